@@ -1,0 +1,252 @@
+"""Search-R1: an agent that searches, reads, searches again, and answers (Jin et al., arXiv 2503.09516).
+
+    python -m jaxagent.main --config=configs/search_r1.py                  # GRPO, the laptop default
+    python -m jaxagent.main --config=configs/search_r1.py:laptop-ppo       # PPO with a critic
+    python -m jaxagent.main --config=configs/search_r1.py:laptop-echo      # GRPO + prediction of observations
+    python -m jaxagent.main --config=configs/search_r1.py:qwen2.5-3b \
+        --config.model.path=Qwen2.5-3B --config.data.source=data/nq_hotpotqa   # the published recipe, 4 GPUs
+
+Laptop presets: a policy of about one million parameters, random at first, learns on two CPU cores to answer real questions about
+the world's countries and cities with a search engine over short passages. Held-out questions are about countries and
+cities of which training never states a fact. @NUMBERS@
+
+qwen2.5-3b: the published hyper-parameters (GRPO, 512 questions x 5, learning rate 1e-6, KL 0.001 in the loss), on 4 GPUs of
+80 GB. Make the data with `python -m data_pipelines.nq_hotpotqa`, serve a retriever at env.retriever.url. Not run by us:
+`--dry_run` says what it needs.
+"""
+
+from ml_collections import ConfigDict
+
+from jaxagent.config import ConfigError, nearest
+
+
+def get_config(preset: str = "laptop") -> ConfigDict:
+    """Returns the config of a preset.
+
+    Raises:
+      ConfigError: unknown preset.
+    """
+    presets = {
+        "laptop": laptop,
+        "laptop-ppo": laptop_ppo,
+        "laptop-echo": laptop_echo,
+        "qwen2.5-3b": qwen2_5_3b,
+    }
+    if preset not in presets:
+        raise ConfigError(f"configs/search_r1.py has no preset '{preset}'. {nearest(preset, presets)}")
+    return presets[preset]()
+
+
+def optimizer(learning_rate: float, **changes: object) -> ConfigDict:
+    """AdamW as the laptop uses it, with changes."""
+    config = ConfigDict()
+    config.learning_rate = learning_rate
+    config.schedule = "constant"
+    config.warmup_steps = 10
+    config.b1 = 0.9
+    config.b2 = 0.98
+    config.eps = 1e-8
+    config.weight_decay = 0.01
+    config.grad_clip = 1.0
+    config.update(changes)
+    return config
+
+
+def laptop() -> ConfigDict:
+    """GRPO on the geography world; learns in minutes on two CPU cores."""
+    config = ConfigDict()
+    config.workdir = "runs/search_r1"
+    config.seed = 0
+    config.mesh = ConfigDict({"data": 1, "fsdp": 1, "tensor": 1})
+
+    config.model = ConfigDict()
+    config.model.path = ""
+    config.model.family = "qwen3"
+    config.model.num_layers = 3
+    config.model.embed_dim = 128
+    config.model.num_heads = 4
+    config.model.num_kv_heads = 2
+    config.model.head_dim = 32
+    config.model.mlp_dim = 384
+    config.model.vocab_multiple = 64
+    config.model.rope_theta = 10_000.0
+    config.model.tie_embeddings = True
+    config.model.embed_init_std = 0.1
+    config.model.final_norm_init = 1.0
+    config.model.param_dtype = "float32"
+    config.model.compute_dtype = "float32"
+    config.model.remat = "none"
+    config.model.logprob_chunk_tokens = 1024
+
+    config.tokenizer = ConfigDict({"path": "", "vocab_size": 3072, "use_chat_template": False})
+
+    config.data = ConfigDict()
+    config.data.source = "geography"
+    config.data.eval_source = ""
+    config.data.seed = 0
+    config.data.num_cities = 600
+    config.data.num_curriculum = 8_000
+    config.data.num_demonstrations = 24_000
+    config.data.num_eval = 256
+
+    config.env = ConfigDict()
+    config.env.prompt = "plain"
+    config.env.max_turns = 3
+    config.env.final_turn = False
+    config.env.turn_tokens = 12
+    config.env.observation_tokens = 110
+    config.env.context_tokens = 256
+    config.env.episode_timeout_s = 60.0
+    config.env.reward = ConfigDict()
+    config.env.reward.profile = "em"
+    config.env.reward.structure_score = 0.2
+    config.env.reward.final_format_score = 0.1
+    config.env.reward.retrieval_score = 0.0
+    config.env.reward.min_answers = 1
+    config.env.retriever = ConfigDict()
+    config.env.retriever.backend = "bm25"
+    config.env.retriever.corpus = ""
+    config.env.retriever.index = ""
+    config.env.retriever.url = ""
+    config.env.retriever.topk = 3
+    config.env.retriever.timeout_s = 10.0
+    config.env.retriever.retries = 2
+
+    config.engine = ConfigDict()
+    config.engine.slots = 128
+    config.engine.steps_per_dispatch = 4
+    config.engine.prefill_buckets = (32, 64, 128)
+    config.engine.prefill_rows = (8, 32, 128)
+    config.engine.cache_dtype = "float32"
+    config.engine.request_timeout_s = 60.0
+
+    config.warm_start = ConfigDict()
+    config.warm_start.enabled = True
+    config.warm_start.demonstrations = ""
+    config.warm_start.max_steps = 1_500
+    config.warm_start.curriculum_sequences = 36
+    config.warm_start.batch_sequences = 18
+    config.warm_start.optimizer = optimizer(3e-3)
+    config.warm_start.batch = ConfigDict({"row_tokens": 256, "micro_rows": 4, "targets_multiple": 32})
+    config.warm_start.curriculum_steps = 200
+    config.warm_start.early_answer_frac = 0.7
+    config.warm_start.gate_every = 100
+    config.warm_start.gate_accuracy = 0.85
+    config.warm_start.gate_questions = 24
+
+    config.rl = ConfigDict()
+    config.rl.algorithm = "grpo"
+    config.rl.steps = 60
+    config.rl.tasks_per_step = 16
+    config.rl.group_size = 8
+    config.rl.updates_per_step = 2
+    config.rl.epochs = 1
+    config.rl.advantage = "group_mean_std"
+    config.rl.clip_low = 0.2
+    config.rl.clip_high = 0.28
+    config.rl.aggregation = "token_mean"
+    config.rl.aggregation_constant = 1.0
+    config.rl.drop_zero_signal = True
+    config.rl.entropy_coefficient = 0.0
+    config.rl.sampling = ConfigDict({"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0})
+    config.rl.optimizer = optimizer(5e-4)
+    config.rl.batch = ConfigDict({"row_tokens": 256, "micro_rows": 4, "targets_multiple": 32})
+    config.rl.kl = ConfigDict({"coefficient": 0.0, "estimator": "k3", "where": "loss"})
+    config.rl.critic = ConfigDict()
+    config.rl.critic.gamma = 1.0
+    config.rl.critic.lam = 1.0
+    config.rl.critic.value_clip = 0.5
+    config.rl.critic.value_coefficient = 1.0
+    config.rl.critic.whiten_advantages = True
+    config.rl.critic.warmup_updates = 0
+    config.rl.critic.optimizer = optimizer(1e-3)
+    config.rl.echo = ConfigDict()
+    config.rl.echo.coefficient = 0.0
+    config.rl.echo.schedule = "constant"
+    config.rl.echo.targets = "env_only"
+    config.rl.echo.denominator = "full_observation"
+    config.rl.echo.max_tokens = 0
+
+    config.eval = ConfigDict({"every": 20, "sampled": True})
+    config.checkpoint = ConfigDict({"every": 10, "keep": 2})
+    return config
+
+
+def laptop_ppo() -> ConfigDict:
+    """PPO: a critic of the policy's size, trained first, GAE over action tokens."""
+    config = laptop()
+    config.workdir = "runs/search_r1_ppo"
+    config.rl.algorithm = "ppo"
+    config.rl.critic.warmup_updates = 10
+    return config
+
+
+def laptop_echo() -> ConfigDict:
+    """ECHO: GRPO plus cross-entropy on what the search engine returned, from the same forward pass."""
+    config = laptop()
+    config.workdir = "runs/search_r1_echo"
+    config.rl.algorithm = "echo"
+    config.rl.echo.coefficient = 0.05
+    return config
+
+
+def qwen2_5_3b() -> ConfigDict:
+    """The published GRPO recipe of Search-R1 on Qwen2.5-3B (scripts nq_hotpotqa/v0.2), on 4 GPUs."""
+    config = laptop()
+    config.workdir = "runs/search_r1_qwen2.5-3b"
+    config.mesh.fsdp = 4
+
+    # The shape of Qwen2.5-3B, so that --dry_run needs no checkpoint; a model.path must agree with it.
+    config.model.family = "qwen2"
+    config.model.num_layers = 36
+    config.model.embed_dim = 2048
+    config.model.num_heads = 16
+    config.model.num_kv_heads = 2
+    config.model.head_dim = 128
+    config.model.mlp_dim = 11_008
+    config.model.rope_theta = 1_000_000.0
+    config.model.embed_init_std = 0.02
+    config.model.compute_dtype = "bfloat16"
+    config.model.remat = "layer"
+    config.model.logprob_chunk_tokens = 4096
+    config.tokenizer.vocab_size = 151_936
+    config.tokenizer.use_chat_template = True
+
+    config.data.source = "data/nq_hotpotqa"
+    config.data.num_eval = 500
+    config.env.prompt = "search_r1"
+    config.env.max_turns = 4
+    config.env.final_turn = True
+    config.env.turn_tokens = 500
+    config.env.observation_tokens = 500
+    config.env.context_tokens = 8192
+    config.env.episode_timeout_s = 600.0
+    config.env.reward.min_answers = 2
+    config.env.retriever.backend = "http"
+    config.env.retriever.url = "http://127.0.0.1:8000/retrieve"
+    config.env.retriever.timeout_s = 60.0
+
+    config.engine.slots = 256
+    config.engine.steps_per_dispatch = 16
+    config.engine.prefill_buckets = (128, 512, 2048)
+    config.engine.prefill_rows = (4, 16)
+    config.engine.cache_dtype = "bfloat16"
+    config.engine.request_timeout_s = 300.0
+    config.warm_start.enabled = False
+
+    config.rl.steps = 1_005
+    config.rl.tasks_per_step = 512
+    config.rl.group_size = 5
+    config.rl.updates_per_step = 2  # mini-batches of 256 questions
+    config.rl.clip_high = 0.2
+    config.rl.drop_zero_signal = False
+    config.rl.entropy_coefficient = 0.001
+    # Warm-up over 0.285 of the steps, in updates; betas of the published trainer.
+    config.rl.optimizer = optimizer(1e-6, warmup_steps=573, b2=0.999)
+    config.rl.batch.row_tokens = 8192
+    config.rl.batch.micro_rows = 4
+    config.rl.batch.targets_multiple = 256
+    config.rl.kl.coefficient = 0.001
+    config.eval.every = 50
+    config.checkpoint.every = 50
+    return config

@@ -1,0 +1,1 @@
+"""jaxagent: reinforcement learning of language-model agents in JAX."""

@@ -1,0 +1,77 @@
+"""Aggregation: how per-token losses of an optimiser update become one number. Always an explicit choice.
+
+In: masks, or relative weights, of ALL sequences of one optimiser update. Out: weights such that
+`loss = sum(weights * per_token_loss)`, whatever the packing, micro-batching and sharding that follow.
+The functions of arrays run on NumPy and, jitted, on JAX arrays. Axis letters: n sequences, T tokens.
+
+  token_mean     every token counts the same: w = m / sum(m)                          (DAPO, arXiv 2503.14476, eq. 8)
+  sequence_mean  every sequence counts the same: w = m / (sum_t(m) * sequences)       (GRPO, arXiv 2402.03300, eq. 3)
+  constant       no length in the divisor: w = m / (constant * sequences)             (Dr. GRPO, arXiv 2503.20783)
+
+"sequences" are those with at least one token in the mask.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxagent.algorithms.streams import Streams
+
+Array = Any  # numpy.ndarray or jax.Array
+
+
+def sequence_scales(counts: Array, mode: str, constant: float) -> Array:
+    """The factor of every token of a sequence.
+
+    Args:
+      counts: int or float [n], tokens in the mask of each sequence.
+      mode: "token_mean", "sequence_mean" or "constant".
+      constant: tokens; only read by "constant".
+
+    Returns:
+      float [n]; 0 for a sequence without tokens.
+
+    Raises:
+      ValueError: unknown mode.
+    """
+    xp = counts.__array_namespace__()
+    some = counts > 0
+    sequences = xp.maximum(xp.sum(some), 1)
+    if mode == "token_mean":
+        divisor = xp.maximum(xp.sum(counts), 1) * xp.ones_like(counts)
+    elif mode == "sequence_mean":
+        divisor = xp.maximum(counts, 1) * sequences
+    elif mode == "constant":
+        divisor = constant * sequences * xp.ones_like(counts)
+    else:
+        raise ValueError(f"unknown aggregation '{mode}'")
+    return xp.where(some, 1.0 / divisor, 0.0)
+
+
+def weights(mask: Array, mode: str, constant: float) -> Array:
+    """Weights of padded sequences: `mask` bool[n, T] -> float[n, T]. See the module docstring for the modes."""
+    xp = mask.__array_namespace__()
+    return xp.where(mask, sequence_scales(xp.sum(mask, axis=1), mode, constant)[:, None], 0.0)
+
+
+def normalise(streams: Sequence[Streams], names: Sequence[str], mode: str, constant: float) -> list[Streams]:
+    """Scales relative weights to the factors of the loss.
+
+    Args:
+      streams: all sequences of ONE optimiser update.
+      names: the weight streams to scale, each over its own non-zero tokens.
+      mode, constant: see `sequence_scales`.
+
+    Returns:
+      The same sequences in the same order with the named weights scaled (float64 inside, float32 out).
+    """
+    scaled: list[dict[str, np.ndarray]] = [{} for _ in streams]
+    for name in names:
+        counts = np.array([np.count_nonzero(getattr(s, name)) for s in streams], np.float64)
+        for out, s, scale in zip(scaled, streams, sequence_scales(counts, mode, constant), strict=True):
+            out[name] = (getattr(s, name).astype(np.float64) * scale).astype(np.float32)
+    return [dataclasses.replace(s, **changes) for s, changes in zip(streams, scaled, strict=True)]

@@ -1,0 +1,66 @@
+"""What the blind learner knows about one trajectory: one number per token and component.
+
+In: a `types.Trajectory`. Out: `Streams`, made by an algorithm (`presets.py`) or by `sft.py`, normalised over one
+optimiser update by `aggregate.py`, packed by `learner/batching.py`. NumPy only. Axis letters: T tokens.
+
+The learner's loss is, with nothing hidden,
+
+    sum over sequences and tokens of   policy_weights * clipped policy loss(logprob, behaviour logprob, advantage)
+                                     + kl_weights     * KL estimate(logprob, reference logprob)
+                                     - entropy_weights * entropy
+                                     + ce_weights     * (-logprob)
+                                     + value_weights  * value loss(value, old value, return)      (critic)
+
+so every mean, mask, coefficient and denominator is inside the weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from jaxagent.types import Trajectory
+
+WEIGHTS = ("policy_weights", "kl_weights", "entropy_weights", "ce_weights", "value_weights")
+
+
+@dataclasses.dataclass(frozen=True)
+class Streams:
+    """Per-token numbers of one trajectory, all f32[T] and 0 where they mean nothing.
+
+    Weights made by an algorithm are relative (1 per token that counts, times a coefficient);
+    `aggregate.normalise` turns them into the factors of the sum above.
+    """
+
+    trajectory: Trajectory
+    advantages: np.ndarray  # f32[T] of action tokens
+    returns: np.ndarray  # f32[T] the critic's regression target
+    old_values: np.ndarray  # f32[T] the critic's value when the advantage was estimated
+    reference_logprobs: np.ndarray  # f32[T] log-prob under the frozen reference
+    policy_weights: np.ndarray  # f32[T]
+    kl_weights: np.ndarray  # f32[T]
+    entropy_weights: np.ndarray  # f32[T]
+    ce_weights: np.ndarray  # f32[T]
+    value_weights: np.ndarray  # f32[T]
+
+    @classmethod
+    def of(cls, trajectory: Trajectory, **streams: np.ndarray) -> Streams:
+        """Streams of a trajectory; those not named are 0.
+
+        Raises:
+          ValueError: a stream that is not a vector as long as the trajectory.
+        """
+        length = len(trajectory)
+        for name, stream in streams.items():
+            if np.shape(stream) != (length,):
+                raise ValueError(f"stream '{name}' has shape {np.shape(stream)}, the trajectory has {length} tokens")
+        zero = np.zeros(length, np.float32)
+        names = [field.name for field in dataclasses.fields(cls) if field.name != "trajectory"]
+        given = {name: np.asarray(stream, np.float32) for name, stream in streams.items()}
+        return cls(trajectory, **({name: zero for name in names} | given))
+
+    @property
+    def targets(self) -> np.ndarray:
+        """bool[T]: tokens whose log-prob the loss needs."""
+        return np.any([getattr(self, name) != 0 for name in WEIGHTS], axis=0)

@@ -1,0 +1,192 @@
+"""Config -> the living parts of a run: dataset, tokenizer, model, engine, environment. Wiring only, no decisions.
+
+Everything that can be wrong in the user's input is opened and checked here, before any training, in the order in which
+it becomes expensive: data, tokenizer, retriever, model, compilation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+
+from jaxagent.config import Config, ConfigError, SamplingConfig
+from jaxagent.data import sources
+from jaxagent.data.sources import TaskSource
+from jaxagent.data.tasks import balanced_sample
+from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.engine import automaton
+from jaxagent.engine.driver import Driver
+from jaxagent.engine.lm import LanguageModel
+from jaxagent.envs import search
+from jaxagent.envs.retriever.backends import open_retriever
+from jaxagent.envs.retriever.base import Retriever, read_corpus
+from jaxagent.models import params, sharding
+from jaxagent.models.params import Params
+from jaxagent.models.spec import ModelSpec
+from jaxagent.rollout.conversation import Conversation
+from jaxagent.rollout.multi_turn import MultiTurn
+from jaxagent.rollout.templates import Template, open_template
+from jaxagent.rollout.workers import Workers
+from jaxagent.types import Task
+
+WARM_UP_TIMEOUT_S = 1800.0  # compiling a large model's engine can take long, but not for ever
+CHAT_DATE = datetime.datetime(2025, 1, 1)  # what a chat template that prints the date sees: the same in every run
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What the stages of a run work with. Lives as long as `open_parts` is open."""
+
+    cfg: Config
+    mesh: jax.sharding.Mesh
+    dataset: Path  # folder or file of tasks
+    train: TaskSource
+    heldout: list[Task]  # the questions of every evaluation
+    tokenizer: Tokenizer
+    template: Template
+    spec: ModelSpec
+    retriever: Retriever
+    workers: Workers
+
+    def rollout(self, driver: Driver, sampling: SamplingConfig) -> MultiTurn:
+        """Episodes of the environment, sampled by `driver`."""
+        cfg = self.cfg
+        return MultiTurn(
+            make_environment=lambda task: search.SearchEnvironment(task, cfg.env, self.retriever),
+            policy=driver,
+            tokenizer=self.tokenizer,
+            template=self.template,
+            config=cfg.env,
+            sampling=sampling,
+            request_timeout_s=cfg.engine.request_timeout_s,
+        )
+
+    def conversation(self) -> Conversation:
+        """An empty conversation, for demonstrations."""
+        return Conversation(self.tokenizer, self.template, self.cfg.env.observation_tokens)
+
+    def init_params(self) -> Params:
+        """The policy before any training, in its training shardings: random, or read from `model.path`."""
+        where = params.shardings(self.spec, self.mesh, sharding.TRAIN)
+        if self.cfg.model.path:
+            from jaxagent.models import hf
+
+            return hf.load(Path(self.cfg.model.path), self.spec, where)
+        with jax.set_mesh(self.mesh):
+            return params.init(self.spec, jax.random.key(self.cfg.seed), where)
+
+    @contextlib.contextmanager
+    def engine(self, policy: Params, version: int) -> Iterator[Driver]:
+        """A started, warmed-up engine that serves `policy`."""
+        model = LanguageModel(self.spec, self.cfg.engine.cache_dtype)
+        stops = automaton.build(search.STOP_STRINGS, self.tokenizer.token_bytes(), model.vocab_size)
+        with Driver(
+            model=model,
+            params=policy,
+            version=version,
+            stops=stops,
+            eos_ids=self.tokenizer.eos_ids,
+            cfg=self.cfg.engine,
+            context=self.cfg.env.context_tokens,
+            mesh=self.mesh,
+            seed=self.cfg.seed,
+            truncation=False,
+        ) as driver:
+            driver.start(WARM_UP_TIMEOUT_S)
+            yield driver
+
+
+@contextlib.contextmanager
+def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
+    """Opens and checks everything but the weights.
+
+    Args:
+      cfg: the run's config.
+      note: told of every long step.
+
+    Raises:
+      ConfigError: bad data, tokenizer, model folder or mesh; one line each.
+    """
+    search.check(cfg.env)
+    mesh = sharding.make_mesh(cfg.mesh)
+    dataset = _dataset(cfg, note)
+    train, heldout = sources.open_train_and_held_out(dataset, cfg.data)
+    tokenizer = _tokenizer(cfg, dataset, note)
+    spec = _spec(cfg, tokenizer)
+    template = open_template(tokenizer, cfg.tokenizer.use_chat_template, CHAT_DATE)
+    corpus = sources.corpus_of(dataset)
+    retriever = open_retriever(cfg.env.retriever, read_corpus(corpus) if corpus else ())
+    with Workers(cfg.engine.slots) as workers:
+        try:
+            yield Parts(
+                cfg=cfg,
+                mesh=mesh,
+                dataset=dataset,
+                train=train,
+                heldout=balanced_sample(heldout, cfg.data.num_eval, cfg.data.seed),
+                tokenizer=tokenizer,
+                template=template,
+                spec=spec,
+                retriever=retriever,
+                workers=workers,
+            )
+        finally:
+            workers.run(retriever.close(), timeout_s=10.0)
+
+
+def _dataset(cfg: Config, note: Callable[[str], None]) -> Path:
+    if cfg.data.source != "geography":
+        return Path(cfg.data.source)
+    from data_pipelines import geography
+
+    settings = dict(
+        num_cities=cfg.data.num_cities,
+        seed=cfg.data.seed,
+        topk=cfg.env.retriever.topk,
+        early_answer_frac=cfg.warm_start.early_answer_frac,
+        curriculum=cfg.data.num_curriculum,
+        full=cfg.data.num_demonstrations,
+    )
+    digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=4).hexdigest()
+    folder = Path(cfg.workdir) / f"geography-{digest}"
+    if not folder.exists():
+        note(f"building the geography dataset in {folder}")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        geography.write(folder, **settings)
+    return folder
+
+
+def _tokenizer(cfg: Config, dataset: Path, note: Callable[[str], None]) -> Tokenizer:
+    path = cfg.tokenizer.path or cfg.model.path
+    if path:
+        return Tokenizer.load(path)
+    texts = dataset / "texts.jsonl"
+    if not texts.is_file():
+        raise ConfigError(f"Nothing to train a tokenizer on: no '{texts}'. Set tokenizer.path or model.path.")
+    folder = Path(cfg.workdir) / "tokenizer"
+    if not (folder / "tokenizer.json").is_file():
+        note(f"training a tokenizer of {cfg.tokenizer.vocab_size} tokens")
+        with texts.open(encoding="utf-8") as lines:
+            tokenizer = Tokenizer.train(
+                [json.loads(line)["text"] for line in lines], cfg.tokenizer.vocab_size, search.TAGS
+            )
+        tokenizer.save(folder)
+    return Tokenizer.load(folder)
+
+
+def _spec(cfg: Config, tokenizer: Tokenizer) -> ModelSpec:
+    if cfg.model.path:
+        from jaxagent.models import families
+
+        spec = families.read_spec(Path(cfg.model.path), cfg.model)
+    else:
+        spec = ModelSpec.from_config(cfg.model, tokenizer.vocab_size)
+    tokenizer.check_fits(spec.vocab_size)
+    return spec

@@ -1,0 +1,327 @@
+"""The config schema: every field, its type and its meaning. No values: those stand in `configs/*.py`.
+
+A config file's `get_config(preset)` returns an `ml_collections.ConfigDict`. `parse(config)` checks it against
+these frozen dataclasses *before any device work* and converts it once, so that the rest of the code reads
+`cfg.rl.group_size` and never a default. Errors are `ConfigError`s of one line that name the nearest valid field.
+Imports nothing slow: `--help` and config errors answer at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal
+
+
+class ConfigError(ValueError):
+    """A user's mistake, told in one line. `main` prints it and exits with code 2."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """Sizes of the mesh axes; their product is the number of devices used."""
+
+    data: int  # copies of the model, each on its own part of the batch
+    fsdp: int  # shards of the parameters and of the batch
+    tensor: int  # shards of heads and of the MLP
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """The policy. With a `path`, the shape fields below it are read from its config.json and must be 0 here."""
+
+    path: str  # a Hugging Face folder; "" = random init from the fields below
+    family: Literal["", "qwen2", "qwen3", "llama"]
+    num_layers: int
+    embed_dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mlp_dim: int
+    vocab_multiple: int  # vocabulary rows are padded up to a multiple of this
+    rope_theta: float
+    tie_embeddings: bool
+    embed_init_std: float
+    final_norm_init: float  # scale of the last norm: with tied unit embeddings, what keeps first logits small
+    param_dtype: Literal["float32", "bfloat16"]  # master weights
+    compute_dtype: Literal["float32", "bfloat16"]
+    remat: Literal["none", "layer", "dots"]  # what the backward pass recomputes
+    logprob_chunk_tokens: int  # tokens whose [V] logits exist at once
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerConfig:
+    """Where the tokenizer comes from."""
+
+    path: str  # folder with tokenizer.json; "" = model.path when set, else trained on the dataset
+    vocab_size: int  # when trained here
+    use_chat_template: bool  # render prompts with the tokenizer's own chat template
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Task sources. `geography` is built on first use under the workdir; others are paths made by data_pipelines."""
+
+    source: str  # "geography", or a folder / file: array_record (TFDS), parquet, jsonl
+    eval_source: str  # "" = the held-out split of `source`
+    seed: int  # of the world, not of the run: the held-out questions are the same for every run
+    num_cities: int  # size of the geography world
+    num_curriculum: int  # geography's one-passage demonstrations
+    num_demonstrations: int  # geography's whole-episode demonstrations
+    num_eval: int  # held-out questions, half one-hop and half two-hop where kinds exist
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardConfig:
+    """Search-R1's two reward profiles. See docs/recipes.md for the score table."""
+
+    profile: Literal["em", "em_format"]
+    structure_score: float  # s
+    final_format_score: float  # f
+    retrieval_score: float  # r
+    min_answers: int  # 2: score prompt + response as published (the prompt holds an example); 1: response only
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrieverConfig:
+    """The search engine behind the environment."""
+
+    backend: Literal["bm25", "dense", "http"]
+    corpus: str  # jsonl of {"id", "contents"}; "" = the dataset's own passages
+    index: str  # dense: folder with vectors and FAISS index
+    url: str  # http: the POST /retrieve endpoint
+    topk: int
+    timeout_s: float
+    retries: int
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvConfig:
+    """The search environment."""
+
+    prompt: Literal["search_r1", "plain"]  # the published instruction, or "Question: ...\n"
+    max_turns: int
+    final_turn: bool  # one more generation with search disabled after max_turns (N+1 variant)
+    turn_tokens: int  # sampled tokens per turn, at most
+    observation_tokens: int  # an observation is cut to this many tokens (head kept)
+    context_tokens: int  # the whole trajectory, at most; also the engine's cache length
+    episode_timeout_s: float
+    reward: RewardConfig
+    retriever: RetrieverConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineConfig:
+    """The generation engine."""
+
+    slots: int  # sequences decoded together
+    steps_per_dispatch: int  # K: tokens per slot between two looks of the host
+    prefill_buckets: tuple[int, ...]  # padded lengths of one prefill row
+    prefill_rows: tuple[int, ...]  # padded numbers of rows in one prefill
+    cache_dtype: Literal["float32", "bfloat16"]
+    request_timeout_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingConfig:
+    """The distribution that is sampled. Log-probs are always of this distribution."""
+
+    temperature: float  # 0 = greedy
+    top_p: float  # 1 = off
+    top_k: int  # 0 = off
+    min_p: float  # 0 = off
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW on f32 masters."""
+
+    learning_rate: float
+    schedule: Literal["constant", "cosine", "linear"]
+    warmup_steps: int
+    b1: float
+    b2: float
+    eps: float
+    weight_decay: float
+    grad_clip: float
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchConfig:
+    """How trajectories become device arrays."""
+
+    row_tokens: int  # T: tokens of one packed row
+    micro_rows: int  # rows per micro-batch over all devices
+    targets_multiple: int  # log-prob positions per row are padded to a multiple of this
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStartConfig:
+    """Supervised warm start on demonstrations, ended by accuracy per relation, not by a fixed count."""
+
+    enabled: bool
+    demonstrations: str  # folder with curriculum.jsonl and full.jsonl; "" = the dataset's own
+    max_steps: int
+    curriculum_sequences: int  # demonstrations per update of the curriculum
+    batch_sequences: int  # and after it
+    optimizer: OptimizerConfig
+    batch: BatchConfig
+    curriculum_steps: int  # first steps: one short passage, loss on observation tokens too
+    early_answer_frac: float  # two-hop demonstrations that answer after one search: what RL has to unlearn
+    gate_every: int  # steps between two looks at the gate
+    gate_accuracy: float  # every relation's one-hop EM on training entities must reach this
+    gate_questions: int  # questions per relation
+
+
+@dataclasses.dataclass(frozen=True)
+class KLConfig:
+    """KL to the frozen reference."""
+
+    coefficient: float  # 0 = no reference is kept
+    estimator: Literal["k1", "k2", "k3", "abs"]
+    where: Literal["loss", "reward"]
+
+
+@dataclasses.dataclass(frozen=True)
+class CriticConfig:
+    """PPO's value function: the policy's model code with a scalar head. Read when rl.algorithm is "ppo"."""
+
+    gamma: float
+    lam: float
+    value_clip: float
+    value_coefficient: float
+    warmup_updates: int  # critic-only updates before the policy moves
+    whiten_advantages: bool  # to mean 0 and variance 1 over the rollout batch's action tokens
+    optimizer: OptimizerConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class EchoConfig:
+    """ECHO: cross-entropy on observation tokens from the same forward pass. Read when rl.algorithm is "echo"."""
+
+    coefficient: float
+    schedule: Literal["constant", "linear_decay", "step_decay"]
+    targets: Literal["env_only", "full_observation", "warning_only", "warning_plus_env"]
+    denominator: Literal["full_observation", "targets", "token_mean", "constant"]
+    max_tokens: int  # 0 = no cap per sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class RLConfig:
+    """The reinforcement-learning stage."""
+
+    algorithm: Literal["grpo", "ppo", "echo"]  # the preset of algorithms/presets.py
+    steps: int
+    tasks_per_step: int
+    group_size: int
+    updates_per_step: int  # optimiser updates (mini-batches) per rollout batch and epoch
+    epochs: int
+    advantage: Literal["group_mean_std", "group_mean"]  # of grpo and echo; ppo has GAE
+    clip_low: float
+    clip_high: float
+    aggregation: Literal["token_mean", "sequence_mean", "constant"]
+    aggregation_constant: float  # tokens; Dr.GRPO's divisor
+    drop_zero_signal: bool  # groups whose rewards are all equal carry no signal
+    entropy_coefficient: float
+    sampling: SamplingConfig
+    optimizer: OptimizerConfig
+    batch: BatchConfig
+    kl: KLConfig
+    critic: CriticConfig
+    echo: EchoConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    """Held-out evaluation."""
+
+    every: int  # RL steps; 0 = only before and after
+    sampled: bool  # also with rl.sampling, beside greedy
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """Bundles of state, optimiser, task position, RNG, config and metrics position."""
+
+    every: int  # steps; 0 = only at stage ends and on SIGTERM
+    keep: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The whole truth of one run."""
+
+    workdir: str
+    seed: int
+    mesh: MeshConfig
+    model: ModelConfig
+    tokenizer: TokenizerConfig
+    data: DataConfig
+    env: EnvConfig
+    engine: EngineConfig
+    warm_start: WarmStartConfig
+    rl: RLConfig
+    eval: EvalConfig
+    checkpoint: CheckpointConfig
+
+
+def parse(config: Mapping[str, Any]) -> Config:
+    """Checks types and names of every field and converts to `Config`.
+
+    Raises:
+      ConfigError: unknown, missing or ill-typed field, named with its full path.
+    """
+    return _build(Config, config, "config")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A plain nested dict of a parsed config (for checkpoints and reports)."""
+    return dataclasses.asdict(config)
+
+
+def nearest(name: str, valid: typing.Iterable[str]) -> str:
+    """" Did you mean 'x'?" for the closest valid name, or a list of all of them."""
+    valid = list(valid)
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    return f"Did you mean '{close[0]}'?" if close else f"Valid: {', '.join(valid)}."
+
+
+def _build(cls: type, value: Any, path: str) -> Any:
+    if not isinstance(value, Mapping) and not hasattr(value, "to_dict"):
+        raise ConfigError(f"{path} must be a section with fields, got {value!r}.")
+    if hasattr(value, "to_dict"):
+        value = value.to_dict()
+    hints = typing.get_type_hints(cls)
+    for name in value:
+        if name not in hints:
+            raise ConfigError(f"Unknown config field '{path}.{name}'. {nearest(name, hints)}")
+    missing = [name for name in hints if name not in value]
+    if missing:
+        raise ConfigError(f"Config field '{path}.{missing[0]}' is missing.")
+    return cls(**{name: _convert(hint, value[name], f"{path}.{name}") for name, hint in hints.items()})
+
+
+def _convert(hint: Any, value: Any, path: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return _build(hint, value, path)
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        options = typing.get_args(hint)
+        if value not in options:
+            raise ConfigError(f"{path} must be one of {', '.join(map(repr, options))}, got {value!r}.")
+        return value
+    if origin is tuple:
+        if not isinstance(value, (tuple, list)):
+            raise ConfigError(f"{path} must be a sequence, got {value!r}.")
+        inner = typing.get_args(hint)[0]
+        return tuple(_convert(inner, v, f"{path}[{i}]") for i, v in enumerate(value))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(hint, types.UnionType):
+        hint = tuple(h for h in typing.get_args(hint))
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        raise ConfigError(f"{path} must be {getattr(hint, '__name__', hint)}, got {type(value).__name__} {value!r}.")
+    return value

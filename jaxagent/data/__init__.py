@@ -1,0 +1,1 @@
+"""Task sources and the tokenizer. Imports no JAX."""

@@ -1,0 +1,188 @@
+"""One raw row of a data file -> one `types.Task`, or a `RowError` that names the column at fault.
+
+Three layouts are understood, told apart by their columns:
+  ours:       id, prompt, answers [str], kind (optional), metadata (optional: a JSON object as text, or a mapping)
+  Search-R1:  data_source, prompt [{role, content}], reward_model {ground_truth {target [str]}},
+              extra_info {split, index}, often also `question`: the parquet that Search-R1's and verl's scripts write
+  FlashRAG:   id, question, golden_answers [str], optionally data_source: the raw question-answering sets
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxagent import config, types
+
+TASK_COLUMNS = ("id", "prompt", "answers", "kind", "metadata")
+_QUESTION_MARK = "Question:"  # what stands before the question in Search-R1's rendered prompt
+
+
+class RowError(ValueError):
+    """What is wrong with a row, and in which column. Whoever knows the file and the row number adds them."""
+
+    def __init__(self, column: str, problem: str):
+        super().__init__(f"column '{column}': {problem}")
+        self.column = column
+
+
+def to_task(row: Mapping[str, Any], need_answers: bool) -> types.Task:
+    """Converts and checks one row.
+
+    Args:
+      row: plain Python values, strings decoded.
+      need_answers: refuse a row without a gold answer: its reward could only ever be 0.
+
+    Raises:
+      RowError: a column is missing, empty or of the wrong type.
+    """
+    if not isinstance(row, Mapping):
+        raise RowError("*", f"a row must be an object with columns, got {_show(row)}")
+    if "reward_model" in row:
+        task = _search_r1(row)
+    elif "golden_answers" in row:
+        task = _flashrag(row)
+    else:
+        task = _ours(row)
+    if need_answers and not task.answers:
+        raise RowError(_answer_column(row), "no gold answer")
+    return task
+
+
+def to_row(task: types.Task) -> dict[str, Any]:
+    """The inverse for our own layout: what `data_pipelines.write` stores. `metadata` becomes JSON text."""
+    return {
+        "id": task.id,
+        "prompt": task.prompt,
+        "answers": list(task.answers),
+        "kind": task.kind,
+        "metadata": json.dumps(dict(task.metadata), ensure_ascii=False, sort_keys=True),
+    }
+
+
+def _ours(row: Mapping[str, Any]) -> types.Task:
+    return types.Task(
+        id=_text(row, "id"),
+        prompt=_text(row, "prompt"),
+        answers=_texts(_get(row, "answers"), "answers"),
+        kind=_text(row, "kind", empty=True) if row.get("kind") is not None else "",
+        metadata=_metadata(row.get("metadata")),
+    )
+
+
+def _search_r1(row: Mapping[str, Any]) -> types.Task:
+    source = _text(row, "data_source")
+    extra = _mapping(_get(row, "extra_info"), "extra_info")
+    for column in ("split", "index"):
+        if extra.get(column) is None:
+            raise RowError(f"extra_info.{column}", "missing; the task's id is made of it")
+    truth = _get(_mapping(row["reward_model"], "reward_model"), "ground_truth", "reward_model.")
+    if isinstance(truth, Mapping):
+        column = "reward_model.ground_truth.target"
+        truth = _get(truth, "target", "reward_model.ground_truth.")
+    else:
+        column = "reward_model.ground_truth"
+    answers = (truth,) if isinstance(truth, str) and truth else _texts(truth, column)
+    question = _text(row, "question") if row.get("question") else _question_of(_get(row, "prompt"))
+    return types.Task(
+        id=f"{source}/{extra['split']}/{extra['index']}",
+        prompt=as_question(question),
+        answers=answers,
+        kind=source,
+        metadata={k: v for k, v in extra.items() if v is not None},
+    )
+
+
+def _flashrag(row: Mapping[str, Any]) -> types.Task:
+    source = _text(row, "data_source") if row.get("data_source") else ""
+    name = _text(row, "id")
+    return types.Task(
+        id=f"{source}/{name}" if source else name,
+        prompt=as_question(_text(row, "question")),
+        answers=_texts(row["golden_answers"], "golden_answers"),
+        kind=source,
+        metadata={},
+    )
+
+
+def as_question(text: str) -> str:
+    """Search-R1's clean-up: surrounding space off, and a question mark at the end."""
+    text = text.strip()
+    return text if text.endswith("?") else text + "?"
+
+
+def _question_of(messages: Any) -> str:
+    """The bare question inside a chat prompt: after the last "Question:" of the last user message, else all of it."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise RowError("prompt", f"must be a list of {{role, content}} messages, got {_show(messages)}")
+    users = [m for m in messages if isinstance(m, Mapping) and m.get("role") == "user"]
+    if not users:
+        raise RowError("prompt", "has no message with role 'user'")
+    content = _text(users[-1], "content", prefix="prompt[user].")
+    question = content.rpartition(_QUESTION_MARK)[2].strip()
+    if not question:
+        raise RowError("prompt[user].content", f"nothing after '{_QUESTION_MARK}'")
+    return question
+
+
+def _answer_column(row: Mapping[str, Any]) -> str:
+    return next((c for c in ("reward_model", "golden_answers") if c in row), "answers")
+
+
+def _get(row: Mapping[str, Any], column: str, prefix: str = "") -> Any:
+    if column not in row:
+        raise RowError(prefix + column, f"missing; the row has {', '.join(map(str, row)) or 'no columns'}")
+    return row[column]
+
+
+def _mapping(value: Any, column: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise RowError(column, f"must be an object, got {_show(value)}")
+    return value
+
+
+def _text(row: Mapping[str, Any], column: str, prefix: str = "", empty: bool = False) -> str:
+    value = _get(row, column, prefix)
+    if not isinstance(value, str):
+        raise RowError(prefix + column, f"must be text, got {_show(value)}")
+    if not empty and not value.strip():
+        raise RowError(prefix + column, "must not be empty")
+    return value
+
+
+def _texts(value: Any, column: str) -> tuple[str, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        raise RowError(column, f"must be a list of texts, got {_show(value)}")
+    for i, item in enumerate(value):
+        if not isinstance(item, str) or not item.strip():
+            raise RowError(f"{column}[{i}]", f"must be non-empty text, got {_show(item)}")
+    return tuple(value)
+
+
+def _metadata(value: Any) -> Mapping[str, Any]:
+    if value is None or value == "":
+        return {}
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise RowError("metadata", f"is not JSON: {error}") from None
+    return _mapping(value, "metadata")
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+def check(row: Any, place: str, need_answers: bool) -> types.Task:
+    """`to_task`, with a failure told as one line for the user.
+
+    Raises:
+      config.ConfigError: naming `place` (file and row) and the column.
+    """
+    try:
+        return to_task(row, need_answers)
+    except RowError as error:
+        raise config.ConfigError(f"{place}: {error}.") from None

@@ -1,0 +1,205 @@
+"""Text <-> token ids: one byte-level BPE tokenizer, loaded from a Hugging Face folder or trained on a dataset.
+
+A folder (tokenizer.json, tokenizer_config.json, ...) or texts in -> `Tokenizer`. Only byte-level BPE is accepted,
+because the whole system relies on its one property: every token *is* a byte string, and a text's bytes are its
+tokens' bytes in order (after the tokenizer's own Unicode normalisation, where it has one). So stop strings can be
+found in tokens (`token_bytes`), and a token that ends inside a character is still exact. Nothing here adds tokens of
+its own accord: `encode` returns the tokens of the text and no others.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
+
+from jaxagent.config import ConfigError
+
+EOS = "<eos>"  # the end-of-sequence token of a tokenizer trained here
+
+# GPT-2's words, with numbers in runs of at most three digits: "233" can be one token, "20231116" never is.
+WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+SPECIAL_STRINGS = ("bos_token", "eos_token", "pad_token", "unk_token")
+CONFIG_FILES = ("tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+
+
+class Tokenizer:
+    """A byte-level BPE tokenizer with the facts that stand beside it: EOS ids, prompt prefix, chat template.
+
+    Attributes:
+      vocab_size: highest id + 1, added tokens included; a model needs at least this many rows.
+      eos_ids: ids that end a generation, from generation_config.json and tokenizer_config.json; may be empty.
+      prefix_ids: what a *plain* prompt starts with (usually nothing or one BOS). Chat templates write their own.
+      chat_template: jinja2 source, "" when there is none.
+      special_strings: {"bos_token": "...", "eos_token": "...", ...} as chat templates expect them.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, files: Mapping[str, str]):
+        """`files` maps names of CONFIG_FILES to their text; see `load` and `train`, which build it."""
+        _require_byte_level(backend)
+        self._backend = backend
+        self._files = dict(files)
+        config = json.loads(files.get("tokenizer_config.json", "{}"))
+        generation = json.loads(files.get("generation_config.json", "{}"))
+        self.vocab_size: int = 1 + max(backend.get_vocab(with_added_tokens=True).values())
+        self.special_strings = {name: _content(config[name]) for name in SPECIAL_STRINGS if config.get(name)}
+        self.eos_ids: tuple[int, ...] = self._find_eos(generation)
+        self.prefix_ids: tuple[int, ...] = self._find_prefix(config)
+        self.chat_template: str = _chat_template(config, files)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Tokenizer:
+        """Reads tokenizer.json and what of CONFIG_FILES stands beside it.
+
+        Raises:
+          ConfigError: no tokenizer.json, an unreadable file, or not a byte-level BPE.
+        """
+        folder = Path(folder)
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ConfigError(f"No tokenizer.json in '{folder}'.")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception for every malformed file
+            raise ConfigError(f"Cannot read '{path}': {error}") from error
+        backend.no_truncation()
+        backend.no_padding()
+        files = {name: (folder / name).read_text("utf-8") for name in CONFIG_FILES if (folder / name).is_file()}
+        for name, text in files.items():
+            if name.endswith(".json"):
+                try:
+                    json.loads(text)
+                except json.JSONDecodeError as error:
+                    raise ConfigError(f"Cannot read '{folder / name}': {error}") from error
+        return cls(backend, files)
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str]) -> Tokenizer:
+        """Trains a byte-level BPE of at most `vocab_size` entries, added tokens included. Deterministic.
+
+        `special_tokens` (such as "<search>") become single ids that encode from, and decode to, their literal text.
+        They and `EOS` take the last ids. The texts' own special tokens are not learned from.
+        """
+        added = [*dict.fromkeys(special_tokens), EOS]
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        if vocab_size < len(alphabet) + len(added):
+            raise ConfigError(
+                f"tokenizer.vocab_size must be at least {len(alphabet) + len(added)} (256 bytes and "
+                f"{len(added)} added tokens), got {vocab_size}."
+            )
+        backend = tokenizers.Tokenizer(models.BPE())
+        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(WORDS), "isolated"), to_bytes])
+        backend.decoder = decoders.ByteLevel()
+        split = re.compile("|".join(re.escape(token) for token in sorted(added, key=len, reverse=True)))
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size - len(added),
+            initial_alphabet=sorted(alphabet),
+            special_tokens=[],
+            show_progress=False,
+        )
+        backend.train_from_iterator((piece for text in texts for piece in split.split(text) if piece), trainer)
+        backend.add_tokens([AddedToken(token, normalized=False, special=token == EOS) for token in added])
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EOS, "clean_up_tokenization_spaces": False}
+        return cls(backend, {"tokenizer_config.json": json.dumps(config, indent=2) + "\n"})
+
+    def save(self, folder: str | Path) -> None:
+        """Writes a folder that `load`, `tokenizers` and `transformers` read back; config files as they were loaded."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._backend.save(str(folder / "tokenizer.json"))
+        for name, text in self._files.items():
+            (folder / name).write_text(text, "utf-8")
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of `text`, nothing added. Added tokens' literal text becomes their id."""
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def normalize(self, text: str) -> str:
+        """The text as it is really encoded: Unicode-normalised by tokenizers that do so (Qwen: NFC), else unchanged."""
+        normalizer = self._backend.normalizer
+        return text if normalizer is None else normalizer.normalize_str(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of the ids, every token in it. Bytes that are no UTF-8 become U+FFFD, for parsing and people only."""
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    def decode_bytes(self, ids: Sequence[int]) -> bytes:
+        """The exact bytes of the ids. Ids without an entry (padded vocabulary rows) are empty."""
+        table = self.token_bytes()
+        return b"".join(table[i] if i < len(table) else b"" for i in map(int, ids))
+
+    def token_bytes(self) -> list[bytes]:
+        """Bytes of every id, [vocab_size]; added tokens have the bytes of their literal text, unused ids b""."""
+        return self._token_bytes
+
+    @functools.cached_property
+    def _token_bytes(self) -> list[bytes]:
+        byte_of = _byte_of_unicode()
+        table = [b""] * self.vocab_size
+        for token, index in self._backend.get_vocab(with_added_tokens=False).items():
+            table[index] = bytes(byte_of[c] for c in token if c in byte_of)
+        for index, token in self._backend.get_added_tokens_decoder().items():
+            table[index] = token.content.encode("utf-8")
+        return table
+
+    def id_of(self, token: str) -> int | None:
+        """The id whose literal text is `token`, or None."""
+        return self._backend.token_to_id(token)
+
+    def check_fits(self, model_vocab_size: int) -> None:
+        """Raises ConfigError when the model has fewer vocabulary rows than this tokenizer has ids."""
+        if self.vocab_size > model_vocab_size:
+            raise ConfigError(
+                f"The tokenizer has {self.vocab_size} tokens but the model's vocabulary only {model_vocab_size}: "
+                "tokenizer.path and model.path do not belong together."
+            )
+
+    def _find_eos(self, generation: Mapping[str, Any]) -> tuple[int, ...]:
+        ids = generation.get("eos_token_id")
+        ids = [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
+        literal = self.id_of(self.special_strings["eos_token"]) if "eos_token" in self.special_strings else None
+        return tuple(sorted({*ids, *([] if literal is None else [literal])}))
+
+    def _find_prefix(self, config: Mapping[str, Any]) -> tuple[int, ...]:
+        prefix = tuple(self._backend.encode("", add_special_tokens=True).ids)
+        if not prefix and config.get("add_bos_token") and "bos_token" in self.special_strings:
+            bos = self.id_of(self.special_strings["bos_token"])
+            prefix = () if bos is None else (bos,)
+        return prefix
+
+
+def _content(token: str | Mapping[str, Any]) -> str:
+    """tokenizer_config.json writes a special token as its text or as {"content": text, ...}."""
+    return token if isinstance(token, str) else token["content"]
+
+
+def _chat_template(config: Mapping[str, Any], files: Mapping[str, str]) -> str:
+    """chat_template.jinja, or the config's "chat_template": a string, or a list of named ones."""
+    template = files.get("chat_template.jinja") or config.get("chat_template") or ""
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}.get("default", "")
+    return template
+
+
+def _require_byte_level(backend: tokenizers.Tokenizer) -> None:
+    decoder = json.loads(backend.to_str())["decoder"] or {}
+    steps = [step["type"] for step in decoder.get("decoders", [decoder]) if "type" in step]
+    if steps != ["ByteLevel"]:
+        raise ConfigError(
+            f"Only byte-level BPE tokenizers (Qwen, Llama 3, GPT-2, ...) are supported; this one decodes with {steps}."
+        )
+
+
+def _byte_of_unicode() -> dict[str, int]:
+    """GPT-2's printable stand-in -> its byte: printable Latin-1 stands for itself, other bytes from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(rest)}

@@ -1,0 +1,52 @@
+"""Enough devices for the mesh, set up before jax starts its back ends.
+
+On a machine without accelerators a mesh of N devices runs on N virtual CPU devices, through the same code as on
+N chips. jax fixes the number of CPU devices when it first touches them, so this runs before everything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from jaxagent.config import ConfigError, MeshConfig
+
+
+def count(mesh: MeshConfig) -> int:
+    """Number of devices the mesh uses."""
+    return mesh.data * mesh.fsdp * mesh.tensor
+
+
+def provide(mesh: MeshConfig) -> None:
+    """Makes `count(mesh)` devices available, virtual ones where the machine has no accelerator.
+
+    Raises:
+      ConfigError: the machine has accelerators, but fewer than the mesh needs.
+    """
+    import jax
+
+    _split_cpu(count(mesh))
+    found = jax.devices()
+    if len(found) < count(mesh):
+        raise ConfigError(
+            f"config.mesh needs {count(mesh)} devices (data {mesh.data} x fsdp {mesh.fsdp} x tensor {mesh.tensor}), "
+            f"this machine has {len(found)} ({found[0].platform})."
+        )
+
+
+def use_virtual_cpus(mesh: MeshConfig) -> None:
+    """Points jax at `count(mesh)` virtual CPU devices, whatever the machine has: a dry run needs no chip."""
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    _split_cpu(count(mesh))
+
+
+def _split_cpu(devices: int) -> None:
+    import jax
+
+    # A user's own XLA flag wins; jax refuses both at once.
+    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        # Back ends already started, by a test or an embedding program: what exists must do.
+        with contextlib.suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", devices)

@@ -1,0 +1,124 @@
+"""Stop strings as an automaton over tokens: generation ends exactly where a string search would end it.
+
+stop strings + the bytes of every token -> one table `next[state, token]`, looked up once per sampled token on the
+device. The states are the proper prefixes of the stop strings (Aho & Corasick 1975, "Efficient string matching"),
+over bytes; a token is then a walk over its bytes, taken in advance for every state. So it does not matter how the
+tokenizer splits a stop string, nor whether a token runs past its end: the entry then says how many bytes past.
+
+NumPy only: the table is made on the host, once per tokenizer and set of stop strings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+START = 0  # the state of a turn that has produced nothing yet
+
+
+@dataclasses.dataclass(frozen=True)
+class Automaton:
+    """Compiled stop strings.
+
+    An entry `e = table[state, token]` is the next state when `e >= 0`. When `e < 0` the token completed a stop
+    string: `decode(e)` gives which one and the overshoot.
+    """
+
+    stop_strings: tuple[str, ...]
+    table: np.ndarray  # int16 or int32 [states, V]
+
+    @property
+    def num_stops(self) -> int:
+        """Number of stop strings, at least 1 so that entries can be divided by it."""
+        return max(len(self.stop_strings), 1)
+
+    def decode(self, entry: int) -> tuple[str, int]:
+        """(stop string, bytes of the token that lie past its end) of a negative entry."""
+        overshoot, stop = divmod(-1 - int(entry), self.num_stops)
+        return self.stop_strings[stop], overshoot
+
+    def walk(self, tokens: Sequence[int]) -> tuple[int, str | None, int]:
+        """Runs tokens from the start state on the host.
+
+        Returns:
+          (tokens consumed, stop string or None, overshoot bytes); consumption ends with the completing token.
+        """
+        state = START
+        for count, token in enumerate(tokens, start=1):
+            state = int(self.table[state, token])
+            if state < 0:
+                return count, *self.decode(state)
+        return len(tokens), None, 0
+
+
+def build(stop_strings: Sequence[str], token_bytes: Sequence[bytes], vocab_size: int) -> Automaton:
+    """Compiles stop strings for a vocabulary.
+
+    Where several stop strings end at the same byte, the longest is reported.
+
+    Args:
+      stop_strings: non-empty strings; may be no strings at all.
+      token_bytes: bytes of each token id; special tokens as their literal text, unused ids as b"".
+      vocab_size: V, the width of the logits; ids past `token_bytes` have no bytes.
+
+    Raises:
+      ValueError: an empty stop string, or more tokens than `vocab_size`.
+    """
+    if any(not s for s in stop_strings):
+        raise ValueError("A stop string must not be empty.")
+    if len(token_bytes) > vocab_size:
+        raise ValueError(f"{len(token_bytes)} tokens do not fit a vocabulary of {vocab_size}.")
+    step, stop_of = _byte_automaton([s.encode() for s in stop_strings])
+    table = _lift(step, stop_of, token_bytes, vocab_size, max(len(stop_strings), 1))
+    return Automaton(tuple(stop_strings), table)
+
+
+def _byte_automaton(stops: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """Dense DFA over bytes: `step[state, byte]`, and `stop_of[state]` = completed stop index or -1."""
+    prefixes = sorted({s[:i] for s in stops for i in range(len(s) + 1)} | {b""}, key=lambda p: (len(p), p))
+    index = {p: i for i, p in enumerate(prefixes)}
+    step = np.zeros((len(prefixes), 256), np.int32)
+    stop_of = np.full(len(prefixes), -1, np.int32)
+    for i, prefix in enumerate(prefixes):
+        ending = [k for k, s in enumerate(stops) if prefix.endswith(s)]
+        if ending:
+            stop_of[i] = max(ending, key=lambda k: len(stops[k]))
+        # A byte leads to the longest suffix that is still the beginning of some stop string. Shorter suffixes are
+        # earlier in `prefixes`, so the row of the suffix without its first byte is already there to fall back on.
+        if prefix:
+            fallback = next(index[prefix[j:]] for j in range(1, len(prefix) + 1) if prefix[j:] in index)
+            step[i] = step[fallback]
+        for byte in {p[-1] for p in prefixes if p and p[:-1] == prefix}:
+            step[i, byte] = index[prefix + bytes([byte])]
+    return step, stop_of
+
+
+def _lift(
+    step: np.ndarray, stop_of: np.ndarray, token_bytes: Sequence[bytes], vocab_size: int, num_stops: int
+) -> np.ndarray:
+    """Walks every token from every state, all at once: one NumPy step per byte position."""
+    lengths = np.array([len(b) for b in token_bytes], np.int64)
+    # Longest first: at byte position j the tokens that still have bytes are a leading block.
+    order = np.argsort(-lengths, kind="stable")
+    longest = int(lengths.max(initial=0))
+    states = np.repeat(np.arange(len(step), dtype=np.int32)[:, None], len(lengths), axis=1)
+    entries = np.zeros_like(states)  # negative once a stop string is complete
+    remaining = lengths[order]
+    for j in range(longest):
+        live = int(np.searchsorted(-remaining, -j, side="left"))  # tokens with more than j bytes
+        byte = np.fromiter((token_bytes[i][j] for i in order[:live]), np.int64, live)
+        states[:, :live] = step[states[:, :live], byte]
+        stop = stop_of[states[:, :live]]
+        overshoot = remaining[:live] - j - 1
+        hit = (stop >= 0) & (entries[:, :live] == 0)  # the first completion ends the turn
+        entries[:, :live] = np.where(hit, -1 - (overshoot * num_stops + stop), entries[:, :live])
+    table = np.repeat(np.arange(len(step), dtype=np.int32)[:, None], vocab_size, axis=1)
+    table[:, order] = np.where(entries < 0, entries, states)
+    # A state in which a stop string is complete is never entered: the generation has ended. Drop those rows.
+    keep = stop_of < 0
+    renumber = np.cumsum(keep) - 1
+    table = np.where(table >= 0, renumber[np.maximum(table, 0)], table)[keep]
+    small = np.iinfo(np.int16)
+    return table.astype(np.int16 if small.min <= table.min() and table.max() <= small.max else np.int32)

@@ -1,0 +1,471 @@
+"""The one thread that touches the device for generation, and the async API in front of it: continuous batching.
+
+Coroutines (any event loop, any thread) -> `open` a session, `generate` turn by turn, `close` -> types.Generation. Between
+two dispatches the thread takes what has arrived: new weights, closed sessions, new turns, which it prefills together.
+A slot keeps its cache while its environment works. Nothing here knows what a model is.
+
+Rules that hold: a session is served by one slot from open to close; slots are given out in order of asking; weights
+change between dispatches only, and each token carries the version that sampled it; an error of the device ends the
+driver and reaches everyone who waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Self
+
+import jax
+import numpy as np
+
+from jaxagent.config import ConfigError, EngineConfig, SamplingConfig
+from jaxagent.engine import batching, sampling
+from jaxagent.engine.automaton import Automaton
+from jaxagent.engine.executor import Executor, blank_requests
+from jaxagent.engine.model import Model, Params
+from jaxagent.engine.requests import EngineError, Ledger, Request, Session, empty_generation
+from jaxagent.types import Generation
+
+
+@dataclasses.dataclass(eq=False)
+class _Waiter:
+    """Someone who waits for a slot."""
+
+    future: asyncio.Future[int]
+    loop: asyncio.AbstractEventLoop
+    slot: int | None = None  # given, though perhaps not yet heard of
+
+
+class Driver:
+    """Serves generation from one mesh.
+
+    Args:
+      model: an `engine.model.Model`.
+      params: its parameters; may lie in any sharding of the mesh.
+      version: policy version of `params`.
+      stops: the stop automaton.
+      eos_ids: tokens that end a turn.
+      cfg: sizes.
+      context: tokens of the longest sequence, prompt and everything after it.
+      mesh: with axes data, fsdp and tensor.
+      seed: of the run; with task, sample, turn and position it fixes every random number.
+      truncation: whether requests may use top-p, top-k or min-p (their programs are compiled at start).
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        params: Params,
+        version: int,
+        stops: Automaton,
+        eos_ids: Iterable[int],
+        cfg: EngineConfig,
+        context: int,
+        mesh: jax.sharding.Mesh,
+        seed: int,
+        truncation: bool,
+    ) -> None:
+        self._model, self._stops, self._eos_ids = model, stops, tuple(eos_ids)
+        self._cfg, self._context, self._mesh, self._seed = cfg, context, mesh, seed
+        self._truncation = truncation
+        # Everything below is shared between threads and guarded by `_work`, but for `_ledger`, the thread's own.
+        self._work = threading.Condition()
+        self._weights: tuple[Params, int] | None = None  # to take before the next dispatch
+        self._held: tuple[Params, int] = (params, version)  # what the engine has, or will start with
+        self._version = version
+        self._thread: threading.Thread | None = None
+        self._error: EngineError | None = EngineError("The engine is not started.")
+        self._stats: collections.Counter[str] = collections.Counter()
+
+    # ---------------------------------------------------------------- life
+
+    def start(self, timeout_s: float) -> None:
+        """Starts the thread and waits until every program is compiled. May be called again after `stop`.
+
+        Raises:
+          ConfigError: sizes that the mesh does not divide.
+          EngineError: warm-up failed or took longer than `timeout_s`.
+        """
+        if self._thread is not None:
+            raise EngineError("The engine is already started.")
+        self._slots = collections.deque(range(self._cfg.slots))  # free ones
+        self._waiters: collections.deque[_Waiter] = collections.deque()
+        self._queue: list[Request] = []
+        self._admitting: list[Request] = []  # taken from the queue, not generating yet
+        self._abandoned: list[Session] = []  # generating on the device, no longer wanted
+        self._life = object()  # sessions of an earlier start have no say in this one
+        self._ledger = Ledger(self._cfg.slots, self._context, self._stops)
+        self._stopping = self._ready = False
+        self._error = None
+        self._weights = self._held
+        self._thread = threading.Thread(target=self._run, name="engine-driver", daemon=True)
+        self._thread.start()
+        with self._work:
+            done = self._work.wait_for(lambda: self._ready or self._error is not None, timeout_s)
+        if self._error is not None:
+            self._thread = None
+            raise self._error.__cause__ if isinstance(self._error.__cause__, ConfigError) else self._error
+        if not done:
+            raise EngineError(f"The engine was not warm after {timeout_s:.0f} s.")
+
+    def stop(self, timeout_s: float) -> None:
+        """Ends the thread; whoever still waits gets an EngineError.
+
+        Raises:
+          EngineError: the thread did not end in time (it is inside a device call).
+        """
+        if self._thread is None:
+            return
+        with self._work:
+            self._stopping = True
+            self._work.notify_all()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise EngineError(f"The engine did not stop within {timeout_s:.0f} s.")
+        self._thread = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop(self._cfg.request_timeout_s)
+
+    def update_params(self, params: Params, version: int) -> None:
+        """Swaps the weights between two dispatches and returns when it is done: from then on nothing holds the old.
+
+        What is cached stays as the old weights computed it. Where generation wants the arrays as they are they are
+        shared, not copied: a caller who donates them must not do so while turns are in progress.
+
+        Raises:
+          EngineError: the engine is dead or did not come round to it in time.
+        """
+        with self._work:
+            if self._thread is None:  # taken at the next start
+                self._held = (params, version)
+                return
+            self._check()
+            self._weights = (params, version)
+            self._work.notify_all()
+            timeout_s = self._cfg.request_timeout_s
+            if not self._work.wait_for(lambda: self._weights is None or self._error is not None, timeout_s):
+                raise EngineError(f"The engine did not take new weights within {timeout_s:.0f} s.")
+            self._check()
+
+    def stats(self) -> dict[str, float]:
+        """Counters since construction: seconds per phase, tokens, dispatches, overshoots, compilations."""
+        with self._work:
+            return dict(self._stats)
+
+    # ---------------------------------------------------------------- coroutines
+
+    async def open(self, task_id: str, sample: int, deadline_s: float) -> Session:
+        """Claims a slot for attempt `sample` at a task; waits its turn when none is free.
+
+        Raises:
+          TimeoutError: no slot within `deadline_s` seconds.
+          EngineError: the engine is dead.
+        """
+        loop = asyncio.get_running_loop()
+        waiter = _Waiter(loop.create_future(), loop)
+        with self._work:
+            self._check()
+            if self._slots and not self._waiters:
+                return Session(task_id, sample, self._slots.popleft(), self._life)
+            self._waiters.append(waiter)
+        try:
+            async with asyncio.timeout(deadline_s):
+                slot = await waiter.future
+            return Session(task_id, sample, slot, self._life)
+        except BaseException:
+            with self._work:
+                if waiter.slot is not None:
+                    self._give_back(waiter.slot)
+                elif waiter in self._waiters:
+                    self._waiters.remove(waiter)
+            raise
+
+    async def generate(
+        self,
+        session: Session,
+        new_tokens: Sequence[int] | np.ndarray,
+        max_tokens: int,
+        sampling: SamplingConfig,
+        turn: int,
+        deadline_s: float,
+    ) -> Generation:
+        """Samples one turn after appending `new_tokens` (prompt, or observation) to the session's sequence.
+
+        Ends at a stop string, an EOS token, `max_tokens` or the end of the context; where the context has no room for
+        a single token, the result is empty with finish "length".
+
+        Raises:
+          TimeoutError: not done within `deadline_s` seconds; the session can only be closed then. So it is after
+            the coroutine was cancelled.
+          EngineError: the engine is dead, or the session is closed, broken or busy.
+          ValueError: nothing to continue from, or truncation without `truncation=True`.
+        """
+        tokens = np.concatenate([session.uncached, np.asarray(new_tokens, np.int32)])
+        budget = min(max_tokens, self._context - session.cached - len(tokens))
+        if not len(tokens):
+            raise ValueError("A turn needs at least one token to continue from.")
+        loop = asyncio.get_running_loop()
+        request = Request(
+            session=session,
+            tokens=tokens,
+            budget=budget,
+            sampling=sampling,
+            key=_key(self._seed, session, turn),
+            future=loop.create_future(),
+            loop=loop,
+            submitted_s=time.monotonic(),
+        )
+        if request.truncated and not self._truncation:
+            raise ValueError("The driver was made without truncation: top_p, top_k and min_p must be off.")
+        with self._work:
+            self._check()
+            if session.closed or session.broken or session.request is not None or session.life is not self._life:
+                raise EngineError("The session is closed, broken or busy.")
+            if budget <= 0:
+                return empty_generation()
+            session.request = request
+            self._queue.append(request)
+            self._work.notify_all()
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await request.future
+        except BaseException:
+            with self._work:
+                self._abandon(session)
+            raise
+
+    def close(self, session: Session) -> None:
+        """Gives the slot back, also in the middle of a turn. Any thread; closing twice is harmless."""
+        with self._work:
+            if session.closed:
+                return
+            session.closed = True
+            request = session.request
+            self._abandon(session)
+            if not session.freeing and session.life is self._life:
+                self._give_back(session.slot)
+        if request is not None:
+            _call(request.loop, _settle, [(request.future, EngineError("The session was closed."))])
+
+    # ---------------------------------------------------------------- under the lock
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise EngineError(str(self._error)) from self._error.__cause__
+
+    def _abandon(self, session: Session) -> None:
+        request, session.request = session.request, None
+        if request is None or session.life is not self._life:
+            return
+        session.broken = True
+        if request in self._queue:
+            self._queue.remove(request)
+        else:
+            session.freeing = True
+            self._abandoned.append(session)
+            self._work.notify_all()
+
+    def _give_back(self, slot: int) -> None:
+        if self._waiters:
+            waiter = self._waiters.popleft()
+            waiter.slot = slot
+            _call(waiter.loop, _settle, [(waiter.future, slot)])
+        else:
+            self._slots.append(slot)
+
+    # ---------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        compiles = _count_compiles(self._stats)
+        try:
+            with jax.set_mesh(self._mesh):
+                executor = Executor(self._model, self._stops, self._eos_ids, self._cfg, self._context, self._truncation)
+                self._take_weights(executor)
+                executor.warm_up()
+                with self._work:
+                    self._ready = True
+                    self._work.notify_all()
+                while self._step(executor):
+                    pass
+            self._die(EngineError("The engine was stopped."), None)
+        except BaseException as error:  # whatever it is, nobody may be left waiting
+            self._die(EngineError(f"Generation failed: {type(error).__name__}: {error}"), error)
+        finally:
+            jax.monitoring.unregister_event_duration_listener(compiles)
+
+    def _step(self, executor: Executor) -> bool:
+        """One round: take what has arrived, then one dispatch. False when it is time to stop."""
+        with self._work:
+            self._work.wait_for(self._has_work)
+            if self._stopping:
+                return False
+            arrived, self._queue = self._queue, []
+            self._admitting = arrived
+            abandoned, self._abandoned = self._abandoned, []
+            if self._weights is not None:
+                self._take_weights(executor)
+        self._free(executor, abandoned)
+        if arrived:
+            self._admit(executor, arrived)
+        if self._ledger.active.any():
+            self._dispatch(executor)
+        return True
+
+    def _has_work(self) -> bool:
+        return bool(
+            self._stopping or self._queue or self._abandoned or self._weights is not None or self._ledger.active.any()
+        )
+
+    def _take_weights(self, executor: Executor) -> None:
+        with self._work:
+            params, self._version = self._weights
+            executor.set_params(params)
+            self._held, self._weights = (executor.params, self._version), None
+            self._work.notify_all()
+
+    def _free(self, executor: Executor, abandoned: list[Session]) -> None:
+        """Stops abandoned turns on the device; only then may their slots serve others."""
+        mask = np.zeros(self._cfg.slots, bool)
+        for session in abandoned:
+            if self._ledger.requests[session.slot] is not None:
+                mask[session.slot] = True
+                self._ledger.drop(session.slot)
+        if mask.any():
+            executor.free(mask)
+        with self._work:
+            for session in abandoned:
+                session.freeing = False
+                if session.closed:
+                    self._give_back(session.slot)
+
+    def _admit(self, executor: Executor, arrived: list[Request]) -> None:
+        """Prefills all turns that have arrived, identical prompts once, and starts them."""
+        now = time.monotonic()
+        spans: dict[object, batching.Span] = {}
+        for request in arrived:
+            request.admitted_s = now
+            session, context = request.session, request.tokens[:-1]
+            request.cached_tokens = session.cached
+            if len(context):
+                # A prompt may be shared; a continued turn has only its own slot to continue in.
+                key = context.tobytes() if session.cached == 0 else session.slot
+                if key in spans:
+                    shared = spans[key]
+                    spans[key] = dataclasses.replace(shared, slots=(*shared.slots, session.slot))
+                    request.cached_tokens = len(context)
+                else:
+                    spans[key] = batching.Span(context, session.cached, (session.slot,))
+            session.cached += len(context)
+        padded = 0
+        for calls in batching.plan(list(spans.values()), executor.lengths, executor.rows, self._cfg.slots):
+            executor.prefill(calls)
+            padded += sum(call.tokens.size for call in calls)
+        executor.begin(self._requests(arrived))
+        done = time.monotonic()
+        for request in arrived:
+            request.begun_s = done
+            self._ledger.begin(request)
+        with self._work:
+            self._admitting = []
+            self._stats.update(
+                requests=len(arrived),
+                queue_s=sum(now - r.submitted_s for r in arrived),
+                prefill_s=done - now,
+                prefill_tokens=sum(len(s.tokens) for s in spans.values()),
+                prefill_padded_tokens=padded,
+                cached_tokens=sum(r.cached_tokens for r in arrived),
+            )
+
+    def _requests(self, arrived: list[Request]):
+        rows = blank_requests(self._cfg.slots)
+        slots = [r.session.slot for r in arrived]
+        rows.mask[slots] = True
+        rows.token[slots] = [r.tokens[-1] for r in arrived]
+        rows.position[slots] = [r.session.cached for r in arrived]
+        rows.budget[slots] = [r.budget for r in arrived]
+        rows.keys[slots] = [r.key for r in arrived]
+        for field in dataclasses.fields(sampling.SamplingParams):
+            getattr(rows.sampling, field.name)[slots] = [getattr(r.sampling, field.name) for r in arrived]
+        return rows
+
+    def _dispatch(self, executor: Executor) -> None:
+        began = time.monotonic()
+        turns = int(self._ledger.active.sum())
+        result = executor.generate(self._ledger.cached, self._ledger.truncated)
+        now = time.monotonic()
+        sampled = int(result.count @ self._ledger.active)
+        finished = [self._ledger.finish(slot, result, now) for slot in self._ledger.record(result, self._version)]
+        outcomes: dict[asyncio.AbstractEventLoop, list] = collections.defaultdict(list)
+        with self._work:
+            for request, generation in finished:
+                if request.session.request is request:  # else it was abandoned in the meantime
+                    request.session.request = None
+                    outcomes[request.loop].append((request.future, generation))
+            self._stats.update(
+                dispatches=1,
+                decode_s=now - began,
+                decode_turns=turns,
+                sampled_tokens=sampled,
+                overshoot_count=sum(g.overshoot_bytes > 0 for _, g in finished),
+            )
+        for loop, settled in outcomes.items():  # one wake-up per event loop, however many turns ended
+            _call(loop, _settle, settled)
+
+    def _die(self, error: EngineError, cause: BaseException | None) -> None:
+        """Tells everyone who waits. The driver serves nobody until it is started again."""
+        error.__cause__ = cause
+        with self._work:
+            self._error = error
+            waiting = [(r.loop, r.future) for r in {*self._queue, *self._admitting, *self._ledger.requests} - {None}]
+            waiting += [(w.loop, w.future) for w in self._waiters]
+            self._queue, self._abandoned = [], []
+            self._waiters.clear()
+            self._work.notify_all()
+        for loop, future in waiting:
+            told = EngineError(str(error))
+            told.__cause__ = cause
+            _call(loop, _settle, [(future, told)])
+
+
+def _key(seed: int, session: Session, turn: int) -> np.ndarray:
+    return sampling.request_key(seed, session.task_id, session.sample, turn)
+
+
+def _settle(outcomes: list[tuple[asyncio.Future, object]]) -> None:
+    """In the event loop's thread: results and exceptions to those who still want them."""
+    for future, outcome in outcomes:
+        if not future.done():
+            if isinstance(outcome, BaseException):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+
+def _call(loop: asyncio.AbstractEventLoop, function, *args) -> None:
+    try:
+        loop.call_soon_threadsafe(function, *args)
+    except RuntimeError:  # the loop is closed: nobody listens any more
+        pass
+
+
+def _count_compiles(stats: collections.Counter[str]):
+    """Counts what XLA compiles in the calling thread, under "compiles"."""
+    thread = threading.get_ident()
+
+    def listen(event: str, duration_s: float, **_: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration" and threading.get_ident() == thread:
+            stats.update(compiles=1, compile_s=duration_s)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    return listen

@@ -1,0 +1,1 @@
+"""Search engines behind one interface, `base.Retriever`. `backends.open_retriever` opens the configured one."""

@@ -1,0 +1,100 @@
+"""What every search engine offers: `Passage`, the `Retriever` protocol, its errors, and the corpus file.
+
+Queries in -> for each query its passages, best first. An engine that fails raises `RetrieverError`: an empty list
+means "nothing found" and never "something broke", so that a dead server cannot look like a hard question.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from jaxagent.config import ConfigError
+
+
+class RetrieverError(RuntimeError):
+    """The search engine failed."""
+
+
+class RetrieverTimeout(RetrieverError, TimeoutError):
+    """The search engine did not answer in time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Passage:
+    """One document. `title` is the first line of its contents as written, quotes included; `text` the other lines."""
+
+    id: str
+    title: str
+    text: str
+    score: float = 0.0  # of one search; higher is better, comparable within that search only
+
+    @classmethod
+    def from_contents(cls, id: str, contents: str, score: float = 0.0) -> Passage:
+        """Splits Search-R1's "contents" (`"Title"\\ntext`) at its first newline."""
+        title, _, text = contents.partition("\n")
+        return cls(id, title, text, score)
+
+    @property
+    def contents(self) -> str:
+        """The document as the corpus and the HTTP protocol write it."""
+        return f"{self.title}\n{self.text}"
+
+
+class Retriever(Protocol):
+    """A search engine. Used by many episodes at once from one asyncio loop."""
+
+    async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
+        """For every query at most `topk` passages, best first.
+
+        Raises:
+          RetrieverError: the engine failed or (RetrieverTimeout) did not answer in time.
+        """
+
+    async def close(self) -> None:
+        """Releases connections. The retriever may not be used afterwards."""
+
+
+def passages_from_rows(rows: Iterable[dict], origin: str = "corpus") -> list[Passage]:
+    """Checks rows of {"id", "contents"} and returns them as passages, in order.
+
+    Raises:
+      ConfigError: names `origin`, the row (from 1) and the column.
+    """
+    out = []
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise ConfigError(f"{origin}, row {number}: expected an object, got {type(row).__name__}.")
+        for column in ("id", "contents"):
+            if column not in row:
+                raise ConfigError(f"{origin}, row {number}: column '{column}' is missing.")
+        if not isinstance(row["contents"], str):
+            raise ConfigError(f"{origin}, row {number}: column 'contents' must be text.")
+        out.append(Passage.from_contents(str(row["id"]), row["contents"]))
+    return out
+
+
+def read_corpus(path: str | Path) -> list[Passage]:
+    """Reads a jsonl corpus of {"id", "contents"}; blank lines are skipped.
+
+    Raises:
+      ConfigError: no such file, or a malformed row, named by file, row and column.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"env.retriever.corpus: no file '{path}'.")
+
+    def rows() -> Iterable[dict]:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                try:
+                    yield json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise ConfigError(f"{path}, row {number}: not JSON ({error.msg}).") from error
+
+    return passages_from_rows(rows(), str(path))

@@ -1,0 +1,118 @@
+"""The Search-R1 environment: the policy writes <search> query </search>, reads <information>, ends with <answer>.
+
+Task (a question with gold answers) + `Retriever` in -> observations and a verdict out. Texts are the published ones,
+letter for letter (Jin et al., https://arxiv.org/abs/2503.09516). Deliberate differences from the published code:
+
+- A generation that ends with the turn or token budget is not cut and re-tokenised; sampled ids stay as they are.
+- The search of the last turn is not executed: nobody would read its result. This changes no score.
+- An answer is looked for in the policy's own text when `reward.min_answers` is 1; with 2, in prompt + response, as
+  published.
+- A failing search engine is an error of the episode, not an empty <information> block.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from jaxagent.config import ConfigError, EnvConfig
+from jaxagent.envs.base import Message, Observation, Step, Transcript, Verdict
+from jaxagent.envs.retriever.base import Retriever
+from jaxagent.envs.search_rewards import score
+from jaxagent.types import StopReason, Task, TokenKind
+
+STOP_STRINGS = ("</search>", "</answer>")
+TAGS = ("<search>", "</search>", "<information>", "</information>", "<answer>", "</answer>")
+ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
+
+PROMPTS = {
+    "search_r1": (  # "as your want" is the published spelling
+        "Answer the given question. You must conduct reasoning inside <think> and </think> first every time you get "
+        "new information. After reasoning, if you find you lack some knowledge, you can call a search engine by "
+        "<search> query </search> and it will return the top searched results between <information> and "
+        "</information>. You can search as many times as your want. If you find no further external knowledge needed, "
+        "you can directly provide the answer inside <answer> and </answer>, without detailed illustrations. For "
+        "example, <answer> Beijing </answer>. Question: {question}\n"
+    ),
+    "plain": "Question: {question}\n",  # for a policy that learns the protocol from demonstrations
+}
+INVALID_ACTION = (
+    "\nMy previous action is invalid. If I want to search, I should put the query between <search> and </search>. If "
+    "I want to give the final answer, I should put the answer between <answer> and </answer>. Let me try again.\n"
+)
+
+
+def render_prompt(style: str, question: str) -> str:
+    """The user message of a question; `style` is env.prompt. A question always ends with a question mark."""
+    question = question.strip()
+    return PROMPTS[style].format(question=question if question.endswith("?") else question + "?")
+
+
+def render_observation(documents: Iterable[tuple[str, str]]) -> str:
+    """The <information> block of (title, text) documents, best first."""
+    lines = (f"Doc {i}(Title: {title}) {text}\n" for i, (title, text) in enumerate(documents, 1))
+    return f"\n\n<information>{''.join(lines).strip()}</information>\n\n"
+
+
+def parse_action(text: str) -> tuple[str, str] | None:
+    """The first complete action: ("search" | "answer", stripped content), or None."""
+    found = ACTION.search(text)
+    return (found[1], found[2].strip()) if found else None
+
+
+def check(config: EnvConfig) -> None:
+    """Raises ConfigError for settings that would silently make every reward 0."""
+    if config.prompt == "plain" and config.reward.min_answers > 1:
+        raise ConfigError(
+            f"env.reward.min_answers={config.reward.min_answers} counts the example answer of the search_r1 prompt; "
+            "with env.prompt='plain' set it to 1."
+        )
+
+
+class SearchEnvironment:
+    """One attempt at one question. See `envs.base.Environment`.
+
+    The policy gets `max_turns` generations, and one more when `final_turn` is set (the published N+1 variant). An
+    action that is no search and no answer costs a turn and is answered by `INVALID_ACTION`.
+    """
+
+    stop_strings: Sequence[str] = STOP_STRINGS
+
+    def __init__(self, task: Task, config: EnvConfig, retriever: Retriever):
+        self._task = task
+        self._config = config
+        self._retriever = retriever
+        self._turns_left = config.max_turns + int(config.final_turn)
+        self.counters: dict[str, float] = {"searches": 0.0, "invalid_actions": 0.0, "empty_searches": 0.0}
+
+    async def start(self) -> Sequence[Message]:
+        """The question as one user message."""
+        return (Message("user", render_prompt(self._config.prompt, self._task.prompt)),)
+
+    async def step(self, action: str) -> Step:
+        """Searches, ends, or says that the action is invalid."""
+        self._turns_left -= 1
+        parsed = parse_action(action)
+        if parsed is None:
+            self.counters["invalid_actions"] += 1
+        if parsed is not None and parsed[0] == "answer":
+            return Step(stop_reason=StopReason.ANSWER)
+        if self._turns_left <= 0:
+            return Step(stop_reason=StopReason.TURN_LIMIT)
+        if parsed is None:
+            return Step(Observation(((INVALID_ACTION, TokenKind.WARNING),)))
+        self.counters["searches"] += 1
+        (passages,) = await self._retriever.search([parsed[1]], self._config.retriever.topk)
+        self.counters["empty_searches"] += not passages
+        text = render_observation((p.title, p.text) for p in passages)
+        return Step(Observation(((text, TokenKind.OBSERVATION),)))
+
+    async def verify(self, transcript: Transcript) -> Verdict:
+        """Search-R1's reward of the configured profile."""
+        published = self._config.reward.min_answers > 1
+        answer_text = transcript.prompt + transcript.response if published else transcript.actions
+        scores = score(self._config.reward, answer_text, transcript.response, self._task.answers)
+        return Verdict(scores.pop("reward"), scores)
+
+    async def close(self) -> None:
+        """The retriever is shared and stays open."""

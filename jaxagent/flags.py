@@ -1,0 +1,142 @@
+"""Command line -> `Invocation`: one config file, overrides, and what to do with them.
+
+`--config=FILE[:PRESET]` names a Python file whose `get_config(preset)` returns a ConfigDict; every
+`--config.section.field=value` replaces one of its values. Every mistake becomes a `ConfigError` of one line.
+Imports no jax: `--help` and errors answer at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import re
+import traceback
+import typing
+from collections.abc import Iterator, Sequence
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from jaxagent.config import Config, ConfigError, nearest, parse
+
+CHIPS = ("cpu", "a100", "h100", "h200", "v5e", "v5p", "v6e")  # what --dry_run_chip may name; numbers in plan_chips.py
+
+_OVERRIDE = re.compile(r"--?config\.([^=]+)")
+_FILE = re.compile(r"--?config=(.*)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Invocation:
+    """What the user asked for."""
+
+    config: Config
+    dry_run: bool
+    dry_run_chip: str  # one of CHIPS
+
+
+def wants_help(argv: Sequence[str]) -> bool:
+    """True for `--help`, `-h`, and a bare call."""
+    return len(argv) <= 1 or any(arg in ("--help", "-h", "-help", "--helpfull") for arg in argv[1:])
+
+
+def parse_argv(argv: Sequence[str]) -> Invocation:
+    """Reads the command line (argv[0] is the program).
+
+    Raises:
+      ConfigError: unknown flag or field, wrong type, missing or broken config file.
+    """
+    argv = _joined(argv)
+    for arg in argv[1:]:
+        _check_override(arg)
+    source = next((m[1] for m in map(_FILE.fullmatch, argv[1:]) if m), None)
+    if source is None:
+        raise ConfigError("No config: say --config=FILE[:PRESET], for example --config=configs/search_r1.py.")
+    _check_file(source.split(":")[0])
+
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_file("config", None, "FILE[:PRESET]", flag_values=values, sys_argv=argv)
+    flags.DEFINE_bool("dry_run", False, "Compile only and print a plan.", flag_values=values)
+    flags.DEFINE_string("dry_run_chip", "h100", "Chip whose step time is estimated.", flag_values=values)
+    try:
+        rest = values(argv)
+    except ConfigError:
+        raise
+    except flags.Error as error:
+        raise ConfigError(_one_line(error)) from error
+    except Exception as error:  # whatever the user's own config file raises
+        raise ConfigError(_blame(error, source)) from error
+    if len(rest) > 1:
+        raise ConfigError(f"Unexpected argument '{rest[1]}': fields are set as --config.section.field=value.")
+    if values.dry_run_chip not in CHIPS:
+        raise ConfigError(f"Unknown chip '{values.dry_run_chip}'. {nearest(values.dry_run_chip, CHIPS)}")
+    if not isinstance(values.config, ConfigDict):
+        raise ConfigError(f"get_config() of {source} must return a ConfigDict, got {type(values.config).__name__}.")
+    return Invocation(parse(values.config), values.dry_run, values.dry_run_chip)
+
+
+def fields(cls: type = Config, prefix: str = "config") -> Iterator[tuple[str, str]]:
+    """Yields (full path, type) of every config field, in the order of the schema."""
+    for name, hint in typing.get_type_hints(cls).items():
+        path = f"{prefix}.{name}"
+        if dataclasses.is_dataclass(hint):
+            yield from fields(hint, path)
+        elif typing.get_origin(hint) is typing.Literal:
+            yield path, "|".join(repr(option) if option == "" else str(option) for option in typing.get_args(hint))
+        else:
+            yield path, getattr(hint, "__name__", str(hint)) if not typing.get_origin(hint) else str(hint)
+
+
+def _joined(argv: Sequence[str]) -> list[str]:
+    """`--config FILE` as `--config=FILE`, so that one form is checked."""
+    out: list[str] = []
+    for arg in argv:
+        if out and out[-1] in ("--config", "-config"):
+            out[-1] += f"={arg}"
+        else:
+            out.append(arg)
+    return out
+
+
+def _check_override(arg: str) -> None:
+    """Names the full path and the nearest valid field, which ml_collections' own error does not."""
+    match = _OVERRIDE.match(arg)
+    if not match:
+        return
+    cls, path = Config, "config"
+    for part in match[1].split("."):
+        if not dataclasses.is_dataclass(cls):
+            raise ConfigError(f"'{path}' is a value: it has no field '{part}'.")
+        hints = typing.get_type_hints(cls)
+        if part.split("[")[0] not in hints:
+            raise ConfigError(f"Unknown config field '{path}.{part}'. {nearest(part, hints)}")
+        cls, path = hints[part.split("[")[0]], f"{path}.{part}"
+    if dataclasses.is_dataclass(cls):
+        raise ConfigError(f"'{path}' is a section: set one of its fields, {', '.join(typing.get_type_hints(cls))}.")
+
+
+def _check_file(path: str) -> None:
+    file = pathlib.Path(path)
+    if file.is_file():
+        return
+    if file.is_dir():
+        raise ConfigError(f"Config '{path}' is a folder, not a Python file.")
+    folder = file.parent if file.parent.is_dir() else pathlib.Path("configs")
+    known = sorted(str(p) for p in folder.glob("*.py"))
+    raise ConfigError(f"Config file '{path}' does not exist. {nearest(path, known) if known else ''}".rstrip())
+
+
+def _one_line(error: Exception) -> str:
+    match = re.match(r"flag --(config\.[^=]+)=(.*?): ", str(error))
+    if match and (kind := dict(fields()).get(match[1])):
+        return f"{match[1]} must be {kind}, got '{match[2]}'."
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # ml_collections puts a whole traceback into the message; its last line is the cause.
+    text = f"{lines[0]} {lines[-1]}" if "Traceback (most recent call last):" in lines else " ".join(lines)
+    return text.replace("flag --config.", "config.")
+
+
+def _blame(error: Exception, source: str) -> str:
+    if isinstance(error, AttributeError) and "get_config" in str(error):
+        return f"{source} defines no get_config()."
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{source} failed at {where.filename}:{where.lineno}: {type(error).__name__}: {' '.join(str(error).split())}"

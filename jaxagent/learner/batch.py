@@ -1,0 +1,35 @@
+"""The device batch: packed rows of tokens and the per-target streams of the blind learner.
+
+Axis letters: B packed rows, T tokens per row, R target positions per row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.struct
+
+Array = Any  # numpy.ndarray on the host, jax.Array on the mesh (B sharded over data and fsdp)
+
+
+@flax.struct.dataclass
+class Batch:
+    """One micro-batch. Padding: segment 0, weight 0, sequence -1."""
+
+    tokens: Array  # i32[B, T]
+    positions: Array  # i32[B, T]  position inside the token's own sequence
+    segments: Array  # i32[B, T]  1, 2, ... per sequence of the row; 0 = padding
+    head_positions: Array  # i32[B, R]  row index of the token BEFORE the target: where it is predicted
+    targets: Array  # i32[B, R]  the token to score
+    behaviour_logprobs: Array  # f32[B, R]
+    reference_logprobs: Array  # f32[B, R]
+    advantages: Array  # f32[B, R]
+    returns: Array  # f32[B, R]
+    old_values: Array  # f32[B, R]
+    policy_weights: Array  # f32[B, R]
+    kl_weights: Array  # f32[B, R]
+    entropy_weights: Array  # f32[B, R]
+    ce_weights: Array  # f32[B, R]
+    value_weights: Array  # f32[B, R]
+    sequence: Array  # i32[B, R]  which sequence of the update the target belongs to; -1 = padding
+    offset: Array  # i32[B, R]  the target's index in that sequence

@@ -1,0 +1,177 @@
+"""Packing: sequences of one optimiser update -> micro-batches of static shape.
+
+In: `Streams` (ragged, NumPy). Out: `Batch`es of [micro_rows, row_tokens] with [micro_rows, row_targets] targets.
+Several short sequences share a row under different segment ids (grain's first-fit packing, over two capacities at
+once: tokens and targets); rows and targets that are missing are padding of weight 0, so shapes never change.
+A row holds the tokens a target is predicted FROM: everything behind a sequence's last target is cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import grain
+import numpy as np
+from grain import experimental as grain_experimental
+
+from jaxagent.algorithms.streams import Streams
+from jaxagent.config import BatchConfig, ConfigError
+from jaxagent.learner.batch import Batch
+
+_STREAMS = (
+    "reference_logprobs", "advantages", "returns", "old_values",
+    "policy_weights", "kl_weights", "entropy_weights", "ce_weights", "value_weights",
+)  # fmt: skip
+_FLOATS = ("behaviour_logprobs", *_STREAMS)
+_TARGET_INTS = ("head_positions", "targets", "sequence", "offset")
+
+
+class Packer:
+    """Packs the sequences of optimiser updates into rows of one shape.
+
+    `row_targets` (R) is fixed when the packer is made, so that a run compiles once. A sequence with more targets than
+    that is still trained: R doubles for the update that holds it (and a new shape compiles).
+    """
+
+    def __init__(self, config: BatchConfig, longest_targets: int, row_shards: int = 1):
+        """Fixes the shapes.
+
+        Args:
+          config: row length, rows per micro-batch, multiple of R.
+          longest_targets: most targets one sequence can have (from the config's turn limits). Where nearly every token
+            is a target (ECHO, SFT on observations) give `row_tokens`, or targets run out before a row is full.
+          row_shards: devices over which rows are split (data * fsdp).
+
+        Raises:
+          ConfigError: rows that cannot be split evenly, or sizes that are not positive.
+        """
+        if config.row_tokens < 1 or config.micro_rows < 1 or config.targets_multiple < 1:
+            raise ConfigError("batch.row_tokens, micro_rows and targets_multiple must be at least 1.")
+        if config.micro_rows % row_shards:
+            raise ConfigError(
+                f"batch.micro_rows ({config.micro_rows}) must be a multiple of mesh.data * mesh.fsdp ({row_shards})."
+            )
+        self.row_tokens = config.row_tokens
+        self.micro_rows = config.micro_rows
+        # A quarter of the row, so that several short sequences fit beside each other before targets run out.
+        wanted = max(longest_targets, config.row_tokens // 4)
+        multiple = config.targets_multiple
+        self.row_targets = min(-(-wanted // multiple) * multiple, config.row_tokens)
+
+    def pack(self, streams: Sequence[Streams]) -> list[Batch]:
+        """Micro-batches of one optimiser update.
+
+        Sequences without any weight are left out. Order: longest first (first-fit decreasing); the loss is a sum, so
+        order has no meaning beyond rounding. `Batch.sequence` indexes `streams`.
+
+        Raises:
+          ConfigError: a sequence that needs more than `row_tokens` tokens.
+          ValueError: a target at position 0, which nothing predicts.
+        """
+        elements = [element for i, s in enumerate(streams) if (element := self._element(i, s)) is not None]
+        if not elements:
+            return []
+        elements.sort(key=lambda element: -len(element["tokens"]))
+        row_targets = self.row_targets
+        while row_targets < max(len(element["targets"]) for element in elements):
+            row_targets = min(2 * row_targets, self.row_tokens)
+        rows = list(_pack_rows(elements, self.row_tokens, row_targets))
+        return [
+            self._stack(rows[start : start + self.micro_rows], row_targets)
+            for start in range(0, len(rows), self.micro_rows)
+        ]
+
+    def empty(self) -> Batch:
+        """A micro-batch of padding only: what `warm_up` compiles with."""
+        return self._stack([], self.row_targets)
+
+    def _element(self, index: int, streams: Streams) -> dict[str, np.ndarray] | None:
+        (at,) = np.nonzero(streams.targets)
+        if not len(at):
+            return None
+        if at[0] == 0:
+            raise ValueError(f"sequence {index}: the first token cannot be a target")
+        length = int(at[-1])
+        if length > self.row_tokens:
+            raise ConfigError(
+                f"A trajectory needs {length} tokens of one packed row, batch.row_tokens is {self.row_tokens}."
+            )
+        trajectory = streams.trajectory
+        return {
+            "tokens": np.asarray(trajectory.tokens[:length], np.int32),
+            "head_positions": (at - 1).astype(np.int32),
+            "targets": np.asarray(trajectory.tokens[at], np.int32),
+            "sequence": np.full(len(at), index, np.int32),
+            "offset": at.astype(np.int32),
+            "behaviour_logprobs": np.asarray(trajectory.logprobs[at], np.float32),
+        } | {name: getattr(streams, name)[at] for name in _STREAMS}
+
+    def _stack(self, rows: list[dict[str, np.ndarray]], row_targets: int) -> Batch:
+        missing = self.micro_rows - len(rows)
+        widths = dict.fromkeys(("tokens", "positions", "segments"), self.row_tokens)
+        widths |= dict.fromkeys((*_TARGET_INTS, *_FLOATS), row_targets)
+
+        def stack(name: str, width: int) -> np.ndarray:
+            dtype = np.float32 if name in _FLOATS else np.int32
+            padding = np.full((missing, width), -1 if name == "sequence" else 0, dtype)
+            return np.concatenate([np.stack([row[name] for row in rows]).astype(dtype), padding]) if rows else padding
+
+        return Batch(**{name: stack(name, width) for name, width in widths.items()})
+
+
+def check_context(config: BatchConfig, context_tokens: int) -> None:
+    """Refuses rows that cannot hold the longest trajectory, before any training.
+
+    Raises:
+      ConfigError: `context_tokens` (prompt, actions and observations of one trajectory) do not fit one row.
+    """
+    if context_tokens - 1 > config.row_tokens:  # the last token is only a target, never an input
+        raise ConfigError(
+            f"batch.row_tokens ({config.row_tokens}) must hold a whole trajectory: at least "
+            f"env.context_tokens - 1 ({context_tokens - 1})."
+        )
+
+
+def unpack(batches: Sequence[Batch], values: Sequence[np.ndarray], streams: Sequence[Streams]) -> list[np.ndarray]:
+    """Scatters per-target values back to sequences.
+
+    Args:
+      batches: what `Packer.pack(streams)` gave.
+      values: f32[B, R] of each batch.
+      streams: the packed sequences.
+
+    Returns:
+      f32[T] per sequence, 0 where the token was no target.
+    """
+    out = [np.zeros(len(s.trajectory), np.float32) for s in streams]
+    for batch, value in zip(batches, values, strict=True):
+        real = batch.sequence >= 0
+        for i, offset, v in zip(batch.sequence[real], batch.offset[real], np.asarray(value)[real], strict=True):
+            out[i][offset] = v
+    return out
+
+
+def _pack_rows(elements: list[dict[str, np.ndarray]], row_tokens: int, row_targets: int):
+    """Rows of whole sequences: yields dicts of [row_tokens] and [row_targets] arrays."""
+    names = [name for name in elements[0] if name != "tokens"]
+    source = grain.MapDataset.source(elements).to_iter_dataset(
+        grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)  # everything is in memory already
+    )
+    packed = grain_experimental.FirstFitPackIterDataset(
+        source,
+        length_struct={"tokens": row_tokens} | dict.fromkeys(names, row_targets),
+        num_packing_bins=len(elements),
+        shuffle_bins=False,
+    )
+    for row in packed:
+        segments = row["tokens_segment_ids"]
+        target_segments = row["targets_segment_ids"]
+        starts = np.searchsorted(segments[: np.count_nonzero(segments)], target_segments)
+        real = target_segments > 0
+        yield {
+            "tokens": row["tokens"],
+            "positions": row["tokens_positions"],
+            "segments": segments,
+            "head_positions": np.where(real, row["head_positions"] + starts, 0),
+            "sequence": np.where(real, row["sequence"], -1),
+        } | {name: row[name] for name in names if name not in ("head_positions", "sequence")}

@@ -1,0 +1,172 @@
+"""The blind learner's losses: arrays in, one weighted sum and its metrics out. No model here.
+
+In: per-target log-probs and entropies (or values) and a `Batch` of the same [B, R]. Out: the loss of a micro-batch,
+which is exactly its share of the update's loss, and a `Tally` that adds up over micro-batches.
+Axis letters: B packed rows, R target positions per row, K histogram edges.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxagent.algorithms.kl import kl_estimate, kl_loss
+from jaxagent.algorithms.policy_loss import clipped_policy_loss
+from jaxagent.algorithms.value_loss import clipped_value_loss
+from jaxagent.config import RLConfig
+from jaxagent.learner.batch import Batch
+
+# Upper edges for quantiles of the log importance ratio: 257 of them, dense at 0 (5e-4 apart), reaching +-2.
+RATIO_EDGES = (0.01 * np.sinh(np.linspace(-6.0, 6.0, 257))).astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """What of the losses is not in the weights. Static under jit."""
+
+    temperature: float  # of the sampled distribution whose log-probs policy tokens have
+    clip_low: float
+    clip_high: float
+    kl_estimator: str
+    value_clip: float
+
+    @classmethod
+    def of(cls, rl: RLConfig) -> Objective:
+        """The objective of the RL stage."""
+        temperature = rl.sampling.temperature or 1.0
+        return cls(temperature, rl.clip_low, rl.clip_high, rl.kl.estimator, rl.critic.value_clip)
+
+
+SUPERVISED = Objective(temperature=1.0, clip_low=0.0, clip_high=0.0, kl_estimator="k3", value_clip=0.0)
+
+
+@flax.struct.dataclass
+class Tally:
+    """Metrics that combine over micro-batches: sums add, maxima take the larger."""
+
+    sums: dict[str, Any]  # f32[] or f32[K]
+    maxima: dict[str, Any]  # f32[]
+
+    def add(self, other: Tally) -> Tally:
+        """The tally of both."""
+        return Tally(jax.tree.map(jnp.add, self.sums, other.sums), jax.tree.map(jnp.maximum, self.maxima, other.maxima))
+
+
+def policy_loss(logprobs: jax.Array, entropy: jax.Array, batch: Batch, objective: Objective) -> tuple[jax.Array, Tally]:
+    """Policy, KL, entropy and cross-entropy terms of a micro-batch.
+
+    Args:
+      logprobs: f32[B, R] of the targets; anything (even inf or nan) at targets without weight.
+      entropy: f32[B, R] of the distributions the targets were drawn from.
+      batch: streams, [B, R] each.
+
+    Returns:
+      f32[] share of the update's loss, and its tally.
+    """
+    policy, kl = batch.policy_weights != 0, batch.kl_weights != 0
+    ce, bonus = batch.ce_weights != 0, batch.entropy_weights != 0
+    # Double where: a target without weight must give neither a value nor a gradient, whatever it holds.
+    logprobs = jnp.where(policy | kl | ce, logprobs, 0.0)
+    entropy = jnp.where(policy | bonus, entropy, 0.0)
+    behaviour = jnp.where(policy, batch.behaviour_logprobs, 0.0)
+    on_policy = jnp.where(policy, logprobs, 0.0)
+
+    surrogate, clipped = clipped_policy_loss(
+        on_policy, behaviour, batch.advantages, objective.clip_low, objective.clip_high
+    )
+    divergence = kl_loss(jnp.where(kl, logprobs, batch.reference_logprobs), batch.reference_logprobs,
+                         objective.kl_estimator)  # fmt: skip
+    losses = {
+        "loss/policy": jnp.sum(batch.policy_weights * surrogate),
+        "loss/kl": jnp.sum(batch.kl_weights * divergence),
+        "loss/entropy": -jnp.sum(batch.entropy_weights * entropy),
+        "loss/ce": -jnp.sum(batch.ce_weights * logprobs),
+    }
+    gap = jnp.where(policy, jax.lax.stop_gradient(on_policy - behaviour), 0.0)
+    below = (gap[..., None] <= RATIO_EDGES) & policy[..., None]
+    sums = losses | {
+        "policy_tokens": jnp.sum(policy),
+        "kl_tokens": jnp.sum(kl),
+        "ce_tokens": jnp.sum(ce),
+        "targets": jnp.sum(policy | kl | ce | bonus),
+        "clipped": jnp.sum(jnp.where(policy, clipped, 0.0)),
+        "entropy": jnp.sum(jnp.where(policy, entropy, 0.0)),
+        "kl": jnp.sum(jnp.where(kl, divergence, 0.0)),
+        "kl_behaviour": jnp.sum(jnp.where(policy, kl_estimate(on_policy, behaviour, "k3"), 0.0)),
+        "nll": -jnp.sum(jnp.where(ce, logprobs, 0.0)),
+        "gap": jnp.sum(jnp.abs(gap)),
+        "ratios_below": jnp.sum(below, axis=(0, 1)),
+    }
+    maxima = {"gap": jnp.max(jnp.abs(gap)), "log_ratio": jnp.max(gap)}
+    return sum(losses.values()), _tally(sums, maxima)
+
+
+def value_loss(values: jax.Array, batch: Batch, objective: Objective) -> tuple[jax.Array, Tally]:
+    """The critic's term of a micro-batch: `values` f32[B, R] -> f32[] and its tally."""
+    live = batch.value_weights != 0
+    values = jnp.where(live, values, 0.0)
+    old, returns = jnp.where(live, batch.old_values, 0.0), jnp.where(live, batch.returns, 0.0)
+    per_token, clipped = clipped_value_loss(values, old, returns, objective.value_clip)
+    loss = jnp.sum(batch.value_weights * per_token)
+    sums = {
+        "loss/value": loss,
+        "targets": jnp.sum(live),
+        "squared_error": jnp.sum(jnp.square(values - returns)),
+        "returns": jnp.sum(returns),
+        "squared_returns": jnp.sum(jnp.square(returns)),
+        "clipped": jnp.sum(jnp.where(live, clipped, 0.0)),
+    }
+    return loss, _tally(sums, {})
+
+
+def policy_metrics(tally: Tally) -> dict[str, float]:
+    """Scalars of one update from its (host) tally. Means are over tokens, not over weights."""
+    s, tokens = tally.sums, max(float(tally.sums["policy_tokens"]), 1.0)
+    names = ("loss/policy", "loss/kl", "loss/entropy", "loss/ce")
+    out = {name: float(s[name]) for name in names}
+    return out | {
+        "loss/total": sum(out.values()),
+        "policy/tokens": float(s["policy_tokens"]),
+        "policy/entropy": float(s["entropy"]) / tokens,
+        "policy/clip_frac": float(s["clipped"]) / tokens,
+        "policy/kl_behaviour": float(s["kl_behaviour"]) / tokens,
+        "policy/kl_reference": float(s["kl"]) / max(float(s["kl_tokens"]), 1.0),
+        "policy/ratio_p99": _ratio_quantile(np.asarray(s["ratios_below"]), float(s["policy_tokens"]), 0.99),
+        "policy/ratio_max": float(np.exp(tally.maxima["log_ratio"])),
+        "policy/logprob_gap_mean": float(s["gap"]) / tokens,
+        "policy/logprob_gap_max": float(tally.maxima["gap"]),
+        "ce/tokens": float(s["ce_tokens"]),
+        "ce/nll": float(s["nll"]) / max(float(s["ce_tokens"]), 1.0),
+    }
+
+
+def value_metrics(tally: Tally) -> dict[str, float]:
+    """Scalars of one critic update. `explained_variance` is 0 for the best constant and 1 for a perfect critic."""
+    s, tokens = tally.sums, max(float(tally.sums["targets"]), 1.0)
+    error = float(s["squared_error"]) / tokens
+    variance = max(float(s["squared_returns"]) / tokens - (float(s["returns"]) / tokens) ** 2, 0.0)
+    return {
+        "loss/value": float(s["loss/value"]),
+        "critic/squared_error": error,
+        "critic/constant_squared_error": variance,
+        "critic/explained_variance": 1.0 - error / variance if variance > 1e-8 else 0.0,
+        "critic/clip_frac": float(s["clipped"]) / tokens,
+    }
+
+
+def _tally(sums: dict[str, jax.Array], maxima: dict[str, jax.Array]) -> Tally:
+    f32 = lambda tree: jax.tree.map(lambda x: jax.lax.stop_gradient(x).astype(jnp.float32), tree)  # noqa: E731
+    return Tally(f32(sums), f32(maxima))
+
+
+def _ratio_quantile(counts_below: np.ndarray, tokens: float, quantile: float) -> float:
+    """The upper edge of the histogram bin that holds the quantile (never below the true one, 5 % too high at most)."""
+    if tokens == 0:
+        return 1.0
+    index = min(int(np.searchsorted(counts_below, quantile * tokens)), len(RATIO_EDGES) - 1)
+    return float(np.exp(RATIO_EDGES[index]))

@@ -1,0 +1,70 @@
+"""Scoring without training: log-probs and entropies under any parameters, and critic values, per sequence.
+
+In: trajectories. Out: one f32[T] per trajectory, 0 outside action tokens. Used for the frozen reference, for the critic
+before advantages are estimated, and for the engine-versus-trainer gap. Same packing, same forward as the update.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxagent.algorithms.streams import Streams
+from jaxagent.learner.batch import Batch
+from jaxagent.learner.batching import Packer, unpack
+from jaxagent.learner.update import shard
+from jaxagent.types import TokenKind, Trajectory
+
+Tree = Any  # a pytree of arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class Scorer:
+    """`scorer(params, trajectories) -> arrays`. Holds a compiled program, no arrays."""
+
+    mesh: jax.sharding.Mesh
+    packer: Packer
+    program: Callable[[Tree, Batch], tuple[jax.Array, ...]]
+
+    def __call__(self, params: Tree, trajectories: Sequence[Trajectory]) -> tuple[list[np.ndarray], ...]:
+        """One list per output of the program, one f32[T] per trajectory in it."""
+        streams = [Streams.of(t, policy_weights=_actions(t)) for t in trajectories]
+        batches = self.packer.pack(streams)
+        with jax.set_mesh(self.mesh):
+            results = [self.program(params, shard(batch, self.mesh)) for batch in batches]
+        outputs = zip(*jax.device_get(results), strict=True) if results else [[]] * self._outputs(params)
+        return tuple(unpack(batches, output, streams) for output in outputs)
+
+    def warm_up(self, params: Tree) -> None:
+        """Compiles, by scoring padding."""
+        with jax.set_mesh(self.mesh):
+            jax.block_until_ready(self.program(params, shard(self.packer.empty(), self.mesh)))
+
+    def _outputs(self, params: Tree) -> int:
+        with jax.set_mesh(self.mesh):
+            return len(jax.eval_shape(self.program, params, shard(self.packer.empty(), self.mesh)))
+
+
+def policy_scorer(
+    forward: Callable[[Tree, Batch, float], tuple[jax.Array, jax.Array]],
+    temperature: float,
+    packer: Packer,
+    mesh: jax.sharding.Mesh,
+) -> Scorer:
+    """Scores (log-probs, entropies) of action tokens at `temperature` under whatever parameters it is called with."""
+    return Scorer(mesh, packer, jax.jit(lambda params, batch: forward(params, batch, temperature)))
+
+
+def value_scorer(forward: Callable[[Tree, Batch], jax.Array], packer: Packer, mesh: jax.sharding.Mesh) -> Scorer:
+    """Scores (values,) of the states in which action tokens were sampled."""
+    return Scorer(mesh, packer, jax.jit(lambda critic, batch: (forward(critic, batch),)))
+
+
+def _actions(trajectory: Trajectory) -> np.ndarray:
+    mask = (trajectory.kinds == TokenKind.ACTION).astype(np.float32)
+    mask[:1] = 0.0
+    return mask

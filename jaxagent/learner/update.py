@@ -1,0 +1,160 @@
+"""One optimiser update from any number of micro-batches, for the policy and for the critic.
+
+In: `TrainState` and the `Batch`es of one update (see batching.py). Out: the next state and scalar metrics.
+Weights are normalised over the whole update, so adding up micro-batch gradients IS the full-batch gradient; two
+programs run, "accumulate" once per micro-batch and "apply" once per update, and the number of micro-batches is no
+shape. An update without any weighted target, or with a gradient that is not finite, leaves the state as it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxagent.learner import loss as losses
+from jaxagent.learner.batch import Batch
+from jaxagent.learner.loss import Objective, Tally
+from jaxagent.learner.state import TrainState
+
+Tree = Any  # a pytree of arrays
+PolicyForward = Callable[[Tree, Batch, float], tuple[jax.Array, jax.Array]]
+ValueForward = Callable[[Tree, Batch], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """`update(state, batches) -> (state, metrics)`. Holds compiled programs, no arrays."""
+
+    mesh: jax.sharding.Mesh
+    policy: Trainable
+    critic: Trainable | None
+
+    def __call__(
+        self, state: TrainState, batches: Sequence[Batch], train_policy: bool = True
+    ) -> tuple[TrainState, dict[str, float]]:
+        """Applies one update.
+
+        Args:
+          state: consumed: its optimiser states are donated; `params` and `critic` stay valid (an engine may hold them).
+          batches: all micro-batches of the update, at least one.
+          train_policy: False for the critic's warm-up.
+
+        Returns:
+          The next state and the update's metrics as Python floats.
+        """
+        with jax.set_mesh(self.mesh):
+            batches = [shard(batch, self.mesh) for batch in batches]
+            metrics: dict[str, float] = {}
+            if train_policy:
+                params, opt_state, step, pending = self.policy.step(state.params, state.opt_state, state.step, batches)
+                state = state.replace(params=params, opt_state=opt_state, step=step)
+                metrics |= self.policy.metrics(pending, "policy")
+            if self.critic is not None:
+                params, opt_state, _, pending = self.critic.step(
+                    state.critic, state.critic_opt_state, state.step, batches
+                )
+                state = state.replace(critic=params, critic_opt_state=opt_state)
+                metrics |= self.critic.metrics(pending, "critic")
+            return state, metrics
+
+    def warm_up(self, state: TrainState, empty: Batch) -> TrainState:
+        """Compiles everything by an update on padding alone, which changes no number of the state."""
+        return self(state, [empty])[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trainable:
+    """The two programs that train one parameter tree."""
+
+    zeros: Callable[..., tuple[Tree, Tally]]  # params, batch -> empty accumulators
+    accumulate: Callable[..., tuple[Tree, Tally]]  # params, batch, grads, tally -> grads, tally
+    apply: Callable[..., tuple[Tree, Tree, jax.Array, dict[str, jax.Array]]]
+    summarise: Callable[[Tally], dict[str, float]]
+
+    def step(self, params: Tree, opt_state: Tree, step: jax.Array, batches: Sequence[Batch]) -> tuple:
+        """Returns params, opt_state, step and what `metrics` needs, still on the device."""
+        grads, tally = self.zeros(params, batches[0])
+        for batch in batches:
+            grads, tally = self.accumulate(params, batch, grads, tally)
+        params, opt_state, step, health = self.apply(params, opt_state, step, grads, tally)
+        return params, opt_state, step, (tally, health)
+
+    def metrics(self, pending: tuple[Tally, dict[str, jax.Array]], prefix: str) -> dict[str, float]:
+        """Copies an update's numbers to the host, once."""
+        tally, health = jax.device_get(pending)
+        return self.summarise(tally) | {f"{prefix}/{name}": float(value) for name, value in health.items()}
+
+
+def make_update(
+    forward: PolicyForward,
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    mesh: jax.sharding.Mesh,
+    value_forward: ValueForward | None = None,
+    critic_optimizer: optax.GradientTransformation | None = None,
+) -> Update:
+    """Builds the update.
+
+    Args:
+      forward: params, batch, temperature -> log-probs and entropies f32[B, R] of the targets (forward.py).
+      objective: static parts of the losses; `loss.SUPERVISED` for SFT.
+      optimizer: of the policy.
+      mesh: with axes data, fsdp, tensor.
+      value_forward, critic_optimizer: both given when there is a critic.
+    """
+
+    def policy_loss(params: Tree, batch: Batch) -> tuple[jax.Array, Tally]:
+        logprobs, entropy = forward(params, batch, objective.temperature)
+        return losses.policy_loss(logprobs, entropy, batch, objective)
+
+    def value_loss(critic: Tree, batch: Batch) -> tuple[jax.Array, Tally]:
+        return losses.value_loss(value_forward(critic, batch), batch, objective)
+
+    critic = None
+    if value_forward is not None:
+        critic = make_trainable(value_loss, critic_optimizer, losses.value_metrics)
+    return Update(mesh, make_trainable(policy_loss, optimizer, losses.policy_metrics), critic)
+
+
+def make_trainable(
+    loss: Callable[[Tree, Batch], tuple[jax.Array, Tally]],
+    optimizer: optax.GradientTransformation,
+    summarise: Callable[[Tally], dict[str, float]],
+) -> Trainable:
+    """Jits the programs of one tree. Gradients accumulate in f32, in donated buffers."""
+
+    def zeros(params: Tree, batch: Batch) -> tuple[Tree, Tally]:
+        _, tally = jax.eval_shape(loss, params, batch)
+        grads = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params)
+        tally = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tally)
+        return grads, tally.replace(maxima=jax.tree.map(lambda x: x - jnp.inf, tally.maxima))
+
+    def accumulate(params: Tree, batch: Batch, grads: Tree, tally: Tally) -> tuple[Tree, Tally]:
+        new, part = jax.grad(loss, has_aux=True)(params, batch)
+        return jax.tree.map(lambda total, g: total + g.astype(jnp.float32), grads, new), tally.add(part)
+
+    def apply(params: Tree, opt_state: Tree, step: jax.Array, grads: Tree, tally: Tally) -> tuple:
+        norm = optax.tree.norm(grads)
+        live = jnp.isfinite(norm) & (tally.sums["targets"] > 0)
+        updates, new_opt_state = optimizer.update(grads, opt_state, params)
+        new = (optax.apply_updates(params, updates), new_opt_state, step + 1)
+        params, opt_state, step = jax.tree.map(lambda n, o: jnp.where(live, n, o), new, (params, opt_state, step))
+        return params, opt_state, step, {"grad_norm": norm, "update_applied": live.astype(jnp.float32)}
+
+    # Parameters are not donated: the engine may hold the same buffers. The accumulators' become the new parameters.
+    return Trainable(
+        zeros=jax.jit(zeros),
+        accumulate=jax.jit(accumulate, donate_argnums=(2, 3)),
+        apply=jax.jit(apply, donate_argnums=(1, 3)),
+        summarise=summarise,
+    )
+
+
+def shard(batch: Batch, mesh: jax.sharding.Mesh) -> Batch:
+    """Puts a host batch on the mesh, rows split over data and fsdp."""
+    return jax.device_put(batch, jax.NamedSharding(mesh, jax.P(("data", "fsdp"))))

@@ -1,0 +1,74 @@
+"""Train a language-model agent by reinforcement learning.
+
+    python -m jaxagent.main --config=configs/search_r1.py
+    python -m jaxagent.main --config=configs/search_r1.py:laptop-ppo --config.seed=1 --config.workdir=runs/ppo
+    python -m jaxagent.main --config=configs/search_r1.py:qwen2.5-3b --config.model.path=DIR --dry_run
+
+The same command run again resumes from the last checkpoint in the workdir. Exit codes: 0 done, 2 a mistake in
+the command or config (one line on stderr), 130 interrupted, 143 stopped by SIGTERM after saving.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from jaxagent import flags
+from jaxagent.config import ConfigError
+
+_HELP = """
+Flags:
+  --config=FILE[:PRESET]           Python file with get_config(preset); see configs/
+  --config.SECTION.FIELD=VALUE     replace one value of it; all fields are listed below
+  --dry_run                        compile only: memory, FLOPs and time per device, no weights allocated
+  --dry_run_chip=CHIP              {chips} (default h100)
+  --help                           this text
+
+Config fields (meanings in jaxagent/config.py):
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line; returns the exit code. `argv[0]` is the program's name."""
+    argv = list(sys.argv if argv is None else argv)
+    if flags.wants_help(argv):
+        print(help_text())
+        return 0
+    try:
+        invocation = flags.parse_argv(argv)
+        _run(invocation)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def help_text() -> str:
+    """What `--help` prints: the commands, the flags, every config field with its type."""
+    rows = list(flags.fields())
+    width = max(len(path) for path, _ in rows)
+    listing = "\n".join(f"  --{path:<{width}}  {kind}" for path, kind in rows)
+    return f"{__doc__}{_HELP.format(chips=', '.join(flags.CHIPS))}{listing}"
+
+
+def _run(invocation: flags.Invocation) -> None:
+    # Late imports: everything below loads jax, which costs seconds.
+    from jaxagent import devices
+
+    if invocation.dry_run:
+        from jaxagent.plan import run
+
+        devices.use_virtual_cpus(invocation.config.mesh)
+        run.run(invocation.config, invocation.dry_run_chip)
+        return
+    devices.provide(invocation.config.mesh)
+    from jaxagent import loop
+
+    loop.run(invocation.config)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

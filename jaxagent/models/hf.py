@@ -1,0 +1,224 @@
+"""Hugging Face folders in and out: config.json + safetensors <-> `Params`, straight into and out of shardings.
+
+`load` reads only the slices a device needs, one array at a time, so the host never holds a second copy of the model.
+`save` writes a folder that transformers loads; import and export together give back every tensor byte for byte.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import shutil
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from jaxagent.config import ConfigError, ModelConfig
+from jaxagent.models import families
+from jaxagent.models.hf_layout import from_stored, stored_slices, to_stored
+from jaxagent.models.params import ArraySpec, Params, param_specs
+from jaxagent.models.spec import ModelSpec
+
+# What belongs to the tokenizer and to generation, copied as it is.
+ASSETS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+INDEX = "model.safetensors.index.json"
+FILE_BYTES = 4_000_000_000  # an exported model larger than this is split into several files
+
+
+def read_spec(folder: str | pathlib.Path, model: ModelConfig) -> ModelSpec:
+    """The spec of a Hugging Face folder, from its config.json.
+
+    Raises:
+      ConfigError: no such folder or file, or a model this code does not compute.
+    """
+    path = pathlib.Path(folder) / "config.json"
+    return families.spec_from_hf(_read_json(path), model, str(path))
+
+
+def load(folder: str | pathlib.Path, spec: ModelSpec, where: Params | None) -> Params:
+    """Reads the weights of a Hugging Face folder.
+
+    All names and shapes are checked before the first byte of weights is read.
+
+    Args:
+      folder: holds model.safetensors, or shards of it and their index.
+      spec: `read_spec(folder, ...)`; arrays come in its param_dtype, padded vocabulary rows as zeros.
+      where: `params.shardings(...)`; None puts everything on the default device.
+
+    Raises:
+      ConfigError: a missing file or tensor, a tensor of another shape, or one that this model does not have.
+    """
+    if where is None:
+        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        where = jax.tree.map(lambda _: device, param_specs(spec))
+    with contextlib.ExitStack() as stack:
+        tensors = _open(pathlib.Path(folder), stack)
+        _check(tensors, spec)
+
+        def one(array: ArraySpec, sharding: jax.sharding.Sharding) -> jax.Array:
+            blocks: dict[tuple, np.ndarray] = {}  # devices that hold the same shard read it once
+
+            def block(index: tuple[slice, ...]) -> np.ndarray:
+                spans = tuple(s.indices(size)[:2] for s, size in zip(index, array.shape, strict=True))
+                if spans not in blocks:
+                    blocks[spans] = _read_block(tensors, array, spans)
+                return blocks[spans]
+
+            return jax.make_array_from_callback(array.shape, sharding, block)
+
+        return jax.tree.map(one, param_specs(spec), where)
+
+
+def save(
+    folder: str | pathlib.Path,
+    params: Params,
+    spec: ModelSpec,
+    dtype: str,
+    assets: str | pathlib.Path = "",
+    file_bytes: int = FILE_BYTES,
+) -> None:
+    """Writes a folder that transformers loads: weights, config.json, tokenizer files.
+
+    config.json comes last, so a folder that was cut off while being written cannot be mistaken for a whole one.
+
+    Args:
+      folder: made if missing; files of an earlier export in it are replaced.
+      params: the weights, in any sharding of this process's devices.
+      spec: their spec.
+      dtype: "float32" or "bfloat16", of the stored tensors.
+      assets: folder whose tokenizer files are copied, and whose config.json is kept where the spec says nothing
+        (special token ids); "" = none.
+      file_bytes: largest size of one weights file.
+    """
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in (folder / "config.json", folder / INDEX, *folder.glob("model*.safetensors")):
+        old.unlink(missing_ok=True)
+    _save_weights(folder, params, spec, np.dtype(jax.numpy.dtype(dtype)), file_bytes)
+    config = families.spec_to_hf(spec, dtype)
+    if assets:
+        for name in ASSETS:
+            if (pathlib.Path(assets) / name).exists() and pathlib.Path(assets).resolve() != folder.resolve():
+                shutil.copyfile(pathlib.Path(assets) / name, folder / name)
+        if (pathlib.Path(assets) / "config.json").exists():
+            kept = _read_json(pathlib.Path(assets) / "config.json")
+            config = {k: v for k, v in kept.items() if k not in ("rope_parameters", "dtype")} | config
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _open(folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, tuple[str, Any]]:
+    """Tensor name -> (file, lazy slice). Opens every weights file of the folder; reads headers only."""
+    if (folder / INDEX).exists():
+        names = sorted(set(_read_json(folder / INDEX)["weight_map"].values()))
+    else:
+        names = sorted(path.name for path in folder.glob("*.safetensors"))
+    if not names:
+        raise ConfigError(f"{folder} has no *.safetensors file.")
+    tensors = {}
+    for name in names:
+        if not (folder / name).exists():
+            raise ConfigError(f"{folder / name} is missing: {INDEX} names it.")
+        try:
+            file = stack.enter_context(safetensors.safe_open(folder / name, framework="numpy"))
+        except safetensors.SafetensorError as error:
+            raise ConfigError(f"{folder / name} is not a whole safetensors file: {error}") from error
+        tensors |= {key: (name, file.get_slice(key)) for key in file.keys()}  # noqa: SIM118 (not a mapping)
+    return tensors
+
+
+def _check(tensors: Mapping[str, tuple[str, Any]], spec: ModelSpec) -> None:
+    """Raises ConfigError unless the files hold exactly the tensors of the model, in the right shapes."""
+    expected = {}
+    for array in jax.tree.leaves(param_specs(spec)):
+        for layer in range(spec.num_layers if array.stacked else 1):
+            expected[array.hf.name.format(layer=layer)] = array.hf.shape
+    for name, shape in expected.items():
+        if name not in tensors:
+            raise ConfigError(f"Tensor '{name}' is missing from {', '.join(sorted({f for f, _ in tensors.values()}))}.")
+        file, stored = tensors[name]
+        if tuple(stored.get_shape()) != shape:
+            raise ConfigError(
+                f"{file}: tensor '{name}' has shape {tuple(stored.get_shape())}, config.json says {shape}."
+            )
+    for name, (file, _) in tensors.items():
+        ignored = name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and spec.tie_embeddings)
+        if name not in expected and not ignored:
+            raise ConfigError(f"{file}: tensor '{name}' is not part of a {spec.family} of {spec.num_layers} layers.")
+
+
+def _read_block(tensors: Mapping[str, tuple[str, Any]], array: ArraySpec, spans: tuple) -> np.ndarray:
+    """One shard of one array, in its own dtype and layout. `spans` are (start, stop) per dimension."""
+    dtype = np.dtype(jax.numpy.dtype(array.dtype))
+
+    def single(layer: int, spans: tuple) -> np.ndarray:
+        stored = tensors[array.hf.name.format(layer=layer)][1][stored_slices(array, spans)]
+        return from_stored(stored, array, spans).astype(dtype, copy=False)
+
+    if not array.stacked:
+        return np.ascontiguousarray(single(0, spans))
+    block = np.empty([stop - start for start, stop in spans], dtype)
+    for row, layer in enumerate(range(*spans[0])):
+        block[row] = single(layer, spans[1:])
+    return block
+
+
+def _save_weights(folder: pathlib.Path, params: Params, spec: ModelSpec, dtype: np.dtype, file_bytes: int) -> None:
+    """Writes one file, or numbered files and their index."""
+    files: list[list[str]] = []  # names of the tensors of each file
+    pending: dict[str, np.ndarray] = {}
+    total = 0
+
+    def flush() -> None:
+        safetensors.numpy.save_file(pending, folder / f"model-{len(files)}.safetensors", metadata={"format": "pt"})
+        files.append(list(pending))
+        pending.clear()
+
+    for name, tensor in _stored_tensors(params, spec, dtype):
+        if pending and sum(t.nbytes for t in pending.values()) + tensor.nbytes > file_bytes:
+            flush()
+        pending[name] = tensor
+        total += tensor.nbytes
+    flush()
+    if len(files) == 1:
+        (folder / "model-0.safetensors").rename(folder / "model.safetensors")
+        return
+    weight_map = {}
+    for i, names in enumerate(files):
+        final = f"model-{i + 1:05d}-of-{len(files):05d}.safetensors"
+        (folder / f"model-{i}.safetensors").rename(folder / final)
+        weight_map |= dict.fromkeys(names, final)
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _stored_tensors(params: Params, spec: ModelSpec, dtype: np.dtype) -> Iterator[tuple[str, np.ndarray]]:
+    """(name, tensor) as stored, one array of the model on the host at a time."""
+    for array, weights in zip(jax.tree.leaves(param_specs(spec)), jax.tree.leaves(params), strict=True):
+        host = np.asarray(weights)
+        for layer in range(spec.num_layers if array.stacked else 1):
+            single = host[layer] if array.stacked else host
+            yield array.hf.name.format(layer=layer), to_stored(single, array).astype(dtype, copy=False)
+
+
+def _read_json(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist.") from None
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None

@@ -1,0 +1,159 @@
+"""Curves as inline SVG: series of (x, y) in -> an HTML `<figure>` that needs no script to be read.
+
+Colours are CSS variables of report.css (`--c0` ...), so that one figure is right on light and dark pages. The raw
+points travel in a `data-series` attribute, from which report.js shows values under the pointer.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Mapping, Sequence
+
+Points = Sequence[tuple[float, float]]
+
+WIDTH, HEIGHT = 420, 220
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 10, 26  # margins around the plot
+_COLOURS = 8
+_SMOOTH_FROM = 60  # points from which a moving average is drawn over the raw line
+
+
+def line_chart(title: str, series: Mapping[str, Points], *, zero: bool = False, unit: bool = False) -> str:
+    """One line per series. `zero`: the y axis starts at 0; `unit`: it is exactly 0 to 1."""
+    series = _finite(series)
+    if not series:
+        return ""
+    scale = _Scale(series, (0.0, 1.0) if unit else None, zero)
+    marks = []
+    for index, points in enumerate(series.values()):
+        dense = len(points) >= _SMOOTH_FROM
+        marks.append(_path(points, scale, index, "raw" if dense else "line"))
+        if dense:
+            marks.append(_path(_moving_average(points), scale, index, "line"))
+        elif len(points) <= 12:
+            marks += [_dot(x, y, scale, index) for x, y in points]
+    return _figure(title, series, scale, marks)
+
+
+def area_chart(title: str, series: Mapping[str, Points]) -> str:
+    """Areas stacked from the bottom in the order given; for parts of a whole (stop reasons, phases of a step)."""
+    series = _finite(series)
+    xs = sorted({x for points in series.values() for x, _ in points})
+    if not xs:
+        return ""
+    base = dict.fromkeys(xs, 0.0)
+    tops: list[dict[float, float]] = []
+    for points in series.values():
+        values = dict(points)
+        base = {x: base[x] + values.get(x, 0.0) for x in xs}
+        tops.append(base)
+    scale = _Scale({"": list(base.items())}, None, zero=True)
+    marks = []
+    floor = dict.fromkeys(xs, 0.0)
+    for index, top in enumerate(tops):
+        edge = [(x, top[x]) for x in xs] + [(x, floor[x]) for x in reversed(xs)]
+        path = "L".join(f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in edge)
+        marks.append(f'<path d="M{path}Z" class="area" style="--c:var(--c{index % _COLOURS})"/>')
+        floor = top
+    return _figure(title, series, scale, marks)
+
+
+def ticks(low: float, high: float, count: int = 4) -> list[float]:
+    """About `count` round numbers within [low, high]."""
+    span = high - low
+    if span <= 0 or not math.isfinite(span):
+        return [low]
+    step = 10.0 ** math.floor(math.log10(span / count))
+    step *= min((1, 2, 5, 10), key=lambda factor: abs(span / (step * factor) - count))
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [k * step for k in range(first, last + 1)]
+
+
+def label(value: float) -> str:
+    """A tick's text: 0.25, 2k, 1.5e-06."""
+    if value == 0:
+        return "0"
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.4g}{letter}"
+    return f"{value:.3g}" if abs(value) >= 1e-3 else f"{value:.1e}".replace(".0e", "e")
+
+
+class _Scale:
+    """Data coordinates to pixels."""
+
+    def __init__(self, series: Mapping[str, Points], y_range: tuple[float, float] | None, zero: bool):
+        xs = [x for points in series.values() for x, _ in points]
+        ys = [y for points in series.values() for _, y in points]
+        self.x_low, self.x_high = min(xs), max(xs)
+        low, high = y_range or (min(0.0, *ys, 0.0) if zero else min(ys), max(ys))
+        if high - low < 1e-12 * max(1.0, abs(high)):  # a constant: a line in the middle
+            pad = abs(high) * 0.1 or 1.0
+            low, high = (low if zero and low == 0 else low - pad), high + pad
+        elif y_range is None:
+            pad = (high - low) * 0.06
+            low, high = (low if zero and low == 0 else low - pad), high + pad
+        self.y_low, self.y_high = low, high
+
+    def x(self, value: float) -> float:
+        span = self.x_high - self.x_low or 1.0
+        return _LEFT + (value - self.x_low) / span * (WIDTH - _LEFT - _RIGHT)
+
+    def y(self, value: float) -> float:
+        return HEIGHT - _BOTTOM - (value - self.y_low) / (self.y_high - self.y_low) * (HEIGHT - _TOP - _BOTTOM)
+
+
+def _figure(title: str, series: Mapping[str, Points], scale: _Scale, marks: Sequence[str]) -> str:
+    axes = []
+    for value in ticks(scale.y_low, scale.y_high):
+        y = scale.y(value)
+        axes.append(f'<path d="M{_LEFT},{y:.1f}H{WIDTH - _RIGHT}" class="grid"/>')
+        axes.append(f'<text x="{_LEFT - 6}" y="{y + 3.5:.1f}" class="tick" text-anchor="end">{label(value)}</text>')
+    for value in ticks(scale.x_low, scale.x_high, 5):
+        x, y = scale.x(value), HEIGHT - _BOTTOM + 16
+        axes.append(f'<text x="{x:.1f}" y="{y}" class="tick" text-anchor="middle">{label(value)}</text>')
+    legend = ""
+    if len(series) > 1:
+        legend = "".join(
+            f'<span class="key" style="--c:var(--c{i % _COLOURS})">{html.escape(name)}</span>'
+            for i, name in enumerate(series)
+        )
+    data = {
+        "x": [scale.x_low, scale.x_high],
+        "frame": [_LEFT, WIDTH - _RIGHT, _TOP, HEIGHT - _BOTTOM],
+        "series": [[name, [[x, float(f"{y:.5g}")] for x, y in points]] for name, points in series.items()],
+    }
+    return (
+        f'<figure class="chart" data-series="{html.escape(json.dumps(data, separators=(",", ":")))}">'
+        f"<figcaption>{html.escape(title)}</figcaption>"
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(title)}">'
+        f'{"".join(axes)}{"".join(marks)}<path class="cursor" d=""/></svg><div class="legend">{legend}</div></figure>'
+    )
+
+
+def _path(points: Points, scale: _Scale, index: int, css: str) -> str:
+    line = "L".join(f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in points)
+    return f'<path d="M{line}" class="{css}" style="--c:var(--c{index % _COLOURS})"/>'
+
+
+def _dot(x: float, y: float, scale: _Scale, index: int) -> str:
+    colour = f"--c:var(--c{index % _COLOURS})"
+    return f'<circle cx="{scale.x(x):.1f}" cy="{scale.y(y):.1f}" r="3" class="dot" style="{colour}"/>'
+
+
+def _moving_average(points: Points) -> list[tuple[float, float]]:
+    """Centred, over a twentieth of the points; the window shrinks at both ends."""
+    half = max(1, len(points) // 40)
+    ys = [y for _, y in points]
+    out = []
+    for i, (x, _) in enumerate(points):
+        window = ys[max(0, i - half) : i + half + 1]
+        out.append((x, sum(window) / len(window)))
+    return out
+
+
+def _finite(series: Mapping[str, Points]) -> dict[str, list[tuple[float, float]]]:
+    kept = {name: [(float(x), float(y)) for x, y in points if math.isfinite(y)] for name, points in series.items()}
+    return {name: points for name, points in kept.items() if points}

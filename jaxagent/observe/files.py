@@ -1,0 +1,9 @@
+"""What a workdir holds, by name."""
+
+METRICS_FILE = "metrics.jsonl"  # one record per step; see metrics.py
+EPISODES_FILE = "episodes.jsonl"  # some evaluation episodes, token by token; see episodes.py
+SUMMARY_FILE = "summary.json"  # the run in one dict, written when it ends
+CONFIG_FILE = "config.json"  # the parsed config, written when it starts
+REPORT_FILE = "report.html"  # made from the four above; see report.py
+TENSORBOARD_FOLDER = "tensorboard"
+PLAN_FILE = "plan.json"  # what --dry_run printed

@@ -1,0 +1,125 @@
+"""Live progress for a person: a bar and the numbers that matter on a terminal, plain lines in a log file.
+
+Records in (the same dicts that go to metrics.jsonl) -> text. Knows nothing of what the numbers mean beyond
+which to show first.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from jaxagent.observe.text import duration, number, sparkline
+
+# Shown in this order where a record has them; everything else is in metrics.jsonl.
+HEADLINES = (
+    "loss",
+    "gate/worst_accuracy",
+    "reward/em",
+    "reward/mean",
+    "eval/em",
+    "eval/em_sampled",
+    "eval/em_two_hop",
+    "policy/entropy",
+    "policy/kl",
+    "policy/clip_frac",
+    "policy/ratio_p99",
+    "logprob_gap/max",
+    "groups/zero_signal_frac",
+    "episode/turns",
+    "stop/answer",
+    "tokens_per_s",
+    "time/step_s",
+)
+_HISTORY = 40  # points of a sparkline
+
+
+class Progress:
+    """A context manager. On a terminal it redraws in place; elsewhere it prints a line per `log_every_s`."""
+
+    def __init__(self, console: Console | None = None, log_every_s: float = 10.0):
+        self._console = console or Console()
+        self._log_every_s = log_every_s
+        self._last_line_s = -math.inf
+        self._stage, self._total, self._started_s, self._first_step = "", 0, time.monotonic(), 0
+        self._history: dict[str, deque[float]] = {}
+        self._bars = Bars(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self._console,
+        )
+        self._task = None
+        self._live = (
+            Live(self._bars, console=self._console, refresh_per_second=4) if self._console.is_terminal else None
+        )
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def stage(self, name: str, total: int, step: int = 0) -> None:
+        """Begins a stage of at most `total` steps, of which `step` are done already (after a resume)."""
+        self._stage, self._total, self._first_step, self._started_s = name, total, step, time.monotonic()
+        self._history.clear()
+        self._last_line_s = -math.inf
+        if self._task is not None:
+            self._bars.update(self._task, visible=False)
+        self._task = self._bars.add_task(name, total=total, completed=step)
+        if not self._live:
+            self.note(f"{name}: {total} steps" + (f", going on from step {step}" if step else ""))
+
+    def update(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Shows the record of a finished step. Lines with an evaluation are always printed."""
+        numbers = {name: float(metrics[name]) for name in HEADLINES if metrics.get(name) is not None}
+        for name, value in numbers.items():
+            self._history.setdefault(name, deque(maxlen=_HISTORY)).append(value)
+        if self._live:
+            self._bars.update(self._task, completed=step)
+            self._live.update(Group(self._table(), self._bars))
+        elif self._is_due(step, metrics):
+            self._last_line_s = time.monotonic()
+            shown = "  ".join(f"{name} {number(value)}" for name, value in numbers.items())
+            self.note(f"{self._stage} {step}/{self._total}  {shown}  left {self._left(step)}")
+
+    def note(self, text: str) -> None:
+        """Prints one line above the bar."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def _is_due(self, step: int, metrics: Mapping[str, Any]) -> bool:
+        waited = time.monotonic() - self._last_line_s >= self._log_every_s
+        return waited or step >= self._total or any(name.startswith("eval/") for name in metrics)
+
+    def _left(self, step: int) -> str:
+        done = step - self._first_step
+        if done <= 0:
+            return "?"
+        return duration((time.monotonic() - self._started_s) / done * max(0, self._total - step))
+
+    def _table(self) -> Table:
+        table = Table.grid(padding=(0, 2))
+        for name in HEADLINES:
+            if name in self._history:
+                values = list(self._history[name])
+                table.add_row(f"[dim]{name}", f"[bold]{number(values[-1])}", f"[cyan]{sparkline(values)}")
+        return table

@@ -1,0 +1,31 @@
+"""Numbers as short text for people."""
+
+from __future__ import annotations
+
+import math
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def number(value: float) -> str:
+    """Four significant digits at most, short: 0.8125, 1.2e-06, 14210."""
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """1:05:09, 3:20, 0:07."""
+    whole = round(seconds)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def sparkline(values: list[float]) -> str:
+    """One block character per value, scaled between the smallest and the largest; a space where not finite."""
+    finite = [v for v in values if math.isfinite(v)]
+    if not finite:
+        return ""
+    low, span = min(finite), max(finite) - min(finite) or 1.0
+    top = len(_BLOCKS) - 1
+    return "".join(_BLOCKS[round((v - low) / span * top)] if math.isfinite(v) else " " for v in values)

@@ -1,0 +1,126 @@
+"""FLOPs and seconds of one RL step, counted by formula from the config and the model's shape.
+
+Upper bounds where the policy decides: every episode is taken to use all its turns, tokens and observations.
+A multiply-add is two FLOPs; backward is twice forward; norms, RoPE, softmax and sampling are not counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from jaxagent.config import Config
+from jaxagent.models import params as model_params
+from jaxagent.models.spec import ModelSpec
+from jaxagent.plan.chips import Chip
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What one RL step does, over all devices."""
+
+    episodes: int
+    sampled_tokens: int  # per episode, at most
+    prefill_tokens: int  # per episode, at most: prompt and observations
+    rows: int  # packed training rows, with no two episodes sharing one
+    micro_batches: int  # of one pass over the rows
+    passes: int  # epochs over the batch
+    train_flops: float
+    score_flops: float  # forward passes for the frozen reference and, with PPO, values
+    prefill_flops: float
+    decode_flops: float
+    decode_steps: int  # forward passes over all slots
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """Estimated seconds of one RL step on a named chip."""
+
+    train_s: float
+    score_s: float
+    prefill_s: float
+    decode_s: float
+    decode_step_s: float  # one token in every slot
+
+    @property
+    def total_s(self) -> float:
+        """One step, its phases one after another."""
+        return self.train_s + self.score_s + self.prefill_s + self.decode_s
+
+
+def layer_matmul_params(spec: ModelSpec) -> int:
+    """Weights of all layers that every token is multiplied with (norms and biases left out)."""
+    layers = model_params.param_specs(spec).layers
+    matrices = (layers.wq, layers.wk, layers.wv, layers.wo, layers.w_gate, layers.w_up, layers.w_down)
+    return sum(matrix.size for matrix in matrices)
+
+
+def forward_flops(spec: ModelSpec, tokens: int, keys: float, targets: int) -> float:
+    """A forward pass over `tokens` tokens that each attend to `keys` keys, with logits at `targets` of them."""
+    attention = 4 * spec.num_layers * spec.num_heads * spec.head_dim * keys
+    head = 2 * spec.padded_vocab_size * spec.embed_dim * targets
+    return tokens * (2.0 * layer_matmul_params(spec) + attention) + head
+
+
+def train_flops(spec: ModelSpec, rows: int, row_tokens: int, row_targets: int) -> float:
+    """Forward and backward over packed rows. Packed attention computes the whole T x T square.
+
+    Recomputation counts: it is work. "layer" repeats the layers' forward; the head's is always repeated.
+    """
+    tokens = rows * row_tokens
+    layers = forward_flops(spec, tokens, row_tokens, 0)
+    head = forward_flops(spec, 0, 0, rows * row_targets)
+    return layers * (4 if spec.remat == "layer" else 3) + head * 4
+
+
+def count(cfg: Config, spec: ModelSpec, row_targets: int) -> Work:
+    """The work of one RL step. `row_targets` is R, the log-prob positions of a packed row."""
+    env, rl = cfg.env, cfg.rl
+    episodes = rl.tasks_per_step * rl.group_size
+    turns = env.max_turns + int(env.final_turn)
+    sampled = min(turns * env.turn_tokens, env.context_tokens)
+    prefill = env.context_tokens - sampled
+    rows = math.ceil(episodes * env.context_tokens / rl.batch.row_tokens)
+    micro = math.ceil(rows / rl.batch.micro_rows)
+    padded_rows = micro * rl.batch.micro_rows
+    models = 2 if rl.algorithm == "ppo" else 1
+    forwards = int(rl.kl.coefficient > 0) + int(rl.algorithm == "ppo")
+    one_forward = forward_flops(spec, padded_rows * rl.batch.row_tokens, rl.batch.row_tokens, padded_rows * row_targets)
+    one_train = train_flops(spec, padded_rows, rl.batch.row_tokens, row_targets)
+    mean_keys = env.context_tokens / 2
+    waves = math.ceil(episodes / cfg.engine.slots)
+    return Work(
+        episodes=episodes,
+        sampled_tokens=sampled,
+        prefill_tokens=prefill,
+        rows=rows,
+        micro_batches=micro,
+        passes=rl.epochs,
+        train_flops=models * rl.epochs * one_train,
+        score_flops=forwards * one_forward,
+        prefill_flops=episodes * forward_flops(spec, prefill, mean_keys, 0),
+        decode_flops=episodes * forward_flops(spec, sampled, mean_keys, sampled),
+        decode_steps=waves * sampled,
+    )
+
+
+def estimate(cfg: Config, spec: ModelSpec, work: Work, chip: Chip) -> Times:
+    """Seconds on `chip`: compute-bound phases by MFU, decode by what each chip must read per token."""
+    devices = cfg.mesh.data * cfg.mesh.fsdp * cfg.mesh.tensor
+    shards = cfg.mesh.data * cfg.mesh.fsdp
+    # A decode step reads the weights this chip holds and the cached keys and values of its slots, half full.
+    bytes_per_value = {"float32": 4, "bfloat16": 2}
+    head = spec.padded_vocab_size * spec.embed_dim
+    weights = (layer_matmul_params(spec) + head) * bytes_per_value[spec.compute_dtype] / cfg.mesh.tensor
+    per_token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * bytes_per_value[cfg.engine.cache_dtype]
+    cached = cfg.engine.slots / shards * cfg.env.context_tokens / 2 * per_token / cfg.mesh.tensor
+    read_s = (weights + cached) / (chip.bandwidth * chip.decode_bandwidth_frac)
+    compute_s = work.decode_flops / max(work.decode_steps, 1) / devices / (chip.flops * chip.prefill_mfu)
+    step_s = max(read_s, compute_s) + chip.dispatch_s / cfg.engine.steps_per_dispatch
+    return Times(
+        train_s=work.train_flops / devices / (chip.flops * chip.train_mfu),
+        score_s=work.score_flops / devices / (chip.flops * chip.prefill_mfu),
+        prefill_s=work.prefill_flops / devices / (chip.flops * chip.prefill_mfu),
+        decode_s=work.decode_steps * step_s,
+        decode_step_s=step_s,
+    )

@@ -1,0 +1,201 @@
+"""`--dry_run`: prints the plan of a config and writes it to plan.json in the workdir.
+
+Config and chip name in -> memory per device, FLOPs, and seconds of a step. Compiles for virtual CPU devices, or for
+the named NVIDIA chip itself where the CUDA plug-in wheels are installed. No weights are allocated, and of a model
+folder only config.json is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from jaxagent.config import Config, ConfigError
+from jaxagent.learner.batching import Packer
+from jaxagent.models import params as model_params
+from jaxagent.models.spec import ModelSpec
+from jaxagent.observe.files import PLAN_FILE
+from jaxagent.plan import costs, programs, topology
+from jaxagent.plan.chips import CHIPS
+
+_GB = 1e9
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Everything a dry run found out. Bytes are of one device, FLOPs of all devices together."""
+
+    chip: str
+    compiled_for: str  # "virtual CPU devices" or the chip
+    devices: int
+    parameters: int
+    resident_bytes: dict[str, int]
+    programs: list[programs.Program]
+    peak_bytes: int
+    chip_memory_bytes: float
+    work: costs.Work
+    times: costs.Times
+    assumptions: list[str]
+
+
+def run(cfg: Config, chip: str, console: Console | None = None) -> Plan:
+    """Makes, prints and saves the plan.
+
+    Raises:
+      ConfigError: the config cannot run: sizes that do not divide, a context too long, a missing model folder.
+    """
+    console = console or Console()
+    result = plan(cfg, chip, lambda p: console.print(f"compiled {p.name} in {p.compile_s:.1f} s", style="dim"))
+    for table in tables(result):
+        console.print(table)
+    for line in result.assumptions:
+        console.print(f"- {line}", style="dim", highlight=False)
+    path = pathlib.Path(cfg.workdir) / PLAN_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(to_dict(result), indent=2) + "\n")
+    console.print(f"Written to {path}")
+    return result
+
+
+def plan(cfg: Config, chip: str, report: Callable[[programs.Program], None]) -> Plan:
+    """The plan of a config on a chip; `report` is called with each `programs.Program` when it is compiled."""
+    spec = model_spec(cfg)
+    spec.check_context(cfg.env.context_tokens)
+    mesh, compiled_for = topology.mesh_for(cfg.mesh, chip)
+    packer = Packer(cfg.rl.batch, longest_targets(cfg), cfg.mesh.data * cfg.mesh.fsdp)
+    resident = programs.resident_bytes(cfg, spec, mesh)
+    compiled = programs.compile_all(cfg, spec, mesh, packer.empty(), report)
+    work = costs.count(cfg, spec, packer.row_targets)
+    numbers = CHIPS[chip]
+    return Plan(
+        chip=chip,
+        compiled_for=compiled_for,
+        devices=mesh.size,
+        parameters=model_params.count(spec),
+        resident_bytes=resident,
+        programs=compiled,
+        # Gradient accumulators are arguments of one program and outputs of another: they are in its account.
+        peak_bytes=sum(resident.values()) + max(transient_bytes(p, resident) for p in compiled),
+        chip_memory_bytes=numbers.memory_bytes,
+        work=work,
+        times=costs.estimate(cfg, spec, work, numbers),
+        assumptions=assumptions(cfg, chip, compiled_for),
+    )
+
+
+def model_spec(cfg: Config) -> ModelSpec:
+    """The model's shape: from config.json of `model.path`, else from the config's own fields.
+
+    Raises:
+      ConfigError: `model.path` has no config.json.
+    """
+    if not cfg.model.path:
+        return ModelSpec.from_config(cfg.model, cfg.tokenizer.vocab_size)
+    from jaxagent.models.families import spec_from_hf
+
+    path = pathlib.Path(cfg.model.path) / "config.json"
+    if not path.is_file():
+        raise ConfigError(f"config.model.path: '{path}' does not exist.")
+    return spec_from_hf(json.loads(path.read_text()), cfg.model)
+
+
+def longest_targets(cfg: Config) -> int:
+    """Targets of the longest trajectory: every sampled token, and with ECHO every observation token."""
+    turns = cfg.env.max_turns + int(cfg.env.final_turn)
+    sampled = turns * cfg.env.turn_tokens
+    observed = 0
+    if cfg.rl.algorithm == "echo" and cfg.rl.echo.coefficient > 0:
+        observed = cfg.env.max_turns * cfg.env.observation_tokens
+        observed = min(observed, cfg.rl.echo.max_tokens) if cfg.rl.echo.max_tokens else observed
+    return min(sampled + observed, cfg.env.context_tokens)
+
+
+def transient_bytes(program: programs.Program, resident: dict[str, int]) -> int:
+    """What a program needs on top of everything resident: temporaries, new outputs, gradient accumulators."""
+    accumulators = resident["parameters"] if "gradient" in program.name or "optimiser" in program.name else 0
+    return program.extra_bytes + accumulators
+
+
+def assumptions(cfg: Config, chip: str, compiled_for: str) -> list[str]:
+    """What the numbers rest on, in words."""
+    numbers = CHIPS[chip]
+    out = [
+        f"times: {numbers.flops / 1e12:.0f} TFLOP/s, of which {numbers.train_mfu:.0%} in training and "
+        f"{numbers.prefill_mfu:.0%} in prefill; {numbers.bandwidth / 1e9:.0f} GB/s, of which "
+        f"{numbers.decode_bandwidth_frac:.0%} in decode; no time for communication, environments and the host",
+        "every episode uses all its turns, sampled tokens and observations: an upper bound on tokens",
+        "FLOPs by formula (matrix products and attention), recomputation included",
+        "the allocator's own overhead and library workspaces are not counted",
+    ]
+    if compiled_for != chip:
+        out.append(
+            f"memory of temporaries as compiled for {compiled_for}: the CPU back end computes bfloat16 in float32 and "
+            "fuses less, so a chip needs less"
+        )
+    return out
+
+
+def tables(result: Plan) -> list[Table]:
+    """The plan for people."""
+    memory = Table(title=f"Memory of one device ({result.devices} devices, compiled for {result.compiled_for})")
+    memory.add_column("what")
+    memory.add_column("GB", justify="right")
+    for name, size in result.resident_bytes.items():
+        if size:
+            memory.add_row(name, _gb(size))
+    worst = max(result.programs, key=lambda p: transient_bytes(p, result.resident_bytes))
+    memory.add_row(f"largest program ({worst.name})", _gb(transient_bytes(worst, result.resident_bytes)))
+    memory.add_section()
+    fits = "fits" if result.peak_bytes < 0.92 * result.chip_memory_bytes else "DOES NOT FIT"
+    memory.add_row(
+        f"[bold]peak[/] ({fits} in {result.chip_memory_bytes / _GB:.0f} GB of {result.chip})", _gb(result.peak_bytes)
+    )
+
+    compiled = Table(title="Programs, one device")
+    for column in ("program", "arguments GB", "activations GB", "outputs GB", "compiled in s"):
+        compiled.add_column(column, justify="left" if column == "program" else "right")
+    for p in result.programs:
+        compiled.add_row(
+            p.name, _gb(p.argument_bytes), _gb(p.temp_bytes), _gb(p.output_bytes - p.alias_bytes), f"{p.compile_s:.1f}"
+        )
+
+    work, times = result.work, result.times
+    step = Table(
+        title=f"One RL step of {work.episodes} episodes, {result.parameters / 1e6:,.1f}M parameters, on {result.chip}"
+    )
+    for column in ("phase", "what", "FLOPs", "seconds"):
+        step.add_column(column, justify="left" if column in ("phase", "what") else "right")
+    step.add_row(
+        "prefill", f"{work.prefill_tokens} tokens per episode", f"{work.prefill_flops:.2e}", _s(times.prefill_s)
+    )
+    decode = f"{work.sampled_tokens} tokens per episode, {times.decode_step_s * 1e3:.2f} ms per token"
+    step.add_row("decode", decode, f"{work.decode_flops:.2e}", _s(times.decode_s))
+    if work.score_flops:
+        step.add_row("score", "reference, values", f"{work.score_flops:.2e}", _s(times.score_s))
+    train = f"{work.micro_batches} micro-batches, {work.passes} pass(es)"
+    step.add_row("train", train, f"{work.train_flops:.2e}", _s(times.train_s))
+    step.add_section()
+    total = work.prefill_flops + work.decode_flops + work.score_flops + work.train_flops
+    step.add_row("[bold]step", "", f"{total:.2e}", f"[bold]{_s(times.total_s)}")
+    return [memory, compiled, step]
+
+
+def to_dict(result: Plan) -> dict[str, Any]:
+    """The plan as JSON-ready data."""
+    out = dataclasses.asdict(result)
+    out["times"]["total_s"] = result.times.total_s
+    return out
+
+
+def _gb(size: float) -> str:
+    return f"{size / _GB:.2f}" if size >= 0.01 * _GB else f"{size / _GB:.4f}"
+
+
+def _s(seconds: float) -> str:
+    return f"{seconds:.1f}" if seconds >= 1 else f"{seconds:.3f}"

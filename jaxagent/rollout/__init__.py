@@ -1,0 +1,1 @@
+"""Rollouts: a task and a policy in, an episode out."""

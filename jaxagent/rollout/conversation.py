@@ -1,0 +1,163 @@
+"""`Conversation`: the only way a trajectory is made. Text becomes tokens once; sampled tokens stay as sampled.
+
+Prompt messages, generations and observations in -> the tokens the engine needs next (`pending`) and, at the end, a
+`types.Trajectory` whose tokens are the engine's tokens, one for one. Nothing that was sampled is ever encoded again:
+the text of an action is decoded *for parsing only*, and a boundary between two turns is a boundary between tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.envs.base import Message, Observation, Transcript
+from jaxagent.rollout.templates import Plain, Spans, Template
+from jaxagent.types import Generation, TokenKind, Trajectory
+
+
+class Conversation:
+    """One growing token sequence. `add_prompt` once, then actions and observations in turn.
+
+    Args:
+      tokenizer: encodes prompts and observations.
+      template: how messages and observations become text.
+      observation_tokens: an observation is cut to this many tokens, its head kept; template text does not count.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: Template, observation_tokens: int):
+        self._tokenizer = tokenizer
+        self._template = template
+        self._observation_tokens = observation_tokens
+        self._tokens: list[int] = []
+        self._kinds: list[int] = []
+        self._logprobs: list[float] = []
+        self._versions: list[int] = []
+        self._turns: list[int] = []
+        self._known = 0  # tokens that the engine has been given or has sampled
+        self._prompt_text = ""
+        self._texts: list[tuple[str, str]] = []  # (action, observation) of every turn so far
+        self._ended_by = ""  # the EOS text that the last action ended with
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def turns(self) -> int:
+        """Actions so far."""
+        return len(self._texts)
+
+    @property
+    def pending(self) -> list[int]:
+        """Context tokens that the engine has not seen: all that came after the last action."""
+        return self._tokens[self._known :]
+
+    @property
+    def transcript(self) -> Transcript:
+        """The text of everything so far."""
+        return Transcript(self._prompt_text, tuple(self._texts))
+
+    def add_prompt(self, messages: Sequence[Message]) -> None:
+        """Encodes the prompt. With `Plain` it starts with the tokenizer's prefix (a BOS, where it wants one)."""
+        if self._tokens:
+            raise ValueError("A conversation has one prompt, and it comes first.")
+        prefix = self._tokenizer.prefix_ids if isinstance(self._template, Plain) else ()
+        ids = [*prefix, *self._tokenizer.encode(self._template.prompt(messages))]
+        self._prompt_text = "".join(message.content for message in messages)
+        self._append(ids, [TokenKind.PROMPT] * len(ids))
+
+    def add_action(self, generation: Generation) -> str:
+        """Appends sampled tokens and returns their text, without EOS and without bytes past the stop string."""
+        ids = generation.tokens.tolist()
+        body = ids
+        self._ended_by = ""
+        if generation.finish == "eos" and ids and ids[-1] in self._tokenizer.eos_ids:
+            body, self._ended_by = ids[:-1], self._tokenizer.decode(ids[-1:])
+        raw = self._tokenizer.decode_bytes(body)
+        raw = raw[: len(raw) - generation.overshoot_bytes]
+        text = raw.decode("utf-8", errors="replace")
+        self._texts.append((text, ""))
+        self._append(
+            ids,
+            [TokenKind.ACTION] * len(ids),
+            generation.logprobs.tolist(),
+            generation.policy_versions.tolist(),
+        )
+        if ids:  # an empty generation means that the context was full: the engine did not take what was pending
+            self._known = len(self._tokens)
+        return text
+
+    def add_demonstration(self, text: str) -> None:
+        """Appends a demonstrated action: encoded text that counts as ACTION, with log-prob 0 and no policy version."""
+        ids = self._tokenizer.encode(text)
+        self._ended_by = ""
+        self._texts.append((text, ""))
+        self._append(ids, [TokenKind.ACTION] * len(ids))
+        self._known = len(self._tokens)
+
+    def add_observation(self, observation: Observation) -> str:
+        """Encodes an observation once, cuts it to the limit, and returns the text that was kept."""
+        if not self._texts or self._known != len(self._tokens):
+            raise ValueError("An observation follows an action.")
+        spans = self._template.observation(observation, self._ended_by)
+        spans = [(self._tokenizer.normalize(text), kind) for text, kind in spans]
+        ids = self._tokenizer.encode("".join(text for text, _ in spans))
+        table = self._tokenizer.token_bytes()
+        kinds = span_kinds(spans, [len(table[i]) for i in ids])
+        text = observation.text
+        body = [i for i, kind in enumerate(kinds) if kind != TokenKind.PROMPT]
+        if len(body) > self._observation_tokens:
+            cut = slice(body[self._observation_tokens], body[-1] + 1)
+            text = self._tokenizer.decode([ids[i] for i in body[: self._observation_tokens]])
+            del ids[cut], kinds[cut]
+        self._texts[-1] = (self._texts[-1][0], text)
+        self._append(ids, kinds)
+        return text
+
+    def trajectory(self) -> Trajectory:
+        """Everything the engine has seen. An observation that no action followed was never shown, and is left out."""
+        end = self._known
+        return Trajectory(
+            tokens=np.asarray(self._tokens[:end], np.int32),
+            kinds=np.asarray(self._kinds[:end], np.uint8),
+            logprobs=np.asarray(self._logprobs[:end], np.float32),
+            policy_versions=np.asarray(self._versions[:end], np.int32),
+            turns=np.asarray(self._turns[:end], np.int32),
+        )
+
+    def _append(
+        self,
+        ids: Sequence[int],
+        kinds: Sequence[int],
+        logprobs: Sequence[float] | None = None,
+        versions: Sequence[int] | None = None,
+    ) -> None:
+        count = len(ids)
+        logprobs = [0.0] * count if logprobs is None else logprobs
+        versions = [-1] * count if versions is None else versions
+        if not count == len(kinds) == len(logprobs) == len(versions):
+            raise ValueError(f"{count} tokens with {len(logprobs)} log-probs and {len(versions)} policy versions.")
+        self._tokens.extend(ids)
+        self._kinds.extend(kinds)
+        self._logprobs.extend(logprobs)
+        self._versions.extend(versions)
+        self._turns.extend([max(0, len(self._texts) - 1)] * count)
+
+
+def span_kinds(spans: Spans, lengths: Sequence[int]) -> list[int]:
+    """The kind of every token, given each token's length in bytes: the kind of the span it lies in.
+
+    A token across spans of different kinds is PROMPT if template text is in it, else WARNING: an OBSERVATION token
+    holds nothing but the environment's words, which is what makes it a fair target of ECHO.
+    """
+    kind_of_byte = np.concatenate([np.full(len(t.encode()), k, np.uint8) for t, k in spans] or [np.zeros(0, np.uint8)])
+    kinds, end = [], 0
+    for length in lengths:
+        start, end = end, end + length
+        touched = set(kind_of_byte[start:end].tolist())
+        if len(touched) == 1:
+            kinds.append(touched.pop())
+        else:
+            kinds.append(TokenKind.WARNING if touched and TokenKind.PROMPT not in touched else TokenKind.PROMPT)
+    return kinds

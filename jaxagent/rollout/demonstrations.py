@@ -1,0 +1,87 @@
+"""Warm-start demonstrations: a jsonl file of episodes -> trajectories, made by the same `Conversation` as rollouts.
+
+A row is {"prompt": question, "turns": [{"action": text, "observation": text or ""}, ...]}; other columns are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grain
+
+from jaxagent.config import ConfigError
+from jaxagent.envs.base import Message, Observation
+from jaxagent.rollout.conversation import Conversation
+from jaxagent.types import TokenKind, Trajectory
+
+
+def load(path: str | Path) -> list[dict[str, Any]]:
+    """Reads and checks a file of demonstrations.
+
+    Raises:
+      ConfigError: no file, no rows, or a malformed row, named by file, row and column.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"warm_start.demonstrations: no file '{path}'.")
+    rows = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ConfigError(f"{path}, row {number}: not JSON ({error.msg}).") from error
+            if problem := _problem(row):
+                raise ConfigError(f"{path}, row {number}: {problem}")
+            rows.append(row)
+    if not rows:
+        raise ConfigError(f"{path} has no rows.")
+    return rows
+
+
+def trajectory(
+    row: dict[str, Any], new: Callable[[], Conversation], prompt: Callable[[str], Sequence[Message]]
+) -> Trajectory:
+    """One demonstration as the trajectory that an episode with these texts would have been.
+
+    Args:
+      row: as `load` gives it.
+      new: makes an empty conversation.
+      prompt: question -> the environment's messages.
+    """
+    conversation = new()
+    conversation.add_prompt(prompt(row["prompt"]))
+    for turn in row["turns"]:
+        conversation.add_demonstration(turn["action"])
+        if turn["observation"]:
+            conversation.add_observation(Observation(((turn["observation"], TokenKind.OBSERVATION),)))
+    return conversation.trajectory()
+
+
+def stream(rows: Sequence[dict[str, Any]], to_trajectory: Callable[[dict[str, Any]], Trajectory], batch: int):
+    """An endless grain iterator over lists of `batch` trajectories, in file order: the writer balances the kinds.
+
+    Its state is one integer, so a resumed run sees the same batches.
+    """
+    dataset = grain.MapDataset.source(rows).repeat(None).map(to_trajectory).batch(batch, batch_fn=list)
+    return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)))
+
+
+def _problem(row: Any) -> str:
+    if not isinstance(row, dict):
+        return f"expected an object, got {type(row).__name__}."
+    if not isinstance(row.get("prompt"), str):
+        return "column 'prompt' must be text."
+    turns = row.get("turns")
+    if not isinstance(turns, list) or not turns:
+        return "column 'turns' must be a list with at least one turn."
+    for i, turn in enumerate(turns):
+        for column in ("action", "observation"):
+            if not isinstance(turn, dict) or not isinstance(turn.get(column), str):
+                return f"column 'turns[{i}].{column}' must be text."
+        if not turn["action"]:
+            return f"column 'turns[{i}].action' is empty."
+    return ""

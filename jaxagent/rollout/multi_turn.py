@@ -1,0 +1,227 @@
+"""The multi-turn rollout: one policy, one environment, turn by turn, into an `Episode`.
+
+Task + sample index in -> `Episode` out, always: whatever fails becomes a `StopReason` with one line of error, never an
+exception, so that a broken tool costs one attempt and not a run. Every wait has the episode's deadline above it.
+
+A generation that ends because its tokens ran out ends the episode (TOKEN_LIMIT), as in slime's Search-R1; it is not
+handed to the environment. The verifier judges the episode all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from jaxagent.config import EnvConfig, SamplingConfig
+from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.envs.base import Environment, Verdict
+from jaxagent.rollout.conversation import Conversation
+from jaxagent.rollout.templates import Template
+from jaxagent.types import Episode, Generation, StopReason, Task, TokenKind
+
+logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 10.0  # for an environment's close(), which also runs after the episode's own deadline has passed
+
+
+class Policy(Protocol):
+    """What a rollout needs of an engine. `session` is opaque; times are seconds from now."""
+
+    async def open(self, task_id: str, sample: int, deadline_s: float) -> Any:
+        """Claims a place for one sequence."""
+
+    async def generate(
+        self,
+        session: Any,
+        new_tokens: Sequence[int],
+        max_tokens: int,
+        sampling: SamplingConfig,
+        turn: int,
+        deadline_s: float,
+    ) -> Generation:
+        """Samples one turn after appending `new_tokens` to the session's sequence."""
+
+    def close(self, session: Any) -> None:
+        """Gives the place back, at once."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiTurn:
+    """The rollout with everything that is the same for all episodes. `await rollout(task, sample)`.
+
+    Attributes:
+      make_environment: task -> a fresh environment.
+      policy: the engine, or anything that generates.
+      tokenizer, template: how text becomes tokens.
+      config: turn, observation and context budgets, and the episode's deadline.
+      sampling: the distribution to sample from.
+      request_timeout_s: longest wait for one generation.
+    """
+
+    make_environment: Callable[[Task], Environment]
+    policy: Policy
+    tokenizer: Tokenizer
+    template: Template
+    config: EnvConfig
+    sampling: SamplingConfig
+    request_timeout_s: float
+
+    async def __call__(self, task: Task, sample: int) -> Episode:
+        """Runs one attempt. Only cancellation of the caller's own task passes through, after cleaning up."""
+        return await _Attempt(self, task, sample).run()
+
+
+class _Attempt:
+    """The state of one running attempt."""
+
+    def __init__(self, rollout: MultiTurn, task: Task, sample: int):
+        self._rollout = rollout
+        self._task = task
+        self._sample = sample
+        self._conversation = Conversation(rollout.tokenizer, rollout.template, rollout.config.observation_tokens)
+        self._environment: Environment | None = None
+        self._verdict = Verdict(0.0)
+        self._metrics = dict.fromkeys(
+            ("env_s", "engine_s", "open_s", "queue_s", "prefill_s", "decode_s", "cached_tokens", "overshoots"), 0.0
+        )
+
+    async def run(self) -> Episode:
+        started, error = time.monotonic(), ""
+        try:
+            async with asyncio.timeout(self._rollout.config.episode_timeout_s):
+                stop_reason = await self._attempt()
+        except TimeoutError as failure:
+            stop_reason, error = StopReason.TIMEOUT, _line(failure, "the episode's deadline passed")
+        except _EngineFailure as failure:
+            cause = failure.__cause__
+            timeout = isinstance(cause, TimeoutError)
+            stop_reason = StopReason.TIMEOUT if timeout else StopReason.ENGINE_ERROR
+            error = _line(cause, "a generation's deadline passed")
+        except Exception as failure:  # environments are other people's code
+            stop_reason, error = StopReason.ENV_ERROR, _line(failure, "")
+        finally:
+            await self._close_environment()
+        if error:
+            logger.info("task %s, sample %d: %s: %s", self._task.id, self._sample, stop_reason, error)
+        return self._episode(stop_reason, error, time.monotonic() - started)
+
+    async def _attempt(self) -> StopReason:
+        """Everything that may fail."""
+        with _seconds(self._metrics, "env_s"):
+            self._environment = self._rollout.make_environment(self._task)
+            messages = await self._environment.start()
+        self._conversation.add_prompt(messages)
+        length, limit = len(self._conversation), self._rollout.config.context_tokens
+        if length >= limit:
+            raise ValueError(f"the prompt has {length} tokens and env.context_tokens is {limit}")
+        stop_reason = await self._converse(self._environment)
+        with _seconds(self._metrics, "env_s"):
+            self._verdict = await self._environment.verify(self._conversation.transcript)
+        return stop_reason
+
+    async def _converse(self, environment: Environment) -> StopReason:
+        policy = self._rollout.policy
+        with _seconds(self._metrics, "open_s"), _engine_failures():
+            session = await policy.open(self._task.id, self._sample, self._rollout.request_timeout_s)
+        try:
+            while True:
+                generation = await self._generate(session)
+                action = self._conversation.add_action(generation)
+                if generation.finish == "length":
+                    return StopReason.TOKEN_LIMIT
+                with _seconds(self._metrics, "env_s"):
+                    step = await environment.step(action)
+                if step.stop_reason is not None:
+                    return step.stop_reason
+                self._conversation.add_observation(step.observation)
+                if len(self._conversation) >= self._rollout.config.context_tokens:
+                    return StopReason.TOKEN_LIMIT
+        finally:
+            policy.close(session)
+
+    async def _generate(self, session: Any) -> Generation:
+        rollout, conversation = self._rollout, self._conversation
+        budget = min(rollout.config.turn_tokens, rollout.config.context_tokens - len(conversation))
+        with _seconds(self._metrics, "engine_s"), _engine_failures():
+            generation = await rollout.policy.generate(
+                session,
+                conversation.pending,
+                budget,
+                rollout.sampling,
+                conversation.turns,
+                rollout.request_timeout_s,
+            )
+        for name in ("queue_s", "prefill_s", "decode_s", "cached_tokens"):
+            self._metrics[name] += getattr(generation, name)
+        self._metrics["overshoots"] += generation.overshoot_bytes > 0
+        return generation
+
+    async def _close_environment(self) -> None:
+        if self._environment is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._environment.close()
+        except Exception as failure:  # the verdict stands; a leak is the environment's to report
+            logger.warning("task %s: closing the environment failed: %s", self._task.id, _line(failure, "timeout"))
+
+    def _episode(self, stop_reason: StopReason, error: str, total_s: float) -> Episode:
+        trajectory = self._conversation.trajectory()
+        failed = stop_reason.is_failure
+        counters = self._environment.counters if self._environment is not None else {}
+        action_tokens = int(trajectory.action_mask.sum())
+        metrics = {
+            **self._metrics,
+            **counters,
+            "action_tokens": float(action_tokens),
+            "observation_tokens": float((trajectory.kinds >= TokenKind.OBSERVATION).sum()),
+            "trajectory_tokens": float(len(trajectory)),
+            "total_s": total_s,
+        }
+        transcript = self._conversation.transcript
+        return Episode(
+            task=self._task,
+            sample=self._sample,
+            trajectories=(trajectory,) if action_tokens else (),
+            reward=0.0 if failed else self._verdict.reward,
+            rewards={} if failed else self._verdict.components,
+            stop_reason=stop_reason,
+            turns=self._conversation.turns,
+            metrics=metrics,
+            text=transcript.prompt + transcript.response,
+            error=error,
+        )
+
+
+class _EngineFailure(Exception):
+    """Marks an exception, its cause, as the engine's."""
+
+
+@contextlib.contextmanager
+def _engine_failures() -> Iterator[None]:
+    """Exceptions become `_EngineFailure`; cancellation stays what it is."""
+    try:
+        yield
+    except Exception as failure:
+        raise _EngineFailure from failure
+
+
+@contextlib.contextmanager
+def _seconds(metrics: dict[str, float], name: str) -> Iterator[None]:
+    """Adds the seconds it was open to `metrics[name]`."""
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        metrics[name] += time.monotonic() - started
+
+
+def _line(failure: BaseException | None, empty: str) -> str:
+    """One line of an exception; asyncio's own timeouts carry no text."""
+    text = " ".join(str(failure).split())
+    return f"{type(failure).__name__}: {text}" if text else empty or type(failure).__name__

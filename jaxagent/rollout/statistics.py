@@ -1,0 +1,57 @@
+"""Finished groups -> the numbers a person watches: rewards, exact match by kind, stop reasons, lengths, turns.
+
+Means are over episodes that did not fail; failures are counted beside them, never averaged in as zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from jaxagent.types import Episode, Group, StopReason
+
+
+def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Means over the episodes of one rollout batch, with counts of stop reasons as fractions of all episodes."""
+    every = [episode for group in groups for episode in group.episodes]
+    valid = [episode for episode in every if not episode.stop_reason.is_failure]
+    metrics = {f"stop/{reason}": _mean(e.stop_reason == reason for e in every) for reason in StopReason}
+    metrics |= {
+        "reward/mean": _mean(e.reward for e in valid),
+        "episode/turns": _mean(e.turns for e in valid),
+        "episode/tokens": _mean(sum(map(len, e.trajectories)) for e in valid),
+        "episode/count": float(len(every)),
+    }
+    for name in sorted({name for e in valid for name in e.rewards}):
+        metrics[f"reward/{name}"] = _mean(e.rewards[name] for e in valid if name in e.rewards)
+    for name in sorted({name for e in valid for name in e.metrics}):
+        metrics[f"episode/{name}"] = _mean(e.metrics[name] for e in valid if name in e.metrics)
+    return metrics
+
+
+def exact_match(episodes: Iterable[Episode]) -> dict[str, float]:
+    """Exact match over all, per family of kinds and per kind.
+
+    Returns:
+      {"em": ..., "em_one_hop": ..., "em/one_hop/capital": ...}; episodes that failed are left out and counted in "failed".
+    """
+    episodes = list(episodes)
+    valid = [e for e in episodes if not e.stop_reason.is_failure]
+    out = {"em": _mean(e.rewards["em"] for e in valid), "failed": float(len(episodes) - len(valid))}
+    families: dict[str, list[float]] = {}
+    for episode in valid:
+        family, _, rest = episode.task.kind.partition("/")
+        for name in [f"em_{family}", f"em/{episode.task.kind}"] if rest else [f"em_{family}"] if family else []:
+            families.setdefault(name, []).append(episode.rewards["em"])
+    return out | {name: _mean(values) for name, values in sorted(families.items())}
+
+
+def action_tokens(groups: Sequence[Group]) -> int:
+    """Sampled tokens of all groups."""
+    return sum(int(t.action_mask.sum()) for g in groups for e in g.episodes for t in e.trajectories)
+
+
+def _mean(values: Iterable[float]) -> float:
+    values = list(values)
+    return float(np.mean(values)) if values else 0.0

@@ -1,0 +1,160 @@
+"""Turn templates: messages and observations -> text with a kind for every span, *incrementally*.
+
+A chat template renders a whole conversation. Rendering it anew each turn and encoding the result would change tokens
+that were already sampled (templates strip thoughts, trim blanks, and encoders merge across the seam). So `Chat` takes
+from the template only what *follows* the policy's message: it renders a conversation in which that message is a
+placeholder and keeps the text behind it. What the policy wrote never passes through a template.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, Protocol
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from jaxagent.config import ConfigError
+from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.envs.base import Message, Observation
+from jaxagent.types import TokenKind
+
+Spans = list[tuple[str, TokenKind]]  # consecutive pieces of text; template text is PROMPT
+
+ACTION = "PLACEHOLDER-ACTION"  # plain ASCII words: no template trims, escapes or strips them
+BODY = "PLACEHOLDER-BODY"
+
+
+class Template(Protocol):
+    """How messages become text."""
+
+    def prompt(self, messages: Sequence[Message]) -> str:
+        """The text that the policy's first turn continues."""
+
+    def observation(self, observation: Observation, ended_by: str) -> Spans:
+        """The text between the policy's turn and its next one. `ended_by`: the EOS text that it sampled, or ""."""
+
+
+class Plain:
+    """No template: contents one after the other."""
+
+    def prompt(self, messages: Sequence[Message]) -> str:
+        """See `Template`."""
+        return "".join(message.content for message in messages)
+
+    def observation(self, observation: Observation, ended_by: str) -> Spans:
+        """See `Template`."""
+        return list(observation.parts)
+
+
+class Chat:
+    """A tokenizer's own jinja2 chat template, rendered in a sandbox.
+
+    Args:
+      source: the template.
+      special_strings: "bos_token", "eos_token", ... as the template expects them.
+      date: what `strftime_now` in a template sees; fixed for a run, so that prompts do not change at midnight.
+    """
+
+    def __init__(self, source: str, special_strings: Mapping[str, str], date: datetime.datetime):
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = date.strftime
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ConfigError(f"The chat template is not valid jinja2: {error}") from error
+        self._strings = dict(special_strings)
+        self._frames: dict[str, tuple[str, str, str]] = {}
+        self._frame("user")  # a template that cannot be used fails here, before any training
+
+    def prompt(self, messages: Sequence[Message]) -> str:
+        """See `Template`."""
+        return self._render([{"role": m.role, "content": m.content} for m in messages], True)
+
+    def observation(self, observation: Observation, ended_by: str) -> Spans:
+        """See `Template`. The template's own end-of-turn mark is left out where the policy sampled it itself."""
+        if not observation.role:
+            return list(observation.parts)
+        role, header, footer = self._frame(observation.role)
+        after = self._after_action({"role": role, "content": observation.text})
+        if not (after.startswith(header) and after.endswith(footer) and len(after) >= len(header) + len(footer)):
+            raise ConfigError(f"The chat template frames a '{role}' message differently depending on its content.")
+        body = after[len(header) : len(after) - len(footer)]
+        if ended_by and header.startswith(ended_by):
+            header = header[len(ended_by) :]
+        return [(header, TokenKind.PROMPT), *_body_spans(body, observation), (footer, TokenKind.PROMPT)]
+
+    def _frame(self, role: str) -> tuple[str, str, str]:
+        """(role the template knows, text before a body, text after it), cached."""
+        if role not in self._frames:
+            found = self._try_frame(role)
+            if found is None and role != "user":
+                found = self._frame("user")
+            if found is None:
+                raise ConfigError("The chat template does not show assistant and user messages; it cannot be used.")
+            self._frames[role] = found
+        return self._frames[role]
+
+    def _try_frame(self, role: str) -> tuple[str, str, str] | None:
+        try:
+            after = self._after_action({"role": role, "content": BODY})
+        except ConfigError:
+            if role == "user":
+                raise
+            return None
+        header, found, footer = after.partition(BODY)
+        return (role, header, footer) if found else None
+
+    def _after_action(self, message: dict[str, str]) -> str:
+        """What the template writes after the policy's message, up to where the policy's next message begins."""
+        opening = [{"role": "user", "content": "question"}, {"role": "assistant", "content": ACTION}]
+        return self._render([*opening, message], True).partition(ACTION)[2]
+
+    def _render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+        try:
+            return self._template.render(
+                messages=messages, add_generation_prompt=add_generation_prompt, tools=None, **self._strings
+            )
+        except (jinja2.TemplateError, TypeError) as error:
+            raise ConfigError(f"The chat template failed: {error}") from error
+
+
+def open_template(tokenizer: Tokenizer, use_chat_template: bool, date: datetime.datetime) -> Template:
+    """The tokenizer's own chat template, or `Plain`.
+
+    Raises:
+      ConfigError: a chat template is asked for and there is none, or it cannot be used.
+    """
+    if not use_chat_template:
+        return Plain()
+    if not tokenizer.chat_template:
+        raise ConfigError("tokenizer.use_chat_template is set, but the tokenizer has no chat template.")
+    return Chat(tokenizer.chat_template, tokenizer.special_strings, date)
+
+
+def _body_spans(body: str, observation: Observation) -> Spans:
+    """The observation's parts where the template kept its text (but for outer blanks); else one span for all of it."""
+    text = observation.text
+    if body in (text, text.strip(), text.lstrip(), text.rstrip()):
+        spans, start = [], text.index(body) if body else 0
+        end, at = start + len(body), 0
+        for part, kind in observation.parts:
+            piece = part[max(0, start - at) : max(0, end - at)]
+            spans.append((piece, kind))
+            at += len(part)
+        return spans
+    kinds = {kind for _, kind in observation.parts}
+    return [(body, TokenKind.WARNING if kinds == {TokenKind.WARNING} else TokenKind.OBSERVATION)]
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)  # jinja2's own escapes HTML
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)

@@ -1,0 +1,136 @@
+"""Workers: many episodes at once on one background asyncio loop, gathered into groups in task order.
+
+Tasks and a rollout in -> `Group`s out. The loop thread is the only place where environments and rollouts run; the
+caller's thread (the training loop) blocks in `collect` and never sees a coroutine. Episodes start in task order and
+end in any order; groups come out in task order, so nothing downstream depends on timing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol, Self, TypeVar
+
+from jaxagent.types import Episode, Group, StopReason, Task
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+LATE = "the deadline of all rollouts passed"
+STOP_TIMEOUT_S = 30.0  # for cancelled episodes to clean up after themselves
+
+
+class Rollout(Protocol):
+    """An attempt at a task. See `multi_turn.MultiTurn`."""
+
+    async def __call__(self, task: Task, sample: int) -> Episode:
+        """Runs attempt number `sample`."""
+
+
+async def run_groups(
+    tasks: Sequence[Task],
+    group_size: int,
+    rollout: Rollout,
+    concurrency: int,
+    deadline_s: float,
+    on_episode: Callable[[Episode], None] | None = None,
+) -> list[Group]:
+    """One group per task, in task order, with at most `concurrency` episodes running at any time.
+
+    Attempts that are not finished after `deadline_s` seconds come back CANCELLED, and a rollout that raises comes back
+    as ENV_ERROR, so every group has `group_size` episodes. `on_episode` is called on the loop's thread as each ends.
+    """
+    table: list[list[Episode | None]] = [[None] * group_size for _ in tasks]
+    attempts = iter([(t, s) for t in range(len(tasks)) for s in range(group_size)])
+
+    async def work() -> None:
+        for t, s in attempts:  # shared by all workers: each takes the next attempt
+            episode = table[t][s] = await _guarded(rollout, tasks[t], s)
+            if on_episode is not None:
+                on_episode(episode)
+
+    try:
+        async with asyncio.timeout(deadline_s), asyncio.TaskGroup() as workers:
+            for _ in range(min(concurrency, len(tasks) * group_size)):
+                workers.create_task(work())
+    except TimeoutError:
+        logger.warning("Rollouts were cut off after %.0f s.", deadline_s)
+    return [
+        Group(task, tuple(e or _no_episode(task, s, StopReason.CANCELLED, LATE) for s, e in enumerate(row)))
+        for task, row in zip(tasks, table, strict=True)
+    ]
+
+
+async def _guarded(rollout: Rollout, task: Task, sample: int) -> Episode:
+    try:
+        return await rollout(task, sample)
+    except Exception as failure:
+        logger.exception("task %s, sample %d: the rollout raised", task.id, sample)
+        return _no_episode(task, sample, StopReason.ENV_ERROR, f"{type(failure).__name__}: {failure}")
+
+
+def _no_episode(task: Task, sample: int, stop_reason: StopReason, error: str) -> Episode:
+    return Episode(task, sample, (), 0.0, {}, stop_reason, 0, error=error)
+
+
+class Workers:
+    """The background loop and its synchronous door. A context manager; `collect` may be called from any thread.
+
+    Args:
+      concurrency: episodes running at once; with the engine's number of slots nobody waits for a slot while the
+        clock of its episode ticks.
+    """
+
+    def __init__(self, concurrency: int):
+        self._concurrency = concurrency
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rollout-workers", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Cancels what still runs, lets it clean up, and ends the thread."""
+        try:
+            self.run(_cancel_all(), STOP_TIMEOUT_S)
+        except TimeoutError:
+            logger.warning("Some episodes did not clean up within %.0f s.", STOP_TIMEOUT_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(STOP_TIMEOUT_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        """Runs a coroutine on the loop and waits for it, e.g. `run(retriever.close(), 5.0)`.
+
+        Raises:
+          TimeoutError: it took longer; it has been cancelled.
+        """
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result(timeout_s)
+        except concurrent.futures.TimeoutError:
+            future.cancel()
+            raise
+
+    def collect(
+        self,
+        tasks: Sequence[Task],
+        group_size: int,
+        rollout: Rollout,
+        deadline_s: float,
+        on_episode: Callable[[Episode], None] | None = None,
+    ) -> list[Group]:
+        """`run_groups` on the background loop; blocks until it is done."""
+        groups = run_groups(tasks, group_size, rollout, self._concurrency, deadline_s, on_episode)
+        return self.run(groups, deadline_s + STOP_TIMEOUT_S)
+
+
+async def _cancel_all() -> None:
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

@@ -1,0 +1,164 @@
+"""`Run`: one workdir and what goes on around training: checkpoints, metrics, episodes, progress, SIGTERM, the summary.
+
+A bundle holds everything that a run needs to go on, so the same command again continues where the last bundle was
+taken: what `metrics.jsonl` holds beyond it is dropped, and written again by the steps that are done again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from jaxagent.config import Config, to_dict
+from jaxagent.learner.checkpoint import Checkpointer
+from jaxagent.learner.state import TrainState
+from jaxagent.observe import report
+from jaxagent.observe.compiles import CompileCounter
+from jaxagent.observe.episodes import episode_record
+from jaxagent.observe.files import CONFIG_FILE, EPISODES_FILE, SUMMARY_FILE
+from jaxagent.observe.jsonl import JsonlLog
+from jaxagent.observe.metrics import MetricsWriter
+from jaxagent.observe.progress import Progress
+from jaxagent.types import Episode
+
+STOPPED = 143  # exit code after SIGTERM, as the shell has it
+
+
+class Run:
+    """Opened by `open_run`.
+
+    Attributes:
+      host: what the newest bundle says of the host's side; {} for a new run.
+      results: numbers that end up in the summary, carried from bundle to bundle.
+    """
+
+    def __init__(self, cfg: Config, checkpoints: Checkpointer, progress: Progress, compiles: CompileCounter):
+        self.cfg = cfg
+        self.checkpoints = checkpoints
+        self.progress = progress
+        self.compiles = compiles
+        self.host: dict[str, Any] = checkpoints.host() if checkpoints.latest is not None else {}
+        self.results: dict[str, Any] = self.host.get("results", {})
+        self.stage_seconds: dict[str, float] = self.host.get("stage_seconds", {})
+        self._metrics = MetricsWriter(cfg.workdir, self.host.get("metrics_position", 0))
+        self._episodes = JsonlLog(Path(cfg.workdir) / EPISODES_FILE, self.host.get("episodes_position", 0))
+        self._compiles_before = self.host.get("compiles_after_warmup", 0)
+        self._terminated = threading.Event()
+        _write_json(Path(cfg.workdir) / CONFIG_FILE, to_dict(cfg))
+
+    # ---- progress and logs
+
+    @contextlib.contextmanager
+    def stage(self, name: str, total: int, step: int) -> Iterator[None]:
+        """Times a stage, over resumes, and shows it."""
+        self.progress.stage(name, total, step)
+        self._stage, self._since = name, time.monotonic()
+        try:
+            yield
+        finally:
+            self._clock()
+            self._stage = ""
+
+    def record(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
+        """One line of metrics.jsonl, TensorBoard and the progress display."""
+        self._metrics.write(stage, step, metrics)
+        self.progress.update(step, metrics)
+
+    def show_episodes(self, episodes: Sequence[Episode], token_bytes: Sequence[bytes], stage: str, step: int) -> None:
+        """Keeps evaluation episodes, token by token, for the report."""
+        for episode in episodes:
+            self._episodes.append(episode_record(episode, token_bytes, stage=stage, step=step, split="eval"))
+
+    # ---- bundles
+
+    def save(self, number: int, state: TrainState, stage: str, step: int, tasks: Mapping[str, Any]) -> None:
+        """Starts writing a bundle. `number` grows over all stages; `tasks` is the task iterator's state."""
+        self._clock()
+        host = {
+            "stage": stage,
+            "step": step,
+            "tasks": dict(tasks),
+            "metrics_position": self._metrics.position,
+            "episodes_position": self._episodes.position,
+            "results": self.results,
+            "stage_seconds": self.stage_seconds,
+            "compiles_after_warmup": self.compiles_after_warmup,
+            "config": to_dict(self.cfg),
+        }
+        self.checkpoints.save(number, state, host)
+
+    def stop_if_asked(self) -> None:
+        """After a bundle was started: on SIGTERM, waits until it is complete and ends the process."""
+        if self._terminated.is_set():
+            self.checkpoints.wait()
+            self.progress.note("SIGTERM: saved; run the same command to continue.")
+            raise SystemExit(STOPPED)
+
+    @property
+    def terminating(self) -> bool:
+        """SIGTERM has arrived: save now."""
+        return self._terminated.is_set()
+
+    @property
+    def compiles_after_warmup(self) -> int:
+        """Programs compiled outside warm-up, over all resumes."""
+        return self._compiles_before + self.compiles.after_warm_up
+
+    def finish(self, summary: Mapping[str, Any]) -> dict[str, Any]:
+        """Writes summary.json and report.html."""
+        summary = dict(summary) | {
+            "stage_seconds": {name: round(seconds, 2) for name, seconds in self.stage_seconds.items()},
+            "compiles_after_warmup": self.compiles_after_warmup,
+        }
+        workdir = Path(self.cfg.workdir)
+        _write_json(workdir / SUMMARY_FILE, summary)
+        self.progress.note(f"summary: {workdir / SUMMARY_FILE}   report: {report.write_report(workdir)}")
+        return summary
+
+    def close(self) -> None:
+        """Closes the logs."""
+        self._metrics.close()
+        self._episodes.close()
+
+    def _clock(self) -> None:
+        if getattr(self, "_stage", ""):
+            now = time.monotonic()
+            self.stage_seconds[self._stage] = self.stage_seconds.get(self._stage, 0.0) + now - self._since
+            self._since = now
+
+    def on_sigterm(self, signum: int, frame: FrameType | None) -> None:
+        """The signal handler."""
+        self._terminated.set()
+
+
+@contextlib.contextmanager
+def open_run(cfg: Config, progress: Progress) -> Iterator[Run]:
+    """Opens the workdir, continuing what is there, and listens for SIGTERM."""
+    Path(cfg.workdir).mkdir(parents=True, exist_ok=True)
+    with CompileCounter() as compiles, Checkpointer(Path(cfg.workdir) / "checkpoints", cfg.checkpoint.keep) as saved:
+        run = Run(cfg, saved, progress, compiles)
+        before = signal.signal(signal.SIGTERM, run.on_sigterm) if _main_thread() else None
+        try:
+            yield run
+        finally:
+            run.close()
+            if before is not None:
+                signal.signal(signal.SIGTERM, before)
+
+
+def _main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, path)

@@ -1,0 +1,1 @@
+"""Ways to start runs: sweeps, clusters. Nothing in jaxagent imports this."""

@@ -1,0 +1,76 @@
+"""A grid over config fields -> the list of runs, each with its folder and command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from jaxagent import flags
+from jaxagent.config import ConfigError
+from jaxagent.observe.files import SUMMARY_FILE
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One point of the grid with one seed."""
+
+    point: tuple[tuple[str, str], ...]  # ((field, value), ...) as given on the command line
+    seed: int
+    workdir: pathlib.Path
+    command: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The grid point without the seed, e.g. "algorithm=ppo"; what seeds are averaged over."""
+        return ", ".join(f"{short}={value}" for short, value in _short(self.point)) or "base"
+
+    @property
+    def summary(self) -> dict | None:
+        """The finished run's summary; None while there is none."""
+        path = self.workdir / SUMMARY_FILE
+        return json.loads(path.read_text()) if path.exists() else None
+
+
+def runs(config: str, grid: Sequence[str], seeds: Sequence[int], workdir: pathlib.Path) -> list[Run]:
+    """All runs of the sweep, seeds innermost. `grid` holds "field=value,value" strings;
+    the field "preset" stands for the preset of the config file.
+
+    Every run's command line is parsed here, so that a typing mistake ends the sweep before its first run.
+
+    Raises:
+      ConfigError: malformed grid, unknown field, or a value of the wrong type.
+    """
+    axes = [_axis(text) for text in grid]
+    source, _, base_preset = config.partition(":")
+    out = []
+    for values in itertools.product(*(values for _, values in axes)):
+        point = tuple((field, value) for (field, _), value in zip(axes, values, strict=True))
+        preset = dict(point).get("preset", base_preset)
+        changes = [f"--config.{field}={value}" for field, value in point if field != "preset"]
+        for seed in seeds:
+            names = [f"{short}={value.replace('/', '-')}" for short, value in _short(point)]
+            folder = workdir / "_".join([*names, f"seed={seed}"])
+            args = [f"--config={source}:{preset}" if preset else f"--config={source}", *changes]
+            args += [f"--config.seed={seed}", f"--config.workdir={folder}"]
+            flags.parse_argv(["sweep", *args])
+            out.append(Run(point, seed, folder, (sys.executable, "-m", "jaxagent.main", *args)))
+    return out
+
+
+def _axis(text: str) -> tuple[str, list[str]]:
+    field, equals, values = text.partition("=")
+    if not equals or not values:
+        raise ConfigError(f"Grid '{text}' must look like field=value,value, for example rl.algorithm=grpo,ppo.")
+    return field.removeprefix("config."), values.split(",")
+
+
+def _short(point: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Fields by their last part where that tells them apart, else in full."""
+    leaves = [field.rpartition(".")[2] for field, _ in point]
+    return [
+        (leaf if leaves.count(leaf) == 1 else field, value) for leaf, (field, value) in zip(leaves, point, strict=True)
+    ]

@@ -1,0 +1,90 @@
+"""Runs a grid over config fields, one run after another or as a Slurm array, and ends in a table and a plot.
+
+    python -m launch.sweep --config=configs/search_r1.py --grid rl.algorithm=grpo,ppo,echo --seeds=0,1 --workdir=runs/s
+    python -m launch.sweep --config=configs/search_r1.py --grid preset=laptop,laptop-ppo --seeds=0,1 --workdir=runs/s
+    python -m launch.sweep ... --slurm="--gres=gpu:4 --time=8:00:00"     # writes a job array and stops
+    python -m launch.sweep ... --table_only                              # table and plot of what has finished
+
+The same command again goes on: finished runs are skipped, an interrupted one resumes from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from jaxagent.config import ConfigError
+from launch import grid, table
+
+_ARRAY = """#!/bin/bash
+#SBATCH --job-name=sweep
+#SBATCH --array=0-{last}
+#SBATCH --output={workdir}/slurm-%A_%a.log
+#SBATCH --signal=TERM@120
+{options}
+# One line of commands.txt per array task. SIGTERM comes 120 s before the limit: the run saves and exits.
+exec bash -c "exec $(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {workdir}/commands.txt)"
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0 all runs finished (or the array was written), 1 some failed, 2 a user's mistake."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", required=True, help="FILE[:PRESET]")
+    parser.add_argument("--grid", action="append", default=[], metavar="FIELD=V,V", help="once per axis")
+    parser.add_argument("--seeds", default="0", help="comma-separated")
+    parser.add_argument("--workdir", required=True, type=pathlib.Path, help="one folder per run is made in it")
+    parser.add_argument("--run_timeout_s", type=float, default=24 * 3600.0, help="deadline of one run")
+    parser.add_argument("--slurm", default=None, metavar="OPTIONS", help="write a job array with these sbatch options")
+    parser.add_argument("--table_only", action="store_true")
+    args = parser.parse_args(argv)
+    try:
+        try:
+            seeds = [int(seed) for seed in args.seeds.split(",")]
+        except ValueError:
+            raise ConfigError(f"--seeds must be integers with commas, got '{args.seeds}'.") from None
+        runs = grid.runs(args.config, args.grid, seeds, args.workdir)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    args.workdir.mkdir(parents=True, exist_ok=True)
+    if args.slurm is not None:
+        print(f"Submit with: sbatch {write_array(runs, args.workdir, shlex.split(args.slurm))}")
+        return 0
+    failed = [] if args.table_only else [run for run in runs if not execute(run, args.run_timeout_s)]
+    print(table.write(runs, args.workdir))
+    for run in failed:
+        print(f"failed: {run.workdir} (see log.txt in it)", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def execute(run: grid.Run, timeout_s: float) -> bool:
+    """Runs one point to its end, unless it is finished already; True when it has a summary."""
+    if run.summary is not None:
+        print(f"{run.workdir}: finished already", flush=True)
+        return True
+    run.workdir.mkdir(parents=True, exist_ok=True)
+    print(f"{run.workdir}: running", flush=True)
+    with open(run.workdir / "log.txt", "ab") as log:
+        try:
+            subprocess.run(run.command, stdout=log, stderr=subprocess.STDOUT, timeout=timeout_s, check=False)
+        except subprocess.TimeoutExpired:
+            print(f"{run.workdir}: stopped after {timeout_s:.0f} s", flush=True)
+    return run.summary is not None
+
+
+def write_array(runs: Sequence[grid.Run], workdir: pathlib.Path, options: Sequence[str]) -> pathlib.Path:
+    """Writes commands.txt and array.sbatch; returns the latter's path."""
+    (workdir / "commands.txt").write_text("".join(shlex.join(run.command) + "\n" for run in runs))
+    script = workdir / "array.sbatch"
+    lines = "\n".join(f"#SBATCH {option}" for option in options)
+    script.write_text(_ARRAY.format(last=len(runs) - 1, workdir=workdir.resolve(), options=lines))
+    return script
+
+
+if __name__ == "__main__":
+    sys.exit(main())

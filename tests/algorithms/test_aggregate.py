@@ -1,0 +1,71 @@
+"""Aggregation: hand numbers, and a plain double loop over ragged sequences in float64."""
+
+import chex
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl.testing import parameterized
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxagent.algorithms import aggregate
+from jaxagent.algorithms.streams import Streams
+
+MASK = np.array([[1, 1, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]], bool)  # 3, 1 and 0 tokens
+BY_HAND = {
+    "token_mean": [[1 / 4] * 3 + [0], [0, 1 / 4, 0, 0], [0] * 4],
+    "sequence_mean": [[1 / 6] * 3 + [0], [0, 1 / 2, 0, 0], [0] * 4],
+    "constant": [[1 / 20] * 3 + [0], [0, 1 / 20, 0, 0], [0] * 4],  # constant 10, two sequences with tokens
+}
+
+
+class HandNumbers(chex.TestCase, parameterized.TestCase):
+    @chex.variants(with_jit=True, without_jit=True)
+    @parameterized.parameters(*BY_HAND)
+    def test_weights(self, mode):
+        weights = self.variant(lambda mask: aggregate.weights(mask, mode, 10.0))(jnp.asarray(MASK))
+        np.testing.assert_allclose(weights, BY_HAND[mode], rtol=1e-6)
+
+    @parameterized.parameters(*BY_HAND)
+    def test_weights_on_numpy(self, mode):
+        np.testing.assert_allclose(aggregate.weights(MASK, mode, 10.0), BY_HAND[mode], rtol=1e-12)
+
+
+def reference_mean(losses: list[list[float]], mode: str, constant: float) -> float:
+    """The definition, on sequences from which masked tokens were dropped."""
+    losses = [sequence for sequence in losses if sequence]
+    if not losses:
+        return 0.0
+    if mode == "token_mean":
+        return sum(map(sum, losses)) / sum(map(len, losses))
+    if mode == "sequence_mean":
+        return sum(sum(s) / len(s) for s in losses) / len(losses)
+    return sum(sum(s) / constant for s in losses) / len(losses)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.sampled_from(sorted(BY_HAND)))
+def test_mask_equals_dropping_the_tokens(data, mode):
+    n, t = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 7))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    mask, losses = rng.random((n, t)) < 0.5, rng.normal(size=(n, t))
+    dropped = [list(row[keep]) for row, keep in zip(losses, mask, strict=True)]
+    total = np.sum(aggregate.weights(mask, mode, 3.0) * losses)
+    np.testing.assert_allclose(total, reference_mean(dropped, mode, 3.0), rtol=1e-10, atol=1e-12)
+
+
+def test_normalise_scales_each_stream_over_its_own_tokens(make_trajectory):
+    one = Streams.of(make_trajectory("paaa"), policy_weights=[0, 1, 1, 1], entropy_weights=[0, 0.5, 0, 0])
+    two = Streams.of(make_trajectory("pa"), policy_weights=[0, 1])
+    first, second = aggregate.normalise([one, two], ["policy_weights", "entropy_weights"], "token_mean", 1.0)
+    np.testing.assert_allclose(first.policy_weights, [0, 0.25, 0.25, 0.25])
+    np.testing.assert_allclose(second.policy_weights, [0, 0.25])
+    np.testing.assert_allclose(first.entropy_weights, [0, 0.5, 0, 0])
+    assert not second.entropy_weights.any()
+
+
+def test_unknown_mode_and_wrong_length_are_errors(make_trajectory):
+    with pytest.raises(ValueError, match="unknown aggregation 'mean'"):
+        aggregate.weights(MASK, "mean", 1.0)
+    with pytest.raises(ValueError, match="stream 'advantages' has shape"):
+        Streams.of(make_trajectory("pa"), advantages=[1.0])

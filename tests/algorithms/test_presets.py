@@ -1,0 +1,138 @@
+"""From groups to streams: hand numbers per algorithm, failures, signals, mini-batches."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jaxagent.algorithms import presets
+from jaxagent.config import ConfigError
+from jaxagent.types import StopReason
+
+
+def test_grpo_gives_every_action_token_its_attempts_advantage(rl, make_group):
+    group = make_group(("ppaoa", 1.0), ("ppa", 0.0))
+    streams, counts = presets.streams([group], rl(), 0.0)
+    std = 0.5**0.5  # unbiased, of (1, 0)
+    np.testing.assert_allclose(streams[0].advantages, np.array([0, 0, 0.5, 0, 0.5]) / std, rtol=1e-5)
+    np.testing.assert_allclose(streams[1].advantages, np.array([0, 0, -0.5]) / std, rtol=1e-5)
+    np.testing.assert_array_equal(streams[0].policy_weights, [0, 0, 1, 0, 1])
+    assert counts["groups/zero_signal"] == 0 and counts["groups/failed_episodes"] == 0
+
+
+def test_all_trajectories_of_an_episode_get_the_full_advantage(rl, make_group):
+    streams, _ = presets.streams([make_group(("pa paa", 1.0), ("pa", 0.0))], rl(advantage="group_mean"), 0.0)
+    assert [s.advantages.max() for s in streams[:2]] == [0.5, 0.5]
+
+
+def test_failed_attempts_change_no_statistic_and_are_not_trained(rl, make_group):
+    attempts = [("pa", 1.0), ("pa", 0.0), ("pa", 0.0)]
+    clean, _ = presets.streams([make_group(*attempts)], rl(), 0.0)
+    failed, counts = presets.streams([make_group(*attempts, ("pa", 0.0, StopReason.ENV_ERROR))], rl(), 0.0)
+    assert counts["groups/failed_episodes"] == 1 and len(failed) == len(clean) == 3
+    for a, b in zip(clean, failed, strict=True):
+        np.testing.assert_array_equal(a.advantages, b.advantages)
+
+
+def test_groups_without_signal_are_dropped_or_kept(rl, make_group):
+    groups = [make_group(("pa", 1.0), ("pa", 1.0)), make_group(("pa", 1.0), ("pa", 0.0))]
+    dropped, counts = presets.streams(groups, rl(drop_zero_signal=True), 0.0)
+    assert len(dropped) == 2 and counts["groups/zero_signal_frac"] == 0.5
+    kept, _ = presets.streams(groups, rl(drop_zero_signal=False), 0.0)
+    assert len(kept) == 4 and not kept[0].advantages.any() and kept[0].policy_weights.any()
+
+
+def test_episodes_without_an_action_are_no_trajectory(rl, make_group):
+    groups = [make_group(("ppo", 1.0), ("pa", 0.0), ("pa", 1.0))]
+    assert len(presets.trajectories(groups)) == 2
+    assert len(presets.streams(groups, rl(), 0.0)[0]) == 2
+    assert presets.streams([make_group(("ppo", 1.0))], rl(), 0.0)[0] == []
+
+
+def test_ppo_puts_the_reward_on_the_last_action_and_skips_the_observation(rl, make_group):
+    group = make_group(("ppaooao", 1.0))
+    critic = dict(gamma=0.5, lam=1.0, whiten_advantages=False, value_coefficient=2.0)
+    values = [np.array([9, 9, 0.25, 9, 9, 0.5, 9], np.float32)]  # 9: never read
+    (s,), _ = presets.streams([group], rl(algorithm="ppo", critic=critic), 0.0, values=values)
+    # last action: 1 - .5 = .5; first: .5 * .5 - .25 + .5 * .5 = .25; returns = value + advantage
+    np.testing.assert_allclose(s.advantages, [0, 0, 0.25, 0, 0, 0.5, 0], rtol=1e-6)
+    np.testing.assert_allclose(s.returns, [0, 0, 0.5, 0, 0, 1.0, 0], rtol=1e-6)
+    np.testing.assert_allclose(s.old_values, [0, 0, 0.25, 0, 0, 0.5, 0])
+    np.testing.assert_allclose(s.value_weights, [0, 0, 2, 0, 0, 2, 0])
+
+
+def test_ppo_whitens_over_all_action_tokens_of_the_batch(rl, make_group):
+    groups = [make_group(("ppaoa", 1.0), ("paa", 0.0)), make_group(("pa", 1.0))]
+    config = rl(algorithm="ppo", critic=dict(whiten_advantages=True))
+    values = [np.zeros(len(t), np.float32) for t in presets.trajectories(groups)]
+    streams, _ = presets.streams(groups, config, 0.0, values=values)
+    actions = np.concatenate([s.advantages[s.policy_weights > 0] for s in streams])
+    np.testing.assert_allclose([actions.mean(), actions.std(ddof=1)], [0, 1], atol=1e-6)
+    assert all(not s.advantages[s.policy_weights == 0].any() for s in streams)
+
+
+def test_kl_in_reward_is_taken_from_the_reward(rl, make_group):
+    group = make_group(("pa", 1.0), ("pa", 1.0), ("pa", 0.0))  # behaviour log-prob -1 on every action
+    config = rl(advantage="group_mean", kl=dict(coefficient=0.1, estimator="k1", where="reward"))
+    reference = [np.array([0, lp], np.float32) for lp in (-1.0, -3.0, -1.0)]
+    streams, _ = presets.streams([group], config, 0.0, reference=reference)
+    rewards = np.array([1.0, 1.0 - 0.1 * 2.0, 0.0])
+    np.testing.assert_allclose([s.advantages[1] for s in streams], rewards - rewards.mean(), rtol=1e-6)
+    assert not any(s.kl_weights.any() for s in streams)
+
+
+def test_kl_in_loss_and_entropy_are_weights(rl, make_group):
+    config = rl(kl=dict(coefficient=0.1, where="loss"), entropy_coefficient=0.01)
+    reference = [np.array([0, -2.0], np.float32)] * 2
+    (s, _), _ = presets.streams([make_group(("pa", 1.0), ("pa", 0.0))], config, 0.0, reference=reference)
+    np.testing.assert_allclose(s.kl_weights, [0, 0.1])
+    np.testing.assert_allclose(s.entropy_weights, [0, 0.01])
+    np.testing.assert_allclose(s.reference_logprobs, [0, -2.0])
+
+
+def test_echo_is_grpo_plus_observation_weights(rl, make_group):
+    groups = [
+        make_group(("paooa", 1.0), ("paow", 0.0), ("pao", 0.0, StopReason.TIMEOUT)),
+        make_group(("paooo", 1.0), ("pa", 1.0)),  # no signal: world model only
+    ]
+    plain, _ = presets.streams(groups, rl(), 0.0)
+    echoed, _ = presets.streams(groups, rl(algorithm="echo"), 0.0)
+    assert len(plain) == 2 and len(echoed) == 5
+    for a, b in zip(plain, echoed[:2], strict=True):
+        np.testing.assert_array_equal(a.policy_weights, b.policy_weights)
+        np.testing.assert_array_equal(a.advantages, b.advantages)
+    assert not any(s.policy_weights.any() for s in echoed[2:])
+    np.testing.assert_allclose(echoed[1].ce_weights, [0, 0, 0.05, 0], rtol=1e-6)
+    (update,) = presets.mini_batches(echoed, rl(algorithm="echo", updates_per_step=1), (0, 0))
+    got = sorted(float(s.ce_weights.sum()) for s in update)
+    # targets / (observation tokens + .001) / 5 sequences * .05; one of the two of "paow" is a warning
+    expected = sorted(0.05 / 5 * n / (full + 1e-3) for n, full in ((2, 2), (1, 2), (1, 1), (3, 3), (0, 0)))
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_mini_batches_part_evenly_cover_each_epoch_and_normalise_each_update(rl, make_group):
+    groups = [make_group(("paoa", 1.0), ("paa", 0.0), ("pa", 0.0)) for _ in range(3)]
+    streams, _ = presets.streams(groups, rl(), 0.0)
+    updates = list(presets.mini_batches(streams, rl(updates_per_step=2, epochs=2), (1, 7)))
+    assert [len(u) for u in updates] == [5, 4, 5, 4]
+    for epoch in (updates[:2], updates[2:]):
+        assert {id(s.trajectory) for u in epoch for s in u} == {id(s.trajectory) for s in streams}
+    for update in updates:
+        np.testing.assert_allclose(sum(s.policy_weights.sum() for s in update), 1.0, rtol=1e-6)
+    again = list(presets.mini_batches(streams, rl(updates_per_step=2, epochs=2), (1, 7)))
+    assert [[id(s.trajectory) for s in u] for u in updates] == [[id(s.trajectory) for s in u] for u in again]
+    assert list(presets.mini_batches([], rl(), (0, 0))) == []
+
+
+def test_check_refuses_what_cannot_mean_anything(rl):
+    presets.check(rl())
+    with pytest.raises(ConfigError, match=r"rl\.echo\.coefficient"):
+        presets.check(rl(algorithm="echo", echo=dict(coefficient=0.0)))
+    with pytest.raises(ConfigError, match=r"rl\.aggregation_constant"):
+        presets.check(rl(aggregation="constant", aggregation_constant=0.0))
+
+
+def test_the_reference_and_the_critic_are_asked_for_only_when_read(rl):
+    assert presets.needs_critic(rl(algorithm="ppo")) and not presets.needs_critic(rl())
+    assert presets.needs_reference(rl(kl=dict(coefficient=0.1))) and not presets.needs_reference(rl())
+    assert dataclasses.fields(presets.Rollout)[-1].name == "values"

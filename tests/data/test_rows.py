@@ -1,0 +1,125 @@
+"""Row layouts against rows written by hand, and the column that a malformed row is blamed on."""
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxagent.config import ConfigError
+from jaxagent.data import rows
+from jaxagent.types import Task
+
+OURS = {"id": "t/0", "prompt": "Where?", "answers": ["here"], "kind": "one_hop/place", "metadata": '{"hops": 1}'}
+SEARCH_R1 = {
+    "data_source": "nq",
+    "prompt": [{"role": "user", "content": "Answer the given question. Question: an example? Question: who is it?\n"}],
+    "ability": "fact-reasoning",
+    "reward_model": {"style": "rule", "ground_truth": {"target": ["A", "B"]}},
+    "extra_info": {"split": "train", "index": 7},
+}
+FLASHRAG = {"id": "test_3", "question": " who wrote it ", "golden_answers": ["X"]}
+
+
+def without(row, column):
+    return {k: v for k, v in row.items() if k != column}
+
+
+def test_our_layout():
+    assert rows.to_task(OURS, True) == Task("t/0", "Where?", ("here",), "one_hop/place", {"hops": 1})
+    assert rows.to_task({"id": "a", "prompt": "p", "answers": ["x"]}, True) == Task("a", "p", ("x",))
+
+
+def test_search_r1_layout_without_the_question_column_takes_it_out_of_the_prompt():
+    assert rows.to_task(SEARCH_R1, True) == Task(
+        "nq/train/7", "who is it?", ("A", "B"), "nq", {"split": "train", "index": 7}
+    )
+
+
+def test_search_r1_layout_prefers_the_question_column():
+    assert rows.to_task(SEARCH_R1 | {"question": "who is she"}, True).prompt == "who is she?"
+
+
+def test_a_chat_row_without_search_r1s_template_keeps_its_whole_user_message():
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Add 1 and 2?"}]
+    row = SEARCH_R1 | {"prompt": messages, "reward_model": {"ground_truth": "3"}}
+    assert rows.to_task(row, True).prompt == "Add 1 and 2?"
+    assert rows.to_task(row, True).answers == ("3",)
+
+
+def test_flashrag_layout():
+    assert rows.to_task(FLASHRAG, True) == Task("test_3", "who wrote it?", ("X",), "")
+    assert rows.to_task(FLASHRAG | {"data_source": "nq"}, True).id == "nq/test_3"
+
+
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [
+        (without(OURS, "id"), "id"),
+        (without(OURS, "prompt"), "prompt"),
+        (without(OURS, "answers"), "answers"),
+        (OURS | {"prompt": "  "}, "prompt"),
+        (OURS | {"prompt": 3}, "prompt"),
+        (OURS | {"id": 3}, "id"),
+        (OURS | {"answers": "here"}, "answers"),
+        (OURS | {"answers": []}, "answers"),
+        (OURS | {"answers": ["here", None]}, "answers[1]"),
+        (OURS | {"answers": [""]}, "answers[0]"),
+        (OURS | {"metadata": "{"}, "metadata"),
+        (OURS | {"metadata": "[1]"}, "metadata"),
+        (OURS | {"kind": 1}, "kind"),
+        (without(SEARCH_R1, "data_source"), "data_source"),
+        (without(SEARCH_R1, "extra_info"), "extra_info"),
+        (SEARCH_R1 | {"extra_info": {"split": "train"}}, "extra_info.index"),
+        (SEARCH_R1 | {"reward_model": {}}, "reward_model.ground_truth"),
+        (SEARCH_R1 | {"reward_model": {"ground_truth": {}}}, "reward_model.ground_truth.target"),
+        (SEARCH_R1 | {"reward_model": {"ground_truth": {"target": []}}}, "reward_model"),
+        (SEARCH_R1 | {"prompt": "text"}, "prompt"),
+        (SEARCH_R1 | {"prompt": [{"role": "system", "content": "x"}]}, "prompt"),
+        (SEARCH_R1 | {"prompt": [{"role": "user", "content": "Question: "}]}, "prompt[user].content"),
+        (FLASHRAG | {"golden_answers": None}, "golden_answers"),
+        (without(FLASHRAG, "question"), "question"),
+        ("text", "*"),
+    ],
+)
+def test_a_malformed_row_names_its_column(row, column):
+    with pytest.raises(rows.RowError) as error:
+        rows.to_task(row, True)
+    assert error.value.column == column
+    with pytest.raises(ConfigError, match=r"^data/x, row 5: ") as told:
+        rows.check(row, "data/x, row 5", True)
+    assert f"column '{column}'" in str(told.value) and "\n" not in str(told.value)
+
+
+def test_answers_may_be_absent_only_where_the_verifier_needs_none():
+    assert rows.to_task(OURS | {"answers": []}, False).answers == ()
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**6), 10**6)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+texts = st.text(min_size=1).filter(str.strip)
+
+
+@given(
+    texts,
+    texts,
+    st.lists(texts, min_size=1, max_size=3),
+    st.text(),
+    st.dictionaries(st.text(), json_values, max_size=3),
+)
+def test_to_row_and_back_is_the_same_task(id, prompt, answers, kind, metadata):
+    task = Task(id, prompt, tuple(answers), kind, metadata)
+    assert rows.to_task(rows.to_row(task), True) == task
+
+
+@given(st.dictionaries(st.sampled_from(sorted({*OURS, *SEARCH_R1, *FLASHRAG})), json_values) | json_values)
+def test_no_row_of_json_values_fails_in_any_other_way(row):
+    with contextlib.suppress(rows.RowError):
+        rows.to_task(row, True)

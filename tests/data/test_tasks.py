@@ -1,0 +1,94 @@
+"""The stream of tasks: whole epochs, one order per seed, exact resume, and refusal of a position in other data."""
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxagent.config import ConfigError
+from jaxagent.data import files, sources, tasks
+from jaxagent.types import Task
+
+
+class MemoryRows(files.Rows):
+    name = "memory"
+
+    def __init__(self, ids):
+        self._ids = list(ids)
+
+    def __len__(self):
+        return len(self._ids)
+
+    def __getitem__(self, index):
+        return {"id": self._ids[index], "prompt": "p", "answers": ["a"]}
+
+
+def source_of(count, prefix="t"):
+    return sources.TaskSource(MemoryRows(f"{prefix}{i}" for i in range(count)), "memory", True)
+
+
+def ids(iterator, count):
+    return [task.id for task in iterator.take(count)]
+
+
+def test_every_epoch_is_its_own_permutation():
+    iterator = tasks.TaskIterator(source_of(9), seed=0, shuffle=True)
+    epochs = [ids(iterator, 9) for _ in range(4)]
+    assert all(sorted(epoch) == [f"t{i}" for i in range(9)] for epoch in epochs)
+    assert len(set(map(tuple, epochs))) == 4
+
+
+def test_the_order_is_the_seeds_alone():
+    source = source_of(50)
+    first = ids(tasks.TaskIterator(source, 1, True), 60)
+    assert first == ids(tasks.TaskIterator(source, 1, True), 60)
+    assert first != ids(tasks.TaskIterator(source, 2, True), 60)
+    assert ids(tasks.TaskIterator(source, 1, False), 60) == [f"t{i % 50}" for i in range(60)]
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 12), st.integers(0, 40), st.booleans(), st.integers(0, 2**31))
+def test_resume_continues_exactly(size, taken, shuffle, seed):
+    source = source_of(size)
+    straight = tasks.TaskIterator(source, seed, shuffle)
+    straight.take(taken)
+    state = json.loads(json.dumps(straight.get_state()))  # as a checkpoint stores it
+    assert state["next_index"] == taken
+    resumed = tasks.TaskIterator(source, seed, shuffle)
+    resumed.take(3)
+    resumed.set_state(state)
+    assert resumed.get_state() == state
+    assert ids(resumed, 20) == ids(straight, 20)
+
+
+def test_a_position_in_other_data_or_another_order_is_refused():
+    state = tasks.TaskIterator(source_of(5), 0, True).get_state()
+    for other in (
+        tasks.TaskIterator(source_of(5, "u"), 0, True),
+        tasks.TaskIterator(source_of(6), 0, True),
+        tasks.TaskIterator(source_of(5), 1, True),
+        tasks.TaskIterator(source_of(5), 0, False),
+    ):
+        with pytest.raises(ConfigError, match="task position"):
+            other.set_state(state)
+
+
+def make(kind, count):
+    return [Task(f"{kind}-{i}", "p", ("a",), kind) for i in range(count)]
+
+
+def test_balanced_sample_is_even_over_families_then_kinds():
+    pool = make("one_hop/a", 100) + make("one_hop/b", 5) + make("two_hop/a", 30) + make("two_hop/b", 30)
+    sample = tasks.balanced_sample(pool, 64, seed=0)
+    kinds = Counter(task.kind for task in sample)
+    assert kinds == {"one_hop/a": 27, "one_hop/b": 5, "two_hop/a": 16, "two_hop/b": 16}
+    assert len({task.id for task in sample}) == 64
+    assert sample == tasks.balanced_sample(pool, 64, seed=0)
+    assert sample != tasks.balanced_sample(pool, 64, seed=1)
+
+
+def test_balanced_sample_of_one_kind_or_too_few():
+    assert Counter(t.id for t in tasks.balanced_sample(make("", 4), 9, seed=0)) == Counter(t.id for t in make("", 4))
+    assert tasks.balanced_sample([], 9, seed=0) == []

@@ -1,0 +1,329 @@
+"""The driver around the toy model: bookkeeping, threading, failure; every number checked by hand."""
+
+import asyncio
+import dataclasses
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from jaxagent.config import ConfigError
+from jaxagent.engine.requests import EngineError
+from jaxagent.engine.toy import Toy
+from tests.engine import toys
+
+
+def letters(text: str) -> list[int]:
+    return [ord(c) - ord("a") for c in text]
+
+
+def chain(text: str) -> np.ndarray:
+    """Weights under which each letter of the text surely leads to the next one."""
+    params = np.zeros((toys.VOCAB, toys.VOCAB), np.float32)
+    for a, b in zip(letters(text), letters(text[1:]), strict=False):
+        params[a, b] = 50.0
+    return params
+
+
+async def turn(driver, session, tokens, max_tokens=6, sampling=toys.GREEDY, turn=0, deadline_s=20.0):
+    return await driver.generate(session, tokens, max_tokens, sampling, turn, deadline_s)
+
+
+def test_turns_continue_one_sequence() -> None:
+    params = toys.weights()
+
+    async def episode(driver):
+        session = await driver.open("t", 0, 20)
+        sequence = letters("hello")
+        for number, new in enumerate([letters("hello"), letters("observation"), letters("z"), []]):
+            sequence = sequence[: len(sequence) if number else 0] + new
+            generation = await turn(driver, session, new, max_tokens=5, turn=number)
+            assert generation.tokens.tolist() == toys.greedy(params, sequence, 5)
+            expected = [
+                toys.logprob(params, [*sequence, *generation.tokens[:i]], t, 1) for i, t in enumerate(generation.tokens)
+            ]
+            np.testing.assert_allclose(generation.logprobs, expected, atol=1e-5)
+            assert generation.finish == "length" and generation.policy_versions.tolist() == [7] * 5
+            # All but the last sampled token were cached by decoding.
+            assert generation.cached_tokens == max(len(sequence) - len(new) - 1, 0)
+            sequence += generation.tokens.tolist()
+        driver.close(session)
+
+    with toys.running() as driver:
+        asyncio.run(episode(driver))
+        assert driver.stats()["sampled_tokens"] == 20
+
+
+def test_ends_at_stop_eos_and_context() -> None:
+    async def episodes(driver):
+        session = await driver.open("t", 0, 20)
+        stop = await turn(driver, session, letters("a"), 20)
+        assert (stop.finish, stop.stop_string, stop.tokens.tolist()) == ("stop", "xy", letters("bxy"))
+        eos = await turn(driver, session, letters("k"), 20, turn=1)
+        assert (eos.finish, eos.stop_string, eos.tokens.tolist()) == ("eos", None, letters("lm"))
+        end = await turn(driver, session, letters("pq"), 100, turn=2)
+        assert (end.finish, len(end.tokens)) == ("length", toys.CONTEXT - 9)
+        full = await turn(driver, session, letters("pq"), 100, turn=3)
+        assert (full.finish, len(full.tokens)) == ("length", 0)
+
+    with toys.running(params=chain("abxyz") + chain("klmno") + chain("pqrp"), eos=letters("m")) as driver:
+        asyncio.run(episodes(driver))
+
+
+async def sample_all(driver, tasks, order, max_tokens=7):
+    """Episodes of two sampled turns each, begun in a given order: {(task, sample): tokens and log-probs}."""
+    out = {}
+
+    async def episode(task, sample):
+        session = await driver.open(task, sample, 20)
+        a = await turn(driver, session, letters(task), max_tokens, toys.SAMPLED)
+        await asyncio.sleep(0.001 * (hash((task, sample, len(order))) % 3))
+        b = await turn(driver, session, letters("obs"), max_tokens, toys.SAMPLED, turn=1)
+        driver.close(session)
+        out[task, sample] = [*a.tokens, *b.tokens], [*a.logprobs, *b.logprobs]
+
+    await asyncio.gather(*(episode(*tasks[i]) for i in order))
+    return out
+
+
+def test_randomness_knows_no_slot_arrival_or_batch() -> None:
+    tasks = [(task, sample) for task in ("alpha", "beta", "gamma") for sample in range(4)]
+    runs = []
+    for slots, steps, order in (
+        (12, 3, range(12)),
+        (4, 3, reversed(range(12))),
+        (8, 5, np.random.default_rng(0).permutation(12)),
+    ):
+        with toys.running(slots, steps_per_dispatch=steps) as driver:
+            runs.append(asyncio.run(sample_all(driver, tasks, list(order))))
+    assert runs[0] == runs[1] == runs[2]
+    assert len({tuple(tokens) for tokens, _ in runs[0].values()}) == len(tasks)  # samples of a task differ
+    params = toys.weights()
+    for (task, _), (tokens, logprobs) in runs[0].items():
+        sequence = letters(task)
+        for i, (token, value) in enumerate(zip(tokens[:7], logprobs[:7], strict=True)):
+            assert value == pytest.approx(toys.logprob(params, sequence + tokens[:i], token, 0.7), abs=1e-5)
+
+
+def test_a_group_is_prefilled_once() -> None:
+    async def group(driver):
+        blocker = await driver.open("other", 0, 20)
+        first = asyncio.create_task(turn(driver, blocker, letters("zz"), 30))
+        await asyncio.sleep(0)
+        sessions = [await driver.open("t", i, 20) for i in range(7)]
+        # Submitted in one go while the driver is busy or idle: they are taken together.
+        return await asyncio.gather(
+            *(turn(driver, s, letters("a" * 11), sampling=toys.SAMPLED) for s in sessions), first
+        )
+
+    with toys.running(8) as driver:
+        *generations, _ = asyncio.run(group(driver))
+        stats = driver.stats()
+    assert stats["requests"] == 8
+    # Whoever shared says so; what was computed plus what was shared is everything.
+    shared = sum(g.cached_tokens for g in generations)
+    assert shared >= 5 * 10 and stats["prefill_tokens"] + shared == 7 * 10 + 1
+    for i, g in enumerate(generations):
+        sequence = letters("a" * 11)
+        for j, t in enumerate(g.tokens):
+            want = toys.logprob(toys.weights(), [*sequence, *g.tokens[:j]], t, 0.7)
+            assert g.logprobs[j] == pytest.approx(want, abs=1e-5), (i, j)
+
+
+def test_slots_are_given_in_order_of_asking() -> None:
+    async def ask(driver):
+        sessions = [await driver.open("t", i, 20) for i in range(4)]
+        got = []
+
+        async def wait(i):
+            session = await driver.open("w", i, 20)
+            got.append(i)
+            return session
+
+        waiters = [asyncio.create_task(wait(i)) for i in range(3)]
+        await asyncio.sleep(0.01)
+        with pytest.raises(TimeoutError):
+            await driver.open("late", 0, 0.02)
+        waiters[1].cancel()
+        for session in sessions[:2]:
+            driver.close(session)
+            driver.close(session)  # twice is once
+        await asyncio.wait([waiters[0], waiters[2]])
+        assert got == [0, 2]
+        with pytest.raises(TimeoutError):
+            await driver.open("none left", 0, 0.02)
+
+    with toys.running() as driver:
+        asyncio.run(ask(driver))
+
+
+class Gate(Toy):
+    """A toy whose decode waits, on the host, until it is let through."""
+
+    entered, opened = threading.Event(), threading.Event()
+
+    def decode(self, params, cache, tokens, positions, window):
+        def wait(x):
+            Gate.entered.set()
+            assert Gate.opened.wait(20)
+            return x
+
+        tokens = jax.shard_map(
+            lambda t: jax.pure_callback(wait, jax.ShapeDtypeStruct(t.shape, t.dtype), t),
+            in_specs=jax.P(("data", "fsdp")),
+            out_specs=jax.P(("data", "fsdp")),
+        )(tokens)
+        return super().decode(params, cache, tokens, positions, window)
+
+
+@pytest.mark.parametrize("how", ["close", "cancel", "deadline"])
+def test_abandoned_turns_free_their_slot(how: str) -> None:
+    Gate.entered.clear()
+    Gate.opened.clear()
+
+    async def scene(driver):
+        session = await driver.open("t", 0, 20)
+        task = asyncio.create_task(
+            turn(driver, session, letters("abc"), 30, deadline_s=0.2 if how == "deadline" else 20)
+        )
+        await asyncio.to_thread(Gate.entered.wait, 20)  # it is on the device
+        if how == "close":
+            driver.close(session)
+        elif how == "cancel":
+            task.cancel()
+        with pytest.raises({"close": EngineError, "cancel": asyncio.CancelledError, "deadline": TimeoutError}[how]):
+            await task
+        with pytest.raises(EngineError, match="closed, broken"):
+            await turn(driver, session, letters("abc"))
+        waiting = asyncio.create_task(driver.open("u", 0, 20))
+        await asyncio.sleep(0.02)
+        driver.close(session)
+        assert not waiting.done()  # the device still writes to the slot
+        Gate.opened.set()
+        session = await waiting
+        generation = await turn(driver, session, letters("de"), 5)
+        assert generation.tokens.tolist() == toys.greedy(toys.weights(), letters("de"), 5)
+
+    with toys.running(1, model=Gate(toys.VOCAB), prefill_rows=(1, 2)) as driver:
+        asyncio.run(scene(driver))
+        assert driver.stats()["requests"] == 2
+
+
+def test_new_weights_in_the_middle_of_a_turn() -> None:
+    old, new = toys.weights(0), toys.weights(1)
+    Gate.entered.clear()
+    Gate.opened.clear()
+
+    async def scene(driver):
+        session = await driver.open("t", 0, 20)
+        task = asyncio.create_task(turn(driver, session, letters("abc"), 9))
+        await asyncio.to_thread(Gate.entered.wait, 20)
+        update = asyncio.create_task(asyncio.to_thread(driver.update_params, new, 8))
+        await asyncio.sleep(0.05)
+        Gate.opened.set()
+        generation = await task
+        await update
+        return generation
+
+    with toys.running(model=Gate(toys.VOCAB)) as driver:
+        generation = asyncio.run(scene(driver))
+    # Three tokens a dispatch: the dispatch in progress keeps its weights, the next one has the new.
+    versions = generation.policy_versions.tolist()
+    assert versions == [7] * 3 + [8] * 6
+    sequence = letters("abc")
+    for token, version, value in zip(generation.tokens, versions, generation.logprobs, strict=True):
+        params = old if version == 7 else new
+        assert token == toys.greedy(params, sequence, 1)[0]
+        assert value == pytest.approx(toys.logprob(params, sequence, token, 1), abs=1e-5)
+        sequence.append(int(token))
+
+
+class Broken(Toy):
+    """A toy whose device fails when it meets token 25."""
+
+    def decode(self, params, cache, tokens, positions, window):
+        def fail(x):
+            if (x == 25).any():
+                raise ValueError("the device is on fire")
+            return x
+
+        tokens = jax.shard_map(
+            lambda t: jax.pure_callback(fail, jax.ShapeDtypeStruct(t.shape, t.dtype), t),
+            in_specs=jax.P(("data", "fsdp")),
+            out_specs=jax.P(("data", "fsdp")),
+        )(tokens)
+        return super().decode(params, cache, tokens, positions, window)
+
+
+def test_device_failure_reaches_everyone_and_the_driver_starts_again() -> None:
+    async def scene(driver):
+        sessions = [await driver.open("t", i, 20) for i in range(4)]
+        waiting = asyncio.create_task(driver.open("w", 0, 20))
+        await asyncio.sleep(0)
+        turns = [turn(driver, s, letters("az" if i == 2 else "ab"), 30) for i, s in enumerate(sessions)]
+        results = await asyncio.gather(*turns, waiting, return_exceptions=True)
+        assert all(isinstance(r, EngineError) and "on fire" in str(r) for r in results), results
+        with pytest.raises(EngineError, match="on fire"):
+            await driver.open("t", 0, 20)
+        with pytest.raises(EngineError, match="on fire"):
+            driver.update_params(toys.weights(), 1)
+        return sessions
+
+    async def again(driver, stale):
+        for session in stale:
+            driver.close(session)  # of an earlier life: harmless
+        sessions = [await driver.open("t", i, 20) for i in range(4)]
+        with pytest.raises(TimeoutError):
+            await driver.open("t", 4, 0.02)
+        return await turn(driver, sessions[0], letters("ab"), 3)
+
+    with toys.running(model=Broken(toys.VOCAB), params=chain("bcd")) as driver:
+        stale = asyncio.run(scene(driver))
+        driver.stop(20)
+        driver.start(60)
+        assert asyncio.run(again(driver, stale)).tokens.tolist() == letters("cde")[:2] + [
+            toys.greedy(chain("bcd"), letters("abcd"), 1)[0]
+        ]
+
+
+def test_stop_tells_who_waits() -> None:
+    Gate.entered.clear()
+    Gate.opened.clear()
+
+    async def scene(driver):
+        session = await driver.open("t", 0, 20)
+        task = asyncio.create_task(turn(driver, session, letters("abc"), 30))
+        await asyncio.to_thread(Gate.entered.wait, 20)
+        stopping = asyncio.create_task(asyncio.to_thread(driver.stop, 20))
+        await asyncio.sleep(0.02)
+        Gate.opened.set()
+        with pytest.raises(EngineError, match="stopped"):
+            await task
+        await stopping
+
+    with toys.running(model=Gate(toys.VOCAB)) as driver:
+        asyncio.run(scene(driver))
+        assert not any(t.name == "engine-driver" and t.is_alive() for t in threading.enumerate())
+
+
+def test_mistakes() -> None:
+    async def scene(driver):
+        session = await driver.open("t", 0, 20)
+        with pytest.raises(ValueError, match="at least one token"):
+            await turn(driver, session, [])
+        with pytest.raises(ValueError, match="truncation"):
+            await turn(driver, session, [1], sampling=dataclasses.replace(toys.SAMPLED, top_p=0.9))
+
+    with toys.running() as driver:
+        asyncio.run(scene(driver))
+        with pytest.raises(EngineError, match="already started"):
+            driver.start(1)
+    with pytest.raises(EngineError, match="not started"):
+        asyncio.run(toys.make().open("t", 0, 1))
+
+
+def test_slots_must_divide_over_the_mesh() -> None:
+    driver = toys.make(6, data=4, prefill_rows=(4,))
+    with pytest.raises(ConfigError, match="config.engine.slots: 6 does not divide over .* = 4"):
+        driver.start(60)

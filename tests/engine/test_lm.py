@@ -1,0 +1,151 @@
+"""A transformer in the engine: its log-probs are the trainer's, over turns, chunks, groups and meshes."""
+
+import asyncio
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxagent.config import EngineConfig, MeshConfig, SamplingConfig
+from jaxagent.engine import automaton
+from jaxagent.engine.driver import Driver
+from jaxagent.engine.lm import LanguageModel
+from jaxagent.models import logprobs, params, sharding, transformer
+from jaxagent.models.spec import ModelSpec
+
+VOCAB, CONTEXT = 61, 96
+COOL = SamplingConfig(temperature=0.7, top_p=1.0, top_k=0, min_p=0.0)
+SPEC = ModelSpec(
+    family="qwen3",
+    vocab_size=VOCAB,
+    padded_vocab_size=64,
+    num_layers=2,
+    embed_dim=16,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    mlp_dim=32,
+    qkv_bias=False,
+    qk_norm=True,
+    tie_embeddings=True,
+    rope_theta=10_000.0,
+    rope_scaling=None,
+    norm_eps=1e-6,
+    max_position=0,
+    embed_init_std=1.0,
+    final_norm_init=0.5,
+    compute_dtype="float32",
+    param_dtype="float32",
+    remat="none",
+    logprob_chunk_tokens=64,
+)
+
+
+def driver_for(mesh: jax.sharding.Mesh, spec: ModelSpec = SPEC, truncation: bool = False, slots: int = 8) -> Driver:
+    cfg = EngineConfig(
+        slots=slots,
+        steps_per_dispatch=4,
+        prefill_buckets=(4, 16),
+        prefill_rows=(4, 8),
+        cache_dtype="float32",
+        request_timeout_s=30.0,
+    )
+    with jax.set_mesh(mesh):
+        weights = params.init(spec, jax.random.key(0), params.shardings(spec, mesh, sharding.TRAIN))
+    stops = automaton.build(["no such"], [b"ab"] * VOCAB, spec.padded_vocab_size)
+    model = LanguageModel(spec, cfg.cache_dtype)
+    return Driver(model, weights, 0, stops, (), cfg, CONTEXT, mesh, 0, truncation)
+
+
+def mesh_of(data: int = 1, fsdp: int = 1, tensor: int = 1) -> jax.sharding.Mesh:
+    if len(jax.devices()) < data * fsdp * tensor:
+        pytest.skip("needs 8 (virtual) devices")
+    return sharding.make_mesh(MeshConfig(data, fsdp, tensor))
+
+
+async def episodes(driver: Driver, count: int, sampling: SamplingConfig = COOL):
+    """Episodes of three turns over a prompt shared by pairs: [(sequence, sampled positions, log-probs)]."""
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, VOCAB, n) for n in rng.integers(1, 40, count)]  # up to three chunks
+    observations = [[rng.integers(0, VOCAB, n) for n in rng.integers(0, 20, 2)] for _ in range(count)]
+
+    async def episode(i: int):
+        session = await driver.open(f"task{i // 2}", i % 2, 30)
+        sequence, positions, values = [], [], []
+        for turn, new in enumerate([prompts[i // 2], *observations[i]]):
+            g = await driver.generate(session, new, 5 + i % 4, sampling, turn, 30)
+            sequence += list(new)
+            positions += range(len(sequence), len(sequence) + len(g.tokens))
+            sequence += list(g.tokens)
+            values += list(g.logprobs)
+        driver.close(session)
+        return np.array(sequence), np.array(positions), np.array(values)
+
+    return await asyncio.gather(*(episode(i) for i in range(count)))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def forward(spec: ModelSpec, tokens: jax.Array, temperature: jax.Array) -> jax.Array:
+    """f32[B,T]: log-prob of the token after each one."""
+    weights = params.init(spec, jax.random.key(0))
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    x = transformer.forward_packed(weights, spec, tokens, positions, jnp.ones_like(tokens), positions)
+    targets = jnp.roll(tokens, -1, axis=1).reshape(-1)
+    values, _ = logprobs.token_logprobs(weights, spec, x.reshape(len(targets), -1), targets, temperature)
+    return values.reshape(tokens.shape)
+
+
+def assert_trainer_agrees(spec: ModelSpec, results: list, temperature: float) -> None:
+    """One full forward pass over whole sequences, without cache, against what the engine recorded."""
+    tokens = np.zeros((len(results), CONTEXT), np.int32)
+    for row, (sequence, _, _) in zip(tokens, results, strict=True):
+        row[: len(sequence)] = sequence
+    expected = np.roll(np.asarray(forward(spec, tokens, temperature)), 1, axis=1)
+    for row, (_, positions, values) in zip(expected, results, strict=True):
+        np.testing.assert_allclose(values, row[positions], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("remat", ["none", "layer"])
+def test_every_logprob_is_the_trainers(remat: str) -> None:
+    spec = dataclasses.replace(SPEC, remat=remat)
+    with driver_for(mesh_of(), spec) as driver:
+        driver.start(120)
+        results = asyncio.run(episodes(driver, 12))
+    assert all(len(values) >= 15 for _, _, values in results)
+    assert_trainer_agrees(spec, results, 0.7)
+
+
+def test_nothing_compiles_after_warm_up() -> None:
+    spec = dataclasses.replace(SPEC, rope_theta=5_000.0)  # no other test's programs
+    mesh = mesh_of()
+    with jax.set_mesh(mesh):
+        where = params.shardings(spec, mesh, sharding.TRAIN)
+        other = jax.block_until_ready(params.init(spec, jax.random.key(1), where))
+    events: list[str] = []
+    listener = lambda event, *_, **__: events.append(event)  # noqa: E731
+    with driver_for(mesh, spec, truncation=True) as driver:
+        driver.start(120)
+        warm = driver.stats()["compiles"]
+        assert warm > 10
+        jax.monitoring.register_event_duration_secs_listener(listener)
+        try:
+            asyncio.run(episodes(driver, 12))
+            asyncio.run(episodes(driver, 5, dataclasses.replace(COOL, top_p=0.8, top_k=9)))
+            driver.update_params(other, 1)
+            asyncio.run(episodes(driver, 3, dataclasses.replace(COOL, temperature=0.0)))
+        finally:
+            jax.monitoring.unregister_event_duration_listener(listener)
+        assert "/jax/core/compile/backend_compile_duration" not in events
+        assert driver.stats()["compiles"] == warm
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 2), (4, 1, 2)])
+def test_a_mesh_gives_the_numbers_of_one_device(shape: tuple[int, int, int]) -> None:
+    with driver_for(mesh_of(*shape), truncation=True) as driver:
+        driver.start(240)
+        many = asyncio.run(episodes(driver, 10))
+        asyncio.run(episodes(driver, 2, dataclasses.replace(COOL, top_k=9)))
+    assert_trainer_agrees(SPEC, many, 0.7)

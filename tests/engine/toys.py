@@ -1,0 +1,86 @@
+"""A driver around the toy model, and the same model by hand in NumPy."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import jax
+import numpy as np
+
+from jaxagent.config import EngineConfig, SamplingConfig
+from jaxagent.engine import automaton
+from jaxagent.engine.driver import Driver
+from jaxagent.engine.toy import Toy, toy_bonus
+
+VOCAB = 26  # token i is the letter i
+CONTEXT = 40
+GREEDY = SamplingConfig(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
+SAMPLED = SamplingConfig(temperature=0.7, top_p=1.0, top_k=0, min_p=0.0)
+
+
+def mesh_of(data: int) -> jax.sharding.Mesh:
+    axis_types = (jax.sharding.AxisType.Explicit,) * 3
+    return jax.make_mesh((data, 1, 1), ("data", "fsdp", "tensor"), axis_types, devices=jax.devices()[:data])
+
+
+def weights(seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(VOCAB, VOCAB)).astype(np.float32)
+
+
+def config(slots: int = 4, **changes) -> EngineConfig:
+    fields = dict(
+        slots=slots,
+        steps_per_dispatch=3,
+        prefill_buckets=(4, 8),
+        prefill_rows=(2, 4),
+        cache_dtype="float32",
+        request_timeout_s=20.0,
+    )
+    return EngineConfig(**{**fields, **changes})
+
+
+def make(
+    slots: int = 4,
+    params=None,
+    stops: Sequence[str] = ("xy",),
+    eos: Sequence[int] = (),
+    model=None,
+    data: int = 1,
+    **changes,
+) -> Driver:
+    letters = [bytes([ord("a") + i]) for i in range(VOCAB)]
+    return Driver(
+        model=model or Toy(VOCAB),
+        params=weights() if params is None else params,
+        version=7,
+        stops=automaton.build(stops, letters, VOCAB),
+        eos_ids=eos,
+        cfg=config(slots, **changes),
+        context=CONTEXT,
+        mesh=mesh_of(data),
+        seed=3,
+        truncation=False,
+    )
+
+
+@contextlib.contextmanager
+def running(*args, **kwargs) -> Iterator[Driver]:
+    with make(*args, **kwargs) as driver:
+        driver.start(timeout_s=60)
+        yield driver
+
+
+def next_logits(params: np.ndarray, sequence: Sequence[int]) -> np.ndarray:
+    checksum = sum((i + 1) * t for i, t in enumerate(sequence))
+    return params[sequence[-1]] + toy_bonus(checksum, np.arange(VOCAB))
+
+
+def greedy(params: np.ndarray, sequence: Sequence[int], count: int) -> list[int]:
+    sequence = list(sequence)
+    for _ in range(count):
+        sequence.append(int(next_logits(params, sequence).argmax()))
+    return sequence[-count:]
+
+
+def logprob(params: np.ndarray, sequence: Sequence[int], token: int, temperature: float) -> float:
+    scaled = next_logits(params, sequence).astype(np.float64) / temperature
+    return float(scaled[token] - scaled.max() - np.log(np.exp(scaled - scaled.max()).sum()))

@@ -1,0 +1,207 @@
+"""Our client against our server over loopback, and against servers that misbehave in every way we know."""
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+from aiohttp import ClientSession, web
+
+from jaxagent.config import ConfigError, RetrieverConfig
+from jaxagent.envs.retriever import http, server
+from jaxagent.envs.retriever.backends import open_retriever
+from jaxagent.envs.retriever.base import Passage, RetrieverError, RetrieverTimeout
+from jaxagent.envs.retriever.bm25 import Bm25
+
+PASSAGES = [Passage("7", '"Ghana"', "The capital is Accra.\nIt is big."), Passage("8", "Togo", "The capital is Lomé.")]
+
+
+@contextlib.asynccontextmanager
+async def serving(app):
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/retrieve"
+    finally:
+        await runner.cleanup()
+
+
+def scripted(*answers):
+    """An app that gives these answers in turn (text, status), the last one for ever; "hang" never answers."""
+    app, calls = web.Application(), []
+
+    async def retrieve(request):
+        calls.append(await request.json())
+        answer = answers[min(len(calls), len(answers)) - 1]
+        if answer == "hang":
+            await asyncio.sleep(0.5)
+        text, status = answer
+        return web.Response(text=text, status=status)
+
+    app.add_routes([web.post("/retrieve", retrieve)])
+    return app, calls
+
+
+async def ask(url, timeout_s=2.0, retries=0, queries=("capital of Ghana",), topk=2):
+    client = http.HttpRetriever(url, timeout_s, retries)
+    try:
+        return await client.search(queries, topk)
+    finally:
+        await client.close()
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(http, "FIRST_PAUSE_S", 0.01)
+
+
+GOOD = (json.dumps({"result": [[{"document": {"id": 1, "contents": "T\nx"}, "score": 0.5}]]}), 200)
+
+
+def test_client_and_server_equal_the_retriever_behind_them():
+    async def check():
+        index = Bm25(PASSAGES)
+        async with serving(server.make_app(index, 5.0)) as url:
+            queries = ["capital of Ghana", "Lomé", "nothing here?", ""]
+            assert await ask(url, queries=queries) == await index.search(queries, 2)
+
+    asyncio.run(check())
+
+
+def test_the_published_wire_format():
+    async def check():
+        async with serving(server.make_app(Bm25(PASSAGES), 5.0)) as url, ClientSession() as session:
+            body = {"queries": ["Accra"], "topk": 1, "return_scores": True}
+            async with session.post(url, json=body) as response:
+                (((item,),),) = (await response.json()).values()
+            assert item["document"] == {"id": "7", "contents": '"Ghana"\nThe capital is Accra.\nIt is big.'}
+            assert item["score"] > 0
+            async with session.post(url, json={"queries": ["Accra"], "topk": 1}) as response:
+                assert (await response.json())["result"] == [[item["document"]]]
+            async with session.get(url.replace("/retrieve", "/health")) as response:
+                assert response.status == 200
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    "body", ["{", "[]", "{}", '{"queries": "x"}', '{"queries": [1]}', '{"queries": ["x"], "topk": 0}']
+)
+def test_the_server_refuses_malformed_requests(body):
+    async def check():
+        async with (
+            serving(server.make_app(Bm25(PASSAGES), 5.0)) as url,
+            ClientSession() as session,
+            session.post(url, data=body) as response,
+        ):
+            assert response.status == 400 and "error" in await response.json()
+
+    asyncio.run(check())
+
+
+def test_the_server_reports_failing_and_slow_searches():
+    class Failing:
+        async def search(self, queries, topk):
+            if queries == ["slow"]:
+                await asyncio.sleep(0.5)
+            raise RetrieverError("index is gone")
+
+    async def check():
+        async with serving(server.make_app(Failing(), 0.05)) as url:
+            with pytest.raises(RetrieverError, match=r"500.*index is gone"):
+                await ask(url)
+            with pytest.raises(RetrieverError, match="503"):
+                await ask(url, queries=["slow"])
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("bad", [("oops", 500), ("busy", 503), ("slow down", 429), "hang"])
+def test_transient_failures_are_tried_again(bad):
+    async def check():
+        app, calls = scripted(bad, GOOD)
+        async with serving(app) as url:
+            assert await ask(url, timeout_s=0.2, retries=1) == [[Passage("1", "T", "x", 0.5)]]
+        assert calls == [{"queries": ["capital of Ghana"], "topk": 2, "return_scores": True}] * 2
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "attempts"),
+    [
+        (("oops", 500), "answered 500: oops", 3),
+        (("no such page", 404), "answered 404", 1),
+        (("{", 200), "malformed", 1),
+        (("[]", 200), "malformed", 1),
+        (('{"result": null}', 200), "malformed", 1),
+        (('{"result": [["x"]]}', 200), "malformed", 1),
+        (('{"result": [[{"id": 1}]]}', 200), "malformed", 1),
+        (('{"result": [[{"id": 1, "contents": 2}]]}', 200), "malformed", 1),
+        (('{"result": []}', 200), "0 results for 1 queries", 1),
+    ],
+)
+def test_lasting_failures_are_errors_and_never_empty_results(bad, error, attempts):
+    async def check():
+        app, calls = scripted(bad)
+        async with serving(app) as url:
+            with pytest.raises(RetrieverError, match=error):
+                await ask(url, retries=2)
+        assert len(calls) == attempts
+
+    asyncio.run(check())
+
+
+def test_a_silent_server_is_a_timeout():
+    async def check():
+        app, calls = scripted("hang")
+        async with serving(app) as url:
+            with pytest.raises(RetrieverTimeout, match="did not answer"):
+                await ask(url, timeout_s=0.05, retries=1)
+        assert len(calls) == 2
+
+    asyncio.run(check())
+
+
+def test_nobody_listens():
+    async def check():
+        async with serving(web.Application()) as url:
+            pass
+        with pytest.raises(RetrieverError):
+            await ask(url, retries=1)
+
+    asyncio.run(check())
+
+
+def config(**changes):
+    fields = dict(backend="bm25", corpus="", index="", url="", topk=3, timeout_s=1.0, retries=0)
+    return RetrieverConfig(**(fields | changes))
+
+
+def test_opening_the_configured_back_end(tmp_path):
+    assert isinstance(open_retriever(config(), PASSAGES), Bm25)
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"id": 1, "contents": "a\\nb"}\n')
+    assert len(open_retriever(config(corpus=str(corpus)), PASSAGES)) == 1
+    assert isinstance(open_retriever(config(backend="http", url="http://x/retrieve"), []), http.HttpRetriever)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "nothing to search"),
+        ({"corpus": "nowhere.jsonl"}, "no file 'nowhere.jsonl'"),
+        ({"backend": "http", "url": "localhost:8000"}, "env.retriever.url"),
+        ({"backend": "dense"}, "env.retriever.index"),
+    ],
+)
+def test_incomplete_configs(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        open_retriever(config(**changes), [])
+
+
+def test_the_servers_command_line(capsys):
+    assert server.main(["--corpus=nowhere.jsonl"]) == 2
+    assert "nowhere.jsonl" in capsys.readouterr().err

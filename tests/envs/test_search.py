@@ -1,0 +1,162 @@
+"""The published protocol, letter for letter: prompt, documents, actions, invalid text, turns."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxagent.config import ConfigError, EnvConfig, RetrieverConfig, RewardConfig
+from jaxagent.envs import search
+from jaxagent.envs.base import Step, Transcript
+from jaxagent.envs.retriever.base import Passage
+from jaxagent.types import StopReason, Task, TokenKind
+
+TASK = Task("t", "who wrote hamlet", ("William Shakespeare",))
+FOUND = [Passage("1", '"Hamlet"', "A play.\nBy Shakespeare. ", 2.0), Passage("2", "Macbeth", "", 1.0)]
+
+
+class Found:
+    def __init__(self, passages):
+        self.passages, self.asked = passages, []
+
+    async def search(self, queries, topk):
+        self.asked.append((list(queries), topk))
+        return [self.passages[:topk] for _ in queries]
+
+
+def config(prompt="search_r1", max_turns=2, final_turn=False, profile="em", min_answers=2, topk=3):
+    return EnvConfig(
+        prompt, max_turns, final_turn, 500, 500, 4096, 60.0,
+        RewardConfig(profile, 0.2, 0.1, 0.0, min_answers), RetrieverConfig("bm25", "", "", "", topk, 1.0, 0),
+    )  # fmt: skip
+
+
+def play(actions, cfg, retriever):
+    environment = search.SearchEnvironment(TASK, cfg, retriever)
+
+    async def steps():
+        return [await environment.start()] + [await environment.step(action) for action in actions]
+
+    return environment, asyncio.run(steps())
+
+
+def test_the_published_prompt():
+    _, ((message,),) = play([], config(), Found([]))
+    assert message.role == "user"
+    assert message.content.startswith(
+        "Answer the given question. You must conduct reasoning inside <think> and </think>"
+    )
+    assert "search as many times as your want. If" in message.content
+    assert message.content.endswith("For example, <answer> Beijing </answer>. Question: who wrote hamlet?\n")
+    assert "\n" not in message.content[:-1] and "  " not in message.content
+
+
+@pytest.mark.parametrize("question", ["x", " x ", "x?", "x? "])
+def test_a_question_ends_in_one_question_mark(question):
+    assert search.render_prompt("plain", question) == "Question: x?\n"
+
+
+def test_documents_are_rendered_as_published():
+    retriever = Found(FOUND)
+    environment, (_, step) = play(["<think>a</think> <search> hamlet\nauthor </search>"], config(), retriever)
+    assert step.observation.parts == (
+        (
+            '\n\n<information>Doc 1(Title: "Hamlet") A play.\nBy Shakespeare. \n'
+            "Doc 2(Title: Macbeth)</information>\n\n",
+            TokenKind.OBSERVATION,
+        ),
+    )
+    assert step.observation.role == ""
+    assert retriever.asked == [(["hamlet\nauthor"], 3)]
+    assert environment.counters == {"searches": 1, "invalid_actions": 0, "empty_searches": 0}
+
+
+def test_an_empty_result_is_shown_and_counted():
+    environment, (_, step) = play(["<search>q</search>"], config(), Found([]))
+    assert step.observation.text == "\n\n<information></information>\n\n"
+    assert environment.counters["empty_searches"] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ("<search> a </search>", ("search", "a")),
+        ("<answer>a\nb</answer>", ("answer", "a\nb")),
+        ("x<answer>a</answer><search>b</search>", ("answer", "a")),
+        ("<search><answer>b</answer>", ("answer", "b")),
+        ("<search>a<answer>b</answer></search>", ("search", "a<answer>b</answer>")),
+        ("<search></search>", ("search", "")),
+        ("<search>a</answer>", None),
+        ("a</search>", None),
+        ("", None),
+    ],
+)
+def test_first_complete_action(text, action):
+    assert search.parse_action(text) == action
+
+
+@given(st.text())
+def test_parsing_never_fails(text):
+    search.parse_action(text)
+
+
+def test_invalid_actions_are_warnings():
+    environment, (_, step) = play(["I do not know"], config(), Found([]))
+    assert step.observation.parts == ((search.INVALID_ACTION, TokenKind.WARNING),)
+    assert search.INVALID_ACTION == (
+        "\nMy previous action is invalid. If I want to search, I should put the query between <search> and </search>. "
+        "If I want to give the final answer, I should put the answer between <answer> and </answer>. "
+        "Let me try again.\n"
+    )
+    assert environment.counters["invalid_actions"] == 1
+
+
+@pytest.mark.parametrize(("final_turn", "turns"), [(False, 2), (True, 3)])
+def test_turn_limit(final_turn, turns):
+    retriever = Found(FOUND)
+    _, (_, *steps) = play(["<search>q</search>"] * turns, config(final_turn=final_turn), retriever)
+    assert [step.stop_reason for step in steps] == [None] * (turns - 1) + [StopReason.TURN_LIMIT]
+    assert len(retriever.asked) == turns - 1
+
+
+def test_an_answer_on_the_last_turn_counts():
+    _, (_, *steps) = play(["<search>q</search>", "<answer>a</answer>"], config(), Found(FOUND))
+    assert steps[-1] == Step(stop_reason=StopReason.ANSWER)
+
+
+def verdict(cfg, *turns):
+    environment = search.SearchEnvironment(TASK, cfg, Found([]))
+    prompt = search.render_prompt(cfg.prompt, TASK.prompt)
+    return asyncio.run(environment.verify(Transcript(prompt, turns)))
+
+
+def test_verdicts():
+    right = ("<think>x</think><answer>William Shakespeare</answer>", "")
+    assert verdict(config(), right).reward == 1.0
+    assert verdict(config(min_answers=1), right).reward == 1.0
+    assert verdict(config(profile="em_format"), right).reward == 1.0
+    assert verdict(config(profile="em_format"), ("<answer>William Shakespeare</answer>", "")).reward == 0.8
+    assert "reward" not in verdict(config(), right).components and verdict(config(), right).components["em"] == 1.0
+
+
+def test_what_was_only_read_is_no_answer():
+    read = ("<search>q</search>", "<information><answer>William Shakespeare</answer></information>")
+    assert verdict(config(min_answers=1), read).components == {
+        "em": 0.0, "sub_em": 0.0, "answered": 0.0, "well_formed": 0.0, "retrieval_hit": 1.0,
+    }  # fmt: skip
+    told = ("hm", search.INVALID_ACTION)  # it quotes the answer tags; as published they count
+    assert verdict(config(min_answers=1), told).components["answered"] == 0.0
+    assert verdict(config(min_answers=2), told).components["answered"] == 1.0
+
+
+def test_a_reward_that_can_only_be_zero_is_refused():
+    with pytest.raises(ConfigError, match="min_answers=2"):
+        search.check(config(prompt="plain", min_answers=2))
+    search.check(config(prompt="plain", min_answers=1))
+    search.check(config(prompt="search_r1", min_answers=2))
+
+
+def test_a_step_is_either_observation_or_end():
+    with pytest.raises(ValueError, match="either"):
+        Step()

@@ -1,0 +1,102 @@
+"""A sweep: the right runs, one after another, resumable, and a table whose numbers can be checked by hand."""
+
+import json
+import math
+import pathlib
+import shlex
+import xml.etree.ElementTree
+
+import pytest
+
+from jaxagent.config import ConfigError
+from launch import grid, sweep, table
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CONFIG = str(ROOT / "configs/search_r1.py")
+
+
+def test_grid_is_the_product_with_seeds_innermost(tmp_path):
+    runs = grid.runs(CONFIG, ["rl.algorithm=grpo,ppo", "config.rl.steps=5,6"], [0, 1], tmp_path)
+    assert [(run.name, run.seed) for run in runs][:3] == [
+        ("algorithm=grpo, steps=5", 0),
+        ("algorithm=grpo, steps=5", 1),
+        ("algorithm=grpo, steps=6", 0),
+    ]
+    assert len(runs) == 8 and len({run.workdir for run in runs}) == 8
+    assert runs[0].command[2:] == (
+        "jaxagent.main",
+        f"--config={CONFIG}",
+        "--config.rl.algorithm=grpo",
+        "--config.rl.steps=5",
+        "--config.seed=0",
+        f"--config.workdir={tmp_path / 'algorithm=grpo_steps=5_seed=0'}",
+    )
+
+
+def test_presets_are_an_axis_and_equal_leaves_stay_apart(tmp_path):
+    runs = grid.runs(CONFIG, ["preset=laptop,laptop-ppo"], [0], tmp_path)
+    assert [run.command[3] for run in runs] == [f"--config={CONFIG}:laptop", f"--config={CONFIG}:laptop-ppo"]
+    fields = ["rl.optimizer.learning_rate=1e-3", "rl.critic.optimizer.learning_rate=1e-2"]
+    (run,) = grid.runs(CONFIG, fields, [0], tmp_path)
+    assert run.name == "rl.optimizer.learning_rate=1e-3, rl.critic.optimizer.learning_rate=1e-2"
+
+
+@pytest.mark.parametrize("axis", ["rl.algorithm", "rl.algoritm=grpo", "rl.algorithm=grpo,pop", "rl.steps=x"])
+def test_a_mistake_ends_the_sweep_before_its_first_run(tmp_path, capsys, axis):
+    with pytest.raises(ConfigError):
+        grid.runs(CONFIG, [axis], [0], tmp_path)
+    assert sweep.main([f"--config={CONFIG}", f"--grid={axis}", f"--workdir={tmp_path / 'w'}"]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+    assert not (tmp_path / "w").exists()
+
+
+def test_intervals_by_hand():
+    mean, half = table.interval([0.5, 0.7])
+    # sd = 0.1414, / sqrt(2) = 0.1, t(1) = 12.706
+    assert (mean, half) == (pytest.approx(0.6), pytest.approx(1.2706))
+    assert math.isnan(table.interval([0.5])[1])
+    mean, half = table.interval([1.0, 2.0, 3.0])
+    assert half == pytest.approx(4.303 / math.sqrt(3))
+
+
+@pytest.fixture
+def fake_runs(monkeypatch):
+    """Replaces the training command by one that writes a summary; returns the log of what was started."""
+    started = []
+
+    def run(command, **options):
+        started.append(command)
+        assert options["timeout"] > 0, "every run has a deadline"
+        workdir = pathlib.Path(next(a for a in command if "workdir" in a).partition("=")[2])
+        seed = int(next(a for a in command if "config.seed" in a).partition("=")[2])
+        if "--config.rl.algorithm=echo" not in command:  # echo dies without a summary
+            summary = {"eval/em_before_rl": 0.5, "eval/em_after_rl": 0.8 + 0.1 * seed}
+            (workdir / "summary.json").write_text(json.dumps(summary))
+
+    monkeypatch.setattr("subprocess.run", run)
+    return started
+
+
+def test_a_sweep_ends_in_a_table_and_a_plot_and_goes_on_where_it_stopped(tmp_path, fake_runs, capsys):
+    args = [f"--config={CONFIG}", "--grid=rl.algorithm=grpo,echo", "--seeds=0,1", f"--workdir={tmp_path}"]
+    assert sweep.main(args) == 1
+    assert len(fake_runs) == 4
+    text = (tmp_path / "sweep.md").read_text()
+    # 0.8 and 0.9: mean 0.85, half width 12.706 * 0.0707 / 1.414 = 0.635
+    assert "| algorithm=grpo | 2 | 0.500 ± 0.000 | 0.850 ± 0.635 |" in text
+    assert "echo" not in text
+    assert "algorithm=echo_seed=0" in capsys.readouterr().err
+    xml.etree.ElementTree.parse(tmp_path / "sweep.svg")
+    assert (tmp_path / "sweep.csv").read_text().startswith("run,column,seeds,mean,half_width_95")
+    sweep.main(args)
+    assert len(fake_runs) == 6, "only the two unfinished runs start again"
+
+
+def test_slurm_array(tmp_path, fake_runs):
+    args = [f"--config={CONFIG}", "--grid=rl.steps=5,6", "--seeds=0,1", f"--workdir={tmp_path}"]
+    assert sweep.main([*args, "--slurm=--gres=gpu:4 --time=8:00:00"]) == 0
+    commands = (tmp_path / "commands.txt").read_text().splitlines()
+    script = (tmp_path / "array.sbatch").read_text()
+    assert [shlex.split(line)[-1] for line in commands][3].endswith("steps=6_seed=1")
+    assert "#SBATCH --array=0-3" in script and "#SBATCH --gres=gpu:4\n#SBATCH --time=8:00:00" in script
+    assert not fake_runs

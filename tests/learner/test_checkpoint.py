@@ -1,0 +1,126 @@
+"""Bundles: what was saved comes back bit for bit, on any mesh, after any kill; another shape is one clear line."""
+
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from jaxagent.config import ConfigError
+from jaxagent.learner.checkpoint import Checkpointer
+from jaxagent.learner.state import init_state
+from jaxagent.models import params as model_params
+from jaxagent.models import sharding
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+OPTIMIZER = optax.adamw(1e-2)
+
+
+@pytest.fixture
+def make_state(make_params):
+    def make(mesh, critic=False):
+        params = make_params(mesh)
+        with jax.set_mesh(mesh):
+            return init_state(params, OPTIMIZER, params if critic else None, OPTIMIZER if critic else None, True)
+
+    return make
+
+
+def test_round_trip_onto_another_mesh(tmp_path, make_state, make_mesh):
+    state, host = make_state(make_mesh(2, 2, 2), critic=True), {"stage": "rl", "tasks": {"next_index": 7}, "loss": 0.25}
+    with Checkpointer(tmp_path, keep=2) as checkpointer:
+        assert checkpointer.latest is None
+        checkpointer.save(5, state, host)
+    one = make_mesh()
+    target = make_state(one, critic=True)
+    with Checkpointer(tmp_path, keep=2) as checkpointer:
+        assert checkpointer.host() == host
+        restored, got = checkpointer.restore(target)
+    assert got == host and type(restored) is type(state)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(restored), jax.device_get(state))
+    assert jax.tree.map(lambda x: x.sharding, restored.params) == jax.tree.map(lambda x: x.sharding, target.params)
+
+
+def test_buffers_may_be_donated_right_after_save(tmp_path, make_state, make_mesh):
+    state = make_state(make_mesh())
+    before = jax.device_get(state.opt_state)
+    overwrite = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
+    with Checkpointer(tmp_path, keep=1) as checkpointer:
+        for step in range(3):
+            checkpointer.save(step, state, {})
+            state = state.replace(opt_state=overwrite(state.opt_state))
+        checkpointer.wait()
+        restored, _ = checkpointer.restore(state)
+    jax.tree.map(lambda got, x: np.testing.assert_array_equal(got, x + 2), jax.device_get(restored.opt_state), before)
+
+
+def test_old_bundles_go_and_the_same_step_is_kept_once(tmp_path, make_state, make_mesh):
+    state = make_state(make_mesh())
+    with Checkpointer(tmp_path, keep=2) as checkpointer:
+        for step in (1, 2, 3, 3):
+            checkpointer.save(step, state, {"step": step})
+            checkpointer.wait()
+        assert checkpointer.latest == 3
+    assert sorted(int(p.name) for p in tmp_path.iterdir() if p.name.isdigit()) == [2, 3]
+
+
+def test_a_checkpoint_of_another_shape_names_the_array(tmp_path, spec, make_state, make_mesh):
+    import dataclasses
+
+    mesh = make_mesh()
+    with Checkpointer(tmp_path, keep=1) as checkpointer:
+        with pytest.raises(ConfigError, match="No checkpoint in"):
+            checkpointer.restore(make_state(mesh))
+        checkpointer.save(1, make_state(mesh), {})
+        checkpointer.wait()
+        other = dataclasses.replace(spec, mlp_dim=48)
+        params = model_params.init(other, jax.random.key(0), model_params.shardings(other, mesh, sharding.TRAIN))
+        with jax.set_mesh(mesh):
+            wrong = init_state(params, OPTIMIZER, keep_reference=True)
+        with pytest.raises(ConfigError, match=r"array 'params\.layers\.w_\w+' is float32\[2, \d+, \d+\] there"):
+            checkpointer.restore(wrong)
+        with pytest.raises(ConfigError, match=r"array 'critic\..*' is none there"):
+            checkpointer.restore(make_state(mesh, critic=True))
+
+
+KILLED = """
+import sys, jax, jax.numpy as jnp
+from jaxagent.learner.checkpoint import Checkpointer
+from jaxagent.learner.state import TrainState
+mesh = jax.make_mesh((1, 1, 1), ("data", "fsdp", "tensor"))
+with jax.set_mesh(mesh), Checkpointer(sys.argv[1], keep=2) as checkpointer:
+    make = jax.jit(lambda step: TrainState(step, {"a": jnp.full((64, 64), step, jnp.float32)}, ()))
+    for step in range(10_000):
+        checkpointer.save(step, make(jnp.int32(step)), {"step": step})
+        print(step, flush=True)
+"""
+
+
+def test_a_kill_at_any_moment_leaves_a_whole_bundle(tmp_path):
+    child = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        text=True,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 120
+        for line in child.stdout:
+            assert time.monotonic() < deadline, "the child saved too slowly"
+            if int(line) == 5:
+                break
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait(timeout=30)
+    mesh = jax.make_mesh((1, 1, 1), ("data", "fsdp", "tensor"))
+    with jax.set_mesh(mesh), Checkpointer(tmp_path, keep=2) as checkpointer:
+        from jaxagent.learner.state import TrainState
+
+        target = jax.jit(lambda: TrainState(jax.numpy.int32(0), {"a": jax.numpy.zeros((64, 64))}, ()))()
+        restored, host = checkpointer.restore(target)
+    assert host["step"] >= 4 and int(restored.step) == host["step"]
+    np.testing.assert_array_equal(restored.params["a"], np.full((64, 64), host["step"], np.float32))
+    assert all(p.name.isdigit() for p in tmp_path.iterdir()), "leftovers of the killed save"

@@ -1,0 +1,123 @@
+"""The blind learner's sum: a float64 NumPy reference, mask equals drop, finite gradients, exact metrics."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxagent.learner import loss as losses
+from jaxagent.learner.batch import Batch
+from jaxagent.learner.loss import Objective
+
+OBJECTIVE = Objective(temperature=1.0, clip_low=0.2, clip_high=0.28, kl_estimator="k3", value_clip=0.5)
+WEIGHTS = ("policy_weights", "kl_weights", "entropy_weights", "ce_weights", "value_weights")
+
+
+def random_batch(rng: np.random.Generator, b: int, r: int, keep: float) -> tuple[Batch, np.ndarray, np.ndarray]:
+    """A batch with random streams and masks, and random log-probs and entropies."""
+    ints = np.zeros((b, r), np.int32)
+    f32 = lambda x: np.asarray(x, np.float32)  # noqa: E731
+    weights = {name: f32(np.where(rng.random((b, r)) < keep, rng.uniform(0.1, 1, (b, r)), 0)) for name in WEIGHTS}
+    batch = Batch(
+        tokens=ints, positions=ints, segments=ints, head_positions=ints, targets=ints, sequence=ints, offset=ints,
+        behaviour_logprobs=f32(rng.normal(-2, 0.5, (b, r))),
+        reference_logprobs=f32(rng.normal(-2, 0.5, (b, r))),
+        advantages=f32(rng.normal(size=(b, r))),
+        returns=f32(rng.normal(size=(b, r))),
+        old_values=f32(rng.normal(size=(b, r))),
+        **weights,
+    )  # fmt: skip
+    return batch, f32(rng.normal(-2, 0.5, (b, r))), f32(rng.uniform(0, 2, (b, r)))
+
+
+def reference_loss(logprobs, entropy, batch: Batch) -> float:
+    """Token by token in float64, only over tokens that have a weight."""
+    total = 0.0
+    for i in np.ndindex(logprobs.shape):
+        lp, ref = float(logprobs[i]), float(batch.reference_logprobs[i])
+        if w := float(batch.policy_weights[i]):
+            ratio, a = np.exp(lp - float(batch.behaviour_logprobs[i])), float(batch.advantages[i])
+            total += w * max(-ratio * a, -np.clip(ratio, 0.8, 1.28) * a)
+        if w := float(batch.kl_weights[i]):
+            total += w * (np.exp(ref - lp) - 1 + lp - ref)
+        if w := float(batch.entropy_weights[i]):
+            total -= w * float(entropy[i])
+        if w := float(batch.ce_weights[i]):
+            total -= w * lp
+    return total
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([0.0, 0.3, 1.0]))
+def test_equals_the_sum_written_out(seed, keep):
+    batch, logprobs, entropy = random_batch(np.random.default_rng(seed), 3, 5, keep)
+    got, _ = losses.policy_loss(jnp.asarray(logprobs), jnp.asarray(entropy), batch, OBJECTIVE)
+    np.testing.assert_allclose(got, reference_loss(logprobs, entropy, batch), rtol=1e-5, atol=1e-5)
+
+
+class Variants(chex.TestCase):
+    @chex.variants(with_jit=True, without_jit=True)
+    def test_poison_where_there_is_no_weight_changes_nothing(self):
+        batch, logprobs, entropy = random_batch(np.random.default_rng(1), 2, 6, 0.4)
+        silent = np.all([getattr(batch, name) == 0 for name in WEIGHTS[:4]], axis=0)
+        assert silent.any()
+        value_and_grad = self.variant(
+            lambda lp, h: jax.value_and_grad(lambda lp, h: losses.policy_loss(lp, h, batch, OBJECTIVE)[0], (0, 1))(
+                lp, h
+            )
+        )
+        clean, clean_grads = value_and_grad(logprobs, entropy)
+        for poison in (np.nan, -np.inf, 1e30):
+            dirty, grads = value_and_grad(np.where(silent, poison, logprobs), np.where(silent, poison, entropy))
+            assert dirty == clean
+            for g, c in zip(grads, clean_grads, strict=True):
+                np.testing.assert_array_equal(g, c)
+                assert np.all(np.isfinite(g)) and not np.any(np.asarray(g)[silent])
+
+    @chex.variants(with_jit=True, without_jit=True)
+    def test_value_loss_and_its_baseline(self):
+        batch, _, _ = random_batch(np.random.default_rng(2), 2, 6, 0.5)
+        live = batch.value_weights > 0
+        values = np.where(live, 0.3, np.nan).astype(np.float32)
+        loss, tally = self.variant(lambda v: losses.value_loss(v, batch, OBJECTIVE))(values)
+        near = batch.old_values + np.clip(0.3 - batch.old_values, -0.5, 0.5)
+        per_token = 0.5 * np.maximum((0.3 - batch.returns) ** 2, (near - batch.returns) ** 2)
+        np.testing.assert_allclose(loss, np.sum((batch.value_weights * per_token)[live]), rtol=1e-5)
+        metrics = losses.value_metrics(jax.device_get(tally))
+        np.testing.assert_allclose(metrics["critic/constant_squared_error"], batch.returns[live].var(), rtol=1e-4)
+        np.testing.assert_allclose(
+            metrics["critic/explained_variance"],
+            1 - np.mean((0.3 - batch.returns[live]) ** 2) / batch.returns[live].var(), rtol=1e-4,
+        )  # fmt: skip
+
+
+def test_metrics_are_exact_over_tokens_and_add_up_over_micro_batches():
+    rng = np.random.default_rng(3)
+    parts = [random_batch(rng, 2, 5, 0.5) for _ in range(3)]
+    tallies = [losses.policy_loss(jnp.asarray(lp), jnp.asarray(h), b, OBJECTIVE)[1] for b, lp, h in parts]
+    metrics = losses.policy_metrics(jax.device_get(tallies[0].add(tallies[1]).add(tallies[2])))
+    join = lambda get: np.concatenate([get(*part).ravel() for part in parts])  # noqa: E731
+    policy = join(lambda b, lp, h: b.policy_weights) > 0
+    gap = join(lambda b, lp, h: lp - b.behaviour_logprobs)[policy]
+    assert metrics["policy/tokens"] == policy.sum()
+    np.testing.assert_allclose(metrics["policy/entropy"], join(lambda b, lp, h: h)[policy].mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["policy/logprob_gap_max"], np.abs(gap).max(), rtol=1e-6)
+    np.testing.assert_allclose(metrics["policy/logprob_gap_mean"], np.abs(gap).mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["policy/ratio_max"], np.exp(gap.max()), rtol=1e-5)
+    ce = join(lambda b, lp, h: b.ce_weights) > 0
+    np.testing.assert_allclose(metrics["ce/nll"], -join(lambda b, lp, h: lp)[ce].mean(), rtol=1e-5)
+    total = sum(reference_loss(lp, h, b) for b, lp, h in parts)
+    np.testing.assert_allclose(metrics["loss/total"], total, rtol=1e-5)
+
+
+@pytest.mark.parametrize("spread", [1e-6, 0.01, 0.3])
+def test_ratio_p99_is_the_quantile_to_a_bin(spread):
+    batch, _, entropy = random_batch(np.random.default_rng(4), 20, 50, 1.0)
+    gap = np.random.default_rng(5).normal(0, spread, (20, 50)).astype(np.float32)
+    _, tally = losses.policy_loss(jnp.asarray(batch.behaviour_logprobs + gap), jnp.asarray(entropy), batch, OBJECTIVE)
+    exact = np.exp(np.quantile(gap, 0.99))
+    got = losses.policy_metrics(jax.device_get(tally))["policy/ratio_p99"]
+    assert exact * 0.999 <= got <= exact * 1.05

@@ -1,0 +1,53 @@
+"""Schedules by hand, AdamW's first step by hand, and what decays."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxagent.learner.optimizer import decayed, learning_rate, make_optimizer
+
+
+@pytest.fixture
+def optimizer_config(cfg):
+    def make(**changes):
+        base = dict(learning_rate=0.1, warmup_steps=4, schedule="constant", weight_decay=0.0, grad_clip=0.0)
+        return dataclasses.replace(cfg.rl.optimizer, **(base | changes))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "schedule, late",
+    [("constant", (0.1, 0.1, 0.1)), ("linear", (0.1, 0.05, 0.0)), ("cosine", (0.1, 0.05, 0.0))],
+)
+def test_warm_up_then_schedule(optimizer_config, schedule, late):
+    rate = learning_rate(optimizer_config(schedule=schedule), 12)
+    np.testing.assert_allclose([rate(i) for i in range(4)], [0.025, 0.05, 0.075, 0.1], rtol=1e-6)
+    np.testing.assert_allclose([rate(i) for i in (4, 8, 12)], late, atol=1e-8)
+    np.testing.assert_allclose(learning_rate(optimizer_config(warmup_steps=0), 1)(0), 0.1, rtol=1e-6)
+
+
+def test_first_step_moves_by_the_rate_and_decays_only_matrices(optimizer_config):
+    optimizer = make_optimizer(optimizer_config(warmup_steps=0, weight_decay=0.5), 10)
+    params = {"w_up": jnp.array([2.0]), "attn_norm": jnp.array([2.0])}
+    grads = {"w_up": jnp.array([3.0]), "attn_norm": jnp.array([-3.0])}
+    updates, _ = optimizer.update(grads, optimizer.init(params), params)
+    np.testing.assert_allclose(updates["w_up"], [-0.1 - 0.1 * 0.5 * 2.0], rtol=1e-5)
+    np.testing.assert_allclose(updates["attn_norm"], [0.1], rtol=1e-5)
+
+
+def test_the_global_norm_is_clipped(optimizer_config):
+    clipped = make_optimizer(optimizer_config(grad_clip=1.0, warmup_steps=0, eps=10.0), 10)
+    params = {"a": jnp.zeros(2)}
+    update = lambda grads: clipped.update(grads, clipped.init(params), params)[0]["a"]  # noqa: E731
+    np.testing.assert_allclose(update({"a": jnp.array([30.0, 40.0])}), update({"a": jnp.array([0.6, 0.8])}), rtol=1e-5)
+
+
+def test_norms_and_biases_do_not_decay(spec, make_mesh, make_params):
+    mask = decayed(make_params(make_mesh()))
+    kept = {jax.tree_util.keystr(p, simple=True, separator=".") for p, on in jax.tree_util.tree_leaves_with_path(mask)
+            if not on}  # fmt: skip
+    assert kept == {"final_norm", "layers.attn_norm", "layers.mlp_norm", "layers.q_norm", "layers.k_norm"}

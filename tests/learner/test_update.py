@@ -1,0 +1,202 @@
+"""Updates of the real model: micro-batched, packed, padded and sharded all equal the plain full batch."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxagent.learner import loss as losses
+from jaxagent.learner.forward import policy_forward, value_forward
+from jaxagent.learner.loss import Objective
+from jaxagent.learner.state import init_state
+from jaxagent.learner.update import make_update, shard
+from jaxagent.models import critic as critic_model
+
+OBJECTIVE = Objective(temperature=1.0, clip_low=0.2, clip_high=0.28, kl_estimator="k3", value_clip=0.5)
+SIDES = {"policy": policy_forward, "critic": value_forward}
+
+
+def side_loss(spec, side):
+    """params, batch -> loss of the policy or of the critic."""
+    forward = SIDES[side](spec)
+    if side == "policy":
+        return lambda params, batch: losses.policy_loss(
+            *forward(params, batch, OBJECTIVE.temperature), batch, OBJECTIVE
+        )[0]
+    return lambda critic, batch: losses.value_loss(forward(critic, batch), batch, OBJECTIVE)[0]
+
+
+def critic_of(params):
+    """A critic whose head is not 0, so that its gradient reaches the trunk."""
+    critic = critic_model.from_policy(params)
+    return critic.replace(value_head=jnp.full_like(critic.value_head, 0.1))
+
+
+def total_loss_and_gradient(spec, side, params, batches, mesh):
+    with jax.set_mesh(mesh):
+        value_and_grad = jax.jit(jax.value_and_grad(side_loss(spec, side)))
+        parts = [value_and_grad(params, shard(batch, mesh)) for batch in batches]
+    return jax.tree.map(lambda *x: np.sum([np.asarray(a, np.float64) for a in x], axis=0), *parts)
+
+
+def assert_trees_close(got, expected, tolerance):
+    """Relative to the size of each array: the norm of the difference over the norm."""
+    for path, a in jax.tree_util.tree_flatten_with_path(got)[0]:
+        b = np.asarray(dict(jax.tree_util.tree_flatten_with_path(expected)[0])[path], np.float64)
+        error = np.linalg.norm(np.asarray(a, np.float64) - b)
+        assert error <= tolerance * max(np.linalg.norm(b), 1e-6), (jax.tree_util.keystr(path), error)
+
+
+@pytest.fixture(scope="module")
+def one(make_mesh):
+    return make_mesh()
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_packed_and_micro_batched_equal_one_padded_sequence_per_row(
+    spec, make_params, make_packer, make_streams, one, side
+):
+    params = make_params(one)
+    params = critic_of(params) if side == "critic" else params
+    streams = make_streams(9)
+    plain = [batch for s in streams for batch in make_packer(micro_rows=1, longest_targets=20).pack([s])]
+    (full,) = make_packer(row_tokens=60, micro_rows=8, longest_targets=60).pack(streams)
+    assert len(plain) == 9 and full.segments.max() > 1
+    loss, grads = total_loss_and_gradient(spec, side, params, plain, one)
+    packed_loss, packed_grads = total_loss_and_gradient(spec, side, params, [full], one)
+    np.testing.assert_allclose(packed_loss, loss, rtol=2e-6)
+    assert_trees_close(packed_grads, grads, 1e-5)
+
+
+@pytest.mark.parametrize("side, remat", [("policy", "none"), ("policy", "layer"), ("critic", "layer")])
+def test_a_mesh_of_eight_gives_the_single_devices_loss_and_gradient(
+    spec, make_params, make_packer, make_streams, make_mesh, one, side, remat
+):
+    spec = dataclasses.replace(spec, remat=remat)
+    batches = make_packer(micro_rows=8, longest_targets=20, row_shards=4).pack(make_streams(12))
+    results = []
+    for mesh in (one, make_mesh(2, 2, 2)):
+        params = make_params(mesh)
+        params = critic_of(params) if side == "critic" else params
+        results.append(total_loss_and_gradient(spec, side, params, batches, mesh))
+    (loss, grads), (sharded_loss, sharded_grads) = results
+    np.testing.assert_allclose(sharded_loss, loss, rtol=1e-5)
+    assert_trees_close(sharded_grads, grads, 1e-5)
+
+
+def build(spec, mesh, params, critic=False, optimizer=None):
+    """A state and its update with plain SGD, whose step is the gradient itself."""
+    optimizer = optimizer or optax.sgd(0.1)
+    head = critic_of(params) if critic else None
+    with jax.set_mesh(mesh):
+        state = init_state(params, optimizer, head, optimizer if critic else None)
+    value = value_forward(spec) if critic else None
+    return state, make_update(policy_forward(spec), OBJECTIVE, optimizer, mesh, value, optimizer if critic else None)
+
+
+def test_update_is_one_optimiser_step_on_the_summed_gradient(spec, make_params, make_packer, make_streams, one):
+    streams, params = make_streams(9), make_params(one)
+    batches = make_packer(micro_rows=2, longest_targets=20).pack(streams)
+    state, update = build(spec, one, params, critic=True)
+    _, grads = total_loss_and_gradient(spec, "policy", params, batches, one)
+    _, critic_grads = total_loss_and_gradient(spec, "critic", state.critic, batches, one)
+    expected = jax.tree.map(lambda p, g: np.asarray(p, np.float64) - 0.1 * g, params, grads)
+    expected_critic = jax.tree.map(lambda p, g: np.asarray(p, np.float64) - 0.1 * g, state.critic, critic_grads)
+    new, metrics = update(state, batches)
+    assert_trees_close(new.params, expected, 1e-6)
+    assert_trees_close(new.critic, expected_critic, 1e-6)
+    assert int(new.step) == 1 and metrics["policy/update_applied"] == metrics["critic/update_applied"] == 1
+    norm = np.sqrt(sum(np.sum(np.square(g)) for g in jax.tree.leaves(grads)))
+    np.testing.assert_allclose(metrics["policy/grad_norm"], norm, rtol=1e-5)
+    assert np.all(np.isfinite(list(metrics.values())))
+
+
+def test_critic_warm_up_leaves_the_policy_alone(spec, make_params, make_packer, make_streams, one):
+    params = make_params(one)
+    state, update = build(spec, one, params, critic=True)
+    before = jax.device_get((params, state.critic))
+    state, metrics = update(state, make_packer().pack(make_streams(3)), train_policy=False)
+    jax.tree.map(np.testing.assert_array_equal, state.params, before[0])
+    assert int(state.step) == 0 and "loss/policy" not in metrics
+    assert not np.array_equal(state.critic.value_head, before[1].value_head)
+
+
+def test_engine_may_keep_the_old_parameters(spec, make_params, make_packer, make_streams, one):
+    """Parameters are not donated: what the engine holds stays readable after an update."""
+    params = make_params(one)
+    before = jax.device_get(params)
+    state, update = build(spec, one, params, optimizer=optax.adam(1e-2))
+    update(state, make_packer().pack(make_streams(3)))
+    jax.tree.map(np.testing.assert_array_equal, params, before)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)])
+def test_warm_up_changes_nothing_and_compiles_everything(
+    spec, make_params, make_packer, make_streams, make_mesh, shape
+):
+    mesh = make_mesh(*shape)
+    packer = make_packer(longest_targets=20, row_shards=4)
+    state, update = build(spec, mesh, make_params(mesh), critic=True, optimizer=optax.adamw(1e-2))
+    before = jax.device_get(state)
+    state = update.warm_up(state, packer.empty())
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), before)
+    programs = [p for t in (update.policy, update.critic) for p in (t.zeros, t.accumulate, t.apply)]
+    sizes = [program._cache_size() for program in programs]
+    for n in (1, 6, 9):
+        state, _ = update(state, packer.pack(make_streams(n, seed=n)))
+    assert [program._cache_size() for program in programs] == sizes
+    assert int(state.step) == 3
+
+
+def test_a_gradient_that_is_not_finite_is_not_applied(spec, make_params, make_packer, make_streams, one):
+    state, update = build(spec, one, make_params(one), optimizer=optax.adam(1e-2))
+    before = jax.device_get(state)
+    (batch, *_) = make_packer().pack(make_streams(2))
+    state, metrics = update(state, [batch.replace(advantages=np.full_like(batch.advantages, np.nan))])
+    assert metrics["policy/update_applied"] == 0
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), before)
+
+
+def test_echo_and_policy_targets_share_one_forward_pass(spec, make_params, make_packer, make_streams, one, monkeypatch):
+    """ECHO adds targets, not a pass: the forward is traced once per program, with and without observation targets."""
+    from jaxagent.learner import forward
+
+    calls = []
+    real = forward.forward_packed
+    monkeypatch.setattr(forward, "forward_packed", lambda *args: calls.append(1) or real(*args))
+    batches = make_packer(longest_targets=20).pack(make_streams(3))
+    assert any((b.ce_weights > 0).any() for b in batches) and any((b.policy_weights > 0).any() for b in batches)
+    with jax.set_mesh(one):
+        jax.make_jaxpr(jax.grad(side_loss(spec, "policy")))(make_params(one), shard(batches[0], one))
+    assert len(calls) == 1
+
+
+def test_temperature_scores_actions_and_leaves_cross_entropy_at_one(spec, make_params, make_packer, make_streams, one):
+    params, forward = make_params(one), policy_forward(spec)
+    (batch, *_) = make_packer(longest_targets=20).pack(make_streams(3))
+    with jax.set_mesh(one):
+        score = jax.jit(forward, static_argnums=2)
+        warm, _ = score(params, shard(batch, one), 1.0)
+        cool, _ = score(params, shard(batch, one), 0.7)
+    ce, action = batch.ce_weights > 0, batch.policy_weights > 0
+    np.testing.assert_allclose(np.asarray(cool)[ce], np.asarray(warm)[ce], atol=2e-6)
+    assert np.abs(np.asarray(cool - warm)[action]).min() > 1e-4
+
+
+def test_a_few_updates_learn_a_sequence_by_heart(spec, make_params, make_packer, make_streams, one):
+    from jaxagent.algorithms.sft import sft
+
+    packer = make_packer(longest_targets=20)
+    optimizer = optax.adam(3e-2)
+    with jax.set_mesh(one):
+        state = init_state(make_params(one), optimizer)
+    update = make_update(policy_forward(spec), losses.SUPERVISED, optimizer, one)
+    batches = packer.pack(sft([s.trajectory for s in make_streams(2)], observations=True))
+    first = None
+    for _ in range(30):
+        state, metrics = update(state, batches)
+        first = first or metrics["ce/nll"]
+    assert first > 3.0 and metrics["ce/nll"] < 0.3

@@ -1,0 +1,24 @@
+"""Logits of whole rows, as the tests compare them."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxagent.models import attention, logprobs, transformer
+
+
+@functools.partial(jax.jit, static_argnames="spec")
+def _logits(params, spec, tokens, segments):
+    b, t = tokens.shape
+    positions = jnp.tile(jnp.arange(t, dtype=jnp.int32), b)
+    x, _ = transformer.hidden(params, spec, tokens.reshape(-1), positions, attention.packed(segments))
+    return logprobs.logits(params, spec, x).reshape(b, t, -1)
+
+
+def all_logits(params, spec, tokens: np.ndarray) -> np.ndarray:
+    """f32[B, T, V] without the padded vocabulary rows; every row is one sequence."""
+    return np.asarray(_logits(params, spec, tokens, np.ones_like(tokens)))[..., : spec.vocab_size]

@@ -1,0 +1,75 @@
+"""Random tiny Hugging Face models: the cases of the parity tests and of the golden vectors. Imports transformers."""
+
+from __future__ import annotations
+
+import torch
+import transformers
+
+CONFIGS = {
+    "qwen2": transformers.Qwen2Config,
+    "qwen3": transformers.Qwen3Config,
+    "llama": transformers.LlamaConfig,
+}
+
+LLAMA3 = dict(
+    rope_type="llama3",
+    rope_theta=500.0,
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=16,
+)
+YARN = dict(rope_type="yarn", rope_theta=10_000.0, factor=4.0, original_max_position_embeddings=16)
+LINEAR = dict(rope_type="linear", rope_theta=10_000.0, factor=2.5)
+DYNAMIC = dict(rope_type="dynamic", rope_theta=10_000.0, factor=2.0)
+PLAIN = dict(rope_type="default", rope_theta=1_000_000.0)
+
+# name -> (family, changes of its config)
+CASES = {
+    "qwen2-untied": ("qwen2", dict(rope_parameters=PLAIN)),
+    "qwen2-tied": ("qwen2", dict(tie_word_embeddings=True, vocab_size=53)),
+    "qwen2-yarn": ("qwen2", dict(rope_parameters=YARN, num_attention_heads=2, num_key_value_heads=2)),
+    "qwen2-linear": ("qwen2", dict(rope_parameters=LINEAR, tie_word_embeddings=True)),
+    "qwen2-one-kv-head": ("qwen2", dict(num_key_value_heads=1, num_hidden_layers=1)),
+    "qwen3-untied": ("qwen3", dict(head_dim=16)),
+    "qwen3-tied": ("qwen3", dict(tie_word_embeddings=True, rope_parameters=PLAIN)),
+    "qwen3-yarn": ("qwen3", dict(rope_parameters=YARN | dict(beta_fast=16, beta_slow=2, attention_factor=1.1))),
+    "qwen3-yarn-smooth": ("qwen3", dict(rope_parameters=YARN | dict(truncate=False, mscale=0.7, mscale_all_dim=1.3))),
+    "qwen3-dynamic": ("qwen3", dict(rope_parameters=DYNAMIC, rms_norm_eps=1e-5, num_hidden_layers=3)),
+    "llama-untied": ("llama", dict(vocab_size=49, intermediate_size=40)),
+    "llama-tied": ("llama", dict(tie_word_embeddings=True, num_attention_heads=6, hidden_size=24, head_dim=4)),
+    "llama-llama3": ("llama", dict(rope_parameters=LLAMA3)),
+    "llama-linear": ("llama", dict(rope_parameters=LINEAR, num_key_value_heads=4)),
+    "llama-dynamic": ("llama", dict(rope_parameters=DYNAMIC, tie_word_embeddings=True)),
+}
+
+
+def build(name: str) -> transformers.PreTrainedModel:
+    """The random model of a case, with norms and biases that are not their trivial initial values."""
+    family, changes = CASES[name]
+    config = CONFIGS[family](
+        **dict(
+            vocab_size=48,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            max_position_embeddings=64,
+            tie_word_embeddings=False,
+        )
+        | changes
+    )
+    torch.manual_seed(sorted(CASES).index(name))
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.3 + (1.0 if parameter.ndim == 1 else 0.0))
+    return model.eval()
+
+
+def logits(model: transformers.PreTrainedModel, tokens) -> torch.Tensor:
+    """float32 logits [B, T, V] of whole rows of tokens."""
+    with torch.no_grad():
+        return model(input_ids=torch.as_tensor(tokens, dtype=torch.long)).logits.float()

@@ -1,0 +1,118 @@
+"""A folder that is not what it says is one clear line that names the file, the tensor or the field."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from jaxagent.config import ConfigError
+from jaxagent.models import hf
+from tests.models import tiny
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    shutil.copytree(GOLDEN / "qwen2-untied", tmp_path / "model")
+    return tmp_path / "model"
+
+
+def change_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_tensors(folder, change):
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+    change(tensors)
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+
+
+def read(folder, **model):
+    spec = hf.read_spec(folder, tiny.model_config(**model))
+    return hf.load(folder, spec, None)
+
+
+def test_whole_folder_loads(folder):
+    read(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(model_type="mamba"), "model_type 'mamba' is not supported. Valid: qwen2, qwen3, llama"),
+        (dict(hidden_act="gelu"), "hidden_act='gelu'"),
+        (dict(use_sliding_window=True), "use_sliding_window"),
+        (dict(layer_types=["full_attention", "sliding_attention"]), "sliding_attention"),
+        (dict(attention_bias=True), "attention_bias"),
+        (dict(quantization_config={"bits": 4}), "quantization_config"),
+        (dict(hidden_size=None), "has no 'hidden_size'"),
+        (dict(rope_parameters={"rope_type": "longrope", "factor": 2.0}), "rope_type 'longrope'"),
+        (dict(rope_parameters={"rope_type": "linear"}), "has no 'factor'"),
+        (dict(rope_parameters={"rope_type": "llama3", "factor": 2.0}), "low_freq_factor"),
+        (dict(num_attention_heads=3), "num_heads=3 is not a multiple"),
+        (dict(num_hidden_layers=3), "'model.layers.2.input_layernorm.weight' is missing from model.safetensors"),
+        (dict(num_hidden_layers=1), "'model.layers.1.* is not part of a qwen2 of 1 layers"),
+        (dict(intermediate_size=32), r"'model.layers.0.mlp.gate_proj.weight' has shape \(24, 16\).* says \(32, 16\)"),
+        (dict(tie_word_embeddings=False, vocab_size=49), "'model.embed_tokens.weight' has shape"),
+    ],
+)
+def test_config_json(folder, changes, message):
+    change_config(folder, **changes)
+    with pytest.raises(ConfigError, match=message) as error:
+        read(folder)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (dict(num_layers=2), "config.model.num_layers must be 0 with a model.path"),
+        (dict(family="llama"), "config.model.family is 'llama', but .*config.json holds a 'qwen2'"),
+    ],
+)
+def test_config_file_contradicts_folder(folder, model, message):
+    with pytest.raises(ConfigError, match=message):
+        read(folder, **model)
+
+
+def test_missing_tensor(folder):
+    change_tensors(folder, lambda t: t.pop("lm_head.weight"))
+    with pytest.raises(ConfigError, match=r"'lm_head.weight' is missing"):
+        read(folder)
+
+
+def test_unknown_tensor(folder):
+    change_tensors(folder, lambda t: t.update({"model.layers.0.self_attn.o_proj.bias": np.zeros(4, np.float32)}))
+    with pytest.raises(ConfigError, match=r"model.safetensors: tensor 'model.layers.0.self_attn.o_proj.bias'"):
+        read(folder)
+
+
+def test_missing_files(folder):
+    with pytest.raises(ConfigError, match=r"nowhere/config.json does not exist"):
+        read(folder.parent / "nowhere")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"no \*.safetensors"):
+        read(folder)
+    (folder / hf.INDEX).write_text(json.dumps({"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}))
+    with pytest.raises(ConfigError, match=r"model-00001-of-00002.safetensors is missing"):
+        read(folder)
+
+
+def test_cut_off_file(folder):
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+    with pytest.raises(ConfigError, match=r"model.safetensors is not a whole safetensors file"):
+        read(folder)
+
+
+def test_broken_json(folder):
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"config.json is not JSON"):
+        read(folder)

@@ -1,0 +1,59 @@
+"""Our logits equal transformers' on random tiny models of every family and RoPE scaling; folders go both ways."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from jaxagent.models import hf  # noqa: E402 (after importorskip)
+from tests.models import hf_cases, tiny  # noqa: E402
+from tests.models.forward import all_logits  # noqa: E402
+
+TOLERANCE = 1e-4
+
+
+def tensors_of(folder) -> dict[str, np.ndarray]:
+    files = sorted(folder.glob("*.safetensors"))
+    return {name: t for file in files for name, t in safetensors.numpy.load_file(file).items()}
+
+
+@pytest.mark.parametrize("name", sorted(hf_cases.CASES))
+def test_logits_and_round_trip(name, tmp_path):
+    model = hf_cases.build(name)
+    model.save_pretrained(tmp_path / "theirs")
+    tokens = np.random.default_rng(1).integers(0, model.config.vocab_size, (2, 30)).astype(np.int32)
+    expected = hf_cases.logits(model, tokens).numpy()
+
+    spec = hf.read_spec(tmp_path / "theirs", tiny.model_config())
+    params = hf.load(tmp_path / "theirs", spec, None)
+    np.testing.assert_allclose(all_logits(params, spec, tokens), expected, atol=TOLERANCE, rtol=0)
+
+    hf.save(tmp_path / "ours", params, spec, "float32", assets=tmp_path / "theirs")
+    theirs, ours = tensors_of(tmp_path / "theirs"), tensors_of(tmp_path / "ours")
+    assert set(theirs) == set(ours)
+    for key in theirs:
+        assert theirs[key].dtype == ours[key].dtype and theirs[key].tobytes() == ours[key].tobytes(), key
+
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", attn_implementation="eager").eval()
+    assert type(again) is type(model)
+    np.testing.assert_array_equal(hf_cases.logits(again, tokens).numpy(), expected)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+def test_own_model_exports_to_transformers(family, tmp_path):
+    """A model born here, with a padded vocabulary, in several files."""
+    spec = tiny.spec(family=family, qkv_bias=family == "qwen2", qk_norm=family == "qwen3", tie_embeddings=False)
+    from jaxagent.models import params as model_params
+
+    params = model_params.init(spec, jax.random.key(0))
+    hf.save(tmp_path, params, spec, "float32", file_bytes=8000)
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    tokens = np.random.default_rng(1).integers(0, spec.vocab_size, (2, 30)).astype(np.int32)
+    expected = hf_cases.logits(theirs, tokens).numpy()
+    np.testing.assert_allclose(all_logits(params, spec, tokens), expected, atol=TOLERANCE, rtol=0)

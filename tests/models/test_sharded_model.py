@@ -1,0 +1,111 @@
+"""Loss and gradients on 8 virtual devices equal those of one device."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxagent.config import ConfigError, MeshConfig
+from jaxagent.models import critic, logprobs, params, sharding, transformer
+from tests.models import tiny
+
+
+def loss(weights, head, spec, batch):
+    """Uses everything: log-probs at a temperature, entropies and values, each weighted differently per target."""
+    b, r = batch["targets"].shape
+    x = transformer.forward_packed(
+        weights, spec, batch["tokens"], batch["positions"], batch["segments"], batch["head_positions"]
+    )
+    flat = x.reshape(b * r, -1)
+    scores, entropy = logprobs.token_logprobs(weights, spec, flat, batch["targets"].reshape(-1), 0.7)
+    values = critic.values(critic.Critic(backbone=weights, value_head=head), flat)
+    ramp = jnp.linspace(0.1, 1.0, b * r)
+    total = (scores * ramp).sum() + 0.3 * entropy.sum() + (values * ramp[::-1]).sum()
+    return total, (scores, entropy, values)
+
+
+step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True), static_argnames="spec")
+
+
+@pytest.mark.parametrize("mesh", [(2, 2, 2), (1, 1, 1), (1, 4, 2)], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(),
+        dict(remat="layer", logprob_chunk_tokens=16, tie_embeddings=False),
+        dict(remat="dots", family="qwen2", qkv_bias=True, qk_norm=False, logprob_chunk_tokens=24),
+    ],
+    ids=["qwen3-none", "untied-layer-chunks", "qwen2-dots-chunks"],
+)
+def test_loss_and_gradients(mesh, changes):
+    spec = tiny.spec(**changes)
+    weights = params.init(spec, jax.random.key(0))
+    head = jax.random.normal(jax.random.key(1), (spec.embed_dim,))
+    batch = tiny.batch(b=8, t=12, r=7, vocab=spec.vocab_size)
+    (total, outputs), grads = step(weights, head, spec, batch)
+
+    device_mesh = sharding.make_mesh(MeshConfig(*mesh))
+    with jax.set_mesh(device_mesh):
+        where = params.shardings(spec, device_mesh, sharding.TRAIN)
+        split = jax.device_put(weights, where)
+        split_batch = jax.device_put(batch, sharding.rows(device_mesh, 2))
+        (split_total, split_outputs), split_grads = step(split, head, spec, split_batch)
+
+    np.testing.assert_allclose(split_total, total, rtol=1e-5)
+    assert tiny.worst_relative(outputs, split_outputs) < 1e-5
+    assert tiny.worst_relative(grads, split_grads) < 1e-5
+    # Gradients come back in the layout of the parameters, ready for the optimiser.
+    jax.tree.map(
+        lambda g, s: None if g.sharding.is_equivalent_to(s, g.ndim) else pytest.fail(str(g)), split_grads[0], where
+    )
+
+
+def test_compute_layout_equals_training_layout():
+    """The generation engine's layout (nothing split over fsdp) gives the same hidden states."""
+    spec = tiny.spec()
+    mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    batch = tiny.batch(b=8, t=12, r=3, vocab=spec.vocab_size)
+    run = jax.jit(transformer.forward_packed, static_argnames="spec")
+    with jax.set_mesh(mesh):
+        names = ("tokens", "positions", "segments", "head_positions")
+        args = jax.device_put([batch[name] for name in names], sharding.rows(mesh, 2))
+        train = params.init(spec, jax.random.key(0), params.shardings(spec, mesh, sharding.TRAIN))
+        compute = jax.device_put(train, params.shardings(spec, mesh, sharding.COMPUTE))
+        np.testing.assert_allclose(run(train, spec, *args), run(compute, spec, *args), rtol=1e-5, atol=1e-6)
+
+
+def test_init_does_not_depend_on_the_mesh():
+    spec = tiny.spec(tie_embeddings=False)
+    mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    one = params.init(spec, jax.random.key(3))
+    split = params.init(spec, jax.random.key(3), params.shardings(spec, mesh, sharding.TRAIN))
+    assert tiny.worst_relative(one, split) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("mesh", "message"),
+    [
+        ((1, 1, 4), "config.mesh.tensor=4 does not divide the 2 kv_heads of 'layers.wk'"),
+        ((1, 3, 1), "config.mesh.fsdp=3 does not divide the 16 embed of 'embed'"),
+        ((64, 1, 1), "config.mesh needs 64 devices, this machine has 8"),
+        ((0, 1, 1), "must be positive"),
+    ],
+)
+def test_impossible_mesh(mesh, message):
+    with pytest.raises(ConfigError, match=message):
+        params.shardings(tiny.spec(), sharding.make_mesh(MeshConfig(*mesh)), sharding.TRAIN)
+
+
+def test_abstract_parameters_are_those_of_init():
+    spec = tiny.spec()
+    mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    abstract = params.abstract(spec, mesh, sharding.TRAIN)
+    real = params.init(spec, jax.random.key(0), params.shardings(spec, mesh, sharding.TRAIN))
+    jax.tree.map(
+        lambda a, r: None if (a.shape, a.dtype, a.sharding) == (r.shape, r.dtype, r.sharding) else pytest.fail(),
+        abstract,
+        real,
+    )
+    assert params.count(spec) == sum(x.size for x in jax.tree.leaves(real))

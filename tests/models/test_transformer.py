@@ -1,0 +1,133 @@
+"""The forward's switches change speed and memory, never numbers; causality; the critic."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxagent.config import ConfigError
+from jaxagent.models import attention, critic, params, transformer
+from jaxagent.models.spec import ModelSpec
+from tests.models import tiny
+
+
+def hidden(weights, spec, tokens, unroll=False, cache=None, attend=None):
+    positions = jnp.arange(len(tokens), dtype=jnp.int32)
+    attend = attend or attention.packed(jnp.ones((1, len(tokens)), jnp.int32))
+    return transformer.hidden(weights, spec, jnp.asarray(tokens), positions, attend, cache, unroll)
+
+
+def test_scan_unrolled_and_unstacked_layers_agree():
+    spec = tiny.spec(num_layers=3)
+    weights = params.init(spec, jax.random.key(0))
+    tokens = np.arange(10, dtype=np.int32)
+    scanned, _ = hidden(weights, spec, tokens)
+    for variant in (weights, weights.replace(layers=transformer.unstack(weights.layers))):
+        np.testing.assert_allclose(hidden(variant, spec, tokens, unroll=True)[0], scanned, atol=1e-6)
+
+
+@pytest.mark.parametrize("remat", ["layer", "dots"])
+@pytest.mark.parametrize("unroll", [False, True])
+def test_rematerialisation_changes_no_number(remat, unroll):
+    tokens = np.arange(10, dtype=np.int32)
+    weights = params.init(tiny.spec(), jax.random.key(0))
+
+    def loss(weights, spec):
+        return jnp.square(hidden(weights, spec, tokens, unroll)[0]).sum()
+
+    plain, changed = (jax.value_and_grad(loss)(weights, tiny.spec(remat=r)) for r in ("none", remat))
+    assert tiny.worst_relative(plain, changed) < 1e-5
+
+
+@pytest.mark.parametrize("unroll", [False, True])
+def test_each_layer_gets_its_own_cache_and_returns_a_new_one(unroll):
+    spec = tiny.spec(num_layers=3)
+    weights = params.init(spec, jax.random.key(0))
+
+    def attend(cache, q, k, v):
+        return q, cache + 1
+
+    cache = tuple(jnp.full((2,), 10.0 * i) for i in range(3)) if unroll else jnp.array([[0.0, 0], [10, 10], [20, 20]])
+    _, new = hidden(weights, spec, np.arange(4, dtype=np.int32), unroll, cache, attend)
+    assert isinstance(new, tuple) == unroll
+    np.testing.assert_array_equal(np.stack(new), [[1, 1], [11, 11], [21, 21]])
+
+
+def test_later_tokens_do_not_change_earlier_states():
+    spec = tiny.spec()
+    weights = params.init(spec, jax.random.key(0))
+    a, b = np.arange(12, dtype=np.int32), np.arange(12, dtype=np.int32)
+    b[7:] = 50
+    xa, xb = hidden(weights, spec, a)[0], hidden(weights, spec, b)[0]
+    np.testing.assert_array_equal(xa[:7], xb[:7])
+    assert np.abs(np.asarray(xa[7:] - xb[7:])).max() > 1e-3
+
+
+def test_head_positions_pick_states():
+    spec = tiny.spec()
+    weights = params.init(spec, jax.random.key(0))
+    batch = tiny.batch(b=3, t=12, r=4, vocab=61)
+    inputs = batch["tokens"], batch["positions"], batch["segments"]
+    everywhere = np.tile(np.arange(12, dtype=np.int32), (3, 1))
+    full = np.asarray(transformer.forward_packed(weights, spec, *inputs, everywhere))
+    picked = np.asarray(transformer.forward_packed(weights, spec, *inputs, batch["head_positions"]))
+    for row, place in np.ndindex(3, 4):
+        np.testing.assert_allclose(picked[row, place], full[row, batch["head_positions"][row, place]], atol=1e-6)
+
+
+def test_bfloat16_compute_keeps_float32_masters():
+    spec = tiny.spec(compute_dtype="bfloat16")
+    weights = params.init(spec, jax.random.key(0))
+    tokens = np.arange(10, dtype=np.int32)
+    grads = jax.grad(lambda w: jnp.square(hidden(w, spec, tokens)[0].astype(jnp.float32)).mean())(weights)
+    assert hidden(weights, spec, tokens)[0].dtype == jnp.bfloat16
+    assert {x.dtype for x in jax.tree.leaves((weights, grads))} == {jnp.dtype("float32")}
+    exact = hidden(weights, tiny.spec(), tokens)[0]
+    np.testing.assert_allclose(hidden(weights, spec, tokens)[0].astype(jnp.float32), exact, atol=0.1)
+
+
+def test_first_logits_are_small():
+    """Unit embeddings, tied, with a small final norm: the first distribution is close to uniform."""
+    spec = tiny.spec(vocab_size=512, padded_vocab_size=512, embed_dim=64, final_norm_init=0.1)
+    weights = params.init(spec, jax.random.key(0))
+    x, _ = hidden(weights, spec, np.arange(100, dtype=np.int32))
+    assert 0.3 < np.std(x @ weights.embed.T) < 1.2
+
+
+def test_critic_starts_at_zero_and_owns_its_arrays():
+    spec = tiny.spec(tie_embeddings=False)
+    weights = params.init(spec, jax.random.key(0))
+    made = critic.from_policy(weights)
+    x, _ = hidden(made.backbone, spec, np.arange(6, dtype=np.int32))
+    np.testing.assert_array_equal(critic.values(made, x), np.zeros(6))
+    assert made.backbone.head is None
+    assert made.backbone.embed.unsafe_buffer_pointer() != weights.embed.unsafe_buffer_pointer()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(num_heads=3), "num_heads=3 is not a multiple of model.num_kv_heads=2"),
+        (dict(head_dim=7), "head_dim=7 must be even"),
+        (dict(num_layers=0), "model.num_layers must be positive"),
+        (dict(logprob_chunk_tokens=0), "logprob_chunk_tokens"),
+    ],
+)
+def test_impossible_sizes(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        tiny.spec(**changes)
+
+
+def test_spec_from_config():
+    config = tiny.model_config(
+        family="qwen2", num_layers=2, embed_dim=16, num_heads=4, num_kv_heads=2, head_dim=8, mlp_dim=32, rope_theta=1e4
+    )
+    spec = ModelSpec.from_config(config, vocab_size=61)
+    assert (spec.vocab_size, spec.padded_vocab_size, spec.qkv_bias, spec.qk_norm) == (61, 64, True, False)
+    assert spec == ModelSpec.from_config(config, vocab_size=61) and hash(spec) == hash(spec)
+    with pytest.raises(ConfigError, match=r"config.model.family must be one of qwen2, qwen3, llama"):
+        ModelSpec.from_config(tiny.model_config(), vocab_size=61)
+    with pytest.raises(ConfigError, match="exceeds the model's 64 positions"):
+        tiny.spec(max_position=64).check_context(65)

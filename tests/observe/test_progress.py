@@ -1,0 +1,68 @@
+"""Progress on a terminal and in a log file; numbers as people write them."""
+
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from jaxagent.observe import text
+from jaxagent.observe.progress import Progress
+
+
+def _run(terminal: bool, log_every_s: float = 0.0) -> str:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=300)
+    with Progress(console, log_every_s) as progress:
+        progress.stage("rl", total=3)
+        progress.update(1, {"reward/em": 0.25, "unknown": 5.0})
+        progress.update(2, {"reward/em": 0.5, "eval/em": 0.75})
+        progress.note("saved")
+        progress.update(3, {"reward/em": 1})
+    return out.getvalue()
+
+
+def test_plain_lines_in_a_file():
+    lines = _run(terminal=False).splitlines()
+    assert lines[0] == "rl: 3 steps"
+    assert lines[1].startswith("rl 1/3  reward/em 0.25")
+    assert "eval/em 0.75" in lines[2]
+    assert lines[3] == "saved"
+    assert lines[4].startswith("rl 3/3  reward/em 1") and lines[4].endswith("left 0:00")
+    assert "\x1b" not in "".join(lines)
+
+
+def test_a_quiet_log_still_shows_evaluations_and_the_end():
+    lines = _run(terminal=False, log_every_s=1e9).splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("rl ")] == ["1/3", "2/3", "3/3"]
+    out = io.StringIO()
+    with Progress(Console(file=out, force_terminal=False), log_every_s=1e9) as progress:
+        progress.stage("rl", total=100)
+        for step in range(1, 50):
+            progress.update(step, {"reward/em": 0.0})
+    assert len(out.getvalue().splitlines()) == 2
+
+
+def test_a_terminal_gets_a_table_and_a_bar():
+    shown = _run(terminal=True)
+    assert "reward/em" in shown and "3/3" in shown and "█" in shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.8125, "0.8125"), (1.23456e-6, "1.235e-06"), (14210.4, "14210"), (0, "0"), (3.0, "3"), (math.nan, "nan")],
+)
+def test_numbers(value, shown):
+    assert text.number(value) == shown
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0, "0:00"), (7.4, "0:07"), (200, "3:20"), (3909, "1:05:09")])
+def test_durations(seconds, shown):
+    assert text.duration(seconds) == shown
+
+
+def test_sparkline():
+    assert text.sparkline([0.0, 1.0, 2.0, 7.0]) == "▁▂▃█"
+    assert text.sparkline([2.0, 2.0]) == "▁▁"
+    assert text.sparkline([0.0, math.nan, 1.0]) == "▁ █"
+    assert text.sparkline([math.nan]) == ""

@@ -1,0 +1,25 @@
+"""Compiling for a GPU that is not there: the description XLA gets, and the choice of what to compile for."""
+
+import pytest
+
+from jaxagent.config import MeshConfig
+from jaxagent.plan import topology
+
+
+def test_without_the_cuda_compiler_the_plan_is_for_virtual_devices(monkeypatch):
+    monkeypatch.setattr(topology, "cuda_compiler_installed", lambda: False)
+    mesh, name = topology.mesh_for(MeshConfig(1, 1, 1), "h100")
+    assert name == "virtual CPU devices"
+    assert dict(mesh.shape) == {"data": 1, "fsdp": 1, "tensor": 1}
+
+
+def test_the_description_names_the_chip():
+    text = topology.target_config(topology._GPUS["h200"])
+    assert "core_count: 132" in text and "major: 9" in text and 'platform_name: "CUDA"' in text
+    assert text.count("{") == text.count("}")
+
+
+@pytest.mark.skipif(not topology.cuda_compiler_installed(), reason="jax's CUDA plug-in is not installed")
+def test_a_topology_without_a_gpu():
+    mesh, name = topology.mesh_for(MeshConfig(1, 2, 2), "h100")
+    assert name == "h100" and mesh.size == 4

@@ -1,0 +1,130 @@
+"""Chat templates applied turn by turn equal the template applied to the whole conversation, where it keeps texts."""
+
+import datetime
+
+import jinja2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxagent.config import ConfigError
+from jaxagent.envs.base import Message, Observation
+from jaxagent.rollout.conversation import Conversation
+from jaxagent.rollout.templates import Chat, Plain, open_template
+from jaxagent.types import Generation, TokenKind
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TRIMMING = CHATML.replace("m.content", "m.content | trim")
+USER_ONLY = (  # knows no tool role, like Llama 2 and Gemma
+    "{% for m in messages %}{% if m.role not in ('user', 'assistant') %}{{ raise_exception('roles!') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+DATE = datetime.datetime(2025, 1, 2)
+
+
+def chat(source):
+    return Chat(source, {"bos_token": "<s>", "eos_token": "</s>"}, DATE)
+
+
+def text_of(spans):
+    return "".join(text for text, _ in spans)
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+@settings(max_examples=50, deadline=None)
+@given(prompt=texts, turns=st.lists(st.tuples(texts, texts, st.sampled_from(["user", "tool"])), max_size=3))
+def test_incremental_equals_whole(prompt, turns):
+    template = chat(CHATML)
+    messages = [{"role": "user", "content": prompt}]
+    incremental = template.prompt([Message("user", prompt)])
+    for action, observation, role in turns:
+        spans = template.observation(Observation(((observation, TokenKind.OBSERVATION),), role), "")
+        incremental += action + text_of(spans)
+        messages += [{"role": "assistant", "content": action}, {"role": role, "content": observation}]
+    assert incremental == jinja2.Template(CHATML).render(messages=messages, add_generation_prompt=True)
+
+
+def test_spans_of_an_observation():
+    parts = (("WARNING", TokenKind.WARNING), ("result", TokenKind.OBSERVATION))
+    assert chat(CHATML).observation(Observation(parts, "tool"), "") == [
+        ("<|im_end|>\n<|im_start|>tool\n", TokenKind.PROMPT),
+        *parts,
+        ("<|im_end|>\n<|im_start|>assistant\n", TokenKind.PROMPT),
+    ]
+
+
+def test_a_sampled_end_of_turn_is_not_repeated():
+    spans = chat(CHATML).observation(Observation((("x", TokenKind.OBSERVATION),), "user"), "<|im_end|>")
+    assert text_of(spans) == "\n<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_trimming_templates_keep_the_kinds():
+    parts = (("  warn", TokenKind.WARNING), ("body \n", TokenKind.OBSERVATION))
+    spans = chat(TRIMMING).observation(Observation(parts, "user"), "")
+    assert spans[1:3] == [("warn", TokenKind.WARNING), ("body", TokenKind.OBSERVATION)]
+
+
+def test_unknown_roles_become_user():
+    spans = chat(USER_ONLY).observation(Observation((("x", TokenKind.OBSERVATION),), "tool"), "")
+    assert text_of(spans) == "[user]x[assistant]"
+
+
+def test_continuing_observations_carry_no_template_text():
+    parts = (("\n\n<information>", TokenKind.OBSERVATION),)
+    assert chat(CHATML).observation(Observation(parts), "<|im_end|>") == list(parts)
+    assert Plain().observation(Observation(parts, "tool"), "") == list(parts)
+
+
+def test_deepseek_template(tokenizer):
+    if not tokenizer.chat_template:
+        pytest.skip("this tokenizer has no chat template")
+    template = Chat(tokenizer.chat_template, tokenizer.special_strings, DATE)
+    assert template.prompt([Message("user", "hi")]) == "<｜begin▁of▁sentence｜><｜User｜>hi<｜Assistant｜>"
+    spans = template.observation(Observation((("no", TokenKind.OBSERVATION),), "user"), "")
+    assert text_of(spans) == "<｜end▁of▁sentence｜><｜User｜>no<｜Assistant｜>"
+
+
+def test_cutting_an_observation_keeps_the_template_around_it(tokenizer):
+    talk = Conversation(tokenizer, chat(CHATML), 20)
+    talk.add_prompt([Message("user", "hi")])
+    talk.add_action(Generation(np.array([5]), np.zeros(1), np.zeros(1), "stop"))
+    kept = talk.add_observation(Observation((("0 1 2 3 4 5 6 7 8 9 " * 20, TokenKind.OBSERVATION),), "user"))
+    text = tokenizer.decode(talk.pending)
+    header, footer = "<|im_end|>\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
+    assert text.startswith(header + "0 1 2") and text.endswith(footer)
+    assert ("0 1 2 3 4 5 6 7 8 9 " * 20).startswith(kept) and len(kept) > 5
+    assert len(tokenizer.encode(kept)) <= 20 and len(text) < len(header + footer) + 60
+
+
+def test_helpers_that_templates_use():
+    source = "{{ {'a': '<é>'} | tojson }}|{{ strftime_now('%Y') }}|{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert chat(source).prompt([Message("user", "x")]) == '{"a": "<é>"}|2025|x'
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{% for", "not valid jinja2"),
+        ("{{ ''.__class__.__mro__ }}", "failed|cannot be used"),
+        ("nothing", "cannot be used"),
+        ("{{ raise_exception('no') }}", "failed: no"),
+    ],
+)
+def test_unusable_templates_fail_at_once(source, message):
+    with pytest.raises(ConfigError, match=message):
+        chat(source)
+
+
+def test_opening_the_tokenizers_template(tokenizer):
+    assert isinstance(open_template(tokenizer, False, DATE), Plain)
+    if tokenizer.chat_template:
+        assert isinstance(open_template(tokenizer, True, DATE), Chat)
+    else:
+        with pytest.raises(ConfigError, match="no chat template"):
+            open_template(tokenizer, True, DATE)

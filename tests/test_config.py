@@ -1,0 +1,77 @@
+"""The schema: what it accepts, what it converts, and what it says when it refuses."""
+
+import dataclasses
+
+import pytest
+from ml_collections import ConfigDict
+
+from configs import search_r1
+from jaxagent import config as schema
+
+
+def _raw() -> dict:
+    return search_r1.get_config().to_dict()
+
+
+def test_every_field_of_the_default_config_survives_a_round_trip():
+    raw = _raw()
+    assert schema.to_dict(schema.parse(raw)) == raw
+    assert schema.to_dict(schema.parse(ConfigDict(raw))) == raw
+
+
+def test_integers_become_floats_where_a_float_is_meant():
+    raw = _raw()
+    raw["rl"]["clip_low"] = 1
+    value = schema.parse(raw).rl.clip_low
+    assert value == 1.0 and isinstance(value, float)
+
+
+def test_lists_become_tuples_so_that_a_section_is_hashable():
+    raw = _raw()
+    raw["engine"]["prefill_buckets"] = [8, 16]
+    parsed = schema.parse(raw)
+    assert parsed.engine.prefill_buckets == (8, 16)
+    assert isinstance(hash(parsed), int)
+
+
+def _set(raw: dict, path: str, value) -> None:
+    *sections, leaf = path.split(".")
+    for section in sections:
+        raw = raw[section]
+    raw[leaf] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("rl.group_sise", 8, "Unknown config field 'config.rl.group_sise'. Did you mean 'group_size'?"),
+        ("rl.echo.target", "env_only", "Did you mean 'targets'?"),
+        ("seed", "0", "config.seed must be int, got str '0'."),
+        ("seed", True, "config.seed must be int, got bool True."),
+        ("rl.drop_zero_signal", 1, "config.rl.drop_zero_signal must be bool, got int 1."),
+        ("rl.steps", 1.5, "config.rl.steps must be int, got float 1.5."),
+        ("rl.algorithm", "grop", "config.rl.algorithm must be one of 'grpo', 'ppo', 'echo', got 'grop'."),
+        ("engine.prefill_buckets", 8, "config.engine.prefill_buckets must be a sequence, got 8."),
+        ("engine.prefill_buckets", (8, "x"), "config.engine.prefill_buckets[1] must be int, got str 'x'."),
+        ("mesh", 8, "config.mesh must be a section with fields, got 8."),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_path(path, value, message):
+    raw = _raw()
+    _set(raw, path, value)
+    with pytest.raises(schema.ConfigError) as error:
+        schema.parse(raw)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_field_is_named():
+    raw = _raw()
+    del raw["rl"]["kl"]["where"]
+    with pytest.raises(schema.ConfigError, match=r"'config\.rl\.kl\.where' is missing"):
+        schema.parse(raw)
+
+
+def test_parsed_configs_do_not_change():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        schema.parse(_raw()).seed = 3

@@ -1,0 +1,96 @@
+"""Imports go one way only, and worker processes start without jax: the house rules, read from the source."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+# What stands right may import what stands left; rooms of one level do not import each other.
+LEVELS = (
+    ("types", "config"),
+    ("models", "algorithms"),
+    ("engine", "envs", "sandbox", "data"),
+    ("gateway", "rollout", "learner"),
+    ("loop",),
+    ("main",),
+)
+LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+# Said by the design beside the order: observe is fed values, and reads none of the rooms that make them.
+ALSO = {"observe": {"types", "config"}, "flags": {"config"}, "devices": {"config"}}
+TOP = ("launch", "data_pipelines", "tests", "benchmarks")  # may import jaxagent, never the other way
+NO_JAX_ROOMS = ("types", "config", "envs", "data")
+NO_JAX = ("jax", "flax", "optax", "orbax", "jaxlib")
+
+
+def _files() -> list[pathlib.Path]:
+    return sorted((ROOT / "jaxagent").rglob("*.py"))
+
+
+def _room(path: pathlib.Path) -> str:
+    return path.relative_to(ROOT / "jaxagent").with_suffix("").parts[0]
+
+
+def _imports(path: pathlib.Path) -> set[str]:
+    """Full dotted names of everything the file imports, late imports included."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("path", _files(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_go_one_way(path):
+    room = _room(path)
+    for name in _imports(path):
+        parts = name.split(".")
+        # Built-in data sets are made on first use, by what stands around the rooms.
+        made_here = (
+            parts[0] == "data_pipelines" and LEVEL.get(room, LEVEL["loop"]) >= LEVEL["loop"] and room not in ALSO
+        )
+        assert parts[0] not in TOP or made_here, f"{path} imports {name}"
+        if parts[0] != "jaxagent" or len(parts) < 2 or parts[1] == room:
+            continue
+        other = parts[1]
+        if room in ALSO:
+            assert other in ALSO[room], f"{room} must not import {other} ({path})"
+        elif room in LEVEL and other in LEVEL:
+            assert LEVEL[other] < LEVEL[room], f"{room} must not import {other} ({path})"
+        elif room in LEVEL:  # observe, flags, devices, plan, ...: for the loop and main only
+            assert LEVEL[room] >= LEVEL["loop"], f"{room} must not import {other} ({path})"
+
+
+@pytest.mark.parametrize("path", [p for p in _files() if _room(p) == "algorithms"], ids=lambda p: p.name)
+def test_algorithms_import_no_model(path):
+    assert not any(name.startswith("jaxagent.models") for name in _imports(path))
+
+
+@pytest.mark.parametrize("path", [p for p in _files() if _room(p) in NO_JAX_ROOMS], ids=lambda p: p.name)
+def test_types_config_envs_and_data_name_no_jax(path):
+    assert not {name.split(".")[0] for name in _imports(path)} & set(NO_JAX)
+
+
+def test_types_config_envs_and_data_start_without_jax():
+    # grain itself loads jax, so the one kind of module that may load it late or not at all is the one that uses
+    # grain: it runs beside the learner. Everything else is what worker processes import.
+    modules = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in _files()
+        if _room(path) in NO_JAX_ROOMS and not any(name.split(".")[0] == "grain" for name in _imports(path))
+    ]
+    # One subprocess for all; the first module that brings jax in is named.
+    code = (
+        "import importlib, sys\n"
+        f"for name in {modules!r}:\n"
+        "    importlib.import_module(name)\n"
+        f"    loaded = [m for m in {NO_JAX!r} if m in sys.modules]\n"
+        "    if loaded: sys.exit(f'{name} brings in {loaded}')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]

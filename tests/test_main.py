@@ -1,0 +1,113 @@
+"""The command line: what is asked for is what runs, and every mistake is one line and exit code 2."""
+
+import pathlib
+import subprocess
+import sys
+import types
+
+import pytest
+
+from jaxagent import main as cli
+from jaxagent.config import Config
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+CONFIG = "--config=" + str(ROOT / "configs/search_r1.py")
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Configs that reached the loop, which is replaced."""
+    seen: list[Config] = []
+    module = types.ModuleType("jaxagent.loop")
+    module.run = seen.append
+    monkeypatch.setitem(sys.modules, "jaxagent.loop", module)
+    monkeypatch.setattr("jaxagent.loop", module, raising=False)
+    monkeypatch.setattr("jaxagent.devices.provide", lambda mesh: None)
+    return seen
+
+
+def test_overrides_reach_the_loop(runs):
+    args = "--config.workdir=/x --config.seed=7 --config.rl.clip_low=1"
+    args += " --config.engine.prefill_buckets=(16,32) --config.warm_start.enabled=false"
+    code = cli.main(["main", CONFIG, *args.split()])
+    (config,) = runs
+    assert code == 0
+    assert (config.workdir, config.seed, config.rl.clip_low) == ("/x", 7, 1.0)
+    assert config.engine.prefill_buckets == (16, 32)
+    assert config.warm_start.enabled is False
+
+
+def test_config_path_after_a_space(runs):
+    assert cli.main(["main", "--config", CONFIG.removeprefix("--config=")]) == 0
+    assert len(runs) == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([CONFIG, "--config.rl.stepz=3"], "Unknown config field 'config.rl.stepz'. Did you mean 'steps'?"),
+        ([CONFIG, "--config.rll.steps=3"], "Unknown config field 'config.rll'. Did you mean 'rl'?"),
+        ([CONFIG, "--config.rl.steps=abc"], "config.rl.steps must be int, got 'abc'."),
+        ([CONFIG, "--config.rl.kl.where=los"], "config.rl.kl.where must be one of 'loss', 'reward', got 'los'."),
+        ([CONFIG, "--config.rl=3"], "'config.rl' is a section"),
+        ([CONFIG, "--config.rl.steps.x=3"], "'config.rl.steps' is a value"),
+        ([CONFIG, "--dry_runn"], "Unknown command line flag 'dry_runn'. Did you mean: dry_run"),
+        ([CONFIG, "rl.steps=3"], "Unexpected argument 'rl.steps=3'"),
+        ([CONFIG, "--dry_run", "--dry_run_chip=h20"], "Unknown chip 'h20'. Did you mean 'h200'?"),
+        ([CONFIG.replace("search_r1", "serch_r1")], "does not exist. Did you mean"),
+        (["--config.seed=1"], "No config"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(runs, capsys, args, message):
+    assert cli.main(["main", *args]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert not runs
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def get_config():\n    return 1 / 0\n", "bad.py:2: ZeroDivisionError"),
+        ("x = 1\n", "defines no get_config()"),
+        ("def get_config():\n    return {'seed': 1}\n", "bad.py"),
+        (
+            "from ml_collections import ConfigDict\ndef get_config():\n    return ConfigDict({'seed': 1})\n",
+            "is missing",
+        ),
+    ],
+)
+def test_a_broken_config_file_is_named(runs, monkeypatch, capsys, tmp_path, source, message):
+    monkeypatch.delitem(sys.modules, "config_config", raising=False)  # where ml_collections keeps the last one
+    (tmp_path / "bad.py").write_text(source)
+    assert cli.main(["main", f"--config={tmp_path / 'bad.py'}"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_errors_from_the_run_are_one_line_too(runs, monkeypatch, capsys):
+    def fail(config):
+        raise cli.ConfigError("row 3 is malformed")
+
+    monkeypatch.setattr(sys.modules["jaxagent.loop"], "run", fail)
+    assert cli.main(["main", CONFIG]) == 2
+    assert capsys.readouterr().err == "error: row 3 is malformed\n"
+
+
+def test_help_lists_every_field_and_loads_no_jax():
+    code = (
+        "import sys; from jaxagent import main; main.main(['main', '--help']);"
+        "slow = {'jax', 'flax', 'grain', 'orbax', 'transformers', 'tensorflow_datasets'} & set(sys.modules);"
+        "sys.exit(f'imports {slow}' if slow else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    for field in ("--config.seed", "--config.rl.kl.coefficient", "--config.env.retriever.topk"):
+        assert field in done.stdout
+
+
+def test_as_a_command():
+    command = [sys.executable, "-m", "jaxagent.main", CONFIG, "--config.rl.stepz=1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
