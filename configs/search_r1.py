@@ -6,13 +6,13 @@
     python -m jaxagent.main --config=configs/search_r1.py:qwen2.5-3b \
         --config.model.path=Qwen2.5-3B --config.data.source=data/nq_hotpotqa   # the published recipe, 4 GPUs
 
-Laptop presets: a policy of about one million parameters, random at first, learns on two CPU cores to answer real questions about
-the world's countries and cities with a search engine over short passages. Held-out questions are about countries and
-cities of which training never states a fact. @NUMBERS@
+Laptop presets: a policy of about one million parameters, random at first, learns on two CPU cores to answer real
+questions about the world's countries and cities with a search engine over short passages. Held-out questions are about
+countries and cities of which training never states a fact. @NUMBERS@
 
-qwen2.5-3b: the published hyper-parameters (GRPO, 512 questions x 5, learning rate 1e-6, KL 0.001 in the loss), on 4 GPUs of
-80 GB. Make the data with `python -m data_pipelines.nq_hotpotqa`, serve a retriever at env.retriever.url. Not run by us:
-`--dry_run` says what it needs.
+qwen2.5-3b: the published hyper-parameters (GRPO, 512 questions x 5, learning rate 1e-6, KL 0.001 in the loss), on 4
+GPUs of 80 GB. Make the data with `python -m data_pipelines.nq_hotpotqa`, serve a retriever at env.retriever.url. Not
+run by us: `--dry_run` says what it needs.
 """
 
 from ml_collections import ConfigDict
@@ -115,8 +115,8 @@ def laptop() -> ConfigDict:
     config.engine = ConfigDict()
     config.engine.slots = 128
     config.engine.steps_per_dispatch = 4
-    config.engine.prefill_buckets = (32, 64, 128)
-    config.engine.prefill_rows = (8, 32, 128)
+    config.engine.prefill_buckets = (32, 96)
+    config.engine.prefill_rows = (8, 32)
     config.engine.cache_dtype = "float32"
     config.engine.request_timeout_s = 60.0
 
@@ -161,11 +161,11 @@ def laptop() -> ConfigDict:
     config.rl.critic.warmup_updates = 0
     config.rl.critic.optimizer = optimizer(1e-3)
     config.rl.echo = ConfigDict()
-    config.rl.echo.coefficient = 0.0
+    config.rl.echo.coefficient = 0.05
     config.rl.echo.schedule = "constant"
     config.rl.echo.targets = "env_only"
     config.rl.echo.denominator = "full_observation"
-    config.rl.echo.max_tokens = 0
+    config.rl.echo.max_tokens = 64  # per trajectory; more would cost more than a quarter of the train step
 
     config.eval = ConfigDict({"every": 20, "sampled": True})
     config.checkpoint = ConfigDict({"every": 10, "keep": 2})
@@ -186,7 +186,6 @@ def laptop_echo() -> ConfigDict:
     config = laptop()
     config.workdir = "runs/search_r1_echo"
     config.rl.algorithm = "echo"
-    config.rl.echo.coefficient = 0.05
     return config
 
 

@@ -1,1 +1,1 @@
-"""Offline pipelines: raw data in, TFDS/array_record datasets out. One file per dataset; `jaxagent/data` reads what they write."""
+"""Offline pipelines: raw data in, TFDS/array_record datasets out, one file per dataset, read by `jaxagent/data`."""

@@ -68,7 +68,9 @@ def build(num_cities: int, seed: int) -> World:
     countries = [c for c in countries if len(cities.get(c["iso"], ())) >= 2]
     per_country = max(2, round(num_cities / len(countries)))
 
-    heldout = set(random.Random(f"split/{seed}").sample([c["iso"] for c in countries], round(HELDOUT_FRAC * len(countries))))
+    heldout = set(
+        random.Random(f"split/{seed}").sample([c["iso"] for c in countries], round(HELDOUT_FRAC * len(countries)))
+    )
     return World(
         tuple(
             Country(
@@ -141,7 +143,9 @@ def main() -> None:
     parser.add_argument("--num_cities", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0, help="of the split and the templates")
     parser.add_argument("--topk", type=int, default=3, help="passages per search in the demonstrations")
-    parser.add_argument("--early_answer_frac", type=float, default=0.7, help="two-hop demonstrations that stop a search early")
+    parser.add_argument(
+        "--early_answer_frac", type=float, default=0.7, help="two-hop demonstrations that stop a search early"
+    )
     parser.add_argument("--curriculum", type=int, default=8_000, help="one-passage demonstrations")
     parser.add_argument("--full", type=int, default=24_000, help="whole-episode demonstrations")
     args = parser.parse_args()

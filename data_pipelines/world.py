@@ -1,7 +1,8 @@
 """A closed world of facts for the laptop task: entities, passages, questions and warm-start demonstrations.
 
-`geography.build` fills a `World`; everything here is independent of where the facts come from. Countries are split into train and held-out, and a city always goes with its country, so no
-held-out question can be answered from anything a training sequence said: only by searching and copying.
+`geography.build` fills a `World`; everything here is independent of where the facts come from. Countries are split into
+train and held-out, and a city always goes with its country, so no held-out question can be answered from anything a
+training sequence said: only by searching and copying.
 
 Demonstrations swap names: every sequence draws a fresh, consistent renaming of all its entities (question, query,
 passages and answer together), so what can be learned is copying, not recall. The pool of names holds held-out
@@ -90,7 +91,7 @@ class Question:
 
     @property
     def kind(self) -> str:
-        """"one_hop/capital", "two_hop/capital", ..."""
+        """ "one_hop/capital", "two_hop/capital", ..."""
         return f"{'one_hop' if len(self.hops) == 1 else 'two_hop'}/{self.hops[-1][0]}"
 
     def render(self, name: Callable[[str], str]) -> str:
@@ -122,9 +123,7 @@ def passages(world: World) -> list[Passage]:
     for country in world.countries:
         known = facts(country)
         for pair in PASSAGE_PAIRS:
-            sentences = tuple(
-                (rng.choice(RELATIONS[r][1]), country.name, known[r]) for r in pair if r in known
-            )
+            sentences = tuple((rng.choice(RELATIONS[r][1]), country.name, known[r]) for r in pair if r in known)
             out.append(Passage(country.name, sentences[:: rng.choice((1, -1))]))
         for i, city in enumerate(country.cities):
             sentences = [(rng.choice(RELATIONS["country"][1]), city, country.name)]
@@ -142,7 +141,9 @@ def questions(world: World) -> list[Question]:
     for country in world.countries:
         known = facts(country)
         for relation, value in known.items():
-            out.append(Question(rng.choice(RELATIONS[relation][0]), ((relation, country.name, value),), country.heldout))
+            out.append(
+                Question(rng.choice(RELATIONS[relation][0]), ((relation, country.name, value),), country.heldout)
+            )
         for city in country.cities:
             first = ("country", city, country.name)
             out.append(Question(rng.choice(RELATIONS["country"][0]), (first,), country.heldout))
@@ -217,7 +218,7 @@ class Demonstrator:
         self._two_hop = sorted(k for k in self._by_kind if k.startswith("two_hop"))
 
     def full(self, seed: int, index: int) -> dict[str, object]:
-        """A whole episode; kinds drawn evenly, half of them two-hop, of which a fraction answers one search too early."""
+        """A whole episode; kinds drawn evenly, half of them two-hop, of which a fraction answers a search too early."""
         rng = random.Random(f"full/{seed}/{index}")
         kinds = self._one_hop if index % 2 == 0 or not self._two_hop else self._two_hop
         question = rng.choice(self._by_kind[kinds[index // 2 % len(kinds)]])
@@ -231,7 +232,7 @@ class Demonstrator:
         """One hop, one passage: the short sequences on which copying appears first."""
         rng = random.Random(f"curriculum/{seed}/{index}")
         question = rng.choice(self._by_kind[self._one_hop[index % len(self._one_hop)]])
-        relation, subject, value = question.hops[0]
+        _, subject, value = question.hops[0]
         document = next(p for p in self._passages if any(s == subject and o == value for _, s, o in p.sentences))
         return self._write(f"curriculum/{seed}/{index}", question, question.hops, [[document]], rng)
 

@@ -2,16 +2,15 @@
 
     tasks -> rollout workers <-> engine -> groups -> streams -> packed batches -> update -> weights back to the engine
 
-One process, one mesh. The engine's thread generates while this thread waits in `collect`; then this thread updates while
-the engine idles, so every token is exactly on-policy at the start of its update. New weights are a pointer: the engine
-takes the arrays that the update returned.
+One process, one mesh. The engine's thread generates while this thread waits in `collect`; then this thread updates
+while the engine idles, so every token is exactly on-policy at the start of its update. New weights are a pointer: the
+engine takes the arrays that the update returned.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,12 +22,12 @@ from jaxagent.config import Config, ConfigError
 from jaxagent.data.tasks import TaskIterator
 from jaxagent.engine.driver import Driver
 from jaxagent.evaluate import deadline_s, evaluate
-from jaxagent.learner import forward, loss, score
-from jaxagent.learner.batching import Packer
+from jaxagent.learner import forward, loss
+from jaxagent.learner.batching import Packer, check_context
 from jaxagent.learner.optimizer import make_optimizer
+from jaxagent.learner.programs import Programs, make_programs
 from jaxagent.learner.state import TrainState, init_state
-from jaxagent.learner.update import Update, make_update
-from jaxagent.models import critic as critics
+from jaxagent.learner.update import make_update
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout.statistics import action_tokens, episode_metrics
 from jaxagent.run import Run, open_run
@@ -44,9 +43,8 @@ def run(cfg: Config) -> dict[str, Any]:
       ConfigError: a mistake in the config or the data it names, before any training.
       SystemExit: 143 after SIGTERM, when everything is saved.
     """
-    presets.check(cfg.rl)
-    if cfg.rl.sampling.temperature <= 0 or (cfg.rl.sampling.top_p, cfg.rl.sampling.top_k, cfg.rl.sampling.min_p) != (1, 0, 0):
-        raise ConfigError("rl.sampling must have temperature > 0 and top_p=1, top_k=0, min_p=0: the trainer scores all tokens.")
+    check(cfg)
+    keep_compiled_programs(cfg)
     with Progress() as progress, open_parts(cfg, progress.note) as parts, open_run(cfg, progress) as saved:
         stage = saved.host.get("stage", WARM_START if cfg.warm_start.enabled else RL)
         if stage == DONE:
@@ -58,6 +56,28 @@ def run(cfg: Config) -> dict[str, Any]:
             state = rl_stage(parts, saved, driver, params)
         saved.save(bundle_number(cfg, RL, cfg.rl.steps) + 1, state, DONE, cfg.rl.steps, {})
         return saved.finish(summary(saved))
+
+
+def check(cfg: Config) -> None:
+    """Refuses what cannot work, before anything is opened.
+
+    Raises:
+      ConfigError: naming the fields.
+    """
+    presets.check(cfg.rl)
+    check_context(cfg.rl.batch, cfg.env.context_tokens)
+    sampling = cfg.rl.sampling
+    if sampling.temperature <= 0 or (sampling.top_p, sampling.top_k, sampling.min_p) != (1.0, 0, 0.0):
+        raise ConfigError(
+            "rl.sampling must have temperature > 0, top_p=1, top_k=0 and min_p=0: the trainer scores the whole "
+            "vocabulary, so a truncated behaviour distribution would be another one."
+        )
+
+
+def keep_compiled_programs(cfg: Config) -> None:
+    """Compiled programs stay in the workdir, so that a resumed run starts in seconds; a user's own cache wins."""
+    if not jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", str(Path(cfg.workdir).absolute() / "compilation_cache"))
 
 
 def warm_start_stage(parts: Parts, saved: Run, driver: Driver, params: Any) -> Any:
@@ -98,22 +118,12 @@ def warm_start_stage(parts: Parts, saved: Run, driver: Driver, params: Any) -> A
     return state.params
 
 
-@dataclasses.dataclass(frozen=True)
-class Learner:
-    """The compiled programs of the RL stage."""
-
-    packer: Packer
-    update: Update
-    values: score.Scorer | None  # PPO's critic
-    reference: score.Scorer | None  # log-probs under the frozen reference
-
-
 def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Any) -> TrainState:
     """Reinforcement learning; returns the final state."""
     cfg, rl = parts.cfg, parts.cfg.rl
     tasks = TaskIterator(parts.train, cfg.seed, shuffle=True)
     with saved.compiles.warm_up():
-        learner, state = make_learner(parts, params)
+        programs, state = make_programs(cfg, parts.spec, parts.mesh, params)
         step = saved.host.get("step", 0)
         if saved.host.get("stage") == RL:
             state, _ = saved.checkpoints.restore(state)
@@ -127,14 +137,15 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Any) -> TrainStat
             started = time.monotonic()
             groups, rollout = collect(parts, driver, tasks.take(rl.tasks_per_step), step)
             collected = time.monotonic()
-            state, metrics = learn(parts, learner, state, groups, step)
+            state, metrics = learn(parts, programs, state, groups, step)
             driver.update_params(state.params, int(state.step))
             ended = time.monotonic()
             step += 1
             metrics |= rollout | {
                 "time/rollout_s": collected - started,
                 "time/learn_s": ended - collected,
-                "tokens_per_s": sum(len(t) for g in groups for e in g.episodes for t in e.trajectories) / (ended - started),
+                "tokens_per_s": sum(len(t) for g in groups for e in g.episodes for t in e.trajectories)
+                / (ended - started),
                 "policy_version": float(state.step),
             }
             saved.results["logprob_gap_max"] = max(
@@ -151,7 +162,7 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Any) -> TrainStat
 
 
 def collect(parts: Parts, driver: Driver, tasks: list[Task], step: int) -> tuple[list[Group], dict[str, float]]:
-    """The groups of one step, and their metrics. Attempts are numbered over the whole run, so no two share randomness."""
+    """The groups of one step, and their metrics. Attempts are numbered over the whole run: no two share randomness."""
     rl = parts.cfg.rl
     play = parts.rollout(driver, rl.sampling)
 
@@ -167,21 +178,21 @@ def collect(parts: Parts, driver: Driver, tasks: list[Task], step: int) -> tuple
 
 
 def learn(
-    parts: Parts, learner: Learner, state: TrainState, groups: list[Group], step: int
+    parts: Parts, programs: Programs, state: TrainState, groups: list[Group], step: int
 ) -> tuple[TrainState, dict[str, float]]:
     """Groups -> streams -> optimiser updates. The metrics of the first update are those of exactly on-policy data."""
     rl = parts.cfg.rl
     trajectories = presets.trajectories(groups)
     values = reference = None
-    if learner.values is not None:
-        (values,) = learner.values(state.critic, trajectories)
-    if learner.reference is not None:
-        reference, _ = learner.reference(state.reference, trajectories)
+    if programs.values is not None:
+        (values,) = programs.values(state.critic, trajectories)
+    if programs.reference is not None:
+        reference, _ = programs.reference(state.reference, trajectories)
     streams, metrics = presets.streams(groups, rl, step / rl.steps, reference, values)
     updates: list[dict[str, float]] = []
     for part in presets.mini_batches(streams, rl, (parts.cfg.seed, step)):
-        train_policy = learner.values is None or step * rl.updates_per_step * rl.epochs >= rl.critic.warmup_updates
-        state, of_update = learner.update(state, learner.packer.pack(part), train_policy)
+        train_policy = programs.values is None or step * rl.updates_per_step * rl.epochs >= rl.critic.warmup_updates
+        state, of_update = programs.update(state, programs.packer.pack(part), train_policy)
         updates.append(of_update)
     return state, metrics | merge(updates)
 
@@ -196,32 +207,6 @@ def merge(updates: list[dict[str, float]]) -> dict[str, float]:
         metrics["logprob_gap/max"] = updates[0]["policy/logprob_gap_max"]
         metrics["logprob_gap/mean"] = updates[0]["policy/logprob_gap_mean"]
     return metrics
-
-
-def make_learner(parts: Parts, params: Any) -> tuple[Learner, TrainState]:
-    """The RL stage's programs, compiled, and its state at step 0."""
-    rl = parts.cfg.rl
-    longest = (parts.cfg.env.max_turns + parts.cfg.env.final_turn) * parts.cfg.env.turn_tokens
-    if rl.algorithm == "echo":
-        longest = parts.cfg.env.context_tokens
-    packer = Packer(rl.batch, longest, row_shards(parts))
-    updates = rl.steps * rl.updates_per_step * rl.epochs
-    optimizer = make_optimizer(rl.optimizer, updates)
-    policy, value = forward.policy_forward(parts.spec), None
-    critic = critic_optimizer = values = reference = None
-    with jax.set_mesh(parts.mesh):
-        if presets.needs_critic(rl):
-            critic, value = critics.from_policy(params), forward.value_forward(parts.spec)
-            critic_optimizer = make_optimizer(rl.critic.optimizer, updates)
-            values = score.value_scorer(value, packer, parts.mesh)
-            values.warm_up(critic)
-        if presets.needs_reference(rl):
-            reference = score.policy_scorer(policy, rl.sampling.temperature, packer, parts.mesh)
-            reference.warm_up(params)
-        state = init_state(params, optimizer, critic, critic_optimizer, presets.needs_reference(rl))
-        update = make_update(policy, loss.Objective.of(rl), optimizer, parts.mesh, value, critic_optimizer)
-        state = update.warm_up(state, packer.empty())
-    return Learner(packer, update, values, reference), state
 
 
 def record_evaluation(parts: Parts, saved: Run, driver: Driver, step: int, metrics: dict[str, float]) -> None:

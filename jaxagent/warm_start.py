@@ -1,8 +1,8 @@
 """The warm start: supervised learning on demonstrations until every relation is learnt, not for a fixed count.
 
 First a curriculum of short sequences with one passage, on observation tokens too: the circuit that copies a name from
-the context appears there, suddenly. Then whole episodes, action tokens only. Every `gate_every` steps the engine answers
-one-hop questions about *training* entities; the stage ends when the worst kind of them reaches `gate_accuracy`.
+the context appears there, suddenly. Then whole episodes, action tokens only. Every `gate_every` steps the engine
+answers one-hop questions about *training* entities; the stage ends when the worst kind of them reaches `gate_accuracy`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from jaxagent.build import Parts
 from jaxagent.engine.driver import Driver
 from jaxagent.envs.base import Message
 from jaxagent.envs.search import render_prompt
+from jaxagent.evaluate import GREEDY, play
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer
-from jaxagent.evaluate import GREEDY, play
 from jaxagent.rollout import demonstrations
 from jaxagent.rollout.statistics import exact_match
 from jaxagent.types import Task
@@ -36,7 +36,10 @@ class Demonstrations:
     def batches(self, step: int) -> Iterator[list[Batch]]:
         """The micro-batches of step, step + 1, ..."""
         cfg = self.parts.cfg.warm_start
-        for name, first, last in (("curriculum", 0, cfg.curriculum_steps), ("full", cfg.curriculum_steps, cfg.max_steps)):
+        for name, first, last in (
+            ("curriculum", 0, cfg.curriculum_steps),
+            ("full", cfg.curriculum_steps, cfg.max_steps),
+        ):
             if step >= last or first == last:
                 continue
             rows = demonstrations.load(self._file(name))
@@ -71,7 +74,9 @@ def gate_tasks(parts: Parts) -> list[Task]:
 def gate(parts: Parts, driver: Driver, tasks: list[Task]) -> dict[str, float]:
     """Greedy exact match on the gate's questions: the mean, the worst kind, and every kind."""
     scores = exact_match(play(parts, driver, tasks, GREEDY))
-    kinds = {name.removeprefix("em/one_hop/"): value for name, value in scores.items() if name.startswith("em/one_hop/")}
+    kinds = {
+        name.removeprefix("em/one_hop/"): value for name, value in scores.items() if name.startswith("em/one_hop/")
+    }
     return {"gate/mean_accuracy": scores["em"], "gate/worst_accuracy": min(kinds.values())} | {
         f"gate/{kind}": value for kind, value in kinds.items()
     }

@@ -116,6 +116,19 @@ def check(rl: RLConfig) -> None:
         raise ConfigError("rl.updates_per_step and rl.epochs must be at least 1.")
 
 
+def most_targets(rl: RLConfig, action_tokens: int, context_tokens: int) -> int:
+    """Most tokens of one trajectory that the loss can need: fixes the shape of a batch before the first one exists.
+
+    Args:
+      rl: the stage's config.
+      action_tokens: most tokens the policy can sample in one trajectory.
+      context_tokens: most tokens of one trajectory.
+    """
+    if rl.algorithm != "echo":
+        return min(action_tokens, context_tokens)
+    return min(action_tokens + rl.echo.max_tokens, context_tokens) if rl.echo.max_tokens else context_tokens
+
+
 def trajectories(groups: Sequence[Group]) -> list[Trajectory]:
     """The trajectories that algorithms see, in their order: those with at least one action token."""
     return [trajectory for _, _, _, trajectory in _walk(groups)]

@@ -37,6 +37,11 @@ def init(layers: int, slots: int, kv_heads: int, context: int, head_dim: int, dt
     )
 
 
+def layer(stacked: LayerCache, index: int) -> LayerCache:
+    """One layer of a LayerCache whose arrays have a leading L axis."""
+    return jax.tree.map(lambda x: x[index], stacked)
+
+
 def write_token(cache: LayerCache, keys: jax.Array, values: jax.Array, position: jax.Array) -> LayerCache:
     """Writes one token per slot: keys, values [S,K,D] at position i32[S]."""
 

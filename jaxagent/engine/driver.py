@@ -1,8 +1,8 @@
 """The one thread that touches the device for generation, and the async API in front of it: continuous batching.
 
-Coroutines (any event loop, any thread) -> `open` a session, `generate` turn by turn, `close` -> types.Generation. Between
-two dispatches the thread takes what has arrived: new weights, closed sessions, new turns, which it prefills together.
-A slot keeps its cache while its environment works. Nothing here knows what a model is.
+Coroutines of any event loop `open` a session, `generate` turn by turn, and `close`; they get types.Generation back.
+Between two dispatches the thread takes what has arrived: new weights, closed sessions, and new turns, which it prefills
+together. A slot keeps its cache while its environment works. Nothing here knows what a model is.
 
 Rules that hold: a session is served by one slot from open to close; slots are given out in order of asking; weights
 change between dispatches only, and each token carries the version that sampled it; an error of the device ends the
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import dataclasses
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -24,21 +23,14 @@ import jax
 import numpy as np
 
 from jaxagent.config import ConfigError, EngineConfig, SamplingConfig
-from jaxagent.engine import batching, sampling
+from jaxagent.engine import batching
 from jaxagent.engine.automaton import Automaton
-from jaxagent.engine.executor import Executor, blank_requests
+from jaxagent.engine.delivery import Waiter, deliver
+from jaxagent.engine.executor import Executor, count_compiles
 from jaxagent.engine.model import Model, Params
-from jaxagent.engine.requests import EngineError, Ledger, Request, Session, empty_generation
+from jaxagent.engine.requests import EngineError, Ledger, Request, Session, empty_generation, rows_of, spans_of
+from jaxagent.engine.sampling import request_key
 from jaxagent.types import Generation
-
-
-@dataclasses.dataclass(eq=False)
-class _Waiter:
-    """Someone who waits for a slot."""
-
-    future: asyncio.Future[int]
-    loop: asyncio.AbstractEventLoop
-    slot: int | None = None  # given, though perhaps not yet heard of
 
 
 class Driver:
@@ -94,7 +86,7 @@ class Driver:
         if self._thread is not None:
             raise EngineError("The engine is already started.")
         self._slots = collections.deque(range(self._cfg.slots))  # free ones
-        self._waiters: collections.deque[_Waiter] = collections.deque()
+        self._waiters: collections.deque[Waiter] = collections.deque()
         self._queue: list[Request] = []
         self._admitting: list[Request] = []  # taken from the queue, not generating yet
         self._abandoned: list[Session] = []  # generating on the device, no longer wanted
@@ -173,7 +165,7 @@ class Driver:
           EngineError: the engine is dead.
         """
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(loop.create_future(), loop)
+        waiter = Waiter(loop.create_future(), loop)
         with self._work:
             self._check()
             if self._slots and not self._waiters:
@@ -221,7 +213,7 @@ class Driver:
             tokens=tokens,
             budget=budget,
             sampling=sampling,
-            key=_key(self._seed, session, turn),
+            key=request_key(self._seed, session.task_id, session.sample, turn),
             future=loop.create_future(),
             loop=loop,
             submitted_s=time.monotonic(),
@@ -256,7 +248,7 @@ class Driver:
             if not session.freeing and session.life is self._life:
                 self._give_back(session.slot)
         if request is not None:
-            _call(request.loop, _settle, [(request.future, EngineError("The session was closed."))])
+            deliver(request.loop, [(request.future, EngineError("The session was closed."))])
 
     # ---------------------------------------------------------------- under the lock
 
@@ -280,14 +272,14 @@ class Driver:
         if self._waiters:
             waiter = self._waiters.popleft()
             waiter.slot = slot
-            _call(waiter.loop, _settle, [(waiter.future, slot)])
+            deliver(waiter.loop, [(waiter.future, slot)])
         else:
             self._slots.append(slot)
 
     # ---------------------------------------------------------------- the thread
 
     def _run(self) -> None:
-        compiles = _count_compiles(self._stats)
+        compiles = count_compiles(self._stats)
         try:
             with jax.set_mesh(self._mesh):
                 executor = Executor(self._model, self._stops, self._eos_ids, self._cfg, self._context, self._truncation)
@@ -352,26 +344,14 @@ class Driver:
     def _admit(self, executor: Executor, arrived: list[Request]) -> None:
         """Prefills all turns that have arrived, identical prompts once, and starts them."""
         now = time.monotonic()
-        spans: dict[object, batching.Span] = {}
         for request in arrived:
             request.admitted_s = now
-            session, context = request.session, request.tokens[:-1]
-            request.cached_tokens = session.cached
-            if len(context):
-                # A prompt may be shared; a continued turn has only its own slot to continue in.
-                key = context.tobytes() if session.cached == 0 else session.slot
-                if key in spans:
-                    shared = spans[key]
-                    spans[key] = dataclasses.replace(shared, slots=(*shared.slots, session.slot))
-                    request.cached_tokens = len(context)
-                else:
-                    spans[key] = batching.Span(context, session.cached, (session.slot,))
-            session.cached += len(context)
+        spans = spans_of(arrived)
         padded = 0
-        for calls in batching.plan(list(spans.values()), executor.lengths, executor.rows, self._cfg.slots):
+        for calls in batching.plan(spans, executor.lengths, executor.rows, self._cfg.slots):
             executor.prefill(calls)
             padded += sum(call.tokens.size for call in calls)
-        executor.begin(self._requests(arrived))
+        executor.begin(rows_of(arrived, self._cfg.slots))
         done = time.monotonic()
         for request in arrived:
             request.begun_s = done
@@ -382,22 +362,10 @@ class Driver:
                 requests=len(arrived),
                 queue_s=sum(now - r.submitted_s for r in arrived),
                 prefill_s=done - now,
-                prefill_tokens=sum(len(s.tokens) for s in spans.values()),
+                prefill_tokens=sum(len(s.tokens) for s in spans),
                 prefill_padded_tokens=padded,
                 cached_tokens=sum(r.cached_tokens for r in arrived),
             )
-
-    def _requests(self, arrived: list[Request]):
-        rows = blank_requests(self._cfg.slots)
-        slots = [r.session.slot for r in arrived]
-        rows.mask[slots] = True
-        rows.token[slots] = [r.tokens[-1] for r in arrived]
-        rows.position[slots] = [r.session.cached for r in arrived]
-        rows.budget[slots] = [r.budget for r in arrived]
-        rows.keys[slots] = [r.key for r in arrived]
-        for field in dataclasses.fields(sampling.SamplingParams):
-            getattr(rows.sampling, field.name)[slots] = [getattr(r.sampling, field.name) for r in arrived]
-        return rows
 
     def _dispatch(self, executor: Executor) -> None:
         began = time.monotonic()
@@ -420,7 +388,7 @@ class Driver:
                 overshoot_count=sum(g.overshoot_bytes > 0 for _, g in finished),
             )
         for loop, settled in outcomes.items():  # one wake-up per event loop, however many turns ended
-            _call(loop, _settle, settled)
+            deliver(loop, settled)
 
     def _die(self, error: EngineError, cause: BaseException | None) -> None:
         """Tells everyone who waits. The driver serves nobody until it is started again."""
@@ -435,37 +403,4 @@ class Driver:
         for loop, future in waiting:
             told = EngineError(str(error))
             told.__cause__ = cause
-            _call(loop, _settle, [(future, told)])
-
-
-def _key(seed: int, session: Session, turn: int) -> np.ndarray:
-    return sampling.request_key(seed, session.task_id, session.sample, turn)
-
-
-def _settle(outcomes: list[tuple[asyncio.Future, object]]) -> None:
-    """In the event loop's thread: results and exceptions to those who still want them."""
-    for future, outcome in outcomes:
-        if not future.done():
-            if isinstance(outcome, BaseException):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-
-
-def _call(loop: asyncio.AbstractEventLoop, function, *args) -> None:
-    try:
-        loop.call_soon_threadsafe(function, *args)
-    except RuntimeError:  # the loop is closed: nobody listens any more
-        pass
-
-
-def _count_compiles(stats: collections.Counter[str]):
-    """Counts what XLA compiles in the calling thread, under "compiles"."""
-    thread = threading.get_ident()
-
-    def listen(event: str, duration_s: float, **_: str | int) -> None:
-        if event == "/jax/core/compile/backend_compile_duration" and threading.get_ident() == thread:
-            stats.update(compiles=1, compile_s=duration_s)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    return listen
+            deliver(loop, [(future, told)])

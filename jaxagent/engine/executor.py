@@ -7,16 +7,21 @@ Owned and called by the driver's thread alone, inside `jax.set_mesh`. Every shap
 from __future__ import annotations
 
 import bisect
+import collections
+import threading
+from collections.abc import Callable
 
 import jax
 import numpy as np
 
 from jaxagent.config import ConfigError, EngineConfig
-from jaxagent.engine import automaton, batching, functions, sampling
+from jaxagent.engine import automaton, batching, functions
 from jaxagent.engine.model import Model, Params
 
-_WINDOW_MULTIPLE = 64  # cached tokens; smaller steps would save no time worth a compilation
-_WINDOW_SHARES = (4, 2, 1)  # one decode program each, for slots filled to a quarter, a half, all of the context
+# Every program costs a second or more of compilation: these say when a specialised one is worth it.
+_WINDOW_MULTIPLE = 64  # decode windows are multiples of this many cached tokens
+_WINDOW_SHARES = (16, 4, 1)  # one decode program each, for slots filled to a sixteenth, a quarter, all of the context
+_FRESH_SHARE = 8  # a prefill that does not read the cache, where the cache is so many times longer than the row
 
 
 class Executor:
@@ -53,6 +58,7 @@ class Executor:
         self.model, self.cfg, self.context, self.truncation = model, cfg, context, truncation
         self.lengths = tuple(sorted({min(n, context) for n in cfg.prefill_buckets}))
         self.rows = tuple(sorted(cfg.prefill_rows))
+        self.fresh_lengths = tuple(n for n in self.lengths if n * _FRESH_SHARE <= context)
         self.windows = decode_windows(context)
         self.params: Params | None = None
         is_eos = np.zeros(model.vocab_size, bool)
@@ -74,7 +80,8 @@ class Executor:
     def prefill(self, calls: list[batching.PrefillCall]) -> None:
         """Computes and inserts one round of prefills."""
         for call in calls:
-            prefix = self._prefill(self.model, self.params, self._state, call.tokens, call.start, call.slot, call.fresh)
+            fresh = call.fresh and call.tokens.shape[1] in self.fresh_lengths
+            prefix = self._prefill(self.model, self.params, self._state, call.tokens, call.start, call.slot, fresh)
             for row, slot, start in call.inserts:
                 self._state = self._insert(self.model, self._state, prefix, row, slot, start)
 
@@ -110,10 +117,10 @@ class Executor:
             nowhere = np.full(rows, slots, np.int32)
             for length in self.lengths:
                 tokens = np.zeros((rows, length), np.int32)
-                for fresh in (True, False):
+                for fresh in (True, False) if length in self.fresh_lengths else (False,):
                     call = batching.PrefillCall(tokens, index, index, fresh, ((index, nowhere, index),), 0)
                     self.prefill([call])
-        self.begin(blank_requests(slots))
+        self.begin(functions.Requests.blank(slots))
         self.free(np.zeros(slots, bool))
         for window in self.windows:
             for truncated in (False, True) if self.truncation else (False,):
@@ -126,19 +133,13 @@ def decode_windows(context: int) -> tuple[int, ...]:
     return tuple(sorted({min(part, context) for part in parts}))
 
 
-def blank_requests(slots: int) -> functions.Requests:
-    """No request in any slot; the driver fills in the ones it has."""
-    zeros = lambda dtype: np.zeros(slots, dtype)  # noqa: E731
-    return functions.Requests(
-        mask=zeros(bool),
-        token=zeros(np.int32),
-        position=zeros(np.int32),
-        budget=zeros(np.int32),
-        keys=np.zeros((slots, 2), np.uint32),
-        sampling=sampling.SamplingParams(
-            temperature=zeros(np.float32),
-            top_p=np.ones(slots, np.float32),
-            top_k=zeros(np.int32),
-            min_p=zeros(np.float32),
-        ),
-    )
+def count_compiles(stats: collections.Counter[str]) -> Callable[..., None]:
+    """Counts what XLA compiles in the calling thread, as "compiles" and "compile_s"; returns the listener."""
+    thread = threading.get_ident()
+
+    def listen(event: str, duration_s: float, **_: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration" and threading.get_ident() == thread:
+            stats.update(compiles=1, compile_s=duration_s)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    return listen

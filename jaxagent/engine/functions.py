@@ -59,6 +59,24 @@ class Requests:
     keys: np.ndarray  # u32[S,2]
     sampling: sampling.SamplingParams
 
+    @classmethod
+    def blank(cls, slots: int) -> Requests:
+        """No request in any slot; whoever has some fills them in."""
+        zeros = functools.partial(np.zeros, slots)
+        return cls(
+            mask=zeros(bool),
+            token=zeros(np.int32),
+            position=zeros(np.int32),
+            budget=zeros(np.int32),
+            keys=np.zeros((slots, 2), np.uint32),
+            sampling=sampling.SamplingParams(
+                temperature=zeros(np.float32),
+                top_p=np.ones(slots, np.float32),
+                top_k=zeros(np.int32),
+                min_p=zeros(np.float32),
+            ),
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:

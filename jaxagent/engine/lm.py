@@ -1,9 +1,10 @@
 """Transformers behind the engine: the trainer's forward pass with attention over the slot cache.
 
-`models.transformer.hidden` does all the maths over flat rows; here are the two `attend` callbacks, one for a prefill (rows
-of C new tokens, after what their slot already holds) and one for a decode step (one token per slot).
+`models.transformer.hidden` does all the maths over flat rows; here are the two `attend` callbacks, one for a prefill
+(rows of C new tokens, after what their slot already holds) and one for a decode step (one token per slot).
 
-Axis letters: S slots, N flat rows, b prefill rows, C tokens per row, H heads, K kv heads, M cached positions, D head dim.
+Axis letters: S slots, N flat rows, b prefill rows, C tokens per row, H heads, K kv heads, M cached positions,
+D head dim.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import jax.numpy as jnp
 
 from jaxagent.engine import cache as kv
 from jaxagent.engine.model import SLOTS
-from jaxagent.models import attention, logprobs, params as model_params, sharding, transformer
+from jaxagent.models import attention, logprobs, sharding, transformer
+from jaxagent.models import params as model_params
 from jaxagent.models.spec import ModelSpec
 
 Cache = tuple[kv.LayerCache, ...]
@@ -34,6 +36,7 @@ class LanguageModel:
 
     @property
     def vocab_size(self) -> int:
+        """V, padding included."""
         return self.spec.padded_vocab_size
 
     def place(self, params: model_params.Params) -> model_params.Params:
@@ -49,6 +52,7 @@ class LanguageModel:
         return params.replace(layers=transformer.unstack(params.layers))
 
     def init_cache(self, slots: int, context: int) -> Cache:
+        """One LayerCache per layer."""
         spec = self.spec
         return kv.init(spec.num_layers, slots, spec.num_kv_heads, context, spec.head_dim, self.cache_dtype)
 
@@ -61,6 +65,7 @@ class LanguageModel:
         slot: jax.Array,
         fresh: bool,
     ) -> Cache:
+        """See `Model.prefill`; rows of the prefix are [b,K,C,D] per layer."""
         rows, length = tokens.shape
         positions = start[:, None] + jnp.arange(length)
         # Query c sees what was cached before its row's start, and the row's own tokens up to itself: by position.
@@ -86,14 +91,16 @@ class LanguageModel:
         _, prefix = transformer.hidden(
             params, self.spec, tokens.reshape(-1), positions.reshape(-1), attend, layers, unroll
         )
-        return prefix if unroll else tuple(jax.tree.map(lambda x: x[i], prefix) for i in range(len(cache)))
+        return prefix if unroll else tuple(kv.layer(prefix, i) for i in range(len(cache)))
 
     def insert(self, cache: Cache, prefix: Cache, row: jax.Array, slot: jax.Array, start: jax.Array) -> Cache:
+        """See `Model.insert`."""
         return kv.insert(cache, prefix, row, slot, start)
 
     def decode(
         self, params: model_params.Params, cache: Cache, tokens: jax.Array, positions: jax.Array, window: int
     ) -> tuple[jax.Array, Cache]:
+        """See `Model.decode`."""
         mask = (jnp.arange(window) <= positions[:, None])[:, None]
 
         def attend(layer: kv.LayerCache, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, kv.LayerCache]:

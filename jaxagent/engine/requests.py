@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 from jaxagent.config import SamplingConfig
 from jaxagent.engine import functions
 from jaxagent.engine.automaton import Automaton
+from jaxagent.engine.batching import Span
+from jaxagent.engine.sampling import SamplingParams
 from jaxagent.types import Generation
 
 
@@ -58,6 +61,41 @@ class Request:
         """Whether the request needs the program that truncates the distribution."""
         s = self.sampling
         return s.temperature > 0 and (s.top_p < 1 or s.top_k > 0 or s.min_p > 0)
+
+
+def spans_of(arrived: Sequence[Request]) -> list[Span]:
+    """What must be prefilled before the turns can begin; identical whole prompts are one span for several slots.
+
+    Marks the context as cached in each session, and how much of it was free in each request.
+    """
+    spans: dict[bytes | int, Span] = {}
+    for request in arrived:
+        session, context = request.session, request.tokens[:-1]
+        request.cached_tokens = session.cached
+        if len(context):
+            # A prompt may be shared; a continued turn has only its own slot to continue in.
+            key = context.tobytes() if session.cached == 0 else session.slot
+            if key in spans:
+                spans[key] = dataclasses.replace(spans[key], slots=(*spans[key].slots, session.slot))
+                request.cached_tokens = len(context)
+            else:
+                spans[key] = Span(context, session.cached, (session.slot,))
+        session.cached += len(context)
+    return list(spans.values())
+
+
+def rows_of(arrived: Sequence[Request], slots: int) -> functions.Requests:
+    """The turns as `functions.begin` takes them; their contexts are cached by now."""
+    rows = functions.Requests.blank(slots)
+    at = [r.session.slot for r in arrived]
+    rows.mask[at] = True
+    rows.token[at] = [r.tokens[-1] for r in arrived]
+    rows.position[at] = [r.session.cached for r in arrived]
+    rows.budget[at] = [r.budget for r in arrived]
+    rows.keys[at] = [r.key for r in arrived]
+    for field in dataclasses.fields(SamplingParams):
+        getattr(rows.sampling, field.name)[at] = [getattr(r.sampling, field.name) for r in arrived]
+    return rows
 
 
 class Ledger:

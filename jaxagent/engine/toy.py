@@ -25,23 +25,29 @@ class Toy:
     vocab_size: int
 
     def place(self, params: jax.Array) -> jax.Array:
+        """Replicated."""
         return jax.reshard(params, jax.P(None, None))
 
     def prepare(self, params: jax.Array) -> jax.Array:
+        """Nothing to do."""
         return params
 
     def init_cache(self, slots: int, context: int) -> jax.Array:
+        """The tokens of each slot: i32[S,M]."""
         return jnp.zeros((slots, context), jnp.int32, out_sharding=_ROWS)
 
     def prefill(
         self, params: jax.Array, cache: jax.Array, tokens: jax.Array, start: jax.Array, slot: jax.Array, fresh: bool
     ) -> jax.Array:
+        """The tokens themselves."""
         del params, cache, start, slot, fresh
         return tokens
 
     def insert(
         self, cache: jax.Array, prefix: jax.Array, row: jax.Array, slot: jax.Array, start: jax.Array
     ) -> jax.Array:
+        """See `Model.insert`."""
+
         def put(cache: jax.Array, prefix: jax.Array, row: jax.Array, slot: jax.Array, start: jax.Array) -> jax.Array:
             position = start[:, None] + jnp.arange(prefix.shape[1])
             local = slot - jax.lax.axis_index(SLOTS[0]) * cache.shape[0]
@@ -56,6 +62,8 @@ class Toy:
     def decode(
         self, params: jax.Array, cache: jax.Array, tokens: jax.Array, positions: jax.Array, window: int
     ) -> tuple[jax.Array, jax.Array]:
+        """See `Model.decode`."""
+
         def step(params: jax.Array, cache: jax.Array, tokens: jax.Array, positions: jax.Array):
             cache = cache.at[jnp.arange(len(tokens)), positions].set(tokens, mode="drop")
             index = jnp.arange(window)

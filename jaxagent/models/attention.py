@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxagent.models.layers import contract
+from jaxagent.models.sharding import merge_rows, split_rows
 
 # A layer's attention: (this layer's cache, q[N, H, D], k[N, K, D], v[N, K, D]) -> (out[N, H, D], new cache).
 Attend = Callable[[Any, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
@@ -69,12 +70,12 @@ def packed(segments: jax.Array) -> Attend:
     masks = [_visible(segments, start, stop) for start, stop in spans]
 
     def attend(cache: None, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, None]:
-        q, k, v = (x.reshape(b, t, *x.shape[1:]) for x in (q, k, v))
+        q, k, v = (split_rows(x, b, t) for x in (q, k, v))
         outs = [
             attend_dense(q[:, start:stop], k[:, :stop], v[:, :stop], mask)
             for (start, stop), mask in zip(spans, masks, strict=True)
         ]
-        return jnp.concatenate(outs, axis=1).reshape(b * t, *q.shape[2:]), None
+        return merge_rows(jnp.concatenate(outs, axis=1)), None
 
     return attend
 

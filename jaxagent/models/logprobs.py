@@ -57,13 +57,12 @@ def token_logprobs(
     chunks = round_up(rows, length) // length
 
     def split(a: jax.Array) -> jax.Array:
-        # Said, not inferred: on a mesh axis of size 1 inference would leave the split on the axis that is scanned.
-        a = a.reshape(shards, rows, *a.shape[1:], out_sharding=sharding.out(sharding.row_axes(x), *(None,) * a.ndim))
+        a = sharding.split_rows(a, shards, rows)
         a = jnp.pad(a, ((0, 0), (0, chunks * length - rows), *((0, 0),) * (a.ndim - 2)))
         return a.reshape(shards, chunks, length, *a.shape[2:]).swapaxes(0, 1)
 
     def merge(a: jax.Array) -> jax.Array:
-        return a.swapaxes(0, 1).reshape(shards, chunks * length)[:, :rows].reshape(n)
+        return sharding.merge_rows(a.swapaxes(0, 1).reshape(shards, chunks * length)[:, :rows])
 
     logprobs, entropy = lax.map(jax.checkpoint(lambda xs: chunk(*xs)), (split(x), split(targets)))
     return merge(logprobs), merge(entropy)

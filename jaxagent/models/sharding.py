@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -101,6 +102,22 @@ def row_shards(x: jax.Array) -> int:
     for axis in axes if isinstance(axes, tuple) else (axes,):
         count *= sizes[axis]
     return count
+
+
+def split_rows(x: jax.Array, outer: int, inner: int) -> jax.Array:
+    """[N, ...] -> [outer, inner, ...]; what splits N over the mesh splits `outer`, and nothing splits `inner`.
+
+    Said, not inferred: for mesh axes of size 1 inference may leave the name on the inner axis, where it is in the way.
+    """
+    x = jnp.asarray(x)
+    spec = jax.typeof(x).sharding.spec
+    return x.reshape(outer, inner, *x.shape[1:], out_sharding=out(spec[0], None, *spec[1:]))
+
+
+def merge_rows(x: jax.Array) -> jax.Array:
+    """[outer, inner, ...] -> [outer * inner, ...], the inverse of `split_rows`."""
+    spec = jax.typeof(x).sharding.spec
+    return x.reshape(-1, *x.shape[2:], out_sharding=out(spec[0], *spec[2:]))
 
 
 def rows(mesh: Mesh, ndim: int) -> NamedSharding:

@@ -86,12 +86,12 @@ def forward_packed(
     x, _ = hidden(
         params,
         spec,
-        tokens.reshape(b * t),
-        positions.reshape(b * t),
+        sharding.merge_rows(jnp.asarray(tokens)),
+        sharding.merge_rows(jnp.asarray(positions)),
         packed(segments),
         unroll=spec.remat == "none",
     )
-    return jnp.take_along_axis(x.reshape(b, t, -1), head_positions[:, :, None], axis=1)
+    return jnp.take_along_axis(sharding.split_rows(x, b, t), head_positions[:, :, None], axis=1)
 
 
 def embed(params: Params, spec: ModelSpec, tokens: jax.Array) -> jax.Array:

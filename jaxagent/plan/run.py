@@ -18,6 +18,7 @@ from rich.table import Table
 
 from jaxagent.config import Config, ConfigError
 from jaxagent.learner.batching import Packer
+from jaxagent.learner.programs import longest_targets
 from jaxagent.models import params as model_params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.observe.files import PLAN_FILE
@@ -103,17 +104,6 @@ def model_spec(cfg: Config) -> ModelSpec:
     if not path.is_file():
         raise ConfigError(f"config.model.path: '{path}' does not exist.")
     return spec_from_hf(json.loads(path.read_text()), cfg.model)
-
-
-def longest_targets(cfg: Config) -> int:
-    """Targets of the longest trajectory: every sampled token, and with ECHO every observation token."""
-    turns = cfg.env.max_turns + int(cfg.env.final_turn)
-    sampled = turns * cfg.env.turn_tokens
-    observed = 0
-    if cfg.rl.algorithm == "echo" and cfg.rl.echo.coefficient > 0:
-        observed = cfg.env.max_turns * cfg.env.observation_tokens
-        observed = min(observed, cfg.rl.echo.max_tokens) if cfg.rl.echo.max_tokens else observed
-    return min(sampled + observed, cfg.env.context_tokens)
 
 
 def transient_bytes(program: programs.Program, resident: dict[str, int]) -> int:

@@ -34,7 +34,7 @@ def exact_match(episodes: Iterable[Episode]) -> dict[str, float]:
     """Exact match over all, per family of kinds and per kind.
 
     Returns:
-      {"em": ..., "em_one_hop": ..., "em/one_hop/capital": ...}; episodes that failed are left out and counted in "failed".
+      {"em": ..., "em_one_hop": ..., "em/one_hop/capital": ...}; failed episodes are left out and counted in "failed".
     """
     episodes = list(episodes)
     valid = [e for e in episodes if not e.stop_reason.is_failure]

@@ -47,8 +47,20 @@ def make_group():
 
 @pytest.fixture(scope="session")
 def rl():
-    """Returns the default RL config with some fields replaced; `kl=dict(...)` replaces inside a section."""
-    base = config.parse(get_config()).rl
+    """Returns a GRPO config with some fields replaced; `kl=dict(...)` replaces inside a section."""
+    # Said here, not read from the recipe: a recipe may change its numbers without breaking a test.
+    base = dataclasses.replace(
+        config.parse(get_config()).rl,
+        algorithm="grpo",
+        advantage="group_mean_std",
+        aggregation="token_mean",
+        drop_zero_signal=True,
+        entropy_coefficient=0.0,
+        updates_per_step=2,
+        epochs=1,
+        kl=config.KLConfig(coefficient=0.0, estimator="k3", where="loss"),
+        echo=config.EchoConfig(0.05, "constant", "env_only", "full_observation", max_tokens=0),
+    )
 
     def make(**changes):
         changes = {

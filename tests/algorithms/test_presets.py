@@ -124,6 +124,12 @@ def test_mini_batches_part_evenly_cover_each_epoch_and_normalise_each_update(rl,
     assert list(presets.mini_batches([], rl(), (0, 0))) == []
 
 
+def test_most_targets(rl):
+    assert presets.most_targets(rl(), 36, 256) == 36
+    assert presets.most_targets(rl(algorithm="echo"), 36, 256) == 256
+    assert presets.most_targets(rl(algorithm="echo", echo=dict(max_tokens=64)), 36, 256) == 100
+
+
 def test_check_refuses_what_cannot_mean_anything(rl):
     presets.check(rl())
     with pytest.raises(ConfigError, match=r"rl\.echo\.coefficient"):

@@ -28,7 +28,7 @@ def cfg():
 def spec(cfg):
     model = dataclasses.replace(
         cfg.model, num_layers=2, embed_dim=16, num_heads=4, num_kv_heads=2, head_dim=8, mlp_dim=32, vocab_multiple=8,
-        logprob_chunk_tokens=1024,
+        logprob_chunk_tokens=24,
     )  # fmt: skip
     return ModelSpec.from_config(model, VOCAB)
 

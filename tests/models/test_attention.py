@@ -10,6 +10,10 @@ import pytest
 from jaxagent.models import attention, params, transformer
 from tests.models import tiny
 
+attend_dense = jax.jit(attention.attend_dense)
+packed = jax.jit(lambda segments, q, k, v: attention.packed(segments)(None, q, k, v))
+forward_packed = jax.jit(transformer.forward_packed, static_argnames="spec")
+
 
 def reference(q, k, v, mask):
     """One head and one query at a time, float64."""
@@ -30,7 +34,7 @@ def test_dense_against_numpy(heads, kv_heads):
     k, v = rng.normal(size=(2, 2, 7, kv_heads, 8)).astype(np.float32)
     mask = rng.random((2, 5, 7)) < 0.5
     mask[..., 0] = True
-    actual = attention.attend_dense(jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), jnp.asarray(mask))
+    actual = attend_dense(jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), jnp.asarray(mask))
     np.testing.assert_allclose(actual, reference(q, k, v, mask), atol=1e-5)
 
 
@@ -43,8 +47,8 @@ def test_packed_against_dense(t):
     segments = np.sort(rng.integers(0, 4, (2, t)), axis=1).astype(np.int32)
     mask = (segments[:, :, None] == segments[:, None]) & np.tril(np.ones((t, t), bool))
     flat = (x.reshape(2 * t, *x.shape[2:]) for x in (q, k, v))
-    out, cache = attention.packed(jnp.asarray(segments))(None, *flat)
-    expected = attention.attend_dense(q, k, v, jnp.asarray(mask))
+    out, cache = packed(segments, *flat)
+    expected = attend_dense(q, k, v, jnp.asarray(mask))
     np.testing.assert_allclose(out.reshape(2, t, 4, 8), expected, atol=1e-5)
     assert cache is None
 
@@ -64,7 +68,7 @@ def test_packed_row_equals_sequences_alone():
             tokens[0, span], positions[0, span], segments[0, span] = sequence, np.arange(len(sequence)), i + 1
             start = span.stop
         everywhere = np.arange(t, dtype=np.int32)[None]
-        return np.asarray(transformer.forward_packed(weights, spec, tokens, positions, segments, everywhere))[0]
+        return np.asarray(forward_packed(weights, spec, tokens, positions, segments, everywhere))[0]
 
     row = states([first, second], 20)
     np.testing.assert_allclose(row[:9], states([first], 9), atol=1e-5)
@@ -74,5 +78,5 @@ def test_packed_row_equals_sequences_alone():
 
 def test_row_that_may_see_nothing_is_finite():
     q = jnp.ones((1, 1, 2, 4))
-    out = attention.attend_dense(q, q, q, jnp.zeros((1, 1, 1), bool))
+    out = attend_dense(q, q, q, jnp.zeros((1, 1, 1), bool))
     assert np.isfinite(out).all()

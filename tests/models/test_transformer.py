@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,10 +15,15 @@ from jaxagent.models.spec import ModelSpec
 from tests.models import tiny
 
 
+@functools.partial(jax.jit, static_argnames=("spec", "unroll", "attend"))
 def hidden(weights, spec, tokens, unroll=False, cache=None, attend=None):
+    """One sequence through the model; packed attention unless the test brings its own."""
     positions = jnp.arange(len(tokens), dtype=jnp.int32)
     attend = attend or attention.packed(jnp.ones((1, len(tokens)), jnp.int32))
-    return transformer.hidden(weights, spec, jnp.asarray(tokens), positions, attend, cache, unroll)
+    return transformer.hidden(weights, spec, tokens, positions, attend, cache, unroll)
+
+
+forward_packed = jax.jit(transformer.forward_packed, static_argnames="spec")
 
 
 def test_scan_unrolled_and_unstacked_layers_agree():
@@ -37,7 +44,9 @@ def test_rematerialisation_changes_no_number(remat, unroll):
     def loss(weights, spec):
         return jnp.square(hidden(weights, spec, tokens, unroll)[0]).sum()
 
-    plain, changed = (jax.value_and_grad(loss)(weights, tiny.spec(remat=r)) for r in ("none", remat))
+    plain, changed = (
+        jax.jit(jax.value_and_grad(loss), static_argnums=1)(weights, tiny.spec(remat=r)) for r in ("none", remat)
+    )
     assert tiny.worst_relative(plain, changed) < 1e-5
 
 
@@ -71,8 +80,8 @@ def test_head_positions_pick_states():
     batch = tiny.batch(b=3, t=12, r=4, vocab=61)
     inputs = batch["tokens"], batch["positions"], batch["segments"]
     everywhere = np.tile(np.arange(12, dtype=np.int32), (3, 1))
-    full = np.asarray(transformer.forward_packed(weights, spec, *inputs, everywhere))
-    picked = np.asarray(transformer.forward_packed(weights, spec, *inputs, batch["head_positions"]))
+    full = np.asarray(forward_packed(weights, spec, *inputs, everywhere))
+    picked = np.asarray(forward_packed(weights, spec, *inputs, batch["head_positions"]))
     for row, place in np.ndindex(3, 4):
         np.testing.assert_allclose(picked[row, place], full[row, batch["head_positions"][row, place]], atol=1e-6)
 
