@@ -123,20 +123,20 @@ def laptop() -> ConfigDict:
     config.warm_start = ConfigDict()
     config.warm_start.enabled = True
     config.warm_start.demonstrations = ""
-    config.warm_start.max_steps = 1_500
-    config.warm_start.curriculum_sequences = 36
-    config.warm_start.batch_sequences = 18
-    config.warm_start.optimizer = optimizer(3e-3)
-    config.warm_start.batch = ConfigDict({"row_tokens": 256, "micro_rows": 4, "targets_multiple": 32})
+    config.warm_start.max_steps = 1_000
+    config.warm_start.curriculum_sequences = 42
+    config.warm_start.batch_sequences = 19
+    config.warm_start.optimizer = optimizer(3e-3, schedule="linear")
+    config.warm_start.batch = ConfigDict({"row_tokens": 288, "micro_rows": 8, "targets_multiple": 32})
     config.warm_start.curriculum_steps = 200
     config.warm_start.early_answer_frac = 0.7
     config.warm_start.gate_every = 100
-    config.warm_start.gate_accuracy = 0.85
+    config.warm_start.gate_accuracy = 0.9
     config.warm_start.gate_questions = 24
 
     config.rl = ConfigDict()
     config.rl.algorithm = "grpo"
-    config.rl.steps = 60
+    config.rl.steps = 50
     config.rl.tasks_per_step = 16
     config.rl.group_size = 8
     config.rl.updates_per_step = 2
@@ -149,7 +149,7 @@ def laptop() -> ConfigDict:
     config.rl.drop_zero_signal = True
     config.rl.entropy_coefficient = 0.0
     config.rl.sampling = ConfigDict({"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0})
-    config.rl.optimizer = optimizer(5e-4)
+    config.rl.optimizer = optimizer(5e-4, schedule="linear")
     config.rl.batch = ConfigDict({"row_tokens": 256, "micro_rows": 4, "targets_multiple": 32})
     config.rl.kl = ConfigDict({"coefficient": 0.0, "estimator": "k3", "where": "loss"})
     config.rl.critic = ConfigDict()
@@ -158,7 +158,7 @@ def laptop() -> ConfigDict:
     config.rl.critic.value_clip = 0.5
     config.rl.critic.value_coefficient = 1.0
     config.rl.critic.whiten_advantages = True
-    config.rl.critic.warmup_updates = 0
+    config.rl.critic.warmup_updates = 10
     config.rl.critic.optimizer = optimizer(1e-3)
     config.rl.echo = ConfigDict()
     config.rl.echo.coefficient = 0.05
@@ -167,7 +167,7 @@ def laptop() -> ConfigDict:
     config.rl.echo.denominator = "full_observation"
     config.rl.echo.max_tokens = 64  # per trajectory; more would cost more than a quarter of the train step
 
-    config.eval = ConfigDict({"every": 20, "sampled": True})
+    config.eval = ConfigDict({"every": 10, "sampled": True})
     config.checkpoint = ConfigDict({"every": 10, "keep": 2})
     return config
 
@@ -177,7 +177,6 @@ def laptop_ppo() -> ConfigDict:
     config = laptop()
     config.workdir = "runs/search_r1_ppo"
     config.rl.algorithm = "ppo"
-    config.rl.critic.warmup_updates = 10
     return config
 
 

@@ -27,7 +27,7 @@ from jaxagent.engine.lm import LanguageModel
 from jaxagent.envs import search
 from jaxagent.envs.retriever.backends import open_retriever
 from jaxagent.envs.retriever.base import Retriever, read_corpus
-from jaxagent.models import params, sharding
+from jaxagent.models import hf, params, sharding
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.rollout.conversation import Conversation
@@ -76,11 +76,14 @@ class Parts:
         """The policy before any training, in its training shardings: random, or read from `model.path`."""
         where = params.shardings(self.spec, self.mesh, sharding.TRAIN)
         if self.cfg.model.path:
-            from jaxagent.models import hf
-
             return hf.load(Path(self.cfg.model.path), self.spec, where)
         with jax.set_mesh(self.mesh):
             return params.init(self.spec, jax.random.key(self.cfg.seed), where)
+
+    def export(self, policy: Params, folder: Path) -> None:
+        """Writes the policy and its tokenizer as a folder that transformers loads."""
+        assets = self.cfg.model.path or _tokenizer_folder(self.cfg)
+        hf.save(folder, policy, self.spec, self.cfg.model.compute_dtype, assets)
 
     @contextlib.contextmanager
     def engine(self, policy: Params, version: int) -> Iterator[Driver]:
@@ -170,7 +173,7 @@ def _tokenizer(cfg: Config, dataset: Path, note: Callable[[str], None]) -> Token
     texts = dataset / "texts.jsonl"
     if not texts.is_file():
         raise ConfigError(f"Nothing to train a tokenizer on: no '{texts}'. Set tokenizer.path or model.path.")
-    folder = Path(cfg.workdir) / "tokenizer"
+    folder = _tokenizer_folder(cfg)
     if not (folder / "tokenizer.json").is_file():
         note(f"training a tokenizer of {cfg.tokenizer.vocab_size} tokens")
         with texts.open(encoding="utf-8") as lines:
@@ -181,12 +184,15 @@ def _tokenizer(cfg: Config, dataset: Path, note: Callable[[str], None]) -> Token
     return Tokenizer.load(folder)
 
 
+def _tokenizer_folder(cfg: Config) -> Path:
+    return Path(cfg.tokenizer.path) if cfg.tokenizer.path else Path(cfg.workdir) / "tokenizer"
+
+
 def _spec(cfg: Config, tokenizer: Tokenizer) -> ModelSpec:
     if cfg.model.path:
-        from jaxagent.models import families
-
-        spec = families.read_spec(Path(cfg.model.path), cfg.model)
+        spec = hf.read_spec(cfg.model.path, cfg.model)
     else:
         spec = ModelSpec.from_config(cfg.model, tokenizer.vocab_size)
     tokenizer.check_fits(spec.vocab_size)
+    spec.check_context(cfg.env.context_tokens)
     return spec

@@ -31,7 +31,7 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """The policy. With a `path`, the shape fields below it are read from its config.json and must be 0 here."""
+    """The policy. With a `path`, the shape is read from its config.json; fields below must agree with it or be 0."""
 
     path: str  # a Hugging Face folder; "" = random init from the fields below
     family: Literal["", "qwen2", "qwen3", "llama"]

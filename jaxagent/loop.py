@@ -9,6 +9,7 @@ engine takes the arrays that the update returned.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -49,11 +50,16 @@ def run(cfg: Config) -> dict[str, Any]:
         stage = saved.host.get("stage", WARM_START if cfg.warm_start.enabled else RL)
         if stage == DONE:
             return saved.finish(summary(saved))
-        params = parts.init_params()
-        with parts.engine(params, 0) as driver:
+        if stage == WARM_START:
+            warm_start.check(parts)
+        with contextlib.ExitStack() as engine:
+            with saved.compiles.warm_up():
+                params = parts.init_params()
+                driver = engine.enter_context(parts.engine(params, 0))
             if stage == WARM_START:
                 params = warm_start_stage(parts, saved, driver, params)
             state = rl_stage(parts, saved, driver, params)
+        parts.export(state.params, Path(cfg.workdir) / "policy")
         saved.save(bundle_number(cfg, RL, cfg.rl.steps) + 1, state, DONE, cfg.rl.steps, {})
         return saved.finish(summary(saved))
 

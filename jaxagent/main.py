@@ -10,6 +10,7 @@ the command or config (one line on stderr), 130 interrupted, 143 stopped by SIGT
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 
@@ -64,10 +65,19 @@ def _run(invocation: flags.Invocation) -> None:
         devices.use_virtual_cpus(invocation.config.mesh)
         run.run(invocation.config, invocation.dry_run_chip)
         return
+    _quiet_libraries()
     devices.provide(invocation.config.mesh)
     from jaxagent import loop
 
     loop.run(invocation.config)
+
+
+def _quiet_libraries() -> None:
+    """Other people's notes about their own work stay out of the progress display; errors do not."""
+    import absl.logging
+
+    absl.logging.set_verbosity(absl.logging.ERROR)
+    logging.getLogger("bm25s").setLevel(logging.ERROR)
 
 
 if __name__ == "__main__":

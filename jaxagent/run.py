@@ -120,6 +120,8 @@ class Run:
         }
         workdir = Path(self.cfg.workdir)
         _write_json(workdir / SUMMARY_FILE, summary)
+        if unexpected := self.compiles.names_after_warm_up:
+            self.progress.note(f"compiled after warm-up: {', '.join(unexpected)}")
         self.progress.note(f"summary: {workdir / SUMMARY_FILE}   report: {report.write_report(workdir)}")
         return summary
 

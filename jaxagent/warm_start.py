@@ -42,7 +42,7 @@ class Demonstrations:
         ):
             if step >= last or first == last:
                 continue
-            rows = demonstrations.load(self._file(name))
+            rows = demonstrations.load(demonstrations_file(self.parts, name))
             size = cfg.curriculum_sequences if name == "curriculum" else cfg.batch_sequences
             stream = demonstrations.stream(rows, self._trajectory, size)
             stream.set_state({"next_index": max(step - first, 0)})
@@ -50,15 +50,23 @@ class Demonstrations:
                 packer = self.curriculum if name == "curriculum" else self.full
                 yield packer.pack(sft(next(stream), observations=name == "curriculum"))
 
-    def _file(self, name: str) -> Path:
-        given = self.parts.cfg.warm_start.demonstrations
-        return Path(given) / f"{name}.jsonl" if given else self.parts.dataset / f"{name}.jsonl"
-
     def _trajectory(self, row: dict[str, Any]):
         style = self.parts.cfg.env.prompt
         return demonstrations.trajectory(
             row, self.parts.conversation, lambda question: (Message("user", render_prompt(style, question)),)
         )
+
+
+def check(parts: Parts) -> None:
+    """Raises ConfigError for demonstrations that are missing or malformed, before any device work."""
+    for name in ("curriculum", "full"):
+        demonstrations.load(demonstrations_file(parts, name))
+
+
+def demonstrations_file(parts: Parts, name: str) -> Path:
+    """`name`.jsonl of the config's demonstrations, or of the dataset."""
+    given = parts.cfg.warm_start.demonstrations
+    return Path(given) / f"{name}.jsonl" if given else parts.dataset / f"{name}.jsonl"
 
 
 def gate_tasks(parts: Parts) -> list[Task]:

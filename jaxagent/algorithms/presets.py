@@ -260,6 +260,13 @@ def _with_policy(
     return Streams.of(trajectory, **given)
 
 
+def warm_up(rl: RLConfig) -> None:
+    """Compiles what the algorithm itself runs on the device."""
+    if needs_critic(rl):
+        one = [np.zeros(1, np.float32)]
+        _gae(one, one, [np.zeros(1, bool)], rl)
+
+
 _GAE_ROWS = 64  # trajectories per call: a static shape, so that nothing compiles twice
 
 

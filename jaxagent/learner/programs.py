@@ -47,6 +47,7 @@ def make_programs(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy:
     optimizer = make_optimizer(rl.optimizer, updates)
     score_policy, score_value = forward.policy_forward(spec), None
     critic = critic_optimizer = values = reference = None
+    presets.warm_up(rl)
     with jax.set_mesh(mesh):
         if presets.needs_critic(rl):
             critic, score_value = critics.from_policy(policy), forward.value_forward(spec)

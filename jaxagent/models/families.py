@@ -50,9 +50,6 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig, source: str) -> Mode
         raise ConfigError(f"{source}: model_type '{family}' is not supported. Valid: {', '.join(FAMILY_FEATURES)}.")
     if model.family not in ("", family):
         raise ConfigError(f"config.model.family is '{model.family}', but {source} holds a '{family}'.")
-    for field in SHAPE_FIELDS:
-        if getattr(model, field):
-            raise ConfigError(f"config.model.{field} must be 0 with a model.path: {source} says it.")
     for key, off in UNSUPPORTED.items():
         if key in hf and hf[key] not in off:
             raise ConfigError(f"{source}: {key}={hf[key]!r} is not supported.")
@@ -62,7 +59,7 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig, source: str) -> Mode
     features = FAMILY_FEATURES[family]
     heads = need("num_attention_heads")
     theta, scaling, positions = _rope(hf, source)
-    return ModelSpec(
+    spec = ModelSpec(
         family=family,
         vocab_size=need("vocab_size"),
         padded_vocab_size=round_up(need("vocab_size"), model.vocab_multiple),
@@ -86,6 +83,13 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig, source: str) -> Mode
         remat=model.remat,
         logprob_chunk_tokens=model.logprob_chunk_tokens,
     )
+    for field in SHAPE_FIELDS:  # a preset may state the shape, so that a dry run needs no folder; it must be the same
+        if getattr(model, field) not in (0, getattr(spec, field)):
+            raise ConfigError(
+                f"config.model.{field} is {getattr(model, field)}, but {source} says {getattr(spec, field)}: "
+                "set it to that, or to 0."
+            )
+    return spec
 
 
 def spec_to_hf(spec: ModelSpec, dtype: str) -> dict[str, Any]:

@@ -1,0 +1,165 @@
+"""The whole loop, end to end, on a run of seconds: what it writes, how it is killed and continued, how it is sharded."""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from jaxagent import main as cli
+from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.models import hf
+from jaxagent.observe import jsonl
+from jaxagent.types import TokenKind
+from tests import tiny_run
+
+DEADLINE_S = 600  # of one process; a tiny run takes well under a minute
+STEPS = [("warm_start", s) for s in range(1, 7)] + [("rl", s) for s in range(5)]
+
+
+def steps(workdir: pathlib.Path) -> list[tuple[str, int]]:
+    return [(record["stage"], record["step"]) for record in jsonl.read(workdir / "metrics.jsonl")]
+
+
+def summary(workdir: pathlib.Path) -> dict:
+    return json.loads((workdir / "summary.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> pathlib.Path:
+    """The workdir of an uninterrupted run in a process of its own."""
+    workdir = tmp_path_factory.mktemp("finished") / "run"
+    assert tiny_run.start(workdir).wait(DEADLINE_S) == 0, pathlib.Path(f"{workdir}.log").read_text()
+    return workdir
+
+
+def test_every_step_is_recorded_once_with_what_a_person_needs(finished):
+    assert steps(finished) == STEPS
+    last = list(jsonl.read(finished / "metrics.jsonl"))[-1]
+    for name in (
+        "reward/em",
+        "eval/em",
+        "eval/em_sampled",
+        "policy/entropy",
+        "policy/clip_frac",
+        "policy/ratio_p99",
+        "logprob_gap/max",
+        "groups/zero_signal_frac",
+        "episode/turns",
+        "stop/answer",
+        "tokens_per_s",
+        "time/rollout_s",
+        "time/learn_s",
+    ):
+        assert isinstance(last[name], float), name
+
+
+def test_summary(finished):
+    result = summary(finished)
+    assert {"warm_start", "rl"} == set(result["stage_seconds"])
+    assert result["compiles_after_warmup"] == 0
+    assert 0 < result["logprob_gap_max"] <= 1e-5
+    assert (result["seed"], result["steps"], result["eval/n"]) == (0, 4, 8)
+    for name in ("em_before_rl", "em_after_rl", "em_sampled_before_rl", "em_sampled_after_rl", "em_two_hop_after_rl"):
+        assert 0.0 <= result[f"eval/{name}"] <= 1.0
+
+
+def test_episodes_are_token_exact(finished):
+    """Token texts of an episode join to the text, and only sampled tokens carry a log-prob."""
+    for record in jsonl.read(finished / "episodes.jsonl"):
+        for trajectory in record["trajectories"]:
+            text = "".join(trajectory["text"])
+            assert text.startswith(f"Question: {record['prompt']}\n")
+            sampled = [kind == TokenKind.ACTION for kind in trajectory["kind"]]
+            assert sampled == [logprob is not None for logprob in trajectory["logprob"]]
+            assert any(sampled)
+
+
+def test_the_exported_policy_is_a_model_folder(finished):
+    folder = finished / "policy"
+    config = json.loads((finished / "config.json").read_text())["model"]
+    from jaxagent.config import ModelConfig
+
+    spec = hf.read_spec(folder, ModelConfig(**config))
+    weights = hf.load(folder, spec, None)
+    assert all(np.isfinite(np.asarray(w)).all() for w in jax.tree.leaves(weights))
+    Tokenizer.load(folder).check_fits(spec.vocab_size)
+    assert (finished / "report.html").stat().st_size > 10_000
+
+
+def test_the_same_command_again_does_nothing(finished):
+    before = (finished / "metrics.jsonl").read_bytes()
+    assert cli.main(tiny_run.argv(finished)) == 0
+    assert (finished / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_checkpoint_of_another_shape_is_refused(finished, capsys):
+    workdir = finished.with_name("other")
+    workdir.mkdir()
+    (workdir / "checkpoints").symlink_to(finished / "checkpoints")
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        (workdir / name).write_bytes((finished / name).read_bytes())
+    # A longer run, so that the finished one is gone on with, and another width, so that it cannot be.
+    assert cli.main(tiny_run.argv(workdir, "--config.rl.steps=9", "--config.model.mlp_dim=96")) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: Checkpoint") and "w_down" in error or "w_gate" in error or "w_up" in error
+
+
+def test_killed_at_five_moments_and_continued(finished, tmp_path):
+    """kill -9, five times, at random steps: no record is lost or doubled, and the run ends where the other one did."""
+    workdir = tmp_path / "killed"
+    rng = random.Random(0)
+    for after in sorted(rng.sample(range(1, len(STEPS)), 5)):
+        process = tiny_run.start(workdir)
+        deadline = time.monotonic() + DEADLINE_S
+        while len(steps(workdir)) < after and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(rng.random() * 0.3)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(DEADLINE_S)
+        assert len(set(steps(workdir))) == len(steps(workdir))
+    assert tiny_run.start(workdir).wait(DEADLINE_S) == 0
+    assert steps(workdir) == STEPS
+    one, other = summary(finished), summary(workdir)
+    for name in one:
+        if name.startswith("eval/em"):
+            assert other[name] == pytest.approx(one[name], abs=0.26), name  # eight questions: float noise may flip two
+
+
+def test_sigterm_saves_and_exits(tmp_path):
+    workdir = tmp_path / "stopped"
+    process = tiny_run.start(workdir, "--config.checkpoint.every=0")
+    deadline = time.monotonic() + DEADLINE_S
+    while ("rl", 1) not in steps(workdir) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(DEADLINE_S) == 143
+    done = steps(workdir)
+    assert tiny_run.start(workdir).wait(DEADLINE_S) == 0
+    assert steps(workdir)[: len(done)] == done and steps(workdir) == STEPS
+
+
+@pytest.mark.parametrize("preset", ["laptop-ppo", "laptop-echo"])
+def test_other_algorithms_run(tmp_path, preset):
+    flags = ("--config.warm_start.max_steps=3", "--config.rl.steps=2", "--config.rl.critic.warmup_updates=1")
+    assert cli.main(tiny_run.argv(tmp_path / "run", *flags, preset=preset)) == 0
+    last = list(jsonl.read(tmp_path / "run" / "metrics.jsonl"))[-1]
+    assert summary(tmp_path / "run")["compiles_after_warmup"] == 0
+    if preset == "laptop-ppo":
+        assert np.isfinite(last["loss/value"]) and last["critic/squared_error"] >= 0
+    else:
+        assert last["loss/ce"] > 0
+
+
+def test_a_mesh_of_eight_devices_by_flags_alone(tmp_path):
+    flags = ("--config.mesh.data=2", "--config.mesh.fsdp=2", "--config.mesh.tensor=2", "--config.rl.steps=3")
+    assert cli.main(tiny_run.argv(tmp_path / "run", *flags)) == 0
+    assert steps(tmp_path / "run")[-1] == ("rl", 3)
+    result = summary(tmp_path / "run")
+    assert result["compiles_after_warmup"] == 0
+    assert result["logprob_gap_max"] <= 1e-5

@@ -1,0 +1,81 @@
+"""Bad input reaches the user as one clear line and exit code 2, before any training."""
+
+import json
+import pathlib
+
+import pytest
+
+from jaxagent import main as cli
+from jaxagent.observe import jsonl
+from tests import tiny_run
+
+GOLDEN = pathlib.Path(__file__).parent / "models" / "golden"
+
+
+def refused(capsys, workdir: pathlib.Path, *flags: str) -> str:
+    """The error line of a run that must not start."""
+    assert cli.main(tiny_run.argv(workdir, *flags)) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert not list(jsonl.read(workdir / "metrics.jsonl"))
+    return line
+
+
+def write(folder: pathlib.Path, split: str, rows: list) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def task(number: int, **changes) -> dict:
+    return {"id": str(number), "prompt": "Who?", "answers": ["me"]} | changes
+
+
+def test_missing_data(tmp_path, capsys):
+    assert "nowhere" in refused(capsys, tmp_path / "run", f"--config.data.source={tmp_path / 'nowhere'}")
+
+
+def test_malformed_row_names_file_row_and_column(tmp_path, capsys):
+    write(tmp_path / "data", "train", [task(0), task(1, answers=3)])
+    write(tmp_path / "data", "test", [task(2)])
+    line = refused(capsys, tmp_path / "run", f"--config.data.source={tmp_path / 'data'}")
+    assert "train.jsonl" in line and "line 2" in line and "'answers'" in line
+
+
+def test_malformed_demonstration(tmp_path, capsys):
+    for name in ("curriculum", "full"):
+        write(tmp_path / "demos", name, [{"prompt": "x", "turns": [{"action": "<answer> y</answer>"}]}])
+    line = refused(capsys, tmp_path / "run", f"--config.warm_start.demonstrations={tmp_path / 'demos'}")
+    assert "curriculum.jsonl" in line and "row 1" in line and "turns[0].observation" in line
+
+
+def test_missing_corpus(tmp_path, capsys):
+    assert "corpus" in refused(capsys, tmp_path / "run", "--config.env.retriever.corpus=nowhere.jsonl")
+
+
+@pytest.mark.parametrize("flag", ["--config.rl.sampling.top_p=0.9", "--config.rl.sampling.temperature=0"])
+def test_truncated_sampling_cannot_be_trained(tmp_path, capsys, flag):
+    assert "rl.sampling" in refused(capsys, tmp_path / "run", flag)
+
+
+def test_tokenizer_larger_than_the_model(tmp_path, capsys):
+    shape = [f"--config.model.{name}=0" for name in ("num_layers", "embed_dim", "num_heads", "num_kv_heads")]
+    shape += ["--config.model.head_dim=0", "--config.model.mlp_dim=0", "--config.model.family="]
+    first = tmp_path / "first"
+    flags = ("--config.warm_start.enabled=false", "--config.rl.steps=0", "--config.data.num_eval=2")
+    assert cli.main(tiny_run.argv(first, *flags)) == 0  # leaves a tokenizer of 512 tokens
+    capsys.readouterr()
+    line = refused(
+        capsys,
+        tmp_path / "run",
+        f"--config.model.path={GOLDEN / 'qwen3-tied'}",
+        f"--config.tokenizer.path={first / 'tokenizer'}",
+        *shape,
+    )
+    assert "512 tokens" in line and "vocabulary" in line
+
+
+def test_missing_model_folder(tmp_path, capsys):
+    assert "nowhere" in refused(capsys, tmp_path / "run", f"--config.model.path={tmp_path / 'nowhere'}")
+
+
+def test_a_mesh_that_does_not_divide(tmp_path, capsys):
+    assert "mesh" in refused(capsys, tmp_path / "run", "--config.mesh.tensor=3")

@@ -1,0 +1,44 @@
+"""A whole run small enough for tests: one layer, a small world, a handful of steps. Shared by the end-to-end tests."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+FLAGS = (
+    "--config.model.num_layers=1 --config.model.embed_dim=32 --config.model.num_heads=2 --config.model.num_kv_heads=2 "
+    "--config.model.head_dim=16 --config.model.mlp_dim=64 --config.tokenizer.vocab_size=512 "
+    "--config.data.num_cities=300 --config.data.num_curriculum=64 --config.data.num_demonstrations=64 "
+    "--config.data.num_eval=8 --config.env.turn_tokens=6 --config.env.max_turns=2 --config.env.observation_tokens=90 "
+    "--config.engine.slots=8 --config.engine.prefill_buckets=(64,) --config.engine.prefill_rows=(8,) "
+    "--config.warm_start.max_steps=6 --config.warm_start.curriculum_steps=2 --config.warm_start.gate_every=2 "
+    "--config.warm_start.gate_questions=1 --config.warm_start.curriculum_sequences=4 "
+    "--config.warm_start.batch_sequences=4 --config.warm_start.batch.row_tokens=400 "
+    "--config.env.context_tokens=400 --config.rl.batch.row_tokens=400 "
+    "--config.rl.steps=4 --config.rl.tasks_per_step=2 --config.rl.group_size=4 --config.rl.drop_zero_signal=false "
+    "--config.eval.every=2 --config.checkpoint.every=1"
+).split()
+
+
+def argv(workdir: pathlib.Path, *extra: str, preset: str = "laptop") -> list[str]:
+    """argv of a tiny run; `extra` flags come last and win."""
+    config = f"--config={ROOT / 'configs/search_r1.py'}:{preset}"
+    return ["main", config, f"--config.workdir={workdir}", *FLAGS, *extra]
+
+
+def start(workdir: pathlib.Path, *extra: str) -> subprocess.Popen:
+    """The same run as a process of its own, as a user starts it: on one CPU device, output in `workdir`.log."""
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    with open(f"{workdir}.log", "ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "jaxagent.main", *argv(workdir, *extra)[1:]],
+            cwd=ROOT,
+            env=environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
