@@ -1,4 +1,4 @@
-"""The whole loop, end to end, on a run of seconds: what it writes, how it is killed and continued, how it is sharded."""
+"""The whole loop, end to end, on a run of seconds: what it writes, how it is killed and continued, how it shards."""
 
 import json
 import os
@@ -107,7 +107,7 @@ def test_a_checkpoint_of_another_shape_is_refused(finished, capsys):
     # A longer run, so that the finished one is gone on with, and another width, so that it cannot be.
     assert cli.main(tiny_run.argv(workdir, "--config.rl.steps=9", "--config.model.mlp_dim=96")) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("error: Checkpoint") and "w_down" in error or "w_gate" in error or "w_up" in error
+    assert error.startswith("error: Checkpoint") and any(name in error for name in ("w_gate", "w_up", "w_down"))
 
 
 def test_killed_at_five_moments_and_continued(finished, tmp_path):

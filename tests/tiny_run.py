@@ -21,13 +21,13 @@ FLAGS = (
     "--config.env.context_tokens=400 --config.rl.batch.row_tokens=400 "
     "--config.rl.steps=4 --config.rl.tasks_per_step=2 --config.rl.group_size=4 --config.rl.drop_zero_signal=false "
     "--config.eval.every=2 --config.checkpoint.every=1"
-).split()
+)
 
 
 def argv(workdir: pathlib.Path, *extra: str, preset: str = "laptop") -> list[str]:
     """argv of a tiny run; `extra` flags come last and win."""
     config = f"--config={ROOT / 'configs/search_r1.py'}:{preset}"
-    return ["main", config, f"--config.workdir={workdir}", *FLAGS, *extra]
+    return ["main", config, f"--config.workdir={workdir}", *FLAGS.split(), *extra]
 
 
 def start(workdir: pathlib.Path, *extra: str) -> subprocess.Popen:
