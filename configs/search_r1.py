@@ -129,14 +129,14 @@ def laptop() -> ConfigDict:
     config.warm_start.optimizer = optimizer(3e-3, schedule="linear")
     config.warm_start.batch = ConfigDict({"row_tokens": 288, "micro_rows": 8, "targets_multiple": 32})
     config.warm_start.curriculum_steps = 200
-    config.warm_start.early_answer_frac = 0.7
+    config.warm_start.early_answer_frac = 0.8
     config.warm_start.gate_every = 100
     config.warm_start.gate_accuracy = 0.9
     config.warm_start.gate_questions = 24
 
     config.rl = ConfigDict()
     config.rl.algorithm = "grpo"
-    config.rl.steps = 50
+    config.rl.steps = 40
     config.rl.tasks_per_step = 16
     config.rl.group_size = 8
     config.rl.updates_per_step = 2
@@ -149,7 +149,7 @@ def laptop() -> ConfigDict:
     config.rl.drop_zero_signal = True
     config.rl.entropy_coefficient = 0.0
     config.rl.sampling = ConfigDict({"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0})
-    config.rl.optimizer = optimizer(5e-4, schedule="linear")
+    config.rl.optimizer = optimizer(3e-4, schedule="linear")
     config.rl.batch = ConfigDict({"row_tokens": 256, "micro_rows": 4, "targets_multiple": 32})
     config.rl.kl = ConfigDict({"coefficient": 0.0, "estimator": "k3", "where": "loss"})
     config.rl.critic = ConfigDict()
@@ -224,7 +224,7 @@ def qwen2_5_3b() -> ConfigDict:
     config.env.retriever.url = "http://127.0.0.1:8000/retrieve"
     config.env.retriever.timeout_s = 60.0
 
-    config.engine.slots = 256
+    config.engine.slots = 128
     config.engine.steps_per_dispatch = 16
     config.engine.prefill_buckets = (128, 512, 2048)
     config.engine.prefill_rows = (4, 16)

@@ -34,7 +34,7 @@ from jaxagent.rollout.statistics import action_tokens, episode_metrics
 from jaxagent.run import Run, open_run
 from jaxagent.types import Episode, Group, Task
 
-WARM_START, RL, DONE = "warm_start", "rl", "done"
+WARM_START, RL = "warm_start", "rl"
 
 
 def run(cfg: Config) -> dict[str, Any]:
@@ -48,8 +48,9 @@ def run(cfg: Config) -> dict[str, Any]:
     keep_compiled_programs(cfg)
     with Progress() as progress, open_parts(cfg, progress.note) as parts, open_run(cfg, progress) as saved:
         stage = saved.host.get("stage", WARM_START if cfg.warm_start.enabled else RL)
-        if stage == DONE:
-            return saved.finish(summary(saved))
+        policy_folder = Path(cfg.workdir) / "policy"
+        if stage == RL and saved.host.get("step", 0) >= cfg.rl.steps and (policy_folder / "config.json").exists():
+            return saved.finish(summary(saved))  # the same command after the end; more rl.steps would go on
         if stage == WARM_START:
             warm_start.check(parts)
         with contextlib.ExitStack() as engine:
@@ -59,8 +60,7 @@ def run(cfg: Config) -> dict[str, Any]:
             if stage == WARM_START:
                 params = warm_start_stage(parts, saved, driver, params)
             state = rl_stage(parts, saved, driver, params)
-        parts.export(state.params, Path(cfg.workdir) / "policy")
-        saved.save(bundle_number(cfg, RL, cfg.rl.steps) + 1, state, DONE, cfg.rl.steps, {})
+        parts.export(state.params, policy_folder)
         return saved.finish(summary(saved))
 
 
@@ -105,6 +105,8 @@ def warm_start_stage(parts: Parts, saved: Run, driver: Driver, params: Any) -> A
     tasks = warm_start.gate_tasks(parts)
     with saved.stage(WARM_START, cfg.max_steps, step):
         for batches in warm_start.Demonstrations(parts, curriculum, full).batches(step):
+            if saved.results.get("warm_start/gate_open"):  # found out just before the run was interrupted
+                break
             started = time.monotonic()
             state, metrics = update(state, batches)
             step += 1
@@ -114,12 +116,12 @@ def warm_start_stage(parts: Parts, saved: Run, driver: Driver, params: Any) -> A
             if is_gate:
                 driver.update_params(state.params, step)
                 metrics |= warm_start.gate(parts, driver, tasks)
+                saved.results["warm_start/gate_open"] = metrics["gate/worst_accuracy"] >= cfg.gate_accuracy
+                saved.results["warm_start/steps"] = step
             saved.record(WARM_START, step, metrics)
             if is_gate or saved.terminating:
                 saved.save(bundle_number(parts.cfg, WARM_START, step), state, WARM_START, step, {})
                 saved.stop_if_asked()
-            if is_gate and metrics["gate/worst_accuracy"] >= cfg.gate_accuracy:
-                break
     saved.host = {}  # the next stage begins at its own step 0
     return state.params
 
@@ -131,12 +133,13 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Any) -> TrainStat
     with saved.compiles.warm_up():
         programs, state = make_programs(cfg, parts.spec, parts.mesh, params)
         step = saved.host.get("step", 0)
-        if saved.host.get("stage") == RL:
+        resumed = saved.host.get("stage") == RL
+        if resumed:
             state, _ = saved.checkpoints.restore(state)
             tasks.set_state(saved.host["tasks"])
         driver.update_params(state.params, int(state.step))
     with saved.stage(RL, rl.steps, step):
-        if step == 0:
+        if not resumed:
             record_evaluation(parts, saved, driver, 0, {})
             saved.save(bundle_number(cfg, RL, 0), state, RL, 0, tasks.get_state())
         while step < rl.steps:
@@ -161,7 +164,8 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Any) -> TrainStat
                 record_evaluation(parts, saved, driver, step, metrics)
             else:
                 saved.record(RL, step, metrics | {"time/step_s": time.monotonic() - started})
-            if saved.terminating or (cfg.checkpoint.every and step % cfg.checkpoint.every == 0):
+            due = cfg.checkpoint.every and step % cfg.checkpoint.every == 0
+            if due or step == rl.steps or saved.terminating:
                 saved.save(bundle_number(cfg, RL, step), state, RL, step, tasks.get_state())
                 saved.stop_if_asked()
     return state
