@@ -72,7 +72,6 @@ def laptop() -> ConfigDict:
     config.model.rope_theta = 10_000.0
     config.model.tie_embeddings = True
     config.model.embed_init_std = 0.1
-    config.model.final_norm_init = 1.0
     config.model.param_dtype = "float32"
     config.model.compute_dtype = "float32"
     config.model.remat = "none"

@@ -44,8 +44,7 @@ class ModelConfig:
     vocab_multiple: int  # vocabulary rows are padded up to a multiple of this
     rope_theta: float
     tie_embeddings: bool
-    embed_init_std: float
-    final_norm_init: float  # scale of the last norm: with tied unit embeddings, what keeps first logits small
+    embed_init_std: float  # also the scale at which each layer starts to add to the residual stream
     param_dtype: Literal["float32", "bfloat16"]  # master weights
     compute_dtype: Literal["float32", "bfloat16"]
     remat: Literal["none", "layer", "dots"]  # what the backward pass recomputes

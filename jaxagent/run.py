@@ -52,6 +52,7 @@ class Run:
         self._episodes = JsonlLog(Path(cfg.workdir) / EPISODES_FILE, self.host.get("episodes_position", 0))
         self._compiles_before = self.host.get("compiles_after_warmup", 0)
         self._terminated = threading.Event()
+        self._stage, self._since = "", 0.0  # what `stage_seconds` is counting now
         _write_json(Path(cfg.workdir) / CONFIG_FILE, to_dict(cfg))
 
     # ---- progress and logs
@@ -131,7 +132,7 @@ class Run:
         self._episodes.close()
 
     def _clock(self) -> None:
-        if getattr(self, "_stage", ""):
+        if self._stage:
             now = time.monotonic()
             self.stage_seconds[self._stage] = self.stage_seconds.get(self._stage, 0.0) + now - self._since
             self._since = now

@@ -77,7 +77,6 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig, source: str) -> Mode
         norm_eps=float(hf.get("rms_norm_eps", features.norm_eps)),
         max_position=positions,
         embed_init_std=float(hf.get("initializer_range", 0.02)),
-        final_norm_init=1.0,
         compute_dtype=model.compute_dtype,
         param_dtype=model.param_dtype,
         remat=model.remat,

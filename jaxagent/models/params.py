@@ -157,7 +157,7 @@ def param_specs(spec: ModelSpec) -> Params:
     return Params(
         embed=array("model.embed_tokens.weight", rows, ((0,), (1,)), (spec.vocab_size, e), std=spec.embed_init_std),
         layers=layers,
-        final_norm=array("model.norm.weight", {"embed": e}, ((0,),), (e,), mean=spec.final_norm_init),
+        final_norm=array("model.norm.weight", {"embed": e}, ((0,),), (e,), mean=1.0),
         head=None
         if spec.tie_embeddings
         else array("lm_head.weight", rows, ((0,), (1,)), (spec.vocab_size, e), std=e**-0.5),

@@ -52,7 +52,6 @@ class ModelSpec:
     norm_eps: float
     max_position: int  # tokens of context, at most; 0 = not bounded by the model
     embed_init_std: float
-    final_norm_init: float
     compute_dtype: Literal["float32", "bfloat16"]
     param_dtype: Literal["float32", "bfloat16"]
     remat: Literal["none", "layer", "dots"]
@@ -99,7 +98,6 @@ class ModelSpec:
             norm_eps=family.norm_eps,
             max_position=0,
             embed_init_std=model.embed_init_std,
-            final_norm_init=model.final_norm_init,
             compute_dtype=model.compute_dtype,
             param_dtype=model.param_dtype,
             remat=model.remat,

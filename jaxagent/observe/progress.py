@@ -31,7 +31,7 @@ HEADLINES = (
     "eval/em_sampled",
     "eval/em_two_hop",
     "policy/entropy",
-    "policy/kl",
+    "policy/kl_reference",
     "policy/clip_frac",
     "policy/ratio_p99",
     "logprob_gap/max",

@@ -98,8 +98,8 @@ def test_bfloat16_compute_keeps_float32_masters():
 
 
 def test_first_logits_are_small():
-    """Unit embeddings, tied, with a small final norm: the first distribution is close to uniform."""
-    spec = tiny.spec(vocab_size=512, padded_vocab_size=512, embed_dim=64, final_norm_init=0.1)
+    """Tied embeddings of scale 0.1: the first distribution is close to uniform."""
+    spec = tiny.spec(vocab_size=512, padded_vocab_size=512, embed_dim=64, embed_init_std=0.1)
     weights = params.init(spec, jax.random.key(0))
     x, _ = hidden(weights, spec, np.arange(100, dtype=np.int32))
     assert 0.3 < np.std(x @ weights.embed.T) < 1.2
