@@ -128,9 +128,9 @@ def laptop() -> ConfigDict:
     config.warm_start.optimizer = optimizer(3e-3, schedule="linear")
     config.warm_start.batch = ConfigDict({"row_tokens": 288, "micro_rows": 8, "targets_multiple": 32})
     config.warm_start.curriculum_steps = 200
-    config.warm_start.early_answer_frac = 0.8
+    config.warm_start.early_answer_frac = 0.7
     config.warm_start.gate_every = 100
-    config.warm_start.gate_accuracy = 0.9
+    config.warm_start.gate_accuracy = 0.95
     config.warm_start.gate_questions = 24
 
     config.rl = ConfigDict()

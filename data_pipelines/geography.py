@@ -106,7 +106,7 @@ def write(
         world, lambda query: [i for i, _ in retriever.ranking(query, topk)], render_observation, early_answer_frac
     )
     tasks: dict[str, list[dict[str, object]]] = {"train": [], "heldout": []}
-    for question in worlds.questions(world):
+    for question in worlds.evened(worlds.questions(world), seed):
         split = tasks["heldout" if question.heldout else "train"]
         split.append(worlds.task_row(question, len(split)))
 
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the split and the templates")
     parser.add_argument("--topk", type=int, default=3, help="passages per search in the demonstrations")
     parser.add_argument(
-        "--early_answer_frac", type=float, default=0.8, help="two-hop demonstrations that stop a search early"
+        "--early_answer_frac", type=float, default=0.7, help="two-hop demonstrations that stop a search early"
     )
     parser.add_argument("--curriculum", type=int, default=8_000, help="one-passage demonstrations")
     parser.add_argument("--full", type=int, default=24_000, help="whole-episode demonstrations")

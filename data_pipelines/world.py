@@ -160,6 +160,18 @@ def corpus_rows(world: World) -> Iterator[dict[str, str]]:
         yield {"id": str(i), "contents": f"{title}\n{text}"}
 
 
+def evened(pool: Sequence[Question], seed: int) -> list[Question]:
+    """`pool` with as many two-hop as one-hop questions in each split: a policy that is asked two-hop questions most of
+    the time learns to search twice whatever it is asked."""
+    out = []
+    for heldout in (False, True):
+        split = [q for q in pool if q.heldout == heldout]
+        one_hop, two_hop = ([q for q in split if len(q.hops) == hops] for hops in (1, 2))
+        random.Random(f"evened/{seed}/{heldout}").shuffle(two_hop)
+        out += one_hop + two_hop[: len(one_hop)]
+    return out
+
+
 def task_row(question: Question, index: int) -> dict[str, object]:
     """A task as jaxagent/data reads it."""
     split = "heldout" if question.heldout else "train"

@@ -153,7 +153,7 @@ def test_other_algorithms_run(tmp_path, preset):
     if preset == "laptop-ppo":
         assert np.isfinite(last["loss/value"]) and last["critic/squared_error"] >= 0
     else:
-        assert last["loss/ce"] > 0
+        assert np.isfinite(last["loss/ce"])
 
 
 def test_a_mesh_of_eight_devices_by_flags_alone(tmp_path):
