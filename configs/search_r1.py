@@ -128,14 +128,14 @@ def laptop() -> ConfigDict:
     config.warm_start.optimizer = optimizer(3e-3, schedule="linear")
     config.warm_start.batch = ConfigDict({"row_tokens": 288, "micro_rows": 8, "targets_multiple": 32})
     config.warm_start.curriculum_steps = 200
-    config.warm_start.early_answer_frac = 0.7
+    config.warm_start.early_answer_frac = 0.8
     config.warm_start.gate_every = 100
     config.warm_start.gate_accuracy = 0.95
     config.warm_start.gate_questions = 24
 
     config.rl = ConfigDict()
     config.rl.algorithm = "grpo"
-    config.rl.steps = 40
+    config.rl.steps = 50
     config.rl.tasks_per_step = 16
     config.rl.group_size = 8
     config.rl.updates_per_step = 2
@@ -148,7 +148,7 @@ def laptop() -> ConfigDict:
     config.rl.drop_zero_signal = True
     config.rl.entropy_coefficient = 0.0
     config.rl.sampling = ConfigDict({"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0})
-    config.rl.optimizer = optimizer(3e-4, schedule="linear")
+    config.rl.optimizer = optimizer(2e-4, schedule="linear")
     config.rl.batch = ConfigDict({"row_tokens": 256, "micro_rows": 4, "targets_multiple": 32})
     config.rl.kl = ConfigDict({"coefficient": 0.0, "estimator": "k3", "where": "loss"})
     config.rl.critic = ConfigDict()

@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the split and the templates")
     parser.add_argument("--topk", type=int, default=3, help="passages per search in the demonstrations")
     parser.add_argument(
-        "--early_answer_frac", type=float, default=0.7, help="two-hop demonstrations that stop a search early"
+        "--early_answer_frac", type=float, default=0.8, help="two-hop demonstrations that stop a search early"
     )
     parser.add_argument("--curriculum", type=int, default=8_000, help="one-passage demonstrations")
     parser.add_argument("--full", type=int, default=24_000, help="whole-episode demonstrations")

@@ -5,11 +5,12 @@
     python -m jaxagent.main --config=configs/search_r1.py:qwen2.5-3b --config.model.path=DIR --dry_run
 
 The same command run again resumes from the last checkpoint in the workdir. Exit codes: 0 done, 2 a mistake in
-the command or config (one line on stderr), 130 interrupted, 143 stopped by SIGTERM after saving.
+the command or config (one line on stderr), 1 a full disk, 130 interrupted, 143 stopped by SIGTERM after saving.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
 from collections.abc import Sequence
@@ -41,6 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print(
+            f"error: no space left on the disk ({error.filename}). Free some and run again to resume.", file=sys.stderr
+        )
+        return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

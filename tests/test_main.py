@@ -1,5 +1,6 @@
 """The command line: what is asked for is what runs, and every mistake is one line and exit code 2."""
 
+import errno
 import pathlib
 import subprocess
 import sys
@@ -111,3 +112,12 @@ def test_as_a_command():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+
+
+def test_a_full_disk_is_one_line(runs, monkeypatch, capsys):
+    def full(config):
+        raise OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")
+
+    monkeypatch.setattr("jaxagent.loop.run", full)
+    assert cli.main(["main", CONFIG]) == 1
+    assert "no space left on the disk (metrics.jsonl)" in capsys.readouterr().err
