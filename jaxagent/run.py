@@ -94,7 +94,9 @@ class Run:
             "compiles_after_warmup": self.compiles_after_warmup,
             "config": to_dict(self.cfg),
         }
-        self.checkpoints.save(number, state, host)
+        # Orbax cuts arrays that several devices hold into slices, by small programs that it compiles at a first save.
+        with self.compiles.warm_up():
+            self.checkpoints.save(number, state, host)
 
     def stop_if_asked(self) -> None:
         """After a bundle was started: on SIGTERM, waits until it is complete and ends the process."""
