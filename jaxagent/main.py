@@ -11,7 +11,6 @@ the command or config (one line on stderr), 1 a full disk, 130 interrupted, 143 
 from __future__ import annotations
 
 import errno
-import logging
 import sys
 from collections.abc import Sequence
 
@@ -85,7 +84,6 @@ def _quiet_libraries() -> None:
     import absl.logging
 
     absl.logging.set_verbosity(absl.logging.ERROR)
-    logging.getLogger("bm25s").setLevel(logging.ERROR)
 
 
 if __name__ == "__main__":

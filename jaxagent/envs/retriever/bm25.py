@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import logging
 import re
 import sys
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ def _import_bm25s() -> ModuleType:
         for name in names:
             del sys.modules[name]
         sys.modules.update(hidden)
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # on import it asks for debug output
     return bm25s
 
 
