@@ -165,7 +165,7 @@ def laptop() -> ConfigDict:
     config.rl.echo.schedule = "constant"
     config.rl.echo.targets = "env_only"
     config.rl.echo.denominator = "full_observation"
-    config.rl.echo.max_tokens = 64  # per trajectory; more would cost more than a quarter of the train step
+    config.rl.echo.max_tokens = 32  # per trajectory: two trajectories still share a row, and a step costs little more
 
     config.eval = ConfigDict({"every": 10, "sampled": True})
     config.checkpoint = ConfigDict({"every": 10, "keep": 2})
