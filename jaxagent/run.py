@@ -52,6 +52,7 @@ class Run:
         self._episodes = JsonlLog(Path(cfg.workdir) / EPISODES_FILE, self.host.get("episodes_position", 0))
         self._compiles_before = self.host.get("compiles_after_warmup", 0)
         self._terminated = threading.Event()
+        self._saved_stages: set[str] = set()
         self._stage, self._since = "", 0.0  # what `stage_seconds` is counting now
         _write_json(Path(cfg.workdir) / CONFIG_FILE, to_dict(cfg))
 
@@ -94,8 +95,10 @@ class Run:
             "compiles_after_warmup": self.compiles_after_warmup,
             "config": to_dict(self.cfg),
         }
-        # Orbax cuts arrays that several devices hold into slices, by small programs that it compiles at a first save.
-        with self.compiles.warm_up():
+        # Orbax cuts arrays that several devices hold into slices, by small programs compiled at a stage's first save.
+        first = stage not in self._saved_stages
+        self._saved_stages.add(stage)
+        with self.compiles.warm_up() if first else contextlib.nullcontext():
             self.checkpoints.save(number, state, host)
 
     def stop_if_asked(self) -> None:
