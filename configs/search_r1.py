@@ -58,6 +58,7 @@ def laptop() -> ConfigDict:
     config = ConfigDict()
     config.workdir = "runs/search_r1"
     config.seed = 0
+    config.numerics = "exact"
     config.mesh = ConfigDict({"data": 1, "fsdp": 1, "tensor": 1})
 
     config.model = ConfigDict()
@@ -115,8 +116,11 @@ def laptop() -> ConfigDict:
     config.engine = ConfigDict()
     config.engine.slots = 128
     config.engine.steps_per_dispatch = 4
-    config.engine.prefill_buckets = (32, 96)
-    config.engine.prefill_rows = (8, 32)
+    config.engine.prefill_tokens = 4096
+    config.engine.pages = 640
+    config.engine.page_tokens = 64
+    config.engine.tile_rows = 64
+    config.engine.kv_on_update = "recompute"
     config.engine.cache_dtype = "float32"
     config.engine.request_timeout_s = 60.0
 
@@ -193,6 +197,7 @@ def qwen2_5_3b() -> ConfigDict:
     config = laptop()
     config.workdir = "runs/search_r1_qwen2.5-3b"
     config.mesh.fsdp = 4
+    config.numerics = "fast"
 
     # The shape of Qwen2.5-3B, so that --dry_run needs no checkpoint; a model.path must agree with it.
     config.model.family = "qwen2"
@@ -224,10 +229,12 @@ def qwen2_5_3b() -> ConfigDict:
     config.env.retriever.url = "http://127.0.0.1:8000/retrieve"
     config.env.retriever.timeout_s = 60.0
 
-    config.engine.slots = 128
+    config.engine.slots = 512
     config.engine.steps_per_dispatch = 16
-    config.engine.prefill_buckets = (128, 512, 2048)
-    config.engine.prefill_rows = (4, 16)
+    config.engine.prefill_tokens = 16_384
+    config.engine.pages = 8192
+    config.engine.tile_rows = 128
+    config.engine.kv_on_update = "keep"
     config.engine.cache_dtype = "bfloat16"
     config.engine.request_timeout_s = 300.0
     config.warm_start.enabled = False

@@ -116,10 +116,13 @@ class EnvConfig:
 class EngineConfig:
     """The generation engine."""
 
-    slots: int  # sequences decoded together
+    slots: int  # turns that generate at once
     steps_per_dispatch: int  # K: tokens per slot between two looks of the host
-    prefill_buckets: tuple[int, ...]  # padded lengths of one prefill row
-    prefill_rows: tuple[int, ...]  # padded numbers of rows in one prefill
+    prefill_tokens: int  # cached between two dispatches, at most: a long prompt does not stall those who generate
+    pages: int  # of the key/value cache
+    page_tokens: int  # per page; part of the numerics: the trainer's exact log-probs go page by page too
+    tile_rows: int  # rows computed together; part of the numerics likewise
+    kv_on_update: Literal["keep", "recompute"]  # what sessions in progress have cached when weights change
     cache_dtype: Literal["float32", "bfloat16"]
     request_timeout_s: float
 
@@ -255,6 +258,7 @@ class Config:
 
     workdir: str
     seed: int
+    numerics: Literal["exact", "fast"]  # exact: the trainer's log-probs are the engine's, bit for bit
     mesh: MeshConfig
     model: ModelConfig
     tokenizer: TokenizerConfig

@@ -34,6 +34,7 @@ from jaxagent.rollout.statistics import action_tokens, episode_metrics
 from jaxagent.run import Run, open_run
 from jaxagent.types import Episode, Group, Task
 
+EXACT_TILE_ROWS = 64
 WARM_START, RL = "warm_start", "rl"
 
 
@@ -72,6 +73,11 @@ def check(cfg: Config) -> None:
     """
     presets.check(cfg.rl)
     check_context(cfg.rl.batch, cfg.env.context_tokens)
+    if cfg.numerics == "exact" and cfg.engine.tile_rows < EXACT_TILE_ROWS:
+        raise ConfigError(
+            f"numerics='exact' needs engine.tile_rows of {EXACT_TILE_ROWS} or more, got {cfg.engine.tile_rows}: "
+            "below that XLA's reductions depend on what they are fused with."
+        )
     sampling = cfg.rl.sampling
     if sampling.temperature <= 0 or (sampling.top_p, sampling.top_k, sampling.min_p) != (1.0, 0, 0.0):
         raise ConfigError(

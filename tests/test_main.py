@@ -29,12 +29,12 @@ def runs(monkeypatch):
 
 def test_overrides_reach_the_loop(runs):
     args = "--config.workdir=/x --config.seed=7 --config.rl.clip_low=1"
-    args += " --config.engine.prefill_buckets=(16,32) --config.warm_start.enabled=false"
+    args += " --config.engine.prefill_tokens=512 --config.warm_start.enabled=false"
     code = cli.main(["main", CONFIG, *args.split()])
     (config,) = runs
     assert code == 0
     assert (config.workdir, config.seed, config.rl.clip_low) == ("/x", 7, 1.0)
-    assert config.engine.prefill_buckets == (16, 32)
+    assert config.engine.prefill_tokens == 512
     assert config.warm_start.enabled is False
 
 

@@ -14,7 +14,7 @@ FLAGS = (
     "--config.model.head_dim=16 --config.model.mlp_dim=64 --config.tokenizer.vocab_size=512 "
     "--config.data.num_cities=300 --config.data.num_curriculum=64 --config.data.num_demonstrations=64 "
     "--config.data.num_eval=8 --config.env.turn_tokens=6 --config.env.max_turns=2 --config.env.observation_tokens=90 "
-    "--config.engine.slots=8 --config.engine.prefill_buckets=(64,) --config.engine.prefill_rows=(8,) "
+    "--config.engine.slots=8 --config.engine.prefill_tokens=256 --config.engine.pages=64 "
     "--config.warm_start.max_steps=6 --config.warm_start.curriculum_steps=2 --config.warm_start.gate_every=2 "
     "--config.warm_start.gate_questions=1 --config.warm_start.curriculum_sequences=4 "
     "--config.warm_start.batch_sequences=4 --config.warm_start.batch.row_tokens=400 "

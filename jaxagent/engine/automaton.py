@@ -39,6 +39,13 @@ class Automaton:
         overshoot, stop = divmod(-1 - int(entry), self.num_stops)
         return self.stop_strings[stop], overshoot
 
+    def state_after(self, tokens: Sequence[int]) -> int:
+        """The state after tokens none of which completed a stop string."""
+        state = START
+        for token in tokens:
+            state = int(self.table[state, token])
+        return state
+
     def walk(self, tokens: Sequence[int]) -> tuple[int, str | None, int]:
         """Runs tokens from the start state on the host.
 

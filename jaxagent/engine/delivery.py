@@ -4,18 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
-
-
-@dataclasses.dataclass(eq=False)
-class Waiter:
-    """Someone who waits for a slot."""
-
-    future: asyncio.Future[int]
-    loop: asyncio.AbstractEventLoop
-    slot: int | None = None  # given, though perhaps not yet heard of
 
 
 def deliver(loop: asyncio.AbstractEventLoop, outcomes: Sequence[tuple[asyncio.Future, Any]]) -> None:

@@ -1,12 +1,12 @@
 """The one thread that touches the device for generation, and the async API in front of it: continuous batching.
 
 Coroutines of any event loop `open` a session, `generate` turn by turn, and `close`; they get types.Generation back.
-Between two dispatches the thread takes what has arrived: new weights, closed sessions, and new turns, which it prefills
-together. A slot keeps its cache while its environment works. Nothing here knows what a model is.
+Between two dispatches the thread takes what has arrived: new weights, closed sessions, new turns; the scheduler decides
+what runs next. Nothing here knows what a model is.
 
-Rules that hold: a session is served by one slot from open to close; slots are given out in order of asking; weights
-change between dispatches only, and each token carries the version that sampled it; an error of the device ends the
-driver and reaches everyone who waits.
+Rules that hold: sessions may outnumber slots and pages, they wait their turn, older ones first; weights change between
+dispatches only, and each token carries the version that sampled it; an error of the device ends the driver and
+reaches everyone who waits.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import jax
 import numpy as np
 
 from jaxagent.config import ConfigError, EngineConfig, SamplingConfig
-from jaxagent.engine import batching
 from jaxagent.engine.automaton import Automaton
-from jaxagent.engine.delivery import Waiter, deliver
+from jaxagent.engine.delivery import deliver
 from jaxagent.engine.executor import Executor, count_compiles
 from jaxagent.engine.model import Model, Params
-from jaxagent.engine.requests import EngineError, Ledger, Request, Session, empty_generation, rows_of, spans_of
+from jaxagent.engine.requests import EngineError, Request, Session, empty_generation
 from jaxagent.engine.sampling import request_key
+from jaxagent.engine.scheduler import Scheduler
 from jaxagent.types import Generation
 
 
@@ -65,7 +65,7 @@ class Driver:
         self._model, self._stops, self._eos_ids = model, stops, tuple(eos_ids)
         self._cfg, self._context, self._mesh, self._seed = cfg, context, mesh, seed
         self._truncation = truncation
-        # Everything below is shared between threads and guarded by `_work`, but for `_ledger`, the thread's own.
+        # Everything below is shared between threads and guarded by `_work`, but for `_scheduler`, the thread's own.
         self._work = threading.Condition()
         self._weights: tuple[Params, int] | None = None  # to take before the next dispatch
         self._held: tuple[Params, int] = (params, version)  # what the engine has, or will start with
@@ -85,13 +85,11 @@ class Driver:
         """
         if self._thread is not None:
             raise EngineError("The engine is already started.")
-        self._slots = collections.deque(range(self._cfg.slots))  # free ones
-        self._waiters: collections.deque[Waiter] = collections.deque()
-        self._queue: list[Request] = []
-        self._admitting: list[Request] = []  # taken from the queue, not generating yet
-        self._abandoned: list[Session] = []  # generating on the device, no longer wanted
+        self._queue: list[Request] = []  # submitted, not seen by the thread yet
+        self._gone: list[Session] = []  # closed, or their turn abandoned, not seen by the thread yet
+        self._held_requests: list[Request] = []  # the thread's, as of its last look
+        self._opened = 0
         self._life = object()  # sessions of an earlier start have no say in this one
-        self._ledger = Ledger(self._cfg.slots, self._context, self._stops)
         self._stopping = self._ready = False
         self._error = None
         self._weights = self._held
@@ -132,7 +130,8 @@ class Driver:
     def update_params(self, params: Params, version: int) -> None:
         """Swaps the weights between two dispatches and returns when it is done: from then on nothing holds the old.
 
-        What is cached stays as the old weights computed it. Where generation wants the arrays as they are they are
+        What sessions have cached stays as the old weights computed it, or with config.engine.kv_on_update="recompute"
+        is computed again; new sessions never see it. Where generation wants the arrays as they are they are
         shared, not copied: a caller who donates them must not do so while turns are in progress.
 
         Raises:
@@ -157,31 +156,16 @@ class Driver:
 
     # ---------------------------------------------------------------- coroutines
 
-    async def open(self, task_id: str, sample: int, deadline_s: float) -> Session:
-        """Claims a slot for attempt `sample` at a task; waits its turn when none is free.
+    async def open(self, task_id: str, sample: int) -> Session:
+        """A new sequence: attempt `sample` at a task. It costs nothing until its first turn.
 
         Raises:
-          TimeoutError: no slot within `deadline_s` seconds.
           EngineError: the engine is dead.
         """
-        loop = asyncio.get_running_loop()
-        waiter = Waiter(loop.create_future(), loop)
         with self._work:
             self._check()
-            if self._slots and not self._waiters:
-                return Session(task_id, sample, self._slots.popleft(), self._life)
-            self._waiters.append(waiter)
-        try:
-            async with asyncio.timeout(deadline_s):
-                slot = await waiter.future
-            return Session(task_id, sample, slot, self._life)
-        except BaseException:
-            with self._work:
-                if waiter.slot is not None:
-                    self._give_back(waiter.slot)
-                elif waiter in self._waiters:
-                    self._waiters.remove(waiter)
-            raise
+            self._opened += 1
+            return Session(task_id, sample, self._opened, self._life)
 
     async def generate(
         self,
@@ -203,8 +187,8 @@ class Driver:
           EngineError: the engine is dead, or the session is closed, broken or busy.
           ValueError: nothing to continue from, or truncation without `truncation=True`.
         """
-        tokens = np.concatenate([session.uncached, np.asarray(new_tokens, np.int32)])
-        budget = min(max_tokens, self._context - session.cached - len(tokens))
+        tokens = np.concatenate([session.tokens, np.asarray(new_tokens, np.int32)])
+        budget = min(max_tokens, self._context - len(tokens))
         if not len(tokens):
             raise ValueError("A turn needs at least one token to continue from.")
         loop = asyncio.get_running_loop()
@@ -225,6 +209,7 @@ class Driver:
             if session.closed or session.broken or session.request is not None or session.life is not self._life:
                 raise EngineError("The session is closed, broken or busy.")
             if budget <= 0:
+                session.tokens = tokens
                 return empty_generation()
             session.request = request
             self._queue.append(request)
@@ -238,15 +223,16 @@ class Driver:
             raise
 
     def close(self, session: Session) -> None:
-        """Gives the slot back, also in the middle of a turn. Any thread; closing twice is harmless."""
+        """Ends a session, also in the middle of a turn. Any thread; closing twice is harmless."""
         with self._work:
             if session.closed:
                 return
             session.closed = True
             request = session.request
             self._abandon(session)
-            if not session.freeing and session.life is self._life:
-                self._give_back(session.slot)
+            if session.life is self._life:
+                self._gone.append(session)
+                self._work.notify_all()
         if request is not None:
             deliver(request.loop, [(request.future, EngineError("The session was closed."))])
 
@@ -263,18 +249,8 @@ class Driver:
         session.broken = True
         if request in self._queue:
             self._queue.remove(request)
-        else:
-            session.freeing = True
-            self._abandoned.append(session)
-            self._work.notify_all()
-
-    def _give_back(self, slot: int) -> None:
-        if self._waiters:
-            waiter = self._waiters.popleft()
-            waiter.slot = slot
-            deliver(waiter.loop, [(waiter.future, slot)])
-        else:
-            self._slots.append(slot)
+        self._gone.append(session)
+        self._work.notify_all()
 
     # ---------------------------------------------------------------- the thread
 
@@ -285,10 +261,11 @@ class Driver:
                 executor = Executor(self._model, self._stops, self._eos_ids, self._cfg, self._context, self._truncation)
                 self._take_weights(executor)
                 executor.warm_up()
+                scheduler = Scheduler(executor, self._context, self._stops)
                 with self._work:
                     self._ready = True
                     self._work.notify_all()
-                while self._step(executor):
+                while self._step(executor, scheduler):
                     pass
             self._die(EngineError("The engine was stopped."), None)
         except BaseException as error:  # whatever it is, nobody may be left waiting
@@ -296,28 +273,38 @@ class Driver:
         finally:
             jax.monitoring.unregister_event_duration_listener(compiles)
 
-    def _step(self, executor: Executor) -> bool:
+    def _step(self, executor: Executor, scheduler: Scheduler) -> bool:
         """One round: take what has arrived, then one dispatch. False when it is time to stop."""
         with self._work:
-            self._work.wait_for(self._has_work)
+            self._work.wait_for(lambda: self._has_work(scheduler))
             if self._stopping:
                 return False
             arrived, self._queue = self._queue, []
-            self._admitting = arrived
-            abandoned, self._abandoned = self._abandoned, []
+            gone, self._gone = self._gone, []
             if self._weights is not None:
                 self._take_weights(executor)
-        self._free(executor, abandoned)
-        if arrived:
-            self._admit(executor, arrived)
-        if self._ledger.active.any():
-            self._dispatch(executor)
+                scheduler.forget(self._cfg.kv_on_update == "recompute")
+            self._held_requests = [*scheduler.requests, *arrived]
+        if gone:
+            scheduler.drop(gone)
+        scheduler.submit(arrived)
+        scheduler.admit()
+        finished = scheduler.dispatch(self._version)
+        outcomes: dict[asyncio.AbstractEventLoop, list] = collections.defaultdict(list)
+        with self._work:
+            for request, generation in finished:
+                if request.session.request is request:  # else it was abandoned in the meantime
+                    request.session.request = None
+                    outcomes[request.loop].append((request.future, generation))
+            self._held_requests = scheduler.requests
+            self._stats.update(scheduler.stats)
+            scheduler.stats.clear()
+        for loop, settled in outcomes.items():  # one wake-up per event loop, however many turns ended
+            deliver(loop, settled)
         return True
 
-    def _has_work(self) -> bool:
-        return bool(
-            self._stopping or self._queue or self._abandoned or self._weights is not None or self._ledger.active.any()
-        )
+    def _has_work(self, scheduler: Scheduler) -> bool:
+        return bool(self._stopping or self._queue or self._gone or self._weights is not None or scheduler.requests)
 
     def _take_weights(self, executor: Executor) -> None:
         with self._work:
@@ -326,79 +313,13 @@ class Driver:
             self._held, self._weights = (executor.params, self._version), None
             self._work.notify_all()
 
-    def _free(self, executor: Executor, abandoned: list[Session]) -> None:
-        """Stops abandoned turns on the device; only then may their slots serve others."""
-        mask = np.zeros(self._cfg.slots, bool)
-        for session in abandoned:
-            if self._ledger.requests[session.slot] is not None:
-                mask[session.slot] = True
-                self._ledger.drop(session.slot)
-        if mask.any():
-            executor.free(mask)
-        with self._work:
-            for session in abandoned:
-                session.freeing = False
-                if session.closed:
-                    self._give_back(session.slot)
-
-    def _admit(self, executor: Executor, arrived: list[Request]) -> None:
-        """Prefills all turns that have arrived, identical prompts once, and starts them."""
-        now = time.monotonic()
-        for request in arrived:
-            request.admitted_s = now
-        spans = spans_of(arrived)
-        padded = 0
-        for calls in batching.plan(spans, executor.lengths, executor.rows, self._cfg.slots):
-            executor.prefill(calls)
-            padded += sum(call.tokens.size for call in calls)
-        executor.begin(rows_of(arrived, self._cfg.slots))
-        done = time.monotonic()
-        for request in arrived:
-            request.begun_s = done
-            self._ledger.begin(request)
-        with self._work:
-            self._admitting = []
-            self._stats.update(
-                requests=len(arrived),
-                queue_s=sum(now - r.submitted_s for r in arrived),
-                prefill_s=done - now,
-                prefill_tokens=sum(len(s.tokens) for s in spans),
-                prefill_padded_tokens=padded,
-                cached_tokens=sum(r.cached_tokens for r in arrived),
-            )
-
-    def _dispatch(self, executor: Executor) -> None:
-        began = time.monotonic()
-        turns = int(self._ledger.active.sum())
-        result = executor.generate(self._ledger.cached, self._ledger.truncated)
-        now = time.monotonic()
-        sampled = int(result.count @ self._ledger.active)
-        finished = [self._ledger.finish(slot, result, now) for slot in self._ledger.record(result, self._version)]
-        outcomes: dict[asyncio.AbstractEventLoop, list] = collections.defaultdict(list)
-        with self._work:
-            for request, generation in finished:
-                if request.session.request is request:  # else it was abandoned in the meantime
-                    request.session.request = None
-                    outcomes[request.loop].append((request.future, generation))
-            self._stats.update(
-                dispatches=1,
-                decode_s=now - began,
-                decode_turns=turns,
-                sampled_tokens=sampled,
-                overshoot_count=sum(g.overshoot_bytes > 0 for _, g in finished),
-            )
-        for loop, settled in outcomes.items():  # one wake-up per event loop, however many turns ended
-            deliver(loop, settled)
-
     def _die(self, error: EngineError, cause: BaseException | None) -> None:
         """Tells everyone who waits. The driver serves nobody until it is started again."""
         error.__cause__ = cause
         with self._work:
             self._error = error
-            waiting = [(r.loop, r.future) for r in {*self._queue, *self._admitting, *self._ledger.requests} - {None}]
-            waiting += [(w.loop, w.future) for w in self._waiters]
-            self._queue, self._abandoned = [], []
-            self._waiters.clear()
+            waiting = [(r.loop, r.future) for r in {*self._queue, *self._held_requests}]
+            self._queue, self._gone, self._held_requests = [], [], []
             self._work.notify_all()
         for loop, future in waiting:
             told = EngineError(str(error))

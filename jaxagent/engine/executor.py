@@ -1,15 +1,16 @@
 """The compiled programs of one engine and the device state they work on.
 
-Owned and called by the driver's thread alone, inside `jax.set_mesh`. Every shape it will ever use is compiled by
-`warm_up`; the decode state is donated from call to call, so the cache is updated in place.
+Owned and called by the driver's thread alone, inside `jax.set_mesh`. There is one program of each kind, whatever the
+number of turns and the lengths of their sequences; `warm_up` compiles them all. The decode state is donated from call
+to call, so the cache is updated in place. Calls are issued in order and, but for `generate`, not waited for.
 """
 
 from __future__ import annotations
 
-import bisect
 import collections
+import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -18,10 +19,60 @@ from jaxagent.config import ConfigError, EngineConfig
 from jaxagent.engine import automaton, batching, functions
 from jaxagent.engine.model import Model, Params
 
-# Every program costs a second or more of compilation: these say when a specialised one is worth it.
-_WINDOW_MULTIPLE = 64  # decode windows are multiples of this many cached tokens
-_WINDOW_SHARES = (16, 4, 1)  # one decode program each, for slots filled to a sixteenth, a quarter, all of the context
-_FRESH_SHARE = 8  # a prefill that does not read the cache, where the cache is so many times longer than the row
+_COPIES = 64  # pages copied by one call, per shard
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Shapes of the programs, from the config, the longest sequence and the mesh."""
+
+    shards: int  # data * fsdp: each has its own slots and pages
+    slots: int  # per shard, whole tiles
+    tile_rows: int  # per shard
+    prefill_tiles: int  # of one prefill call, at most
+    pages: int  # per shard, the one that is nobody's included
+    page_tokens: int
+    table: int  # pages of the longest sequence
+
+    @classmethod
+    def of(cls, cfg: EngineConfig, context: int) -> Sizes:
+        """Sizes under the mesh in use.
+
+        Raises:
+          ConfigError: slots or pages that the mesh cannot divide, or too few pages for one sequence.
+        """
+        mesh = jax.sharding.get_abstract_mesh()
+        shards = mesh.shape["data"] * mesh.shape["fsdp"]
+        for name, size in (("slots", cfg.slots), ("pages", cfg.pages)):
+            if size < 1 or size % shards:
+                raise ConfigError(
+                    f"config.engine.{name}: {size} does not divide over mesh.data x mesh.fsdp = {shards}."
+                )
+        table = -(-context // cfg.page_tokens)
+        if cfg.pages // shards < table:
+            raise ConfigError(
+                f"config.engine.pages: {cfg.pages} pages of {cfg.page_tokens} tokens over {shards} shards cannot hold "
+                f"one sequence of {context} tokens; at least {table * shards} are needed."
+            )
+        return cls(
+            shards=shards,
+            slots=-(-cfg.slots // shards // cfg.tile_rows) * cfg.tile_rows,
+            tile_rows=cfg.tile_rows,
+            prefill_tiles=max(1, -(-cfg.prefill_tokens // (shards * cfg.tile_rows))),
+            pages=cfg.pages // shards + 1,
+            page_tokens=cfg.page_tokens,
+            table=table,
+        )
+
+    @property
+    def all_slots(self) -> int:
+        """S: slots of all shards, padding included."""
+        return self.slots * self.shards
+
+    @property
+    def prefill_rows(self) -> int:
+        """Tokens that one prefill call can cache, per shard."""
+        return self.prefill_tiles * self.tile_rows
 
 
 class Executor:
@@ -31,12 +82,12 @@ class Executor:
       model: what to run.
       stops: the stop automaton, for the model's vocabulary.
       eos_ids: tokens that end a turn by themselves.
-      cfg: slots, steps per dispatch and buckets.
-      context: tokens a slot can cache.
-      truncation: whether requests may use top-p, top-k or min-p; the programs for it are compiled only then.
+      cfg: slots, pages and steps per dispatch.
+      context: tokens of the longest sequence.
+      truncation: whether requests may use top-p, top-k or min-p; the program for it is compiled only then.
 
     Raises:
-      ConfigError: slots or prefill rows that the mesh cannot divide; slots fewer than a prefill needs.
+      ConfigError: see `Sizes.of`.
     """
 
     def __init__(
@@ -48,59 +99,68 @@ class Executor:
         context: int,
         truncation: bool,
     ) -> None:
-        mesh = jax.sharding.get_abstract_mesh()
-        shards = mesh.shape["data"] * mesh.shape["fsdp"]
-        for name, sizes in (("slots", (cfg.slots,)), ("prefill_rows", cfg.prefill_rows)):
-            if bad := [n for n in sizes if n < 1 or n % shards]:
-                raise ConfigError(
-                    f"config.engine.{name}: {bad[0]} does not divide over mesh.data x mesh.fsdp = {shards}."
-                )
-        self.model, self.cfg, self.context, self.truncation = model, cfg, context, truncation
-        self.lengths = tuple(sorted({min(n, context) for n in cfg.prefill_buckets}))
-        self.rows = tuple(sorted(cfg.prefill_rows))
-        self.fresh_lengths = tuple(n for n in self.lengths if n * _FRESH_SHARE <= context)
-        self.windows = decode_windows(context)
+        self.model, self.truncation = model, truncation
+        self.sizes = Sizes.of(cfg, context)
+        self.steps = cfg.steps_per_dispatch
         self.params: Params | None = None
         is_eos = np.zeros(model.vocab_size, bool)
         is_eos[list(eos_ids)] = True
-        self._tables = jax.device_put(functions.StopTables(stops.table, is_eos), jax.P())
+        self._stops = jax.device_put(functions.StopTables(stops.table, is_eos), jax.P())
         self._place = jax.jit(model.place)
-        self._init_state = jax.jit(functions.init_state, static_argnums=(0, 1, 2))
-        self._prefill = jax.jit(functions.prefill, static_argnums=(0, 6))
-        self._insert = jax.jit(functions.insert, static_argnums=0, donate_argnums=1)
+        init_state = jax.jit(functions.init_state, static_argnums=(0, 1, 2, 3))
+        self._prefill = jax.jit(functions.prefill, static_argnums=0, donate_argnums=2)
+        self._copy = jax.jit(functions.copy_pages, static_argnums=0, donate_argnums=1)
         self._begin = jax.jit(functions.begin, donate_argnums=0)
         self._free = jax.jit(functions.free, donate_argnums=0)
-        self._generate = jax.jit(functions.generate, static_argnums=(0, 4, 5, 6), donate_argnums=3)
-        self._state = self._init_state(model, cfg.slots, context)
+        self._generate = jax.jit(functions.generate, static_argnums=(0, 6, 7, 8), donate_argnums=3)
+        s = self.sizes
+        self._state = init_state(model, s.all_slots, s.pages * s.shards, s.page_tokens)
 
     def set_params(self, params: Params) -> None:
         """Takes new weights: a pointer swap, or one jitted reshard where generation wants them elsewhere."""
         self.params = self._place(params)
 
-    def prefill(self, calls: list[batching.PrefillCall]) -> None:
-        """Computes and inserts one round of prefills."""
-        for call in calls:
-            fresh = call.fresh and call.tokens.shape[1] in self.fresh_lengths
-            prefix = self._prefill(self.model, self.params, self._state, call.tokens, call.start, call.slot, fresh)
-            for row, slot, start in call.inserts:
-                self._state = self._insert(self.model, self._state, prefix, row, slot, start)
+    def prefill(self, spans: Sequence[batching.Span], tables: np.ndarray) -> batching.PrefillCall:
+        """Caches spans, at most `sizes.prefill_rows` tokens per shard; tables i32[S,Q]. Returns what was issued."""
+        s = self.sizes
+        call = batching.lay_out(spans, s.shards, s.slots, s.prefill_tiles, s.tile_rows)
+        self._state = self._prefill(
+            self.model, self.params, self._state, tables, call.tokens, call.positions, call.slot, np.int32(call.tiles)
+        )
+        return call
+
+    def copy_pages(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Copies whole pages: (shard, source, target) each."""
+        by_shard = [[c[1:] for c in copies if c[0] == shard] for shard in range(self.sizes.shards)]
+        for start in range(0, max(map(len, by_shard)), _COPIES):
+            pairs = np.zeros((self.sizes.shards, _COPIES, 2), np.int32)
+            for shard, all_pairs in enumerate(by_shard):
+                part = all_pairs[start : start + _COPIES]
+                pairs[shard, : len(part)] = np.reshape(part, (-1, 2))
+            source, target = np.ascontiguousarray(pairs.reshape(-1, 2).T)
+            self._state = self._copy(self.model, self._state, source, target)
 
     def begin(self, requests: functions.Requests) -> None:
-        """Starts turns, and waits for the device so that prefill and decode can be timed apart."""
+        """Starts turns."""
         self._state = self._begin(self._state, requests)
-        jax.block_until_ready(self._state.position)
 
-    def generate(self, cached: int, truncated: bool) -> functions.StepResult:
-        """One dispatch. `cached`: the largest number of tokens cached in an active slot before it."""
-        needed = min(cached + self.cfg.steps_per_dispatch, self.context)
-        window = self.windows[bisect.bisect_left(self.windows, needed)]
+    def wait(self) -> None:
+        """Returns when everything issued so far is done, so that prefill and decode can be timed apart."""
+        jax.block_until_ready(self._state.slots.position)
+
+    def generate(self, tables: np.ndarray, active: np.ndarray, truncated: bool) -> functions.StepResult:
+        """One dispatch over the slots of active bool[S] with pages tables i32[S,Q]."""
+        used = np.flatnonzero(active.reshape(self.sizes.shards, -1).any(axis=0))
+        tiles = used[-1] // self.sizes.tile_rows + 1 if len(used) else 0
         self._state, packed = self._generate(
             self.model,
             self.params,
-            self._tables,
+            self._stops,
             self._state,
-            self.cfg.steps_per_dispatch,
-            window,
+            tables,
+            np.int32(tiles),
+            self.steps,
+            self.sizes.tile_rows,
             truncated,
         )
         return functions.StepResult.unpack(np.asarray(packed))
@@ -111,26 +171,14 @@ class Executor:
 
     def warm_up(self) -> None:
         """Runs every program once on padding: afterwards nothing compiles. Needs parameters."""
-        slots = self.cfg.slots
-        for rows in self.rows:
-            index = np.zeros(rows, np.int32)
-            nowhere = np.full(rows, slots, np.int32)
-            for length in self.lengths:
-                tokens = np.zeros((rows, length), np.int32)
-                for fresh in (True, False) if length in self.fresh_lengths else (False,):
-                    call = batching.PrefillCall(tokens, index, index, fresh, ((index, nowhere, index),), 0)
-                    self.prefill([call])
-        self.begin(functions.Requests.blank(slots))
-        self.free(np.zeros(slots, bool))
-        for window in self.windows:
-            for truncated in (False, True) if self.truncation else (False,):
-                self.generate(window - self.cfg.steps_per_dispatch, truncated)
-
-
-def decode_windows(context: int) -> tuple[int, ...]:
-    """How many cached tokens the decode programs look at, ascending; the last is the whole context."""
-    parts = (-(-context // (share * _WINDOW_MULTIPLE)) * _WINDOW_MULTIPLE for share in _WINDOW_SHARES)
-    return tuple(sorted({min(part, context) for part in parts}))
+        none = np.zeros(self.sizes.all_slots, bool)
+        tables = np.zeros((self.sizes.all_slots, self.sizes.table), np.int32)
+        self.prefill([], tables)
+        self.copy_pages([(0, 0, 0)])
+        self.begin(functions.Requests.blank(self.sizes.all_slots))
+        self.free(none)
+        for truncated in (False, True) if self.truncation else (False,):
+            self.generate(tables, none, truncated)
 
 
 def count_compiles(stats: collections.Counter[str]) -> Callable[..., None]:

@@ -1,26 +1,31 @@
-"""prefill / insert / begin / generate / free: the engine as pure functions over an explicit decode state.
+"""prefill / begin / generate / free: the engine as pure functions over an explicit decode state.
 
-The life of a turn: the host cuts the tokens the engine has not seen into context[:-1] and the last one. `prefill`
-and `insert` put the former into the cache; `begin` gives the slot its last token and its settings; `generate` feeds the
-last token, samples the next, and so on. So prefill needs no vocabulary head, every log-prob comes from `generate`,
-and a sampled token is cached only when generation goes on from it: at the end of a turn the last one waits, and is
-prefilled with the observation that follows it.
+The life of a turn: the host cuts the tokens that are not cached into context[:-1] and the last one. `prefill` caches
+the former; `begin` gives a slot the last token and its settings; `generate` feeds the last token, samples the next,
+and so on. So prefill needs no vocabulary head, every log-prob comes from `generate`, and a sampled token is cached only
+when generation goes on from it: at the end of a turn the last one waits, and is prefilled with what follows it.
 
-Axis letters: S slots, K steps of one dispatch, V vocabulary, b prefill rows, C tokens per row.
+Both run the model over tiles of a fixed number of rows, as many as are needed: the count is an argument, not a shape,
+so there is one program of each, and what a row gets does not depend on how many others there are.
+
+Axis letters: S slots, K steps of one dispatch, V vocabulary, n tiles, N rows of a tile, Q pages per sequence.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxagent.engine import automaton, sampling
-from jaxagent.engine.model import SLOTS, Cache, Model, Params, Prefix
+from jaxagent.engine import sampling
+from jaxagent.engine.model import ROWS, Cache, Model, Params
+
+Tree = Any  # a pytree of arrays
 
 RUNNING, STOP, EOS, LENGTH = range(4)  # finish codes
 FINISH_NAMES = ("", "stop", "eos", "length")
@@ -35,10 +40,9 @@ class StopTables:
 
 
 @flax.struct.dataclass
-class DecodeState:
-    """Everything `generate` carries from dispatch to dispatch. Slot axis first everywhere."""
+class Slots:
+    """What a turn in progress needs, per slot."""
 
-    cache: Cache
     token: jax.Array  # i32[S] last token of the sequence, not cached yet
     position: jax.Array  # i32[S] its index in the sequence
     active: jax.Array  # bool[S] generating
@@ -49,12 +53,21 @@ class DecodeState:
 
 
 @flax.struct.dataclass
+class DecodeState:
+    """Everything the device keeps from call to call."""
+
+    cache: Cache
+    slots: Slots
+
+
+@flax.struct.dataclass
 class Requests:
     """New turns, one per slot where `mask`; elsewhere ignored. NumPy on the host, one transfer."""
 
     mask: np.ndarray  # bool[S]
     token: np.ndarray  # i32[S]
     position: np.ndarray  # i32[S]
+    automaton: np.ndarray  # i32[S] START, or where an interrupted turn stood
     budget: np.ndarray  # i32[S], at least 1
     keys: np.ndarray  # u32[S,2]
     sampling: sampling.SamplingParams
@@ -67,6 +80,7 @@ class Requests:
             mask=zeros(bool),
             token=zeros(np.int32),
             position=zeros(np.int32),
+            automaton=zeros(np.int32),
             budget=zeros(np.int32),
             keys=np.zeros((slots, 2), np.uint32),
             sampling=sampling.SamplingParams(
@@ -101,23 +115,25 @@ class StepResult:
         )
 
 
-def init_state(model: Model, slots: int, context: int) -> DecodeState:
-    """All slots empty and inactive."""
-    zeros = functools.partial(jnp.zeros, (slots,), out_sharding=SLOTS)
-    ones = functools.partial(jnp.ones, (slots,), out_sharding=SLOTS)
+def init_state(model: Model, slots: int, pages: int, page_tokens: int) -> DecodeState:
+    """No turn in any slot, nothing cached."""
+    zeros = functools.partial(jnp.zeros, (slots,), out_sharding=ROWS)
+    ones = functools.partial(jnp.ones, (slots,), out_sharding=ROWS)
     return DecodeState(
-        cache=model.init_cache(slots, context),
-        token=zeros(dtype=jnp.int32),
-        position=zeros(dtype=jnp.int32),
-        active=zeros(dtype=bool),
-        automaton=zeros(dtype=jnp.int32),
-        budget=zeros(dtype=jnp.int32),
-        keys=jnp.zeros((slots, 2), jnp.uint32, out_sharding=jax.P(*SLOTS, None)),
-        sampling=sampling.SamplingParams(
-            temperature=ones(dtype=jnp.float32),
-            top_p=ones(dtype=jnp.float32),
-            top_k=zeros(dtype=jnp.int32),
-            min_p=zeros(dtype=jnp.float32),
+        cache=model.init_cache(pages, page_tokens),
+        slots=Slots(
+            token=zeros(dtype=jnp.int32),
+            position=zeros(dtype=jnp.int32),
+            active=zeros(dtype=bool),
+            automaton=zeros(dtype=jnp.int32),
+            budget=zeros(dtype=jnp.int32),
+            keys=jnp.zeros((slots, 2), jnp.uint32, out_sharding=jax.P(*ROWS, None)),
+            sampling=sampling.SamplingParams(
+                temperature=ones(dtype=jnp.float32),
+                top_p=ones(dtype=jnp.float32),
+                top_k=zeros(dtype=jnp.int32),
+                min_p=zeros(dtype=jnp.float32),
+            ),
         ),
     )
 
@@ -126,78 +142,117 @@ def prefill(
     model: Model,
     params: Params,
     state: DecodeState,
+    tables: jax.Array,
     tokens: jax.Array,
-    start: jax.Array,
+    positions: jax.Array,
     slot: jax.Array,
-    fresh: bool,
-) -> Prefix:
-    """Cache entries of tokens i32[b,C] at start i32[b] of the sequences in slot i32[b]. See `Model.prefill`."""
-    tokens, start, slot = (jax.reshard(x, _rows(x)) for x in (tokens, start, slot))
-    return model.prefill(params, state.cache, tokens, start, slot, fresh)
-
-
-def insert(
-    model: Model, state: DecodeState, prefix: Prefix, row: jax.Array, slot: jax.Array, start: jax.Array
+    tiles: jax.Array,
 ) -> DecodeState:
-    """Copies prefix rows into slots; several slots may take the same row (a group). slot i32[n] = S is no slot."""
-    return state.replace(cache=model.insert(state.cache, prefix, row, slot, start))
+    """Caches rows of any sequences, a sequence's rows in ascending order.
+
+    Args:
+      model, params, state: the engine's.
+      tables: i32[S,Q] pages of each slot's sequence.
+      tokens, positions: i32[n,N] rows; N is split over the mesh.
+      slot: i32[n,N] whose sequence, counted in the row's shard; -1 is padding.
+      tiles: i32[] how many of the n tiles hold rows.
+    """
+    rows = jax.P(None, *ROWS)
+    tokens, positions, slot = (jax.reshard(x, rows) for x in (tokens, positions, slot))
+    tables = jax.reshard(tables, jax.P(*ROWS, None))
+    params = model.prepare(params)
+
+    def tile(i: jax.Array, cache: Cache) -> Cache:
+        own = jax.shard_map(_tables_of, in_specs=(jax.P(*ROWS, None), ROWS), out_specs=jax.P(*ROWS, None))
+        _, cache = model.extend(params, cache, tokens[i], positions[i], own(tables, slot[i]))
+        return cache
+
+    return state.replace(cache=jax.lax.fori_loop(0, tiles, tile, state.cache))
+
+
+def _tables_of(tables: jax.Array, slot: jax.Array) -> jax.Array:
+    return jnp.where(slot[:, None] >= 0, tables[slot], 0)  # padding writes to the page that is nobody's
 
 
 def begin(state: DecodeState, requests: Requests) -> DecodeState:
     """Starts a turn in every slot of `requests.mask`."""
-    requests = jax.tree.map(lambda x: jax.reshard(x, _rows(x)), requests)
-    mask = requests.mask
+    requests = jax.tree.map(lambda x: jax.reshard(x, jax.P(*ROWS, *(None,) * (x.ndim - 1))), requests)
+    mask, slots = requests.mask, state.slots
     pick = lambda new, old: jnp.where(mask if new.ndim == 1 else mask[:, None], new, old)  # noqa: E731
     return state.replace(
-        token=pick(requests.token, state.token),
-        position=pick(requests.position, state.position),
-        active=state.active | mask,
-        automaton=jnp.where(mask, automaton.START, state.automaton),
-        budget=pick(requests.budget, state.budget),
-        keys=pick(requests.keys, state.keys),
-        sampling=jax.tree.map(pick, requests.sampling, state.sampling),
+        slots=Slots(
+            token=pick(requests.token, slots.token),
+            position=pick(requests.position, slots.position),
+            active=slots.active | mask,
+            automaton=pick(requests.automaton, slots.automaton),
+            budget=pick(requests.budget, slots.budget),
+            keys=pick(requests.keys, slots.keys),
+            sampling=jax.tree.map(pick, requests.sampling, slots.sampling),
+        )
     )
 
 
 def free(state: DecodeState, mask: jax.Array) -> DecodeState:
-    """Stops generation in the slots of mask bool[S]. Their cache needs no clearing: positions are overwritten before
-    they are attended."""
-    return state.replace(active=state.active & ~jax.reshard(mask, SLOTS))
+    """Stops generation in the slots of mask bool[S]."""
+    active = state.slots.active & ~jax.reshard(mask, ROWS)
+    return state.replace(slots=state.slots.replace(active=active))
+
+
+def copy_pages(model: Model, state: DecodeState, source: jax.Array, target: jax.Array) -> DecodeState:
+    """Copies page source[i] to target[i], i32[n] each; n is split over the mesh and (0, 0) copies nothing."""
+    source, target = (jax.reshard(x, ROWS) for x in (source, target))
+    return state.replace(cache=model.copy_pages(state.cache, source, target))
 
 
 def generate(
     model: Model,
     params: Params,
-    tables: StopTables,
+    stops: StopTables,
     state: DecodeState,
+    tables: jax.Array,
+    tiles: jax.Array,
     steps: int,
-    window: int,
+    tile_rows: int,
     truncated: bool,
 ) -> tuple[DecodeState, jax.Array]:
     """Samples up to `steps` tokens in every active slot; a slot freezes when its turn ends.
 
     Args:
-      model, steps, window, truncated: static. `window` exceeds every position reached; `truncated` is False when no
-        active slot uses top-p, top-k or min-p.
+      model, params, stops, state: the engine's.
+      tables: i32[S,Q] pages of each slot's sequence, enough for the positions reached.
+      tiles: i32[] each shard's first tiles * tile_rows slots hold all that are active.
+      steps, tile_rows, truncated: static. `truncated` is False when no active slot uses top-p, top-k or min-p.
 
     Returns:
       The new state, and i32[S, 2K+3] for `StepResult.unpack`.
     """
-    slots = state.token.shape[0]
-    blank = lambda dtype: jnp.zeros((slots, steps), dtype, out_sharding=jax.P(*SLOTS, None))  # noqa: E731
-    zeros = jnp.zeros((slots,), jnp.int32, out_sharding=SLOTS)
+    count = state.slots.token.shape[0]
+    blank = lambda dtype: jnp.zeros((count, steps), dtype, out_sharding=jax.P(*ROWS, None))  # noqa: E731
+    zeros = jnp.zeros((count,), jnp.int32, out_sharding=ROWS)
     params = model.prepare(params)
+    tables = jax.reshard(tables, jax.P(*ROWS, None))
     result = _Result(blank(jnp.int32), blank(jnp.float32), zeros, zeros, zeros)
+    choose = functools.partial(_choose, truncated=truncated)
+    choose = jax.shard_map(choose, in_specs=(jax.P(*ROWS, None), jax.P(), ROWS, ROWS, jax.P()), out_specs=ROWS)
 
     def more(carry: tuple[jax.Array, DecodeState, _Result]) -> jax.Array:
         step, state, _ = carry
-        return (step < steps) & jnp.any(state.active)
+        return (step < steps) & jnp.any(state.slots.active)
 
     def advance(carry: tuple[jax.Array, DecodeState, _Result]) -> tuple[jax.Array, DecodeState, _Result]:
         step, state, result = carry
-        logits, cache = model.decode(params, state.cache, state.token, state.position, window)
-        state = state.replace(cache=cache)
-        return step + 1, *_choose(logits, tables, state, result, step, truncated)
+
+        def tile(i: jax.Array, carry: tuple[DecodeState, _Result]) -> tuple[DecodeState, _Result]:
+            state, result = carry
+            slots, pages, part = _cut((state.slots, tables, result), i, tile_rows)
+            position = jnp.where(slots.active, slots.position, 0)
+            pages = jnp.where(slots.active[:, None], pages, 0)  # a frozen slot writes to the page that is nobody's
+            hidden, cache = model.extend(params, state.cache, slots.token, position, pages)
+            slots, part = choose(model.logits(params, hidden), stops, slots, part, step)
+            new_slots, result = _paste((state.slots, result), (slots, part), i, tile_rows)
+            return DecodeState(cache, new_slots), result
+
+        return step + 1, *jax.lax.fori_loop(0, tiles, tile, (state, result))
 
     _, state, result = jax.lax.while_loop(more, advance, (jnp.int32(0), state, result))
     logprobs = jax.lax.bitcast_convert_type(result.logprobs, jnp.int32)
@@ -214,31 +269,38 @@ class _Result:
     stop: jax.Array  # i32[S]
 
 
+def _cut(tree: Tree, i: jax.Array, size: int) -> Tree:
+    """Slots i * size .. (i + 1) * size of every shard."""
+
+    def local(tree: Tree, i: jax.Array) -> Tree:
+        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, i * size, size), tree)
+
+    return jax.shard_map(local, in_specs=(ROWS, jax.P()), out_specs=ROWS)(tree, i)
+
+
+def _paste(tree: Tree, part: Tree, i: jax.Array, size: int) -> Tree:
+    """The inverse of `_cut`."""
+
+    def local(tree: Tree, part: Tree, i: jax.Array) -> Tree:
+        put = lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, i * size, 0)  # noqa: E731
+        return jax.tree.map(put, tree, part)
+
+    return jax.shard_map(local, in_specs=(ROWS, ROWS, jax.P()), out_specs=ROWS)(tree, part, i)
+
+
 def _choose(
-    logits: jax.Array, tables: StopTables, state: DecodeState, result: _Result, step: jax.Array, truncated: bool
-) -> tuple[DecodeState, _Result]:
+    logits: jax.Array, stops: StopTables, slots: Slots, result: _Result, step: jax.Array, truncated: bool
+) -> tuple[Slots, _Result]:
     """Samples, records, and ends the turns that are over. Each device does it for its own slots."""
-    cache, host_free = state.cache, state.replace(cache=None)
-    local = functools.partial(_choose_local, truncated=truncated)
-    specs = (jax.P(*SLOTS, None), jax.P(), SLOTS, SLOTS, jax.P())
-    state, result = jax.shard_map(local, in_specs=specs, out_specs=(SLOTS, SLOTS))(
-        jax.reshard(logits, jax.P(*SLOTS, None)), tables, host_free, result, step
-    )
-    return state.replace(cache=cache), result
-
-
-def _choose_local(
-    logits: jax.Array, tables: StopTables, state: DecodeState, result: _Result, step: jax.Array, truncated: bool
-) -> tuple[DecodeState, _Result]:
-    position = state.position + 1  # of the token that is sampled now
-    uniform = sampling.uniforms(state.keys, position)
-    token, logprob = sampling.sample(logits, uniform, state.sampling, truncated)
-    entry = tables.table[state.automaton, token].astype(jnp.int32)
-    budget = state.budget - 1
+    position = slots.position + 1  # of the token that is sampled now
+    uniform = sampling.uniforms(slots.keys, position)
+    token, logprob = sampling.sample(logits, uniform, slots.sampling, truncated)
+    entry = stops.table[slots.automaton, token].astype(jnp.int32)
+    budget = slots.budget - 1
     over = jnp.where(budget <= 0, LENGTH, RUNNING)
-    over = jnp.where(tables.eos[token], EOS, over)
+    over = jnp.where(stops.eos[token], EOS, over)
     over = jnp.where(entry < 0, STOP, over)
-    live = state.active
+    live = slots.active
     keep = lambda new, old: jnp.where(live, new, old)  # noqa: E731
     new_result = _Result(
         tokens=result.tokens.at[:, step].set(token),  # of a frozen slot: past its count, never read
@@ -247,15 +309,11 @@ def _choose_local(
         finish=keep(over, result.finish),
         stop=keep(jnp.minimum(entry, 0), result.stop),
     )
-    new_state = state.replace(
-        token=keep(token, state.token),
-        position=keep(position, state.position),
+    new_slots = slots.replace(
+        token=keep(token, slots.token),
+        position=keep(position, slots.position),
         active=live & (over == RUNNING),
-        automaton=keep(jnp.maximum(entry, 0), state.automaton),
-        budget=keep(budget, state.budget),
+        automaton=keep(jnp.maximum(entry, 0), slots.automaton),
+        budget=keep(budget, slots.budget),
     )
-    return new_state, new_result
-
-
-def _rows(x: jax.Array) -> jax.P:
-    return jax.P(*SLOTS, *(None,) * (x.ndim - 1))
+    return new_slots, new_result

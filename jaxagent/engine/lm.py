@@ -1,23 +1,20 @@
-"""Transformers behind the engine: the trainer's forward pass with attention over the slot cache.
+"""Transformers behind the engine: the trainer's layers, with attention over the paged cache.
 
-`models.transformer.hidden` does all the maths over flat rows; here are the two `attend` callbacks, one for a prefill
-(rows of C new tokens, after what their slot already holds) and one for a decode step (one token per slot).
+`models.transformer.hidden` does all the maths over flat rows; a prefill is rows of one sequence, a decode step is one
+row per sequence, and neither knows which it is.
 
-Axis letters: S slots, N flat rows, b prefill rows, C tokens per row, H heads, K kv heads, M cached positions,
-D head dim.
+Axis letters: N rows of a tile, P pages, Q pages per sequence, E embed, V vocabulary.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxagent.engine import cache as kv
-from jaxagent.engine.model import SLOTS
-from jaxagent.models import attention, logprobs, sharding, transformer
+from jaxagent.engine.model import ROWS
+from jaxagent.models import logprobs, sharding, transformer
 from jaxagent.models import params as model_params
 from jaxagent.models.spec import ModelSpec
 
@@ -51,73 +48,25 @@ class LanguageModel:
         """One tree per layer: sliced once per dispatch, not once per token."""
         return params.replace(layers=transformer.unstack(params.layers))
 
-    def init_cache(self, slots: int, context: int) -> Cache:
+    def init_cache(self, pages: int, page_tokens: int) -> Cache:
         """One LayerCache per layer."""
         spec = self.spec
-        return kv.init(spec.num_layers, slots, spec.num_kv_heads, context, spec.head_dim, self.cache_dtype)
+        return kv.init(spec.num_layers, pages, spec.num_kv_heads, page_tokens, spec.head_dim, self.cache_dtype)
 
-    def prefill(
-        self,
-        params: model_params.Params,
-        cache: Cache,
-        tokens: jax.Array,
-        start: jax.Array,
-        slot: jax.Array,
-        fresh: bool,
-    ) -> Cache:
-        """See `Model.prefill`; rows of the prefix are [b,K,C,D] per layer."""
-        rows, length = tokens.shape
-        positions = start[:, None] + jnp.arange(length)
-        # Query c sees what was cached before its row's start, and the row's own tokens up to itself: by position.
-        seen = jnp.arange(length if fresh else cache[0].keys.shape[2])
-        mask = seen <= positions[:, :, None]
-
-        def attend(
-            layer: kv.LayerCache | None, q: jax.Array, k: jax.Array, v: jax.Array
-        ) -> tuple[jax.Array, kv.LayerCache]:
-            q, k, v = (_split_rows(x, rows) for x in (q, k, v))
-            # Through the cache's dtype, so that a token is seen as it will be seen later.
-            k, v = (x.swapaxes(1, 2).astype(self.cache_dtype) for x in (k, v))
-            seen = kv.LayerCache(k, v) if fresh else kv.write_span(layer, k, v, start)
-            out = _attend(q, seen, mask)
-            return out.reshape(rows * length, *out.shape[2:]), kv.LayerCache(k, v)
-
-        layers: Any = (None,) * len(cache) if fresh else tuple(kv.read_rows(layer, slot) for layer in cache)
-        unroll = (
-            self.spec.remat == "none"
-        )  # as in training: a small model; else a small program, since each is per shape
-        if not unroll:
-            layers = None if fresh else jax.tree.map(lambda *x: jnp.stack(x), *layers)
-        _, prefix = transformer.hidden(
-            params, self.spec, tokens.reshape(-1), positions.reshape(-1), attend, layers, unroll
-        )
-        return prefix if unroll else tuple(kv.layer(prefix, i) for i in range(len(cache)))
-
-    def insert(self, cache: Cache, prefix: Cache, row: jax.Array, slot: jax.Array, start: jax.Array) -> Cache:
-        """See `Model.insert`."""
-        return kv.insert(cache, prefix, row, slot, start)
-
-    def decode(
-        self, params: model_params.Params, cache: Cache, tokens: jax.Array, positions: jax.Array, window: int
+    def extend(
+        self, params: model_params.Params, cache: Cache, tokens: jax.Array, positions: jax.Array, tables: jax.Array
     ) -> tuple[jax.Array, Cache]:
-        """See `Model.decode`."""
-        mask = (jnp.arange(window) <= positions[:, None])[:, None]
+        """See `Model.extend`; hidden states [N, E]."""
 
         def attend(layer: kv.LayerCache, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, kv.LayerCache]:
-            layer = kv.write_token(layer, k, v, positions)
-            seen = kv.LayerCache(layer.keys[:, :, :window], layer.values[:, :, :window])
-            return _attend(q[:, None], seen, mask)[:, 0], layer
+            return kv.attend(layer, q, k, v, tables, positions)
 
-        x, cache = transformer.hidden(params, self.spec, tokens, positions, attend, cache, unroll=True)
-        return logprobs.logits(params, self.spec, x), cache
+        return transformer.hidden(params, self.spec, tokens, positions, attend, cache, unroll=True)
 
+    def logits(self, params: model_params.Params, hidden: jax.Array) -> jax.Array:
+        """See `Model.logits`."""
+        return jax.reshard(logprobs.logits(params, self.spec, hidden), jax.P(*ROWS, None))
 
-def _attend(q: jax.Array, seen: kv.LayerCache, mask: jax.Array) -> jax.Array:
-    """q [b,C,H,D] over cached rows [b,K,M,D] -> [b,C,H,D]."""
-    keys, values = (x.astype(q.dtype).swapaxes(1, 2) for x in (seen.keys, seen.values))
-    return attention.attend_dense(q, keys, values, mask)
-
-
-def _split_rows(x: jax.Array, rows: int) -> jax.Array:
-    """Flat [N,H,D] -> [b,C,H,D], all of the row sharding on b: jax would split it over b and C where it can."""
-    return x.reshape(rows, -1, *x.shape[1:], out_sharding=jax.P(*SLOTS, None, "tensor", None))
+    def copy_pages(self, cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
+        """See `Model.copy_pages`."""
+        return kv.copy_pages(cache, source, target)

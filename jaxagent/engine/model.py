@@ -1,11 +1,12 @@
-"""What the engine asks of a model: four pure functions over parameters and a cache it does not look into.
+"""What the engine asks of a model: a few pure functions over parameters and a paged cache it does not look into.
 
 `engine/lm.py` implements it for transformers, `engine/toy.py` for hand-checked tests. A model is a frozen, hashable
 object that holds shapes only; parameters and cache are always arguments, so that a weight update is an argument.
 
-Axis letters: S slots, b prefill rows, C tokens of a prefill row, V vocabulary. A sequence's token at index p is
-"cached" once the cache can be attended at p. Every function runs under `jax.set_mesh` of a mesh with the axes
-data, fsdp and tensor; arrays over slots or rows are sharded over (data, fsdp).
+Axis letters: N rows of a tile, P pages, Q pages per sequence, V vocabulary. The cache is pages of `page_tokens` tokens;
+a row's sequence has its token at index p in page tables[row, p // page_tokens]. Page 0 belongs to nobody: rows without
+a sequence write there. Every function runs under `jax.set_mesh` of a mesh with the axes data, fsdp and tensor; rows and
+pages are sharded over (data, fsdp), and page numbers count the pages of the row's own shard.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ from typing import Any, Protocol
 
 import jax
 
-SLOTS = jax.P(("data", "fsdp"))  # how the slot axis, and the rows of a prefill, are sharded
+ROWS = jax.P(("data", "fsdp"))  # how rows, slots and pages are sharded
 
 Params = Any
-Cache = Any  # a pytree with a slot axis
-Prefix = Any  # a pytree with a row axis: what `insert` puts into the cache
+Cache = Any  # a pytree of arrays with a leading page axis
 
 
 class Model(Protocol):
@@ -32,34 +32,22 @@ class Model(Protocol):
         """Reshards parameters, under jit, to how generation wants them."""
 
     def prepare(self, params: Params) -> Params:
-        """What `decode` wants of placed parameters, done once per dispatch, before the loop over tokens."""
+        """What `extend` wants of placed parameters, done once per dispatch, before the loop over tokens."""
 
-    def init_cache(self, slots: int, context: int) -> Cache:
-        """An empty cache for `slots` sequences of at most `context` tokens."""
+    def init_cache(self, pages: int, page_tokens: int) -> Cache:
+        """An empty cache of `pages` pages, over all shards."""
 
-    def prefill(
-        self,
-        params: Params,
-        cache: Cache,
-        tokens: jax.Array,
-        start: jax.Array,
-        slot: jax.Array,
-        fresh: bool,
-    ) -> Prefix:
-        """Computes what the cache will hold for `tokens` i32[b,C], which stand at `start` i32[b] of their sequences.
+    def extend(
+        self, params: Params, cache: Cache, tokens: jax.Array, positions: jax.Array, tables: jax.Array
+    ) -> tuple[Any, Cache]:
+        """Caches one tile of rows: tokens i32[N] at positions i32[N] of the sequences with pages tables i32[N,Q].
 
-        Row r continues the sequence cached in slot[r]. `fresh` (static) promises that every start is 0, so that the
-        cache need not be read. Tokens of padding give a prefix that is never attended.
+        All earlier tokens of a row's sequence are cached, or are rows of the same tile. Returns what `logits` turns
+        into next-token logits of each row, and the cache.
         """
 
-    def insert(self, cache: Cache, prefix: Prefix, row: jax.Array, slot: jax.Array, start: jax.Array) -> Cache:
-        """Writes row[i] of the prefix into slot[i] from position start[i] on; slot[i] = S writes nothing."""
+    def logits(self, params: Params, hidden: Any) -> jax.Array:
+        """Next-token logits f32[N,V] of what `extend` returned, V whole on each device."""
 
-    def decode(
-        self, params: Params, cache: Cache, tokens: jax.Array, positions: jax.Array, window: int
-    ) -> tuple[jax.Array, Cache]:
-        """Logits f32[S,V] after tokens i32[S] at positions i32[S], which are cached on the way.
-
-        Every position is below the static `window`, the number of cached tokens that need be looked at. Slots that
-        are not generating pass the token they will continue from, so that what is written is right for them too.
-        """
+    def copy_pages(self, cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
+        """Copies page source[i] to page target[i], i32[n] each, sharded like rows; (0, 0) copies nothing."""

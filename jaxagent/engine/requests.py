@@ -1,7 +1,7 @@
-"""What the driver remembers about sessions and turns: host-side bookkeeping, NumPy only.
+"""What the engine remembers about sessions and turns: host-side bookkeeping, NumPy only.
 
-A `Session` is one sequence that owns a slot; a `Request` is one turn of it; the `Ledger` holds, for all slots at once,
-what the turns in progress have sampled, so that a dispatch is recorded without a Python loop over tokens.
+A `Session` is one sequence and the pages that cache it; a `Request` is one turn of it; the `Ledger` holds, for all
+slots at once, what the turns in progress have sampled, so that a dispatch is recorded without a Python loop over tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from jaxagent.config import SamplingConfig
 from jaxagent.engine import functions
 from jaxagent.engine.automaton import Automaton
-from jaxagent.engine.batching import Span
+from jaxagent.engine.pages import Sequence as PageList
 from jaxagent.engine.sampling import SamplingParams
 from jaxagent.types import Generation
 
@@ -24,20 +24,40 @@ class EngineError(RuntimeError):
     """The engine cannot serve: it failed, was stopped, or the session was used against its rules."""
 
 
+def _none(dtype: type) -> np.ndarray:
+    return np.zeros(0, dtype)
+
+
 @dataclasses.dataclass(eq=False)
 class Session:
-    """One sequence and the slot that caches it. Made by `Driver.open`; fields belong to the driver."""
+    """One sequence. Made by `Driver.open`; fields belong to the driver, those below the line to its thread."""
 
     task_id: str
     sample: int
-    slot: int
-    life: object  # which start of the driver the slot belongs to
-    cached: int = 0  # leading tokens of the sequence that the slot's cache holds
-    uncached: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))  # i32, what follows
+    number: int  # in the order of opening: older sessions go first
+    life: object  # which start of the driver it belongs to
+    tokens: np.ndarray = dataclasses.field(default_factory=lambda: _none(np.int32))  # i32, all turns so far
     request: Request | None = None  # the turn in progress
     closed: bool = False
-    freeing: bool = False  # the device has yet to stop an abandoned turn
-    broken: bool = False  # a turn was abandoned: nobody knows what the cache holds
+    broken: bool = False  # a turn was abandoned: what it would have sampled is missing
+    # ---
+    shard: int = 0  # of the mesh, where its pages are
+    pages: PageList | None = None  # None: nothing is cached
+    cached: int = 0  # leading tokens that the pages hold
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampled:
+    """What a turn has sampled so far, n tokens."""
+
+    tokens: np.ndarray = dataclasses.field(default_factory=lambda: _none(np.int32))
+    logprobs: np.ndarray = dataclasses.field(default_factory=lambda: _none(np.float32))
+    versions: np.ndarray = dataclasses.field(default_factory=lambda: _none(np.int32))
+
+    def __add__(self, more: Sampled) -> Sampled:
+        """This, then that."""
+        pairs = zip(vars(self).values(), vars(more).values(), strict=True)
+        return Sampled(*(np.concatenate(pair) for pair in pairs))
 
 
 @dataclasses.dataclass(eq=False)
@@ -45,16 +65,19 @@ class Request:
     """One turn, waiting or in progress."""
 
     session: Session
-    tokens: np.ndarray  # i32[n] the sequence's tokens that are not cached, the new ones last; n >= 1
-    budget: int  # tokens to sample at most
+    tokens: np.ndarray  # i32[n] the whole sequence up to the turn, or up to where the turn was interrupted
+    budget: int  # tokens to sample at most, from there
     sampling: SamplingConfig
     key: np.ndarray  # u32[2]
     future: asyncio.Future[Generation]
     loop: asyncio.AbstractEventLoop
     submitted_s: float
+    slot: int = -1
+    prefilled: int = 0  # leading tokens that are cached, or whose caching has been issued
+    before: Sampled = dataclasses.field(default_factory=Sampled)  # sampled before an interruption
     admitted_s: float = 0.0
     begun_s: float = 0.0
-    cached_tokens: int = 0  # context tokens that needed no prefill of their own
+    cached_tokens: int = 0  # context tokens that needed no prefill
 
     @property
     def truncated(self) -> bool:
@@ -63,50 +86,29 @@ class Request:
         return s.temperature > 0 and (s.top_p < 1 or s.top_k > 0 or s.min_p > 0)
 
 
-def spans_of(arrived: Sequence[Request]) -> list[Span]:
-    """What must be prefilled before the turns can begin; identical whole prompts are one span for several slots.
-
-    Marks the context as cached in each session, and how much of it was free in each request.
-    """
-    spans: dict[bytes | int, Span] = {}
-    for request in arrived:
-        session, context = request.session, request.tokens[:-1]
-        request.cached_tokens = session.cached
-        if len(context):
-            # A prompt may be shared; a continued turn has only its own slot to continue in.
-            key = context.tobytes() if session.cached == 0 else session.slot
-            if key in spans:
-                spans[key] = dataclasses.replace(spans[key], slots=(*spans[key].slots, session.slot))
-                request.cached_tokens = len(context)
-            else:
-                spans[key] = Span(context, session.cached, (session.slot,))
-        session.cached += len(context)
-    return list(spans.values())
-
-
-def rows_of(arrived: Sequence[Request], slots: int) -> functions.Requests:
-    """The turns as `functions.begin` takes them; their contexts are cached by now."""
+def rows_of(ready: Sequence[Request], slots: int, stops: Automaton) -> functions.Requests:
+    """Turns as `functions.begin` takes them; their contexts are cached."""
     rows = functions.Requests.blank(slots)
-    at = [r.session.slot for r in arrived]
+    at = [r.slot for r in ready]
     rows.mask[at] = True
-    rows.token[at] = [r.tokens[-1] for r in arrived]
-    rows.position[at] = [r.session.cached for r in arrived]
-    rows.budget[at] = [r.budget for r in arrived]
-    rows.keys[at] = [r.key for r in arrived]
+    rows.token[at] = [r.tokens[-1] for r in ready]
+    rows.position[at] = [len(r.tokens) - 1 for r in ready]
+    rows.automaton[at] = [stops.state_after(r.before.tokens) for r in ready]
+    rows.budget[at] = [r.budget for r in ready]
+    rows.keys[at] = [r.key for r in ready]
     for field in dataclasses.fields(SamplingParams):
-        getattr(rows.sampling, field.name)[at] = [getattr(r.sampling, field.name) for r in arrived]
+        getattr(rows.sampling, field.name)[at] = [getattr(r.sampling, field.name) for r in ready]
     return rows
 
 
 class Ledger:
-    """Per-slot arrays of the turns in progress."""
+    """Per-slot arrays of the turns that are generating."""
 
     def __init__(self, slots: int, context: int, stops: Automaton) -> None:
         self.requests: list[Request | None] = [None] * slots
         self.active = np.zeros(slots, bool)
         self._stops = stops
         self._truncated = np.zeros(slots, bool)
-        self._cached = np.zeros(slots, np.int64)  # before the first sampled token
         self._count = np.zeros(slots, np.int64)  # sampled tokens
         self._tokens = np.zeros((slots, context), np.int32)
         self._logprobs = np.zeros((slots, context), np.float32)
@@ -117,24 +119,24 @@ class Ledger:
         """Whether any turn in progress truncates its distribution."""
         return bool((self._truncated & self.active).any())
 
-    @property
-    def cached(self) -> int:
-        """Largest number of cached tokens among turns in progress."""
-        return int((self._cached + self._count)[self.active].max())
-
     def begin(self, request: Request) -> None:
         """A turn starts: all its context but the last token is cached."""
-        slot = request.session.slot
+        slot = request.slot
         self.requests[slot] = request
         self.active[slot] = True
         self._truncated[slot] = request.truncated
-        self._cached[slot] = request.session.cached
         self._count[slot] = 0
 
-    def drop(self, slot: int) -> None:
-        """The turn in a slot is abandoned."""
+    def count(self, slot: int) -> int:
+        """Tokens sampled since `begin`."""
+        return int(self._count[slot])
+
+    def drop(self, slot: int) -> Sampled:
+        """The turn in a slot is over or interrupted; returns what it sampled since `begin`."""
         self.requests[slot] = None
         self.active[slot] = False
+        count = self._count[slot]
+        return Sampled(*(x[slot, :count].copy() for x in (self._tokens, self._logprobs, self._versions)))
 
     def record(self, result: functions.StepResult, version: int) -> np.ndarray:
         """Appends what a dispatch sampled; returns the slots whose turn is over."""
@@ -151,18 +153,15 @@ class Ledger:
         """Closes the books of a slot whose turn is over; its session can go on."""
         request = self.requests[slot]
         assert request is not None
-        self.drop(slot)
-        count = int(self._count[slot])
-        tokens = self._tokens[slot, :count].copy()
-        session = request.session
-        session.cached += count  # the last context token and all sampled tokens but the last
-        session.uncached = tokens[-1:]
+        sampled = self.drop(slot)
+        request.session.tokens = np.concatenate([request.tokens, sampled.tokens])
         finish = functions.FINISH_NAMES[int(result.finish[slot])]
         stop_string, overshoot = self._stops.decode(result.stop[slot]) if finish == "stop" else (None, 0)
+        whole = request.before + sampled
         return request, Generation(
-            tokens=tokens,
-            logprobs=self._logprobs[slot, :count].copy(),
-            policy_versions=self._versions[slot, :count].copy(),
+            tokens=whole.tokens,
+            logprobs=whole.logprobs,
+            policy_versions=whole.versions,
             finish=finish,
             stop_string=stop_string,
             overshoot_bytes=overshoot,

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_BLOCK = 64  # tokens summed together by the two-level inverse CDF
+from jaxagent.models.logprobs import SUM_BLOCK, block_sums, row_logprobs
 
 
 @flax.struct.dataclass
@@ -76,6 +76,9 @@ def sample(
     index = jnp.arange(logits.shape[-1], dtype=jnp.int32)
     largest = jnp.min(jnp.where(scaled == peak, index, logits.shape[-1] - 1), axis=-1)
     tokens = jnp.where(greedy, largest, drawn)
+    if not truncated:
+        fresh, chosen = jax.lax.optimization_barrier((logits, tokens))
+        return tokens, row_logprobs(fresh, chosen, jnp.where(greedy, 1.0, params.temperature))
     chosen = jnp.take_along_axis(scaled, tokens[:, None], axis=-1)
     return tokens, (chosen - peak)[:, 0] - jnp.log(total)
 
@@ -85,13 +88,11 @@ def inverse_cdf(weights: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.
 
     Two levels, sums of blocks and then inside one block, so that the cumulative sums are short.
     """
-    slots, vocab = weights.shape
-    blocks = jnp.pad(weights, ((0, 0), (0, -vocab % _BLOCK))).reshape(slots, -1, _BLOCK)
-    sums = blocks.sum(axis=-1)
+    blocks, sums = block_sums(weights)
     total = sums.sum(axis=-1)
     block, rest = _first_past(sums, uniform * total)
     inside, _ = _first_past(jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0], rest)
-    return block * _BLOCK + inside, total
+    return block * SUM_BLOCK + inside, total
 
 
 def _first_past(weights: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,7 +1,7 @@
 """A model one can compute by hand, behind the same engine and driver as a transformer.
 
 The logit of token v after a sequence is `params[last, v] + 0.01 * ((checksum + v) mod 7)`, where the checksum is the
-sum over the sequence of (index + 1) * token. The cache is the tokens themselves, so a wrong position, a stale slot or a
+sum over the sequence of (index + 1) * token. The cache is the tokens themselves, so a wrong page, a stale one or a
 lost observation changes the logits: threading and bookkeeping are tested without a transformer's rounding.
 """
 
@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxagent.engine.model import SLOTS
+from jaxagent.engine.model import ROWS
 
-_ROWS = jax.P(*SLOTS, None)
+_MATRIX = jax.P(*ROWS, None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,46 +32,41 @@ class Toy:
         """Nothing to do."""
         return params
 
-    def init_cache(self, slots: int, context: int) -> jax.Array:
-        """The tokens of each slot: i32[S,M]."""
-        return jnp.zeros((slots, context), jnp.int32, out_sharding=_ROWS)
+    def init_cache(self, pages: int, page_tokens: int) -> jax.Array:
+        """The tokens themselves: i32[P, page_tokens]."""
+        return jnp.zeros((pages, page_tokens), jnp.int32, out_sharding=_MATRIX)
 
-    def prefill(
-        self, params: jax.Array, cache: jax.Array, tokens: jax.Array, start: jax.Array, slot: jax.Array, fresh: bool
-    ) -> jax.Array:
-        """The tokens themselves."""
-        del params, cache, start, slot, fresh
-        return tokens
+    def extend(
+        self, params: jax.Array, cache: jax.Array, tokens: jax.Array, positions: jax.Array, tables: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """See `Model.extend`; the logits at once."""
 
-    def insert(
-        self, cache: jax.Array, prefix: jax.Array, row: jax.Array, slot: jax.Array, start: jax.Array
-    ) -> jax.Array:
-        """See `Model.insert`."""
+        def local(params: jax.Array, cache: jax.Array, tokens: jax.Array, positions: jax.Array, tables: jax.Array):
+            page_tokens = cache.shape[1]
+            page = jnp.take_along_axis(tables, (positions // page_tokens)[:, None], axis=1)[:, 0]
+            cache = cache.at[page, positions % page_tokens].set(tokens)
+            history = cache[tables].reshape(len(tokens), -1)
+            index = jnp.arange(history.shape[1])
+            checksum = jnp.where(index <= positions[:, None], history * (index + 1), 0).sum(axis=1)
+            return params[tokens] + toy_bonus(checksum[:, None], jnp.arange(self.vocab_size)), cache
 
-        def put(cache: jax.Array, prefix: jax.Array, row: jax.Array, slot: jax.Array, start: jax.Array) -> jax.Array:
-            position = start[:, None] + jnp.arange(prefix.shape[1])
-            local = slot - jax.lax.axis_index(SLOTS[0]) * cache.shape[0]
-            local = jnp.where(local < 0, cache.shape[0], local)
-            return cache.at[local[:, None], position].set(prefix[row], mode="drop")
-
-        replicated = jax.P()
-        return jax.shard_map(put, in_specs=(_ROWS, *(replicated,) * 4), out_specs=_ROWS)(
-            cache, jax.reshard(prefix, jax.P(None, None)), row, slot, start
+        specs = (jax.P(None, None), _MATRIX, ROWS, ROWS, _MATRIX)
+        return jax.shard_map(local, in_specs=specs, out_specs=(_MATRIX, _MATRIX))(
+            params, cache, tokens, positions, tables
         )
 
-    def decode(
-        self, params: jax.Array, cache: jax.Array, tokens: jax.Array, positions: jax.Array, window: int
-    ) -> tuple[jax.Array, jax.Array]:
-        """See `Model.decode`."""
+    def logits(self, params: jax.Array, hidden: jax.Array) -> jax.Array:
+        """See `Model.logits`."""
+        del params
+        return hidden
 
-        def step(params: jax.Array, cache: jax.Array, tokens: jax.Array, positions: jax.Array):
-            cache = cache.at[jnp.arange(len(tokens)), positions].set(tokens, mode="drop")
-            index = jnp.arange(window)
-            seen = jnp.where(index <= positions[:, None], cache[:, :window] * (index + 1), 0)
-            return params[tokens] + toy_bonus(seen.sum(axis=1)[:, None], jnp.arange(self.vocab_size)), cache
+    def copy_pages(self, cache: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
+        """See `Model.copy_pages`."""
 
-        specs = (jax.P(None, None), _ROWS, SLOTS, SLOTS)
-        return jax.shard_map(step, in_specs=specs, out_specs=(_ROWS, _ROWS))(params, cache, tokens, positions)
+        def local(cache: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
+            return cache.at[target].set(cache[source])
+
+        return jax.shard_map(local, in_specs=(_MATRIX, ROWS, ROWS), out_specs=_MATRIX)(cache, source, target)
 
 
 def toy_bonus(checksum: jax.Array | np.ndarray, token: jax.Array | np.ndarray) -> jax.Array | np.ndarray:

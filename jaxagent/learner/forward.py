@@ -14,17 +14,20 @@ import jax.numpy as jnp
 
 from jaxagent.learner.batch import Batch
 from jaxagent.models import critic as critic_model
-from jaxagent.models import sharding
+from jaxagent.models import exact, sharding
 from jaxagent.models.logprobs import token_logprobs
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.models.transformer import forward_packed
 
 
-def policy_forward(spec: ModelSpec) -> Callable[[Params, Batch, float], tuple[jax.Array, jax.Array]]:
+def policy_forward(
+    spec: ModelSpec, tiling: exact.Tiling | None = None
+) -> Callable[[Params, Batch, float], tuple[jax.Array, jax.Array]]:
     """A function: params, batch, temperature -> (log-probs f32[B, R], entropies f32[B, R]).
 
-    Targets with a cross-entropy weight are scored at temperature 1, all others at `temperature`.
+    Targets with a cross-entropy weight are scored at temperature 1, all others at `temperature`. With a `tiling`, the
+    engine's, the log-probs are bit for bit those the engine would record; gradients are those of the ordinary pass.
     """
 
     def forward(params: Params, batch: Batch, temperature: float) -> tuple[jax.Array, jax.Array]:
@@ -34,7 +37,20 @@ def policy_forward(spec: ModelSpec) -> Callable[[Params, Batch, float], tuple[ja
         b, r, e = x.shape
         scores = token_logprobs(params, spec, x.reshape(b * r, e), batch.targets.reshape(b * r), temperature)
         rows = sharding.out(sharding.row_axes(x), None)
-        return tuple(score.reshape(b, r, out_sharding=rows) for score in scores)
+        logprobs, entropy = (score.reshape(b, r, out_sharding=rows) for score in scores)
+        if tiling is None:
+            return logprobs, entropy
+        same = exact.packed_logprobs(
+            jax.lax.stop_gradient(params),
+            spec,
+            tiling,
+            batch.tokens,
+            batch.positions,
+            batch.head_positions,
+            batch.targets,
+            jnp.where(batch.ce_weights != 0, 1.0, jnp.float32(temperature)),
+        )
+        return exact.with_value(logprobs, same), entropy
 
     return forward
 

@@ -15,6 +15,7 @@ from jaxagent.learner.optimizer import make_optimizer
 from jaxagent.learner.state import TrainState, init_state
 from jaxagent.learner.update import Update, make_update
 from jaxagent.models import critic as critics
+from jaxagent.models.exact import Tiling
 from jaxagent.models.spec import ModelSpec
 
 Tree = Any  # a pytree of arrays
@@ -45,7 +46,7 @@ def make_programs(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy:
     packer = Packer(rl.batch, longest_targets(cfg), cfg.mesh.data * cfg.mesh.fsdp)
     updates = rl.steps * rl.updates_per_step * rl.epochs
     optimizer = make_optimizer(rl.optimizer, updates)
-    score_policy, score_value = forward.policy_forward(spec), None
+    score_policy, score_value = forward.policy_forward(spec, tiling(cfg)), None
     critic = critic_optimizer = values = reference = None
     presets.warm_up(rl)
     with jax.set_mesh(mesh):
@@ -61,6 +62,13 @@ def make_programs(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy:
         update = make_update(score_policy, loss.Objective.of(rl), optimizer, mesh, score_value, critic_optimizer)
         state = update.warm_up(state, packer.empty())
     return Programs(packer, update, values, reference), state
+
+
+def tiling(cfg: Config) -> Tiling | None:
+    """What the trainer must know of the engine to score exactly as it samples; None for fast numerics."""
+    if cfg.numerics == "fast":
+        return None
+    return Tiling(cfg.engine.tile_rows, cfg.engine.page_tokens, cfg.engine.cache_dtype)
 
 
 def longest_targets(cfg: Config) -> int:

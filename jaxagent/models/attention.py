@@ -1,7 +1,8 @@
-"""Attention over keys that the caller lays out: packed training rows here, the engine's cache in the engine.
+"""Attention over keys that the caller lays out, in two forms.
 
-`attend_dense` is the one place where scores, softmax and weighted values are computed; the layouts differ only in
-which keys they bring and which of them each query may see (`mask`).
+`attend_dense`: all keys of a row at once, for packed training rows. `attend_pages`: page after page of each query's own
+sequence with a running softmax, for the engine's cache and for exact scoring: what a query gets then depends on its own
+sequence alone, bit for bit, not on who else is in the batch (docs/design.md, "Exact numerics").
 """
 
 from __future__ import annotations
@@ -50,6 +51,48 @@ def attend_dense(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> j
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype).reshape(b, kv_heads, group * c, -1)
     out = contract("bkcm,bkmd->bkcd", weights, v).reshape(b, kv_heads, group, c, d)
     return out.transpose(0, 3, 1, 2, 4).reshape(b, c, h, d)
+
+
+def attend_pages(
+    q: jax.Array, positions: jax.Array, page_tokens: int, read: Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+) -> jax.Array:
+    """softmax(q k^T / sqrt(D)) v with a running softmax (Milakov and Gimelshein, arXiv 1805.02867) over pages of keys.
+
+    A page that a query may not see at all changes none of its bits: its maximum stays, it is scaled by exp(0) = 1 and
+    gets 0 added. So queries of different lengths share one loop, which runs to the end of the longest.
+
+    Args:
+      q: [N, H, D] one query per row; H a multiple of K.
+      positions: i32[N], the query's place in its own sequence; it sees keys 0..position.
+      page_tokens: keys per page.
+      read: page index j -> keys [N, K, D, page_tokens] and values [N, K, page_tokens, D] of each row's sequence from
+        key j * page_tokens on; what lies past the position may be anything finite.
+
+    Returns:
+      [N, H, D] in the dtype of `q`.
+    """
+    n, h, d = q.shape
+    q_scaled = q * jnp.asarray(d**-0.5, q.dtype)
+
+    def page(j: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        peak, total, acc = carry
+        keys, values = read(j)
+        kv_heads = keys.shape[1]
+        grouped = q_scaled.reshape(n, kv_heads, h // kv_heads, d)
+        scores = contract("nkgd,nkdp->nkgp", grouped, keys.astype(q.dtype), dtype=jnp.float32)
+        visible = ((j * page_tokens + jnp.arange(page_tokens)) <= positions[:, None])[:, None, None]
+        scores = jnp.where(visible, scores, MASKED)
+        new_peak = jnp.maximum(peak, scores.max(axis=-1))
+        weights = jnp.where(visible, jnp.exp(scores - new_peak[..., None]), 0.0)
+        keep = jnp.exp(peak - new_peak)
+        out = contract("nkgp,nkpd->nkgd", weights.astype(q.dtype), values.astype(q.dtype), dtype=jnp.float32)
+        return new_peak, total * keep + weights.sum(axis=-1), acc * keep[..., None] + out
+
+    kv_heads = jax.eval_shape(read, jnp.int32(0))[0].shape[1]
+    zeros = jnp.zeros_like(q, jnp.float32).reshape(n, kv_heads, h // kv_heads, d)
+    start = (zeros[..., 0] + MASKED, zeros[..., 0], zeros)
+    _, total, acc = jax.lax.fori_loop(0, jnp.max(positions) // page_tokens + 1, page, start)
+    return (acc / total[..., None]).reshape(n, h, d).astype(q.dtype)
 
 
 def packed(segments: jax.Array) -> Attend:

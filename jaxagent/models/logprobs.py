@@ -18,6 +18,9 @@ from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec, round_up
 
 
+SUM_BLOCK = 64  # tokens whose probabilities are summed together
+
+
 def logits(params: Params, spec: ModelSpec, x: jax.Array) -> jax.Array:
     """Next-token logits f32[N, V] of hidden states x[N, E]; padded vocabulary rows get -1e30 (probability 0)."""
     return _logits(head(params, spec), spec, x)
@@ -66,6 +69,31 @@ def token_logprobs(
 
     logprobs, entropy = lax.map(jax.checkpoint(lambda xs: chunk(*xs)), (split(x), split(targets)))
     return merge(logprobs), merge(entropy)
+
+
+def block_sums(weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """f32[N, V] -> (the same in blocks [N, V / 64, 64] with zeros at the end, the blocks' sums [N, V / 64]).
+
+    The sum of these sums is the engine's and exact scoring's normaliser: one order of additions for both.
+    """
+    rows, vocab = weights.shape
+    blocks = jnp.pad(weights, ((0, 0), (0, -vocab % SUM_BLOCK))).reshape(rows, -1, SUM_BLOCK)
+    return blocks, blocks.sum(axis=-1)
+
+
+def row_logprobs(scores: jax.Array, targets: jax.Array, temperature: jax.Array) -> jax.Array:
+    """Log-probs f32[N] of targets i32[N] under softmax(scores / temperature), as sampling computes them.
+
+    Args:
+      scores: f32[N, V] logits, V whole on each device.
+      targets: i32[N].
+      temperature: f32[N], positive.
+    """
+    scaled = scores / temperature[:, None]
+    peak = jnp.max(scaled, axis=-1, keepdims=True)
+    _, sums = block_sums(jnp.exp(scaled - peak))
+    chosen = jnp.take_along_axis(scaled, targets[:, None], axis=-1)
+    return (chosen - peak)[:, 0] - jnp.log(sums.sum(axis=-1))
 
 
 def _logits(weights: jax.Array, spec: ModelSpec, x: jax.Array) -> jax.Array:

@@ -17,12 +17,13 @@ import jax.numpy as jnp
 
 from jaxagent.config import Config
 from jaxagent.engine import functions
-from jaxagent.engine.executor import decode_windows
+from jaxagent.engine.executor import Sizes
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.learner import forward, state
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.loss import Objective
 from jaxagent.learner.optimizer import make_optimizer
+from jaxagent.learner.programs import tiling
 from jaxagent.learner.update import make_update
 from jaxagent.models import critic as critic_model
 from jaxagent.models import params as model_params
@@ -100,7 +101,7 @@ def compile_all(
         batch = jax.tree.map(lambda x: _abstract(x.shape, x.dtype, mesh, jax.P(sharding.ROWS)), empty)
         ppo = train.critic is not None
         update = make_update(
-            forward.policy_forward(spec),
+            forward.policy_forward(spec, tiling(cfg)),
             Objective.of(cfg.rl),
             make_optimizer(cfg.rl.optimizer, cfg.rl.steps),
             mesh,
@@ -115,7 +116,7 @@ def compile_all(
             add(f"{name}: gradient of a micro-batch", trainable.accumulate, params, batch, grads, tally)
             add(f"{name}: optimiser update", trainable.apply, params, opt_state, train.step, grads, tally)
         if train.reference is not None:
-            score = jax.jit(forward.policy_forward(spec), static_argnums=2)
+            score = jax.jit(forward.policy_forward(spec, tiling(cfg)), static_argnums=2)
             add("reference: log-probs", score, train.reference, batch, Objective.of(cfg.rl).temperature)
         _compile_engine(cfg, spec, mesh, train.params, add)
     return done
@@ -128,21 +129,21 @@ def _compile_engine(
     add("engine: take new weights", jax.jit(model.place), params)
     rollout = jax.eval_shape(model.place, params)
     decode = _decode_state(cfg, model)
-    rows, length = max(cfg.engine.prefill_rows), min(max(cfg.engine.prefill_buckets), cfg.env.context_tokens)
-    tokens = _abstract((rows, length), jnp.int32, mesh, jax.P())
-    index = _abstract((rows,), jnp.int32, mesh, jax.P())
-    prefill = jax.jit(functions.prefill, static_argnums=(0, 6))
-    add(f"engine: prefill {rows} x {length}", prefill, model, rollout, decode, tokens, index, index, False)
+    sizes = Sizes.of(cfg.engine, cfg.env.context_tokens)
+    tables = _abstract((sizes.all_slots, sizes.table), jnp.int32, mesh, jax.P())
+    rows = _abstract((sizes.prefill_tiles, sizes.tile_rows * sizes.shards), jnp.int32, mesh, jax.P())
+    count = _abstract((), jnp.int32, mesh, jax.P())
+    prefill = jax.jit(functions.prefill, static_argnums=0, donate_argnums=2)
+    name = f"engine: prefill {sizes.prefill_rows * sizes.shards} tokens"
+    add(name, prefill, model, rollout, decode, tables, rows, rows, rows, count)
     states = 2 * sum(len(stop) for stop in ("</search>", "</answer>"))  # of the automaton, generously
-    tables = functions.StopTables(
+    stops = functions.StopTables(
         _abstract((states, spec.padded_vocab_size), jnp.int16, mesh, jax.P()),
         _abstract((spec.padded_vocab_size,), jnp.bool_, mesh, jax.P()),
     )
-    generate = jax.jit(functions.generate, static_argnums=(0, 4, 5, 6), donate_argnums=3)
-    window = decode_windows(cfg.env.context_tokens)[-1]
-    truncated = sampling_is_truncated(cfg)
-    steps = cfg.engine.steps_per_dispatch
-    add(f"engine: decode {cfg.engine.slots} slots", generate, model, rollout, tables, decode, steps, window, truncated)
+    generate = jax.jit(functions.generate, static_argnums=(0, 6, 7, 8), donate_argnums=3)
+    static = (cfg.engine.steps_per_dispatch, sizes.tile_rows, sampling_is_truncated(cfg))
+    add(f"engine: decode {cfg.engine.slots} slots", generate, model, rollout, stops, decode, tables, count, *static)
 
 
 def sampling_is_truncated(cfg: Config) -> bool:
@@ -163,8 +164,8 @@ def device_bytes(tree: Tree) -> int:
 
 
 def _decode_state(cfg: Config, model: LanguageModel) -> functions.DecodeState:
-    init = lambda: functions.init_state(model, cfg.engine.slots, cfg.env.context_tokens)  # noqa: E731
-    return jax.eval_shape(init)
+    s = Sizes.of(cfg.engine, cfg.env.context_tokens)
+    return jax.eval_shape(lambda: functions.init_state(model, s.all_slots, s.pages * s.shards, s.page_tokens))
 
 
 def _abstract(shape: tuple[int, ...], dtype: Any, mesh: jax.sharding.Mesh, spec: jax.P) -> jax.ShapeDtypeStruct:

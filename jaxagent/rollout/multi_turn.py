@@ -127,7 +127,7 @@ class _Attempt:
     async def _converse(self, environment: Environment) -> StopReason:
         policy = self._rollout.policy
         with _seconds(self._metrics, "open_s"), _engine_failures():
-            session = await policy.open(self._task.id, self._sample, self._rollout.request_timeout_s)
+            session = await policy.open(self._task.id, self._sample)
         try:
             while True:
                 generation = await self._generate(session)

@@ -1,45 +1,23 @@
-"""Every span lands in the right slots, whatever the buckets: simulated on a NumPy cache."""
+"""Laying out prefills: which row of which tile holds which token."""
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from jaxagent.engine import batching
-
-SLOTS = 12
+from jaxagent.engine.batching import Span, lay_out
 
 
-@settings(max_examples=200, deadline=None)
-@given(
-    sizes=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 9), st.integers(1, 4)), min_size=1, max_size=6),
-    lengths=st.sampled_from([(4,), (4, 16), (8, 32, 64)]),
-    rows=st.sampled_from([(2,), (1, 4), (2, 8)]),
-)
-def test_plan_covers_every_span_once(sizes, lengths, rows) -> None:
-    free = list(range(SLOTS))
-    spans = []
-    for i, (length, start, group) in enumerate(sizes):
-        group = 1 if start else group  # only a whole prompt is shared
-        slots, free = free[:group], free[group:]
-        if slots:
-            spans.append(batching.Span(np.arange(1, length + 1, dtype=np.int32) + 100 * i, start, tuple(slots)))
-    cache = np.zeros((SLOTS + 1, 200), np.int64)
-    for span in spans:
-        cache[list(span.slots), : span.start] = -1  # what was cached before
-    used = 0
-    for calls in batching.plan(spans, lengths, rows, SLOTS):
-        before = cache.copy()
-        for call in calls:
-            assert call.tokens.shape[0] in rows and call.tokens.shape[1] in lengths
-            assert call.fresh == (not call.start.any())
-            used += call.used_tokens
-            for row, slot, start in call.inserts:
-                assert len(row) == len(slot) == len(start) == call.tokens.shape[0]
-                for r, s, p in zip(row, slot, start, strict=True):
-                    if s < SLOTS:
-                        assert (before[call.slot[r], :p] != 0).all()  # a chunk finds those before it
-                        cache[s, p : p + call.tokens.shape[1]] = call.tokens[r]
-    assert used == sum(len(s.tokens) for s in spans)
-    for span in spans:
-        for slot in span.slots:
-            np.testing.assert_array_equal(cache[slot, span.start : span.start + len(span.tokens)], span.tokens)
+def span(first: int, count: int, start: int, slot: int) -> Span:
+    return Span(np.arange(first, first + count, dtype=np.int32), start, slot)
+
+
+def test_each_shard_fills_its_part_of_the_tiles_in_order() -> None:
+    # Two shards of three slots; tiles of two rows per shard.
+    call = lay_out([span(10, 3, 0, 1), span(20, 2, 7, 5), span(30, 1, 4, 2)], 2, 3, 3, 2)
+    assert call.tiles == 2 and call.used_tokens == 6
+    assert call.tokens.tolist() == [[10, 11, 20, 21], [12, 30, 0, 0], [0, 0, 0, 0]]
+    assert call.positions.tolist() == [[0, 1, 7, 8], [2, 4, 0, 0], [0, 0, 0, 0]]
+    assert call.slot.tolist() == [[1, 1, 2, 2], [1, 2, -1, -1], [-1, -1, -1, -1]]
+
+
+def test_nothing_to_do_is_no_tile() -> None:
+    call = lay_out([], 2, 3, 3, 2)
+    assert call.tiles == 0 and (call.slot == -1).all()

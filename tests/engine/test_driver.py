@@ -34,7 +34,7 @@ def test_turns_continue_one_sequence() -> None:
     params = toys.weights()
 
     async def episode(driver):
-        session = await driver.open("t", 0, 20)
+        session = await driver.open("t", 0)
         sequence = letters("hello")
         for number, new in enumerate([letters("hello"), letters("observation"), letters("z"), []]):
             sequence = sequence[: len(sequence) if number else 0] + new
@@ -57,7 +57,7 @@ def test_turns_continue_one_sequence() -> None:
 
 def test_ends_at_stop_eos_and_context() -> None:
     async def episodes(driver):
-        session = await driver.open("t", 0, 20)
+        session = await driver.open("t", 0)
         stop = await turn(driver, session, letters("a"), 20)
         assert (stop.finish, stop.stop_string, stop.tokens.tolist()) == ("stop", "xy", letters("bxy"))
         eos = await turn(driver, session, letters("k"), 20, turn=1)
@@ -76,7 +76,7 @@ async def sample_all(driver, tasks, order, max_tokens=7):
     out = {}
 
     async def episode(task, sample):
-        session = await driver.open(task, sample, 20)
+        session = await driver.open(task, sample)
         a = await turn(driver, session, letters(task), max_tokens, toys.SAMPLED)
         await asyncio.sleep(0.001 * (hash((task, sample, len(order))) % 3))
         b = await turn(driver, session, letters("obs"), max_tokens, toys.SAMPLED, turn=1)
@@ -108,10 +108,10 @@ def test_randomness_knows_no_slot_arrival_or_batch() -> None:
 
 def test_a_group_is_prefilled_once() -> None:
     async def group(driver):
-        blocker = await driver.open("other", 0, 20)
+        blocker = await driver.open("other", 0)
         first = asyncio.create_task(turn(driver, blocker, letters("zz"), 30))
         await asyncio.sleep(0)
-        sessions = [await driver.open("t", i, 20) for i in range(7)]
+        sessions = [await driver.open("t", i) for i in range(7)]
         # Submitted in one go while the driver is busy or idle: they are taken together.
         return await asyncio.gather(
             *(turn(driver, s, letters("a" * 11), sampling=toys.SAMPLED) for s in sessions), first
@@ -131,31 +131,32 @@ def test_a_group_is_prefilled_once() -> None:
             assert g.logprobs[j] == pytest.approx(want, abs=1e-5), (i, j)
 
 
-def test_slots_are_given_in_order_of_asking() -> None:
+def test_turns_wait_for_slots_in_order_of_opening() -> None:
     async def ask(driver):
-        sessions = [await driver.open("t", i, 20) for i in range(4)]
-        got = []
+        sessions = [await driver.open("t", i) for i in range(12)]  # three times as many as slots
+        ended = []
 
-        async def wait(i):
-            session = await driver.open("w", i, 20)
-            got.append(i)
-            return session
+        async def one(i):
+            generation = await turn(driver, sessions[i], letters("ab" + chr(ord("a") + i)), 3)
+            ended.append(i)
+            return generation
 
-        waiters = [asyncio.create_task(wait(i)) for i in range(3)]
-        await asyncio.sleep(0.01)
-        with pytest.raises(TimeoutError):
-            await driver.open("late", 0, 0.02)
-        waiters[1].cancel()
-        for session in sessions[:2]:
-            driver.close(session)
-            driver.close(session)  # twice is once
-        await asyncio.wait([waiters[0], waiters[2]])
-        assert got == [0, 2]
-        with pytest.raises(TimeoutError):
-            await driver.open("none left", 0, 0.02)
+        generations = await asyncio.gather(*(one(i) for i in reversed(range(12))))
+        # Four at a time, a dispatch each, the sessions that were opened first go first.
+        assert [sorted(ended[i : i + 4]) for i in (0, 4, 8)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+        for i, generation in zip(reversed(range(12)), generations, strict=True):
+            sequence = letters("ab" + chr(ord("a") + i))
+            assert generation.tokens.tolist() == toys.greedy(toys.weights(), sequence, 3)
 
     with toys.running() as driver:
         asyncio.run(ask(driver))
+
+
+def on_host(function, x):
+    """x through a function of NumPy arrays, shard by shard."""
+    rows = jax.P(("data", "fsdp"), *(None,) * (x.ndim - 1))
+    call = lambda t: jax.pure_callback(function, jax.ShapeDtypeStruct(t.shape, t.dtype), t)  # noqa: E731
+    return jax.shard_map(call, in_specs=rows, out_specs=rows)(x)
 
 
 class Gate(Toy):
@@ -163,18 +164,13 @@ class Gate(Toy):
 
     entered, opened = threading.Event(), threading.Event()
 
-    def decode(self, params, cache, tokens, positions, window):
+    def logits(self, params, hidden):
         def wait(x):
             Gate.entered.set()
             assert Gate.opened.wait(20)
             return x
 
-        tokens = jax.shard_map(
-            lambda t: jax.pure_callback(wait, jax.ShapeDtypeStruct(t.shape, t.dtype), t),
-            in_specs=jax.P(("data", "fsdp")),
-            out_specs=jax.P(("data", "fsdp")),
-        )(tokens)
-        return super().decode(params, cache, tokens, positions, window)
+        return on_host(wait, hidden)
 
 
 @pytest.mark.parametrize("how", ["close", "cancel", "deadline"])
@@ -183,7 +179,7 @@ def test_abandoned_turns_free_their_slot(how: str) -> None:
     Gate.opened.clear()
 
     async def scene(driver):
-        session = await driver.open("t", 0, 20)
+        session = await driver.open("t", 0)
         task = asyncio.create_task(
             turn(driver, session, letters("abc"), 30, deadline_s=0.2 if how == "deadline" else 20)
         )
@@ -196,16 +192,16 @@ def test_abandoned_turns_free_their_slot(how: str) -> None:
             await task
         with pytest.raises(EngineError, match="closed, broken"):
             await turn(driver, session, letters("abc"))
-        waiting = asyncio.create_task(driver.open("u", 0, 20))
+        other = await driver.open("u", 0)
+        waiting = asyncio.create_task(turn(driver, other, letters("de"), 5))
         await asyncio.sleep(0.02)
-        driver.close(session)
-        assert not waiting.done()  # the device still writes to the slot
+        assert not waiting.done()  # the device is still busy with the abandoned turn
         Gate.opened.set()
-        session = await waiting
-        generation = await turn(driver, session, letters("de"), 5)
+        generation = await waiting
         assert generation.tokens.tolist() == toys.greedy(toys.weights(), letters("de"), 5)
+        driver.close(session)
 
-    with toys.running(1, model=Gate(toys.VOCAB), prefill_rows=(1, 2)) as driver:
+    with toys.running(1, model=Gate(toys.VOCAB), tile_rows=1) as driver:
         asyncio.run(scene(driver))
         assert driver.stats()["requests"] == 2
 
@@ -216,7 +212,7 @@ def test_new_weights_in_the_middle_of_a_turn() -> None:
     Gate.opened.clear()
 
     async def scene(driver):
-        session = await driver.open("t", 0, 20)
+        session = await driver.open("t", 0)
         task = asyncio.create_task(turn(driver, session, letters("abc"), 9))
         await asyncio.to_thread(Gate.entered.wait, 20)
         update = asyncio.create_task(asyncio.to_thread(driver.update_params, new, 8))
@@ -242,30 +238,24 @@ def test_new_weights_in_the_middle_of_a_turn() -> None:
 class Broken(Toy):
     """A toy whose device fails when it meets token 25."""
 
-    def decode(self, params, cache, tokens, positions, window):
+    def extend(self, params, cache, tokens, positions, tables):
         def fail(x):
             if (x == 25).any():
                 raise ValueError("the device is on fire")
             return x
 
-        tokens = jax.shard_map(
-            lambda t: jax.pure_callback(fail, jax.ShapeDtypeStruct(t.shape, t.dtype), t),
-            in_specs=jax.P(("data", "fsdp")),
-            out_specs=jax.P(("data", "fsdp")),
-        )(tokens)
-        return super().decode(params, cache, tokens, positions, window)
+        return super().extend(params, cache, on_host(fail, tokens), positions, tables)
 
 
 def test_device_failure_reaches_everyone_and_the_driver_starts_again() -> None:
     async def scene(driver):
-        sessions = [await driver.open("t", i, 20) for i in range(4)]
-        waiting = asyncio.create_task(driver.open("w", 0, 20))
-        await asyncio.sleep(0)
+        sessions = [await driver.open("t", i) for i in range(4)]
+        sessions.append(await driver.open("w", 0))  # one more than slots
         turns = [turn(driver, s, letters("az" if i == 2 else "ab"), 30) for i, s in enumerate(sessions)]
-        results = await asyncio.gather(*turns, waiting, return_exceptions=True)
-        assert all(isinstance(r, EngineError) and "on fire" in str(r) for r in results), results
+        results = await asyncio.gather(*turns, return_exceptions=True)
+        assert len(results) == 5 and all(isinstance(r, EngineError) and "on fire" in str(r) for r in results), results
         with pytest.raises(EngineError, match="on fire"):
-            await driver.open("t", 0, 20)
+            await driver.open("t", 0)
         with pytest.raises(EngineError, match="on fire"):
             driver.update_params(toys.weights(), 1)
         return sessions
@@ -273,9 +263,7 @@ def test_device_failure_reaches_everyone_and_the_driver_starts_again() -> None:
     async def again(driver, stale):
         for session in stale:
             driver.close(session)  # of an earlier life: harmless
-        sessions = [await driver.open("t", i, 20) for i in range(4)]
-        with pytest.raises(TimeoutError):
-            await driver.open("t", 4, 0.02)
+        sessions = [await driver.open("t", i) for i in range(4)]
         return await turn(driver, sessions[0], letters("ab"), 3)
 
     with toys.running(model=Broken(toys.VOCAB), params=chain("bcd")) as driver:
@@ -287,22 +275,20 @@ def test_device_failure_reaches_everyone_and_the_driver_starts_again() -> None:
 
 
 class BrokenPrefill(Toy):
-    """A toy that fails before a turn has begun; not while warming up, which prefills zeros."""
+    """A toy that fails before a turn has begun; not while warming up, which prefills nothing."""
 
-    def prefill(self, params, cache, tokens, start, slot, fresh):
+    def extend(self, params, cache, tokens, positions, tables):
         def fail(x):
             if x.any():
                 raise ValueError("no prefill today")
             return x
 
-        rows = jax.P(("data", "fsdp"), None)
-        call = lambda t: jax.pure_callback(fail, jax.ShapeDtypeStruct(t.shape, t.dtype), t)  # noqa: E731
-        return jax.shard_map(call, in_specs=rows, out_specs=rows)(tokens)
+        return super().extend(params, cache, on_host(fail, tokens), positions, tables)
 
 
 def test_failure_between_the_queue_and_the_slots_reaches_the_turn() -> None:
     async def scene(driver):
-        session = await driver.open("t", 0, 20)
+        session = await driver.open("t", 0)
         with pytest.raises(EngineError, match="no prefill"):
             await turn(driver, session, letters("abc"))
 
@@ -315,7 +301,7 @@ def test_stop_tells_who_waits() -> None:
     Gate.opened.clear()
 
     async def scene(driver):
-        session = await driver.open("t", 0, 20)
+        session = await driver.open("t", 0)
         task = asyncio.create_task(turn(driver, session, letters("abc"), 30))
         await asyncio.to_thread(Gate.entered.wait, 20)
         stopping = asyncio.create_task(asyncio.to_thread(driver.stop, 20))
@@ -332,7 +318,7 @@ def test_stop_tells_who_waits() -> None:
 
 def test_mistakes() -> None:
     async def scene(driver):
-        session = await driver.open("t", 0, 20)
+        session = await driver.open("t", 0)
         with pytest.raises(ValueError, match="at least one token"):
             await turn(driver, session, [])
         with pytest.raises(ValueError, match="truncation"):
@@ -343,10 +329,15 @@ def test_mistakes() -> None:
         with pytest.raises(EngineError, match="already started"):
             driver.start(1)
     with pytest.raises(EngineError, match="not started"):
-        asyncio.run(toys.make().open("t", 0, 1))
+        asyncio.run(toys.make().open("t", 0))
+
+
+def test_pages_must_hold_one_sequence() -> None:
+    with pytest.raises(ConfigError, match="pages: 8 pages of 4 tokens over 1 shards cannot hold one sequence of 40"):
+        toys.make(pages=8).start(60)
 
 
 def test_slots_must_divide_over_the_mesh() -> None:
-    driver = toys.make(6, data=4, prefill_rows=(4,))
+    driver = toys.make(6, data=4)
     with pytest.raises(ConfigError, match="slots: 6 does not divide"):
         driver.start(60)

@@ -47,8 +47,11 @@ def driver_for(mesh: jax.sharding.Mesh, spec: ModelSpec = SPEC, truncation: bool
     cfg = EngineConfig(
         slots=slots,
         steps_per_dispatch=4,
-        prefill_buckets=(4, 16),
-        prefill_rows=(4, 8),
+        prefill_tokens=32,
+        pages=128,
+        page_tokens=8,
+        tile_rows=8,
+        kv_on_update="keep",
         cache_dtype="float32",
         request_timeout_s=30.0,
     )
@@ -72,7 +75,7 @@ async def episodes(driver: Driver, count: int, sampling: SamplingConfig = COOL):
     observations = [[rng.integers(0, VOCAB, n) for n in rng.integers(0, 20, 2)] for _ in range(count)]
 
     async def episode(i: int):
-        session = await driver.open(f"task{i // 2}", i % 2, 30)
+        session = await driver.open(f"task{i // 2}", i % 2)
         sequence, positions, values = [], [], []
         for turn, new in enumerate([prompts[i // 2], *observations[i]]):
             g = await driver.generate(session, new, 5 + i % 4, sampling, turn, 30)
@@ -128,7 +131,7 @@ def test_nothing_compiles_after_warm_up() -> None:
     with driver_for(mesh, spec, truncation=True) as driver:
         driver.start(120)
         warm = driver.stats()["compiles"]
-        assert warm > 10
+        assert warm > 4
         jax.monitoring.register_event_duration_secs_listener(listener)
         try:
             asyncio.run(episodes(driver, 12))

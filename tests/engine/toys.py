@@ -30,8 +30,11 @@ def config(slots: int = 4, **changes) -> EngineConfig:
     fields = dict(
         slots=slots,
         steps_per_dispatch=3,
-        prefill_buckets=(4, 8),
-        prefill_rows=(2, 4),
+        prefill_tokens=8,
+        pages=48,
+        page_tokens=4,
+        tile_rows=4,
+        kv_on_update="keep",
         cache_dtype="float32",
         request_timeout_s=20.0,
     )

@@ -19,8 +19,8 @@ TINY = {
     "model.head_dim": 16,
     "tokenizer.vocab_size": 256,
     "engine.slots": 8,
-    "engine.prefill_buckets": "(16,)",
-    "engine.prefill_rows": "(4,)",
+    "engine.prefill_tokens": 128,
+    "engine.pages": 16,
     "env.context_tokens": 64,
     "rl.batch.row_tokens": 64,
     "rl.batch.micro_rows": 4,
@@ -42,8 +42,8 @@ THREE_BILLION = {
     "tokenizer.vocab_size": 151_936,
     "engine.slots": 64,
     "engine.cache_dtype": "bfloat16",
-    "engine.prefill_buckets": "(512,)",
-    "engine.prefill_rows": "(8,)",
+    "engine.prefill_tokens": 4096,
+    "engine.pages": 4096,
     "env.context_tokens": 4096,
     "rl.batch.row_tokens": 4096,
     "rl.batch.micro_rows": 4,
@@ -76,8 +76,8 @@ def test_a_tiny_model_on_four_virtual_devices(tmp_path):
     assert 4 * matrices / 4 < resident["parameters"] < 4 * matrices / 4 + 4 * (plan["parameters"] - matrices) + 1
     assert resident["optimiser"] == pytest.approx(2 * resident["parameters"], rel=0.01)
     assert resident["reference"] == resident["parameters"]
-    # keys and values: 2 layers x 8 slots x 64 positions x 2 heads x 16, split over fsdp and tensor
-    assert resident["kv cache"] == 2 * 2 * 8 * 64 * 2 * 16 * 4 / 4
+    # keys and values: 2 layers x (16 pages / 2 and the one that is nobody's) x 64 positions x 2 heads / 2 x 16
+    assert resident["kv cache"] == 2 * 2 * 9 * 64 * 1 * 16 * 4
     assert {"policy", "critic", "reference", "engine"} <= {p["name"].split(":")[0] for p in plan["programs"]}
     assert plan["peak_bytes"] > sum(resident.values())
     assert plan["times"]["total_s"] > 0 and plan["work"]["train_flops"] > 0

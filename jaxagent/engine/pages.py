@@ -1,0 +1,268 @@
+"""Who uses which page of the key/value pools: reference counts, page lists, reuse. NumPy and stdlib only.
+
+A sequence's position p lies in `pages[p // page_tokens]` at `p % page_tokens`. A full page whose keys and values are
+computed never changes and is shared by reference. A partial page has one writer; the prefix tree may know its tokens,
+since the writer only appends, but another sequence that begins with them gets a copy. What sequences leave behind
+stays in the tree until the pages are needed.
+
+Nothing here touches the device. It is enough that the device does what the driver issues in order: a page may be handed
+out again while work issued earlier still uses it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from jaxagent.engine.prefix_tree import ROOT, PrefixTree
+
+TRASH = ROOT  # the page that padding rows write to: never handed out
+
+
+@dataclasses.dataclass(eq=False)
+class Sequence:
+    """The pages of one sequence. Made by `PageStore.open`; read `pages`, change nothing."""
+
+    pages: list[int] = dataclasses.field(default_factory=list)
+    committed: int = 0  # leading tokens that `commit` has seen, or that came with shared pages
+    life: int = 0  # how often the store had forgotten everything when this sequence began
+
+
+@dataclasses.dataclass(frozen=True)
+class Admission:
+    """What a sequence starts with."""
+
+    cached: int  # leading tokens that need no prefill once the copies are made
+    copies: list[tuple[int, int]]  # (source page, destination page), whole pages
+
+
+class PageStore:
+    """All pages but the trash page, the sequences that use them and the tree of what they cache.
+
+    In every step these hold, see `check`: a page is free, or has one reference per sequence that lists it and one if
+    the tree has it. The listed pages before `committed` are a path of the tree, so a page that only the tree uses has
+    only such pages below it: every idle page can be evicted, and counting them tells what can be handed out.
+
+    Args:
+      pages: P, the trash page included; at least 2.
+      page_tokens: positions per page.
+
+    Raises:
+      ValueError: sizes too small.
+    """
+
+    def __init__(self, pages: int, page_tokens: int) -> None:
+        if pages < 2 or page_tokens < 1:
+            raise ValueError(f"A store needs 2 pages of 1 token at least, not {pages} of {page_tokens}.")
+        self.page_tokens = page_tokens
+        self.hit_tokens = 0  # tokens that admissions found cached
+        self.evictions = 0  # pages given up because others needed them
+        self._total = pages - 1
+        self._free = list(range(pages - 1, TRASH, -1))  # a stack, page 1 on top
+        self._refs = [0] * pages
+        self._idle = 0  # pages that only the tree uses
+        self._tree = PrefixTree(page_tokens)
+        self._open: dict[Sequence, None] = {}
+        self._life = 0
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that hold nothing."""
+        return len(self._free)
+
+    @property
+    def evictable_pages(self) -> int:
+        """Pages that only the tree uses."""
+        return self._idle
+
+    @property
+    def used_pages(self) -> int:
+        """Pages that sequences use, each counted once."""
+        return self._total - len(self._free) - self._idle
+
+    def open(self) -> Sequence:
+        """A new sequence without pages; `admit` it next, `release` it in the end."""
+        seq = Sequence(life=self._life)
+        self._open[seq] = None
+        return seq
+
+    def admit(self, seq: Sequence, tokens: np.ndarray, needed: int) -> Admission | None:
+        """Gives a sequence its first pages, those that hold a prefix of its tokens already where there are any.
+
+        The last token is never counted as cached: a turn begins by decoding from it. The copies must be issued before
+        any work that a later call on this store leads to, and after the work that earlier commits spoke of.
+
+        Args:
+          seq: open and without pages.
+          tokens: i32[n], the sequence from its start.
+          needed: positions to have pages for, n at least.
+
+        Returns:
+          What is cached; None if there are not enough pages even without all idle ones, and then nothing has changed.
+
+        Raises:
+          ValueError: the sequence is not open, has pages, or `needed` is less than n.
+        """
+        self._must_be_open(seq)
+        if seq.pages or needed < len(tokens):
+            raise ValueError(f"Admission of {len(tokens)} tokens to {needed} positions and {len(seq.pages)} pages.")
+        match = self._tree.match(tokens[:-1])
+        shared, tail = match.pages, match.tail
+        fresh = self._pages_for(needed) - len(shared)
+        spare = len(self._free) + self._idle - sum(self._refs[page] == 1 for page in shared)
+        if fresh > spare:
+            return None
+        if tail and self._refs[tail[0]] == 1 and fresh == spare:
+            tail = None  # the page to copy from is itself needed: compute those few tokens again
+        reused = [*shared, tail[0]] if tail else shared
+        self._tree.touch(reused)
+        # The source of the copy is held while pages are handed out, so that it is none of them. No longer: the driver
+        # issues the copy now, and whoever gets the source later writes to it later.
+        for page in reused:
+            self._retain(page)
+        seq.pages = shared + self._take(fresh)
+        cached, copies = len(shared) * self.page_tokens, []
+        seq.committed, seq.life = cached, self._life
+        if tail:
+            source, count = tail
+            cached += count
+            copies = [(source, seq.pages[len(shared)])]
+            self._drop(source)
+        self.hit_tokens += cached
+        return Admission(cached, copies)
+
+    def cached(self, tokens: np.ndarray) -> int:
+        """How many leading tokens of i32[n] an admission would find cached, n - 1 at most."""
+        match = self._tree.match(tokens[:-1])
+        return len(match.pages) * self.page_tokens + (match.tail[1] if match.tail else 0)
+
+    def grow(self, seq: Sequence, needed: int) -> bool:
+        """Gives a sequence pages for all positions below `needed`; False if there are too few: nothing has changed.
+
+        Raises:
+          ValueError: the sequence is not open.
+        """
+        self._must_be_open(seq)
+        fresh = max(self._pages_for(needed) - len(seq.pages), 0)
+        if fresh > len(self._free) + self._idle:
+            return False
+        seq.pages += self._take(fresh)
+        return True
+
+    def commit(self, seq: Sequence, tokens: np.ndarray) -> None:
+        """Lets others find what a sequence has cached; costs only what is new since its last commit.
+
+        A full page that equals one of the tree's is given back and `seq.pages` names the tree's instead: read it anew
+        before the next dispatch. A sequence that began before the last `forget` is not entered, its cache is of
+        other weights.
+
+        Args:
+          seq: open.
+          tokens: i32[n], the sequence from its start, all of it computed or issued to the device; starts with what
+            was committed before.
+
+        Raises:
+          ValueError: the sequence is not open, or has no pages for so many tokens.
+        """
+        self._must_be_open(seq)
+        if self._pages_for(len(tokens)) > len(seq.pages):
+            raise ValueError(f"{len(tokens)} tokens cannot be cached in {len(seq.pages)} pages.")
+        if len(tokens) <= seq.committed or seq.life != self._life:
+            return
+        for i in range(seq.committed // self.page_tokens, self._pages_for(len(tokens))):
+            part = tokens[i * self.page_tokens : (i + 1) * self.page_tokens]
+            page, was_in = seq.pages[i], seq.pages[i] in self._tree
+            kept = self._tree.put(seq.pages[i - 1] if i else ROOT, part, page)
+            # The sequence has a reference of its own throughout, so the page becomes neither idle nor free by this.
+            self._refs[page] += (kept == page) - was_in
+            if kept != page and len(part) == self.page_tokens:
+                # Not only to save a page: it keeps the sequence's pages a path of the tree.
+                self._retain(kept)
+                self._drop(page)
+                seq.pages[i] = kept
+        seq.committed = len(tokens)
+
+    def release(self, seq: Sequence) -> None:
+        """Ends a sequence, or takes its pages from it; what it committed can be found until it is evicted.
+
+        Raises:
+          ValueError: the sequence is not open.
+        """
+        self._must_be_open(seq)
+        del self._open[seq]
+        for page in reversed(seq.pages):
+            self._drop(page)
+        seq.pages, seq.committed = [], 0
+
+    def forget(self) -> None:
+        """Nothing cached so far is found any more (the weights have changed); open sequences keep their pages."""
+        self._life += 1
+        self._idle = 0
+        for page in self._tree.clear():
+            self._drop(page)
+
+    def _must_be_open(self, seq: Sequence) -> None:
+        if seq not in self._open:
+            raise ValueError("The sequence is not open in this store.")
+
+    def _pages_for(self, positions: int) -> int:
+        return -(-positions // self.page_tokens)
+
+    def _retain(self, page: int) -> None:
+        self._idle -= self._is_idle(page)
+        self._refs[page] += 1
+
+    def _drop(self, page: int) -> None:
+        self._refs[page] -= 1
+        if self._refs[page] == 0:
+            self._free.append(page)
+        elif self._is_idle(page):
+            self._idle += 1
+            self._tree.offer(page)
+
+    def _is_idle(self, page: int) -> bool:
+        return self._refs[page] == 1 and page in self._tree
+
+    def _take(self, count: int) -> list[int]:
+        """Hands out pages with a reference each, evicting the fewest possible; there must be enough."""
+        while len(self._free) < count:
+            page = self._tree.evict(self._is_idle)
+            assert page is not None, "idle pages were miscounted"
+            self._idle -= 1
+            self.evictions += 1
+            self._refs[page] = 0
+            self._free.append(page)
+        taken = [self._free.pop() for _ in range(count)]
+        for page in taken:
+            self._refs[page] = 1
+        return taken
+
+    def check(self) -> None:
+        """Raises AssertionError naming the first broken invariant; linear in the pages, for tests."""
+        pages, free = range(TRASH + 1, self._total + 1), set(self._free)
+        users: dict[int, list[tuple[Sequence, int]]] = {page: [] for page in pages}
+        for seq in self._open:
+            for i, page in enumerate(seq.pages):
+                assert page in users, f"a sequence lists page {page}, which is not its to have"
+                users[page].append((seq, i))
+            path = seq.pages[: seq.committed // self.page_tokens]
+            if path and seq.life == self._life:
+                assert path[-1] in self._tree, f"page {path[-1]} is committed but not in the tree"
+                assert self._tree.path(path[-1]) == path, "a sequence's committed pages are not a path of the tree"
+        for page, uses in users.items():
+            refs = len(uses) + (page in self._tree)
+            assert self._refs[page] == refs, f"page {page} has {refs} references, {self._refs[page]} are counted"
+            assert (page in free) == (refs == 0), f"page {page} is free and in use, or lost"
+            full = all(i < seq.committed // self.page_tokens for seq, i in uses)
+            assert len(uses) <= 1 or full, f"page {page} is written by several sequences"
+            if page in self._tree:
+                fresh = all(seq.life == self._life for seq, _ in uses)
+                assert fresh, f"page {page} is in the tree with what other weights computed"
+                assert self._tree.is_full(page) or len(uses) <= 1, f"page {page} is partial and shared"
+                above = self._tree.path(page) if uses else []
+                assert not any(map(self._is_idle, above)), f"page {page} is used below an idle page"
+        assert self._refs[TRASH] == 0 and TRASH not in free, "the trash page is in circulation"
+        assert len(free) == len(self._free), "a page is free twice"
+        assert self._idle == sum(map(self._is_idle, pages)), "idle pages are miscounted"
+        self._tree.check(self._is_idle)

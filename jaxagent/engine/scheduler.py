@@ -1,0 +1,317 @@
+"""Who generates next: admission by pages, shared prefixes, chunked prefill, preemption. Host decisions only.
+
+Between two dispatches the driver lets it admit what waits, older sessions first. A turn needs a free slot and pages for
+its context; what the prefix tree holds of it is shared or copied, the rest is prefilled, at most
+`Sizes.prefill_rows` tokens per shard and round, so that a long prompt does not stall those who generate. Pages for
+new tokens are taken dispatch by dispatch. When there are none, idle prefixes are evicted, then sessions lose theirs:
+those whose environment works, those that wait, and last the youngest that generates, never one older than who asks.
+Whoever lost pages is prefilled again when its turn comes and goes on as if nothing had happened: randomness is keyed by
+position, so its tokens are the same. The oldest can always go on, since one sequence fits: no deadlock.
+
+Owned by the driver's thread. Device work is issued in the order of the decisions, which is why a page may be handed out
+while work issued earlier still reads it.
+"""
+
+from __future__ import annotations
+
+import collections
+import heapq
+import itertools
+import time
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from jaxagent.engine.automaton import Automaton
+from jaxagent.engine.batching import Span
+from jaxagent.engine.executor import Executor
+from jaxagent.engine.pages import PageStore
+from jaxagent.engine.requests import Ledger, Request, Session, rows_of
+from jaxagent.types import Generation
+
+
+class Scheduler:
+    """Slots, pages and the order of turns.
+
+    Args:
+      executor: the device side.
+      context: tokens of the longest sequence.
+      stops: the stop automaton.
+    """
+
+    def __init__(self, executor: Executor, context: int, stops: Automaton) -> None:
+        sizes = executor.sizes
+        self._executor, self._sizes, self._stops = executor, sizes, stops
+        self.stores = [PageStore(sizes.pages, sizes.page_tokens) for _ in range(sizes.shards)]
+        self.ledger = Ledger(sizes.all_slots, context, stops)
+        self.stats: collections.Counter[str] = collections.Counter()
+        self._tables = np.zeros((sizes.all_slots, sizes.table), np.int32)
+        self._free_slots = [
+            list(range(shard * sizes.slots, (shard + 1) * sizes.slots)) for shard in range(sizes.shards)
+        ]  # heaps: low slots first, so that those in use fill few tiles
+        self._waiting: list[Request] = []
+        self._prefilling: list[Request] = []  # have slot and pages, their context is not cached yet
+        self._holders: dict[Session, None] = {}  # sessions with pages
+
+    # ---------------------------------------------------------------- what the driver says
+
+    @property
+    def waiting(self) -> bool:
+        """Whether some turn is not generating yet."""
+        return bool(self._waiting or self._prefilling)
+
+    @property
+    def requests(self) -> list[Request]:
+        """Every turn in the scheduler's hands."""
+        return [*self._waiting, *self._prefilling, *(r for r in self.ledger.requests if r is not None)]
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        """New turns."""
+        self._waiting += requests
+        self._waiting.sort(key=lambda r: r.session.number)
+
+    def drop(self, sessions: Iterable[Session]) -> None:
+        """Sessions that are closed or whose turn was abandoned: their slots and pages are free at once."""
+        mask = np.zeros(self._sizes.all_slots, bool)
+        gone = set(sessions)
+        self._waiting = [r for r in self._waiting if r.session not in gone]
+        for request in [r for r in self._prefilling if r.session in gone]:
+            self._prefilling.remove(request)
+            self._give_back(request)
+        for request in [r for r in self.ledger.requests if r is not None and r.session in gone]:
+            mask[request.slot] = True
+            self.ledger.drop(request.slot)
+            self._give_back(request)
+        if mask.any():
+            self._executor.free(mask)
+        for session in gone:
+            self._release(session)
+
+    def forget(self, recompute: bool) -> None:
+        """The weights have changed: cached prefixes serve nobody new.
+
+        Args:
+          recompute: sessions lose what the old weights cached, too, and turns in progress are prefilled again.
+        """
+        for store in self.stores:
+            store.forget()
+        if recompute:
+            for session in list(self._holders):
+                self._preempt(session)
+
+    # ---------------------------------------------------------------- admission and prefill
+
+    def admit(self) -> None:
+        """Gives waiting turns slots and pages, prefills, and starts those whose context is cached."""
+        room = [self._sizes.prefill_rows] * self._sizes.shards
+        while True:
+            began = time.monotonic()
+            fresh = list(self._admissible(began))
+            self._prefilling += fresh
+            spans = list(self._spans(room))
+            if spans:
+                call = self._executor.prefill(spans, self._tables)
+                self.stats.update(
+                    prefill_tokens=call.used_tokens, prefill_padded_tokens=call.tiles * call.tokens.shape[1]
+                )
+            ready = [r for r in self._prefilling if r.prefilled == len(r.tokens) - 1]
+            self._prefilling = [r for r in self._prefilling if r.prefilled < len(r.tokens) - 1]
+            for request in [*ready, *self._prefilling]:
+                self._commit(request, request.tokens[: request.prefilled])
+            if ready:
+                self._begin(ready)
+            if spans or ready:
+                self._executor.wait()
+                self.stats["prefill_s"] += time.monotonic() - began
+            # What was prefilled just now may be what others waited for.
+            if not fresh or not self._waiting:
+                return
+
+    def _admissible(self, now: float) -> Iterator[Request]:
+        """Takes turns out of the queue that have a slot and pages now; copies of shared pages are issued."""
+        copies: list[tuple[int, int, int]] = []
+        computing = {self._first_page(r.tokens): r.tokens for r in reversed(self._prefilling)}
+        full: set[int] = set()  # shards in which the first in the queue waits for pages
+        for request in list(self._waiting):
+            session = request.session
+            open_shards = {s for s, slots in enumerate(self._free_slots) if slots} - full
+            if session.pages is None:
+                cached = {s: self.stores[s].cached(request.tokens) for s in open_shards}
+                other = computing.get(self._first_page(request.tokens))
+                if other is not None and _common(request.tokens[:-1], other) > max(cached.values(), default=0):
+                    continue  # wait for what is being prefilled
+                # Where most is cached; else where most is free.
+                ranked = sorted(open_shards, key=lambda s: (-cached[s], -self._room(s), s))
+            else:
+                ranked = [session.shard] if session.shard in open_shards else []
+            if not ranked:
+                continue
+            session.shard = ranked[0]
+            if not self._give_pages(request, copies):
+                full.add(session.shard)
+                continue
+            self._waiting.remove(request)
+            request.slot = heapq.heappop(self._free_slots[session.shard])
+            self._show(request)
+            computing.setdefault(self._first_page(request.tokens), request.tokens)
+            if not request.admitted_s:  # else it was interrupted
+                request.admitted_s, request.cached_tokens = now, request.prefilled
+                self.stats.update(requests=1, queue_s=now - request.submitted_s, cached_tokens=request.prefilled)
+            yield request
+        if copies:
+            self._executor.copy_pages(copies)
+
+    def _give_pages(self, request: Request, copies: list[tuple[int, int, int]]) -> bool:
+        """Pages for a turn's context; what is cached of it already is in `request.prefilled`."""
+        session, store = request.session, self.stores[request.session.shard]
+        while True:
+            if session.pages is not None:
+                if store.grow(session.pages, len(request.tokens)):
+                    request.prefilled = session.cached
+                    return True
+            else:
+                pages = store.open()
+                admission = store.admit(pages, request.tokens, len(request.tokens))
+                if admission is not None:
+                    session.pages, self._holders[session] = pages, None
+                    request.prefilled = admission.cached
+                    copies += [(session.shard, *copy) for copy in admission.copies]
+                    return True
+                store.release(pages)
+            if not self._make_room(session, generating=False):
+                return False
+
+    def _make_room(self, asking: Session, generating: bool) -> bool:
+        """Takes the pages of one session of the shard; False if there is none to take from."""
+        prefilling = {r.session for r in self._prefilling}
+        others = [s for s in self._holders if s.shard == asking.shard and s is not asking and s not in prefilling]
+        busy = {r.session for r in self.ledger.requests if r is not None}
+        idle = [s for s in others if s not in busy and s.request is None]
+        queued = [s for s in others if s not in busy and s.request is not None and s.number > asking.number]
+        younger = [s for s in others if s in busy and s.number > asking.number] if generating else []
+        for candidates in (idle, queued, younger):
+            if candidates:
+                self._preempt(max(candidates, key=lambda s: s.number))
+                return True
+        return False
+
+    def _preempt(self, session: Session) -> None:
+        """Takes a session's pages; a turn in progress goes back to the queue with what it has sampled."""
+        request = next((r for r in self.requests if r.session is session and r.slot >= 0), None)
+        if request is not None:
+            if request in self._prefilling:
+                self._prefilling.remove(request)
+            else:
+                mask = np.zeros(self._sizes.all_slots, bool)
+                mask[request.slot] = True
+                self._executor.free(mask)
+                sampled = self.ledger.drop(request.slot)
+                request.before += sampled
+                request.budget -= len(sampled.tokens)
+                request.tokens = np.concatenate([request.tokens, sampled.tokens])
+                request.prefilled = len(request.tokens) - 1
+                self._commit(request, request.tokens[:-1])
+            self._give_back(request)
+            self.submit([request])
+        self._release(session)
+        self.stats["preemptions"] += 1
+
+    def _spans(self, room: list[int]) -> Iterator[Span]:
+        """What is prefilled now, first come first served, and takes it off the room of its shard."""
+        for request in self._prefilling:
+            shard = request.session.shard
+            stop = min(len(request.tokens) - 1, request.prefilled + room[shard])
+            if stop > request.prefilled:
+                yield Span(request.tokens[request.prefilled : stop], request.prefilled, request.slot)
+                room[shard] -= stop - request.prefilled
+                request.prefilled = stop
+
+    def _begin(self, ready: list[Request]) -> None:
+        self._executor.begin(rows_of(ready, self._sizes.all_slots, self._stops))
+        now = time.monotonic()
+        for request in ready:
+            request.begun_s = request.begun_s or now
+            request.session.cached = len(request.tokens) - 1
+            self.ledger.begin(request)
+
+    # ---------------------------------------------------------------- generation
+
+    def dispatch(self, version: int) -> list[tuple[Request, Generation]]:
+        """Generates up to K tokens in every active slot; returns the turns that ended."""
+        self._grow()
+        turns = int(self.ledger.active.sum())
+        if not turns:
+            return []
+        began = time.monotonic()
+        result = self._executor.generate(self._tables, self.ledger.active, self.ledger.truncated)
+        now = time.monotonic()
+        sampled = int(result.count @ self.ledger.active)
+        finished = [self.ledger.finish(slot, result, now) for slot in self.ledger.record(result, version)]
+        for request, generation in finished:
+            session = request.session
+            session.cached = len(session.tokens) - 1
+            self._commit(request, session.tokens[:-1])
+            self._give_back(request)
+            self.stats["overshoot_count"] += generation.overshoot_bytes > 0
+        self.stats.update(dispatches=1, decode_s=now - began, decode_turns=turns, sampled_tokens=sampled)
+        return finished
+
+    def _grow(self) -> None:
+        """Pages for the tokens of the next dispatch, older sessions first."""
+        active = [r for r in self.ledger.requests if r is not None]
+        for request in sorted(active, key=lambda r: r.session.number):
+            while self.ledger.requests[request.slot] is request:  # not preempted by an older one
+                count = self.ledger.count(request.slot)
+                position = len(request.tokens) - 1 + count
+                needed = position + min(self._executor.steps, request.budget - count)
+                if self.stores[request.session.shard].grow(request.session.pages, needed):
+                    self._show(request)
+                    break
+                if not self._make_room(request.session, generating=True):
+                    self._preempt(request.session)
+
+    # ---------------------------------------------------------------- pages and slots
+
+    def _commit(self, request: Request, tokens: np.ndarray) -> None:
+        """Lets others find what is cached; the session may get shared pages in exchange for its own."""
+        self.stores[request.session.shard].commit(request.session.pages, tokens)
+        if request.slot >= 0:
+            self._show(request)
+
+    def _show(self, request: Request) -> None:
+        pages = request.session.pages.pages
+        self._tables[request.slot, : len(pages)] = pages
+        self._tables[request.slot, len(pages) :] = 0
+
+    def _give_back(self, request: Request) -> None:
+        heapq.heappush(self._free_slots[request.session.shard], request.slot)
+        request.slot = -1
+
+    def _release(self, session: Session) -> None:
+        if session.pages is not None:
+            self.stores[session.shard].release(session.pages)
+            session.pages, session.cached = None, 0
+            del self._holders[session]
+
+    def _room(self, shard: int) -> int:
+        return self.stores[shard].free_pages + self.stores[shard].evictable_pages
+
+    def _first_page(self, tokens: np.ndarray) -> bytes:
+        return tokens[: self._sizes.page_tokens].tobytes()
+
+    def check(self) -> None:
+        """Raises AssertionError if a page or a slot is lost or used twice; for tests."""
+        for store in self.stores:
+            store.check()
+        held = [r.slot for r in self.requests if r.slot >= 0]
+        slots = sorted([*held, *itertools.chain(*self._free_slots)])
+        assert slots == list(range(self._sizes.all_slots)), "a slot is lost or used twice"
+        listed = sum(store.used_pages for store in self.stores)
+        assert listed == len({(s.shard, p) for s in self._holders for p in s.pages.pages}), "pages without a session"
+
+
+def _common(a: np.ndarray, b: np.ndarray) -> int:
+    """Leading tokens that two sequences have in common."""
+    size = min(len(a), len(b))
+    different = np.flatnonzero(a[:size] != b[:size])
+    return int(different[0]) if len(different) else size

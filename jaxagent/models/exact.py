@@ -1,0 +1,202 @@
+"""Scoring packed rows exactly as the engine sampled them: the same tiles, page after page, bit for bit.
+
+XLA picks kernels by shape, so a matrix product of 64 rows and one of 1024 round differently, and so do norms and
+softmaxes. Here every row goes through programs of one shape, `tile_rows` rows at a time, and attends to its own
+sequence in pages that start at its own first token (docs/design.md, "Exact numerics"). What a token gets then depends
+on its own sequence alone: not on who shares the batch, on packing, or on whether it is decoded, prefilled or trained.
+
+Axis letters: B packed rows, T tokens per row, R targets per row, n tiles, N rows of a tile over all shards, E embed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jaxagent.models import sharding, transformer
+from jaxagent.models.attention import attend_pages
+from jaxagent.models.logprobs import logits, row_logprobs
+from jaxagent.models.params import ArraySpec, Params, param_specs
+from jaxagent.models.spec import ModelSpec
+
+_ROWS = jax.P(sharding.ROWS)
+_HEADS = jax.P(sharding.ROWS, "tensor", None)
+_KEYS = jax.P(sharding.ROWS, "tensor", None, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiling:
+    """What of the engine is part of its numbers. Static under jit."""
+
+    tile_rows: int
+    page_tokens: int
+    cache_dtype: str
+
+
+@flax.struct.dataclass
+class _RowCache:
+    """One layer's keys and values of packed rows, with room for a page that begins at the last token."""
+
+    keys: jax.Array  # [B, K, D, T + page_tokens]
+    values: jax.Array  # [B, K, T + page_tokens, D]
+
+
+def packed_logprobs(
+    params: Params,
+    spec: ModelSpec,
+    tiling: Tiling,
+    tokens: jax.Array,
+    positions: jax.Array,
+    head_positions: jax.Array,
+    targets: jax.Array,
+    temperature: jax.Array,
+) -> jax.Array:
+    """Log-probs of the targets of packed rows, as `engine.functions.generate` records them.
+
+    Args:
+      params, spec: the model, stored in any layout.
+      tiling: the engine's.
+      tokens, positions: i32[B, T], B split over data and fsdp; positions inside each sequence of a row.
+      head_positions: i32[B, R] the places before the targets.
+      targets: i32[B, R].
+      temperature: f32[B, R], positive.
+
+    Returns:
+      f32[B, R]. Not differentiable: see `with_value`.
+    """
+    b = tokens.shape[0]
+    params = _as_generation(params, spec)
+    x = _hidden(params, spec, tiling, tokens, positions)  # [B, T, E]
+    x = jnp.take_along_axis(x, head_positions[:, :, None], axis=1)
+    rows = [_to_tiles(a, tiling.tile_rows) for a in (x, targets, temperature)]
+
+    def tile(i: jax.Array, out: jax.Array) -> jax.Array:
+        x, targets, temperature = (a[i] for a in rows)
+        scores = jax.reshard(logits(params, spec, x), jax.P(sharding.ROWS, None))
+        one = jax.shard_map(row_logprobs, in_specs=(jax.P(sharding.ROWS, None), _ROWS, _ROWS), out_specs=_ROWS)
+        return out.at[i].set(one(scores, targets, jnp.where(temperature > 0, temperature, 1.0)))
+
+    out = jax.lax.fori_loop(0, rows[1].shape[0], tile, jnp.zeros_like(rows[2]))
+    return _from_tiles(out, b, head_positions.shape[1])
+
+
+@jax.custom_vjp
+def with_value(plain: jax.Array, exact: jax.Array) -> jax.Array:
+    """The value of `exact` with the gradient of `plain`: two roundings of the same function of the weights."""
+    del plain
+    return exact
+
+
+def _forward(plain: jax.Array, exact: jax.Array) -> tuple[jax.Array, None]:
+    return with_value(plain, exact), None
+
+
+def _backward(_: None, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return gradient, jnp.zeros_like(gradient)
+
+
+with_value.defvjp(_forward, _backward)
+
+
+def _as_generation(params: Params, spec: ModelSpec) -> Params:
+    """Weights as the engine has them: compute dtype, whole over fsdp, one tree per layer; once, not in every tile."""
+
+    def one(array: ArraySpec, weights: jax.Array) -> jax.Array:
+        return sharding.constrain(weights.astype(spec.compute_dtype), sharding.COMPUTE.partition(array.axes))
+
+    params = jax.tree.map(one, param_specs(spec), params)
+    return params.replace(layers=transformer.unstack(params.layers))
+
+
+def _hidden(params: Params, spec: ModelSpec, tiling: Tiling, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+    """[B, T, E] hidden states, tile after tile in the order of the rows."""
+    b, t = tokens.shape
+    dtype, depth = tiling.cache_dtype, t + tiling.page_tokens
+    blank = lambda *shape: jnp.zeros((b, *shape), dtype, out_sharding=_KEYS)  # noqa: E731
+    kv_heads, head_dim = spec.num_kv_heads, spec.head_dim
+    cache = tuple(
+        _RowCache(blank(kv_heads, head_dim, depth), blank(kv_heads, depth, head_dim)) for _ in range(spec.num_layers)
+    )
+    all_tokens, all_positions = (_to_tiles(a, tiling.tile_rows) for a in (tokens, positions))
+    x = jnp.zeros(
+        (*all_tokens.shape, spec.embed_dim), spec.compute_dtype, out_sharding=jax.P(None, sharding.ROWS, None)
+    )
+
+    def tile(i: jax.Array, carry: tuple[tuple[_RowCache, ...], jax.Array]) -> tuple[tuple[_RowCache, ...], jax.Array]:
+        cache, x = carry
+        at = all_positions[i]
+
+        def attend(layer: _RowCache, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, _RowCache]:
+            return _attend(layer, q, k, v, at, i, t, tiling.page_tokens)
+
+        new, cache = transformer.hidden(params, spec, all_tokens[i], at, attend, cache, unroll=True)
+        return cache, x.at[i].set(new)
+
+    _, x = jax.lax.fori_loop(0, all_tokens.shape[0], tile, (cache, x))
+    return _from_tiles(x, b, t)
+
+
+def _attend(
+    layer: _RowCache,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    positions: jax.Array,
+    tile: jax.Array,
+    t: int,
+    page_tokens: int,
+) -> tuple[jax.Array, _RowCache]:
+    """Rows tile * N.. of the packed rows, counted in each shard: written, then attended from their own first token."""
+
+    def local(layer: _RowCache, q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array, tile: jax.Array):
+        rows = tile * len(q) + jnp.arange(len(q))
+        row, column = rows // t, rows % t
+        # Rows that only fill the last tile lie past the end: they are dropped, and read the last packed row.
+        keys = layer.keys.at[row, :, :, column].set(k.astype(layer.keys.dtype), mode="drop")
+        values = layer.values.at[row, :, column].set(v.astype(layer.values.dtype), mode="drop")
+        first = column - positions
+
+        def read(j: jax.Array) -> tuple[jax.Array, jax.Array]:
+            start = first + j * page_tokens
+            kv_heads, head_dim = keys.shape[1:3]
+
+            def one(row: jax.Array, start: jax.Array) -> tuple[jax.Array, jax.Array]:
+                page = jax.lax.dynamic_slice(keys, (row, 0, 0, start), (1, kv_heads, head_dim, page_tokens))
+                value = jax.lax.dynamic_slice(values, (row, 0, start, 0), (1, kv_heads, page_tokens, head_dim))
+                return page[0], value[0]
+
+            return jax.vmap(one)(row, start)
+
+        return attend_pages(q, positions, page_tokens, read), _RowCache(keys, values)
+
+    return jax.shard_map(
+        local, in_specs=(_KEYS, _HEADS, _HEADS, _HEADS, _ROWS, jax.P()), out_specs=(_HEADS, _KEYS)
+    )(layer, q, k, v, positions, tile)  # fmt: skip
+
+
+def _to_tiles(a: jax.Array, tile_rows: int) -> jax.Array:
+    """[B, T, ...] -> [n, N, ...]: each shard's rows in order, cut into tiles and filled up with zeros."""
+    shards = sharding.row_shards(a)
+    b, t, *rest = a.shape
+    rows = b // shards * t
+    tiles = -(-rows // tile_rows)
+    a = sharding.split_rows(sharding.merge_rows(a), shards, rows)
+    a = jnp.pad(a, ((0, 0), (0, tiles * tile_rows - rows), *((0, 0),) * len(rest)))
+    spec = jax.P(sharding.ROWS, None, None, *(None,) * len(rest))
+    a = a.reshape(shards, tiles, tile_rows, *rest, out_sharding=spec).swapaxes(0, 1)
+    return a.reshape(tiles, shards * tile_rows, *rest, out_sharding=jax.P(None, sharding.ROWS, *(None,) * len(rest)))
+
+
+def _from_tiles(a: jax.Array, b: int, t: int) -> jax.Array:
+    """The inverse of `_to_tiles`."""
+    mesh = jax.sharding.get_abstract_mesh().shape
+    shards = mesh["data"] * mesh["fsdp"]
+    tiles, n, *rest = a.shape
+    none = (None,) * len(rest)
+    a = a.reshape(tiles, shards, n // shards, *rest, out_sharding=jax.P(None, sharding.ROWS, None, *none))
+    a = a.swapaxes(0, 1).reshape(shards, tiles * n // shards, *rest, out_sharding=jax.P(sharding.ROWS, None, *none))
+    a = a[:, : b // shards * t]
+    return sharding.split_rows(sharding.merge_rows(a), b, t)
