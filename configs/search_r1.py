@@ -163,7 +163,7 @@ def laptop() -> ConfigDict:
     config.rl.critic.value_coefficient = 1.0
     config.rl.critic.whiten_advantages = True
     config.rl.critic.warmup_updates = 10
-    config.rl.critic.optimizer = optimizer(1e-3)
+    config.rl.critic.optimizer = optimizer(3e-3)
     config.rl.echo = ConfigDict()
     config.rl.echo.coefficient = 0.05
     config.rl.echo.schedule = "constant"

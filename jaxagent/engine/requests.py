@@ -1,7 +1,7 @@
 """What the engine remembers about sessions and turns: host-side bookkeeping, NumPy only.
 
 A `Session` is one sequence and the pages that cache it; a `Request` is one turn of it; the `Ledger` holds, for all
-slots at once, what the turns in progress have sampled, so that a dispatch is recorded without a Python loop over tokens.
+slots, what the turns in progress have sampled, so that a dispatch is recorded without a Python loop over tokens.
 """
 
 from __future__ import annotations

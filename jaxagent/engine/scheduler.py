@@ -106,8 +106,7 @@ class Scheduler:
         room = [self._sizes.prefill_rows] * self._sizes.shards
         while True:
             began = time.monotonic()
-            fresh = list(self._admissible(began))
-            self._prefilling += fresh
+            admitted = self._take(began)
             spans = list(self._spans(room))
             if spans:
                 call = self._executor.prefill(spans, self._tables)
@@ -124,11 +123,15 @@ class Scheduler:
                 self._executor.wait()
                 self.stats["prefill_s"] += time.monotonic() - began
             # What was prefilled just now may be what others waited for.
-            if not fresh or not self._waiting:
+            if not admitted or not self._waiting:
                 return
 
-    def _admissible(self, now: float) -> Iterator[Request]:
-        """Takes turns out of the queue that have a slot and pages now; copies of shared pages are issued."""
+    def _take(self, now: float) -> int:
+        """Takes turns out of the queue for which there is a slot and pages now, and issues copies of shared pages.
+
+        Returns how many.
+        """
+        taken = 0
         copies: list[tuple[int, int, int]] = []
         computing = {self._first_page(r.tokens): r.tokens for r in reversed(self._prefilling)}
         full: set[int] = set()  # shards in which the first in the queue waits for pages
@@ -151,15 +154,17 @@ class Scheduler:
                 full.add(session.shard)
                 continue
             self._waiting.remove(request)
+            self._prefilling.append(request)
+            taken += 1
             request.slot = heapq.heappop(self._free_slots[session.shard])
             self._show(request)
             computing.setdefault(self._first_page(request.tokens), request.tokens)
             if not request.admitted_s:  # else it was interrupted
                 request.admitted_s, request.cached_tokens = now, request.prefilled
                 self.stats.update(requests=1, queue_s=now - request.submitted_s, cached_tokens=request.prefilled)
-            yield request
         if copies:
             self._executor.copy_pages(copies)
+        return taken
 
     def _give_pages(self, request: Request, copies: list[tuple[int, int, int]]) -> bool:
         """Pages for a turn's context; what is cached of it already is in `request.prefilled`."""
@@ -183,13 +188,14 @@ class Scheduler:
 
     def _make_room(self, asking: Session, generating: bool) -> bool:
         """Takes the pages of one session of the shard; False if there is none to take from."""
-        prefilling = {r.session for r in self._prefilling}
-        others = [s for s in self._holders if s.shard == asking.shard and s is not asking and s not in prefilling]
-        busy = {r.session for r in self.ledger.requests if r is not None}
-        idle = [s for s in others if s not in busy and s.request is None]
-        queued = [s for s in others if s not in busy and s.request is not None and s.number > asking.number]
-        younger = [s for s in others if s in busy and s.number > asking.number] if generating else []
-        for candidates in (idle, queued, younger):
+        # Not `session.request`, which other threads change.
+        turn = {r.session: r for r in self.requests}
+        others = [s for s in self._holders if s.shard == asking.shard and s is not asking]
+        idle = [s for s in others if s not in turn]
+        younger = [s for s in others if s in turn and s.number > asking.number]
+        queued = [s for s in younger if turn[s] in self._waiting]
+        running = [s for s in younger if self.ledger.requests[turn[s].slot] is turn[s]] if generating else []
+        for candidates in (idle, queued, running):
             if candidates:
                 self._preempt(max(candidates, key=lambda s: s.number))
                 return True

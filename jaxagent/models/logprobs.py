@@ -17,7 +17,6 @@ from jaxagent.models.layers import contract
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec, round_up
 
-
 SUM_BLOCK = 64  # tokens whose probabilities are summed together
 
 

@@ -35,7 +35,7 @@ def test_a_repetition_is_the_same_work_on_new_text():
 def test_static_totals():
     episodes = workloads.static(0, 4, 16, 8, 100)
     assert workloads.sampled_tokens(episodes) == 32
-    assert workloads.longest(episodes) == 24
+    assert workloads.lengths(episodes) == [24] * 4
 
 
 def test_rounds_give_every_turn_its_tokens_and_the_context_before_it():

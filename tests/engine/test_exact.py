@@ -39,7 +39,7 @@ def weights_of(spec, mesh):
 
 
 def play(spec, mesh, cfg: EngineConfig, order: list[int], concurrency: int, sampling: SamplingConfig = COOL) -> dict:
-    """Episodes of three turns; eight tasks of three samples, prompts with a common head: {episode: (tokens, at, lp)}."""
+    """Episodes of three turns; three to a task, prompts with one head: {episode: (tokens, at, logprobs)}."""
     stops = automaton.build(["no such"], [b"ab"] * VOCAB, spec.padded_vocab_size)
     model = LanguageModel(spec, cfg.cache_dtype)
     out = {}
