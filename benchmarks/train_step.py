@@ -56,8 +56,10 @@ def synthetic_groups(cfg: Config, rng: np.random.Generator) -> list[Group]:
 class Learner:
     """One algorithm's learner with its state; `step()` is one RL step on the batch."""
 
-    def __init__(self, preset: str, seed: int):
-        self.cfg = parse(search_r1.get_config(preset))
+    def __init__(self, preset: str, seed: int, numerics: str = "exact"):
+        raw = search_r1.get_config(preset)
+        raw.numerics = numerics
+        self.cfg = parse(raw)
         self.mesh = sharding.make_mesh(self.cfg.mesh)
         spec = ModelSpec.from_config(self.cfg.model, self.cfg.tokenizer.vocab_size)
         where = params.shardings(spec, self.mesh, sharding.TRAIN)

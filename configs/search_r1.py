@@ -77,7 +77,7 @@ def laptop() -> ConfigDict:
     config.model.param_dtype = "float32"
     config.model.compute_dtype = "float32"
     config.model.remat = "none"
-    config.model.logprob_chunk_tokens = 1024
+    config.model.logprob_chunk_tokens = 512
 
     config.tokenizer = ConfigDict({"path": "", "vocab_size": 3072, "use_chat_template": False})
 
@@ -163,7 +163,8 @@ def laptop() -> ConfigDict:
     config.rl.critic.value_coefficient = 1.0
     config.rl.critic.whiten_advantages = True
     config.rl.critic.warmup_updates = 10
-    config.rl.critic.optimizer = optimizer(3e-3)
+    config.rl.critic.epochs = 4
+    config.rl.critic.optimizer = optimizer(1e-3)
     config.rl.echo = ConfigDict()
     config.rl.echo.coefficient = 0.05
     config.rl.echo.schedule = "constant"

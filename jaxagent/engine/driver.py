@@ -15,7 +15,7 @@ import asyncio
 import collections
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -27,7 +27,7 @@ from jaxagent.engine.automaton import Automaton
 from jaxagent.engine.delivery import deliver
 from jaxagent.engine.executor import Executor, count_compiles
 from jaxagent.engine.model import Model, Params
-from jaxagent.engine.requests import EngineError, Request, Session, empty_generation
+from jaxagent.engine.requests import EngineError, Request, Sampled, Session, empty_generation
 from jaxagent.engine.sampling import request_key
 from jaxagent.engine.scheduler import Scheduler
 from jaxagent.types import Generation
@@ -175,11 +175,13 @@ class Driver:
         sampling: SamplingConfig,
         turn: int,
         deadline_s: float,
+        on_tokens: Callable[[Sampled], None] | None = None,
     ) -> Generation:
         """Samples one turn after appending `new_tokens` (prompt, or observation) to the session's sequence.
 
         Ends at a stop string, an EOS token, `max_tokens` or the end of the context; where the context has no room for
-        a single token, the result is empty with finish "length".
+        a single token, the result is empty with finish "length". `on_tokens` is called, in the caller's loop, with what
+        each dispatch sampled, before the whole turn is returned.
 
         Raises:
           TimeoutError: not done within `deadline_s` seconds; the session can only be closed then. So it is after
@@ -201,6 +203,7 @@ class Driver:
             future=loop.create_future(),
             loop=loop,
             submitted_s=time.monotonic(),
+            on_tokens=on_tokens,
         )
         if request.truncated and not self._truncation:
             raise ValueError("The driver was made without truncation: top_p, top_k and min_p must be off.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -75,6 +75,8 @@ class Request:
     slot: int = -1
     prefilled: int = 0  # leading tokens that are cached, or whose caching has been issued
     before: Sampled = dataclasses.field(default_factory=Sampled)  # sampled before an interruption
+    on_tokens: Callable[[Sampled], None] | None = None  # told of tokens as they come, in its own loop
+    told: int = 0  # tokens it has been told of
     admitted_s: float = 0.0
     begun_s: float = 0.0
     cached_tokens: int = 0  # context tokens that needed no prefill
@@ -131,12 +133,16 @@ class Ledger:
         """Tokens sampled since `begin`."""
         return int(self._count[slot])
 
+    def sampled(self, slot: int, start: int = 0) -> Sampled:
+        """What the turn in a slot has sampled since `begin`, from its token `start` on."""
+        count = self._count[slot]
+        return Sampled(*(x[slot, start:count].copy() for x in (self._tokens, self._logprobs, self._versions)))
+
     def drop(self, slot: int) -> Sampled:
         """The turn in a slot is over or interrupted; returns what it sampled since `begin`."""
         self.requests[slot] = None
         self.active[slot] = False
-        count = self._count[slot]
-        return Sampled(*(x[slot, :count].copy() for x in (self._tokens, self._logprobs, self._versions)))
+        return self.sampled(slot)
 
     def record(self, result: functions.StepResult, version: int) -> np.ndarray:
         """Appends what a dispatch sampled; returns the slots whose turn is over."""

@@ -15,6 +15,7 @@ while work issued earlier still reads it.
 from __future__ import annotations
 
 import collections
+import contextlib
 import heapq
 import itertools
 import time
@@ -252,7 +253,9 @@ class Scheduler:
         result = self._executor.generate(self._tables, self.ledger.active, self.ledger.truncated)
         now = time.monotonic()
         sampled = int(result.count @ self.ledger.active)
-        finished = [self.ledger.finish(slot, result, now) for slot in self.ledger.record(result, version)]
+        over = self.ledger.record(result, version)
+        self._tell()
+        finished = [self.ledger.finish(slot, result, now) for slot in over]
         for request, generation in finished:
             session = request.session
             session.cached = len(session.tokens) - 1
@@ -261,6 +264,16 @@ class Scheduler:
             self.stats["overshoot_count"] += generation.overshoot_bytes > 0
         self.stats.update(dispatches=1, decode_s=now - began, decode_turns=turns, sampled_tokens=sampled)
         return finished
+
+    def _tell(self) -> None:
+        """Passes on new tokens of turns that want them as they come."""
+        for request in self.ledger.requests:
+            if request is not None and request.on_tokens is not None:
+                new = self.ledger.sampled(request.slot, request.told - len(request.before.tokens))
+                request.told += len(new.tokens)
+                if len(new.tokens):
+                    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+                        request.loop.call_soon_threadsafe(request.on_tokens, new)
 
     def _grow(self) -> None:
         """Pages for the tokens of the next dispatch, older sessions first."""

@@ -52,14 +52,16 @@ def make_programs(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy:
     with jax.set_mesh(mesh):
         if presets.needs_critic(rl):
             critic, score_value = critics.from_policy(policy), forward.value_forward(spec)
-            critic_optimizer = make_optimizer(rl.critic.optimizer, updates)
+            critic_optimizer = make_optimizer(rl.critic.optimizer, updates * rl.critic.epochs)
             values = score.value_scorer(score_value, packer, mesh)
             values.warm_up(critic)
         if presets.needs_reference(rl):
             reference = score.policy_scorer(score_policy, rl.sampling.temperature, packer, mesh)
             reference.warm_up(policy)
         state = init_state(policy, optimizer, critic, critic_optimizer, presets.needs_reference(rl))
-        update = make_update(score_policy, loss.Objective.of(rl), optimizer, mesh, score_value, critic_optimizer)
+        update = make_update(
+            score_policy, loss.Objective.of(rl), optimizer, mesh, score_value, critic_optimizer, rl.critic.epochs
+        )
         state = update.warm_up(state, packer.empty())
     return Programs(packer, update, values, reference), state
 

@@ -1,10 +1,13 @@
 """From hidden states to log-probabilities, without ever holding float32 logits of all tokens at once.
 
 The vocabulary head is the largest array of a small model's training step: [B, R, V]. `token_logprobs` walks over
-chunks of tokens and recomputes a chunk's logits in the backward pass. Works with the vocabulary split over "tensor".
+chunks of tokens, best so small that their logits stay in cache, and recomputes them in the backward pass. Works with
+the vocabulary split over "tensor".
 """
 
 from __future__ import annotations
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +18,7 @@ from jaxagent.models import sharding
 from jaxagent.models.attention import MASKED
 from jaxagent.models.layers import contract
 from jaxagent.models.params import Params
-from jaxagent.models.spec import ModelSpec, round_up
+from jaxagent.models.spec import ModelSpec
 
 SUM_BLOCK = 64  # tokens whose probabilities are summed together
 
@@ -45,19 +48,12 @@ def token_logprobs(
     Returns:
       (log-probs f32[N], entropy f32[N] in nats).
     """
-    weights = head(params, spec)
-
-    def chunk(x: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return _score(_logits(weights, spec, x) / temperature, targets)
-
     n, shards = x.shape[0], sharding.row_shards(x)
     rows = n // shards  # on one device
-    length = max(1, spec.logprob_chunk_tokens // shards)
-    if rows <= length:
-        return chunk(x, targets)
-    # Chunk inside each shard, so that every device works on every chunk and no row moves.
-    chunks = round_up(rows, length) // length
+    chunks = -(-rows // max(1, spec.logprob_chunk_tokens // shards))
+    length = -(-rows // chunks)
 
+    # Chunk inside each shard, so that every device works on every chunk and no row moves.
     def split(a: jax.Array) -> jax.Array:
         a = sharding.split_rows(a, shards, rows)
         a = jnp.pad(a, ((0, 0), (0, chunks * length - rows), *((0, 0),) * (a.ndim - 2)))
@@ -66,7 +62,8 @@ def token_logprobs(
     def merge(a: jax.Array) -> jax.Array:
         return sharding.merge_rows(a.swapaxes(0, 1).reshape(shards, chunks * length)[:, :rows])
 
-    logprobs, entropy = lax.map(jax.checkpoint(lambda xs: chunk(*xs)), (split(x), split(targets)))
+    temperature = jnp.asarray(temperature, jnp.float32)
+    logprobs, entropy = _score(spec, head(params, spec), split(x), split(targets), temperature)
     return merge(logprobs), merge(entropy)
 
 
@@ -103,14 +100,60 @@ def _logits(weights: jax.Array, spec: ModelSpec, x: jax.Array) -> jax.Array:
     return jnp.where(jnp.arange(spec.padded_vocab_size) < spec.vocab_size, scores, MASKED)
 
 
-def _score(scores: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(log-prob of the target, entropy), each f32[...], of logits f32[..., V]."""
-    shifted = scores - lax.stop_gradient(scores.max(axis=-1, keepdims=True))
-    weights = jnp.exp(shifted)
-    total = weights.sum(axis=-1)
-    log_total = jnp.log(total)
-    # Picked by a masked sum, not by indexing: it stays inside each shard of V, and its gradient is no scatter.
-    hit = jnp.arange(scores.shape[-1]) == targets[..., None]
-    logprobs = jnp.where(hit, shifted, 0.0).sum(axis=-1) - log_total
-    entropy = log_total - (weights * shifted).sum(axis=-1) / total
-    return logprobs, entropy
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _score(
+    spec: ModelSpec, weights: jax.Array, x: jax.Array, targets: jax.Array, temperature: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """(log-prob of the target, entropy), each f32[C, S, N], of C chunks of hidden states x[C, S, N, E].
+
+    Differentiated by hand, in `weights` and `x`: given the normalisers, a logit's gradient is one elementwise formula.
+    """
+    return _score_forward(spec, weights, x, targets, temperature)[0]
+
+
+def _score_forward(spec: ModelSpec, weights: jax.Array, x: jax.Array, targets: jax.Array, temperature: jax.Array):
+    only = x.shape[0] == 1  # then its logits are kept: nothing is saved by computing them again
+
+    def chunk(xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array | None, ...]:
+        x, targets = xs
+        scores = _logits(weights, spec, x) / temperature
+        top = scores.max(axis=-1)
+        shifted = scores - top[..., None]
+        unnormalised = jnp.exp(shifted)
+        total = unnormalised.sum(axis=-1)
+        # Picked by a masked sum, not by indexing: it stays inside each shard of V.
+        picked = jnp.where(_hit(spec, targets), shifted, 0.0).sum(axis=-1)
+        entropy = jnp.log(total) - (unnormalised * shifted).sum(axis=-1) / total
+        return picked - jnp.log(total), entropy, top + jnp.log(total), scores if only else None
+
+    logprobs, entropy, log_total, scores = lax.map(chunk, (x, targets))
+    return (logprobs, entropy), (weights, x, targets, temperature, log_total, entropy, scores)
+
+
+def _score_backward(spec: ModelSpec, kept: tuple[jax.Array | None, ...], gradients: tuple[jax.Array, jax.Array]):
+    weights, x, targets, temperature, log_total, entropy, scores = kept
+    rows = jax.typeof(x).sharding.spec[1] if sharding.in_mesh() else None
+
+    def chunk(to_weights: jax.Array, xs: tuple) -> tuple[jax.Array, jax.Array]:
+        x, targets, scores, *per_target = xs
+        log_total, entropy, to_logprob, to_entropy = (a[..., None] for a in per_target)
+        scores = _logits(weights, spec, x) / temperature if scores is None else scores
+        logprobs = scores - log_total
+        to_scores = jnp.where(_hit(spec, targets), to_logprob, 0.0)
+        to_scores -= jnp.exp(logprobs) * (to_logprob + to_entropy * (logprobs + entropy))
+        to_scores = (to_scores / temperature).astype(x.dtype)
+        # [E, V], not [V, E]: the product then transposes x, not the many times larger gradient of the logits.
+        to_weights += contract("sne,snv->ev", x, to_scores, sharding.out(None, "tensor"), jnp.float32)
+        return to_weights, contract("snv,ve->sne", to_scores, weights, sharding.out(rows, None, None))
+
+    none = sharding.constrain(jnp.zeros(weights.shape[::-1], jnp.float32), P(None, "tensor"))
+    to_weights, to_x = lax.scan(chunk, none, (x, targets, scores, log_total, entropy, *gradients))
+    return to_weights.T.astype(weights.dtype), to_x, None, jnp.zeros_like(temperature)
+
+
+_score.defvjp(_score_forward, _score_backward)
+
+
+def _hit(spec: ModelSpec, targets: jax.Array) -> jax.Array:
+    """bool[..., V], True at the target."""
+    return jnp.arange(spec.padded_vocab_size) == targets[..., None]

@@ -1,0 +1,262 @@
+"""The engine as a server of its own: HTTP completions with token ids and log-probs, on one machine's devices.
+
+    python -m jaxagent.engine.serve --model=runs/search_r1/policy --port=8001 --stop='</search>' --stop='</answer>'
+
+    POST /v1/completions  {"prompt": "text" or [ids], "max_tokens": 16, "temperature": 1.0, "top_p": 1.0, "top_k": 0,
+                           "min_p": 0.0, "seed": 0, "n": 1, "stream": false}
+    GET /health, GET /metrics (Prometheus text)
+
+Choices carry `text`, `token_ids`, `logprobs` (of the distribution sampled) and `finish_reason`; with "stream" they come
+as server-sent events, a few tokens each. The same seed and prompt give the same tokens whatever else is served.
+A stop string's text stays in the output, as the engine generated it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import codecs
+import contextlib
+import hashlib
+import json
+import sys
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from aiohttp import web
+
+from jaxagent.config import ConfigError, EngineConfig, MeshConfig, ModelConfig, SamplingConfig
+from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.engine import automaton
+from jaxagent.engine.driver import Driver
+from jaxagent.engine.lm import LanguageModel
+from jaxagent.engine.requests import EngineError, Sampled
+from jaxagent.models import hf, params, sharding
+
+MAX_BODY_BYTES = 16 * 2**20
+MAX_CHOICES = 128
+WARM_UP_TIMEOUT_S = 1800.0
+FIELDS = {
+    "prompt": (str, list),
+    "max_tokens": (int,),
+    "temperature": (int, float),
+    "top_p": (int, float),
+    "top_k": (int,),
+    "min_p": (int, float),
+    "seed": (int,),
+    "n": (int,),
+    "stream": (bool,),
+    "model": (str,),
+}
+
+
+class BadRequest(ValueError):
+    """The client's mistake: answered with 400 and the message."""
+
+
+class Completions:
+    """Requests -> the driver -> answers. Lives as long as the server."""
+
+    def __init__(self, driver: Driver, tokenizer: Tokenizer, context: int, timeout_s: float) -> None:
+        self._driver, self._tokenizer, self._context, self._timeout_s = driver, tokenizer, context, timeout_s
+
+    def app(self) -> web.Application:
+        """The web application."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        routes = [web.post("/v1/completions", self._complete), web.get("/health", self._health)]
+        app.add_routes([*routes, web.get("/metrics", self._metrics)])
+        return app
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        try:
+            body = _checked(await request.text())
+            prompt = self._prompt(body["prompt"])
+            if body.get("stream"):
+                return await self._stream(request, body, prompt)
+            numbers = range(body.get("n", 1))
+            choices = await asyncio.gather(*(self._choice(body, prompt, i) for i in numbers))
+            return web.json_response({"object": "text_completion", "choices": choices, "prompt_token_ids": prompt})
+        except BadRequest as mistake:
+            return web.json_response({"error": str(mistake)}, status=400)
+        except TimeoutError:
+            return web.json_response({"error": f"no result in {self._timeout_s:g} s"}, status=503)
+        except EngineError as failure:
+            return web.json_response({"error": str(failure)}, status=500)
+
+    async def _choice(self, body: dict[str, Any], prompt: list[int], number: int, on_tokens: Any = None) -> dict:
+        # The prompt's own digest, so that randomness depends on what is asked and not on when.
+        task = hashlib.blake2b(np.asarray(prompt, np.int32).tobytes(), digest_size=8).hexdigest()
+        session = await self._driver.open(f"{task}/{body.get('seed', 0)}", number)
+        try:
+            generation = await self._driver.generate(
+                session, prompt, body.get("max_tokens", 16), _sampling(body), 0, self._timeout_s, on_tokens
+            )
+        finally:
+            self._driver.close(session)
+        return {
+            "index": number,
+            "text": self._tokenizer.decode(generation.tokens.tolist()),
+            "token_ids": generation.tokens.tolist(),
+            "logprobs": generation.logprobs.tolist(),
+            "finish_reason": "length" if generation.finish == "length" else "stop",
+            "stop_string": generation.stop_string,
+            "cached_tokens": generation.cached_tokens,
+        }
+
+    async def _stream(self, request: web.Request, body: dict[str, Any], prompt: list[int]) -> web.StreamResponse:
+        if body.get("n", 1) != 1:
+            raise BadRequest("'n' must be 1 with 'stream'")
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        try:
+            async for event in self._events(body, prompt):
+                await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        except (TimeoutError, EngineError) as failure:  # too late for a status code
+            await response.write(b"data: " + json.dumps({"error": str(failure) or "timeout"}).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def _events(self, body: dict[str, Any], prompt: list[int]) -> AsyncIterator[dict]:
+        """Pieces as they are sampled, then one with the finish reason and no tokens."""
+        queue: asyncio.Queue[Sampled | None] = asyncio.Queue()
+        task = asyncio.create_task(self._choice(body, prompt, 0, queue.put_nowait))
+        task.add_done_callback(lambda _: queue.put_nowait(None))
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a character may span several tokens
+        try:
+            while (new := await queue.get()) is not None:
+                tokens = new.tokens.tolist()
+                text = decoder.decode(self._tokenizer.decode_bytes(tokens))
+                piece = {"index": 0, "text": text, "token_ids": tokens, "logprobs": new.logprobs.tolist()}
+                yield {"object": "text_completion", "choices": [piece | {"finish_reason": None}]}
+            end = await task
+            last = {"index": 0, "text": decoder.decode(b"", final=True), "token_ids": [], "logprobs": []}
+            yield {"object": "text_completion", "choices": [last | {"finish_reason": end["finish_reason"]}]}
+        finally:
+            task.cancel()  # the client has gone: its slot and pages are free at once
+
+    def _prompt(self, prompt: str | list) -> list[int]:
+        ids = [*self._tokenizer.prefix_ids, *self._tokenizer.encode(prompt)] if isinstance(prompt, str) else prompt
+        if not ids or not all(type(i) is int and 0 <= i < self._tokenizer.vocab_size for i in ids):
+            raise BadRequest(f"'prompt' must be text or token ids below {self._tokenizer.vocab_size}, and not empty")
+        if len(ids) >= self._context:
+            raise BadRequest(f"the prompt has {len(ids)} tokens, the context is {self._context}")
+        return ids
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        lines = [f"jaxagent_engine_{name}_total {value:.6f}" for name, value in sorted(self._driver.stats().items())]
+        return web.Response(text="\n".join(lines) + "\n")
+
+
+def _checked(text: str) -> dict[str, Any]:
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        raise BadRequest(f"not JSON: {error}") from None
+    if not isinstance(body, dict) or "prompt" not in body:
+        raise BadRequest("the body must be an object with a 'prompt'")
+    for name, value in body.items():
+        if name not in FIELDS:
+            raise BadRequest(f"unknown field '{name}'; known: {', '.join(FIELDS)}. Stop strings are set at start.")
+        if type(value) not in FIELDS[name]:
+            raise BadRequest(f"'{name}' must be {' or '.join(t.__name__ for t in FIELDS[name])}")
+    if body.get("max_tokens", 1) < 1 or not 1 <= body.get("n", 1) <= MAX_CHOICES:
+        raise BadRequest(f"'max_tokens' must be positive and 'n' from 1 to {MAX_CHOICES}")
+    sampling = _sampling(body)
+    if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0 or not 0 <= sampling.min_p <= 1:
+        raise BadRequest("temperature >= 0, 0 < top_p <= 1, top_k >= 0 and 0 <= min_p <= 1 must hold")
+    return body
+
+
+def _sampling(body: dict[str, Any]) -> SamplingConfig:
+    return SamplingConfig(
+        temperature=float(body.get("temperature", 1.0)),
+        top_p=float(body.get("top_p", 1.0)),
+        top_k=body.get("top_k", 0),
+        min_p=float(body.get("min_p", 0.0)),
+    )
+
+
+def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer]:
+    """A driver, not started, for a Hugging Face folder.
+
+    Raises:
+      ConfigError: a folder that cannot be served.
+    """
+    model = ModelConfig(
+        path=options.model, family="", num_layers=0, embed_dim=0, num_heads=0, num_kv_heads=0, head_dim=0, mlp_dim=0,
+        vocab_multiple=64, rope_theta=0.0, tie_embeddings=False, embed_init_std=0.0, param_dtype=options.dtype,
+        compute_dtype=options.dtype, remat="none", logprob_chunk_tokens=1024,
+    )  # fmt: skip
+    tokenizer = Tokenizer.load(options.model)
+    spec = hf.read_spec(options.model, model)
+    tokenizer.check_fits(spec.vocab_size)
+    spec.check_context(options.context)
+    mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=1, tensor=options.tensor))
+    cfg = EngineConfig(
+        slots=options.slots,
+        steps_per_dispatch=options.steps_per_dispatch,
+        prefill_tokens=options.prefill_tokens,
+        pages=options.pages or options.slots * -(-options.context // options.page_tokens),
+        page_tokens=options.page_tokens,
+        tile_rows=options.tile_rows,
+        cache_dtype=options.dtype,
+        kv_on_update="recompute",
+        request_timeout_s=options.timeout_s,
+    )
+    weights = hf.load(options.model, spec, params.shardings(spec, mesh, sharding.COMPUTE))
+    stops = automaton.build(options.stop, tokenizer.token_bytes(), spec.padded_vocab_size)
+    language_model = LanguageModel(spec, cfg.cache_dtype)
+    driver = Driver(language_model, weights, 0, stops, tokenizer.eos_ids, cfg, options.context, mesh, 0, True)
+    return driver, tokenizer
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="jaxagent.engine.serve",
+        description=__doc__,
+        formatter_class=type(
+            "Help", (argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter), {}
+        ),
+    )
+    parser.add_argument("--model", required=True, help="Hugging Face folder: weights, config.json, tokenizer")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=8001, help="port to listen on")
+    parser.add_argument("--stop", action="append", default=[], help="a string that ends generation; may be repeated")
+    parser.add_argument("--context", type=int, default=2048, help="tokens of the longest sequence")
+    parser.add_argument("--slots", type=int, default=64, help="requests that generate at once")
+    parser.add_argument("--pages", type=int, default=0, help="of the cache; 0 = enough for all slots at full length")
+    parser.add_argument("--page_tokens", type=int, default=64, help="tokens per page")
+    parser.add_argument("--tile_rows", type=int, default=64, help="rows computed together")
+    parser.add_argument("--prefill_tokens", type=int, default=2048, help="prefilled between two dispatches, at most")
+    parser.add_argument("--steps_per_dispatch", type=int, default=8, help="tokens per slot and dispatch")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of weights and cache")
+    parser.add_argument("--tensor", type=int, default=1, help="devices over which heads are split")
+    parser.add_argument("--timeout_s", type=float, default=600.0, help="longest time for one request")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serves until interrupted. Returns the exit code: 2 for a user's mistake."""
+    options = arguments(argv)
+    try:
+        driver, tokenizer = open_engine(options)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(driver)
+            print(f"compiling for {jax.devices()[0].platform} ...", file=sys.stderr)
+            driver.start(WARM_UP_TIMEOUT_S)
+            service = Completions(driver, tokenizer, options.context, options.timeout_s)
+            web.run_app(service.app(), host=options.host, port=options.port)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

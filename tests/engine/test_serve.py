@@ -1,0 +1,140 @@
+"""The server over real HTTP: what it answers is what the engine samples, streamed or not; mistakes get one line."""
+
+import asyncio
+import dataclasses
+import json
+
+import aiohttp
+import jax
+import numpy as np
+import pytest
+from aiohttp.test_utils import TestServer
+
+from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.engine import serve
+from jaxagent.models import hf, params
+from jaxagent.models.spec import round_up
+from tests.engine.test_lm import SPEC
+
+TEXT = "the quick brown fox jumps over the lazy dog and then <stop> searches for a café in Ghana "
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A random model and a tokenizer, as a Hugging Face folder."""
+    folder, tokenizer = tmp_path_factory.mktemp("model"), Tokenizer.train([TEXT] * 20, 320, ["<stop>"])
+    tokenizer.save(folder)
+    size = tokenizer.vocab_size
+    spec = dataclasses.replace(SPEC, vocab_size=size, padded_vocab_size=round_up(size, 64), embed_init_std=0.1)
+    hf.save(folder, params.init(spec, jax.random.key(0)), spec, "float32", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def service(folder):
+    options = serve.arguments([f"--model={folder}", "--context=128", "--slots=4", "--stop=e", "--page_tokens=16"])
+    driver, tokenizer = serve.open_engine(options)
+    with driver:
+        driver.start(120)
+        yield serve.Completions(driver, tokenizer, 128, 30.0), driver, tokenizer
+
+
+def talk(service, scene):
+    """Runs scene(post, get) against the server on a port of its own."""
+
+    async def run():
+        server = TestServer(service[0].app())
+        await server.start_server()
+        async with aiohttp.ClientSession(server.make_url("/")) as client:
+            try:
+                return await scene(client)
+            finally:
+                await server.close()
+
+    return asyncio.run(run())
+
+
+async def post(client, **body):
+    async with client.post("/v1/completions", json=body) as response:
+        return response.status, await response.json()
+
+
+def test_text_ids_and_choices(service):
+    async def scene(client):
+        status, one = await post(client, prompt="the quick", max_tokens=12, seed=3)
+        assert status == 200
+        choice = one["choices"][0]
+        assert len(choice["token_ids"]) == len(choice["logprobs"]) and max(choice["logprobs"]) < 0
+        assert choice["text"] == service[2].decode(choice["token_ids"])
+        assert choice["finish_reason"] == ("length" if len(choice["token_ids"]) == 12 else "stop")
+        same = await post(client, prompt=one["prompt_token_ids"], max_tokens=12, seed=3)
+        assert same[1]["choices"][0]["token_ids"] == choice["token_ids"]
+        assert same[1]["choices"][0]["logprobs"] == choice["logprobs"]
+        _, many = await post(client, prompt="the quick", max_tokens=12, seed=3, n=6)
+        assert many["choices"][0]["token_ids"] == choice["token_ids"]
+        assert len({tuple(c["token_ids"]) for c in many["choices"]}) > 1
+        _, cold = await post(client, prompt="the quick", max_tokens=40, temperature=0, seed=9)
+        _, again = await post(client, prompt="the quick", max_tokens=40, temperature=0.0, top_k=5)
+        assert cold["choices"][0]["token_ids"] == again["choices"][0]["token_ids"]
+        return many
+
+    many = talk(service, scene)
+    stopped = [c for c in many["choices"] if c["finish_reason"] == "stop"]
+    assert all(c["text"].count("e") == 1 or c["stop_string"] is None for c in stopped)
+
+
+def test_streamed_pieces_are_the_answer(service):
+    async def scene(client):
+        _, whole = await post(client, prompt=TEXT[:20], max_tokens=30, seed=5, top_p=0.9)
+        events = []
+        body = dict(prompt=TEXT[:20], max_tokens=30, seed=5, top_p=0.9, stream=True)
+        async with client.post("/v1/completions", json=body) as response:
+            assert response.headers["Content-Type"] == "text/event-stream"
+            async for line in response.content:
+                if line.strip():
+                    events.append(line.decode().removeprefix("data: ").strip())
+        return whole["choices"][0], events
+
+    whole, events = talk(service, scene)
+    assert events[-1] == "[DONE]"
+    pieces = [json.loads(e)["choices"][0] for e in events[:-1]]
+    for field in ("token_ids", "logprobs"):
+        assert [x for p in pieces for x in p[field]] == whole[field]
+    assert "".join(p["text"] for p in pieces) == whole["text"]
+    assert [p["finish_reason"] for p in pieces] == [None] * (len(pieces) - 1) + [whole["finish_reason"]]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"max_tokens": 3}, "with a 'prompt'"),
+        ({"prompt": ""}, "not empty"),
+        ({"prompt": [1, 99999]}, "token ids below"),
+        ({"prompt": "a", "max_token": 3}, "unknown field 'max_token'"),
+        ({"prompt": "a", "max_tokens": "3"}, "'max_tokens' must be int"),
+        ({"prompt": "a", "top_p": 0}, "0 < top_p <= 1"),
+        ({"prompt": "a", "n": 2, "stream": True}, "'n' must be 1"),
+        ({"prompt": [1] * 128}, "128 tokens, the context is 128"),
+    ],
+)
+def test_a_clients_mistake_is_answered(service, body, message):
+    status, answer = talk(service, lambda client: post(client, **body))
+    assert status == 400 and message in answer["error"]
+
+
+def test_health_and_metrics(service):
+    async def scene(client):
+        await post(client, prompt="the", max_tokens=2)
+        async with client.get("/health") as response:
+            assert response.status == 200
+        async with client.get("/metrics") as response:
+            return await response.text()
+
+    lines = dict(line.split() for line in talk(service, scene).splitlines())
+    assert float(lines["jaxagent_engine_requests_total"]) >= 1
+    assert np.isfinite([float(v) for v in lines.values()]).all()
+
+
+def test_a_folder_that_is_none_is_a_users_mistake(tmp_path, capsys):
+    assert serve.main([f"--model={tmp_path / 'nothing'}"]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
