@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 
 from jaxagent.config import ConfigError, MeshConfig
 
@@ -32,6 +33,18 @@ def provide(mesh: MeshConfig) -> None:
             f"config.mesh needs {count(mesh)} devices (data {mesh.data} x fsdp {mesh.fsdp} x tensor {mesh.tensor}), "
             f"this machine has {len(found)} ({found[0].platform})."
         )
+
+
+def use_huge_pages() -> None:
+    """Starts the process again, once, with an allocator that asks Linux for huge pages. Call before importing jax.
+
+    XLA's CPU back end takes the scratch memory of every call anew from malloc, so that a small model's train step
+    spends a quarter of its time on page faults (80,000 of them; 1,200 with huge pages). glibc reads the setting when
+    a process starts, and a user's own wins.
+    """
+    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
+        os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+        os.execv(sys.executable, sys.orig_argv)
 
 
 def use_virtual_cpus(mesh: MeshConfig) -> None:

@@ -14,7 +14,7 @@ import errno
 import sys
 from collections.abc import Sequence
 
-from jaxagent import flags
+from jaxagent import devices, flags
 from jaxagent.config import ConfigError
 
 _HELP = """
@@ -63,9 +63,7 @@ def help_text() -> str:
 
 
 def _run(invocation: flags.Invocation) -> None:
-    # Late imports: everything below loads jax, which costs seconds.
-    from jaxagent import devices
-
+    # Late imports: what they name loads jax, which costs seconds.
     if invocation.dry_run:
         from jaxagent.plan import run
 
@@ -87,4 +85,5 @@ def _quiet_libraries() -> None:
 
 
 if __name__ == "__main__":
+    devices.use_huge_pages()
     sys.exit(main())

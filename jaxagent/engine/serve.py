@@ -217,13 +217,11 @@ def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer]:
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="jaxagent.engine.serve",
-        description=__doc__,
-        formatter_class=type(
-            "Help", (argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter), {}
-        ),
-    )
+
+    class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+        """Defaults shown, the text above left as it is."""
+
+    parser = argparse.ArgumentParser(prog="jaxagent.engine.serve", description=__doc__, formatter_class=Help)
     parser.add_argument("--model", required=True, help="Hugging Face folder: weights, config.json, tokenizer")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8001, help="port to listen on")

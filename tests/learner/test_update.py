@@ -124,6 +124,19 @@ def test_critic_warm_up_leaves_the_policy_alone(spec, make_params, make_packer, 
     assert not np.array_equal(state.critic.value_head, before[1].value_head)
 
 
+def test_critic_epochs_are_so_many_updates_of_the_critic_alone(spec, make_params, make_packer, make_streams, one):
+    batches = make_packer().pack(make_streams(5))
+    state, update = build(spec, one, make_params(one), critic=True)
+    thrice, metrics = dataclasses.replace(update, critic_epochs=3)(state, batches)
+    state, _ = build(spec, one, make_params(one), critic=True)
+    expected, first = update(state, batches)
+    for _ in range(2):
+        expected, _ = update(expected, batches, train_policy=False)
+    jax.tree.map(np.testing.assert_array_equal, thrice.params, expected.params)
+    jax.tree.map(np.testing.assert_array_equal, thrice.critic, expected.critic)
+    assert metrics["critic/squared_error"] == first["critic/squared_error"]  # of values before any of it
+
+
 def test_engine_may_keep_the_old_parameters(spec, make_params, make_packer, make_streams, one):
     """Parameters are not donated: what the engine holds stays readable after an update."""
     params = make_params(one)
