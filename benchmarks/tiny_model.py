@@ -1,0 +1,55 @@
+"""The model of the engine and train benchmarks: a random Qwen2 of five million parameters, float32."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import jax
+
+from jaxagent.config import MeshConfig
+from jaxagent.models import hf, params, sharding
+from jaxagent.models.spec import ModelSpec
+
+SPEC = ModelSpec(
+    family="qwen2",
+    vocab_size=4096,
+    padded_vocab_size=4096,
+    num_layers=4,
+    embed_dim=256,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    mlp_dim=704,
+    qkv_bias=True,
+    qk_norm=False,
+    tie_embeddings=False,
+    rope_theta=10_000.0,
+    rope_scaling=None,
+    norm_eps=1e-6,
+    max_position=0,
+    embed_init_std=0.1,
+    compute_dtype="float32",
+    param_dtype="float32",
+    remat="none",
+    logprob_chunk_tokens=1024,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TinyModel:
+    """The same weights for every contender."""
+
+    spec: ModelSpec
+    mesh: jax.sharding.Mesh
+    params: params.Params
+    folder: Path  # a Hugging Face folder of them
+
+
+def make(folder: Path, seed: int = 0) -> TinyModel:
+    """Initialises the model and exports it into `folder`."""
+    mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=1, tensor=1))
+    with jax.set_mesh(mesh):
+        weights = params.init(SPEC, jax.random.key(seed), params.shardings(SPEC, mesh, sharding.TRAIN))
+    hf.save(folder, weights, SPEC, "float32")
+    return TinyModel(SPEC, mesh, weights, folder)
