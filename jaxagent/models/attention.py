@@ -7,6 +7,7 @@ sequence alone, bit for bit, not on who else is in the batch (docs/design.md, "E
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ Attend = Callable[[Any, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
 MASKED = -1e30
 
 QUERY_BLOCK = 64  # queries per block of packed attention, at least
+GROUP_ROWS = 32  # rows of paged attention that share a loop over pages; part of the exact numerics
 MAX_BLOCKS = 8  # per row: more blocks skip little more and compile longer
 
 
@@ -57,23 +59,43 @@ def attend_dense(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> j
 
 
 def attend_pages(
-    q: jax.Array, positions: jax.Array, page_tokens: int, read: Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+    q: jax.Array,
+    positions: jax.Array,
+    page_tokens: int,
+    rows: Any,
+    read: Callable[[jax.Array, Any], tuple[jax.Array, jax.Array]],
 ) -> jax.Array:
     """softmax(q k^T / sqrt(D)) v with a running softmax (Milakov and Gimelshein, arXiv 1805.02867) over pages of keys.
 
     A page that a query may not see at all changes none of its bits: its maximum stays, it is scaled by exp(0) = 1 and
-    gets 0 added. So queries of different lengths share one loop, which runs to the end of the longest.
+    gets 0 added. So queries of different lengths share one loop, which runs to the end of the longest; rows go in small
+    groups, so that few pay for one that is long.
 
     Args:
       q: [N, H, D] one query per row; H a multiple of K.
       positions: i32[N], the query's place in its own sequence; it sees keys 0..position.
       page_tokens: keys per page.
-      read: page index j -> keys [N, K, D, page_tokens] and values [N, K, page_tokens, D] of each row's sequence from
-        key j * page_tokens on; what lies past the position may be anything finite.
+      rows: what `read` needs to know of each row, arrays with a leading axis N.
+      read: page index j and n of the rows -> keys [n, K, D, page_tokens] and values [n, K, page_tokens, D] of each
+        row's sequence from key j * page_tokens on; what lies past the position may be anything finite.
 
     Returns:
       [N, H, D] in the dtype of `q`.
     """
+    size = math.gcd(len(q), GROUP_ROWS)
+
+    def group(i: jax.Array, out: jax.Array) -> jax.Array:
+        cut = lambda x: jax.lax.dynamic_slice_in_dim(x, i * size, size)  # noqa: E731
+        some = jax.tree.map(cut, rows)
+        new = _attend_group(cut(q), cut(positions), page_tokens, lambda j: read(j, some))
+        return jax.lax.dynamic_update_slice_in_dim(out, new, i * size, 0)
+
+    return jax.lax.fori_loop(0, len(q) // size, group, jnp.zeros_like(q))
+
+
+def _attend_group(
+    q: jax.Array, positions: jax.Array, page_tokens: int, read: Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+) -> jax.Array:
     n, h, d = q.shape
     q_scaled = q * jnp.asarray(d**-0.5, q.dtype)
 

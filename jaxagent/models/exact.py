@@ -159,7 +159,8 @@ def _attend(
         values = layer.values.at[row, :, column].set(v.astype(layer.values.dtype), mode="drop")
         first = column - positions
 
-        def read(j: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def read(j: jax.Array, rows: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            row, first = rows
             start = first + j * page_tokens
             kv_heads, head_dim = keys.shape[1:3]
 
@@ -170,7 +171,7 @@ def _attend(
 
             return jax.vmap(one)(row, start)
 
-        return attend_pages(q, positions, page_tokens, read), _RowCache(keys, values)
+        return attend_pages(q, positions, page_tokens, (row, first), read), _RowCache(keys, values)
 
     return jax.shard_map(
         local, in_specs=(_KEYS, _HEADS, _HEADS, _HEADS, _ROWS, jax.P()), out_specs=(_HEADS, _KEYS)
