@@ -140,7 +140,7 @@ def laptop() -> ConfigDict:
 
     config.rl = ConfigDict()
     config.rl.algorithm = "grpo"
-    config.rl.steps = 50
+    config.rl.steps = 70
     config.rl.tasks_per_step = 16
     config.rl.group_size = 8
     config.rl.updates_per_step = 2
