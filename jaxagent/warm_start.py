@@ -8,6 +8,8 @@ answers one-hop questions about *training* entities; the stage ends when the wor
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer
 from jaxagent.rollout import demonstrations
 from jaxagent.rollout.statistics import exact_match
-from jaxagent.types import Task
+from jaxagent.types import Task, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,17 +46,21 @@ class Demonstrations:
                 continue
             rows = demonstrations.load(demonstrations_file(self.parts, name))
             size = cfg.curriculum_sequences if name == "curriculum" else cfg.batch_sequences
-            stream = demonstrations.stream(rows, self._trajectory, size)
+            packer = self.curriculum if name == "curriculum" else self.full
+            pack = functools.partial(_pack, packer, name == "curriculum")
+            stream = demonstrations.stream(rows, self._trajectory, size, pack)
             stream.set_state({"next_index": max(step - first, 0)})
-            for _ in range(max(step, first), last):
-                packer = self.curriculum if name == "curriculum" else self.full
-                yield packer.pack(sft(next(stream), observations=name == "curriculum"))
+            yield from itertools.islice(stream, last - max(step, first))
 
     def _trajectory(self, row: dict[str, Any]):
         style = self.parts.cfg.env.prompt
         return demonstrations.trajectory(
             row, self.parts.conversation, lambda question: (Message("user", render_prompt(style, question)),)
         )
+
+
+def _pack(packer: Packer, observations: bool, trajectories: list[Trajectory]) -> list[Batch]:
+    return packer.pack(sft(trajectories, observations=observations))
 
 
 def check(parts: Parts) -> None:

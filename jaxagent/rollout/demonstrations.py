@@ -61,12 +61,18 @@ def trajectory(
     return conversation.trajectory()
 
 
-def stream(rows: Sequence[dict[str, Any]], to_trajectory: Callable[[dict[str, Any]], Trajectory], batch: int):
+def stream(
+    rows: Sequence[dict[str, Any]],
+    to_trajectory: Callable[[dict[str, Any]], Trajectory],
+    batch: int,
+    pack: Callable[[list[Trajectory]], Any] = lambda trajectories: trajectories,
+):
     """An endless grain iterator over lists of `batch` trajectories, in file order: the writer balances the kinds.
 
-    Its state is one integer, so a resumed run sees the same batches.
+    Its state is one integer, so a resumed run sees the same batches. A thread of grain's makes them, and what `pack`
+    makes of them, while the device works on the ones before.
     """
-    dataset = grain.MapDataset.source(rows).repeat(None).map(to_trajectory).batch(batch, batch_fn=list)
+    dataset = grain.MapDataset.source(rows).repeat(None).map(to_trajectory).batch(batch, batch_fn=list).map(pack)
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)))
 
 
