@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from rich.console import Console  # not for --help
 
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         with console.status("reading") as status:
             readers = build(

@@ -32,8 +32,8 @@ CLOSE_TIMEOUT_S = 10.0  # for an environment's close(), which also runs after th
 class Policy(Protocol):
     """What a rollout needs of an engine. `session` is opaque; times are seconds from now."""
 
-    async def open(self, task_id: str, sample: int, deadline_s: float) -> Any:
-        """Claims a place for one sequence."""
+    async def open(self, task_id: str, sample: int) -> Any:
+        """A new sequence."""
 
     async def generate(
         self,
@@ -47,7 +47,7 @@ class Policy(Protocol):
         """Samples one turn after appending `new_tokens` to the session's sequence."""
 
     def close(self, session: Any) -> None:
-        """Gives the place back, at once."""
+        """Ends the sequence, also in the middle of a turn."""
 
 
 @dataclasses.dataclass(frozen=True)
