@@ -163,7 +163,7 @@ def laptop() -> ConfigDict:
     config.rl.critic.value_coefficient = 1.0
     config.rl.critic.whiten_advantages = True
     config.rl.critic.warmup_updates = 10
-    config.rl.critic.epochs = 4
+    config.rl.critic.warmup_epochs = 4
     config.rl.critic.optimizer = optimizer(1e-3)
     config.rl.echo = ConfigDict()
     config.rl.echo.coefficient = 0.05
@@ -181,6 +181,7 @@ def laptop_ppo() -> ConfigDict:
     """PPO: a critic of the policy's size, trained first, GAE over action tokens."""
     config = laptop()
     config.workdir = "runs/search_r1_ppo"
+    config.rl.steps = 50  # a step trains twice the model, and on every episode
     config.rl.algorithm = "ppo"
     return config
 

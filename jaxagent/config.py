@@ -196,7 +196,7 @@ class CriticConfig:
     value_clip: float
     value_coefficient: float
     warmup_updates: int  # critic-only updates before the policy moves
-    epochs: int  # passes of the critic over each update's data
+    warmup_epochs: int  # passes of the critic over each update's data until then; afterwards one
     whiten_advantages: bool  # to mean 0 and variance 1 over the rollout batch's action tokens
     optimizer: OptimizerConfig
 

@@ -45,6 +45,7 @@ def make_programs(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy:
     rl = cfg.rl
     packer = Packer(rl.batch, longest_targets(cfg), cfg.mesh.data * cfg.mesh.fsdp)
     updates = rl.steps * rl.updates_per_step * rl.epochs
+    critic_updates = updates + rl.critic.warmup_updates * (rl.critic.warmup_epochs - 1)
     optimizer = make_optimizer(rl.optimizer, updates)
     score_policy, score_value = forward.policy_forward(spec, tiling(cfg)), None
     critic = critic_optimizer = values = reference = None
@@ -52,7 +53,7 @@ def make_programs(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy:
     with jax.set_mesh(mesh):
         if presets.needs_critic(rl):
             critic, score_value = critics.from_policy(policy), forward.value_forward(spec)
-            critic_optimizer = make_optimizer(rl.critic.optimizer, updates * rl.critic.epochs)
+            critic_optimizer = make_optimizer(rl.critic.optimizer, critic_updates)
             values = score.value_scorer(score_value, packer, mesh)
             values.warm_up(critic)
         if presets.needs_reference(rl):
@@ -60,7 +61,7 @@ def make_programs(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy:
             reference.warm_up(policy)
         state = init_state(policy, optimizer, critic, critic_optimizer, presets.needs_reference(rl))
         update = make_update(
-            score_policy, loss.Objective.of(rl), optimizer, mesh, score_value, critic_optimizer, rl.critic.epochs
+            score_policy, loss.Objective.of(rl), optimizer, mesh, score_value, critic_optimizer, rl.critic.warmup_epochs
         )
         state = update.warm_up(state, packer.empty())
     return Programs(packer, update, values, reference), state

@@ -33,7 +33,7 @@ class Update:
     mesh: jax.sharding.Mesh
     policy: Trainable
     critic: Trainable | None
-    critic_epochs: int
+    critic_warmup_epochs: int
 
     def __call__(
         self, state: TrainState, batches: Sequence[Batch], train_policy: bool = True
@@ -57,7 +57,7 @@ class Update:
                 metrics |= self.policy.metrics(pending, "policy")
             if self.critic is not None:
                 critic, opt_state, first = state.critic, state.critic_opt_state, None
-                for _ in range(self.critic_epochs):
+                for _ in range(1 if train_policy else self.critic_warmup_epochs):
                     critic, opt_state, _, pending = self.critic.step(critic, opt_state, state.step, batches)
                     first = first or pending  # metrics of data the critic has not seen
                 state = state.replace(critic=critic, critic_opt_state=opt_state)
@@ -99,7 +99,7 @@ def make_update(
     mesh: jax.sharding.Mesh,
     value_forward: ValueForward | None = None,
     critic_optimizer: optax.GradientTransformation | None = None,
-    critic_epochs: int = 1,
+    critic_warmup_epochs: int = 1,
 ) -> Update:
     """Builds the update.
 
@@ -109,7 +109,7 @@ def make_update(
       optimizer: of the policy.
       mesh: with axes data, fsdp, tensor.
       value_forward, critic_optimizer: both given when there is a critic.
-      critic_epochs: optimiser steps of the critic on each update's data.
+      critic_warmup_epochs: optimiser steps of the critic on each update's data while the policy is not trained.
     """
 
     def policy_loss(params: Tree, batch: Batch) -> tuple[jax.Array, Tally]:
@@ -122,7 +122,7 @@ def make_update(
     critic = None
     if value_forward is not None:
         critic = make_trainable(value_loss, critic_optimizer, losses.value_metrics)
-    return Update(mesh, make_trainable(policy_loss, optimizer, losses.policy_metrics), critic, critic_epochs)
+    return Update(mesh, make_trainable(policy_loss, optimizer, losses.policy_metrics), critic, critic_warmup_epochs)
 
 
 def make_trainable(

@@ -83,7 +83,7 @@ def count(cfg: Config, spec: ModelSpec, row_targets: int) -> Work:
     rows = math.ceil(episodes * env.context_tokens / rl.batch.row_tokens)
     micro = math.ceil(rows / rl.batch.micro_rows)
     padded_rows = micro * rl.batch.micro_rows
-    models = 1 + rl.critic.epochs if rl.algorithm == "ppo" else 1
+    models = 2 if rl.algorithm == "ppo" else 1
     forwards = int(rl.kl.coefficient > 0) + int(rl.algorithm == "ppo")
     one_forward = forward_flops(spec, padded_rows * rl.batch.row_tokens, rl.batch.row_tokens, padded_rows * row_targets)
     one_train = train_flops(spec, padded_rows, rl.batch.row_tokens, row_targets)
