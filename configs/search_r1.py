@@ -8,8 +8,8 @@
 
 Laptop presets: a policy of about one million parameters, random at first, learns on two CPU cores to answer real
 questions about the world's countries and cities with a search engine over short passages. Held-out questions are about
-countries and cities of which training never states a fact. Seven to eleven minutes beside other jobs;
-held-out exact match goes from about 0.5 (it searches once and stops) to above 0.9 (it searches again).
+countries and cities of which training never states a fact. About nine minutes; held-out exact match goes from about
+0.5 (it searches once and stops) to about 0.9 (it searches again).
 
 qwen2.5-3b: the published hyper-parameters (GRPO, 512 questions x 5, learning rate 1e-6, KL 0.001 in the loss), on 4
 GPUs of 80 GB. Make the data with `python -m data_pipelines.nq_hotpotqa`, serve a retriever at env.retriever.url. Not
