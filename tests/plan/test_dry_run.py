@@ -53,9 +53,11 @@ THREE_BILLION = {
 
 def _dry_run(tmp_path, fields, *more: str, timeout_s: float = 300) -> tuple[dict, int, str]:
     """The plan, the largest resident memory of the process in bytes, and what it printed."""
+    # VmHWM and not getrusage's ru_maxrss: that one keeps, over fork and exec, what pytest's own process held.
     code = (
-        "import resource, sys; from jaxagent.main import main; code = main(sys.argv);"
-        "print('peak', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024); sys.exit(code)"
+        "import pathlib, sys; from jaxagent.main import main; code = main(sys.argv);"
+        "status = pathlib.Path('/proc/self/status').read_text().split('VmHWM:')[1];"
+        "print('peak', int(status.split()[0]) * 1024); sys.exit(code)"
     )
     args = [CONFIG, "--dry_run", f"--config.workdir={tmp_path}", *(f"--config.{k}={v}" for k, v in fields.items())]
     command = [sys.executable, "-c", code, *args, *more]
