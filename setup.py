@@ -38,7 +38,7 @@ setup(
         "numpy",
     ],
     extras_require={
-        "cuda": ["jax[cuda12]"],
+        "cuda": ["jax[cuda12]", "tokamax"],  # tokamax: attention of packed rows, see jaxagent/models/kernels.py
         # Compiles for a GPU on a machine without one (--dry_run). Compiler and plug-in only, no CUDA libraries.
         "cuda-plan": ["jax-cuda12-pjrt", "jax-cuda12-plugin", "nvidia-cuda-nvcc-cu12"],
         "tpu": ["jax[tpu]"],

@@ -1,6 +1,6 @@
 """A train step on one accelerator: model FLOPs per second against the chip's peak.
 
-    python -m benchmarks.gpu_train [--layers=36] [--tokens=4096] [--rows=4] [--chip=h100] [--repetitions=5]
+    python -m benchmarks.gpu_train [--layers=36] [--tokens=4096] [--rows=4] [--chip=h100] [--repetitions=5] [--profile]
 
 Random weights in the shape of Qwen2.5-3B, bfloat16 compute. One micro-batch of full packed rows, loss on a quarter of
 the tokens: gradient accumulation only, which is where a run spends its time; no optimiser (its state would not fit
@@ -20,13 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from benchmarks import device_profile
 from configs import search_r1
 from jaxagent.algorithms.sft import sft
 from jaxagent.config import parse
 from jaxagent.learner import forward, loss
 from jaxagent.learner.batching import Packer
 from jaxagent.learner.update import make_update, shard
-from jaxagent.models import params, sharding
+from jaxagent.models import kernels, params, sharding
 from jaxagent.models.spec import ModelSpec
 from jaxagent.plan.chips import CHIPS
 from jaxagent.plan.costs import train_flops
@@ -55,9 +56,11 @@ def main() -> None:
     parser.add_argument("--chip", choices=tuple(CHIPS), default="h100")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--matmul", type=int, default=8192)
+    parser.add_argument("--remat", choices=("none", "dots", "layer"), default="dots")
+    parser.add_argument("--profile", action="store_true", help="print the kernels of one gradient")
     args = parser.parse_args()
     raw = search_r1.get_config("qwen2.5-3b")
-    raw.model.update(num_layers=args.layers, param_dtype="bfloat16")
+    raw.model.update(num_layers=args.layers, param_dtype="bfloat16", remat=args.remat)
     raw.rl.batch.update(row_tokens=args.tokens, micro_rows=args.rows)
     raw.mesh.fsdp = 1
     cfg = parse(raw)
@@ -73,6 +76,7 @@ def main() -> None:
 
     (batch,) = packer.pack(sft([text() for _ in range(args.rows)], observations=False))
     with jax.set_mesh(mesh):
+        print(kernels.report(spec, 64), flush=True)
         weights = params.init(spec, jax.random.key(0), params.shardings(spec, mesh, sharding.TRAIN))
         policy = make_update(forward.policy_forward(spec), loss.SUPERVISED, optax.sgd(0.0), mesh).policy
         on_device = shard(batch, mesh)
@@ -82,6 +86,8 @@ def main() -> None:
             started = time.perf_counter()
             grads, tally = jax.block_until_ready(policy.accumulate(weights, on_device, grads, tally))
             times.append(time.perf_counter() - started)
+        if args.profile:
+            print(device_profile.table(lambda: policy.accumulate(weights, on_device, grads, tally)))
     seconds, peak = statistics.median(times[1:]), CHIPS[args.chip].flops
     flops = train_flops(spec, args.rows, args.tokens, batch.targets.shape[1])
     result = {

@@ -27,7 +27,7 @@ from jaxagent.engine.lm import LanguageModel
 from jaxagent.envs import search
 from jaxagent.envs.retriever.backends import open_retriever
 from jaxagent.envs.retriever.base import Retriever, read_corpus
-from jaxagent.models import hf, params, sharding
+from jaxagent.models import hf, kernels, params, sharding
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.rollout.conversation import Conversation
@@ -123,6 +123,8 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
     train, heldout = sources.open_train_and_held_out(dataset, cfg.data)
     tokenizer = _tokenizer(cfg, dataset, note)
     spec = _spec(cfg, tokenizer)
+    with jax.set_mesh(mesh):
+        note(kernels.report(spec, cfg.engine.page_tokens))
     template = open_template(tokenizer, cfg.tokenizer.use_chat_template, CHAT_DATE)
     corpus = sources.corpus_of(dataset)
     retriever = open_retriever(cfg.env.retriever, read_corpus(corpus) if corpus else ())

@@ -1,11 +1,11 @@
-"""Tests run on 8 virtual CPU devices, whatever the machine has, and keep compiled programs between runs."""
+"""Tests run on 8 virtual CPU devices (unless JAX_PLATFORMS says otherwise) and keep compiled programs between runs."""
 
 import os
 import pathlib
 import tempfile
 
 # Before anything imports jax: it reads these once.
-os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(tempfile.gettempdir()) / "jaxagent-test-cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")

@@ -61,11 +61,8 @@ def attend(
         keys = cache.keys.at[page, :, :, offset].set(k.astype(cache.keys.dtype))
         values = cache.values.at[page, :, offset].set(v.astype(cache.values.dtype))
 
-        def read(j: jax.Array, tables: jax.Array) -> tuple[jax.Array, jax.Array]:
-            page = jax.lax.dynamic_index_in_dim(tables, j, axis=1, keepdims=False)
-            return keys[page], values[page]
-
-        return attend_pages(q, positions, page_tokens, tables, read), LayerCache(keys, values)
+        out = attend_pages(q, positions, page_tokens, keys, values, tables)
+        return out, LayerCache(keys, values)
 
     rows = jax.P(_AXES, None)
     return jax.shard_map(

@@ -13,15 +13,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
+from jaxagent.models import kernels, packed_gpu, paged_gpu
 from jaxagent.models.layers import contract
-from jaxagent.models.sharding import merge_rows, split_rows
+from jaxagent.models.sharding import ROWS, merge_rows, split_rows
 
 # A layer's attention: (this layer's cache, q[N, H, D], k[N, K, D], v[N, K, D]) -> (out[N, H, D], new cache).
 Attend = Callable[[Any, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
 
 # A finite stand-in for -inf: a row with nothing to see then gives a mean of values instead of NaN.
 MASKED = -1e30
+_HEADS = P(ROWS, None, "tensor", None)
 
 QUERY_BLOCK = 64  # queries per block of packed attention, at least
 GROUP_ROWS = 32  # rows of paged attention that share a loop over pages; part of the exact numerics
@@ -62,8 +65,10 @@ def attend_pages(
     q: jax.Array,
     positions: jax.Array,
     page_tokens: int,
-    rows: Any,
-    read: Callable[[jax.Array, Any], tuple[jax.Array, jax.Array]],
+    keys: jax.Array,
+    values: jax.Array,
+    blocks: jax.Array,
+    starts: jax.Array | None = None,
 ) -> jax.Array:
     """softmax(q k^T / sqrt(D)) v with a running softmax (Milakov and Gimelshein, arXiv 1805.02867) over pages of keys.
 
@@ -75,22 +80,44 @@ def attend_pages(
       q: [N, H, D] one query per row; H a multiple of K.
       positions: i32[N], the query's place in its own sequence; it sees keys 0..position.
       page_tokens: keys per page.
-      rows: what `read` needs to know of each row, arrays with a leading axis N.
-      read: page index j and n of the rows -> keys [n, K, D, page_tokens] and values [n, K, page_tokens, D] of each
-        row's sequence from key j * page_tokens on; what lies past the position may be anything finite.
+      keys, values: [B, K, D, C] and [B, K, C, D]: blocks of C keys. What lies past a position may be anything finite.
+      blocks: i32[N, Q], the block of each page of the row's sequence; the last one also of all further pages.
+      starts: i32[N], where in its block page 0 begins, page j then page_tokens * j further on. None: at 0, every page.
 
     Returns:
       [N, H, D] in the dtype of `q`.
     """
+    if kernels.paged(kernels.platform(), q.shape[-1], page_tokens).name == "triton":
+        return paged_gpu.attend_pages(q, positions, page_tokens, keys, values, blocks, starts)
     size = math.gcd(len(q), GROUP_ROWS)
 
     def group(i: jax.Array, out: jax.Array) -> jax.Array:
         cut = lambda x: jax.lax.dynamic_slice_in_dim(x, i * size, size)  # noqa: E731
-        some = jax.tree.map(cut, rows)
-        new = _attend_group(cut(q), cut(positions), page_tokens, lambda j: read(j, some))
+        own_blocks, own_starts = cut(blocks), None if starts is None else cut(starts)
+
+        def read(j: jax.Array) -> tuple[jax.Array, jax.Array]:
+            block = jax.lax.dynamic_index_in_dim(own_blocks, j, axis=1, keepdims=False)  # the last one past the end
+            if own_starts is None:
+                return keys[block], values[block]
+            return _cut_pages(keys, values, block, own_starts + j * page_tokens, page_tokens)
+
+        new = _attend_group(cut(q), cut(positions), page_tokens, read)
         return jax.lax.dynamic_update_slice_in_dim(out, new, i * size, 0)
 
     return jax.lax.fori_loop(0, len(q) // size, group, jnp.zeros_like(q))
+
+
+def _cut_pages(
+    keys: jax.Array, values: jax.Array, block: jax.Array, start: jax.Array, page_tokens: int
+) -> tuple[jax.Array, jax.Array]:
+    _, kv_heads, head_dim, _ = keys.shape
+
+    def one(block: jax.Array, start: jax.Array) -> tuple[jax.Array, jax.Array]:
+        page = jax.lax.dynamic_slice(keys, (block, 0, 0, start), (1, kv_heads, head_dim, page_tokens))
+        value = jax.lax.dynamic_slice(values, (block, 0, start, 0), (1, kv_heads, page_tokens, head_dim))
+        return page[0], value[0]
+
+    return jax.vmap(one)(block, start)
 
 
 def _attend_group(
@@ -139,6 +166,11 @@ def packed(segments: jax.Array) -> Attend:
 
     def attend(cache: None, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, None]:
         q, k, v = (split_rows(x, b, t) for x in (q, k, v))
+        if kernels.packed(kernels.platform(), str(q.dtype)).name == "tokamax":
+            local = jax.shard_map(
+                packed_gpu.attend, in_specs=(P(ROWS, None), *[_HEADS] * 3), out_specs=_HEADS, check_vma=False
+            )
+            return merge_rows(local(segments, q, k, v)), None
         outs = [
             attend_dense(q[:, start:stop], k[:, :stop], v[:, :stop], mask)
             for (start, stop), mask in zip(spans, masks, strict=True)

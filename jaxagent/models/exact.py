@@ -154,24 +154,12 @@ def _attend(
     def local(layer: _RowCache, q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array, tile: jax.Array):
         rows = tile * len(q) + jnp.arange(len(q))
         row, column = rows // t, rows % t
-        # Rows that only fill the last tile lie past the end: they are dropped, and read the last packed row.
+        # Rows that only fill the last tile lie past the end: they are not written, and read the last packed row.
         keys = layer.keys.at[row, :, :, column].set(k.astype(layer.keys.dtype), mode="drop")
         values = layer.values.at[row, :, column].set(v.astype(layer.values.dtype), mode="drop")
-        first = column - positions
-
-        def read(j: jax.Array, rows: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            row, first = rows
-            start = first + j * page_tokens
-            kv_heads, head_dim = keys.shape[1:3]
-
-            def one(row: jax.Array, start: jax.Array) -> tuple[jax.Array, jax.Array]:
-                page = jax.lax.dynamic_slice(keys, (row, 0, 0, start), (1, kv_heads, head_dim, page_tokens))
-                value = jax.lax.dynamic_slice(values, (row, 0, start, 0), (1, kv_heads, page_tokens, head_dim))
-                return page[0], value[0]
-
-            return jax.vmap(one)(row, start)
-
-        return attend_pages(q, positions, page_tokens, (row, first), read), _RowCache(keys, values)
+        own, first = jnp.minimum(row, len(keys) - 1)[:, None], column - positions
+        out = attend_pages(q, positions, page_tokens, keys, values, own, first)
+        return out, _RowCache(keys, values)
 
     return jax.shard_map(
         local, in_specs=(_KEYS, _HEADS, _HEADS, _HEADS, _ROWS, jax.P()), out_specs=(_HEADS, _KEYS)

@@ -1,0 +1,67 @@
+"""Which attention kernel runs where, and why not the fast one: from platform, shapes and packages, never silently.
+
+`attention.attend_pages` (engine, exact scoring) and `attention.packed` (training) ask here while they are traced;
+`report` says the same in words when a run starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+
+import jax
+
+from jaxagent.models import paged_gpu
+from jaxagent.models.spec import ModelSpec
+
+_GPU = ("gpu", "cuda")
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A kernel, and on an accelerator the reason when it is not the accelerator's own."""
+
+    name: str  # "xla" runs everywhere; "triton" and "tokamax" on NVIDIA GPUs
+    because: str = ""
+
+
+def platform() -> str:
+    """Of the mesh in use (which may be of a chip that this host does not have), else of the default device."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return getattr(device, "platform", None) or jax.default_backend()
+
+
+def paged(on: str, head_dim: int, page_tokens: int) -> Choice:
+    """For rows that attend to pages."""
+    if on not in _GPU:
+        return Choice("xla")
+    if not paged_gpu.supports(head_dim, page_tokens):
+        return Choice("xla", f"head_dim {head_dim} and page_tokens {page_tokens} are not powers of two from 16 on")
+    return Choice("triton")
+
+
+def packed(on: str, dtype: str) -> Choice:
+    """For packed training rows."""
+    if on not in _GPU:
+        return Choice("xla")
+    if dtype != "bfloat16":
+        return Choice("xla", f"the GPU's kernel takes bfloat16, not {dtype}")
+    if not _has_tokamax():
+        return Choice("xla", "tokamax is not installed (pip install 'jaxagent[cuda]')")
+    if jax.default_backend() not in _GPU:
+        return Choice("xla", "tokamax compiles on the GPU itself only, not for a plan")
+    return Choice("tokamax")
+
+
+def report(spec: ModelSpec, page_tokens: int) -> str:
+    """One line for the log: "attention: pages triton, packed rows tokamax"."""
+    on = platform()
+    chosen = {"pages": paged(on, spec.head_dim, page_tokens), "packed rows": packed(on, str(spec.compute_dtype))}
+    words = [f"{what} {c.name}" + (f" ({c.because})" if c.because else "") for what, c in chosen.items()]
+    return "attention: " + ", ".join(words)
+
+
+@functools.cache
+def _has_tokamax() -> bool:
+    return importlib.util.find_spec("tokamax") is not None

@@ -1,0 +1,28 @@
+"""The accelerator's kernels are chosen where they can run, and a fallback says why."""
+
+import dataclasses
+
+from jaxagent.models import kernels
+from tests.models import tiny
+
+
+def test_other_platforms_run_plain_code_without_comment():
+    assert kernels.paged("cpu", 128, 64) == kernels.packed("cpu", "bfloat16") == kernels.Choice("xla")
+    assert kernels.report(tiny.spec(), 64) == "attention: pages xla, packed rows xla"
+
+
+def test_gpu_kernels_and_their_conditions(monkeypatch):
+    monkeypatch.setattr(kernels.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(kernels, "_has_tokamax", lambda: True)
+    assert kernels.paged("gpu", 128, 64).name == "triton"
+    assert "head_dim 80" in kernels.paged("gpu", 80, 64).because
+    assert kernels.packed("gpu", "bfloat16").name == "tokamax"
+    assert "float32" in kernels.packed("gpu", "float32").because
+
+
+def test_a_fallback_on_a_gpu_is_in_the_report(monkeypatch):
+    monkeypatch.setattr(kernels, "platform", lambda: "gpu")
+    monkeypatch.setattr(kernels, "_has_tokamax", lambda: False)
+    spec = dataclasses.replace(tiny.spec(), compute_dtype="bfloat16", head_dim=128)
+    report = kernels.report(spec, 64)
+    assert "pages triton" in report and "packed rows xla (tokamax is not installed" in report

@@ -1,0 +1,42 @@
+"""The GPU kernel of paged attention, interpreted: against the loop that every other platform runs."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxagent.models import attention, paged_gpu
+
+PAGE, D = 16, 32
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (20, 1)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_pages_of_a_table(heads, kv_heads, dtype):
+    rng = np.random.default_rng(0)
+    keys = jnp.asarray(rng.normal(size=(9, kv_heads, D, PAGE)), dtype)
+    values = jnp.asarray(rng.normal(size=(9, kv_heads, PAGE, D)), dtype)
+    q = jnp.asarray(rng.normal(size=(5, heads, D)), dtype)
+    positions = jnp.asarray([0, 15, 16, 40, 63], jnp.int32)
+    tables = jnp.asarray(rng.integers(0, 9, (5, 4)), jnp.int32)
+    arguments = (q, positions, PAGE, keys, values, tables)
+    actual, expected = paged_gpu.attend_pages(*arguments, None, interpret=True), attention.attend_pages(*arguments)
+    tolerance = 2e-6 if dtype == "float32" else 1e-2
+    np.testing.assert_allclose(np.float32(actual), np.float32(expected), atol=tolerance, rtol=tolerance)
+
+
+def test_pages_that_begin_anywhere():
+    """Packed rows: one block per row, pages counted from the first token of each sequence."""
+    rng = np.random.default_rng(1)
+    keys = jnp.asarray(rng.normal(size=(2, 1, D, 80 + PAGE)), jnp.float32)
+    values = jnp.asarray(rng.normal(size=(2, 1, 80 + PAGE, D)), jnp.float32)
+    q = jnp.asarray(rng.normal(size=(4, 3, D)), jnp.float32)
+    positions, starts = jnp.asarray([0, 30, 79, 17], jnp.int32), jnp.asarray([79, 7, 0, 40], jnp.int32)
+    arguments = (q, positions, PAGE, keys, values, jnp.asarray([[0], [1], [1], [0]], jnp.int32), starts)
+    actual = paged_gpu.attend_pages(*arguments, interpret=True)
+    np.testing.assert_allclose(actual, attention.attend_pages(*arguments), atol=2e-6)
+    np.testing.assert_allclose(actual[0], jnp.broadcast_to(values[0, :, 79], (3, D)), atol=1e-6)  # it sees itself only
+
+
+def test_which_sizes_it_takes():
+    assert paged_gpu.supports(128, 64) and paged_gpu.supports(16, 16)
+    assert not paged_gpu.supports(96, 64) and not paged_gpu.supports(8, 16) and not paged_gpu.supports(64, 24)
