@@ -1,6 +1,6 @@
 """The engine against transformers and Tunix: tokens per second, tokens prefilled, and the train step against torch.
 
-    python -m benchmarks.engine [--peers] [--only=static,ragged,prefill,train] [--repetitions=5] [--quick]
+    python -m benchmarks.engine [--peers] [--only=static,ragged,prefill,train] [--repetitions=5] [--numerics=fast]
 
 Prints a table and, as the last line, one JSON object. Everyone runs the same five-million-parameter random Qwen2 in
 float32 (`tiny_model`), sampling at temperature 1 with forced lengths. With --peers, whichever of transformers and
@@ -104,6 +104,7 @@ def open_engine(model: TinyModel, sequences: Sequence[int], turns: int) -> Itera
         mesh=model.mesh,
         seed=0,
         truncation=False,
+        exact=model.exact,
     ) as driver:
         began = time.perf_counter()
         driver.start(_DEADLINE_S)
@@ -299,6 +300,7 @@ def main() -> None:
     parser.add_argument("--peers", action="store_true", help="also run transformers and Tunix, where importable")
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections, comma-separated")
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--numerics", choices=("fast", "exact"), default="fast", help="of our engine")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run at all?")
     args = parser.parse_args()
     sections = args.only.split(",")
@@ -307,7 +309,7 @@ def main() -> None:
     sizes = QUICK if args.quick else Sizes()
     report = Report()
     with tempfile.TemporaryDirectory() as folder:
-        model = tiny_model.make(Path(folder))
+        model = tiny_model.make(Path(folder), args.numerics == "exact")
         vocab = model.spec.vocab_size
         makers: dict[str, Callable[[int], list[Episode]]] = {
             "static": lambda r: workloads.static(r, sizes.sequences, sizes.prompt_tokens, sizes.new_tokens, vocab),

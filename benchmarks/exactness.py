@@ -91,7 +91,7 @@ def play(
         await asyncio.gather(*(one(int(i)) for i in order))
 
     model = LanguageModel(spec, cfg.cache_dtype)
-    with Driver(model, weights, 0, stops, (), cfg, CONTEXT, mesh, 0, truncation=False) as driver:
+    with Driver(model, weights, 0, stops, (), cfg, CONTEXT, mesh, 0, False, exact=True) as driver:
         driver.start(600.0)
         asyncio.run(run(driver))
         stats = driver.stats()
@@ -193,7 +193,7 @@ def cost(repetitions: int) -> dict[str, float]:
     updates: dict[str, list[float]] = {name: [] for name in learners}
     rollouts = []
     context = cfg.env.context_tokens
-    with Driver(model, weights, 0, stops, (), cfg.engine, context, mesh, 0, truncation=False) as driver:
+    with Driver(model, weights, 0, stops, (), cfg.engine, context, mesh, 0, False, exact=True) as driver:
         driver.start(600.0)
 
         async def rollout() -> None:

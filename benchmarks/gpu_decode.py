@@ -56,7 +56,7 @@ def measure(
     cfg = dataclasses.replace(parse(raw).engine, prefill_tokens=128)
     stops = automaton.build(["no such"], [b"ab"] * spec.padded_vocab_size, spec.padded_vocab_size)
     model = LanguageModel(spec, cfg.cache_dtype)
-    executor = Executor(model, stops, (), cfg, table * page_tokens, truncation=False)
+    executor = Executor(model, stops, (), cfg, table * page_tokens, truncation=False, exact=False)
     executor.set_params(weights)
     slots = executor.sizes.all_slots
     tables = np.zeros((slots, table), np.int32)
@@ -69,10 +69,12 @@ def measure(
     times = []
     for _ in range(repetitions + 1):
         started = time.perf_counter()
-        executor.generate(tables, requests.mask, truncated=False)
+        executor.generate(tables, requests.mask, requests.position, truncated=False)
         times.append((time.perf_counter() - started) / STEPS)
     if profile:
-        print(device_profile.table(lambda: executor.generate(tables, requests.mask, truncated=False)))
+        print(
+            device_profile.table(lambda: executor.generate(tables, requests.mask, requests.position, truncated=False))
+        )
     size = np.dtype(jnp.bfloat16).itemsize
     cached = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * size * context * batch
     head = 0 if spec.tie_embeddings else spec.padded_vocab_size * spec.embed_dim * size

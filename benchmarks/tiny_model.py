@@ -44,12 +44,13 @@ class TinyModel:
     mesh: jax.sharding.Mesh
     params: params.Params
     folder: Path  # a Hugging Face folder of them
+    exact: bool  # numerics of our engine
 
 
-def make(folder: Path, seed: int = 0) -> TinyModel:
+def make(folder: Path, exact: bool = False, seed: int = 0) -> TinyModel:
     """Initialises the model and exports it into `folder`."""
     mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=1, tensor=1))
     with jax.set_mesh(mesh):
         weights = params.init(SPEC, jax.random.key(seed), params.shardings(SPEC, mesh, sharding.TRAIN))
     hf.save(folder, weights, SPEC, "float32")
-    return TinyModel(SPEC, mesh, weights, folder)
+    return TinyModel(SPEC, mesh, weights, folder, exact)

@@ -101,6 +101,7 @@ class Parts:
             mesh=self.mesh,
             seed=self.cfg.seed,
             truncation=False,
+            exact=self.cfg.numerics == "exact",
         ) as driver:
             driver.start(WARM_UP_TIMEOUT_S)
             yield driver

@@ -47,7 +47,7 @@ def attend(
     Args:
       cache: one layer's.
       q: [N, H, D]; k, v: [N, K, D].
-      tables: i32[N, Q] pages of the row's sequence.
+      tables: i32[M, Q] pages of a sequence, which N / M rows in a row share.
       positions: i32[N].
 
     Returns:
@@ -56,7 +56,9 @@ def attend(
 
     def local(cache: LayerCache, q: jax.Array, k: jax.Array, v: jax.Array, tables: jax.Array, positions: jax.Array):
         page_tokens = cache.keys.shape[-1]
-        page = jnp.take_along_axis(tables, (positions // page_tokens)[:, None], axis=1)[:, 0]
+        share = len(q) // len(tables)
+        of_rows = tables if share == 1 else jnp.repeat(tables, share, axis=0)
+        page = jnp.take_along_axis(of_rows, (positions // page_tokens)[:, None], axis=1)[:, 0]
         offset = positions % page_tokens
         keys = cache.keys.at[page, :, :, offset].set(k.astype(cache.keys.dtype))
         values = cache.values.at[page, :, offset].set(v.astype(cache.values.dtype))

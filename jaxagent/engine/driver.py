@@ -47,6 +47,7 @@ class Driver:
       mesh: with axes data, fsdp and tensor.
       seed: of the run; with task, sample, turn and position it fixes every random number.
       truncation: whether requests may use top-p, top-k or min-p (their programs are compiled at start).
+      exact: whether tokens and log-probs may depend on nothing but their own sequence, bit for bit.
     """
 
     def __init__(
@@ -61,10 +62,11 @@ class Driver:
         mesh: jax.sharding.Mesh,
         seed: int,
         truncation: bool,
+        exact: bool,
     ) -> None:
         self._model, self._stops, self._eos_ids = model, stops, tuple(eos_ids)
         self._cfg, self._context, self._mesh, self._seed = cfg, context, mesh, seed
-        self._truncation = truncation
+        self._truncation, self._exact = truncation, exact
         # Everything below is shared between threads and guarded by `_work`, but for `_scheduler`, the thread's own.
         self._work = threading.Condition()
         self._weights: tuple[Params, int] | None = None  # to take before the next dispatch
@@ -261,7 +263,9 @@ class Driver:
         compiles = count_compiles(self._stats)
         try:
             with jax.set_mesh(self._mesh):
-                executor = Executor(self._model, self._stops, self._eos_ids, self._cfg, self._context, self._truncation)
+                executor = Executor(
+                    self._model, self._stops, self._eos_ids, self._cfg, self._context, self._truncation, self._exact
+                )
                 self._take_weights(executor)
                 executor.warm_up()
                 scheduler = Scheduler(executor, self._context, self._stops)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import threading
 from collections.abc import Callable, Sequence
 
@@ -18,8 +19,11 @@ import numpy as np
 from jaxagent.config import ConfigError, EngineConfig
 from jaxagent.engine import automaton, batching, functions
 from jaxagent.engine.model import Model, Params
+from jaxagent.models import kernels
 
 _COPIES = 64  # pages copied by one call, per shard
+_SHARE = 16  # rows of prefill that read their pages together, in fast numerics
+_LEAST_TILE = 8  # rows of the smallest decode tile, in fast numerics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,14 +33,19 @@ class Sizes:
     shards: int  # data * fsdp: each has its own slots and pages
     slots: int  # per shard, whole tiles
     tile_rows: int  # per shard
+    decode_tiles: tuple[int, ...]  # rows of a decode tile, per shard: the smallest that holds all who are active
+    share: int  # rows of prefill that belong to one sequence and read its pages together
     prefill_tiles: int  # of one prefill call, at most
     pages: int  # per shard, the one that is nobody's included
     page_tokens: int
     table: int  # pages of the longest sequence
 
     @classmethod
-    def of(cls, cfg: EngineConfig, context: int) -> Sizes:
+    def of(cls, cfg: EngineConfig, context: int, exact: bool) -> Sizes:
         """Sizes under the mesh in use.
+
+        In exact numerics every row is computed in a tile of `tile_rows` and attends on its own. In fast numerics rows
+        of prefill attend together, and on a CPU, whose time grows with the rows, few active slots take a small tile.
 
         Raises:
           ConfigError: slots or pages that the mesh cannot divide, or too few pages for one sequence.
@@ -54,10 +63,14 @@ class Sizes:
                 f"config.engine.pages: {cfg.pages} pages of {cfg.page_tokens} tokens over {shards} shards cannot hold "
                 f"one sequence of {context} tokens; at least {table * shards} are needed."
             )
+        tile = cfg.tile_rows
+        small = [tile // f for f in (8, 4, 2) if tile // f >= _LEAST_TILE and tile % f == 0]
         return cls(
             shards=shards,
-            slots=-(-cfg.slots // shards // cfg.tile_rows) * cfg.tile_rows,
-            tile_rows=cfg.tile_rows,
+            slots=-(-cfg.slots // shards // tile) * tile,
+            tile_rows=tile,
+            decode_tiles=(tile,) if exact or kernels.platform() != "cpu" else (*small, tile),
+            share=1 if exact else math.gcd(tile, _SHARE),
             prefill_tiles=max(1, -(-cfg.prefill_tokens // (shards * cfg.tile_rows))),
             pages=cfg.pages // shards + 1,
             page_tokens=cfg.page_tokens,
@@ -85,6 +98,7 @@ class Executor:
       cfg: slots, pages and steps per dispatch.
       context: tokens of the longest sequence.
       truncation: whether requests may use top-p, top-k or min-p; the program for it is compiled only then.
+      exact: config.numerics, see `Sizes.of`.
 
     Raises:
       ConfigError: see `Sizes.of`.
@@ -98,9 +112,10 @@ class Executor:
         cfg: EngineConfig,
         context: int,
         truncation: bool,
+        exact: bool,
     ) -> None:
         self.model, self.truncation = model, truncation
-        self.sizes = Sizes.of(cfg, context)
+        self.sizes = Sizes.of(cfg, context, exact)
         self.steps = cfg.steps_per_dispatch
         self.params: Params | None = None
         is_eos = np.zeros(model.vocab_size, bool)
@@ -112,7 +127,7 @@ class Executor:
         self._copy = jax.jit(functions.copy_pages, static_argnums=0, donate_argnums=1)
         self._begin = jax.jit(functions.begin, donate_argnums=0)
         self._free = jax.jit(functions.free, donate_argnums=0)
-        self._generate = jax.jit(functions.generate, static_argnums=(0, 6, 7, 8), donate_argnums=3)
+        self._generate = jax.jit(functions.generate, static_argnums=(0, 7, 8), donate_argnums=3)
         s = self.sizes
         self._state = init_state(model, s.all_slots, s.pages * s.shards, s.page_tokens)
 
@@ -123,7 +138,7 @@ class Executor:
     def prefill(self, spans: Sequence[batching.Span], tables: np.ndarray) -> batching.PrefillCall:
         """Caches spans, at most `sizes.prefill_rows` tokens per shard; tables i32[S,Q]. Returns what was issued."""
         s = self.sizes
-        call = batching.lay_out(spans, s.shards, s.slots, s.prefill_tiles, s.tile_rows)
+        call = batching.lay_out(spans, s.shards, s.slots, s.prefill_tiles, s.tile_rows, s.share)
         self._state = self._prefill(
             self.model, self.params, self._state, tables, call.tokens, call.positions, call.slot, np.int32(call.tiles)
         )
@@ -148,19 +163,23 @@ class Executor:
         """Returns when everything issued so far is done, so that prefill and decode can be timed apart."""
         jax.block_until_ready(self._state.slots.position)
 
-    def generate(self, tables: np.ndarray, active: np.ndarray, truncated: bool) -> functions.StepResult:
-        """One dispatch over the slots of active bool[S] with pages tables i32[S,Q]."""
-        used = np.flatnonzero(active.reshape(self.sizes.shards, -1).any(axis=0))
-        tiles = used[-1] // self.sizes.tile_rows + 1 if len(used) else 0
+    def generate(
+        self, tables: np.ndarray, active: np.ndarray, lengths: np.ndarray, truncated: bool
+    ) -> functions.StepResult:
+        """One dispatch over the slots of active bool[S], at lengths i32[S] tokens, with pages tables i32[S,Q]."""
+        lanes, tiles = batching.choose_lanes(active, lengths, self.sizes.shards, self.sizes.decode_tiles)
+        return self._dispatch(tables, lanes, tiles, truncated)
+
+    def _dispatch(self, tables: np.ndarray, lanes: np.ndarray, tiles: int, truncated: bool) -> functions.StepResult:
         self._state, packed = self._generate(
             self.model,
             self.params,
             self._stops,
             self._state,
             tables,
+            lanes,
             np.int32(tiles),
             self.steps,
-            self.sizes.tile_rows,
             truncated,
         )
         return functions.StepResult.unpack(np.asarray(packed))
@@ -178,7 +197,10 @@ class Executor:
         self.begin(functions.Requests.blank(self.sizes.all_slots))
         self.free(none)
         for truncated in (False, True) if self.truncation else (False,):
-            self.generate(tables, none, truncated)
+            for rows in self.sizes.decode_tiles:
+                count = 1 if rows < self.sizes.tile_rows else self.sizes.slots // rows
+                own = np.arange(count * rows, dtype=np.int32).reshape(count, rows)
+                self._dispatch(tables, np.tile(own, (1, self.sizes.shards)), count, truncated)
 
 
 def count_compiles(stats: collections.Counter[str]) -> Callable[..., None]:

@@ -154,7 +154,7 @@ def prefill(
       model, params, state: the engine's.
       tables: i32[S,Q] pages of each slot's sequence.
       tokens, positions: i32[n,N] rows; N is split over the mesh.
-      slot: i32[n,N] whose sequence, counted in the row's shard; -1 is padding.
+      slot: i32[n,M] whose sequence, N / M rows in a row, counted in their shard; -1 is padding.
       tiles: i32[] how many of the n tiles hold rows.
     """
     rows = jax.P(None, *ROWS)
@@ -210,82 +210,86 @@ def generate(
     stops: StopTables,
     state: DecodeState,
     tables: jax.Array,
+    lanes: jax.Array,
     tiles: jax.Array,
     steps: int,
-    tile_rows: int,
     truncated: bool,
 ) -> tuple[DecodeState, jax.Array]:
-    """Samples up to `steps` tokens in every active slot; a slot freezes when its turn ends.
+    """Samples up to `steps` tokens in every active slot of some tiles; a slot freezes when its turn ends.
 
     Args:
       model, params, stops, state: the engine's.
       tables: i32[S,Q] pages of each slot's sequence, enough for the positions reached.
-      tiles: i32[] each shard's first tiles * tile_rows slots hold all that are active.
-      steps, tile_rows, truncated: static. `truncated` is False when no active slot uses top-p, top-k or min-p.
+      lanes: i32[n,N] slots of each tile, counted in their shard, none twice; N is split over the mesh.
+      tiles: i32[] the first tiles of `lanes` hold all slots that are active.
+      steps, truncated: static. `truncated` is False when no active slot uses top-p, top-k or min-p.
 
     Returns:
       The new state, and i32[S, 2K+3] for `StepResult.unpack`.
     """
     count = state.slots.token.shape[0]
-    blank = lambda dtype: jnp.zeros((count, steps), dtype, out_sharding=jax.P(*ROWS, None))  # noqa: E731
-    zeros = jnp.zeros((count,), jnp.int32, out_sharding=ROWS)
     params = model.prepare(params)
-    tables = jax.reshard(tables, jax.P(*ROWS, None))
-    result = _Result(blank(jnp.int32), blank(jnp.float32), zeros, zeros, zeros)
+    tables, lanes = jax.reshard(tables, jax.P(*ROWS, None)), jax.reshard(lanes, jax.P(None, *ROWS))
+    results = jnp.zeros((count, 2 * steps + 3), jnp.int32, out_sharding=jax.P(*ROWS, None))
     choose = functools.partial(_choose, truncated=truncated)
     choose = jax.shard_map(choose, in_specs=(jax.P(*ROWS, None), jax.P(), ROWS, ROWS, jax.P()), out_specs=ROWS)
 
-    def more(carry: tuple[jax.Array, DecodeState, _Result]) -> jax.Array:
-        step, state, _ = carry
-        return (step < steps) & jnp.any(state.slots.active)
+    def tile(i: jax.Array, carry: tuple[DecodeState, jax.Array]) -> tuple[DecodeState, jax.Array]:
+        state, results = carry
+        slots, pages = _cut((state.slots, tables), lanes[i])
 
-    def advance(carry: tuple[jax.Array, DecodeState, _Result]) -> tuple[jax.Array, DecodeState, _Result]:
-        step, state, result = carry
+        def more(carry: tuple[jax.Array, Cache, Slots, _Result]) -> jax.Array:
+            step, _, slots, _ = carry
+            return (step < steps) & jnp.any(slots.active)
 
-        def tile(i: jax.Array, carry: tuple[DecodeState, _Result]) -> tuple[DecodeState, _Result]:
-            state, result = carry
-            slots, pages, part = _cut((state.slots, tables, result), i, tile_rows)
+        def advance(carry: tuple[jax.Array, Cache, Slots, _Result]) -> tuple[jax.Array, Cache, Slots, _Result]:
+            step, cache, slots, result = carry
             position = jnp.where(slots.active, slots.position, 0)
-            pages = jnp.where(slots.active[:, None], pages, 0)  # a frozen slot writes to the page that is nobody's
-            hidden, cache = model.extend(params, state.cache, slots.token, position, pages)
-            slots, part = choose(model.logits(params, hidden), stops, slots, part, step)
-            new_slots, result = _paste((state.slots, result), (slots, part), i, tile_rows)
-            return DecodeState(cache, new_slots), result
+            own = jnp.where(slots.active[:, None], pages, 0)  # a frozen slot writes to the page that is nobody's
+            hidden, cache = model.extend(params, cache, slots.token, position, own)
+            return step + 1, cache, *choose(model.logits(params, hidden), stops, slots, result, step)
 
-        return step + 1, *jax.lax.fori_loop(0, tiles, tile, (state, result))
+        blank = _Result.blank(lanes.shape[1], steps)
+        _, cache, slots, result = jax.lax.while_loop(more, advance, (jnp.int32(0), state.cache, slots, blank))
+        new_slots, results = _paste((state.slots, results), (slots, result.packed()), lanes[i])
+        return DecodeState(cache, new_slots), results
 
-    _, state, result = jax.lax.while_loop(more, advance, (jnp.int32(0), state, result))
-    logprobs = jax.lax.bitcast_convert_type(result.logprobs, jnp.int32)
-    tail = jnp.stack([result.count, result.finish, result.stop], axis=1)
-    return state, jnp.concatenate([result.tokens, logprobs, tail], axis=1)
+    return jax.lax.fori_loop(0, tiles, tile, (state, results))
 
 
 @flax.struct.dataclass
 class _Result:
-    tokens: jax.Array  # i32[S,K]
-    logprobs: jax.Array  # f32[S,K]
-    count: jax.Array  # i32[S]
-    finish: jax.Array  # i32[S]
-    stop: jax.Array  # i32[S]
+    """What a tile of N slots has sampled in this dispatch."""
+
+    tokens: jax.Array  # i32[N,K]
+    logprobs: jax.Array  # f32[N,K]
+    count: jax.Array  # i32[N]
+    finish: jax.Array  # i32[N]
+    stop: jax.Array  # i32[N]
+
+    @classmethod
+    def blank(cls, rows: int, steps: int) -> _Result:
+        many = lambda dtype: jnp.zeros((rows, steps), dtype, out_sharding=jax.P(*ROWS, None))  # noqa: E731
+        zeros = jnp.zeros((rows,), jnp.int32, out_sharding=ROWS)
+        return cls(many(jnp.int32), many(jnp.float32), zeros, zeros, zeros)
+
+    def packed(self) -> jax.Array:
+        """i32[N, 2K+3], see `StepResult.unpack`."""
+        logprobs = jax.lax.bitcast_convert_type(self.logprobs, jnp.int32)
+        tail = jnp.stack([self.count, self.finish, self.stop], axis=1)
+        return jnp.concatenate([self.tokens, logprobs, tail], axis=1)
 
 
-def _cut(tree: Tree, i: jax.Array, size: int) -> Tree:
-    """Slots i * size .. (i + 1) * size of every shard."""
-
-    def local(tree: Tree, i: jax.Array) -> Tree:
-        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, i * size, size), tree)
-
-    return jax.shard_map(local, in_specs=(ROWS, jax.P()), out_specs=ROWS)(tree, i)
+def _cut(tree: Tree, lanes: jax.Array) -> Tree:
+    """The slots `lanes` of every shard."""
+    local = lambda tree, lanes: jax.tree.map(lambda x: x[lanes], tree)  # noqa: E731
+    return jax.shard_map(local, in_specs=(ROWS, ROWS), out_specs=ROWS)(tree, lanes)
 
 
-def _paste(tree: Tree, part: Tree, i: jax.Array, size: int) -> Tree:
+def _paste(tree: Tree, part: Tree, lanes: jax.Array) -> Tree:
     """The inverse of `_cut`."""
-
-    def local(tree: Tree, part: Tree, i: jax.Array) -> Tree:
-        put = lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, i * size, 0)  # noqa: E731
-        return jax.tree.map(put, tree, part)
-
-    return jax.shard_map(local, in_specs=(ROWS, ROWS, jax.P()), out_specs=ROWS)(tree, part, i)
+    local = lambda tree, part, lanes: jax.tree.map(lambda x, y: x.at[lanes].set(y), tree, part)  # noqa: E731
+    return jax.shard_map(local, in_specs=(ROWS, ROWS, ROWS), out_specs=ROWS)(tree, part, lanes)
 
 
 def _choose(

@@ -4,7 +4,7 @@
 object that holds shapes only; parameters and cache are always arguments, so that a weight update is an argument.
 
 Axis letters: N rows of a tile, P pages, Q pages per sequence, V vocabulary. The cache is pages of `page_tokens` tokens;
-a row's sequence has its token at index p in page tables[row, p // page_tokens]. Page 0 belongs to nobody: rows without
+a sequence has its token at index p in page table[p // page_tokens]. Page 0 belongs to nobody: rows without
 a sequence write there. Every function runs under `jax.set_mesh` of a mesh with the axes data, fsdp and tensor; rows and
 pages are sharded over (data, fsdp), and page numbers count the pages of the row's own shard.
 """
@@ -40,10 +40,10 @@ class Model(Protocol):
     def extend(
         self, params: Params, cache: Cache, tokens: jax.Array, positions: jax.Array, tables: jax.Array
     ) -> tuple[Any, Cache]:
-        """Caches one tile of rows: tokens i32[N] at positions i32[N] of the sequences with pages tables i32[N,Q].
+        """Caches one tile of rows: tokens i32[N] at positions i32[N] of the sequences with pages tables i32[M,Q].
 
-        All earlier tokens of a row's sequence are cached, or are rows of the same tile. Returns what `logits` turns
-        into next-token logits of each row, and the cache.
+        N / M rows in a row belong to one sequence. All earlier tokens of a row's sequence are cached, or are rows of
+        the same tile. Returns what `logits` turns into next-token logits of each row, and the cache.
         """
 
     def logits(self, params: Params, hidden: Any) -> jax.Array:

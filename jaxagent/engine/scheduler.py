@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from jaxagent.engine.automaton import Automaton
-from jaxagent.engine.batching import Span
+from jaxagent.engine.batching import Span, padded
 from jaxagent.engine.executor import Executor
 from jaxagent.engine.pages import PageStore
 from jaxagent.engine.requests import Ledger, Request, Session, rows_of
@@ -230,7 +230,7 @@ class Scheduler:
             stop = min(len(request.tokens) - 1, request.prefilled + room[shard])
             if stop > request.prefilled:
                 yield Span(request.tokens[request.prefilled : stop], request.prefilled, request.slot)
-                room[shard] -= stop - request.prefilled
+                room[shard] -= padded(stop - request.prefilled, self._sizes.share)
                 request.prefilled = stop
 
     def _begin(self, ready: list[Request]) -> None:
@@ -250,7 +250,8 @@ class Scheduler:
         if not turns:
             return []
         began = time.monotonic()
-        result = self._executor.generate(self._tables, self.ledger.active, self.ledger.truncated)
+        lengths = np.array([0 if r is None else len(r.tokens) for r in self.ledger.requests])
+        result = self._executor.generate(self._tables, self.ledger.active, lengths, self.ledger.truncated)
         now = time.monotonic()
         sampled = int(result.count @ self.ledger.active)
         over = self.ledger.record(result, version)

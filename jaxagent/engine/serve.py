@@ -211,7 +211,7 @@ def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer]:
     weights = hf.load(options.model, spec, params.shardings(spec, mesh, sharding.COMPUTE))
     stops = automaton.build(options.stop, tokenizer.token_bytes(), spec.padded_vocab_size)
     language_model = LanguageModel(spec, cfg.cache_dtype)
-    driver = Driver(language_model, weights, 0, stops, tokenizer.eos_ids, cfg, options.context, mesh, 0, True)
+    driver = Driver(language_model, weights, 0, stops, tokenizer.eos_ids, cfg, options.context, mesh, 0, True, False)
     return driver, tokenizer
 
 

@@ -43,6 +43,7 @@ class Toy:
 
         def local(params: jax.Array, cache: jax.Array, tokens: jax.Array, positions: jax.Array, tables: jax.Array):
             page_tokens = cache.shape[1]
+            tables = jnp.repeat(tables, len(tokens) // len(tables), axis=0)
             page = jnp.take_along_axis(tables, (positions // page_tokens)[:, None], axis=1)[:, 0]
             cache = cache.at[page, positions % page_tokens].set(tokens)
             history = cache[tables].reshape(len(tokens), -1)

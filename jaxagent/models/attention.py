@@ -81,15 +81,21 @@ def attend_pages(
       positions: i32[N], the query's place in its own sequence; it sees keys 0..position.
       page_tokens: keys per page.
       keys, values: [B, K, D, C] and [B, K, C, D]: blocks of C keys. What lies past a position may be anything finite.
-      blocks: i32[N, Q], the block of each page of the row's sequence; the last one also of all further pages.
-      starts: i32[N], where in its block page 0 begins, page j then page_tokens * j further on. None: at 0, every page.
+      blocks: i32[M, Q], the block of each page of a sequence, which N / M rows in a row share; the last one also of all
+        further pages. Rows that share read a page once, in one product: other roundings than one by one.
+      starts: i32[M], where in its block page 0 begins, page j then page_tokens * j further on. None: at 0, every page.
 
     Returns:
       [N, H, D] in the dtype of `q`.
     """
-    if kernels.paged(kernels.platform(), q.shape[-1], page_tokens).name == "triton":
-        return paged_gpu.attend_pages(q, positions, page_tokens, keys, values, blocks, starts)
-    size = math.gcd(len(q), GROUP_ROWS)
+    n, h, d = q.shape
+    m = len(blocks)
+    share = n // m
+    if kernels.paged(kernels.platform(), d, page_tokens).name == "triton":
+        repeat = lambda x: x if share == 1 or x is None else jnp.repeat(x, share, axis=0)  # noqa: E731
+        return paged_gpu.attend_pages(q, positions, page_tokens, keys, values, repeat(blocks), repeat(starts))
+    q, positions = q.reshape(m, share, h, d), positions.reshape(m, share)
+    size = math.gcd(m, GROUP_ROWS)
 
     def group(i: jax.Array, out: jax.Array) -> jax.Array:
         cut = lambda x: jax.lax.dynamic_slice_in_dim(x, i * size, size)  # noqa: E731
@@ -101,10 +107,10 @@ def attend_pages(
                 return keys[block], values[block]
             return _cut_pages(keys, values, block, own_starts + j * page_tokens, page_tokens)
 
-        new = _attend_group(cut(q), cut(positions), page_tokens, read)
+        new = _attend_group(cut(q), cut(positions), page_tokens, keys.shape[1], read)
         return jax.lax.dynamic_update_slice_in_dim(out, new, i * size, 0)
 
-    return jax.lax.fori_loop(0, len(q) // size, group, jnp.zeros_like(q))
+    return jax.lax.fori_loop(0, m // size, group, jnp.zeros_like(q)).reshape(n, h, d)
 
 
 def _cut_pages(
@@ -121,30 +127,36 @@ def _cut_pages(
 
 
 def _attend_group(
-    q: jax.Array, positions: jax.Array, page_tokens: int, read: Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+    q: jax.Array,
+    positions: jax.Array,
+    page_tokens: int,
+    kv_heads: int,
+    read: Callable[[jax.Array], tuple[jax.Array, jax.Array]],
 ) -> jax.Array:
-    n, h, d = q.shape
-    q_scaled = q * jnp.asarray(d**-0.5, q.dtype)
+    """[m, r, H, D] for queries q[m, r, H, D] at positions i32[m, r]; each of the m sequences reads its pages once."""
+    m, r, h, d = q.shape
+    group = h // kv_heads
+    folded = (q * jnp.asarray(d**-0.5, q.dtype)).reshape(m, r, kv_heads, group, d)
+    folded = folded.swapaxes(1, 2).reshape(m, kv_heads, r * group, d)
+    last = jnp.repeat(positions, group, axis=1)[:, None, :, None]  # [m, 1, r * G, 1]
 
     def page(j: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         peak, total, acc = carry
         keys, values = read(j)
-        kv_heads = keys.shape[1]
-        grouped = q_scaled.reshape(n, kv_heads, h // kv_heads, d)
-        scores = contract("nkgd,nkdp->nkgp", grouped, keys.astype(q.dtype), dtype=jnp.float32)
-        visible = ((j * page_tokens + jnp.arange(page_tokens)) <= positions[:, None])[:, None, None]
+        scores = contract("mkqd,mkdp->mkqp", folded, keys.astype(q.dtype), dtype=jnp.float32)
+        visible = (j * page_tokens + jnp.arange(page_tokens)) <= last
         scores = jnp.where(visible, scores, MASKED)
         new_peak = jnp.maximum(peak, scores.max(axis=-1))
         weights = jnp.where(visible, jnp.exp(scores - new_peak[..., None]), 0.0)
         keep = jnp.exp(peak - new_peak)
-        out = contract("nkgp,nkpd->nkgd", weights.astype(q.dtype), values.astype(q.dtype), dtype=jnp.float32)
+        out = contract("mkqp,mkpd->mkqd", weights.astype(q.dtype), values.astype(q.dtype), dtype=jnp.float32)
         return new_peak, total * keep + weights.sum(axis=-1), acc * keep[..., None] + out
 
-    kv_heads = jax.eval_shape(read, jnp.int32(0))[0].shape[1]
-    zeros = jnp.zeros_like(q, jnp.float32).reshape(n, kv_heads, h // kv_heads, d)
+    zeros = jnp.zeros_like(folded, jnp.float32)
     start = (zeros[..., 0] + MASKED, zeros[..., 0], zeros)
     _, total, acc = jax.lax.fori_loop(0, jnp.max(positions) // page_tokens + 1, page, start)
-    return (acc / total[..., None]).reshape(n, h, d).astype(q.dtype)
+    out = (acc / total[..., None]).reshape(m, kv_heads, r, group, d).swapaxes(1, 2)
+    return out.reshape(m, r, h, d).astype(q.dtype)
 
 
 def packed(segments: jax.Array) -> Attend:

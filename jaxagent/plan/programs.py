@@ -129,21 +129,34 @@ def _compile_engine(
     add("engine: take new weights", jax.jit(model.place), params)
     rollout = jax.eval_shape(model.place, params)
     decode = _decode_state(cfg, model)
-    sizes = Sizes.of(cfg.engine, cfg.env.context_tokens)
+    sizes = Sizes.of(cfg.engine, cfg.env.context_tokens, cfg.numerics == "exact")
     tables = _abstract((sizes.all_slots, sizes.table), jnp.int32, mesh, jax.P())
     rows = _abstract((sizes.prefill_tiles, sizes.tile_rows * sizes.shards), jnp.int32, mesh, jax.P())
     count = _abstract((), jnp.int32, mesh, jax.P())
+    own = _abstract((rows.shape[0], rows.shape[1] // sizes.share), jnp.int32, mesh, jax.P())
     prefill = jax.jit(functions.prefill, static_argnums=0, donate_argnums=2)
     name = f"engine: prefill {sizes.prefill_rows * sizes.shards} tokens"
-    add(name, prefill, model, rollout, decode, tables, rows, rows, rows, count)
+    add(name, prefill, model, rollout, decode, tables, rows, rows, own, count)
     states = 2 * sum(len(stop) for stop in ("</search>", "</answer>"))  # of the automaton, generously
     stops = functions.StopTables(
         _abstract((states, spec.padded_vocab_size), jnp.int16, mesh, jax.P()),
         _abstract((spec.padded_vocab_size,), jnp.bool_, mesh, jax.P()),
     )
-    generate = jax.jit(functions.generate, static_argnums=(0, 6, 7, 8), donate_argnums=3)
-    static = (cfg.engine.steps_per_dispatch, sizes.tile_rows, sampling_is_truncated(cfg))
-    add(f"engine: decode {cfg.engine.slots} slots", generate, model, rollout, stops, decode, tables, count, *static)
+    generate = jax.jit(functions.generate, static_argnums=(0, 7, 8), donate_argnums=3)
+    static = (cfg.engine.steps_per_dispatch, sampling_is_truncated(cfg))
+    lanes = _abstract((sizes.slots // sizes.tile_rows, sizes.tile_rows * sizes.shards), jnp.int32, mesh, jax.P())
+    add(
+        f"engine: decode {cfg.engine.slots} slots",
+        generate,
+        model,
+        rollout,
+        stops,
+        decode,
+        tables,
+        lanes,
+        count,
+        *static,
+    )
 
 
 def sampling_is_truncated(cfg: Config) -> bool:
@@ -164,7 +177,7 @@ def device_bytes(tree: Tree) -> int:
 
 
 def _decode_state(cfg: Config, model: LanguageModel) -> functions.DecodeState:
-    s = Sizes.of(cfg.engine, cfg.env.context_tokens)
+    s = Sizes.of(cfg.engine, cfg.env.context_tokens, cfg.numerics == "exact")
     return jax.eval_shape(lambda: functions.init_state(model, s.all_slots, s.pages * s.shards, s.page_tokens))
 
 

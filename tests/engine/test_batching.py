@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxagent.engine.batching import Span, lay_out
+from jaxagent.engine.batching import Span, choose_lanes, lay_out
 
 
 def span(first: int, count: int, start: int, slot: int) -> Span:
@@ -11,7 +11,7 @@ def span(first: int, count: int, start: int, slot: int) -> Span:
 
 def test_each_shard_fills_its_part_of_the_tiles_in_order() -> None:
     # Two shards of three slots; tiles of two rows per shard.
-    call = lay_out([span(10, 3, 0, 1), span(20, 2, 7, 5), span(30, 1, 4, 2)], 2, 3, 3, 2)
+    call = lay_out([span(10, 3, 0, 1), span(20, 2, 7, 5), span(30, 1, 4, 2)], 2, 3, 3, 2, 1)
     assert call.tiles == 2 and call.used_tokens == 6
     assert call.tokens.tolist() == [[10, 11, 20, 21], [12, 30, 0, 0], [0, 0, 0, 0]]
     assert call.positions.tolist() == [[0, 1, 7, 8], [2, 4, 0, 0], [0, 0, 0, 0]]
@@ -19,5 +19,32 @@ def test_each_shard_fills_its_part_of_the_tiles_in_order() -> None:
 
 
 def test_nothing_to_do_is_no_tile() -> None:
-    call = lay_out([], 2, 3, 3, 2)
+    call = lay_out([], 2, 3, 3, 2, 1)
     assert call.tiles == 0 and (call.slot == -1).all()
+
+
+def test_rows_that_share_belong_to_one_sequence() -> None:
+    # Tiles of four rows, two share: a span of three takes four.
+    call = lay_out([span(10, 3, 0, 1), span(20, 2, 7, 0)], 1, 2, 2, 4, 2)
+    assert call.tiles == 2 and call.used_tokens == 5
+    assert call.tokens.tolist() == [[10, 11, 12, 12], [20, 21, 0, 0]]
+    assert call.positions.tolist() == [[0, 1, 2, 2], [7, 8, 0, 0]]
+    assert call.slot.tolist() == [[1, 1], [0, -1]]
+
+
+def test_lanes_are_the_active_slots_longest_first() -> None:
+    active = np.array([1, 0, 1, 0, 0, 1, 0, 0], bool)
+    lengths = np.array([5, 99, 7, 0, 0, 3, 0, 0])
+    lanes, tiles = choose_lanes(active, lengths, 2, (2, 4))  # two shards of four slots, two active in one of them
+    assert tiles == 1 and lanes.shape == (1, 4)
+    assert lanes[0, :2].tolist() == [2, 0] and lanes[0, 2] == 1
+    assert len({*lanes[0, 2:].tolist()}) == 2
+
+
+def test_more_active_than_a_small_tile_take_whole_large_ones() -> None:
+    active, lengths = np.ones(8, bool), np.arange(8)
+    active[1] = False
+    lanes, tiles = choose_lanes(active, lengths, 1, (2, 4))
+    assert tiles == 2 and lanes.tolist() == [[7, 6, 5, 4], [3, 2, 0, 1]]
+    none, tiles = choose_lanes(np.zeros(8, bool), lengths, 1, (2, 4))
+    assert tiles == 0 and none.shape == (1, 2)

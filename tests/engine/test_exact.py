@@ -66,7 +66,7 @@ def play(spec, mesh, cfg: EngineConfig, order: list[int], concurrency: int, samp
 
         await asyncio.gather(*(episode(i) for i in order))
 
-    with Driver(model, weights_of(spec, mesh), 0, stops, (), cfg, CONTEXT, mesh, 0, False) as driver:
+    with Driver(model, weights_of(spec, mesh), 0, stops, (), cfg, CONTEXT, mesh, 0, False, True) as driver:
         driver.start(300)
         asyncio.run(run(driver))
     return out

@@ -50,9 +50,9 @@ def test_one_prompt_in_a_group_of_slots(data: int) -> None:
         requests.token[group], requests.position[group] = prompt[-1], 5
         requests.budget[group] = [2, 3, 99, 99][: len(group)]
         state = jax.jit(functions.begin)(state, requests)
-        generate = jax.jit(functions.generate, static_argnums=(0, 6, 7, 8))
-        tiles = per_shard  # of one slot each
-        state, packed = generate(MODEL, params, stops(), state, tables, tiles, STEPS, 1, False)
+        generate = jax.jit(functions.generate, static_argnums=(0, 7, 8))
+        lanes = np.repeat(np.arange(per_shard, dtype=np.int32)[::-1, None], data, axis=1)  # tiles of one slot each
+        state, packed = generate(MODEL, params, stops(), state, tables, lanes, per_shard, STEPS, False)
         result = functions.StepResult.unpack(np.asarray(packed))
         expected = toys.greedy(params, prompt, 5)
         for s, budget in zip(group, requests.budget[group], strict=True):
@@ -65,5 +65,5 @@ def test_one_prompt_in_a_group_of_slots(data: int) -> None:
         assert all(result.count[s] == 0 for s in range(4) if s not in group)
         # Freed, nobody generates.
         state = jax.jit(functions.free)(state, np.ones(4, bool))
-        _, packed = generate(MODEL, params, stops(), state, tables, tiles, STEPS, 1, False)
+        _, packed = generate(MODEL, params, stops(), state, tables, lanes, per_shard, STEPS, False)
         assert functions.StepResult.unpack(np.asarray(packed)).count.tolist() == [0] * 4

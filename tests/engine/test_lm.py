@@ -59,7 +59,7 @@ def driver_for(mesh: jax.sharding.Mesh, spec: ModelSpec = SPEC, truncation: bool
         weights = params.init(spec, jax.random.key(0), params.shardings(spec, mesh, sharding.TRAIN))
     stops = automaton.build(["no such"], [b"ab"] * VOCAB, spec.padded_vocab_size)
     model = LanguageModel(spec, cfg.cache_dtype)
-    return Driver(model, weights, 0, stops, (), cfg, CONTEXT, mesh, 0, truncation)
+    return Driver(model, weights, 0, stops, (), cfg, CONTEXT, mesh, 0, truncation, exact=False)
 
 
 def mesh_of(data: int = 1, fsdp: int = 1, tensor: int = 1) -> jax.sharding.Mesh:

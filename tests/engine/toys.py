@@ -48,6 +48,7 @@ def make(
     eos: Sequence[int] = (),
     model=None,
     data: int = 1,
+    exact: bool = True,
     **changes,
 ) -> Driver:
     letters = [bytes([ord("a") + i]) for i in range(VOCAB)]
@@ -62,6 +63,7 @@ def make(
         mesh=mesh_of(data),
         seed=3,
         truncation=False,
+        exact=exact,
     )
 
 
