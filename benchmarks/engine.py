@@ -303,6 +303,7 @@ def main() -> None:
     parser.add_argument("--numerics", choices=("fast", "exact"), default="fast", help="of our engine")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run at all?")
     args = parser.parse_args()
+    tiny_model.two_devices()
     sections = args.only.split(",")
     if unknown := set(sections) - set(SECTIONS):
         parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 
+from jaxagent import devices
 from jaxagent.config import MeshConfig
 from jaxagent.models import hf, params, sharding
 from jaxagent.models.spec import ModelSpec
@@ -45,6 +46,19 @@ class TinyModel:
     params: params.Params
     folder: Path  # a Hugging Face folder of them
     exact: bool  # numerics of our engine
+
+
+def two_devices() -> None:
+    """Gives jax two virtual CPU devices, and glibc's huge pages, as `jaxagent.main` does. Before jax starts."""
+    devices.use_huge_pages()
+    jax.config.update("jax_num_cpu_devices", 2)
+
+
+def spread(model: TinyModel, count: int) -> TinyModel:
+    """The same model on a mesh of `count` devices, data parallel."""
+    mesh = sharding.make_mesh(MeshConfig(data=count, fsdp=1, tensor=1))
+    weights = jax.device_put(model.params, params.shardings(model.spec, mesh, sharding.TRAIN))
+    return dataclasses.replace(model, mesh=mesh, params=weights)
 
 
 def make(folder: Path, exact: bool = False, seed: int = 0) -> TinyModel:

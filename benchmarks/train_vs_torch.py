@@ -5,8 +5,9 @@
 The step: [rows, tokens] tokens, cross-entropy on every next token, gradients, AdamW, of the model in `tiny_model`, in
 float32. Ours is the RL learner's own path: packed `Batch`es through `make_update`, which also computes entropies and
 the gradient's norm. Torch: transformers' model with sdpa attention, cross entropy, `torch.optim.AdamW`. Each side cuts
-the rows into micro-batches as suits it best, torch also chooses its threads, and torch.compile is taken where it
-works within a minute and wins. `python -m benchmarks.engine --only=train --peers` is the same.
+the rows into micro-batches as suits it best: ours over one or two virtual devices; torch also chooses its threads, and
+torch.compile is taken where it works within a minute and wins. `python -m benchmarks.engine --only=train --peers` is
+the same.
 
 The last line is JSON. `train_step_vs_torch`: torch's seconds / ours, medians of interleaved repetitions.
 `train_mfu`: 6 * matmul parameters * tokens + causal attention, per second, over the peak, which is the best of
@@ -53,7 +54,7 @@ ADAMW = OptimizerConfig(
     weight_decay=0.01,
     grad_clip=0.0,
 )
-MICRO_ROWS = (8, 16)
+OUR_WAYS = ((1, 16), (2, 32), (2, 64))  # virtual devices (data parallel), rows at once
 TORCH_MICRO_ROWS = (8, 16, 64)
 COMPILE_TIMEOUT_S = 60.0
 _PEAK_SIZE, _PEAK_TIMES = 2048, 6
@@ -135,7 +136,11 @@ def _fastest(name: str, steps: dict[str, Step], text: np.ndarray, note: Callable
 
 def our_steps(model: TinyModel, rows: int) -> dict[str, Step]:
     """Ways to cut the step."""
-    return {f"{micro} rows at once": _our_step(model, micro) for micro in sorted({min(n, rows) for n in MICRO_ROWS})}
+    return {
+        f"{devices} device(s), {min(micro, rows)} rows at once": _our_step(tiny_model.spread(model, devices), micro)
+        for devices, micro in OUR_WAYS
+        if devices <= len(jax.devices())
+    }
 
 
 def _our_step(model: TinyModel, micro_rows: int) -> Step:
@@ -252,6 +257,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--try_compile", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    tiny_model.two_devices()
     if args.try_compile:
         folder, (micro_rows, tokens, threads) = Path(args.try_compile[0]), map(int, args.try_compile[1:])
         text = workloads.prompts(0, micro_rows, tokens + 1, tiny_model.SPEC.vocab_size)

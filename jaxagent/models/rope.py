@@ -35,7 +35,9 @@ def table(spec: ModelSpec, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(cos, sin) of the angles of each row: f32[N, D/2] each, from positions i32[N]."""
     angles = positions.astype(jnp.float32)[:, None] * jnp.asarray(frequencies(spec))[None, :]
     scale = spec.rope_scaling.attention_factor if spec.rope_scaling else 1.0
-    return jnp.cos(angles) * scale, jnp.sin(angles) * scale
+    # Behind a barrier: XLA would rather compute them again for every head of every layer (a CPU spends a fifteenth of
+    # a small model's train step on that).
+    return jax.lax.optimization_barrier((jnp.cos(angles) * scale, jnp.sin(angles) * scale))
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
