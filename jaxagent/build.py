@@ -55,8 +55,8 @@ class Parts:
     retriever: Retriever
     workers: Workers
 
-    def rollout(self, driver: Driver, sampling: SamplingConfig) -> MultiTurn:
-        """Episodes of the environment, sampled by `driver`."""
+    def rollout(self, driver: Driver, sampling: SamplingConfig, group_size: int) -> MultiTurn:
+        """Episodes of the environment, sampled by `driver`, in groups of `group_size`."""
         cfg = self.cfg
         return MultiTurn(
             make_environment=lambda task: search.SearchEnvironment(task, cfg.env, self.retriever),
@@ -66,6 +66,7 @@ class Parts:
             config=cfg.env,
             sampling=sampling,
             request_timeout_s=cfg.engine.request_timeout_s,
+            group_size=group_size,
         )
 
     def conversation(self) -> Conversation:

@@ -38,7 +38,7 @@ def evaluate(parts: Parts, driver: Driver) -> tuple[dict[str, float], list[Episo
 
 def play(parts: Parts, driver: Driver, tasks: Sequence[Task], sampling: SamplingConfig) -> list[Episode]:
     """One episode per task, in task order."""
-    groups = parts.workers.collect(tasks, 1, parts.rollout(driver, sampling), deadline_s(parts, len(tasks)))
+    groups = parts.workers.collect(tasks, 1, parts.rollout(driver, sampling, 1), deadline_s(parts, len(tasks)))
     return [episode for group in groups for episode in group.episodes]
 
 

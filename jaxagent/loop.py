@@ -180,7 +180,7 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Any) -> TrainStat
 def collect(parts: Parts, driver: Driver, tasks: list[Task], step: int) -> tuple[list[Group], dict[str, float]]:
     """The groups of one step, and their metrics. Attempts are numbered over the whole run: no two share randomness."""
     rl = parts.cfg.rl
-    play = parts.rollout(driver, rl.sampling)
+    play = parts.rollout(driver, rl.sampling, rl.group_size)
 
     async def attempt(task: Task, sample: int) -> Episode:
         return await play(task, step * rl.group_size + sample)

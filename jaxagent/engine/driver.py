@@ -4,7 +4,7 @@ Coroutines of any event loop `open` a session, `generate` turn by turn, and `clo
 Between two dispatches the thread takes what has arrived: new weights, closed sessions, new turns; the scheduler decides
 what runs next. Nothing here knows what a model is.
 
-Rules that hold: sessions may outnumber slots and pages, they wait their turn, older ones first; weights change between
+Rules that hold: sessions may outnumber slots and pages, they wait their turn, see `priority`; weights change between
 dispatches only, and each token carries the version that sampled it; an error of the device ends the driver and
 reaches everyone who waits.
 """
@@ -15,6 +15,7 @@ import asyncio
 import collections
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self
@@ -27,7 +28,8 @@ from jaxagent.engine.automaton import Automaton
 from jaxagent.engine.delivery import deliver
 from jaxagent.engine.executor import Executor, count_compiles
 from jaxagent.engine.model import Model, Params
-from jaxagent.engine.requests import EngineError, Request, Sampled, Session, empty_generation
+from jaxagent.engine.priority import OpenGroup
+from jaxagent.engine.requests import BusyError, EngineError, Request, Sampled, Session, empty_generation
 from jaxagent.engine.sampling import request_key
 from jaxagent.engine.scheduler import Scheduler
 from jaxagent.types import Generation
@@ -48,6 +50,8 @@ class Driver:
       seed: of the run; with task, sample, turn and position it fixes every random number.
       truncation: whether requests may use top-p, top-k or min-p (their programs are compiled at start).
       exact: whether tokens and log-probs may depend on nothing but their own sequence, bit for bit.
+      max_waiting: turns that may be in hand beyond the number of slots; one more is refused with `BusyError`. None:
+        the callers see to it themselves, as rollout workers do, which are no more than the slots.
     """
 
     def __init__(
@@ -63,10 +67,11 @@ class Driver:
         seed: int,
         truncation: bool,
         exact: bool,
+        max_waiting: int | None = None,
     ) -> None:
         self._model, self._stops, self._eos_ids = model, stops, tuple(eos_ids)
         self._cfg, self._context, self._mesh, self._seed = cfg, context, mesh, seed
-        self._truncation, self._exact = truncation, exact
+        self._truncation, self._exact, self._max_waiting = truncation, exact, max_waiting
         # Everything below is shared between threads and guarded by `_work`, but for `_scheduler`, the thread's own.
         self._work = threading.Condition()
         self._weights: tuple[Params, int] | None = None  # to take before the next dispatch
@@ -91,6 +96,8 @@ class Driver:
         self._gone: list[Session] = []  # closed, or their turn abandoned, not seen by the thread yet
         self._held_requests: list[Request] = []  # the thread's, as of its last look
         self._opened = 0
+        # An entry lives as long as sessions of its group do.
+        self._groups: weakref.WeakValueDictionary[tuple[str, int, int], OpenGroup] = weakref.WeakValueDictionary()
         self._life = object()  # sessions of an earlier start have no say in this one
         self._stopping = self._ready = False
         self._error = None
@@ -158,8 +165,14 @@ class Driver:
 
     # ---------------------------------------------------------------- coroutines
 
-    async def open(self, task_id: str, sample: int) -> Session:
+    async def open(self, task_id: str, sample: int, group_size: int = 1, domain: str = "") -> Session:
         """A new sequence: attempt `sample` at a task. It costs nothing until its first turn.
+
+        Args:
+          task_id, sample: what all its random numbers are keyed by.
+          group_size: attempts i * group_size up to (i + 1) * group_size are wanted together: the fewer of them are
+            not closed yet, the sooner their turns are admitted.
+          domain: slots are shared evenly over the domains that want them.
 
         Raises:
           EngineError: the engine is dead.
@@ -167,7 +180,9 @@ class Driver:
         with self._work:
             self._check()
             self._opened += 1
-            return Session(task_id, sample, self._opened, self._life)
+            group = self._groups.setdefault((task_id, group_size, sample // group_size), OpenGroup(group_size))
+            group.finished.discard(sample)  # an episode may have several sessions, one after the other
+            return Session(task_id, sample, self._opened, self._life, group, domain)
 
     async def generate(
         self,
@@ -189,6 +204,7 @@ class Driver:
           TimeoutError: not done within `deadline_s` seconds; the session can only be closed then. So it is after
             the coroutine was cancelled.
           EngineError: the engine is dead, or the session is closed, broken or busy.
+          BusyError: too many turns wait, see `max_waiting`.
           ValueError: nothing to continue from, or truncation without `truncation=True`.
         """
         tokens = np.concatenate([session.tokens, np.asarray(new_tokens, np.int32)])
@@ -204,7 +220,7 @@ class Driver:
             key=request_key(self._seed, session.task_id, session.sample, turn),
             future=loop.create_future(),
             loop=loop,
-            submitted_s=time.monotonic(),
+            since_s=time.monotonic(),
             on_tokens=on_tokens,
         )
         if request.truncated and not self._truncation:
@@ -216,6 +232,9 @@ class Driver:
             if budget <= 0:
                 session.tokens = tokens
                 return empty_generation()
+            in_hand = len(self._queue) + len(self._held_requests)
+            if self._max_waiting is not None and in_hand >= self._slots + self._max_waiting:
+                raise BusyError(f"The engine is busy: {in_hand} turns are in hand already.")
             session.request = request
             self._queue.append(request)
             self._work.notify_all()
@@ -233,6 +252,7 @@ class Driver:
             if session.closed:
                 return
             session.closed = True
+            session.group.finished.add(session.sample)
             request = session.request
             self._abandon(session)
             if session.life is self._life:
@@ -270,6 +290,7 @@ class Driver:
                 executor.warm_up()
                 scheduler = Scheduler(executor, self._context, self._stops)
                 with self._work:
+                    self._slots = executor.sizes.all_slots
                     self._ready = True
                     self._work.notify_all()
                 while self._step(executor, scheduler):

@@ -16,12 +16,17 @@ from jaxagent.config import SamplingConfig
 from jaxagent.engine import functions
 from jaxagent.engine.automaton import Automaton
 from jaxagent.engine.pages import Sequence as PageList
+from jaxagent.engine.priority import Claim, OpenGroup
 from jaxagent.engine.sampling import SamplingParams
 from jaxagent.types import Generation
 
 
 class EngineError(RuntimeError):
     """The engine cannot serve: it failed, was stopped, or the session was used against its rules."""
+
+
+class BusyError(EngineError):
+    """As many turns wait as may. The session is as it was: the same turn can be asked for again, later."""
 
 
 def _none(dtype: type) -> np.ndarray:
@@ -34,8 +39,10 @@ class Session:
 
     task_id: str
     sample: int
-    number: int  # in the order of opening: older sessions go first
+    number: int  # in the order of opening
     life: object  # which start of the driver it belongs to
+    group: OpenGroup
+    domain: str
     tokens: np.ndarray = dataclasses.field(default_factory=lambda: _none(np.int32))  # i32, all turns so far
     request: Request | None = None  # the turn in progress
     closed: bool = False
@@ -71,15 +78,29 @@ class Request:
     key: np.ndarray  # u32[2]
     future: asyncio.Future[Generation]
     loop: asyncio.AbstractEventLoop
-    submitted_s: float
+    since_s: float  # when its present phase began
     slot: int = -1
     prefilled: int = 0  # leading tokens that are cached, or whose caching has been issued
     before: Sampled = dataclasses.field(default_factory=Sampled)  # sampled before an interruption
     on_tokens: Callable[[Sampled], None] | None = None  # told of tokens as they come, in its own loop
     told: int = 0  # tokens it has been told of
-    admitted_s: float = 0.0
-    begun_s: float = 0.0
-    cached_tokens: int = 0  # context tokens that needed no prefill
+    admitted: bool = False  # has had a slot
+    cached_tokens: int = 0  # context tokens that needed no prefill when it was first admitted
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+    def spend(self, phase: str, now_s: float) -> float:
+        """Ends a phase, "queue_s", "prefill_s" or "decode_s"; a turn that is interrupted has several of each."""
+        spent = now_s - self.since_s
+        setattr(self, phase, getattr(self, phase) + spent)
+        self.since_s = now_s
+        return spent
+
+    @property
+    def claim(self) -> Claim:
+        """What the order of admission asks."""
+        return Claim(self.session.domain, self.session.group.unfinished, self.session.number)
 
     @property
     def truncated(self) -> bool:
@@ -164,6 +185,7 @@ class Ledger:
         finish = functions.FINISH_NAMES[int(result.finish[slot])]
         stop_string, overshoot = self._stops.decode(result.stop[slot]) if finish == "stop" else (None, 0)
         whole = request.before + sampled
+        request.spend("decode_s", now_s)
         return request, Generation(
             tokens=whole.tokens,
             logprobs=whole.logprobs,
@@ -171,9 +193,9 @@ class Ledger:
             finish=finish,
             stop_string=stop_string,
             overshoot_bytes=overshoot,
-            queue_s=request.admitted_s - request.submitted_s,
-            prefill_s=request.begun_s - request.admitted_s,
-            decode_s=now_s - request.begun_s,
+            queue_s=request.queue_s,
+            prefill_s=request.prefill_s,
+            decode_s=request.decode_s,
             cached_tokens=request.cached_tokens,
         )
 

@@ -1,12 +1,13 @@
 """Who generates next: admission by pages, shared prefixes, chunked prefill, preemption. Host decisions only.
 
-Between two dispatches the driver lets it admit what waits, older sessions first. A turn needs a free slot and pages for
-its context; what the prefix tree holds of it is shared or copied, the rest is prefilled, at most
+Between two dispatches the driver lets it admit what waits, in the order of `priority`. A turn needs a free slot and
+pages for its context; what the prefix tree holds of it is shared or copied, the rest is prefilled, at most
 `Sizes.prefill_rows` tokens per shard and round, so that a long prompt does not stall those who generate. Pages for
 new tokens are taken dispatch by dispatch. When there are none, idle prefixes are evicted, then sessions lose theirs:
-those whose environment works, those that wait, and last the youngest that generates, never one older than who asks.
-Whoever lost pages is prefilled again when its turn comes and goes on as if nothing had happened: randomness is keyed by
-position, so its tokens are the same. The oldest can always go on, since one sequence fits: no deadlock.
+those whose environment works, those that wait, from the end of the queue, and last the youngest that generates, never
+one older than who asks. Whoever lost pages is prefilled again when its turn comes and goes on as if nothing had
+happened: randomness is keyed by position, so its tokens are the same. The oldest that generates can always go on, since
+one sequence fits, and where nobody generates the first of the queue gets in: no deadlock.
 
 Owned by the driver's thread. Device work is issued in the order of the decisions, which is why a page may be handed out
 while work issued earlier still reads it.
@@ -27,6 +28,7 @@ from jaxagent.engine.automaton import Automaton
 from jaxagent.engine.batching import Span, padded
 from jaxagent.engine.executor import Executor
 from jaxagent.engine.pages import PageStore
+from jaxagent.engine.priority import admission_order
 from jaxagent.engine.requests import Ledger, Request, Session, rows_of
 from jaxagent.types import Generation
 
@@ -50,7 +52,9 @@ class Scheduler:
         self._free_slots = [
             list(range(shard * sizes.slots, (shard + 1) * sizes.slots)) for shard in range(sizes.shards)
         ]  # heaps: low slots first, so that those in use fill few tiles
-        self._waiting: list[Request] = []
+        self._waiting: list[Request] = []  # in the order of the last look, new ones at the end
+        self._served: dict[str, int] = {}  # domain -> `_admissions` when it was last served
+        self._admissions = 0
         self._prefilling: list[Request] = []  # have slot and pages, their context is not cached yet
         self._holders: dict[Session, None] = {}  # sessions with pages
 
@@ -69,7 +73,6 @@ class Scheduler:
     def submit(self, requests: Iterable[Request]) -> None:
         """New turns."""
         self._waiting += requests
-        self._waiting.sort(key=lambda r: r.session.number)
 
     def drop(self, sessions: Iterable[Session]) -> None:
         """Sessions that are closed or whose turn was abandoned: their slots and pages are free at once."""
@@ -132,6 +135,9 @@ class Scheduler:
 
         Returns how many.
         """
+        if not any(self._free_slots):
+            return 0
+        self._sort()
         taken = 0
         copies: list[tuple[int, int, int]] = []
         computing = {self._first_page(r.tokens): r.tokens for r in reversed(self._prefilling)}
@@ -160,12 +166,25 @@ class Scheduler:
             request.slot = heapq.heappop(self._free_slots[session.shard])
             self._show(request)
             computing.setdefault(self._first_page(request.tokens), request.tokens)
-            if not request.admitted_s:  # else it was interrupted
-                request.admitted_s, request.cached_tokens = now, request.prefilled
-                self.stats.update(requests=1, queue_s=now - request.submitted_s, cached_tokens=request.prefilled)
+            self._served[session.domain] = self._admissions
+            self._admissions += 1
+            self.stats["queue_s"] += request.spend("queue_s", now)
+            if not request.admitted:  # else it was interrupted
+                request.admitted, request.cached_tokens = True, request.prefilled
+                self.stats.update(requests=1, cached_tokens=request.prefilled)
         if copies:
             self._executor.copy_pages(copies)
         return taken
+
+    def _sort(self) -> None:
+        """Brings the queue into the order of admission."""
+        if not self._waiting:
+            return
+        held = collections.Counter(r.session.domain for r in self.requests if r.slot >= 0)
+        present = held.keys() | {r.session.domain for r in self._waiting}
+        self._served = {domain: at for domain, at in self._served.items() if domain in present}
+        order = admission_order([r.claim for r in self._waiting], held, self._served)
+        self._waiting = [self._waiting[i] for i in order]
 
     def _give_pages(self, request: Request, copies: list[tuple[int, int, int]]) -> bool:
         """Pages for a turn's context; what is cached of it already is in `request.prefilled`."""
@@ -184,31 +203,42 @@ class Scheduler:
                     copies += [(session.shard, *copy) for copy in admission.copies]
                     return True
                 store.release(pages)
-            if not self._make_room(session, generating=False):
+            if not self._make_room(request):
                 return False
 
-    def _make_room(self, asking: Session, generating: bool) -> bool:
-        """Takes the pages of one session of the shard; False if there is none to take from."""
+    def _make_room(self, asking: Request) -> bool:
+        """Takes the pages of one session of the shard; False if there is none to take from.
+
+        Whoever waits takes from those behind it in the queue; whoever generates takes from all who wait, old as they
+        may be, and from younger ones that generate.
+        """
+        generating = asking.slot >= 0
         # Not `session.request`, which other threads change.
-        turn = {r.session: r for r in self.requests}
-        others = [s for s in self._holders if s.shard == asking.shard and s is not asking]
-        idle = [s for s in others if s not in turn]
-        younger = [s for s in others if s in turn and s.number > asking.number]
-        queued = [s for s in younger if turn[s] in self._waiting]
-        running = [s for s in younger if self.ledger.requests[turn[s].slot] is turn[s]] if generating else []
-        for candidates in (idle, queued, running):
-            if candidates:
-                self._preempt(max(candidates, key=lambda s: s.number))
-                return True
-        return False
+        busy = {r.session for r in self.requests}
+        others = [s for s in self._holders if s.shard == asking.session.shard and s is not asking.session]
+        behind = self._waiting if generating else self._waiting[self._waiting.index(asking) + 1 :]
+        place = {r.session: at for at, r in enumerate(behind)}
+        queued = [s for s in others if s in place]
+        running = {r.session for r in self.ledger.requests if r is not None} if generating else set()
+        younger = [s for s in others if s in running and s.number > asking.session.number]
+        if idle := [s for s in others if s not in busy]:
+            self._preempt(max(idle, key=lambda s: s.number))
+        elif queued:
+            self._preempt(max(queued, key=place.__getitem__))
+        elif younger:
+            self._preempt(max(younger, key=lambda s: s.number))
+        return bool(idle or queued or younger)
 
     def _preempt(self, session: Session) -> None:
         """Takes a session's pages; a turn in progress goes back to the queue with what it has sampled."""
         request = next((r for r in self.requests if r.session is session and r.slot >= 0), None)
         if request is not None:
+            now = time.monotonic()
             if request in self._prefilling:
                 self._prefilling.remove(request)
+                request.spend("prefill_s", now)
             else:
+                request.spend("decode_s", now)
                 mask = np.zeros(self._sizes.all_slots, bool)
                 mask[request.slot] = True
                 self._executor.free(mask)
@@ -237,7 +267,7 @@ class Scheduler:
         self._executor.begin(rows_of(ready, self._sizes.all_slots, self._stops))
         now = time.monotonic()
         for request in ready:
-            request.begun_s = request.begun_s or now
+            request.spend("prefill_s", now)
             request.session.cached = len(request.tokens) - 1
             self.ledger.begin(request)
 
@@ -287,7 +317,7 @@ class Scheduler:
                 if self.stores[request.session.shard].grow(request.session.pages, needed):
                     self._show(request)
                     break
-                if not self._make_room(request.session, generating=True):
+                if not self._make_room(request):
                     self._preempt(request.session)
 
     # ---------------------------------------------------------------- pages and slots

@@ -3,12 +3,13 @@
     python -m jaxagent.engine.serve --model=runs/search_r1/policy --port=8001 --stop='</search>' --stop='</answer>'
 
     POST /v1/completions  {"prompt": "text" or [ids], "max_tokens": 16, "temperature": 1.0, "top_p": 1.0, "top_k": 0,
-                           "min_p": 0.0, "seed": 0, "n": 1, "stream": false}
+                           "min_p": 0.0, "seed": 0, "n": 1, "stream": false, "user": ""}
     GET /health, GET /metrics (Prometheus text)
 
-Choices carry `text`, `token_ids`, `logprobs` (of the distribution sampled) and `finish_reason`; with "stream" they come
-as server-sent events, a few tokens each. The same seed and prompt give the same tokens whatever else is served.
-A stop string's text stays in the output, as the engine generated it.
+Choices carry `text`, `token_ids`, `logprobs` (of the distribution sampled), `finish_reason` and where the time went;
+with "stream" they come as server-sent events, a few tokens each. The same seed and prompt give the same tokens whatever
+else is served. A stop string's text stays in the output, as the engine generated it. Users get equal shares of the
+slots; when more than --max_waiting choices wait for one, the answer is 429.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
-from jaxagent.engine.requests import EngineError, Sampled
+from jaxagent.engine.requests import BusyError, EngineError, Sampled
 from jaxagent.models import hf, params, sharding
 
 MAX_BODY_BYTES = 16 * 2**20
 MAX_CHOICES = 128
 WARM_UP_TIMEOUT_S = 1800.0
+STATISTICS = ("queue_s", "prefill_s", "decode_s", "cached_tokens")  # of a Generation, in every answer
 FIELDS = {
     "prompt": (str, list),
     "max_tokens": (int,),
@@ -49,6 +51,7 @@ FIELDS = {
     "n": (int,),
     "stream": (bool,),
     "model": (str,),
+    "user": (str,),
 }
 
 
@@ -75,20 +78,26 @@ class Completions:
             prompt = self._prompt(body["prompt"])
             if body.get("stream"):
                 return await self._stream(request, body, prompt)
-            numbers = range(body.get("n", 1))
-            choices = await asyncio.gather(*(self._choice(body, prompt, i) for i in numbers))
+            tasks = [asyncio.ensure_future(self._choice(body, prompt, i)) for i in range(body.get("n", 1))]
+            try:
+                choices = await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:  # where one is refused, the others have no one to answer
+                    task.cancel()
             return web.json_response({"object": "text_completion", "choices": choices, "prompt_token_ids": prompt})
         except BadRequest as mistake:
             return web.json_response({"error": str(mistake)}, status=400)
         except TimeoutError:
             return web.json_response({"error": f"no result in {self._timeout_s:g} s"}, status=503)
+        except BusyError as failure:
+            return web.json_response({"error": str(failure)}, status=429, headers={"Retry-After": "1"})
         except EngineError as failure:
             return web.json_response({"error": str(failure)}, status=500)
 
     async def _choice(self, body: dict[str, Any], prompt: list[int], number: int, on_tokens: Any = None) -> dict:
         # The prompt's own digest, so that randomness depends on what is asked and not on when.
         task = hashlib.blake2b(np.asarray(prompt, np.int32).tobytes(), digest_size=8).hexdigest()
-        session = await self._driver.open(f"{task}/{body.get('seed', 0)}", number)
+        session = await self._driver.open(f"{task}/{body.get('seed', 0)}", number, domain=body.get("user", ""))
         try:
             generation = await self._driver.generate(
                 session, prompt, body.get("max_tokens", 16), _sampling(body), 0, self._timeout_s, on_tokens
@@ -102,19 +111,26 @@ class Completions:
             "logprobs": generation.logprobs.tolist(),
             "finish_reason": "length" if generation.finish == "length" else "stop",
             "stop_string": generation.stop_string,
-            "cached_tokens": generation.cached_tokens,
+            **{name: getattr(generation, name) for name in STATISTICS},
         }
 
     async def _stream(self, request: web.Request, body: dict[str, Any], prompt: list[int]) -> web.StreamResponse:
         if body.get("n", 1) != 1:
             raise BadRequest("'n' must be 1 with 'stream'")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        await response.prepare(request)
-        try:
-            async for event in self._events(body, prompt):
-                await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-        except (TimeoutError, EngineError) as failure:  # too late for a status code
-            await response.write(b"data: " + json.dumps({"error": str(failure) or "timeout"}).encode() + b"\n\n")
+
+        async def send(event: dict) -> None:
+            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+
+        async with contextlib.aclosing(self._events(body, prompt)) as events:
+            first = await anext(events)  # what fails before the first token still has a status code
+            await response.prepare(request)
+            await send(first)
+            try:
+                async for event in events:
+                    await send(event)
+            except (TimeoutError, EngineError) as failure:  # too late for one
+                await send({"error": str(failure) or "timeout"})
         await response.write(b"data: [DONE]\n\n")
         return response
 
@@ -132,7 +148,8 @@ class Completions:
                 yield {"object": "text_completion", "choices": [piece | {"finish_reason": None}]}
             end = await task
             last = {"index": 0, "text": decoder.decode(b"", final=True), "token_ids": [], "logprobs": []}
-            yield {"object": "text_completion", "choices": [last | {"finish_reason": end["finish_reason"]}]}
+            last |= {name: end[name] for name in ("finish_reason", *STATISTICS)}
+            yield {"object": "text_completion", "choices": [last]}
         finally:
             task.cancel()  # the client has gone: its slot and pages are free at once
 
@@ -211,7 +228,10 @@ def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer]:
     weights = hf.load(options.model, spec, params.shardings(spec, mesh, sharding.COMPUTE))
     stops = automaton.build(options.stop, tokenizer.token_bytes(), spec.padded_vocab_size)
     language_model = LanguageModel(spec, cfg.cache_dtype)
-    driver = Driver(language_model, weights, 0, stops, tokenizer.eos_ids, cfg, options.context, mesh, 0, True, False)
+    eos_ids, waiting = tokenizer.eos_ids, options.max_waiting
+    driver = Driver(
+        language_model, weights, 0, stops, eos_ids, cfg, options.context, mesh, 0, True, False, max_waiting=waiting
+    )
     return driver, tokenizer
 
 
@@ -228,6 +248,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--stop", action="append", default=[], help="a string that ends generation; may be repeated")
     parser.add_argument("--context", type=int, default=2048, help="tokens of the longest sequence")
     parser.add_argument("--slots", type=int, default=64, help="requests that generate at once")
+    parser.add_argument("--max_waiting", type=int, default=256, help="requests that may wait for a slot")
     parser.add_argument("--pages", type=int, default=0, help="of the cache; 0 = enough for all slots at full length")
     parser.add_argument("--page_tokens", type=int, default=64, help="tokens per page")
     parser.add_argument("--tile_rows", type=int, default=64, help="rows computed together")

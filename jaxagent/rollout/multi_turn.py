@@ -32,8 +32,8 @@ CLOSE_TIMEOUT_S = 10.0  # for an environment's close(), which also runs after th
 class Policy(Protocol):
     """What a rollout needs of an engine. `session` is opaque; times are seconds from now."""
 
-    async def open(self, task_id: str, sample: int) -> Any:
-        """A new sequence."""
+    async def open(self, task_id: str, sample: int, group_size: int, domain: str) -> Any:
+        """A new sequence; the last two arguments only say what is urgent."""
 
     async def generate(
         self,
@@ -61,6 +61,7 @@ class MultiTurn:
       config: turn, observation and context budgets, and the episode's deadline.
       sampling: the distribution to sample from.
       request_timeout_s: longest wait for one generation.
+      group_size: attempts at a task that are wanted together, for the engine's order.
     """
 
     make_environment: Callable[[Task], Environment]
@@ -70,6 +71,7 @@ class MultiTurn:
     config: EnvConfig
     sampling: SamplingConfig
     request_timeout_s: float
+    group_size: int = 1
 
     async def __call__(self, task: Task, sample: int) -> Episode:
         """Runs one attempt. Only cancellation of the caller's own task passes through, after cleaning up."""
@@ -125,9 +127,10 @@ class _Attempt:
         return stop_reason
 
     async def _converse(self, environment: Environment) -> StopReason:
-        policy = self._rollout.policy
+        policy, task = self._rollout.policy, self._task
+        domain = str(task.metadata.get("domain", ""))
         with _seconds(self._metrics, "open_s"), _engine_failures():
-            session = await policy.open(self._task.id, self._sample)
+            session = await policy.open(task.id, self._sample, self._rollout.group_size, domain)
         try:
             while True:
                 generation = await self._generate(session)

@@ -2,14 +2,17 @@
 
 import asyncio
 import dataclasses
+import gc
 import threading
+import time
 
 import jax
 import numpy as np
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.engine.requests import EngineError
+from jaxagent.engine.requests import BusyError, EngineError
+from jaxagent.engine.scheduler import Scheduler
 from jaxagent.engine.toy import Toy
 from tests.engine import toys
 
@@ -150,6 +153,118 @@ def test_turns_wait_for_slots_in_order_of_opening() -> None:
 
     with toys.running() as driver:
         asyncio.run(ask(driver))
+
+
+async def _ends(driver, sessions, count: int = 3) -> list[int]:
+    """Submits a turn of one dispatch per session, in one go; in which order they end."""
+    ended: list[int] = []
+
+    async def one(i: int) -> None:
+        await turn(driver, sessions[i], [*letters("ab"), i], count)
+        ended.append(i)
+
+    with driver._work:  # its thread looks when all of them are there
+        turns = [asyncio.create_task(one(i)) for i in range(len(sessions))]
+        await asyncio.sleep(0)
+    await asyncio.gather(*turns)
+    return ended
+
+
+def test_nearly_complete_groups_go_first() -> None:
+    async def scene(driver):
+        # Of group "old" nobody is through, of "new" all but the last two, of its next attempts nobody; sizes 4.
+        old = [await driver.open("old", i, 4) for i in range(4)]
+        new = [await driver.open("new", i, 4) for i in range(8)]
+        for session in new[:2]:
+            driver.close(session)
+        assert await _ends(driver, [*old, *new[2:]]) == [4, 5, 0, 1, 2, 3, 6, 7, 8, 9]
+        # A second sequence of an episode makes it unfinished again: both have 2 left, and "old" is older.
+        for session in [*old[:2], new[2]]:
+            driver.close(session)
+        again = await driver.open("new", 0, 4)
+        assert await _ends(driver, [new[3], again, old[2]]) == [2, 0, 1]
+
+    with toys.running(1, tile_rows=1) as driver:
+        asyncio.run(scene(driver))
+    gc.collect()
+    assert not driver._groups  # an entry lives no longer than its sessions
+
+
+def test_a_flood_of_one_domain_does_not_starve_another() -> None:
+    async def scene(driver):
+        flood = [await driver.open("a", i, domain="a") for i in range(10)]
+        other = [await driver.open("b", i, domain="b") for i in range(3)]
+        return await _ends(driver, [*flood, *other])
+
+    for slots in (1, 2):  # in turns, and side by side
+        with toys.running(slots, tile_rows=1) as driver:
+            ended = asyncio.run(scene(driver))
+        assert max(ended.index(i) for i in (10, 11, 12)) <= 5, ended
+
+
+def test_too_many_turns_are_refused_and_may_come_again() -> None:
+    Gate.entered.clear()
+    Gate.opened.clear()
+
+    async def scene(driver):
+        sessions = [await driver.open("t", i) for i in range(5)]
+        running = asyncio.create_task(turn(driver, sessions[0], letters("abc")))
+        await asyncio.to_thread(Gate.entered.wait, 20)  # it has the only slot
+        waiting = [asyncio.create_task(turn(driver, s, letters("abc"))) for s in sessions[1:3]]
+        await asyncio.sleep(0)
+        for session in sessions[3:]:
+            with pytest.raises(BusyError, match="3 turns are in hand"):
+                await turn(driver, session, letters("abc"))
+        driver.close(sessions[2])
+        generations = [asyncio.create_task(turn(driver, sessions[3], letters("abc")))]  # in the place of the closed one
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError):
+            await turn(driver, sessions[4], letters("abc"))
+        Gate.opened.set()
+        with pytest.raises(EngineError, match="closed"):
+            await waiting[1]
+        generations = await asyncio.gather(running, waiting[0], *generations)
+        generations.append(await turn(driver, sessions[4], letters("abc")))  # refused twice, and as good as new
+        assert all(g.tokens.tolist() == toys.greedy(toys.weights(), letters("abc"), 6) for g in generations)
+
+    with toys.running(1, model=Gate(toys.VOCAB), tile_rows=1, max_waiting=2) as driver:
+        asyncio.run(scene(driver))
+
+
+def test_every_result_says_where_its_time_went(monkeypatch) -> None:
+    preempt = Scheduler._preempt
+
+    def checked(self, session):
+        running = [r for r in self.requests if r.session is session and r.slot >= 0]
+        now = time.monotonic()
+        preempt(self, session)
+        assert all(r.since_s >= now for r in running), "what it did until now counts as waiting"
+
+    monkeypatch.setattr(Scheduler, "_preempt", checked)
+
+    async def timed(driver, session, tokens):
+        started = time.monotonic()
+        generation = await turn(driver, session, tokens, 12)
+        total = time.monotonic() - started
+        spent = generation.queue_s + generation.prefill_s + generation.decode_s
+        assert 0 < spent <= total < spent + 0.5, (generation, total)
+        return generation
+
+    async def scene(driver):
+        sessions = [await driver.open("t", i) for i in range(6)]
+        return await asyncio.gather(*(timed(driver, s, [*letters("abcdefgh"), i]) for i, s in enumerate(sessions)))
+
+    # Two slots, then enough of them but pages for two sequences: turns are interrupted and wait in the middle.
+    for changes in (dict(slots=2, tile_rows=2), dict(slots=8, pages=10)):
+        with toys.running(**changes) as driver:
+            generations = asyncio.run(scene(driver))
+            assert (driver.stats().get("preemptions", 0) > 0) == ("pages" in changes)
+            assert driver.stats()["queue_s"] == pytest.approx(sum(g.queue_s for g in generations), rel=1e-6)
+            # In every dispatch some turn is decoding.
+            assert sum(g.decode_s for g in generations) >= driver.stats()["decode_s"]
+        assert all(g.prefill_s > 0 and g.decode_s > 0 for g in generations)
+        if changes["slots"] == 2:  # the last to be admitted waited while two others generated
+            assert max(g.queue_s for g in generations) > min(g.decode_s for g in generations)
 
 
 def on_host(function, x):

@@ -31,12 +31,12 @@ def schedulers(monkeypatch) -> list[Scheduler]:
     return made
 
 
-async def episodes(driver, count: int, turns: int = 3):
+async def episodes(driver, count: int, turns: int = 3, domains: int = 1):
     """Episodes with prompts that are shared by threes and observations of many lengths: all that was sampled."""
 
     async def episode(i: int):
         rng = np.random.default_rng(i // 3)
-        session = await driver.open(f"t{i // 3}", i % 3)
+        session = await driver.open(f"t{i // 3}", i % 3, 3, f"domain {i * i % 7 % domains}")
         out = []
         for turn in range(turns):
             new = rng.integers(0, toys.VOCAB, rng.integers(1, 9))
@@ -56,6 +56,8 @@ def test_ten_times_more_turns_than_pages(schedulers) -> None:
         with toys.running(**{"slots": 16} | changes) as tight:
             assert asyncio.run(episodes(tight, 60)) == expected
             assert tight.stats()["preemptions"] > 0
+            # Sessions that go first for another reason than their age change nothing, and nobody waits for ever.
+            assert asyncio.run(episodes(tight, 60, domains=4)) == expected
             tight.update_params(toys.weights(), 8)  # by then the thread has seen every close
             assert schedulers[-1].stores[0].used_pages == 0
 

@@ -122,6 +122,34 @@ def test_a_clients_mistake_is_answered(service, body, message):
     assert status == 400 and message in answer["error"]
 
 
+def test_who_waits_is_bounded_and_told(folder):
+    options = [f"--model={folder}", "--context=128", "--slots=1", "--tile_rows=1", "--max_waiting=1"]
+    driver, tokenizer = serve.open_engine(serve.arguments(options))
+
+    async def scene(client):
+        status, answer = await post(client, prompt="the quick", max_tokens=20, n=3)
+        assert (status, answer["error"]) == (429, "The engine is busy: 2 turns are in hand already.")
+        status, two = await post(client, prompt="the quick", max_tokens=20, n=2, user="me")  # the rest was given up
+        assert status == 200
+        async with client.post("/v1/completions", json=dict(prompt="a", n=1, stream=True)) as response:
+            events = [line.decode().removeprefix("data: ") async for line in response.content if line.strip()]
+        assert response.status == 200
+        blockers = [asyncio.create_task(post(client, prompt="the quick", max_tokens=100)) for _ in range(2)]
+        while len(driver._queue) + len(driver._held_requests) < 2:
+            await asyncio.sleep(0.001)
+        async with client.post("/v1/completions", json=dict(prompt="a", stream=True)) as response:
+            assert response.status == 429 and response.headers["Retry-After"] == "1"
+        assert [status for status, _ in await asyncio.gather(*blockers)] == [200, 200]
+        return two["choices"], json.loads(events[-2])["choices"][0]
+
+    with driver:
+        driver.start(120)
+        choices, streamed = talk((serve.Completions(driver, tokenizer, 128, 30.0),), scene)
+    for statistics in (*choices, streamed):
+        assert statistics["decode_s"] > 0 and statistics["prefill_s"] > 0 and statistics["queue_s"] >= 0
+    assert max(c["queue_s"] for c in choices) > min(c["decode_s"] for c in choices)  # there is one slot
+
+
 def test_health_and_metrics(service):
     async def scene(client):
         await post(client, prompt="the", max_tokens=2)

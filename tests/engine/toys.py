@@ -49,6 +49,7 @@ def make(
     model=None,
     data: int = 1,
     exact: bool = True,
+    max_waiting: int | None = None,
     **changes,
 ) -> Driver:
     letters = [bytes([ord("a") + i]) for i in range(VOCAB)]
@@ -64,6 +65,7 @@ def make(
         seed=3,
         truncation=False,
         exact=exact,
+        max_waiting=max_waiting,
     )
 
 

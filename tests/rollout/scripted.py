@@ -22,7 +22,8 @@ class ScriptedPolicy:
         self.tokenizer, self.script, self.finish = tokenizer, script, finish
         self.sessions, self.calls, self.running, self.most_running = [], [], 0, 0
 
-    async def open(self, task_id, sample):
+    async def open(self, task_id, sample, group_size, domain):
+        self.opened = (task_id, sample, group_size, domain)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         session = Session([])

@@ -232,3 +232,13 @@ def test_overshoot_is_counted(trained):
     episode = asyncio.run(rollout(TASK, 0))
     assert episode.reward == 1.0 and episode.metrics["overshoots"] == 1 and episode.text.endswith(ANSWER)
     assert episode.trajectories[0].tokens.tolist() == policy.sessions[0].tokens
+
+
+def test_the_engine_is_told_what_is_urgent(trained):
+    policy, cfg = ScriptedPolicy(trained, lambda task, sample: [ANSWER]), config()
+    make = lambda task: SearchEnvironment(task, cfg, RETRIEVER)  # noqa: E731
+    rollout = MultiTurn(make, policy, trained, Plain(), cfg, SAMPLING, 1.0, group_size=8)
+    asyncio.run(rollout(TASK, 19))
+    assert policy.opened == ("t1", 19, 8, "")
+    asyncio.run(rollout(dataclasses.replace(TASK, metadata={"domain": "airline"}), 19))
+    assert policy.opened == ("t1", 19, 8, "airline")
