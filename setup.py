@@ -43,6 +43,7 @@ setup(
         "cuda-plan": ["jax-cuda12-pjrt", "jax-cuda12-plugin", "nvidia-cuda-nvcc-cu12"],
         "tpu": ["jax[tpu]"],
         "dense": DENSE,
+        "jetstream": ["google-jetstream"],  # archived; it brings TensorFlow for its tokenizers
         "tensorboard": ["tensorboard"],
         "test": TEST,
         "peers": ["transformers>=5", "trl", "google-tunix", TORCH],  # what benchmarks/ compares with
