@@ -21,7 +21,7 @@ import contextlib
 import hashlib
 import json
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,7 +30,7 @@ from aiohttp import web
 
 from jaxagent.config import ConfigError, EngineConfig, MeshConfig, ModelConfig, SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.engine import automaton
+from jaxagent.engine import automaton, int8
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.requests import BusyError, EngineError, Sampled
@@ -62,8 +62,11 @@ class BadRequest(ValueError):
 class Completions:
     """Requests -> the driver -> answers. Lives as long as the server."""
 
-    def __init__(self, driver: Driver, tokenizer: Tokenizer, context: int, timeout_s: float) -> None:
+    def __init__(
+        self, driver: Driver, tokenizer: Tokenizer, context: int, timeout_s: float, gauges: Mapping[str, float]
+    ) -> None:
         self._driver, self._tokenizer, self._context, self._timeout_s = driver, tokenizer, context, timeout_s
+        self._gauges = gauges  # what was measured once, for /metrics
 
     def app(self) -> web.Application:
         """The web application."""
@@ -166,6 +169,7 @@ class Completions:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         lines = [f"jaxagent_engine_{name}_total {value:.6f}" for name, value in sorted(self._driver.stats().items())]
+        lines += [f"jaxagent_engine_{name} {value:.6g}" for name, value in self._gauges.items()]
         return web.Response(text="\n".join(lines) + "\n")
 
 
@@ -198,8 +202,8 @@ def _sampling(body: dict[str, Any]) -> SamplingConfig:
     )
 
 
-def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer]:
-    """A driver, not started, for a Hugging Face folder.
+def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer, dict[str, float]]:
+    """A driver, not started, for a Hugging Face folder; its tokenizer; what was measured on the way.
 
     Raises:
       ConfigError: a folder that cannot be served.
@@ -227,12 +231,20 @@ def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer]:
     )
     weights = hf.load(options.model, spec, params.shardings(spec, mesh, sharding.COMPUTE))
     stops = automaton.build(options.stop, tokenizer.token_bytes(), spec.padded_vocab_size)
-    language_model = LanguageModel(spec, cfg.cache_dtype)
+    language_model, gauges = LanguageModel(spec, cfg.cache_dtype), {}
+    if options.int8:
+        plain, language_model = language_model, int8.Int8LanguageModel(spec, cfg.cache_dtype)
+        with jax.set_mesh(mesh):
+            quantised = jax.jit(language_model.place)(weights)
+            texts = [tokenizer.encode(text) for text in int8.TEXTS]
+            gap = int8.measure(plain, jax.jit(plain.place)(weights), quantised, texts)
+        weights, gauges = quantised, {"int8_logprob_gap_mean": gap.mean, "int8_logprob_gap_max": gap.max}
+        print(f"int8: log-probs differ by {gap.mean:.4f} on average, {gap.max:.4f} at most", file=sys.stderr)
     eos_ids, waiting = tokenizer.eos_ids, options.max_waiting
     driver = Driver(
         language_model, weights, 0, stops, eos_ids, cfg, options.context, mesh, 0, True, False, max_waiting=waiting
     )
-    return driver, tokenizer
+    return driver, tokenizer, gauges
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -255,6 +267,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prefill_tokens", type=int, default=2048, help="prefilled between two dispatches, at most")
     parser.add_argument("--steps_per_dispatch", type=int, default=8, help="tokens per slot and dispatch")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of weights and cache")
+    parser.add_argument("--int8", action="store_true", help="matrices in 8 bits; how far off they are is measured")
     parser.add_argument("--tensor", type=int, default=1, help="devices over which heads are split")
     parser.add_argument("--timeout_s", type=float, default=600.0, help="longest time for one request")
     return parser.parse_args(argv)
@@ -264,12 +277,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serves until interrupted. Returns the exit code: 2 for a user's mistake."""
     options = arguments(argv)
     try:
-        driver, tokenizer = open_engine(options)
+        driver, tokenizer, gauges = open_engine(options)
         with contextlib.ExitStack() as stack:
             stack.enter_context(driver)
             print(f"compiling for {jax.devices()[0].platform} ...", file=sys.stderr)
             driver.start(WARM_UP_TIMEOUT_S)
-            service = Completions(driver, tokenizer, options.context, options.timeout_s)
+            service = Completions(driver, tokenizer, options.context, options.timeout_s, gauges)
             web.run_app(service.app(), host=options.host, port=options.port)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)

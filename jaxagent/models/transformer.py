@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxagent.models import rope, sharding
 from jaxagent.models.attention import Attend, packed
+from jaxagent.models.int8 import Int8Array
 from jaxagent.models.layers import contract, rms_norm, swiglu
 from jaxagent.models.params import Layers, Params, param_specs
 from jaxagent.models.spec import ModelSpec
@@ -117,7 +118,7 @@ def _layer(
 ) -> tuple[jax.Array, Any]:
     """One decoder layer on x[N, E]: attention and MLP, each behind a norm, each added to the residual stream."""
     rows = sharding.row_axes(x)
-    layer = _gather(layer, spec)
+    layer = _gather(layer, spec, x)
     with jax.named_scope("attention"):
         h = rms_norm(x, layer.attn_norm, spec.norm_eps)
         q = contract("ne,ehd->nhd", h, layer.wq)
@@ -135,13 +136,14 @@ def _layer(
     return x, cache
 
 
-def _gather(layer: Layers, spec: ModelSpec) -> Layers:
+def _gather(layer: Layers, spec: ModelSpec, x: jax.Array) -> Layers:
     """A layer's arrays in compute dtype and in the layout they are used in: whole over fsdp, split over tensor.
 
     Cast first, so that the all-gather moves compute_dtype bytes. Backward, its transpose scatters gradients back.
     """
 
-    def one(array, w: jax.Array) -> jax.Array:
+    def one(array, w: jax.Array | Int8Array) -> jax.Array:
+        w = w.after(x) if isinstance(w, Int8Array) else w  # one layer at a time
         return sharding.constrain(w.astype(spec.compute_dtype), sharding.COMPUTE.partition(array.axes[1:]))
 
     return jax.tree.map(one, param_specs(spec).layers, layer)

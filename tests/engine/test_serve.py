@@ -33,10 +33,11 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def service(folder):
     options = serve.arguments([f"--model={folder}", "--context=128", "--slots=4", "--stop=e", "--page_tokens=16"])
-    driver, tokenizer = serve.open_engine(options)
+    driver, tokenizer, gauges = serve.open_engine(options)
+    assert gauges == {}
     with driver:
         driver.start(120)
-        yield serve.Completions(driver, tokenizer, 128, 30.0), driver, tokenizer
+        yield serve.Completions(driver, tokenizer, 128, 30.0, gauges), driver, tokenizer
 
 
 def talk(service, scene):
@@ -124,7 +125,7 @@ def test_a_clients_mistake_is_answered(service, body, message):
 
 def test_who_waits_is_bounded_and_told(folder):
     options = [f"--model={folder}", "--context=128", "--slots=1", "--tile_rows=1", "--max_waiting=1"]
-    driver, tokenizer = serve.open_engine(serve.arguments(options))
+    driver, tokenizer, _ = serve.open_engine(serve.arguments(options))
 
     async def scene(client):
         status, answer = await post(client, prompt="the quick", max_tokens=20, n=3)
@@ -144,7 +145,7 @@ def test_who_waits_is_bounded_and_told(folder):
 
     with driver:
         driver.start(120)
-        choices, streamed = talk((serve.Completions(driver, tokenizer, 128, 30.0),), scene)
+        choices, streamed = talk((serve.Completions(driver, tokenizer, 128, 30.0, {}),), scene)
     for statistics in (*choices, streamed):
         assert statistics["decode_s"] > 0 and statistics["prefill_s"] > 0 and statistics["queue_s"] >= 0
     assert max(c["queue_s"] for c in choices) > min(c["decode_s"] for c in choices)  # there is one slot
@@ -161,6 +162,28 @@ def test_health_and_metrics(service):
     lines = dict(line.split() for line in talk(service, scene).splitlines())
     assert float(lines["jaxagent_engine_requests_total"]) >= 1
     assert np.isfinite([float(v) for v in lines.values()]).all()
+
+
+def test_int8(folder, capsys):
+    options = serve.arguments([f"--model={folder}", "--context=128", "--slots=4", "--tile_rows=4", "--int8"])
+    driver, tokenizer, gauges = serve.open_engine(options)
+    assert "int8: log-probs differ by 0." in capsys.readouterr().err
+
+    async def scene(client):
+        status, answer = await post(client, prompt="the quick", max_tokens=12, n=3)
+        async with client.get("/metrics") as response:
+            return status, answer["choices"], await response.text()
+
+    with driver:
+        driver.start(120)
+        status, choices, metrics = talk((serve.Completions(driver, tokenizer, 128, 30.0, gauges),), scene)
+    assert status == 200 and len(choices) == 3
+    for choice in choices:
+        assert len(choice["token_ids"]) == 12 and max(choice["logprobs"]) < 0
+        assert all(0 <= token < tokenizer.vocab_size for token in choice["token_ids"])
+    lines = dict(line.split() for line in metrics.splitlines())
+    mean, most = (float(lines[f"jaxagent_engine_int8_logprob_gap_{name}"]) for name in ("mean", "max"))
+    assert 0 < mean < most < 0.3
 
 
 def test_a_folder_that_is_none_is_a_users_mistake(tmp_path, capsys):
