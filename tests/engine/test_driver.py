@@ -247,7 +247,7 @@ def test_every_result_says_where_its_time_went(monkeypatch) -> None:
         generation = await turn(driver, session, tokens, 12)
         total = time.monotonic() - started
         spent = generation.queue_s + generation.prefill_s + generation.decode_s
-        assert 0 < spent <= total < spent + 0.5, (generation, total)
+        assert 0 < spent <= total < spent + 5, (generation, total)
         return generation
 
     async def scene(driver):

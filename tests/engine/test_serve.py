@@ -128,18 +128,20 @@ def test_who_waits_is_bounded_and_told(folder):
     driver, tokenizer, _ = serve.open_engine(serve.arguments(options))
 
     async def scene(client):
-        status, answer = await post(client, prompt="the quick", max_tokens=20, n=3)
+        with driver._work:  # client and server share this thread: the engine's own takes nothing meanwhile
+            status, answer = await post(client, prompt="the quick", max_tokens=20, n=3)
         assert (status, answer["error"]) == (429, "The engine is busy: 2 turns are in hand already.")
         status, two = await post(client, prompt="the quick", max_tokens=20, n=2, user="me")  # the rest was given up
         assert status == 200
         async with client.post("/v1/completions", json=dict(prompt="a", n=1, stream=True)) as response:
             events = [line.decode().removeprefix("data: ") async for line in response.content if line.strip()]
         assert response.status == 200
-        blockers = [asyncio.create_task(post(client, prompt="the quick", max_tokens=100)) for _ in range(2)]
-        while len(driver._queue) + len(driver._held_requests) < 2:
-            await asyncio.sleep(0.001)
-        async with client.post("/v1/completions", json=dict(prompt="a", stream=True)) as response:
-            assert response.status == 429 and response.headers["Retry-After"] == "1"
+        with driver._work:
+            blockers = [asyncio.create_task(post(client, prompt="the quick", max_tokens=9)) for _ in range(2)]
+            while len(driver._queue) < 2:
+                await asyncio.sleep(0.001)
+            async with client.post("/v1/completions", json=dict(prompt="a", stream=True)) as response:
+                assert response.status == 429 and response.headers["Retry-After"] == "1"
         assert [status for status, _ in await asyncio.gather(*blockers)] == [200, 200]
         return two["choices"], json.loads(events[-2])["choices"][0]
 
@@ -147,8 +149,8 @@ def test_who_waits_is_bounded_and_told(folder):
         driver.start(120)
         choices, streamed = talk((serve.Completions(driver, tokenizer, 128, 30.0, {}),), scene)
     for statistics in (*choices, streamed):
-        assert statistics["decode_s"] > 0 and statistics["prefill_s"] > 0 and statistics["queue_s"] >= 0
-    assert max(c["queue_s"] for c in choices) > min(c["decode_s"] for c in choices)  # there is one slot
+        assert min(statistics["queue_s"], statistics["prefill_s"], statistics["decode_s"]) > 0
+    assert choices[1]["cached_tokens"] > 0  # there is one slot: it found the first one's prompt
 
 
 def test_health_and_metrics(service):
