@@ -3,6 +3,7 @@
     python -m jaxagent.main --config=configs/search_r1.py                  # GRPO, the laptop default
     python -m jaxagent.main --config=configs/search_r1.py:laptop-ppo       # PPO with a critic
     python -m jaxagent.main --config=configs/search_r1.py:laptop-echo      # GRPO + prediction of observations
+    python -m jaxagent.main --config=configs/search_r1.py:laptop+gspo      # any of algorithms/published.py
     python -m jaxagent.main --config=configs/search_r1.py:qwen2.5-3b \
         --config.model.path=Qwen2.5-3B --config.data.source=data/nq_hotpotqa   # the published recipe, 4 GPUs
 
@@ -18,15 +19,17 @@ run by us: `--dry_run` says what it needs.
 
 from ml_collections import ConfigDict
 
+from jaxagent.algorithms import published
 from jaxagent.config import ConfigError, nearest
 
 
 def get_config(preset: str = "laptop") -> ConfigDict:
-    """Returns the config of a preset.
+    """Returns the config of a preset, "laptop", or of a preset with a published algorithm, "laptop+gspo".
 
     Raises:
-      ConfigError: unknown preset.
+      ConfigError: unknown preset or algorithm.
     """
+    preset, plus, algorithm = preset.partition("+")
     presets = {
         "laptop": laptop,
         "laptop-ppo": laptop_ppo,
@@ -35,7 +38,11 @@ def get_config(preset: str = "laptop") -> ConfigDict:
     }
     if preset not in presets:
         raise ConfigError(f"configs/search_r1.py has no preset '{preset}'. {nearest(preset, presets)}")
-    return presets[preset]()
+    config = presets[preset]()
+    if plus:
+        published.apply(config.rl, algorithm)
+        config.workdir += f"_{algorithm}"
+    return config
 
 
 def optimizer(learning_rate: float, **changes: object) -> ConfigDict:
@@ -139,17 +146,19 @@ def laptop() -> ConfigDict:
     config.warm_start.gate_questions = 24
 
     config.rl = ConfigDict()
-    config.rl.algorithm = "grpo"
     config.rl.steps = 70
     config.rl.tasks_per_step = 16
     config.rl.group_size = 8
     config.rl.updates_per_step = 2
     config.rl.epochs = 1
     config.rl.advantage = "group_mean_std"
+    config.rl.whiten_advantages = False
+    config.rl.objective = "ppo_clip"
     config.rl.clip_low = 0.2
     config.rl.clip_high = 0.28
+    config.rl.clip_dual = 3.0
     config.rl.aggregation = "token_mean"
-    config.rl.aggregation_constant = 1.0
+    config.rl.aggregation_constant = 36.0  # most sampled tokens of an episode
     config.rl.drop_zero_signal = True
     config.rl.entropy_coefficient = 0.0
     config.rl.sampling = ConfigDict({"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0})
@@ -161,12 +170,11 @@ def laptop() -> ConfigDict:
     config.rl.critic.lam = 1.0
     config.rl.critic.value_clip = 0.5
     config.rl.critic.value_coefficient = 1.0
-    config.rl.critic.whiten_advantages = True
     config.rl.critic.warmup_updates = 10
     config.rl.critic.warmup_epochs = 4
     config.rl.critic.optimizer = optimizer(1e-3)
     config.rl.echo = ConfigDict()
-    config.rl.echo.coefficient = 0.05
+    config.rl.echo.coefficient = 0.0
     config.rl.echo.schedule = "constant"
     config.rl.echo.targets = "env_only"
     config.rl.echo.denominator = "full_observation"
@@ -182,7 +190,8 @@ def laptop_ppo() -> ConfigDict:
     config = laptop()
     config.workdir = "runs/search_r1_ppo"
     config.rl.steps = 50  # a step trains twice the model, and on every episode
-    config.rl.algorithm = "ppo"
+    config.rl.advantage = "gae"
+    config.rl.whiten_advantages = True
     return config
 
 
@@ -190,7 +199,7 @@ def laptop_echo() -> ConfigDict:
     """ECHO: GRPO plus cross-entropy on what the search engine returned, from the same forward pass."""
     config = laptop()
     config.workdir = "runs/search_r1_echo"
-    config.rl.algorithm = "echo"
+    config.rl.echo.coefficient = 0.05
     return config
 
 
@@ -246,6 +255,7 @@ def qwen2_5_3b() -> ConfigDict:
     config.rl.group_size = 5
     config.rl.updates_per_step = 2  # mini-batches of 256 questions
     config.rl.clip_high = 0.2
+    config.rl.aggregation_constant = 2000.0
     config.rl.drop_zero_signal = False
     config.rl.entropy_coefficient = 0.001
     # Warm-up over 0.285 of the steps, in updates; betas of the published trainer.

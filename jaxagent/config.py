@@ -183,13 +183,13 @@ class KLConfig:
     """KL to the frozen reference."""
 
     coefficient: float  # 0 = no reference is kept
-    estimator: Literal["k1", "k2", "k3", "abs"]
-    where: Literal["loss", "reward"]
+    estimator: str  # of algorithms/kl.py
+    where: Literal["loss", "reward", "advantage"]  # advantage: token by token, after baselines
 
 
 @dataclasses.dataclass(frozen=True)
 class CriticConfig:
-    """PPO's value function: the policy's model code with a scalar head. Read when rl.algorithm is "ppo"."""
+    """The value function: the policy's model code with a scalar head. Read when rl.advantage has a critic."""
 
     gamma: float
     lam: float
@@ -197,15 +197,14 @@ class CriticConfig:
     value_coefficient: float
     warmup_updates: int  # critic-only updates before the policy moves
     warmup_epochs: int  # passes of the critic over each update's data until then; afterwards one
-    whiten_advantages: bool  # to mean 0 and variance 1 over the rollout batch's action tokens
     optimizer: OptimizerConfig
 
 
 @dataclasses.dataclass(frozen=True)
 class EchoConfig:
-    """ECHO: cross-entropy on observation tokens from the same forward pass. Read when rl.algorithm is "echo"."""
+    """ECHO: cross-entropy on observation tokens from the same forward pass."""
 
-    coefficient: float
+    coefficient: float  # 0 = off; published: 0.05
     schedule: Literal["constant", "linear_decay", "step_decay"]
     targets: Literal["env_only", "full_observation", "warning_only", "warning_plus_env"]
     denominator: Literal["full_observation", "targets", "token_mean", "constant"]
@@ -214,20 +213,22 @@ class EchoConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RLConfig:
-    """The reinforcement-learning stage."""
+    """The reinforcement-learning stage. Names are checked by `algorithms.presets.check`, which knows them all."""
 
-    algorithm: Literal["grpo", "ppo", "echo"]  # the preset of algorithms/presets.py
     steps: int
     tasks_per_step: int
     group_size: int
     updates_per_step: int  # optimiser updates (mini-batches) per rollout batch and epoch
     epochs: int
-    advantage: Literal["group_mean_std", "group_mean"]  # of grpo and echo; ppo has GAE
-    clip_low: float
+    advantage: str  # of algorithms/advantages.py (from groups) or token_advantages.py (along tokens)
+    whiten_advantages: bool  # to mean 0 and variance 1 over the rollout batch's action tokens
+    objective: str  # of algorithms/policy_loss.py
+    clip_low: float  # the importance ratio's range is [1 - clip_low, 1 + clip_high]
     clip_high: float
-    aggregation: Literal["token_mean", "sequence_mean", "constant"]
+    clip_dual: float  # read by "dual_clip": with a negative advantage the ratio counts as this much at most
+    aggregation: str  # of algorithms/aggregate.py
     aggregation_constant: float  # tokens; Dr.GRPO's divisor
-    drop_zero_signal: bool  # groups whose rewards are all equal carry no signal
+    drop_zero_signal: bool  # leave out groups whose rewards are all equal; read by advantages from groups
     entropy_coefficient: float
     sampling: SamplingConfig
     optimizer: OptimizerConfig
@@ -315,7 +316,9 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     if origin is Literal:
         options = typing.get_args(hint)
         if value not in options:
-            raise ConfigError(f"{path} must be one of {', '.join(map(repr, options))}, got {value!r}.")
+            close = difflib.get_close_matches(str(value), map(str, options), n=1, cutoff=0.5)
+            guess = f" Did you mean '{close[0]}'?" if close else ""
+            raise ConfigError(f"{path} must be one of {', '.join(map(repr, options))}, got {value!r}.{guess}")
         return value
     if origin is tuple:
         if not isinstance(value, (tuple, list)):

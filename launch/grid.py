@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from jaxagent import flags
+from jaxagent.algorithms import presets
 from jaxagent.config import ConfigError
 from jaxagent.observe.files import SUMMARY_FILE
 
@@ -56,7 +57,7 @@ def runs(config: str, grid: Sequence[str], seeds: Sequence[int], workdir: pathli
             folder = workdir / "_".join([*names, f"seed={seed}"])
             args = [f"--config={source}:{preset}" if preset else f"--config={source}", *changes]
             args += [f"--config.seed={seed}", f"--config.workdir={folder}"]
-            flags.parse_argv(["sweep", *args])
+            presets.check(flags.parse_argv(["sweep", *args]).config.rl)
             out.append(Run(point, seed, folder, (sys.executable, "-m", "jaxagent.main", *args)))
     return out
 
@@ -64,7 +65,7 @@ def runs(config: str, grid: Sequence[str], seeds: Sequence[int], workdir: pathli
 def _axis(text: str) -> tuple[str, list[str]]:
     field, equals, values = text.partition("=")
     if not equals or not values:
-        raise ConfigError(f"Grid '{text}' must look like field=value,value, for example rl.algorithm=grpo,ppo.")
+        raise ConfigError(f"Grid '{text}' must look like field=value,value, for example rl.advantage=group_mean,gae.")
     return field.removeprefix("config."), values.split(",")
 
 

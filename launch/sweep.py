@@ -1,7 +1,7 @@
 """Runs a grid over config fields, one run after another or as a Slurm array, and ends in a table and a plot.
 
-    python -m launch.sweep --config=configs/search_r1.py --grid rl.algorithm=grpo,ppo,echo --seeds=0,1 --workdir=runs/s
-    python -m launch.sweep --config=configs/search_r1.py --grid preset=laptop,laptop-ppo --seeds=0,1 --workdir=runs/s
+    python -m launch.sweep --config=configs/search_r1.py --grid rl.clip_high=0.2,0.28 --seeds=0,1 --workdir=runs/s
+    python -m launch.sweep --config=configs/search_r1.py --grid preset=laptop,laptop+gspo --seeds=0,1 --workdir=runs/s
     python -m launch.sweep ... --slurm="--gres=gpu:4 --time=8:00:00"     # writes a job array and stops
     python -m launch.sweep ... --table_only                              # table and plot of what has finished
 

@@ -63,7 +63,11 @@ def _set(raw: dict, path: str, value) -> None:
         ("seed", True, "config.seed must be int, got bool True."),
         ("rl.drop_zero_signal", 1, "config.rl.drop_zero_signal must be bool, got int 1."),
         ("rl.steps", 1.5, "config.rl.steps must be int, got float 1.5."),
-        ("rl.algorithm", "grop", "config.rl.algorithm must be one of 'grpo', 'ppo', 'echo', got 'grop'."),
+        (
+            "rl.kl.where",
+            "los",
+            "config.rl.kl.where must be one of 'loss', 'reward', 'advantage', got 'los'. Did you mean 'loss'?",
+        ),
         ("mesh", 8, "config.mesh must be a section with fields, got 8."),
     ],
 )

@@ -1,11 +1,14 @@
 """Group-relative advantages: rewards of the G attempts at a task -> one advantage per attempt.
 
-Functions of arrays, on NumPy or (jitted) JAX. A mask marks the attempts that count: an attempt that failed for
-reasons outside the policy changes no statistic. Axis letters: N tasks, G samples per group.
+Functions of arrays, on NumPy or (jitted) JAX, listed at the end under the names that `rl.advantage` may have. Args of
+each: rewards float[N, G], and mask bool[N, G] of the attempts that count: an attempt that failed for reasons outside
+the policy changes no statistic. Returns float[N, G], 0 where masked out. A group of ONE attempt has nothing to compare
+with: its baseline is 0 and its scale 1 (plain REINFORCE). Axis letters: N tasks, G samples per group.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 Array = Any  # numpy.ndarray or jax.Array
@@ -13,31 +16,57 @@ Array = Any  # numpy.ndarray or jax.Array
 _STD_EPSILON = 1e-6  # added to the standard deviation, as published implementations do
 
 
-def group_advantages(rewards: Array, mask: Array, divide_by_std: bool) -> Array:
-    """A = R - mean(R), or (R - mean(R)) / (std(R) + 1e-6) with the unbiased standard deviation.
+def group_mean_std(rewards: Array, mask: Array) -> Array:
+    """A = (R - mean(R)) / (std(R) + 1e-6) with the unbiased standard deviation (divided by G - 1).
 
-    See "DeepSeekMath" (Shao et al., arXiv 2402.03300), section 4.1.2, for the first GRPO, with std, and "Understanding
-    R1-Zero-Like Training" (Liu et al., arXiv 2503.20783) for Dr. GRPO, without. A group of ONE attempt has mean 0 and
-    std 1 (plain REINFORCE), as there is nothing to compare with.
+    GRPO: "DeepSeekMath" (Shao et al., arXiv 2402.03300), section 4.1.2.
+    """
+    return group_mean(rewards, mask) / _scale(rewards, mask)
 
-    Args:
-      rewards: float[N, G].
-      mask: bool[N, G], attempts that count.
-      divide_by_std: GRPO (True) or Dr. GRPO (False).
 
-    Returns:
-      float[N, G], 0 where masked out.
+def group_mean(rewards: Array, mask: Array) -> Array:
+    """A = R - mean(R).
+
+    Dr. GRPO: "Understanding R1-Zero-Like Training" (Liu et al., arXiv 2503.20783), section 3.2.
     """
     xp = rewards.__array_namespace__()
     rewards = xp.where(mask, rewards, 0.0)
     count = xp.sum(mask, axis=1, keepdims=True)
-    alone = count < 2
-    mean = xp.where(alone, 0.0, xp.sum(rewards, axis=1, keepdims=True) / xp.maximum(count, 1))
-    centred = xp.where(mask, rewards - mean, 0.0)
-    if not divide_by_std:
-        return centred
-    variance = xp.sum(centred * centred, axis=1, keepdims=True) / xp.maximum(count - 1, 1)
-    return centred / xp.where(alone, 1.0, xp.sqrt(variance) + _STD_EPSILON)
+    mean = xp.where(count < 2, 0.0, xp.sum(rewards, axis=1, keepdims=True) / xp.maximum(count, 1))
+    return xp.where(mask, rewards - mean, 0.0)
+
+
+def leave_one_out(rewards: Array, mask: Array) -> Array:
+    """A = R - mean of the OTHERS' R = G / (G - 1) * (R - mean(R)).
+
+    RLOO: "Back to Basics" (Ahmadian et al., arXiv 2402.14740), eq. 7 (after Kool et al., 2019).
+    """
+    xp = rewards.__array_namespace__()
+    count = xp.sum(mask, axis=1, keepdims=True)
+    return group_mean(rewards, mask) * xp.where(count < 2, 1.0, count / xp.maximum(count - 1, 1))
+
+
+def leave_one_out_std(rewards: Array, mask: Array) -> Array:
+    """A = (R - mean of the others' R) / (std(R) + 1e-6): one unbiased std, of the whole group.
+
+    Polar's bridge to the trainer (NVIDIA-NeMo/ProRL-Agent-Server): leave-one-out and group scale together.
+    """
+    return leave_one_out(rewards, mask) / _scale(rewards, mask)
+
+
+def no_baseline(rewards: Array, mask: Array) -> Array:
+    """A = R (Williams, "Simple statistical gradient-following algorithms", 1992)."""
+    xp = rewards.__array_namespace__()
+    return xp.where(mask, rewards, 0.0)
+
+
+GROUP_ADVANTAGES: dict[str, Callable[[Array, Array], Array]] = {
+    "group_mean_std": group_mean_std,
+    "group_mean": group_mean,
+    "leave_one_out": leave_one_out,
+    "leave_one_out_std": leave_one_out_std,
+    "no_baseline": no_baseline,
+}
 
 
 def zero_signal(rewards: Array, mask: Array) -> Array:
@@ -62,3 +91,12 @@ def whiten(values: Array, mask: Array) -> Array:
     centred = xp.where(mask, values - xp.sum(values) / xp.maximum(count, 1), 0.0)
     variance = xp.sum(centred * centred) / xp.maximum(count - 1, 1)
     return centred / xp.sqrt(variance + 1e-8)
+
+
+def _scale(rewards: Array, mask: Array) -> Array:
+    """float[N, 1]: unbiased standard deviation plus epsilon; 1 for a group of one."""
+    xp = rewards.__array_namespace__()
+    centred = group_mean(rewards, mask)
+    count = xp.sum(mask, axis=1, keepdims=True)
+    variance = xp.sum(centred * centred, axis=1, keepdims=True) / xp.maximum(count - 1, 1)
+    return xp.where(count < 2, 1.0, xp.sqrt(variance) + _STD_EPSILON)

@@ -23,6 +23,8 @@ from jaxagent.algorithms.streams import Streams
 
 Array = Any  # numpy.ndarray or jax.Array
 
+MODES = ("token_mean", "sequence_mean", "constant")
+
 
 def sequence_scales(counts: Array, mode: str, constant: float) -> Array:
     """The factor of every token of a sequence.

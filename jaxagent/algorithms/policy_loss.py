@@ -1,36 +1,143 @@
-"""The clipped policy objective, per token.
+"""Policy objectives, per token: how an advantage moves the policy. One function each, listed at the end.
 
-In: log-probs and advantages of any shape. Out: losses of that shape; the caller's weights do every reduction.
+In: log-probs and advantages of any shape. Out: losses of that shape, and 1 where clipping stops or caps the gradient;
+the caller's weights do every reduction. Gradients flow through `logprobs` alone. `old_logprobs` are those of the policy
+that the ratio r = p / p_old is taken to: the one that sampled, or the learner's own before the step's first update.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
 # exp(20) is far outside any clip range; the bound keeps values and gradients finite for tokens of weight 0.
 MAX_LOG_RATIO = 20.0
+Losses = tuple[jax.Array, jax.Array]
 
 
 def clipped_policy_loss(
-    logprobs: jax.Array, behaviour_logprobs: jax.Array, advantages: jax.Array, clip_low: float, clip_high: float
-) -> tuple[jax.Array, jax.Array]:
-    """PPO's pessimistic surrogate: max(-r A, -clip(r, 1 - clip_low, 1 + clip_high) A), r = p / p_behaviour.
+    logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Array, clip_low: float, clip_high: float
+) -> Losses:
+    """PPO's pessimistic surrogate: max(-r A, -clip(r, 1 - clip_low, 1 + clip_high) A), r = p / p_old.
 
     See "Proximal Policy Optimization Algorithms" (Schulman et al., arXiv 1707.06347), eq. 7; different bounds as in
     "DAPO" (Yu et al., arXiv 2503.14476), eq. 10.
 
     Args:
       logprobs: f32[...] under the policy being trained; gradients flow through it alone.
-      behaviour_logprobs: f32[...] recorded when the tokens were sampled.
+      old_logprobs: f32[...] of the policy that the ratio is taken to.
       advantages: f32[...].
       clip_low, clip_high: how far r may fall below and rise above 1.
 
     Returns:
       loss f32[...], and f32[...] 1 where the clipped branch is active (no gradient), else 0.
     """
-    behaviour_logprobs, advantages = jax.lax.stop_gradient((behaviour_logprobs, advantages))
-    ratio = jnp.exp(jnp.clip(logprobs - behaviour_logprobs, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    old_logprobs, advantages = jax.lax.stop_gradient((old_logprobs, advantages))
+    ratio = _ratio(logprobs, old_logprobs)
     plain = -ratio * advantages
     clipped = -jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high) * advantages
     return jnp.maximum(plain, clipped), (clipped > plain).astype(jnp.float32)
+
+
+def dual_clip_loss(
+    logprobs: jax.Array,
+    old_logprobs: jax.Array,
+    advantages: jax.Array,
+    clip_low: float,
+    clip_high: float,
+    clip_dual: float,
+) -> Losses:
+    """Where A < 0, PPO's loss but never more than -c A: min(max(-r A, -clip(r) A), -c A). Elsewhere PPO's loss.
+
+    See "Mastering Complex Control in MOBA Games with Deep Reinforcement Learning" (Ye et al., arXiv 1912.09729), eq. 5.
+    Args as `clipped_policy_loss`; clip_dual: c > 1 + clip_high.
+    """
+    loss, clipped = clipped_policy_loss(logprobs, old_logprobs, advantages, clip_low, clip_high)
+    bound = -clip_dual * jax.lax.stop_gradient(advantages)
+    capped = (advantages < 0) & (loss > bound)
+    return jnp.where(capped, bound, loss), jnp.where(capped, 1.0, clipped)
+
+
+def sequence_ratio_loss(
+    logprobs: jax.Array,
+    old_logprobs: jax.Array,
+    advantages: jax.Array,
+    mean_log_ratio: jax.Array,
+    clip_low: float,
+    clip_high: float,
+) -> Losses:
+    """GSPO: the ratio of a token is its sequence's, s = exp(mean over the sequence's tokens of log p - log p_old).
+
+    The token form of "Group Sequence Policy Optimization" (Zheng et al., arXiv 2507.18071), eq. 14: the value of every
+    token's ratio is s, its gradient s * grad log p of that token. Summed with equal weights over a sequence whose
+    tokens share one advantage this is the sequence form (eq. 5); with other weights or with advantages of single
+    tokens each token keeps its own.
+
+    Args:
+      logprobs, old_logprobs, advantages, clip_low, clip_high: as `clipped_policy_loss`.
+      mean_log_ratio: f32[...] of the sequence each token belongs to.
+    """
+    own = logprobs - jax.lax.stop_gradient(logprobs)  # 0, with the gradient of log p
+    log_ratio = jnp.clip(jax.lax.stop_gradient(mean_log_ratio), -MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return clipped_policy_loss(log_ratio + own, jnp.zeros_like(log_ratio), advantages, clip_low, clip_high)
+
+
+def cispo_loss(
+    logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Array, clip_low: float, clip_high: float
+) -> Losses:
+    """CISPO: -sg(clip(r, 1 - clip_low, 1 + clip_high)) A log p. A clipped token keeps its gradient, capped.
+
+    See "MiniMax-M1" (arXiv 2506.13585), eq. 4. Published without a lower bound: clip_low >= 1.
+    """
+    ratio = jax.lax.stop_gradient(_ratio(logprobs, old_logprobs))
+    bounded = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
+    return -bounded * jax.lax.stop_gradient(advantages) * logprobs, (bounded != ratio).astype(jnp.float32)
+
+
+def importance_sampling_loss(logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Array) -> Losses:
+    """-r A: the policy gradient corrected for the policy that sampled, with no bound on how far it goes."""
+    old_logprobs, advantages = jax.lax.stop_gradient((old_logprobs, advantages))
+    return -_ratio(logprobs, old_logprobs) * advantages, jnp.zeros_like(logprobs)
+
+
+def reinforce_loss(logprobs: jax.Array, advantages: jax.Array) -> Losses:
+    """-A log p (Williams, 1992): exact for samples of the policy itself only."""
+    return -jax.lax.stop_gradient(advantages) * logprobs, jnp.zeros_like(logprobs)
+
+
+class Tokens(NamedTuple):
+    """What an objective may read, f32[...] each."""
+
+    logprobs: jax.Array
+    old_logprobs: jax.Array
+    advantages: jax.Array
+    sequence_mean: Callable[[jax.Array], jax.Array]  # any f32[...] -> the mean over each token's sequence, no gradient
+
+
+class Clip(Protocol):
+    """Where an objective reads its constants: `config.RLConfig`, or the learner's `Objective`."""
+
+    clip_low: float
+    clip_high: float
+    clip_dual: float
+
+
+OBJECTIVES: dict[str, Callable[[Tokens, Clip], Losses]] = {
+    "ppo_clip": lambda t, c: clipped_policy_loss(*t[:3], c.clip_low, c.clip_high),
+    "dual_clip": lambda t, c: dual_clip_loss(*t[:3], c.clip_low, c.clip_high, c.clip_dual),
+    "gspo": lambda t, c: sequence_ratio_loss(
+        *t[:3], t.sequence_mean(t.logprobs - t.old_logprobs), c.clip_low, c.clip_high
+    ),
+    "cispo": lambda t, c: cispo_loss(*t[:3], c.clip_low, c.clip_high),
+    "importance_sampling": lambda t, c: importance_sampling_loss(*t[:3]),
+    "reinforce": lambda t, c: reinforce_loss(t.logprobs, t.advantages),
+    "none": lambda t, c: (jnp.zeros_like(t.logprobs), jnp.zeros_like(t.logprobs)),  # auxiliary terms alone
+}
+
+
+def _ratio(logprobs: jax.Array, old_logprobs: jax.Array) -> jax.Array:
+    old_logprobs = jax.lax.stop_gradient(old_logprobs)
+    return jnp.exp(jnp.clip(logprobs - old_logprobs, -MAX_LOG_RATIO, MAX_LOG_RATIO))

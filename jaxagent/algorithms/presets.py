@@ -1,99 +1,44 @@
-"""The algorithms: how groups of episodes become per-token streams. An algorithm is ONE function, listed at the end.
+"""An algorithm is a composition of choices, each a field of `rl` that names a pure function.
 
-In: the groups of one rollout batch (and, where the algorithm asks, critic values and reference log-probs of their
+    rl.advantage      what is better than expected     advantages.py (from groups), token_advantages.py (along tokens)
+    rl.objective      how an advantage moves a policy  policy_loss.py
+    rl.kl             the pull to a reference          kl.py, in the loss, the reward or the advantage
+    rl.aggregation    how tokens become one number     aggregate.py
+    rl.echo, ...      auxiliary terms: on where their coefficient is not 0
+
+In: the groups of one rollout batch (and, where a choice asks, critic values and reference log-probs of their
 trajectories). Out: `Streams` with relative weights; `mini_batches` splits them into optimiser updates and normalises
-the weights of each. The learner never knows which algorithm it runs. NumPy, except for the jitted GAE.
+the weights of each. The learner never knows which algorithm it runs. Known combinations have names in `published.py`.
 Axis letters: N groups, G samples per group, T tokens.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-import jax
 import numpy as np
 
-from jaxagent.algorithms import aggregate, echo
-from jaxagent.algorithms.advantages import group_advantages, whiten, zero_signal
-from jaxagent.algorithms.gae import gae
-from jaxagent.algorithms.kl import kl_estimate
+from jaxagent.algorithms import aggregate, echo, estimate
+from jaxagent.algorithms.advantages import GROUP_ADVANTAGES, zero_signal
+from jaxagent.algorithms.estimate import Signal
+from jaxagent.algorithms.kl import KL_ESTIMATORS
+from jaxagent.algorithms.policy_loss import OBJECTIVES
+from jaxagent.algorithms.rollout import Rollout, action_mask, rewards, trajectories
 from jaxagent.algorithms.streams import Streams
-from jaxagent.config import ConfigError, RLConfig
-from jaxagent.types import Episode, Group, TokenKind, Trajectory
+from jaxagent.algorithms.token_advantages import TOKEN_ADVANTAGES, WITHOUT_CRITIC
+from jaxagent.config import ConfigError, RLConfig, nearest
+from jaxagent.types import Group, Trajectory
 
+__all__ = ["check", "mini_batches", "most_targets", "needs_critic", "needs_reference", "streams", "trajectories",
+           "warm_up"]  # fmt: skip
 
-@dataclasses.dataclass(frozen=True)
-class Rollout:
-    """What an algorithm sees: one batch of groups. Lists run in the order of `trajectories(groups)`."""
-
-    groups: Sequence[Group]
-    progress: float  # of the stage, in [0, 1)
-    reference: Sequence[np.ndarray] | None  # f32[T] each: log-probs under the frozen reference, when one is kept
-    values: Sequence[np.ndarray] | None  # f32[T] each: the critic's values, when the algorithm has a critic
-
-
-def grpo(rollout: Rollout, rl: RLConfig) -> list[Streams]:
-    """Group-relative policy optimisation: every action token of an attempt has the attempt's group advantage.
-
-    With several trajectories per episode each gets the full advantage. Groups without signal are left out when
-    `rl.drop_zero_signal`. Presets of it: DAPO, Dr. GRPO (rl.advantage, rl.aggregation, rl.clip_high).
-    """
-    return list(_group_relative(rollout, rl).values())
-
-
-def ppo(rollout: Rollout, rl: RLConfig) -> list[Streams]:
-    """Proximal policy optimisation: GAE over action tokens with a learnt critic; the reward sits on the last one."""
-    chosen, rewards = [], []
-    for i, (_, _, episode, trajectory) in enumerate(_walk(rollout.groups)):
-        if not episode.stop_reason.is_failure:
-            mask = _action_mask(trajectory)
-            reward = -_kl_penalty(rollout, rl, i, trajectory)
-            reward[np.flatnonzero(mask)[-1]] += episode.reward
-            chosen.append((i, trajectory, mask))
-            rewards.append(reward)
-    if not chosen:
-        return []
-    masks, values = [mask > 0 for _, _, mask in chosen], [rollout.values[i] for i, _, _ in chosen]
-    advantages, returns = _gae(rewards, values, masks, rl)
-    if rl.critic.whiten_advantages:
-        lengths = np.cumsum([len(mask) for mask in masks])[:-1]
-        advantages = np.split(whiten(np.concatenate(advantages), np.concatenate(masks)), lengths)
-    return [
-        dataclasses.replace(
-            _with_policy(rollout, rl, i, trajectory, mask, advantage),
-            returns=ret.astype(np.float32),
-            old_values=(value * mask).astype(np.float32),
-            value_weights=mask * np.float32(rl.critic.value_coefficient),
-        )
-        for (i, trajectory, mask), advantage, ret, value in zip(chosen, advantages, returns, values, strict=True)
-    ]
-
-
-def grpo_with_echo(rollout: Rollout, rl: RLConfig) -> list[Streams]:
-    """GRPO, plus cross-entropy on what the environment said, in every attempt: also those of groups without signal and
-    those that failed, whose policy weights are 0."""
-    policy = _group_relative(rollout, rl)
-    coefficient = echo.coefficient(rl.echo.coefficient, rl.echo.schedule, rollout.progress)
-    streams = []
-    for i, trajectory in enumerate(trajectories(rollout.groups)):
-        mask = echo.target_mask(trajectory.kinds, rl.echo.targets, rl.echo.max_tokens)
-        sequence = policy.get(i) or Streams.of(trajectory)
-        streams.append(dataclasses.replace(sequence, ce_weights=(coefficient * mask).astype(np.float32)))
-    return streams
-
-
-ALGORITHMS: dict[str, Callable[[Rollout, RLConfig], list[Streams]]] = {
-    "grpo": grpo,
-    "ppo": ppo,
-    "echo": grpo_with_echo,
-}
+warm_up = estimate.warm_up
 
 
 def needs_critic(rl: RLConfig) -> bool:
-    """Whether the algorithm reads `Rollout.values`."""
-    return rl.algorithm == "ppo"
+    """Whether the advantage reads `Rollout.values`."""
+    return rl.advantage in TOKEN_ADVANTAGES and rl.advantage not in WITHOUT_CRITIC
 
 
 def needs_reference(rl: RLConfig) -> bool:
@@ -102,14 +47,16 @@ def needs_reference(rl: RLConfig) -> bool:
 
 
 def check(rl: RLConfig) -> None:
-    """Refuses combinations that cannot mean anything, before any device work.
+    """Refuses names that do not exist and combinations that cannot mean anything, before any device work.
 
     Raises:
       ConfigError: naming the fields.
     """
-    if rl.algorithm == "echo" and rl.echo.coefficient <= 0:
-        raise ConfigError("rl.algorithm='echo' needs rl.echo.coefficient > 0 (published: 0.05).")
-    constant = [rl.aggregation] + [rl.echo.denominator] * (rl.algorithm == "echo")
+    _known("rl.advantage", rl.advantage, (*GROUP_ADVANTAGES, *TOKEN_ADVANTAGES))
+    _known("rl.objective", rl.objective, OBJECTIVES)
+    _known("rl.kl.estimator", rl.kl.estimator, KL_ESTIMATORS)
+    _known("rl.aggregation", rl.aggregation, aggregate.MODES)
+    constant = [rl.aggregation] + [rl.echo.denominator] * (rl.echo.coefficient != 0)
     if "constant" in constant and rl.aggregation_constant <= 0:
         raise ConfigError("Aggregation 'constant' needs rl.aggregation_constant > 0 (tokens).")
     if rl.updates_per_step < 1 or rl.epochs < 1:
@@ -124,14 +71,9 @@ def most_targets(rl: RLConfig, action_tokens: int, context_tokens: int) -> int:
       action_tokens: most tokens the policy can sample in one trajectory.
       context_tokens: most tokens of one trajectory.
     """
-    if rl.algorithm != "echo":
+    if rl.echo.coefficient == 0:
         return min(action_tokens, context_tokens)
     return min(action_tokens + rl.echo.max_tokens, context_tokens) if rl.echo.max_tokens else context_tokens
-
-
-def trajectories(groups: Sequence[Group]) -> list[Trajectory]:
-    """The trajectories that algorithms see, in their order: those with at least one action token."""
-    return [trajectory for _, _, _, trajectory in _walk(groups)]
 
 
 def streams(
@@ -152,14 +94,21 @@ def streams(
     Returns:
       Streams with relative weights (only sequences that take part), and counts for the metrics.
     """
-    out = ALGORITHMS[rl.algorithm](Rollout(groups, progress, reference, values), rl)
-    rewards, counted = _rewards(groups)
-    silent = zero_signal(rewards, counted)
-    return out, {
+    rollout = Rollout(groups, progress, reference, values)
+    signals = estimate.signals(rollout, rl)
+    sequences = []
+    for i, trajectory in enumerate(trajectories(groups)):
+        signal, auxiliary = signals.get(i), _auxiliary(rollout, rl, trajectory)
+        if signal is not None or auxiliary:
+            policy = {} if signal is None else _policy(rollout, rl, i, trajectory, signal)
+            sequences.append(Streams.of(trajectory, **policy, **auxiliary))
+    scores, counted = rewards(groups)
+    silent = zero_signal(scores, counted)
+    return sequences, {
         "groups/zero_signal": float(np.sum(silent)),
         "groups/zero_signal_frac": float(np.mean(silent)),
         "groups/failed_episodes": float(sum(len(group.episodes) - len(group.valid) for group in groups)),
-        "groups/sequences_trained": float(len(out)),
+        "groups/sequences_trained": float(len(sequences)),
     }
 
 
@@ -196,104 +145,33 @@ def _normalise(sequences: list[Streams], rl: RLConfig) -> list[Streams]:
     ]
 
 
-def _walk(groups: Sequence[Group]) -> Iterator[tuple[int, int, Episode, Trajectory]]:
-    """(group index, index inside the group, episode, trajectory) of every trajectory with an action token."""
-    for g, group in enumerate(groups):
-        for s, episode in enumerate(group.episodes):
-            for trajectory in episode.trajectories:
-                if _action_mask(trajectory).any():
-                    yield g, s, episode, trajectory
-
-
-def _action_mask(trajectory: Trajectory) -> np.ndarray:
-    """f32[T]: 1 for tokens the policy is trained on."""
-    mask = (trajectory.kinds == TokenKind.ACTION).astype(np.float32)
-    mask[:1] = 0.0  # nothing predicts the first token
-    return mask
-
-
-def _rewards(groups: Sequence[Group]) -> tuple[np.ndarray, np.ndarray]:
-    """Rewards f64[N, G] and the mask bool[N, G] of attempts that did not fail."""
-    shape = (len(groups), max((len(group.episodes) for group in groups), default=0))
-    rewards, counted = np.zeros(shape), np.zeros(shape, bool)
-    for g, group in enumerate(groups):
-        for s, episode in enumerate(group.episodes):
-            rewards[g, s], counted[g, s] = episode.reward, not episode.stop_reason.is_failure
-    return rewards, counted
-
-
-def _group_relative(rollout: Rollout, rl: RLConfig) -> dict[int, Streams]:
-    """Streams of the trajectories that take part, by their index in `trajectories(groups)`."""
-    rewards, counted = _rewards(rollout.groups)
-    live = counted & ~(zero_signal(rewards, counted)[:, None] & rl.drop_zero_signal)
-    for i, (g, s, _, trajectory) in enumerate(_walk(rollout.groups)):
-        rewards[g, s] -= _kl_penalty(rollout, rl, i, trajectory).sum()
-    advantages = group_advantages(rewards, counted, rl.advantage == "group_mean_std")
-    streams = {}
-    for i, (g, s, _, trajectory) in enumerate(_walk(rollout.groups)):
-        if live[g, s]:
-            mask = _action_mask(trajectory)
-            streams[i] = _with_policy(rollout, rl, i, trajectory, mask, mask * advantages[g, s])
-    return streams
-
-
-def _kl_penalty(rollout: Rollout, rl: RLConfig, i: int, trajectory: Trajectory) -> np.ndarray:
-    """f64[T]: what KL-in-reward takes from the reward at each action token; 0 in the other variants."""
-    mask = _action_mask(trajectory)
-    if rl.kl.coefficient == 0 or rl.kl.where != "reward":
-        return np.zeros(len(trajectory))
-    estimate = kl_estimate(trajectory.logprobs.astype(np.float64), rollout.reference[i], rl.kl.estimator)
-    return np.where(mask > 0, rl.kl.coefficient * estimate, 0.0)
-
-
-def _with_policy(
-    rollout: Rollout, rl: RLConfig, i: int, trajectory: Trajectory, mask: np.ndarray, advantages: np.ndarray
-) -> Streams:
-    """Policy, KL-in-loss and entropy streams of one trajectory, with relative weights."""
+def _policy(rollout: Rollout, rl: RLConfig, i: int, trajectory: Trajectory, signal: Signal) -> dict[str, np.ndarray]:
+    """Policy, KL-in-loss, entropy and critic streams of one trajectory, with relative weights."""
+    mask = action_mask(trajectory)
     given = dict(
-        advantages=advantages,
+        advantages=signal.advantages,
         policy_weights=mask,
         entropy_weights=mask * np.float32(rl.entropy_coefficient),
     )
     if rl.kl.coefficient != 0 and rl.kl.where == "loss":
         given |= dict(reference_logprobs=rollout.reference[i], kl_weights=mask * np.float32(rl.kl.coefficient))
-    return Streams.of(trajectory, **given)
+    if signal.returns is not None:
+        given |= dict(
+            returns=signal.returns,
+            old_values=rollout.values[i] * mask,
+            value_weights=mask * np.float32(rl.critic.value_coefficient),
+        )
+    return given
 
 
-def warm_up(rl: RLConfig) -> None:
-    """Compiles what the algorithm itself runs on the device."""
-    if needs_critic(rl):
-        one = [np.zeros(1, np.float32)]
-        _gae(one, one, [np.zeros(1, bool)], rl)
+def _auxiliary(rollout: Rollout, rl: RLConfig, trajectory: Trajectory) -> dict[str, np.ndarray]:
+    """Streams of the auxiliary terms: every attempt has them, also those of groups without signal and failed ones."""
+    if rl.echo.coefficient == 0:
+        return {}
+    coefficient = echo.coefficient(rl.echo.coefficient, rl.echo.schedule, rollout.progress)
+    return dict(ce_weights=coefficient * echo.target_mask(trajectory.kinds, rl.echo.targets, rl.echo.max_tokens))
 
 
-_GAE_ROWS = 64  # trajectories per call: a static shape, so that nothing compiles twice
-
-
-@functools.partial(jax.jit, static_argnames=("gamma", "lam"))
-def _gae_rows(rewards: jax.Array, values: jax.Array, masks: jax.Array, gamma: float, lam: float) -> tuple:
-    return jax.vmap(lambda r, v, m: gae(r, v, m, gamma, lam))(rewards, values, masks)
-
-
-def _gae(
-    rewards: list[np.ndarray], values: list[np.ndarray], masks: list[np.ndarray], rl: RLConfig
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Advantages and returns, f32[T] each, of ragged trajectories."""
-    # One row more than a packed row: the last token of a trajectory is a target, never an input.
-    width = rl.batch.row_tokens + 1
-    advantages, returns = [], []
-    for start in range(0, len(rewards), _GAE_ROWS):
-        block = range(start, min(start + _GAE_ROWS, len(rewards)))
-        padded = [np.zeros((_GAE_ROWS, width), dtype) for dtype in (np.float32, np.float32, bool)]
-        for row, i in enumerate(block):
-            for out, stream in zip(padded, (rewards[i], values[i], masks[i]), strict=True):
-                used = min(len(stream), width)  # the tail behind the last action may be longer than a row
-                out[row, :used] = stream[:used]
-        a, r = jax.device_get(_gae_rows(*padded, gamma=rl.critic.gamma, lam=rl.critic.lam))
-        for row, i in enumerate(block):
-            full = [np.zeros(len(masks[i]), np.float32) for _ in range(2)]
-            used = min(len(masks[i]), width)
-            full[0][:used], full[1][:used] = a[row, :used], r[row, :used]
-            advantages.append(full[0])
-            returns.append(full[1])
-    return advantages, returns
+def _known(field: str, name: str, valid: Iterable[str]) -> None:
+    if name not in valid:
+        raise ConfigError(f"config.{field} has no choice '{name}'. {nearest(name, valid)}")

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxagent.algorithms.kl import kl_estimate, kl_loss
-from jaxagent.algorithms.policy_loss import clipped_policy_loss
+from jaxagent.algorithms.policy_loss import OBJECTIVES, Tokens
+from jaxagent.algorithms.segments import sequence_mean
 from jaxagent.algorithms.value_loss import clipped_value_loss
 from jaxagent.config import RLConfig
 from jaxagent.learner.batch import Batch
@@ -30,8 +31,10 @@ class Objective:
     """What of the losses is not in the weights. Static under jit."""
 
     temperature: float  # of the sampled distribution whose log-probs policy tokens have
+    policy: str  # of algorithms/policy_loss.py
     clip_low: float
     clip_high: float
+    clip_dual: float
     kl_estimator: str
     value_clip: float
 
@@ -39,10 +42,20 @@ class Objective:
     def of(cls, rl: RLConfig) -> Objective:
         """The objective of the RL stage."""
         temperature = rl.sampling.temperature or 1.0
-        return cls(temperature, rl.clip_low, rl.clip_high, rl.kl.estimator, rl.critic.value_clip)
+        return cls(
+            temperature=temperature,
+            policy=rl.objective,
+            clip_low=rl.clip_low,
+            clip_high=rl.clip_high,
+            clip_dual=rl.clip_dual,
+            kl_estimator=rl.kl.estimator,
+            value_clip=rl.critic.value_clip,
+        )
 
 
-SUPERVISED = Objective(temperature=1.0, clip_low=0.0, clip_high=0.0, kl_estimator="k3", value_clip=0.0)
+SUPERVISED = Objective(
+    temperature=1.0, policy="none", clip_low=0.0, clip_high=0.0, clip_dual=0.0, kl_estimator="k3", value_clip=0.0
+)
 
 
 @flax.struct.dataclass
@@ -76,9 +89,11 @@ def policy_loss(logprobs: jax.Array, entropy: jax.Array, batch: Batch, objective
     behaviour = jnp.where(policy, batch.behaviour_logprobs, 0.0)
     on_policy = jnp.where(policy, logprobs, 0.0)
 
-    surrogate, clipped = clipped_policy_loss(
-        on_policy, behaviour, batch.advantages, objective.clip_low, objective.clip_high
-    )
+    def mean_over_sequence(values: jax.Array) -> jax.Array:
+        return sequence_mean(jax.lax.stop_gradient(values), policy, batch.sequence)
+
+    tokens = Tokens(on_policy, behaviour, batch.advantages, mean_over_sequence)
+    surrogate, clipped = OBJECTIVES[objective.policy](tokens, objective)
     divergence = kl_loss(jnp.where(kl, logprobs, batch.reference_logprobs), batch.reference_logprobs,
                          objective.kl_estimator)  # fmt: skip
     losses = {

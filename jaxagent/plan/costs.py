@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from jaxagent.algorithms import presets
 from jaxagent.config import Config
 from jaxagent.models import params as model_params
 from jaxagent.models.spec import ModelSpec
@@ -83,8 +84,8 @@ def count(cfg: Config, spec: ModelSpec, row_targets: int) -> Work:
     rows = math.ceil(episodes * env.context_tokens / rl.batch.row_tokens)
     micro = math.ceil(rows / rl.batch.micro_rows)
     padded_rows = micro * rl.batch.micro_rows
-    models = 2 if rl.algorithm == "ppo" else 1
-    forwards = int(rl.kl.coefficient > 0) + int(rl.algorithm == "ppo")
+    models = 1 + presets.needs_critic(rl)
+    forwards = int(presets.needs_reference(rl)) + int(presets.needs_critic(rl))
     one_forward = forward_flops(spec, padded_rows * rl.batch.row_tokens, rl.batch.row_tokens, padded_rows * row_targets)
     one_train = train_flops(spec, padded_rows, rl.batch.row_tokens, row_targets)
     mean_keys = env.context_tokens / 2

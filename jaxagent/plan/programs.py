@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxagent.algorithms import presets
 from jaxagent.config import Config
 from jaxagent.engine import functions
 from jaxagent.engine.executor import Sizes
@@ -73,11 +74,13 @@ def abstract_state(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> sta
     params = model_params.abstract(spec, mesh, sharding.TRAIN)
     optimizer = make_optimizer(cfg.rl.optimizer, cfg.rl.steps)
     critic = critic_optimizer = None
-    if cfg.rl.algorithm == "ppo":
+    if presets.needs_critic(cfg.rl):
         critic = jax.eval_shape(critic_model.from_policy, params)
         critic_optimizer = make_optimizer(cfg.rl.critic.optimizer, cfg.rl.steps)
     return jax.eval_shape(
-        lambda params, critic: state.init_state(params, optimizer, critic, critic_optimizer, cfg.rl.kl.coefficient > 0),
+        lambda params, critic: state.init_state(
+            params, optimizer, critic, critic_optimizer, presets.needs_reference(cfg.rl)
+        ),
         params,
         critic,
     )

@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from jaxagent.algorithms import presets
 from jaxagent.config import Config, ConfigError
 from jaxagent.learner.batching import Packer
 from jaxagent.learner.programs import longest_targets
@@ -66,6 +67,7 @@ def run(cfg: Config, chip: str, console: Console | None = None) -> Plan:
 
 def plan(cfg: Config, chip: str, report: Callable[[programs.Program], None]) -> Plan:
     """The plan of a config on a chip; `report` is called with each `programs.Program` when it is compiled."""
+    presets.check(cfg.rl)
     spec = model_spec(cfg)
     spec.check_context(cfg.env.context_tokens)
     mesh, compiled_for = topology.mesh_for(cfg.mesh, chip)

@@ -51,15 +51,16 @@ def rl():
     # Said here, not read from the recipe: a recipe may change its numbers without breaking a test.
     base = dataclasses.replace(
         config.parse(get_config()).rl,
-        algorithm="grpo",
         advantage="group_mean_std",
+        whiten_advantages=False,
+        objective="ppo_clip",
         aggregation="token_mean",
         drop_zero_signal=True,
         entropy_coefficient=0.0,
         updates_per_step=2,
         epochs=1,
         kl=config.KLConfig(coefficient=0.0, estimator="k3", where="loss"),
-        echo=config.EchoConfig(0.05, "constant", "env_only", "full_observation", max_tokens=0),
+        echo=config.EchoConfig(0.0, "constant", "env_only", "full_observation", max_tokens=0),
     )
 
     def make(**changes):

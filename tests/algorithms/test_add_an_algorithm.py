@@ -6,18 +6,22 @@ import re
 import numpy as np
 
 from jaxagent.algorithms import presets
+from jaxagent.algorithms.advantages import GROUP_ADVANTAGES
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/add_an_algorithm.md"
 
 
 def test_the_page_runs(make_group, rl, monkeypatch):
+    monkeypatch.setitem(GROUP_ADVANTAGES, "group_median", None)  # undone after the test
     names: dict = {}
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
         exec(block, names)
-    names["check_rloo"](make_group, rl)
+    names["check_group_median"]()
 
-    monkeypatch.setitem(presets.ALGORITHMS, "rloo", names["rloo"])
-    config = rl(algorithm="rloo", updates_per_step=1)
-    streams, _ = presets.streams([make_group(("paoa", 1.0), ("pa", 0.0))], config, 0.0)
+    config = rl(advantage="group_median", updates_per_step=1)
+    presets.check(config)
+    group = make_group(("paoa", 1.0), ("pa", 0.0), ("pa", 0.0))
+    streams, _ = presets.streams([group], config, 0.0)
+    np.testing.assert_allclose(streams[0].advantages, [0, 1, 0, 1])
     (update,) = presets.mini_batches(streams, config, (0, 0))
     np.testing.assert_allclose(sum(s.policy_weights.sum() for s in update), 1.0)

@@ -3,12 +3,13 @@
 import statistics
 
 import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxagent.algorithms.advantages import group_advantages, whiten, zero_signal
+from jaxagent.algorithms.advantages import GROUP_ADVANTAGES, group_mean, group_mean_std, whiten, zero_signal
 
 
 class HandNumbers(chex.TestCase):
@@ -16,17 +17,17 @@ class HandNumbers(chex.TestCase):
     def test_group_of_four(self):
         rewards, mask = jnp.array([[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 9.0, 0.0]]), jnp.ones((2, 4), bool)
         mask = mask.at[1, 2].set(False)  # the failed attempt's reward must not be read
-        with_std = self.variant(lambda r, m: group_advantages(r, m, True))(rewards, mask)
+        with_std = self.variant(group_mean_std)(rewards, mask)
         # mean 1/4, unbiased variance (9/16 + 3/16) / 3 = 1/4: (1 - 1/4) / (1/2) = 1.5
         np.testing.assert_allclose(with_std[0], [1.5, -0.5, -0.5, -0.5], rtol=1e-5)
         # mean 2/3, unbiased variance (1/9 + 1/9 + 4/9) / 2 = 1/3: (1/3) / sqrt(1/3) = sqrt(1/3)
         np.testing.assert_allclose(with_std[1], [3**-0.5, 3**-0.5, 0, -2 * 3**-0.5], rtol=1e-5)
-        centred = self.variant(lambda r, m: group_advantages(r, m, False))(rewards, mask)
+        centred = self.variant(group_mean)(rewards, mask)
         np.testing.assert_allclose(centred, [[0.75, -0.25, -0.25, -0.25], [1 / 3, 1 / 3, 0, -2 / 3]], rtol=1e-6)
 
     @chex.variants(with_jit=True, without_jit=True)
     def test_equal_rewards_give_zero_and_a_lone_attempt_its_reward(self):
-        advantages = self.variant(lambda r, m: group_advantages(r, m, True))
+        advantages = self.variant(group_mean_std)
         assert not np.any(advantages(jnp.full((1, 3), 0.7), jnp.ones((1, 3), bool)))
         np.testing.assert_allclose(advantages(jnp.array([[2.0]]), jnp.ones((1, 1), bool)), [[2.0]], rtol=1e-5)
 
@@ -43,14 +44,49 @@ class HandNumbers(chex.TestCase):
         np.testing.assert_allclose(self.variant(whiten)(values, mask), [[-1.0, 0.0], [0.0, 1.0]], atol=1e-6)
 
 
+class OtherBaselines(chex.TestCase):
+    @chex.variants(with_jit=True, without_jit=True)
+    def test_rewards_one_zero_zero_and_one_that_does_not_count(self):
+        rewards, mask = jnp.array([[1.0, 0.0, 0.0, 9.0]]), jnp.array([[1, 1, 1, 0]], bool)
+        by_hand = {
+            # minus the mean of the others: 1 - 0, 0 - 1/2, 0 - 1/2
+            "leave_one_out": [1.0, -0.5, -0.5, 0.0],
+            # and over the std of the three: variance (4/9 + 1/9 + 1/9) / 2 = 1/3
+            "leave_one_out_std": [3**0.5, -0.5 * 3**0.5, -0.5 * 3**0.5, 0.0],
+            "no_baseline": [1.0, 0.0, 0.0, 0.0],
+        }
+        for name, expected in by_hand.items():
+            np.testing.assert_allclose(self.variant(GROUP_ADVANTAGES[name])(rewards, mask)[0], expected, rtol=1e-5)
+
+
+COMPILED = {name: jax.jit(function) for name, function in GROUP_ADVANTAGES.items()}
+
+
+def by_definition(name: str, kept: list[float]) -> list[float]:
+    """The counted rewards of one group, in plain Python."""
+    if len(kept) < 2 or name == "no_baseline":
+        return kept
+    mean, std = statistics.mean(kept), statistics.stdev(kept) + 1e-6
+    others = [r - (sum(kept) - r) / (len(kept) - 1) for r in kept]
+    return {
+        "group_mean_std": [(r - mean) / std for r in kept],
+        "group_mean": [r - mean for r in kept],
+        "leave_one_out": others,
+        "leave_one_out_std": [a / std for a in others],
+    }[name]
+
+
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32), st.integers(2, 9))
-def test_masked_group_equals_the_smaller_group(seed, size):
+@given(st.integers(0, 2**32), st.sampled_from([1, 6]), st.sampled_from(sorted(GROUP_ADVANTAGES)), st.booleans())
+def test_masked_groups_equal_their_counted_attempts_alone(seed, size, name, equal):
     rng = np.random.default_rng(seed)
-    rewards, mask = rng.normal(size=(1, size)), rng.random((1, size)) < 0.7
-    kept = [float(r) for r in rewards[mask]]
-    got = group_advantages(rewards, mask, True)
+    rewards = np.full((3, size), 0.3) if equal else rng.integers(-4, 5, (3, size)) / 4
+    mask = rng.random((3, size)) < 0.7
+    rewards[~mask] = np.nan  # never read
+    got = GROUP_ADVANTAGES[name](rewards, mask)
+    single = COMPILED[name](rewards.astype(np.float32), mask)
     assert not got[~mask].any()
-    if len(kept) > 1:
-        mean, std = statistics.mean(kept), statistics.stdev(kept)
-        np.testing.assert_allclose(got[mask], [(r - mean) / (std + 1e-6) for r in kept], rtol=1e-9, atol=1e-9)
+    for group, keep, row in zip(rewards, mask, got, strict=True):
+        np.testing.assert_allclose(row[keep], by_definition(name, [float(r) for r in group[keep]]), atol=1e-9)
+    if not equal:  # equal rewards of 0.3 give rounding over 1e-6
+        np.testing.assert_allclose(single, got, rtol=1e-5, atol=1e-5)

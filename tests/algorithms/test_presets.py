@@ -9,6 +9,8 @@ from jaxagent.algorithms import presets
 from jaxagent.config import ConfigError
 from jaxagent.types import StopReason
 
+ECHO = dict(coefficient=0.05)
+
 
 def test_grpo_gives_every_action_token_its_attempts_advantage(rl, make_group):
     group = make_group(("ppaoa", 1.0), ("ppa", 0.0))
@@ -51,9 +53,9 @@ def test_episodes_without_an_action_are_no_trajectory(rl, make_group):
 
 def test_ppo_puts_the_reward_on_the_last_action_and_skips_the_observation(rl, make_group):
     group = make_group(("ppaooao", 1.0))
-    critic = dict(gamma=0.5, lam=1.0, whiten_advantages=False, value_coefficient=2.0)
+    critic = dict(gamma=0.5, lam=1.0, value_coefficient=2.0)
     values = [np.array([9, 9, 0.25, 9, 9, 0.5, 9], np.float32)]  # 9: never read
-    (s,), _ = presets.streams([group], rl(algorithm="ppo", critic=critic), 0.0, values=values)
+    (s,), _ = presets.streams([group], rl(advantage="gae", critic=critic), 0.0, values=values)
     # last action: 1 - .5 = .5; first: .5 * .5 - .25 + .5 * .5 = .25; returns = value + advantage
     np.testing.assert_allclose(s.advantages, [0, 0, 0.25, 0, 0, 0.5, 0], rtol=1e-6)
     np.testing.assert_allclose(s.returns, [0, 0, 0.5, 0, 0, 1.0, 0], rtol=1e-6)
@@ -63,7 +65,7 @@ def test_ppo_puts_the_reward_on_the_last_action_and_skips_the_observation(rl, ma
 
 def test_ppo_whitens_over_all_action_tokens_of_the_batch(rl, make_group):
     groups = [make_group(("ppaoa", 1.0), ("paa", 0.0)), make_group(("pa", 1.0))]
-    config = rl(algorithm="ppo", critic=dict(whiten_advantages=True))
+    config = rl(advantage="gae", whiten_advantages=True)
     values = [np.zeros(len(t), np.float32) for t in presets.trajectories(groups)]
     streams, _ = presets.streams(groups, config, 0.0, values=values)
     actions = np.concatenate([s.advantages[s.policy_weights > 0] for s in streams])
@@ -96,14 +98,14 @@ def test_echo_is_grpo_plus_observation_weights(rl, make_group):
         make_group(("paooo", 1.0), ("pa", 1.0)),  # no signal: world model only
     ]
     plain, _ = presets.streams(groups, rl(), 0.0)
-    echoed, _ = presets.streams(groups, rl(algorithm="echo"), 0.0)
+    echoed, _ = presets.streams(groups, rl(echo=ECHO), 0.0)
     assert len(plain) == 2 and len(echoed) == 5
     for a, b in zip(plain, echoed[:2], strict=True):
         np.testing.assert_array_equal(a.policy_weights, b.policy_weights)
         np.testing.assert_array_equal(a.advantages, b.advantages)
     assert not any(s.policy_weights.any() for s in echoed[2:])
     np.testing.assert_allclose(echoed[1].ce_weights, [0, 0, 0.05, 0], rtol=1e-6)
-    (update,) = presets.mini_batches(echoed, rl(algorithm="echo", updates_per_step=1), (0, 0))
+    (update,) = presets.mini_batches(echoed, rl(echo=ECHO, updates_per_step=1), (0, 0))
     got = sorted(float(s.ce_weights.sum()) for s in update)
     # targets / (observation tokens + .001) / 5 sequences * .05; one of the two of "paow" is a warning
     expected = sorted(0.05 / 5 * n / (full + 1e-3) for n, full in ((2, 2), (1, 2), (1, 1), (3, 3), (0, 0)))
@@ -126,19 +128,53 @@ def test_mini_batches_part_evenly_cover_each_epoch_and_normalise_each_update(rl,
 
 def test_most_targets(rl):
     assert presets.most_targets(rl(), 36, 256) == 36
-    assert presets.most_targets(rl(algorithm="echo"), 36, 256) == 256
-    assert presets.most_targets(rl(algorithm="echo", echo=dict(max_tokens=64)), 36, 256) == 100
+    assert presets.most_targets(rl(echo=ECHO), 36, 256) == 256
+    assert presets.most_targets(rl(echo=ECHO | dict(max_tokens=64)), 36, 256) == 100
 
 
 def test_check_refuses_what_cannot_mean_anything(rl):
     presets.check(rl())
-    with pytest.raises(ConfigError, match=r"rl\.echo\.coefficient"):
-        presets.check(rl(algorithm="echo", echo=dict(coefficient=0.0)))
+    for changes, message in (
+        (
+            dict(advantage="group_mean_sd"),
+            r"rl\.advantage has no choice 'group_mean_sd'. Did you mean 'group_mean_std'",
+        ),
+        (dict(objective="gpso"), r"rl\.objective .* Did you mean 'gspo'"),
+        (dict(aggregation="mean"), r"rl\.aggregation .* Did you mean"),
+        (dict(kl=dict(estimator="k4")), r"rl\.kl\.estimator .* Did you mean 'k"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            presets.check(rl(**changes))
     with pytest.raises(ConfigError, match=r"rl\.aggregation_constant"):
         presets.check(rl(aggregation="constant", aggregation_constant=0.0))
 
 
 def test_the_reference_and_the_critic_are_asked_for_only_when_read(rl):
-    assert presets.needs_critic(rl(algorithm="ppo")) and not presets.needs_critic(rl())
+    assert presets.needs_critic(rl(advantage="gae")) and not presets.needs_critic(rl())
     assert presets.needs_reference(rl(kl=dict(coefficient=0.1))) and not presets.needs_reference(rl())
-    assert dataclasses.fields(presets.Rollout)[-1].name == "values"
+    assert not presets.needs_critic(rl(advantage="return"))
+
+
+def test_reinforce_plus_plus_gives_each_token_what_comes_after_it(rl, make_group):
+    group = make_group(("pa", 0.0), ("paoa", 1.0))  # behaviour log-prob -1 on every action
+    kl = dict(coefficient=0.1, estimator="k1", where="reward")
+    reference = [np.array([0, -1.0], np.float32), np.array([0, -3.0, 9.0, -1.5], np.float32)]
+    config = rl(advantage="return", kl=kl, critic=dict(gamma=1.0))
+    first, second = presets.streams([group], config, 0.0, reference=reference)[0]
+    # Token rewards: 0; -0.1 * (-1 + 3) = -0.2 and -0.1 * (-1 + 1.5) + 1 = 0.95.
+    np.testing.assert_allclose(first.advantages, [0, 0])
+    np.testing.assert_allclose(second.advantages, [0, 0.75, 0, 0.95], rtol=1e-6)
+    assert not second.value_weights.any() and not second.kl_weights.any()
+    white = presets.streams([group], dataclasses.replace(config, whiten_advantages=True), 0.0, reference=reference)[0]
+    values = np.array([0.0, 0.75, 0.95])
+    expected = (values - values.mean()) / values.std(ddof=1)
+    np.testing.assert_allclose([*white[0].advantages[1:], *white[1].advantages[[1, 3]]], expected, rtol=1e-5)
+
+
+def test_kl_in_the_advantage_is_taken_token_by_token_after_the_baseline(rl, make_group):
+    group = make_group(("pa", 0.0), ("paoa", 1.0))
+    kl = dict(coefficient=0.1, estimator="k1", where="advantage")
+    reference = [np.array([0, -1.0], np.float32), np.array([0, -3.0, 9.0, -1.5], np.float32)]
+    first, second = presets.streams([group], rl(advantage="group_mean", kl=kl), 0.0, reference=reference)[0]
+    np.testing.assert_allclose(first.advantages, [0, -0.5])
+    np.testing.assert_allclose(second.advantages, [0, 0.5 - 0.2, 0, 0.5 - 0.05], rtol=1e-6)

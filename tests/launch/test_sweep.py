@@ -16,20 +16,20 @@ CONFIG = str(ROOT / "configs/search_r1.py")
 
 
 def test_grid_is_the_product_with_seeds_innermost(tmp_path):
-    runs = grid.runs(CONFIG, ["rl.algorithm=grpo,ppo", "config.rl.steps=5,6"], [0, 1], tmp_path)
+    runs = grid.runs(CONFIG, ["rl.advantage=group_mean,gae", "config.rl.steps=5,6"], [0, 1], tmp_path)
     assert [(run.name, run.seed) for run in runs][:3] == [
-        ("algorithm=grpo, steps=5", 0),
-        ("algorithm=grpo, steps=5", 1),
-        ("algorithm=grpo, steps=6", 0),
+        ("advantage=group_mean, steps=5", 0),
+        ("advantage=group_mean, steps=5", 1),
+        ("advantage=group_mean, steps=6", 0),
     ]
     assert len(runs) == 8 and len({run.workdir for run in runs}) == 8
     assert runs[0].command[2:] == (
         "jaxagent.main",
         f"--config={CONFIG}",
-        "--config.rl.algorithm=grpo",
+        "--config.rl.advantage=group_mean",
         "--config.rl.steps=5",
         "--config.seed=0",
-        f"--config.workdir={tmp_path / 'algorithm=grpo_steps=5_seed=0'}",
+        f"--config.workdir={tmp_path / 'advantage=group_mean_steps=5_seed=0'}",
     )
 
 
@@ -41,7 +41,9 @@ def test_presets_are_an_axis_and_equal_leaves_stay_apart(tmp_path):
     assert run.name == "rl.optimizer.learning_rate=1e-3, rl.critic.optimizer.learning_rate=1e-2"
 
 
-@pytest.mark.parametrize("axis", ["rl.algorithm", "rl.algoritm=grpo", "rl.algorithm=grpo,pop", "rl.steps=x"])
+@pytest.mark.parametrize(
+    "axis", ["rl.advantage", "rl.advantag=gae", "rl.advantage=gae,pop", "rl.kl.where=pop", "rl.steps=x"]
+)
 def test_a_mistake_ends_the_sweep_before_its_first_run(tmp_path, capsys, axis):
     with pytest.raises(ConfigError):
         grid.runs(CONFIG, [axis], [0], tmp_path)
@@ -69,7 +71,7 @@ def fake_runs(monkeypatch):
         assert options["timeout"] > 0, "every run has a deadline"
         workdir = pathlib.Path(next(a for a in command if "workdir" in a).partition("=")[2])
         seed = int(next(a for a in command if "config.seed" in a).partition("=")[2])
-        if "--config.rl.algorithm=echo" not in command:  # echo dies without a summary
+        if "--config.rl.advantage=gae" not in command:  # it dies without a summary
             summary = {"eval/em_before_rl": 0.5, "eval/em_after_rl": 0.8 + 0.1 * seed}
             (workdir / "summary.json").write_text(json.dumps(summary))
 
@@ -78,14 +80,14 @@ def fake_runs(monkeypatch):
 
 
 def test_a_sweep_ends_in_a_table_and_a_plot_and_goes_on_where_it_stopped(tmp_path, fake_runs, capsys):
-    args = [f"--config={CONFIG}", "--grid=rl.algorithm=grpo,echo", "--seeds=0,1", f"--workdir={tmp_path}"]
+    args = [f"--config={CONFIG}", "--grid=rl.advantage=group_mean,gae", "--seeds=0,1", f"--workdir={tmp_path}"]
     assert sweep.main(args) == 1
     assert len(fake_runs) == 4
     text = (tmp_path / "sweep.md").read_text()
     # 0.8 and 0.9: mean 0.85, half width 12.706 * 0.0707 / 1.414 = 0.635
-    assert "| algorithm=grpo | 2 | 0.500 ± 0.000 | 0.850 ± 0.635 |" in text
-    assert "echo" not in text
-    assert "algorithm=echo_seed=0" in capsys.readouterr().err
+    assert "| advantage=group_mean | 2 | 0.500 ± 0.000 | 0.850 ± 0.635 |" in text
+    assert "gae" not in text
+    assert "advantage=gae_seed=0" in capsys.readouterr().err
     xml.etree.ElementTree.parse(tmp_path / "sweep.svg")
     assert (tmp_path / "sweep.csv").read_text().startswith("run,column,seeds,mean,half_width_95")
     sweep.main(args)

@@ -12,7 +12,9 @@ from jaxagent.learner import loss as losses
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.loss import Objective
 
-OBJECTIVE = Objective(temperature=1.0, clip_low=0.2, clip_high=0.28, kl_estimator="k3", value_clip=0.5)
+OBJECTIVE = Objective(
+    temperature=1.0, policy="ppo_clip", clip_low=0.2, clip_high=0.28, clip_dual=3.0, kl_estimator="k3", value_clip=0.5
+)
 WEIGHTS = ("policy_weights", "kl_weights", "entropy_weights", "ce_weights", "value_weights")
 
 

@@ -15,16 +15,19 @@ from jaxagent.learner.state import init_state
 from jaxagent.learner.update import make_update, shard
 from jaxagent.models import critic as critic_model
 
-OBJECTIVE = Objective(temperature=1.0, clip_low=0.2, clip_high=0.28, kl_estimator="k3", value_clip=0.5)
-SIDES = {"policy": policy_forward, "critic": value_forward}
+OBJECTIVE = Objective(
+    temperature=1.0, policy="ppo_clip", clip_low=0.2, clip_high=0.28, clip_dual=3.0, kl_estimator="k3", value_clip=0.5
+)
+SIDES = {"policy": policy_forward, "critic": value_forward, "gspo": policy_forward}
 
 
 def side_loss(spec, side):
     """params, batch -> loss of the policy or of the critic."""
     forward = SIDES[side](spec)
-    if side == "policy":
+    if side != "critic":
+        objective = OBJECTIVE if side == "policy" else dataclasses.replace(OBJECTIVE, policy=side)
         return lambda params, batch: losses.policy_loss(
-            *forward(params, batch, OBJECTIVE.temperature), batch, OBJECTIVE
+            *forward(params, batch, objective.temperature), batch, objective
         )[0]
     return lambda critic, batch: losses.value_loss(forward(critic, batch), batch, OBJECTIVE)[0]
 
@@ -71,7 +74,9 @@ def test_packed_and_micro_batched_equal_one_padded_sequence_per_row(
     assert_trees_close(packed_grads, grads, 1e-5)
 
 
-@pytest.mark.parametrize("side, remat", [("policy", "none"), ("policy", "layer"), ("critic", "layer")])
+@pytest.mark.parametrize(
+    "side, remat", [("policy", "none"), ("policy", "layer"), ("critic", "layer"), ("gspo", "none")]
+)
 def test_a_mesh_of_eight_gives_the_single_devices_loss_and_gradient(
     spec, make_params, make_packer, make_streams, make_mesh, one, side, remat
 ):

@@ -67,7 +67,7 @@ def _dry_run(tmp_path, fields, *more: str, timeout_s: float = 300) -> tuple[dict
 
 
 def test_a_tiny_model_on_four_virtual_devices(tmp_path):
-    plan, _, printed = _dry_run(tmp_path, TINY, "--config.rl.algorithm=ppo", "--config.rl.kl.coefficient=0.1")
+    plan, _, printed = _dry_run(tmp_path, TINY, "--config.rl.advantage=gae", "--config.rl.kl.coefficient=0.1")
     assert plan["devices"] == 4
     # Whole model: embed 256x32; per layer q, o 32x64 each, k, v 32x32 each, mlp 3 of 32x64, norms 2x32 + 2x16.
     layer = 2 * 32 * 64 + 2 * 32 * 32 + 3 * 32 * 64 + 2 * 32 + 2 * 16

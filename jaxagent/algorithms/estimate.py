@@ -1,0 +1,119 @@
+"""From a rollout batch to per-token advantages: runs the function that `rl.advantage` names.
+
+In: a `Rollout`. Out: per trajectory that takes part, its advantages, and the critic's targets where there is one.
+Here is everything around the pure functions: failed attempts, groups without signal, KL in the reward or in the
+advantage, whitening, padding. Axis letters: N groups, G samples per group, T tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxagent.algorithms.advantages import GROUP_ADVANTAGES, whiten, zero_signal
+from jaxagent.algorithms.kl import kl_estimate
+from jaxagent.algorithms.rollout import Rollout, action_mask, rewards, walk
+from jaxagent.algorithms.token_advantages import TOKEN_ADVANTAGES, Estimate, Path
+from jaxagent.config import CriticConfig, RLConfig
+from jaxagent.types import Trajectory
+
+
+class Signal(NamedTuple):
+    """What one trajectory is trained with."""
+
+    advantages: np.ndarray  # float[T], 0 outside action tokens
+    returns: np.ndarray | None = None  # float[T] the critic's regression targets; None without a critic
+
+
+def signals(rollout: Rollout, rl: RLConfig) -> dict[int, Signal]:
+    """The signal of every trajectory that takes part, by its index in `trajectories(rollout.groups)`."""
+    found = _group_relative(rollout, rl) if rl.advantage in GROUP_ADVANTAGES else _along_tokens(rollout, rl)
+    masks = {i: action_mask(t) > 0 for i, (*_, t) in enumerate(walk(rollout.groups)) if i in found}
+    if rl.kl.where == "advantage":
+        penalties = {i: kl_penalty(rollout, rl, i, t) for i, (*_, t) in enumerate(walk(rollout.groups)) if i in found}
+        found = {i: s._replace(advantages=s.advantages - penalties[i]) for i, s in found.items()}
+    if rl.whiten_advantages and found:
+        lengths = np.cumsum([len(mask) for mask in masks.values()])[:-1]
+        joined = np.concatenate([s.advantages for s in found.values()])
+        white = np.split(whiten(joined, np.concatenate(list(masks.values()))), lengths)
+        found = {i: s._replace(advantages=w) for (i, s), w in zip(found.items(), white, strict=True)}
+    return found
+
+
+def kl_penalty(rollout: Rollout, rl: RLConfig, i: int, trajectory: Trajectory) -> np.ndarray:
+    """f64[T]: coefficient times the KL estimate of each action token, as a number: for rewards and advantages."""
+    mask = action_mask(trajectory)
+    if rl.kl.coefficient == 0:
+        return np.zeros(len(trajectory))
+    estimate = kl_estimate(trajectory.logprobs.astype(np.float64), rollout.reference[i], rl.kl.estimator)
+    return np.where(mask > 0, rl.kl.coefficient * estimate, 0.0)
+
+
+def _group_relative(rollout: Rollout, rl: RLConfig) -> dict[int, Signal]:
+    """Every action token of an attempt has the attempt's advantage; so has every trajectory of an episode."""
+    scores, counted = rewards(rollout.groups)
+    live = counted & ~(zero_signal(scores, counted)[:, None] & rl.drop_zero_signal)
+    if rl.kl.where == "reward":
+        for i, (g, s, _, trajectory) in enumerate(walk(rollout.groups)):
+            scores[g, s] -= kl_penalty(rollout, rl, i, trajectory).sum()
+    advantages = GROUP_ADVANTAGES[rl.advantage](scores, counted)
+    return {
+        i: Signal(action_mask(trajectory) * advantages[g, s])
+        for i, (g, s, _, trajectory) in enumerate(walk(rollout.groups))
+        if live[g, s]
+    }
+
+
+def _along_tokens(rollout: Rollout, rl: RLConfig) -> dict[int, Signal]:
+    """The episode's reward sits on the last action token of each of its trajectories."""
+    paths = {}
+    for i, (_, _, episode, trajectory) in enumerate(walk(rollout.groups)):
+        if not episode.stop_reason.is_failure:
+            mask = action_mask(trajectory)
+            reward = -kl_penalty(rollout, rl, i, trajectory) if rl.kl.where == "reward" else np.zeros(len(mask))
+            reward[np.flatnonzero(mask)[-1]] += episode.reward
+            values = np.zeros(len(mask), np.float32) if rollout.values is None else rollout.values[i]
+            paths[i] = Path(reward, values, mask > 0)
+    estimates = _estimates(list(paths.values()), rl)
+    critic = rollout.values is not None
+    return {i: Signal(e.advantages, e.returns if critic else None) for i, e in zip(paths, estimates, strict=True)}
+
+
+def warm_up(rl: RLConfig) -> None:
+    """Compiles what the advantage runs on the device."""
+    if rl.advantage in TOKEN_ADVANTAGES:
+        zero = np.zeros(1, np.float32)
+        _estimates([Path(zero, zero, np.zeros(1, bool))], rl)
+
+
+_ROWS = 64  # trajectories per call: a static shape, so that nothing compiles twice
+
+
+@functools.partial(jax.jit, static_argnames=("name", "critic"))
+def _estimate_rows(rows: Path, name: str, critic: CriticConfig) -> Estimate:
+    return jax.vmap(lambda path: TOKEN_ADVANTAGES[name](path, critic))(rows)
+
+
+def _estimates(paths: list[Path], rl: RLConfig) -> list[Estimate]:
+    """Estimates of ragged trajectories, f32[T] each."""
+    # One row more than a packed row: the last token of a trajectory is a target, never an input.
+    width = rl.batch.row_tokens + 1
+    out = []
+    for start in range(0, len(paths), _ROWS):
+        block = paths[start : start + _ROWS]
+        padded = Path(*(np.zeros((_ROWS, width), dtype) for dtype in (np.float32, np.float32, bool)))
+        for row, path in enumerate(block):
+            for target, stream in zip(padded, path, strict=True):
+                used = min(len(stream), width)  # the tail behind the last action may be longer than a row
+                target[row, :used] = stream[:used]
+        rows = jax.device_get(_estimate_rows(padded, name=rl.advantage, critic=rl.critic))
+        for row, path in enumerate(block):
+            full = [np.zeros(len(path.mask), np.float32) for _ in rows]
+            used = min(len(path.mask), width)
+            for target, found in zip(full, rows, strict=True):
+                target[:used] = found[row, :used]
+            out.append(Estimate(*full))
+    return out

@@ -1,0 +1,98 @@
+"""Published algorithms by name: the fields of `rl` that make each, and where they come from.
+
+A config file applies one to its `rl` section and may change fields afterwards; what then stands in the config is the
+whole truth, and no code knows the name any more. Every preset sets the same fields, so that it means the same on top of
+any other. What belongs to a run and not to an algorithm (learning rate, group size, steps) is left alone.
+Where published code differs from the paper: docs/algorithms.md. No jax.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from jaxagent.config import ConfigError, nearest
+
+
+class Published(NamedTuple):
+    """One algorithm."""
+
+    source: str
+    fields: dict[str, Any]  # dotted path under `rl` -> value
+
+
+_GRPO = {
+    "advantage": "group_mean_std",
+    "whiten_advantages": False,
+    "drop_zero_signal": False,
+    "objective": "ppo_clip",
+    "clip_low": 0.2,
+    "clip_high": 0.2,
+    "clip_dual": 3.0,
+    "kl.coefficient": 0.0,
+    "kl.estimator": "k3",
+    "kl.where": "loss",
+    "aggregation": "sequence_mean",
+    "critic.gamma": 1.0,
+    "critic.lam": 1.0,
+    "echo.coefficient": 0.0,
+}
+_DAPO = _GRPO | {"clip_high": 0.28, "drop_zero_signal": True, "aggregation": "token_mean"}
+
+PUBLISHED: dict[str, Published] = {
+    "grpo": Published(
+        "DeepSeekMath, arXiv 2402.03300, section 4.1", _GRPO | {"kl.coefficient": 0.04}
+    ),
+    "dapo": Published("DAPO, arXiv 2503.14476", _DAPO),
+    "dr_grpo": Published(
+        "Understanding R1-Zero-Like Training, arXiv 2503.20783",
+        _GRPO | {"advantage": "group_mean", "aggregation": "constant"},  # rl.aggregation_constant: most sampled tokens
+    ),
+    "rloo": Published(
+        "Back to Basics, arXiv 2402.14740",
+        _GRPO | {"advantage": "leave_one_out", "objective": "reinforce", "kl.coefficient": 0.05, "kl.estimator": "k1",
+                 "kl.where": "reward"},
+    ),
+    "reinforce_pp": Published(
+        "REINFORCE++, arXiv 2501.03262",
+        _GRPO | {"advantage": "return", "whiten_advantages": True, "kl.coefficient": 0.01, "kl.estimator": "k1",
+                 "kl.where": "reward", "aggregation": "token_mean"},
+    ),
+    "reinforce_pp_baseline": Published(
+        "REINFORCE++ with a group baseline, arXiv 2501.03262",
+        _GRPO | {"advantage": "group_mean", "whiten_advantages": True, "kl.coefficient": 0.01, "kl.estimator": "k1",
+                 "kl.where": "advantage", "aggregation": "token_mean"},
+    ),
+    "gspo": Published(
+        "Group Sequence Policy Optimization, arXiv 2507.18071",
+        _GRPO | {"objective": "gspo", "clip_low": 3e-4, "clip_high": 4e-4},
+    ),
+    "cispo": Published(
+        "MiniMax-M1, arXiv 2506.13585",
+        _DAPO | {"objective": "cispo", "clip_low": 1.0},  # no lower bound; its upper one is not given in the paper
+    ),
+    "polar": Published(
+        "NVIDIA-NeMo/ProRL-Agent-Server, bridge to the trainer",
+        _GRPO | {"advantage": "leave_one_out_std", "clip_high": 0.28, "kl.coefficient": 0.001},
+    ),
+    "ppo": Published(
+        "PPO, arXiv 1707.06347, as Search-R1 (arXiv 2503.09516) sets it",
+        _GRPO | {"advantage": "gae", "whiten_advantages": True, "kl.coefficient": 0.001, "kl.where": "reward",
+                 "aggregation": "token_mean"},
+    ),
+    "echo": Published(
+        "ECHO, arXiv 2605.24517", _GRPO | {"echo.coefficient": 0.05}
+    ),
+}  # fmt: skip
+
+
+def apply(rl: ConfigDict, name: str) -> None:
+    """Sets the fields of `PUBLISHED[name]` in the `rl` section of a config file.
+
+    Raises:
+      ConfigError: unknown name.
+    """
+    if name not in PUBLISHED:
+        raise ConfigError(f"No published algorithm '{name}'. {nearest(name, PUBLISHED)}")
+    rl.update_from_flattened_dict(PUBLISHED[name].fields)

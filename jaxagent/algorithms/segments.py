@@ -1,0 +1,37 @@
+"""Reductions over the sequences of a packed row. Axis letters: B packed rows, R targets per row."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def sequence_mean(values: jax.Array, mask: jax.Array, sequence: jax.Array) -> jax.Array:
+    """The mean over the masked targets of each target's own sequence, at every target of it.
+
+    By scans along R, which no mesh splits: the result does not depend on what else is in the row.
+
+    Args:
+      values: f32[B, R]; what stands outside the mask is never read.
+      mask: bool[B, R].
+      sequence: i32[B, R] which sequence a target belongs to; equal ids stand side by side, in one row.
+
+    Returns:
+      f32[B, R]; 0 for a sequence without masked targets.
+    """
+    first = jnp.ones_like(sequence[:, :1], bool)
+    change = sequence[:, 1:] != sequence[:, :-1]
+    starts, ends = jnp.concatenate([first, change], 1), jnp.concatenate([change, first], 1)
+
+    def add(a: tuple, b: tuple) -> tuple:  # a running sum that a start sets back
+        return jnp.where(b[1], b[0], a[0] + b[0]), a[1] | b[1]
+
+    def latest(a: tuple, b: tuple) -> tuple:  # from right to left: what the last end before held
+        return jnp.where(b[1], b[0], a[0]), a[1] | b[1]
+
+    def total(x: jax.Array) -> jax.Array:
+        running, _ = jax.lax.associative_scan(add, (x, starts), axis=1)
+        return jax.lax.associative_scan(latest, (running, ends), axis=1, reverse=True)[0]
+
+    count = total(mask.astype(jnp.float32))
+    return total(jnp.where(mask, values, 0.0)) / jnp.maximum(count, 1.0)

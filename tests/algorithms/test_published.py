@@ -1,0 +1,38 @@
+"""Named combinations: each is whole, each parses and is accepted, and applying one leaves nothing of another."""
+
+import pytest
+
+from configs.search_r1 import get_config
+from jaxagent import config
+from jaxagent.algorithms import presets
+from jaxagent.algorithms.published import PUBLISHED
+from jaxagent.config import ConfigError
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_preset_on_top_of_a_config_is_a_valid_config(name):
+    cfg = config.parse(get_config(f"laptop+{name}"))
+    presets.check(cfg.rl)
+    assert cfg.workdir.endswith(f"_{name}") and PUBLISHED[name].source
+
+
+def test_every_preset_sets_the_same_fields():
+    fields = {frozenset(preset.fields) for preset in PUBLISHED.values()}
+    assert len(fields) == 1
+    assert {"advantage", "objective", "kl.coefficient", "aggregation", "echo.coefficient"} <= next(iter(fields))
+
+
+def test_names_mean_what_their_papers_say():
+    rl = {name: config.parse(get_config(f"laptop+{name}")).rl for name in PUBLISHED}
+    assert (rl["grpo"].advantage, rl["grpo"].aggregation) == ("group_mean_std", "sequence_mean")
+    assert (rl["dapo"].clip_high, rl["dapo"].kl.coefficient, rl["dapo"].aggregation) == (0.28, 0.0, "token_mean")
+    assert (rl["dr_grpo"].advantage, rl["dr_grpo"].aggregation) == ("group_mean", "constant")
+    assert rl["reinforce_pp"].kl.where == "reward" and rl["reinforce_pp_baseline"].kl.where == "advantage"
+    assert {name for name in rl if presets.needs_critic(rl[name])} >= {"ppo"}
+
+
+def test_unknown_names_are_one_line():
+    with pytest.raises(ConfigError, match=r"No published algorithm 'gpso'\. Did you mean 'gspo'"):
+        get_config("laptop+gpso")
+    with pytest.raises(ConfigError, match=r"has no preset 'lapto'\. Did you mean 'laptop'"):
+        get_config("lapto+gspo")
