@@ -157,6 +157,14 @@ def laptop() -> ConfigDict:
     config.rl.clip_low = 0.2
     config.rl.clip_high = 0.28
     config.rl.clip_dual = 3.0
+    config.rl.correction = ConfigDict()
+    config.rl.correction.name = "none"
+    config.rl.correction.level = "token"
+    config.rl.correction.low = 0.0
+    config.rl.correction.high = 2.0
+    config.rl.correction.veto = 0.0
+    config.rl.correction.normalise = False
+    config.rl.correction.opsm_delta = 1e-4
     config.rl.aggregation = "token_mean"
     config.rl.aggregation_constant = 36.0  # most sampled tokens of an episode
     config.rl.drop_zero_signal = True

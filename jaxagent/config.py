@@ -188,6 +188,19 @@ class KLConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class CorrectionConfig:
+    """Importance weights for samples of another policy than the learner's: other numerics, or older weights."""
+
+    name: str  # of algorithms/corrections.py; "none" = the ratio is taken to the recorded log-probs
+    level: str  # whose ratio a token has: its own, its sequence's product or geometric mean
+    low: float
+    high: float
+    veto: float  # trajectories with a token whose ratio is below are left out; 0 = none
+    normalise: bool  # divide the weights by their mean over the rollout batch
+    opsm_delta: float  # read by "opsm": the drift of a sequence, in nats per token, from which bad ones are masked
+
+
+@dataclasses.dataclass(frozen=True)
 class CriticConfig:
     """The value function: the policy's model code with a scalar head. Read when rl.advantage has a critic."""
 
@@ -226,6 +239,7 @@ class RLConfig:
     clip_low: float  # the importance ratio's range is [1 - clip_low, 1 + clip_high]
     clip_high: float
     clip_dual: float  # read by "dual_clip": with a negative advantage the ratio counts as this much at most
+    correction: CorrectionConfig
     aggregation: str  # of algorithms/aggregate.py
     aggregation_constant: float  # tokens; Dr.GRPO's divisor
     drop_zero_signal: bool  # leave out groups whose rewards are all equal; read by advantages from groups

@@ -199,12 +199,14 @@ def learn(
     """Groups -> streams -> optimiser updates. The metrics of the first update are those of exactly on-policy data."""
     rl = parts.cfg.rl
     trajectories = presets.trajectories(groups)
-    values = reference = None
+    values = reference = old = None
     if programs.values is not None:
         (values,) = programs.values(state.critic, trajectories)
     if programs.reference is not None:
         reference, _ = programs.reference(state.reference, trajectories)
-    streams, metrics = presets.streams(groups, rl, step / rl.steps, reference, values)
+    if programs.old is not None:
+        old, _ = programs.old(state.params, trajectories)
+    streams, metrics = presets.streams(groups, rl, step / rl.steps, reference, values, old)
     updates: list[dict[str, float]] = []
     for part in presets.mini_batches(streams, rl, (parts.cfg.seed, step)):
         train_policy = programs.values is None or step * rl.updates_per_step * rl.epochs >= rl.critic.warmup_updates

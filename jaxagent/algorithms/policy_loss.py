@@ -138,6 +138,16 @@ OBJECTIVES: dict[str, Callable[[Tokens, Clip], Losses]] = {
 }
 
 
+def opsm_factor(tokens: Tokens, delta: float) -> jax.Array:
+    """Off-policy sequence masking: 0 where A < 0 and the sequence's mean of log p_old - log p exceeds delta, else 1.
+
+    What the policy has already left behind is not pushed down further. "DeepSeek-V3.2" (arXiv 2512.02556), section
+    3.1; the constant 1e-4 is slime's. The denominator of the loss is not changed.
+    """
+    drift = tokens.sequence_mean(tokens.old_logprobs - tokens.logprobs)
+    return jnp.where((tokens.advantages < 0) & (drift > delta), 0.0, 1.0)
+
+
 def _ratio(logprobs: jax.Array, old_logprobs: jax.Array) -> jax.Array:
     old_logprobs = jax.lax.stop_gradient(old_logprobs)
     return jnp.exp(jnp.clip(logprobs - old_logprobs, -MAX_LOG_RATIO, MAX_LOG_RATIO))

@@ -2,6 +2,7 @@
 
     rl.advantage      what is better than expected     advantages.py (from groups), token_advantages.py (along tokens)
     rl.objective      how an advantage moves a policy  policy_loss.py
+    rl.correction     samples of another policy        corrections.py
     rl.kl             the pull to a reference          kl.py, in the loss, the reward or the advantage
     rl.aggregation    how tokens become one number     aggregate.py
     rl.echo, ...      auxiliary terms: on where their coefficient is not 0
@@ -19,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from jaxagent.algorithms import aggregate, echo, estimate
+from jaxagent.algorithms import aggregate, corrections, echo, estimate
 from jaxagent.algorithms.advantages import GROUP_ADVANTAGES, zero_signal
 from jaxagent.algorithms.estimate import Signal
 from jaxagent.algorithms.kl import KL_ESTIMATORS
@@ -30,8 +31,8 @@ from jaxagent.algorithms.token_advantages import TOKEN_ADVANTAGES, WITHOUT_CRITI
 from jaxagent.config import ConfigError, RLConfig, nearest
 from jaxagent.types import Group, Trajectory
 
-__all__ = ["check", "mini_batches", "most_targets", "needs_critic", "needs_reference", "streams", "trajectories",
-           "warm_up"]  # fmt: skip
+__all__ = ["check", "mini_batches", "most_targets", "needs_critic", "needs_old", "needs_reference", "streams",
+           "trajectories", "warm_up"]  # fmt: skip
 
 warm_up = estimate.warm_up
 
@@ -46,6 +47,11 @@ def needs_reference(rl: RLConfig) -> bool:
     return rl.kl.coefficient != 0
 
 
+def needs_old(rl: RLConfig) -> bool:
+    """Whether the learner scores the samples before its first update, to fill `Rollout.old`."""
+    return rl.correction.name in ("truncate", "mask")
+
+
 def check(rl: RLConfig) -> None:
     """Refuses names that do not exist and combinations that cannot mean anything, before any device work.
 
@@ -54,6 +60,8 @@ def check(rl: RLConfig) -> None:
     """
     _known("rl.advantage", rl.advantage, (*GROUP_ADVANTAGES, *TOKEN_ADVANTAGES))
     _known("rl.objective", rl.objective, OBJECTIVES)
+    _known("rl.correction.name", rl.correction.name, corrections.NAMES)
+    _known("rl.correction.level", rl.correction.level, corrections.LEVELS)
     _known("rl.kl.estimator", rl.kl.estimator, KL_ESTIMATORS)
     _known("rl.aggregation", rl.aggregation, aggregate.MODES)
     constant = [rl.aggregation] + [rl.echo.denominator] * (rl.echo.coefficient != 0)
@@ -82,6 +90,7 @@ def streams(
     progress: float,
     reference: Sequence[np.ndarray] | None = None,
     values: Sequence[np.ndarray] | None = None,
+    old: Sequence[np.ndarray] | None = None,
 ) -> tuple[list[Streams], dict[str, float]]:
     """Runs the configured algorithm on one rollout batch.
 
@@ -89,22 +98,24 @@ def streams(
       groups: finished groups.
       rl: the stage's config.
       progress: steps done / steps planned.
-      reference, values: f32[T] per trajectory of `trajectories(groups)`, where needed.
+      reference, values, old: f32[T] per trajectory of `trajectories(groups)`, where needed.
 
     Returns:
       Streams with relative weights (only sequences that take part), and counts for the metrics.
     """
-    rollout = Rollout(groups, progress, reference, values)
+    rollout = Rollout(groups, progress, reference, old, values)
     signals = estimate.signals(rollout, rl)
+    factors, counts = _corrections(rollout, rl, list(signals))
+    signals = {i: signal for i, signal in signals.items() if i in factors}
     sequences = []
     for i, trajectory in enumerate(trajectories(groups)):
         signal, auxiliary = signals.get(i), _auxiliary(rollout, rl, trajectory)
         if signal is not None or auxiliary:
-            policy = {} if signal is None else _policy(rollout, rl, i, trajectory, signal)
+            policy = {} if signal is None else _policy(rollout, rl, i, trajectory, signal, factors[i])
             sequences.append(Streams.of(trajectory, **policy, **auxiliary))
     scores, counted = rewards(groups)
     silent = zero_signal(scores, counted)
-    return sequences, {
+    return sequences, counts | {
         "groups/zero_signal": float(np.sum(silent)),
         "groups/zero_signal_frac": float(np.mean(silent)),
         "groups/failed_episodes": float(sum(len(group.episodes) - len(group.valid) for group in groups)),
@@ -140,12 +151,16 @@ def _normalise(sequences: list[Streams], rl: RLConfig) -> list[Streams]:
         rl.aggregation_constant,
     )
     return [
-        dataclasses.replace(s, ce_weights=(s.ce_weights * scale).astype(np.float32))
+        dataclasses.replace(
+            s, ce_weights=(s.ce_weights * scale).astype(np.float32), policy_weights=s.policy_weights * s.corrections
+        )
         for s, scale in zip(sequences, scales, strict=True)
     ]
 
 
-def _policy(rollout: Rollout, rl: RLConfig, i: int, trajectory: Trajectory, signal: Signal) -> dict[str, np.ndarray]:
+def _policy(
+    rollout: Rollout, rl: RLConfig, i: int, trajectory: Trajectory, signal: Signal, factor: np.ndarray
+) -> dict[str, np.ndarray]:
     """Policy, KL-in-loss, entropy and critic streams of one trajectory, with relative weights."""
     mask = action_mask(trajectory)
     given = dict(
@@ -155,6 +170,8 @@ def _policy(rollout: Rollout, rl: RLConfig, i: int, trajectory: Trajectory, sign
     )
     if rl.kl.coefficient != 0 and rl.kl.where == "loss":
         given |= dict(reference_logprobs=rollout.reference[i], kl_weights=mask * np.float32(rl.kl.coefficient))
+    if rollout.old is not None:
+        given |= dict(old_logprobs=rollout.old[i], corrections=factor)
     if signal.returns is not None:
         given |= dict(
             returns=signal.returns,
@@ -162,6 +179,34 @@ def _policy(rollout: Rollout, rl: RLConfig, i: int, trajectory: Trajectory, sign
             value_weights=mask * np.float32(rl.critic.value_coefficient),
         )
     return given
+
+
+def _corrections(
+    rollout: Rollout, rl: RLConfig, taking_part: list[int]
+) -> tuple[dict[int, np.ndarray], dict[str, float]]:
+    """Factors f64[T] of the trajectories that are not vetoed, by index, and counts for the metrics."""
+    every = trajectories(rollout.groups)
+    factors = {i: np.ones(len(every[i])) for i in taking_part}
+    if not needs_old(rl):
+        return factors, {}
+    choice = rl.correction
+    for i in taking_part:
+        at = np.flatnonzero(action_mask(every[i]))
+        old, behaviour = rollout.old[i][at], every[i].logprobs[at]
+        if corrections.vetoed(old, behaviour, choice.veto):
+            del factors[i]
+            continue
+        weights = corrections.importance_weights(old, behaviour, choice.name, choice.level, choice.low, choice.high)
+        factors[i][at] = weights
+    used = [factors[i][action_mask(every[i]) > 0] for i in factors]
+    mean = float(np.mean(np.concatenate(used))) if used else 1.0
+    if choice.normalise and mean > 0:
+        factors = {i: factor / mean for i, factor in factors.items()}
+    return factors, {
+        "correction/weight_mean": mean,
+        "correction/zero_frac": float(np.mean(np.concatenate(used) == 0)) if used else 0.0,
+        "correction/vetoed": float(len(taking_part) - len(factors)),
+    }
 
 
 def _auxiliary(rollout: Rollout, rl: RLConfig, trajectory: Trajectory) -> dict[str, np.ndarray]:

@@ -30,6 +30,13 @@ _GRPO = {
     "clip_low": 0.2,
     "clip_high": 0.2,
     "clip_dual": 3.0,
+    "correction.name": "none",
+    "correction.level": "token",
+    "correction.low": 0.0,
+    "correction.high": 2.0,
+    "correction.veto": 0.0,
+    "correction.normalise": False,
+    "correction.opsm_delta": 1e-4,
     "kl.coefficient": 0.0,
     "kl.estimator": "k3",
     "kl.where": "loss",
@@ -71,6 +78,21 @@ PUBLISHED: dict[str, Published] = {
     "cispo": Published(
         "MiniMax-M1, arXiv 2506.13585",
         _DAPO | {"objective": "cispo", "clip_low": 1.0},  # no lower bound; its upper one is not given in the paper
+    ),
+    "tis": Published(
+        "Truncated importance sampling, Yao et al. 2025, on DAPO", _DAPO | {"correction.name": "truncate"}
+    ),
+    "icepop": Published(
+        "IcePop, arXiv 2510.18855, on DAPO",
+        _DAPO | {"correction.name": "mask", "correction.low": 0.5, "correction.high": 5.0},
+    ),
+    "mis": Published(
+        "Masked importance sampling as slime sets it: truncation to 0.5..2 and a veto, on DAPO",
+        _DAPO | {"correction.name": "truncate", "correction.low": 0.5, "correction.veto": 1e-4},
+    ),
+    "opsm": Published(
+        "Off-policy sequence masking as slime has it, after DeepSeek-V3.2 (arXiv 2512.02556), on GRPO",
+        _GRPO | {"correction.name": "opsm"},
     ),
     "polar": Published(
         "NVIDIA-NeMo/ProRL-Agent-Server, bridge to the trainer",

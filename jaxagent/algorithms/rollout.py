@@ -20,6 +20,7 @@ class Rollout:
     groups: Sequence[Group]
     progress: float  # of the stage, in [0, 1)
     reference: Sequence[np.ndarray] | None  # f32[T] each: log-probs under the reference, when one is kept
+    old: Sequence[np.ndarray] | None  # f32[T] each: log-probs under the learner's policy now, when a choice reads them
     values: Sequence[np.ndarray] | None  # f32[T] each: the critic's values, when the advantage reads them
 
 

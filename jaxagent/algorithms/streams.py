@@ -5,7 +5,7 @@ optimiser update by `aggregate.py`, packed by `learner/batching.py`. NumPy only.
 
 The learner's loss is, with nothing hidden,
 
-    sum over sequences and tokens of   policy_weights * clipped policy loss(logprob, behaviour logprob, advantage)
+    sum over sequences and tokens of   policy_weights * objective(logprob, old logprob, advantage)
                                      + kl_weights     * KL estimate(logprob, reference logprob)
                                      - entropy_weights * entropy
                                      + ce_weights     * (-logprob)
@@ -37,7 +37,9 @@ class Streams:
     advantages: np.ndarray  # f32[T] of action tokens
     returns: np.ndarray  # f32[T] the critic's regression target
     old_values: np.ndarray  # f32[T] the critic's value when the advantage was estimated
+    old_logprobs: np.ndarray  # f32[T] log-prob of the policy that the objective's ratio is taken to
     reference_logprobs: np.ndarray  # f32[T] log-prob under the frozen reference
+    corrections: np.ndarray  # f32[T] factors of policy_weights that do not count in any denominator
     policy_weights: np.ndarray  # f32[T]
     kl_weights: np.ndarray  # f32[T]
     entropy_weights: np.ndarray  # f32[T]
@@ -46,7 +48,7 @@ class Streams:
 
     @classmethod
     def of(cls, trajectory: Trajectory, **streams: np.ndarray) -> Streams:
-        """Streams of a trajectory; those not named are 0.
+        """Streams of a trajectory; those not named are 0, corrections 1, old log-probs those recorded when sampled.
 
         Raises:
           ValueError: a stream that is not a vector as long as the trajectory.
@@ -58,6 +60,7 @@ class Streams:
         zero = np.zeros(length, np.float32)
         names = [field.name for field in dataclasses.fields(cls) if field.name != "trajectory"]
         given = {name: np.asarray(stream, np.float32) for name, stream in streams.items()}
+        given = dict(old_logprobs=trajectory.logprobs, corrections=zero + 1) | given
         return cls(trajectory, **({name: zero for name in names} | given))
 
     @property

@@ -21,7 +21,8 @@ class Batch:
     segments: Array  # i32[B, T]  1, 2, ... per sequence of the row; 0 = padding
     head_positions: Array  # i32[B, R]  row index of the token BEFORE the target: where it is predicted
     targets: Array  # i32[B, R]  the token to score
-    behaviour_logprobs: Array  # f32[B, R]
+    behaviour_logprobs: Array  # f32[B, R] as recorded when sampled
+    old_logprobs: Array  # f32[B, R] of the policy that the objective's ratio is taken to; mostly the same
     reference_logprobs: Array  # f32[B, R]
     advantages: Array  # f32[B, R]
     returns: Array  # f32[B, R]

@@ -19,7 +19,7 @@ from jaxagent.config import BatchConfig, ConfigError
 from jaxagent.learner.batch import Batch
 
 _STREAMS = (
-    "reference_logprobs", "advantages", "returns", "old_values",
+    "old_logprobs", "reference_logprobs", "advantages", "returns", "old_values",
     "policy_weights", "kl_weights", "entropy_weights", "ce_weights", "value_weights",
 )  # fmt: skip
 _FLOATS = ("behaviour_logprobs", *_STREAMS)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxagent.algorithms.kl import kl_estimate, kl_loss
-from jaxagent.algorithms.policy_loss import OBJECTIVES, Tokens
+from jaxagent.algorithms.policy_loss import OBJECTIVES, Tokens, opsm_factor
 from jaxagent.algorithms.segments import sequence_mean
 from jaxagent.algorithms.value_loss import clipped_value_loss
 from jaxagent.config import RLConfig
@@ -36,6 +36,7 @@ class Objective:
     clip_high: float
     clip_dual: float
     kl_estimator: str
+    opsm_delta: float | None  # None = no off-policy sequence masking
     value_clip: float
 
     @classmethod
@@ -49,12 +50,20 @@ class Objective:
             clip_high=rl.clip_high,
             clip_dual=rl.clip_dual,
             kl_estimator=rl.kl.estimator,
+            opsm_delta=rl.correction.opsm_delta if rl.correction.name == "opsm" else None,
             value_clip=rl.critic.value_clip,
         )
 
 
 SUPERVISED = Objective(
-    temperature=1.0, policy="none", clip_low=0.0, clip_high=0.0, clip_dual=0.0, kl_estimator="k3", value_clip=0.0
+    temperature=1.0,
+    policy="none",
+    clip_low=0.0,
+    clip_high=0.0,
+    clip_dual=0.0,
+    kl_estimator="k3",
+    opsm_delta=None,
+    value_clip=0.0,
 )
 
 
@@ -87,13 +96,16 @@ def policy_loss(logprobs: jax.Array, entropy: jax.Array, batch: Batch, objective
     logprobs = jnp.where(policy | kl | ce, logprobs, 0.0)
     entropy = jnp.where(policy | bonus, entropy, 0.0)
     behaviour = jnp.where(policy, batch.behaviour_logprobs, 0.0)
+    old = jnp.where(policy, batch.old_logprobs, 0.0)
     on_policy = jnp.where(policy, logprobs, 0.0)
 
     def mean_over_sequence(values: jax.Array) -> jax.Array:
         return sequence_mean(jax.lax.stop_gradient(values), policy, batch.sequence)
 
-    tokens = Tokens(on_policy, behaviour, batch.advantages, mean_over_sequence)
+    tokens = Tokens(on_policy, old, batch.advantages, mean_over_sequence)
     surrogate, clipped = OBJECTIVES[objective.policy](tokens, objective)
+    if objective.opsm_delta is not None:
+        surrogate = opsm_factor(tokens, objective.opsm_delta) * surrogate
     divergence = kl_loss(jnp.where(kl, logprobs, batch.reference_logprobs), batch.reference_logprobs,
                          objective.kl_estimator)  # fmt: skip
     losses = {

@@ -85,7 +85,7 @@ def count(cfg: Config, spec: ModelSpec, row_targets: int) -> Work:
     micro = math.ceil(rows / rl.batch.micro_rows)
     padded_rows = micro * rl.batch.micro_rows
     models = 1 + presets.needs_critic(rl)
-    forwards = int(presets.needs_reference(rl)) + int(presets.needs_critic(rl))
+    forwards = presets.needs_reference(rl) + presets.needs_critic(rl) + presets.needs_old(rl)
     one_forward = forward_flops(spec, padded_rows * rl.batch.row_tokens, rl.batch.row_tokens, padded_rows * row_targets)
     one_train = train_flops(spec, padded_rows, rl.batch.row_tokens, row_targets)
     mean_keys = env.context_tokens / 2

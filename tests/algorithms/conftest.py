@@ -59,6 +59,7 @@ def rl():
         entropy_coefficient=0.0,
         updates_per_step=2,
         epochs=1,
+        correction=config.CorrectionConfig("none", "token", 0.0, 2.0, veto=0.0, normalise=False, opsm_delta=1e-4),
         kl=config.KLConfig(coefficient=0.0, estimator="k3", where="loss"),
         echo=config.EchoConfig(0.0, "constant", "env_only", "full_observation", max_tokens=0),
     )

@@ -1,5 +1,7 @@
 """The blind learner's sum: a float64 NumPy reference, mask equals drop, finite gradients, exact metrics."""
 
+import dataclasses
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,14 @@ from jaxagent.learner.batch import Batch
 from jaxagent.learner.loss import Objective
 
 OBJECTIVE = Objective(
-    temperature=1.0, policy="ppo_clip", clip_low=0.2, clip_high=0.28, clip_dual=3.0, kl_estimator="k3", value_clip=0.5
+    temperature=1.0,
+    policy="ppo_clip",
+    clip_low=0.2,
+    clip_high=0.28,
+    clip_dual=3.0,
+    kl_estimator="k3",
+    opsm_delta=None,
+    value_clip=0.5,
 )
 WEIGHTS = ("policy_weights", "kl_weights", "entropy_weights", "ce_weights", "value_weights")
 
@@ -26,6 +35,7 @@ def random_batch(rng: np.random.Generator, b: int, r: int, keep: float) -> tuple
     batch = Batch(
         tokens=ints, positions=ints, segments=ints, head_positions=ints, targets=ints, sequence=ints, offset=ints,
         behaviour_logprobs=f32(rng.normal(-2, 0.5, (b, r))),
+        old_logprobs=f32(rng.normal(-2, 0.5, (b, r))),
         reference_logprobs=f32(rng.normal(-2, 0.5, (b, r))),
         advantages=f32(rng.normal(size=(b, r))),
         returns=f32(rng.normal(size=(b, r))),
@@ -41,7 +51,7 @@ def reference_loss(logprobs, entropy, batch: Batch) -> float:
     for i in np.ndindex(logprobs.shape):
         lp, ref = float(logprobs[i]), float(batch.reference_logprobs[i])
         if w := float(batch.policy_weights[i]):
-            ratio, a = np.exp(lp - float(batch.behaviour_logprobs[i])), float(batch.advantages[i])
+            ratio, a = np.exp(lp - float(batch.old_logprobs[i])), float(batch.advantages[i])
             total += w * max(-ratio * a, -np.clip(ratio, 0.8, 1.28) * a)
         if w := float(batch.kl_weights[i]):
             total += w * (np.exp(ref - lp) - 1 + lp - ref)
@@ -123,3 +133,21 @@ def test_ratio_p99_is_the_quantile_to_a_bin(spread):
     exact = np.exp(np.quantile(gap, 0.99))
     got = losses.policy_metrics(jax.device_get(tally))["policy/ratio_p99"]
     assert exact * 0.999 <= got <= exact * 1.05
+
+
+def test_off_policy_sequence_masking_takes_out_bad_sequences_and_their_gradient():
+    batch, _, entropy = random_batch(np.random.default_rng(6), 1, 4, 1.0)
+    zero = np.zeros((1, 4), np.float32)
+    batch = batch.replace(
+        sequence=np.array([[0, 0, 1, 1]], np.int32),
+        advantages=np.array([[-1, -1, -1, -1]], np.float32),
+        kl_weights=zero, ce_weights=zero, entropy_weights=zero,
+    )  # fmt: skip
+    objective = dataclasses.replace(OBJECTIVE, opsm_delta=0.05)
+    logprobs = jnp.asarray(batch.old_logprobs + np.array([[-0.3, 0.1, 0.1, 0.0]], np.float32))  # drifts 0.1 and -0.05
+    loss = jax.jit(lambda lp: losses.policy_loss(lp, entropy, batch, objective)[0])
+    masked = batch.replace(policy_weights=batch.policy_weights * np.array([[0, 0, 1, 1]], np.float32))
+    expected = jax.jit(lambda lp: losses.policy_loss(lp, entropy, masked, OBJECTIVE)[0])
+    np.testing.assert_allclose(loss(logprobs), expected(logprobs), rtol=1e-6)
+    grad = jax.grad(loss)(logprobs)
+    assert not np.any(grad[0, :2]) and np.all(np.asarray(grad[0, 2:]) != 0)

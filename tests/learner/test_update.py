@@ -16,7 +16,14 @@ from jaxagent.learner.update import make_update, shard
 from jaxagent.models import critic as critic_model
 
 OBJECTIVE = Objective(
-    temperature=1.0, policy="ppo_clip", clip_low=0.2, clip_high=0.28, clip_dual=3.0, kl_estimator="k3", value_clip=0.5
+    temperature=1.0,
+    policy="ppo_clip",
+    clip_low=0.2,
+    clip_high=0.28,
+    clip_dual=3.0,
+    kl_estimator="k3",
+    opsm_delta=None,
+    value_clip=0.5,
 )
 SIDES = {"policy": policy_forward, "critic": value_forward, "gspo": policy_forward}
 
