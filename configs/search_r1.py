@@ -152,6 +152,7 @@ def laptop() -> ConfigDict:
     config.rl.updates_per_step = 2
     config.rl.epochs = 1
     config.rl.advantage = "group_mean_std"
+    config.rl.multi_trajectory = "full"
     config.rl.whiten_advantages = False
     config.rl.objective = "ppo_clip"
     config.rl.clip_low = 0.2
@@ -172,7 +173,7 @@ def laptop() -> ConfigDict:
     config.rl.sampling = ConfigDict({"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0})
     config.rl.optimizer = optimizer(2e-4, schedule="linear")
     config.rl.batch = ConfigDict({"row_tokens": 256, "micro_rows": 4, "targets_multiple": 32})
-    config.rl.kl = ConfigDict({"coefficient": 0.0, "estimator": "k3", "where": "loss"})
+    config.rl.kl = ConfigDict({"coefficient": 0.0, "estimator": "k3", "where": "loss", "refresh_every": 0})
     config.rl.critic = ConfigDict()
     config.rl.critic.gamma = 1.0
     config.rl.critic.lam = 1.0

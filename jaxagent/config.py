@@ -180,11 +180,12 @@ class WarmStartConfig:
 
 @dataclasses.dataclass(frozen=True)
 class KLConfig:
-    """KL to the frozen reference."""
+    """KL to a reference policy."""
 
     coefficient: float  # 0 = no reference is kept
     estimator: str  # of algorithms/kl.py
     where: Literal["loss", "reward", "advantage"]  # advantage: token by token, after baselines
+    refresh_every: int  # RL steps between two copies of the policy into the reference; 0 = it stays frozen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,6 +235,7 @@ class RLConfig:
     updates_per_step: int  # optimiser updates (mini-batches) per rollout batch and epoch
     epochs: int
     advantage: str  # of algorithms/advantages.py (from groups) or token_advantages.py (along tokens)
+    multi_trajectory: Literal["full", "divide", "statistics"]  # an episode of several: see algorithms/estimate.py
     whiten_advantages: bool  # to mean 0 and variance 1 over the rollout batch's action tokens
     objective: str  # of algorithms/policy_loss.py
     clip_low: float  # the importance ratio's range is [1 - clip_low, 1 + clip_high]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxagent import warm_start
 from jaxagent.algorithms import presets
@@ -153,6 +154,8 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Any) -> TrainStat
             groups, rollout = collect(parts, driver, tasks.take(rl.tasks_per_step), step)
             collected = time.monotonic()
             state, metrics = learn(parts, programs, state, groups, step)
+            if presets.refresh_due(rl, step + 1):
+                state = state.replace(reference=jax.tree.map(jnp.copy, state.params))
             driver.update_params(state.params, int(state.step))
             ended = time.monotonic()
             step += 1

@@ -1,6 +1,12 @@
 """From a rollout batch to per-token advantages: runs the function that `rl.advantage` names.
 
 In: a `Rollout`. Out: per trajectory that takes part, its advantages, and the critic's targets where there is one.
+An episode of several trajectories, by `rl.multi_trajectory`, when advantages come from groups:
+
+  full        each trajectory has the episode's whole advantage (slime's AgentFlow, MemAgent)
+  divide      each has it divided by their number (LMIS's MemAgent)
+  statistics  each trajectory counts as an attempt in the group's mean and std (AgentFlow's Flow-GRPO, arXiv 2510.05592)
+
 Here is everything around the pure functions: failed attempts, groups without signal, KL in the reward or in the
 advantage, whitening, padding. Axis letters: N groups, G samples per group, T tokens.
 """
@@ -8,6 +14,7 @@ advantage, whitening, padding. Axis letters: N groups, G samples per group, T to
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -59,12 +66,37 @@ def _group_relative(rollout: Rollout, rl: RLConfig) -> dict[int, Signal]:
     if rl.kl.where == "reward":
         for i, (g, s, _, trajectory) in enumerate(walk(rollout.groups)):
             scores[g, s] -= kl_penalty(rollout, rl, i, trajectory).sum()
-    advantages = GROUP_ADVANTAGES[rl.advantage](scores, counted)
-    return {
-        i: Signal(action_mask(trajectory) * advantages[g, s])
-        for i, (g, s, _, trajectory) in enumerate(walk(rollout.groups))
-        if live[g, s]
-    }
+    estimator = GROUP_ADVANTAGES[rl.advantage]
+    members = [(g, s, action_mask(trajectory)) for g, s, _, trajectory in walk(rollout.groups)]
+    share = np.ones_like(scores)
+    if rl.multi_trajectory == "divide":
+        share = np.zeros_like(scores)
+        np.add.at(share, ([g for g, _, _ in members], [s for _, s, _ in members]), 1.0)
+    if rl.multi_trajectory == "statistics":
+        advantages = _over_trajectories(estimator, scores, counted, [(g, s) for g, s, _ in members])
+    else:
+        whole = estimator(scores, counted)
+        advantages = [whole[g, s] / share[g, s] for g, s, _ in members]
+    return {i: Signal(mask * advantages[i]) for i, (g, s, mask) in enumerate(members) if live[g, s]}
+
+
+def _over_trajectories(
+    estimator: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    scores: np.ndarray,
+    counted: np.ndarray,
+    members: list[tuple[int, int]],
+) -> list[float]:
+    """Advantages in groups whose members are trajectories, each with the reward of its episode."""
+    filled, column = [0] * len(scores), []
+    for g, _ in members:
+        column.append(filled[g])
+        filled[g] += 1
+    shape = (len(scores), max(column, default=-1) + 1)
+    values, mask = np.zeros(shape), np.zeros(shape, bool)
+    for (g, s), c in zip(members, column, strict=True):
+        values[g, c], mask[g, c] = scores[g, s], counted[g, s]
+    advantages = estimator(values, mask)
+    return [advantages[g, c] for (g, _), c in zip(members, column, strict=True)]
 
 
 def _along_tokens(rollout: Rollout, rl: RLConfig) -> dict[int, Signal]:

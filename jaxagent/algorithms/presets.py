@@ -16,6 +16,7 @@ Axis letters: N groups, G samples per group, T tokens.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -25,7 +26,7 @@ from jaxagent.algorithms.advantages import GROUP_ADVANTAGES, zero_signal
 from jaxagent.algorithms.estimate import Signal
 from jaxagent.algorithms.kl import KL_ESTIMATORS
 from jaxagent.algorithms.policy_loss import OBJECTIVES
-from jaxagent.algorithms.rollout import Rollout, action_mask, rewards, trajectories
+from jaxagent.algorithms.rollout import Rollout, action_mask, rewards, trajectories, walk
 from jaxagent.algorithms.streams import Streams
 from jaxagent.algorithms.token_advantages import TOKEN_ADVANTAGES, WITHOUT_CRITIC
 from jaxagent.config import ConfigError, RLConfig, nearest
@@ -45,6 +46,11 @@ def needs_critic(rl: RLConfig) -> bool:
 def needs_reference(rl: RLConfig) -> bool:
     """Whether a frozen reference is kept and `Rollout.reference` filled."""
     return rl.kl.coefficient != 0
+
+
+def refresh_due(rl: RLConfig, steps_done: int) -> bool:
+    """Whether the reference becomes a copy of the policy now."""
+    return needs_reference(rl) and rl.kl.refresh_every > 0 and steps_done % rl.kl.refresh_every == 0
 
 
 def needs_old(rl: RLConfig) -> bool:
@@ -103,17 +109,17 @@ def streams(
     Returns:
       Streams with relative weights (only sequences that take part), and counts for the metrics.
     """
+    scores, counted = rewards(groups)
     rollout = Rollout(groups, progress, reference, old, values)
     signals = estimate.signals(rollout, rl)
     factors, counts = _corrections(rollout, rl, list(signals))
     signals = {i: signal for i, signal in signals.items() if i in factors}
     sequences = []
-    for i, trajectory in enumerate(trajectories(groups)):
+    for i, (g, s, _, trajectory) in enumerate(walk(groups)):
         signal, auxiliary = signals.get(i), _auxiliary(rollout, rl, trajectory)
         if signal is not None or auxiliary:
             policy = {} if signal is None else _policy(rollout, rl, i, trajectory, signal, factors[i])
-            sequences.append(Streams.of(trajectory, **policy, **auxiliary))
-    scores, counted = rewards(groups)
+            sequences.append(Streams.of(trajectory, g * scores.shape[1] + s, **policy, **auxiliary))
     silent = zero_signal(scores, counted)
     return sequences, counts | {
         "groups/zero_signal": float(np.sum(silent)),
@@ -126,6 +132,8 @@ def streams(
 def mini_batches(sequences: Sequence[Streams], rl: RLConfig, seed: Sequence[int]) -> Iterator[list[Streams]]:
     """Yields the optimiser updates of one rollout batch: `epochs` times `updates_per_step` even, shuffled parts.
 
+    The trajectories of an episode stay together.
+
     Args:
       sequences: what `streams` gave.
       rl: the stage's config.
@@ -134,11 +142,13 @@ def mini_batches(sequences: Sequence[Streams], rl: RLConfig, seed: Sequence[int]
     Yields:
       Sequences whose weights are normalised over that update. Empty parts are left out.
     """
+    whole = itertools.groupby(enumerate(sequences), lambda at: at[1].episode if at[1].episode >= 0 else -1 - at[0])
+    episodes = [[sequence for _, sequence in members] for _, members in whole]
     for epoch in range(rl.epochs):
-        order = np.random.default_rng([*seed, epoch]).permutation(len(sequences))
+        order = np.random.default_rng([*seed, epoch]).permutation(len(episodes))
         for part in np.array_split(order, rl.updates_per_step):
             if len(part):
-                yield _normalise([sequences[i] for i in part], rl)
+                yield _normalise([sequence for i in part for sequence in episodes[i]], rl)
 
 
 def _normalise(sequences: list[Streams], rl: RLConfig) -> list[Streams]:

@@ -24,6 +24,7 @@ class Published(NamedTuple):
 
 _GRPO = {
     "advantage": "group_mean_std",
+    "multi_trajectory": "full",
     "whiten_advantages": False,
     "drop_zero_signal": False,
     "objective": "ppo_clip",
@@ -40,6 +41,7 @@ _GRPO = {
     "kl.coefficient": 0.0,
     "kl.estimator": "k3",
     "kl.where": "loss",
+    "kl.refresh_every": 0,
     "aggregation": "sequence_mean",
     "critic.gamma": 1.0,
     "critic.lam": 1.0,
@@ -96,7 +98,8 @@ PUBLISHED: dict[str, Published] = {
     ),
     "polar": Published(
         "NVIDIA-NeMo/ProRL-Agent-Server, bridge to the trainer",
-        _GRPO | {"advantage": "leave_one_out_std", "clip_high": 0.28, "kl.coefficient": 0.001},
+        _GRPO | {"advantage": "leave_one_out_std", "clip_high": 0.28, "kl.coefficient": 0.001,
+                 "aggregation": "rollout_mean"},
     ),
     "ppo": Published(
         "PPO, arXiv 1707.06347, as Search-R1 (arXiv 2503.09516) sets it",

@@ -34,6 +34,7 @@ class Streams:
     """
 
     trajectory: Trajectory
+    episode: int  # which one of the rollout batch it belongs to; -1 = one of its own
     advantages: np.ndarray  # f32[T] of action tokens
     returns: np.ndarray  # f32[T] the critic's regression target
     old_values: np.ndarray  # f32[T] the critic's value when the advantage was estimated
@@ -47,7 +48,7 @@ class Streams:
     value_weights: np.ndarray  # f32[T]
 
     @classmethod
-    def of(cls, trajectory: Trajectory, **streams: np.ndarray) -> Streams:
+    def of(cls, trajectory: Trajectory, episode: int = -1, **streams: np.ndarray) -> Streams:
         """Streams of a trajectory; those not named are 0, corrections 1, old log-probs those recorded when sampled.
 
         Raises:
@@ -58,10 +59,10 @@ class Streams:
             if np.shape(stream) != (length,):
                 raise ValueError(f"stream '{name}' has shape {np.shape(stream)}, the trajectory has {length} tokens")
         zero = np.zeros(length, np.float32)
-        names = [field.name for field in dataclasses.fields(cls) if field.name != "trajectory"]
+        names = [field.name for field in dataclasses.fields(cls) if field.name not in ("trajectory", "episode")]
         given = {name: np.asarray(stream, np.float32) for name, stream in streams.items()}
         given = dict(old_logprobs=trajectory.logprobs, corrections=zero + 1) | given
-        return cls(trajectory, **({name: zero for name in names} | given))
+        return cls(trajectory, episode, **({name: zero for name in names} | given))
 
     @property
     def targets(self) -> np.ndarray:

@@ -52,6 +52,7 @@ def rl():
     base = dataclasses.replace(
         config.parse(get_config()).rl,
         advantage="group_mean_std",
+        multi_trajectory="full",
         whiten_advantages=False,
         objective="ppo_clip",
         aggregation="token_mean",
@@ -60,7 +61,7 @@ def rl():
         updates_per_step=2,
         epochs=1,
         correction=config.CorrectionConfig("none", "token", 0.0, 2.0, veto=0.0, normalise=False, opsm_delta=1e-4),
-        kl=config.KLConfig(coefficient=0.0, estimator="k3", where="loss"),
+        kl=config.KLConfig(coefficient=0.0, estimator="k3", where="loss", refresh_every=0),
         echo=config.EchoConfig(0.0, "constant", "env_only", "full_observation", max_tokens=0),
     )
 

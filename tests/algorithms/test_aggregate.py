@@ -15,6 +15,7 @@ MASK = np.array([[1, 1, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]], bool)  # 3, 1 and 0 
 BY_HAND = {
     "token_mean": [[1 / 4] * 3 + [0], [0, 1 / 4, 0, 0], [0] * 4],
     "sequence_mean": [[1 / 6] * 3 + [0], [0, 1 / 2, 0, 0], [0] * 4],
+    "rollout_mean": [[1 / 6] * 3 + [0], [0, 1 / 2, 0, 0], [0] * 4],  # each sequence an episode of its own
     "constant": [[1 / 20] * 3 + [0], [0, 1 / 20, 0, 0], [0] * 4],  # constant 10, two sequences with tokens
 }
 
@@ -38,7 +39,7 @@ def reference_mean(losses: list[list[float]], mode: str, constant: float) -> flo
         return 0.0
     if mode == "token_mean":
         return sum(map(sum, losses)) / sum(map(len, losses))
-    if mode == "sequence_mean":
+    if mode in ("sequence_mean", "rollout_mean"):
         return sum(sum(s) / len(s) for s in losses) / len(losses)
     return sum(sum(s) / constant for s in losses) / len(losses)
 
@@ -62,6 +63,27 @@ def test_normalise_scales_each_stream_over_its_own_tokens(make_trajectory):
     np.testing.assert_allclose(second.policy_weights, [0, 0.25])
     np.testing.assert_allclose(first.entropy_weights, [0, 0.5, 0, 0])
     assert not second.entropy_weights.any()
+
+
+def test_rollout_mean_by_hand():
+    # Episode 4: sequences of 2 and 1 tokens; episode 6: one of 4, and one without tokens, which does not count.
+    scales = aggregate.sequence_scales(np.array([2, 1, 4, 0]), "rollout_mean", 1.0, np.array([4, 4, 6, 6]))
+    np.testing.assert_allclose(scales, [1 / 8, 1 / 4, 1 / 8, 0])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 8))
+def test_rollout_mean_is_a_mean_of_means_of_means(seed, n):
+    rng = np.random.default_rng(seed)
+    episodes, counts = rng.integers(0, 4, n), rng.integers(0, 4, n)
+    losses = [rng.normal(size=c) for c in counts]
+    means = {}
+    for e, loss in zip(episodes, losses, strict=True):
+        if len(loss):
+            means.setdefault(e, []).append(loss.mean())
+    expected = np.mean([np.mean(m) for m in means.values()]) if means else 0.0
+    scales = aggregate.sequence_scales(counts, "rollout_mean", 1.0, episodes)
+    np.testing.assert_allclose(sum(s * x.sum() for s, x in zip(scales, losses, strict=True)), expected, atol=1e-12)
 
 
 def test_unknown_mode_and_wrong_length_are_errors(make_trajectory):

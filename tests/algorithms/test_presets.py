@@ -27,6 +27,37 @@ def test_all_trajectories_of_an_episode_get_the_full_advantage(rl, make_group):
     assert [s.advantages.max() for s in streams[:2]] == [0.5, 0.5]
 
 
+def test_several_trajectories_by_the_three_published_rules(rl, make_group):
+    group = make_group(("pa paa", 1.0), ("pa", 0.0), ("pa", 0.0))
+
+    def advantages(rule):
+        config = rl(advantage="group_mean", multi_trajectory=rule)
+        return [s.advantages.max() + s.advantages.min() for s in presets.streams([group], config, 0.0)[0]]
+
+    np.testing.assert_allclose(advantages("full"), [2 / 3, 2 / 3, -1 / 3, -1 / 3], rtol=1e-6)
+    np.testing.assert_allclose(advantages("divide"), [1 / 3, 1 / 3, -1 / 3, -1 / 3], rtol=1e-6)
+    np.testing.assert_allclose(advantages("statistics"), [0.5, 0.5, -0.5, -0.5], rtol=1e-6)  # mean of 1, 1, 0, 0
+
+
+def test_an_episodes_trajectories_stay_in_one_update_and_count_once(rl, make_group):
+    groups = [make_group(("pa paa pa", 1.0), ("paa", 0.0)) for _ in range(4)]
+    config = rl(aggregation="rollout_mean", updates_per_step=4)
+    streams = presets.streams(groups, config, 0.0)[0]
+    updates = list(presets.mini_batches(streams, config, (0, 0)))
+    episodes = [{s.episode for s in update} for update in updates]
+    assert sum(map(len, episodes)) == 8 and len(set.union(*episodes)) == 8
+    for update in updates:
+        for episode in {s.episode for s in update}:
+            total = sum(s.policy_weights.sum() for s in update if s.episode == episode)
+            np.testing.assert_allclose(total, 1 / len({s.episode for s in update}), rtol=1e-6)
+
+
+def test_the_reference_is_refreshed_on_schedule(rl):
+    config = rl(kl=dict(coefficient=0.1, refresh_every=3))
+    assert [step for step in range(1, 8) if presets.refresh_due(config, step)] == [3, 6]
+    assert not any(presets.refresh_due(rl(kl=dict(coefficient=0.1)), step) for step in range(1, 8))
+
+
 def test_failed_attempts_change_no_statistic_and_are_not_trained(rl, make_group):
     attempts = [("pa", 1.0), ("pa", 0.0), ("pa", 0.0)]
     clean, _ = presets.streams([make_group(*attempts)], rl(), 0.0)

@@ -73,7 +73,11 @@ class ValueLoss(chex.TestCase):
 class KL(chex.TestCase, parameterized.TestCase):
     @chex.variants(with_jit=True, without_jit=True)
     @parameterized.parameters(
-        ("k1", [0.5, -0.5]), ("k2", [0.125, 0.125]), ("k3", [0.10653066, 0.14872127]), ("abs", [0.5, 0.5])
+        ("k1", [0.5, -0.5]),
+        ("k2", [0.125, 0.125]),
+        ("k3", [0.10653066, 0.14872127]),
+        ("k3+", [0.10653066, 0.14872127]),
+        ("abs", [0.5, 0.5]),
     )
     def test_hand_numbers(self, estimator, expected):
         logprobs, reference = jnp.array([-1.0, -2.0]), jnp.array([-1.5, -1.5])
@@ -83,7 +87,7 @@ class KL(chex.TestCase, parameterized.TestCase):
         np.testing.assert_allclose(kl_estimate(np.asarray(logprobs), np.asarray(reference), estimator), expected,
                                    rtol=1e-5)  # fmt: skip
 
-    @parameterized.parameters(("k1", 1e-6), ("k2", 1e-6))
+    @parameterized.parameters(("k1", 1e-6), ("k2", 1e-6), ("k3+", 1e-6))
     def test_expected_gradient_is_that_of_the_true_kl(self, estimator, tolerance):
         """Over a whole vocabulary: E_p[grad of the estimate] = grad KL(p || q), for k1 too."""
         logits, reference = jnp.array([0.3, -1.0, 0.8, 0.0]), jax.nn.log_softmax(jnp.array([1.0, 0.2, -0.5, 0.1]))
@@ -96,6 +100,25 @@ class KL(chex.TestCase, parameterized.TestCase):
             return jnp.sum(jax.nn.softmax(z) * (jax.nn.log_softmax(z) - reference))
 
         np.testing.assert_allclose(jax.grad(expected)(logits), jax.grad(true)(logits), atol=tolerance)
+
+    def test_k3_as_it_stands_has_the_gradient_of_the_other_divergence(self):
+        logits, reference = jnp.array([0.3, -1.0, 0.8]), jax.nn.log_softmax(jnp.array([1.0, 0.2, -0.5]))
+        p = jax.nn.softmax(logits)
+        got = jax.grad(lambda z: jnp.sum(p * kl_loss(jax.nn.log_softmax(z), reference, "k3")))(logits)
+        other = jax.grad(lambda z: jnp.sum(jnp.exp(reference) * (reference - jax.nn.log_softmax(z))))(logits)
+        np.testing.assert_allclose(got, other, atol=1e-6)
+
+    @parameterized.parameters("k1", "k2", "k3", "k3+", "abs")
+    def test_gradient_equals_torch_autograd(self, estimator):
+        torch = pytest.importorskip("torch")
+        rng = np.random.default_rng(0)
+        logprobs, reference = rng.normal(-2, 0.5, (2, 50)).astype(np.float32)
+        x = torch.from_numpy(logprobs.astype(np.float64)).requires_grad_()
+        d = x - torch.from_numpy(reference.astype(np.float64))
+        by_gradient = {"k1": d * d / 2, "k2": d * d / 2, "k3": torch.exp(-d) - 1 + d, "k3+": d * d / 2, "abs": d.abs()}
+        by_gradient[estimator].sum().backward()
+        got = jax.grad(lambda lp: kl_loss(lp, jnp.asarray(reference), estimator).sum())(jnp.asarray(logprobs))
+        np.testing.assert_allclose(got, x.grad, rtol=1e-5, atol=1e-6)
 
     def test_k1_and_k3_are_unbiased(self):
         p, q = jnp.array([0.7, 0.2, 0.1]), jnp.array([0.3, 0.3, 0.4])
