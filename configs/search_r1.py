@@ -177,6 +177,9 @@ def laptop() -> ConfigDict:
     config.rl.critic = ConfigDict()
     config.rl.critic.gamma = 1.0
     config.rl.critic.lam = 1.0
+    config.rl.critic.returns_lam = 1.0
+    config.rl.critic.adaptive_alpha = 0.05
+    config.rl.critic.turn_gamma = 1.0
     config.rl.critic.value_clip = 0.5
     config.rl.critic.value_coefficient = 1.0
     config.rl.critic.warmup_updates = 10
@@ -188,6 +191,7 @@ def laptop() -> ConfigDict:
     config.rl.echo.targets = "env_only"
     config.rl.echo.denominator = "full_observation"
     config.rl.echo.max_tokens = 32  # per trajectory: two trajectories still share a row, and a step costs little more
+    config.rl.positive_nll = ConfigDict({"coefficient": 0.0, "min_reward": 1.0})
 
     config.eval = ConfigDict({"every": 10, "sampled": True})
     config.checkpoint = ConfigDict({"every": 10, "keep": 2})

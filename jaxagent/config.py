@@ -207,6 +207,9 @@ class CriticConfig:
 
     gamma: float
     lam: float
+    returns_lam: float  # read by "gae_adaptive": lambda of the critic's targets
+    adaptive_alpha: float  # read by "gae_adaptive": lambda = 1 - 1 / (alpha * action tokens)
+    turn_gamma: float  # read by "gae_turns" and "gae_bilevel": discount per turn
     value_clip: float
     value_coefficient: float
     warmup_updates: int  # critic-only updates before the policy moves
@@ -223,6 +226,14 @@ class EchoConfig:
     targets: Literal["env_only", "full_observation", "warning_only", "warning_plus_env"]
     denominator: Literal["full_observation", "targets", "token_mean", "constant"]
     max_tokens: int  # 0 = no cap per sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class PositiveNLLConfig:
+    """Negative log-likelihood of the policy's own good attempts."""
+
+    coefficient: float  # 0 = off; VAPO: 0.1
+    min_reward: float  # from which an attempt is good
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,6 +263,7 @@ class RLConfig:
     kl: KLConfig
     critic: CriticConfig
     echo: EchoConfig
+    positive_nll: PositiveNLLConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,6 +33,7 @@ class Signal(NamedTuple):
 
     advantages: np.ndarray  # float[T], 0 outside action tokens
     returns: np.ndarray | None = None  # float[T] the critic's regression targets; None without a critic
+    learnt: np.ndarray | None = None  # f32[T] 1 where the critic learns them
 
 
 def signals(rollout: Rollout, rl: RLConfig) -> dict[int, Signal]:
@@ -108,19 +109,24 @@ def _along_tokens(rollout: Rollout, rl: RLConfig) -> dict[int, Signal]:
             reward = -kl_penalty(rollout, rl, i, trajectory) if rl.kl.where == "reward" else np.zeros(len(mask))
             reward[np.flatnonzero(mask)[-1]] += episode.reward
             values = np.zeros(len(mask), np.float32) if rollout.values is None else rollout.values[i]
-            paths[i] = Path(reward, values, mask > 0)
+            log_rho = np.zeros(len(mask)) if rollout.old is None else rollout.old[i] - trajectory.logprobs
+            paths[i] = Path(reward, values, mask > 0, trajectory.turns, log_rho)
     estimates = _estimates(list(paths.values()), rl)
     critic = rollout.values is not None
-    return {i: Signal(e.advantages, e.returns if critic else None) for i, e in zip(paths, estimates, strict=True)}
+    return {
+        i: Signal(e.advantages, e.returns, e.learnt) if critic else Signal(e.advantages)
+        for i, e in zip(paths, estimates, strict=True)
+    }
 
 
 def warm_up(rl: RLConfig) -> None:
     """Compiles what the advantage runs on the device."""
     if rl.advantage in TOKEN_ADVANTAGES:
         zero = np.zeros(1, np.float32)
-        _estimates([Path(zero, zero, np.zeros(1, bool))], rl)
+        _estimates([Path(zero, zero, np.zeros(1, bool), np.zeros(1, np.int32), zero)], rl)
 
 
+_DTYPES = Path(np.float32, np.float32, bool, np.int32, np.float32)
 _ROWS = 64  # trajectories per call: a static shape, so that nothing compiles twice
 
 
@@ -136,7 +142,7 @@ def _estimates(paths: list[Path], rl: RLConfig) -> list[Estimate]:
     out = []
     for start in range(0, len(paths), _ROWS):
         block = paths[start : start + _ROWS]
-        padded = Path(*(np.zeros((_ROWS, width), dtype) for dtype in (np.float32, np.float32, bool)))
+        padded = Path(*(np.zeros((_ROWS, width), dtype) for dtype in _DTYPES))
         for row, path in enumerate(block):
             for target, stream in zip(padded, path, strict=True):
                 used = min(len(stream), width)  # the tail behind the last action may be longer than a row

@@ -28,14 +28,15 @@ from jaxagent.algorithms.kl import KL_ESTIMATORS
 from jaxagent.algorithms.policy_loss import OBJECTIVES
 from jaxagent.algorithms.rollout import Rollout, action_mask, rewards, trajectories, walk
 from jaxagent.algorithms.streams import Streams
-from jaxagent.algorithms.token_advantages import TOKEN_ADVANTAGES, WITHOUT_CRITIC
+from jaxagent.algorithms.token_advantages import TOKEN_ADVANTAGES, WITH_OLD, WITHOUT_CRITIC
 from jaxagent.config import ConfigError, RLConfig, nearest
-from jaxagent.types import Group, Trajectory
+from jaxagent.types import Episode, Group, Trajectory
 
 __all__ = ["check", "mini_batches", "most_targets", "needs_critic", "needs_old", "needs_reference", "streams",
            "trajectories", "warm_up"]  # fmt: skip
 
 warm_up = estimate.warm_up
+_IMPORTANCE = ("truncate", "mask")  # corrections that are weights known before the update
 
 
 def needs_critic(rl: RLConfig) -> bool:
@@ -55,7 +56,7 @@ def refresh_due(rl: RLConfig, steps_done: int) -> bool:
 
 def needs_old(rl: RLConfig) -> bool:
     """Whether the learner scores the samples before its first update, to fill `Rollout.old`."""
-    return rl.correction.name in ("truncate", "mask")
+    return rl.correction.name in _IMPORTANCE or rl.advantage in WITH_OLD
 
 
 def check(rl: RLConfig) -> None:
@@ -115,8 +116,8 @@ def streams(
     factors, counts = _corrections(rollout, rl, list(signals))
     signals = {i: signal for i, signal in signals.items() if i in factors}
     sequences = []
-    for i, (g, s, _, trajectory) in enumerate(walk(groups)):
-        signal, auxiliary = signals.get(i), _auxiliary(rollout, rl, trajectory)
+    for i, (g, s, episode, trajectory) in enumerate(walk(groups)):
+        signal, auxiliary = signals.get(i), _auxiliary(rollout, rl, episode, trajectory)
         if signal is not None or auxiliary:
             policy = {} if signal is None else _policy(rollout, rl, i, trajectory, signal, factors[i])
             sequences.append(Streams.of(trajectory, g * scores.shape[1] + s, **policy, **auxiliary))
@@ -154,6 +155,8 @@ def mini_batches(sequences: Sequence[Streams], rl: RLConfig, seed: Sequence[int]
 def _normalise(sequences: list[Streams], rl: RLConfig) -> list[Streams]:
     names = ("policy_weights", "kl_weights", "entropy_weights", "value_weights")
     sequences = aggregate.normalise(sequences, names, rl.aggregation, rl.aggregation_constant)
+    # VAPO (arXiv 2504.05118), eq. 11: over the tokens of positive examples, whatever the policy term does.
+    sequences = aggregate.normalise(sequences, ["nll_weights"], "token_mean", 0.0)
     scales = echo.world_scales(
         [np.count_nonzero(s.ce_weights) for s in sequences],
         [np.count_nonzero(echo.target_mask(s.trajectory.kinds, "full_observation", 0)) for s in sequences],
@@ -186,7 +189,7 @@ def _policy(
         given |= dict(
             returns=signal.returns,
             old_values=rollout.values[i] * mask,
-            value_weights=mask * np.float32(rl.critic.value_coefficient),
+            value_weights=signal.learnt * np.float32(rl.critic.value_coefficient),
         )
     return given
 
@@ -197,7 +200,7 @@ def _corrections(
     """Factors f64[T] of the trajectories that are not vetoed, by index, and counts for the metrics."""
     every = trajectories(rollout.groups)
     factors = {i: np.ones(len(every[i])) for i in taking_part}
-    if not needs_old(rl):
+    if rl.correction.name not in _IMPORTANCE:
         return factors, {}
     choice = rl.correction
     for i in taking_part:
@@ -219,12 +222,16 @@ def _corrections(
     }
 
 
-def _auxiliary(rollout: Rollout, rl: RLConfig, trajectory: Trajectory) -> dict[str, np.ndarray]:
-    """Streams of the auxiliary terms: every attempt has them, also those of groups without signal and failed ones."""
-    if rl.echo.coefficient == 0:
-        return {}
-    coefficient = echo.coefficient(rl.echo.coefficient, rl.echo.schedule, rollout.progress)
-    return dict(ce_weights=coefficient * echo.target_mask(trajectory.kinds, rl.echo.targets, rl.echo.max_tokens))
+def _auxiliary(rollout: Rollout, rl: RLConfig, episode: Episode, trajectory: Trajectory) -> dict[str, np.ndarray]:
+    """Streams of the auxiliary terms, also of attempts in groups without signal; ECHO's of failed ones too."""
+    given = {}
+    if rl.echo.coefficient != 0:
+        coefficient = echo.coefficient(rl.echo.coefficient, rl.echo.schedule, rollout.progress)
+        given["ce_weights"] = coefficient * echo.target_mask(trajectory.kinds, rl.echo.targets, rl.echo.max_tokens)
+    positive = episode.reward >= rl.positive_nll.min_reward and not episode.stop_reason.is_failure
+    if rl.positive_nll.coefficient != 0 and positive:
+        given["nll_weights"] = rl.positive_nll.coefficient * action_mask(trajectory)
+    return given
 
 
 def _known(field: str, name: str, valid: Iterable[str]) -> None:

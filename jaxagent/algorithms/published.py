@@ -45,7 +45,12 @@ _GRPO = {
     "aggregation": "sequence_mean",
     "critic.gamma": 1.0,
     "critic.lam": 1.0,
+    "critic.returns_lam": 1.0,
+    "critic.adaptive_alpha": 0.05,
+    "critic.turn_gamma": 1.0,
     "echo.coefficient": 0.0,
+    "positive_nll.coefficient": 0.0,
+    "positive_nll.min_reward": 1.0,
 }
 _DAPO = _GRPO | {"clip_high": 0.28, "drop_zero_signal": True, "aggregation": "token_mean"}
 
@@ -105,6 +110,23 @@ PUBLISHED: dict[str, Published] = {
         "PPO, arXiv 1707.06347, as Search-R1 (arXiv 2503.09516) sets it",
         _GRPO | {"advantage": "gae", "whiten_advantages": True, "kl.coefficient": 0.001, "kl.where": "reward",
                  "aggregation": "token_mean"},
+    ),
+    "vapo": Published(
+        "VAPO, arXiv 2504.05118; its value pre-training is rl.critic.warmup_updates",
+        _DAPO | {"advantage": "gae_adaptive", "drop_zero_signal": False, "positive_nll.coefficient": 0.1},
+    ),
+    "ragen": Published(
+        "RAGEN (arXiv 2504.20073), bi-level GAE; without its filter of groups",
+        _DAPO | {"advantage": "gae_bilevel", "whiten_advantages": True, "drop_zero_signal": False,
+                 "critic.turn_gamma": 0.95},
+    ),
+    "vtrace": Published(
+        "IMPALA's V-trace (arXiv 1802.01561) over tokens",
+        _GRPO | {"advantage": "vtrace", "objective": "importance_sampling", "aggregation": "token_mean"},
+    ),
+    "raft": Published(
+        "RAFT (arXiv 2304.06767): likelihood of the best attempts alone",
+        _GRPO | {"objective": "none", "positive_nll.coefficient": 1.0},
     ),
     "echo": Published(
         "ECHO, arXiv 2605.24517", _GRPO | {"echo.coefficient": 0.05}

@@ -8,7 +8,8 @@ The learner's loss is, with nothing hidden,
     sum over sequences and tokens of   policy_weights * objective(logprob, old logprob, advantage)
                                      + kl_weights     * KL estimate(logprob, reference logprob)
                                      - entropy_weights * entropy
-                                     + ce_weights     * (-logprob)
+                                     + ce_weights     * (-logprob)                      at temperature 1
+                                     + nll_weights    * (-logprob)                      at the sampling temperature
                                      + value_weights  * value loss(value, old value, return)      (critic)
 
 so every mean, mask, coefficient and denominator is inside the weights.
@@ -22,7 +23,7 @@ import numpy as np
 
 from jaxagent.types import Trajectory
 
-WEIGHTS = ("policy_weights", "kl_weights", "entropy_weights", "ce_weights", "value_weights")
+WEIGHTS = ("policy_weights", "kl_weights", "entropy_weights", "ce_weights", "nll_weights", "value_weights")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Streams:
     kl_weights: np.ndarray  # f32[T]
     entropy_weights: np.ndarray  # f32[T]
     ce_weights: np.ndarray  # f32[T]
+    nll_weights: np.ndarray  # f32[T]
     value_weights: np.ndarray  # f32[T]
 
     @classmethod

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxagent.algorithms.gae import gae
+from jaxagent.algorithms.turn_gae import bilevel_gae, turn_gae, vtrace
 from jaxagent.config import CriticConfig
 
 
@@ -23,6 +24,8 @@ class Path(NamedTuple):
     rewards: jax.Array  # f32[T] for emitting each token: the episode's on the last action, KL in the reward on each
     values: jax.Array  # f32[T] the critic's, of the state each token was sampled in; 0 without a critic
     mask: jax.Array  # bool[T] action tokens
+    turns: jax.Array  # i32[T] the turn each belongs to
+    log_rho: jax.Array  # f32[T] log p_old - log p_behaviour; 0 where the algorithm does not ask for it
 
 
 class Estimate(NamedTuple):
@@ -30,11 +33,12 @@ class Estimate(NamedTuple):
 
     advantages: jax.Array  # f32[T]
     returns: jax.Array  # f32[T] the critic's regression targets
+    learnt: jax.Array  # bool[T] where the critic learns them
 
 
 def token_gae(path: Path, critic: CriticConfig) -> Estimate:
     """GAE over action tokens (`gae.gae`)."""
-    return Estimate(*gae(path.rewards, path.values, path.mask, critic.gamma, critic.lam))
+    return Estimate(*gae(path.rewards, path.values, path.mask, critic.gamma, critic.lam), path.mask)
 
 
 def discounted_return(path: Path, critic: CriticConfig) -> Estimate:
@@ -42,12 +46,46 @@ def discounted_return(path: Path, critic: CriticConfig) -> Estimate:
 
     "REINFORCE++" (Hu et al., arXiv 2501.03262), eq. 6, whitened afterwards by `rl.whiten_advantages`.
     """
-    return Estimate(*gae(path.rewards, jnp.zeros_like(path.values), path.mask, critic.gamma, 1.0))
+    return Estimate(*gae(path.rewards, jnp.zeros_like(path.values), path.mask, critic.gamma, 1.0), path.mask)
+
+
+def adaptive_gae(path: Path, critic: CriticConfig) -> Estimate:
+    """GAE with lambda = 1 - 1 / (alpha * action tokens) for the policy and another lambda for the critic's targets.
+
+    "VAPO" (Yue et al., arXiv 2504.05118), section 4.2: alpha 0.05, the critic's lambda 1. Below 1 / alpha
+    tokens the formula is negative; lambda is 0 there.
+    """
+    length = jnp.maximum(jnp.sum(path.mask), 1)
+    lam = jnp.maximum(1.0 - 1.0 / (critic.adaptive_alpha * length), 0.0)
+    advantages, _ = gae(path.rewards, path.values, path.mask, critic.gamma, lam)
+    _, returns = gae(path.rewards, path.values, path.mask, critic.gamma, critic.returns_lam)
+    return Estimate(advantages, returns, path.mask)
+
+
+def over_turns(path: Path, critic: CriticConfig) -> Estimate:
+    """GAE whose step is a turn (`turn_gae.turn_gae`)."""
+    return Estimate(*turn_gae(path.rewards, path.values, path.mask, path.turns, critic.turn_gamma, critic.lam))
+
+
+def bilevel(path: Path, critic: CriticConfig) -> Estimate:
+    """GAE over turns, then over the tokens of each (`turn_gae.bilevel_gae`)."""
+    estimate = bilevel_gae(*path[:4], critic.gamma, critic.lam, critic.turn_gamma)
+    return Estimate(*estimate, path.mask)
+
+
+def off_policy(path: Path, critic: CriticConfig) -> Estimate:
+    """V-trace (`turn_gae.vtrace`)."""
+    return Estimate(*vtrace(*path[:3], path.log_rho, critic.gamma, critic.lam), path.mask)
 
 
 TOKEN_ADVANTAGES: dict[str, Callable[[Path, CriticConfig], Estimate]] = {
     "gae": token_gae,
+    "gae_adaptive": adaptive_gae,
+    "gae_turns": over_turns,
+    "gae_bilevel": bilevel,
+    "vtrace": off_policy,
     "return": discounted_return,
 }
 
 WITHOUT_CRITIC = ("return",)  # all others read values
+WITH_OLD = ("vtrace",)  # read log_rho

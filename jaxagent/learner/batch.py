@@ -31,6 +31,7 @@ class Batch:
     kl_weights: Array  # f32[B, R]
     entropy_weights: Array  # f32[B, R]
     ce_weights: Array  # f32[B, R]
+    nll_weights: Array  # f32[B, R]
     value_weights: Array  # f32[B, R]
     sequence: Array  # i32[B, R]  which sequence of the update the target belongs to; -1 = padding
     offset: Array  # i32[B, R]  the target's index in that sequence

@@ -91,9 +91,9 @@ def policy_loss(logprobs: jax.Array, entropy: jax.Array, batch: Batch, objective
       f32[] share of the update's loss, and its tally.
     """
     policy, kl = batch.policy_weights != 0, batch.kl_weights != 0
-    ce, bonus = batch.ce_weights != 0, batch.entropy_weights != 0
+    ce, nll, bonus = batch.ce_weights != 0, batch.nll_weights != 0, batch.entropy_weights != 0
     # Double where: a target without weight must give neither a value nor a gradient, whatever it holds.
-    logprobs = jnp.where(policy | kl | ce, logprobs, 0.0)
+    logprobs = jnp.where(policy | kl | ce | nll, logprobs, 0.0)
     entropy = jnp.where(policy | bonus, entropy, 0.0)
     behaviour = jnp.where(policy, batch.behaviour_logprobs, 0.0)
     old = jnp.where(policy, batch.old_logprobs, 0.0)
@@ -113,6 +113,7 @@ def policy_loss(logprobs: jax.Array, entropy: jax.Array, batch: Batch, objective
         "loss/kl": jnp.sum(batch.kl_weights * divergence),
         "loss/entropy": -jnp.sum(batch.entropy_weights * entropy),
         "loss/ce": -jnp.sum(batch.ce_weights * logprobs),
+        "loss/nll": -jnp.sum(batch.nll_weights * logprobs),
     }
     gap = jnp.where(policy, jax.lax.stop_gradient(on_policy - behaviour), 0.0)
     below = (gap[..., None] <= RATIO_EDGES) & policy[..., None]
@@ -120,7 +121,7 @@ def policy_loss(logprobs: jax.Array, entropy: jax.Array, batch: Batch, objective
         "policy_tokens": jnp.sum(policy),
         "kl_tokens": jnp.sum(kl),
         "ce_tokens": jnp.sum(ce),
-        "targets": jnp.sum(policy | kl | ce | bonus),
+        "targets": jnp.sum(policy | kl | ce | nll | bonus),
         "clipped": jnp.sum(jnp.where(policy, clipped, 0.0)),
         "entropy": jnp.sum(jnp.where(policy, entropy, 0.0)),
         "kl": jnp.sum(jnp.where(kl, divergence, 0.0)),
@@ -154,7 +155,7 @@ def value_loss(values: jax.Array, batch: Batch, objective: Objective) -> tuple[j
 def policy_metrics(tally: Tally) -> dict[str, float]:
     """Scalars of one update from its (host) tally. Means are over tokens, not over weights."""
     s, tokens = tally.sums, max(float(tally.sums["policy_tokens"]), 1.0)
-    names = ("loss/policy", "loss/kl", "loss/entropy", "loss/ce")
+    names = ("loss/policy", "loss/kl", "loss/entropy", "loss/ce", "loss/nll")
     out = {name: float(s[name]) for name in names}
     return out | {
         "loss/total": sum(out.values()),

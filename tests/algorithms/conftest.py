@@ -63,6 +63,7 @@ def rl():
         correction=config.CorrectionConfig("none", "token", 0.0, 2.0, veto=0.0, normalise=False, opsm_delta=1e-4),
         kl=config.KLConfig(coefficient=0.0, estimator="k3", where="loss", refresh_every=0),
         echo=config.EchoConfig(0.0, "constant", "env_only", "full_observation", max_tokens=0),
+        positive_nll=config.PositiveNLLConfig(coefficient=0.0, min_reward=1.0),
     )
 
     def make(**changes):

@@ -24,7 +24,7 @@ OBJECTIVE = Objective(
     opsm_delta=None,
     value_clip=0.5,
 )
-WEIGHTS = ("policy_weights", "kl_weights", "entropy_weights", "ce_weights", "value_weights")
+WEIGHTS = ("policy_weights", "kl_weights", "entropy_weights", "ce_weights", "nll_weights", "value_weights")
 
 
 def random_batch(rng: np.random.Generator, b: int, r: int, keep: float) -> tuple[Batch, np.ndarray, np.ndarray]:
@@ -57,8 +57,9 @@ def reference_loss(logprobs, entropy, batch: Batch) -> float:
             total += w * (np.exp(ref - lp) - 1 + lp - ref)
         if w := float(batch.entropy_weights[i]):
             total -= w * float(entropy[i])
-        if w := float(batch.ce_weights[i]):
-            total -= w * lp
+        for name in ("ce_weights", "nll_weights"):
+            if w := float(getattr(batch, name)[i]):
+                total -= w * lp
     return total
 
 
@@ -74,7 +75,7 @@ class Variants(chex.TestCase):
     @chex.variants(with_jit=True, without_jit=True)
     def test_poison_where_there_is_no_weight_changes_nothing(self):
         batch, logprobs, entropy = random_batch(np.random.default_rng(1), 2, 6, 0.4)
-        silent = np.all([getattr(batch, name) == 0 for name in WEIGHTS[:4]], axis=0)
+        silent = np.all([getattr(batch, name) == 0 for name in WEIGHTS[:5]], axis=0)
         assert silent.any()
         value_and_grad = self.variant(
             lambda lp, h: jax.value_and_grad(lambda lp, h: losses.policy_loss(lp, h, batch, OBJECTIVE)[0], (0, 1))(
@@ -141,7 +142,7 @@ def test_off_policy_sequence_masking_takes_out_bad_sequences_and_their_gradient(
     batch = batch.replace(
         sequence=np.array([[0, 0, 1, 1]], np.int32),
         advantages=np.array([[-1, -1, -1, -1]], np.float32),
-        kl_weights=zero, ce_weights=zero, entropy_weights=zero,
+        kl_weights=zero, ce_weights=zero, nll_weights=zero, entropy_weights=zero,
     )  # fmt: skip
     objective = dataclasses.replace(OBJECTIVE, opsm_delta=0.05)
     logprobs = jnp.asarray(batch.old_logprobs + np.array([[-0.3, 0.1, 0.1, 0.0]], np.float32))  # drifts 0.1 and -0.05
