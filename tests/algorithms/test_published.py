@@ -1,11 +1,18 @@
 """Named combinations: each is whole, each parses and is accepted, and applying one leaves nothing of another."""
 
+import pathlib
+
 import pytest
 
 from configs.search_r1 import get_config
 from jaxagent import config
-from jaxagent.algorithms import presets
+from jaxagent.algorithms import corrections, presets
+from jaxagent.algorithms.advantages import GROUP_ADVANTAGES
+from jaxagent.algorithms.aggregate import MODES
+from jaxagent.algorithms.kl import KL_ESTIMATORS
+from jaxagent.algorithms.policy_loss import OBJECTIVES
 from jaxagent.algorithms.published import PUBLISHED
+from jaxagent.algorithms.token_advantages import TOKEN_ADVANTAGES
 from jaxagent.config import ConfigError
 
 
@@ -36,3 +43,11 @@ def test_unknown_names_are_one_line():
         get_config("laptop+gpso")
     with pytest.raises(ConfigError, match=r"has no preset 'lapto'\. Did you mean 'laptop'"):
         get_config("lapto+gspo")
+
+
+def test_the_page_has_a_row_for_each_and_names_every_choice():
+    page = (pathlib.Path(__file__).resolve().parents[2] / "docs/algorithms.md").read_text()
+    rows = {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")}
+    assert rows == set(PUBLISHED)
+    for name in (*GROUP_ADVANTAGES, *TOKEN_ADVANTAGES, *OBJECTIVES, *corrections.NAMES, *KL_ESTIMATORS, *MODES):
+        assert f"`{name}`" in page, name
