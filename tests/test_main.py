@@ -49,7 +49,10 @@ def test_config_path_after_a_space(runs):
         ([CONFIG, "--config.rl.stepz=3"], "Unknown config field 'config.rl.stepz'. Did you mean 'steps'?"),
         ([CONFIG, "--config.rll.steps=3"], "Unknown config field 'config.rll'. Did you mean 'rl'?"),
         ([CONFIG, "--config.rl.steps=abc"], "config.rl.steps must be int, got 'abc'."),
-        ([CONFIG, "--config.rl.kl.where=los"], "config.rl.kl.where must be one of 'loss', 'reward', got 'los'."),
+        (
+            [CONFIG, "--config.rl.kl.where=los"],
+            "config.rl.kl.where must be one of 'loss', 'reward', 'advantage', got 'los'. Did you mean 'loss'?",
+        ),
         ([CONFIG, "--config.rl=3"], "'config.rl' is a section"),
         ([CONFIG, "--config.rl.steps.x=3"], "'config.rl.steps' is a value"),
         ([CONFIG, "--dry_runn"], "Unknown command line flag 'dry_runn'. Did you mean: dry_run"),

@@ -92,7 +92,9 @@ def _subtitle(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     words = []
     if config:
         mesh, model = config["mesh"], config["model"]
-        words.append(config["rl"]["algorithm"].upper())
+        rl = config["rl"]
+        echo = " + ECHO" if rl["echo"]["coefficient"] else ""
+        words.append(f"{rl['advantage']}, {rl['objective']}{echo}")
         words.append(model["path"] or f"{model['family']}, {model['num_layers']} layers, width {model['embed_dim']}")
         words.append(f"mesh {mesh['data']}x{mesh['fsdp']}x{mesh['tensor']} (data, fsdp, tensor)")
     if "seed" in summary:
