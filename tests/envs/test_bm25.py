@@ -87,6 +87,13 @@ def test_malformed_rows_are_named(tmp_path, line, message):
         read_corpus(path)
 
 
+def test_rows_are_counted_with_blank_lines(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    path.write_text('{"id": 0, "contents": "a"}\n\n\n{"id": 1}\n')
+    with pytest.raises(ConfigError, match=r"row 4: column 'contents'"):
+        read_corpus(path)
+
+
 def test_missing_corpus():
     with pytest.raises(ConfigError, match="no file"):
         read_corpus("nowhere.jsonl")

@@ -64,17 +64,18 @@ def passages_from_rows(rows: Iterable[dict], origin: str = "corpus") -> list[Pas
     Raises:
       ConfigError: names `origin`, the row (from 1) and the column.
     """
-    out = []
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            raise ConfigError(f"{origin}, row {number}: expected an object, got {type(row).__name__}.")
-        for column in ("id", "contents"):
-            if column not in row:
-                raise ConfigError(f"{origin}, row {number}: column '{column}' is missing.")
-        if not isinstance(row["contents"], str):
-            raise ConfigError(f"{origin}, row {number}: column 'contents' must be text.")
-        out.append(Passage.from_contents(str(row["id"]), row["contents"]))
-    return out
+    return [_passage(row, f"{origin}, row {number}") for number, row in enumerate(rows, 1)]
+
+
+def _passage(row: object, where: str) -> Passage:
+    if not isinstance(row, dict):
+        raise ConfigError(f"{where}: expected an object, got {type(row).__name__}.")
+    for column in ("id", "contents"):
+        if column not in row:
+            raise ConfigError(f"{where}: column '{column}' is missing.")
+    if not isinstance(row["contents"], str):
+        raise ConfigError(f"{where}: column 'contents' must be text.")
+    return Passage.from_contents(str(row["id"]), row["contents"])
 
 
 def read_corpus(path: str | Path) -> list[Passage]:
@@ -87,14 +88,14 @@ def read_corpus(path: str | Path) -> list[Passage]:
     if not path.is_file():
         raise ConfigError(f"env.retriever.corpus: no file '{path}'.")
 
-    def rows() -> Iterable[dict]:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                try:
-                    yield json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise ConfigError(f"{path}, row {number}: not JSON ({error.msg}).") from error
-
-    return passages_from_rows(rows(), str(path))
+    out = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ConfigError(f"{path}, row {number}: not JSON ({error.msg}).") from error
+            out.append(_passage(row, f"{path}, row {number}"))
+    return out
