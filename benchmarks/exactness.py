@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import json
 import statistics
@@ -177,7 +178,7 @@ def equality(dtype: str, count: int) -> dict[str, float]:
 
 
 def cost(repetitions: int) -> dict[str, float]:
-    """Seconds of an RL step in both numerics. The engine is the same in both; the update is not."""
+    """Seconds of an RL step, rollout and update, in both numerics, interleaved."""
     learners = {name: Learner("laptop", 0, numerics=name) for name in ("exact", "fast")}
     cfg = learners["exact"].cfg
     spec = ModelSpec.from_config(cfg.model, cfg.tokenizer.vocab_size)
@@ -191,12 +192,16 @@ def cost(repetitions: int) -> dict[str, float]:
     stops = automaton.build(["no such"], [b"ab"] * spec.padded_vocab_size, spec.padded_vocab_size)
     model = LanguageModel(spec, cfg.engine.cache_dtype)
     updates: dict[str, list[float]] = {name: [] for name in learners}
-    rollouts = []
+    rollouts: dict[str, list[float]] = {name: [] for name in learners}
     context = cfg.env.context_tokens
-    with Driver(model, weights, 0, stops, (), cfg.engine, context, mesh, 0, False, exact=True) as driver:
-        driver.start(600.0)
+    with contextlib.ExitStack() as stack:
+        drivers = {}
+        for name in learners:
+            driver = Driver(model, weights, 0, stops, (), cfg.engine, context, mesh, 0, False, exact=name == "exact")
+            drivers[name] = stack.enter_context(driver)
+            driver.start(600.0)
 
-        async def rollout() -> None:
+        async def rollout(driver: Driver) -> None:
             async def episode(i: int, turns: list[workloads.Turn]) -> None:
                 session = await driver.open(f"{i // 8}", i % 8)
                 for number, t in enumerate(turns):
@@ -211,18 +216,20 @@ def cost(repetitions: int) -> dict[str, float]:
 
         for repetition in range(repetitions + 1):
             prompts = [turn(15, 6) for _ in range(cfg.rl.tasks_per_step)]
-            started = time.perf_counter()
-            asyncio.run(rollout())
-            rollouts.append(time.perf_counter() - started)
             for name, learner in learners.items():
+                started = time.perf_counter()
+                asyncio.run(rollout(drivers[name]))
+                rolled = time.perf_counter() - started
                 seconds = learner.step()
                 if repetition:
+                    rollouts[name].append(rolled)
                     updates[name].append(seconds)
-    rollout_s = statistics.median(rollouts[1:])
+    rollout_s = {name: statistics.median(seconds) for name, seconds in rollouts.items()}
     update = {name: statistics.median(seconds) for name, seconds in updates.items()}
-    print(f"rollout {rollout_s:.3f} s, update exact {update['exact']:.3f} s, fast {update['fast']:.3f} s")
+    for name in learners:
+        print(f"{name}: rollout {rollout_s[name]:.3f} s, update {update[name]:.3f} s")
     return {
-        "cost_ratio": (rollout_s + update["exact"]) / (rollout_s + update["fast"]),
+        "cost_ratio": (rollout_s["exact"] + update["exact"]) / (rollout_s["fast"] + update["fast"]),
         "update_ratio": update["exact"] / update["fast"],
     }
 
