@@ -169,21 +169,18 @@ def batches(text: np.ndarray, micro_rows: int) -> list[Batch]:
         part = text[first : first + micro_rows]
         zeros = np.zeros((len(part), tokens), np.float32)
         positions = np.broadcast_to(np.arange(tokens, dtype=np.int32), zeros.shape)
-        names = ("behaviour_logprobs", "reference_logprobs", "advantages", "returns", "old_values", "policy_weights")
-        names += ("kl_weights", "entropy_weights", "value_weights")
-        out.append(
-            Batch(
-                tokens=part[:, :-1],
-                positions=positions,
-                segments=np.ones(zeros.shape, np.int32),
-                head_positions=positions,
-                targets=part[:, 1:],
-                ce_weights=zeros + np.float32(1 / (rows * tokens)),
-                sequence=np.broadcast_to(np.arange(first, first + len(part), dtype=np.int32)[:, None], zeros.shape),
-                offset=positions + 1,
-                **dict.fromkeys(names, zeros),
-            )
-        )
+        other = dict.fromkeys((field.name for field in dataclasses.fields(Batch)), zeros)
+        own = {
+            "tokens": part[:, :-1],
+            "positions": positions,
+            "segments": np.ones(zeros.shape, np.int32),
+            "head_positions": positions,
+            "targets": part[:, 1:],
+            "ce_weights": zeros + np.float32(1 / (rows * tokens)),
+            "sequence": np.broadcast_to(np.arange(first, first + len(part), dtype=np.int32)[:, None], zeros.shape),
+            "offset": positions + 1,
+        }
+        out.append(Batch(**other | own))
     return out
 
 

@@ -1,8 +1,9 @@
 """What the engine benchmark asks of its contenders; no timing."""
 
 import numpy as np
+import pytest
 
-from benchmarks import peers, workloads
+from benchmarks import peers, train_vs_torch, workloads
 
 
 def lengths(episodes):
@@ -58,3 +59,12 @@ def test_left_padding():
     ids, mask = peers.left_pad([np.array([5]), np.array([1, 2, 3])])
     assert ids.tolist() == [[0, 0, 5], [1, 2, 3]]
     assert mask.tolist() == [[0, 0, 1], [1, 1, 1]]
+
+
+def test_train_batches_hold_every_next_token_once():
+    text = workloads.prompts(0, 6, 9, 100)
+    parts = train_vs_torch.batches(text, 4)
+    assert [part.tokens.shape for part in parts] == [(4, 8), (2, 8)]
+    np.testing.assert_array_equal(np.concatenate([part.targets for part in parts]), text[:, 1:])
+    assert sum(part.ce_weights.sum() for part in parts) == pytest.approx(1.0)
+    assert not any(part.policy_weights.any() or part.nll_weights.any() for part in parts)
