@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxagent import warm_start
 from jaxagent.algorithms import presets
@@ -155,7 +154,7 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Any) -> TrainStat
             collected = time.monotonic()
             state, metrics = learn(parts, programs, state, groups, step)
             if presets.refresh_due(rl, step + 1):
-                state = state.replace(reference=jax.tree.map(jnp.copy, state.params))
+                state = state.replace(reference=state.params)  # updates donate no parameters
             driver.update_params(state.params, int(state.step))
             ended = time.monotonic()
             step += 1

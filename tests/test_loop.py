@@ -172,6 +172,18 @@ def test_other_algorithms_run(tmp_path, preset):
         assert np.isfinite(last["loss/ce"])
 
 
+def test_a_correction_and_a_reference_that_follows_the_policy(tmp_path):
+    """The critic learns in step 1, the policy moves in step 2, then the reference becomes a copy of it."""
+    flags = ("--config.warm_start.max_steps=3", "--config.rl.steps=3", "--config.rl.updates_per_step=1",
+             "--config.rl.critic.warmup_updates=1", "--config.rl.kl.coefficient=0.1",
+             "--config.rl.kl.estimator=abs", "--config.rl.optimizer.warmup_steps=0",
+             "--config.rl.kl.refresh_every=2")  # fmt: skip
+    assert cli.main(tiny_run.argv(tmp_path / "run", *flags, preset="laptop+vtrace")) == 0
+    last = list(jsonl.read(tmp_path / "run" / "metrics.jsonl"))[-1]
+    assert last["step"] == 3 and last["policy/kl_reference"] == 0.0
+    assert summary(tmp_path / "run")["compiles_after_warmup"] == 0
+
+
 def test_a_mesh_of_eight_devices_by_flags_alone(tmp_path):
     flags = ("--config.mesh.data=2", "--config.mesh.fsdp=2", "--config.mesh.tensor=2", "--config.rl.steps=3")
     assert cli.main(tiny_run.argv(tmp_path / "run", *flags)) == 0

@@ -1,8 +1,9 @@
 """The compiled programs of one engine and the device state they work on.
 
-Owned and called by the driver's thread alone, inside `jax.set_mesh`. There is one program of each kind, whatever the
-number of turns and the lengths of their sequences; `warm_up` compiles them all. The decode state is donated from call
-to call, so the cache is updated in place. Calls are issued in order and, but for `generate`, not waited for.
+Owned and called by the driver's thread alone, inside `jax.set_mesh`. There is one program of each kind (of decode one
+per tile size), whatever the number of turns and the lengths of their sequences; `warm_up` compiles them all. The decode
+state is donated from call to call, so the cache is updated in place. Calls are issued in order and, but for `generate`,
+not waited for.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Sizes:
         """Sizes under the mesh in use.
 
         In exact numerics every row is computed in a tile of `tile_rows` and attends on its own. In fast numerics rows
-        of prefill attend together, and on a CPU, whose time grows with the rows, few active slots take a small tile.
+        of prefill attend together (not on a GPU, whose kernel takes row by row), and on a CPU, whose time grows with
+        the rows, few active slots take a small tile.
 
         Raises:
           ConfigError: slots or pages that the mesh cannot divide, or too few pages for one sequence.
@@ -70,7 +72,7 @@ class Sizes:
             slots=-(-cfg.slots // shards // tile) * tile,
             tile_rows=tile,
             decode_tiles=(tile,) if exact or kernels.platform() != "cpu" else (*small, tile),
-            share=1 if exact else math.gcd(tile, _SHARE),
+            share=1 if exact or kernels.on_gpu() else math.gcd(tile, _SHARE),
             prefill_tiles=max(1, -(-cfg.prefill_tokens // (shards * cfg.tile_rows))),
             pages=cfg.pages // shards + 1,
             page_tokens=cfg.page_tokens,

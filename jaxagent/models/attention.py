@@ -90,11 +90,9 @@ def attend_pages(
     """
     n, h, d = q.shape
     m = len(blocks)
-    share = n // m
     if kernels.paged(kernels.platform(), d, page_tokens).name == "triton":
-        repeat = lambda x: x if share == 1 or x is None else jnp.repeat(x, share, axis=0)  # noqa: E731
-        return paged_gpu.attend_pages(q, positions, page_tokens, keys, values, repeat(blocks), repeat(starts))
-    q, positions = q.reshape(m, share, h, d), positions.reshape(m, share)
+        return paged_gpu.attend_pages(q, positions, page_tokens, keys, values, blocks, starts)
+    q, positions = q.reshape(m, n // m, h, d), positions.reshape(m, n // m)
     size = math.gcd(m, GROUP_ROWS)
 
     def group(i: jax.Array, out: jax.Array) -> jax.Array:

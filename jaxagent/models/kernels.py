@@ -32,6 +32,11 @@ def platform() -> str:
     return getattr(device, "platform", None) or jax.default_backend()
 
 
+def on_gpu() -> bool:
+    """Whether the mesh in use is of NVIDIA GPUs."""
+    return platform() in _GPU
+
+
 def paged(on: str, head_dim: int, page_tokens: int) -> Choice:
     """For rows that attend to pages."""
     if on not in _GPU:

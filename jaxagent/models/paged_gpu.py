@@ -1,8 +1,8 @@
 """Attention of single rows over pages of keys, as one GPU kernel (Pallas, through Triton).
 
 The arithmetic of `attention.attend_pages`, page after page with a running softmax: a program of the grid is one row and
-one key head. What a row gets therefore depends on its own sequence alone, and the engine's cache and the trainer's
-packed rows can share the kernel (docs/design.md, "Exact numerics").
+one key head, also where rows share a sequence. What a row gets therefore depends on its own sequence alone, and the
+engine's cache and the trainer's packed rows can share the kernel (docs/design.md, "Exact numerics").
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def attend_pages(
     whole = pl.BlockSpec(memory_space=pl.ANY)
     index = [positions, blocks, *([] if starts is None else [starts])]
     out = pl.pallas_call(
-        functools.partial(_kernel, page_tokens=page_tokens, moving=starts is not None),
+        functools.partial(_kernel, page_tokens=page_tokens, share=n // len(blocks), moving=starts is not None),
         grid=(n, kv_heads),
         in_specs=[own, *[whole] * (len(index) + 2)],
         out_specs=own,
@@ -57,20 +57,20 @@ def attend_pages(
     return out[:, :, :group].reshape(n, h, d)
 
 
-def _kernel(q_ref, positions_ref, blocks_ref, *refs, page_tokens: int, moving: bool) -> None:
+def _kernel(q_ref, positions_ref, blocks_ref, *refs, page_tokens: int, share: int, moving: bool) -> None:
     starts_ref = refs[0] if moving else None
     keys_ref, values_ref, out_ref = refs[-3:]
     row, head = pl.program_id(0), pl.program_id(1)
     q = q_ref[...]
-    position = positions_ref[row]
+    position, sequence = positions_ref[row], row // share
     last = blocks_ref.shape[1] - 1
     precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
     dot = functools.partial(jnp.dot, precision=precision, preferred_element_type=jnp.float32)
 
     def page(j: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         peak, total, acc = carry
-        block = blocks_ref[row, jnp.minimum(j, last)]
-        columns = pl.ds(starts_ref[row] + j * page_tokens, page_tokens) if moving else slice(None)
+        block = blocks_ref[sequence, jnp.minimum(j, last)]
+        columns = pl.ds(starts_ref[sequence] + j * page_tokens, page_tokens) if moving else slice(None)
         keys, values = keys_ref[block, head, :, columns], values_ref[block, head, columns, :]
         scores = dot(q, keys.astype(q.dtype))
         visible = (j * page_tokens + jnp.arange(page_tokens) <= position)[None]

@@ -2,7 +2,9 @@
 
 import dataclasses
 
-from jaxagent.models import kernels
+import numpy as np
+
+from jaxagent.models import kernels, packed_gpu
 from tests.models import tiny
 
 
@@ -26,3 +28,8 @@ def test_a_fallback_on_a_gpu_is_in_the_report(monkeypatch):
     spec = dataclasses.replace(tiny.spec(), compute_dtype="bfloat16", head_dim=128)
     report = kernels.report(spec, 64)
     assert "pages triton" in report and "packed rows xla (tokamax is not installed" in report
+
+
+def test_where_segments_begin():
+    segments = np.array([[1, 1, 2, 0, 0], [3, 3, 3, 3, 3]])
+    assert packed_gpu.first_of_segment(segments).tolist() == [[0, 0, 2, 3, 3], [0, 0, 0, 0, 0]]

@@ -40,3 +40,17 @@ def test_pages_that_begin_anywhere():
 def test_which_sizes_it_takes():
     assert paged_gpu.supports(128, 64) and paged_gpu.supports(16, 16)
     assert not paged_gpu.supports(96, 64) and not paged_gpu.supports(8, 16) and not paged_gpu.supports(64, 24)
+
+
+def test_rows_that_share_a_sequence():
+    rng = np.random.default_rng(2)
+    keys = jnp.asarray(rng.normal(size=(5, 2, D, PAGE)), jnp.float32)
+    values = jnp.asarray(rng.normal(size=(5, 2, PAGE, D)), jnp.float32)
+    q = jnp.asarray(rng.normal(size=(6, 4, D)), jnp.float32)
+    positions, tables = jnp.asarray([3, 4, 20, 30, 31, 8], jnp.int32), jnp.asarray([[1, 2], [4, 3]], jnp.int32)
+    alone = paged_gpu.attend_pages(
+        q, positions, PAGE, keys, values, jnp.repeat(tables, 3, axis=0), None, interpret=True
+    )
+    shared = paged_gpu.attend_pages(q, positions, PAGE, keys, values, tables, None, interpret=True)
+    np.testing.assert_array_equal(shared, alone)
+    np.testing.assert_allclose(attention.attend_pages(q, positions, PAGE, keys, values, tables), alone, atol=2e-6)
