@@ -131,8 +131,8 @@ def laptop() -> ConfigDict:
     config.engine.cache_dtype = "float32"
     config.engine.request_timeout_s = 60.0
 
+    config.stages = ("warm_start", "rl")
     config.warm_start = ConfigDict()
-    config.warm_start.enabled = True
     config.warm_start.demonstrations = ""
     config.warm_start.max_steps = 1_000
     config.warm_start.curriculum_sequences = 42
@@ -261,7 +261,7 @@ def qwen2_5_3b() -> ConfigDict:
     config.engine.kv_on_update = "keep"
     config.engine.cache_dtype = "bfloat16"
     config.engine.request_timeout_s = 300.0
-    config.warm_start.enabled = False
+    config.stages = ("rl",)
 
     config.rl.steps = 1_005
     config.rl.tasks_per_step = 512

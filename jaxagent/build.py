@@ -55,6 +55,11 @@ class Parts:
     retriever: Retriever
     workers: Workers
 
+    @property
+    def row_shards(self) -> int:
+        """Into how many parts the mesh splits a batch's rows."""
+        return self.cfg.mesh.data * self.cfg.mesh.fsdp
+
     def rollout(self, driver: Driver, sampling: SamplingConfig, group_size: int) -> MultiTurn:
         """Episodes of the environment, sampled by `driver`, in groups of `group_size`."""
         cfg = self.cfg
