@@ -76,7 +76,7 @@ def main() -> None:
 
     (batch,) = packer.pack(sft([text() for _ in range(args.rows)], observations=False))
     with jax.set_mesh(mesh):
-        print(kernels.report(spec, 64), flush=True)
+        print(kernels.report(spec, 64, args.tokens), flush=True)
         weights = params.init(spec, jax.random.key(0), params.shardings(spec, mesh, sharding.TRAIN))
         policy = make_update(forward.policy_forward(spec), loss.SUPERVISED, optax.sgd(0.0), mesh).policy
         on_device = shard(batch, mesh)

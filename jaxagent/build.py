@@ -131,7 +131,7 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
     tokenizer = _tokenizer(cfg, dataset, note)
     spec = _spec(cfg, tokenizer)
     with jax.set_mesh(mesh):
-        note(kernels.report(spec, cfg.engine.page_tokens))
+        note(kernels.report(spec, cfg.engine.page_tokens, cfg.rl.batch.row_tokens))
     template = open_template(tokenizer, cfg.tokenizer.use_chat_template, CHAT_DATE)
     corpus = sources.corpus_of(dataset)
     retriever = open_retriever(cfg.env.retriever, read_corpus(corpus) if corpus else ())
