@@ -181,9 +181,7 @@ def packed(segments: jax.Array) -> Attend:
         q, k, v = (split_rows(x, b, t) for x in (q, k, v))
         kernel = _PACKED.get(kernels.packed(kernels.platform(), str(q.dtype), t).name)
         if kernel is not None:
-            local = jax.shard_map(
-                kernel, in_specs=(P(ROWS, None), *[_HEADS] * 3), out_specs=_HEADS, check_vma=False
-            )
+            local = jax.shard_map(kernel, in_specs=(P(ROWS, None), *[_HEADS] * 3), out_specs=_HEADS, check_vma=False)
             return merge_rows(local(segments, q, k, v)), None
         outs = [
             attend_dense(q[:, start:stop], k[:, :stop], v[:, :stop], mask)

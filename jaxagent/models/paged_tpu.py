@@ -1,8 +1,8 @@
 """Attention of rows over pages of keys, as one TPU kernel (Pallas, through Mosaic).
 
-The arithmetic of `attention.attend_pages`, page after page with a running softmax: a step of the grid is one page of one
-sequence, for all its key heads and for the rows that share it. The tables lie in scalar memory, so the next page is on
-its way while this one is computed; past a sequence's last page the index stays where it is and nothing is read.
+The arithmetic of `attention.attend_pages`, page after page with a running softmax: a step of the grid is one page of
+one sequence, for all its key heads and for the rows that share it. The tables lie in scalar memory, so the next page is
+on its way while this one is computed; past a sequence's last page the index stays where it is and nothing is read.
 """
 
 from __future__ import annotations
