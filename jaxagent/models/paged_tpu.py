@@ -1,8 +1,11 @@
-"""Attention of rows over pages of keys, as one TPU kernel (Pallas, through Mosaic).
+"""Attention of rows over pages of keys on TPUs, and writing those pages: two kernels (Pallas, through Mosaic).
 
 The arithmetic of `attention.attend_pages`, page after page with a running softmax: a step of the grid is one page of
 one sequence, for all its key heads and for the rows that share it. The tables lie in scalar memory, so the next page is
 on its way while this one is computed; past a sequence's last page the index stays where it is and nothing is read.
+
+New tokens are written by a kernel of its own: XLA's scatter wants pages in another layout than this one's, and would
+copy the whole cache to and fro in every step of decode.
 """
 
 from __future__ import annotations
@@ -80,6 +83,65 @@ def attend_pages(
         name="paged_attention",
     )(pages, blocks.reshape(-1), last, folded, keys, values)
     return out[:, :, :used].reshape(m, kv_heads, share, group, d).swapaxes(1, 2).reshape(n, h, d)
+
+
+def write(
+    keys: jax.Array,
+    values: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    page: jax.Array,
+    offset: jax.Array,
+    interpret: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """Puts one token per row into its page, in place.
+
+    Args:
+      keys, values: [P, K, D, C] and [P, K, C, D], given away.
+      k, v: [N, K, D].
+      page, offset: i32[N], where each goes. Rows of one page lie side by side; of a page that rows apart name (the one
+        that takes what nobody reads) any of them may win.
+      interpret: without a TPU, for tests.
+
+    Returns:
+      The same arrays with the tokens in them.
+    """
+    n, kv_heads, d = k.shape
+    at = lambda i, page, _: (page[i], 0, 0, 0)  # noqa: E731
+    own = lambda *shape: pl.BlockSpec((None, *shape), lambda i, *_: (i, 0, 0, 0))  # noqa: E731
+    pages = [pl.BlockSpec((None, *x.shape[1:]), at) for x in (keys, values)]
+    shapes = [
+        jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=jax.typeof(x).manual_axis_type) for x in (keys, values)
+    ]
+    return pl.pallas_call(
+        _write_kernel,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=2,
+            grid=(n,),
+            in_specs=[own(kv_heads, d, 1), own(kv_heads, 1, d), *pages],
+            out_specs=pages,
+        ),
+        out_shape=shapes,
+        input_output_aliases={4: 0, 5: 1},
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
+        interpret=interpret,
+        name="paged_write",
+    )(page, offset, k.astype(keys.dtype)[..., None], v.astype(values.dtype)[:, :, None], keys, values)
+
+
+def _write_kernel(page_ref, offset_ref, k_ref, v_ref, keys_ref, values_ref, new_keys_ref, new_values_ref) -> None:
+    row = pl.program_id(0)
+    page, offset = page_ref[row], offset_ref[row]
+
+    @pl.when((row == 0) | (page_ref[jnp.maximum(row - 1, 0)] != page))
+    def _() -> None:  # the page has just arrived; rows of the same page that follow find it in the output
+        new_keys_ref[...] = keys_ref[...]
+        new_values_ref[...] = values_ref[...]
+
+    lane = jax.lax.broadcasted_iota(jnp.int32, new_keys_ref.shape, 2)
+    new_keys_ref[...] = jnp.where(lane == offset, k_ref[...], new_keys_ref[...])
+    sublane = jax.lax.broadcasted_iota(jnp.int32, new_values_ref.shape, 1)
+    new_values_ref[...] = jnp.where(sublane == offset, v_ref[...], new_values_ref[...])
 
 
 def _kernel(

@@ -66,6 +66,18 @@ def test_rows_that_share_a_sequence():
     np.testing.assert_allclose(attention.attend_pages(q, positions, PAGE, keys, values, tables), shared, atol=2e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tokens_are_written_into_their_pages(dtype):
+    """Also several rows into one page (prefill), and from a row that is wider than the cache's dtype."""
+    rng = np.random.default_rng(5)
+    keys, values = pool(rng, 6, 2, dtype)
+    k, v = (jnp.asarray(rng.normal(size=(5, 2, D)), jnp.float32) for _ in range(2))
+    page, offset = jnp.asarray([4, 2, 2, 2, 5], jnp.int32), jnp.asarray([0, 13, 14, 15, 7], jnp.int32)
+    written = jax.jit(lambda *a: paged_tpu.write(*a, interpret=True))(keys, values, k, v, page, offset)
+    np.testing.assert_array_equal(written[0], keys.at[page, :, :, offset].set(k.astype(dtype)))
+    np.testing.assert_array_equal(written[1], values.at[page, :, offset].set(v.astype(dtype)))
+
+
 def test_packed_rows_with_their_gradients():
     rng = np.random.default_rng(4)
     q = jnp.asarray(rng.normal(size=(2, 256, 4, 8)), jnp.float32)
