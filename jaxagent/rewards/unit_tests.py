@@ -52,13 +52,13 @@ def pass_fraction(tests: Mapping[str, str], required: Sequence[str]) -> float:
     return sum(tests.get(name) == "passed" for name in required) / len(required)
 
 
-def tests_passed(view: View) -> float:
+def passed_frac(view: View) -> float:
     """The fraction of the task's tests that passed: a reward with partial credit."""
     if view.tests is None:
         raise ValueError(f"task '{view.task.id}': there is no test report")
     return pass_fraction(view.tests, required_tests(view.task))
 
 
-def all_tests_passed(view: View) -> float:
+def all_passed(view: View) -> float:
     """1 when every test of the task passed, else 0: SWE-bench's "resolved"."""
-    return float(tests_passed(view) == 1.0)
+    return float(passed_frac(view) == 1.0)

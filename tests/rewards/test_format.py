@@ -66,7 +66,7 @@ ROUND = ["<think>", "x", "</think>", "<search>", "q", "</search>", "\n", "<infor
 GOOD = [*ROUND, "<think>", "</think>", "<answer>", "y", "</answer>"]
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(
     st.integers(0, 2), st.lists(st.tuples(st.integers(0, 24), st.sampled_from([*GOOD, "", "<", "think>"])), max_size=2)
 )

@@ -5,7 +5,7 @@ import string
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxagent.rewards import text
@@ -66,6 +66,7 @@ def reference_f1(prediction: str, gold: str) -> float:
 WORDS = st.lists(st.sampled_from(["the", "cat", "Cat,", "sat", "a", "mat", "7", "-"]), max_size=8).map(" ".join)
 
 
+@settings(deadline=None)
 @given(WORDS, WORDS)
 def test_token_f1_is_the_harmonic_mean_of_precision_and_recall(a, b):
     assert text.token_f1(a, [b]) == pytest.approx(reference_f1(a, b), abs=1e-12)
