@@ -146,6 +146,14 @@ def test_servers_that_answer_something_else_fail_once_and_are_not_asked_again(pl
     assert len(bodies) == 3
 
 
+def test_redirects_are_not_followed():
+    def play(i, body):
+        return web.Response(status=307, headers={"Location": "/v1/chat/completions"}) if i < 3 else good(body)
+
+    failed, bodies, _ = ask(play)
+    assert "answered 307" in str(failed) and len(bodies) == 3
+
+
 def test_a_reply_cut_off_by_its_token_limit_does_not_count():
     def cut(i, body):
         choice = {"message": {"content": good(body)}, "finish_reason": "length"}

@@ -91,7 +91,7 @@ BOTH = CALLS + "\n<response> hi </response>"
         (RESPONSE, CALLS, 0), (CALLS, RESPONSE, 0), (CALLS, BOTH, 0), (BOTH, CALLS, 0),
         (CALLS + "x", CALLS, 0), ("x" + CALLS, CALLS, 0), (CALLS.replace("</think>\n", "</think>"), CALLS, 0),
         (CALLS + "\n" + text(PARIS).split("\n", 1)[1], CALLS, 0),  # two blocks
-        (RESPONSE.replace(" hi ", "<response>"), RESPONSE, 0),
+        (RESPONSE.replace(" hi ", "<response>"), RESPONSE, 0), (RESPONSE.replace(" hi ", "</response>"), RESPONSE, 0),
         (CALLS.replace(" t ", "</think><think>"), CALLS, 1),  # as published, a second thought passes
         (RESPONSE.replace(" hi ", "<tool_call>"), RESPONSE, 1),  # and so does a tag that is not counted
     ],
