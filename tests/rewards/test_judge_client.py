@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import gzip
 import json
 import re
 
@@ -144,6 +145,18 @@ def test_servers_that_answer_something_else_fail_once_and_are_not_asked_again(pl
     failed, bodies, _ = ask(lambda i, body: play())
     assert isinstance(failed, JudgeError) and "0 usable replies of 3, wanted 2" in str(failed)
     assert len(bodies) == 3
+
+
+def test_replies_that_are_too_big_or_compressed_are_not_read_however_good():
+    def completion(body):
+        return json.dumps({"choices": [{"message": {"content": good(body)}}]})
+
+    def packed(i, body):
+        return web.Response(body=gzip.compress(completion(body).encode()), headers={"Content-Encoding": "gzip"})
+
+    assert ask(lambda i, body: text(completion(body)))[0].valid == 3
+    assert "bytes" in str(ask(lambda i, body: text(completion(body) + " " * judge_client.MAX_REPLY_BYTES))[0])
+    assert "not a chat completion" in str(ask(packed)[0])
 
 
 def test_redirects_are_not_followed():
