@@ -38,6 +38,7 @@ class Conversation:
         self._known = 0  # tokens that the engine has been given or has sampled
         self._prompt_text = ""
         self._texts: list[tuple[str, str]] = []  # (action, observation) of every turn so far
+        self._action_tokens: list[int] = []  # of every turn so far
         self._ended_by = ""  # the EOS text that the last action ended with
 
     def __len__(self) -> int:
@@ -56,7 +57,7 @@ class Conversation:
     @property
     def transcript(self) -> Transcript:
         """The text of everything so far."""
-        return Transcript(self._prompt_text, tuple(self._texts))
+        return Transcript(self._prompt_text, tuple(self._texts), tuple(self._action_tokens))
 
     def add_prompt(self, messages: Sequence[Message]) -> None:
         """Encodes the prompt. With `Plain` it starts with the tokenizer's prefix (a BOS, where it wants one)."""
@@ -78,6 +79,7 @@ class Conversation:
         raw = raw[: len(raw) - generation.overshoot_bytes]
         text = raw.decode("utf-8", errors="replace")
         self._texts.append((text, ""))
+        self._action_tokens.append(len(ids))
         self._append(
             ids,
             [TokenKind.ACTION] * len(ids),
@@ -93,6 +95,7 @@ class Conversation:
         ids = self._tokenizer.encode(text)
         self._ended_by = ""
         self._texts.append((text, ""))
+        self._action_tokens.append(len(ids))
         self._append(ids, [TokenKind.ACTION] * len(ids))
         self._known = len(self._tokens)
 

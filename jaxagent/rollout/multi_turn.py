@@ -123,7 +123,10 @@ class _Attempt:
             raise ValueError(f"the prompt has {length} tokens and env.context_tokens is {limit}")
         stop_reason = await self._converse(self._environment)
         with _seconds(self._metrics, "env_s"):
-            self._verdict = await self._environment.verify(self._conversation.transcript)
+            verdict = await self._environment.verify(self._conversation.transcript)
+        if len(verdict.turn_rewards) not in (0, self._conversation.turns):
+            raise ValueError(f"{len(verdict.turn_rewards)} turn rewards for {self._conversation.turns} turns")
+        self._verdict = verdict
         return stop_reason
 
     async def _converse(self, environment: Environment) -> StopReason:
@@ -198,6 +201,7 @@ class _Attempt:
             metrics=metrics,
             text=transcript.prompt + transcript.response,
             error=error,
+            turn_rewards=() if failed else tuple(map(float, self._verdict.turn_rewards)),
         )
 
 
