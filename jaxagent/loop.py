@@ -18,8 +18,9 @@ import jax
 
 from jaxagent import warm_start
 from jaxagent.algorithms import presets
+from jaxagent.algorithms.entropy import EntropyControl
 from jaxagent.build import Parts, open_parts
-from jaxagent.config import Config, ConfigError
+from jaxagent.config import Config, ConfigError, RLConfig
 from jaxagent.data.tasks import TaskIterator
 from jaxagent.engine.driver import Driver
 from jaxagent.evaluate import deadline_s, evaluate
@@ -136,6 +137,7 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Any) -> TrainStat
     """Reinforcement learning; returns the final state."""
     cfg, rl = parts.cfg, parts.cfg.rl
     tasks = TaskIterator(parts.train, cfg.seed, shuffle=True)
+    entropy = EntropyControl.start(rl, saved.results)
     with saved.compiles.warm_up():
         programs, state = make_programs(cfg, parts.spec, parts.mesh, params)
         step = saved.host.get("step", 0)
@@ -152,7 +154,10 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Any) -> TrainStat
             started = time.monotonic()
             groups, rollout = collect(parts, driver, tasks.take(rl.tasks_per_step), step)
             collected = time.monotonic()
-            state, metrics = learn(parts, programs, state, groups, step)
+            state, metrics = learn(parts, programs, state, groups, step, entropy.apply(rl))
+            metrics["policy/entropy_coefficient"] = entropy.applied
+            entropy = entropy.after(metrics)
+            entropy.save(saved.results)
             if presets.refresh_due(rl, step + 1):
                 state = state.replace(reference=state.params)  # updates donate no parameters
             driver.update_params(state.params, int(state.step))
@@ -196,10 +201,9 @@ def collect(parts: Parts, driver: Driver, tasks: list[Task], step: int) -> tuple
 
 
 def learn(
-    parts: Parts, programs: Programs, state: TrainState, groups: list[Group], step: int
+    parts: Parts, programs: Programs, state: TrainState, groups: list[Group], step: int, rl: RLConfig
 ) -> tuple[TrainState, dict[str, float]]:
     """Groups -> streams -> optimiser updates. The metrics of the first update are those of exactly on-policy data."""
-    rl = parts.cfg.rl
     trajectories = presets.trajectories(groups)
     values = reference = old = None
     if programs.values is not None:

@@ -21,6 +21,8 @@ class Constants:
     clip_low: float = 0.2
     clip_high: float = 0.28
     clip_dual: float = 3.0
+    tau_positive: float = 1.0
+    tau_negative: float = 1.05
 
 
 def losses(name, logprobs, old, advantages, mask, sequence, constants=Constants()):

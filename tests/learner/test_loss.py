@@ -24,7 +24,7 @@ OBJECTIVE = Objective(
     opsm_delta=None,
     value_clip=0.5,
 )
-WEIGHTS = ("policy_weights", "kl_weights", "entropy_weights", "ce_weights", "nll_weights", "value_weights")
+WEIGHTS = ("policy_weights", "kl_weights", "entropy_weights", "z_weights", "ce_weights", "nll_weights", "value_weights")
 
 
 def random_batch(rng: np.random.Generator, b: int, r: int, keep: float) -> tuple[Batch, np.ndarray, np.ndarray]:
@@ -75,7 +75,7 @@ class Variants(chex.TestCase):
     @chex.variants(with_jit=True, without_jit=True)
     def test_poison_where_there_is_no_weight_changes_nothing(self):
         batch, logprobs, entropy = random_batch(np.random.default_rng(1), 2, 6, 0.4)
-        silent = np.all([getattr(batch, name) == 0 for name in WEIGHTS[:5]], axis=0)
+        silent = np.all([getattr(batch, name) == 0 for name in WEIGHTS[:6]], axis=0)
         assert silent.any()
         value_and_grad = self.variant(
             lambda lp, h: jax.value_and_grad(lambda lp, h: losses.policy_loss(lp, h, batch, OBJECTIVE)[0], (0, 1))(
