@@ -226,6 +226,8 @@ def merge(updates: list[dict[str, float]]) -> dict[str, float]:
     if not updates:
         return {}
     metrics = {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
+    if tokens := sum(u.get("policy/tokens", 0.0) for u in updates):  # a part without any says nothing of the entropy
+        metrics["policy/entropy"] = sum(u["policy/entropy"] * u["policy/tokens"] for u in updates) / tokens
     if "policy/logprob_gap_max" in metrics:
         del metrics["policy/logprob_gap_max"], metrics["policy/logprob_gap_mean"]
         metrics["logprob_gap/max"] = updates[0]["policy/logprob_gap_max"]

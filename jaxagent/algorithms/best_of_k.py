@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-Array = Any  # numpy.ndarray or jax.Array
+from jaxagent.algorithms.advantages import STD_EPSILON, root
 
-_STD_EPSILON = 1e-6  # as in `advantages.py`
+Array = Any  # numpy.ndarray or jax.Array
 
 
 def max_at_k(rewards: Array, mask: Array, k: int) -> Array:
@@ -44,14 +44,14 @@ def pass_at_k(rewards: Array, mask: Array, k: int) -> Array:
     rewards, before, rank, n, size = _ordered(rewards, mask, k)
     best = xp.where(mask, _choose(rank, size - 1, k) / _choose(n, size, k), 0.0)  # share of subsets it is the best of
     over = rewards - xp.sum(best * rewards, axis=1, keepdims=True)
-    std = xp.sqrt(xp.sum(best * over * over, axis=1, keepdims=True))
+    std = root(xp.sum(best * over * over, axis=1, keepdims=True))
     # Of the subsets with i: those in which i itself comes last, and those in which some j after it does.
     own = _choose(rank, size - 1, k) * over
     other = _choose(xp.maximum(rank - 1, 0), size - 2, k) * over
     later = xp.sum(xp.where(before, other[:, :, None], 0.0), axis=1)
     with_i = (own + later) / _choose(n - 1, size - 1, k)
     counted = xp.sum(mask, axis=1, keepdims=True)
-    return xp.where(mask, xp.where(counted < 2, rewards, with_i / (std + _STD_EPSILON)), 0.0)
+    return xp.where(mask, xp.where(counted < 2, rewards, with_i / (std + STD_EPSILON)), 0.0)
 
 
 BEST_OF_K: dict[str, Callable[[Array, Array, int], Array]] = {"max_at_k": max_at_k, "pass_at_k": pass_at_k}

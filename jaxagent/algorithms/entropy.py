@@ -40,7 +40,7 @@ class EntropyControl:
 
     def after(self, metrics: Mapping[str, float]) -> EntropyControl:
         """The state after a step that measured `metrics["policy/entropy"]`; unchanged when off or nothing measured."""
-        if self.config.target <= 0 or _MEASURED not in metrics:
+        if self.config.target <= 0 or not metrics.get("policy/tokens"):
             return self
         coefficient, active = next_coefficient(self.coefficient, metrics[_MEASURED], self.config)
         return dataclasses.replace(self, coefficient=coefficient, active=active)

@@ -113,6 +113,8 @@ def _over_turns(rollout: Rollout, rl: RLConfig) -> dict[int, Signal]:
     """Every action token of a turn has the turn's advantage. The episode's reward is in its last turn's."""
     _, counted = rewards(rollout.groups)
     members = list(walk(rollout.groups))
+    if not members:
+        return {}
     indices: dict[int, np.ndarray] = {}
     attempts: dict[tuple[int, int], np.ndarray] = {}
     for i, (g, s, episode, _) in enumerate(members):
@@ -124,11 +126,11 @@ def _over_turns(rollout: Rollout, rl: RLConfig) -> dict[int, Signal]:
         for i, (g, s, _, trajectory) in enumerate(members):
             mask = indices[i] >= 0
             np.subtract.at(attempts[g, s], indices[i][mask], kl_penalty(rollout, rl, i, trajectory)[mask])
-    shape = (*counted.shape, max(map(len, attempts.values()), default=0))
+    shape = (*counted.shape, max(map(len, attempts.values())))
     steps, live = np.zeros(shape), np.zeros(shape, bool)
     for (g, s), found in attempts.items():
         steps[g, s, : len(found)], live[g, s, : len(found)] = found, counted[g, s]
-    silent = zero_signal(*(x.reshape(len(counted), -1) for x in (steps, live))) if members else counted[:, 0]
+    silent = zero_signal(*(x.reshape(len(counted), -1) for x in (steps, live)))
     advantages = TURN_ADVANTAGES[rl.advantage](steps, live)
     return {
         i: Signal(np.where(indices[i] >= 0, advantages[g, s, indices[i]], 0.0))

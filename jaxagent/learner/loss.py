@@ -164,10 +164,8 @@ def value_loss(values: jax.Array, batch: Batch, objective: Objective) -> tuple[j
         per_token, clipped = clipped_value_loss(values, old, returns, objective.value_clip)
     else:
         logits = jnp.where(live[..., None], values, 0.0)
-        per_token, clipped = (
-            categorical_value_loss(logits, returns, bins, objective.value_loss),
-            jnp.zeros_like(returns),
-        )
+        per_token = categorical_value_loss(logits, returns, bins, objective.value_loss)
+        clipped = jnp.zeros_like(returns)
         values = jnp.where(live, expectation(logits, bins), 0.0)
     loss = jnp.sum(batch.value_weights * per_token)
     sums = {
