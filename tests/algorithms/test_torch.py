@@ -88,6 +88,12 @@ def test_recursions(name):
             assert not np.any(np.asarray(got)[~mask])  # nan stands there
 
 
+@jax.jit
+@jax.value_and_grad
+def corrected(logprobs, old, advantages, weights):
+    return jnp.sum(weights * clipped_policy_loss(logprobs, old, advantages, 0.2, 0.28)[0])
+
+
 def test_truncated_importance_sampling():
     """clip(p_old / p_behaviour, 0, 2) times the clipped loss, the factor a constant of the gradient."""
     for seed in range(4):
@@ -97,9 +103,7 @@ def test_truncated_importance_sampling():
         logprobs, a = (old + rng.normal(0, 0.3, T)).astype(np.float32), rng.normal(size=T).astype(np.float32)
         weights = importance_weights(old, behaviour, "truncate", "token", 0.0, 2.0)
         assert (weights == 2.0).any() and (weights < 2.0).any()
-        value, gradient = jax.value_and_grad(
-            lambda x: jnp.sum(weights.astype(np.float32) * clipped_policy_loss(x, old, a, 0.2, 0.28)[0])
-        )(jnp.asarray(logprobs))
+        value, gradient = corrected(jnp.asarray(logprobs), old, a, weights.astype(np.float32))
         lp, before, sampled, adv = (torch.from_numpy(x.astype(np.float64)) for x in (logprobs, old, behaviour, a))
         lp.requires_grad_()
         ratio = torch.exp(lp - before)
