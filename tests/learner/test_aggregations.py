@@ -151,8 +151,9 @@ def sharded(spec, make_mesh, make_params):
 def test_equals_the_definition(cfg, groups, plain, sharded, make_mesh, make_packer, aggregation, rule):
     rl = dataclasses.replace(
         cfg.rl, advantage="group_mean_std", multi_trajectory=rule, aggregation=aggregation, updates_per_step=1,
-        epochs=1, aggregation_constant=CONSTANT, drop_zero_signal=False, whiten_advantages=False, entropy_coefficient=0.0,
-        z_coefficient=0.0, kl=KLConfig(0.0, "k3", "loss", 0), positive_nll=PositiveNLLConfig(0.0, 1.0),
+        epochs=1, aggregation_constant=CONSTANT, drop_zero_signal=False, whiten_advantages=False,
+        entropy_coefficient=0.0, z_coefficient=0.0, kl=KLConfig(0.0, "k3", "loss", 0),
+        positive_nll=PositiveNLLConfig(0.0, 1.0),
         correction=CorrectionConfig("none", "token", 0.0, 2.0, 0.0, False, 1e-4),
         echo=EchoConfig(0.0, "constant", "env_only", "full_observation", 0),
     )  # fmt: skip
