@@ -7,6 +7,7 @@ plain batch of one unpacked sequence per row, on one device.
 import dataclasses
 import itertools
 import statistics
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ from jaxagent.algorithms import presets
 from jaxagent.algorithms.streams import Streams
 from jaxagent.config import CorrectionConfig, EchoConfig, KLConfig, PositiveNLLConfig
 from jaxagent.learner import loss as losses
+from jaxagent.learner.batch import Batch
 from jaxagent.learner.forward import policy_forward
 from jaxagent.learner.loss import Objective
 from jaxagent.learner.update import shard
@@ -79,9 +81,8 @@ def factors(groups: list[Group], aggregation: str) -> list[float]:
 class Plain:
     """One sequence per row, on one device: log-probs, and gradients of any weighted sum of them."""
 
-    program: object
-    params: object
-    batch: object
+    program: Callable  # cotangent f32[n, R] -> log-probs f32[n, R], gradients
+    batch: Batch
     logprobs: np.ndarray  # f64[n, R]
 
     def loss_and_gradient(self, advantage: list[float], factor: list[float]) -> tuple[float, object]:
@@ -92,7 +93,7 @@ class Plain:
             plain, clipped = -ratio * a, -min(max(ratio, 0.8), 1.28) * a
             total += factor[i] * max(plain, clipped)
             cotangent[i, at] = 0.0 if clipped > plain else factor[i] * plain
-        return total, jax.device_get(self.program(self.params, self.batch, cotangent)[1])
+        return total, jax.device_get(self.program(cotangent)[1])
 
 
 @pytest.fixture(scope="module")
@@ -111,20 +112,23 @@ def plain(spec, make_mesh, make_params, make_packer, groups):
     batch = jax.tree.map(lambda *x: np.concatenate(x), *(row for (row,) in rows))
 
     @jax.jit
-    def program(params, batch, cotangent):
+    def compiled(params, batch, cotangent):
         logprobs, pull = jax.vjp(lambda params: forward(params, batch, 1.0)[0], params)
         return logprobs, pull(cotangent)[0]
 
     params = make_params(mesh)
-    with jax.set_mesh(mesh):
-        program_on_mesh = lambda *args: program(*args)  # noqa: E731
-        logprobs, _ = program_on_mesh(params, batch, np.zeros(batch.targets.shape, np.float32))
-    return Plain(program_on_mesh, params, batch, np.asarray(logprobs, np.float64))
+
+    def program(cotangent):
+        with jax.set_mesh(mesh):
+            return compiled(params, shard(batch, mesh), shard(cotangent, mesh))
+
+    logprobs, _ = program(np.zeros(batch.targets.shape, np.float32))
+    return Plain(program, batch, np.asarray(logprobs, np.float64))
 
 
 @pytest.fixture(scope="module")
 def sharded(spec, make_mesh, make_params):
-    """params and a function: micro-batches -> summed loss and gradient on eight devices; compiled once."""
+    """A function: micro-batches -> summed loss and gradient on eight devices; compiled once."""
     mesh, forward = make_mesh(2, 2, 2), policy_forward(spec)
     objective = Objective(
         temperature=1.0, policy="ppo_clip", clip_low=0.2, clip_high=0.28, clip_dual=3.0, kl_estimator="k3",
@@ -148,7 +152,7 @@ def sharded(spec, make_mesh, make_params):
 
 
 @pytest.mark.parametrize("aggregation, rule", list(itertools.product(AGGREGATIONS, RULES)))
-def test_equals_the_definition(cfg, groups, plain, sharded, make_mesh, make_packer, aggregation, rule):
+def test_equals_the_definition(cfg, groups, plain, sharded, make_packer, aggregation, rule):
     rl = dataclasses.replace(
         cfg.rl, advantage="group_mean_std", multi_trajectory=rule, aggregation=aggregation, updates_per_step=1,
         epochs=1, aggregation_constant=CONSTANT, drop_zero_signal=False, whiten_advantages=False,
@@ -161,8 +165,7 @@ def test_equals_the_definition(cfg, groups, plain, sharded, make_mesh, make_pack
     batches = make_packer(micro_rows=4, longest_targets=20, row_shards=4).pack(update)
     assert len(batches) > 1 and max(b.segments.max() for b in batches) > 1  # micro-batched, and packed
     loss, gradient = sharded(batches)
-    with jax.set_mesh(make_mesh()):
-        expected, expected_gradient = plain.loss_and_gradient(advantages(groups, rule), factors(groups, aggregation))
+    expected, expected_gradient = plain.loss_and_gradient(advantages(groups, rule), factors(groups, aggregation))
     np.testing.assert_allclose(loss, expected, rtol=1e-5, atol=1e-6)
     for got, wanted in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected_gradient), strict=True):
         error = np.linalg.norm(got - np.asarray(wanted, np.float64))
