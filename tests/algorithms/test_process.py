@@ -91,7 +91,6 @@ def test_streams_over_turns_count_the_outcome_once_and_drop_groups_without_signa
     assert len(presets.streams([group], config, 0.0)[0]) == 2
     silent = Group(attempts[0].task, [dataclasses.replace(e, reward=0.0) for e in alike])
     assert presets.streams([silent], config, 0.0)[0] == []
-    assert presets.streams([], config, 0.0)[0] == []
 
 
 def test_kl_in_the_reward_is_taken_from_its_turn(rl, make_group):

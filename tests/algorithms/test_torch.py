@@ -99,7 +99,7 @@ def test_truncated_importance_sampling():
     for seed in range(4):
         rng = np.random.default_rng(seed)
         behaviour = rng.normal(-2, 0.5, T).astype(np.float32)
-        old = (behaviour + rng.normal(0, 0.8, T)).astype(np.float32)
+        old = (behaviour + np.append(rng.normal(0, 0.8, T - 2), [1.0, -1.0])).astype(np.float32)  # e: cut to 2; 1 / e
         logprobs, a = (old + rng.normal(0, 0.3, T)).astype(np.float32), rng.normal(size=T).astype(np.float32)
         weights = importance_weights(old, behaviour, "truncate", "token", 0.0, 2.0)
         assert (weights == 2.0).any() and (weights < 2.0).any()
