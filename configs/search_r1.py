@@ -152,12 +152,15 @@ def laptop() -> ConfigDict:
     config.rl.updates_per_step = 2
     config.rl.epochs = 1
     config.rl.advantage = "group_mean_std"
+    config.rl.best_of = 4
     config.rl.multi_trajectory = "full"
     config.rl.whiten_advantages = False
     config.rl.objective = "ppo_clip"
     config.rl.clip_low = 0.2
     config.rl.clip_high = 0.28
     config.rl.clip_dual = 3.0
+    config.rl.tau_positive = 1.0
+    config.rl.tau_negative = 1.05
     config.rl.correction = ConfigDict()
     config.rl.correction.name = "none"
     config.rl.correction.level = "token"
@@ -170,6 +173,8 @@ def laptop() -> ConfigDict:
     config.rl.aggregation_constant = 36.0  # most sampled tokens of an episode
     config.rl.drop_zero_signal = True
     config.rl.entropy_coefficient = 0.0
+    config.rl.entropy_control = ConfigDict({"target": 0.0, "step": 1e-4, "maximum": 5e-3})
+    config.rl.z_coefficient = 0.0
     config.rl.sampling = ConfigDict({"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0})
     config.rl.optimizer = optimizer(2e-4, schedule="linear")
     config.rl.batch = ConfigDict({"row_tokens": 256, "micro_rows": 4, "targets_multiple": 32})
@@ -180,6 +185,11 @@ def laptop() -> ConfigDict:
     config.rl.critic.returns_lam = 1.0
     config.rl.critic.adaptive_alpha = 0.05
     config.rl.critic.turn_gamma = 1.0
+    config.rl.critic.loss = "squared"
+    config.rl.critic.bins = 51
+    config.rl.critic.low = -0.25  # rewards are 0 to 1; the width of a few bins beyond, for the spread of hl_gauss
+    config.rl.critic.high = 1.25
+    config.rl.critic.sigma = 0.75
     config.rl.critic.value_clip = 0.5
     config.rl.critic.value_coefficient = 1.0
     config.rl.critic.warmup_updates = 10

@@ -212,7 +212,12 @@ class CriticConfig:
     returns_lam: float  # read by "gae_adaptive": lambda of the critic's targets
     adaptive_alpha: float  # read by "gae_adaptive": lambda = 1 - 1 / (alpha * action tokens)
     turn_gamma: float  # read by "gae_turns" and "gae_bilevel": discount per turn
-    value_clip: float
+    loss: Literal["squared", "hl_gauss", "two_hot"]  # the latter two: a head of `bins` logits, cross-entropy
+    bins: int  # read by "hl_gauss" and "two_hot", as the next two: values from `low` to `high`
+    low: float
+    high: float
+    sigma: float  # read by "hl_gauss": standard deviation of the target, in bin widths; published 0.75
+    value_clip: float  # read by "squared"
     value_coefficient: float
     warmup_updates: int  # critic-only updates before the policy moves
     warmup_epochs: int  # passes of the critic over each update's data until then; afterwards one
@@ -226,7 +231,7 @@ class EchoConfig:
     coefficient: float  # 0 = off; published: 0.05
     schedule: Literal["constant", "linear_decay", "step_decay"]
     targets: Literal["env_only", "full_observation", "warning_only", "warning_plus_env"]
-    denominator: Literal["full_observation", "targets", "token_mean", "constant"]
+    denominator: Literal["full_observation", "targets", "token_mean", "constant", "constant_sum"]
     max_tokens: int  # 0 = no cap per sequence
 
 
@@ -239,6 +244,15 @@ class PositiveNLLConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class EntropyControlConfig:
+    """Steers the entropy to a target by rl.entropy_coefficient, which is then where the coefficient starts."""
+
+    target: float  # nats per action token; 0 = off, the coefficient is constant
+    step: float  # by which the coefficient rises (entropy below target) or falls per RL step
+    maximum: float  # of the coefficient; the minimum is 0
+
+
+@dataclasses.dataclass(frozen=True)
 class RLConfig:
     """The reinforcement-learning stage. Names are checked by `algorithms.presets.check`, which knows them all."""
 
@@ -247,18 +261,23 @@ class RLConfig:
     group_size: int
     updates_per_step: int  # optimiser updates (mini-batches) per rollout batch and epoch
     epochs: int
-    advantage: str  # of algorithms/advantages.py (from groups) or token_advantages.py (along tokens)
+    advantage: str  # of algorithms/advantages.py, best_of_k.py, process.py (from groups), token_advantages.py
+    best_of: int  # read by "max_at_k" and "pass_at_k": k
     multi_trajectory: Literal["full", "divide", "statistics"]  # an episode of several: see algorithms/estimate.py
     whiten_advantages: bool  # to mean 0 and variance 1 over the rollout batch's action tokens
     objective: str  # of algorithms/policy_loss.py
     clip_low: float  # the importance ratio's range is [1 - clip_low, 1 + clip_high]
     clip_high: float
     clip_dual: float  # read by "dual_clip": with a negative advantage the ratio counts as this much at most
+    tau_positive: float  # read by "sapo": how fast the gate closes where the advantage is positive
+    tau_negative: float  # and elsewhere
     correction: CorrectionConfig
     aggregation: str  # of algorithms/aggregate.py
     aggregation_constant: float  # tokens; Dr.GRPO's divisor
     drop_zero_signal: bool  # leave out groups whose rewards are all equal; read by advantages from groups
     entropy_coefficient: float
+    entropy_control: EntropyControlConfig
+    z_coefficient: float  # of (log Z)^2 of the sampled distribution's logits, on action tokens; 0 = off
     sampling: SamplingConfig
     optimizer: OptimizerConfig
     batch: BatchConfig

@@ -17,8 +17,9 @@ from typing import Any
 import jax
 
 from jaxagent.algorithms import presets
+from jaxagent.algorithms.entropy import EntropyControl
 from jaxagent.build import Parts, open_parts
-from jaxagent.config import Config, ConfigError, Stage
+from jaxagent.config import Config, ConfigError, RLConfig, Stage
 from jaxagent.data.tasks import TaskIterator
 from jaxagent.engine.driver import Driver
 from jaxagent.evaluate import deadline_s, record_evaluation
@@ -114,6 +115,7 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params
     """Reinforcement learning; returns the trained policy."""
     cfg, rl = parts.cfg, parts.cfg.rl
     tasks = TaskIterator(parts.train, cfg.seed, shuffle=True)
+    entropy = EntropyControl.start(rl, saved.results)
     with saved.compiles.warm_up():
         programs, state = make_programs(cfg, parts.spec, parts.mesh, params)
         step, resumed = saved.step_of(RL), saved.resumes(RL)
@@ -129,7 +131,10 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params
             started = time.monotonic()
             groups, rollout = collect(parts, driver, tasks.take(rl.tasks_per_step), step)
             collected = time.monotonic()
-            state, metrics = learn(parts, programs, state, groups, step)
+            state, metrics = learn(parts, programs, state, groups, step, entropy.apply(rl))
+            metrics["policy/entropy_coefficient"] = entropy.applied
+            entropy = entropy.after(metrics)
+            entropy.save(saved.results)
             if presets.refresh_due(rl, step + 1):
                 state = state.replace(reference=state.params)  # updates donate no parameters
             driver.update_params(state.params, int(state.step))
@@ -173,10 +178,9 @@ def collect(parts: Parts, driver: Driver, tasks: list[Task], step: int) -> tuple
 
 
 def learn(
-    parts: Parts, programs: Programs, state: TrainState, groups: list[Group], step: int
+    parts: Parts, programs: Programs, state: TrainState, groups: list[Group], step: int, rl: RLConfig
 ) -> tuple[TrainState, dict[str, float]]:
     """Groups -> streams -> optimiser updates. The metrics of the first update are those of exactly on-policy data."""
-    rl = parts.cfg.rl
     trajectories = presets.trajectories(groups)
     values = reference = old = None
     if programs.values is not None:
@@ -199,6 +203,8 @@ def merge(updates: list[dict[str, float]]) -> dict[str, float]:
     if not updates:
         return {}
     metrics = {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
+    if tokens := sum(u.get("policy/tokens", 0.0) for u in updates):  # a part without any says nothing of the entropy
+        metrics["policy/entropy"] = sum(u["policy/entropy"] * u["policy/tokens"] for u in updates) / tokens
     if "policy/logprob_gap_max" in metrics:
         del metrics["policy/logprob_gap_max"], metrics["policy/logprob_gap_mean"]
         metrics["logprob_gap/max"] = updates[0]["policy/logprob_gap_max"]

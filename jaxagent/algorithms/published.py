@@ -24,6 +24,7 @@ class Published(NamedTuple):
 
 _GRPO = {
     "advantage": "group_mean_std",
+    "best_of": 4,
     "multi_trajectory": "full",
     "whiten_advantages": False,
     "drop_zero_signal": False,
@@ -31,6 +32,8 @@ _GRPO = {
     "clip_low": 0.2,
     "clip_high": 0.2,
     "clip_dual": 3.0,
+    "tau_positive": 1.0,
+    "tau_negative": 1.05,
     "correction.name": "none",
     "correction.level": "token",
     "correction.low": 0.0,
@@ -85,6 +88,18 @@ PUBLISHED: dict[str, Published] = {
     "cispo": Published(
         "MiniMax-M1, arXiv 2506.13585",
         _DAPO | {"objective": "cispo", "clip_low": 1.0},  # no lower bound; its upper one is not given in the paper
+    ),
+    "sapo": Published("Soft Adaptive Policy Optimization, arXiv 2511.20347", _GRPO | {"objective": "sapo"}),
+    "grpo_process": Published(
+        "GRPO with process supervision, DeepSeekMath, arXiv 2402.03300, section 4.1.3; a step is a turn",
+        _GRPO | {"advantage": "turn_mean_std", "kl.coefficient": 0.04},
+    ),
+    "pkpo": Published(
+        "Pass@K Policy Optimization, arXiv 2505.15201; rl.best_of is its k",
+        _GRPO | {"advantage": "max_at_k", "objective": "reinforce", "aggregation": "constant"},
+    ),
+    "pass_at_k": Published(
+        "Pass@k Training, arXiv 2508.10751, on DAPO; rl.best_of is its k", _DAPO | {"advantage": "pass_at_k"}
     ),
     "tis": Published(
         "Truncated importance sampling, Yao et al. 2025, on DAPO", _DAPO | {"correction.name": "truncate"}

@@ -15,31 +15,32 @@ import jax.numpy as jnp
 from jaxagent.learner.batch import Batch
 from jaxagent.models import critic as critic_model
 from jaxagent.models import exact, sharding
-from jaxagent.models.logprobs import token_logprobs
+from jaxagent.models.logprobs import token_scores
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.models.transformer import forward_packed
 
 
 def policy_forward(
-    spec: ModelSpec, tiling: exact.Tiling | None = None
-) -> Callable[[Params, Batch, float], tuple[jax.Array, jax.Array]]:
+    spec: ModelSpec, tiling: exact.Tiling | None = None, log_z: bool = False
+) -> Callable[[Params, Batch, float], tuple[jax.Array, ...]]:
     """A function: params, batch, temperature -> (log-probs f32[B, R], entropies f32[B, R]).
 
     Targets with a cross-entropy weight are scored at temperature 1, all others at `temperature`. With a `tiling`, the
     engine's, the log-probs are bit for bit those the engine would record; gradients are those of the ordinary pass.
+    With `log_z` there is a third result, f32[B, R]: the log of the softmax's normaliser.
     """
 
-    def forward(params: Params, batch: Batch, temperature: float) -> tuple[jax.Array, jax.Array]:
+    def forward(params: Params, batch: Batch, temperature: float) -> tuple[jax.Array, ...]:
         x = _heads(params, spec, batch)
         if temperature != 1.0:  # logits are linear in x
             x = jnp.where((batch.ce_weights != 0)[..., None], x * jnp.asarray(temperature, x.dtype), x)
         b, r, e = x.shape
-        scores = token_logprobs(params, spec, x.reshape(b * r, e), batch.targets.reshape(b * r), temperature)
+        scores = token_scores(params, spec, x.reshape(b * r, e), batch.targets.reshape(b * r), temperature)
         rows = sharding.out(sharding.row_axes(x), None)
-        logprobs, entropy = (score.reshape(b, r, out_sharding=rows) for score in scores)
+        logprobs, *others = (score.reshape(b, r, out_sharding=rows) for score in scores[: 3 if log_z else 2])
         if tiling is None:
-            return logprobs, entropy
+            return logprobs, *others
         same = exact.packed_logprobs(
             jax.lax.stop_gradient(params),
             spec,
@@ -50,13 +51,16 @@ def policy_forward(
             batch.targets,
             jnp.where(batch.ce_weights != 0, 1.0, jnp.float32(temperature)),
         )
-        return exact.with_value(logprobs, same), entropy
+        return exact.with_value(logprobs, same), *others
 
     return forward
 
 
 def value_forward(spec: ModelSpec) -> Callable[[critic_model.Critic, Batch], jax.Array]:
-    """A function: critic, batch -> values f32[B, R] of the states in which the targets were sampled."""
+    """A function: critic, batch -> values f32[B, R] of the states in which the targets were sampled.
+
+    Of a critic with N bins: their logits f32[B, R, N].
+    """
 
     def forward(critic: critic_model.Critic, batch: Batch) -> jax.Array:
         return critic_model.values(critic, _heads(critic.backbone, spec, batch))

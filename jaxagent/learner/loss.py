@@ -18,6 +18,7 @@ import numpy as np
 from jaxagent.algorithms.kl import kl_estimate, kl_loss
 from jaxagent.algorithms.policy_loss import OBJECTIVES, Tokens, opsm_factor
 from jaxagent.algorithms.segments import sequence_mean
+from jaxagent.algorithms.value_bins import Support, categorical_value_loss, expectation
 from jaxagent.algorithms.value_loss import clipped_value_loss
 from jaxagent.config import RLConfig
 from jaxagent.learner.batch import Batch
@@ -38,6 +39,10 @@ class Objective:
     kl_estimator: str
     opsm_delta: float | None  # None = no off-policy sequence masking
     value_clip: float
+    tau_positive: float = 1.0
+    tau_negative: float = 1.05
+    value_loss: str = "squared"  # or a target of algorithms/value_bins.py
+    value_bins: Support | None = None  # None with "squared"
 
     @classmethod
     def of(cls, rl: RLConfig) -> Objective:
@@ -52,7 +57,17 @@ class Objective:
             kl_estimator=rl.kl.estimator,
             opsm_delta=rl.correction.opsm_delta if rl.correction.name == "opsm" else None,
             value_clip=rl.critic.value_clip,
+            tau_positive=rl.tau_positive,
+            tau_negative=rl.tau_negative,
+            value_loss=rl.critic.loss,
+            value_bins=value_bins(rl),
         )
+
+
+def value_bins(rl: RLConfig) -> Support | None:
+    """The bins of the critic's value; None where it is one number."""
+    critic = rl.critic
+    return None if critic.loss == "squared" else Support(critic.low, critic.high, critic.bins, critic.sigma)
 
 
 SUPERVISED = Objective(
@@ -79,19 +94,23 @@ class Tally:
         return Tally(jax.tree.map(jnp.add, self.sums, other.sums), jax.tree.map(jnp.maximum, self.maxima, other.maxima))
 
 
-def policy_loss(logprobs: jax.Array, entropy: jax.Array, batch: Batch, objective: Objective) -> tuple[jax.Array, Tally]:
-    """Policy, KL, entropy and cross-entropy terms of a micro-batch.
+def policy_loss(
+    logprobs: jax.Array, entropy: jax.Array, batch: Batch, objective: Objective, log_z: jax.Array | None = None
+) -> tuple[jax.Array, Tally]:
+    """Policy, KL, entropy, z-loss and cross-entropy terms of a micro-batch.
 
     Args:
       logprobs: f32[B, R] of the targets; anything (even inf or nan) at targets without weight.
       entropy: f32[B, R] of the distributions the targets were drawn from.
       batch: streams, [B, R] each.
+      log_z: f32[B, R] of the same distributions' normalisers; None: no z-loss ("PaLM", arXiv 2204.02311, section 5).
 
     Returns:
       f32[] share of the update's loss, and its tally.
     """
     policy, kl = batch.policy_weights != 0, batch.kl_weights != 0
     ce, nll, bonus = batch.ce_weights != 0, batch.nll_weights != 0, batch.entropy_weights != 0
+    z = batch.z_weights != 0
     # Double where: a target without weight must give neither a value nor a gradient, whatever it holds.
     logprobs = jnp.where(policy | kl | ce | nll, logprobs, 0.0)
     entropy = jnp.where(policy | bonus, entropy, 0.0)
@@ -115,13 +134,15 @@ def policy_loss(logprobs: jax.Array, entropy: jax.Array, batch: Batch, objective
         "loss/ce": -jnp.sum(batch.ce_weights * logprobs),
         "loss/nll": -jnp.sum(batch.nll_weights * logprobs),
     }
+    if log_z is not None:
+        losses["loss/z"] = jnp.sum(batch.z_weights * jnp.square(jnp.where(z, log_z, 0.0)))
     gap = jnp.where(policy, jax.lax.stop_gradient(on_policy - behaviour), 0.0)
     below = (gap[..., None] <= RATIO_EDGES) & policy[..., None]
     sums = losses | {
         "policy_tokens": jnp.sum(policy),
         "kl_tokens": jnp.sum(kl),
         "ce_tokens": jnp.sum(ce),
-        "targets": jnp.sum(policy | kl | ce | nll | bonus),
+        "targets": jnp.sum(policy | kl | ce | nll | bonus | z),
         "clipped": jnp.sum(jnp.where(policy, clipped, 0.0)),
         "entropy": jnp.sum(jnp.where(policy, entropy, 0.0)),
         "kl": jnp.sum(jnp.where(kl, divergence, 0.0)),
@@ -135,11 +156,17 @@ def policy_loss(logprobs: jax.Array, entropy: jax.Array, batch: Batch, objective
 
 
 def value_loss(values: jax.Array, batch: Batch, objective: Objective) -> tuple[jax.Array, Tally]:
-    """The critic's term of a micro-batch: `values` f32[B, R] -> f32[] and its tally."""
-    live = batch.value_weights != 0
-    values = jnp.where(live, values, 0.0)
+    """The critic's term of a micro-batch: `values` f32[B, R], or logits f32[B, R, N] -> f32[] and its tally."""
+    live, bins = batch.value_weights != 0, objective.value_bins
     old, returns = jnp.where(live, batch.old_values, 0.0), jnp.where(live, batch.returns, 0.0)
-    per_token, clipped = clipped_value_loss(values, old, returns, objective.value_clip)
+    if bins is None:
+        values = jnp.where(live, values, 0.0)
+        per_token, clipped = clipped_value_loss(values, old, returns, objective.value_clip)
+    else:
+        logits = jnp.where(live[..., None], values, 0.0)
+        per_token = categorical_value_loss(logits, returns, bins, objective.value_loss)
+        clipped = jnp.zeros_like(returns)
+        values = jnp.where(live, expectation(logits, bins), 0.0)
     loss = jnp.sum(batch.value_weights * per_token)
     sums = {
         "loss/value": loss,
@@ -155,8 +182,7 @@ def value_loss(values: jax.Array, batch: Batch, objective: Objective) -> tuple[j
 def policy_metrics(tally: Tally) -> dict[str, float]:
     """Scalars of one update from its (host) tally. Means are over tokens, not over weights."""
     s, tokens = tally.sums, max(float(tally.sums["policy_tokens"]), 1.0)
-    names = ("loss/policy", "loss/kl", "loss/entropy", "loss/ce", "loss/nll")
-    out = {name: float(s[name]) for name in names}
+    out = {name: float(value) for name, value in s.items() if name.startswith("loss/")}
     return out | {
         "loss/total": sum(out.values()),
         "policy/tokens": float(s["policy_tokens"]),

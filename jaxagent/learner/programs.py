@@ -53,9 +53,10 @@ def make_programs(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy:
     presets.warm_up(rl)
     with jax.set_mesh(mesh):
         if presets.needs_critic(rl):
-            critic, score_value = critics.from_policy(policy), forward.value_forward(spec)
+            bins = loss.value_bins(rl)
+            critic, score_value = critics.from_policy(policy, bins.bins if bins else 0), forward.value_forward(spec)
             critic_optimizer = make_optimizer(rl.critic.optimizer, critic_updates)
-            values = score.value_scorer(score_value, packer, mesh)
+            values = score.value_scorer(score_value, packer, mesh, bins)
             values.warm_up(critic)
         if presets.needs_reference(rl) or presets.needs_old(rl):
             scorer = score.policy_scorer(score_policy, rl.sampling.temperature, packer, mesh)
@@ -63,8 +64,9 @@ def make_programs(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy:
             reference = scorer if presets.needs_reference(rl) else None
             old = scorer if presets.needs_old(rl) else None
         state = init_state(policy, optimizer, critic, critic_optimizer, presets.needs_reference(rl))
+        train_policy = forward.policy_forward(spec, tiling(cfg), log_z=rl.z_coefficient != 0)
         update = make_update(
-            score_policy, loss.Objective.of(rl), optimizer, mesh, score_value, critic_optimizer, rl.critic.warmup_epochs
+            train_policy, loss.Objective.of(rl), optimizer, mesh, score_value, critic_optimizer, rl.critic.warmup_epochs
         )
         state = update.warm_up(state, packer.empty())
     return Programs(packer, update, values, reference, old), state

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from jaxagent.algorithms.streams import Streams
+from jaxagent.algorithms.value_bins import Support, expectation
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer, unpack
 from jaxagent.learner.update import shard
@@ -59,9 +60,19 @@ def policy_scorer(
     return Scorer(mesh, packer, jax.jit(lambda params, batch: forward(params, batch, temperature)))
 
 
-def value_scorer(forward: Callable[[Tree, Batch], jax.Array], packer: Packer, mesh: jax.sharding.Mesh) -> Scorer:
-    """Scores (values,) of the states in which action tokens were sampled."""
-    return Scorer(mesh, packer, jax.jit(lambda critic, batch: (forward(critic, batch),)))
+def value_scorer(
+    forward: Callable[[Tree, Batch], jax.Array],
+    packer: Packer,
+    mesh: jax.sharding.Mesh,
+    bins: Support | None = None,
+) -> Scorer:
+    """Scores (values,) of the states in which action tokens were sampled; `bins` of a critic that classifies."""
+
+    def values(critic: Tree, batch: Batch) -> tuple[jax.Array]:
+        out = forward(critic, batch)
+        return (out if bins is None else expectation(out, bins),)
+
+    return Scorer(mesh, packer, jax.jit(values))
 
 
 def _actions(trajectory: Trajectory) -> np.ndarray:

@@ -22,7 +22,7 @@ from jaxagent.learner.loss import Objective, Tally
 from jaxagent.learner.state import TrainState
 
 Tree = Any  # a pytree of arrays
-PolicyForward = Callable[[Tree, Batch, float], tuple[jax.Array, jax.Array]]
+PolicyForward = Callable[[Tree, Batch, float], tuple[jax.Array, ...]]
 ValueForward = Callable[[Tree, Batch], jax.Array]
 
 
@@ -104,7 +104,8 @@ def make_update(
     """Builds the update.
 
     Args:
-      forward: params, batch, temperature -> log-probs and entropies f32[B, R] of the targets (forward.py).
+      forward: params, batch, temperature -> log-probs and entropies f32[B, R] of the targets, and log Z where there is
+        a z-loss (forward.py).
       objective: static parts of the losses; `loss.SUPERVISED` for SFT.
       optimizer: of the policy.
       mesh: with axes data, fsdp, tensor.
@@ -113,8 +114,8 @@ def make_update(
     """
 
     def policy_loss(params: Tree, batch: Batch) -> tuple[jax.Array, Tally]:
-        logprobs, entropy = forward(params, batch, objective.temperature)
-        return losses.policy_loss(logprobs, entropy, batch, objective)
+        logprobs, entropy, *log_z = forward(params, batch, objective.temperature)
+        return losses.policy_loss(logprobs, entropy, batch, objective, *log_z)
 
     def value_loss(critic: Tree, batch: Batch) -> tuple[jax.Array, Tally]:
         return losses.value_loss(value_forward(critic, batch), batch, objective)

@@ -22,7 +22,7 @@ from jaxagent.engine.executor import Sizes
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.learner import forward, state
 from jaxagent.learner.batch import Batch
-from jaxagent.learner.loss import Objective
+from jaxagent.learner.loss import Objective, value_bins
 from jaxagent.learner.optimizer import make_optimizer
 from jaxagent.learner.programs import tiling
 from jaxagent.learner.update import make_update
@@ -75,7 +75,8 @@ def abstract_state(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> sta
     optimizer = make_optimizer(cfg.rl.optimizer, cfg.rl.steps)
     critic = critic_optimizer = None
     if presets.needs_critic(cfg.rl):
-        critic = jax.eval_shape(critic_model.from_policy, params)
+        bins = value_bins(cfg.rl)
+        critic = jax.eval_shape(lambda params: critic_model.from_policy(params, bins.bins if bins else 0), params)
         critic_optimizer = make_optimizer(cfg.rl.critic.optimizer, cfg.rl.steps)
     return jax.eval_shape(
         lambda params, critic: state.init_state(
@@ -104,7 +105,7 @@ def compile_all(
         batch = jax.tree.map(lambda x: _abstract(x.shape, x.dtype, mesh, jax.P(sharding.ROWS)), empty)
         ppo = train.critic is not None
         update = make_update(
-            forward.policy_forward(spec, tiling(cfg)),
+            forward.policy_forward(spec, tiling(cfg), log_z=cfg.rl.z_coefficient != 0),
             Objective.of(cfg.rl),
             make_optimizer(cfg.rl.optimizer, cfg.rl.steps),
             mesh,

@@ -9,10 +9,13 @@ from jaxagent import config
 from jaxagent.algorithms import corrections, presets
 from jaxagent.algorithms.advantages import GROUP_ADVANTAGES
 from jaxagent.algorithms.aggregate import MODES
+from jaxagent.algorithms.best_of_k import BEST_OF_K
 from jaxagent.algorithms.kl import KL_ESTIMATORS
 from jaxagent.algorithms.policy_loss import OBJECTIVES
+from jaxagent.algorithms.process import TURN_ADVANTAGES
 from jaxagent.algorithms.published import PUBLISHED
 from jaxagent.algorithms.token_advantages import TOKEN_ADVANTAGES
+from jaxagent.algorithms.value_bins import TARGETS
 from jaxagent.config import ConfigError
 
 
@@ -49,5 +52,6 @@ def test_the_page_has_a_row_for_each_and_names_every_choice():
     page = (pathlib.Path(__file__).resolve().parents[2] / "docs/algorithms.md").read_text()
     rows = {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")}
     assert rows == set(PUBLISHED)
-    for name in (*GROUP_ADVANTAGES, *TOKEN_ADVANTAGES, *OBJECTIVES, *corrections.NAMES, *KL_ESTIMATORS, *MODES):
+    advantages = (*GROUP_ADVANTAGES, *BEST_OF_K, *TURN_ADVANTAGES, *TOKEN_ADVANTAGES)
+    for name in (*advantages, *OBJECTIVES, *corrections.NAMES, *KL_ESTIMATORS, *MODES, "squared", *TARGETS):
         assert f"`{name}`" in page, name

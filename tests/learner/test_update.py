@@ -8,11 +8,13 @@ import numpy as np
 import optax
 import pytest
 
+from jaxagent.algorithms.value_bins import Support
 from jaxagent.learner import loss as losses
 from jaxagent.learner.forward import policy_forward, value_forward
 from jaxagent.learner.loss import Objective
+from jaxagent.learner.score import value_scorer
 from jaxagent.learner.state import init_state
-from jaxagent.learner.update import make_update, shard
+from jaxagent.learner.update import make_trainable, make_update, shard
 from jaxagent.models import critic as critic_model
 
 OBJECTIVE = Objective(
@@ -151,6 +153,37 @@ def test_warm_up_epochs_are_so_many_updates_of_the_critic(spec, make_params, mak
     state, _ = build(spec, one, make_params(one), critic=True)
     again, _ = patient(thrice, batches)  # afterwards it is one
     jax.tree.map(np.testing.assert_array_equal, again.critic, once.critic)
+
+
+def test_a_critic_in_bins_learns_its_returns_on_eight_devices(spec, make_params, make_packer, make_streams, make_mesh):
+    mesh, bins = make_mesh(2, 2, 2), Support(low=-0.5, high=1.5, bins=8, sigma=0.75)
+    objective = dataclasses.replace(OBJECTIVE, value_loss="hl_gauss", value_bins=bins)
+    optimizer, forward = optax.adam(3e-3), value_forward(spec)
+    train = make_trainable(
+        lambda critic, batch: losses.value_loss(forward(critic, batch), batch, objective), optimizer,
+        losses.value_metrics,
+    )  # fmt: skip
+    packer, streams = make_packer(micro_rows=4, longest_targets=20, row_shards=4), make_streams(4)
+    actions = [s.value_weights > 0 for s in streams]
+    count = sum(mask.sum() for mask in actions)
+    streams = [
+        dataclasses.replace(s, value_weights=mask.astype(np.float32) / count)
+        for s, mask in zip(streams, actions, strict=True)
+    ]
+    with jax.set_mesh(mesh):
+        critic = critic_model.from_policy(make_params(mesh), bins.bins)
+        scorer = value_scorer(forward, packer, mesh, bins)
+        (before,) = scorer(critic, [s.trajectory for s in streams])
+        opt_state, batches = jax.jit(optimizer.init)(critic), [shard(b, mesh) for b in packer.pack(streams)]
+        for _ in range(60):
+            critic, opt_state, _, pending = train.step(critic, opt_state, jnp.zeros((), jnp.int32), batches)
+        (after,) = scorer(critic, [s.trajectory for s in streams])
+    np.testing.assert_allclose(np.concatenate(before)[np.concatenate(actions)], 0.5, atol=1e-6)  # every bin alike
+    error = lambda values: np.mean(  # noqa: E731
+        np.concatenate([v[m] - s.returns[m] for v, s, m in zip(values, streams, actions, strict=True)]) ** 2
+    )
+    assert error(after) < 0.2 * error(before)
+    assert train.metrics(pending, "critic")["critic/squared_error"] < 0.3 * error(before)
 
 
 def test_engine_may_keep_the_old_parameters(spec, make_params, make_packer, make_streams, one):
