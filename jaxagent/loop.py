@@ -29,6 +29,7 @@ from jaxagent.learner.optimizer import make_optimizer
 from jaxagent.learner.programs import Programs, make_programs
 from jaxagent.learner.state import TrainState, init_state
 from jaxagent.learner.update import make_update
+from jaxagent.models import lora
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout.statistics import action_tokens, episode_metrics
 from jaxagent.run import Run, open_run
@@ -56,12 +57,12 @@ def run(cfg: Config) -> dict[str, Any]:
             warm_start.check(parts)
         with contextlib.ExitStack() as engine:
             with saved.compiles.warm_up():
-                params = parts.init_params()
+                params = parts.base_params() if adapting(saved) else parts.init_params()
                 driver = engine.enter_context(parts.engine(params, 0))
             if stage == WARM_START:
                 params = warm_start_stage(parts, saved, driver, params)
             state = rl_stage(parts, saved, driver, params)
-        parts.export(state.params, policy_folder)
+        parts.export(state, Path(cfg.workdir))
         return saved.finish(summary(saved))
 
 
@@ -72,6 +73,7 @@ def check(cfg: Config) -> None:
       ConfigError: naming the fields.
     """
     presets.check(cfg.rl)
+    lora.check(cfg.model.lora)
     check_context(cfg.rl.batch, cfg.env.context_tokens)
     if cfg.numerics == "exact" and cfg.engine.tile_rows < EXACT_TILE_ROWS:
         raise ConfigError(
@@ -142,8 +144,11 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Any) -> TrainStat
         resumed = saved.host.get("stage") == RL
         if resumed:
             state, _ = saved.checkpoints.restore(state)
+            state = programs.update.merged(state)
             tasks.set_state(saved.host["tasks"])
-        driver.update_params(state.params, int(state.step))
+        elif cfg.model.lora.rank:
+            parts.keep_base(params)
+        driver.update_params(state.policy, int(state.step))
     with saved.stage(RL, rl.steps, step):
         if not resumed:
             record_evaluation(parts, saved, driver, 0, {})
@@ -155,7 +160,7 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Any) -> TrainStat
             state, metrics = learn(parts, programs, state, groups, step)
             if presets.refresh_due(rl, step + 1):
                 state = state.replace(reference=state.params)  # updates donate no parameters
-            driver.update_params(state.params, int(state.step))
+            driver.update_params(state.policy, int(state.step))
             ended = time.monotonic()
             step += 1
             metrics |= rollout | {
@@ -205,9 +210,9 @@ def learn(
     if programs.values is not None:
         (values,) = programs.values(state.critic, trajectories)
     if programs.reference is not None:
-        reference, _ = programs.reference(state.reference, trajectories)
+        reference, _ = programs.reference(programs.reference_weights(state), trajectories)
     if programs.old is not None:
-        old, _ = programs.old(state.params, trajectories)
+        old, _ = programs.old(state.policy, trajectories)
     streams, metrics = presets.streams(groups, rl, step / rl.steps, reference, values, old)
     updates: list[dict[str, float]] = []
     for part in presets.mini_batches(streams, rl, (parts.cfg.seed, step)):
@@ -245,6 +250,11 @@ def record_evaluation(parts: Parts, saved: Run, driver: Driver, step: int, metri
 def summary(saved: Run) -> dict[str, Any]:
     """What summary.json says."""
     return {"seed": saved.cfg.seed, "steps": saved.cfg.rl.steps, **saved.results}
+
+
+def adapting(saved: Run) -> bool:
+    """Whether the run goes on with LoRA adapters that an earlier process began."""
+    return bool(saved.cfg.model.lora.rank) and saved.host.get("stage") == RL
 
 
 def bundle_number(cfg: Config, stage: str, step: int) -> int:

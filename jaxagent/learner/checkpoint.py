@@ -48,10 +48,13 @@ class Checkpointer:
     def save(self, step: int, state: TrainState, host: Host) -> None:
         """Starts writing a bundle. Returns once `state` is copied, so its buffers may be donated next.
 
+        Weights under LoRA adapters (`state.frozen`) are left out: they do not change, and lie in a folder of their own.
+
         A step that is saved already is left alone (SIGTERM right after a periodic save).
         """
         if step == self.latest:
             return
+        state = state.replace(frozen=None)
         self._checkpointer.save_checkpointables_async(step, {"state": state, "host": {"json": json.dumps(host)}})
 
     def host(self, step: int | None = None) -> Host:
@@ -63,18 +66,20 @@ class Checkpointer:
         """Reads a bundle.
 
         Args:
-          target: arrays or `jax.ShapeDtypeStruct`s with the shardings to restore into (of any mesh).
+          target: arrays or `jax.ShapeDtypeStruct`s with the shardings to restore into (of any mesh). Its `frozen` is
+            handed back as it is: what it holds of the adapters has to be made again.
           step: None = newest.
 
         Raises:
           ConfigError: there is no bundle, or it holds another model or optimiser; names the first array that differs.
         """
         step = self._step(step)
+        frozen, target = target.frozen, target.replace(frozen=None)
         target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), target)
         saved = self._checkpointer.checkpointables_metadata(step).metadata["state"]
         _check_shapes(_shapes(target), _shapes(saved), f"{self._checkpointer.directory}/{step}")
         loaded = self._checkpointer.load_checkpointables(step, {"state": target, "host": None})
-        return loaded["state"], json.loads(loaded["host"]["json"])
+        return loaded["state"].replace(frozen=frozen), json.loads(loaded["host"]["json"])
 
     def wait(self) -> None:
         """Blocks until the bundle being written is complete."""
