@@ -88,9 +88,19 @@ class Parts:
             hf.save(base_folder(self.cfg), policy, self.spec, self.cfg.model.param_dtype, self._assets)
 
     def base_params(self) -> Params:
-        """The weights that LoRA froze, in their training shardings."""
+        """The weights that LoRA froze, in their training shardings.
+
+        Raises:
+          ConfigError: they are not where RL with adapters would have left them.
+        """
+        folder = base_folder(self.cfg)
+        if not (folder / "config.json").is_file():
+            raise ConfigError(
+                f"'{folder}' holds no weights under this run's adapters. If its RL began without model.lora, "
+                "use another workdir."
+            )
         where = params.shardings(self.spec, self.mesh, sharding.TRAIN)
-        return hf.load(base_folder(self.cfg), self.spec, where)
+        return hf.load(folder, self.spec, where)
 
     def export(self, state: TrainState, workdir: Path) -> None:
         """Writes the policy and its tokenizer as a folder that transformers loads; LoRA adapters as one PEFT loads."""
