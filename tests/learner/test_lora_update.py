@@ -54,6 +54,10 @@ def test_two_updates_on_one_device_and_on_eight(lora_cfg, spec, make_params, mak
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(second.frozen.base), before)
         assert second.frozen.base is base and int(second.step) == 2
         results.append(jax.device_get((first.params, second.params, second.policy)))
+        where = params.shardings(spec, mesh, sharding.TRAIN)  # merged weights lie where the base does
+        assert all(
+            jax.tree.leaves(jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), second.policy, where))
+        )
         if mesh.size == 1:
             # Untouched arrays are shared with the base, not copied.
             assert pointers(second.policy.embed) == pointers(base.embed)

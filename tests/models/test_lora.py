@@ -48,18 +48,14 @@ step = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnames=("spec", 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_beside_equals_merged_on_one_device_and_on_eight(family):
+def test_beside_on_eight_devices_equals_merged_on_one(family):
     """The gradient through the sums W + s A B is the witness of the one that never makes them, and the other way."""
     spec = tiny.spec(**FAMILIES[family])
     base, adapters = params.init(spec, jax.random.key(0)), random_adapters(spec)
     batch = tiny.batch(b=8, t=12, r=7, vocab=spec.vocab_size)
     (total, made), grads = step(adapters, base, spec, batch, merged=True)
-    assert abs(float(total - step(jax.tree.map(jnp.zeros_like, adapters), base, spec, batch, merged=True)[0][0])) > 0.1
-
-    (beside, beside_made), beside_grads = step(adapters, base, spec, batch, merged=False)
-    np.testing.assert_allclose(beside, total, rtol=1e-5)
-    assert tiny.worst_relative(made, beside_made) < 1e-5
-    assert tiny.worst_relative(grads, beside_grads) < 1e-4
+    (without, _), _ = step(jax.tree.map(jnp.zeros_like, adapters), base, spec, batch, merged=True)
+    assert abs(float(total - without)) > 0.1
 
     mesh = sharding.make_mesh(MeshConfig(2, 2, 2))
     with jax.set_mesh(mesh):
@@ -68,14 +64,12 @@ def test_beside_equals_merged_on_one_device_and_on_eight(family):
         split_base = jax.device_put(base, params.shardings(spec, mesh, sharding.TRAIN))
         split_batch = jax.device_put(batch, sharding.rows(mesh, 2))
         (split_total, split_made), split_grads = step(split, split_base, spec, split_batch, merged=False)
-        merged = jax.jit(lambda b, a: lora.merge(b, a, CONFIG, "float32"))(split_base, split)
     np.testing.assert_allclose(split_total, total, rtol=1e-5)
     assert tiny.worst_relative(made, split_made) < 1e-5
     assert tiny.worst_relative(grads, split_grads) < 1e-4
-    # Gradients come back as the adapters lie, merged weights as the base does: nothing moves.
+    # Gradients come back as the adapters lie: nothing moves before the optimiser.
     same = lambda x, s: None if x.sharding.is_equivalent_to(s, x.ndim) else pytest.fail(str(x.sharding))  # noqa: E731
     jax.tree.map(same, split_grads, where)
-    jax.tree.map(same, merged, params.shardings(spec, mesh, sharding.TRAIN))
 
 
 def test_a_merged_projection_by_hand():
