@@ -139,7 +139,7 @@ def make_update(
     if value_forward is not None:
         critic = make_trainable(value_loss, critic_optimizer, losses.value_metrics)
     policy = make_trainable(policy_loss, optimizer, losses.policy_metrics)
-    return Update(mesh, policy, critic, critic_warmup_epochs, None if merge is None else jax.jit(merge))
+    return Update(mesh, policy, critic, critic_warmup_epochs, merge)
 
 
 def make_trainable(

@@ -22,7 +22,10 @@ served. Algorithms that take advantages from groups have none.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+
+import jax
 
 from jaxagent.config import ConfigError, LoraConfig, nearest
 from jaxagent.models import lora_array
@@ -89,18 +92,29 @@ def adapter_specs(spec: ModelSpec, config: LoraConfig) -> Adapters:
 
 def adapt(base: Params, adapters: Adapters, config: LoraConfig) -> Params:
     """The model whose targeted projections carry their adapters beside them: what gradients are taken of."""
-    carried = {
-        name: LoraArray(getattr(base.layers, name), adapter.a, adapter.b, scale(config))
-        for name, adapter in adapters.items()
-    }
-    return base.replace(layers=base.layers.replace(**carried))
+    return base.replace(layers=base.layers.replace(**carried(base, adapters, config)))
 
 
 def merge(base: Params, adapters: Adapters, config: LoraConfig, dtype: str) -> Params:
-    """The model with its adapters multiplied out, in `dtype` where targeted; all else are the base's own arrays."""
-    adapted = adapt(base, adapters, config).layers
-    merged = {name: lora_array.product(getattr(adapted, name), dtype) for name in adapters}
-    return base.replace(layers=base.layers.replace(**merged))
+    """The model with its adapters multiplied out, in `dtype` where targeted; all else are the base's own arrays.
+
+    Not to be jitted as a whole: what comes out of jit is copied, also where it only passes through.
+    """
+    return base.replace(layers=base.layers.replace(**products(carried(base, adapters, config), dtype)))
+
+
+def carried(base: Params, adapters: Adapters, config: LoraConfig) -> dict[str, LoraArray]:
+    """Each targeted projection with its adapter, by field of `Layers`."""
+    return {
+        name: LoraArray(getattr(base.layers, name), adapter.a, adapter.b, scale(config))
+        for name, adapter in adapters.items()
+    }
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def products(arrays: dict[str, LoraArray], dtype: str) -> dict[str, jax.Array]:
+    """The adapted projections, multiplied out."""
+    return {name: lora_array.product(array, dtype) for name, array in arrays.items()}
 
 
 def _adapter(matrix: ArraySpec, rank: int) -> Adapter:

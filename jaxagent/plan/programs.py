@@ -129,7 +129,8 @@ def compile_all(
             add(f"{name}: gradient of a micro-batch", trainable.accumulate, params, batch, grads, tally, frozen)
             add(f"{name}: optimiser update", trainable.apply, params, opt_state, train.step, grads, tally)
         if train.frozen is not None:
-            add("policy: adapters into weights", update.merge, train.frozen.base, train.params)
+            carried = lora.carried(train.frozen.base, train.params, cfg.model.lora)
+            add("policy: adapters into weights", lora.products, carried, cfg.model.compute_dtype)
         if presets.needs_reference(cfg.rl):
             score = jax.jit(forward.policy_forward(spec, tiling(cfg)), static_argnums=2)
             weights = train.reference if train.frozen is None else train.frozen.base
