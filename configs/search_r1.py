@@ -3,6 +3,7 @@
     python -m jaxagent.main --config=configs/search_r1.py                  # GRPO, the laptop default
     python -m jaxagent.main --config=configs/search_r1.py:laptop-ppo       # PPO with a critic
     python -m jaxagent.main --config=configs/search_r1.py:laptop-echo      # GRPO + prediction of observations
+    python -m jaxagent.main --config=configs/search_r1.py:laptop-lora      # GRPO on low-rank adapters
     python -m jaxagent.main --config=configs/search_r1.py:laptop+gspo      # any of algorithms/published.py
     python -m jaxagent.main --config=configs/search_r1.py:qwen2.5-3b \
         --config.model.path=Qwen2.5-3B --config.data.source=data/nq_hotpotqa   # the published recipe, 4 GPUs
@@ -34,6 +35,7 @@ def get_config(preset: str = "laptop") -> ConfigDict:
         "laptop": laptop,
         "laptop-ppo": laptop_ppo,
         "laptop-echo": laptop_echo,
+        "laptop-lora": laptop_lora,
         "qwen2.5-3b": qwen2_5_3b,
     }
     if preset not in presets:
@@ -85,6 +87,7 @@ def laptop() -> ConfigDict:
     config.model.compute_dtype = "float32"
     config.model.remat = "none"
     config.model.logprob_chunk_tokens = 512
+    config.model.lora = ConfigDict({"rank": 0, "alpha": 32.0, "rank_stabilised": False, "targets": "all-linear"})
 
     config.tokenizer = ConfigDict({"path": "", "vocab_size": 3072, "use_chat_template": False})
 
@@ -223,6 +226,15 @@ def laptop_echo() -> ConfigDict:
     config = laptop()
     config.workdir = "runs/search_r1_echo"
     config.rl.echo.coefficient = 0.05
+    return config
+
+
+def laptop_lora() -> ConfigDict:
+    """GRPO on low-rank adapters: the warm start trains all weights, RL leaves them as they are then."""
+    config = laptop()
+    config.workdir = "runs/search_r1_lora"
+    config.model.lora.rank = 16
+    config.rl.optimizer.learning_rate = 2e-3  # ten times that of all weights
     return config
 
 

@@ -33,6 +33,16 @@ class MeshConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters (arXiv 2106.09685) beside frozen weights; read by the RL stage. See models/lora.py."""
+
+    rank: int  # 0 = off: all weights are trained
+    alpha: float  # an adapter's product is scaled by alpha / rank
+    rank_stabilised: bool  # by alpha / sqrt(rank) instead (arXiv 2312.03732)
+    targets: str  # projections with adapters, "q_proj,v_proj"; "all-linear" = all but the vocabulary head
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """The policy. With a `path`, the shape is read from its config.json; fields below must agree with it or be 0."""
 
@@ -52,6 +62,7 @@ class ModelConfig:
     compute_dtype: Literal["float32", "bfloat16"]
     remat: Literal["none", "layer", "dots"]  # what the backward pass recomputes
     logprob_chunk_tokens: int  # tokens whose [V] logits exist at once
+    lora: LoraConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,6 +26,7 @@ from jaxagent.evaluate import deadline_s, record_evaluation
 from jaxagent.learner.batching import check_context
 from jaxagent.learner.programs import Programs, make_programs
 from jaxagent.learner.state import TrainState
+from jaxagent.models import lora
 from jaxagent.models.params import Params
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout.statistics import action_tokens, episode_metrics
@@ -55,9 +56,10 @@ def run(cfg: Config) -> dict[str, Any]:
         stages = stages or cfg.stages[-1:]  # killed while it was exporting
         for stage in stages:
             STAGES[stage].check(parts)
+        adapting = cfg.model.lora.rank > 0 and saved.resumes(RL)  # LoRA adapters that an earlier process began
         with contextlib.ExitStack() as engine:
             with saved.compiles.warm_up():
-                params = parts.init_params()
+                params = parts.base_params() if adapting(saved) else parts.init_params()
                 driver = engine.enter_context(parts.engine(params, 0))
             for stage in stages:
                 params = STAGES[stage].run(parts, saved, driver, params)
@@ -91,6 +93,7 @@ def check(cfg: Config) -> None:
     if twice := [stage for i, stage in enumerate(cfg.stages) if stage in cfg.stages[:i]]:
         raise ConfigError(f"config.stages names '{twice[0]}' twice: a stage is run once.")
     presets.check(cfg.rl)
+    lora.check(cfg.model.lora)
     check_context(cfg.rl.batch, cfg.env.context_tokens)
     if cfg.numerics == "exact" and cfg.engine.tile_rows < EXACT_TILE_ROWS:
         raise ConfigError(
@@ -121,8 +124,11 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params
         step, resumed = saved.step_of(RL), saved.resumes(RL)
         if resumed:
             state, _ = saved.checkpoints.restore(state)
+            state = programs.update.merged(state)
             tasks.set_state(saved.host["tasks"])
-        driver.update_params(state.params, int(state.step))
+        elif cfg.model.lora.rank:
+            parts.keep_base(params)
+        driver.update_params(state.policy, int(state.step))
     with saved.stage(RL, rl.steps, step):
         if not resumed:
             record_evaluation(parts, saved, driver, RL, 0, {})
@@ -137,7 +143,7 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params
             entropy.save(saved.results)
             if presets.refresh_due(rl, step + 1):
                 state = state.replace(reference=state.params)  # updates donate no parameters
-            driver.update_params(state.params, int(state.step))
+            driver.update_params(state.policy, int(state.step))
             ended = time.monotonic()
             step += 1
             metrics |= rollout | {
@@ -158,7 +164,9 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params
             if due or step == rl.steps or saved.terminating:
                 saved.save(state, RL, step, tasks.get_state())
                 saved.stop_if_asked()
-    return state.params
+    if cfg.model.lora.rank:
+        parts.export_adapter(state.params, Path(cfg.workdir) / "adapter")
+    return state.policy
 
 
 def collect(parts: Parts, driver: Driver, tasks: list[Task], step: int) -> tuple[list[Group], dict[str, float]]:
@@ -186,9 +194,9 @@ def learn(
     if programs.values is not None:
         (values,) = programs.values(state.critic, trajectories)
     if programs.reference is not None:
-        reference, _ = programs.reference(state.reference, trajectories)
+        reference, _ = programs.reference(programs.reference_weights(state), trajectories)
     if programs.old is not None:
-        old, _ = programs.old(state.params, trajectories)
+        old, _ = programs.old(state.policy, trajectories)
     streams, metrics = presets.streams(groups, rl, step / rl.steps, reference, values, old)
     updates: list[dict[str, float]] = []
     for part in presets.mini_batches(streams, rl, (parts.cfg.seed, step)):

@@ -12,9 +12,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxagent.config import LoraConfig
 from jaxagent.learner.batch import Batch
+from jaxagent.learner.state import Frozen
 from jaxagent.models import critic as critic_model
-from jaxagent.models import exact, sharding
+from jaxagent.models import exact, lora, sharding
 from jaxagent.models.logprobs import token_scores
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
@@ -22,16 +24,22 @@ from jaxagent.models.transformer import forward_packed
 
 
 def policy_forward(
-    spec: ModelSpec, tiling: exact.Tiling | None = None, log_z: bool = False
-) -> Callable[[Params, Batch, float], tuple[jax.Array, ...]]:
-    """A function: params, batch, temperature -> (log-probs f32[B, R], entropies f32[B, R]).
+    spec: ModelSpec, tiling: exact.Tiling | None = None, adapters: LoraConfig | None = None, log_z: bool = False
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """A function: params, batch, temperature[, frozen] -> (log-probs f32[B, R], entropies f32[B, R]).
+
+    With a `Frozen` as last argument, params are LoRA adapters beside its base, of the config `adapters`.
 
     Targets with a cross-entropy weight are scored at temperature 1, all others at `temperature`. With a `tiling`, the
     engine's, the log-probs are bit for bit those the engine would record; gradients are those of the ordinary pass.
     With `log_z` there is a third result, f32[B, R]: the log of the softmax's normaliser.
     """
 
-    def forward(params: Params, batch: Batch, temperature: float) -> tuple[jax.Array, ...]:
+    def forward(
+        params: Params | lora.Adapters, batch: Batch, temperature: float, frozen: Frozen | None = None
+    ) -> tuple[jax.Array, ...]:
+        served = params if frozen is None else frozen.merged
+        params = params if frozen is None else lora.adapt(frozen.base, params, adapters)
         x = _heads(params, spec, batch)
         if temperature != 1.0:  # logits are linear in x
             x = jnp.where((batch.ce_weights != 0)[..., None], x * jnp.asarray(temperature, x.dtype), x)
@@ -42,7 +50,7 @@ def policy_forward(
         if tiling is None:
             return logprobs, *others
         same = exact.packed_logprobs(
-            jax.lax.stop_gradient(params),
+            jax.lax.stop_gradient(served),
             spec,
             tiling,
             batch.tokens,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,9 +13,10 @@ from jaxagent.config import Config
 from jaxagent.learner import forward, loss, score
 from jaxagent.learner.batching import Packer
 from jaxagent.learner.optimizer import make_optimizer
-from jaxagent.learner.state import TrainState, init_state
+from jaxagent.learner.state import Frozen, TrainState, init_state
 from jaxagent.learner.update import Update, make_update
 from jaxagent.models import critic as critics
+from jaxagent.models import lora, params, sharding
 from jaxagent.models.exact import Tiling
 from jaxagent.models.spec import ModelSpec
 
@@ -31,6 +33,14 @@ class Programs:
     reference: score.Scorer | None  # log-probs under the frozen reference
     old: score.Scorer | None  # log-probs under the policy as it stands before a step's first update
 
+    def reference_weights(self, state: TrainState) -> Tree:
+        """What KL is measured to. With LoRA the base, which is there anyway, or with the last refresh's adapters."""
+        if state.frozen is None:
+            return state.reference
+        if state.reference is None:
+            return state.frozen.base
+        return self.update.merged(state.replace(params=state.reference)).policy
+
 
 def make_programs(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy: Tree) -> tuple[Programs, TrainState]:
     """Compiles everything an RL step runs on the device.
@@ -38,7 +48,8 @@ def make_programs(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy:
     Args:
       cfg: the run's config.
       spec, mesh: of the policy.
-      policy: its parameters, in training shardings; critic and reference start as copies of it.
+      policy: its parameters, in training shardings; critic and reference start as copies of it. With LoRA they are
+        the frozen base, and new adapters are trained.
 
     Returns:
       The programs, and the stage's state before its first update.
@@ -48,7 +59,7 @@ def make_programs(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy:
     updates = rl.steps * rl.updates_per_step * rl.epochs
     critic_updates = updates + rl.critic.warmup_updates * (rl.critic.warmup_epochs - 1)
     optimizer = make_optimizer(rl.optimizer, updates)
-    score_policy, score_value = forward.policy_forward(spec, tiling(cfg)), None
+    score_policy, score_value = forward.policy_forward(spec, tiling(cfg), cfg.model.lora), None
     critic = critic_optimizer = values = reference = old = None
     presets.warm_up(rl)
     with jax.set_mesh(mesh):
@@ -60,16 +71,52 @@ def make_programs(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy:
             values.warm_up(critic)
         if presets.needs_reference(rl) or presets.needs_old(rl):
             scorer = score.policy_scorer(score_policy, rl.sampling.temperature, packer, mesh)
-            scorer.warm_up(policy)
             reference = scorer if presets.needs_reference(rl) else None
             old = scorer if presets.needs_old(rl) else None
-        state = init_state(policy, optimizer, critic, critic_optimizer, presets.needs_reference(rl))
-        train_policy = forward.policy_forward(spec, tiling(cfg), log_z=rl.z_coefficient != 0)
+        trained, merge = trained_and_merge(cfg, spec, mesh, policy)
+        state = init_state(trained, optimizer, critic, critic_optimizer, keeps_reference(cfg))
+        train_policy = forward.policy_forward(spec, tiling(cfg), cfg.model.lora, log_z=rl.z_coefficient != 0)
         update = make_update(
-            train_policy, loss.Objective.of(rl), optimizer, mesh, score_value, critic_optimizer, rl.critic.warmup_epochs
+            train_policy,
+            loss.Objective.of(rl),
+            optimizer,
+            mesh,
+            score_value,
+            critic_optimizer,
+            rl.critic.warmup_epochs,
+            merge,
         )
+        if merge is not None:
+            state = update.merged(state.replace(frozen=Frozen(policy, None)))
         state = update.warm_up(state, packer.empty())
-    return Programs(packer, update, values, reference, old), state
+    programs = Programs(packer, update, values, reference, old)
+    if reference is not None:
+        reference.warm_up(programs.reference_weights(state))
+    if old is not None:
+        old.warm_up(state.policy)
+    return programs, state
+
+
+def trained_and_merge(
+    cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy: Tree
+) -> tuple[Tree, Callable[[Tree, Tree], Tree] | None]:
+    """What the RL stage trains, and how weights to serve are made of it: the policy itself; with LoRA new adapters."""
+    config = cfg.model.lora
+    if not config.rank:
+        return policy, None
+    specs = lora.adapter_specs(spec, config)
+    where = params.shardings_of(specs, mesh, sharding.TRAIN)
+    return params.init_of(specs, jax.random.key(cfg.seed), where), merger(cfg)
+
+
+def merger(cfg: Config) -> Callable[[Tree, Tree], Tree]:
+    """LoRA's base, adapters -> weights, in compute dtype where adapted."""
+    return lambda base, adapters: lora.merge(base, adapters, cfg.model.lora, cfg.model.compute_dtype)
+
+
+def keeps_reference(cfg: Config) -> bool:
+    """Whether the state holds a reference: with LoRA, whose base is one, only where it follows the policy."""
+    return presets.needs_reference(cfg.rl) and (not cfg.model.lora.rank or cfg.rl.kl.refresh_every > 0)
 
 
 def tiling(cfg: Config) -> Tiling | None:

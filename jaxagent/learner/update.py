@@ -22,7 +22,7 @@ from jaxagent.learner.loss import Objective, Tally
 from jaxagent.learner.state import TrainState
 
 Tree = Any  # a pytree of arrays
-PolicyForward = Callable[[Tree, Batch, float], tuple[jax.Array, ...]]
+PolicyForward = Callable[[Tree, Batch, float, Tree | None], tuple[jax.Array, ...]]
 ValueForward = Callable[[Tree, Batch], jax.Array]
 
 
@@ -34,6 +34,7 @@ class Update:
     policy: Trainable
     critic: Trainable | None
     critic_warmup_epochs: int
+    merge: Callable[[Tree, Tree], Tree] | None = None  # LoRA: base, adapters -> the weights to serve
 
     def __call__(
         self, state: TrainState, batches: Sequence[Batch], train_policy: bool = True
@@ -41,7 +42,8 @@ class Update:
         """Applies one update.
 
         Args:
-          state: consumed: its optimiser states are donated; `params` and `critic` stay valid (an engine may hold them).
+          state: consumed: its optimiser states are donated; `params`, `critic` and `frozen` stay valid (an engine may
+            hold them).
           batches: all micro-batches of the update, at least one.
           train_policy: False for the critic's warm-up.
 
@@ -52,8 +54,10 @@ class Update:
             batches = [shard(batch, self.mesh) for batch in batches]
             metrics: dict[str, float] = {}
             if train_policy:
-                params, opt_state, step, pending = self.policy.step(state.params, state.opt_state, state.step, batches)
-                state = state.replace(params=params, opt_state=opt_state, step=step)
+                params, opt_state, step, pending = self.policy.step(
+                    state.params, state.opt_state, state.step, batches, state.frozen
+                )
+                state = self.merged(state.replace(params=params, opt_state=opt_state, step=step))
                 metrics |= self.policy.metrics(pending, "policy")
             if self.critic is not None:
                 critic, opt_state, first = state.critic, state.critic_opt_state, None
@@ -64,6 +68,14 @@ class Update:
                 metrics |= self.critic.metrics(first, "critic")
             return state, metrics
 
+    def merged(self, state: TrainState) -> TrainState:
+        """The state with the weights to serve made of its adapters; as it is without LoRA."""
+        if self.merge is None:
+            return state
+        with jax.set_mesh(self.mesh):
+            merged = self.merge(state.frozen.base, state.params)
+        return state.replace(frozen=state.frozen.replace(merged=merged))
+
     def warm_up(self, state: TrainState, empty: Batch) -> TrainState:
         """Compiles everything by an update on padding alone, which changes no number of the state."""
         return self(state, [empty])[0]
@@ -73,16 +85,18 @@ class Update:
 class Trainable:
     """The two programs that train one parameter tree."""
 
-    zeros: Callable[..., tuple[Tree, Tally]]  # params, batch -> empty accumulators
-    accumulate: Callable[..., tuple[Tree, Tally]]  # params, batch, grads, tally -> grads, tally
+    zeros: Callable[..., tuple[Tree, Tally]]  # params, batch[, frozen] -> empty accumulators
+    accumulate: Callable[..., tuple[Tree, Tally]]  # params, batch, grads, tally[, frozen] -> grads, tally
     apply: Callable[..., tuple[Tree, Tree, jax.Array, dict[str, jax.Array]]]
     summarise: Callable[[Tally], dict[str, float]]
 
-    def step(self, params: Tree, opt_state: Tree, step: jax.Array, batches: Sequence[Batch]) -> tuple:
+    def step(
+        self, params: Tree, opt_state: Tree, step: jax.Array, batches: Sequence[Batch], frozen: Tree | None = None
+    ) -> tuple:
         """Returns params, opt_state, step and what `metrics` needs, still on the device."""
-        grads, tally = self.zeros(params, batches[0])
+        grads, tally = self.zeros(params, batches[0], frozen)
         for batch in batches:
-            grads, tally = self.accumulate(params, batch, grads, tally)
+            grads, tally = self.accumulate(params, batch, grads, tally, frozen)
         params, opt_state, step, health = self.apply(params, opt_state, step, grads, tally)
         return params, opt_state, step, (tally, health)
 
@@ -100,47 +114,52 @@ def make_update(
     value_forward: ValueForward | None = None,
     critic_optimizer: optax.GradientTransformation | None = None,
     critic_warmup_epochs: int = 1,
+    merge: Callable[[Tree, Tree], Tree] | None = None,
 ) -> Update:
     """Builds the update.
 
     Args:
-      forward: params, batch, temperature -> log-probs and entropies f32[B, R] of the targets, and log Z where there is
-        a z-loss (forward.py).
+      forward: params, batch, temperature, frozen -> log-probs and entropies f32[B, R] of the targets, and log Z where
+        there is a z-loss (forward.py).
       objective: static parts of the losses; `loss.SUPERVISED` for SFT.
       optimizer: of the policy.
       mesh: with axes data, fsdp, tensor.
       value_forward, critic_optimizer: both given when there is a critic.
       critic_warmup_epochs: optimiser steps of the critic on each update's data while the policy is not trained.
+      merge: given when the policy's params are LoRA adapters: base, adapters -> the weights to serve.
     """
 
-    def policy_loss(params: Tree, batch: Batch) -> tuple[jax.Array, Tally]:
-        logprobs, entropy, *log_z = forward(params, batch, objective.temperature)
+    def policy_loss(params: Tree, batch: Batch, frozen: Tree | None) -> tuple[jax.Array, Tally]:
+        logprobs, entropy, *log_z = forward(params, batch, objective.temperature, frozen)
         return losses.policy_loss(logprobs, entropy, batch, objective, *log_z)
 
-    def value_loss(critic: Tree, batch: Batch) -> tuple[jax.Array, Tally]:
+    def value_loss(critic: Tree, batch: Batch, frozen: None) -> tuple[jax.Array, Tally]:
         return losses.value_loss(value_forward(critic, batch), batch, objective)
 
     critic = None
     if value_forward is not None:
         critic = make_trainable(value_loss, critic_optimizer, losses.value_metrics)
-    return Update(mesh, make_trainable(policy_loss, optimizer, losses.policy_metrics), critic, critic_warmup_epochs)
+    policy = make_trainable(policy_loss, optimizer, losses.policy_metrics)
+    return Update(mesh, policy, critic, critic_warmup_epochs, merge)
 
 
 def make_trainable(
-    loss: Callable[[Tree, Batch], tuple[jax.Array, Tally]],
+    loss: Callable[[Tree, Batch, Tree | None], tuple[jax.Array, Tally]],
     optimizer: optax.GradientTransformation,
     summarise: Callable[[Tally], dict[str, float]],
 ) -> Trainable:
-    """Jits the programs of one tree. Gradients accumulate in f32, in donated buffers."""
+    """Jits the programs of one tree, given what is frozen. Gradients accumulate in f32, in donated buffers."""
 
-    def zeros(params: Tree, batch: Batch) -> tuple[Tree, Tally]:
-        _, tally = jax.eval_shape(loss, params, batch)
+    def zeros(params: Tree, batch: Batch, frozen: Tree | None = None) -> tuple[Tree, Tally]:
+        _, tally = jax.eval_shape(loss, params, batch, frozen)
         grads = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params)
         tally = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tally)
         return grads, tally.replace(maxima=jax.tree.map(lambda x: x - jnp.inf, tally.maxima))
 
-    def accumulate(params: Tree, batch: Batch, grads: Tree, tally: Tally) -> tuple[Tree, Tally]:
-        new, part = jax.grad(loss, has_aux=True)(params, batch)
+    def accumulate(
+        params: Tree, batch: Batch, grads: Tree, tally: Tally, frozen: Tree | None = None
+    ) -> tuple[Tree, Tally]:
+        new, part = jax.grad(loss, has_aux=True)(params, batch, frozen)
         return jax.tree.map(lambda total, g: total + g.astype(jnp.float32), grads, new), tally.add(part)
 
     def apply(params: Tree, opt_state: Tree, step: jax.Array, grads: Tree, tally: Tally) -> tuple:
