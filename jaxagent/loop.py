@@ -59,7 +59,7 @@ def run(cfg: Config) -> dict[str, Any]:
         adapting = cfg.model.lora.rank > 0 and saved.resumes(RL)  # LoRA adapters that an earlier process began
         with contextlib.ExitStack() as engine:
             with saved.compiles.warm_up():
-                params = parts.base_params() if adapting(saved) else parts.init_params()
+                params = parts.base_params() if adapting else parts.init_params()
                 driver = engine.enter_context(parts.engine(params, 0))
             for stage in stages:
                 params = STAGES[stage].run(parts, saved, driver, params)

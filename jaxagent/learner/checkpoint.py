@@ -119,7 +119,8 @@ def _shapes(tree: Any) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 def _check_shapes(wanted: dict[str, tuple], found: dict[str, tuple], where: str) -> None:
-    for name in [*wanted, *(name for name in found if name not in wanted)]:
+    names = [*wanted, *(name for name in found if name not in wanted)]
+    for name in sorted(names, key=lambda name: not name.startswith("params.")):  # a user knows the model's arrays
         if wanted.get(name) != found.get(name):
             said, has = (f"{x[1]}{list(x[0])}" if x else "none" for x in (wanted.get(name), found.get(name)))
             raise ConfigError(
