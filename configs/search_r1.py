@@ -4,6 +4,8 @@
     python -m jaxagent.main --config=configs/search_r1.py:laptop-ppo       # PPO with a critic
     python -m jaxagent.main --config=configs/search_r1.py:laptop-echo      # GRPO + prediction of observations
     python -m jaxagent.main --config=configs/search_r1.py:laptop-lora      # GRPO on low-rank adapters
+    python -m jaxagent.main --config=configs/search_r1.py:laptop-dpo       # preferences among its own attempts
+    python -m jaxagent.main --config=configs/search_r1.py:laptop-rft       # imitation of its own successes
     python -m jaxagent.main --config=configs/search_r1.py:laptop+gspo      # any of algorithms/published.py
     python -m jaxagent.main --config=configs/search_r1.py:qwen2.5-3b \
         --config.model.path=Qwen2.5-3B --config.data.source=data/nq_hotpotqa   # the published recipe, 4 GPUs
@@ -36,6 +38,8 @@ def get_config(preset: str = "laptop") -> ConfigDict:
         "laptop-ppo": laptop_ppo,
         "laptop-echo": laptop_echo,
         "laptop-lora": laptop_lora,
+        "laptop-dpo": laptop_dpo,
+        "laptop-rft": laptop_rft,
         "qwen2.5-3b": qwen2_5_3b,
     }
     if preset not in presets:
@@ -59,6 +63,14 @@ def optimizer(learning_rate: float, **changes: object) -> ConfigDict:
     config.weight_decay = 0.01
     config.grad_clip = 1.0
     config.update(changes)
+    return config
+
+
+def offline(learning_rate: float, updates: int, examples: int) -> ConfigDict:
+    """How the laptop learns from data."""
+    config = ConfigDict({"updates": updates, "examples": examples})
+    config.optimizer = optimizer(learning_rate, schedule="linear")
+    config.batch = ConfigDict({"row_tokens": 256, "micro_rows": 4, "targets_multiple": 32})
     return config
 
 
@@ -148,6 +160,22 @@ def laptop() -> ConfigDict:
     config.warm_start.gate_accuracy = 0.95
     config.warm_start.gate_questions = 24
 
+    config.sample = ConfigDict({"steps": 8, "tasks_per_step": 64, "attempts": 8})
+    config.sft = ConfigDict({"demonstrations": "", "negatives": "", "negative_frac": 0.1, "aggregation": "token_mean"})
+    config.sft.training = offline(3e-4, updates=100, examples=32)
+    config.rft = ConfigDict({"episodes": "", "min_reward": 1.0, "per_task": 4, "aggregation": "token_mean"})
+    config.rft.training = offline(3e-4, updates=120, examples=32)
+    config.dpo = ConfigDict()
+    config.dpo.episodes = ""
+    config.dpo.pairs_per_task = 2
+    config.dpo.min_gap = 0.5
+    config.dpo.beta = 0.1
+    config.dpo.length_normalised = False
+    config.dpo.nll_coefficient = 0.2
+    config.dpo.training = offline(1e-4, updates=120, examples=16)
+    config.outcome_model = ConfigDict({"episodes": "", "loss": "binary", "min_reward": 1.0, "held_out_frac": 0.2})
+    config.outcome_model.training = offline(3e-4, updates=100, examples=32)
+
     config.rl = ConfigDict()
     config.rl.steps = 70
     config.rl.tasks_per_step = 16
@@ -208,6 +236,7 @@ def laptop() -> ConfigDict:
 
     config.eval = ConfigDict({"every": 10, "sampled": True})
     config.checkpoint = ConfigDict({"every": 10, "keep": 2})
+    config.log_episodes = False
     return config
 
 
@@ -235,6 +264,22 @@ def laptop_lora() -> ConfigDict:
     config.workdir = "runs/search_r1_lora"
     config.model.lora.rank = 16
     config.rl.optimizer.learning_rate = 2e-3  # ten times that of all weights
+    return config
+
+
+def laptop_dpo() -> ConfigDict:
+    """DPO on pairs of the warm-started policy's own attempts; no reinforcement learning."""
+    config = laptop()
+    config.workdir = "runs/search_r1_dpo"
+    config.stages = ("warm_start", "sample", "dpo")
+    return config
+
+
+def laptop_rft() -> ConfigDict:
+    """Rejection-sampling fine-tuning on the warm-started policy's own successes; no reinforcement learning."""
+    config = laptop()
+    config.workdir = "runs/search_r1_rft"
+    config.stages = ("warm_start", "sample", "rft")
     return config
 
 
@@ -299,6 +344,9 @@ def qwen2_5_3b() -> ConfigDict:
     config.rl.batch.micro_rows = 4
     config.rl.batch.targets_multiple = 256
     config.rl.kl.coefficient = 0.001
+    for stage in (config.sft, config.rft, config.dpo, config.outcome_model):
+        stage.training.optimizer = optimizer(1e-6, b2=0.999)
+        stage.training.batch = config.rl.batch
     config.eval.every = 50
     config.checkpoint.every = 50
     return config

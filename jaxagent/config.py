@@ -20,7 +20,8 @@ class ConfigError(ValueError):
     """A user's mistake, told in one line. `main` prints it and exits with code 2."""
 
 
-Stage = Literal["warm_start", "rl"]  # what `Config.stages` can name; loop.py says how each is done
+# What `Config.stages` can name; loop.py says how each is done.
+Stage = Literal["warm_start", "sample", "sft", "rft", "dpo", "outcome_model", "rl"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,6 +193,71 @@ class WarmStartConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class OfflineConfig:
+    """How a stage that learns from data is trained."""
+
+    updates: int
+    examples: int  # episodes, demonstrations or pairs per update
+    optimizer: OptimizerConfig
+    batch: BatchConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleConfig:
+    """Attempts of the current policy at training tasks, logged without training, with rl.sampling."""
+
+    steps: int
+    tasks_per_step: int  # of the shuffled training tasks; none comes twice before each came once
+    attempts: int  # at each of them
+
+
+@dataclasses.dataclass(frozen=True)
+class SFTConfig:
+    """Supervised fine-tuning on demonstrations, with demonstrations of not using the tool among them."""
+
+    demonstrations: str  # jsonl, as the warm start's; "" = the dataset's full.jsonl
+    negatives: str  # jsonl of the same form; "" = none
+    negative_frac: float  # of the examples of an update
+    aggregation: Literal["token_mean", "sequence_mean"]
+    training: OfflineConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class RFTConfig:
+    """Rejection-sampling fine-tuning: imitate one's own distinct successes."""
+
+    episodes: str  # file or folder of logged episodes; "" = this run's own
+    min_reward: float  # from which an attempt is a success
+    per_task: int  # successes of one task, at most
+    aggregation: Literal["token_mean", "sequence_mean"]
+    training: OfflineConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class DPOConfig:
+    """Direct preference optimisation on the best and worst attempts at a task."""
+
+    episodes: str  # as rft.episodes
+    pairs_per_task: int
+    min_gap: float  # least difference of a pair's rewards; equal rewards never make one
+    beta: float
+    length_normalised: bool  # per action token instead of summed
+    nll_coefficient: float  # of the chosen attempt's NLL per action token; 0 = off
+    training: OfflineConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class OutcomeModelConfig:
+    """A model of an episode's outcome: the policy's weights with a scalar head, trained on logged episodes."""
+
+    episodes: str  # as rft.episodes
+    loss: Literal["binary", "bradley_terry"]
+    min_reward: float  # from which an attempt is a success
+    held_out_frac: float  # of the tasks: they measure accuracy and AUC
+    training: OfflineConfig
+
+
+@dataclasses.dataclass(frozen=True)
 class KLConfig:
     """KL to a reference policy."""
 
@@ -329,9 +395,15 @@ class Config:
     engine: EngineConfig
     stages: tuple[Stage, ...]  # what a run does, in order, each at most once
     warm_start: WarmStartConfig
+    sample: SampleConfig
+    sft: SFTConfig
+    rft: RFTConfig
+    dpo: DPOConfig
+    outcome_model: OutcomeModelConfig
     rl: RLConfig
     eval: EvalConfig
     checkpoint: CheckpointConfig
+    log_episodes: bool  # RL and greedy evaluation episodes too, token by token, to episodes/*.jsonl of the workdir
 
 
 def parse(config: Mapping[str, Any]) -> Config:

@@ -31,7 +31,7 @@ from jaxagent.models.params import Params
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout.statistics import action_tokens, episode_metrics
 from jaxagent.run import Run, open_run
-from jaxagent.stages import warm_start
+from jaxagent.stages import dpo, outcome_model, rft, sample, sft, warm_start
 from jaxagent.stages.stage import StageProgram, nothing_to_check
 from jaxagent.types import Episode, Group, Task
 
@@ -137,6 +137,8 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params
             started = time.monotonic()
             groups, rollout = collect(parts, driver, tasks.take(rl.tasks_per_step), step)
             collected = time.monotonic()
+            if cfg.log_episodes:
+                saved.log_episodes(RL, step, (e for group in groups for e in group.episodes))
             state, metrics = learn(parts, programs, state, groups, step, entropy.apply(rl))
             metrics["policy/entropy_coefficient"] = entropy.applied
             entropy = entropy.after(metrics)
@@ -228,5 +230,12 @@ def summary(saved: Run) -> dict[str, Any]:
 # What config.stages can name. A stage that is interrupted begins again from its newest bundle.
 STAGES: dict[Stage, StageProgram] = {
     "warm_start": StageProgram(warm_start.run, lambda cfg: cfg.warm_start.max_steps, warm_start.check),
+    "sample": StageProgram(sample.run, lambda cfg: cfg.sample.steps, nothing_to_check),
+    "sft": StageProgram(sft.run, lambda cfg: cfg.sft.training.updates, sft.check),
+    "rft": StageProgram(rft.run, lambda cfg: cfg.rft.training.updates, rft.check),
+    "dpo": StageProgram(dpo.run, lambda cfg: cfg.dpo.training.updates, dpo.check),
+    "outcome_model": StageProgram(
+        outcome_model.run, lambda cfg: cfg.outcome_model.training.updates, outcome_model.check
+    ),
     "rl": StageProgram(rl_stage, lambda cfg: cfg.rl.steps, nothing_to_check),
 }

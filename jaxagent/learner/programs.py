@@ -128,5 +128,10 @@ def tiling(cfg: Config) -> Tiling | None:
 
 def longest_targets(cfg: Config) -> int:
     """Targets of the longest trajectory that the environment's limits allow."""
+    return presets.most_targets(cfg.rl, action_tokens(cfg), cfg.env.context_tokens)
+
+
+def action_tokens(cfg: Config) -> int:
+    """Most tokens that the policy can sample in one trajectory."""
     turns = cfg.env.max_turns + int(cfg.env.final_turn)
-    return presets.most_targets(cfg.rl, turns * cfg.env.turn_tokens, cfg.env.context_tokens)
+    return min(turns * cfg.env.turn_tokens, cfg.env.context_tokens)

@@ -21,7 +21,13 @@ from jaxagent.observe.files import CONFIG_FILE, EPISODES_FILE, METRICS_FILE, REP
 from jaxagent.observe.text import duration, number
 
 _EPISODES = 12  # tasks shown
-_STAGE_TITLES = {"warm_start": "Warm start", "rl": "Reinforcement learning"}
+_STAGE_TITLES = {
+    "warm_start": "Warm start",
+    "rl": "Reinforcement learning",
+    "sft": "Supervised fine-tuning",
+    "rft": "Rejection-sampling fine-tuning",
+    "dpo": "Direct preference optimisation",
+}
 
 # What a person looks at first: (title, metric names, y axis). Everything else follows, grouped by topic.
 _FIRST: tuple[tuple[str, tuple[str, ...], str], ...] = (

@@ -160,7 +160,7 @@ def test_a_critic_in_bins_learns_its_returns_on_eight_devices(spec, make_params,
     objective = dataclasses.replace(OBJECTIVE, value_loss="hl_gauss", value_bins=bins)
     optimizer, forward = optax.adam(3e-3), value_forward(spec)
     train = make_trainable(
-        lambda critic, batch: losses.value_loss(forward(critic, batch), batch, objective), optimizer,
+        lambda critic, batch, frozen: losses.value_loss(forward(critic, batch), batch, objective), optimizer,
         losses.value_metrics,
     )  # fmt: skip
     packer, streams = make_packer(micro_rows=4, longest_targets=20, row_shards=4), make_streams(4)
