@@ -23,17 +23,17 @@ from jaxagent.models.transformer import forward_packed
 
 def policy_forward(
     spec: ModelSpec, tiling: exact.Tiling | None = None
-) -> Callable[[Params, Batch, float], tuple[jax.Array, jax.Array]]:
-    """A function: params, batch, temperature -> (log-probs f32[B, R], entropies f32[B, R]).
+) -> Callable[[Params, Batch, jax.Array], tuple[jax.Array, jax.Array]]:
+    """A function: params, batch, temperature f32[] (may be traced) -> (log-probs f32[B, R], entropies f32[B, R]).
 
     Targets with a cross-entropy weight are scored at temperature 1, all others at `temperature`. With a `tiling`, the
     engine's, the log-probs are bit for bit those the engine would record; gradients are those of the ordinary pass.
     """
 
-    def forward(params: Params, batch: Batch, temperature: float) -> tuple[jax.Array, jax.Array]:
+    def forward(params: Params, batch: Batch, temperature: jax.Array) -> tuple[jax.Array, jax.Array]:
         x = _heads(params, spec, batch)
-        if temperature != 1.0:  # logits are linear in x
-            x = jnp.where((batch.ce_weights != 0)[..., None], x * jnp.asarray(temperature, x.dtype), x)
+        # Logits are linear in x; at temperature 1 this is the identity.
+        x = jnp.where((batch.ce_weights != 0)[..., None], x * jnp.asarray(temperature, x.dtype), x)
         b, r, e = x.shape
         scores = token_logprobs(params, spec, x.reshape(b * r, e), batch.targets.reshape(b * r), temperature)
         rows = sharding.out(sharding.row_axes(x), None)

@@ -30,6 +30,7 @@ class Programs:
     values: score.Scorer | None  # PPO's critic
     reference: score.Scorer | None  # log-probs under the frozen reference
     old: score.Scorer | None  # log-probs under the policy as it stands before a step's first update
+    replay: score.Scorer | None  # the same of past successes, where they are replayed
 
 
 def make_programs(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy: Tree) -> tuple[Programs, TrainState]:
@@ -49,7 +50,7 @@ def make_programs(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy:
     critic_updates = updates + rl.critic.warmup_updates * (rl.critic.warmup_epochs - 1)
     optimizer = make_optimizer(rl.optimizer, updates)
     score_policy, score_value = forward.policy_forward(spec, tiling(cfg)), None
-    critic = critic_optimizer = values = reference = old = None
+    critic = critic_optimizer = values = reference = old = replay = None
     presets.warm_up(rl)
     with jax.set_mesh(mesh):
         if presets.needs_critic(rl):
@@ -57,17 +58,18 @@ def make_programs(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy:
             critic_optimizer = make_optimizer(rl.critic.optimizer, critic_updates)
             values = score.value_scorer(score_value, packer, mesh)
             values.warm_up(critic)
-        if presets.needs_reference(rl) or presets.needs_old(rl):
+        if presets.needs_reference(rl) or presets.needs_old(rl) or rl.replay.per_step:
             scorer = score.policy_scorer(score_policy, rl.sampling.temperature, packer, mesh)
             scorer.warm_up(policy)
             reference = scorer if presets.needs_reference(rl) else None
             old = scorer if presets.needs_old(rl) else None
+            replay = scorer if rl.replay.per_step else None
         state = init_state(policy, optimizer, critic, critic_optimizer, presets.needs_reference(rl))
         update = make_update(
             score_policy, loss.Objective.of(rl), optimizer, mesh, score_value, critic_optimizer, rl.critic.warmup_epochs
         )
         state = update.warm_up(state, packer.empty())
-    return Programs(packer, update, values, reference, old), state
+    return Programs(packer, update, values, reference, old, replay), state
 
 
 def tiling(cfg: Config) -> Tiling | None:

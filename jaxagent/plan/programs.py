@@ -102,6 +102,7 @@ def compile_all(
     with jax.set_mesh(mesh):
         train = abstract_state(cfg, spec, mesh)
         batch = jax.tree.map(lambda x: _abstract(x.shape, x.dtype, mesh, jax.P(sharding.ROWS)), empty)
+        temperature = _abstract((), jnp.float32, mesh, jax.P())
         ppo = train.critic is not None
         update = make_update(
             forward.policy_forward(spec, tiling(cfg)),
@@ -115,12 +116,12 @@ def compile_all(
         if ppo:
             trained.append(("critic", update.critic, train.critic, train.critic_opt_state))
         for name, trainable, params, opt_state in trained:
-            grads, tally = jax.eval_shape(trainable.zeros, params, batch)
-            add(f"{name}: gradient of a micro-batch", trainable.accumulate, params, batch, grads, tally)
+            grads, tally = jax.eval_shape(trainable.zeros, params, batch, temperature)
+            add(f"{name}: gradient of a micro-batch", trainable.accumulate, params, batch, temperature, grads, tally)
             add(f"{name}: optimiser update", trainable.apply, params, opt_state, train.step, grads, tally)
         if train.reference is not None:
-            score = jax.jit(forward.policy_forward(spec, tiling(cfg)), static_argnums=2)
-            add("reference: log-probs", score, train.reference, batch, Objective.of(cfg.rl).temperature)
+            score = jax.jit(forward.policy_forward(spec, tiling(cfg)))
+            add("reference: log-probs", score, train.reference, batch, temperature)
         _compile_engine(cfg, spec, mesh, train.params, add)
     return done
 
