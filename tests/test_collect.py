@@ -21,14 +21,17 @@ from jaxagent.types import Episode, StopReason, TokenKind, Trajectory
 class MemoryRows(files.Rows):
     name = "memory"
 
+    def __init__(self, count):
+        self._count = count
+
     def __len__(self):
-        return 12
+        return self._count
 
     def __getitem__(self, index):
         return {"id": f"t{index}", "prompt": "p", "answers": ["a"]}
 
 
-SOURCE = sources.TaskSource(MemoryRows(), "memory", True)
+SOURCE = sources.TaskSource(MemoryRows(12), "memory", True)
 STRATEGIES = {
     "tasks_per_step": 2, "group_size": 3, "steps": 6, "refill.max_rounds": 3, "keep_groups_frac": 0.5,
     "curriculum.name": "learnability", "replay.per_step": 2, "replay.capacity": 7, "temperature.schedule": "linear",
@@ -111,6 +114,14 @@ def test_without_strategies_attempts_are_numbered_as_ever():
     assert sorted(parts.attempts) == sorted(expected)
     assert set(experience.get_state()) == {"next_index", "fingerprint", "num_tasks", "seed", "shuffle"}
     assert set(parts.sampled) == {(1.0, 3, 0.0)}
+
+
+def test_a_task_that_comes_again_in_a_step_is_sampled_anew():
+    with Workers(8) as workers:
+        parts = Parts(workers, {"tasks_per_step": 2, "group_size": 2, "refill.max_rounds": 4})
+        experience = Experience(sources.TaskSource(MemoryRows(2), "memory", True), parts.cfg)
+        rounds = [loop.collect(parts, DRIVER, experience, step)[0].rounds for step in range(4)]
+    assert max(rounds) > 1 and len(set(parts.attempts)) == len(parts.attempts)
 
 
 def test_oversampling_in_the_loop():

@@ -56,6 +56,8 @@ def test_how_often_and_which():
     assert found != [
         other.choose(("a", "b", "c"), f"t{i}", s, n) for i in range(500) for s in range(4) for n in range(3)
     ]
+    for one_apart in (lambda i: ("t", 0, i), lambda i: ("t", i, 0), lambda i: (f"t{i}", 0, 0)):
+        assert len({tools.choose("abc", *one_apart(i)) for i in range(60)}) == 4  # each part of the key matters
     assert NEVER.choose(("a",), "t", 0, 0) == "" == tools.choose((), "t", 0, 0)
     assert all(ForcedTools(1.0, 0).choose(("a",), "t", s, 0) == "a" for s in range(50))
 
