@@ -118,8 +118,8 @@ def test_without_strategies_attempts_are_numbered_as_ever():
 
 def test_a_task_that_comes_again_in_a_step_is_sampled_anew():
     with Workers(8) as workers:
-        parts = Parts(workers, {"tasks_per_step": 2, "group_size": 2, "refill.max_rounds": 4})
-        experience = Experience(sources.TaskSource(MemoryRows(2), "memory", True), parts.cfg)
+        parts = Parts(workers, {"tasks_per_step": 1, "group_size": 2, "refill.max_rounds": 4})
+        experience = Experience(sources.TaskSource(MemoryRows(1), "memory", True), parts.cfg)
         rounds = [loop.collect(parts, DRIVER, experience, step)[0].rounds for step in range(4)]
     assert max(rounds) > 1 and len(set(parts.attempts)) == len(parts.attempts)
 
