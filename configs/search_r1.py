@@ -207,6 +207,15 @@ def laptop() -> ConfigDict:
     config.rl.entropy_control = ConfigDict({"target": 0.0, "step": 1e-4, "maximum": 5e-3})
     config.rl.z_coefficient = 0.0
     config.rl.sampling = ConfigDict({"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0})
+    config.rl.temperature = ConfigDict({"schedule": "constant", "final": 1.0})
+    config.rl.refill = ConfigDict({"max_rounds": 1, "tasks_per_round": 0})
+    config.rl.keep_groups_frac = 1.0
+    config.rl.oversample = ConfigDict({"extra_tasks": 0, "extra_attempts": 0, "min_group": 2})
+    config.rl.curriculum = ConfigDict({"name": "off", "target": 0.5, "width": 0.5, "explore": 0.1})
+    config.rl.curriculum.update(success_reward=1.0, decay=0.9, prior=0.5, prior_attempts=2.0)
+    config.rl.replay = ConfigDict({"per_step": 0, "capacity": 512, "use": "nll", "coefficient": 0.1})
+    config.rl.replay.update(min_reward=1.0, low=0.5, high=0.95)
+    config.rl.tool_epsilon = 0.0
     config.rl.optimizer = optimizer(2e-4, schedule="linear")
     config.rl.batch = ConfigDict({"row_tokens": 256, "micro_rows": 4, "targets_multiple": 32})
     config.rl.kl = ConfigDict({"coefficient": 0.0, "estimator": "k3", "where": "loss", "refresh_every": 0})

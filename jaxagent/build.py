@@ -31,6 +31,7 @@ from jaxagent.models import hf, kernels, lora, params, peft, sharding
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.rollout.conversation import Conversation
+from jaxagent.rollout.forced import ForcedTools
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.templates import Template, open_template
 from jaxagent.rollout.workers import Workers
@@ -60,8 +61,10 @@ class Parts:
         """Into how many parts the mesh splits a batch's rows."""
         return self.cfg.mesh.data * self.cfg.mesh.fsdp
 
-    def rollout(self, driver: Driver, sampling: SamplingConfig, group_size: int) -> MultiTurn:
-        """Episodes of the environment, sampled by `driver`, in groups of `group_size`."""
+    def rollout(
+        self, driver: Driver, sampling: SamplingConfig, group_size: int, tool_epsilon: float = 0.0
+    ) -> MultiTurn:
+        """Episodes of the environment, sampled by `driver`, in groups of `group_size`; see rollout/forced.py."""
         cfg = self.cfg
         return MultiTurn(
             make_environment=lambda task: search.SearchEnvironment(task, cfg.env, self.retriever),
@@ -72,6 +75,7 @@ class Parts:
             sampling=sampling,
             request_timeout_s=cfg.engine.request_timeout_s,
             group_size=group_size,
+            forced=ForcedTools(tool_epsilon, cfg.seed),
         )
 
     def conversation(self) -> Conversation:

@@ -330,6 +330,58 @@ class EntropyControlConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class RefillConfig:
+    """Dynamic sampling: rounds of new tasks until enough groups have signal. See rollout/selection.py."""
+
+    max_rounds: int  # rounds per step at most; 1 = off: all groups are used, with signal or without
+    tasks_per_round: int  # 0 = as many as are missing
+
+
+@dataclasses.dataclass(frozen=True)
+class OversampleConfig:
+    """More attempts than needed, stopped early. Off while both are 0; on, which attempts are used depends on timing."""
+
+    extra_tasks: int  # tasks started beyond those wanted; the step goes on when enough groups are complete
+    extra_attempts: int  # attempts started per task beyond group_size
+    min_group: int  # finished attempts from which a group that was cut short is used; 2 or more
+
+
+@dataclasses.dataclass(frozen=True)
+class CurriculumConfig:
+    """Which tasks come next. See data/curriculum.py for the formulas."""
+
+    name: Literal["off", "target", "failed", "learnability"]  # off: whole shuffled epochs
+    target: float  # read by "target": the success rate that is looked for
+    width: float  # read by "target": distance from it at which a task's chance is 0
+    explore: float  # part of the draws that go evenly over all tasks
+    success_reward: float  # from which an attempt counts as a success
+    decay: float  # of a task's older attempts, each time a new group of it comes in; 1 = never
+    prior: float  # success rate of a task not met yet
+    prior_attempts: float  # how many attempts the prior counts as; more than 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayConfig:
+    """Past successes, replayed while their probability under the policy lies in a window. See rollout/replay.py."""
+
+    per_step: int  # attempts replayed per step at most; 0 = off
+    capacity: int  # attempts kept
+    use: Literal["nll", "policy"]  # policy: with rl.correction, and advantages from groups
+    coefficient: float
+    min_reward: float  # from which an attempt is a success
+    low: float  # exclusive bound of exp(mean log-prob per token); WebRL: 0.5
+    high: float  # inclusive bound; WebRL: 0.95
+
+
+@dataclasses.dataclass(frozen=True)
+class TemperatureConfig:
+    """How the sampling temperature goes on from rl.sampling.temperature, step by step. Evaluation keeps that one."""
+
+    schedule: Literal["constant", "linear", "cosine"]
+    final: float  # in the last step; more than 0
+
+
+@dataclasses.dataclass(frozen=True)
 class RLConfig:
     """The reinforcement-learning stage. Names are checked by `algorithms.presets.check`, which knows them all."""
 
@@ -356,6 +408,13 @@ class RLConfig:
     entropy_control: EntropyControlConfig
     z_coefficient: float  # of (log Z)^2 of the sampled distribution's logits, on action tokens; 0 = off
     sampling: SamplingConfig
+    temperature: TemperatureConfig
+    refill: RefillConfig
+    keep_groups_frac: float  # StarPO-S: only this part of the groups, those with the largest std of rewards; 1 = all
+    oversample: OversampleConfig
+    curriculum: CurriculumConfig
+    replay: ReplayConfig
+    tool_epsilon: float  # chance per turn that it begins with a random tool call, not trained; 0 = never
     optimizer: OptimizerConfig
     batch: BatchConfig
     kl: KLConfig

@@ -10,6 +10,7 @@ engine takes the arrays that the update returned.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,18 @@ from jaxagent.algorithms import presets
 from jaxagent.algorithms.entropy import EntropyControl
 from jaxagent.build import Parts, open_parts
 from jaxagent.config import Config, ConfigError, RLConfig, Stage
-from jaxagent.data.tasks import TaskIterator
 from jaxagent.engine.driver import Driver
 from jaxagent.evaluate import deadline_s, record_evaluation
+from jaxagent.experience import Experience
 from jaxagent.learner.batching import check_context
 from jaxagent.learner.programs import Programs, make_programs
 from jaxagent.learner.state import TrainState
 from jaxagent.models import lora
 from jaxagent.models.params import Params
 from jaxagent.observe.progress import Progress
+from jaxagent.rollout import early_stop, hindsight, replay, schedule, selection, strategies
 from jaxagent.rollout.statistics import action_tokens, episode_metrics
+from jaxagent.rollout.workers import STOP_TIMEOUT_S
 from jaxagent.run import Run, open_run
 from jaxagent.stages import dpo, outcome_model, rft, sample, sft, warm_start
 from jaxagent.stages.stage import StageProgram, nothing_to_check
@@ -94,6 +97,7 @@ def check(cfg: Config) -> None:
         raise ConfigError(f"config.stages names '{twice[0]}' twice: a stage is run once.")
     presets.check(cfg.rl)
     lora.check(cfg.model.lora)
+    strategies.check(cfg.rl)
     check_context(cfg.rl.batch, cfg.env.context_tokens)
     if cfg.numerics == "exact" and cfg.engine.tile_rows < EXACT_TILE_ROWS:
         raise ConfigError(
@@ -117,7 +121,7 @@ def keep_compiled_programs(cfg: Config) -> None:
 def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
     """Reinforcement learning; returns the trained policy."""
     cfg, rl = parts.cfg, parts.cfg.rl
-    tasks = TaskIterator(parts.train, cfg.seed, shuffle=True)
+    experience = Experience(parts.train, cfg, parts.heldout)
     entropy = EntropyControl.start(rl, saved.results)
     with saved.compiles.warm_up():
         programs, state = make_programs(cfg, parts.spec, parts.mesh, params)
@@ -125,21 +129,22 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params
         if resumed:
             state, _ = saved.checkpoints.restore(state)
             state = programs.update.merged(state)
-            tasks.set_state(saved.host["tasks"])
+            experience.set_state(saved.host["tasks"])
         elif cfg.model.lora.rank:
             parts.keep_base(params)
         driver.update_params(state.policy, int(state.step))
     with saved.stage(RL, rl.steps, step):
         if not resumed:
             record_evaluation(parts, saved, driver, RL, 0, {})
-            saved.save(state, RL, 0, tasks.get_state())
+            saved.save(state, RL, 0, experience.get_state())
         while step < rl.steps:
             started = time.monotonic()
-            groups, rollout = collect(parts, driver, tasks.take(rl.tasks_per_step), step)
+            chosen, rollout = collect(parts, driver, experience, step)
             collected = time.monotonic()
             if cfg.log_episodes:
-                saved.log_episodes(RL, step, (e for group in groups for e in group.episodes))
-            state, metrics = learn(parts, programs, state, groups, step, entropy.apply(rl))
+                saved.log_episodes(RL, step, (e for group in chosen.played for e in group.episodes))
+            state, metrics = learn(parts, programs, state, chosen.groups, experience, step, entropy.apply(rl))
+            rollout |= experience.record(chosen.played, step)
             metrics["policy/entropy_coefficient"] = entropy.applied
             entropy = entropy.after(metrics)
             entropy.save(saved.results)
@@ -151,7 +156,7 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params
             metrics |= rollout | {
                 "time/rollout_s": collected - started,
                 "time/learn_s": ended - collected,
-                "tokens_per_s": sum(len(t) for g in groups for e in g.episodes for t in e.trajectories)
+                "tokens_per_s": sum(len(t) for g in chosen.played for e in g.episodes for t in e.trajectories)
                 / (ended - started),
                 "policy_version": float(state.step),
             }
@@ -164,46 +169,94 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params
                 saved.record(RL, step, metrics | {"time/step_s": time.monotonic() - started})
             due = cfg.checkpoint.every and step % cfg.checkpoint.every == 0
             if due or step == rl.steps or saved.terminating:
-                saved.save(state, RL, step, tasks.get_state())
+                saved.save(state, RL, step, experience.get_state())
                 saved.stop_if_asked()
     if cfg.model.lora.rank:
         parts.export_adapter(state.params, Path(cfg.workdir) / "adapter")
     return state.policy
 
 
-def collect(parts: Parts, driver: Driver, tasks: list[Task], step: int) -> tuple[list[Group], dict[str, float]]:
-    """The groups of one step, and their metrics. Attempts are numbered over the whole run: no two share randomness."""
+def collect(
+    parts: Parts, driver: Driver, experience: Experience, step: int
+) -> tuple[selection.Selection, dict[str, float]]:
+    """The rollouts of one step, and their metrics. Attempts are numbered over the run: no two share randomness."""
     rl = parts.cfg.rl
-    play = parts.rollout(driver, rl.sampling, rl.group_size)
+    attempts = rl.group_size + rl.oversample.extra_attempts
+    sampling = dataclasses.replace(rl.sampling, temperature=temperature(rl, step))
+    rollout = parts.rollout(driver, sampling, attempts, rl.tool_epsilon)
+    before, more = driver.stats(), {}
 
-    async def attempt(task: Task, sample: int) -> Episode:
-        return await play(task, step * rl.group_size + sample)
+    def play(number: int, wanted: int) -> list[Group]:
+        """Round `number` of the step; more than one with dynamic sampling."""
+        tasks = experience.take(wanted + rl.oversample.extra_tasks, step, number)
+        first = (step * rl.refill.max_rounds + number) * attempts
 
-    before = driver.stats()
-    groups = parts.workers.collect(tasks, rl.group_size, attempt, deadline_s(parts, len(tasks) * rl.group_size))
-    metrics = episode_metrics(groups)
+        async def attempt(task: Task, sample: int) -> Episode:
+            return await rollout(task, first + sample)
+
+        deadline = deadline_s(parts, len(tasks) * attempts)
+        if not strategies.oversamples(rl):
+            return parts.workers.collect(tasks, attempts, attempt, deadline)
+        groups = early_stop.run_until_enough(
+            tasks, attempts, rl.group_size, wanted, attempt, parts.cfg.engine.slots, deadline
+        )
+        groups = parts.workers.run(groups, deadline + STOP_TIMEOUT_S)
+        kept = early_stop.usable(groups, rl.oversample.min_group, wanted)
+        for name, count in early_stop.oversample_metrics(groups, rl.group_size, kept).items():
+            more[name] = more.get(name, 0.0) + count
+        return kept
+
+    chosen = selection.refill(play, rl.tasks_per_step, rl.refill)
+    hindsight.refuse_on_policy(chosen.played)
+    chosen = dataclasses.replace(chosen, groups=selection.most_varied(chosen.groups, rl.keep_groups_frac))
+    metrics = episode_metrics(chosen.played) | more
+    if strategies.selects(rl):
+        metrics |= selection.selection_metrics(chosen)
+    if rl.temperature.schedule != "constant":
+        metrics["sampling/temperature"] = sampling.temperature
     metrics |= {f"engine/{k}": v - before.get(k, 0.0) for k, v in driver.stats().items()}
-    metrics["rollout/action_tokens"] = float(action_tokens(groups))
-    return groups, metrics
+    metrics["rollout/action_tokens"] = float(action_tokens(chosen.played))
+    return chosen, metrics
+
+
+def temperature(rl: RLConfig, step: int) -> float:
+    """What a step's attempts are sampled at, and scored with."""
+    return schedule.temperature(rl.temperature, rl.sampling.temperature, step, rl.steps)
 
 
 def learn(
-    parts: Parts, programs: Programs, state: TrainState, groups: list[Group], step: int, rl: RLConfig
+    parts: Parts,
+    programs: Programs,
+    state: TrainState,
+    groups: list[Group],
+    experience: Experience,
+    step: int,
+    rl: RLConfig,
 ) -> tuple[TrainState, dict[str, float]]:
     """Groups -> streams -> optimiser updates. The metrics of the first update are those of exactly on-policy data."""
+    at = temperature(rl, step)
     trajectories = presets.trajectories(groups)
     values = reference = old = None
     if programs.values is not None:
         (values,) = programs.values(state.critic, trajectories)
     if programs.reference is not None:
-        reference, _ = programs.reference(programs.reference_weights(state), trajectories)
+        reference, _ = programs.reference(programs.reference_weights(state), trajectories, at)
     if programs.old is not None:
-        old, _ = programs.old(state.policy, trajectories)
-    streams, metrics = presets.streams(groups, rl, step / rl.steps, reference, values, old)
+        old, _ = programs.old(state.policy, trajectories, at)
+    streams, metrics = [], {}
+    if groups:  # dynamic sampling may find none
+        streams, metrics = presets.streams(groups, rl, step / rl.steps, reference, values, old)
+    if experience.replay is not None:
+        past, counts = replay.choose(
+            experience.replay.candidates(step), lambda t: programs.replay(state.policy, t, at)[0], rl.replay
+        )
+        unused = 1 + max((s.episode for s in streams), default=-1)
+        streams += replay.streams(past, rl.replay, rl.correction, unused)
+        metrics |= {"replay/used": float(len(past)), "replay/scored": float(counts)}
     updates: list[dict[str, float]] = []
     for part in presets.mini_batches(streams, rl, (parts.cfg.seed, step)):
         train_policy = programs.values is None or step * rl.updates_per_step * rl.epochs >= rl.critic.warmup_updates
-        state, of_update = programs.update(state, programs.packer.pack(part), train_policy)
+        state, of_update = programs.update(state, programs.packer.pack(part), train_policy, at)
         updates.append(of_update)
     return state, metrics | merge(updates)
 

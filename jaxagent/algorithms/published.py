@@ -54,8 +54,14 @@ _GRPO = {
     "echo.coefficient": 0.0,
     "positive_nll.coefficient": 0.0,
     "positive_nll.min_reward": 1.0,
+    "refill.max_rounds": 1,
+    "refill.tasks_per_round": 0,
+    "keep_groups_frac": 1.0,
 }
-_DAPO = _GRPO | {"clip_high": 0.28, "drop_zero_signal": True, "aggregation": "token_mean"}
+_CLIP_HIGHER = _GRPO | {"clip_high": 0.28, "drop_zero_signal": True, "aggregation": "token_mean"}
+_DAPO = _CLIP_HIGHER | {"refill.max_rounds": 10}  # its recipe's bound of generation batches
+_RAGEN = _CLIP_HIGHER | {"advantage": "gae_bilevel", "whiten_advantages": True, "drop_zero_signal": False,
+                         "critic.turn_gamma": 0.95}  # fmt: skip
 
 PUBLISHED: dict[str, Published] = {
     "grpo": Published(
@@ -128,12 +134,11 @@ PUBLISHED: dict[str, Published] = {
     ),
     "vapo": Published(
         "VAPO, arXiv 2504.05118; its value pre-training is rl.critic.warmup_updates",
-        _DAPO | {"advantage": "gae_adaptive", "drop_zero_signal": False, "positive_nll.coefficient": 0.1},
+        _CLIP_HIGHER | {"advantage": "gae_adaptive", "drop_zero_signal": False, "positive_nll.coefficient": 0.1},
     ),
-    "ragen": Published(
-        "RAGEN (arXiv 2504.20073), bi-level GAE; without its filter of groups",
-        _DAPO | {"advantage": "gae_bilevel", "whiten_advantages": True, "drop_zero_signal": False,
-                 "critic.turn_gamma": 0.95},
+    "ragen": Published("RAGEN (arXiv 2504.20073), bi-level GAE; without its filter of groups", _RAGEN),
+    "starpo_s": Published(
+        "StarPO-S of RAGEN (arXiv 2504.20073): with its filter of groups", _RAGEN | {"keep_groups_frac": 0.25}
     ),
     "vtrace": Published(
         "IMPALA's V-trace (arXiv 1802.01561) over tokens",

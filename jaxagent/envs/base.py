@@ -90,6 +90,7 @@ class Environment(Protocol):
 
     Attributes:
       stop_strings: a generation ends with the first of these that it completes.
+      tool_prefixes: how each tool call begins, for `rl.tool_epsilon`; may be missing, then no call is ever forced.
       counters: what happened so far ("searches", "invalid_actions", ...); read at the end, even after a failure.
     """
 

@@ -26,7 +26,7 @@ from jaxagent.models.transformer import forward_packed
 def policy_forward(
     spec: ModelSpec, tiling: exact.Tiling | None = None, adapters: LoraConfig | None = None, log_z: bool = False
 ) -> Callable[..., tuple[jax.Array, ...]]:
-    """A function: params, batch, temperature[, frozen] -> (log-probs f32[B, R], entropies f32[B, R]).
+    """A function: params, batch, temperature f32[] (may be traced)[, frozen] -> (log-probs, entropies), f32[B, R].
 
     With a `Frozen` as last argument, params are LoRA adapters beside its base, of the config `adapters`.
 
@@ -36,13 +36,13 @@ def policy_forward(
     """
 
     def forward(
-        params: Params | lora.Adapters, batch: Batch, temperature: float, frozen: Frozen | None = None
+        params: Params | lora.Adapters, batch: Batch, temperature: jax.Array, frozen: Frozen | None = None
     ) -> tuple[jax.Array, ...]:
         served = params if frozen is None else frozen.merged
         params = params if frozen is None else lora.adapt(frozen.base, params, adapters)
         x = _heads(params, spec, batch)
-        if temperature != 1.0:  # logits are linear in x
-            x = jnp.where((batch.ce_weights != 0)[..., None], x * jnp.asarray(temperature, x.dtype), x)
+        # Logits are linear in x; at temperature 1 this is the identity.
+        x = jnp.where((batch.ce_weights != 0)[..., None], x * jnp.asarray(temperature, x.dtype), x)
         b, r, e = x.shape
         scores = token_scores(params, spec, x.reshape(b * r, e), batch.targets.reshape(b * r), temperature)
         rows = sharding.out(sharding.row_axes(x), None)

@@ -29,9 +29,9 @@ RATIO_EDGES = (0.01 * np.sinh(np.linspace(-6.0, 6.0, 257))).astype(np.float32)
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """What of the losses is not in the weights. Static under jit."""
+    """What of the losses is not in the weights. Static under jit, but for the temperature."""
 
-    temperature: float  # of the sampled distribution whose log-probs policy tokens have
+    temperature: float  # of the sampled distribution whose log-probs policy tokens have; an update may name another
     policy: str  # of algorithms/policy_loss.py
     clip_low: float
     clip_high: float

@@ -32,6 +32,7 @@ class Programs:
     values: score.Scorer | None  # PPO's critic
     reference: score.Scorer | None  # log-probs under the frozen reference
     old: score.Scorer | None  # log-probs under the policy as it stands before a step's first update
+    replay: score.Scorer | None  # the same of past successes, where they are replayed
 
     def reference_weights(self, state: TrainState) -> Tree:
         """What KL is measured to. With LoRA the base, which is there anyway, or with the last refresh's adapters."""
@@ -60,7 +61,7 @@ def make_programs(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy:
     critic_updates = updates + rl.critic.warmup_updates * (rl.critic.warmup_epochs - 1)
     optimizer = make_optimizer(rl.optimizer, updates)
     score_policy, score_value = forward.policy_forward(spec, tiling(cfg), cfg.model.lora), None
-    critic = critic_optimizer = values = reference = old = None
+    critic = critic_optimizer = values = reference = old = replay = None
     presets.warm_up(rl)
     with jax.set_mesh(mesh):
         if presets.needs_critic(rl):
@@ -69,10 +70,11 @@ def make_programs(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy:
             critic_optimizer = make_optimizer(rl.critic.optimizer, critic_updates)
             values = score.value_scorer(score_value, packer, mesh, bins)
             values.warm_up(critic)
-        if presets.needs_reference(rl) or presets.needs_old(rl):
+        if presets.needs_reference(rl) or presets.needs_old(rl) or rl.replay.per_step:
             scorer = score.policy_scorer(score_policy, rl.sampling.temperature, packer, mesh)
             reference = scorer if presets.needs_reference(rl) else None
             old = scorer if presets.needs_old(rl) else None
+            replay = scorer if rl.replay.per_step else None
         trained, merge = trained_and_merge(cfg, spec, mesh, policy)
         state = init_state(trained, optimizer, critic, critic_optimizer, keeps_reference(cfg))
         train_policy = forward.policy_forward(spec, tiling(cfg), cfg.model.lora, log_z=rl.z_coefficient != 0)
@@ -89,11 +91,11 @@ def make_programs(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy:
         if merge is not None:
             state = update.merged(state.replace(frozen=Frozen(policy, None)))
         state = update.warm_up(state, packer.empty())
-    programs = Programs(packer, update, values, reference, old)
+    programs = Programs(packer, update, values, reference, old, replay)
     if reference is not None:
         reference.warm_up(programs.reference_weights(state))
-    if old is not None:
-        old.warm_up(state.policy)
+    if old is not None or replay is not None:
+        (old or replay).warm_up(state.policy)
     return programs, state
 
 

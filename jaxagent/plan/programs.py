@@ -112,6 +112,7 @@ def compile_all(
     with jax.set_mesh(mesh):
         train = abstract_state(cfg, spec, mesh)
         batch = jax.tree.map(lambda x: _abstract(x.shape, x.dtype, mesh, jax.P(sharding.ROWS)), empty)
+        temperature = _abstract((), jnp.float32, mesh, jax.P())
         ppo = train.critic is not None
         update = make_update(
             forward.policy_forward(spec, tiling(cfg), cfg.model.lora, log_z=cfg.rl.z_coefficient != 0),
@@ -126,16 +127,17 @@ def compile_all(
         if ppo:
             trained.append(("critic", update.critic, train.critic, train.critic_opt_state, None))
         for name, trainable, params, opt_state, frozen in trained:
-            grads, tally = jax.eval_shape(trainable.zeros, params, batch, frozen)
-            add(f"{name}: gradient of a micro-batch", trainable.accumulate, params, batch, grads, tally, frozen)
+            grads, tally = jax.eval_shape(trainable.zeros, params, batch, temperature, frozen)
+            gradient = (params, batch, temperature, grads, tally, frozen)
+            add(f"{name}: gradient of a micro-batch", trainable.accumulate, *gradient)
             add(f"{name}: optimiser update", trainable.apply, params, opt_state, train.step, grads, tally)
         if train.frozen is not None:
             carried = lora.carried(train.frozen.base, train.params, cfg.model.lora)
             add("policy: adapters into weights", lora.products, carried, cfg.model.compute_dtype)
         if presets.needs_reference(cfg.rl):
-            score = jax.jit(forward.policy_forward(spec, tiling(cfg)), static_argnums=2)
+            score = jax.jit(forward.policy_forward(spec, tiling(cfg)))
             weights = train.reference if train.frozen is None else train.frozen.base
-            add("reference: log-probs", score, weights, batch, Objective.of(cfg.rl).temperature)
+            add("reference: log-probs", score, weights, batch, temperature)
         _compile_engine(cfg, spec, mesh, train.policy, add)
     return done
 

@@ -47,7 +47,7 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
     score_value = forward.value_forward(parts.spec)
     with saved.compiles.warm_up(), jax.set_mesh(parts.mesh):
         trainable = make_trainable(_loss(score_value, cfg.loss), optimizer, _metrics)
-        update = Update(parts.mesh, trainable, None, 1)
+        update = Update(parts.mesh, trainable, None, 1, temperature=1.0)
         # The model is what this state trains; the policy stands beside it, for whoever resumes here.
         state = init_state(critics.from_policy(params), optimizer).replace(reference=params)
         state = update.warm_up(state, packer.empty())
@@ -135,7 +135,8 @@ def _held_out(
 
 
 def _loss(values: Any, name: str) -> Any:
-    def loss(critic: Any, batch: Batch) -> tuple[jax.Array, Tally]:
+    def loss(critic: Any, batch: Batch, temperature: jax.Array, frozen: None) -> tuple[jax.Array, Tally]:
+        del temperature, frozen  # the value of a whole attempt
         live = batch.value_weights != 0
         z = jnp.where(live, values(critic, batch), 0.0)
         total = jnp.sum(batch.value_weights * outcome.LOSSES[name](z, batch.returns))

@@ -36,6 +36,9 @@ def test_names_mean_what_their_papers_say():
     rl = {name: config.parse(get_config(f"laptop+{name}")).rl for name in PUBLISHED}
     assert (rl["grpo"].advantage, rl["grpo"].aggregation) == ("group_mean_std", "sequence_mean")
     assert (rl["dapo"].clip_high, rl["dapo"].kl.coefficient, rl["dapo"].aggregation) == (0.28, 0.0, "token_mean")
+    assert (rl["dapo"].refill.max_rounds, rl["grpo"].refill.max_rounds, rl["vapo"].refill.max_rounds) == (10, 1, 1)
+    assert (rl["starpo_s"].keep_groups_frac, rl["ragen"].keep_groups_frac) == (0.25, 1.0)
+    assert (rl["starpo_s"].advantage, rl["starpo_s"].clip_high) == ("gae_bilevel", 0.28)
     assert (rl["dr_grpo"].advantage, rl["dr_grpo"].aggregation) == ("group_mean", "constant")
     assert rl["reinforce_pp"].kl.where == "reward" and rl["reinforce_pp_baseline"].kl.where == "advantage"
     assert {name for name in rl if presets.needs_critic(rl[name])} >= {"ppo"}
