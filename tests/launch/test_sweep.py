@@ -61,6 +61,14 @@ def test_intervals_by_hand():
     assert half == pytest.approx(4.303 / math.sqrt(3))
 
 
+def test_a_chain_of_stages_is_measured_from_its_first_to_its_last():
+    names = ("before_dpo", "after_dpo", "before_rl", "after_rl")
+    summary = {f"eval/em_{name}": 0.1 * i for i, name in enumerate(names)} | {"eval/em_sampled_after_rl": 0.9}
+    assert table._value(summary, "eval/em_before") == 0.0
+    assert table._value(summary, "eval/em_after") == pytest.approx(0.3)
+    assert table._value(summary, "eval/em_two_hop_after") is None
+
+
 @pytest.fixture
 def fake_runs(monkeypatch):
     """Replaces the training command by one that writes a summary; returns the log of what was started."""
