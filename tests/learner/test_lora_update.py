@@ -131,7 +131,7 @@ def test_the_reference_is_the_base_itself(lora_cfg):
     assert programs.keeps_reference(follows)
     frozen = Frozen("base", "merged")
     state = init_state({}, optax.sgd(0.1)).replace(frozen=frozen)
-    made = programs.Programs(None, None, None, None, None)
+    made = programs.Programs(None, None, None, None, None, None)
     assert made.reference_weights(state) == "base"
 
 

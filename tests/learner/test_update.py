@@ -202,7 +202,8 @@ def test_a_critic_in_bins_learns_its_returns_on_eight_devices(spec, make_params,
         (before,) = scorer(critic, [s.trajectory for s in streams])
         opt_state, batches = jax.jit(optimizer.init)(critic), [shard(b, mesh) for b in packer.pack(streams)]
         for _ in range(60):
-            critic, opt_state, _, pending = train.step(critic, opt_state, jnp.zeros((), jnp.int32), batches, np.float32(1))
+            step = jnp.zeros((), jnp.int32)
+            critic, opt_state, _, pending = train.step(critic, opt_state, step, batches, np.float32(1))
         (after,) = scorer(critic, [s.trajectory for s in streams])
     np.testing.assert_allclose(np.concatenate(before)[np.concatenate(actions)], 0.5, atol=1e-6)  # every bin alike
     error = lambda values: np.mean(  # noqa: E731
