@@ -126,6 +126,12 @@ def laptop() -> ConfigDict:
     config.env.reward.final_format_score = 0.1
     config.env.reward.retrieval_score = 0.0
     config.env.reward.min_answers = 1
+    config.env.reward.shaping = ConfigDict()
+    config.env.reward.shaping.overlong_weight = 0.0
+    config.env.reward.shaping.overlong_buffer_tokens = 12
+    config.env.reward.shaping.efficiency_weight = 0.0
+    config.env.reward.shaping.efficiency_budget = 3
+    config.env.reward.shaping.cap = 0.3
     config.env.retriever = ConfigDict()
     config.env.retriever.backend = "bm25"
     config.env.retriever.corpus = ""

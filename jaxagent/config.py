@@ -89,6 +89,17 @@ class DataConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class ShapingConfig:
+    """What is added to an outcome for how it was reached (docs/rewards.md). A weight of 0 is off."""
+
+    overlong_weight: float  # of DAPO's soft punishment of long episodes, in sampled tokens
+    overlong_buffer_tokens: int  # before the most tokens an episode can sample, where the punishment begins
+    efficiency_weight: float  # of tool calls that repeat an earlier one or go over the budget
+    efficiency_budget: int  # tool calls per episode
+    cap: float  # most that shaping can add or take
+
+
+@dataclasses.dataclass(frozen=True)
 class RewardConfig:
     """Search-R1's two reward profiles. See docs/recipes.md for the score table."""
 
@@ -97,6 +108,7 @@ class RewardConfig:
     final_format_score: float  # f
     retrieval_score: float  # r
     min_answers: int  # 2: score prompt + response as published (the prompt holds an example); 1: response only
+    shaping: ShapingConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,13 +12,17 @@ letter for letter (Jin et al., https://arxiv.org/abs/2503.09516). Deliberate dif
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Sequence
 
-from jaxagent.config import ConfigError, EnvConfig
+from jaxagent.config import ConfigError, EnvConfig, RewardConfig
 from jaxagent.envs.base import Message, Observation, Step, Transcript, Verdict
 from jaxagent.envs.retriever.base import Retriever
 from jaxagent.envs.search_rewards import score
+from jaxagent.rewards import length, tool_efficiency
+from jaxagent.rewards.composite import Composite, Part
+from jaxagent.rewards.view import ToolCall, View
 from jaxagent.types import StopReason, Task, TokenKind
 
 STOP_STRINGS = ("</search>", "</answer>")
@@ -68,6 +72,41 @@ def check(config: EnvConfig) -> None:
             f"env.reward.min_answers={config.reward.min_answers} counts the example answer of the search_r1 prompt; "
             "with env.prompt='plain' set it to 1."
         )
+    shaped_reward(config)
+
+
+@functools.lru_cache(maxsize=8)
+def shaped_reward(config: EnvConfig) -> Composite | None:
+    """The published score with the configured shaping around it; None when nothing is added.
+
+    Raises:
+      ConfigError: shaping that cannot mean anything.
+    """
+    shaping = config.reward.shaping
+    if shaping.overlong_weight == shaping.efficiency_weight == 0:
+        return None
+    most = (config.max_turns + int(config.final_turn)) * config.turn_tokens
+    if shaping.overlong_weight and not 0 < shaping.overlong_buffer_tokens <= most:
+        raise ConfigError(
+            f"env.reward.shaping.overlong_buffer_tokens must be 1 to {most} (all an episode can sample), "
+            f"got {shaping.overlong_buffer_tokens}."
+        )
+    long = functools.partial(length.soft_overlong, max_tokens=most, buffer_tokens=shaping.overlong_buffer_tokens)
+    calls = functools.partial(
+        tool_efficiency.tool_efficiency, tools=("search",), budget=shaping.efficiency_budget, penalty=0.5
+    )
+    parts = [Part("outcome", functools.partial(_outcome, config.reward), weight=1.0, low=0.0, high=1.0)]
+    for name, reward, weight in (
+        ("overlong", long, shaping.overlong_weight),
+        ("efficiency", calls, shaping.efficiency_weight),
+    ):
+        if weight:
+            parts.append(Part(name, reward, weight=weight, low=-1.0, high=0.0, shaping=True))
+    return Composite(tuple(parts), shaping.cap)
+
+
+def _outcome(config: RewardConfig, view: View) -> dict[str, float]:
+    return score(config, view.answer or "", view.response, view.task.answers)
 
 
 class SearchEnvironment:
@@ -85,6 +124,7 @@ class SearchEnvironment:
         self._config = config
         self._retriever = retriever
         self._turns_left = config.max_turns + int(config.final_turn)
+        self._queries: list[str] = []
         self.counters: dict[str, float] = {"searches": 0.0, "invalid_actions": 0.0, "empty_searches": 0.0}
 
     async def start(self) -> Sequence[Message]:
@@ -104,16 +144,28 @@ class SearchEnvironment:
         if parsed is None:
             return Step(Observation(((INVALID_ACTION, TokenKind.WARNING),)))
         self.counters["searches"] += 1
+        self._queries.append(parsed[1])
         (passages,) = await self._retriever.search([parsed[1]], self._config.retriever.topk)
         self.counters["empty_searches"] += not passages
         text = render_observation((p.title, p.text) for p in passages)
         return Step(Observation(((text, TokenKind.OBSERVATION),)))
 
     async def verify(self, transcript: Transcript) -> Verdict:
-        """Search-R1's reward of the configured profile."""
+        """Search-R1's reward of the configured profile, and what the config adds to it."""
         published = self._config.reward.min_answers > 1
         answer_text = transcript.prompt + transcript.response if published else transcript.actions
-        scores = score(self._config.reward, answer_text, transcript.response, self._task.answers)
+        reward = shaped_reward(self._config)
+        if reward is None:
+            scores = score(self._config.reward, answer_text, transcript.response, self._task.answers)
+        else:
+            view = View(
+                self._task,
+                transcript.turns,
+                answer=answer_text,
+                tool_calls=tuple(ToolCall("search", {"query": query}) for query in self._queries),
+                action_tokens=transcript.action_tokens,
+            )
+            scores = {name.removeprefix("outcome/"): value for name, value in reward(view).items()}
         return Verdict(scores.pop("reward"), scores)
 
     async def close(self) -> None:

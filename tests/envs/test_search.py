@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxagent.config import ConfigError, EnvConfig, RetrieverConfig, RewardConfig
+from jaxagent.config import ConfigError, EnvConfig, RetrieverConfig, RewardConfig, ShapingConfig
 from jaxagent.envs import search
 from jaxagent.envs.base import Step, Transcript
 from jaxagent.envs.retriever.base import Passage
@@ -25,10 +25,13 @@ class Found:
         return [self.passages[:topk] for _ in queries]
 
 
-def config(prompt="search_r1", max_turns=2, final_turn=False, profile="em", min_answers=2, topk=3):
+OFF = ShapingConfig(0.0, 12, 0.0, 3, 0.3)
+
+
+def config(prompt="search_r1", max_turns=2, final_turn=False, profile="em", min_answers=2, topk=3, shaping=OFF):
     return EnvConfig(
         prompt, max_turns, final_turn, 500, 500, 4096, 60.0,
-        RewardConfig(profile, 0.2, 0.1, 0.0, min_answers), RetrieverConfig("bm25", "", "", "", topk, 1.0, 0),
+        RewardConfig(profile, 0.2, 0.1, 0.0, min_answers, shaping), RetrieverConfig("bm25", "", "", "", topk, 1.0, 0),
     )  # fmt: skip
 
 
@@ -138,6 +141,28 @@ def test_verdicts():
     assert verdict(config(profile="em_format"), right).reward == 1.0
     assert verdict(config(profile="em_format"), ("<answer>William Shakespeare</answer>", "")).reward == 0.8
     assert "reward" not in verdict(config(), right).components and verdict(config(), right).components["em"] == 1.0
+
+
+def test_shaping_is_added_under_its_cap_and_reported():
+    """1,000 tokens can be sampled. 950 are half into the buffer of 100: -.5, times .4. One search repeated: -.5, times
+    .2. Together -.3, which a cap of .25 cuts; the outcome and its parts keep their names."""
+    shaping = ShapingConfig(0.4, 100, 0.2, 3, cap=0.25)
+    environment = search.SearchEnvironment(TASK, config(min_answers=1, max_turns=2, shaping=shaping), Found([]))
+    environment._queries = ["hamlet", "hamlet"]
+    turns = (("<search>hamlet</search>", "\n"), ("<answer>William Shakespeare</answer>", ""))
+    prompt = search.render_prompt("search_r1", TASK.prompt)
+    found = asyncio.run(environment.verify(Transcript(prompt, turns, action_tokens=(900, 50))))
+    assert found.reward == pytest.approx(0.75)
+    assert found.components["em"] == 1.0 and found.components["outcome"] == 1.0
+    assert found.components["overlong"] == -0.5 and found.components["efficiency"] == -0.5
+    assert found.components["shaping"] == -0.25
+    with pytest.raises(ConfigError, match="overlong_buffer_tokens must be 1 to 1000"):
+        search.check(config(shaping=ShapingConfig(0.4, 2000, 0.0, 3, 0.3)))
+
+
+def test_searches_are_remembered_for_shaping():
+    environment, _ = play(["<search>a</search>", "<search>a</search>"], config(max_turns=3), Found(FOUND))
+    assert environment._queries == ["a", "a"]
 
 
 def test_what_was_only_read_is_no_answer():

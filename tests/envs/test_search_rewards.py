@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxagent.config import RewardConfig
+from jaxagent.config import RewardConfig, ShapingConfig
 from jaxagent.envs.search_rewards import extract_answer, retrieval_hit, score, well_formed
 from jaxagent.rewards.text import exact_match, normalize_answer, sub_exact_match
 
@@ -23,7 +23,7 @@ def vectors(name: str) -> list[dict]:
 
 
 def config(profile="em_format", s=0.2, f=0.1, r=0.0, min_answers=2) -> RewardConfig:
-    return RewardConfig(profile, s, f, r, min_answers)
+    return RewardConfig(profile, s, f, r, min_answers, ShapingConfig(0.0, 12, 0.0, 3, 0.3))
 
 
 def test_normalize_answer_equals_the_published_function():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scripted import ScriptedPolicy
 
-from jaxagent.config import EnvConfig, RetrieverConfig, RewardConfig, SamplingConfig
+from jaxagent.config import EnvConfig, RetrieverConfig, RewardConfig, SamplingConfig, ShapingConfig
 from jaxagent.envs.retriever.base import Passage
 from jaxagent.envs.retriever.bm25 import Bm25
 from jaxagent.envs.search import TOOL_PREFIXES, SearchEnvironment
@@ -19,7 +19,7 @@ from jaxagent.types import StopReason, Task, TokenKind
 TASK = Task("t1", "What is the calling code of Ghana?", ("233",))
 RETRIEVER = Bm25([Passage("0", "Ghana", "The calling code of Ghana is 233.")])
 CONFIG = EnvConfig(
-    "plain", 3, False, 60, 300, 1000, 5.0, RewardConfig("em", 0.2, 0.1, 0.0, 1),
+    "plain", 3, False, 60, 300, 1000, 5.0, RewardConfig("em", 0.2, 0.1, 0.0, 1, ShapingConfig(0.0, 12, 0.0, 3, 0.3)),
     RetrieverConfig("bm25", "", "", "", 1, 1.0, 0),
 )  # fmt: skip
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scripted import ScriptedPolicy
 
-from jaxagent.config import EnvConfig, RetrieverConfig, RewardConfig, SamplingConfig
+from jaxagent.config import EnvConfig, RetrieverConfig, RewardConfig, SamplingConfig, ShapingConfig
 from jaxagent.envs.base import Message, Observation, Step, Verdict
 from jaxagent.envs.retriever.base import Passage, RetrieverError, RetrieverTimeout
 from jaxagent.envs.retriever.bm25 import Bm25
@@ -37,7 +37,7 @@ def config(**changes) -> EnvConfig:
         observation_tokens=300,
         context_tokens=1000,
         episode_timeout_s=5.0,
-        reward=RewardConfig("em", 0.2, 0.1, 0.0, 1),
+        reward=RewardConfig("em", 0.2, 0.1, 0.0, 1, ShapingConfig(0.0, 12, 0.0, 3, 0.3)),
         retriever=RetrieverConfig("bm25", "", "", "", 1, 1.0, 0),
     )
     return dataclasses.replace(base, **changes)
