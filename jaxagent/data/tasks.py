@@ -34,8 +34,16 @@ class TaskIterator(Iterator[Task]):
         return next(self._tasks)
 
     def take(self, count: int) -> list[Task]:
-        """The next `count` tasks."""
-        return [next(self._tasks) for _ in range(count)]
+        """The next `count` tasks, no two alike while there are as many.
+
+        Where one epoch ends and the next begins a task could come twice; its second coming is left out, since equal
+        tasks of one step would share their randomness and be sampled alike.
+        """
+        taken: dict[str, Task] = {}
+        while len(taken) < min(count, len(self._source)):
+            task = next(self._tasks)
+            taken.setdefault(task.id, task)
+        return [*taken.values(), *(next(self._tasks) for _ in range(count - len(taken)))]
 
     def get_state(self) -> dict[str, Any]:
         """Position and identity, as JSON values."""

@@ -120,7 +120,8 @@ def assumptions(cfg: Config, chip: str, compiled_for: str) -> list[str]:
         f"times: {numbers.flops / 1e12:.0f} TFLOP/s, of which {numbers.train_mfu:.0%} in training and "
         f"{numbers.prefill_mfu:.0%} in prefill; {numbers.bandwidth / 1e9:.0f} GB/s, of which "
         f"{numbers.decode_bandwidth_frac:.0%} in decode; no time for communication, environments and the host",
-        f"of the stages ({', '.join(cfg.stages)}) the one called rl; the others hold no more",
+        f"of the stages ({', '.join(cfg.stages)}) the one called rl; dpo keeps a reference and outcome_model a critic "
+        "beside the policy, the others the policy and its optimiser",
         "every episode uses all its turns, sampled tokens and observations: an upper bound on tokens",
         "FLOPs by formula (matrix products and attention), recomputation included",
         "the allocator's own overhead and library workspaces are not counted",

@@ -1,6 +1,8 @@
 """The stream of tasks: whole epochs, one order per seed, exact resume, and refusal of a position in other data."""
 
+import functools
 import json
+import operator
 from collections import Counter
 
 import pytest
@@ -38,6 +40,22 @@ def test_every_epoch_is_its_own_permutation():
     epochs = [ids(iterator, 9) for _ in range(4)]
     assert all(sorted(epoch) == [f"t{i}" for i in range(9)] for epoch in epochs)
     assert len(set(map(tuple, epochs))) == 4
+
+
+def test_no_two_tasks_of_a_step_are_alike():
+    """Across the end of an epoch too; unless a step asks for more tasks than there are."""
+    iterator = tasks.TaskIterator(source_of(5), seed=0, shuffle=True)
+    drawn = [ids(iterator, 4) for _ in range(50)]
+    assert all(len(set(step)) == 4 for step in drawn)
+    assert set(Counter(functools.reduce(operator.iadd, drawn, [])).values()) <= set(range(30, 51)), (
+        "and none is starved"
+    )
+    plain = tasks.TaskIterator(source_of(5), seed=0, shuffle=True)
+    assert any(len({next(plain).id for _ in range(4)}) < 4 for _ in range(50)), "which the stream itself does not give"
+    assert sorted(ids(tasks.TaskIterator(source_of(2), 0, True), 5)) in (
+        ["t0"] * 2 + ["t1"] * 3,
+        ["t0"] * 3 + ["t1"] * 2,
+    )
 
 
 def test_the_order_is_the_seeds_alone():
