@@ -28,7 +28,9 @@ from jaxagent.envs.terminal_tasks.verify import Result, VerifierError
 PROGRAMS = ("sh", "python3", "git", "tar", "gzip", "awk", "sed", "grep", "find", "sort", "comm", "sha256sum")
 OUTPUT_BYTES = 100_000  # kept of a command's output: its beginning
 _PATH = "/usr/local/bin:/usr/bin:/bin"
-_LIMITS = "ulimit -c 0 -t 60 -n 256; ulimit -f 65536; ulimit -v 4000000"  # s, files, blocks of 512 B, KiB
+_LIMITS = (
+    "ulimit -c 0; ulimit -t 60; ulimit -n 256; ulimit -f 65536; ulimit -v 4000000"  # s, files, blocks of 512 B, KiB
+)
 _NOBODY = 65534
 
 

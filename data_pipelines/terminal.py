@@ -2,7 +2,7 @@
 
     python -m data_pipelines.terminal --out=data/terminal --num=500 --seed=0         # levels 1 to 3
     python -m data_pipelines.terminal --out=data/laptop --laptop --demonstrations=8000
-    python -m data_pipelines.terminal check data/terminal                            # on every task: oracle 1, idle agent 0
+    python -m data_pipelines.terminal check data/terminal                            # every oracle 1, idle agent 0
     python -m data_pipelines.terminal demonstrations data/terminal --out=full.jsonl  # of the training tasks
 
 Writes, all at once or not at all:

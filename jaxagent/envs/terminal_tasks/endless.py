@@ -78,8 +78,12 @@ def read_list(path: Path) -> list[TerminalTask]:
 
 
 def _pytest(test: Path, place: str) -> Script:
-    """Runs a test as published: written into the home directory, judged by pytest's exit status, removed."""
-    return Script(f"pytest -q {place}; status=$?; rm -f {place}; exit $status", {place: test})
+    """Runs a test as published: written into the home directory, judged by pytest's exit status, removed.
+
+    Unlike the published command it reads no conftest.py, no configuration and no modules of the agent's from there.
+    """
+    options = "-q --noconftest -c /dev/null --import-mode=importlib -p no:cacheprovider"
+    return Script(f"pytest {options} {place}; status=$?; rm -f {place}; exit $status", {place: test})
 
 
 def _row(row: Any, path: Path, place: str) -> TerminalTask:

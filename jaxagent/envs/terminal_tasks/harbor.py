@@ -54,7 +54,7 @@ def read(folder: Path) -> TerminalTask:
     about = top.section("task", ("name", "authors", "description", "keywords"))
     metadata = top.section("metadata", ("difficulty", "category", "tags"))
     agent = top.section("agent", ("timeout_sec", "network_mode"))
-    verifier = top.section("verifier", ("timeout_sec", "env", "network_mode", "environment_mode"))
+    verifier = top.section("verifier", ("timeout_sec", "env", "network_mode", "environment_mode", "environment"))
     if verifier.text("environment_mode", "shared") != "shared" or "environment" in verifier.values:
         raise ConfigError(f"{path}: key 'verifier.environment_mode': only the shared verifier is supported.")
     environment = top.section("environment", _ENVIRONMENT)
