@@ -28,9 +28,8 @@ from jaxagent.envs.terminal_tasks.verify import Result, VerifierError
 PROGRAMS = ("sh", "python3", "git", "tar", "gzip", "awk", "sed", "grep", "find", "sort", "comm", "sha256sum")
 OUTPUT_BYTES = 100_000  # kept of a command's output: its beginning
 _PATH = "/usr/local/bin:/usr/bin:/bin"
-_LIMITS = (
-    "ulimit -c 0; ulimit -t 60; ulimit -n 256; ulimit -f 65536; ulimit -v 4000000"  # s, files, blocks of 512 B, KiB
-)
+# No core dump, CPU seconds, open files, blocks of 512 bytes per file, KiB of memory. One each: dash takes no more.
+_LIMITS = "ulimit -c 0; ulimit -t 60; ulimit -n 256; ulimit -f 65536; ulimit -v 4000000"
 _NOBODY = 65534
 
 
