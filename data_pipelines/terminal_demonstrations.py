@@ -50,7 +50,7 @@ def _play(name: str, about: Mapping[str, Any]) -> list[tuple[str, int]]:
     """(output without blanks at its end, exit status) of each command."""
     steps = "".join(f"{{ {command}\n}} 2>&1\nprintf '{_MARK}%d{_MARK}' $?\n" for command in about["commands"])
     # Setup in a process of its own: its `set -e` is not the agent's.
-    result = asyncio.run(_run(f"{inline('sh', about['setup']).command} && {inline('sh', steps).command}"))
+    result = asyncio.run(_run(f"{{\n{inline('sh', about['setup']).command}}} && {inline('sh', steps).command}"))
     *pieces, rest = _RESULT.split(result)
     if rest or len(pieces) != 2 * len(about["commands"]):
         raise ConfigError(f"{name}: setup or the oracle failed: {result}")

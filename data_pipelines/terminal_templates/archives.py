@@ -109,11 +109,11 @@ def find_corrupted(draw: Draw) -> Draft:
     damaged = sorted(draw.sample(sorted(original), 2))
     files = {path: text + ("x\n" if path in damaged else "") for path, text in original.items()}
     sums = {f"{b}.sha256": lines(f"{_sha256(text)}  {path}" for path, text in original.items())}
-    find = f"sha256sum --quiet -c {b}.sha256 2>/dev/null"
+    find = f"sha256sum --quiet -c {b}.sha256 2>/dev/null | cut -d: -f1"
     return Draft(
         f"The file {b}.sha256 lists SHA-256 checksums of the files in the folder {folder}. Some files no longer match. "
         f"Move exactly those into the new folder {away}, under their names.",
-        (find, f'mkdir {away}; {find} | cut -d: -f1 | while read -r f; do mv "$f" {away}; done'),
+        (find, f'mkdir {away}; {find} | while read -r f; do mv "$f" {away}; done'),
         (
             call("names", away, [path.split("/")[1] for path in damaged]),
             call("names", folder, [path.split("/")[1] for path in files if path not in damaged]),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 _CHECKS = Path(__file__).with_name("checks.py")
+_NAME = re.compile(r"^\w+(?=\()", re.MULTILINE)  # the function at the beginning of a call
 
 
 def call(check: str, *arguments: object) -> str:
@@ -24,21 +26,24 @@ def program(title: str, calls: Sequence[str]) -> str:
       title: one line for people.
       calls: statements, in order.
     """
-    functions, imports = _functions(), _imports()
-    needed, waiting = set(), [name for line in calls for name in _names(line)]
+    functions, imports, uses = _functions(), _imports(), _uses()
+    needed, waiting = set(), {name for line in calls for name in _NAME.findall(line)}
     while waiting:
         name = waiting.pop()
         if name in functions and name not in needed:
             needed.add(name)
-            waiting += _names(functions[name])
-    used = {name for function in needed for name in _names(functions[function])}
+            waiting |= uses[name]
+    used = {name for function in needed for name in uses[function]}
     parts = [f'"""{title}"""', "\n".join(f"import {name}" for name in imports if name in used)]
     parts += [f"\n{source}\n" for name, source in functions.items() if name in needed]
     return "\n".join([*parts, *calls, 'print("passed")']) + "\n"
 
 
-def _names(source: str) -> list[str]:
-    return [node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)]
+@functools.cache
+def _uses() -> dict[str, frozenset[str]]:
+    """Function -> all names in it."""
+    trees = {name: ast.walk(ast.parse(source)) for name, source in _functions().items()}
+    return {name: frozenset(n.id for n in tree if isinstance(n, ast.Name)) for name, tree in trees.items()}
 
 
 @functools.cache

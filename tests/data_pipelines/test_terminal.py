@@ -74,14 +74,14 @@ def test_a_seed_says_everything():
 
 
 def test_splits_do_not_depend_on_the_seed_and_never_mix():
-    drawn = [row for seed in range(3) for row in take(3 * len(TEMPLATES), seed)]
-    drawn += [row for seed in range(2) for row in take(400, seed, laptop=True)]
+    drawn = [row for seed in range(2) for row in take(2 * len(TEMPLATES), seed)]
+    drawn += [row for seed in range(2) for row in take(300, seed, laptop=True)]
     split_of_prompt = {}
     for row in drawn:
         template, split = row["metadata"]["terminal"]["template"], row["metadata"]["split"]
         assert split_of_prompt.setdefault((template, row["prompt"]), split) == split
         assert (split == terminal.HELDOUT_TEMPLATES) == (template in HELD_OUT)
-    laptop = drawn[9 * len(TEMPLATES) :]
+    laptop = drawn[4 * len(TEMPLATES) :]
     heldout = sum(row["metadata"]["split"] == terminal.HELDOUT for row in laptop) / len(laptop)
     assert abs(heldout - terminal.HELDOUT_FRAC) < 0.06
 
@@ -97,7 +97,7 @@ def test_every_template_is_solved_by_its_oracle_and_not_by_an_idle_agent():
 @needs_programs
 def test_cheap_tricks_score_nothing():
     """Emptied results, results that are links to a guess, everything deleted, everything created."""
-    chosen = [row for row in take(len(TEMPLATES), seed=3) if row["metadata"]["terminal"]["level"] > 1][::5]
+    chosen = [row for row in take(len(TEMPLATES), seed=3) if row["metadata"]["terminal"]["level"] > 1][::7]
     empty = "find . -type f -not -path './.*' -newer .start -exec truncate -s 0 {} +"
     cases = [(row, ("rm -rf ./*",)) for row in chosen]
     cases += [
@@ -106,7 +106,7 @@ def test_cheap_tricks_score_nothing():
     ]
     # Tasks that are about names, modes, links, repositories or processes leave no new text that could be emptied.
     about_text = [r["metadata"]["terminal"]["template"] in ABOUT_TEXT for r in chosen]
-    assert sum(about_text) >= 4
+    assert sum(about_text) >= 3
     rewards = attempts(cases)
     assert rewards[: len(chosen)] == [0.0] * len(chosen)
     assert [r for r, text in zip(rewards[len(chosen) :], about_text, strict=True) if text] == [0.0] * sum(about_text)
@@ -147,25 +147,25 @@ LINK = home.Operation(
 
 @needs_programs
 def test_the_home_directory_must_look_exactly_so():
-    cases = {
-        (RENAME, "mv apple berry"): 1.0,
-        (RENAME, "cp apple berry && rm apple"): 1.0,
-        (RENAME, "mv apple berry; touch .hidden"): 1.0,
-        (RENAME, "cp apple berry"): 0.0,  # apple is still there
-        (RENAME, "mv apple berry; touch other"): 0.0,
-        (RENAME, "rm apple; touch berry"): 0.0,
-        (RENAME, "mkdir berry; rm apple"): 0.0,
-        (RENAME, "mv apple .x; ln -s .x berry"): 0.0,  # a link is no file
-        (MODE, "chmod 600 apple"): 1.0,
-        (MODE, "chmod 700 apple"): 0.0,
-        (LINK, "ln -s apple berry"): 1.0,
-        (LINK, 'ln -s "$HOME/apple" berry'): 1.0,
-        (LINK, "cp apple berry"): 0.0,
-        (LINK, "ln -s berry berry"): 0.0,
-        (LINK, "ln apple berry"): 0.0,
-    }
-    rewards = attempts([(by_hand(operation), (command,)) for operation, command in cases])
-    wrong = [(command, got) for ((_, command), want), got in zip(cases.items(), rewards, strict=True) if want != got]
+    cases = [
+        (RENAME, "mv apple berry", 1.0),
+        (RENAME, "cp apple berry && rm apple", 1.0),
+        (RENAME, "mv apple berry; touch .hidden", 1.0),
+        (RENAME, "cp apple berry", 0.0),  # apple is still there
+        (RENAME, "mv apple berry; touch other", 0.0),
+        (RENAME, "rm apple; touch berry", 0.0),
+        (RENAME, "mkdir berry; rm apple", 0.0),
+        (RENAME, "mv apple .x; ln -s .x berry", 0.0),  # a link is no file
+        (MODE, "chmod 600 apple", 1.0),
+        (MODE, "chmod 700 apple", 0.0),
+        (LINK, "ln -s apple berry", 1.0),
+        (LINK, 'ln -s "$HOME/apple" berry', 1.0),
+        (LINK, "cp apple berry", 0.0),
+        (LINK, "ln -s berry berry", 0.0),
+        (LINK, "ln apple berry", 0.0),
+    ]
+    rewards = attempts([(by_hand(operation), (command,)) for operation, command, _ in cases])
+    wrong = [(command, got) for (_, command, want), got in zip(cases, rewards, strict=True) if want != got]
     assert not wrong
 
 
@@ -193,7 +193,7 @@ def test_a_wrong_initial_state_is_an_error_and_not_a_zero():
     draft = Draft("x", ("true",), (call("absent", "b"),), {"a": "1\n"}, setup="echo 2 > a")
     with pytest.raises(VerifierError, match=r"initial test ended with status 1.*a is not as it was given"):
         attempts([(to_row(draft, "t", 1, "train"), ())])
-    draft = Draft("x", ("true",), ("sys.exit(3)",), setup="true")
+    draft = Draft("x", ("true",), ("raise SystemExit(3)",), setup="true")
     with pytest.raises(VerifierError, match="must exit with 0 or 1, not 3"):
         attempts([(to_row(draft, "t", 1, "train"), ())])
 
@@ -268,7 +268,7 @@ def test_a_demonstration_is_what_an_agent_says_and_sees(tmp_path):
 
 @needs_programs
 def test_every_oracle_can_be_demonstrated():
-    shown = [demonstration(row, "qwen3_xml") for row in take(len(TEMPLATES), seed=11)]
+    shown = [demonstration(row, "qwen3_xml") for row in take(len(TEMPLATES), seed=11)[::2]]
     assert {len(row["turns"]) for row in shown} == {2, 3, 4}  # one to three commands, and done
 
 
