@@ -46,6 +46,11 @@ class Draft:
     setup: str = ""  # shell lines that run after the files are written
     initial: Sequence[str] = ()  # calls that hold at the start, besides the files being there
 
+    @property
+    def processes(self) -> bool:
+        """Whether the test looks at running processes."""
+        return any(line.startswith("processes(") for line in self.final)
+
 
 def lines(items: Sequence[object]) -> str:
     """Text with one item per line."""
@@ -77,6 +82,7 @@ def to_row(draft: Draft, template: str, level: int, split: str) -> dict[str, Any
                 "initial_test": program(f"Initial state of {name}.", [*keep(draft.files), *draft.initial]),
                 "final_test": program(f"Final state of {name}.", list(draft.final)),
                 "commands": list(draft.commands),
+                "processes": draft.processes,
             },
         },
     }

@@ -205,6 +205,7 @@ GENERATED = {
     "initial_test": "print()\n",
     "final_test": "print()\n",
     "commands": ["touch a", "ls"],
+    "processes": False,
     "level": 1,
     "template": "empty_file",
 }
@@ -237,6 +238,7 @@ def test_a_row_that_names_a_folder(tmp_path):
         (row(final_test=" "), "'terminal.final_test' must be text"),
         (row(commands="ls"), "'terminal.commands' must be a list"),
         (row(commands=[]), "'terminal.commands' must be a list"),
+        (row(processes="no"), "'terminal.processes' must be true or false"),
         (row(level=4), "'terminal.level' must be 1, 2 or 3"),
         (row(finaltest="x"), "unknown key 'terminal.finaltest'. Did you mean 'final_test'?"),
     ],

@@ -4,6 +4,7 @@ A generated task is small, so its row holds it whole, in metadata["terminal"]:
 
     setup, initial_test, final_test   programs: sh, python3, python3
     commands                          the oracle, as an agent would send it, turn by turn
+    processes                         whether the final test looks at running processes
     level, template                   also in the row's `kind`: "level1/copy_file"
 
 A task of another format stays on disk; metadata["terminal"] is then {"folder": path}, and the folder is read when the
@@ -26,7 +27,7 @@ LIMITS = Limits(  # of generated tasks: every one is a matter of milliseconds
     agent_timeout_s=300.0, verifier_timeout_s=30.0, build_timeout_s=60.0, cpus=1.0, memory_mb=512, storage_mb=64
 )
 _PROGRAMS = ("setup", "initial_test", "final_test")
-_COLUMNS = (*_PROGRAMS, "commands", "level", "template")
+_COLUMNS = (*_PROGRAMS, "commands", "processes", "level", "template")
 
 
 def folder_row(task: TerminalTask) -> dict[str, Any]:
@@ -61,6 +62,8 @@ def from_task(task: Task) -> TerminalTask:
     commands = about["commands"]
     if not isinstance(commands, (list, tuple)) or not commands or not all(isinstance(c, str) and c for c in commands):
         raise ConfigError(f"{place}: key '{KEY}.commands' must be a list of commands, got {commands!r}.")
+    if not isinstance(about["processes"], bool):
+        raise ConfigError(f"{place}: key '{KEY}.processes' must be true or false, got {about['processes']!r}.")
     if about["level"] not in (1, 2, 3):
         raise ConfigError(f"{place}: key '{KEY}.level' must be 1, 2 or 3, got {about['level']!r}.")
     return TerminalTask(
@@ -73,6 +76,7 @@ def from_task(task: Task) -> TerminalTask:
         final_test=inline("python3", about["final_test"]),
         oracle=inline("sh", "\n".join(commands)),
         commands=tuple(commands),
+        looks_at_processes=about["processes"],
         level=about["level"],
         template=about["template"],
         metadata={k: v for k, v in task.metadata.items() if k != KEY},

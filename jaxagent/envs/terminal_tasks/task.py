@@ -71,6 +71,7 @@ class TerminalTask:
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)  # for agent, oracle and tests
     verifier_env: Mapping[str, str] = dataclasses.field(default_factory=dict)  # for the final test alone
     oracle_env: Mapping[str, str] = dataclasses.field(default_factory=dict)  # for the oracle alone
+    looks_at_processes: bool = False  # the final test does: they must not be stopped before it
     level: int = 0  # 1 easy, 2 medium, 3 hard; 0 = the author does not say
     template: str = ""  # of generated tasks: the family it was drawn from
     folder: Path | None = None  # that it was read from
