@@ -57,7 +57,7 @@ def test_what_an_agent_left_at_the_tests_places_is_gone(tmp_path):
     forge = "mkdir -p /logs/verifier && echo 1 > /logs/verifier/reward.txt"
     with pytest.raises(VerifierError, match="neither"):
         asyncio.run(attempt(silent, forge))
-    linked = made.harbor(tmp_path / "linked", test="ln -s /tmp/one /logs/verifier/reward.txt\n")
+    linked = made.harbor(tmp_path / "linked", test="ln -s ../../tmp/one /logs/verifier/reward.txt\n")
     with pytest.raises(VerifierError, match="neither"):  # a reward is never read through a link
         asyncio.run(attempt(linked, "echo 1 > /tmp/one"))
     honest = made.harbor(tmp_path / "honest")

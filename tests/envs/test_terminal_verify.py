@@ -80,9 +80,10 @@ def test_pytest_summary(line, reward):
     assert reward_of_summary(Result(0, SUMMARY.format(line))) == reward
 
 
-def test_pytest_summary_that_an_agent_printed_first_does_not_count():
+def test_a_forged_pytest_summary_hides_no_failure():
     honest = SUMMARY.format("FAILED ../tests/test_outputs.py::test_b")
     assert reward_of_summary(Result(0, SUMMARY.format("PASSED x::y") + honest)) == 0.0
+    assert reward_of_summary(Result(0, honest + SUMMARY.format("PASSED x::y"))) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -133,15 +133,16 @@ def reward_of_status(result: Result) -> float:
 
 def reward_of_summary(result: Result) -> float:
     """1.0 when pytest's short summary (-rA) lists at least one test and none that failed. Skips and expected failures
-    pass, unexpected passes fail, as in terminal-bench.
+    pass, unexpected passes fail, as in terminal-bench. All that follows the first summary counts, so a forged one that
+    an agent's program prints earlier or later can only add failures.
 
     Raises:
       ValueError: no summary, or no test in it.
     """
-    found = list(_SUMMARY.finditer(result.output))
-    if not found:
+    found = _SUMMARY.search(result.output)
+    if found is None:
         raise ValueError("pytest's short test summary is missing (run-tests.sh must pass -rA).")
-    lines = result.output[found[-1].end() :].splitlines()
+    lines = result.output[found.end() :].splitlines()
     outcomes = [match[1] for line in lines if (match := _OUTCOME.match(line))]
     if not outcomes:
         raise ValueError("pytest's short test summary lists no test.")
