@@ -8,7 +8,7 @@ import pytest
 
 from data_pipelines import terminal, terminal_check
 from data_pipelines.local_place import HomePlace, missing_programs
-from data_pipelines.terminal_demonstrations import demonstration
+from data_pipelines.terminal_demonstrations import demonstrations as demonstrate
 from data_pipelines.terminal_templates import home, words
 from data_pipelines.terminal_templates.draft import Draft, Draw, lines, to_row
 from data_pipelines.terminal_templates.program import call, program
@@ -247,7 +247,7 @@ def test_a_demonstration_is_what_an_agent_says_and_sees(tmp_path):
         {"apple": ("file", lines(["fig"]), None)},
         {"fig": ("file", lines(["fig"]), None)},
     )
-    shown = demonstration(by_hand(operation), "endless")
+    (shown,) = demonstrate([by_hand(operation)], "endless")
     assert shown["prompt"] == "Rename the file apple to the word in it."
     assert shown["turns"] == [
         {
@@ -263,12 +263,15 @@ def test_a_demonstration_is_what_an_agent_says_and_sees(tmp_path):
     terminal.write_jsonl(tmp_path / "full.jsonl", [shown])
     assert demonstrations.load(tmp_path / "full.jsonl") == [shown]
     with pytest.raises(ConfigError, match=r"oracle's command 'cat fig' ended with status 1"):
-        demonstration(to_row(Draft("x", ("cat fig",), ("pass",)), "t", 1, "train"), "endless")
+        list(demonstrate([to_row(Draft("x", ("cat fig",), ("pass",)), "t", 1, "train")], "endless"))
+    broken = to_row(Draft("x", ("true",), ("pass",), setup="false"), "broken", 1, "train")
+    with pytest.raises(ConfigError, match=r"broken_.*: setup or the oracle failed"):
+        list(demonstrate([by_hand(operation), broken], "endless"))
 
 
 @needs_programs
 def test_every_oracle_can_be_demonstrated():
-    shown = [demonstration(row, "qwen3_xml") for row in take(len(TEMPLATES), seed=11)[::2]]
+    shown = list(demonstrate(take(len(TEMPLATES), seed=11), "qwen3_xml"))
     assert {len(row["turns"]) for row in shown} == {2, 3, 4}  # one to three commands, and done
 
 
