@@ -192,6 +192,16 @@ def laptop() -> ConfigDict:
     config.rl.echo.denominator = "full_observation"
     config.rl.echo.max_tokens = 32  # per trajectory: two trajectories still share a row, and a step costs little more
     config.rl.positive_nll = ConfigDict({"coefficient": 0.0, "min_reward": 1.0})
+    config.rl.distill = ConfigDict()
+    config.rl.distill.coefficient = 0.0
+    config.rl.distill.teacher = ""
+    config.rl.distill.loss = "sampled"
+    config.rl.distill.support = "vocabulary"
+    config.rl.distill.top_k = 20
+    config.rl.distill.jsd_beta = 0.5
+    config.rl.distill.timeout_s = 60.0
+    config.rl.distill.retries = 2
+    config.rl.distill.request_tokens = 8192
 
     config.eval = ConfigDict({"every": 10, "sampled": True})
     config.checkpoint = ConfigDict({"every": 10, "keep": 2})

@@ -27,6 +27,7 @@ from jaxagent.engine.lm import LanguageModel
 from jaxagent.envs import search
 from jaxagent.envs.retriever.backends import open_retriever
 from jaxagent.envs.retriever.base import Retriever, read_corpus
+from jaxagent.learner.teacher import check_teacher
 from jaxagent.models import hf, kernels, params, sharding
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
@@ -125,6 +126,7 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
     train, heldout = sources.open_train_and_held_out(dataset, cfg.data)
     tokenizer = _tokenizer(cfg, dataset, note)
     spec = _spec(cfg, tokenizer)
+    check_teacher(cfg, tokenizer)
     with jax.set_mesh(mesh):
         note(kernels.report(spec, cfg.engine.page_tokens))
     template = open_template(tokenizer, cfg.tokenizer.use_chat_template, CHAT_DATE)

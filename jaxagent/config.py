@@ -237,6 +237,21 @@ class PositiveNLLConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class DistillConfig:
+    """On-policy distillation: a teacher judges every token that the policy samples. See algorithms/distill.py."""
+
+    coefficient: float  # of the teacher's term, beside the reward's; 0 = off
+    teacher: str  # a Hugging Face folder (a run's exported policy), or the http:// address of an engine.serve
+    loss: Literal["sampled", "reverse_kl", "forward_kl", "jsd"]  # sampled: an advantage; others: of distributions
+    support: Literal["vocabulary", "student", "teacher", "union"]  # not read by "sampled"; student: its top-k tokens
+    top_k: int  # read unless the support is the vocabulary
+    jsd_beta: float  # read by "jsd": the teacher's share of the mixture
+    timeout_s: float  # http: of one request
+    retries: int  # http: of one request, after the first attempt
+    request_tokens: int  # http: tokens of one request, at most (one trajectory may be longer)
+
+
+@dataclasses.dataclass(frozen=True)
 class RLConfig:
     """The reinforcement-learning stage. Names are checked by `algorithms.presets.check`, which knows them all."""
 
@@ -264,6 +279,7 @@ class RLConfig:
     critic: CriticConfig
     echo: EchoConfig
     positive_nll: PositiveNLLConfig
+    distill: DistillConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,6 +28,7 @@ from jaxagent.learner.batching import Packer, check_context
 from jaxagent.learner.optimizer import make_optimizer
 from jaxagent.learner.programs import Programs, make_programs
 from jaxagent.learner.state import TrainState, init_state
+from jaxagent.learner.teacher import open_teacher
 from jaxagent.learner.update import make_update
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout.statistics import action_tokens, episode_metrics
@@ -137,7 +138,7 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Any) -> TrainStat
     cfg, rl = parts.cfg, parts.cfg.rl
     tasks = TaskIterator(parts.train, cfg.seed, shuffle=True)
     with saved.compiles.warm_up():
-        programs, state = make_programs(cfg, parts.spec, parts.mesh, params)
+        programs, state = make_programs(cfg, parts.spec, parts.mesh, params, open_teacher(cfg, parts.mesh))
         step = saved.host.get("step", 0)
         resumed = saved.host.get("stage") == RL
         if resumed:
@@ -201,18 +202,20 @@ def learn(
     """Groups -> streams -> optimiser updates. The metrics of the first update are those of exactly on-policy data."""
     rl = parts.cfg.rl
     trajectories = presets.trajectories(groups)
-    values = reference = old = None
+    values = reference = old = teacher = students = None
     if programs.values is not None:
         (values,) = programs.values(state.critic, trajectories)
     if programs.reference is not None:
         reference, _ = programs.reference(state.reference, trajectories)
     if programs.old is not None:
         old, _ = programs.old(state.params, trajectories)
-    streams, metrics = presets.streams(groups, rl, step / rl.steps, reference, values, old)
+    if programs.distiller is not None:
+        teacher, students = programs.distiller(state.params, trajectories)
+    streams, metrics = presets.streams(groups, rl, step / rl.steps, reference, values, old, teacher, students)
     updates: list[dict[str, float]] = []
     for part in presets.mini_batches(streams, rl, (parts.cfg.seed, step)):
         train_policy = programs.values is None or step * rl.updates_per_step * rl.epochs >= rl.critic.warmup_updates
-        state, of_update = programs.update(state, programs.packer.pack(part), train_policy)
+        state, of_update = programs.update(state, programs.pack(part), train_policy, programs.frozen)
         updates.append(of_update)
     return state, metrics | merge(updates)
 

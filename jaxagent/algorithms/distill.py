@@ -11,7 +11,7 @@ at the sampling temperature:
   jsd         beta KL(q || m) + (1 - beta) KL(p || m), m = beta q + (1 - beta) p         (GKD, arXiv 2306.13649, eq. 1)
 
 The last three need distributions, not samples: over the whole vocabulary, or over a support of top-k tokens in which
-both are renormalised (without that a top-k sum is no divergence: it can be negative, and pulls mass out of the support).
+both are renormalised (without that a top-k sum is no divergence: it can be negative).
 The gradient of the sampled term's own value would be useless, as that of "k1" in `kl.py`: so it is a number.
 Axis letters: T tokens, V vocabulary or support, K top-k tokens, C candidates.
 """
@@ -89,7 +89,7 @@ def forward_kl(student: jax.Array, teacher: jax.Array, support: jax.Array, beta:
 
 
 def jsd(student: jax.Array, teacher: jax.Array, support: jax.Array, beta: float) -> jax.Array:
-    """Generalised Jensen-Shannon divergence beta KL(q || m) + (1 - beta) KL(p || m), m = beta q + (1 - beta) p, f32[...].
+    """beta KL(q || m) + (1 - beta) KL(p || m) with m = beta q + (1 - beta) p, f32[...]: generalised Jensen-Shannon.
 
     See GKD (Agarwal et al., arXiv 2306.13649), eq. 1. Bounded; divided by beta it tends to the forward KL as beta goes
     to 0, divided by 1 - beta to the reverse KL as beta goes to 1.

@@ -79,19 +79,27 @@ class Tally:
         return Tally(jax.tree.map(jnp.add, self.sums, other.sums), jax.tree.map(jnp.maximum, self.maxima, other.maxima))
 
 
-def policy_loss(logprobs: jax.Array, entropy: jax.Array, batch: Batch, objective: Objective) -> tuple[jax.Array, Tally]:
-    """Policy, KL, entropy and cross-entropy terms of a micro-batch.
+def policy_loss(
+    logprobs: jax.Array,
+    entropy: jax.Array,
+    batch: Batch,
+    objective: Objective,
+    divergence_to_teacher: jax.Array | None = None,
+) -> tuple[jax.Array, Tally]:
+    """Policy, KL, entropy, cross-entropy and distillation terms of a micro-batch.
 
     Args:
       logprobs: f32[B, R] of the targets; anything (even inf or nan) at targets without weight.
       entropy: f32[B, R] of the distributions the targets were drawn from.
       batch: streams, [B, R] each.
+      divergence_to_teacher: f32[B, R] finite everywhere (`distill.renormalise` sees to it); None: no such term.
 
     Returns:
       f32[] share of the update's loss, and its tally.
     """
     policy, kl = batch.policy_weights != 0, batch.kl_weights != 0
     ce, nll, bonus = batch.ce_weights != 0, batch.nll_weights != 0, batch.entropy_weights != 0
+    distilled = divergence_to_teacher is not None
     # Double where: a target without weight must give neither a value nor a gradient, whatever it holds.
     logprobs = jnp.where(policy | kl | ce | nll, logprobs, 0.0)
     entropy = jnp.where(policy | bonus, entropy, 0.0)
@@ -114,6 +122,7 @@ def policy_loss(logprobs: jax.Array, entropy: jax.Array, batch: Batch, objective
         "loss/entropy": -jnp.sum(batch.entropy_weights * entropy),
         "loss/ce": -jnp.sum(batch.ce_weights * logprobs),
         "loss/nll": -jnp.sum(batch.nll_weights * logprobs),
+        "loss/distill": jnp.sum(batch.distill_weights * divergence_to_teacher) if distilled else jnp.float32(0),
     }
     gap = jnp.where(policy, jax.lax.stop_gradient(on_policy - behaviour), 0.0)
     below = (gap[..., None] <= RATIO_EDGES) & policy[..., None]
@@ -121,7 +130,7 @@ def policy_loss(logprobs: jax.Array, entropy: jax.Array, batch: Batch, objective
         "policy_tokens": jnp.sum(policy),
         "kl_tokens": jnp.sum(kl),
         "ce_tokens": jnp.sum(ce),
-        "targets": jnp.sum(policy | kl | ce | nll | bonus),
+        "targets": jnp.sum(policy | kl | ce | nll | bonus | (batch.distill_weights != 0)),
         "clipped": jnp.sum(jnp.where(policy, clipped, 0.0)),
         "entropy": jnp.sum(jnp.where(policy, entropy, 0.0)),
         "kl": jnp.sum(jnp.where(kl, divergence, 0.0)),
@@ -155,7 +164,7 @@ def value_loss(values: jax.Array, batch: Batch, objective: Objective) -> tuple[j
 def policy_metrics(tally: Tally) -> dict[str, float]:
     """Scalars of one update from its (host) tally. Means are over tokens, not over weights."""
     s, tokens = tally.sums, max(float(tally.sums["policy_tokens"]), 1.0)
-    names = ("loss/policy", "loss/kl", "loss/entropy", "loss/ce", "loss/nll")
+    names = ("loss/policy", "loss/kl", "loss/entropy", "loss/ce", "loss/nll", "loss/distill")
     out = {name: float(s[name]) for name in names}
     return out | {
         "loss/total": sum(out.values()),

@@ -1,18 +1,23 @@
-"""The RL stage's compiled programs, made once from the config: packing, update, critic values, reference log-probs."""
+"""The RL stage's compiled programs, made once from the config: packing, update, critic values, reference, teacher."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from jaxagent.algorithms import presets
+from jaxagent.algorithms.streams import Streams
 from jaxagent.config import Config
 from jaxagent.learner import forward, loss, score
+from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer
 from jaxagent.learner.optimizer import make_optimizer
 from jaxagent.learner.state import TrainState, init_state
+from jaxagent.learner.teacher import Distiller, Weights, distiller
+from jaxagent.learner.teacher_http import HttpTeacher
 from jaxagent.learner.update import Update, make_update
 from jaxagent.models import critic as critics
 from jaxagent.models.exact import Tiling
@@ -30,15 +35,33 @@ class Programs:
     values: score.Scorer | None  # PPO's critic
     reference: score.Scorer | None  # log-probs under the frozen reference
     old: score.Scorer | None  # log-probs under the policy as it stands before a step's first update
+    distiller: Distiller | None = None  # what asks the teacher
+
+    def pack(self, streams: Sequence[Streams]) -> list[Batch]:
+        """The micro-batches of one update."""
+        batches = self.packer.pack(streams)
+        return batches if self.distiller is None else self.distiller.batches(batches, streams)
+
+    @property
+    def frozen(self) -> tuple[Tree, ...]:
+        """Parameters that the update reads and does not train."""
+        return () if self.distiller is None else self.distiller.frozen
 
 
-def make_programs(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy: Tree) -> tuple[Programs, TrainState]:
+def make_programs(
+    cfg: Config,
+    spec: ModelSpec,
+    mesh: jax.sharding.Mesh,
+    policy: Tree,
+    teacher: Weights | HttpTeacher | None = None,
+) -> tuple[Programs, TrainState]:
     """Compiles everything an RL step runs on the device.
 
     Args:
       cfg: the run's config.
       spec, mesh: of the policy.
       policy: its parameters, in training shardings; critic and reference start as copies of it.
+      teacher: opened, with rl.distill.
 
     Returns:
       The programs, and the stage's state before its first update.
@@ -62,12 +85,17 @@ def make_programs(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy:
             scorer.warm_up(policy)
             reference = scorer if presets.needs_reference(rl) else None
             old = scorer if presets.needs_old(rl) else None
+        judge = None if teacher is None else distiller(rl, spec, tiling(cfg), mesh, packer, policy, teacher)
+        if judge is not None and judge.forward is not None:
+            score_policy = judge.forward
         state = init_state(policy, optimizer, critic, critic_optimizer, presets.needs_reference(rl))
         update = make_update(
             score_policy, loss.Objective.of(rl), optimizer, mesh, score_value, critic_optimizer, rl.critic.warmup_epochs
         )
-        state = update.warm_up(state, packer.empty())
-    return Programs(packer, update, values, reference, old), state
+        programs = Programs(packer, update, values, reference, old, judge)
+        (empty,) = [packer.empty()] if judge is None else judge.batches([packer.empty()], [])
+        state = update.warm_up(state, empty, programs.frozen)
+    return programs, state
 
 
 def tiling(cfg: Config) -> Tiling | None:

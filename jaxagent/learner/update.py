@@ -22,7 +22,7 @@ from jaxagent.learner.loss import Objective, Tally
 from jaxagent.learner.state import TrainState
 
 Tree = Any  # a pytree of arrays
-PolicyForward = Callable[[Tree, Batch, float], tuple[jax.Array, jax.Array]]
+PolicyForward = Callable[..., tuple[jax.Array, ...]]  # params, batch, temperature, *frozen
 ValueForward = Callable[[Tree, Batch], jax.Array]
 
 
@@ -36,7 +36,7 @@ class Update:
     critic_warmup_epochs: int
 
     def __call__(
-        self, state: TrainState, batches: Sequence[Batch], train_policy: bool = True
+        self, state: TrainState, batches: Sequence[Batch], train_policy: bool = True, frozen: tuple[Tree, ...] = ()
     ) -> tuple[TrainState, dict[str, float]]:
         """Applies one update.
 
@@ -44,6 +44,7 @@ class Update:
           state: consumed: its optimiser states are donated; `params` and `critic` stay valid (an engine may hold them).
           batches: all micro-batches of the update, at least one.
           train_policy: False for the critic's warm-up.
+          frozen: what the policy's loss reads beside its parameters: a teacher's.
 
         Returns:
           The next state and the update's metrics as Python floats.
@@ -52,7 +53,9 @@ class Update:
             batches = [shard(batch, self.mesh) for batch in batches]
             metrics: dict[str, float] = {}
             if train_policy:
-                params, opt_state, step, pending = self.policy.step(state.params, state.opt_state, state.step, batches)
+                params, opt_state, step, pending = self.policy.step(
+                    state.params, state.opt_state, state.step, batches, frozen
+                )
                 state = state.replace(params=params, opt_state=opt_state, step=step)
                 metrics |= self.policy.metrics(pending, "policy")
             if self.critic is not None:
@@ -64,25 +67,32 @@ class Update:
                 metrics |= self.critic.metrics(first, "critic")
             return state, metrics
 
-    def warm_up(self, state: TrainState, empty: Batch) -> TrainState:
+    def warm_up(self, state: TrainState, empty: Batch, frozen: tuple[Tree, ...] = ()) -> TrainState:
         """Compiles everything by an update on padding alone, which changes no number of the state."""
-        return self(state, [empty])[0]
+        return self(state, [empty], frozen=frozen)[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class Trainable:
     """The two programs that train one parameter tree."""
 
-    zeros: Callable[..., tuple[Tree, Tally]]  # params, batch -> empty accumulators
-    accumulate: Callable[..., tuple[Tree, Tally]]  # params, batch, grads, tally -> grads, tally
+    zeros: Callable[..., tuple[Tree, Tally]]  # params, batch, *frozen -> empty accumulators
+    accumulate: Callable[..., tuple[Tree, Tally]]  # params, batch, grads, tally, *frozen -> grads, tally
     apply: Callable[..., tuple[Tree, Tree, jax.Array, dict[str, jax.Array]]]
     summarise: Callable[[Tally], dict[str, float]]
 
-    def step(self, params: Tree, opt_state: Tree, step: jax.Array, batches: Sequence[Batch]) -> tuple:
+    def step(
+        self,
+        params: Tree,
+        opt_state: Tree,
+        step: jax.Array,
+        batches: Sequence[Batch],
+        frozen: tuple[Tree, ...] = (),
+    ) -> tuple:
         """Returns params, opt_state, step and what `metrics` needs, still on the device."""
-        grads, tally = self.zeros(params, batches[0])
+        grads, tally = self.zeros(params, batches[0], *frozen)
         for batch in batches:
-            grads, tally = self.accumulate(params, batch, grads, tally)
+            grads, tally = self.accumulate(params, batch, grads, tally, *frozen)
         params, opt_state, step, health = self.apply(params, opt_state, step, grads, tally)
         return params, opt_state, step, (tally, health)
 
@@ -104,7 +114,8 @@ def make_update(
     """Builds the update.
 
     Args:
-      forward: params, batch, temperature -> log-probs and entropies f32[B, R] of the targets (forward.py).
+      forward: params, batch, temperature -> log-probs and entropies f32[B, R] of the targets (forward.py); with
+        distillation in the loss the divergences too, and frozen parameters as further arguments.
       objective: static parts of the losses; `loss.SUPERVISED` for SFT.
       optimizer: of the policy.
       mesh: with axes data, fsdp, tensor.
@@ -112,9 +123,9 @@ def make_update(
       critic_warmup_epochs: optimiser steps of the critic on each update's data while the policy is not trained.
     """
 
-    def policy_loss(params: Tree, batch: Batch) -> tuple[jax.Array, Tally]:
-        logprobs, entropy = forward(params, batch, objective.temperature)
-        return losses.policy_loss(logprobs, entropy, batch, objective)
+    def policy_loss(params: Tree, batch: Batch, *frozen: Tree) -> tuple[jax.Array, Tally]:
+        logprobs, entropy, *divergence = forward(params, batch, objective.temperature, *frozen)
+        return losses.policy_loss(logprobs, entropy, batch, objective, *divergence)
 
     def value_loss(critic: Tree, batch: Batch) -> tuple[jax.Array, Tally]:
         return losses.value_loss(value_forward(critic, batch), batch, objective)
@@ -126,20 +137,20 @@ def make_update(
 
 
 def make_trainable(
-    loss: Callable[[Tree, Batch], tuple[jax.Array, Tally]],
+    loss: Callable[..., tuple[jax.Array, Tally]],
     optimizer: optax.GradientTransformation,
     summarise: Callable[[Tally], dict[str, float]],
 ) -> Trainable:
     """Jits the programs of one tree. Gradients accumulate in f32, in donated buffers."""
 
-    def zeros(params: Tree, batch: Batch) -> tuple[Tree, Tally]:
-        _, tally = jax.eval_shape(loss, params, batch)
+    def zeros(params: Tree, batch: Batch, *frozen: Tree) -> tuple[Tree, Tally]:
+        _, tally = jax.eval_shape(loss, params, batch, *frozen)
         grads = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params)
         tally = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tally)
         return grads, tally.replace(maxima=jax.tree.map(lambda x: x - jnp.inf, tally.maxima))
 
-    def accumulate(params: Tree, batch: Batch, grads: Tree, tally: Tally) -> tuple[Tree, Tally]:
-        new, part = jax.grad(loss, has_aux=True)(params, batch)
+    def accumulate(params: Tree, batch: Batch, grads: Tree, tally: Tally, *frozen: Tree) -> tuple[Tree, Tally]:
+        new, part = jax.grad(loss, has_aux=True)(params, batch, *frozen)
         return jax.tree.map(lambda total, g: total + g.astype(jnp.float32), grads, new), tally.add(part)
 
     def apply(params: Tree, opt_state: Tree, step: jax.Array, grads: Tree, tally: Tally) -> tuple:

@@ -1,4 +1,4 @@
-"""Distillation losses: numbers by hand, a float64 NumPy reference, gradients by torch, and what they are in expectation."""
+"""Distillation losses: numbers by hand, a float64 NumPy reference, gradients by torch, and their expectations."""
 
 import chex
 import jax

@@ -24,7 +24,9 @@ OBJECTIVE = Objective(
     opsm_delta=None,
     value_clip=0.5,
 )
-WEIGHTS = ("policy_weights", "kl_weights", "entropy_weights", "ce_weights", "nll_weights", "value_weights")
+WEIGHTS = (
+    "policy_weights", "kl_weights", "entropy_weights", "ce_weights", "nll_weights", "distill_weights", "value_weights",
+)  # fmt: skip
 
 
 def random_batch(rng: np.random.Generator, b: int, r: int, keep: float) -> tuple[Batch, np.ndarray, np.ndarray]:

@@ -1,0 +1,164 @@
+"""A teacher's scores and the divergence in the loss, packed, against the unpacked models in float64; its mistakes."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from jaxagent.algorithms.distill import Support
+from jaxagent.algorithms.streams import Streams
+from jaxagent.config import ConfigError
+from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.learner import teacher
+from jaxagent.learner.batching import unpack, with_support
+from jaxagent.learner.forward import distill_forward
+from jaxagent.models import hf
+from jaxagent.models import params as model_params
+from jaxagent.models.attention import packed
+from jaxagent.models.logprobs import logits
+from jaxagent.models.transformer import hidden
+
+TEMPERATURE, K = 0.7, 3
+
+
+def table(params, spec, trajectory):
+    """float64[T, V]: log-probs of every token's place (its predecessors seen); row 0 is 0. The model, unpacked."""
+    n = len(trajectory)
+    padded = np.zeros(24, np.int32)  # one shape: causal, so what follows changes nothing
+    padded[:n] = trajectory.tokens
+    run = jax.jit(_whole, static_argnames="spec")
+    z = np.asarray(run(params, spec, padded), np.float64)[:n, : spec.vocab_size] / TEMPERATURE
+    z -= z.max(-1, keepdims=True)
+    z -= np.log(np.exp(z).sum(-1, keepdims=True))
+    return np.concatenate([np.zeros((1, spec.vocab_size)), z[:-1]])
+
+
+def _whole(params, spec, tokens):
+    segments = np.ones((1, len(tokens)), np.int32)
+    x, _ = hidden(params, spec, tokens, np.arange(len(tokens)), packed(segments), unroll=True)
+    return logits(params, spec, x)
+
+
+def kl(p, q):
+    """sum exp(p) (p - q) of renormalised log-weights."""
+    p, q = (x - np.log(np.exp(x).sum()) for x in (p, q))
+    return float(np.sum(np.exp(p) * (p - q)))
+
+
+@pytest.fixture(scope="module")
+def both(spec, make_mesh):
+    """(spec, params) of student and teacher, of other widths and depths, and their mesh."""
+    mesh = make_mesh()
+    large = dataclasses.replace(spec, embed_dim=32, num_layers=1, padded_vocab_size=72)
+    make = lambda s, seed: (s, model_params.init(s, jax.random.key(seed), model_params.shardings(s, mesh, _train())))  # noqa: E731
+    return make(spec, 3), make(large, 4), mesh
+
+
+def _train():
+    from jaxagent.models import sharding
+
+    return sharding.TRAIN
+
+
+def test_scores_equal_the_unpacked_model(both, make_packer, make_streams):
+    (_, _), (spec, params), mesh = both
+    trajectories = [s.trajectory for s in make_streams(4)]
+    rng = np.random.default_rng(0)
+    candidates = [rng.integers(0, spec.vocab_size, (len(t), 2)).astype(np.int32) for t in trajectories]
+    scorer = teacher.top_scorer(spec, TEMPERATURE, make_packer(longest_targets=20), mesh, K, 2)
+    scorer.warm_up(params)
+    found = scorer(params, trajectories, candidates)
+    assert scorer.program._cache_size() == 1 and scorer(params, [], []) == []
+    for t, c, got in zip(trajectories, candidates, found, strict=True):
+        expected, at = table(params, spec, t), np.flatnonzero(t.action_mask)
+        np.testing.assert_allclose(got.logprobs[at], expected[at, t.tokens[at]], atol=5e-6)
+        np.testing.assert_array_equal(got.top_ids[at], np.argsort(-expected[at], axis=1)[:, :K])
+        np.testing.assert_allclose(got.top_logprobs[at], -np.sort(-expected[at], axis=1)[:, :K], atol=5e-6)
+        np.testing.assert_allclose(got.candidate_logprobs[at], expected[at[:, None], c[at]], atol=5e-6)
+        assert not any(array[~t.action_mask].any() for array in got)
+
+
+@pytest.mark.parametrize("support", ["vocabulary", "union"])
+def test_the_divergence_in_the_loss_equals_the_sum_written_out(both, cfg, make_packer, make_streams, support):
+    (spec, params), (teacher_spec, teacher_params), mesh = both
+    trajectories = [s.trajectory for s in make_streams(4)]
+    masks = [t.action_mask.astype(np.float32) for t in trajectories]
+    whole = support == "vocabulary"
+    tables = [(table(params, spec, t), table(teacher_params, teacher_spec, t)) for t in trajectories]
+    supports, expected = [], []
+    for (p, q), mask in zip(tables, masks, strict=True):
+        ids = np.argsort(-q, axis=1)[:, :K].astype(np.int32)
+        known = np.take_along_axis(q, ids, axis=1).astype(np.float32)
+        known[::2, 1] = -np.inf  # every second token leaves one out
+        supports.append(Support(ids, known))
+        one = [
+            kl(p[i], q[i]) if whole else kl(p[i, ids[i]][np.isfinite(known[i])], known[i][np.isfinite(known[i])])
+            for i in range(len(mask))
+        ]
+        expected.append(np.where(mask > 0, one, 0))
+    streams = [
+        Streams.of(t, distill_weights=m, support=s) for t, m, s in zip(trajectories, masks, supports, strict=True)
+    ]
+    packer = make_packer(longest_targets=20)
+    batches = packer.pack(streams)
+    if not whole:
+        batches = with_support(batches, supports, K)
+        assert with_support([packer.empty()], [], K)[0].support.shape == batches[0].support.shape
+    distill = dataclasses.replace(cfg.rl.distill, loss="reverse_kl", support=support)
+    forward = jax.jit(distill_forward(spec, distill, teacher_spec if whole else None), static_argnums=2)
+    with jax.set_mesh(mesh):
+        outputs = [forward(params, b, TEMPERATURE, *([teacher_params] if whole else [])) for b in batches]
+    found = unpack(batches, [np.asarray(divergence) for _, _, divergence in outputs], streams)
+    for got, want in zip(found, expected, strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-5)
+        assert np.any(want > 0.01)
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, spec):
+    """A teacher with a tokenizer, as a run exports it."""
+    folder = tmp_path_factory.mktemp("teacher")
+    tokenizer = Tokenizer.train(["a quick brown fox"] * 3, 300, ["<stop>"])
+    tokenizer.save(folder)
+    size = tokenizer.vocab_size
+    spec = dataclasses.replace(spec, vocab_size=size, padded_vocab_size=-(-size // 8) * 8)
+    hf.save(folder, model_params.init(spec, jax.random.key(0)), spec, "float32", folder)
+    return folder
+
+
+def config_of(cfg, **changes):
+    distill = dataclasses.replace(cfg.rl.distill, **{"coefficient": 1.0} | changes)
+    return dataclasses.replace(cfg, rl=dataclasses.replace(cfg.rl, distill=distill, drop_zero_signal=False))
+
+
+def test_a_teacher_is_opened_by_its_folder(cfg, folder, make_mesh):
+    given = config_of(cfg, teacher=str(folder))
+    teacher.check_teacher(given, Tokenizer.load(folder))
+    opened = teacher.open_teacher(given, make_mesh())
+    assert opened.spec.embed_dim == 16 and opened.params.embed.dtype == cfg.model.compute_dtype
+    assert teacher.open_teacher(cfg, make_mesh()) is None
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["zebra zebra zebra zebra"] * 3, "another tokenizer than the policy: token "),
+        ([""], "Set tokenizer.path to the teacher's folder"),
+    ],
+)
+def test_a_teacher_with_other_tokens_is_refused(cfg, folder, texts, message):
+    other = Tokenizer.train(texts, 300, ["<stop>"])
+    assert other.digest() != Tokenizer.load(folder).digest()
+    with pytest.raises(ConfigError, match=message):
+        teacher.check_teacher(config_of(cfg, teacher=str(folder)), other)
+
+
+def test_a_teacher_that_is_none(cfg, tmp_path):
+    with pytest.raises(ConfigError, match="no folder"):
+        teacher.check_teacher(config_of(cfg, teacher=str(tmp_path / "nothing")), None)
+    with pytest.raises(ConfigError, match="config.json does not exist"):
+        teacher.check_teacher(config_of(cfg, teacher=str(tmp_path)), None)
