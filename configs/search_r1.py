@@ -3,6 +3,7 @@
     python -m jaxagent.main --config=configs/search_r1.py                  # GRPO, the laptop default
     python -m jaxagent.main --config=configs/search_r1.py:laptop-ppo       # PPO with a critic
     python -m jaxagent.main --config=configs/search_r1.py:laptop-echo      # GRPO + prediction of observations
+    python -m jaxagent.main --config=configs/search_r1.py:laptop-opd       # a smaller student of a finished laptop run
     python -m jaxagent.main --config=configs/search_r1.py:laptop+gspo      # any of algorithms/published.py
     python -m jaxagent.main --config=configs/search_r1.py:qwen2.5-3b \
         --config.model.path=Qwen2.5-3B --config.data.source=data/nq_hotpotqa   # the published recipe, 4 GPUs
@@ -34,6 +35,7 @@ def get_config(preset: str = "laptop") -> ConfigDict:
         "laptop": laptop,
         "laptop-ppo": laptop_ppo,
         "laptop-echo": laptop_echo,
+        "laptop-opd": laptop_opd,
         "qwen2.5-3b": qwen2_5_3b,
     }
     if preset not in presets:
@@ -131,8 +133,8 @@ def laptop() -> ConfigDict:
     config.engine.cache_dtype = "float32"
     config.engine.request_timeout_s = 60.0
 
+    config.stages = ("warm_start", "rl")
     config.warm_start = ConfigDict()
-    config.warm_start.enabled = True
     config.warm_start.demonstrations = ""
     config.warm_start.max_steps = 1_000
     config.warm_start.curriculum_sequences = 42
@@ -144,6 +146,8 @@ def laptop() -> ConfigDict:
     config.warm_start.gate_every = 100
     config.warm_start.gate_accuracy = 0.95
     config.warm_start.gate_questions = 24
+
+    config.opd = ConfigDict({"steps": 40, "coefficient": 1.0})
 
     config.rl = ConfigDict()
     config.rl.steps = 70
@@ -226,6 +230,26 @@ def laptop_echo() -> ConfigDict:
     return config
 
 
+def laptop_opd() -> ConfigDict:
+    """On-policy distillation: a student of a quarter of the laptop's size learns from a finished laptop run.
+
+    Its own warm start, then the teacher's judgement of what it samples; no reward is trained. The teacher is the policy
+    that `--config=configs/search_r1.py` exported, and the tokenizer is the teacher's. RL alone, for comparison:
+    `--config.stages=warm_start,rl`.
+    """
+    config = laptop()
+    config.workdir = "runs/search_r1_opd"
+    config.stages = ("warm_start", "opd")
+    config.model.num_layers = 2
+    config.model.embed_dim = 64
+    config.model.num_heads = 2
+    config.model.num_kv_heads = 1
+    config.model.mlp_dim = 192
+    config.rl.distill.teacher = "runs/search_r1/policy"
+    config.tokenizer.path = "runs/search_r1/policy"
+    return config
+
+
 def qwen2_5_3b() -> ConfigDict:
     """The published GRPO recipe of Search-R1 on Qwen2.5-3B (scripts nq_hotpotqa/v0.2), on 4 GPUs."""
     config = laptop()
@@ -271,7 +295,7 @@ def qwen2_5_3b() -> ConfigDict:
     config.engine.kv_on_update = "keep"
     config.engine.cache_dtype = "bfloat16"
     config.engine.request_timeout_s = 300.0
-    config.warm_start.enabled = False
+    config.stages = ("rl",)
 
     config.rl.steps = 1_005
     config.rl.tasks_per_step = 512

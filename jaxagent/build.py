@@ -27,7 +27,6 @@ from jaxagent.engine.lm import LanguageModel
 from jaxagent.envs import search
 from jaxagent.envs.retriever.backends import open_retriever
 from jaxagent.envs.retriever.base import Retriever, read_corpus
-from jaxagent.learner.teacher import check_teacher
 from jaxagent.models import hf, kernels, params, sharding
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
@@ -55,6 +54,11 @@ class Parts:
     spec: ModelSpec
     retriever: Retriever
     workers: Workers
+
+    @property
+    def row_shards(self) -> int:
+        """Into how many parts the mesh splits a batch's rows."""
+        return self.cfg.mesh.data * self.cfg.mesh.fsdp
 
     def rollout(self, driver: Driver, sampling: SamplingConfig, group_size: int) -> MultiTurn:
         """Episodes of the environment, sampled by `driver`, in groups of `group_size`."""
@@ -126,7 +130,6 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
     train, heldout = sources.open_train_and_held_out(dataset, cfg.data)
     tokenizer = _tokenizer(cfg, dataset, note)
     spec = _spec(cfg, tokenizer)
-    check_teacher(cfg, tokenizer)
     with jax.set_mesh(mesh):
         note(kernels.report(spec, cfg.engine.page_tokens))
     template = open_template(tokenizer, cfg.tokenizer.use_chat_template, CHAT_DATE)

@@ -20,6 +20,9 @@ class ConfigError(ValueError):
     """A user's mistake, told in one line. `main` prints it and exits with code 2."""
 
 
+Stage = Literal["warm_start", "opd", "rl"]  # what `Config.stages` can name; loop.py says how each is done
+
+
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
     """Sizes of the mesh axes; their product is the number of devices used."""
@@ -164,7 +167,6 @@ class BatchConfig:
 class WarmStartConfig:
     """Supervised warm start on demonstrations, ended by accuracy per relation, not by a fixed count."""
 
-    enabled: bool
     demonstrations: str  # folder with curriculum.jsonl and full.jsonl; "" = the dataset's own
     max_steps: int
     curriculum_sequences: int  # demonstrations per update of the curriculum
@@ -283,6 +285,14 @@ class RLConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class OPDConfig:
+    """The stage "opd", on-policy distillation: `rl` with its teacher, without its reward."""
+
+    steps: int
+    coefficient: float  # in this stage in place of rl.distill.coefficient
+
+
+@dataclasses.dataclass(frozen=True)
 class EvalConfig:
     """Held-out evaluation."""
 
@@ -311,7 +321,9 @@ class Config:
     data: DataConfig
     env: EnvConfig
     engine: EngineConfig
+    stages: tuple[Stage, ...]  # what a run does, in order, each at most once
     warm_start: WarmStartConfig
+    opd: OPDConfig
     rl: RLConfig
     eval: EvalConfig
     checkpoint: CheckpointConfig

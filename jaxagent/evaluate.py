@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 
 from jaxagent.build import Parts
 from jaxagent.config import SamplingConfig
 from jaxagent.engine.driver import Driver
 from jaxagent.rollout.statistics import exact_match
+from jaxagent.run import Run
 from jaxagent.types import Episode, Task
 
+SUMMARISED = ("em", "em_sampled", "em_one_hop", "em_two_hop", "em_sampled_two_hop", "searches")
 GREEDY = SamplingConfig(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
 
 
@@ -34,6 +37,24 @@ def evaluate(parts: Parts, driver: Driver) -> tuple[dict[str, float], list[Episo
             if name == "em" or name.startswith("em_")
         }
     return metrics, episodes
+
+
+def record_evaluation(
+    parts: Parts, saved: Run, driver: Driver, stage: str, step: int, metrics: dict[str, float]
+) -> None:
+    """Evaluates, records with the step's other metrics, and keeps a stage's first and last evaluation for the summary.
+
+    Step 0 is "eval/em_before_<stage>", the latest other one "eval/em_after_<stage>".
+    """
+    started = time.monotonic()
+    scores, episodes = evaluate(parts, driver)
+    saved.record(stage, step, metrics | scores | {"time/eval_s": time.monotonic() - started})
+    saved.show_episodes(episodes, parts.tokenizer.token_bytes(), stage, step)
+    when = "before" if step == 0 else "after"
+    for name in SUMMARISED:
+        if f"eval/{name}" in scores:
+            saved.results[f"eval/{name}_{when}_{stage}"] = scores[f"eval/{name}"]
+    saved.results["eval/n"] = int(scores["eval/n"])
 
 
 def play(parts: Parts, driver: Driver, tasks: Sequence[Task], sampling: SamplingConfig) -> list[Episode]:

@@ -48,6 +48,7 @@ def parse_argv(argv: Sequence[str]) -> Invocation:
     argv = _joined(argv)
     for arg in argv[1:]:
         _check_override(arg)
+    argv = [_quoted(arg) for arg in argv]
     source = next((m[1] for m in map(_FILE.fullmatch, argv[1:]) if m), None)
     if source is None:
         raise ConfigError("No config: say --config=FILE[:PRESET], for example --config=configs/search_r1.py.")
@@ -95,6 +96,15 @@ def _joined(argv: Sequence[str]) -> list[str]:
         else:
             out.append(arg)
     return out
+
+
+def _quoted(arg: str) -> str:
+    """`--config.stages=a,b` as the tuple ('a','b'): ml_collections would read one text with a comma in it."""
+    match = _OVERRIDE.match(arg)
+    if not match or not dict(fields()).get(f"config.{match[1]}", "").startswith("tuple"):
+        return arg
+    value = arg[match.end() + 1 :]
+    return arg if "(" in value else f"{arg[: match.end()]}={tuple(value.strip(',').split(','))!r}"
 
 
 def _check_override(arg: str) -> None:

@@ -1,4 +1,4 @@
-"""THE loop. Read it top to bottom: warm start, evaluate, reinforcement learning, evaluate, report.
+"""THE loop. Read it top to bottom: stage after stage (by default a warm start, then RL), export, report.
 
     tasks -> rollout workers <-> engine -> groups -> streams -> packed batches -> update -> weights back to the engine
 
@@ -10,33 +10,33 @@ engine takes the arrays that the update returned.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from jaxagent import warm_start
 from jaxagent.algorithms import presets
 from jaxagent.build import Parts, open_parts
-from jaxagent.config import Config, ConfigError
+from jaxagent.config import Config, ConfigError, Stage
 from jaxagent.data.tasks import TaskIterator
 from jaxagent.engine.driver import Driver
-from jaxagent.evaluate import deadline_s, evaluate
-from jaxagent.learner import forward, loss
-from jaxagent.learner.batching import Packer, check_context
-from jaxagent.learner.optimizer import make_optimizer
+from jaxagent.evaluate import deadline_s, record_evaluation
+from jaxagent.learner.batching import check_context
 from jaxagent.learner.programs import Programs, make_programs
-from jaxagent.learner.state import TrainState, init_state
-from jaxagent.learner.teacher import open_teacher
-from jaxagent.learner.update import make_update
+from jaxagent.learner.state import TrainState
+from jaxagent.learner.teacher import check_teacher, open_teacher
+from jaxagent.models.params import Params
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout.statistics import action_tokens, episode_metrics
 from jaxagent.run import Run, open_run
+from jaxagent.stages import warm_start
+from jaxagent.stages.stage import StageProgram
 from jaxagent.types import Episode, Group, Task
 
 EXACT_TILE_ROWS = 64
-WARM_START, RL = "warm_start", "rl"
+OPD, RL = "opd", "rl"
 
 
 def run(cfg: Config) -> dict[str, Any]:
@@ -49,21 +49,36 @@ def run(cfg: Config) -> dict[str, Any]:
     check(cfg)
     keep_compiled_programs(cfg)
     with Progress() as progress, open_parts(cfg, progress.note) as parts, open_run(cfg, progress) as saved:
-        stage = saved.host.get("stage", WARM_START if cfg.warm_start.enabled else RL)
+        stages = left(saved)
         policy_folder = Path(cfg.workdir) / "policy"
-        if stage == RL and saved.host.get("step", 0) >= cfg.rl.steps and (policy_folder / "config.json").exists():
-            return saved.finish(summary(saved))  # the same command after the end; more rl.steps would go on
-        if stage == WARM_START:
-            warm_start.check(parts)
+        if not stages and (policy_folder / "config.json").exists():
+            return saved.finish(summary(saved))  # the same command after the end; more steps would go on
+        stages = stages or cfg.stages[-1:]  # killed while it was exporting
+        for stage in stages:
+            STAGES[stage].check(parts)
         with contextlib.ExitStack() as engine:
             with saved.compiles.warm_up():
                 params = parts.init_params()
                 driver = engine.enter_context(parts.engine(params, 0))
-            if stage == WARM_START:
-                params = warm_start_stage(parts, saved, driver, params)
-            state = rl_stage(parts, saved, driver, params)
-        parts.export(state.params, policy_folder)
+            for stage in stages:
+                params = STAGES[stage].run(parts, saved, driver, params)
+                saved.host = {}  # the next stage begins at its own step 0
+        parts.export(params, policy_folder)
         return saved.finish(summary(saved))
+
+
+def left(saved: Run) -> tuple[Stage, ...]:
+    """The stages that are not done, the interrupted one first.
+
+    Raises:
+      ConfigError: the workdir stands in a stage that the config no longer has.
+    """
+    cfg = saved.cfg
+    at = saved.host.get("stage", cfg.stages[0])
+    if at not in cfg.stages:
+        raise ConfigError(f"{cfg.workdir} was interrupted in stage '{at}', which config.stages does not have.")
+    done = at == cfg.stages[-1] and saved.step_of(at) >= STAGES[at].steps(cfg)
+    return () if done else cfg.stages[cfg.stages.index(at) :]
 
 
 def check(cfg: Config) -> None:
@@ -72,7 +87,13 @@ def check(cfg: Config) -> None:
     Raises:
       ConfigError: naming the fields.
     """
+    if not cfg.stages:
+        raise ConfigError("config.stages is empty: name at least one stage.")
+    if twice := [stage for i, stage in enumerate(cfg.stages) if stage in cfg.stages[:i]]:
+        raise ConfigError(f"config.stages names '{twice[0]}' twice: a stage is run once.")
     presets.check(cfg.rl)
+    if OPD in cfg.stages:
+        presets.check(as_opd(cfg).rl)
     check_context(cfg.rl.batch, cfg.env.context_tokens)
     if cfg.numerics == "exact" and cfg.engine.tile_rows < EXACT_TILE_ROWS:
         raise ConfigError(
@@ -93,65 +114,25 @@ def keep_compiled_programs(cfg: Config) -> None:
         jax.config.update("jax_compilation_cache_dir", str(Path(cfg.workdir).absolute() / "compilation_cache"))
 
 
-def warm_start_stage(parts: Parts, saved: Run, driver: Driver, params: Any) -> Any:
-    """Supervised learning on demonstrations until the gate opens; returns the trained policy."""
-    cfg = parts.cfg.warm_start
-    # The curriculum is trained on every token of a row, whole episodes on the few that are sampled.
-    curriculum = Packer(cfg.batch, cfg.batch.row_tokens, row_shards(parts))
-    full = Packer(cfg.batch, parts.cfg.env.max_turns * parts.cfg.env.turn_tokens, row_shards(parts))
-    optimizer = make_optimizer(cfg.optimizer, cfg.max_steps)
-    with saved.compiles.warm_up(), jax.set_mesh(parts.mesh):
-        update = make_update(forward.policy_forward(parts.spec), loss.SUPERVISED, optimizer, parts.mesh)
-        state = init_state(params, optimizer)
-        for packer in (curriculum, full):
-            state = update.warm_up(state, packer.empty())
-    step = saved.host.get("step", 0)
-    if step:
-        with saved.compiles.warm_up():
-            state, _ = saved.checkpoints.restore(state)
-    tasks = warm_start.gate_tasks(parts)
-    with saved.stage(WARM_START, cfg.max_steps, step):
-        for batches in warm_start.Demonstrations(parts, curriculum, full).batches(step):
-            if saved.results.get("warm_start/gate_open"):  # found out just before the run was interrupted
-                break
-            started = time.monotonic()
-            state, metrics = update(state, batches)
-            step += 1
-            metrics = {"loss": metrics["ce/nll"], "policy/grad_norm": metrics["policy/grad_norm"]}
-            metrics["time/step_s"] = time.monotonic() - started
-            is_gate = step % cfg.gate_every == 0 and step > cfg.curriculum_steps
-            if is_gate:
-                driver.update_params(state.params, step)
-                metrics |= warm_start.gate(parts, driver, tasks)
-                saved.results["warm_start/gate_open"] = metrics["gate/worst_accuracy"] >= cfg.gate_accuracy
-                saved.results["warm_start/steps"] = step
-            saved.record(WARM_START, step, metrics)
-            if is_gate or saved.terminating:
-                saved.save(bundle_number(parts.cfg, WARM_START, step), state, WARM_START, step, {})
-                saved.stop_if_asked()
-    saved.host = {}  # the next stage begins at its own step 0
-    return state.params
-
-
-def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Any) -> TrainState:
-    """Reinforcement learning; returns the final state."""
+def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params, stage: Stage = RL) -> Params:
+    """Reinforcement learning; returns the trained policy. Logs and bundles go under the name `stage`."""
     cfg, rl = parts.cfg, parts.cfg.rl
     tasks = TaskIterator(parts.train, cfg.seed, shuffle=True)
+    first = cfg.opd.steps if stage == RL and OPD in cfg.stages else 0  # attempts are numbered over both stages
     with saved.compiles.warm_up():
         programs, state = make_programs(cfg, parts.spec, parts.mesh, params, open_teacher(cfg, parts.mesh))
-        step = saved.host.get("step", 0)
-        resumed = saved.host.get("stage") == RL
+        step, resumed = saved.step_of(stage), saved.resumes(stage)
         if resumed:
             state, _ = saved.checkpoints.restore(state)
             tasks.set_state(saved.host["tasks"])
         driver.update_params(state.params, int(state.step))
-    with saved.stage(RL, rl.steps, step):
+    with saved.stage(stage, rl.steps, step):
         if not resumed:
-            record_evaluation(parts, saved, driver, 0, {})
-            saved.save(bundle_number(cfg, RL, 0), state, RL, 0, tasks.get_state())
+            record_evaluation(parts, saved, driver, stage, 0, {})
+            saved.save(state, stage, 0, tasks.get_state())
         while step < rl.steps:
             started = time.monotonic()
-            groups, rollout = collect(parts, driver, tasks.take(rl.tasks_per_step), step)
+            groups, rollout = collect(parts, driver, tasks.take(rl.tasks_per_step), first + step)
             collected = time.monotonic()
             state, metrics = learn(parts, programs, state, groups, step)
             if presets.refresh_due(rl, step + 1):
@@ -170,14 +151,24 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Any) -> TrainStat
                 saved.results.get("logprob_gap_max", 0.0), metrics.get("logprob_gap/max", 0.0)
             )
             if step == rl.steps or (cfg.eval.every and step % cfg.eval.every == 0):
-                record_evaluation(parts, saved, driver, step, metrics)
+                record_evaluation(parts, saved, driver, stage, step, metrics)
             else:
-                saved.record(RL, step, metrics | {"time/step_s": time.monotonic() - started})
+                saved.record(stage, step, metrics | {"time/step_s": time.monotonic() - started})
             due = cfg.checkpoint.every and step % cfg.checkpoint.every == 0
             if due or step == rl.steps or saved.terminating:
-                saved.save(bundle_number(cfg, RL, step), state, RL, step, tasks.get_state())
+                saved.save(state, stage, step, tasks.get_state())
                 saved.stop_if_asked()
-    return state
+    return state.params
+
+
+def opd_stage(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
+    """On-policy distillation: the RL stage with a teacher's judgement in place of the reward."""
+    return rl_stage(dataclasses.replace(parts, cfg=as_opd(parts.cfg)), saved, driver, params, OPD)
+
+
+def as_opd(cfg: Config) -> Config:
+    """The config whose RL stage is this config's stage "opd"."""
+    return dataclasses.replace(cfg, rl=presets.distillation_alone(cfg.rl, cfg.opd))
 
 
 def collect(parts: Parts, driver: Driver, tasks: list[Task], step: int) -> tuple[list[Group], dict[str, float]]:
@@ -232,29 +223,16 @@ def merge(updates: list[dict[str, float]]) -> dict[str, float]:
     return metrics
 
 
-def record_evaluation(parts: Parts, saved: Run, driver: Driver, step: int, metrics: dict[str, float]) -> None:
-    """Evaluates, records, and keeps the first and the last evaluation for the summary."""
-    started = time.monotonic()
-    scores, episodes = evaluate(parts, driver)
-    saved.record(RL, step, metrics | scores | {"time/eval_s": time.monotonic() - started})
-    saved.show_episodes(episodes, parts.tokenizer.token_bytes(), RL, step)
-    when = "before_rl" if step == 0 else "after_rl"
-    for name in ("em", "em_sampled", "em_one_hop", "em_two_hop", "em_sampled_two_hop", "searches"):
-        if f"eval/{name}" in scores:
-            saved.results[f"eval/{name}_{when}"] = scores[f"eval/{name}"]
-    saved.results["eval/n"] = int(scores["eval/n"])
-
-
 def summary(saved: Run) -> dict[str, Any]:
     """What summary.json says."""
     return {"seed": saved.cfg.seed, "steps": saved.cfg.rl.steps, **saved.results}
 
 
-def bundle_number(cfg: Config, stage: str, step: int) -> int:
-    """Bundles are numbered in the order in which they are made, over all stages."""
-    return step if stage == WARM_START else cfg.warm_start.max_steps + 1 + step
-
-
-def row_shards(parts: Parts) -> int:
-    """Into how many parts the mesh splits a batch's rows."""
-    return parts.cfg.mesh.data * parts.cfg.mesh.fsdp
+# What config.stages can name. A stage that is interrupted begins again from its newest bundle.
+STAGES: dict[Stage, StageProgram] = {
+    "warm_start": StageProgram(warm_start.run, lambda cfg: cfg.warm_start.max_steps, warm_start.check),
+    "opd": StageProgram(
+        opd_stage, lambda cfg: cfg.opd.steps, lambda parts: check_teacher(as_opd(parts.cfg), parts.tokenizer)
+    ),
+    "rl": StageProgram(rl_stage, lambda cfg: cfg.rl.steps, lambda parts: check_teacher(parts.cfg, parts.tokenizer)),
+}

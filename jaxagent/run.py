@@ -53,14 +53,27 @@ class Run:
         self._compiles_before = self.host.get("compiles_after_warmup", 0)
         self._terminated = threading.Event()
         self._saved_stages: set[str] = set()
+        # Bundles are numbered in the order in which they are made: a stage's step s is bundle _first_bundle + s.
+        self._last_bundle = -1 if checkpoints.latest is None else checkpoints.latest
+        self._first_bundle = self._last_bundle - self.host.get("step", 0)
         self._stage, self._since = "", 0.0  # what `stage_seconds` is counting now
         _write_json(Path(cfg.workdir) / CONFIG_FILE, to_dict(cfg))
 
     # ---- progress and logs
 
+    def resumes(self, stage: str) -> bool:
+        """Whether the newest bundle is of this stage: restore it, and go on at `step_of(stage)`."""
+        return self.host.get("stage") == stage
+
+    def step_of(self, stage: str) -> int:
+        """The steps of a stage that the newest bundle holds; 0 for a stage that begins."""
+        return self.host["step"] if self.resumes(stage) else 0
+
     @contextlib.contextmanager
     def stage(self, name: str, total: int, step: int) -> Iterator[None]:
         """Times a stage, over resumes, and shows it."""
+        if not self.resumes(name):
+            self._first_bundle = self._last_bundle + 1
         self.progress.stage(name, total, step)
         self._stage, self._since = name, time.monotonic()
         try:
@@ -81,8 +94,8 @@ class Run:
 
     # ---- bundles
 
-    def save(self, number: int, state: TrainState, stage: str, step: int, tasks: Mapping[str, Any]) -> None:
-        """Starts writing a bundle. `number` grows over all stages; `tasks` is the task iterator's state."""
+    def save(self, state: TrainState, stage: str, step: int, tasks: Mapping[str, Any]) -> None:
+        """Starts writing a bundle, inside `stage`. `tasks` is the task iterator's state."""
         self._clock()
         host = {
             "stage": stage,
@@ -95,11 +108,12 @@ class Run:
             "compiles_after_warmup": self.compiles_after_warmup,
             "config": to_dict(self.cfg),
         }
+        self._last_bundle = self._first_bundle + step
         # Orbax cuts arrays that several devices hold into slices, by small programs compiled at a stage's first save.
         first = stage not in self._saved_stages
         self._saved_stages.add(stage)
         with self.compiles.warm_up() if first else contextlib.nullcontext():
-            self.checkpoints.save(number, state, host)
+            self.checkpoints.save(self._last_bundle, state, host)
 
     def stop_if_asked(self) -> None:
         """After a bundle was started: on SIGTERM, waits until it is complete and ends the process."""

@@ -6,12 +6,15 @@ import pathlib
 import random
 import signal
 import time
+import typing
 
 import jax
 import numpy as np
 import pytest
 
+from jaxagent import loop
 from jaxagent import main as cli
+from jaxagent.config import Stage
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.models import hf
 from jaxagent.observe import jsonl
@@ -66,6 +69,10 @@ def test_every_step_is_recorded_once_with_what_a_person_needs(finished):
         "time/learn_s",
     ):
         assert isinstance(last[name], float), name
+
+
+def test_every_stage_a_config_can_name_is_there():
+    assert tuple(loop.STAGES) == typing.get_args(Stage)
 
 
 def test_summary(finished):

@@ -29,13 +29,19 @@ def runs(monkeypatch):
 
 def test_overrides_reach_the_loop(runs):
     args = "--config.workdir=/x --config.seed=7 --config.rl.clip_low=1"
-    args += " --config.engine.prefill_tokens=512 --config.warm_start.enabled=false"
+    args += " --config.engine.prefill_tokens=512 --config.stages=rl"
     code = cli.main(["main", CONFIG, *args.split()])
     (config,) = runs
     assert code == 0
     assert (config.workdir, config.seed, config.rl.clip_low) == ("/x", 7, 1.0)
     assert config.engine.prefill_tokens == 512
-    assert config.warm_start.enabled is False
+    assert config.stages == ("rl",)
+
+
+@pytest.mark.parametrize("value", ["warm_start,rl", "('warm_start','rl')", "warm_start,rl,"])
+def test_stages_are_a_list_with_commas(runs, value):
+    assert cli.main(["main", CONFIG + ":qwen2.5-3b", f"--config.stages={value}"]) == 0
+    assert runs[0].stages == ("warm_start", "rl")
 
 
 def test_config_path_after_a_space(runs):
@@ -52,6 +58,10 @@ def test_config_path_after_a_space(runs):
         (
             [CONFIG, "--config.rl.kl.where=los"],
             "config.rl.kl.where must be one of 'loss', 'reward', 'advantage', got 'los'. Did you mean 'loss'?",
+        ),
+        (
+            [CONFIG, "--config.stages=warm_start,rll"],
+            "config.stages[1] must be one of 'warm_start', 'opd', 'rl', got 'rll'. Did you mean 'rl'?",
         ),
         ([CONFIG, "--config.rl=3"], "'config.rl' is a section"),
         ([CONFIG, "--config.rl.steps.x=3"], "'config.rl.steps' is a value"),

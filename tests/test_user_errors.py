@@ -47,6 +47,10 @@ def test_malformed_demonstration(tmp_path, capsys):
     assert "curriculum.jsonl" in line and "row 1" in line and "turns[0].observation" in line
 
 
+def test_a_stage_is_run_once(tmp_path, capsys):
+    assert "names 'rl' twice" in refused(capsys, tmp_path / "run", "--config.stages=rl,warm_start,rl")
+
+
 def test_missing_corpus(tmp_path, capsys):
     assert "corpus" in refused(capsys, tmp_path / "run", "--config.env.retriever.corpus=nowhere.jsonl")
 
@@ -60,7 +64,7 @@ def test_tokenizer_larger_than_the_model(tmp_path, capsys):
     shape = [f"--config.model.{name}=0" for name in ("num_layers", "embed_dim", "num_heads", "num_kv_heads")]
     shape += ["--config.model.head_dim=0", "--config.model.mlp_dim=0", "--config.model.family="]
     first = tmp_path / "first"
-    flags = ("--config.warm_start.enabled=false", "--config.rl.steps=0", "--config.data.num_eval=2")
+    flags = ("--config.stages=rl", "--config.rl.steps=0", "--config.data.num_eval=2")
     assert cli.main(tiny_run.argv(first, *flags)) == 0  # leaves a tokenizer of 512 tokens
     capsys.readouterr()
     line = refused(

@@ -31,7 +31,7 @@ from jaxagent.algorithms.policy_loss import OBJECTIVES
 from jaxagent.algorithms.rollout import Rollout, action_mask, rewards, trajectories, walk
 from jaxagent.algorithms.streams import Streams
 from jaxagent.algorithms.token_advantages import TOKEN_ADVANTAGES, WITH_OLD, WITHOUT_CRITIC
-from jaxagent.config import ConfigError, RLConfig, nearest
+from jaxagent.config import ConfigError, OPDConfig, RLConfig, nearest
 from jaxagent.types import Episode, Group, Trajectory
 
 __all__ = ["check", "mini_batches", "most_targets", "needs_critic", "needs_old", "needs_reference",
@@ -70,6 +70,19 @@ def needs_support(rl: RLConfig) -> bool:
 def needs_whole_teacher(rl: RLConfig) -> bool:
     """Whether the loss itself runs the teacher, to compare whole vocabularies."""
     return needs_teacher(rl) and rl.distill.loss != "sampled" and rl.distill.support == "vocabulary"
+
+
+def distillation_alone(rl: RLConfig, opd: OPDConfig) -> RLConfig:
+    """The stage's config with the teacher in place of the reward, and of whatever else the algorithm trains on."""
+    return dataclasses.replace(
+        rl,
+        steps=opd.steps,
+        advantage="no_reward",
+        drop_zero_signal=False,
+        echo=dataclasses.replace(rl.echo, coefficient=0.0),
+        positive_nll=dataclasses.replace(rl.positive_nll, coefficient=0.0),
+        distill=dataclasses.replace(rl.distill, coefficient=opd.coefficient),
+    )
 
 
 def refresh_due(rl: RLConfig, steps_done: int) -> bool:

@@ -52,7 +52,6 @@ _GRPO = {
     "positive_nll.coefficient": 0.0,
     "positive_nll.min_reward": 1.0,
     "distill.coefficient": 0.0,
-    "distill.loss": "sampled",
 }
 _DAPO = _GRPO | {"clip_high": 0.28, "drop_zero_signal": True, "aggregation": "token_mean"}
 
@@ -129,11 +128,6 @@ PUBLISHED: dict[str, Published] = {
     "raft": Published(
         "RAFT (arXiv 2304.06767): likelihood of the best attempts alone",
         _GRPO | {"objective": "none", "positive_nll.coefficient": 1.0},
-    ),
-    "opd": Published(
-        "On-policy distillation, Lu et al. (Thinking Machines) 2025; rl.distill.teacher must be set",
-        _GRPO | {"advantage": "no_reward", "objective": "importance_sampling", "aggregation": "token_mean",
-                 "distill.coefficient": 1.0},
     ),
     "echo": Published(
         "ECHO, arXiv 2605.24517", _GRPO | {"echo.coefficient": 0.05}

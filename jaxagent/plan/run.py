@@ -121,11 +121,12 @@ def assumptions(cfg: Config, chip: str, compiled_for: str) -> list[str]:
         f"times: {numbers.flops / 1e12:.0f} TFLOP/s, of which {numbers.train_mfu:.0%} in training and "
         f"{numbers.prefill_mfu:.0%} in prefill; {numbers.bandwidth / 1e9:.0f} GB/s, of which "
         f"{numbers.decode_bandwidth_frac:.0%} in decode; no time for communication, environments and the host",
+        f"of the stages ({', '.join(cfg.stages)}) the one called rl; the others hold no more",
         "every episode uses all its turns, sampled tokens and observations: an upper bound on tokens",
         "FLOPs by formula (matrix products and attention), recomputation included",
         "the allocator's own overhead and library workspaces are not counted",
     ]
-    if presets.needs_teacher(cfg.rl):
+    if presets.needs_teacher(cfg.rl) or "opd" in cfg.stages:
         out.append("rl.distill: the teacher's weights, its forward pass and its part of the loss are not counted")
     if compiled_for != chip:
         out.append(

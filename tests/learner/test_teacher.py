@@ -1,6 +1,7 @@
 """A teacher's scores and the divergence in the loss, packed, against the unpacked models in float64; its mistakes."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.learner import teacher
 from jaxagent.learner.batching import unpack, with_support
 from jaxagent.learner.forward import distill_forward
-from jaxagent.models import hf
+from jaxagent.models import hf, sharding
 from jaxagent.models import params as model_params
 from jaxagent.models.attention import packed
 from jaxagent.models.logprobs import logits
@@ -22,18 +23,19 @@ from jaxagent.models.transformer import hidden
 TEMPERATURE, K = 0.7, 3
 
 
-def table(params, spec, trajectory):
+def table(params, spec, trajectory, mesh):
     """float64[T, V]: log-probs of every token's place (its predecessors seen); row 0 is 0. The model, unpacked."""
     n = len(trajectory)
     padded = np.zeros(24, np.int32)  # one shape: causal, so what follows changes nothing
     padded[:n] = trajectory.tokens
-    run = jax.jit(_whole, static_argnames="spec")
-    z = np.asarray(run(params, spec, padded), np.float64)[:n, : spec.vocab_size] / TEMPERATURE
+    with jax.set_mesh(mesh):
+        z = np.asarray(_whole(params, spec, padded), np.float64)[:n, : spec.vocab_size] / TEMPERATURE
     z -= z.max(-1, keepdims=True)
     z -= np.log(np.exp(z).sum(-1, keepdims=True))
     return np.concatenate([np.zeros((1, spec.vocab_size)), z[:-1]])
 
 
+@functools.partial(jax.jit, static_argnames="spec")
 def _whole(params, spec, tokens):
     segments = np.ones((1, len(tokens)), np.int32)
     x, _ = hidden(params, spec, tokens, np.arange(len(tokens)), packed(segments), unroll=True)
@@ -47,18 +49,12 @@ def kl(p, q):
 
 
 @pytest.fixture(scope="module")
-def both(spec, make_mesh):
+def both(spec, make_mesh, make_params):
     """(spec, params) of student and teacher, of other widths and depths, and their mesh."""
     mesh = make_mesh()
     large = dataclasses.replace(spec, embed_dim=32, num_layers=1, padded_vocab_size=72)
-    make = lambda s, seed: (s, model_params.init(s, jax.random.key(seed), model_params.shardings(s, mesh, _train())))  # noqa: E731
-    return make(spec, 3), make(large, 4), mesh
-
-
-def _train():
-    from jaxagent.models import sharding
-
-    return sharding.TRAIN
+    where = model_params.shardings(large, mesh, sharding.TRAIN)
+    return (spec, make_params(mesh)), (large, model_params.init(large, jax.random.key(4), where)), mesh
 
 
 def test_scores_equal_the_unpacked_model(both, make_packer, make_streams):
@@ -71,7 +67,7 @@ def test_scores_equal_the_unpacked_model(both, make_packer, make_streams):
     found = scorer(params, trajectories, candidates)
     assert scorer.program._cache_size() == 1 and scorer(params, [], []) == []
     for t, c, got in zip(trajectories, candidates, found, strict=True):
-        expected, at = table(params, spec, t), np.flatnonzero(t.action_mask)
+        expected, at = table(params, spec, t, mesh), np.flatnonzero(t.action_mask)
         np.testing.assert_allclose(got.logprobs[at], expected[at, t.tokens[at]], atol=5e-6)
         np.testing.assert_array_equal(got.top_ids[at], np.argsort(-expected[at], axis=1)[:, :K])
         np.testing.assert_allclose(got.top_logprobs[at], -np.sort(-expected[at], axis=1)[:, :K], atol=5e-6)
@@ -85,7 +81,7 @@ def test_the_divergence_in_the_loss_equals_the_sum_written_out(both, cfg, make_p
     trajectories = [s.trajectory for s in make_streams(4)]
     masks = [t.action_mask.astype(np.float32) for t in trajectories]
     whole = support == "vocabulary"
-    tables = [(table(params, spec, t), table(teacher_params, teacher_spec, t)) for t in trajectories]
+    tables = [(table(params, spec, t, mesh), table(teacher_params, teacher_spec, t, mesh)) for t in trajectories]
     supports, expected = [], []
     for (p, q), mask in zip(tables, masks, strict=True):
         ids = np.argsort(-q, axis=1)[:, :K].astype(np.int32)
@@ -160,5 +156,5 @@ def test_a_teacher_with_other_tokens_is_refused(cfg, folder, texts, message):
 def test_a_teacher_that_is_none(cfg, tmp_path):
     with pytest.raises(ConfigError, match="no folder"):
         teacher.check_teacher(config_of(cfg, teacher=str(tmp_path / "nothing")), None)
-    with pytest.raises(ConfigError, match="config.json does not exist"):
+    with pytest.raises(ConfigError, match="does not exist"):
         teacher.check_teacher(config_of(cfg, teacher=str(tmp_path)), None)

@@ -10,9 +10,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from jaxagent.algorithms.sft import sft
 from jaxagent.build import Parts
@@ -20,11 +23,58 @@ from jaxagent.engine.driver import Driver
 from jaxagent.envs.base import Message
 from jaxagent.envs.search import render_prompt
 from jaxagent.evaluate import GREEDY, play
+from jaxagent.learner import forward, loss
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer
+from jaxagent.learner.optimizer import make_optimizer
+from jaxagent.learner.state import init_state
+from jaxagent.learner.update import make_update
+from jaxagent.models.params import Params
 from jaxagent.rollout import demonstrations
 from jaxagent.rollout.statistics import exact_match
+from jaxagent.run import Run
 from jaxagent.types import Task, Trajectory
+
+WARM_START = "warm_start"
+
+
+def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
+    """Supervised learning on demonstrations until the gate opens; returns the trained policy."""
+    cfg = parts.cfg.warm_start
+    # The curriculum is trained on every token of a row, whole episodes on the few that are sampled.
+    curriculum = Packer(cfg.batch, cfg.batch.row_tokens, parts.row_shards)
+    full = Packer(cfg.batch, parts.cfg.env.max_turns * parts.cfg.env.turn_tokens, parts.row_shards)
+    optimizer = make_optimizer(cfg.optimizer, cfg.max_steps)
+    with saved.compiles.warm_up(), jax.set_mesh(parts.mesh):
+        update = make_update(forward.policy_forward(parts.spec), loss.SUPERVISED, optimizer, parts.mesh)
+        state = init_state(params, optimizer)
+        for packer in (curriculum, full):
+            state = update.warm_up(state, packer.empty())
+    step = saved.step_of(WARM_START)
+    if step:
+        with saved.compiles.warm_up():
+            state, _ = saved.checkpoints.restore(state)
+    tasks = gate_tasks(parts)
+    with saved.stage(WARM_START, cfg.max_steps, step):
+        for batches in Demonstrations(parts, curriculum, full).batches(step):
+            if saved.results.get("warm_start/gate_open"):  # found out just before the run was interrupted
+                break
+            started = time.monotonic()
+            state, metrics = update(state, batches)
+            step += 1
+            metrics = {"loss": metrics["ce/nll"], "policy/grad_norm": metrics["policy/grad_norm"]}
+            metrics["time/step_s"] = time.monotonic() - started
+            is_gate = step % cfg.gate_every == 0 and step > cfg.curriculum_steps
+            if is_gate:
+                driver.update_params(state.params, step)
+                metrics |= gate(parts, driver, tasks)
+                saved.results["warm_start/gate_open"] = metrics["gate/worst_accuracy"] >= cfg.gate_accuracy
+                saved.results["warm_start/steps"] = step
+            saved.record(WARM_START, step, metrics)
+            if is_gate or saved.terminating:
+                saved.save(state, WARM_START, step, {})
+                saved.stop_if_asked()
+    return state.params
 
 
 @dataclasses.dataclass(frozen=True)
