@@ -14,8 +14,8 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.learner import teacher
 from jaxagent.learner.batching import unpack, with_support
 from jaxagent.learner.forward import distill_forward
-from jaxagent.models import hf, sharding
 from jaxagent.models import params as model_params
+from jaxagent.models import sharding
 from jaxagent.models.attention import packed
 from jaxagent.models.logprobs import logits
 from jaxagent.models.transformer import hidden
@@ -114,26 +114,14 @@ def test_the_divergence_in_the_loss_equals_the_sum_written_out(both, cfg, make_p
 # ---------------------------------------------------------------- mistakes
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, spec):
-    """A teacher with a tokenizer, as a run exports it."""
-    folder = tmp_path_factory.mktemp("teacher")
-    tokenizer = Tokenizer.train(["a quick brown fox"] * 3, 300, ["<stop>"])
-    tokenizer.save(folder)
-    size = tokenizer.vocab_size
-    spec = dataclasses.replace(spec, vocab_size=size, padded_vocab_size=-(-size // 8) * 8)
-    hf.save(folder, model_params.init(spec, jax.random.key(0)), spec, "float32", folder)
-    return folder
-
-
 def config_of(cfg, **changes):
     distill = dataclasses.replace(cfg.rl.distill, **{"coefficient": 1.0} | changes)
     return dataclasses.replace(cfg, rl=dataclasses.replace(cfg.rl, distill=distill, drop_zero_signal=False))
 
 
-def test_a_teacher_is_opened_by_its_folder(cfg, folder, make_mesh):
-    given = config_of(cfg, teacher=str(folder))
-    teacher.check_teacher(given, Tokenizer.load(folder))
+def test_a_teacher_is_opened_by_its_folder(cfg, teacher_folder, make_mesh):
+    given = config_of(cfg, teacher=str(teacher_folder))
+    teacher.check_teacher(given, Tokenizer.load(teacher_folder))
     opened = teacher.open_teacher(given, make_mesh())
     assert opened.spec.embed_dim == 16 and opened.params.embed.dtype == cfg.model.compute_dtype
     assert teacher.open_teacher(cfg, make_mesh()) is None
@@ -146,11 +134,11 @@ def test_a_teacher_is_opened_by_its_folder(cfg, folder, make_mesh):
         ([""], "Set tokenizer.path to the teacher's folder"),
     ],
 )
-def test_a_teacher_with_other_tokens_is_refused(cfg, folder, texts, message):
+def test_a_teacher_with_other_tokens_is_refused(cfg, teacher_folder, texts, message):
     other = Tokenizer.train(texts, 300, ["<stop>"])
-    assert other.digest() != Tokenizer.load(folder).digest()
+    assert other.digest() != Tokenizer.load(teacher_folder).digest()
     with pytest.raises(ConfigError, match=message):
-        teacher.check_teacher(config_of(cfg, teacher=str(folder)), other)
+        teacher.check_teacher(config_of(cfg, teacher=str(teacher_folder)), other)
 
 
 def test_a_teacher_that_is_none(cfg, tmp_path):
