@@ -9,9 +9,11 @@ from absl.testing import parameterized
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxagent.algorithms import distill
+from jaxagent.algorithms import distill, presets
 from jaxagent.algorithms.distill import DIVERGENCES, Scores, renormalise, sampled_advantages, support_of
 from jaxagent.algorithms.policy_loss import OBJECTIVES, Tokens
+from jaxagent.config import ConfigError, OPDConfig
+from jaxagent.types import StopReason
 
 BETA, TEMPERATURE = 0.3, 0.7
 
@@ -175,3 +177,90 @@ def test_metrics_by_hand(make_trajectory):
         candidate_logprobs=np.zeros((5, 0), np.float32),
     )
     assert distill.metrics([trajectory], [scores]) == {"distill/reverse_kl": 1.0, "distill/agreement": 0.5}
+
+
+# ---------------------------------------------------------------- in the algorithm
+
+
+def told(trajectory, seed, k=2):
+    """Random scores of a trajectory."""
+    rng = np.random.default_rng(seed)
+    n = len(trajectory)
+    f32 = lambda *shape: rng.normal(-2, 1, shape).astype(np.float32)  # noqa: E731
+    return Scores(f32(n), rng.integers(0, 13, (n, k)).astype(np.int32), f32(n, k), f32(n, 0))
+
+
+@pytest.fixture(scope="module")
+def groups(make_group):
+    """Equal rewards, so that only a teacher can say anything; one attempt failed."""
+    return [make_group(("ppaaoa", 1.0), ("pa", 1.0), ("paa", 1.0, StopReason.TIMEOUT))]
+
+
+def test_sampled_is_an_advantage_and_comes_on_top_of_the_rewards(groups, rl):
+    teacher = [told(t, i) for i, t in enumerate(presets.trajectories(groups))]
+    one = dict(coefficient=0.5, teacher="x", loss="sampled")
+    alone = rl(advantage="no_reward", drop_zero_signal=False, distill=one)
+    presets.check(alone)
+    streams, metrics = presets.streams(groups, alone, 0.0, teacher=teacher)
+    assert len(streams) == 2  # not the failed one
+    for stream, scores in zip(streams, teacher, strict=False):
+        mask = stream.trajectory.action_mask
+        np.testing.assert_allclose(stream.advantages, np.where(mask, 0.5 * (scores.logprobs + 1.0), 0), rtol=1e-6)
+        np.testing.assert_array_equal(stream.policy_weights, mask)
+        assert not stream.distill_weights.any() and stream.support is None
+    assert metrics["distill/reverse_kl"] == distill.metrics(presets.trajectories(groups), teacher)["distill/reverse_kl"]
+    both, _ = presets.streams(
+        groups, rl(advantage="no_baseline", drop_zero_signal=False, distill=one), 0.0, teacher=teacher
+    )
+    for stream, with_reward in zip(streams, both, strict=True):
+        np.testing.assert_allclose(with_reward.advantages, stream.advantages + stream.trajectory.action_mask, rtol=1e-6)
+
+
+@pytest.mark.parametrize("support", ["vocabulary", "teacher", "student"])
+def test_divergences_are_weights_of_the_loss(groups, rl, support):
+    every = presets.trajectories(groups)
+    students = [np.full((len(t), 2), 5, np.int32) for t in every]
+    teacher = [told(t, i)._replace(candidate_logprobs=np.zeros((len(t), 2), np.float32)) for i, t in enumerate(every)]
+    given = dict(coefficient=0.5, teacher="x", loss="jsd", support=support, top_k=2)
+    config = rl(advantage="no_reward", drop_zero_signal=False, updates_per_step=1, distill=given)
+    assert presets.needs_whole_teacher(config) == (support == "vocabulary")
+    assert presets.needs_support(config) == (support != "vocabulary")
+    assert presets.needs_student_top_k(config) == (support == "student")
+    streams, _ = presets.streams(groups, config, 0.0, teacher=teacher, students=students)
+    for stream, scores in zip(streams, teacher, strict=False):
+        np.testing.assert_array_equal(stream.distill_weights, 0.5 * stream.trajectory.action_mask)
+        assert not stream.advantages.any()
+        ids = {"vocabulary": None, "teacher": scores.top_ids, "student": students[0][: len(stream.trajectory)]}[support]
+        assert (stream.support is None) if ids is None else np.array_equal(stream.support.ids, ids)
+    (update,) = presets.mini_batches(streams, config, (0, 0))
+    np.testing.assert_allclose(sum(s.distill_weights.sum() for s in update), 0.5, rtol=1e-6)  # a token mean
+    assert all((s.support is None) == (support == "vocabulary") for s in update)
+
+
+@pytest.mark.parametrize(
+    ("changes", "distillation", "message"),
+    [
+        ({}, {"teacher": ""}, "rl.distill.teacher must name"),
+        ({"drop_zero_signal": True}, {}, "drop_zero_signal=False"),
+        ({}, {"loss": "jsd", "jsd_beta": 1.0}, "jsd_beta"),
+        ({}, {"loss": "reverse_kl", "support": "union", "top_k": 0}, "top_k"),
+        ({}, {"loss": "reverse_kl", "teacher": "http://x"}, "needs the teacher's weights"),
+        ({}, {"timeout_s": 0.0}, "timeout_s > 0"),
+    ],
+)
+def test_what_cannot_be_distilled_is_refused(rl, changes, distillation, message):
+    given = {"coefficient": 1.0, "teacher": "x"} | distillation
+    with pytest.raises(ConfigError, match=message):
+        presets.check(rl(**({"drop_zero_signal": False} | changes), distill=given))
+
+
+def test_the_stage_leaves_nothing_but_the_teacher(rl):
+    mixed = rl(
+        advantage="gae", echo=dict(coefficient=0.1), positive_nll=dict(coefficient=0.1), distill=dict(teacher="x")
+    )
+    assert not presets.needs_teacher(mixed)
+    alone = presets.distillation_alone(mixed, OPDConfig(steps=7, coefficient=2.0))
+    presets.check(alone)
+    assert (alone.steps, alone.distill.coefficient, alone.distill.teacher) == (7, 2.0, "x")
+    assert presets.needs_teacher(alone) and not presets.needs_critic(alone)
+    assert alone.echo.coefficient == alone.positive_nll.coefficient == 0.0
