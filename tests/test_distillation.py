@@ -3,15 +3,15 @@
 import dataclasses
 import json
 
-import jax
 import numpy as np
 import pytest
 
 from jaxagent import build, flags
 from jaxagent import main as cli
-from jaxagent.models import hf, params
+from jaxagent.models import hf
 from jaxagent.observe import jsonl
 from tests import tiny_run
+from tests.models import tiny
 
 STEPS = 8
 
@@ -21,8 +21,8 @@ def teacher(tmp_path_factory):
     """(folder of a random teacher wider than the student, dataset of both)."""
     workdir = tmp_path_factory.mktemp("teacher")
     with build.open_parts(flags.parse_argv(tiny_run.argv(workdir)).config, print) as parts:
-        spec = dataclasses.replace(parts.spec, embed_dim=48, embed_init_std=0.4)  # sharper than the student begins
-        hf.save(workdir / "policy", params.init(spec, jax.random.key(7)), spec, "float32", workdir / "tokenizer")
+        spec = dataclasses.replace(parts.spec, embed_dim=48, embed_init_std=0.3)  # sharper than the student begins
+        hf.save(workdir / "policy", tiny.random_params(spec, 7), spec, "float32", workdir / "tokenizer")
         return workdir / "policy", parts.dataset
 
 
@@ -31,7 +31,8 @@ def argv(workdir, teacher, *extra):
     flags = (f"--config.rl.distill.teacher={folder}", f"--config.tokenizer.path={folder}",
              f"--config.data.source={dataset}", "--config.stages=opd", f"--config.opd.steps={STEPS}",
              "--config.rl.optimizer.learning_rate=0.01", "--config.rl.optimizer.warmup_steps=0",
-             "--config.eval.every=0", "--config.eval.sampled=false", "--config.checkpoint.every=0")  # fmt: skip
+             "--config.eval.every=0", "--config.numerics=fast", "--config.eval.sampled=false",
+             "--config.checkpoint.every=0")  # fmt: skip
     return tiny_run.argv(workdir, *flags, *extra)
 
 
@@ -47,7 +48,7 @@ def test_the_student_comes_nearer_to_its_teacher(tmp_path, teacher, loss):
     assert all(0 <= r["distill/agreement"] <= 1 for r in records)
     assert (records[0]["loss/distill"] > 0) == (loss != "sampled")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["compiles_after_warmup"] == 0 and summary["logprob_gap_max"] == 0.0
+    assert summary["compiles_after_warmup"] == 0 and summary["logprob_gap_max"] < 1e-4
     assert "eval/em_after_opd" in summary
 
 

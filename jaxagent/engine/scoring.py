@@ -63,7 +63,7 @@ def parse(text: str, vocab: int, context: int) -> ScoreRequest:
     if type(temperature) not in (int, float) or not temperature > 0:
         raise ValueError("'temperature' must be positive")
     sequences = [_ids(s, 1, "a sequence", vocab) for s in _list(body["sequences"], "sequences")]
-    positions = [_ids(p, 1, "a sequence's positions", context) for p in _list(body["positions"], "positions")]
+    positions = [_ids(p, 1, "a sequence's positions", 2**31) for p in _list(body["positions"], "positions")]
     asked = body.get("candidates")
     if asked is None:
         candidates = [np.zeros((len(p), 0), np.int32) for p in positions]

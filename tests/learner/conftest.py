@@ -16,6 +16,7 @@ from jaxagent.models import hf, sharding
 from jaxagent.models import params as model_params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.types import TokenKind, Trajectory
+from tests.models import tiny
 
 VOCAB = 61
 
@@ -58,7 +59,7 @@ def teacher_folder(tmp_path_factory, spec):
     tokenizer.save(folder)
     size = tokenizer.vocab_size
     spec = dataclasses.replace(spec, vocab_size=size, padded_vocab_size=-(-size // 64) * 64)
-    hf.save(folder, model_params.init(spec, jax.random.key(0)), spec, "float32", folder)
+    hf.save(folder, tiny.random_params(spec), spec, "float32", folder)
     return folder
 
 
