@@ -13,7 +13,7 @@ from jaxagent.observe import jsonl
 from tests import tiny_run
 from tests.models import tiny
 
-STEPS = 8
+STEPS = 12
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,9 @@ def argv(workdir, teacher, *extra):
              f"--config.data.source={dataset}", "--config.stages=opd", f"--config.opd.steps={STEPS}",
              "--config.rl.optimizer.learning_rate=0.01", "--config.rl.optimizer.warmup_steps=0",
              "--config.eval.every=0", "--config.numerics=fast", "--config.eval.sampled=false",
-             "--config.checkpoint.every=0")  # fmt: skip
+             "--config.checkpoint.every=0", "--config.rl.optimizer.schedule=constant", "--config.rl.tasks_per_step=4",
+             "--config.rl.group_size=8", "--config.engine.slots=32", "--config.engine.pages=256",
+             "--config.rl.whiten_advantages=true")  # fmt: skip
     return tiny_run.argv(workdir, *flags, *extra)
 
 
