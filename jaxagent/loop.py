@@ -93,6 +93,8 @@ def check(cfg: Config) -> None:
         raise ConfigError(f"config.stages names '{twice[0]}' twice: a stage is run once.")
     presets.check(cfg.rl)
     if OPD in cfg.stages:
+        if cfg.opd.coefficient <= 0:
+            raise ConfigError("The stage 'opd' trains on nothing else: opd.coefficient must be greater than 0.")
         presets.check(as_opd(cfg).rl)
     check_context(cfg.rl.batch, cfg.env.context_tokens)
     if cfg.numerics == "exact" and cfg.engine.tile_rows < EXACT_TILE_ROWS:

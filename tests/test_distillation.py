@@ -57,5 +57,7 @@ def test_the_student_comes_nearer_to_its_teacher(tmp_path, teacher, loss):
 def test_a_teacher_that_is_missing_is_told_before_training(tmp_path, teacher, capsys):
     assert cli.main(argv(tmp_path / "run", teacher, "--config.rl.distill.teacher=")) == 2
     assert "rl.distill.teacher must name" in capsys.readouterr().err
+    assert cli.main(argv(tmp_path / "run", teacher, "--config.opd.coefficient=0")) == 2
+    assert "opd.coefficient must be greater than 0" in capsys.readouterr().err
     assert cli.main(argv(tmp_path / "run", teacher, f"--config.rl.distill.teacher={tmp_path}/no")) == 2
     assert "no folder" in capsys.readouterr().err
