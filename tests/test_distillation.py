@@ -50,7 +50,7 @@ def test_the_student_comes_nearer_to_its_teacher(tmp_path, teacher, loss):
     # A dozen steps of so few samples over 512 tokens are too noisy for single-token advantages; what these are in
     # expectation is tested over a whole vocabulary in algorithms/test_distill.py.
     if loss != "sampled":
-        assert np.mean(kl[-2:]) < 0.8 * np.mean(kl[:2]), kl
+        assert np.mean(kl[-2:]) < 0.9 * np.mean(kl[:2]), kl
     assert all(0 <= r["distill/agreement"] <= 1 for r in records)
     assert (records[0]["loss/distill"] > 0) == (loss != "sampled")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
