@@ -50,7 +50,9 @@ def test_the_student_comes_nearer_to_its_teacher(tmp_path, teacher, loss):
     # A dozen steps of so few samples over 512 tokens are too noisy for single-token advantages; what these are in
     # expectation is tested over a whole vocabulary in algorithms/test_distill.py.
     if loss != "sampled":
-        assert np.mean(kl[-2:]) < 0.9 * np.mean(kl[:2]), kl
+        # Inside a support of top-k tokens the loss falls; between random models that says little of all the others.
+        falls = kl if support == "vocabulary" else [r["loss/distill"] for r in records]
+        assert np.mean(falls[-2:]) < 0.9 * np.mean(falls[:2]), falls
     assert all(0 <= r["distill/agreement"] <= 1 for r in records)
     assert (records[0]["loss/distill"] > 0) == (loss != "sampled")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
