@@ -101,7 +101,7 @@ def main() -> None:
     print(f"copy {bandwidth / 1e9:.0f} GB/s", flush=True)
     result = {"device": jax.devices()[0].device_kind, "copy_gb_per_s": round(bandwidth / 1e9, 1)}
     with jax.set_mesh(mesh):
-        print(kernels.report(spec, 64), flush=True)
+        print(kernels.report(spec, 64, 4096), flush=True)
         weights = params.init(spec, jax.random.key(0), params.shardings(spec, mesh, sharding.COMPUTE))
         for batch in map(int, args.batches.split(",")):
             seconds, read = measure(spec, weights, batch, args.context, args.repetitions, args.profile)

@@ -76,18 +76,19 @@ def main() -> None:
 
     (batch,) = packer.pack(sft([text() for _ in range(args.rows)], observations=False))
     with jax.set_mesh(mesh):
-        print(kernels.report(spec, 64), flush=True)
+        print(kernels.report(spec, 64, args.tokens), flush=True)
         weights = params.init(spec, jax.random.key(0), params.shardings(spec, mesh, sharding.TRAIN))
         policy = make_update(forward.policy_forward(spec), loss.SUPERVISED, optax.sgd(0.0), mesh).policy
         on_device = shard(batch, mesh)
-        grads, tally = policy.zeros(weights, on_device)
+        one = np.float32(1.0)  # temperature
+        grads, tally = policy.zeros(weights, on_device, one)
         times = []
         for _ in range(args.repetitions + 1):
             started = time.perf_counter()
-            grads, tally = jax.block_until_ready(policy.accumulate(weights, on_device, grads, tally))
+            grads, tally = jax.block_until_ready(policy.accumulate(weights, on_device, one, grads, tally))
             times.append(time.perf_counter() - started)
         if args.profile:
-            print(device_profile.table(lambda: policy.accumulate(weights, on_device, grads, tally)))
+            print(device_profile.table(lambda: policy.accumulate(weights, on_device, one, grads, tally)))
     seconds, peak = statistics.median(times[1:]), CHIPS[args.chip].flops
     flops = train_flops(spec, args.rows, args.tokens, batch.targets.shape[1])
     result = {

@@ -68,3 +68,10 @@ def make(folder: Path, exact: bool = False, seed: int = 0) -> TinyModel:
         weights = params.init(SPEC, jax.random.key(seed), params.shardings(SPEC, mesh, sharding.TRAIN))
     hf.save(folder, weights, SPEC, "float32")
     return TinyModel(SPEC, mesh, weights, folder, exact)
+
+
+def load(folder: Path) -> TinyModel:
+    """What `make` exported, in another process."""
+    mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=1, tensor=1))
+    weights = hf.load(folder, SPEC, params.shardings(SPEC, mesh, sharding.TRAIN))
+    return TinyModel(SPEC, mesh, weights, folder, exact=False)

@@ -6,8 +6,9 @@ The step: [rows, tokens] tokens, cross-entropy on every next token, gradients, A
 float32. Ours is the RL learner's own path: packed `Batch`es through `make_update`, which also computes entropies and
 the gradient's norm. Torch: transformers' model with sdpa attention, cross entropy, `torch.optim.AdamW`. Each side cuts
 the rows into micro-batches as suits it best: ours over one or two virtual devices; torch also chooses its threads, and
-torch.compile is taken where it works within a minute and wins. `python -m benchmarks.engine --only=train --peers` is
-the same.
+torch.compile is taken where it works within a minute and wins. Each side lives in a process of its own, as its users
+run it, waits without work while the other takes its turn, and takes one step unmeasured after the wait.
+`python -m benchmarks.engine --only=train --peers` is the same.
 
 The last line is JSON. `train_step_vs_torch`: torch's seconds / ours, medians of interleaved repetitions.
 `train_mfu`: 6 * matmul parameters * tokens + causal attention, per second, over the peak, which is the best of
@@ -17,9 +18,11 @@ several jitted float32 products of 2048 x 2048 taken before and after the steps.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.util
 import json
+import select
 import statistics
 import subprocess
 import sys
@@ -57,6 +60,7 @@ ADAMW = OptimizerConfig(
 OUR_WAYS = ((1, 16), (2, 32), (2, 64))  # virtual devices (data parallel), rows at once
 TORCH_MICRO_ROWS = (8, 16, 64)
 COMPILE_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 600.0  # the first answer holds all compilations
 _PEAK_SIZE, _PEAK_TIMES = 2048, 6
 
 Step = Callable[[np.ndarray], float]  # tokens i32[rows, tokens + 1] -> seconds
@@ -76,17 +80,23 @@ def measure(
 ) -> Result:
     """Chooses each side's best way, then takes turns."""
     peak = peak_flops()
-    text = [workloads.prompts(r, rows, tokens + 1, model.spec.vocab_size) for r in range(repetitions + 1)]
-    ways = {"ours": _fastest("ours", our_steps(model, rows), text[0], note)}
+    names = ["ours"]
     if with_torch and not all(importlib.util.find_spec(name) for name in ("torch", "transformers")):
         note("train: torch and transformers are not both installed here: not compared")
     elif with_torch:
-        ways["torch"] = _fastest("torch", torch_steps(model, rows, tokens, note), text[0], note)
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for repetition in range(1, repetitions + 1):
-        for name, (_, step) in ways.items():
-            seconds[name].append(step(text[repetition]))
-            note(f"train, repetition {repetition}, {name}: {seconds[name][-1]:.2f} s")
+        names.append("torch")
+    with contextlib.ExitStack() as stack:
+        contenders = [stack.enter_context(Contender(name, model.folder, rows, tokens)) for name in names]
+        ways = {}
+        for contender in contenders:  # one after the other: nobody chooses while another computes
+            contender.ask(0)
+            ways[contender.name] = contender.answer()["way"]
+        seconds: dict[str, list[float]] = {name: [] for name in names}
+        for repetition in range(1, repetitions + 1):
+            for contender in contenders:
+                contender.ask(repetition)
+                seconds[contender.name].append(contender.answer()["seconds"])
+                note(f"train, repetition {repetition}, {contender.name}: {seconds[contender.name][-1]:.2f} s")
     peak = max(peak, peak_flops())
     median = {name: statistics.median(values) for name, values in seconds.items()}
     flops = model_flops(model.spec, rows, tokens)
@@ -96,7 +106,7 @@ def measure(
         "train_mfu": round(flops / median["ours"] / peak, 3),
         "train_peak_gflops": round(peak / 1e9, 1),
     }
-    return Result(seconds, {name: way for name, (way, _) in ways.items()}, values)
+    return Result(seconds, ways, values)
 
 
 def model_flops(spec: ModelSpec, rows: int, tokens: int) -> float:
@@ -118,6 +128,58 @@ def peak_flops() -> float:
         product(a, a).block_until_ready()
         best = max(best, 2.0 * _PEAK_SIZE**3 / (time.perf_counter() - began))
     return best
+
+
+class Contender:
+    """One side in a process of its own: `ask` writes the number of a repetition, `answer` reads one JSON line."""
+
+    def __init__(self, name: str, folder: Path, rows: int, tokens: int) -> None:
+        self.name = name
+        command = [sys.executable, "-m", "benchmarks.train_vs_torch", "--contender", name, str(folder)]
+        self._process = subprocess.Popen(
+            [*command, f"--rows={rows}", f"--tokens={tokens}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+
+    def __enter__(self) -> Contender:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def ask(self, repetition: int) -> None:
+        """Repetition 0 chooses the way, the others are measured."""
+        self._process.stdin.write(f"{repetition}\n")
+
+    def answer(self) -> dict[str, float | str]:
+        """Raises RuntimeError when the process died or is silent for `ANSWER_TIMEOUT_S`."""
+        ready, _, _ = select.select([self._process.stdout], [], [], ANSWER_TIMEOUT_S)
+        line = self._process.stdout.readline() if ready else ""
+        if not line:
+            raise RuntimeError(f"benchmarks.train_vs_torch: no answer from the process of '{self.name}'.")
+        return json.loads(line)
+
+
+def serve(name: str, folder: Path, rows: int, tokens: int) -> None:
+    """The other end of a `Contender`."""
+    note = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
+    step = None
+    for line in sys.stdin:
+        text = workloads.prompts(int(line), rows, tokens + 1, tiny_model.SPEC.vocab_size)
+        if step is None:
+            if name == "ours":
+                steps = our_steps(tiny_model.load(folder), rows)
+            else:
+                steps = torch_steps(folder, rows, tokens, note)
+            way, step = _fastest(name, steps, text, note)
+            print(json.dumps({"way": way}), flush=True)
+        else:
+            step(text)  # while this side waited, the machine may have taken its idle memory back: 4 s of page faults
+            print(json.dumps({"seconds": step(text)}), flush=True)
 
 
 def _fastest(name: str, steps: dict[str, Step], text: np.ndarray, note: Callable[[str], None]) -> tuple[str, Step]:
@@ -169,7 +231,7 @@ def batches(text: np.ndarray, micro_rows: int) -> list[Batch]:
         part = text[first : first + micro_rows]
         zeros = np.zeros((len(part), tokens), np.float32)
         positions = np.broadcast_to(np.arange(tokens, dtype=np.int32), zeros.shape)
-        other = dict.fromkeys((field.name for field in dataclasses.fields(Batch)), zeros)
+        other = dict.fromkeys((f.name for f in dataclasses.fields(Batch) if f.default is dataclasses.MISSING), zeros)
         own = {
             "tokens": part[:, :-1],
             "positions": positions,
@@ -187,16 +249,16 @@ def batches(text: np.ndarray, micro_rows: int) -> list[Batch]:
 # -------------------------------------------------------------------- torch
 
 
-def torch_steps(model: TinyModel, rows: int, tokens: int, note: Callable[[str], None]) -> dict[str, Step]:
+def torch_steps(folder: Path, rows: int, tokens: int, note: Callable[[str], None]) -> dict[str, Step]:
     """Ways to cut the step, on the threads that are fastest for one small part of it, and compiled ones."""
-    text = workloads.prompts(0, 4, tokens + 1, model.spec.vocab_size)
-    threads = fastest_threads(lambda threads: torch_step(model.folder, 4, threads, False)(text))
+    text = workloads.prompts(0, 4, tokens + 1, tiny_model.SPEC.vocab_size)
+    threads = fastest_threads(lambda threads: torch_step(folder, 4, threads, False)(text))
     sizes = sorted({min(n, rows) for n in TORCH_MICRO_ROWS})
-    steps = {f"{n} rows at once, {threads} thread(s)": torch_step(model.folder, n, threads, False) for n in sizes}
+    steps = {f"{n} rows at once, {threads} thread(s)": torch_step(folder, n, threads, False) for n in sizes}
     micro_rows = min(16, rows)
-    if _compiles(model.folder, micro_rows, tokens, threads, note):
+    if _compiles(folder, micro_rows, tokens, threads, note):
         way = f"{micro_rows} rows at once, {threads} thread(s), torch.compile"
-        steps[way] = torch_step(model.folder, micro_rows, threads, True)
+        steps[way] = torch_step(folder, micro_rows, threads, True)
     return steps
 
 
@@ -252,6 +314,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--contender", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--try_compile", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     tiny_model.two_devices()
@@ -259,6 +322,9 @@ def main() -> None:
         folder, (micro_rows, tokens, threads) = Path(args.try_compile[0]), map(int, args.try_compile[1:])
         text = workloads.prompts(0, micro_rows, tokens + 1, tiny_model.SPEC.vocab_size)
         torch_step(folder, micro_rows, threads, True)(text)
+        return
+    if args.contender:
+        serve(args.contender[0], Path(args.contender[1]), args.rows, args.tokens)
         return
     with tempfile.TemporaryDirectory() as folder:
         result = measure(

@@ -3,6 +3,9 @@
     python -m jaxagent.main --config=configs/search_r1.py                  # GRPO, the laptop default
     python -m jaxagent.main --config=configs/search_r1.py:laptop-ppo       # PPO with a critic
     python -m jaxagent.main --config=configs/search_r1.py:laptop-echo      # GRPO + prediction of observations
+    python -m jaxagent.main --config=configs/search_r1.py:laptop-lora      # GRPO on low-rank adapters
+    python -m jaxagent.main --config=configs/search_r1.py:laptop-dpo       # preferences among its own attempts
+    python -m jaxagent.main --config=configs/search_r1.py:laptop-rft       # imitation of its own successes
     python -m jaxagent.main --config=configs/search_r1.py:laptop-opd       # a smaller student of a finished laptop run
     python -m jaxagent.main --config=configs/search_r1.py:laptop+gspo      # any of algorithms/published.py
     python -m jaxagent.main --config=configs/search_r1.py:qwen2.5-3b \
@@ -35,6 +38,9 @@ def get_config(preset: str = "laptop") -> ConfigDict:
         "laptop": laptop,
         "laptop-ppo": laptop_ppo,
         "laptop-echo": laptop_echo,
+        "laptop-lora": laptop_lora,
+        "laptop-dpo": laptop_dpo,
+        "laptop-rft": laptop_rft,
         "laptop-opd": laptop_opd,
         "qwen2.5-3b": qwen2_5_3b,
     }
@@ -59,6 +65,14 @@ def optimizer(learning_rate: float, **changes: object) -> ConfigDict:
     config.weight_decay = 0.01
     config.grad_clip = 1.0
     config.update(changes)
+    return config
+
+
+def offline(learning_rate: float, updates: int, examples: int) -> ConfigDict:
+    """How the laptop learns from data."""
+    config = ConfigDict({"updates": updates, "examples": examples})
+    config.optimizer = optimizer(learning_rate, schedule="linear")
+    config.batch = ConfigDict({"row_tokens": 256, "micro_rows": 4, "targets_multiple": 32})
     return config
 
 
@@ -87,6 +101,7 @@ def laptop() -> ConfigDict:
     config.model.compute_dtype = "float32"
     config.model.remat = "none"
     config.model.logprob_chunk_tokens = 512
+    config.model.lora = ConfigDict({"rank": 0, "alpha": 32.0, "rank_stabilised": False, "targets": "all-linear"})
 
     config.tokenizer = ConfigDict({"path": "", "vocab_size": 3072, "use_chat_template": False})
 
@@ -147,6 +162,21 @@ def laptop() -> ConfigDict:
     config.warm_start.gate_accuracy = 0.95
     config.warm_start.gate_questions = 24
 
+    config.sample = ConfigDict({"steps": 8, "tasks_per_step": 64, "attempts": 8})
+    config.sft = ConfigDict({"demonstrations": "", "negatives": "", "negative_frac": 0.1, "aggregation": "token_mean"})
+    config.sft.training = offline(3e-4, updates=100, examples=32)
+    config.rft = ConfigDict({"episodes": "", "min_reward": 1.0, "per_task": 4, "aggregation": "token_mean"})
+    config.rft.training = offline(3e-4, updates=120, examples=32)
+    config.dpo = ConfigDict()
+    config.dpo.episodes = ""
+    config.dpo.pairs_per_task = 2
+    config.dpo.min_gap = 0.5
+    config.dpo.beta = 0.1
+    config.dpo.length_normalised = False
+    config.dpo.nll_coefficient = 0.2
+    config.dpo.training = offline(1e-4, updates=120, examples=16)
+    config.outcome_model = ConfigDict({"episodes": "", "loss": "binary", "min_reward": 1.0, "held_out_frac": 0.2})
+    config.outcome_model.training = offline(3e-4, updates=100, examples=32)
     config.opd = ConfigDict({"steps": 40, "coefficient": 1.0})
 
     config.rl = ConfigDict()
@@ -156,12 +186,15 @@ def laptop() -> ConfigDict:
     config.rl.updates_per_step = 2
     config.rl.epochs = 1
     config.rl.advantage = "group_mean_std"
+    config.rl.best_of = 4
     config.rl.multi_trajectory = "full"
     config.rl.whiten_advantages = False
     config.rl.objective = "ppo_clip"
     config.rl.clip_low = 0.2
     config.rl.clip_high = 0.28
     config.rl.clip_dual = 3.0
+    config.rl.tau_positive = 1.0
+    config.rl.tau_negative = 1.05
     config.rl.correction = ConfigDict()
     config.rl.correction.name = "none"
     config.rl.correction.level = "token"
@@ -174,7 +207,18 @@ def laptop() -> ConfigDict:
     config.rl.aggregation_constant = 36.0  # most sampled tokens of an episode
     config.rl.drop_zero_signal = True
     config.rl.entropy_coefficient = 0.0
+    config.rl.entropy_control = ConfigDict({"target": 0.0, "step": 1e-4, "maximum": 5e-3})
+    config.rl.z_coefficient = 0.0
     config.rl.sampling = ConfigDict({"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0})
+    config.rl.temperature = ConfigDict({"schedule": "constant", "final": 1.0})
+    config.rl.refill = ConfigDict({"max_rounds": 1, "tasks_per_round": 0})
+    config.rl.keep_groups_frac = 1.0
+    config.rl.oversample = ConfigDict({"extra_tasks": 0, "extra_attempts": 0, "min_group": 2})
+    config.rl.curriculum = ConfigDict({"name": "off", "target": 0.5, "width": 0.5, "explore": 0.1})
+    config.rl.curriculum.update(success_reward=1.0, decay=0.9, prior=0.5, prior_attempts=2.0)
+    config.rl.replay = ConfigDict({"per_step": 0, "capacity": 512, "use": "nll", "coefficient": 0.1})
+    config.rl.replay.update(min_reward=1.0, low=0.5, high=0.95)
+    config.rl.tool_epsilon = 0.0
     config.rl.optimizer = optimizer(2e-4, schedule="linear")
     config.rl.batch = ConfigDict({"row_tokens": 256, "micro_rows": 4, "targets_multiple": 32})
     config.rl.kl = ConfigDict({"coefficient": 0.0, "estimator": "k3", "where": "loss", "refresh_every": 0})
@@ -184,6 +228,11 @@ def laptop() -> ConfigDict:
     config.rl.critic.returns_lam = 1.0
     config.rl.critic.adaptive_alpha = 0.05
     config.rl.critic.turn_gamma = 1.0
+    config.rl.critic.loss = "squared"
+    config.rl.critic.bins = 51
+    config.rl.critic.low = -0.25  # rewards are 0 to 1; the width of a few bins beyond, for the spread of hl_gauss
+    config.rl.critic.high = 1.25
+    config.rl.critic.sigma = 0.75
     config.rl.critic.value_clip = 0.5
     config.rl.critic.value_coefficient = 1.0
     config.rl.critic.warmup_updates = 10
@@ -209,6 +258,7 @@ def laptop() -> ConfigDict:
 
     config.eval = ConfigDict({"every": 10, "sampled": True})
     config.checkpoint = ConfigDict({"every": 10, "keep": 2})
+    config.log_episodes = False
     return config
 
 
@@ -227,6 +277,31 @@ def laptop_echo() -> ConfigDict:
     config = laptop()
     config.workdir = "runs/search_r1_echo"
     config.rl.echo.coefficient = 0.05
+    return config
+
+
+def laptop_lora() -> ConfigDict:
+    """GRPO on low-rank adapters: the warm start trains all weights, RL leaves them as they are then."""
+    config = laptop()
+    config.workdir = "runs/search_r1_lora"
+    config.model.lora.rank = 16
+    config.rl.optimizer.learning_rate = 2e-3  # ten times that of all weights
+    return config
+
+
+def laptop_dpo() -> ConfigDict:
+    """DPO on pairs of the warm-started policy's own attempts; no reinforcement learning."""
+    config = laptop()
+    config.workdir = "runs/search_r1_dpo"
+    config.stages = ("warm_start", "sample", "dpo")
+    return config
+
+
+def laptop_rft() -> ConfigDict:
+    """Rejection-sampling fine-tuning on the warm-started policy's own successes; no reinforcement learning."""
+    config = laptop()
+    config.workdir = "runs/search_r1_rft"
+    config.stages = ("warm_start", "sample", "rft")
     return config
 
 
@@ -311,6 +386,9 @@ def qwen2_5_3b() -> ConfigDict:
     config.rl.batch.micro_rows = 4
     config.rl.batch.targets_multiple = 256
     config.rl.kl.coefficient = 0.001
+    for stage in (config.sft, config.rft, config.dpo, config.outcome_model):
+        stage.training.optimizer = optimizer(1e-6, b2=0.999)
+        stage.training.batch = config.rl.batch
     config.eval.every = 50
     config.checkpoint.every = 50
     return config

@@ -27,10 +27,11 @@ from jaxagent.engine.lm import LanguageModel
 from jaxagent.envs import search
 from jaxagent.envs.retriever.backends import open_retriever
 from jaxagent.envs.retriever.base import Retriever, read_corpus
-from jaxagent.models import hf, kernels, params, sharding
+from jaxagent.models import hf, kernels, lora, params, peft, sharding
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.rollout.conversation import Conversation
+from jaxagent.rollout.forced import ForcedTools
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.templates import Template, open_template
 from jaxagent.rollout.workers import Workers
@@ -60,8 +61,10 @@ class Parts:
         """Into how many parts the mesh splits a batch's rows."""
         return self.cfg.mesh.data * self.cfg.mesh.fsdp
 
-    def rollout(self, driver: Driver, sampling: SamplingConfig, group_size: int) -> MultiTurn:
-        """Episodes of the environment, sampled by `driver`, in groups of `group_size`."""
+    def rollout(
+        self, driver: Driver, sampling: SamplingConfig, group_size: int, tool_epsilon: float = 0.0
+    ) -> MultiTurn:
+        """Episodes of the environment, sampled by `driver`, in groups of `group_size`; see rollout/forced.py."""
         cfg = self.cfg
         return MultiTurn(
             make_environment=lambda task: search.SearchEnvironment(task, cfg.env, self.retriever),
@@ -72,6 +75,7 @@ class Parts:
             sampling=sampling,
             request_timeout_s=cfg.engine.request_timeout_s,
             group_size=group_size,
+            forced=ForcedTools(tool_epsilon, cfg.seed),
         )
 
     def conversation(self) -> Conversation:
@@ -86,10 +90,37 @@ class Parts:
         with jax.set_mesh(self.mesh):
             return params.init(self.spec, jax.random.key(self.cfg.seed), where)
 
+    def keep_base(self, policy: Params) -> None:
+        """Writes the weights that LoRA freezes where `base_params` reads them, unless they lie there already."""
+        if base_folder(self.cfg) != Path(self.cfg.model.path):
+            hf.save(base_folder(self.cfg), policy, self.spec, self.cfg.model.param_dtype, self._assets)
+
+    def base_params(self) -> Params:
+        """The weights that LoRA froze, in their training shardings.
+
+        Raises:
+          ConfigError: they are not where RL with adapters would have left them.
+        """
+        folder = base_folder(self.cfg)
+        if not (folder / "config.json").is_file():
+            raise ConfigError(
+                f"'{folder}' holds no weights under this run's adapters. If its RL began without model.lora, "
+                "use another workdir."
+            )
+        where = params.shardings(self.spec, self.mesh, sharding.TRAIN)
+        return hf.load(folder, self.spec, where)
+
     def export(self, policy: Params, folder: Path) -> None:
         """Writes the policy and its tokenizer as a folder that transformers loads."""
-        assets = self.cfg.model.path or _tokenizer_folder(self.cfg)
-        hf.save(folder, policy, self.spec, self.cfg.model.compute_dtype, assets)
+        hf.save(folder, policy, self.spec, self.cfg.model.compute_dtype, self._assets)
+
+    def export_adapter(self, adapters: lora.Adapters, folder: Path) -> None:
+        """Writes LoRA adapters as a folder that PEFT loads."""
+        peft.save(folder, adapters, self.spec, self.cfg.model.lora, str(base_folder(self.cfg)))
+
+    @property
+    def _assets(self) -> str | Path:
+        return self.cfg.model.path or _tokenizer_folder(self.cfg)
 
     @contextlib.contextmanager
     def engine(self, policy: Params, version: int) -> Iterator[Driver]:
@@ -131,7 +162,7 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
     tokenizer = _tokenizer(cfg, dataset, note)
     spec = _spec(cfg, tokenizer)
     with jax.set_mesh(mesh):
-        note(kernels.report(spec, cfg.engine.page_tokens))
+        note(kernels.report(spec, cfg.engine.page_tokens, cfg.rl.batch.row_tokens))
     template = open_template(tokenizer, cfg.tokenizer.use_chat_template, CHAT_DATE)
     corpus = sources.corpus_of(dataset)
     retriever = open_retriever(cfg.env.retriever, read_corpus(corpus) if corpus else ())
@@ -151,6 +182,12 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
             )
         finally:
             workers.run(retriever.close(), timeout_s=10.0)
+
+
+def base_folder(cfg: Config) -> Path:
+    """Where the weights under LoRA adapters lie: the given model, or what the run itself made before RL."""
+    given = cfg.model.path and cfg.stages[0] == "rl"
+    return Path(cfg.model.path) if given else Path(cfg.workdir) / "base"
 
 
 def _dataset(cfg: Config, note: Callable[[str], None]) -> Path:

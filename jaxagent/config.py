@@ -20,7 +20,8 @@ class ConfigError(ValueError):
     """A user's mistake, told in one line. `main` prints it and exits with code 2."""
 
 
-Stage = Literal["warm_start", "opd", "rl"]  # what `Config.stages` can name; loop.py says how each is done
+# What `Config.stages` can name; loop.py says how each is done.
+Stage = Literal["warm_start", "sample", "sft", "rft", "dpo", "outcome_model", "opd", "rl"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,16 @@ class MeshConfig:
     data: int  # copies of the model, each on its own part of the batch
     fsdp: int  # shards of the parameters and of the batch
     tensor: int  # shards of heads and of the MLP
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters (arXiv 2106.09685) beside frozen weights; read by the RL stage. See models/lora.py."""
+
+    rank: int  # 0 = off: all weights are trained
+    alpha: float  # an adapter's product is scaled by alpha / rank
+    rank_stabilised: bool  # by alpha / sqrt(rank) instead (arXiv 2312.03732)
+    targets: str  # projections with adapters, "q_proj,v_proj"; "all-linear" = all but the vocabulary head
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +63,7 @@ class ModelConfig:
     compute_dtype: Literal["float32", "bfloat16"]
     remat: Literal["none", "layer", "dots"]  # what the backward pass recomputes
     logprob_chunk_tokens: int  # tokens whose [V] logits exist at once
+    lora: LoraConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,6 +193,71 @@ class WarmStartConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class OfflineConfig:
+    """How a stage that learns from data is trained."""
+
+    updates: int
+    examples: int  # episodes, demonstrations or pairs per update
+    optimizer: OptimizerConfig
+    batch: BatchConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleConfig:
+    """Attempts of the current policy at training tasks, logged without training, with rl.sampling."""
+
+    steps: int
+    tasks_per_step: int  # of the shuffled training tasks; none comes twice before each came once
+    attempts: int  # at each of them
+
+
+@dataclasses.dataclass(frozen=True)
+class SFTConfig:
+    """Supervised fine-tuning on demonstrations, with demonstrations of not using the tool among them."""
+
+    demonstrations: str  # jsonl, as the warm start's; "" = the dataset's full.jsonl
+    negatives: str  # jsonl of the same form; "" = none
+    negative_frac: float  # of the examples of an update
+    aggregation: Literal["token_mean", "sequence_mean"]
+    training: OfflineConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class RFTConfig:
+    """Rejection-sampling fine-tuning: imitate one's own distinct successes."""
+
+    episodes: str  # file or folder of logged episodes; "" = this run's own
+    min_reward: float  # from which an attempt is a success
+    per_task: int  # successes of one task, at most
+    aggregation: Literal["token_mean", "sequence_mean"]
+    training: OfflineConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class DPOConfig:
+    """Direct preference optimisation on the best and worst attempts at a task."""
+
+    episodes: str  # as rft.episodes
+    pairs_per_task: int
+    min_gap: float  # least difference of a pair's rewards; equal rewards never make one
+    beta: float
+    length_normalised: bool  # per action token instead of summed
+    nll_coefficient: float  # of the chosen attempt's NLL per action token; 0 = off
+    training: OfflineConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class OutcomeModelConfig:
+    """A model of an episode's outcome: the policy's weights with a scalar head, trained on logged episodes."""
+
+    episodes: str  # as rft.episodes
+    loss: Literal["binary", "bradley_terry"]
+    min_reward: float  # from which an attempt is a success
+    held_out_frac: float  # of the tasks: they measure accuracy and AUC
+    training: OfflineConfig
+
+
+@dataclasses.dataclass(frozen=True)
 class KLConfig:
     """KL to a reference policy."""
 
@@ -212,7 +289,12 @@ class CriticConfig:
     returns_lam: float  # read by "gae_adaptive": lambda of the critic's targets
     adaptive_alpha: float  # read by "gae_adaptive": lambda = 1 - 1 / (alpha * action tokens)
     turn_gamma: float  # read by "gae_turns" and "gae_bilevel": discount per turn
-    value_clip: float
+    loss: Literal["squared", "hl_gauss", "two_hot"]  # the latter two: a head of `bins` logits, cross-entropy
+    bins: int  # read by "hl_gauss" and "two_hot", as the next two: values from `low` to `high`
+    low: float
+    high: float
+    sigma: float  # read by "hl_gauss": standard deviation of the target, in bin widths; published 0.75
+    value_clip: float  # read by "squared"
     value_coefficient: float
     warmup_updates: int  # critic-only updates before the policy moves
     warmup_epochs: int  # passes of the critic over each update's data until then; afterwards one
@@ -226,7 +308,7 @@ class EchoConfig:
     coefficient: float  # 0 = off; published: 0.05
     schedule: Literal["constant", "linear_decay", "step_decay"]
     targets: Literal["env_only", "full_observation", "warning_only", "warning_plus_env"]
-    denominator: Literal["full_observation", "targets", "token_mean", "constant"]
+    denominator: Literal["full_observation", "targets", "token_mean", "constant", "constant_sum"]
     max_tokens: int  # 0 = no cap per sequence
 
 
@@ -254,6 +336,67 @@ class DistillConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class EntropyControlConfig:
+    """Steers the entropy to a target by rl.entropy_coefficient, which is then where the coefficient starts."""
+
+    target: float  # nats per action token; 0 = off, the coefficient is constant
+    step: float  # by which the coefficient rises (entropy below target) or falls per RL step
+    maximum: float  # of the coefficient; the minimum is 0
+
+
+@dataclasses.dataclass(frozen=True)
+class RefillConfig:
+    """Dynamic sampling: rounds of new tasks until enough groups have signal. See rollout/selection.py."""
+
+    max_rounds: int  # rounds per step at most; 1 = off: all groups are used, with signal or without
+    tasks_per_round: int  # 0 = as many as are missing
+
+
+@dataclasses.dataclass(frozen=True)
+class OversampleConfig:
+    """More attempts than needed, stopped early. Off while both are 0; on, which attempts are used depends on timing."""
+
+    extra_tasks: int  # tasks started beyond those wanted; the step goes on when enough groups are complete
+    extra_attempts: int  # attempts started per task beyond group_size
+    min_group: int  # finished attempts from which a group that was cut short is used; 2 or more
+
+
+@dataclasses.dataclass(frozen=True)
+class CurriculumConfig:
+    """Which tasks come next. See data/curriculum.py for the formulas."""
+
+    name: Literal["off", "target", "failed", "learnability"]  # off: whole shuffled epochs
+    target: float  # read by "target": the success rate that is looked for
+    width: float  # read by "target": distance from it at which a task's chance is 0
+    explore: float  # part of the draws that go evenly over all tasks
+    success_reward: float  # from which an attempt counts as a success
+    decay: float  # of a task's older attempts, each time a new group of it comes in; 1 = never
+    prior: float  # success rate of a task not met yet
+    prior_attempts: float  # how many attempts the prior counts as; more than 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayConfig:
+    """Past successes, replayed while their probability under the policy lies in a window. See rollout/replay.py."""
+
+    per_step: int  # attempts replayed per step at most; 0 = off
+    capacity: int  # attempts kept
+    use: Literal["nll", "policy"]  # policy: with rl.correction, and advantages from groups
+    coefficient: float
+    min_reward: float  # from which an attempt is a success
+    low: float  # exclusive bound of exp(mean log-prob per token); WebRL: 0.5
+    high: float  # inclusive bound; WebRL: 0.95
+
+
+@dataclasses.dataclass(frozen=True)
+class TemperatureConfig:
+    """How the sampling temperature goes on from rl.sampling.temperature, step by step. Evaluation keeps that one."""
+
+    schedule: Literal["constant", "linear", "cosine"]
+    final: float  # in the last step; more than 0
+
+
+@dataclasses.dataclass(frozen=True)
 class RLConfig:
     """The reinforcement-learning stage. Names are checked by `algorithms.presets.check`, which knows them all."""
 
@@ -262,19 +405,31 @@ class RLConfig:
     group_size: int
     updates_per_step: int  # optimiser updates (mini-batches) per rollout batch and epoch
     epochs: int
-    advantage: str  # of algorithms/advantages.py (from groups) or token_advantages.py (along tokens)
+    advantage: str  # of algorithms/advantages.py, best_of_k.py, process.py (from groups), token_advantages.py
+    best_of: int  # read by "max_at_k" and "pass_at_k": k
     multi_trajectory: Literal["full", "divide", "statistics"]  # an episode of several: see algorithms/estimate.py
     whiten_advantages: bool  # to mean 0 and variance 1 over the rollout batch's action tokens
     objective: str  # of algorithms/policy_loss.py
     clip_low: float  # the importance ratio's range is [1 - clip_low, 1 + clip_high]
     clip_high: float
     clip_dual: float  # read by "dual_clip": with a negative advantage the ratio counts as this much at most
+    tau_positive: float  # read by "sapo": how fast the gate closes where the advantage is positive
+    tau_negative: float  # and elsewhere
     correction: CorrectionConfig
     aggregation: str  # of algorithms/aggregate.py
     aggregation_constant: float  # tokens; Dr.GRPO's divisor
     drop_zero_signal: bool  # leave out groups whose rewards are all equal; read by advantages from groups
     entropy_coefficient: float
+    entropy_control: EntropyControlConfig
+    z_coefficient: float  # of (log Z)^2 of the sampled distribution's logits, on action tokens; 0 = off
     sampling: SamplingConfig
+    temperature: TemperatureConfig
+    refill: RefillConfig
+    keep_groups_frac: float  # StarPO-S: only this part of the groups, those with the largest std of rewards; 1 = all
+    oversample: OversampleConfig
+    curriculum: CurriculumConfig
+    replay: ReplayConfig
+    tool_epsilon: float  # chance per turn that it begins with a random tool call, not trained; 0 = never
     optimizer: OptimizerConfig
     batch: BatchConfig
     kl: KLConfig
@@ -323,10 +478,16 @@ class Config:
     engine: EngineConfig
     stages: tuple[Stage, ...]  # what a run does, in order, each at most once
     warm_start: WarmStartConfig
+    sample: SampleConfig
+    sft: SFTConfig
+    rft: RFTConfig
+    dpo: DPOConfig
+    outcome_model: OutcomeModelConfig
     opd: OPDConfig
     rl: RLConfig
     eval: EvalConfig
     checkpoint: CheckpointConfig
+    log_episodes: bool  # RL and greedy evaluation episodes too, token by token, to episodes/*.jsonl of the workdir
 
 
 def parse(config: Mapping[str, Any]) -> Config:

@@ -50,6 +50,8 @@ def record_evaluation(
     scores, episodes = evaluate(parts, driver)
     saved.record(stage, step, metrics | scores | {"time/eval_s": time.monotonic() - started})
     saved.show_episodes(episodes, parts.tokenizer.token_bytes(), stage, step)
+    if parts.cfg.log_episodes:
+        saved.log_episodes(f"{stage}.eval", step, episodes)
     when = "before" if step == 0 else "after"
     for name in SUMMARISED:
         if f"eval/{name}" in scores:

@@ -18,21 +18,25 @@ from typing import Any
 import jax
 
 from jaxagent.algorithms import presets
+from jaxagent.algorithms.entropy import EntropyControl
 from jaxagent.build import Parts, open_parts
-from jaxagent.config import Config, ConfigError, Stage
-from jaxagent.data.tasks import TaskIterator
+from jaxagent.config import Config, ConfigError, RLConfig, Stage
 from jaxagent.engine.driver import Driver
 from jaxagent.evaluate import deadline_s, record_evaluation
+from jaxagent.experience import Experience
 from jaxagent.learner.batching import check_context
 from jaxagent.learner.programs import Programs, make_programs
 from jaxagent.learner.state import TrainState
 from jaxagent.learner.teacher import check_teacher, open_teacher
+from jaxagent.models import lora
 from jaxagent.models.params import Params
 from jaxagent.observe.progress import Progress
+from jaxagent.rollout import early_stop, hindsight, replay, schedule, selection, strategies
 from jaxagent.rollout.statistics import action_tokens, episode_metrics
+from jaxagent.rollout.workers import STOP_TIMEOUT_S
 from jaxagent.run import Run, open_run
-from jaxagent.stages import warm_start
-from jaxagent.stages.stage import StageProgram
+from jaxagent.stages import dpo, outcome_model, rft, sample, sft, warm_start
+from jaxagent.stages.stage import StageProgram, nothing_to_check
 from jaxagent.types import Episode, Group, Task
 
 EXACT_TILE_ROWS = 64
@@ -56,9 +60,11 @@ def run(cfg: Config) -> dict[str, Any]:
         stages = stages or cfg.stages[-1:]  # killed while it was exporting
         for stage in stages:
             STAGES[stage].check(parts)
+        # LoRA adapters that an earlier process began.
+        adapting = cfg.model.lora.rank > 0 and (saved.resumes(OPD) or saved.resumes(RL))
         with contextlib.ExitStack() as engine:
             with saved.compiles.warm_up():
-                params = parts.init_params()
+                params = parts.base_params() if adapting else parts.init_params()
                 driver = engine.enter_context(parts.engine(params, 0))
             for stage in stages:
                 params = STAGES[stage].run(parts, saved, driver, params)
@@ -92,10 +98,10 @@ def check(cfg: Config) -> None:
     if twice := [stage for i, stage in enumerate(cfg.stages) if stage in cfg.stages[:i]]:
         raise ConfigError(f"config.stages names '{twice[0]}' twice: a stage is run once.")
     presets.check(cfg.rl)
+    lora.check(cfg.model.lora)
+    strategies.check(cfg.rl)
     if OPD in cfg.stages:
-        if cfg.opd.coefficient <= 0:
-            raise ConfigError("The stage 'opd' trains on nothing else: opd.coefficient must be greater than 0.")
-        presets.check(as_opd(cfg).rl)
+        check_opd(cfg)
     check_context(cfg.rl.batch, cfg.env.context_tokens)
     if cfg.numerics == "exact" and cfg.engine.tile_rows < EXACT_TILE_ROWS:
         raise ConfigError(
@@ -110,6 +116,18 @@ def check(cfg: Config) -> None:
         )
 
 
+def check_opd(cfg: Config) -> None:
+    """Refuses a stage "opd" that cannot work."""
+    if cfg.opd.coefficient <= 0:
+        raise ConfigError("The stage 'opd' trains on nothing else: opd.coefficient must be greater than 0.")
+    if cfg.model.lora.rank and RL in cfg.stages:
+        raise ConfigError(
+            "config.model.lora.rank: the stages 'opd' and 'rl' would both train adapters, on different weights: run "
+            "one of them, and the other in a run of its own with model.path at the first one's policy."
+        )
+    presets.check(as_opd(cfg).rl)
+
+
 def keep_compiled_programs(cfg: Config) -> None:
     """Compiled programs stay in the workdir, so that a resumed run starts in seconds; a user's own cache wins."""
     if not jax.config.jax_compilation_cache_dir:
@@ -119,33 +137,43 @@ def keep_compiled_programs(cfg: Config) -> None:
 def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params, stage: Stage = RL) -> Params:
     """Reinforcement learning; returns the trained policy. Logs and bundles go under the name `stage`."""
     cfg, rl = parts.cfg, parts.cfg.rl
-    tasks = TaskIterator(parts.train, cfg.seed, shuffle=True)
-    first = cfg.opd.steps if stage == RL and OPD in cfg.stages else 0  # attempts are numbered over both stages
+    experience = Experience(parts.train, cfg, parts.heldout)
+    entropy = EntropyControl.start(rl, saved.results)
+    before = cfg.opd.steps if stage == RL and OPD in cfg.stages else 0  # steps of the other stage that samples so
     with saved.compiles.warm_up():
         programs, state = make_programs(cfg, parts.spec, parts.mesh, params, open_teacher(cfg, parts.mesh))
         step, resumed = saved.step_of(stage), saved.resumes(stage)
         if resumed:
             state, _ = saved.checkpoints.restore(state)
-            tasks.set_state(saved.host["tasks"])
-        driver.update_params(state.params, int(state.step))
+            state = programs.update.merged(state)
+            experience.set_state(saved.host["tasks"])
+        elif cfg.model.lora.rank:
+            parts.keep_base(params)
+        driver.update_params(state.policy, int(state.step))
     with saved.stage(stage, rl.steps, step):
         if not resumed:
             record_evaluation(parts, saved, driver, stage, 0, {})
-            saved.save(state, stage, 0, tasks.get_state())
+            saved.save(state, stage, 0, experience.get_state())
         while step < rl.steps:
             started = time.monotonic()
-            groups, rollout = collect(parts, driver, tasks.take(rl.tasks_per_step), first + step)
+            chosen, rollout = collect(parts, driver, experience, step, before)
             collected = time.monotonic()
-            state, metrics = learn(parts, programs, state, groups, step)
+            if cfg.log_episodes:
+                saved.log_episodes(stage, step, (e for group in chosen.played for e in group.episodes))
+            state, metrics = learn(parts, programs, state, chosen.groups, experience, step, entropy.apply(rl))
+            rollout |= experience.record(chosen.played, step)
+            metrics["policy/entropy_coefficient"] = entropy.applied
+            entropy = entropy.after(metrics)
+            entropy.save(saved.results)
             if presets.refresh_due(rl, step + 1):
                 state = state.replace(reference=state.params)  # updates donate no parameters
-            driver.update_params(state.params, int(state.step))
+            driver.update_params(state.policy, int(state.step))
             ended = time.monotonic()
             step += 1
             metrics |= rollout | {
                 "time/rollout_s": collected - started,
                 "time/learn_s": ended - collected,
-                "tokens_per_s": sum(len(t) for g in groups for e in g.episodes for t in e.trajectories)
+                "tokens_per_s": sum(len(t) for g in chosen.played for e in g.episodes for t in e.trajectories)
                 / (ended - started),
                 "policy_version": float(state.step),
             }
@@ -158,9 +186,11 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params, stage: St
                 saved.record(stage, step, metrics | {"time/step_s": time.monotonic() - started})
             due = cfg.checkpoint.every and step % cfg.checkpoint.every == 0
             if due or step == rl.steps or saved.terminating:
-                saved.save(state, stage, step, tasks.get_state())
+                saved.save(state, stage, step, experience.get_state())
                 saved.stop_if_asked()
-    return state.params
+    if cfg.model.lora.rank:
+        parts.export_adapter(state.params, Path(cfg.workdir) / "adapter")
+    return state.policy
 
 
 def opd_stage(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
@@ -173,42 +203,92 @@ def as_opd(cfg: Config) -> Config:
     return dataclasses.replace(cfg, rl=presets.distillation_alone(cfg.rl, cfg.opd))
 
 
-def collect(parts: Parts, driver: Driver, tasks: list[Task], step: int) -> tuple[list[Group], dict[str, float]]:
-    """The groups of one step, and their metrics. Attempts are numbered over the whole run: no two share randomness."""
+def collect(
+    parts: Parts, driver: Driver, experience: Experience, step: int, steps_before: int = 0
+) -> tuple[selection.Selection, dict[str, float]]:
+    """The rollouts of one step, and their metrics.
+
+    Attempts are numbered over the run, in which an earlier stage took `steps_before` steps: no two share randomness.
+    """
     rl = parts.cfg.rl
-    play = parts.rollout(driver, rl.sampling, rl.group_size)
+    attempts = rl.group_size + rl.oversample.extra_attempts
+    sampling = dataclasses.replace(rl.sampling, temperature=temperature(rl, step))
+    rollout = parts.rollout(driver, sampling, attempts, rl.tool_epsilon)
+    before, more = driver.stats(), {}
 
-    async def attempt(task: Task, sample: int) -> Episode:
-        return await play(task, step * rl.group_size + sample)
+    def play(number: int, wanted: int) -> list[Group]:
+        """Round `number` of the step; more than one with dynamic sampling."""
+        tasks = experience.take(wanted + rl.oversample.extra_tasks, step, number)
+        first = ((steps_before + step) * rl.refill.max_rounds + number) * attempts
 
-    before = driver.stats()
-    groups = parts.workers.collect(tasks, rl.group_size, attempt, deadline_s(parts, len(tasks) * rl.group_size))
-    metrics = episode_metrics(groups)
+        async def attempt(task: Task, sample: int) -> Episode:
+            return await rollout(task, first + sample)
+
+        deadline = deadline_s(parts, len(tasks) * attempts)
+        if not strategies.oversamples(rl):
+            return parts.workers.collect(tasks, attempts, attempt, deadline)
+        groups = early_stop.run_until_enough(
+            tasks, attempts, rl.group_size, wanted, attempt, parts.cfg.engine.slots, deadline
+        )
+        groups = parts.workers.run(groups, deadline + STOP_TIMEOUT_S)
+        kept = early_stop.usable(groups, rl.oversample.min_group, wanted)
+        for name, count in early_stop.oversample_metrics(groups, rl.group_size, kept).items():
+            more[name] = more.get(name, 0.0) + count
+        return kept
+
+    chosen = selection.refill(play, rl.tasks_per_step, rl.refill)
+    hindsight.refuse_on_policy(chosen.played)
+    chosen = dataclasses.replace(chosen, groups=selection.most_varied(chosen.groups, rl.keep_groups_frac))
+    metrics = episode_metrics(chosen.played) | more
+    if strategies.selects(rl):
+        metrics |= selection.selection_metrics(chosen)
+    if rl.temperature.schedule != "constant":
+        metrics["sampling/temperature"] = sampling.temperature
     metrics |= {f"engine/{k}": v - before.get(k, 0.0) for k, v in driver.stats().items()}
-    metrics["rollout/action_tokens"] = float(action_tokens(groups))
-    return groups, metrics
+    metrics["rollout/action_tokens"] = float(action_tokens(chosen.played))
+    return chosen, metrics
+
+
+def temperature(rl: RLConfig, step: int) -> float:
+    """What a step's attempts are sampled at, and scored with."""
+    return schedule.temperature(rl.temperature, rl.sampling.temperature, step, rl.steps)
 
 
 def learn(
-    parts: Parts, programs: Programs, state: TrainState, groups: list[Group], step: int
+    parts: Parts,
+    programs: Programs,
+    state: TrainState,
+    groups: list[Group],
+    experience: Experience,
+    step: int,
+    rl: RLConfig,
 ) -> tuple[TrainState, dict[str, float]]:
     """Groups -> streams -> optimiser updates. The metrics of the first update are those of exactly on-policy data."""
-    rl = parts.cfg.rl
+    at = temperature(rl, step)
     trajectories = presets.trajectories(groups)
     values = reference = old = teacher = students = None
     if programs.values is not None:
         (values,) = programs.values(state.critic, trajectories)
     if programs.reference is not None:
-        reference, _ = programs.reference(state.reference, trajectories)
+        reference, _ = programs.reference(programs.reference_weights(state), trajectories, at)
     if programs.old is not None:
-        old, _ = programs.old(state.params, trajectories)
-    if programs.distiller is not None:
-        teacher, students = programs.distiller(state.params, trajectories)
-    streams, metrics = presets.streams(groups, rl, step / rl.steps, reference, values, old, teacher, students)
+        old, _ = programs.old(state.policy, trajectories, at)
+    streams, metrics = [], {}
+    if groups:  # dynamic sampling may find none
+        if programs.distiller is not None:
+            teacher, students = programs.distiller(state.policy, trajectories, at)
+        streams, metrics = presets.streams(groups, rl, step / rl.steps, reference, values, old, teacher, students)
+    if experience.replay is not None:
+        past, counts = replay.choose(
+            experience.replay.candidates(step), lambda t: programs.replay(state.policy, t, at)[0], rl.replay
+        )
+        unused = 1 + max((s.episode for s in streams), default=-1)
+        streams += replay.streams(past, rl.replay, rl.correction, unused)
+        metrics |= {"replay/used": float(len(past)), "replay/scored": float(counts)}
     updates: list[dict[str, float]] = []
     for part in presets.mini_batches(streams, rl, (parts.cfg.seed, step)):
         train_policy = programs.values is None or step * rl.updates_per_step * rl.epochs >= rl.critic.warmup_updates
-        state, of_update = programs.update(state, programs.pack(part), train_policy, programs.frozen)
+        state, of_update = programs.update(state, programs.pack(part), train_policy, at, programs.teacher)
         updates.append(of_update)
     return state, metrics | merge(updates)
 
@@ -218,6 +298,8 @@ def merge(updates: list[dict[str, float]]) -> dict[str, float]:
     if not updates:
         return {}
     metrics = {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
+    if tokens := sum(u.get("policy/tokens", 0.0) for u in updates):  # a part without any says nothing of the entropy
+        metrics["policy/entropy"] = sum(u["policy/entropy"] * u["policy/tokens"] for u in updates) / tokens
     if "policy/logprob_gap_max" in metrics:
         del metrics["policy/logprob_gap_max"], metrics["policy/logprob_gap_mean"]
         metrics["logprob_gap/max"] = updates[0]["policy/logprob_gap_max"]
@@ -233,6 +315,13 @@ def summary(saved: Run) -> dict[str, Any]:
 # What config.stages can name. A stage that is interrupted begins again from its newest bundle.
 STAGES: dict[Stage, StageProgram] = {
     "warm_start": StageProgram(warm_start.run, lambda cfg: cfg.warm_start.max_steps, warm_start.check),
+    "sample": StageProgram(sample.run, lambda cfg: cfg.sample.steps, nothing_to_check),
+    "sft": StageProgram(sft.run, lambda cfg: cfg.sft.training.updates, sft.check),
+    "rft": StageProgram(rft.run, lambda cfg: cfg.rft.training.updates, rft.check),
+    "dpo": StageProgram(dpo.run, lambda cfg: cfg.dpo.training.updates, dpo.check),
+    "outcome_model": StageProgram(
+        outcome_model.run, lambda cfg: cfg.outcome_model.training.updates, outcome_model.check
+    ),
     "opd": StageProgram(
         opd_stage, lambda cfg: cfg.opd.steps, lambda parts: check_teacher(as_opd(parts.cfg), parts.tokenizer)
     ),

@@ -12,18 +12,19 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from jaxagent.config import Config, to_dict
+from jaxagent.data import episode_log
 from jaxagent.learner.checkpoint import Checkpointer
 from jaxagent.learner.state import TrainState
 from jaxagent.observe import report
 from jaxagent.observe.compiles import CompileCounter
 from jaxagent.observe.episodes import episode_record
-from jaxagent.observe.files import CONFIG_FILE, EPISODES_FILE, SUMMARY_FILE
+from jaxagent.observe.files import CONFIG_FILE, EPISODES_FILE, EPISODES_FOLDER, SUMMARY_FILE
 from jaxagent.observe.jsonl import JsonlLog
 from jaxagent.observe.metrics import MetricsWriter
 from jaxagent.observe.progress import Progress
@@ -50,6 +51,8 @@ class Run:
         self.stage_seconds: dict[str, float] = self.host.get("stage_seconds", {})
         self._metrics = MetricsWriter(cfg.workdir, self.host.get("metrics_position", 0))
         self._episodes = JsonlLog(Path(cfg.workdir) / EPISODES_FILE, self.host.get("episodes_position", 0))
+        self._episode_logs: dict[str, JsonlLog] = {}
+        self._episode_positions: dict[str, int] = dict(self.host.get("episode_positions", {}))
         self._compiles_before = self.host.get("compiles_after_warmup", 0)
         self._terminated = threading.Event()
         self._saved_stages: set[str] = set()
@@ -92,6 +95,18 @@ class Run:
         for episode in episodes:
             self._episodes.append(episode_record(episode, token_bytes, stage=stage, step=step, split="eval"))
 
+    def log_episodes(self, name: str, step: int, episodes: Iterable[Episode]) -> None:
+        """Appends to `episodes/<name>.jsonl`, losslessly: what stages that learn from data read (data/episode_log.py).
+
+        `name` is the stage's, or "<stage>.eval" for held-out questions.
+        """
+        if name not in self._episode_logs:
+            path = Path(self.cfg.workdir) / EPISODES_FOLDER / f"{name}.jsonl"
+            self._episode_logs[name] = JsonlLog(path, self._episode_positions.get(name, 0))
+        log = self._episode_logs[name]
+        log.extend(episode_log.record(episode, name.partition(".")[0], step) for episode in episodes)
+        self._episode_positions[name] = log.position
+
     # ---- bundles
 
     def save(self, state: TrainState, stage: str, step: int, tasks: Mapping[str, Any]) -> None:
@@ -103,6 +118,7 @@ class Run:
             "tasks": dict(tasks),
             "metrics_position": self._metrics.position,
             "episodes_position": self._episodes.position,
+            "episode_positions": self._episode_positions,
             "results": self.results,
             "stage_seconds": self.stage_seconds,
             "compiles_after_warmup": self.compiles_after_warmup,
@@ -148,7 +164,8 @@ class Run:
     def close(self) -> None:
         """Closes the logs."""
         self._metrics.close()
-        self._episodes.close()
+        for log in (self._episodes, *self._episode_logs.values()):
+            log.close()
 
     def _clock(self) -> None:
         if self._stage:

@@ -111,6 +111,7 @@ class Episode:
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)  # counters and timings (`*_s`, `*_tokens`)
     text: str = ""  # decoded, for people; never read by training
     error: str = ""  # one line, when stop_reason.is_failure
+    turn_rewards: tuple[float, ...] = ()  # paid at the end of each turn, beside `reward`; () = no process rewards
 
 
 @dataclasses.dataclass(frozen=True)

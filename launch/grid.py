@@ -1,4 +1,4 @@
-"""A grid over config fields -> the list of runs, each with its folder and command line."""
+"""A grid over config fields -> the list of runs, each with its folder, its command line and what it starts from."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import itertools
 import json
 import pathlib
 import sys
+import typing
 from collections.abc import Sequence
 
 from jaxagent import flags
 from jaxagent.algorithms import presets
-from jaxagent.config import ConfigError
+from jaxagent.config import Config, ConfigError, Stage, nearest, to_dict
 from jaxagent.observe.files import SUMMARY_FILE
+
+_OF_NO_STAGE = ("workdir", "stages", "eval", "checkpoint")  # what may differ between runs that share a stage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Run:
     seed: int
     workdir: pathlib.Path
     command: tuple[str, ...]
+    base: Run | None = None  # a run whose finished stages this one takes over
 
     @property
     def name(self) -> str:
@@ -36,15 +40,22 @@ class Run:
         return json.loads(path.read_text()) if path.exists() else None
 
 
-def runs(config: str, grid: Sequence[str], seeds: Sequence[int], workdir: pathlib.Path) -> list[Run]:
-    """All runs of the sweep, seeds innermost. `grid` holds "field=value,value" strings;
-    the field "preset" stands for the preset of the config file.
+def runs(config: str, grid: Sequence[str], seeds: Sequence[int], workdir: pathlib.Path, share: str = "") -> list[Run]:
+    """All runs of the sweep, seeds innermost.
 
     Every run's command line is parsed here, so that a typing mistake ends the sweep before its first run.
 
+    Args:
+      config: FILE[:PRESET].
+      grid: "field=value,value" strings; the field "preset" stands for the preset of the config file.
+      seeds: of every point.
+      workdir: gets one folder per run.
+      share: the stage up to which runs that differ only in later stages' sections are one run; "" = none.
+
     Raises:
-      ConfigError: malformed grid, unknown field, or a value of the wrong type.
+      ConfigError: malformed grid, unknown field or stage, or a value of the wrong type.
     """
+    bases: dict[str, Run] = {}
     axes = [_axis(text) for text in grid]
     source, _, base_preset = config.partition(":")
     out = []
@@ -57,9 +68,27 @@ def runs(config: str, grid: Sequence[str], seeds: Sequence[int], workdir: pathli
             folder = workdir / "_".join([*names, f"seed={seed}"])
             args = [f"--config={source}:{preset}" if preset else f"--config={source}", *changes]
             args += [f"--config.seed={seed}", f"--config.workdir={folder}"]
-            presets.check(flags.parse_argv(["sweep", *args]).config.rl)
-            out.append(Run(point, seed, folder, (sys.executable, "-m", "jaxagent.main", *args)))
+            cfg = flags.parse_argv(["sweep", *args]).config
+            presets.check(cfg.rl)
+            base = _base(cfg, share, args, workdir, bases) if share else None
+            out.append(Run(point, seed, folder, (sys.executable, "-m", "jaxagent.main", *args), base))
     return out
+
+
+def _base(cfg: Config, share: str, args: Sequence[str], workdir: pathlib.Path, bases: dict[str, Run]) -> Run:
+    """The run of the first stages of `cfg`, the same one for all that agree on everything those stages read."""
+    if share not in cfg.stages:
+        raise ConfigError(f"--share: no stage '{share}' in the config. {nearest(share, cfg.stages)}")
+    first = cfg.stages[: cfg.stages.index(share) + 1]
+    if first == cfg.stages:
+        raise ConfigError(f"--share={share} is the last stage of the config: nothing would be left to compare.")
+    later = {*typing.get_args(Stage), *_OF_NO_STAGE} - set(first)
+    key = json.dumps({name: value for name, value in to_dict(cfg).items() if name not in later}, sort_keys=True)
+    if key not in bases:
+        folder = workdir / f"{share}_{len(bases)}_seed={cfg.seed}"
+        changes = [f"--config.stages={','.join(first)}", f"--config.workdir={folder}"]
+        bases[key] = Run((), cfg.seed, folder, (sys.executable, "-m", "jaxagent.main", *args, *changes))
+    return bases[key]
 
 
 def _axis(text: str) -> tuple[str, list[str]]:

@@ -2,6 +2,7 @@
 
     python -m launch.sweep --config=configs/search_r1.py --grid rl.clip_high=0.2,0.28 --seeds=0,1 --workdir=runs/s
     python -m launch.sweep --config=configs/search_r1.py --grid preset=laptop,laptop+gspo --seeds=0,1 --workdir=runs/s
+    python -m launch.sweep ... --share=warm_start     # runs that differ only after the warm start share one per seed
     python -m launch.sweep ... --slurm="--gres=gpu:4 --time=8:00:00"     # writes a job array and stops
     python -m launch.sweep ... --table_only                              # table and plot of what has finished
 
@@ -13,11 +14,13 @@ from __future__ import annotations
 import argparse
 import pathlib
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 
 from jaxagent.config import ConfigError
+from jaxagent.observe.files import REPORT_FILE, SUMMARY_FILE
 from launch import grid, table
 
 _ARRAY = """#!/bin/bash
@@ -38,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--grid", action="append", default=[], metavar="FIELD=V,V", help="once per axis")
     parser.add_argument("--seeds", default="0", help="comma-separated")
     parser.add_argument("--workdir", required=True, type=pathlib.Path, help="one folder per run is made in it")
+    parser.add_argument("--share", default="", metavar="STAGE", help="do the stages up to this one once for all")
     parser.add_argument("--run_timeout_s", type=float, default=24 * 3600.0, help="deadline of one run")
     parser.add_argument("--slurm", default=None, metavar="OPTIONS", help="write a job array with these sbatch options")
     parser.add_argument("--table_only", action="store_true")
@@ -47,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             seeds = [int(seed) for seed in args.seeds.split(",")]
         except ValueError:
             raise ConfigError(f"--seeds must be integers with commas, got '{args.seeds}'.") from None
-        runs = grid.runs(args.config, args.grid, seeds, args.workdir)
+        if args.share and args.slurm is not None:
+            raise ConfigError("--share copies what an earlier run left: it cannot go with --slurm.")
+        runs = grid.runs(args.config, args.grid, seeds, args.workdir, args.share)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -67,6 +73,11 @@ def execute(run: grid.Run, timeout_s: float) -> bool:
     if run.summary is not None:
         print(f"{run.workdir}: finished already", flush=True)
         return True
+    if run.base is not None and not run.workdir.exists():
+        if not execute(run.base, timeout_s):
+            print(f"{run.workdir}: cannot start, {run.base.workdir} failed", flush=True)
+            return False
+        take_over(run.base.workdir, run.workdir)
     run.workdir.mkdir(parents=True, exist_ok=True)
     print(f"{run.workdir}: running", flush=True)
     with open(run.workdir / "log.txt", "ab") as log:
@@ -75,6 +86,15 @@ def execute(run: grid.Run, timeout_s: float) -> bool:
         except subprocess.TimeoutExpired:
             print(f"{run.workdir}: stopped after {timeout_s:.0f} s", flush=True)
     return run.summary is not None
+
+
+def take_over(base: pathlib.Path, folder: pathlib.Path) -> None:
+    """Copies a finished run's bundles, logs and compiled programs, but not what says that it is finished."""
+    copying = folder.with_name(folder.name + ".copying")
+    shutil.rmtree(copying, ignore_errors=True)
+    ended = shutil.ignore_patterns(SUMMARY_FILE, REPORT_FILE, "policy", "log.txt")
+    shutil.copytree(base, copying, ignore=ended)
+    copying.rename(folder)  # whole or not at all
 
 
 def write_array(runs: Sequence[grid.Run], workdir: pathlib.Path, options: Sequence[str]) -> pathlib.Path:

@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 
 from launch.grid import Run
 
+# Before the first stage that evaluates and after the last one: a summary has "eval/em_before_<stage>" of each.
 COLUMNS = (
-    "eval/em_before_rl",
-    "eval/em_after_rl",
-    "eval/em_sampled_before_rl",
-    "eval/em_sampled_after_rl",
-    "eval/em_two_hop_after_rl",
+    "eval/em_before",
+    "eval/em_after",
+    "eval/em_sampled_before",
+    "eval/em_sampled_after",
+    "eval/em_two_hop_after",
 )
 # Student's t, 97.5 %, by degrees of freedom 1..10; beyond, the normal's 1.96 is within 12 %.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -39,9 +40,14 @@ def collect(runs: Sequence[Run]) -> dict[str, dict[str, list[float]]]:
         if summary is not None:
             row = table.setdefault(run.name, {column: [] for column in COLUMNS})
             for column in COLUMNS:
-                if summary.get(column) is not None:
-                    row[column].append(float(summary[column]))
+                if (value := _value(summary, column)) is not None:
+                    row[column].append(value)
     return table
+
+
+def _value(summary: Mapping[str, object], column: str) -> float | None:
+    found = [value for name, value in summary.items() if name.startswith(f"{column}_") and value is not None]
+    return float(found[0] if column.endswith("_before") else found[-1]) if found else None
 
 
 def write(runs: Sequence[Run], workdir: pathlib.Path) -> str:
@@ -67,7 +73,7 @@ def write(runs: Sequence[Run], workdir: pathlib.Path) -> str:
 
 def plot(table: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     """Before -> after arrows of held-out EM per grid point, a dot per seed, the interval as a bar."""
-    rows = [(name, row) for name, row in table.items() if row["eval/em_after_rl"]]
+    rows = [(name, row) for name, row in table.items() if row["eval/em_after"]]
     left, width, line = 190, 640, 46
     height = 56 + line * len(rows)
 
@@ -81,7 +87,7 @@ def plot(table: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     for index, (name, row) in enumerate(rows):
         y = 44 + line * index
         marks.append(f'<text x="{left - 14}" y="{y + 4}" text-anchor="end" fill="#222">{html.escape(name)}</text>')
-        for column, colour in (("eval/em_before_rl", "#9aa0aa"), ("eval/em_after_rl", "#2563c9")):
+        for column, colour in (("eval/em_before", "#9aa0aa"), ("eval/em_after", "#2563c9")):
             if not row[column]:
                 continue
             mean, half = interval(row[column])
@@ -90,7 +96,9 @@ def plot(table: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
                 marks.append(f'<path d="M{low:.1f},{y}H{high:.1f}" stroke="{colour}" stroke-width="3" opacity=".4"/>')
             marks += [f'<circle cx="{x(v):.1f}" cy="{y}" r="3" fill="{colour}" opacity=".6"/>' for v in row[column]]
             marks.append(f'<circle cx="{x(mean):.1f}" cy="{y}" r="6" fill="{colour}"/>')
-    marks.append(f'<text x="{left}" y="14" fill="#777">held-out EM, greedy: before RL (grey), after (blue)</text>')
+    marks.append(
+        f'<text x="{left}" y="14" fill="#777">held-out EM, greedy: before training (grey), after (blue)</text>'
+    )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'font-family="system-ui, sans-serif" font-size="13"><rect width="100%" height="100%" fill="#fff"/>'

@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # What stands right may import what stands left; rooms of one level do not import each other.
 LEVELS = (
     ("types", "config"),
-    ("models", "algorithms"),
+    ("models", "algorithms", "rewards"),
     ("engine", "envs", "sandbox", "data"),
     ("gateway", "rollout", "learner"),
     ("loop",),
@@ -23,7 +23,7 @@ ALSO = {"observe": {"types", "config"}, "flags": {"config"}, "devices": {"config
 # Programs of their own, put together from rooms of one level.
 PROGRAMS = {"engine/serve.py": {"data"}, "engine/jetstream.py": {"data"}}
 TOP = ("launch", "data_pipelines", "tests", "benchmarks")  # may import jaxagent, never the other way
-NO_JAX_ROOMS = ("types", "config", "envs", "data")
+NO_JAX_ROOMS = ("types", "config", "rewards", "envs", "data")
 NO_JAX = ("jax", "flax", "optax", "orbax", "jaxlib")
 
 
@@ -76,11 +76,11 @@ def test_algorithms_import_no_model(path):
 
 
 @pytest.mark.parametrize("path", [p for p in _files() if _room(p) in NO_JAX_ROOMS], ids=lambda p: p.name)
-def test_types_config_envs_and_data_name_no_jax(path):
+def test_types_config_rewards_envs_and_data_name_no_jax(path):
     assert not {name.split(".")[0] for name in _imports(path)} & set(NO_JAX)
 
 
-def test_types_config_envs_and_data_start_without_jax():
+def test_types_config_rewards_envs_and_data_start_without_jax():
     # grain itself loads jax, so the one kind of module that may load it late or not at all is the one that uses
     # grain: it runs beside the learner. Everything else is what worker processes import.
     modules = [

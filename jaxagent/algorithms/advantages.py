@@ -13,7 +13,7 @@ from typing import Any
 
 Array = Any  # numpy.ndarray or jax.Array
 
-_STD_EPSILON = 1e-6  # added to the standard deviation, as published implementations do
+STD_EPSILON = 1e-6  # added to the standard deviation, as published implementations do
 
 
 def group_mean_std(rewards: Array, mask: Array) -> Array:
@@ -106,4 +106,10 @@ def _scale(rewards: Array, mask: Array) -> Array:
     centred = group_mean(rewards, mask)
     count = xp.sum(mask, axis=1, keepdims=True)
     variance = xp.sum(centred * centred, axis=1, keepdims=True) / xp.maximum(count - 1, 1)
-    return xp.where(count < 2, 1.0, xp.sqrt(variance) + _STD_EPSILON)
+    return xp.where(count < 2, 1.0, root(variance) + STD_EPSILON)
+
+
+def root(x: Array) -> Array:
+    """The square root, whose gradient at 0 is 0 and not infinite: float[...] -> float[...]."""
+    xp = x.__array_namespace__()
+    return xp.where(x > 0, xp.sqrt(xp.where(x > 0, x, 1.0)), 0.0)

@@ -6,7 +6,8 @@ With m the target mask, and per sequence N_full observation tokens (warnings inc
   full_observation  (1/B) sum_seq sum_t CE m / (N_full + 1e-3)     published default: warnings count below, not above
   targets           (1/B) sum_seq sum_t CE m / (N + 1e-3)
   token_mean        sum CE m / (sum m + 1e-3)                      over the optimiser update
-  constant          sum CE m / (constant * B)
+  constant          sum CE m / (constant * B)                      Dr. GRPO's divisor
+  constant_sum      sum CE m / constant                            published "seq_mean_token_sum_norm": no mean over B
 
 B counts every sequence of the update, those without observations too. CE is taken at temperature 1. Template tokens
 (role headers, end-of-turn marks) have kind PROMPT and are never targets.
@@ -75,7 +76,7 @@ def world_scales(
       target_counts: [n] targets of each sequence of the optimiser update.
       observation_counts: [n] observation tokens of each, warnings included.
       denominator: see the module docstring.
-      constant: tokens; only read by "constant".
+      constant: tokens; only read by "constant" and "constant_sum".
 
     Returns:
       f64[n].
@@ -94,4 +95,6 @@ def world_scales(
             return np.full(len(targets), 1.0 / (targets.sum() + _EPSILON))
         case "constant":
             return np.full(len(targets), 1.0 / (constant * sequences))
+        case "constant_sum":
+            return np.full(len(targets), 1.0 / constant)
     raise ValueError(f"unknown ECHO denominator '{denominator}'")

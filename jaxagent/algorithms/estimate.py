@@ -7,6 +7,7 @@ An episode of several trajectories, by `rl.multi_trajectory`, when advantages co
   divide      each has it divided by their number (LMIS's MemAgent)
   statistics  each trajectory counts as an attempt in the group's mean and std (AgentFlow's Flow-GRPO, arXiv 2510.05592)
 
+Advantages over turns read process rewards too (`process.py`) and count an episode as one sequence of turns.
 Here is everything around the pure functions: failed attempts, groups without signal, KL in the reward or in the
 advantage, whitening, padding. Axis letters: N groups, G samples per group, T tokens.
 """
@@ -21,8 +22,10 @@ import jax
 import numpy as np
 
 from jaxagent.algorithms.advantages import GROUP_ADVANTAGES, whiten, zero_signal
+from jaxagent.algorithms.best_of_k import BEST_OF_K
 from jaxagent.algorithms.distill import sampled_advantages
 from jaxagent.algorithms.kl import kl_estimate
+from jaxagent.algorithms.process import TURN_ADVANTAGES, by_turn, token_rewards
 from jaxagent.algorithms.rollout import Rollout, action_mask, rewards, walk
 from jaxagent.algorithms.token_advantages import TOKEN_ADVANTAGES, Estimate, Path
 from jaxagent.config import CriticConfig, RLConfig
@@ -39,7 +42,10 @@ class Signal(NamedTuple):
 
 def signals(rollout: Rollout, rl: RLConfig) -> dict[int, Signal]:
     """The signal of every trajectory that takes part, by its index in `trajectories(rollout.groups)`."""
-    found = _group_relative(rollout, rl) if rl.advantage in GROUP_ADVANTAGES else _along_tokens(rollout, rl)
+    if rl.advantage in TOKEN_ADVANTAGES:
+        found = _along_tokens(rollout, rl)
+    else:
+        found = _over_turns(rollout, rl) if rl.advantage in TURN_ADVANTAGES else _group_relative(rollout, rl)
     masks = {i: action_mask(t) > 0 for i, (*_, t) in enumerate(walk(rollout.groups)) if i in found}
     if rl.kl.where == "advantage":
         penalties = {i: kl_penalty(rollout, rl, i, t) for i, (*_, t) in enumerate(walk(rollout.groups)) if i in found}
@@ -80,7 +86,10 @@ def _group_relative(rollout: Rollout, rl: RLConfig) -> dict[int, Signal]:
     if rl.kl.where == "reward":
         for i, (g, s, _, trajectory) in enumerate(walk(rollout.groups)):
             scores[g, s] -= kl_penalty(rollout, rl, i, trajectory).sum()
-    estimator = GROUP_ADVANTAGES[rl.advantage]
+    if rl.advantage in BEST_OF_K:
+        estimator = functools.partial(BEST_OF_K[rl.advantage], k=rl.best_of)
+    else:
+        estimator = GROUP_ADVANTAGES[rl.advantage]
     members = [(g, s, action_mask(trajectory)) for g, s, _, trajectory in walk(rollout.groups)]
     share = np.ones_like(scores)
     if rl.multi_trajectory == "divide":
@@ -113,13 +122,44 @@ def _over_trajectories(
     return [advantages[g, c] for (g, _), c in zip(members, column, strict=True)]
 
 
+def _over_turns(rollout: Rollout, rl: RLConfig) -> dict[int, Signal]:
+    """Every action token of a turn has the turn's advantage. The episode's reward is in its last turn's."""
+    _, counted = rewards(rollout.groups)
+    members = list(walk(rollout.groups))
+    if not members:
+        return {}
+    indices: dict[int, np.ndarray] = {}
+    attempts: dict[tuple[int, int], np.ndarray] = {}
+    for i, (g, s, episode, _) in enumerate(members):
+        if (g, s) not in attempts:  # its first trajectory: all of them are numbered together
+            of_trajectories, attempts[g, s] = by_turn(episode)
+            attempts[g, s][-1] += episode.reward
+            indices |= dict(enumerate(of_trajectories, start=i))
+    if rl.kl.where == "reward":
+        for i, (g, s, _, trajectory) in enumerate(members):
+            mask = indices[i] >= 0
+            np.subtract.at(attempts[g, s], indices[i][mask], kl_penalty(rollout, rl, i, trajectory)[mask])
+    shape = (*counted.shape, max(map(len, attempts.values())))
+    steps, live = np.zeros(shape), np.zeros(shape, bool)
+    for (g, s), found in attempts.items():
+        steps[g, s, : len(found)], live[g, s, : len(found)] = found, counted[g, s]
+    silent = zero_signal(*(x.reshape(len(counted), -1) for x in (steps, live)))
+    advantages = TURN_ADVANTAGES[rl.advantage](steps, live)
+    return {
+        i: Signal(np.where(indices[i] >= 0, advantages[g, s, indices[i]], 0.0))
+        for i, (g, s, _, _) in enumerate(members)
+        if counted[g, s] and not (silent[g] and rl.drop_zero_signal)
+    }
+
+
 def _along_tokens(rollout: Rollout, rl: RLConfig) -> dict[int, Signal]:
-    """The episode's reward sits on the last action token of each of its trajectories."""
+    """Process rewards sit at the ends of turns, the episode's on the last action token of each of its trajectories."""
     paths = {}
+    process = [given for group in rollout.groups for episode in group.episodes for given in token_rewards(episode)]
     for i, (_, _, episode, trajectory) in enumerate(walk(rollout.groups)):
         if not episode.stop_reason.is_failure:
             mask = action_mask(trajectory)
-            reward = -kl_penalty(rollout, rl, i, trajectory) if rl.kl.where == "reward" else np.zeros(len(mask))
+            reward = process[i] - (kl_penalty(rollout, rl, i, trajectory) if rl.kl.where == "reward" else 0.0)
             reward[np.flatnonzero(mask)[-1]] += episode.reward
             values = np.zeros(len(mask), np.float32) if rollout.values is None else rollout.values[i]
             log_rho = np.zeros(len(mask)) if rollout.old is None else rollout.old[i] - trajectory.logprobs

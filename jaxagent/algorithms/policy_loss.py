@@ -97,6 +97,21 @@ def cispo_loss(
     return -bounded * jax.lax.stop_gradient(advantages) * logprobs, (bounded != ratio).astype(jnp.float32)
 
 
+def soft_gate_loss(
+    logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Array, tau_positive: float, tau_negative: float
+) -> Losses:
+    """SAPO: -(4 / tau) sigmoid(tau (r - 1)) A; tau is `tau_positive` where A > 0, else `tau_negative`.
+
+    Nothing is clipped: the gradient is -4 s (1 - s) A r grad log p with s = sigmoid(tau (r - 1)), that of -r A at r = 1
+    and less the farther r is from it. See "Soft Adaptive Policy Optimization" (Gao et al., arXiv 2511.20347); published
+    taus 1.0 and 1.05. Args as `clipped_policy_loss`.
+    """
+    advantages = jax.lax.stop_gradient(advantages)
+    tau = jnp.where(advantages > 0, tau_positive, tau_negative)
+    gate = jax.nn.sigmoid(tau * (_ratio(logprobs, old_logprobs) - 1.0)) * (4.0 / tau)
+    return -gate * advantages, jnp.zeros_like(logprobs)
+
+
 def importance_sampling_loss(logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Array) -> Losses:
     """-r A: the policy gradient corrected for the policy that sampled, with no bound on how far it goes."""
     old_logprobs, advantages = jax.lax.stop_gradient((old_logprobs, advantages))
@@ -123,6 +138,8 @@ class Clip(Protocol):
     clip_low: float
     clip_high: float
     clip_dual: float
+    tau_positive: float
+    tau_negative: float
 
 
 OBJECTIVES: dict[str, Callable[[Tokens, Clip], Losses]] = {
@@ -132,6 +149,7 @@ OBJECTIVES: dict[str, Callable[[Tokens, Clip], Losses]] = {
         *t[:3], t.sequence_mean(t.logprobs - t.old_logprobs), c.clip_low, c.clip_high
     ),
     "cispo": lambda t, c: cispo_loss(*t[:3], c.clip_low, c.clip_high),
+    "sapo": lambda t, c: soft_gate_loss(*t[:3], c.tau_positive, c.tau_negative),
     "importance_sampling": lambda t, c: importance_sampling_loss(*t[:3]),
     "reinforce": lambda t, c: reinforce_loss(t.logprobs, t.advantages),
     "none": lambda t, c: (jnp.zeros_like(t.logprobs), jnp.zeros_like(t.logprobs)),  # auxiliary terms alone

@@ -1,6 +1,7 @@
 """An algorithm is a composition of choices, each a field of `rl` that names a pure function.
 
-    rl.advantage      what is better than expected     advantages.py (from groups), token_advantages.py (along tokens)
+    rl.advantage      what is better than expected     advantages.py, best_of_k.py (from groups), process.py (over
+                                                       turns), token_advantages.py (along tokens)
     rl.objective      how an advantage moves a policy  policy_loss.py
     rl.correction     samples of another policy        corrections.py
     rl.kl             the pull to a reference          kl.py, in the loss, the reward or the advantage
@@ -24,10 +25,12 @@ import numpy as np
 
 from jaxagent.algorithms import aggregate, corrections, distill, echo, estimate
 from jaxagent.algorithms.advantages import GROUP_ADVANTAGES, zero_signal
+from jaxagent.algorithms.best_of_k import BEST_OF_K
 from jaxagent.algorithms.distill import Scores
 from jaxagent.algorithms.estimate import Signal
 from jaxagent.algorithms.kl import KL_ESTIMATORS
 from jaxagent.algorithms.policy_loss import OBJECTIVES
+from jaxagent.algorithms.process import TURN_ADVANTAGES
 from jaxagent.algorithms.rollout import Rollout, action_mask, rewards, trajectories, walk
 from jaxagent.algorithms.streams import Streams
 from jaxagent.algorithms.token_advantages import TOKEN_ADVANTAGES, WITH_OLD, WITHOUT_CRITIC
@@ -73,7 +76,10 @@ def needs_whole_teacher(rl: RLConfig) -> bool:
 
 
 def distillation_alone(rl: RLConfig, opd: OPDConfig) -> RLConfig:
-    """The stage's config with the teacher in place of the reward, and of whatever else the algorithm trains on."""
+    """The stage's config with the teacher in place of the reward, and of whatever else the algorithm trains on.
+
+    What only holds the policy (KL, entropy, z-loss) stays. All attempts are used, since none needs a reward.
+    """
     return dataclasses.replace(
         rl,
         steps=opd.steps,
@@ -81,6 +87,9 @@ def distillation_alone(rl: RLConfig, opd: OPDConfig) -> RLConfig:
         drop_zero_signal=False,
         echo=dataclasses.replace(rl.echo, coefficient=0.0),
         positive_nll=dataclasses.replace(rl.positive_nll, coefficient=0.0),
+        replay=dataclasses.replace(rl.replay, per_step=0),
+        refill=dataclasses.replace(rl.refill, max_rounds=1),
+        keep_groups_frac=1.0,
         distill=dataclasses.replace(rl.distill, coefficient=opd.coefficient),
     )
 
@@ -101,15 +110,23 @@ def check(rl: RLConfig) -> None:
     Raises:
       ConfigError: naming the fields.
     """
-    _known("rl.advantage", rl.advantage, (*GROUP_ADVANTAGES, *TOKEN_ADVANTAGES))
+    _known("rl.advantage", rl.advantage, (*GROUP_ADVANTAGES, *BEST_OF_K, *TURN_ADVANTAGES, *TOKEN_ADVANTAGES))
     _known("rl.objective", rl.objective, OBJECTIVES)
     _known("rl.correction.name", rl.correction.name, corrections.NAMES)
     _known("rl.correction.level", rl.correction.level, corrections.LEVELS)
     _known("rl.kl.estimator", rl.kl.estimator, KL_ESTIMATORS)
     _known("rl.aggregation", rl.aggregation, aggregate.MODES)
     constant = [rl.aggregation] + [rl.echo.denominator] * (rl.echo.coefficient != 0)
-    if "constant" in constant and rl.aggregation_constant <= 0:
+    if {"constant", "constant_sum"}.intersection(constant) and rl.aggregation_constant <= 0:
         raise ConfigError("Aggregation 'constant' needs rl.aggregation_constant > 0 (tokens).")
+    if rl.advantage in BEST_OF_K and not 1 <= rl.best_of <= rl.group_size:
+        raise ConfigError(f"rl.best_of must be 1 to rl.group_size ({rl.group_size}), got {rl.best_of}.")
+    if rl.objective == "sapo" and min(rl.tau_positive, rl.tau_negative) <= 0:
+        raise ConfigError("rl.tau_positive and rl.tau_negative must be above 0 for objective 'sapo'.")
+    if rl.critic.loss != "squared" and (rl.critic.bins < 2 or rl.critic.low >= rl.critic.high):
+        raise ConfigError(f"rl.critic.loss '{rl.critic.loss}' needs rl.critic.bins >= 2 and rl.critic.low < high.")
+    if rl.critic.loss == "hl_gauss" and rl.critic.sigma <= 0:
+        raise ConfigError("rl.critic.loss 'hl_gauss' needs rl.critic.sigma > 0 (bin widths).")
     if needs_teacher(rl):
         _check_distill(rl)
     if rl.updates_per_step < 1 or rl.epochs < 1:
@@ -120,7 +137,7 @@ def _check_distill(rl: RLConfig) -> None:
     given = rl.distill
     if not given.teacher:
         raise ConfigError("rl.distill.coefficient is not 0: rl.distill.teacher must name a model folder or a server.")
-    if rl.drop_zero_signal and rl.advantage in GROUP_ADVANTAGES:
+    if rl.drop_zero_signal and rl.advantage not in TOKEN_ADVANTAGES:
         raise ConfigError(
             "rl.distill needs rl.drop_zero_signal=False: where rewards are equal the teacher still judges."
         )
@@ -217,7 +234,7 @@ def mini_batches(sequences: Sequence[Streams], rl: RLConfig, seed: Sequence[int]
 
 
 def _normalise(sequences: list[Streams], rl: RLConfig) -> list[Streams]:
-    names = ("policy_weights", "kl_weights", "entropy_weights", "distill_weights", "value_weights")
+    names = ("policy_weights", "kl_weights", "entropy_weights", "z_weights", "distill_weights", "value_weights")
     sequences = aggregate.normalise(sequences, names, rl.aggregation, rl.aggregation_constant)
     # VAPO (arXiv 2504.05118), eq. 11: over the tokens of positive examples, whatever the policy term does.
     sequences = aggregate.normalise(sequences, ["nll_weights"], "token_mean", 0.0)
@@ -238,12 +255,13 @@ def _normalise(sequences: list[Streams], rl: RLConfig) -> list[Streams]:
 def _policy(
     rollout: Rollout, rl: RLConfig, i: int, trajectory: Trajectory, signal: Signal, factor: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Policy, KL-in-loss, entropy and critic streams of one trajectory, with relative weights."""
+    """Policy, KL-in-loss, entropy, z-loss and critic streams of one trajectory, with relative weights."""
     mask = action_mask(trajectory)
     given = dict(
         advantages=signal.advantages,
         policy_weights=mask,
         entropy_weights=mask * np.float32(rl.entropy_coefficient),
+        z_weights=mask * np.float32(rl.z_coefficient),
     )
     if rl.kl.coefficient != 0 and rl.kl.where == "loss":
         given |= dict(reference_logprobs=rollout.reference[i], kl_weights=mask * np.float32(rl.kl.coefficient))

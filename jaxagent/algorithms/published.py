@@ -24,6 +24,7 @@ class Published(NamedTuple):
 
 _GRPO = {
     "advantage": "group_mean_std",
+    "best_of": 4,
     "multi_trajectory": "full",
     "whiten_advantages": False,
     "drop_zero_signal": False,
@@ -31,6 +32,8 @@ _GRPO = {
     "clip_low": 0.2,
     "clip_high": 0.2,
     "clip_dual": 3.0,
+    "tau_positive": 1.0,
+    "tau_negative": 1.05,
     "correction.name": "none",
     "correction.level": "token",
     "correction.low": 0.0,
@@ -52,8 +55,14 @@ _GRPO = {
     "positive_nll.coefficient": 0.0,
     "positive_nll.min_reward": 1.0,
     "distill.coefficient": 0.0,
+    "refill.max_rounds": 1,
+    "refill.tasks_per_round": 0,
+    "keep_groups_frac": 1.0,
 }
-_DAPO = _GRPO | {"clip_high": 0.28, "drop_zero_signal": True, "aggregation": "token_mean"}
+_CLIP_HIGHER = _GRPO | {"clip_high": 0.28, "drop_zero_signal": True, "aggregation": "token_mean"}
+_DAPO = _CLIP_HIGHER | {"refill.max_rounds": 10}  # its recipe's bound of generation batches
+_RAGEN = _CLIP_HIGHER | {"advantage": "gae_bilevel", "whiten_advantages": True, "drop_zero_signal": False,
+                         "critic.turn_gamma": 0.95}  # fmt: skip
 
 PUBLISHED: dict[str, Published] = {
     "grpo": Published(
@@ -87,6 +96,18 @@ PUBLISHED: dict[str, Published] = {
         "MiniMax-M1, arXiv 2506.13585",
         _DAPO | {"objective": "cispo", "clip_low": 1.0},  # no lower bound; its upper one is not given in the paper
     ),
+    "sapo": Published("Soft Adaptive Policy Optimization, arXiv 2511.20347", _GRPO | {"objective": "sapo"}),
+    "grpo_process": Published(
+        "GRPO with process supervision, DeepSeekMath, arXiv 2402.03300, section 4.1.3; a step is a turn",
+        _GRPO | {"advantage": "turn_mean_std", "kl.coefficient": 0.04},
+    ),
+    "pkpo": Published(
+        "Pass@K Policy Optimization, arXiv 2505.15201; rl.best_of is its k",
+        _GRPO | {"advantage": "max_at_k", "objective": "reinforce", "aggregation": "constant"},
+    ),
+    "pass_at_k": Published(
+        "Pass@k Training, arXiv 2508.10751, on DAPO; rl.best_of is its k", _DAPO | {"advantage": "pass_at_k"}
+    ),
     "tis": Published(
         "Truncated importance sampling, Yao et al. 2025, on DAPO", _DAPO | {"correction.name": "truncate"}
     ),
@@ -114,12 +135,11 @@ PUBLISHED: dict[str, Published] = {
     ),
     "vapo": Published(
         "VAPO, arXiv 2504.05118; its value pre-training is rl.critic.warmup_updates",
-        _DAPO | {"advantage": "gae_adaptive", "drop_zero_signal": False, "positive_nll.coefficient": 0.1},
+        _CLIP_HIGHER | {"advantage": "gae_adaptive", "drop_zero_signal": False, "positive_nll.coefficient": 0.1},
     ),
-    "ragen": Published(
-        "RAGEN (arXiv 2504.20073), bi-level GAE; without its filter of groups",
-        _DAPO | {"advantage": "gae_bilevel", "whiten_advantages": True, "drop_zero_signal": False,
-                 "critic.turn_gamma": 0.95},
+    "ragen": Published("RAGEN (arXiv 2504.20073), bi-level GAE; without its filter of groups", _RAGEN),
+    "starpo_s": Published(
+        "StarPO-S of RAGEN (arXiv 2504.20073): with its filter of groups", _RAGEN | {"keep_groups_frac": 0.25}
     ),
     "vtrace": Published(
         "IMPALA's V-trace (arXiv 1802.01561) over tokens",

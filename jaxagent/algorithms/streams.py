@@ -8,6 +8,7 @@ The learner's loss is, with nothing hidden,
     sum over sequences and tokens of   policy_weights * objective(logprob, old logprob, advantage)
                                      + kl_weights     * KL estimate(logprob, reference logprob)
                                      - entropy_weights * entropy
+                                     + z_weights      * (log Z)^2
                                      + ce_weights     * (-logprob)                      at temperature 1
                                      + nll_weights    * (-logprob)                      at the sampling temperature
                                      + distill_weights * divergence to the teacher      (distill.py)
@@ -26,7 +27,8 @@ from jaxagent.algorithms.distill import Support
 from jaxagent.types import Trajectory
 
 WEIGHTS = (
-    "policy_weights", "kl_weights", "entropy_weights", "ce_weights", "nll_weights", "distill_weights", "value_weights",
+    "policy_weights", "kl_weights", "entropy_weights", "z_weights", "ce_weights", "nll_weights", "distill_weights",
+    "value_weights",
 )  # fmt: skip
 
 
@@ -49,6 +51,7 @@ class Streams:
     policy_weights: np.ndarray  # f32[T]
     kl_weights: np.ndarray  # f32[T]
     entropy_weights: np.ndarray  # f32[T]
+    z_weights: np.ndarray  # f32[T]
     ce_weights: np.ndarray  # f32[T]
     nll_weights: np.ndarray  # f32[T]
     distill_weights: np.ndarray  # f32[T]

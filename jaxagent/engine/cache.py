@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxagent.engine.model import ROWS
+from jaxagent.models import kernels, paged_tpu
 from jaxagent.models.attention import attend_pages
 
 _AXES = ROWS[0]
@@ -60,9 +61,11 @@ def attend(
         of_rows = tables if share == 1 else jnp.repeat(tables, share, axis=0)
         page = jnp.take_along_axis(of_rows, (positions // page_tokens)[:, None], axis=1)[:, 0]
         offset = positions % page_tokens
-        keys = cache.keys.at[page, :, :, offset].set(k.astype(cache.keys.dtype))
-        values = cache.values.at[page, :, offset].set(v.astype(cache.values.dtype))
-
+        if kernels.paged(kernels.platform(), q.shape[-1], page_tokens).name == "mosaic":
+            keys, values = paged_tpu.write(cache.keys, cache.values, k, v, page, offset)
+        else:
+            keys = cache.keys.at[page, :, :, offset].set(k.astype(cache.keys.dtype))
+            values = cache.values.at[page, :, offset].set(v.astype(cache.values.dtype))
         out = attend_pages(q, positions, page_tokens, keys, values, tables)
         return out, LayerCache(keys, values)
 

@@ -29,7 +29,7 @@ import jax
 import numpy as np
 from aiohttp import web
 
-from jaxagent.config import ConfigError, EngineConfig, MeshConfig, ModelConfig, SamplingConfig
+from jaxagent.config import ConfigError, EngineConfig, LoraConfig, MeshConfig, ModelConfig, SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import automaton, int8, scoring
 from jaxagent.engine.driver import Driver
@@ -251,6 +251,7 @@ def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer, dict[st
         path=options.model, family="", num_layers=0, embed_dim=0, num_heads=0, num_kv_heads=0, head_dim=0, mlp_dim=0,
         vocab_multiple=64, rope_theta=0.0, tie_embeddings=False, embed_init_std=0.0, param_dtype=options.dtype,
         compute_dtype=options.dtype, remat="none", logprob_chunk_tokens=1024,
+        lora=LoraConfig(rank=0, alpha=1.0, rank_stabilised=False, targets="all-linear"),
     )  # fmt: skip
     tokenizer = Tokenizer.load(options.model)
     spec = hf.read_spec(options.model, model)

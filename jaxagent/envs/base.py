@@ -63,6 +63,7 @@ class Transcript:
 
     prompt: str  # contents of the prompt messages
     turns: tuple[tuple[str, str], ...]  # (action, observation that followed or "")
+    action_tokens: tuple[int, ...] = ()  # sampled tokens of each turn; () = not counted
 
     @property
     def actions(self) -> str:
@@ -81,6 +82,7 @@ class Verdict:
 
     reward: float  # the scalar that is trained
     components: Mapping[str, float] = dataclasses.field(default_factory=dict)  # for reports: "em", "well_formed", ...
+    turn_rewards: tuple[float, ...] = ()  # one per turn of the transcript, paid beside `reward`; () = none
 
 
 class Environment(Protocol):
@@ -88,6 +90,7 @@ class Environment(Protocol):
 
     Attributes:
       stop_strings: a generation ends with the first of these that it completes.
+      tool_prefixes: how each tool call begins, for `rl.tool_epsilon`; may be missing, then no call is ever forced.
       counters: what happened so far ("searches", "invalid_actions", ...); read at the end, even after a failure.
     """
 

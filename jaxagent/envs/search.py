@@ -22,6 +22,7 @@ from jaxagent.envs.search_rewards import score
 from jaxagent.types import StopReason, Task, TokenKind
 
 STOP_STRINGS = ("</search>", "</answer>")
+TOOL_PREFIXES = ("<search>", "<answer>")  # how each of its actions begins
 TAGS = ("<search>", "</search>", "<information>", "</information>", "<answer>", "</answer>")
 ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 
@@ -77,6 +78,7 @@ class SearchEnvironment:
     """
 
     stop_strings: Sequence[str] = STOP_STRINGS
+    tool_prefixes: Sequence[str] = TOOL_PREFIXES
 
     def __init__(self, task: Task, config: EnvConfig, retriever: Retriever):
         self._task = task

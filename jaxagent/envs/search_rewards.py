@@ -1,4 +1,4 @@
-"""Search-R1's verifier: SQuAD normalisation, exact match, the two published reward profiles. Pure functions on text.
+"""Search-R1's verifier: its answer, its format, the two published reward profiles. Pure functions on text.
 
 See Jin et al., "Search-R1" (https://arxiv.org/abs/2503.09516). The functions repeat the published scores number for
 number, oddities included; where an oddity matters, the docstring says so.
@@ -7,19 +7,17 @@ number, oddities included; where an oddity matters, the docstring says so.
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Sequence
 
 from jaxagent.config import RewardConfig
+from jaxagent.rewards.format import follows
+from jaxagent.rewards.text import exact_match, sub_exact_match
 
-ARTICLES = re.compile(r"\b(a|an|the)\b")
-PUNCTUATION = str.maketrans("", "", string.punctuation)  # ASCII only: curly quotes survive, as published
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 INFORMATION = re.compile(r"<information>(.*?)</information>", re.DOTALL)
-TAGS = ("think", "search", "information", "answer")
-TAG = re.compile(rf"(</?(?:{'|'.join(TAGS)})>)")
 
-# (state, tag) -> state. Text other than white space is allowed only in the states that start with "in_".
+# (state, tag) -> state, see `rewards.format`. (The published check also counts opening and closing tags; no text that
+# this table accepts can fail that.)
 MOVES = {
     ("start", "<think>"): "in_think",
     ("in_think", "</think>"): "after_think",
@@ -31,22 +29,6 @@ MOVES = {
     ("after_think", "<answer>"): "in_answer",
     ("in_answer", "</answer>"): "end",
 }
-
-
-def normalize_answer(text: str) -> str:
-    """Lower case, no ASCII punctuation, no articles, single spaces (Rajpurkar et al., SQuAD)."""
-    return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
-
-
-def exact_match(prediction: str, answers: Sequence[str]) -> bool:
-    """True when the normalised prediction is one of the normalised gold answers."""
-    return normalize_answer(prediction) in {normalize_answer(answer) for answer in answers}
-
-
-def sub_exact_match(prediction: str, answers: Sequence[str]) -> bool:
-    """True when a normalised gold answer stands inside the normalised prediction."""
-    prediction = normalize_answer(prediction)
-    return any(normalize_answer(answer) in prediction for answer in answers)
 
 
 def extract_answer(text: str, min_answers: int) -> str | None:
@@ -65,17 +47,7 @@ def well_formed(response: str) -> bool:
 
     `response` is everything after the prompt, observations included and end-of-sequence text removed.
     """
-    if any(response.count(f"<{tag}>") != response.count(f"</{tag}>") for tag in TAGS):
-        return False
-    state = "start"
-    for piece in TAG.split(response):
-        if TAG.fullmatch(piece):
-            if (state, piece) not in MOVES:
-                return False
-            state = MOVES[state, piece]
-        elif piece.strip() and not state.startswith("in_"):
-            return False
-    return state == "end"
+    return follows(MOVES, response)
 
 
 def retrieval_hit(response: str, answers: Sequence[str]) -> bool:

@@ -30,6 +30,7 @@ class Batch:
     policy_weights: Array  # f32[B, R]
     kl_weights: Array  # f32[B, R]
     entropy_weights: Array  # f32[B, R]
+    z_weights: Array  # f32[B, R]
     ce_weights: Array  # f32[B, R]
     nll_weights: Array  # f32[B, R]
     distill_weights: Array  # f32[B, R]

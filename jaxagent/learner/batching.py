@@ -21,7 +21,7 @@ from jaxagent.learner.batch import Batch
 
 _STREAMS = (
     "old_logprobs", "reference_logprobs", "advantages", "returns", "old_values",
-    "policy_weights", "kl_weights", "entropy_weights", "ce_weights", "nll_weights", "distill_weights",
+    "policy_weights", "kl_weights", "entropy_weights", "z_weights", "ce_weights", "nll_weights", "distill_weights",
     "value_weights",
 )  # fmt: skip
 _FLOATS = ("behaviour_logprobs", *_STREAMS)

@@ -7,6 +7,7 @@ killed run finds the last complete bundle; older ones beyond `keep` are deleted.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 from typing import Any
@@ -48,11 +49,13 @@ class Checkpointer:
     def save(self, step: int, state: TrainState, host: Host) -> None:
         """Starts writing a bundle. Returns once `state` is copied, so its buffers may be donated next.
 
+        Weights under LoRA adapters (`state.frozen`) are left out: they do not change, and lie in a folder of their own.
+
         A step that is saved already is left alone (SIGTERM right after a periodic save).
         """
         if step == self.latest:
             return
-        self._checkpointer.save_checkpointables_async(step, {"state": state, "host": {"json": json.dumps(host)}})
+        self._checkpointer.save_checkpointables_async(step, {"state": _kept(state), "host": {"json": json.dumps(host)}})
 
     def host(self, step: int | None = None) -> Host:
         """What the host saved in the bundle of `step` (None = newest): enough to know what state to expect."""
@@ -63,18 +66,20 @@ class Checkpointer:
         """Reads a bundle.
 
         Args:
-          target: arrays or `jax.ShapeDtypeStruct`s with the shardings to restore into (of any mesh).
+          target: arrays or `jax.ShapeDtypeStruct`s with the shardings to restore into (of any mesh). Its `frozen` is
+            handed back as it is: what it holds of the adapters has to be made again.
           step: None = newest.
 
         Raises:
           ConfigError: there is no bundle, or it holds another model or optimiser; names the first array that differs.
         """
         step = self._step(step)
+        frozen, target = target.frozen, _kept(target)
         target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), target)
         saved = self._checkpointer.checkpointables_metadata(step).metadata["state"]
         _check_shapes(_shapes(target), _shapes(saved), f"{self._checkpointer.directory}/{step}")
         loaded = self._checkpointer.load_checkpointables(step, {"state": target, "host": None})
-        return loaded["state"], json.loads(loaded["host"]["json"])
+        return TrainState(**loaded["state"], frozen=frozen), json.loads(loaded["host"]["json"])
 
     def wait(self) -> None:
         """Blocks until the bundle being written is complete."""
@@ -97,6 +102,11 @@ class Checkpointer:
         return step
 
 
+def _kept(state: TrainState) -> dict[str, Any]:
+    """What a bundle holds of a state, by name of the field."""
+    return {field.name: getattr(state, field.name) for field in dataclasses.fields(state) if field.name != "frozen"}
+
+
 def _shapes(tree: Any) -> dict[str, tuple[tuple[int, ...], str]]:
     """Path -> (shape, dtype) of every array of a tree of arrays or of orbax metadata."""
     is_array = lambda x: hasattr(x, "shape") and hasattr(x, "dtype")  # noqa: E731
@@ -109,7 +119,8 @@ def _shapes(tree: Any) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 def _check_shapes(wanted: dict[str, tuple], found: dict[str, tuple], where: str) -> None:
-    for name in [*wanted, *(name for name in found if name not in wanted)]:
+    names = [*wanted, *(name for name in found if name not in wanted)]
+    for name in sorted(names, key=lambda name: not name.startswith("params.")):  # a user knows the model's arrays
         if wanted.get(name) != found.get(name):
             said, has = (f"{x[1]}{list(x[0])}" if x else "none" for x in (wanted.get(name), found.get(name)))
             raise ConfigError(

@@ -9,70 +9,118 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxagent.algorithms.distill import DIVERGENCES, renormalise
-from jaxagent.config import DistillConfig
+from jaxagent.config import DistillConfig, LoraConfig
 from jaxagent.learner.batch import Batch
+from jaxagent.learner.loss import Extras
+from jaxagent.learner.state import Frozen
 from jaxagent.models import critic as critic_model
-from jaxagent.models import exact, scores, sharding
-from jaxagent.models.logprobs import token_logprobs
+from jaxagent.models import exact, lora, scores, sharding
+from jaxagent.models.logprobs import token_scores
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.models.transformer import forward_packed
 
+# params, batch, hidden states [B, R, E], temperature, teacher's params -> f32[B, R]
+Compare = Callable[[Params, Batch, jax.Array, jax.Array, Params | None], jax.Array]
+
 
 def policy_forward(
-    spec: ModelSpec, tiling: exact.Tiling | None = None
-) -> Callable[[Params, Batch, float], tuple[jax.Array, jax.Array]]:
-    """A function: params, batch, temperature -> (log-probs f32[B, R], entropies f32[B, R]).
+    spec: ModelSpec,
+    tiling: exact.Tiling | None = None,
+    adapters: LoraConfig | None = None,
+    log_z: bool = False,
+    compare: Compare | None = None,
+) -> Callable[..., tuple[Any, ...]]:
+    """A function: params, batch, temperature f32[] (may be traced)[, frozen, teacher] -> (log-probs, entropies).
 
-    Targets with a cross-entropy weight are scored at temperature 1, all others at `temperature`. With a `tiling`, the
-    engine's, the log-probs are bit for bit those the engine would record; gradients are those of the ordinary pass.
+    Both f32[B, R]. Targets with a cross-entropy weight are scored at temperature 1, all others at `temperature`.
+
+    Args:
+      spec: of the policy.
+      tiling: the engine's. Then the log-probs are bit for bit those the engine would record; gradients are those of
+        the ordinary pass.
+      adapters: with a `Frozen` as fourth argument, params are LoRA adapters of this config beside its base.
+      log_z, compare: with either there is a third result, `Extras`: the normalisers, or the divergences of
+        `compare_to_teacher`, which reads the fifth argument.
     """
-
-    def forward(params: Params, batch: Batch, temperature: float) -> tuple[jax.Array, jax.Array]:
-        return _policy_scores(params, spec, tiling, batch, _heads(params, spec, batch), temperature)
-
-    return forward
-
-
-def distill_forward(
-    spec: ModelSpec, distill: DistillConfig, teacher: ModelSpec | None, tiling: exact.Tiling | None = None
-) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
-    """As `policy_forward`, and third the divergence f32[B, R] to a teacher, in nats, 0 where it has no weight.
-
-    With a spec of the `teacher` the function takes its parameters as a last argument, and whole vocabularies (their
-    common part) are compared, a chunk of tokens at a time. Without, the batch says the support and what the teacher
-    thinks of it. Both distributions are at `temperature`.
-    """
-    compare = functools.partial(DIVERGENCES[distill.loss], beta=distill.jsd_beta)
 
     def forward(
-        params: Params, batch: Batch, temperature: float, *frozen: Params
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        x = _heads(params, spec, batch)
-        sides, rest = [scores.Side(params, spec, _flat(x))], [_flat(batch.distill_weights != 0)]
-        if teacher is not None:
-            (weights,) = frozen
-            y = jax.lax.stop_gradient(_heads(weights, teacher, batch))
-            sides.append(scores.Side(jax.lax.stop_gradient(weights), teacher, _flat(y)))
-            function = functools.partial(_compare_whole, compare, temperature)
-        else:
-            rest += [_flat(batch.support), _flat(batch.teacher_logprobs)]
-            function = functools.partial(_compare_top_k, compare, temperature)
-        divergence = sharding.split_rows(scores.map_scores(function, sides, *rest), *x.shape[:2])
-        return *_policy_scores(params, spec, tiling, batch, x, temperature), divergence
+        params: Params | lora.Adapters,
+        batch: Batch,
+        temperature: jax.Array,
+        frozen: Frozen | None = None,
+        teacher: Params | None = None,
+    ) -> tuple[Any, ...]:
+        served = params if frozen is None else frozen.merged
+        params = params if frozen is None else lora.adapt(frozen.base, params, adapters)
+        hidden = _heads(params, spec, batch)
+        # Logits are linear in x; at temperature 1 this is the identity.
+        x = jnp.where((batch.ce_weights != 0)[..., None], hidden * jnp.asarray(temperature, hidden.dtype), hidden)
+        b, r, e = x.shape
+        of_targets = token_scores(params, spec, x.reshape(b * r, e), batch.targets.reshape(b * r), temperature)
+        rows = sharding.out(sharding.row_axes(x), None)
+        wanted = of_targets[: 3 if log_z else 2]
+        logprobs, entropy, *normalisers = (score.reshape(b, r, out_sharding=rows) for score in wanted)
+        extras = Extras(
+            log_z=normalisers[0] if log_z else None,
+            divergence=None if compare is None else compare(params, batch, hidden, temperature, teacher),
+        )
+        extras = (extras,) if log_z or compare is not None else ()
+        if tiling is None:
+            return logprobs, entropy, *extras
+        same = exact.packed_logprobs(
+            jax.lax.stop_gradient(served),
+            spec,
+            tiling,
+            batch.tokens,
+            batch.positions,
+            batch.head_positions,
+            batch.targets,
+            jnp.where(batch.ce_weights != 0, 1.0, jnp.float32(temperature)),
+        )
+        return exact.with_value(logprobs, same), entropy, *extras
 
     return forward
 
 
-def top_forward(spec: ModelSpec, k: int, temperature: float) -> Callable[[Params, Batch], scores.TopLogprobs]:
-    """A function: params, batch -> log-probs [B, R, ...] of targets, of the k likeliest and of `batch.support`."""
+def compare_to_teacher(spec: ModelSpec, distill: DistillConfig, teacher: ModelSpec | None) -> Compare:
+    """Divergences f32[B, R] to a teacher, in nats, 0 where they have no weight.
 
-    def forward(params: Params, batch: Batch) -> scores.TopLogprobs:
+    With a spec of the `teacher` its parameters are the last argument, and whole vocabularies (their common part) are
+    compared, a chunk of tokens at a time. Without, the batch says the support and what the teacher thinks of it. Both
+    distributions are at the temperature, and of the ordinary pass whatever the numerics.
+    """
+    divergence = functools.partial(DIVERGENCES[distill.loss], beta=distill.jsd_beta)
+
+    def compare(
+        params: Params, batch: Batch, x: jax.Array, temperature: jax.Array, weights: Params | None
+    ) -> jax.Array:
+        sides, rest = [scores.Side(params, spec, _flat(x))], [_flat(batch.distill_weights != 0)]
+        if teacher is not None:
+            y = jax.lax.stop_gradient(_heads(weights, teacher, batch))
+            sides.append(scores.Side(jax.lax.stop_gradient(weights), teacher, _flat(y)))
+            function = functools.partial(_compare_whole, divergence, temperature)
+        else:
+            rest += [_flat(batch.support), _flat(batch.teacher_logprobs)]
+            function = functools.partial(_compare_top_k, divergence, temperature)
+        return sharding.split_rows(scores.map_scores(function, sides, *rest), *x.shape[:2])
+
+    return compare
+
+
+def top_forward(spec: ModelSpec, k: int) -> Callable[[Params, Batch, jax.Array], scores.TopLogprobs]:
+    """A function: params, batch, temperature -> log-probs [B, R, ...] of targets, of the k likeliest and of `support`.
+
+    The last are 0 wide where the batch has no `support`.
+    """
+
+    def forward(params: Params, batch: Batch, temperature: jax.Array) -> scores.TopLogprobs:
         x = _heads(params, spec, batch)
         candidates = batch.targets[..., None][..., :0] if batch.support is None else batch.support
         flat = scores.top_logprobs(params, spec, _flat(x), _flat(batch.targets), _flat(candidates), k, temperature)
@@ -81,51 +129,24 @@ def top_forward(spec: ModelSpec, k: int, temperature: float) -> Callable[[Params
     return forward
 
 
-def _compare_whole(compare: Callable, temperature: float, student, teacher, live) -> jax.Array:
+def _compare_whole(divergence: Callable, temperature: jax.Array, student, teacher, live) -> jax.Array:
     """f32[...] for logits [..., V] of both."""
     live = live[..., None]
-    return compare(renormalise(student, live, temperature), renormalise(teacher, live, temperature), live)
+    return divergence(renormalise(student, live, temperature), renormalise(teacher, live, temperature), live)
 
 
-def _compare_top_k(compare: Callable, temperature: float, student, live, ids, teacher) -> jax.Array:
+def _compare_top_k(divergence: Callable, temperature: jax.Array, student, live, ids, teacher) -> jax.Array:
     """f32[...] for the student's logits [..., V] and the teacher's log-probs [..., K] of tokens ids."""
     support = jnp.isfinite(teacher) & live[..., None]
     picked = jnp.take_along_axis(student, ids, axis=-1)
-    return compare(renormalise(picked, support, temperature), renormalise(teacher, support, 1.0), support)
-
-
-def _policy_scores(
-    params: Params,
-    spec: ModelSpec,
-    tiling: exact.Tiling | None,
-    batch: Batch,
-    x: jax.Array,
-    temperature: float,
-) -> tuple[jax.Array, jax.Array]:
-    """Log-probs and entropies f32[B, R] of the targets from hidden states x[B, R, E]."""
-    if temperature != 1.0:  # logits are linear in x
-        x = jnp.where((batch.ce_weights != 0)[..., None], x * jnp.asarray(temperature, x.dtype), x)
-    b, r, e = x.shape
-    of_targets = token_logprobs(params, spec, x.reshape(b * r, e), batch.targets.reshape(b * r), temperature)
-    rows = sharding.out(sharding.row_axes(x), None)
-    logprobs, entropy = (score.reshape(b, r, out_sharding=rows) for score in of_targets)
-    if tiling is None:
-        return logprobs, entropy
-    same = exact.packed_logprobs(
-        jax.lax.stop_gradient(params),
-        spec,
-        tiling,
-        batch.tokens,
-        batch.positions,
-        batch.head_positions,
-        batch.targets,
-        jnp.where(batch.ce_weights != 0, 1.0, jnp.float32(temperature)),
-    )
-    return exact.with_value(logprobs, same), entropy
+    return divergence(renormalise(picked, support, temperature), renormalise(teacher, support, 1.0), support)
 
 
 def value_forward(spec: ModelSpec) -> Callable[[critic_model.Critic, Batch], jax.Array]:
-    """A function: critic, batch -> values f32[B, R] of the states in which the targets were sampled."""
+    """A function: critic, batch -> values f32[B, R] of the states in which the targets were sampled.
+
+    Of a critic with N bins: their logits f32[B, R, N].
+    """
 
     def forward(critic: critic_model.Critic, batch: Batch) -> jax.Array:
         return critic_model.values(critic, _heads(critic.backbone, spec, batch))

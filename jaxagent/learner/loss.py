@@ -8,7 +8,7 @@ Axis letters: B packed rows, R target positions per row, K histogram edges.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -18,6 +18,7 @@ import numpy as np
 from jaxagent.algorithms.kl import kl_estimate, kl_loss
 from jaxagent.algorithms.policy_loss import OBJECTIVES, Tokens, opsm_factor
 from jaxagent.algorithms.segments import sequence_mean
+from jaxagent.algorithms.value_bins import Support, categorical_value_loss, expectation
 from jaxagent.algorithms.value_loss import clipped_value_loss
 from jaxagent.config import RLConfig
 from jaxagent.learner.batch import Batch
@@ -28,9 +29,9 @@ RATIO_EDGES = (0.01 * np.sinh(np.linspace(-6.0, 6.0, 257))).astype(np.float32)
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """What of the losses is not in the weights. Static under jit."""
+    """What of the losses is not in the weights. Static under jit, but for the temperature."""
 
-    temperature: float  # of the sampled distribution whose log-probs policy tokens have
+    temperature: float  # of the sampled distribution whose log-probs policy tokens have; an update may name another
     policy: str  # of algorithms/policy_loss.py
     clip_low: float
     clip_high: float
@@ -38,6 +39,10 @@ class Objective:
     kl_estimator: str
     opsm_delta: float | None  # None = no off-policy sequence masking
     value_clip: float
+    tau_positive: float = 1.0
+    tau_negative: float = 1.05
+    value_loss: str = "squared"  # or a target of algorithms/value_bins.py
+    value_bins: Support | None = None  # None with "squared"
 
     @classmethod
     def of(cls, rl: RLConfig) -> Objective:
@@ -52,7 +57,17 @@ class Objective:
             kl_estimator=rl.kl.estimator,
             opsm_delta=rl.correction.opsm_delta if rl.correction.name == "opsm" else None,
             value_clip=rl.critic.value_clip,
+            tau_positive=rl.tau_positive,
+            tau_negative=rl.tau_negative,
+            value_loss=rl.critic.loss,
+            value_bins=value_bins(rl),
         )
+
+
+def value_bins(rl: RLConfig) -> Support | None:
+    """The bins of the critic's value; None where it is one number."""
+    critic = rl.critic
+    return None if critic.loss == "squared" else Support(critic.low, critic.high, critic.bins, critic.sigma)
 
 
 SUPERVISED = Objective(
@@ -79,27 +94,31 @@ class Tally:
         return Tally(jax.tree.map(jnp.add, self.sums, other.sums), jax.tree.map(jnp.maximum, self.maxima, other.maxima))
 
 
+class Extras(NamedTuple):
+    """What a loss may read of the targets' distributions beside log-probs and entropies; None: not computed."""
+
+    log_z: jax.Array | None = None  # f32[B, R] logarithms of the softmax's normalisers
+    divergence: jax.Array | None = None  # f32[B, R] to a teacher's, in nats; finite at targets without weight too
+
+
 def policy_loss(
-    logprobs: jax.Array,
-    entropy: jax.Array,
-    batch: Batch,
-    objective: Objective,
-    divergence_to_teacher: jax.Array | None = None,
+    logprobs: jax.Array, entropy: jax.Array, batch: Batch, objective: Objective, extras: Extras | None = None
 ) -> tuple[jax.Array, Tally]:
-    """Policy, KL, entropy, cross-entropy and distillation terms of a micro-batch.
+    """Policy, KL, entropy, z-loss, cross-entropy and distillation terms of a micro-batch.
 
     Args:
       logprobs: f32[B, R] of the targets; anything (even inf or nan) at targets without weight.
       entropy: f32[B, R] of the distributions the targets were drawn from.
       batch: streams, [B, R] each.
-      divergence_to_teacher: f32[B, R] finite everywhere (`distill.renormalise` sees to it); None: no such term.
+      extras: what the z-loss ("PaLM", arXiv 2204.02311, section 5) and distillation read; None: neither is on.
 
     Returns:
       f32[] share of the update's loss, and its tally.
     """
     policy, kl = batch.policy_weights != 0, batch.kl_weights != 0
     ce, nll, bonus = batch.ce_weights != 0, batch.nll_weights != 0, batch.entropy_weights != 0
-    distilled = divergence_to_teacher is not None
+    z, distilled = batch.z_weights != 0, batch.distill_weights != 0
+    extras = extras or Extras()
     # Double where: a target without weight must give neither a value nor a gradient, whatever it holds.
     logprobs = jnp.where(policy | kl | ce | nll, logprobs, 0.0)
     entropy = jnp.where(policy | bonus, entropy, 0.0)
@@ -122,15 +141,18 @@ def policy_loss(
         "loss/entropy": -jnp.sum(batch.entropy_weights * entropy),
         "loss/ce": -jnp.sum(batch.ce_weights * logprobs),
         "loss/nll": -jnp.sum(batch.nll_weights * logprobs),
-        "loss/distill": jnp.sum(batch.distill_weights * divergence_to_teacher) if distilled else jnp.float32(0),
     }
+    if extras.log_z is not None:
+        losses["loss/z"] = jnp.sum(batch.z_weights * jnp.square(jnp.where(z, extras.log_z, 0.0)))
+    if extras.divergence is not None:
+        losses["loss/distill"] = jnp.sum(batch.distill_weights * jnp.where(distilled, extras.divergence, 0.0))
     gap = jnp.where(policy, jax.lax.stop_gradient(on_policy - behaviour), 0.0)
     below = (gap[..., None] <= RATIO_EDGES) & policy[..., None]
     sums = losses | {
         "policy_tokens": jnp.sum(policy),
         "kl_tokens": jnp.sum(kl),
         "ce_tokens": jnp.sum(ce),
-        "targets": jnp.sum(policy | kl | ce | nll | bonus | (batch.distill_weights != 0)),
+        "targets": jnp.sum(policy | kl | ce | nll | bonus | z | distilled),
         "clipped": jnp.sum(jnp.where(policy, clipped, 0.0)),
         "entropy": jnp.sum(jnp.where(policy, entropy, 0.0)),
         "kl": jnp.sum(jnp.where(kl, divergence, 0.0)),
@@ -144,11 +166,17 @@ def policy_loss(
 
 
 def value_loss(values: jax.Array, batch: Batch, objective: Objective) -> tuple[jax.Array, Tally]:
-    """The critic's term of a micro-batch: `values` f32[B, R] -> f32[] and its tally."""
-    live = batch.value_weights != 0
-    values = jnp.where(live, values, 0.0)
+    """The critic's term of a micro-batch: `values` f32[B, R], or logits f32[B, R, N] -> f32[] and its tally."""
+    live, bins = batch.value_weights != 0, objective.value_bins
     old, returns = jnp.where(live, batch.old_values, 0.0), jnp.where(live, batch.returns, 0.0)
-    per_token, clipped = clipped_value_loss(values, old, returns, objective.value_clip)
+    if bins is None:
+        values = jnp.where(live, values, 0.0)
+        per_token, clipped = clipped_value_loss(values, old, returns, objective.value_clip)
+    else:
+        logits = jnp.where(live[..., None], values, 0.0)
+        per_token = categorical_value_loss(logits, returns, bins, objective.value_loss)
+        clipped = jnp.zeros_like(returns)
+        values = jnp.where(live, expectation(logits, bins), 0.0)
     loss = jnp.sum(batch.value_weights * per_token)
     sums = {
         "loss/value": loss,
@@ -164,8 +192,7 @@ def value_loss(values: jax.Array, batch: Batch, objective: Objective) -> tuple[j
 def policy_metrics(tally: Tally) -> dict[str, float]:
     """Scalars of one update from its (host) tally. Means are over tokens, not over weights."""
     s, tokens = tally.sums, max(float(tally.sums["policy_tokens"]), 1.0)
-    names = ("loss/policy", "loss/kl", "loss/entropy", "loss/ce", "loss/nll", "loss/distill")
-    out = {name: float(s[name]) for name in names}
+    out = {name: float(value) for name, value in s.items() if name.startswith("loss/")}
     return out | {
         "loss/total": sum(out.values()),
         "policy/tokens": float(s["policy_tokens"]),

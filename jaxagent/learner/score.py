@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from jaxagent.algorithms.streams import Streams
+from jaxagent.algorithms.value_bins import Support, expectation
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer, unpack
 from jaxagent.learner.update import shard
@@ -28,40 +29,62 @@ class Scorer:
 
     mesh: jax.sharding.Mesh
     packer: Packer
-    program: Callable[[Tree, Batch], tuple[jax.Array, ...]]
+    program: Callable[[Tree, Batch, np.float32], tuple[jax.Array, ...]]
+    temperature: float  # that of a call which names none
 
-    def __call__(self, params: Tree, trajectories: Sequence[Trajectory]) -> tuple[list[np.ndarray], ...]:
-        """One list per output of the program, one f32[T] per trajectory in it."""
+    def __call__(
+        self, params: Tree, trajectories: Sequence[Trajectory], temperature: float | None = None
+    ) -> tuple[list[np.ndarray], ...]:
+        """One list per output of the program, one f32[T] per trajectory in it. Another temperature compiles nothing."""
+        at = np.float32(self.temperature if temperature is None else temperature)
         streams = [Streams.of(t, policy_weights=_actions(t)) for t in trajectories]
         batches = self.packer.pack(streams)
         with jax.set_mesh(self.mesh):
-            results = [self.program(params, shard(batch, self.mesh)) for batch in batches]
+            results = [self.program(params, shard(batch, self.mesh), at) for batch in batches]
         outputs = zip(*jax.device_get(results), strict=True) if results else [[]] * self._outputs(params)
         return tuple(unpack(batches, output, streams) for output in outputs)
 
     def warm_up(self, params: Tree) -> None:
         """Compiles, by scoring padding."""
         with jax.set_mesh(self.mesh):
-            jax.block_until_ready(self.program(params, shard(self.packer.empty(), self.mesh)))
+            empty = shard(self.packer.empty(), self.mesh)
+            jax.block_until_ready(self.program(params, empty, np.float32(self.temperature)))
 
     def _outputs(self, params: Tree) -> int:
         with jax.set_mesh(self.mesh):
-            return len(jax.eval_shape(self.program, params, shard(self.packer.empty(), self.mesh)))
+            empty = shard(self.packer.empty(), self.mesh)
+            return len(jax.eval_shape(self.program, params, empty, np.float32(self.temperature)))
 
 
 def policy_scorer(
-    forward: Callable[[Tree, Batch, float], tuple[jax.Array, jax.Array]],
+    forward: Callable[[Tree, Batch, jax.Array], tuple[jax.Array, jax.Array]],
     temperature: float,
     packer: Packer,
     mesh: jax.sharding.Mesh,
 ) -> Scorer:
-    """Scores (log-probs, entropies) of action tokens at `temperature` under whatever parameters it is called with."""
-    return Scorer(mesh, packer, jax.jit(lambda params, batch: forward(params, batch, temperature)))
+    """Scores (log-probs, entropies) of action tokens under whatever parameters it is called with.
+
+    Args:
+      forward: of forward.py.
+      temperature: of calls that name none.
+      packer, mesh: as the update's.
+    """
+    return Scorer(mesh, packer, jax.jit(forward), temperature)
 
 
-def value_scorer(forward: Callable[[Tree, Batch], jax.Array], packer: Packer, mesh: jax.sharding.Mesh) -> Scorer:
-    """Scores (values,) of the states in which action tokens were sampled."""
-    return Scorer(mesh, packer, jax.jit(lambda critic, batch: (forward(critic, batch),)))
+def value_scorer(
+    forward: Callable[[Tree, Batch], jax.Array],
+    packer: Packer,
+    mesh: jax.sharding.Mesh,
+    bins: Support | None = None,
+) -> Scorer:
+    """Scores (values,) of the states in which action tokens were sampled; `bins` of a critic that classifies."""
+
+    def values(critic: Tree, batch: Batch, _: np.float32) -> tuple[jax.Array]:
+        out = forward(critic, batch)
+        return (out if bins is None else expectation(out, bins),)
+
+    return Scorer(mesh, packer, jax.jit(values), 1.0)
 
 
 def _actions(trajectory: Trajectory) -> np.ndarray:

@@ -13,15 +13,29 @@ Tree = Any  # a pytree of arrays
 
 
 @flax.struct.dataclass
+class Frozen:
+    """The weights around LoRA adapters: not trained, not in checkpoints."""
+
+    base: Tree
+    merged: Tree  # base and adapters multiplied out: the policy
+
+
+@flax.struct.dataclass
 class TrainState:
     """The learner's state. `step` counts applied policy updates; it is the policy version."""
 
     step: jax.Array  # i32[]
-    params: Tree  # f32 masters of the policy
+    params: Tree  # what is trained: f32 masters of the policy, or its LoRA adapters
     opt_state: optax.OptState
     critic: Tree | None = None  # PPO: backbone and value head
     critic_opt_state: optax.OptState | None = None
-    reference: Tree | None = None  # frozen policy that KL is measured to
+    reference: Tree | None = None  # frozen policy that KL is measured to; with LoRA its adapters, None = none
+    frozen: Frozen | None = None  # with LoRA
+
+    @property
+    def policy(self) -> Tree:
+        """The weights to generate with and to export."""
+        return self.params if self.frozen is None else self.frozen.merged
 
 
 def init_state(

@@ -27,7 +27,6 @@ from jaxagent.learner.batching import Packer, unpack, with_support
 from jaxagent.learner.teacher_http import HttpTeacher
 from jaxagent.learner.update import shard
 from jaxagent.models import hf, params, sharding
-from jaxagent.models.exact import Tiling
 from jaxagent.models.spec import ModelSpec
 from jaxagent.types import Trajectory
 
@@ -44,23 +43,31 @@ class Weights:
 
 @dataclasses.dataclass(frozen=True)
 class TopScorer:
-    """`scorer(params, trajectories, candidates) -> scores`. Holds a compiled program, no arrays."""
+    """`scorer(params, trajectories, temperature, candidates) -> scores`. Holds a compiled program, no arrays."""
 
     mesh: jax.sharding.Mesh
     packer: Packer
-    program: Callable[[Tree, Batch], Any]  # see forward.top_forward
+    program: Callable[[Tree, Batch, np.float32], Any]  # see forward.top_forward
     candidates: int  # C
 
     def __call__(
-        self, weights: Tree, trajectories: Sequence[Trajectory], candidates: Sequence[np.ndarray] | None = None
+        self,
+        weights: Tree,
+        trajectories: Sequence[Trajectory],
+        temperature: float,
+        candidates: Sequence[np.ndarray] | None = None,
     ) -> list[Scores]:
-        """Scores action tokens; `candidates` are i32[T, C] of each trajectory, None where C is 0."""
+        """Scores action tokens; `candidates` are i32[T, C] of each trajectory, None where C is 0.
+
+        Another temperature compiles nothing.
+        """
         if not trajectories:
             return []
         streams = [Streams.of(t, policy_weights=action_mask(t)) for t in trajectories]
         batches = self._with_candidates(self.packer.pack(streams), candidates)
+        at = np.float32(temperature)
         with jax.set_mesh(self.mesh):
-            found = jax.device_get([self.program(weights, shard(batch, self.mesh)) for batch in batches])
+            found = jax.device_get([self.program(weights, shard(batch, self.mesh), at) for batch in batches])
         return [
             Scores(*one) for one in zip(*(unpack(batches, x, streams) for x in zip(*found, strict=True)), strict=True)
         ]
@@ -69,7 +76,7 @@ class TopScorer:
         """Compiles, by scoring padding."""
         with jax.set_mesh(self.mesh):
             for batch in self._with_candidates([self.packer.empty()], []):
-                jax.block_until_ready(self.program(weights, shard(batch, self.mesh)))
+                jax.block_until_ready(self.program(weights, shard(batch, self.mesh), np.float32(1)))
 
     def _with_candidates(self, batches: list[Batch], candidates: Sequence[np.ndarray] | None) -> list[Batch]:
         if not self.candidates:
@@ -78,17 +85,17 @@ class TopScorer:
         return with_support(batches, supports, self.candidates)
 
 
-def top_scorer(
-    spec: ModelSpec, temperature: float, packer: Packer, mesh: jax.sharding.Mesh, k: int, candidates: int
-) -> TopScorer:
+def top_scorer(spec: ModelSpec, packer: Packer, mesh: jax.sharding.Mesh, k: int, candidates: int) -> TopScorer:
     """Scores under whatever parameters of `spec` it is called with: tokens, the k likeliest, and candidates."""
-    return TopScorer(mesh, packer, jax.jit(forward.top_forward(spec, k, temperature)), candidates)
+    return TopScorer(mesh, packer, jax.jit(forward.top_forward(spec, k)), candidates)
 
 
 class Teacher(Protocol):
     """Scores trajectories; K and C are fixed when it is made."""
 
-    def __call__(self, trajectories: Sequence[Trajectory], candidates: Sequence[np.ndarray] | None) -> list[Scores]:
+    def __call__(
+        self, trajectories: Sequence[Trajectory], candidates: Sequence[np.ndarray] | None, temperature: float
+    ) -> list[Scores]:
         """One per trajectory; candidates i32[T, C] of each, None where C is 0."""
 
 
@@ -98,56 +105,56 @@ class Distiller:
 
     teacher: Teacher
     student: TopScorer | None  # the policy's own top-k tokens, where the support has them
-    forward: Callable[..., tuple[jax.Array, ...]] | None  # the update's, where distillation is in the loss
-    frozen: tuple[Tree, ...]  # the teacher's parameters, where the loss itself runs it
+    compare: forward.Compare | None  # what the update's forward adds, where distillation is in the loss
+    weights: Tree | None  # the teacher's, where the loss itself runs it
     width: int  # K of the support; 0: the batch carries none
 
     def __call__(
-        self, policy: Tree, trajectories: Sequence[Trajectory]
+        self, policy: Tree, trajectories: Sequence[Trajectory], temperature: float
     ) -> tuple[list[Scores], list[np.ndarray] | None]:
         """The teacher's scores, and the student's top-k tokens i32[T, K] where needed."""
         students = None
         if self.student is not None:
-            students = [scores.top_ids for scores in self.student(policy, trajectories)]
-        return self.teacher(trajectories, students), students
+            students = [scores.top_ids for scores in self.student(policy, trajectories, temperature)]
+        return self.teacher(trajectories, students, temperature), students
 
     def batches(self, batches: list[Batch], streams: Sequence[Streams]) -> list[Batch]:
-        """Adds the supports of the packed `streams`."""
-        return with_support(batches, [s.support for s in streams], self.width) if self.width else batches
+        """Adds the supports of the packed `streams`; one that is not distilled (a replayed attempt) has none."""
+        if not self.width:
+            return batches
+        supports = [s.support or _no_support(len(s.trajectory), self.width) for s in streams]
+        return with_support(batches, supports, self.width)
+
+    def warm_up(self, policy: Tree) -> None:
+        """Compiles what scores the policy's own tokens."""
+        if self.student is not None:
+            self.student.warm_up(policy)
 
 
 def distiller(
     rl: RLConfig,
     spec: ModelSpec,
-    tiling: Tiling | None,
     mesh: jax.sharding.Mesh,
     packer: Packer,
-    policy: Tree,
     opened: Weights | HttpTeacher,
 ) -> Distiller:
-    """Compiles what `rl.distill` runs on the device beside the update; `policy` are parameters of `spec`."""
+    """What `rl.distill` runs on the device beside the update, the teacher's part compiled; `spec` is the policy's."""
     k = rl.distill.top_k
-    temperature = rl.sampling.temperature
-    student = None
-    if presets.needs_student_top_k(rl):
-        student = top_scorer(spec, temperature, packer, mesh, k, 0)
-        student.warm_up(policy)
+    student = top_scorer(spec, packer, mesh, k, 0) if presets.needs_student_top_k(rl) else None
     asked = k if student is not None else 0  # candidates
     own = k if presets.needs_support(rl) and rl.distill.support != "student" else 1  # the likeliest, for the metrics
     teacher_spec = None
     if isinstance(opened, Weights):
-        scorer = top_scorer(opened.spec, temperature, packer, mesh, own, asked)
+        scorer = top_scorer(opened.spec, packer, mesh, own, asked)
         scorer.warm_up(opened.params)
-        teacher: Teacher = lambda trajectories, candidates: scorer(opened.params, trajectories, candidates)  # noqa: E731
+        teacher: Teacher = lambda paths, candidates, at: scorer(opened.params, paths, at, candidates)  # noqa: E731
         teacher_spec = opened.spec if presets.needs_whole_teacher(rl) else None
     else:
-        teacher = lambda trajectories, candidates: opened.score(trajectories, candidates, own, temperature)  # noqa: E731
+        teacher = lambda paths, candidates, at: opened.score(paths, candidates, own, at)  # noqa: E731
     whole = teacher_spec is not None
-    score_policy = None
-    if rl.distill.loss != "sampled":
-        score_policy = forward.distill_forward(spec, rl.distill, teacher_spec, tiling)
+    compare = None if rl.distill.loss == "sampled" else forward.compare_to_teacher(spec, rl.distill, teacher_spec)
     width = 0 if not presets.needs_support(rl) else asked + own * (rl.distill.support != "student")
-    return Distiller(teacher, student, score_policy, (opened.params,) if whole else (), width)
+    return Distiller(teacher, student, compare, opened.params if whole else None, width)
 
 
 def check_teacher(cfg: Config, tokenizer: Tokenizer) -> None:
@@ -200,6 +207,10 @@ def open_teacher(cfg: Config, mesh: jax.sharding.Mesh) -> Weights | HttpTeacher 
 def is_address(teacher: str) -> bool:
     """Whether `rl.distill.teacher` is a server, not a folder."""
     return teacher.startswith(("http://", "https://"))
+
+
+def _no_support(length: int, width: int) -> Support:
+    return Support(np.zeros((length, width), np.int32), np.full((length, width), -np.inf, np.float32))
 
 
 def _http(cfg: Config) -> HttpTeacher:

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxagent.learner import loss as losses
@@ -22,7 +23,7 @@ from jaxagent.learner.loss import Objective, Tally
 from jaxagent.learner.state import TrainState
 
 Tree = Any  # a pytree of arrays
-PolicyForward = Callable[..., tuple[jax.Array, ...]]  # params, batch, temperature, *frozen
+PolicyForward = Callable[[Tree, Batch, jax.Array, Tree | None, Tree | None], tuple[Any, ...]]
 ValueForward = Callable[[Tree, Batch], jax.Array]
 
 
@@ -34,17 +35,27 @@ class Update:
     policy: Trainable
     critic: Trainable | None
     critic_warmup_epochs: int
+    temperature: float  # that of an update which names none
+    merge: Callable[[Tree, Tree], Tree] | None = None  # LoRA: base, adapters -> the weights to serve
 
     def __call__(
-        self, state: TrainState, batches: Sequence[Batch], train_policy: bool = True, frozen: tuple[Tree, ...] = ()
+        self,
+        state: TrainState,
+        batches: Sequence[Batch],
+        train_policy: bool = True,
+        temperature: float | None = None,
+        teacher: Tree | None = None,
     ) -> tuple[TrainState, dict[str, float]]:
         """Applies one update.
 
         Args:
-          state: consumed: its optimiser states are donated; `params` and `critic` stay valid (an engine may hold them).
+          state: consumed: its optimiser states are donated; `params`, `critic` and `frozen` stay valid (an engine may
+            hold them).
           batches: all micro-batches of the update, at least one.
           train_policy: False for the critic's warm-up.
-          frozen: what the policy's loss reads beside its parameters: a teacher's.
+          temperature: that the update's policy targets were sampled at, a number of the program and not a constant of
+            it: another one compiles nothing. None = the objective's, for runs in which it never changes.
+          teacher: the weights of another model that the policy's loss runs; None = it runs none.
 
         Returns:
           The next state and the update's metrics as Python floats.
@@ -52,32 +63,43 @@ class Update:
         with jax.set_mesh(self.mesh):
             batches = [shard(batch, self.mesh) for batch in batches]
             metrics: dict[str, float] = {}
+            at = np.float32(self.temperature if temperature is None else temperature)
             if train_policy:
                 params, opt_state, step, pending = self.policy.step(
-                    state.params, state.opt_state, state.step, batches, frozen
+                    state.params, state.opt_state, state.step, batches, at, state.frozen, teacher
                 )
-                state = state.replace(params=params, opt_state=opt_state, step=step)
+                state = self.merged(state.replace(params=params, opt_state=opt_state, step=step))
                 metrics |= self.policy.metrics(pending, "policy")
             if self.critic is not None:
                 critic, opt_state, first = state.critic, state.critic_opt_state, None
                 for _ in range(1 if train_policy else self.critic_warmup_epochs):
-                    critic, opt_state, _, pending = self.critic.step(critic, opt_state, state.step, batches)
+                    critic, opt_state, _, pending = self.critic.step(critic, opt_state, state.step, batches, at)
                     first = first or pending  # metrics of data the critic has not seen
                 state = state.replace(critic=critic, critic_opt_state=opt_state)
                 metrics |= self.critic.metrics(first, "critic")
             return state, metrics
 
-    def warm_up(self, state: TrainState, empty: Batch, frozen: tuple[Tree, ...] = ()) -> TrainState:
+    def merged(self, state: TrainState) -> TrainState:
+        """The state with the weights to serve made of its adapters; as it is without LoRA."""
+        if self.merge is None:
+            return state
+        with jax.set_mesh(self.mesh):
+            merged = self.merge(state.frozen.base, state.params)
+        return state.replace(frozen=state.frozen.replace(merged=merged))
+
+    def warm_up(self, state: TrainState, empty: Batch, teacher: Tree | None = None) -> TrainState:
         """Compiles everything by an update on padding alone, which changes no number of the state."""
-        return self(state, [empty], frozen=frozen)[0]
+        return self(state, [empty], teacher=teacher)[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class Trainable:
     """The two programs that train one parameter tree."""
 
-    zeros: Callable[..., tuple[Tree, Tally]]  # params, batch, *frozen -> empty accumulators
-    accumulate: Callable[..., tuple[Tree, Tally]]  # params, batch, grads, tally, *frozen -> grads, tally
+    # params, batch, temperature[, frozen, teacher] -> empty accumulators
+    zeros: Callable[..., tuple[Tree, Tally]]
+    # params, batch, temperature, grads, tally[, frozen, teacher] -> grads, tally
+    accumulate: Callable[..., tuple[Tree, Tally]]
     apply: Callable[..., tuple[Tree, Tree, jax.Array, dict[str, jax.Array]]]
     summarise: Callable[[Tally], dict[str, float]]
 
@@ -87,12 +109,14 @@ class Trainable:
         opt_state: Tree,
         step: jax.Array,
         batches: Sequence[Batch],
-        frozen: tuple[Tree, ...] = (),
+        temperature: np.float32,
+        frozen: Tree | None = None,
+        teacher: Tree | None = None,
     ) -> tuple:
         """Returns params, opt_state, step and what `metrics` needs, still on the device."""
-        grads, tally = self.zeros(params, batches[0], *frozen)
+        grads, tally = self.zeros(params, batches[0], temperature, frozen, teacher)
         for batch in batches:
-            grads, tally = self.accumulate(params, batch, grads, tally, *frozen)
+            grads, tally = self.accumulate(params, batch, temperature, grads, tally, frozen, teacher)
         params, opt_state, step, health = self.apply(params, opt_state, step, grads, tally)
         return params, opt_state, step, (tally, health)
 
@@ -110,47 +134,65 @@ def make_update(
     value_forward: ValueForward | None = None,
     critic_optimizer: optax.GradientTransformation | None = None,
     critic_warmup_epochs: int = 1,
+    merge: Callable[[Tree, Tree], Tree] | None = None,
 ) -> Update:
     """Builds the update.
 
     Args:
-      forward: params, batch, temperature -> log-probs and entropies f32[B, R] of the targets (forward.py); with
-        distillation in the loss the divergences too, and frozen parameters as further arguments.
-      objective: static parts of the losses; `loss.SUPERVISED` for SFT.
+      forward: params, batch, temperature, frozen, teacher -> log-probs and entropies f32[B, R] of the targets, and
+        `loss.Extras` where the loss reads more (forward.py).
+      objective: static parts of the losses, and the temperature of updates that name none; `loss.SUPERVISED` for SFT.
       optimizer: of the policy.
       mesh: with axes data, fsdp, tensor.
       value_forward, critic_optimizer: both given when there is a critic.
       critic_warmup_epochs: optimiser steps of the critic on each update's data while the policy is not trained.
+      merge: given when the policy's params are LoRA adapters: base, adapters -> the weights to serve.
     """
 
-    def policy_loss(params: Tree, batch: Batch, *frozen: Tree) -> tuple[jax.Array, Tally]:
-        logprobs, entropy, *divergence = forward(params, batch, objective.temperature, *frozen)
-        return losses.policy_loss(logprobs, entropy, batch, objective, *divergence)
+    def policy_loss(
+        params: Tree, batch: Batch, temperature: jax.Array, frozen: Tree | None, teacher: Tree | None
+    ) -> tuple[jax.Array, Tally]:
+        logprobs, entropy, *extras = forward(params, batch, temperature, frozen, teacher)
+        return losses.policy_loss(logprobs, entropy, batch, objective, *extras)
 
-    def value_loss(critic: Tree, batch: Batch) -> tuple[jax.Array, Tally]:
+    def value_loss(
+        critic: Tree, batch: Batch, temperature: jax.Array, frozen: None, teacher: None
+    ) -> tuple[jax.Array, Tally]:
+        del temperature, frozen, teacher  # values are of states, and a critic is trained whole
         return losses.value_loss(value_forward(critic, batch), batch, objective)
 
     critic = None
     if value_forward is not None:
         critic = make_trainable(value_loss, critic_optimizer, losses.value_metrics)
-    return Update(mesh, make_trainable(policy_loss, optimizer, losses.policy_metrics), critic, critic_warmup_epochs)
+    policy = make_trainable(policy_loss, optimizer, losses.policy_metrics)
+    return Update(mesh, policy, critic, critic_warmup_epochs, objective.temperature, merge)
 
 
 def make_trainable(
-    loss: Callable[..., tuple[jax.Array, Tally]],
+    loss: Callable[[Tree, Batch, jax.Array, Tree | None, Tree | None], tuple[jax.Array, Tally]],
     optimizer: optax.GradientTransformation,
     summarise: Callable[[Tally], dict[str, float]],
 ) -> Trainable:
-    """Jits the programs of one tree. Gradients accumulate in f32, in donated buffers."""
+    """Jits the programs of one tree, given what is frozen and a teacher. Gradients: f32, in donated buffers."""
 
-    def zeros(params: Tree, batch: Batch, *frozen: Tree) -> tuple[Tree, Tally]:
-        _, tally = jax.eval_shape(loss, params, batch, *frozen)
+    def zeros(
+        params: Tree, batch: Batch, temperature: jax.Array, frozen: Tree | None = None, teacher: Tree | None = None
+    ) -> tuple[Tree, Tally]:
+        _, tally = jax.eval_shape(loss, params, batch, temperature, frozen, teacher)
         grads = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params)
         tally = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tally)
         return grads, tally.replace(maxima=jax.tree.map(lambda x: x - jnp.inf, tally.maxima))
 
-    def accumulate(params: Tree, batch: Batch, grads: Tree, tally: Tally, *frozen: Tree) -> tuple[Tree, Tally]:
-        new, part = jax.grad(loss, has_aux=True)(params, batch, *frozen)
+    def accumulate(
+        params: Tree,
+        batch: Batch,
+        temperature: jax.Array,
+        grads: Tree,
+        tally: Tally,
+        frozen: Tree | None = None,
+        teacher: Tree | None = None,
+    ) -> tuple[Tree, Tally]:
+        new, part = jax.grad(loss, has_aux=True)(params, batch, temperature, frozen, teacher)
         return jax.tree.map(lambda total, g: total + g.astype(jnp.float32), grads, new), tally.add(part)
 
     def apply(params: Tree, opt_state: Tree, step: jax.Array, grads: Tree, tally: Tally) -> tuple:
@@ -164,7 +206,7 @@ def make_trainable(
     # Parameters are not donated: the engine may hold the same buffers. The accumulators' become the new parameters.
     return Trainable(
         zeros=jax.jit(zeros),
-        accumulate=jax.jit(accumulate, donate_argnums=(2, 3)),
+        accumulate=jax.jit(accumulate, donate_argnums=(3, 4)),
         apply=jax.jit(apply, donate_argnums=(1, 3)),
         summarise=summarise,
     )

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from jaxagent.models import kernels, packed_gpu, paged_gpu
+from jaxagent.models import kernels, packed_gpu, packed_tpu, paged_gpu, paged_tpu
 from jaxagent.models.layers import contract
 from jaxagent.models.sharding import ROWS, merge_rows, split_rows
 
@@ -28,6 +28,8 @@ _HEADS = P(ROWS, None, "tensor", None)
 
 QUERY_BLOCK = 64  # queries per block of packed attention, at least
 GROUP_ROWS = 32  # rows of paged attention that share a loop over pages; part of the exact numerics
+_PAGED = {"triton": paged_gpu.attend_pages, "mosaic": paged_tpu.attend_pages}
+_PACKED = {"tokamax": packed_gpu.attend, "splash": packed_tpu.attend}
 MAX_BLOCKS = 8  # per row: more blocks skip little more and compile longer
 
 
@@ -90,8 +92,9 @@ def attend_pages(
     """
     n, h, d = q.shape
     m = len(blocks)
-    if kernels.paged(kernels.platform(), d, page_tokens).name == "triton":
-        return paged_gpu.attend_pages(q, positions, page_tokens, keys, values, blocks, starts)
+    kernel = _PAGED.get(kernels.paged(kernels.platform(), d, page_tokens).name)
+    if kernel is not None:
+        return kernel(q, positions, page_tokens, keys, values, blocks, starts)
     q, positions = q.reshape(m, n // m, h, d), positions.reshape(m, n // m)
     size = math.gcd(m, GROUP_ROWS)
 
@@ -176,10 +179,9 @@ def packed(segments: jax.Array) -> Attend:
 
     def attend(cache: None, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, None]:
         q, k, v = (split_rows(x, b, t) for x in (q, k, v))
-        if kernels.packed(kernels.platform(), str(q.dtype)).name == "tokamax":
-            local = jax.shard_map(
-                packed_gpu.attend, in_specs=(P(ROWS, None), *[_HEADS] * 3), out_specs=_HEADS, check_vma=False
-            )
+        kernel = _PACKED.get(kernels.packed(kernels.platform(), str(q.dtype), t).name)
+        if kernel is not None:
+            local = jax.shard_map(kernel, in_specs=(P(ROWS, None), *[_HEADS] * 3), out_specs=_HEADS, check_vma=False)
             return merge_rows(local(segments, q, k, v)), None
         outs = [
             attend_dense(q[:, start:stop], k[:, :stop], v[:, :stop], mask)

@@ -12,7 +12,7 @@ import importlib.util
 
 import jax
 
-from jaxagent.models import paged_gpu
+from jaxagent.models import packed_tpu, paged_gpu, paged_tpu
 from jaxagent.models.spec import ModelSpec
 
 _GPU = ("gpu", "cuda")
@@ -22,7 +22,7 @@ _GPU = ("gpu", "cuda")
 class Choice:
     """A kernel, and on an accelerator the reason when it is not the accelerator's own."""
 
-    name: str  # "xla" runs everywhere; "triton" and "tokamax" on NVIDIA GPUs
+    name: str  # "xla" runs everywhere; "triton" and "tokamax" on NVIDIA GPUs; "mosaic" and "splash" on TPUs
     because: str = ""
 
 
@@ -39,6 +39,10 @@ def on_gpu() -> bool:
 
 def paged(on: str, head_dim: int, page_tokens: int) -> Choice:
     """For rows that attend to pages."""
+    if on == "tpu":
+        if not paged_tpu.supports(head_dim, page_tokens):
+            return Choice("xla", f"head_dim {head_dim} and page_tokens {page_tokens} are not multiples of 128")
+        return Choice("mosaic")
     if on not in _GPU:
         return Choice("xla")
     if not paged_gpu.supports(head_dim, page_tokens):
@@ -46,8 +50,12 @@ def paged(on: str, head_dim: int, page_tokens: int) -> Choice:
     return Choice("triton")
 
 
-def packed(on: str, dtype: str) -> Choice:
+def packed(on: str, dtype: str, row_tokens: int) -> Choice:
     """For packed training rows."""
+    if on == "tpu":
+        if not packed_tpu.supports(row_tokens):
+            return Choice("xla", f"rows of {row_tokens} tokens are not a multiple of 128")
+        return Choice("splash")
     if on not in _GPU:
         return Choice("xla")
     if dtype != "bfloat16":
@@ -59,10 +67,13 @@ def packed(on: str, dtype: str) -> Choice:
     return Choice("tokamax")
 
 
-def report(spec: ModelSpec, page_tokens: int) -> str:
+def report(spec: ModelSpec, page_tokens: int, row_tokens: int) -> str:
     """One line for the log: "attention: pages triton, packed rows tokamax"."""
     on = platform()
-    chosen = {"pages": paged(on, spec.head_dim, page_tokens), "packed rows": packed(on, str(spec.compute_dtype))}
+    chosen = {
+        "pages": paged(on, spec.head_dim, page_tokens),
+        "packed rows": packed(on, str(spec.compute_dtype), row_tokens),
+    }
     words = [f"{what} {c.name}" + (f" ({c.because})" if c.because else "") for what, c in chosen.items()]
     return "attention: " + ", ".join(words)
 

@@ -10,13 +10,20 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from jaxagent.models.lora_array import LoraArray, beside
 
-def contract(equation: str, x: jax.Array, w: jax.Array, out: P | None = None, dtype=None) -> jax.Array:
+
+def contract(equation: str, x: jax.Array, w: jax.Array | LoraArray, out: P | None = None, dtype=None) -> jax.Array:
     """einsum(equation, x, w) in the dtype of `x`; `out` is needed when the contracted axis is sharded.
 
     float32 operands are multiplied in true float32: accelerators would otherwise round them to TF32 or bfloat16.
     `dtype` asks for a wider result than the operands (logits).
+    With a `LoraArray` for `w`, its adapter is applied beside it.
     """
+    if isinstance(w, LoraArray):
+        down, up = beside(equation)
+        low = contract(down, x, w.a, out, dtype)
+        return contract(equation, x, w.w, out, dtype) + w.scale * contract(up, low, w.b, out, dtype)
     precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else lax.Precision.DEFAULT
     return jnp.einsum(equation, x, w, precision=precision, preferred_element_type=dtype or x.dtype, out_sharding=out)
 

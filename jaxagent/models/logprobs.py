@@ -48,6 +48,13 @@ def token_logprobs(
     Returns:
       (log-probs f32[N], entropy f32[N] in nats).
     """
+    return token_scores(params, spec, x, targets, temperature)[:2]
+
+
+def token_scores(
+    params: Params, spec: ModelSpec, x: jax.Array, targets: jax.Array, temperature: jax.Array | float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """As `token_logprobs`, and log Z f32[N]: the logarithm of the sum of exp(logits / temperature)."""
     n, shards = x.shape[0], sharding.row_shards(x)
     rows = n // shards  # on one device
     chunks = -(-rows // max(1, spec.logprob_chunk_tokens // shards))
@@ -63,8 +70,8 @@ def token_logprobs(
         return sharding.merge_rows(a.swapaxes(0, 1).reshape(shards, chunks * length)[:, :rows])
 
     temperature = jnp.asarray(temperature, jnp.float32)
-    logprobs, entropy = _score(spec, head(params, spec), split(x), split(targets), temperature)
-    return merge(logprobs), merge(entropy)
+    logprobs, entropy, log_z = _score(spec, head(params, spec), split(x), split(targets), temperature)
+    return merge(logprobs), merge(entropy), merge(log_z)
 
 
 def block_sums(weights: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -103,8 +110,8 @@ def head_logits(weights: jax.Array, spec: ModelSpec, x: jax.Array) -> jax.Array:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _score(
     spec: ModelSpec, weights: jax.Array, x: jax.Array, targets: jax.Array, temperature: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """(log-prob of the target, entropy), each f32[C, S, N], of C chunks of hidden states x[C, S, N, E].
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(log-prob of the target, entropy, log Z), each f32[C, S, N], of C chunks of hidden states x[C, S, N, E].
 
     Differentiated by hand, in `weights` and `x`: given the normalisers, a logit's gradient is one elementwise formula.
     """
@@ -127,20 +134,20 @@ def _score_forward(spec: ModelSpec, weights: jax.Array, x: jax.Array, targets: j
         return picked - jnp.log(total), entropy, top + jnp.log(total), scores if only else None
 
     logprobs, entropy, log_total, scores = lax.map(chunk, (x, targets))
-    return (logprobs, entropy), (weights, x, targets, temperature, log_total, entropy, scores)
+    return (logprobs, entropy, log_total), (weights, x, targets, temperature, log_total, entropy, scores)
 
 
-def _score_backward(spec: ModelSpec, kept: tuple[jax.Array | None, ...], gradients: tuple[jax.Array, jax.Array]):
+def _score_backward(spec: ModelSpec, kept: tuple[jax.Array | None, ...], gradients: tuple[jax.Array, ...]):
     weights, x, targets, temperature, log_total, entropy, scores = kept
     rows = jax.typeof(x).sharding.spec[1] if sharding.in_mesh() else None
 
     def chunk(to_weights: jax.Array, xs: tuple) -> tuple[jax.Array, jax.Array]:
         x, targets, scores, *per_target = xs
-        log_total, entropy, to_logprob, to_entropy = (a[..., None] for a in per_target)
+        log_total, entropy, to_logprob, to_entropy, to_log_z = (a[..., None] for a in per_target)
         scores = head_logits(weights, spec, x) / temperature if scores is None else scores
         logprobs = scores - log_total
         to_scores = jnp.where(_hit(spec, targets), to_logprob, 0.0)
-        to_scores -= jnp.exp(logprobs) * (to_logprob + to_entropy * (logprobs + entropy))
+        to_scores -= jnp.exp(logprobs) * ((to_logprob - to_log_z) + to_entropy * (logprobs + entropy))
         to_scores = (to_scores / temperature).astype(x.dtype)
         # [E, V], not [V, E]: the product then transposes x, not the many times larger gradient of the logits.
         to_weights += contract("sne,snv->ev", x, to_scores, sharding.out(None, "tensor"), jnp.float32)

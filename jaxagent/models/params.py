@@ -175,20 +175,30 @@ def shardings(spec: ModelSpec, mesh: Mesh, rules: Rules) -> Params:
     Raises:
       ConfigError: the mesh does not divide an array.
     """
+    return shardings_of(param_specs(spec), mesh, rules)
+
+
+def shardings_of(specs: Any, mesh: Mesh, rules: Rules) -> Any:
+    """`shardings`, of any tree of ArraySpecs."""
 
     def one(path, array: ArraySpec) -> NamedSharding:
         check_divisible(jax.tree_util.keystr(path, simple=True, separator="."), array.shape, array.axes, rules, mesh)
         return NamedSharding(mesh, rules.partition(array.axes))
 
-    return jax.tree_util.tree_map_with_path(one, param_specs(spec))
+    return jax.tree_util.tree_map_with_path(one, specs)
 
 
 def abstract(spec: ModelSpec, mesh: Mesh, rules: Rules) -> Params:
     """The tree of `jax.ShapeDtypeStruct`s with shardings: for dry runs and as restore target. Allocates nothing."""
+    return abstract_of(param_specs(spec), mesh, rules)
+
+
+def abstract_of(specs: Any, mesh: Mesh, rules: Rules) -> Any:
+    """`abstract`, of any tree of ArraySpecs."""
     return jax.tree.map(
         lambda array, where: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=where),
-        param_specs(spec),
-        shardings(spec, mesh, rules),
+        specs,
+        shardings_of(specs, mesh, rules),
     )
 
 
@@ -203,6 +213,11 @@ def init(spec: ModelSpec, key: jax.Array, where: Params | None = None) -> Params
       key: a typed key, `jax.random.key(seed)`.
       where: `shardings(...)`; None leaves everything on the default device.
     """
+    return init_of(param_specs(spec), key, where)
+
+
+def init_of(specs: Any, key: jax.Array, where: Any = None) -> Any:
+    """`init`, of any tree of ArraySpecs."""
 
     def one(path, array: ArraySpec) -> jax.Array:
         if array.std == 0.0:
@@ -210,7 +225,7 @@ def init(spec: ModelSpec, key: jax.Array, where: Params | None = None) -> Params
         own = jax.random.fold_in(key, zlib.crc32(jax.tree_util.keystr(path).encode()))
         return (array.mean + array.std * jax.random.normal(own, array.shape, jnp.float32)).astype(array.dtype)
 
-    def make() -> Params:
-        return jax.tree_util.tree_map_with_path(one, param_specs(spec))
+    def make() -> Any:
+        return jax.tree_util.tree_map_with_path(one, specs)
 
     return jax.jit(make, out_shardings=where)()

@@ -34,6 +34,7 @@ class Rules:
     kv_heads: str | None
     head_dim: str | None
     mlp: str | None
+    rank: str | None = None  # of LoRA adapters
 
     def partition(self, axes: tuple[str, ...]) -> P:
         """The PartitionSpec of an array whose logical axes are `axes`."""

@@ -17,6 +17,7 @@ from jaxagent.models import rope, sharding
 from jaxagent.models.attention import Attend, packed
 from jaxagent.models.int8 import Int8Array
 from jaxagent.models.layers import contract, rms_norm, swiglu
+from jaxagent.models.lora_array import LoraArray
 from jaxagent.models.params import Layers, Params, param_specs
 from jaxagent.models.spec import ModelSpec
 
@@ -142,9 +143,12 @@ def _gather(layer: Layers, spec: ModelSpec, x: jax.Array) -> Layers:
     Cast first, so that the all-gather moves compute_dtype bytes. Backward, its transpose scatters gradients back.
     """
 
-    def one(array, w: jax.Array | Int8Array) -> jax.Array:
+    def one(array, w: jax.Array | Int8Array | LoraArray) -> jax.Array | LoraArray:
+        where = sharding.COMPUTE.partition(array.axes[1:])
+        if isinstance(w, LoraArray):
+            return w.laid_out(spec.compute_dtype, where)
         w = w.after(x) if isinstance(w, Int8Array) else w  # one layer at a time
-        return sharding.constrain(w.astype(spec.compute_dtype), sharding.COMPUTE.partition(array.axes[1:]))
+        return sharding.constrain(w.astype(spec.compute_dtype), where)
 
     return jax.tree.map(one, param_specs(spec).layers, layer)
 

@@ -28,6 +28,7 @@ def episode_record(
         "sample": episode.sample,
         "reward": episode.reward,
         "rewards": dict(episode.rewards),
+        "turn_rewards": list(episode.turn_rewards),
         "stop_reason": str(episode.stop_reason),
         "error": episode.error,
         "turns": episode.turns,

@@ -1,6 +1,7 @@
 """What a workdir holds, by name."""
 
 METRICS_FILE = "metrics.jsonl"  # one record per step; see metrics.py
+EPISODES_FOLDER = "episodes"  # logs of whole episodes for stages that learn from data; see data/episode_log.py
 EPISODES_FILE = "episodes.jsonl"  # some evaluation episodes, token by token; see episodes.py
 SUMMARY_FILE = "summary.json"  # the run in one dict, written when it ends
 CONFIG_FILE = "config.json"  # the parsed config, written when it starts

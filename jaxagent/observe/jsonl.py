@@ -10,7 +10,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from jaxagent.config import ConfigError
@@ -34,11 +34,16 @@ class JsonlLog:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Writes one record; when this returns it is on disk. NaN and infinities become null, as JSON has none."""
-        line = json.dumps(_plain(record), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        self._file.write(line.encode() + b"\n")
+        self.extend([record])
+
+    def extend(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Writes records; when this returns all are on disk."""
+        for record in records:
+            line = json.dumps(_plain(record), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+            self._file.write(line.encode() + b"\n")
+            self.position += 1
         self._file.flush()
         os.fsync(self._file.fileno())
-        self.position += 1
 
     def close(self) -> None:
         """Closes the file; a second call does nothing."""

@@ -21,7 +21,13 @@ from jaxagent.observe.files import CONFIG_FILE, EPISODES_FILE, METRICS_FILE, REP
 from jaxagent.observe.text import duration, number
 
 _EPISODES = 12  # tasks shown
-_STAGE_TITLES = {"warm_start": "Warm start", "rl": "Reinforcement learning"}
+_STAGE_TITLES = {
+    "warm_start": "Warm start",
+    "rl": "Reinforcement learning",
+    "sft": "Supervised fine-tuning",
+    "rft": "Rejection-sampling fine-tuning",
+    "dpo": "Direct preference optimisation",
+}
 
 # What a person looks at first: (title, metric names, y axis). Everything else follows, grouped by topic.
 _FIRST: tuple[tuple[str, tuple[str, ...], str], ...] = (
@@ -107,13 +113,15 @@ def _subtitle(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
 def _tiles(summary: Mapping[str, Any]) -> str:
     tiles = []
     for title, before, after in (
-        ("held-out EM, greedy", "eval/em_before_rl", "eval/em_after_rl"),
-        ("held-out EM, sampled", "eval/em_sampled_before_rl", "eval/em_sampled_after_rl"),
-        ("held-out EM, two-hop", "eval/em_two_hop_before_rl", "eval/em_two_hop_after_rl"),
+        ("held-out EM, greedy", "eval/em_before_", "eval/em_after_"),
+        ("held-out EM, sampled", "eval/em_sampled_before_", "eval/em_sampled_after_"),
+        ("held-out EM, two-hop", "eval/em_two_hop_before_", "eval/em_two_hop_after_"),
     ):
-        if summary.get(after) is None:
+        # Before the first stage that evaluates, after the last one.
+        values = [v for name, v in summary.items() if name.startswith(after) and v is not None]
+        if not values:
             continue
-        value, old = summary[after], summary.get(before)
+        value, old = values[-1], next((v for name, v in summary.items() if name.startswith(before)), None)
         if old is None:
             tiles.append((f"{value:.3f}", title))
             continue

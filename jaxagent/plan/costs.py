@@ -9,8 +9,11 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import jax
+
 from jaxagent.algorithms import presets
-from jaxagent.config import Config
+from jaxagent.config import Config, LoraConfig
+from jaxagent.models import lora
 from jaxagent.models import params as model_params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.plan.chips import Chip
@@ -63,15 +66,22 @@ def forward_flops(spec: ModelSpec, tokens: int, keys: float, targets: int) -> fl
     return tokens * (2.0 * layer_matmul_params(spec) + attention) + head
 
 
-def train_flops(spec: ModelSpec, rows: int, row_tokens: int, row_targets: int) -> float:
+def train_flops(
+    spec: ModelSpec, rows: int, row_tokens: int, row_targets: int, adapters: LoraConfig | None = None
+) -> float:
     """Forward and backward over packed rows. Packed attention computes the whole T x T square.
 
-    Recomputation counts: it is work. "layer" repeats the layers' forward; the head's is always repeated.
+    Recomputation counts: it is work. "layer" repeats the layers' forward; the head's is always repeated. With adapters
+    the products that would make the gradients of frozen weights are left out, and those of the adapters come in.
     """
     tokens = rows * row_tokens
     layers = forward_flops(spec, tokens, row_tokens, 0)
     head = forward_flops(spec, 0, 0, rows * row_targets)
-    return layers * (4 if spec.remat == "layer" else 3) + head * 4
+    passes = 4 if spec.remat == "layer" else 3
+    if adapters is None or not adapters.rank:
+        return layers * passes + head * 4
+    own = sum(array.size for array in jax.tree.leaves(lora.adapter_specs(spec, adapters)))
+    return layers * passes + 2.0 * tokens * (own * passes - layer_matmul_params(spec)) + head * 3
 
 
 def count(cfg: Config, spec: ModelSpec, row_targets: int) -> Work:
@@ -84,10 +94,10 @@ def count(cfg: Config, spec: ModelSpec, row_targets: int) -> Work:
     rows = math.ceil(episodes * env.context_tokens / rl.batch.row_tokens)
     micro = math.ceil(rows / rl.batch.micro_rows)
     padded_rows = micro * rl.batch.micro_rows
-    models = 1 + presets.needs_critic(rl)
     forwards = presets.needs_reference(rl) + presets.needs_critic(rl) + presets.needs_old(rl)
     one_forward = forward_flops(spec, padded_rows * rl.batch.row_tokens, rl.batch.row_tokens, padded_rows * row_targets)
-    one_train = train_flops(spec, padded_rows, rl.batch.row_tokens, row_targets)
+    one_train = train_flops(spec, padded_rows, rl.batch.row_tokens, row_targets, cfg.model.lora)
+    critic_train = train_flops(spec, padded_rows, rl.batch.row_tokens, row_targets) if presets.needs_critic(rl) else 0.0
     mean_keys = env.context_tokens / 2
     waves = math.ceil(episodes / cfg.engine.slots)
     return Work(
@@ -97,7 +107,7 @@ def count(cfg: Config, spec: ModelSpec, row_targets: int) -> Work:
         rows=rows,
         micro_batches=micro,
         passes=rl.epochs,
-        train_flops=models * rl.epochs * one_train,
+        train_flops=rl.epochs * (one_train + critic_train),
         score_flops=forwards * one_forward,
         prefill_flops=episodes * forward_flops(spec, prefill, mean_keys, 0),
         decode_flops=episodes * forward_flops(spec, sampled, mean_keys, sampled),

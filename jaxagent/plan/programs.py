@@ -22,13 +22,13 @@ from jaxagent.engine.executor import Sizes
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.learner import forward, state
 from jaxagent.learner.batch import Batch
-from jaxagent.learner.loss import Objective
+from jaxagent.learner.loss import Objective, value_bins
 from jaxagent.learner.optimizer import make_optimizer
-from jaxagent.learner.programs import tiling
+from jaxagent.learner.programs import keeps_reference, merger, tiling
 from jaxagent.learner.update import make_update
 from jaxagent.models import critic as critic_model
+from jaxagent.models import lora, sharding
 from jaxagent.models import params as model_params
-from jaxagent.models import sharding
 from jaxagent.models.spec import ModelSpec
 
 Tree = Any  # a pytree of jax.ShapeDtypeStructs with shardings
@@ -57,10 +57,16 @@ def resident_bytes(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> dic
     with jax.set_mesh(mesh):
         train = abstract_state(cfg, spec, mesh)
         model = LanguageModel(spec, cfg.engine.cache_dtype)
-        rollout = jax.eval_shape(model.place, train.params)
+        rollout = jax.eval_shape(model.place, train.policy)
         decode = _decode_state(cfg, model)
+        adapted = train.frozen is not None
         return {
-            "parameters": device_bytes(train.params),
+            "parameters": device_bytes(train.frozen.base if adapted else train.params),
+            "adapters": device_bytes(train.params if adapted else None),
+            # Only what is adapted is there twice.
+            "merged parameters": device_bytes(
+                [getattr(train.policy.layers, n) for n in train.params] if adapted else None
+            ),
             "optimiser": device_bytes(train.opt_state),
             "critic and its optimiser": device_bytes((train.critic, train.critic_opt_state)),
             "reference": device_bytes(train.reference),
@@ -71,19 +77,23 @@ def resident_bytes(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> dic
 
 def abstract_state(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> state.TrainState:
     """The learner's state as abstract arrays. Call under `jax.set_mesh(mesh)`."""
-    params = model_params.abstract(spec, mesh, sharding.TRAIN)
+    params = trained = model_params.abstract(spec, mesh, sharding.TRAIN)
+    frozen = None
+    if cfg.model.lora.rank:
+        trained = model_params.abstract_of(lora.adapter_specs(spec, cfg.model.lora), mesh, sharding.TRAIN)
+        frozen = state.Frozen(params, jax.eval_shape(merger(cfg), params, trained))
     optimizer = make_optimizer(cfg.rl.optimizer, cfg.rl.steps)
     critic = critic_optimizer = None
     if presets.needs_critic(cfg.rl):
-        critic = jax.eval_shape(critic_model.from_policy, params)
+        bins = value_bins(cfg.rl)
+        critic = jax.eval_shape(lambda params: critic_model.from_policy(params, bins.bins if bins else 0), params)
         critic_optimizer = make_optimizer(cfg.rl.critic.optimizer, cfg.rl.steps)
-    return jax.eval_shape(
-        lambda params, critic: state.init_state(
-            params, optimizer, critic, critic_optimizer, presets.needs_reference(cfg.rl)
-        ),
-        params,
+    made = jax.eval_shape(
+        lambda trained, critic: state.init_state(trained, optimizer, critic, critic_optimizer, keeps_reference(cfg)),
+        trained,
         critic,
     )
+    return made.replace(frozen=frozen)
 
 
 def compile_all(
@@ -102,26 +112,33 @@ def compile_all(
     with jax.set_mesh(mesh):
         train = abstract_state(cfg, spec, mesh)
         batch = jax.tree.map(lambda x: _abstract(x.shape, x.dtype, mesh, jax.P(sharding.ROWS)), empty)
+        temperature = _abstract((), jnp.float32, mesh, jax.P())
         ppo = train.critic is not None
         update = make_update(
-            forward.policy_forward(spec, tiling(cfg)),
+            forward.policy_forward(spec, tiling(cfg), cfg.model.lora, log_z=cfg.rl.z_coefficient != 0),
             Objective.of(cfg.rl),
             make_optimizer(cfg.rl.optimizer, cfg.rl.steps),
             mesh,
             forward.value_forward(spec) if ppo else None,
             make_optimizer(cfg.rl.critic.optimizer, cfg.rl.steps) if ppo else None,
+            merge=merger(cfg) if train.frozen is not None else None,
         )
-        trained = [("policy", update.policy, train.params, train.opt_state)]
+        trained = [("policy", update.policy, train.params, train.opt_state, train.frozen)]
         if ppo:
-            trained.append(("critic", update.critic, train.critic, train.critic_opt_state))
-        for name, trainable, params, opt_state in trained:
-            grads, tally = jax.eval_shape(trainable.zeros, params, batch)
-            add(f"{name}: gradient of a micro-batch", trainable.accumulate, params, batch, grads, tally)
+            trained.append(("critic", update.critic, train.critic, train.critic_opt_state, None))
+        for name, trainable, params, opt_state, frozen in trained:
+            grads, tally = jax.eval_shape(trainable.zeros, params, batch, temperature, frozen)
+            gradient = (params, batch, temperature, grads, tally, frozen)
+            add(f"{name}: gradient of a micro-batch", trainable.accumulate, *gradient)
             add(f"{name}: optimiser update", trainable.apply, params, opt_state, train.step, grads, tally)
-        if train.reference is not None:
-            score = jax.jit(forward.policy_forward(spec, tiling(cfg)), static_argnums=2)
-            add("reference: log-probs", score, train.reference, batch, Objective.of(cfg.rl).temperature)
-        _compile_engine(cfg, spec, mesh, train.params, add)
+        if train.frozen is not None:
+            carried = lora.carried(train.frozen.base, train.params, cfg.model.lora)
+            add("policy: adapters into weights", lora.products, carried, cfg.model.compute_dtype)
+        if presets.needs_reference(cfg.rl):
+            score = jax.jit(forward.policy_forward(spec, tiling(cfg)))
+            weights = train.reference if train.frozen is None else train.frozen.base
+            add("reference: log-probs", score, weights, batch, temperature)
+        _compile_engine(cfg, spec, mesh, train.policy, add)
     return done
 
 

@@ -17,9 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxagent.algorithms import presets
-from jaxagent.config import Config, ConfigError
+from jaxagent.config import Config
 from jaxagent.learner.batching import Packer
 from jaxagent.learner.programs import longest_targets
+from jaxagent.models import hf, lora
 from jaxagent.models import params as model_params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.observe.files import PLAN_FILE
@@ -68,6 +69,7 @@ def run(cfg: Config, chip: str, console: Console | None = None) -> Plan:
 def plan(cfg: Config, chip: str, report: Callable[[programs.Program], None]) -> Plan:
     """The plan of a config on a chip; `report` is called with each `programs.Program` when it is compiled."""
     presets.check(cfg.rl)
+    lora.check(cfg.model.lora)
     spec = model_spec(cfg)
     spec.check_context(cfg.env.context_tokens)
     mesh, compiled_for = topology.mesh_for(cfg.mesh, chip)
@@ -96,22 +98,19 @@ def model_spec(cfg: Config) -> ModelSpec:
     """The model's shape: from config.json of `model.path`, else from the config's own fields.
 
     Raises:
-      ConfigError: `model.path` has no config.json.
+      ConfigError: `model.path` has no config.json, or one of a model this code does not compute.
     """
     if not cfg.model.path:
         return ModelSpec.from_config(cfg.model, cfg.tokenizer.vocab_size)
-    from jaxagent.models.families import spec_from_hf
-
-    path = pathlib.Path(cfg.model.path) / "config.json"
-    if not path.is_file():
-        raise ConfigError(f"config.model.path: '{path}' does not exist.")
-    return spec_from_hf(json.loads(path.read_text()), cfg.model)
+    return hf.read_spec(cfg.model.path, cfg.model)
 
 
 def transient_bytes(program: programs.Program, resident: dict[str, int]) -> int:
     """What a program needs on top of everything resident: temporaries, new outputs, gradient accumulators."""
-    accumulators = resident["parameters"] if "gradient" in program.name or "optimiser" in program.name else 0
-    return program.extra_bytes + accumulators
+    if "gradient" not in program.name and "optimiser" not in program.name:
+        return program.extra_bytes
+    adapters = resident["adapters"] if program.name.startswith("policy") else 0
+    return program.extra_bytes + (adapters or resident["parameters"])
 
 
 def assumptions(cfg: Config, chip: str, compiled_for: str) -> list[str]:

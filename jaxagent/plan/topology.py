@@ -1,4 +1,4 @@
-"""The mesh a plan is compiled for: virtual CPU devices, or an NVIDIA chip's topology without the chip.
+"""The mesh a plan is compiled for: virtual CPU devices, or the topology of an NVIDIA chip or a TPU without the chip.
 
 XLA compiles for a GPU it cannot see when told what the GPU is ("target config"). The facts below are from the
 vendor's architecture papers; kernels are not tuned without a device, so temporary sizes stay approximate.
@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import importlib.util
+import math
+import os
 
 import jax
+import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType
 
-from jaxagent.config import MeshConfig
+from jaxagent.config import ConfigError, MeshConfig
 from jaxagent.devices import count
 from jaxagent.models import sharding
 
@@ -37,6 +41,10 @@ _GPUS = {
 }
 
 
+_SQUARES = ((1, 1), (2, 2), (4, 4), (8, 8), (16, 16))
+_TPU_SLICES = {"v5e": _SQUARES, "v6e": _SQUARES, "v5p": ((2, 2, 1), (2, 2, 4), (4, 4, 4), (8, 8, 8))}
+
+
 def mesh_for(mesh: MeshConfig, chip: str) -> tuple[jax.sharding.Mesh, str]:
     """The mesh to compile on, and what it is made of: the chip's name or "virtual CPU devices"."""
     if chip in _GPUS and cuda_compiler_installed():
@@ -46,7 +54,29 @@ def mesh_for(mesh: MeshConfig, chip: str) -> tuple[jax.sharding.Mesh, str]:
         made = topologies.make_mesh(topology, (mesh.data, mesh.fsdp, mesh.tensor), ("data", "fsdp", "tensor"))
         explicit = jax.sharding.Mesh(made.devices, made.axis_names, axis_types=(AxisType.Explicit,) * 3)
         return explicit, chip
+    if chip in _TPU_SLICES and tpu_compiler_installed():
+        return _tpu_mesh(mesh, chip), chip
     return sharding.make_mesh(mesh), "virtual CPU devices"
+
+
+def _tpu_mesh(mesh: MeshConfig, chip: str) -> jax.sharding.Mesh:
+    """The first devices of the smallest slice that holds the mesh.
+
+    Raises:
+      ConfigError: no slice is that large.
+    """
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no TPU host to ask
+    shape = next((shape for shape in _TPU_SLICES[chip] if math.prod(shape) >= count(mesh)), None)
+    if shape is None:
+        raise ConfigError(f"config.mesh: {count(mesh)} devices are more than the largest {chip} slice known here.")
+    topology = topologies.get_topology_desc(f"{chip}:{'x'.join(map(str, shape))}", platform="tpu")
+    devices = np.array(topology.devices[: count(mesh)]).reshape(mesh.data, mesh.fsdp, mesh.tensor)
+    return jax.sharding.Mesh(devices, ("data", "fsdp", "tensor"), axis_types=(AxisType.Explicit,) * 3)
+
+
+def tpu_compiler_installed() -> bool:
+    """True where libtpu is installed (extra `tpu`): it compiles on any Linux machine, with `JAX_PLATFORMS=cpu`."""
+    return importlib.util.find_spec("libtpu") is not None
 
 
 def cuda_compiler_installed() -> bool:

@@ -38,7 +38,9 @@ class Conversation:
         self._known = 0  # tokens that the engine has been given or has sampled
         self._prompt_text = ""
         self._texts: list[tuple[str, str]] = []  # (action, observation) of every turn so far
+        self._action_tokens: list[int] = []  # of every turn so far
         self._ended_by = ""  # the EOS text that the last action ended with
+        self._forced = ""  # what the next action must begin with
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -56,7 +58,7 @@ class Conversation:
     @property
     def transcript(self) -> Transcript:
         """The text of everything so far."""
-        return Transcript(self._prompt_text, tuple(self._texts))
+        return Transcript(self._prompt_text, tuple(self._texts), tuple(self._action_tokens))
 
     def add_prompt(self, messages: Sequence[Message]) -> None:
         """Encodes the prompt. With `Plain` it starts with the tokenizer's prefix (a BOS, where it wants one)."""
@@ -76,8 +78,9 @@ class Conversation:
             body, self._ended_by = ids[:-1], self._tokenizer.decode(ids[-1:])
         raw = self._tokenizer.decode_bytes(body)
         raw = raw[: len(raw) - generation.overshoot_bytes]
-        text = raw.decode("utf-8", errors="replace")
+        text, self._forced = self._forced + raw.decode("utf-8", errors="replace"), ""
         self._texts.append((text, ""))
+        self._action_tokens.append(len(ids))
         self._append(
             ids,
             [TokenKind.ACTION] * len(ids),
@@ -88,11 +91,28 @@ class Conversation:
             self._known = len(self._tokens)
         return text
 
+    def force(self, text: str, room: int) -> bool:
+        """Begins the next action with words that the policy did not choose; False, and nothing, if they need `room`.
+
+        They are context of kind PROMPT: no log-prob, no loss. The text of the action begins with them all the same.
+
+        Args:
+          text: the words.
+          room: tokens that are free; one of them must stay for the policy.
+        """
+        ids = self._tokenizer.encode(text)
+        if len(ids) >= room:
+            return False
+        self._append(ids, [TokenKind.PROMPT] * len(ids))
+        self._forced = text
+        return True
+
     def add_demonstration(self, text: str) -> None:
         """Appends a demonstrated action: encoded text that counts as ACTION, with log-prob 0 and no policy version."""
         ids = self._tokenizer.encode(text)
         self._ended_by = ""
         self._texts.append((text, ""))
+        self._action_tokens.append(len(ids))
         self._append(ids, [TokenKind.ACTION] * len(ids))
         self._known = len(self._tokens)
 

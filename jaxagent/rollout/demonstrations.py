@@ -1,6 +1,7 @@
 """Warm-start demonstrations: a jsonl file of episodes -> trajectories, made by the same `Conversation` as rollouts.
 
-A row is {"prompt": question, "turns": [{"action": text, "observation": text or ""}, ...]}; other columns are ignored.
+A row is {"prompt": question or messages, "turns": [{"action": text, "observation": text or ""}, ...]};
+other columns are ignored.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ def load(path: str | Path) -> list[dict[str, Any]]:
 
 
 def trajectory(
-    row: dict[str, Any], new: Callable[[], Conversation], prompt: Callable[[str], Sequence[Message]]
+    row: dict[str, Any], new: Callable[[], Conversation], prompt: Callable[[Any], Sequence[Message]]
 ) -> Trajectory:
     """One demonstration as the trajectory that an episode with these texts would have been.
 
     Args:
       row: as `load` gives it.
       new: makes an empty conversation.
-      prompt: question -> the environment's messages.
+      prompt: the row's prompt -> messages; a question becomes the environment's.
     """
     conversation = new()
     conversation.add_prompt(prompt(row["prompt"]))
@@ -79,8 +80,12 @@ def stream(
 def _problem(row: Any) -> str:
     if not isinstance(row, dict):
         return f"expected an object, got {type(row).__name__}."
-    if not isinstance(row.get("prompt"), str):
-        return "column 'prompt' must be text."
+    prompt = row.get("prompt")
+    messages = isinstance(prompt, list) and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in prompt
+    )
+    if not isinstance(prompt, str) and not (messages and prompt):
+        return "column 'prompt' must be text, or a list of messages with 'role' and 'content'."
     turns = row.get("turns")
     if not isinstance(turns, list) or not turns:
         return "column 'turns' must be a list with at least one turn."

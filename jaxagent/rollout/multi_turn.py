@@ -21,6 +21,7 @@ from jaxagent.config import EnvConfig, SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Environment, Verdict
 from jaxagent.rollout.conversation import Conversation
+from jaxagent.rollout.forced import NEVER, ForcedTools
 from jaxagent.rollout.templates import Template
 from jaxagent.types import Episode, Generation, StopReason, Task, TokenKind
 
@@ -62,6 +63,7 @@ class MultiTurn:
       sampling: the distribution to sample from.
       request_timeout_s: longest wait for one generation.
       group_size: attempts at a task that are wanted together, for the engine's order.
+      forced: turns that begin with a random tool call.
     """
 
     make_environment: Callable[[Task], Environment]
@@ -72,6 +74,7 @@ class MultiTurn:
     sampling: SamplingConfig
     request_timeout_s: float
     group_size: int = 1
+    forced: ForcedTools = NEVER
 
     async def __call__(self, task: Task, sample: int) -> Episode:
         """Runs one attempt. Only cancellation of the caller's own task passes through, after cleaning up."""
@@ -123,7 +126,10 @@ class _Attempt:
             raise ValueError(f"the prompt has {length} tokens and env.context_tokens is {limit}")
         stop_reason = await self._converse(self._environment)
         with _seconds(self._metrics, "env_s"):
-            self._verdict = await self._environment.verify(self._conversation.transcript)
+            verdict = await self._environment.verify(self._conversation.transcript)
+        if len(verdict.turn_rewards) not in (0, self._conversation.turns):
+            raise ValueError(f"{len(verdict.turn_rewards)} turn rewards for {self._conversation.turns} turns")
+        self._verdict = verdict
         return stop_reason
 
     async def _converse(self, environment: Environment) -> StopReason:
@@ -133,6 +139,7 @@ class _Attempt:
             session = await policy.open(task.id, self._sample, self._rollout.group_size, domain)
         try:
             while True:
+                self._force_tool(environment)
                 generation = await self._generate(session)
                 action = self._conversation.add_action(generation)
                 if generation.finish == "length":
@@ -146,6 +153,15 @@ class _Attempt:
                     return StopReason.TOKEN_LIMIT
         finally:
             policy.close(session)
+
+    def _force_tool(self, environment: Environment) -> None:
+        rollout, conversation = self._rollout, self._conversation
+        if rollout.forced.epsilon <= 0:
+            return
+        prefixes = getattr(environment, "tool_prefixes", ())
+        text = rollout.forced.choose(prefixes, self._task.id, self._sample, conversation.turns)
+        forced = bool(text) and conversation.force(text, rollout.config.context_tokens - len(conversation))
+        self._metrics["forced_turns"] = self._metrics.get("forced_turns", 0.0) + forced
 
     async def _generate(self, session: Any) -> Generation:
         rollout, conversation = self._rollout, self._conversation
@@ -198,6 +214,7 @@ class _Attempt:
             metrics=metrics,
             text=transcript.prompt + transcript.response,
             error=error,
+            turn_rewards=() if failed else tuple(map(float, self._verdict.turn_rewards)),
         )
 
 

@@ -47,7 +47,7 @@ async def run_groups(
 
     async def work() -> None:
         for t, s in attempts:  # shared by all workers: each takes the next attempt
-            episode = table[t][s] = await _guarded(rollout, tasks[t], s)
+            episode = table[t][s] = await guarded(rollout, tasks[t], s)
             if on_episode is not None:
                 on_episode(episode)
 
@@ -58,20 +58,22 @@ async def run_groups(
     except TimeoutError:
         logger.warning("Rollouts were cut off after %.0f s.", deadline_s)
     return [
-        Group(task, tuple(e or _no_episode(task, s, StopReason.CANCELLED, LATE) for s, e in enumerate(row)))
+        Group(task, tuple(e or no_episode(task, s, StopReason.CANCELLED, LATE) for s, e in enumerate(row)))
         for task, row in zip(tasks, table, strict=True)
     ]
 
 
-async def _guarded(rollout: Rollout, task: Task, sample: int) -> Episode:
+async def guarded(rollout: Rollout, task: Task, sample: int) -> Episode:
+    """The attempt's episode; a rollout that raises is one that failed."""
     try:
         return await rollout(task, sample)
     except Exception as failure:
         logger.exception("task %s, sample %d: the rollout raised", task.id, sample)
-        return _no_episode(task, sample, StopReason.ENV_ERROR, f"{type(failure).__name__}: {failure}")
+        return no_episode(task, sample, StopReason.ENV_ERROR, f"{type(failure).__name__}: {failure}")
 
 
-def _no_episode(task: Task, sample: int, stop_reason: StopReason, error: str) -> Episode:
+def no_episode(task: Task, sample: int, stop_reason: StopReason, error: str) -> Episode:
+    """What stands for an attempt that left nothing."""
     return Episode(task, sample, (), 0.0, {}, stop_reason, 0, error=error)
 
 

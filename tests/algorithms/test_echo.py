@@ -34,6 +34,7 @@ def test_denominators():
     np.testing.assert_allclose(scales("targets"), [1 / (3.001 * 3), 1 / 0.003, 1 / (1.001 * 3)])
     np.testing.assert_allclose(scales("token_mean"), [1 / 4.001] * 3)
     np.testing.assert_allclose(scales("constant"), [1 / 30] * 3)
+    np.testing.assert_allclose(scales("constant_sum"), [1 / 10] * 3)
     with pytest.raises(ValueError, match="unknown ECHO denominator"):
         scales("mean")
 

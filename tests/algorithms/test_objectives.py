@@ -21,6 +21,8 @@ class Constants:
     clip_low: float = 0.2
     clip_high: float = 0.28
     clip_dual: float = 3.0
+    tau_positive: float = 1.0
+    tau_negative: float = 1.05
 
 
 def losses(name, logprobs, old, advantages, mask, sequence, constants=Constants()):
@@ -46,6 +48,14 @@ class ByHand(chex.TestCase, parameterized.TestCase):
              0.8 * (np.log(0.5) - 1), 1.28 * (np.log(4) - 1)],
             [0, 1, 1, 1, 1, 1],
             [-2.0, -1.28, 1.28, -0.8, 0.8, 1.28],
+        ),
+        # -(4 / tau) sigmoid(tau (r - 1)) A, tau 1 where A > 0, else 1.05; sigmoids .5, .6224593, .6283162, .3775407,
+        # .3716838, .9589087. Gradient -4 s (1 - s) A r.
+        (
+            "sapo",
+            [-4.0, -2.4898373, 2.3935855, -1.5101627, 1.4159383, 3.6529856],
+            [0] * 6,
+            [-2.0, -1.4100223, 1.4012097, -0.4700074, 0.4670699, 0.6304446],
         ),
         ("importance_sampling", [-2.0, -1.5, 1.5, -0.5, 0.5, 4.0], [0] * 6, [-2.0, -1.5, 1.5, -0.5, 0.5, 4.0]),
         (
@@ -97,7 +107,7 @@ class ByHand(chex.TestCase, parameterized.TestCase):
         np.testing.assert_allclose(self.variant(sequence_mean)(values, mask, sequence), expected, rtol=1e-6)
 
 
-NAMES = ("ppo_clip", "dual_clip", "gspo", "cispo", "importance_sampling", "reinforce")
+NAMES = ("ppo_clip", "dual_clip", "gspo", "cispo", "sapo", "importance_sampling", "reinforce")
 T = 9  # one shape: a program per objective
 
 
@@ -129,11 +139,13 @@ def numpy_loss(name, logprobs, old, advantages, mask, sequence, row, at):
         r = np.exp(bound(np.mean((logprobs[row].astype(float) - old[row].astype(float))[own])))
     clipped = min(max(r, 0.8), 1.28)
     ppo = max(-r * a, -clipped * a)
+    tau = 1.0 if a > 0 else 1.05
     return {
         "ppo_clip": ppo,
         "gspo": ppo,
         "dual_clip": min(ppo, -3 * a) if a < 0 else ppo,
         "cispo": -clipped * a * lp,
+        "sapo": -4 / tau / (1 + np.exp(-min(tau * (r - 1), 700))) * a,
         "importance_sampling": -r * a,
         "reinforce": -a * lp,
     }[name]
@@ -178,7 +190,9 @@ def torch_loss(torch, name, lp, old, a, mask, sequence):
                     -s * a[row][own][0], -torch.clamp(s, 0.8, 1.28) * a[row][own][0]
                 )
         return total
+    tau = torch.where(a > 0, 1.0, 1.05).double()
     loss = {
+        "sapo": -4 / tau * torch.sigmoid(tau * (r - 1)) * a,
         "ppo_clip": ppo,
         "dual_clip": torch.where(a < 0, torch.minimum(ppo, -3 * a), ppo),
         "cispo": -clip.detach() * a * lp,

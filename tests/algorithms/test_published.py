@@ -9,10 +9,13 @@ from jaxagent import config
 from jaxagent.algorithms import corrections, presets
 from jaxagent.algorithms.advantages import GROUP_ADVANTAGES
 from jaxagent.algorithms.aggregate import MODES
+from jaxagent.algorithms.best_of_k import BEST_OF_K
 from jaxagent.algorithms.kl import KL_ESTIMATORS
 from jaxagent.algorithms.policy_loss import OBJECTIVES
+from jaxagent.algorithms.process import TURN_ADVANTAGES
 from jaxagent.algorithms.published import PUBLISHED
 from jaxagent.algorithms.token_advantages import TOKEN_ADVANTAGES
+from jaxagent.algorithms.value_bins import TARGETS
 from jaxagent.config import ConfigError
 
 
@@ -33,6 +36,9 @@ def test_names_mean_what_their_papers_say():
     rl = {name: config.parse(get_config(f"laptop+{name}")).rl for name in PUBLISHED}
     assert (rl["grpo"].advantage, rl["grpo"].aggregation) == ("group_mean_std", "sequence_mean")
     assert (rl["dapo"].clip_high, rl["dapo"].kl.coefficient, rl["dapo"].aggregation) == (0.28, 0.0, "token_mean")
+    assert (rl["dapo"].refill.max_rounds, rl["grpo"].refill.max_rounds, rl["vapo"].refill.max_rounds) == (10, 1, 1)
+    assert (rl["starpo_s"].keep_groups_frac, rl["ragen"].keep_groups_frac) == (0.25, 1.0)
+    assert (rl["starpo_s"].advantage, rl["starpo_s"].clip_high) == ("gae_bilevel", 0.28)
     assert (rl["dr_grpo"].advantage, rl["dr_grpo"].aggregation) == ("group_mean", "constant")
     assert rl["reinforce_pp"].kl.where == "reward" and rl["reinforce_pp_baseline"].kl.where == "advantage"
     assert {name for name in rl if presets.needs_critic(rl[name])} >= {"ppo"}
@@ -47,7 +53,9 @@ def test_unknown_names_are_one_line():
 
 def test_the_page_has_a_row_for_each_and_names_every_choice():
     page = (pathlib.Path(__file__).resolve().parents[2] / "docs/algorithms.md").read_text()
-    rows = {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")}
-    assert rows == set(PUBLISHED)
-    for name in (*GROUP_ADVANTAGES, *TOKEN_ADVANTAGES, *OBJECTIVES, *corrections.NAMES, *KL_ESTIMATORS, *MODES):
+    table = page.split("| preset | formula |", 1)[1].split("\n\n", 1)[0]
+    rows = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert sorted(rows) == sorted(PUBLISHED)
+    advantages = (*GROUP_ADVANTAGES, *BEST_OF_K, *TURN_ADVANTAGES, *TOKEN_ADVANTAGES)
+    for name in (*advantages, *OBJECTIVES, *corrections.NAMES, *KL_ESTIMATORS, *MODES, "squared", *TARGETS):
         assert f"`{name}`" in page, name

@@ -8,15 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxagent.config import RewardConfig
-from jaxagent.envs.search_rewards import (
-    exact_match,
-    extract_answer,
-    normalize_answer,
-    retrieval_hit,
-    score,
-    sub_exact_match,
-    well_formed,
-)
+from jaxagent.envs.search_rewards import extract_answer, retrieval_hit, score, well_formed
+from jaxagent.rewards.text import exact_match, normalize_answer, sub_exact_match
 
 VECTORS = Path(__file__).resolve().parents[2].parent / "shared/data/reference-vectors"
 MARK = "<|im_start|>assistant"

@@ -78,8 +78,8 @@ def test_a_row_of_pages_does_not_depend_on_its_neighbours(dtype):
 
 
 def test_packed_rows_run_the_kernel_and_not_its_fallback():
-    assert kernels.packed(kernels.platform(), "bfloat16").name == "tokamax"
-    assert kernels.packed(kernels.platform(), "float32").because
+    assert kernels.packed(kernels.platform(), "bfloat16", 1024).name == "tokamax"
+    assert kernels.packed(kernels.platform(), "float32", 1024).because
 
 
 def test_packed_rows_against_plain_code():

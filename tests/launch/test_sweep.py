@@ -61,6 +61,14 @@ def test_intervals_by_hand():
     assert half == pytest.approx(4.303 / math.sqrt(3))
 
 
+def test_a_chain_of_stages_is_measured_from_its_first_to_its_last():
+    names = ("before_dpo", "after_dpo", "before_rl", "after_rl")
+    summary = {f"eval/em_{name}": 0.1 * i for i, name in enumerate(names)} | {"eval/em_sampled_after_rl": 0.9}
+    assert table._value(summary, "eval/em_before") == 0.0
+    assert table._value(summary, "eval/em_after") == pytest.approx(0.3)
+    assert table._value(summary, "eval/em_two_hop_after") is None
+
+
 @pytest.fixture
 def fake_runs(monkeypatch):
     """Replaces the training command by one that writes a summary; returns the log of what was started."""
@@ -69,7 +77,7 @@ def fake_runs(monkeypatch):
     def run(command, **options):
         started.append(command)
         assert options["timeout"] > 0, "every run has a deadline"
-        workdir = pathlib.Path(next(a for a in command if "workdir" in a).partition("=")[2])
+        workdir = pathlib.Path([a for a in command if "workdir" in a][-1].partition("=")[2])
         seed = int(next(a for a in command if "config.seed" in a).partition("=")[2])
         if "--config.rl.advantage=gae" not in command:  # it dies without a summary
             summary = {"eval/em_before_rl": 0.5, "eval/em_after_rl": 0.8 + 0.1 * seed}
@@ -92,6 +100,32 @@ def test_a_sweep_ends_in_a_table_and_a_plot_and_goes_on_where_it_stopped(tmp_pat
     assert (tmp_path / "sweep.csv").read_text().startswith("run,column,seeds,mean,half_width_95")
     sweep.main(args)
     assert len(fake_runs) == 6, "only the two unfinished runs start again"
+
+
+def test_runs_that_differ_after_a_stage_share_it(tmp_path, fake_runs):
+    args = [f"--config={CONFIG}", "--grid=rl.advantage=group_mean,leave_one_out", "--seeds=0,1", "--share=warm_start"]
+    assert sweep.main([*args, f"--workdir={tmp_path}"]) == 0
+    assert len(fake_runs) == 2 + 4
+    base = fake_runs[0]
+    assert base[-2:] == ("--config.stages=warm_start", f"--config.workdir={tmp_path / 'warm_start_0_seed=0'}")
+    other = grid.runs(CONFIG, ["warm_start.max_steps=5,6"], [0], tmp_path, "warm_start")
+    assert [run.base.workdir.name for run in other] == ["warm_start_0_seed=0", "warm_start_1_seed=0"]
+    with pytest.raises(ConfigError, match="warm_start"):
+        grid.runs(CONFIG, [], [0], tmp_path, "warm_stat")
+    with pytest.raises(ConfigError, match="last stage"):
+        grid.runs(CONFIG, [], [0], tmp_path, "rl")
+    assert sweep.main([*args, "--slurm=", f"--workdir={tmp_path}"]) == 2
+
+
+def test_what_a_run_takes_over(tmp_path):
+    base = tmp_path / "base"
+    (base / "checkpoints" / "600").mkdir(parents=True)
+    (base / "policy").mkdir()
+    for name in ("summary.json", "metrics.jsonl", "log.txt"):
+        (base / name).write_text("{}")
+    sweep.take_over(base, tmp_path / "run")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoints", "metrics.jsonl"]
+    assert (tmp_path / "run" / "checkpoints" / "600").exists()
 
 
 def test_slurm_array(tmp_path, fake_runs):

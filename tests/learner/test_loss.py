@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxagent.algorithms.value_bins import Support
 from jaxagent.learner import loss as losses
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.loss import Objective
@@ -25,7 +26,8 @@ OBJECTIVE = Objective(
     value_clip=0.5,
 )
 WEIGHTS = (
-    "policy_weights", "kl_weights", "entropy_weights", "ce_weights", "nll_weights", "distill_weights", "value_weights",
+    "policy_weights", "kl_weights", "entropy_weights", "z_weights", "ce_weights", "nll_weights", "distill_weights",
+    "value_weights",
 )  # fmt: skip
 
 
@@ -73,11 +75,46 @@ def test_equals_the_sum_written_out(seed, keep):
     np.testing.assert_allclose(got, reference_loss(logprobs, entropy, batch), rtol=1e-5, atol=1e-5)
 
 
+def test_z_loss_is_the_weighted_square_of_log_z_and_reads_it_nowhere_else():
+    batch, logprobs, entropy = random_batch(np.random.default_rng(7), 2, 5, 0.5)
+    live = batch.z_weights != 0
+    log_z = np.where(live, 3.0, np.nan).astype(np.float32)
+    total = lambda z: losses.policy_loss(  # noqa: E731
+        jnp.asarray(logprobs), entropy, batch, OBJECTIVE, losses.Extras(log_z=z)
+    )
+    (loss, tally), grad = jax.value_and_grad(total, has_aux=True)(jnp.asarray(log_z))
+    expected = 9.0 * batch.z_weights.sum()
+    np.testing.assert_allclose(loss, reference_loss(logprobs, entropy, batch) + expected, rtol=1e-5)
+    np.testing.assert_allclose(grad, 6.0 * batch.z_weights, rtol=1e-6)
+    np.testing.assert_allclose(losses.policy_metrics(jax.device_get(tally))["loss/z"], expected, rtol=1e-6)
+
+
+def test_a_critic_in_bins_has_cross_entropy_and_the_metrics_of_its_mean():
+    batch, _, _ = random_batch(np.random.default_rng(8), 2, 6, 0.5)
+    live = batch.value_weights > 0
+    bins = Support(low=-3.0, high=3.0, bins=6, sigma=0.75)
+    objective = dataclasses.replace(OBJECTIVE, value_loss="two_hot", value_bins=bins)
+    logits = np.random.default_rng(9).normal(size=(2, 6, 6)).astype(np.float32)
+    poisoned = np.where(live[..., None], logits, np.nan)
+    (loss, tally), grad = jax.value_and_grad(lambda x: losses.value_loss(x, batch, objective), has_aux=True)(poisoned)
+    assert np.all(np.isfinite(grad)) and not np.any(np.asarray(grad)[~live])
+    p = np.exp(logits.astype(np.float64)) / np.exp(logits.astype(np.float64)).sum(-1, keepdims=True)
+    centres, total = np.arange(-2.5, 3.0), 0.0
+    for i in np.argwhere(live):
+        hot = np.maximum(1 - np.abs(np.clip(float(batch.returns[*i]), -2.5, 2.5) - centres), 0)
+        total += float(batch.value_weights[*i]) * sum(
+            t * np.log(t / q) for t, q in zip(hot, p[*i], strict=True) if t > 0
+        )
+    np.testing.assert_allclose(loss, total, rtol=1e-5)
+    error = np.mean(((p @ centres) - batch.returns)[live] ** 2)
+    np.testing.assert_allclose(losses.value_metrics(jax.device_get(tally))["critic/squared_error"], error, rtol=1e-5)
+
+
 class Variants(chex.TestCase):
     @chex.variants(with_jit=True, without_jit=True)
     def test_poison_where_there_is_no_weight_changes_nothing(self):
         batch, logprobs, entropy = random_batch(np.random.default_rng(1), 2, 6, 0.4)
-        silent = np.all([getattr(batch, name) == 0 for name in WEIGHTS[:5]], axis=0)
+        silent = np.all([getattr(batch, name) == 0 for name in WEIGHTS[:6]], axis=0)
         assert silent.any()
         value_and_grad = self.variant(
             lambda lp, h: jax.value_and_grad(lambda lp, h: losses.policy_loss(lp, h, batch, OBJECTIVE)[0], (0, 1))(

@@ -21,9 +21,14 @@ def test_policy_scores_equal_the_unpacked_model(spec, make_mesh, make_params, ma
     n = len(trajectory)
     with jax.set_mesh(mesh):
         x, _ = hidden(params, spec, trajectory.tokens, np.arange(n), packed(np.ones((1, n), np.int32)), unroll=True)
+        scores = np.asarray(logits(params, spec, x), np.float64)
         table = np.asarray(jax.nn.log_softmax(logits(params, spec, x) / 0.7), np.float64)
     expected = np.append(0.0, table[np.arange(n - 1), trajectory.tokens[1:]])
     np.testing.assert_allclose(logprobs[2], np.where(trajectory.action_mask, expected, 0), atol=2e-6)
+    hotter = scorer(params, trajectories, 1.9)[0][2]  # a step's own temperature: the same program
+    total = np.log(np.exp(scores / 1.9).sum(axis=1))
+    expected = np.append(0.0, (scores[np.arange(n - 1), trajectory.tokens[1:]] / 1.9 - total[:-1]))
+    np.testing.assert_allclose(hotter, np.where(trajectory.action_mask, expected, 0), atol=2e-6)
     plogp = np.append(0.0, -np.sum(np.exp(table) * np.maximum(table, -80), axis=1)[:-1])
     np.testing.assert_allclose(entropies[2], np.where(trajectory.action_mask, plogp, 0), atol=1e-5)
     assert scorer.program._cache_size() == 1

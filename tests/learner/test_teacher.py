@@ -13,7 +13,7 @@ from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.learner import teacher
 from jaxagent.learner.batching import unpack, with_support
-from jaxagent.learner.forward import distill_forward
+from jaxagent.learner.forward import compare_to_teacher, policy_forward
 from jaxagent.models import params as model_params
 from jaxagent.models import sharding
 from jaxagent.models.attention import packed
@@ -62,10 +62,10 @@ def test_scores_equal_the_unpacked_model(both, make_packer, make_streams):
     trajectories = [s.trajectory for s in make_streams(4)]
     rng = np.random.default_rng(0)
     candidates = [rng.integers(0, spec.vocab_size, (len(t), 2)).astype(np.int32) for t in trajectories]
-    scorer = teacher.top_scorer(spec, TEMPERATURE, make_packer(longest_targets=20), mesh, K, 2)
+    scorer = teacher.top_scorer(spec, make_packer(longest_targets=20), mesh, K, 2)
     scorer.warm_up(params)
-    found = scorer(params, trajectories, candidates)
-    assert scorer.program._cache_size() == 1 and scorer(params, [], []) == []
+    found = scorer(params, trajectories, TEMPERATURE, candidates)
+    assert scorer.program._cache_size() == 1 and scorer(params, [], TEMPERATURE, []) == []
     for t, c, got in zip(trajectories, candidates, found, strict=True):
         expected, at = table(params, spec, t, mesh), np.flatnonzero(t.action_mask)
         np.testing.assert_allclose(got.logprobs[at], expected[at, t.tokens[at]], atol=5e-6)
@@ -102,10 +102,10 @@ def test_the_divergence_in_the_loss_equals_the_sum_written_out(both, cfg, make_p
         batches = with_support(batches, supports, K)
         assert with_support([packer.empty()], [], K)[0].support.shape == batches[0].support.shape
     distill = dataclasses.replace(cfg.rl.distill, loss="reverse_kl", support=support)
-    forward = jax.jit(distill_forward(spec, distill, teacher_spec if whole else None), static_argnums=2)
+    forward = jax.jit(policy_forward(spec, compare=compare_to_teacher(spec, distill, teacher_spec if whole else None)))
     with jax.set_mesh(mesh):
-        outputs = [forward(params, b, TEMPERATURE, *([teacher_params] if whole else [])) for b in batches]
-    found = unpack(batches, [np.asarray(divergence) for _, _, divergence in outputs], streams)
+        outputs = [forward(params, b, TEMPERATURE, None, teacher_params if whole else None) for b in batches]
+    found = unpack(batches, [np.asarray(extras.divergence) for _, _, extras in outputs], streams)
     for got, want in zip(found, expected, strict=True):
         np.testing.assert_allclose(got, want, atol=1e-5)
         assert np.any(want > 0.01)

@@ -8,11 +8,13 @@ import numpy as np
 import optax
 import pytest
 
+from jaxagent.algorithms.value_bins import Support
 from jaxagent.learner import loss as losses
 from jaxagent.learner.forward import policy_forward, value_forward
 from jaxagent.learner.loss import Objective
+from jaxagent.learner.score import value_scorer
 from jaxagent.learner.state import init_state
-from jaxagent.learner.update import make_update, shard
+from jaxagent.learner.update import make_trainable, make_update, shard
 from jaxagent.models import critic as critic_model
 
 OBJECTIVE = Objective(
@@ -126,6 +128,32 @@ def test_update_is_one_optimiser_step_on_the_summed_gradient(spec, make_params, 
     assert np.all(np.isfinite(list(metrics.values())))
 
 
+def test_an_update_at_a_temperature_of_its_own(spec, make_params, make_packer, make_streams, one):
+    """Log-probs and gradients are those of that temperature, cross-entropy stays at 1, and nothing compiles."""
+    params = make_params(one)
+    batches = make_packer(longest_targets=20).pack(make_streams(4))
+    assert any((batch.ce_weights != 0).any() for batch in batches)
+    state, update = build(spec, one, params)
+    update.warm_up(state, make_packer(longest_targets=20).empty())
+    forward = policy_forward(spec)
+    state, _ = build(spec, one, params)
+    new, _ = update(state, batches, temperature=0.5)
+
+    def loss(params, batch):
+        x, _ = forward(params, batch, 1.0)  # cross-entropy by itself, at temperature 1
+        ce = -np.float32(1) * (batch.ce_weights * x).sum()
+        rest = batch.replace(ce_weights=0 * batch.ce_weights)
+        return ce + losses.policy_loss(*forward(params, rest, 0.5), rest, OBJECTIVE)[0]
+
+    with jax.set_mesh(one):
+        parts = [jax.jit(jax.grad(loss))(params, shard(batch, one)) for batch in batches]
+    grads = jax.tree.map(lambda *x: np.sum([np.asarray(a, np.float64) for a in x], axis=0), *parts)
+    expected = jax.tree.map(lambda p, g: np.asarray(p, np.float64) - 0.1 * g, params, grads)
+    assert_trees_close(new.params, expected, 1e-6)
+    update(new, batches, temperature=1.7)
+    assert update.policy.accumulate._cache_size() == 1
+
+
 def test_critic_warm_up_leaves_the_policy_alone(spec, make_params, make_packer, make_streams, one):
     params = make_params(one)
     state, update = build(spec, one, params, critic=True)
@@ -151,6 +179,38 @@ def test_warm_up_epochs_are_so_many_updates_of_the_critic(spec, make_params, mak
     state, _ = build(spec, one, make_params(one), critic=True)
     again, _ = patient(thrice, batches)  # afterwards it is one
     jax.tree.map(np.testing.assert_array_equal, again.critic, once.critic)
+
+
+def test_a_critic_in_bins_learns_its_returns_on_eight_devices(spec, make_params, make_packer, make_streams, make_mesh):
+    mesh, bins = make_mesh(2, 2, 2), Support(low=-0.5, high=1.5, bins=8, sigma=0.75)
+    objective = dataclasses.replace(OBJECTIVE, value_loss="hl_gauss", value_bins=bins)
+    optimizer, forward = optax.adam(3e-3), value_forward(spec)
+    train = make_trainable(
+        lambda critic, batch, *_: losses.value_loss(forward(critic, batch), batch, objective), optimizer,
+        losses.value_metrics,
+    )  # fmt: skip
+    packer, streams = make_packer(micro_rows=4, longest_targets=20, row_shards=4), make_streams(4)
+    actions = [s.value_weights > 0 for s in streams]
+    count = sum(mask.sum() for mask in actions)
+    streams = [
+        dataclasses.replace(s, value_weights=mask.astype(np.float32) / count)
+        for s, mask in zip(streams, actions, strict=True)
+    ]
+    with jax.set_mesh(mesh):
+        critic = critic_model.from_policy(make_params(mesh), bins.bins)
+        scorer = value_scorer(forward, packer, mesh, bins)
+        (before,) = scorer(critic, [s.trajectory for s in streams])
+        opt_state, batches = jax.jit(optimizer.init)(critic), [shard(b, mesh) for b in packer.pack(streams)]
+        for _ in range(60):
+            step = jnp.zeros((), jnp.int32)
+            critic, opt_state, _, pending = train.step(critic, opt_state, step, batches, np.float32(1))
+        (after,) = scorer(critic, [s.trajectory for s in streams])
+    np.testing.assert_allclose(np.concatenate(before)[np.concatenate(actions)], 0.5, atol=1e-6)  # every bin alike
+    error = lambda values: np.mean(  # noqa: E731
+        np.concatenate([v[m] - s.returns[m] for v, s, m in zip(values, streams, actions, strict=True)]) ** 2
+    )
+    assert error(after) < 0.2 * error(before)
+    assert train.metrics(pending, "critic")["critic/squared_error"] < 0.3 * error(before)
 
 
 def test_engine_may_keep_the_old_parameters(spec, make_params, make_packer, make_streams, one):

@@ -9,8 +9,8 @@ from tests.models import tiny
 
 
 def test_other_platforms_run_plain_code_without_comment():
-    assert kernels.paged("cpu", 128, 64) == kernels.packed("cpu", "bfloat16") == kernels.Choice("xla")
-    assert kernels.report(tiny.spec(), 64) == "attention: pages xla, packed rows xla"
+    assert kernels.paged("cpu", 128, 64) == kernels.packed("cpu", "bfloat16", 256) == kernels.Choice("xla")
+    assert kernels.report(tiny.spec(), 64, 256) == "attention: pages xla, packed rows xla"
 
 
 def test_gpu_kernels_and_their_conditions(monkeypatch):
@@ -18,15 +18,22 @@ def test_gpu_kernels_and_their_conditions(monkeypatch):
     monkeypatch.setattr(kernels, "_has_tokamax", lambda: True)
     assert kernels.paged("gpu", 128, 64).name == "triton"
     assert "head_dim 80" in kernels.paged("gpu", 80, 64).because
-    assert kernels.packed("gpu", "bfloat16").name == "tokamax"
-    assert "float32" in kernels.packed("gpu", "float32").because
+    assert kernels.packed("gpu", "bfloat16", 256).name == "tokamax"
+    assert "float32" in kernels.packed("gpu", "float32", 256).because
+
+
+def test_tpu_kernels_and_their_conditions():
+    assert kernels.paged("tpu", 128, 128).name == "mosaic"
+    assert "page_tokens 64" in kernels.paged("tpu", 128, 64).because
+    assert kernels.packed("tpu", "float32", 512).name == "splash"
+    assert "200 tokens" in kernels.packed("tpu", "bfloat16", 200).because
 
 
 def test_a_fallback_on_a_gpu_is_in_the_report(monkeypatch):
     monkeypatch.setattr(kernels, "platform", lambda: "gpu")
     monkeypatch.setattr(kernels, "_has_tokamax", lambda: False)
     spec = dataclasses.replace(tiny.spec(), compute_dtype="bfloat16", head_dim=128)
-    report = kernels.report(spec, 64)
+    report = kernels.report(spec, 64, 256)
     assert "pages triton" in report and "packed rows xla (tokamax is not installed" in report
 
 

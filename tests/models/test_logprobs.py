@@ -61,6 +61,30 @@ def test_chunks_do_not_change_gradients():
     assert tiny.worst_relative(*grads) < 1e-5
 
 
+@pytest.mark.parametrize("chunk", [7, 1000])
+def test_log_z_and_the_gradient_of_its_square(chunk):
+    """d (log Z)^2 / dx = 2 log Z / temperature * sum over v of p_v * row v, beside the gradients of the other two."""
+    spec, temperature = tiny.spec(logprob_chunk_tokens=chunk), 0.7
+    weights = params.init(spec, jax.random.key(0))
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(23, spec.embed_dim)).astype(np.float32)
+    targets = rng.integers(0, 61, 23).astype(np.int32)
+
+    def loss(x):
+        scores, entropy, log_z = logprobs.token_scores(weights, spec, x, targets, temperature)
+        return jnp.sum(log_z**2 + 0.5 * scores - 0.25 * entropy), log_z
+
+    gradient, log_z = jax.jit(jax.grad(loss, has_aux=True))(x)
+    table = np.asarray(weights.embed, np.float64)[:61]
+    scores = x.astype(np.float64) @ table.T / temperature
+    expected = np.log(np.exp(scores).sum(-1))
+    logp = scores - expected[:, None]
+    p, entropy = np.exp(logp), -(np.exp(logp) * logp).sum(-1)
+    to_scores = 2 * expected[:, None] * p + 0.5 * (np.eye(61)[targets] - p) + 0.25 * p * (logp + entropy[:, None])
+    np.testing.assert_allclose(log_z, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(gradient, to_scores @ table / temperature, rtol=1e-4, atol=1e-5)
+
+
 def test_padded_rows_are_never_predicted_and_get_no_gradient():
     spec = tiny.spec()
     weights = params.init(spec, jax.random.key(0))

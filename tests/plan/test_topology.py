@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxagent.config import MeshConfig
+from jaxagent.config import ConfigError, MeshConfig
 from jaxagent.plan import topology
 
 
@@ -23,3 +23,16 @@ def test_the_description_names_the_chip():
 def test_a_topology_without_a_gpu():
     mesh, name = topology.mesh_for(MeshConfig(1, 2, 2), "h100")
     assert name == "h100" and mesh.size == 4
+
+
+def test_without_libtpu_a_tpu_plan_is_for_virtual_devices(monkeypatch):
+    monkeypatch.setattr(topology, "tpu_compiler_installed", lambda: False)
+    assert topology.mesh_for(MeshConfig(1, 1, 1), "v5e")[1] == "virtual CPU devices"
+
+
+@pytest.mark.skipif(not topology.tpu_compiler_installed(), reason="libtpu is not installed")
+def test_a_slice_without_a_tpu():
+    mesh, name = topology.mesh_for(MeshConfig(1, 4, 2), "v5e")
+    assert name == "v5e" and mesh.size == 8
+    with pytest.raises(ConfigError, match="largest v5e slice"):
+        topology.mesh_for(MeshConfig(512, 1, 1), "v5e")

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,11 @@ from jaxagent.envs.base import Message, Observation, Step, Verdict
 from jaxagent.envs.retriever.base import Passage, RetrieverError, RetrieverTimeout
 from jaxagent.envs.retriever.bm25 import Bm25
 from jaxagent.envs.search import INVALID_ACTION, SearchEnvironment
+from jaxagent.envs.search_rewards import extract_answer
+from jaxagent.rewards import text
+from jaxagent.rewards.composite import Composite, Part
+from jaxagent.rewards.length import linear_length
+from jaxagent.rewards.view import View
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.templates import Plain
 from jaxagent.types import StopReason, Task, TokenKind
@@ -242,3 +248,39 @@ def test_the_engine_is_told_what_is_urgent(trained):
     assert policy.opened == ("t1", 19, 8, "")
     asyncio.run(rollout(dataclasses.replace(TASK, metadata={"domain": "airline"}), 19))
     assert policy.opened == ("t1", 19, 8, "airline")
+
+
+class _Shaped(SearchEnvironment):
+    """Search with a composite reward out of `jaxagent.rewards`, and a reward for each turn."""
+
+    turn_rewards = (0.25, 0.75)
+
+    async def verify(self, transcript):
+        reward = Composite(
+            (
+                Part("em", text.em, 1.0, 0.0, 1.0),
+                Part("length", partial(linear_length, max_tokens=64, at_zero=0.0, at_max=-1.0), 0.5, -1.0, 0.0, True),
+            ),
+            shaping_cap=1.0,
+        )
+        answer = extract_answer(transcript.actions, 1)
+        scores = reward(View(TASK, transcript.turns, answer, action_tokens=transcript.action_tokens))
+        return Verdict(scores.pop("reward"), scores, self.turn_rewards)
+
+
+def test_token_counts_reach_the_reward_and_turn_rewards_the_episode(trained):
+    shaped = _Shaped(TASK, config(), RETRIEVER)
+    episode, _ = play(trained, [SEARCH, ANSWER], make=lambda task: shaped)
+    penalty = min(episode.metrics["action_tokens"] / 64, 1.0)  # observations are not the policy's length
+    assert episode.rewards == {"em": 1.0, "length": -penalty, "shaping": -0.5 * penalty} and penalty > 0
+    assert episode.reward == 1.0 - 0.5 * penalty
+    assert episode.turn_rewards == (0.25, 0.75)
+
+
+def test_turn_rewards_must_fit_the_turns(trained):
+    shaped = _Shaped(TASK, config(), RETRIEVER)
+    shaped.turn_rewards = (1.0,)
+    episode, _ = play(trained, [SEARCH, ANSWER], make=lambda task: shaped)
+    assert episode.stop_reason == StopReason.ENV_ERROR and "1 turn rewards for 2 turns" in episode.error
+    assert episode.turn_rewards == ()
+    assert play(trained, [ANSWER])[0].turn_rewards == ()  # most environments give none

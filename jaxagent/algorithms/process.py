@@ -1,0 +1,76 @@
+"""Process rewards: what the environment says of single turns, `Episode.turn_rewards`, beside the episode's reward.
+
+`turn_rewards[k]` is the reward of turn k, or of a sub-goal reached in it; the episode's reward comes on top of them, at
+the end. Turns are counted over the episode's trajectories, one after the other; missing rewards are 0. NumPy, but for
+the pure function at the end.
+Axis letters: N tasks, G samples per group, K turns, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxagent.algorithms.advantages import group_mean_std
+from jaxagent.algorithms.rollout import action_mask
+from jaxagent.types import Episode
+
+Array = Any  # numpy.ndarray or jax.Array
+
+
+def by_turn(episode: Episode) -> tuple[list[np.ndarray], np.ndarray]:
+    """The episode's turns that have a token the policy is trained on, numbered 0 to K - 1, and their process rewards.
+
+    Returns:
+      i64[T] of each trajectory with an action token: the turn of each action token, -1 elsewhere; and f64[K]. A reward
+      of a turn without such a token is the turn's before it.
+    """
+    numbers, start = [], 0
+    for trajectory in episode.trajectories:
+        mask = action_mask(trajectory) > 0
+        if mask.any():
+            numbers.append(np.where(mask, start + trajectory.turns.astype(np.int64), -1))
+            start = int(numbers[-1].max()) + 1
+    if not numbers:
+        return [], np.zeros(0)
+    live = np.unique(np.concatenate(numbers))
+    live = live[live >= 0]
+    rewards = np.zeros(len(live))
+    at = np.searchsorted(live, np.arange(len(episode.turn_rewards)), side="right") - 1
+    np.add.at(rewards, np.maximum(at, 0), episode.turn_rewards)
+    return [np.where(number < 0, -1, np.searchsorted(live, number)) for number in numbers], rewards
+
+
+def token_rewards(episode: Episode) -> list[np.ndarray]:
+    """f64[T] of each trajectory with an action token: every turn's process reward on the turn's last action token."""
+    indices, rewards = by_turn(episode)
+    out = []
+    for index in indices:
+        at = np.flatnonzero(index >= 0)[::-1]
+        turns, first = np.unique(index[at], return_index=True)  # first from behind
+        out.append(np.zeros(len(index)))
+        out[-1][at[first]] = rewards[turns]
+    return out
+
+
+def turn_mean_std(rewards: Array, mask: Array) -> Array:
+    """A_k = sum over turns j >= k of (r_j - mean) / (std + 1e-6): mean and unbiased std over ALL turns of the group.
+
+    GRPO with process supervision: "DeepSeekMath" (Shao et al., arXiv 2402.03300), section 4.1.3; a step is a turn.
+
+    Args:
+      rewards: float[N, G, K], the episode's reward in its last turn's.
+      mask: bool[N, G, K], turns of attempts that count.
+
+    Returns:
+      float[N, G, K], 0 where masked out. A group of one turn in all keeps its reward, as in `advantages.py`.
+    """
+    xp = rewards.__array_namespace__()
+    flat = (rewards.shape[0], rewards.shape[1] * rewards.shape[2])
+    normal = xp.reshape(group_mean_std(xp.reshape(rewards, flat), xp.reshape(mask, flat)), rewards.shape)
+    return xp.where(mask, xp.flip(xp.cumsum(xp.flip(normal, 2), axis=2), 2), 0.0)
+
+
+TURN_ADVANTAGES: dict[str, Callable[[Array, Array], Array]] = {"turn_mean_std": turn_mean_std}

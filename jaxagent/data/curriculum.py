@@ -1,0 +1,155 @@
+"""Curricula: tasks drawn by how often the policy solves them. NumPy, no JAX.
+
+Every task has a running success rate, of its attempts so far with older ones counting less. `weights` turns rates into
+chances; `Curriculum` draws, learns what came out, and is saved with the checkpoint. A draw depends on (seed, step,
+round) and on the statistics alone, never on who finished first.
+
+  target        1 - |p - target| / width, at least 0     success-rate targeting
+  failed        1 - p                                    failed tasks come again
+  learnability  p (1 - p)                                "SFL": Rutherford et al., arXiv 2408.15099, section 4: the
+                                                         variance of a success, largest where a group disagrees most
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxagent.config import ConfigError, CurriculumConfig
+from jaxagent.data.sources import TaskSource
+from jaxagent.types import Group, Task
+
+
+def weights(success: np.ndarray, cfg: CurriculumConfig) -> np.ndarray:
+    """Chances of being drawn first.
+
+    Args:
+      success: float[N] success rates in [0, 1].
+      cfg: which curriculum; `explore` of the chance is spread evenly over all tasks.
+
+    Returns:
+      f64[N], sum 1. Even, where the curriculum gives no task any weight.
+
+    Raises:
+      ValueError: a curriculum without a formula.
+    """
+    match cfg.name:
+        case "target":
+            raw = np.maximum(1.0 - np.abs(success - cfg.target) / cfg.width, 0.0)
+        case "failed":
+            raw = 1.0 - success
+        case "learnability":
+            raw = success * (1.0 - success)
+        case _:
+            raise ValueError(f"no weights for curriculum '{cfg.name}'")
+    total, even = raw.sum(), np.full(len(raw), 1.0 / len(raw))
+    return even if total <= 0 else (1.0 - cfg.explore) * raw / total + cfg.explore * even
+
+
+def draw(chances: np.ndarray, count: int, key: Sequence[int]) -> list[int]:
+    """`count` different indices, one after the other in proportion to the chances of those that are left.
+
+    Gumbel top-k (Kool et al., arXiv 1903.06059): the order of log chance + Gumbel noise is that of such a draw. Indices
+    of chance 0 come last, in a random order too.
+
+    Args:
+      chances: float[N], not negative.
+      count: at most N.
+      key: of the randomness.
+
+    Raises:
+      ValueError: `count` is larger than N.
+    """
+    if count > len(chances):
+        raise ValueError(f"{count} different tasks of {len(chances)}")
+    noise = np.random.default_rng(key).gumbel(size=len(chances))
+    with np.errstate(divide="ignore"):
+        score = np.log(chances.astype(np.float64)) + noise
+    return np.lexsort((-noise, -score))[:count].tolist()
+
+
+class Curriculum:
+    """The running success of every task, and the draw. Owned by the loop; not thread-safe.
+
+    A task's rate is (s + prior * prior_attempts) / (n + prior_attempts), where s successes and n attempts are
+    multiplied by `decay` each time a new group of the task comes in.
+    """
+
+    def __init__(self, source: TaskSource, cfg: CurriculumConfig, seed: int):
+        self._source, self._cfg, self._seed = source, cfg, seed
+        self._successes = np.zeros(len(source))
+        self._attempts = np.zeros(len(source))
+        self._drawn: dict[str, int] = {}  # task id -> index, of the step in progress
+        self._step = -1
+
+    @property
+    def success(self) -> np.ndarray:
+        """f64[N]: the running success rate of every task."""
+        prior, strength = self._cfg.prior, self._cfg.prior_attempts
+        return (self._successes + prior * strength) / (self._attempts + strength)
+
+    def take(self, count: int, step: int, number: int) -> list[Task]:
+        """Tasks of round `number` of a step: different ones within the step, as long as there are any left.
+
+        Raises:
+          ConfigError: more tasks than the source has.
+        """
+        if step != self._step:
+            self._step, self._drawn = step, {}
+        if count > len(self._source):
+            raise ConfigError(
+                f"rl.curriculum draws {count} different tasks, {self._source.name} has {len(self._source)}."
+            )
+        used = set(self._drawn.values())
+        left = [i for i in range(len(self._source)) if i not in used]
+        if len(left) < count:
+            left = list(range(len(self._source)))
+        chances = weights(self.success, self._cfg)[left]
+        indices = [left[i] for i in draw(chances, count, [self._seed, step, number])]
+        tasks = [self._source[i] for i in indices]
+        self._drawn |= {task.id: i for task, i in zip(tasks, indices, strict=True)}
+        return tasks
+
+    def record(self, groups: Sequence[Group]) -> None:
+        """Counts the attempts of groups that were drawn in this step; failed ones say nothing."""
+        for group in groups:
+            index, valid = self._drawn[group.task.id], group.valid
+            if valid:
+                solved = sum(e.reward >= self._cfg.success_reward for e in valid)
+                self._successes[index] = self._cfg.decay * self._successes[index] + solved
+                self._attempts[index] = self._cfg.decay * self._attempts[index] + len(valid)
+
+    def metrics(self) -> dict[str, float]:
+        """Tasks met so far, and their mean running success."""
+        seen = self._attempts > 0
+        return {
+            "curriculum/tasks_seen": float(seen.sum()),
+            "curriculum/success": float(self.success[seen].mean()) if seen.any() else 0.0,
+        }
+
+    def get_state(self) -> dict[str, Any]:
+        """Statistics of the tasks met so far, as JSON values; floats survive JSON to the bit."""
+        (seen,) = np.nonzero(self._attempts)
+        return {
+            "fingerprint": self._source.fingerprint,
+            "index": seen.tolist(),
+            "successes": self._successes[seen].tolist(),
+            "attempts": self._attempts[seen].tolist(),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on from statistics taken with `get_state`.
+
+        Raises:
+          ConfigError: they are of other data.
+        """
+        if state["fingerprint"] != self._source.fingerprint:
+            raise ConfigError(
+                f"The checkpoint's success statistics are of other data than {self._source.name}. Restore the data, "
+                "or use a new workdir."
+            )
+        self._successes[:], self._attempts[:], self._step = 0.0, 0.0, -1
+        self._successes[state["index"]] = state["successes"]
+        self._attempts[state["index"]] = state["attempts"]

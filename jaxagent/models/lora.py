@@ -1,0 +1,143 @@
+"""LoRA: low-rank adapters beside frozen projections (Hu et al., https://arxiv.org/abs/2106.09685), for every family.
+
+A projection W[inputs, outputs] becomes W + s A B with A[inputs, r], B[r, outputs] and s = alpha / r (section 4.1), or
+alpha / sqrt(r), rank-stabilised (Kalajdzievski, https://arxiv.org/abs/2312.03732). Only A and B are trained: the base
+has no gradient, no optimiser state and no copy, and it is the reference policy of a KL term as it stands.
+
+Two ways to compute it, used where each is right:
+
+*Gradients* come from `adapt`: x W + s (x A) B. No gradient of a weight's size ever exists, and backward leaves out the
+product that would make it, a third of the training FLOPs of the projections.
+
+*What is served* is `merge`: W + s A B, multiplied out once per update by one program. Generation then costs what it
+costs without adapters, and runs the same programs. With exact numerics the trainer's log-probs are computed from these
+very arrays, so they are the engine's bit for bit, by construction; that the two ways agree in floating point (gradients
+then belong to these values) is what the tests rest on. The price is memory: the targeted matrices a second time, in
+compute dtype and sharded like the base, where full fine-tuning has gradients and two moments in float32.
+
+A critic, if the algorithm has one, stays a full model that starts at the base: its task is another, and it is not
+served. Algorithms that take advantages from groups have none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import jax
+
+from jaxagent.config import ConfigError, LoraConfig, nearest
+from jaxagent.models import lora_array
+from jaxagent.models.lora_array import Adapter, LoraArray
+from jaxagent.models.params import ArraySpec, HFArray, Params, param_specs
+from jaxagent.models.spec import ModelSpec
+
+Adapters = dict[str, Adapter]  # by field of `Layers`; leaves as in `Params`: arrays, ArraySpecs, shardings, ...
+
+ALL_LINEAR = "all-linear"
+# Name of the projection in Hugging Face's families -> ours.
+TARGETS = {
+    "q_proj": "wq",
+    "k_proj": "wk",
+    "v_proj": "wv",
+    "o_proj": "wo",
+    "gate_proj": "w_gate",
+    "up_proj": "w_up",
+    "down_proj": "w_down",
+}
+ADAPTER_DTYPE = "float32"  # masters of what is trained, whatever the base is stored in
+
+
+def check(config: LoraConfig) -> None:
+    """Refuses what is no adapter.
+
+    Raises:
+      ConfigError: naming the field, and the nearest projection.
+    """
+    if config.rank < 0:
+        raise ConfigError(f"config.model.lora.rank must be 0 (off) or positive, got {config.rank}.")
+    targets(config)
+    if config.rank and config.alpha <= 0:
+        raise ConfigError(f"config.model.lora.alpha must be positive, got {config.alpha}.")
+
+
+def targets(config: LoraConfig) -> tuple[str, ...]:
+    """The targeted projections by Hugging Face name, in the order in which a layer uses them."""
+    names = [name.strip() for name in config.targets.split(",")]
+    if names == [ALL_LINEAR]:
+        return tuple(TARGETS)
+    for name in names:
+        if name not in TARGETS:
+            raise ConfigError(
+                f"config.model.lora.targets: no projection '{name}'. {nearest(name, [*TARGETS, ALL_LINEAR])}"
+            )
+    return tuple(name for name in TARGETS if name in names)
+
+
+def scale(config: LoraConfig) -> float:
+    """s, by which an adapter's product is multiplied."""
+    return config.alpha / (math.sqrt(config.rank) if config.rank_stabilised else config.rank)
+
+
+def adapter_specs(spec: ModelSpec, config: LoraConfig) -> Adapters:
+    """The tree of `ArraySpec`s of the adapters, derived from those of the projections; names are PEFT's.
+
+    A is Gaussian and B is 0 (section 4.1), so training starts at the base. The paper does not say the variance of A;
+    that of its released code is 1 / (3 inputs).
+    """
+    layers = param_specs(spec).layers
+    return {TARGETS[name]: _adapter(getattr(layers, TARGETS[name]), config.rank) for name in targets(config)}
+
+
+def adapt(base: Params, adapters: Adapters, config: LoraConfig) -> Params:
+    """The model whose targeted projections carry their adapters beside them: what gradients are taken of."""
+    return base.replace(layers=base.layers.replace(**carried(base, adapters, config)))
+
+
+def merge(base: Params, adapters: Adapters, config: LoraConfig, dtype: str) -> Params:
+    """The model with its adapters multiplied out, in `dtype` where targeted; all else are the base's own arrays.
+
+    Not to be jitted as a whole: what comes out of jit is copied, also where it only passes through.
+    """
+    return base.replace(layers=base.layers.replace(**products(carried(base, adapters, config), dtype)))
+
+
+def carried(base: Params, adapters: Adapters, config: LoraConfig) -> dict[str, LoraArray]:
+    """Each targeted projection with its adapter, by field of `Layers`."""
+    return {
+        name: LoraArray(getattr(base.layers, name), adapter.a, adapter.b, scale(config))
+        for name, adapter in adapters.items()
+    }
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def products(arrays: dict[str, LoraArray], dtype: str) -> dict[str, jax.Array]:
+    """The adapted projections, multiplied out."""
+    return {name: lora_array.product(array, dtype) for name, array in arrays.items()}
+
+
+def _adapter(matrix: ArraySpec, rank: int) -> Adapter:
+    """Specs of the adapter of a stacked projection, whose stored tensor [outputs, inputs] says which axes are which."""
+    out_dims, in_dims = matrix.hf.dims  # without the layer axis; inputs come first in ours
+    outputs, inputs = matrix.hf.shape
+    split = 1 + len(in_dims)
+    name = "base_model.model." + matrix.hf.name.removesuffix(".weight")
+    layers = matrix.shape[0]
+    after = tuple(range(1, 1 + len(out_dims)))
+    a = dataclasses.replace(
+        matrix,
+        shape=(*matrix.shape[:split], rank),
+        dtype=ADAPTER_DTYPE,
+        axes=(*matrix.axes[:split], "rank"),
+        std=(3 * inputs) ** -0.5,
+        hf=HFArray(f"{name}.lora_A.weight", ((len(in_dims),), in_dims), (rank, inputs)),
+    )
+    b = dataclasses.replace(
+        a,
+        shape=(layers, rank, *matrix.shape[split:]),
+        axes=("layers", "rank", *matrix.axes[split:]),
+        std=0.0,
+        hf=HFArray(f"{name}.lora_B.weight", (after, (0,)), (outputs, rank)),
+    )
+    return Adapter(a, b)

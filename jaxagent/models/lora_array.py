@@ -1,0 +1,64 @@
+"""A frozen matrix with a low-rank adapter beside it, standing where the model expects a matrix.
+
+`layers.contract` applies it without ever making the sum: x W + scale (x A) B. `product` makes it: W + scale A B.
+"""
+
+from __future__ import annotations
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from jaxagent.models import sharding
+
+
+@flax.struct.dataclass
+class Adapter:
+    """What is trained of one projection. Inputs and outputs are one axis or two, as in the matrix: heads apart."""
+
+    a: jax.Array  # [L, inputs.., r]
+    b: jax.Array  # [L, r, outputs..]
+
+
+@flax.struct.dataclass
+class LoraArray:
+    """w + scale * a b, not multiplied out: stacked, with a leading L axis on each array, or of one layer."""
+
+    w: jax.Array  # [L, inputs.., outputs..]
+    a: jax.Array  # [L, inputs.., r]
+    b: jax.Array  # [L, r, outputs..]
+    scale: float = flax.struct.field(pytree_node=False)
+
+    def laid_out(self, dtype: str, where: P) -> LoraArray:
+        """One layer's, cast and laid out for use: `where` is the layout of the matrix."""
+        inputs = self.a.ndim - 1
+
+        def place(x: jax.Array, where: P) -> jax.Array:
+            return sharding.constrain(x.astype(dtype), where)
+
+        return self.replace(
+            w=place(self.w, where), a=place(self.a, P(*where[:inputs], None)), b=place(self.b, P(None, *where[inputs:]))
+        )
+
+
+def beside(equation: str) -> tuple[str, str]:
+    """The two products of an adapter: for "nhd,hde->ne" (the matrix's), "nhd,hdr->nr" and "nr,re->ne"."""
+    operands, result = equation.split("->")
+    x, w = operands.split(",")
+    summed = "".join(letter for letter in w if letter in x)
+    kept = "".join(letter for letter in x if letter not in summed)
+    return f"{x},{summed}r->{kept}r", f"{kept}r,r{w.removeprefix(summed)}->{result}"
+
+
+def product(array: LoraArray, dtype: str) -> jax.Array:
+    """The stacked matrices multiplied out, summed in float32 and then cast; in the layout of `array.w`."""
+    inputs = "abc"[: array.a.ndim - 2]
+    outputs = "xyz"[: array.b.ndim - 2]
+    ab = jnp.einsum(
+        f"l{inputs}r,lr{outputs}->l{inputs}{outputs}",
+        array.a.astype(jnp.float32),
+        array.b.astype(jnp.float32),
+        precision=jax.lax.Precision.HIGHEST,
+    )
+    return (array.w.astype(jnp.float32) + array.scale * ab).astype(dtype)

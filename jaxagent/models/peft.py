@@ -1,0 +1,151 @@
+"""LoRA adapters in and out of PEFT's layout: adapter_config.json + adapter_model.safetensors.
+
+`peft.PeftModel.from_pretrained(base, folder)` and vLLM's and SGLang's `--lora-modules` read what `save` writes; `load`
+reads it back, and what PEFT wrote, as long as it is plain LoRA on projections that `lora.TARGETS` names.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from jaxagent.config import ConfigError, LoraConfig
+from jaxagent.models import lora
+from jaxagent.models.hf_layout import from_stored, to_stored
+from jaxagent.models.params import ArraySpec
+from jaxagent.models.spec import ModelSpec
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+
+# Settings of adapter_config.json that change what an adapter computes, with the values that leave them off.
+UNSUPPORTED = {
+    "bias": ("none", None),
+    "use_dora": (False, None),
+    "fan_in_fan_out": (False, None),
+    "lora_bias": (False, None),
+    "modules_to_save": (None, []),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+    "layers_to_transform": (None, []),
+    "layer_replication": (None, []),
+    "target_parameters": (None, []),
+    "exclude_modules": (None, []),
+}
+
+
+def save(folder: str | pathlib.Path, adapters: lora.Adapters, spec: ModelSpec, config: LoraConfig, base: str) -> None:
+    """Writes the two files; the config comes last, so a folder that was cut off cannot be mistaken for a whole one.
+
+    Args:
+      folder: made if missing.
+      adapters: f32, in any sharding of this process's devices.
+      spec, config: of the base and of the adapters.
+      base: folder or hub name of the base model, for whoever loads the adapters.
+    """
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG_FILE).unlink(missing_ok=True)
+    specs = lora.adapter_specs(spec, config)
+    tensors = {}
+    for array, weights in zip(jax.tree.leaves(specs), jax.tree.leaves(adapters), strict=True):
+        host = np.asarray(weights)
+        tensors |= {array.hf.name.format(layer=layer): to_stored(host[layer], array) for layer in range(len(host))}
+    safetensors.numpy.save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": config.rank,
+        "lora_alpha": int(config.alpha) if config.alpha == int(config.alpha) else config.alpha,
+        "use_rslora": config.rank_stabilised,
+        "target_modules": list(lora.targets(config)),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "modules_to_save": None,
+    }
+    (folder / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def read_config(folder: str | pathlib.Path) -> LoraConfig:
+    """The config of a saved adapter.
+
+    Raises:
+      ConfigError: no such file, another kind of adapter, or a setting that this code does not compute.
+    """
+    path = pathlib.Path(folder) / CONFIG_FILE
+    try:
+        said = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist.") from None
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None
+    if said.get("peft_type") != "LORA":
+        raise ConfigError(f"{path}: peft_type {said.get('peft_type')!r} is not supported, only 'LORA'.")
+    for key, off in UNSUPPORTED.items():
+        if key in said and said[key] not in off:
+            raise ConfigError(f"{path}: {key}={said[key]!r} is not supported.")
+    for key in ("r", "lora_alpha", "target_modules"):
+        if key not in said:
+            raise ConfigError(f"{path} has no '{key}'.")
+    names = said["target_modules"]
+    config = LoraConfig(
+        rank=said["r"],
+        alpha=float(said["lora_alpha"]),
+        rank_stabilised=bool(said.get("use_rslora")),
+        targets=names if isinstance(names, str) else ",".join(names),
+    )
+    try:
+        lora.check(config)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return config
+
+
+def load(folder: str | pathlib.Path, spec: ModelSpec, where: lora.Adapters | None) -> tuple[lora.Adapters, LoraConfig]:
+    """Reads adapters.
+
+    Args:
+      folder: with both files.
+      spec: of the base model.
+      where: shardings, `params.shardings_of(lora.adapter_specs(...), ...)`; None = the default device.
+
+    Raises:
+      ConfigError: a missing file, setting or tensor, a tensor of another shape, or one that no adapter here has.
+    """
+    config = read_config(folder)
+    path = pathlib.Path(folder) / WEIGHTS_FILE
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist.")
+    try:
+        tensors = safetensors.numpy.load_file(path)
+    except safetensors.SafetensorError as error:
+        raise ConfigError(f"{path} is not a whole safetensors file: {error}") from error
+    specs = lora.adapter_specs(spec, config)
+    adapters = jax.tree.map(lambda array: _stacked(array, tensors, path), specs)
+    if tensors:
+        raise ConfigError(f"{path}: tensor '{min(tensors)}' belongs to no adapter of this model and config.")
+    return jax.device_put(adapters, where), config
+
+
+def _stacked(array: ArraySpec, tensors: dict[str, Any], path: pathlib.Path) -> np.ndarray:
+    """Takes one array's layers out of `tensors`."""
+    single = tuple((0, size) for size in array.shape[1:])
+    layers = []
+    for layer in range(array.shape[0]):
+        name = array.hf.name.format(layer=layer)
+        if name not in tensors:
+            raise ConfigError(f"{path}: tensor '{name}' is missing.")
+        stored = tensors.pop(name)
+        if stored.shape != array.hf.shape:
+            raise ConfigError(f"{path}: tensor '{name}' has shape {stored.shape}, not {array.hf.shape}.")
+        layers.append(from_stored(stored, array, single).astype(array.dtype))
+    return np.stack(layers)

@@ -1,0 +1,175 @@
+r"""Equality of final answers of mathematics: the last \boxed{...}, compared as exact numbers or as tidied text.
+
+    equal(r"\dfrac{2}{4}", "0.5"), equal("1,000", "1000"), equal(r"50\%", "1/2"), equal("(1, 1/2)", r"(1,\frac12)")
+
+Numbers are literals: integers, decimals, fractions, mixed numbers, powers of ten, percentages. Arithmetic is not
+evaluated, for then "17*23" would be a right answer to "what is 17*23?". Values are exact rationals: 0.333 is not 1/3.
+Nothing is executed, and work is linear in the text (numbers are at most `MAX_NUMBER_CHARS` long).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from fractions import Fraction
+
+from jaxagent.rewards.view import View
+
+MAX_NUMBER_CHARS = 200
+MAX_EXPONENT = 200
+
+_DECIMAL = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
+_ARGUMENT = r"\s*(?:\{\s*([-+]?[0-9.,]+)\s*\}|([0-9]))"  # of \frac: in braces, or a single digit
+_FRAC = rf"\\frac{_ARGUMENT}{_ARGUMENT}"
+DECIMAL = re.compile(_DECIMAL)
+SIGNED = re.compile(rf"[-+]?{_DECIMAL}")
+RATIO = re.compile(rf"({_DECIMAL})\s*/\s*([-+]?{_DECIMAL})")
+FRAC = re.compile(_FRAC)
+MIXED = re.compile(r"([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)")
+MIXED_FRAC = re.compile(rf"([0-9]+)\s*{_FRAC}")
+POWER = re.compile(
+    rf"({_DECIMAL})(?:[eE]([-+]?[0-9]+)|\s*(?:\\times|\\cdot|×|\*)\s*10\s*\^\s*(?:\{{\s*([-+]?[0-9]+)\s*\}}|([-+]?[0-9]+)))"
+)
+DROPPED = re.compile(
+    r"\\left(?![a-z])|\\right(?![a-z])|\\displaystyle|\\[!,;: ]|\\\$|\$|\\\(|\\\)|\^\s*\\circ|\^\s*\{\s*\\circ\s*\}|°"
+)
+TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+VARIABLE = re.compile(r"[A-Za-z]{1,2}\s*=(?!=)\s*")
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    """An exact value; `percent` remembers that 1/2 was written as 50%."""
+
+    value: Fraction
+    percent: bool = False
+
+
+def last_boxed(text: str) -> str | None:
+    r"""What the last balanced \boxed{...} holds, or None. One pass; \{ and \} are characters, not braces."""
+    opened: list[tuple[int, bool]] = []
+    best: tuple[int, int] | None = None
+    at = 0
+    while at < len(text):
+        if text.startswith("\\boxed{", at):
+            at += len("\\boxed{")
+            opened.append((at, True))
+            continue
+        if text[at] == "\\":
+            at += 1  # the escaped character is skipped too
+        elif text[at] == "{":
+            opened.append((at, False))
+        elif text[at] == "}" and opened:
+            start, boxed = opened.pop()
+            if boxed and (best is None or start > best[0]):
+                best = (start, at)
+        at += 1
+    return None if best is None else text[best[0] : best[1]].strip()
+
+
+def tidy(text: str) -> str:
+    r"""LaTeX without what does not change a value: $, spacing, \left, \text units, degrees, "x =", a final period."""
+    text = text.strip().replace("−", "-").replace("{,}", ",").replace("~", " ")
+    text = re.sub(r"\\[dtc]frac(?![a-z])", r"\\frac", text)
+    text = DROPPED.sub("", text).strip()
+    whole = TEXT.fullmatch(text)
+    text = whole[1].strip() if whole else text
+    unit = re.search(r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}$", text)
+    if unit and unit.start() > 0:  # "12 \text{ cm}"
+        text = text[: unit.start()].strip()
+    text = text.removesuffix(".").rstrip()
+    variable = VARIABLE.match(text)
+    return text[variable.end() :] if variable else text
+
+
+def parse_number(text: str) -> Number | None:
+    r"""The number a tidied text is, or None: 12, -1,000.5, .5, 3/4, \frac34, 1 1/2, 1\frac{1}{2}, 3\times10^5, 50\%."""
+    if not 0 < len(text) <= MAX_NUMBER_CHARS:
+        return None
+    body = text.strip()
+    percent = body.endswith("%")
+    if percent:
+        body = body[:-1].rstrip().removesuffix("\\").rstrip()
+    sign = -1 if body.startswith("-") else 1
+    value = _unsigned(body[1:].lstrip() if body[:1] in "+-" else body) if body else None
+    if value is None:
+        return None
+    return Number(sign * value / (100 if percent else 1), percent)
+
+
+def _unsigned(body: str) -> Fraction | None:
+    if DECIMAL.fullmatch(body):
+        return _decimal(body)
+    if found := RATIO.fullmatch(body):
+        return _ratio(found[1], found[2])
+    if found := FRAC.fullmatch(body):
+        return _ratio(found[1] or found[2], found[3] or found[4])
+    if found := MIXED.fullmatch(body):
+        part = _ratio(found[2], found[3])
+        return None if part is None else int(found[1]) + part
+    if found := MIXED_FRAC.fullmatch(body):
+        part = _ratio(found[2] or found[3], found[4] or found[5])
+        return None if part is None or part < 0 else int(found[1]) + part
+    if found := POWER.fullmatch(body):
+        exponent = int(found[2] or found[3] or found[4])
+        return _decimal(found[1]) * Fraction(10) ** exponent if abs(exponent) <= MAX_EXPONENT else None
+    return None
+
+
+def _decimal(text: str) -> Fraction:
+    return Fraction(text.replace(",", ""))
+
+
+def _ratio(above: str, below: str) -> Fraction | None:
+    if not SIGNED.fullmatch(above) or not SIGNED.fullmatch(below) or _decimal(below) == 0:
+        return None
+    return _decimal(above) / _decimal(below)
+
+
+def equal(prediction: str, gold: str) -> bool:
+    """True when both are the same number, the same tuple or interval of such, or the same text but for white space.
+
+    A percentage equals its value and, when the other side is a bare number, also its count: 50% is 1/2 and 50. (The
+    published checkers of MATH drop the sign and know only the second.) Two bare numbers are never scaled.
+    """
+    a, b = tidy(prediction), tidy(gold)
+    inside_a, inside_b = _elements(a), _elements(b)
+    if inside_a and inside_b:
+        same_ends = a[0] == b[0] and a[-1] == b[-1]
+        return same_ends and len(inside_a) == len(inside_b) and all(map(_same, inside_a, inside_b))
+    return _same(a, b)
+
+
+def _same(a: str, b: str) -> bool:
+    x, y = parse_number(a), parse_number(b)
+    if x is None or y is None:
+        a, b = "".join(a.split()), "".join(b.split())
+        return a == b != "" and x is None and y is None
+    if x.value == y.value:
+        return True
+    return x.percent != y.percent and (100 * x.value == y.value if x.percent else 100 * y.value == x.value)
+
+
+def _elements(text: str) -> list[str] | None:
+    """The parts of "(a, b, ...)" or "[a, b)" between commas outside of inner brackets; None when there are not two."""
+    if len(text) < 2 or text[0] not in "([" or text[-1] not in ")]":
+        return None
+    parts, depth, start = [], 0, 1
+    for at in range(1, len(text) - 1):
+        depth += (text[at] in "([{") - (text[at] in ")]}")
+        if depth < 0:  # "(1,2)(3,4)"
+            return None
+        if text[at] == "," and depth == 0:
+            parts.append(text[start:at].strip())
+            start = at + 1
+    return [*parts, text[start:-1].strip()] if parts else None
+
+
+def boxed(view: View) -> float:
+    r"""1 when the final answer equals a gold answer, else 0; no answer is 0.
+
+    The final answer is the last \boxed{...} of `view.answer`, or all of it where it has none; without an answer found
+    by the environment it is the last \boxed{...} the policy wrote. A gold answer may be boxed too.
+    """
+    found = last_boxed(view.actions) if view.answer is None else last_boxed(view.answer) or view.answer
+    return float(found is not None and any(equal(found, last_boxed(gold) or gold) for gold in view.task.answers))

@@ -1,0 +1,196 @@
+"""Replay of past successes: a bounded buffer of solved attempts, used while the policy still has something to learn.
+
+WebRL (Qi et al., arXiv 2411.02337, section 3.3): of the past successes those are replayed whose perplexity under the
+policy as it is now lies in [1 / 0.95, 1 / 0.5]: neither what it would do anyhow, nor what is too far from it. Its code
+has 0.5 < exp(mean token log-prob) <= 0.95, as here.
+
+They are of another policy, and so never in an on-policy group. A use is
+
+  nll     their negative log-likelihood, a mean over their tokens, times `coefficient`
+  policy  the policy objective with the advantage that they had in their own group, times `coefficient` and the
+          importance weights of `rl.correction`, from the policy that sampled them to the one before this step
+
+NumPy only. The buffer forgets its oldest attempts first, and is saved whole with the checkpoint.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxagent.algorithms import corrections
+from jaxagent.algorithms.advantages import GROUP_ADVANTAGES
+from jaxagent.algorithms.rollout import action_mask, rewards
+from jaxagent.algorithms.streams import Streams
+from jaxagent.config import CorrectionConfig, ReplayConfig
+from jaxagent.types import Episode, Group, Trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class Success:
+    """One attempt that solved its task."""
+
+    task_id: str
+    step: int  # when it was sampled
+    reward: float
+    advantage: float  # in its own group; 0 for a relabelled attempt, which has none
+    trajectories: tuple[Trajectory, ...]  # each with an action token
+
+
+class Chosen(NamedTuple):
+    """An attempt to replay."""
+
+    success: Success
+    logprobs: list[np.ndarray]  # f32[T] per trajectory, under the policy as it is now
+
+
+class ReplayBuffer:
+    """The newest `capacity` successes, oldest first. Owned by the loop; not thread-safe."""
+
+    def __init__(self, cfg: ReplayConfig, seed: int):
+        self._cfg, self._seed = cfg, seed
+        self._kept: list[Success] = []
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def record(self, groups: Sequence[Group], step: int, advantage: str, relabelled: Sequence[Episode] = ()) -> None:
+        """Keeps the successes of a step, in task order, and what hindsight made of failures.
+
+        Args:
+          groups: all that were played.
+          step: the RL step.
+          advantage: `rl.advantage`; attempts have one of their own only where it is one from groups.
+          relabelled: attempts of `hindsight.relabel`.
+        """
+        given = np.zeros((0, 0))
+        if advantage in GROUP_ADVANTAGES and groups:
+            given = GROUP_ADVANTAGES[advantage](*rewards(groups))
+        found = [
+            (episode, float(given[g, s]) if given.size else 0.0)
+            for g, group in enumerate(groups)
+            for s, episode in enumerate(group.episodes)
+            if not episode.stop_reason.is_failure and episode.reward >= self._cfg.min_reward
+        ]
+        for episode, worth in [*found, *((episode, 0.0) for episode in relabelled)]:
+            trajectories = tuple(t for t in episode.trajectories if action_mask(t).any())
+            if trajectories:
+                self._kept.append(Success(episode.task.id, step, float(episode.reward), worth, trajectories))
+        self._kept = self._kept[-self._cfg.capacity :]
+
+    def candidates(self, step: int) -> list[Success]:
+        """All that is kept, in this step's random order."""
+        order = np.random.default_rng([self._seed, step, len(self._kept)]).permutation(len(self._kept))
+        return [self._kept[i] for i in order]
+
+    def get_state(self) -> list[dict[str, Any]]:
+        """Everything, as JSON values."""
+        return [
+            dataclasses.asdict(dataclasses.replace(s, trajectories=()))
+            | {"trajectories": [_encode(t) for t in s.trajectories]}
+            for s in self._kept
+        ]
+
+    def set_state(self, state: Sequence[Mapping[str, Any]]) -> None:
+        """Goes on from what `get_state` gave."""
+        kept = [Success(**{**item, "trajectories": tuple(_decode(t) for t in item["trajectories"])}) for item in state]
+        self._kept = kept[-self._cfg.capacity :]
+
+
+def token_probability(success: Success, logprobs: Sequence[np.ndarray]) -> float:
+    """1 / perplexity: exp of the mean log-prob of an attempt's action tokens.
+
+    Args:
+      success: the attempt.
+      logprobs: f32[T] per trajectory, under the policy that is asked.
+    """
+    taken = [x[action_mask(t) > 0] for t, x in zip(success.trajectories, logprobs, strict=True)]
+    return float(np.exp(np.mean(np.concatenate(taken).astype(np.float64))))
+
+
+def choose(
+    candidates: Sequence[Success], score: Callable[[list[Trajectory]], list[np.ndarray]], cfg: ReplayConfig
+) -> tuple[list[Chosen], int]:
+    """The first `per_step` candidates with low < 1 / perplexity <= high, and how many were looked at.
+
+    They are scored 2 * `per_step` at a time, until there are enough: a full buffer costs no more than it must.
+
+    Args:
+      candidates: in random order.
+      score: trajectories -> f32[T] each, their log-probs under the policy as it is now.
+      cfg: the window.
+    """
+    chosen: list[Chosen] = []
+    size = 2 * cfg.per_step
+    for start in range(0, len(candidates), size):
+        block = candidates[start : start + size]
+        scores = iter(score([t for success in block for t in success.trajectories]))
+        scored = [Chosen(success, [next(scores) for _ in success.trajectories]) for success in block]
+        chosen += [c for c in scored if cfg.low < token_probability(*c) <= cfg.high]
+        if len(chosen) >= cfg.per_step:
+            return chosen[: cfg.per_step], start + len(block)
+    return chosen, len(candidates)
+
+
+def streams(
+    chosen: Sequence[Chosen], cfg: ReplayConfig, correction: CorrectionConfig, first_episode: int
+) -> list[Streams]:
+    """Streams of replayed attempts, with relative weights.
+
+    Args:
+      chosen: attempts in the window, with their log-probs under the policy before this step's first update.
+      cfg: their use.
+      correction: of "policy".
+      first_episode: a number that no episode of the rollout batch has, nor any after it.
+    """
+    out = []
+    for number, (success, scores) in enumerate(chosen):
+        for trajectory, now in zip(success.trajectories, scores, strict=True):
+            mask = action_mask(trajectory)
+            weights = mask * np.float32(cfg.coefficient)
+            if cfg.use == "nll":
+                out.append(Streams.of(trajectory, first_episode + number, nll_weights=weights))
+                continue
+            at = np.flatnonzero(mask)
+            behaviour = trajectory.logprobs[at]
+            if corrections.vetoed(now[at], behaviour, correction.veto):
+                continue
+            factors = np.ones(len(mask))
+            factors[at] = corrections.importance_weights(
+                now[at], behaviour, correction.name, correction.level, correction.low, correction.high
+            )
+            # What the learner compares with what was sampled is about this step's samples: not about these.
+            current = dataclasses.replace(trajectory, logprobs=np.where(mask > 0, now, 0.0).astype(np.float32))
+            out.append(
+                Streams.of(
+                    current,
+                    first_episode + number,
+                    policy_weights=mask,
+                    advantages=mask * success.advantage * cfg.coefficient,
+                    corrections=factors,
+                )
+            )
+    return out
+
+
+_FIELDS = (("tokens", "<i4"), ("kinds", "u1"), ("logprobs", "<f4"), ("policy_versions", "<i4"), ("turns", "<i4"))
+
+
+def _encode(trajectory: Trajectory) -> str:
+    raw = b"".join(np.ascontiguousarray(getattr(trajectory, name), dtype).tobytes() for name, dtype in _FIELDS)
+    return base64.b64encode(zlib.compress(raw)).decode()
+
+
+def _decode(text: str) -> Trajectory:
+    raw = zlib.decompress(base64.b64decode(text))
+    length = len(raw) // sum(np.dtype(dtype).itemsize for _, dtype in _FIELDS)
+    arrays, at = {}, 0
+    for name, dtype in _FIELDS:
+        arrays[name] = np.frombuffer(raw, dtype, length, at).astype(np.dtype(dtype).newbyteorder("="))
+        at += arrays[name].nbytes
+    return Trajectory(**arrays)

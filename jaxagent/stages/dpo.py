@@ -1,0 +1,54 @@
+"""Direct preference optimisation on logged episodes (algorithms/dpo.py): score, then one weighted-NLL update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxagent.algorithms import dpo
+from jaxagent.algorithms.dpo import Pair
+from jaxagent.build import Parts
+from jaxagent.config import ConfigError
+from jaxagent.engine.driver import Driver
+from jaxagent.learner import forward
+from jaxagent.learner.batching import Packer
+from jaxagent.learner.score import policy_scorer
+from jaxagent.learner.state import TrainState
+from jaxagent.models.params import Params
+from jaxagent.run import Run
+from jaxagent.stages import offline
+
+DPO = "dpo"
+
+
+def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
+    """Trains on pairs of the logged episodes; the reference is the policy that the stage began with."""
+    cfg = parts.cfg.dpo
+    log = offline.read_episodes(parts, saved, cfg.episodes)
+    pairs = dpo.pairs(log.groups(), cfg.pairs_per_task, cfg.min_gap)
+    if not pairs:
+        raise ConfigError(f"dpo: no task has attempts whose rewards differ by {cfg.min_gap} or more (dpo.min_gap).")
+
+    def prepare(packer: Packer, state: TrainState) -> offline.ToStreams:
+        # At temperature 1, as the update's NLL: the scores must be those of the parameters that are about to move.
+        score = policy_scorer(forward.policy_forward(parts.spec), 1.0, packer, parts.mesh)
+        score.warm_up(state.params)
+        every, _ = score(state.reference, [t for pair in pairs for t in pair.trajectories])
+        scores = iter(every)
+        reference = {id(pair): [next(scores) for _ in pair.trajectories] for pair in pairs}
+
+        def to_streams(state: TrainState, chosen: Sequence[Pair]):
+            logprobs, _ = score(state.params, [t for pair in chosen for t in pair.trajectories])
+            of_reference = [array for pair in chosen for array in reference[id(pair)]]
+            return dpo.streams(chosen, logprobs, of_reference, cfg.beta, cfg.length_normalised, cfg.nll_coefficient)
+
+        return to_streams
+
+    return offline.train(parts, saved, driver, params, DPO, cfg.training, pairs, prepare, keep_reference=True)
+
+
+def check(parts: Parts) -> None:
+    """Raises ConfigError for missing or malformed logs, or coefficients that mean nothing."""
+    cfg = parts.cfg.dpo
+    offline.check(parts, DPO, cfg.episodes, cfg.training)
+    if cfg.beta <= 0 or cfg.nll_coefficient < 0 or cfg.pairs_per_task < 1:
+        raise ConfigError("dpo.beta must be > 0, dpo.nll_coefficient >= 0, dpo.pairs_per_task >= 1.")

@@ -1,0 +1,136 @@
+"""What the stages that learn from data share: their episodes, and the loop over updates of the blind learner.
+
+In: examples (episodes, demonstrations, pairs) and a function that makes them the streams of one update. Out: the
+trained policy. Evaluated before and after, and every `eval.every` updates, as RL is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import jax
+import numpy as np
+
+from jaxagent.algorithms.streams import Streams
+from jaxagent.build import Parts
+from jaxagent.config import ConfigError, OfflineConfig, Stage
+from jaxagent.data import episode_log
+from jaxagent.data.episode_log import EpisodeLog
+from jaxagent.engine.driver import Driver
+from jaxagent.evaluate import record_evaluation
+from jaxagent.learner import forward, loss, programs
+from jaxagent.learner.batching import Packer, check_context
+from jaxagent.learner.optimizer import make_optimizer
+from jaxagent.learner.state import TrainState, init_state
+from jaxagent.learner.update import Update, make_update
+from jaxagent.models.params import Params
+from jaxagent.observe.files import EPISODES_FOLDER
+from jaxagent.run import Run
+
+Example = TypeVar("Example")
+ToStreams = Callable[[TrainState, Sequence[Example]], tuple[list[Streams], dict[str, float]]]
+
+
+def train(
+    parts: Parts,
+    saved: Run,
+    driver: Driver,
+    params: Params,
+    stage: Stage,
+    cfg: OfflineConfig,
+    examples: Sequence[Example],
+    prepare: Callable[[Packer, TrainState], ToStreams],
+    keep_reference: bool = False,
+) -> Params:
+    """Runs a stage of `cfg.updates` updates on examples shuffled anew in every epoch.
+
+    Args:
+      parts, saved, driver, params: as every stage gets them.
+      stage: its name.
+      cfg: its training.
+      examples: what it learns from, in a fixed order.
+      prepare: packer, state as the stage (re)starts -> the function that makes examples the streams of one update,
+        and metrics. Compiles what it needs.
+      keep_reference: whether the state keeps the policy that the stage began with.
+    """
+    packer = Packer(cfg.batch, programs.action_tokens(parts.cfg), parts.row_shards)
+    optimizer = make_optimizer(cfg.optimizer, cfg.updates)
+    with saved.compiles.warm_up(), jax.set_mesh(parts.mesh):
+        update = make_update(forward.policy_forward(parts.spec), loss.SUPERVISED, optimizer, parts.mesh)
+        state = update.warm_up(init_state(params, optimizer, keep_reference=keep_reference), packer.empty())
+        if saved.resumes(stage):
+            state, _ = saved.checkpoints.restore(state)
+        driver.update_params(state.params, int(state.step))
+        to_streams = prepare(packer, state)
+    step = saved.step_of(stage)
+    with saved.stage(stage, cfg.updates, step):
+        if not saved.resumes(stage):
+            record_evaluation(parts, saved, driver, stage, 0, {"examples": float(len(examples))})
+            saved.save(state, stage, 0, {})
+        while step < cfg.updates:
+            started = time.monotonic()
+            chosen = [examples[i] for i in order(len(examples), cfg.examples, (parts.cfg.seed, step))]
+            state, metrics = _step(update, packer, state, *to_streams(state, chosen))
+            step += 1
+            metrics["time/step_s"] = time.monotonic() - started
+            if step == cfg.updates or (parts.cfg.eval.every and step % parts.cfg.eval.every == 0):
+                driver.update_params(state.params, int(state.step))
+                record_evaluation(parts, saved, driver, stage, step, metrics)
+            else:
+                saved.record(stage, step, metrics)
+            due = parts.cfg.checkpoint.every and step % parts.cfg.checkpoint.every == 0
+            if due or step == cfg.updates or saved.terminating:
+                saved.save(state, stage, step, {})
+                saved.stop_if_asked()
+    return state.params
+
+
+def _step(
+    update: Update, packer: Packer, state: TrainState, streams: list[Streams], metrics: dict[str, float]
+) -> tuple[TrainState, dict[str, float]]:
+    batches = packer.pack(streams)
+    if not batches:  # every weight has underflowed: there is no gradient
+        return state, metrics
+    state, of_update = update(state, batches)
+    names = ("loss/total", "policy/grad_norm")
+    return state, metrics | {name: of_update[name] for name in names}
+
+
+def order(count: int, size: int, at: tuple[int, int]) -> list[int]:
+    """Which examples the update number `at[1]` takes: `size` of an endless sequence of permutations of `count`."""
+    seed, step = at
+    positions = range(step * size, (step + 1) * size)
+    epochs = {p // count for p in positions}
+    permutations = {epoch: np.random.default_rng([seed, epoch]).permutation(count) for epoch in epochs}
+    return [int(permutations[p // count][p % count]) for p in positions]
+
+
+def read_episodes(parts: Parts, saved: Run, path: str) -> EpisodeLog:
+    """The logged episodes that a config names, or this run's own; says how many lines were dropped."""
+    log = episode_log.read(path or Path(parts.cfg.workdir) / EPISODES_FOLDER)
+    vocab = parts.tokenizer.vocab_size
+    largest = max((int(t.tokens.max(initial=0)) for e in log.episodes for t in e.trajectories), default=0)
+    if largest >= vocab:
+        raise ConfigError(f"Logged episodes hold token {largest}, the tokenizer has {vocab}: they are of another one.")
+    if log.dropped:
+        saved.progress.note(f"logged episodes: {log.dropped} unfinished last line(s) left out")
+    return log
+
+
+def check(parts: Parts, stage: Stage, episodes: str, training: OfflineConfig) -> None:
+    """What can be known of a stage before it begins.
+
+    Raises:
+      ConfigError: no logged episodes, and no stage before this one that logs some; rows too short.
+    """
+    check_context(training.batch, parts.cfg.env.context_tokens)
+    if training.updates < 1 or training.examples < 1:
+        raise ConfigError(f"{stage}.training.updates and {stage}.training.examples must be at least 1.")
+    stages = parts.cfg.stages
+    before = stages[: stages.index(stage)]
+    logs = "sample" in before or ("rl" in before and parts.cfg.log_episodes)
+    if episodes or not logs:
+        episode_log.read(episodes or Path(parts.cfg.workdir) / EPISODES_FOLDER)

@@ -1,0 +1,53 @@
+"""Attempts of the current policy at training tasks, logged and not trained on: data for stages that learn from it."""
+
+from __future__ import annotations
+
+import time
+
+import jax
+import jax.numpy as jnp
+
+from jaxagent.build import Parts
+from jaxagent.data.tasks import TaskIterator
+from jaxagent.engine.driver import Driver
+from jaxagent.evaluate import deadline_s
+from jaxagent.learner.state import TrainState
+from jaxagent.models.params import Params
+from jaxagent.rollout.statistics import episode_metrics
+from jaxagent.run import Run
+from jaxagent.types import Episode, Task
+
+SAMPLE = "sample"
+
+
+def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
+    """Logs `sample.steps` times `tasks_per_step` times `attempts` episodes; returns the policy as it came."""
+    cfg = parts.cfg.sample
+    tasks = TaskIterator(parts.train, parts.cfg.seed, shuffle=True)
+    with saved.compiles.warm_up(), jax.set_mesh(parts.mesh):
+        state = TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=())
+    step = saved.step_of(SAMPLE)
+    if saved.resumes(SAMPLE):
+        with saved.compiles.warm_up():
+            state, _ = saved.checkpoints.restore(state)
+        tasks.set_state(saved.host["tasks"])
+    driver.update_params(state.params, 0)
+    play = parts.rollout(driver, parts.cfg.rl.sampling, cfg.attempts)
+    with saved.stage(SAMPLE, cfg.steps, step):
+        while step < cfg.steps:
+            started, first = time.monotonic(), step * cfg.attempts
+
+            async def attempt(task: Task, sample: int, first: int = first) -> Episode:
+                return await play(task, first + sample)  # numbered over the stage: no two share randomness
+
+            chosen = tasks.take(cfg.tasks_per_step)
+            deadline = deadline_s(parts, len(chosen) * cfg.attempts)
+            groups = parts.workers.collect(chosen, cfg.attempts, attempt, deadline)
+            saved.log_episodes(SAMPLE, step, (e for group in groups for e in group.episodes))
+            step += 1
+            saved.record(SAMPLE, step, episode_metrics(groups) | {"time/step_s": time.monotonic() - started})
+            due = parts.cfg.checkpoint.every and step % parts.cfg.checkpoint.every == 0
+            if due or step == cfg.steps or saved.terminating:
+                saved.save(state, SAMPLE, step, tasks.get_state())
+                saved.stop_if_asked()
+    return state.params

@@ -1,0 +1,78 @@
+"""Supervised fine-tuning on demonstrations, with negatives among them.
+
+Negatives are those of Agent-FLAN (Chen et al., arXiv 2403.12881): demonstrations of NOT using the tool, (1) of the
+usual prompt with a question that needs no tool and is answered at once, (2) of a prompt that offers no tool. A row's
+"prompt" is the question, or, for (2), a list of messages that is taken as it stands. They are trained like every other
+demonstration: nothing is made less likely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxagent.algorithms.sft import sft
+from jaxagent.build import Parts
+from jaxagent.config import ConfigError
+from jaxagent.engine.driver import Driver
+from jaxagent.envs.base import Message
+from jaxagent.envs.search import render_prompt
+from jaxagent.learner.batching import check_context
+from jaxagent.models.params import Params
+from jaxagent.rollout import demonstrations
+from jaxagent.run import Run
+from jaxagent.stages import offline
+from jaxagent.types import Trajectory
+
+SFT = "sft"
+
+
+def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
+    """Trains on `sft.demonstrations`, and on `sft.negatives` for `negative_frac` of every update's examples."""
+    cfg = parts.cfg.sft
+    positives, negatives = load(parts)
+    count = negative_count(cfg.training.examples, cfg.negative_frac) if negatives else 0
+
+    def to_streams(state: object, chosen: Sequence[tuple[dict, int]]):
+        rows = [row for row, _ in chosen]
+        for slot in range(count):  # the last of an update's examples make room for negatives, in their own order
+            _, number = chosen[-1 - slot]
+            rows[-1 - slot] = negatives[number % len(negatives)]
+        return sft([to_trajectory(parts, row) for row in rows], observations=False, mode=cfg.aggregation), {}
+
+    examples = [(row, number) for number, row in enumerate(positives)]
+    return offline.train(parts, saved, driver, params, SFT, cfg.training, examples, lambda *_: to_streams)
+
+
+def negative_count(examples: int, frac: float) -> int:
+    """How many of an update's examples are negatives: the nearest whole number, at least one."""
+    return max(int(np.rint(examples * frac)), 1)
+
+
+def load(parts: Parts) -> tuple[list[dict], list[dict]]:
+    """Demonstrations and negatives; no negatives when none are named."""
+    cfg = parts.cfg.sft
+    positives = demonstrations.load(Path(cfg.demonstrations) if cfg.demonstrations else parts.dataset / "full.jsonl")
+    return positives, demonstrations.load(cfg.negatives) if cfg.negatives else []
+
+
+def to_trajectory(parts: Parts, row: dict) -> Trajectory:
+    """A demonstration as the trajectory that an episode with these texts would have been."""
+
+    def prompt(given: str | list[dict[str, str]]) -> tuple[Message, ...]:
+        if isinstance(given, str):
+            return (Message("user", render_prompt(parts.cfg.env.prompt, given)),)
+        return tuple(Message(message["role"], message["content"]) for message in given)
+
+    return demonstrations.trajectory(row, parts.conversation, prompt)
+
+
+def check(parts: Parts) -> None:
+    """Raises ConfigError for missing or malformed demonstrations."""
+    cfg = parts.cfg.sft
+    check_context(cfg.training.batch, parts.cfg.env.context_tokens)
+    load(parts)
+    if cfg.negatives and not 0 < cfg.negative_frac < 1:
+        raise ConfigError(f"sft.negative_frac must lie between 0 and 1, got {cfg.negative_frac}.")

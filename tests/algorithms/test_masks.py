@@ -1,0 +1,262 @@
+"""What holds for EVERY function that takes a mask: one table, the same checks for each.
+
+What stands outside the mask is never read, in values or in gradients; results are 0 there; gradients are finite
+everywhere, also where a whole row is masked or all values are equal; jit changes nothing; float32 is float64 to 1e-5
+(functions that run on NumPy), and a function that has no reference of its own elsewhere has a loop here.
+"""
+
+import functools
+import inspect
+import pathlib
+import pkgutil
+import re
+import statistics
+from collections.abc import Callable
+from importlib import import_module
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl.testing import parameterized
+
+from jaxagent import algorithms, config
+from jaxagent.algorithms import aggregate, kl, value_loss
+from jaxagent.algorithms.advantages import GROUP_ADVANTAGES, root, whiten, zero_signal
+from jaxagent.algorithms.best_of_k import BEST_OF_K
+from jaxagent.algorithms.policy_loss import OBJECTIVES, Tokens, opsm_factor
+from jaxagent.algorithms.process import turn_mean_std
+from jaxagent.algorithms.segments import sequence_mean
+from jaxagent.algorithms.token_advantages import TOKEN_ADVANTAGES, Path
+from jaxagent.algorithms.turn_gae import turn_starts
+from jaxagent.algorithms.value_bins import Support, categorical_value_loss
+
+SHAPE = (4, 6)
+TURNS = np.array([0, 0, 1, 1, 3, 3], np.int32)
+SEQUENCE = np.array([[0, 0, 0, 1, 1, 1]] * 4, np.int32)
+OPTIMIZER = config.OptimizerConfig(1e-3, "constant", 0, 0.9, 0.98, 1e-8, 0.0, 1.0)
+CRITIC = config.CriticConfig(
+    gamma=0.9, lam=0.8, returns_lam=1.0, adaptive_alpha=0.5, turn_gamma=0.7, loss="squared", bins=4, low=0.0, high=1.0,
+    sigma=0.75, value_clip=0.5, value_coefficient=1.0, warmup_updates=0, warmup_epochs=1, optimizer=OPTIMIZER,
+)  # fmt: skip
+
+
+class Constants(NamedTuple):
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    clip_dual: float = 3.0
+    tau_positive: float = 1.0
+    tau_negative: float = 1.05
+
+
+class Case(NamedTuple):
+    run: Callable  # mask bool[4, 6], inputs float[4, 6] -> tuple of float[4, 6]
+    inputs: int
+    numpy: bool = False  # runs on NumPy arrays too
+    differentiable: bool = True
+    reference: Callable | None = None  # the same on lists of what the mask keeps of one row, in float64
+
+
+def grouped(function, *more):
+    return lambda mask, r: (function(r, mask, *more),)
+
+
+def along(name):
+    def one(mask, *inputs):
+        estimate = TOKEN_ADVANTAGES[name](Path(inputs[0], inputs[1], mask, jnp.asarray(TURNS), inputs[2]), CRITIC)
+        return estimate.advantages, estimate.returns
+
+    return jax.vmap(one)
+
+
+def guarded(function):
+    """As the learner calls a per-token loss (`learner/loss.py`): zeros go in where there is no weight."""
+
+    def run(mask, *inputs):
+        out = function(mask, *(jnp.where(mask, x, 0.0) for x in inputs))
+        return (jnp.where(mask, out, 0.0),)
+
+    return run
+
+
+def tokens(mask, *inputs):
+    return Tokens(*inputs, lambda x: sequence_mean(jax.lax.stop_gradient(x), mask, jnp.asarray(SEQUENCE)))
+
+
+def discounted(r, v, log_rho):
+    sums = [sum(0.9 ** (k - t) * r[k] for k in range(t, len(r))) for t in range(len(r))]
+    return sums, sums
+
+
+def clipped_regression(v, old, g):
+    near = [o + min(max(x - o, -0.5), 0.5) for x, o in zip(v, old, strict=True)]
+    return ([max((x - y) ** 2, (n - y) ** 2) / 2 for x, n, y in zip(v, near, g, strict=True)],)
+
+
+def divergence(name, p, q):
+    d = [a - b for a, b in zip(p, q, strict=True)]
+    k3 = [min(np.exp(-min(max(x, -20), 20)) - 1 + min(max(x, -20), 20), 10.0) for x in d]
+    values = {"k1": d, "k2": [x * x / 2 for x in d], "k3": k3, "k3+": k3, "abs": [abs(x) for x in d]}
+    return (values[name],)
+
+
+BINS = Support(low=-1.0, high=1.0, bins=4, sigma=0.75)
+
+
+def in_bins(name):
+    def run(mask, value, returns):
+        logits = value[..., None] * jnp.arange(4.0)
+        return categorical_value_loss(logits, returns, BINS, name)
+
+    return run
+
+
+CASES = {
+    **{name: Case(grouped(function), 1, numpy=True) for name, function in GROUP_ADVANTAGES.items()},
+    **{name: Case(grouped(function, 3), 1, numpy=True) for name, function in BEST_OF_K.items()},
+    "turn_mean_std": Case(
+        lambda mask, r: (turn_mean_std(r.reshape(4, 2, 3), mask.reshape(4, 2, 3)).reshape(4, 6),), 1, numpy=True
+    ),
+    "whiten": Case(grouped(whiten), 1, numpy=True),
+    "aggregate": Case(
+        lambda mask, x: ((aggregate.weights(mask, "sequence_mean", 1.0) * jnp.where(mask, x, 0.0)),), 1, numpy=False
+    ),
+    **{name: Case(along(name), 3) for name in TOKEN_ADVANTAGES},
+    "return": Case(along("return"), 3, reference=discounted),
+    "sequence_mean": Case(
+        lambda mask, x: (jnp.where(mask, sequence_mean(x, mask, jnp.zeros(SHAPE, int)), 0),), 1,
+        reference=lambda x: ([statistics.fmean(x)] * len(x) if x else [],),
+    ),
+    **{
+        name: Case(guarded(lambda m, *x, f=function: f(tokens(m, *x), Constants())[0]), 3)
+        for name, function in OBJECTIVES.items()
+    },
+    "opsm": Case(guarded(lambda m, *x: opsm_factor(tokens(m, *x), 0.1)), 3, differentiable=False),
+    **{
+        f"kl_{name}": Case(guarded(lambda m, p, q, name=name: kl.kl_loss(p, q, name)), 2,
+                           reference=functools.partial(divergence, name))
+        for name in kl.KL_ESTIMATORS
+    },
+    "clipped_value_loss": Case(
+        guarded(lambda m, *x: value_loss.clipped_value_loss(*x, 0.5)[0]), 3, reference=clipped_regression
+    ),
+    "hl_gauss": Case(guarded(in_bins("hl_gauss")), 2),
+    "two_hot": Case(guarded(in_bins("two_hot")), 2),
+}  # fmt: skip
+
+# Not the objectives (their own file does), and no associative scan: outside jit each of its operations compiles.
+EAGER = [name for name, case in CASES.items() if (case.numpy or case.reference) and name != "sequence_mean"]
+REGIMES = ("random", "empty", "full", "equal", "extreme")
+
+
+def draw(regime: str, n: int) -> tuple[np.ndarray, ...]:
+    """A mask and n inputs f32[4, 6], nan where it is False. Row 0 is masked whole, row 1 but for one element."""
+    rng = np.random.default_rng(REGIMES.index(regime))
+    mask = rng.random(SHAPE) < {"empty": 0.0, "full": 1.0}.get(regime, 0.6)
+    if regime not in ("empty", "full"):
+        mask[0], mask[1] = False, np.arange(6) == 2
+    values = [np.full(SHAPE, 0.25) if regime == "equal" else rng.normal(size=SHAPE) for _ in range(n)]
+    scale = 50.0 if regime == "extreme" else 1.0
+    return mask, *(np.where(mask, scale * v, np.nan).astype(np.float32) for v in values)
+
+
+@functools.cache
+def program(name: str):
+    """mask, inputs -> outputs and the gradients of a random sum of them."""
+    case = CASES[name]
+    weights = np.random.default_rng(7).normal(size=SHAPE).astype(np.float32)
+
+    def total(inputs, mask):
+        out = case.run(mask, *inputs)
+        return sum(jnp.sum(weights * x) for x in out), out
+
+    if not case.differentiable:
+        return jax.jit(lambda mask, *inputs: (case.run(mask, *inputs), ()))
+    return jax.jit(lambda mask, *inputs: jax.grad(total, has_aux=True)(inputs, mask)[::-1])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_masked_is_never_read_and_has_no_gradient(name):
+    case = CASES[name]
+    for regime in REGIMES:
+        mask, *inputs = draw(regime, case.inputs)
+        outputs, gradients = program(name)(mask, *inputs)
+        for x in (*outputs, *gradients):
+            assert np.all(np.isfinite(x)), regime
+            assert not np.any(np.asarray(x)[~mask]), regime
+        for poison in (np.inf, -1e30, 0.0):
+            again = program(name)(mask, *(np.where(mask, x, np.float32(poison)) for x in inputs))
+            jax.tree.map(np.testing.assert_array_equal, again, (outputs, gradients))
+        if case.numpy and regime != "equal":  # equal values: rounding over 1e-6
+            exact = case.run(mask, *(x.astype(np.float64) for x in inputs))
+            for got, wanted in zip(outputs, exact, strict=True):
+                np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+        if case.reference is not None:
+            for row in range(4):
+                kept = [[float(v) for v in x[row][mask[row]]] for x in inputs]
+                for got, wanted in zip(outputs, case.reference(*kept), strict=True):
+                    np.testing.assert_allclose(np.asarray(got)[row][mask[row]], wanted, rtol=1e-5, atol=1e-5)
+
+
+class Variants(chex.TestCase, parameterized.TestCase):
+    @chex.variants(without_jit=True)
+    @parameterized.parameters(*EAGER)
+    def test_jit_changes_nothing(self, name):
+        mask, *inputs = draw("random", CASES[name].inputs)
+        outputs = self.variant(lambda *x: CASES[name].run(*x))(jnp.asarray(mask), *map(jnp.asarray, inputs))
+        for got, wanted in zip(outputs, program(name)(mask, *inputs)[0], strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_zero_signal_and_turn_starts_equal_loops():
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        mask, rewards = rng.random(SHAPE) < 0.5, rng.integers(0, 2, SHAPE) / 2
+        kept = [set(r[m]) for r, m in zip(np.where(mask, rewards, np.nan), mask, strict=True)]
+        np.testing.assert_array_equal(
+            zero_signal(np.where(mask, rewards, np.nan), mask), [len(values) < 2 for values in kept]
+        )
+        turns = np.sort(rng.integers(0, 4, 6)).astype(np.int32)
+        seen, expected = set(), []
+        for is_action, turn in zip(mask[0], turns, strict=True):
+            expected.append(bool(is_action) and int(turn) not in seen)
+            seen |= {int(turn)} if is_action else set()
+        np.testing.assert_array_equal(turn_starts(jnp.asarray(mask[0]), jnp.asarray(turns)), expected)
+
+
+def test_the_root_of_zero_has_a_finite_gradient():
+    x = jnp.array([0.0, 4.0, -1.0])
+    np.testing.assert_allclose(root(x), [0.0, 2.0, 0.0])
+    np.testing.assert_allclose(jax.grad(lambda x: root(x).sum())(x), [0.0, 0.25, 0.0])
+
+
+# Public functions that tests reach by another name: that of a choice, or of what calls them.
+REACHED = {
+    function.__name__: name
+    for table in (GROUP_ADVANTAGES, BEST_OF_K, TOKEN_ADVANTAGES)
+    for name, function in table.items()
+} | {
+    "dual_clip_loss": "dual_clip",
+    "sequence_ratio_loss": "gspo",
+    "cispo_loss": "cispo",
+    "soft_gate_loss": "sapo",
+    "importance_sampling_loss": "importance_sampling",
+    "reinforce_loss": "reinforce",
+    "bilevel_gae": "gae_bilevel",
+    "kl_penalty": "test_kl_in_reward_is_taken_from_the_reward",
+    "signals": "streams",
+    "walk": "trajectories",
+}
+
+
+def test_every_public_function_is_named_by_a_test():
+    """A function of the family without a witness is found here, not by a reader."""
+    folder = pathlib.Path(__file__).parent
+    text = "\n".join(path.read_text() for path in (*folder.glob("*.py"), *folder.parent.glob("learner/*.py")))
+    for module in pkgutil.iter_modules(algorithms.__path__):
+        members = inspect.getmembers(import_module(f"jaxagent.algorithms.{module.name}"), inspect.isfunction)
+        for name, function in members:
+            if not name.startswith("_") and function.__module__ == f"jaxagent.algorithms.{module.name}":
+                assert re.search(rf"\b{REACHED.get(name, name)}\b", text), f"{module.name}.{name}"

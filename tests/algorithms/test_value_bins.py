@@ -1,0 +1,99 @@
+"""The critic in bins: numbers by hand, the normal distribution of `statistics` as the witness, gradients and limits."""
+
+import itertools
+import statistics
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl.testing import parameterized
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxagent.algorithms import presets
+from jaxagent.algorithms.value_bins import TARGETS, Support, categorical_value_loss, expectation, hl_gauss, two_hot
+from jaxagent.config import ConfigError
+
+FOUR = Support(low=0.0, high=4.0, bins=4, sigma=1.0)  # centres .5, 1.5, 2.5, 3.5
+WIDE = Support(low=-1.0, high=2.0, bins=30, sigma=0.75)
+
+
+class ByHand(chex.TestCase, parameterized.TestCase):
+    @chex.variants(with_jit=True, without_jit=True)
+    def test_two_hot(self):
+        returns = jnp.array([1.5, 1.75, 0.1, -7.0, 99.0])
+        expected = [[0, 1, 0, 0], [0, 0.75, 0.25, 0], [1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1]]
+        np.testing.assert_allclose(self.variant(lambda r: two_hot(r, FOUR))(returns), expected, atol=1e-6)
+
+    @chex.variants(with_jit=True, without_jit=True)
+    def test_hl_gauss(self):
+        # One standard deviation on each side of 2: .3413447, and up to two: .1359051; together .9544997.
+        got = self.variant(lambda r: hl_gauss(r, FOUR))(jnp.array([2.0, -7.0]))
+        inner, outer = 0.3413447 / 0.9544997, 0.1359051 / 0.9544997
+        np.testing.assert_allclose(got[0], [outer, inner, inner, outer], rtol=1e-5)
+        # Cut to 0: the upper half of the normal distribution up to four standard deviations.
+        np.testing.assert_allclose(
+            got[1], np.array([0.3413447, 0.1359051, 0.0214002, 0.0013182]) / 0.4999683, rtol=1e-4
+        )
+
+    @chex.variants(with_jit=True, without_jit=True)
+    def test_expectation_and_loss(self):
+        logits = jnp.log(jnp.array([[0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.25, 0.25]]))
+        np.testing.assert_allclose(self.variant(lambda x: expectation(x, FOUR))(logits), [2.5, 2.0], rtol=1e-6)
+        loss = self.variant(lambda x, r: categorical_value_loss(x, r, FOUR, "two_hot"))(logits, jnp.array([1.75, 3.5]))
+        # Targets (0, .75, .25, 0) and (0, 0, 0, 1): the KL divergence from the prediction.
+        first = 0.75 * np.log(0.75 / 0.2) + 0.25 * np.log(0.25 / 0.3)
+        np.testing.assert_allclose(loss, [first, np.log(4.0)], rtol=1e-5)
+
+
+@jax.jit
+def both(logits, returns):
+    losses = [categorical_value_loss(logits, returns, WIDE, name) for name in sorted(TARGETS)]
+    return hl_gauss(returns, WIDE), two_hot(returns, WIDE), expectation(logits, WIDE), *losses
+
+
+@jax.jit
+def gradient(logits, returns):
+    total = lambda x: sum(categorical_value_loss(x, returns, WIDE, name).sum() for name in TARGETS)  # noqa: E731
+    return jax.grad(total)(logits)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([1.0, 30.0]))
+def test_equals_plain_python(seed, spread):
+    rng = np.random.default_rng(seed)
+    returns = rng.uniform(-1.3, 2.3, 6).astype(np.float32)
+    logits = rng.normal(0, spread, (6, WIDE.bins)).astype(np.float32)
+    got = [np.asarray(x, np.float64) for x in both(logits, returns)]
+    edges = [WIDE.low + (WIDE.high - WIDE.low) * i / WIDE.bins for i in range(WIDE.bins + 1)]
+    centres = [(a + b) / 2 for a, b in itertools.pairwise(edges)]
+    for i, (row, g) in enumerate(zip(logits.astype(np.float64), returns, strict=True)):
+        y = min(max(float(g), WIDE.low), WIDE.high)
+        cdf = statistics.NormalDist(y, 0.75 * 0.1).cdf
+        mass = [(cdf(b) - cdf(a)) / (cdf(edges[-1]) - cdf(edges[0])) for a, b in itertools.pairwise(edges)]
+        near = min(max(float(g), centres[0]), centres[-1])
+        hot = [max(0.0, 1 - abs(near - c) / 0.1) for c in centres]
+        p = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+        log_p = row - row.max() - np.log(np.exp(row - row.max()).sum())
+        kl = [sum(t * (np.log(t) - q) for t, q in zip(goal, log_p, strict=True) if t > 0) for goal in (mass, hot)]
+        for found, expected in zip(got, (mass, hot, np.dot(p, centres), *kl), strict=True):
+            np.testing.assert_allclose(found[i], expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(got[1][i] @ centres, near, atol=1e-5)  # the mean of a two-hot target is the return
+    # The gradient of cross-entropy: softmax - target, and nothing through the target.
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    expected = 2 * p / p.sum(1, keepdims=True) - got[0] - got[1]
+    np.testing.assert_allclose(gradient(logits, returns), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_absurd_returns_and_logits_stay_finite():
+    logits = jnp.array([[1e30] + [0.0] * 29, [-1e30] * 30])
+    assert np.all(np.isfinite(gradient(logits, jnp.array([1e30, -1e30]))))
+
+
+def test_check(rl):
+    presets.check(rl(critic=dict(loss="hl_gauss", bins=2, low=0.0, high=1.0, sigma=0.5)))
+    for changes in (dict(bins=1), dict(low=1.0, high=1.0), dict(sigma=0.0)):
+        with pytest.raises(ConfigError, match=r"rl\.critic\.loss 'hl_gauss' needs"):
+            presets.check(rl(critic=dict(loss="hl_gauss") | changes))

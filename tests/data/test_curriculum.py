@@ -1,0 +1,110 @@
+"""Curricula: hand-computed chances and statistics, and draws that depend on the seed, the step and the past alone."""
+
+import dataclasses
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from jaxagent.config import ConfigError, CurriculumConfig
+from jaxagent.data import files, sources
+from jaxagent.data.curriculum import Curriculum, draw, weights
+from jaxagent.types import Episode, Group, StopReason
+
+BASE = CurriculumConfig("target", 0.5, 0.5, 0.0, 1.0, 0.5, 0.5, 2.0)
+
+
+class MemoryRows(files.Rows):
+    name = "memory"
+
+    def __init__(self, ids):
+        self._ids = list(ids)
+
+    def __len__(self):
+        return len(self._ids)
+
+    def __getitem__(self, index):
+        return {"id": self._ids[index], "prompt": "p", "answers": ["a"]}
+
+
+def source_of(count, prefix="t"):
+    return sources.TaskSource(MemoryRows(f"{prefix}{i}" for i in range(count)), "memory", True)
+
+
+def group(task, rewards, failed=0):
+    episodes = [Episode(task, i, (), r, {}, StopReason.ANSWER, 1) for i, r in enumerate(rewards)]
+    episodes += [Episode(task, 9, (), 0.0, {}, StopReason.TIMEOUT, 1)] * failed
+    return Group(task, tuple(episodes))
+
+
+@pytest.mark.parametrize(
+    "name, raw",
+    [
+        ("target", [0.0, 0.5, 1.0, 0.5]),  # 1 - |p - .5| / .5
+        ("failed", [1.0, 0.75, 0.5, 0.25]),  # 1 - p
+        ("learnability", [0.0, 0.1875, 0.25, 0.1875]),  # p (1 - p)
+    ],
+)
+def test_chances_by_hand(name, raw):
+    success = np.array([0.0, 0.25, 0.5, 0.75])
+    cfg = dataclasses.replace(BASE, name=name)
+    np.testing.assert_allclose(weights(success, cfg), np.array(raw) / sum(raw), rtol=1e-12)
+    mixed = weights(success, dataclasses.replace(cfg, explore=0.2))
+    np.testing.assert_allclose(mixed, 0.8 * np.array(raw) / sum(raw) + 0.05, rtol=1e-12)
+
+
+def test_nothing_to_prefer_is_an_even_draw():
+    cfg = dataclasses.replace(BASE, name="learnability")
+    np.testing.assert_array_equal(weights(np.array([0.0, 1.0, 1.0]), cfg), np.full(3, 1 / 3))
+
+
+def test_first_draws_follow_the_chances_and_none_comes_twice():
+    chances = np.array([0.5, 0.3, 0.2, 0.0])
+    draws = [draw(chances, 4, [7, i]) for i in range(4000)]
+    assert all(sorted(d) == [0, 1, 2, 3] and d[-1] == 3 for d in draws)
+    first = Counter(d[0] for d in draws)
+    np.testing.assert_allclose([first[i] / 4000 for i in range(4)], chances, atol=0.03)
+    second = np.mean([d[1] == 1 for d in draws if d[0] == 0])  # .3 / (.3 + .2)
+    assert abs(second - 0.6) < 0.05
+
+
+def test_success_by_hand():
+    curriculum = Curriculum(source_of(3), BASE, 0)
+    np.testing.assert_array_equal(curriculum.success, [0.5, 0.5, 0.5])  # (0 + .5 * 2) / (0 + 2)
+    tasks = {task.id: task for task in curriculum.take(3, 0, 0)}
+    curriculum.record([group(tasks["t1"], [1.0, 1.0, 1.0, 0.0], failed=2)])  # the failed ones say nothing
+    assert curriculum.success[1] == (3 + 1) / (4 + 2)
+    curriculum.record([group(tasks["t1"], [0.0, 0.0])])  # decay .5: s = 1.5, n = 4
+    assert curriculum.success[1] == (1.5 + 1) / (4 + 2)
+    curriculum.record([group(tasks["t2"], [], failed=4)])
+    assert curriculum.success.tolist() == [0.5, 2.5 / 6, 0.5]
+    assert curriculum.metrics() == {"curriculum/tasks_seen": 1.0, "curriculum/success": 2.5 / 6}
+
+
+def test_rounds_of_a_step_do_not_repeat_tasks_while_there_are_others():
+    curriculum = Curriculum(source_of(5), BASE, 0)
+    ids = [t.id for n in range(2) for t in curriculum.take(2, 3, n)]
+    assert len(set(ids)) == 4
+    assert len({t.id for t in curriculum.take(2, 3, 2)}) == 2  # one is left: all may come again
+    with pytest.raises(ConfigError, match="6 different tasks, memory has 5"):
+        curriculum.take(6, 4, 0)
+
+
+def test_what_it_draws_depends_on_seed_step_and_past_alone():
+    def run(curriculum, steps):
+        out = []
+        for step in steps:
+            tasks = curriculum.take(3, step, 0)
+            curriculum.record([group(t, [1.0, 0.0] if t.id < "t4" else [0.0, 0.0]) for t in tasks])
+            out.append([t.id for t in tasks])
+        return out
+
+    whole = run(Curriculum(source_of(9), BASE, 1), range(8))
+    first, second = Curriculum(source_of(9), BASE, 1), Curriculum(source_of(9), BASE, 1)
+    begun = run(first, range(4))
+    second.set_state(json.loads(json.dumps(first.get_state())))
+    assert begun + run(second, range(4, 8)) == whole
+    assert whole != run(Curriculum(source_of(9), BASE, 2), range(8))
+    with pytest.raises(ConfigError, match="other data"):
+        Curriculum(source_of(9, "u"), BASE, 1).set_state(first.get_state())

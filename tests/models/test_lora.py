@@ -1,0 +1,133 @@
+"""LoRA: adapters beside a projection and multiplied into it are one function, on one device and on eight."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxagent.config import ConfigError, LoraConfig, MeshConfig
+from jaxagent.models import logprobs, lora, lora_array, params, sharding, transformer
+from tests.models import tiny
+
+CONFIG = LoraConfig(rank=3, alpha=6.0, rank_stabilised=False, targets="all-linear")
+FAMILIES = {
+    "qwen2": dict(family="qwen2", qkv_bias=True, qk_norm=False, remat="dots"),
+    "qwen3": dict(remat="none"),
+    "llama": dict(family="llama", qk_norm=False, tie_embeddings=False, remat="layer"),
+}
+
+
+def random_adapters(spec, config=CONFIG, seed=1) -> lora.Adapters:
+    """Adapters as they are in the middle of training: B is not 0."""
+    made = params.init_of(lora.adapter_specs(spec, config), jax.random.key(seed))
+    keys = iter(jax.random.split(jax.random.key(seed + 1), len(made)))
+    return {
+        name: adapter.replace(b=0.3 * jax.random.normal(next(keys), adapter.b.shape)) for name, adapter in made.items()
+    }
+
+
+def outputs(weights, spec, batch):
+    b, r = batch["targets"].shape
+    names = ("tokens", "positions", "segments", "head_positions")
+    x = transformer.forward_packed(weights, spec, *(batch[name] for name in names))
+    return logprobs.token_logprobs(weights, spec, x.reshape(b * r, -1), batch["targets"].reshape(-1), 0.7)
+
+
+def loss(adapters, base, spec, batch, merged: bool):
+    weights = lora.merge(base, adapters, CONFIG, "float32") if merged else lora.adapt(base, adapters, CONFIG)
+    scores, entropy = outputs(weights, spec, batch)
+    ramp = jnp.linspace(0.1, 1.0, len(scores))
+    return (scores * ramp).sum() + 0.3 * entropy.sum(), (scores, entropy)
+
+
+step = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnames=("spec", "merged"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_beside_on_eight_devices_equals_merged_on_one(family):
+    """The gradient through the sums W + s A B is the witness of the one that never makes them, and the other way."""
+    spec = tiny.spec(**FAMILIES[family])
+    base, adapters = params.init(spec, jax.random.key(0)), random_adapters(spec)
+    batch = tiny.batch(b=8, t=12, r=7, vocab=spec.vocab_size)
+    (total, made), grads = step(adapters, base, spec, batch, merged=True)
+    (without, _), _ = step(jax.tree.map(jnp.zeros_like, adapters), base, spec, batch, merged=True)
+    assert abs(float(total - without)) > 0.1
+
+    mesh = sharding.make_mesh(MeshConfig(2, 2, 2))
+    with jax.set_mesh(mesh):
+        where = params.shardings_of(lora.adapter_specs(spec, CONFIG), mesh, sharding.TRAIN)
+        split = jax.device_put(adapters, where)
+        split_base = jax.device_put(base, params.shardings(spec, mesh, sharding.TRAIN))
+        split_batch = jax.device_put(batch, sharding.rows(mesh, 2))
+        (split_total, split_made), split_grads = step(split, split_base, spec, split_batch, merged=False)
+    np.testing.assert_allclose(split_total, total, rtol=1e-5)
+    assert tiny.worst_relative(made, split_made) < 1e-5
+    assert tiny.worst_relative(grads, split_grads) < 1e-4
+    # Gradients come back as the adapters lie: nothing moves before the optimiser.
+    same = lambda x, s: None if x.sharding.is_equivalent_to(s, x.ndim) else pytest.fail(str(x.sharding))  # noqa: E731
+    jax.tree.map(same, split_grads, where)
+
+
+def test_a_merged_projection_by_hand():
+    """Every head of every layer, in float64: q [E, H, D] and o [H, D, E] are matrices once their heads are joined."""
+    spec, config = tiny.spec(), LoraConfig(4, 6.0, True, "q_proj, o_proj")
+    base, adapters = params.init(spec, jax.random.key(0)), random_adapters(spec, config)
+    assert set(adapters) == {"wq", "wo"}
+    merged = lora.merge(base, adapters, config, "float32")
+    for name, inputs in (("wq", 16), ("wo", 32)):
+        w, a, b = (np.asarray(x, np.float64) for x in (getattr(base.layers, name), adapters[name].a, adapters[name].b))
+        for layer in range(2):
+            product = a[layer].reshape(inputs, 4) @ b[layer].reshape(4, -1)
+            expected = w[layer].reshape(inputs, -1) + 6.0 / 2.0 * product  # rank-stabilised: sqrt(4)
+            got = getattr(merged.layers, name)[layer].reshape(inputs, -1)
+            np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    for name in ("wk", "wv", "w_gate", "w_up", "w_down"):
+        assert getattr(merged.layers, name) is getattr(base.layers, name)
+    assert merged.embed is base.embed
+
+
+def test_adapters_start_at_the_base_and_as_published():
+    spec = tiny.spec(embed_dim=64, mlp_dim=96)
+    config = LoraConfig(32, 64.0, False, "all-linear")
+    base, adapters = params.init(spec, jax.random.key(0)), params.init_of(
+        lora.adapter_specs(spec, config), jax.random.key(0)
+    )  # fmt: skip
+    merged = lora.merge(base, adapters, config, "float32")
+    jax.tree.map(np.testing.assert_array_equal, merged, base)
+    # Gaussian with variance 1 / (3 inputs): 96 inputs of w_down, 2 x 96 x 32 draws.
+    a = np.asarray(adapters["w_down"].a)
+    assert a.std() == pytest.approx((3 * 96) ** -0.5, rel=0.05) and abs(a.mean()) < 4e-3
+    assert np.mean(np.abs(a) > 2 * a.std()) == pytest.approx(0.0455, abs=0.012)  # not uniform
+
+
+@pytest.mark.parametrize(
+    ("equation", "expected"),
+    [
+        ("ne,ehd->nhd", ("ne,er->nr", "nr,rhd->nhd")),
+        ("nhd,hde->ne", ("nhd,hdr->nr", "nr,re->ne")),
+        ("nf,fe->ne", ("nf,fr->nr", "nr,re->ne")),
+    ],
+)
+def test_the_two_products_beside_one(equation, expected):
+    assert lora_array.beside(equation) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(rank=-1), "config.model.lora.rank must be 0 (off) or positive, got -1."),
+        (dict(targets="q_proj,v_porj"), "no projection 'v_porj'. Did you mean 'v_proj'?"),
+        (dict(targets="all_linear"), "no projection 'all_linear'. Did you mean 'all-linear'?"),
+        (dict(targets=""), "no projection ''. Valid: q_proj, "),
+        (dict(alpha=0.0), "config.model.lora.alpha must be positive, got 0.0."),
+    ],
+)
+def test_mistakes_are_named(changes, message):
+    import dataclasses
+
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        lora.check(dataclasses.replace(CONFIG, **changes))

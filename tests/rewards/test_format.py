@@ -1,0 +1,80 @@
+"""The finite-state check against an independent one that splits, counts and walks as Search-R1's code is described."""
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxagent.envs.search_rewards import MOVES
+from jaxagent.rewards.format import THINK_ANSWER, follows, format_match
+from jaxagent.rewards.view import View
+from jaxagent.types import Task
+
+
+@pytest.mark.parametrize(
+    "response, good",
+    [
+        ("<think>a</think><answer>b</answer>", True),
+        (" \n<think></think>\n\n<answer></answer>\n", True),
+        ("<think>a < b and <b>c</b></think><answer>7</answer>", True),  # other tags are text
+        ("<think>a</think>", False),  # no answer
+        ("<answer>b</answer>", False),  # no thought
+        ("<think>a</think> so <answer>b</answer>", False),  # text between
+        ("<think>a</think><answer>b</answer>.", False),  # text behind
+        ("<think>a<think>b</think></think><answer>c</answer>", False),  # nested
+        ("<think>a</think><answer>b</answer><answer>c</answer>", False),  # twice
+        ("<think>a</think><answer>b", False),  # open
+        ("<Think>a</Think><answer>b</answer>", False),  # another tag is text, and text may not stand there
+        ("", False),
+    ],
+)
+def test_thinking_then_an_answer(response, good):
+    assert follows(THINK_ANSWER, response) is good
+    half = len(response) // 2  # observations count too
+    assert format_match(View(Task("t", "", ()), ((response[:half], response[half:]),)), THINK_ANSWER) == float(good)
+
+
+def test_of_two_tags_that_fit_the_longer_one_is_read():
+    moves = {("start", "[a]"): "in_a", ("in_a", "[a][end]"): "end"}
+    assert follows(moves, "[a]text[a][end]")
+    assert not follows(moves, "[a]text[a]")
+
+
+def test_other_ends_than_end():
+    assert follows({("start", "<a>"): "in_a"}, "<a>whatever", end="in_a")
+    assert not follows({("start", "<a>"): "in_a"}, "<a>whatever")
+
+
+def reference(response: str) -> bool:
+    """Search-R1's check as its description says: (a) counts of tags, (b) moves, (c) text inside tags only."""
+    names = ("think", "search", "information", "answer")
+    if any(response.count(f"<{n}>") != response.count(f"</{n}>") for n in names):
+        return False
+    state = "start"
+    for piece in re.split(r"(</?(?:think|search|information|answer)>)", response):
+        if re.fullmatch(r"</?(?:think|search|information|answer)>", piece):
+            if (state, piece) not in MOVES:
+                return False
+            state = MOVES[state, piece]
+        elif piece.strip() and state not in ("in_think", "in_search", "in_information", "in_answer"):
+            return False
+    return state == "end"
+
+
+ROUND = ["<think>", "x", "</think>", "<search>", "q", "</search>", "\n", "<information>", "d", "</information>"]
+GOOD = [*ROUND, "<think>", "</think>", "<answer>", "y", "</answer>"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(0, 2), st.lists(st.tuples(st.integers(0, 24), st.sampled_from([*GOOD, "", "<", "think>"])), max_size=2)
+)
+def test_search_r1_responses_with_up_to_two_pieces_replaced(rounds, edits):
+    pieces = ROUND * rounds + GOOD[len(ROUND) :]
+    for at, piece in edits:
+        pieces[at % len(pieces)] = piece
+    response = "".join(pieces)
+    assert follows(MOVES, response) == reference(response)
+    if not edits:
+        assert follows(MOVES, response)

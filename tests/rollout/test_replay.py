@@ -1,0 +1,139 @@
+"""Replay of past successes: what is kept, what is chosen, what it weighs, and that none of it is lost."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+
+from jaxagent.config import CorrectionConfig, ReplayConfig
+from jaxagent.rollout import replay
+from jaxagent.rollout.replay import Chosen, ReplayBuffer, Success
+from jaxagent.types import Episode, Group, StopReason, Task, TokenKind, Trajectory
+
+CFG = ReplayConfig(per_step=2, capacity=4, use="nll", coefficient=0.1, min_reward=1.0, low=0.5, high=0.95)
+TIS = CorrectionConfig("truncate", "token", 0.0, 2.0, 0.0, False, 0.0)
+P, A, O = TokenKind.PROMPT, TokenKind.ACTION, TokenKind.OBSERVATION  # noqa: E741
+
+
+def trajectory(seed, kinds=(P, A, A, O, A), logprob=-1.0):
+    kinds = np.array(kinds, np.uint8)
+    rng = np.random.default_rng(seed)
+    return Trajectory(
+        tokens=rng.integers(0, 50_000, len(kinds)).astype(np.int32),
+        kinds=kinds,
+        logprobs=np.where(kinds == A, logprob + rng.normal(size=len(kinds)) / 9, 0).astype(np.float32),
+        policy_versions=np.where(kinds == A, seed, -1).astype(np.int32),
+        turns=np.arange(len(kinds), dtype=np.int32),
+    )
+
+
+def group(name, rewards, failed=()):
+    task = Task(name, "?", ("a",))
+    episodes = [
+        Episode(task, i, (trajectory(i),), r, {}, StopReason.TIMEOUT if i in failed else StopReason.ANSWER, 1)
+        for i, r in enumerate(rewards)
+    ]
+    return Group(task, tuple(episodes))
+
+
+def success(name, logprobs):
+    """One attempt, and its action tokens' log-probs under the policy."""
+    t = trajectory(0, (P, *[A] * len(logprobs)))
+    return Chosen(Success(name, 0, 1.0, 0.5, (t,)), [np.array([0.0, *logprobs], np.float32)])
+
+
+def same(a, b):
+    return all(
+        np.array_equal(getattr(a, f.name), getattr(b, f.name)) and getattr(a, f.name).dtype == getattr(b, f.name).dtype
+        for f in dataclasses.fields(a)
+    )
+
+
+def test_it_keeps_successes_in_task_order_with_the_advantage_of_their_group():
+    buffer = ReplayBuffer(CFG, 0)
+    buffer.record([group("a", [1.0, 0.0, 0.0, 0.0]), group("b", [1.0, 1.0], failed=[1])], 3, "group_mean")
+    kept = buffer.get_state()
+    assert [(s["task_id"], s["step"], s["advantage"]) for s in kept] == [("a", 3, 0.75), ("b", 3, 1.0)]
+    alone = ReplayBuffer(CFG, 0)  # an advantage along tokens is none of an attempt
+    alone.record([group("a", [1.0, 0.0])], 0, "gae")
+    assert [s["advantage"] for s in alone.get_state()] == [0.0]
+
+
+def test_the_oldest_are_forgotten_first_and_hindsight_comes_last():
+    buffer = ReplayBuffer(CFG, 0)
+    for step in range(3):
+        buffer.record([group(f"t{step}", [1.0, 1.0])], step, "group_mean")
+    assert [s["step"] for s in buffer.get_state()] == [1, 1, 2, 2]
+    new = dataclasses.replace(group("new", [1.0]).episodes[0], reward=1.0)
+    buffer.record([group("x", [1.0])], 3, "group_mean", [new])
+    assert [s["task_id"] for s in buffer.get_state()] == ["t2", "t2", "x", "new"]
+
+
+def test_a_saved_buffer_is_the_same_to_the_bit():
+    buffer, again = ReplayBuffer(CFG, 5), ReplayBuffer(CFG, 5)
+    task = Task("two", "?", ("a",))
+    both = (trajectory(8), trajectory(9, (P, A)))
+    episode = Episode(task, 0, both, 1.0, {}, StopReason.ANSWER, 1)
+    buffer.record([group("a", [1.0, 0.0]), Group(task, (episode,))], 1, "group_mean_std")
+    again.set_state(json.loads(json.dumps(buffer.get_state())))
+    assert len(again) == len(buffer) == 2 and again.get_state() == buffer.get_state()
+    for mine, theirs in zip(buffer.candidates(7), again.candidates(7), strict=True):
+        assert dataclasses.replace(mine, trajectories=()) == dataclasses.replace(theirs, trajectories=())
+        assert all(same(a, b) for a, b in zip(mine.trajectories, theirs.trajectories, strict=True))
+
+
+def test_probability_is_over_the_action_tokens_of_the_whole_attempt():
+    t = (trajectory(0, (P, A, O, A)), trajectory(1, (P, A)))
+    scores = [np.array([9, -1, 9, -2], np.float32), np.array([9, -3], np.float32)]
+    assert replay.token_probability(Success("a", 0, 1.0, 0.0, t), scores) == pytest.approx(math.exp(-2.0))
+
+
+def test_the_window_by_hand():
+    rows = [success(n, [math.log(p)] * 3) for n, p in [("a", 0.5), ("b", 0.51), ("c", 0.96), ("d", 0.94), ("e", 0.7)]]
+    by_id = {id(c.success.trajectories[0]): c.logprobs[0] for c in rows}
+    asked = []
+
+    def score(trajectories):
+        asked.append(len(trajectories))
+        return [by_id[id(t)] for t in trajectories]
+
+    chosen, looked = replay.choose([c.success for c in rows], score, CFG)
+    assert [c.success.task_id for c in chosen] == ["b", "d"] and (looked, asked) == (4, [4])
+    three = dataclasses.replace(CFG, per_step=1)
+    chosen, looked = replay.choose([c.success for c in rows[2:]], score, three)
+    assert [c.success.task_id for c in chosen] == ["d"] and looked == 2
+    chosen, looked = replay.choose([rows[0].success, rows[2].success], score, CFG)
+    assert (chosen, looked) == ([], 2)
+    exactly = dataclasses.replace(CFG, low=0.25, high=0.5)  # (0.25, 0.5]: log .5 in f32 is a little below
+    assert replay.choose([rows[0].success], score, exactly)[0]
+
+
+def test_candidates_come_in_an_order_of_the_step():
+    buffer = ReplayBuffer(dataclasses.replace(CFG, capacity=40), 0)
+    buffer.record([group("a", [1.0] * 40)], 0, "group_mean")
+    orders = [tuple(int(s.trajectories[0].tokens[0]) for s in buffer.candidates(step)) for step in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2] and sorted(orders[0]) == sorted(orders[2])
+
+
+def test_nll_streams():
+    (s,) = replay.streams([success("a", [-0.3, -0.1])], CFG, TIS, 17)
+    np.testing.assert_allclose(s.nll_weights, [0, 0.1, 0.1], rtol=1e-6)
+    assert s.episode == 17 and not s.policy_weights.any() and not s.advantages.any()
+
+
+def test_policy_streams_are_corrected_by_hand():
+    one = success("a", [-0.5, -3.0])
+    behaviour = one.success.trajectories[0].logprobs[1:]
+    cfg = dataclasses.replace(CFG, use="policy", coefficient=2.0)
+    (s,) = replay.streams([one], cfg, TIS, 0)
+    expected = np.clip(np.exp(np.array([-0.5, -3.0]) - behaviour), 0, 2)
+    np.testing.assert_allclose(s.corrections[1:], expected, rtol=1e-6)
+    np.testing.assert_array_equal(s.policy_weights, [0, 1, 1])
+    np.testing.assert_array_equal(s.advantages, [0, 1.0, 1.0])  # .5 of its group, times 2
+    # Compared with itself: the gap between engine and trainer is a number about this step's samples.
+    np.testing.assert_array_equal(s.trajectory.logprobs, np.array([0, -0.5, -3.0], np.float32))
+    np.testing.assert_array_equal(s.old_logprobs, s.trajectory.logprobs)
+    vetoing = dataclasses.replace(TIS, veto=0.5)
+    assert replay.streams([one], cfg, vetoing, 0) == []  # exp(-3 - about -1) < .5

@@ -1,0 +1,52 @@
+"""What the checks refuse, and that the config files leave every strategy off."""
+
+import pytest
+
+from configs.search_r1 import get_config
+from jaxagent import config
+from jaxagent.config import ConfigError
+from jaxagent.rollout import strategies
+
+
+def rl(**changes):
+    raw = get_config()
+    raw.rl.update_from_flattened_dict({name.replace("__", "."): value for name, value in changes.items()})
+    return config.parse(raw).rl
+
+
+@pytest.mark.parametrize("preset", ["laptop", "laptop-ppo", "laptop-echo", "qwen2.5-3b"])
+def test_off_by_default(preset):
+    found = config.parse(get_config(preset)).rl
+    strategies.check(found)
+    assert not strategies.selects(found) and not strategies.oversamples(found)
+    assert (found.curriculum.name, found.replay.per_step, found.tool_epsilon) == ("off", 0, 0.0)
+    assert found.temperature.schedule == "constant"
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(refill__max_rounds=0), "rl.refill.max_rounds must be 1"),
+        (dict(refill__tasks_per_round=-1), "rl.refill.tasks_per_round"),
+        (dict(keep_groups_frac=0.0), r"rl.keep_groups_frac must be in \(0, 1\]"),
+        (dict(keep_groups_frac=0.5, group_size=1), "need rl.group_size of 2"),
+        (dict(oversample__extra_tasks=1, oversample__min_group=1), "rl.oversample.min_group must be from 2"),
+        (dict(oversample__extra_attempts=1, oversample__min_group=9), r"rl.group_size \(8\)"),
+        (dict(curriculum__decay=0.0), "rl.curriculum.decay"),
+        (dict(curriculum__name="learnabilty"), "Did you mean 'learnability'"),
+        (dict(curriculum__prior_attempts=0.0), "rl.curriculum.prior_attempts must be more than 0"),
+        (dict(replay__low=0.9, replay__high=0.5), "rl.replay.low and high"),
+        (dict(replay__per_step=4, replay__coefficient=0.0), "rl.replay.coefficient"),
+        (dict(replay__per_step=4, replay__use="policy"), "needs rl.correction.name of 'truncate'"),
+        (dict(tool_epsilon=1.5), "rl.tool_epsilon must be a probability"),
+        (dict(temperature__final=0.0), "rl.temperature.final must be more than 0"),
+    ],
+)
+def test_refusals(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        strategies.check(rl(**changes))
+
+
+def test_accepted():
+    strategies.check(rl(replay__per_step=4, replay__use="policy", correction__name="truncate"))
+    strategies.check(rl(refill__max_rounds=10, oversample__extra_attempts=2, keep_groups_frac=0.25))

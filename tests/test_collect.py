@@ -1,0 +1,164 @@
+"""One step's rollouts in the loop: the same whatever order attempts end in, and after a resume."""
+
+import asyncio
+import dataclasses
+import hashlib
+import json
+import random
+import types
+
+import numpy as np
+import pytest
+
+from configs.search_r1 import get_config
+from jaxagent import config, loop
+from jaxagent.data import files, sources
+from jaxagent.experience import Experience
+from jaxagent.rollout.workers import Workers
+from jaxagent.types import Episode, StopReason, TokenKind, Trajectory
+
+
+class MemoryRows(files.Rows):
+    name = "memory"
+
+    def __init__(self, count):
+        self._count = count
+
+    def __len__(self):
+        return self._count
+
+    def __getitem__(self, index):
+        return {"id": f"t{index}", "prompt": "p", "answers": ["a"]}
+
+
+SOURCE = sources.TaskSource(MemoryRows(12), "memory", True)
+STRATEGIES = {
+    "tasks_per_step": 2, "group_size": 3, "steps": 6, "refill.max_rounds": 3, "keep_groups_frac": 0.5,
+    "curriculum.name": "learnability", "replay.per_step": 2, "replay.capacity": 7, "temperature.schedule": "linear",
+    "temperature.final": 0.5, "tool_epsilon": 0.25,
+}  # fmt: skip
+
+
+def number(*key):
+    """A number in [0, 1) of a key."""
+    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=4).digest(), "little") / 2**32
+
+
+class Parts:
+    """What `collect` needs, with attempts whose outcome is a function of (task, attempt) and whose duration is not."""
+
+    def __init__(self, workers, changes, slowness=0.0):
+        raw = get_config()
+        raw.rl.update_from_flattened_dict(changes)
+        self.cfg, self.workers, self.heldout, self.slowness = config.parse(raw), workers, [], slowness
+        self.attempts, self.sampled = [], []
+
+    def rollout(self, driver, sampling, group_size, tool_epsilon):
+        self.sampled.append((sampling.temperature, group_size, tool_epsilon))
+
+        async def play(task, sample):
+            self.attempts.append((task.id, sample))
+            await asyncio.sleep(random.random() * self.slowness)
+            solved = float(number(task.id, sample) < number(task.id))
+            kinds = np.array([TokenKind.PROMPT, TokenKind.ACTION], np.uint8)
+            tokens = np.array([int(task.id[1:]), sample], np.int32)
+            zeros = np.zeros(2, np.int32)
+            trajectory = Trajectory(tokens, kinds, zeros.astype(np.float32), zeros, zeros)
+            return Episode(task, sample, (trajectory,), solved, {}, StopReason.ANSWER, 1)
+
+        return play
+
+
+DRIVER = types.SimpleNamespace(stats=dict)
+
+
+def steps_of(parts, experience, steps):
+    """Per step: what was learnt from, and the metrics."""
+    out = []
+    for step in steps:
+        chosen, metrics = loop.collect(parts, DRIVER, experience, step)
+        groups = [(g.task.id, [(e.sample, e.reward) for e in g.episodes]) for g in chosen.groups]
+        replayed = [s.trajectories[0].tokens.tolist() for s in experience.replay.candidates(step)]
+        out.append(json.dumps([groups, replayed, metrics | experience.record(chosen.played, step)]))
+    return out
+
+
+def test_the_same_whatever_ends_first_and_when_it_is_continued():
+    runs = []
+    for slots, slowness in ((32, 0.01), (2, 0.0)):
+        with Workers(slots) as workers:
+            parts = Parts(workers, STRATEGIES, slowness)
+            runs.append(steps_of(parts, Experience(SOURCE, parts.cfg), range(6)))
+    assert runs[0] == runs[1]
+    with Workers(32) as workers:
+        parts = Parts(workers, STRATEGIES)
+        first, second = Experience(SOURCE, parts.cfg), Experience(SOURCE, parts.cfg)
+        begun = steps_of(parts, first, range(3))
+        saved = json.loads(json.dumps(first.get_state()))
+        second.set_state(saved)
+        assert begun + steps_of(parts, second, range(3, 6)) == runs[0]
+    metrics = [json.loads(line)[2] for line in runs[0]]
+    assert max(m["sampling/rounds"] for m in metrics) > 1 and metrics[-1]["replay/size"] == 7
+    assert {m["sampling/groups_trained"] for m in metrics} <= {0.0, 1.0}
+    assert saved["curriculum"]["index"] and len(saved["replay"]) > 2
+    assert len(set(parts.attempts)) == len(parts.attempts)  # no two attempts of a run share randomness
+    assert parts.sampled[0] == (1.0, 3, 0.25) and parts.sampled[-1] == (0.5, 3, 0.25)
+
+
+def test_without_strategies_attempts_are_numbered_as_ever():
+    with Workers(8) as workers:
+        parts = Parts(workers, {"tasks_per_step": 2, "group_size": 3})
+        experience = Experience(SOURCE, parts.cfg)
+        ids = [[g.task.id for g in loop.collect(parts, DRIVER, experience, step)[0].groups] for step in range(3)]
+    expected = [(task, step * 3 + s) for step in range(3) for task in ids[step] for s in range(3)]
+    assert sorted(parts.attempts) == sorted(expected)
+    assert set(experience.get_state()) == {"next_index", "fingerprint", "num_tasks", "seed", "shuffle"}
+    assert set(parts.sampled) == {(1.0, 3, 0.0)}
+
+
+def test_a_task_that_comes_again_in_a_step_is_sampled_anew():
+    with Workers(8) as workers:
+        parts = Parts(workers, {"tasks_per_step": 1, "group_size": 2, "refill.max_rounds": 4})
+        experience = Experience(sources.TaskSource(MemoryRows(1), "memory", True), parts.cfg)
+        rounds = [loop.collect(parts, DRIVER, experience, step)[0].rounds for step in range(4)]
+    assert max(rounds) > 1 and len(set(parts.attempts)) == len(parts.attempts)
+
+
+def test_oversampling_in_the_loop():
+    changes = {"tasks_per_step": 2, "group_size": 3, "oversample.extra_tasks": 1, "oversample.extra_attempts": 2}
+    with Workers(8) as workers:
+        parts = Parts(workers, changes, 0.02)
+        chosen, metrics = loop.collect(parts, DRIVER, Experience(SOURCE, parts.cfg), 0)
+    assert len(chosen.groups) == 2 and all(len(g.episodes) == 5 and len(g.valid) >= 2 for g in chosen.groups)
+    assert metrics["sampling/attempts_cancelled"] > 0 and metrics["sampling/groups_dropped"] == 1.0
+    assert parts.sampled == [(1.0, 5, 0.0)]
+
+
+def test_relabelled_data_cannot_be_played():
+    task = dataclasses.replace(SOURCE[0], metadata={"hindsight": True})
+    with Workers(2) as workers:
+        parts = Parts(workers, {"tasks_per_step": 1, "group_size": 2})
+        experience = types.SimpleNamespace(take=lambda count, step, number: [task])
+        with pytest.raises(ValueError, match="on-policy group"):
+            loop.collect(parts, DRIVER, experience, 0)
+
+
+def test_hindsight_goes_into_the_buffer_alone():
+    from jaxagent.rollout.hindsight import mark
+
+    def hook(episode):
+        return dataclasses.replace(episode, task=mark(episode.task, prompt="other"), reward=1.0)
+
+    with Workers(8) as workers:
+        parts = Parts(workers, {"tasks_per_step": 3, "group_size": 3, "replay.per_step": 1, "replay.capacity": 99})
+        experience = Experience(SOURCE, parts.cfg, [], hook)
+        chosen, _ = loop.collect(parts, DRIVER, experience, 0)
+        metrics = experience.record(chosen.played, 0)
+        episodes = [e for g in chosen.played for e in g.episodes]
+        failed = sum(e.reward < 1 for e in episodes)
+        assert metrics["replay/relabelled"] == failed > 0 and metrics["replay/size"] == len(episodes)
+        ids = [s["task_id"] for s in experience.get_state()["replay"]]
+        assert sum(i.endswith("#hindsight") for i in ids) == failed
+        held = Experience(SOURCE, parts.cfg, [chosen.played[0].task], hook)
+        with pytest.raises(ValueError, match="held out"):
+            held.record(chosen.played, 0)

@@ -1,0 +1,55 @@
+"""A whole run on adapters: exact numbers, a reference that follows, a run that goes on, and what it leaves behind."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+
+from jaxagent import flags
+from jaxagent import main as cli
+from jaxagent.models import hf, lora, peft
+from jaxagent.observe import jsonl
+from tests import tiny_run
+from tests.test_loop import numbers, summary
+
+FLAGS = (
+    "--config.warm_start.max_steps=2", "--config.warm_start.curriculum_steps=1", "--config.rl.steps=4",
+    "--config.rl.updates_per_step=1", "--config.rl.optimizer.warmup_steps=0", "--config.rl.kl.coefficient=0.1",
+    "--config.rl.kl.estimator=abs", "--config.rl.kl.refresh_every=2", "--config.eval.every=0",
+    "--config.rl.entropy_coefficient=0.01",  # so that the policy moves whatever the rewards
+)  # fmt: skip
+
+
+def test_a_run_and_its_continuation(tmp_path):
+    workdir = tmp_path / "run"
+    argv = tiny_run.argv(workdir, *FLAGS, preset="laptop-lora")
+    assert cli.main(argv) == 0
+    result = summary(workdir)
+    assert result["logprob_gap_max"] == 0.0  # what was sampled by merged weights, scored by the trainer
+    assert result["compiles_after_warmup"] == 0
+    kl = {r["step"]: r["policy/kl_reference"] for r in jsonl.read(workdir / "metrics.jsonl") if r["stage"] == "rl" and r["step"]}  # fmt: skip # noqa: E501
+    assert kl[1] == 0.0 and kl[2] > 0 and kl[3] == 0.0 and kl[4] > 0  # to the base; to the policy after step 2
+
+    # The exported policy is the base with the exported adapter in it; the base itself is what the warm start left.
+    cfg = flags.parse_argv(argv).config
+    spec = hf.read_spec(workdir / "policy", cfg.model)
+    base, policy = (hf.load(workdir / name, spec, None) for name in ("base", "policy"))
+    adapters, config = peft.load(workdir / "adapter", spec, None)
+    assert all(float(np.abs(adapter.b).max()) > 0 for adapter in adapters.values())
+    merged = lora.merge(base, adapters, config, "float32")
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), merged, policy)
+    said = json.loads((workdir / "adapter" / "adapter_config.json").read_text())
+    assert said["base_model_name_or_path"] == str(workdir / "base")
+
+    # The last bundle lost: the run goes on from the one before, with adapters and base from disk, to the same bits.
+    again = tmp_path / "again"
+    shutil.copytree(workdir, again)
+    bundles = sorted(int(p.name) for p in (again / "checkpoints").iterdir() if p.name.isdigit())
+    shutil.rmtree(again / "checkpoints" / str(bundles[-1]))
+    for name in ("policy", "adapter"):
+        shutil.rmtree(again / name)
+    assert cli.main(tiny_run.argv(again, *FLAGS, preset="laptop-lora")) == 0
+    assert numbers(again) == numbers(workdir)
+    for file in ("adapter/adapter_model.safetensors", "policy/model.safetensors"):
+        assert (again / file).read_bytes() == (workdir / file).read_bytes()
