@@ -65,5 +65,8 @@ def test_a_teacher_that_is_missing_is_told_before_training(tmp_path, teacher, ca
     assert "rl.distill.teacher must name" in capsys.readouterr().err
     assert cli.main(argv(tmp_path / "run", teacher, "--config.opd.coefficient=0")) == 2
     assert "opd.coefficient must be greater than 0" in capsys.readouterr().err
+    both = ["--config.stages=opd,rl", "--config.model.lora.rank=2"]
+    assert cli.main(argv(tmp_path / "run", teacher, *both)) == 2
+    assert "would both train adapters" in capsys.readouterr().err
     assert cli.main(argv(tmp_path / "run", teacher, f"--config.rl.distill.teacher={tmp_path}/no")) == 2
     assert "no folder" in capsys.readouterr().err

@@ -242,6 +242,7 @@ def test_divergences_are_weights_of_the_loss(groups, rl, support):
     [
         ({}, {"teacher": ""}, "rl.distill.teacher must name"),
         ({"drop_zero_signal": True}, {}, "drop_zero_signal=False"),
+        ({"drop_zero_signal": True, "advantage": "pass_at_k"}, {}, "drop_zero_signal=False"),
         ({}, {"loss": "jsd", "jsd_beta": 1.0}, "jsd_beta"),
         ({}, {"loss": "reverse_kl", "support": "union", "top_k": 0}, "top_k"),
         ({}, {"loss": "reverse_kl", "teacher": "http://x"}, "needs the teacher's weights"),
@@ -256,11 +257,13 @@ def test_what_cannot_be_distilled_is_refused(rl, changes, distillation, message)
 
 def test_the_stage_leaves_nothing_but_the_teacher(rl):
     mixed = rl(
-        advantage="gae", echo=dict(coefficient=0.1), positive_nll=dict(coefficient=0.1), distill=dict(teacher="x")
-    )
+        advantage="gae", echo=dict(coefficient=0.1), positive_nll=dict(coefficient=0.1), distill=dict(teacher="x"),
+        replay=dict(per_step=2), refill=dict(max_rounds=3), keep_groups_frac=0.5,
+    )  # fmt: skip
     assert not presets.needs_teacher(mixed)
     alone = presets.distillation_alone(mixed, OPDConfig(steps=7, coefficient=2.0))
     presets.check(alone)
     assert (alone.steps, alone.distill.coefficient, alone.distill.teacher) == (7, 2.0, "x")
     assert presets.needs_teacher(alone) and not presets.needs_critic(alone)
-    assert alone.echo.coefficient == alone.positive_nll.coefficient == 0.0
+    assert alone.echo.coefficient == alone.positive_nll.coefficient == alone.replay.per_step == 0
+    assert alone.refill.max_rounds == alone.keep_groups_frac == 1  # every attempt, whatever its reward

@@ -89,6 +89,18 @@ def test_z_loss_is_the_weighted_square_of_log_z_and_reads_it_nowhere_else():
     np.testing.assert_allclose(losses.policy_metrics(jax.device_get(tally))["loss/z"], expected, rtol=1e-6)
 
 
+def test_the_divergence_to_a_teacher_is_told_from_log_z_by_its_name():
+    batch, logprobs, entropy = random_batch(np.random.default_rng(11), 2, 5, 0.5)
+    batch = batch.replace(z_weights=np.zeros_like(batch.z_weights))
+    far = np.where(batch.distill_weights != 0, 2.0, np.nan).astype(np.float32)
+    extras = losses.Extras(log_z=jnp.full((2, 5), 50.0), divergence=jnp.asarray(far))
+    loss, tally = losses.policy_loss(jnp.asarray(logprobs), jnp.asarray(entropy), batch, OBJECTIVE, extras)
+    expected = 2.0 * batch.distill_weights.sum()
+    np.testing.assert_allclose(loss, reference_loss(logprobs, entropy, batch) + expected, rtol=1e-5)
+    metrics = losses.policy_metrics(jax.device_get(tally))
+    np.testing.assert_allclose([metrics["loss/distill"], metrics["loss/z"]], [expected, 0.0], rtol=1e-6)
+
+
 def test_a_critic_in_bins_has_cross_entropy_and_the_metrics_of_its_mean():
     batch, _, _ = random_batch(np.random.default_rng(8), 2, 6, 0.5)
     live = batch.value_weights > 0

@@ -5,15 +5,18 @@ import functools
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from jaxagent.algorithms.distill import Support
 from jaxagent.algorithms.streams import Streams
-from jaxagent.config import ConfigError
+from jaxagent.config import ConfigError, LoraConfig
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.learner import teacher
+from jaxagent.learner import loss, programs, teacher
 from jaxagent.learner.batching import unpack, with_support
 from jaxagent.learner.forward import compare_to_teacher, policy_forward
+from jaxagent.learner.state import Frozen, init_state
+from jaxagent.learner.update import make_update
 from jaxagent.models import params as model_params
 from jaxagent.models import sharding
 from jaxagent.models.attention import packed
@@ -109,6 +112,48 @@ def test_the_divergence_in_the_loss_equals_the_sum_written_out(both, cfg, make_p
     for got, want in zip(found, expected, strict=True):
         np.testing.assert_allclose(got, want, atol=1e-5)
         assert np.any(want > 0.01)
+
+
+def test_adapters_are_distilled_as_the_weights_that_they_make(both, cfg, make_packer, make_streams):
+    """LoRA beside its base has the divergence of the merged weights, and its update makes it smaller."""
+    (spec, base), (teacher_spec, weights), mesh = both
+    adapters = LoraConfig(rank=2, alpha=4.0, rank_stabilised=False, targets="q_proj,o_proj,down_proj")
+    cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, lora=adapters))
+    trained, merge = programs.trained_and_merge(cfg, spec, mesh, base)
+    distill = dataclasses.replace(cfg.rl.distill, loss="forward_kl", support="vocabulary")
+    compare = compare_to_teacher(spec, distill, teacher_spec)
+    forward = policy_forward(spec, None, adapters, log_z=True, compare=compare)
+    trajectories = [s.trajectory for s in make_streams(4)]
+    count = sum(int(t.action_mask.sum()) for t in trajectories)
+    streams = [Streams.of(t, distill_weights=t.action_mask / count) for t in trajectories]
+    batches = make_packer(longest_targets=20).pack(streams)
+    optimizer = optax.sgd(0.5)
+    update = make_update(forward, loss.SUPERVISED, optimizer, mesh, merge=merge)
+    with jax.set_mesh(mesh):
+        moved = jax.tree.map(lambda x: x + 0.05, trained)
+        state = init_state(moved, optimizer).replace(frozen=Frozen(base, None))
+        state = update.merged(state)
+        merged = jax.jit(policy_forward(spec, compare=compare))
+        extras = [merged(state.policy, batch, TEMPERATURE, None, weights)[2] for batch in batches]
+        expected = sum(float((b.distill_weights * e.divergence).sum()) for b, e in zip(batches, extras, strict=True))
+    state, first = update(state, batches, temperature=TEMPERATURE, teacher=weights)
+    _, second = update(state, batches, temperature=TEMPERATURE, teacher=weights)
+    np.testing.assert_allclose(first["loss/distill"], expected, rtol=1e-4)
+    assert second["loss/distill"] < first["loss/distill"]
+
+
+def test_what_is_replayed_travels_without_a_support(make_packer, make_streams):
+    distilled, replayed = (s.trajectory for s in make_streams(2))
+    ids = np.full((len(distilled), K), 7, np.int32)
+    mask = distilled.action_mask.astype(np.float32)
+    streams = [
+        Streams.of(replayed, nll_weights=replayed.action_mask),
+        Streams.of(distilled, distill_weights=mask, support=Support(ids, np.full(ids.shape, -1.0, np.float32))),
+    ]
+    judge = teacher.Distiller(None, None, None, None, K)
+    (batch,) = judge.batches(make_packer(longest_targets=20).pack(streams), streams)
+    np.testing.assert_array_equal(np.isfinite(batch.teacher_logprobs).all(-1), batch.sequence == 1)
+    assert (batch.support[batch.sequence == 1] == 7).all() and not batch.support[batch.sequence != 1].any()
 
 
 # ---------------------------------------------------------------- mistakes
