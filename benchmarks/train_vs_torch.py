@@ -231,7 +231,7 @@ def batches(text: np.ndarray, micro_rows: int) -> list[Batch]:
         part = text[first : first + micro_rows]
         zeros = np.zeros((len(part), tokens), np.float32)
         positions = np.broadcast_to(np.arange(tokens, dtype=np.int32), zeros.shape)
-        other = dict.fromkeys((field.name for field in dataclasses.fields(Batch)), zeros)
+        other = dict.fromkeys((f.name for f in dataclasses.fields(Batch) if f.default is dataclasses.MISSING), zeros)
         own = {
             "tokens": part[:, :-1],
             "positions": positions,

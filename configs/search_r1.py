@@ -6,6 +6,7 @@
     python -m jaxagent.main --config=configs/search_r1.py:laptop-lora      # GRPO on low-rank adapters
     python -m jaxagent.main --config=configs/search_r1.py:laptop-dpo       # preferences among its own attempts
     python -m jaxagent.main --config=configs/search_r1.py:laptop-rft       # imitation of its own successes
+    python -m jaxagent.main --config=configs/search_r1.py:laptop-opd       # a smaller student of a finished laptop run
     python -m jaxagent.main --config=configs/search_r1.py:laptop+gspo      # any of algorithms/published.py
     python -m jaxagent.main --config=configs/search_r1.py:qwen2.5-3b \
         --config.model.path=Qwen2.5-3B --config.data.source=data/nq_hotpotqa   # the published recipe, 4 GPUs
@@ -40,6 +41,7 @@ def get_config(preset: str = "laptop") -> ConfigDict:
         "laptop-lora": laptop_lora,
         "laptop-dpo": laptop_dpo,
         "laptop-rft": laptop_rft,
+        "laptop-opd": laptop_opd,
         "qwen2.5-3b": qwen2_5_3b,
     }
     if preset not in presets:
@@ -181,6 +183,7 @@ def laptop() -> ConfigDict:
     config.dpo.training = offline(1e-4, updates=120, examples=16)
     config.outcome_model = ConfigDict({"episodes": "", "loss": "binary", "min_reward": 1.0, "held_out_frac": 0.2})
     config.outcome_model.training = offline(3e-4, updates=100, examples=32)
+    config.opd = ConfigDict({"steps": 40, "coefficient": 1.0})
 
     config.rl = ConfigDict()
     config.rl.steps = 70
@@ -248,6 +251,16 @@ def laptop() -> ConfigDict:
     config.rl.echo.denominator = "full_observation"
     config.rl.echo.max_tokens = 32  # per trajectory: two trajectories still share a row, and a step costs little more
     config.rl.positive_nll = ConfigDict({"coefficient": 0.0, "min_reward": 1.0})
+    config.rl.distill = ConfigDict()
+    config.rl.distill.coefficient = 0.0
+    config.rl.distill.teacher = ""
+    config.rl.distill.loss = "sampled"
+    config.rl.distill.support = "vocabulary"
+    config.rl.distill.top_k = 20
+    config.rl.distill.jsd_beta = 0.5
+    config.rl.distill.timeout_s = 60.0
+    config.rl.distill.retries = 2
+    config.rl.distill.request_tokens = 8192
 
     config.eval = ConfigDict({"every": 10, "sampled": True})
     config.checkpoint = ConfigDict({"every": 10, "keep": 2})
@@ -295,6 +308,26 @@ def laptop_rft() -> ConfigDict:
     config = laptop()
     config.workdir = "runs/search_r1_rft"
     config.stages = ("warm_start", "sample", "rft")
+    return config
+
+
+def laptop_opd() -> ConfigDict:
+    """On-policy distillation: a student of a quarter of the laptop's size learns from a finished laptop run.
+
+    Its own warm start, then the teacher's judgement of what it samples; no reward is trained. The teacher is the policy
+    that `--config=configs/search_r1.py` exported, and the tokenizer is the teacher's. RL alone, for comparison:
+    `--config.stages=warm_start,rl`.
+    """
+    config = laptop()
+    config.workdir = "runs/search_r1_opd"
+    config.stages = ("warm_start", "opd")
+    config.model.num_layers = 2
+    config.model.embed_dim = 64
+    config.model.num_heads = 2
+    config.model.num_kv_heads = 1
+    config.model.mlp_dim = 192
+    config.rl.distill.teacher = "runs/search_r1/policy"
+    config.tokenizer.path = "runs/search_r1/policy"
     return config
 
 

@@ -21,7 +21,7 @@ class ConfigError(ValueError):
 
 
 # What `Config.stages` can name; loop.py says how each is done.
-Stage = Literal["warm_start", "sample", "sft", "rft", "dpo", "outcome_model", "rl"]
+Stage = Literal["warm_start", "sample", "sft", "rft", "dpo", "outcome_model", "opd", "rl"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -333,6 +333,21 @@ class PositiveNLLConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class DistillConfig:
+    """On-policy distillation: a teacher judges every token that the policy samples. See algorithms/distill.py."""
+
+    coefficient: float  # of the teacher's term, beside the reward's; 0 = off
+    teacher: str  # a Hugging Face folder (a run's exported policy), or the http:// address of an engine.serve
+    loss: Literal["sampled", "reverse_kl", "forward_kl", "jsd"]  # sampled: an advantage; others: of distributions
+    support: Literal["vocabulary", "student", "teacher", "union"]  # not read by "sampled"; student: its top-k tokens
+    top_k: int  # read unless the support is the vocabulary
+    jsd_beta: float  # read by "jsd": the teacher's share of the mixture
+    timeout_s: float  # http: of one request
+    retries: int  # http: of one request, after the first attempt
+    request_tokens: int  # http: tokens of one request, at most (one trajectory may be longer)
+
+
+@dataclasses.dataclass(frozen=True)
 class EntropyControlConfig:
     """Steers the entropy to a target by rl.entropy_coefficient, which is then where the coefficient starts."""
 
@@ -433,6 +448,15 @@ class RLConfig:
     critic: CriticConfig
     echo: EchoConfig
     positive_nll: PositiveNLLConfig
+    distill: DistillConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class OPDConfig:
+    """The stage "opd", on-policy distillation: `rl` with its teacher, without its reward."""
+
+    steps: int
+    coefficient: float  # in this stage in place of rl.distill.coefficient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -471,6 +495,7 @@ class Config:
     rft: RFTConfig
     dpo: DPOConfig
     outcome_model: OutcomeModelConfig
+    opd: OPDConfig
     rl: RLConfig
     eval: EvalConfig
     checkpoint: CheckpointConfig

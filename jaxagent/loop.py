@@ -27,6 +27,7 @@ from jaxagent.experience import Experience
 from jaxagent.learner.batching import check_context
 from jaxagent.learner.programs import Programs, make_programs
 from jaxagent.learner.state import TrainState
+from jaxagent.learner.teacher import check_teacher, open_teacher
 from jaxagent.models import lora
 from jaxagent.models.params import Params
 from jaxagent.observe.progress import Progress
@@ -39,7 +40,7 @@ from jaxagent.stages.stage import StageProgram, nothing_to_check
 from jaxagent.types import Episode, Group, Task
 
 EXACT_TILE_ROWS = 64
-RL = "rl"
+OPD, RL = "opd", "rl"
 
 
 def run(cfg: Config) -> dict[str, Any]:
@@ -59,7 +60,8 @@ def run(cfg: Config) -> dict[str, Any]:
         stages = stages or cfg.stages[-1:]  # killed while it was exporting
         for stage in stages:
             STAGES[stage].check(parts)
-        adapting = cfg.model.lora.rank > 0 and saved.resumes(RL)  # LoRA adapters that an earlier process began
+        # LoRA adapters that an earlier process began.
+        adapting = cfg.model.lora.rank > 0 and (saved.resumes(OPD) or saved.resumes(RL))
         with contextlib.ExitStack() as engine:
             with saved.compiles.warm_up():
                 params = parts.base_params() if adapting else parts.init_params()
@@ -98,6 +100,8 @@ def check(cfg: Config) -> None:
     presets.check(cfg.rl)
     lora.check(cfg.model.lora)
     strategies.check(cfg.rl)
+    if OPD in cfg.stages:
+        check_opd(cfg)
     check_context(cfg.rl.batch, cfg.env.context_tokens)
     if cfg.numerics == "exact" and cfg.engine.tile_rows < EXACT_TILE_ROWS:
         raise ConfigError(
@@ -112,20 +116,33 @@ def check(cfg: Config) -> None:
         )
 
 
+def check_opd(cfg: Config) -> None:
+    """Refuses a stage "opd" that cannot work."""
+    if cfg.opd.coefficient <= 0:
+        raise ConfigError("The stage 'opd' trains on nothing else: opd.coefficient must be greater than 0.")
+    if cfg.model.lora.rank and RL in cfg.stages:
+        raise ConfigError(
+            "config.model.lora.rank: the stages 'opd' and 'rl' would both train adapters, on different weights: run "
+            "one of them, and the other in a run of its own with model.path at the first one's policy."
+        )
+    presets.check(as_opd(cfg).rl)
+
+
 def keep_compiled_programs(cfg: Config) -> None:
     """Compiled programs stay in the workdir, so that a resumed run starts in seconds; a user's own cache wins."""
     if not jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", str(Path(cfg.workdir).absolute() / "compilation_cache"))
 
 
-def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
-    """Reinforcement learning; returns the trained policy."""
+def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params, stage: Stage = RL) -> Params:
+    """Reinforcement learning; returns the trained policy. Logs and bundles go under the name `stage`."""
     cfg, rl = parts.cfg, parts.cfg.rl
     experience = Experience(parts.train, cfg, parts.heldout)
     entropy = EntropyControl.start(rl, saved.results)
+    before = cfg.opd.steps if stage == RL and OPD in cfg.stages else 0  # steps of the other stage that samples so
     with saved.compiles.warm_up():
-        programs, state = make_programs(cfg, parts.spec, parts.mesh, params)
-        step, resumed = saved.step_of(RL), saved.resumes(RL)
+        programs, state = make_programs(cfg, parts.spec, parts.mesh, params, open_teacher(cfg, parts.mesh))
+        step, resumed = saved.step_of(stage), saved.resumes(stage)
         if resumed:
             state, _ = saved.checkpoints.restore(state)
             state = programs.update.merged(state)
@@ -133,16 +150,16 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params
         elif cfg.model.lora.rank:
             parts.keep_base(params)
         driver.update_params(state.policy, int(state.step))
-    with saved.stage(RL, rl.steps, step):
+    with saved.stage(stage, rl.steps, step):
         if not resumed:
-            record_evaluation(parts, saved, driver, RL, 0, {})
-            saved.save(state, RL, 0, experience.get_state())
+            record_evaluation(parts, saved, driver, stage, 0, {})
+            saved.save(state, stage, 0, experience.get_state())
         while step < rl.steps:
             started = time.monotonic()
-            chosen, rollout = collect(parts, driver, experience, step)
+            chosen, rollout = collect(parts, driver, experience, step, before)
             collected = time.monotonic()
             if cfg.log_episodes:
-                saved.log_episodes(RL, step, (e for group in chosen.played for e in group.episodes))
+                saved.log_episodes(stage, step, (e for group in chosen.played for e in group.episodes))
             state, metrics = learn(parts, programs, state, chosen.groups, experience, step, entropy.apply(rl))
             rollout |= experience.record(chosen.played, step)
             metrics["policy/entropy_coefficient"] = entropy.applied
@@ -164,22 +181,35 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params
                 saved.results.get("logprob_gap_max", 0.0), metrics.get("logprob_gap/max", 0.0)
             )
             if step == rl.steps or (cfg.eval.every and step % cfg.eval.every == 0):
-                record_evaluation(parts, saved, driver, RL, step, metrics)
+                record_evaluation(parts, saved, driver, stage, step, metrics)
             else:
-                saved.record(RL, step, metrics | {"time/step_s": time.monotonic() - started})
+                saved.record(stage, step, metrics | {"time/step_s": time.monotonic() - started})
             due = cfg.checkpoint.every and step % cfg.checkpoint.every == 0
             if due or step == rl.steps or saved.terminating:
-                saved.save(state, RL, step, experience.get_state())
+                saved.save(state, stage, step, experience.get_state())
                 saved.stop_if_asked()
     if cfg.model.lora.rank:
         parts.export_adapter(state.params, Path(cfg.workdir) / "adapter")
     return state.policy
 
 
+def opd_stage(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
+    """On-policy distillation: the RL stage with a teacher's judgement in place of the reward."""
+    return rl_stage(dataclasses.replace(parts, cfg=as_opd(parts.cfg)), saved, driver, params, OPD)
+
+
+def as_opd(cfg: Config) -> Config:
+    """The config whose RL stage is this config's stage "opd"."""
+    return dataclasses.replace(cfg, rl=presets.distillation_alone(cfg.rl, cfg.opd))
+
+
 def collect(
-    parts: Parts, driver: Driver, experience: Experience, step: int
+    parts: Parts, driver: Driver, experience: Experience, step: int, steps_before: int = 0
 ) -> tuple[selection.Selection, dict[str, float]]:
-    """The rollouts of one step, and their metrics. Attempts are numbered over the run: no two share randomness."""
+    """The rollouts of one step, and their metrics.
+
+    Attempts are numbered over the run, in which an earlier stage took `steps_before` steps: no two share randomness.
+    """
     rl = parts.cfg.rl
     attempts = rl.group_size + rl.oversample.extra_attempts
     sampling = dataclasses.replace(rl.sampling, temperature=temperature(rl, step))
@@ -189,7 +219,7 @@ def collect(
     def play(number: int, wanted: int) -> list[Group]:
         """Round `number` of the step; more than one with dynamic sampling."""
         tasks = experience.take(wanted + rl.oversample.extra_tasks, step, number)
-        first = (step * rl.refill.max_rounds + number) * attempts
+        first = ((steps_before + step) * rl.refill.max_rounds + number) * attempts
 
         async def attempt(task: Task, sample: int) -> Episode:
             return await rollout(task, first + sample)
@@ -236,7 +266,7 @@ def learn(
     """Groups -> streams -> optimiser updates. The metrics of the first update are those of exactly on-policy data."""
     at = temperature(rl, step)
     trajectories = presets.trajectories(groups)
-    values = reference = old = None
+    values = reference = old = teacher = students = None
     if programs.values is not None:
         (values,) = programs.values(state.critic, trajectories)
     if programs.reference is not None:
@@ -245,7 +275,9 @@ def learn(
         old, _ = programs.old(state.policy, trajectories, at)
     streams, metrics = [], {}
     if groups:  # dynamic sampling may find none
-        streams, metrics = presets.streams(groups, rl, step / rl.steps, reference, values, old)
+        if programs.distiller is not None:
+            teacher, students = programs.distiller(state.policy, trajectories, at)
+        streams, metrics = presets.streams(groups, rl, step / rl.steps, reference, values, old, teacher, students)
     if experience.replay is not None:
         past, counts = replay.choose(
             experience.replay.candidates(step), lambda t: programs.replay(state.policy, t, at)[0], rl.replay
@@ -256,7 +288,7 @@ def learn(
     updates: list[dict[str, float]] = []
     for part in presets.mini_batches(streams, rl, (parts.cfg.seed, step)):
         train_policy = programs.values is None or step * rl.updates_per_step * rl.epochs >= rl.critic.warmup_updates
-        state, of_update = programs.update(state, programs.packer.pack(part), train_policy, at)
+        state, of_update = programs.update(state, programs.pack(part), train_policy, at, programs.teacher)
         updates.append(of_update)
     return state, metrics | merge(updates)
 
@@ -290,5 +322,8 @@ STAGES: dict[Stage, StageProgram] = {
     "outcome_model": StageProgram(
         outcome_model.run, lambda cfg: cfg.outcome_model.training.updates, outcome_model.check
     ),
-    "rl": StageProgram(rl_stage, lambda cfg: cfg.rl.steps, nothing_to_check),
+    "opd": StageProgram(
+        opd_stage, lambda cfg: cfg.opd.steps, lambda parts: check_teacher(as_opd(parts.cfg), parts.tokenizer)
+    ),
+    "rl": StageProgram(rl_stage, lambda cfg: cfg.rl.steps, lambda parts: check_teacher(parts.cfg, parts.tokenizer)),
 }

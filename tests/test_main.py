@@ -61,7 +61,7 @@ def test_config_path_after_a_space(runs):
         ),
         (
             [CONFIG, "--config.stages=warm_start,rll"],
-            "'dpo', 'outcome_model', 'rl', got 'rll'. Did you mean 'rl'?",
+            "'dpo', 'outcome_model', 'opd', 'rl', got 'rll'. Did you mean 'rl'?",
         ),
         ([CONFIG, "--config.rl=3"], "'config.rl' is a section"),
         ([CONFIG, "--config.rl.steps.x=3"], "'config.rl.steps' is a value"),

@@ -60,12 +60,19 @@ def no_baseline(rewards: Array, mask: Array) -> Array:
     return xp.where(mask, rewards, 0.0)
 
 
+def no_reward(rewards: Array, mask: Array) -> Array:
+    """A = 0: the reward is measured and not trained on, as in distillation alone."""
+    xp = rewards.__array_namespace__()
+    return xp.zeros_like(xp.where(mask, rewards, 0.0))
+
+
 GROUP_ADVANTAGES: dict[str, Callable[[Array, Array], Array]] = {
     "group_mean_std": group_mean_std,
     "group_mean": group_mean,
     "leave_one_out": leave_one_out,
     "leave_one_out_std": leave_one_out_std,
     "no_baseline": no_baseline,
+    "no_reward": no_reward,
 }
 
 

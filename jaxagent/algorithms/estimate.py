@@ -23,6 +23,7 @@ import numpy as np
 
 from jaxagent.algorithms.advantages import GROUP_ADVANTAGES, whiten, zero_signal
 from jaxagent.algorithms.best_of_k import BEST_OF_K
+from jaxagent.algorithms.distill import sampled_advantages
 from jaxagent.algorithms.kl import kl_estimate
 from jaxagent.algorithms.process import TURN_ADVANTAGES, by_turn, token_rewards
 from jaxagent.algorithms.rollout import Rollout, action_mask, rewards, walk
@@ -49,6 +50,11 @@ def signals(rollout: Rollout, rl: RLConfig) -> dict[int, Signal]:
     if rl.kl.where == "advantage":
         penalties = {i: kl_penalty(rollout, rl, i, t) for i, (*_, t) in enumerate(walk(rollout.groups)) if i in found}
         found = {i: s._replace(advantages=s.advantages - penalties[i]) for i, s in found.items()}
+    if rollout.teacher is not None and rl.distill.loss == "sampled":
+        told = {
+            i: teacher_advantages(rollout, rl, i, t) for i, (*_, t) in enumerate(walk(rollout.groups)) if i in found
+        }
+        found = {i: s._replace(advantages=s.advantages + told[i]) for i, s in found.items()}
     if rl.whiten_advantages and found:
         lengths = np.cumsum([len(mask) for mask in masks.values()])[:-1]
         joined = np.concatenate([s.advantages for s in found.values()])
@@ -64,6 +70,13 @@ def kl_penalty(rollout: Rollout, rl: RLConfig, i: int, trajectory: Trajectory) -
         return np.zeros(len(trajectory))
     estimate = kl_estimate(trajectory.logprobs.astype(np.float64), rollout.reference[i], rl.kl.estimator)
     return np.where(mask > 0, rl.kl.coefficient * estimate, 0.0)
+
+
+def teacher_advantages(rollout: Rollout, rl: RLConfig, i: int, trajectory: Trajectory) -> np.ndarray:
+    """f64[T]: coefficient times log q - log p of each action token; p as recorded when sampling."""
+    mask = action_mask(trajectory) > 0
+    student = trajectory.logprobs.astype(np.float64)
+    return rl.distill.coefficient * sampled_advantages(student, rollout.teacher[i].logprobs, mask)
 
 
 def _group_relative(rollout: Rollout, rl: RLConfig) -> dict[int, Signal]:

@@ -6,6 +6,7 @@
     rl.correction     samples of another policy        corrections.py
     rl.kl             the pull to a reference          kl.py, in the loss, the reward or the advantage
     rl.aggregation    how tokens become one number     aggregate.py
+    rl.distill        a teacher's judgement            distill.py, in the advantage or the loss
     rl.echo, ...      auxiliary terms: on where their coefficient is not 0
 
 In: the groups of one rollout batch (and, where a choice asks, critic values and reference log-probs of their
@@ -22,9 +23,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from jaxagent.algorithms import aggregate, corrections, echo, estimate
+from jaxagent.algorithms import aggregate, corrections, distill, echo, estimate
 from jaxagent.algorithms.advantages import GROUP_ADVANTAGES, zero_signal
 from jaxagent.algorithms.best_of_k import BEST_OF_K
+from jaxagent.algorithms.distill import Scores
 from jaxagent.algorithms.estimate import Signal
 from jaxagent.algorithms.kl import KL_ESTIMATORS
 from jaxagent.algorithms.policy_loss import OBJECTIVES
@@ -32,10 +34,11 @@ from jaxagent.algorithms.process import TURN_ADVANTAGES
 from jaxagent.algorithms.rollout import Rollout, action_mask, rewards, trajectories, walk
 from jaxagent.algorithms.streams import Streams
 from jaxagent.algorithms.token_advantages import TOKEN_ADVANTAGES, WITH_OLD, WITHOUT_CRITIC
-from jaxagent.config import ConfigError, RLConfig, nearest
+from jaxagent.config import ConfigError, OPDConfig, RLConfig, nearest
 from jaxagent.types import Episode, Group, Trajectory
 
-__all__ = ["check", "mini_batches", "most_targets", "needs_critic", "needs_old", "needs_reference", "streams",
+__all__ = ["check", "mini_batches", "most_targets", "needs_critic", "needs_old", "needs_reference",
+           "needs_student_top_k", "needs_support", "needs_teacher", "needs_whole_teacher", "streams",
            "trajectories", "warm_up"]  # fmt: skip
 
 warm_up = estimate.warm_up
@@ -50,6 +53,45 @@ def needs_critic(rl: RLConfig) -> bool:
 def needs_reference(rl: RLConfig) -> bool:
     """Whether a frozen reference is kept and `Rollout.reference` filled."""
     return rl.kl.coefficient != 0
+
+
+def needs_teacher(rl: RLConfig) -> bool:
+    """Whether a teacher is opened and `Rollout.teacher` filled."""
+    return rl.distill.coefficient != 0
+
+
+def needs_student_top_k(rl: RLConfig) -> bool:
+    """Whether `Rollout.students` is filled."""
+    return needs_support(rl) and rl.distill.support != "teacher"
+
+
+def needs_support(rl: RLConfig) -> bool:
+    """Whether distributions are compared in top-k tokens, which travel with the streams."""
+    return needs_teacher(rl) and rl.distill.loss != "sampled" and rl.distill.support != "vocabulary"
+
+
+def needs_whole_teacher(rl: RLConfig) -> bool:
+    """Whether the loss itself runs the teacher, to compare whole vocabularies."""
+    return needs_teacher(rl) and rl.distill.loss != "sampled" and rl.distill.support == "vocabulary"
+
+
+def distillation_alone(rl: RLConfig, opd: OPDConfig) -> RLConfig:
+    """The stage's config with the teacher in place of the reward, and of whatever else the algorithm trains on.
+
+    What only holds the policy (KL, entropy, z-loss) stays. All attempts are used, since none needs a reward.
+    """
+    return dataclasses.replace(
+        rl,
+        steps=opd.steps,
+        advantage="no_reward",
+        drop_zero_signal=False,
+        echo=dataclasses.replace(rl.echo, coefficient=0.0),
+        positive_nll=dataclasses.replace(rl.positive_nll, coefficient=0.0),
+        replay=dataclasses.replace(rl.replay, per_step=0),
+        refill=dataclasses.replace(rl.refill, max_rounds=1),
+        keep_groups_frac=1.0,
+        distill=dataclasses.replace(rl.distill, coefficient=opd.coefficient),
+    )
 
 
 def refresh_due(rl: RLConfig, steps_done: int) -> bool:
@@ -85,8 +127,31 @@ def check(rl: RLConfig) -> None:
         raise ConfigError(f"rl.critic.loss '{rl.critic.loss}' needs rl.critic.bins >= 2 and rl.critic.low < high.")
     if rl.critic.loss == "hl_gauss" and rl.critic.sigma <= 0:
         raise ConfigError("rl.critic.loss 'hl_gauss' needs rl.critic.sigma > 0 (bin widths).")
+    if needs_teacher(rl):
+        _check_distill(rl)
     if rl.updates_per_step < 1 or rl.epochs < 1:
         raise ConfigError("rl.updates_per_step and rl.epochs must be at least 1.")
+
+
+def _check_distill(rl: RLConfig) -> None:
+    given = rl.distill
+    if not given.teacher:
+        raise ConfigError("rl.distill.coefficient is not 0: rl.distill.teacher must name a model folder or a server.")
+    if rl.drop_zero_signal and rl.advantage not in TOKEN_ADVANTAGES:
+        raise ConfigError(
+            "rl.distill needs rl.drop_zero_signal=False: where rewards are equal the teacher still judges."
+        )
+    if needs_support(rl) and given.top_k < 1:
+        raise ConfigError(f"rl.distill.top_k must be at least 1, got {given.top_k}.")
+    if given.loss == "jsd" and not 0 < given.jsd_beta < 1:
+        raise ConfigError(f"rl.distill.jsd_beta must be between 0 and 1, got {given.jsd_beta}.")
+    if needs_whole_teacher(rl) and given.teacher.startswith(("http://", "https://")):
+        raise ConfigError(
+            "rl.distill.support='vocabulary' needs the teacher's weights, not its address: name a folder, or a top-k "
+            "support, or loss='sampled'."
+        )
+    if given.timeout_s <= 0 or given.retries < 0 or given.request_tokens < 1:
+        raise ConfigError("rl.distill needs timeout_s > 0, retries >= 0 and request_tokens >= 1.")
 
 
 def most_targets(rl: RLConfig, action_tokens: int, context_tokens: int) -> int:
@@ -109,6 +174,8 @@ def streams(
     reference: Sequence[np.ndarray] | None = None,
     values: Sequence[np.ndarray] | None = None,
     old: Sequence[np.ndarray] | None = None,
+    teacher: Sequence[Scores] | None = None,
+    students: Sequence[np.ndarray] | None = None,
 ) -> tuple[list[Streams], dict[str, float]]:
     """Runs the configured algorithm on one rollout batch.
 
@@ -117,12 +184,13 @@ def streams(
       rl: the stage's config.
       progress: steps done / steps planned.
       reference, values, old: f32[T] per trajectory of `trajectories(groups)`, where needed.
+      teacher: its scores, one per trajectory; students: i32[T, K] the policy's most likely tokens, where needed.
 
     Returns:
       Streams with relative weights (only sequences that take part), and counts for the metrics.
     """
     scores, counted = rewards(groups)
-    rollout = Rollout(groups, progress, reference, old, values)
+    rollout = Rollout(groups, progress, reference, old, values, teacher, students)
     signals = estimate.signals(rollout, rl)
     factors, counts = _corrections(rollout, rl, list(signals))
     signals = {i: signal for i, signal in signals.items() if i in factors}
@@ -132,6 +200,8 @@ def streams(
         if signal is not None or auxiliary:
             policy = {} if signal is None else _policy(rollout, rl, i, trajectory, signal, factors[i])
             sequences.append(Streams.of(trajectory, g * scores.shape[1] + s, **policy, **auxiliary))
+    if teacher is not None:
+        counts |= distill.metrics(trajectories(groups), teacher)
     silent = zero_signal(scores, counted)
     return sequences, counts | {
         "groups/zero_signal": float(np.sum(silent)),
@@ -164,7 +234,7 @@ def mini_batches(sequences: Sequence[Streams], rl: RLConfig, seed: Sequence[int]
 
 
 def _normalise(sequences: list[Streams], rl: RLConfig) -> list[Streams]:
-    names = ("policy_weights", "kl_weights", "entropy_weights", "z_weights", "value_weights")
+    names = ("policy_weights", "kl_weights", "entropy_weights", "z_weights", "distill_weights", "value_weights")
     sequences = aggregate.normalise(sequences, names, rl.aggregation, rl.aggregation_constant)
     # VAPO (arXiv 2504.05118), eq. 11: over the tokens of positive examples, whatever the policy term does.
     sequences = aggregate.normalise(sequences, ["nll_weights"], "token_mean", 0.0)
@@ -197,6 +267,11 @@ def _policy(
         given |= dict(reference_logprobs=rollout.reference[i], kl_weights=mask * np.float32(rl.kl.coefficient))
     if rollout.old is not None:
         given |= dict(old_logprobs=rollout.old[i], corrections=factor)
+    if rollout.teacher is not None and rl.distill.loss != "sampled":
+        given |= dict(distill_weights=mask * np.float32(rl.distill.coefficient))
+        if needs_support(rl):
+            student = None if rollout.students is None else rollout.students[i]
+            given |= dict(support=distill.support_of(rl.distill.support, rollout.teacher[i], student))
     if signal.returns is not None:
         given |= dict(
             returns=signal.returns,

@@ -54,6 +54,7 @@ _GRPO = {
     "echo.coefficient": 0.0,
     "positive_nll.coefficient": 0.0,
     "positive_nll.min_reward": 1.0,
+    "distill.coefficient": 0.0,
     "refill.max_rounds": 1,
     "refill.tasks_per_round": 0,
     "keep_groups_frac": 1.0,

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from jaxagent.algorithms.distill import Scores
 from jaxagent.types import Episode, Group, TokenKind, Trajectory
 
 
@@ -22,6 +23,10 @@ class Rollout:
     reference: Sequence[np.ndarray] | None  # f32[T] each: log-probs under the reference, when one is kept
     old: Sequence[np.ndarray] | None  # f32[T] each: log-probs under the learner's policy now, when a choice reads them
     values: Sequence[np.ndarray] | None  # f32[T] each: the critic's values, when the advantage reads them
+    teacher: Sequence[Scores] | None = None  # with rl.distill
+    students: Sequence[np.ndarray] | None = (
+        None  # i32[T, K] each: the policy's top-k tokens, where the support has them
+    )
 
 
 def walk(groups: Sequence[Group]) -> Iterator[tuple[int, int, Episode, Trajectory]]:

@@ -11,6 +11,7 @@ The learner's loss is, with nothing hidden,
                                      + z_weights      * (log Z)^2
                                      + ce_weights     * (-logprob)                      at temperature 1
                                      + nll_weights    * (-logprob)                      at the sampling temperature
+                                     + distill_weights * divergence to the teacher      (distill.py)
                                      + value_weights  * value loss(value, old value, return)      (critic)
 
 so every mean, mask, coefficient and denominator is inside the weights.
@@ -22,10 +23,12 @@ import dataclasses
 
 import numpy as np
 
+from jaxagent.algorithms.distill import Support
 from jaxagent.types import Trajectory
 
 WEIGHTS = (
-    "policy_weights", "kl_weights", "entropy_weights", "z_weights", "ce_weights", "nll_weights", "value_weights",
+    "policy_weights", "kl_weights", "entropy_weights", "z_weights", "ce_weights", "nll_weights", "distill_weights",
+    "value_weights",
 )  # fmt: skip
 
 
@@ -51,10 +54,14 @@ class Streams:
     z_weights: np.ndarray  # f32[T]
     ce_weights: np.ndarray  # f32[T]
     nll_weights: np.ndarray  # f32[T]
+    distill_weights: np.ndarray  # f32[T]
     value_weights: np.ndarray  # f32[T]
+    support: Support | None = None  # where the teacher is compared, unless that is the whole vocabulary
 
     @classmethod
-    def of(cls, trajectory: Trajectory, episode: int = -1, **streams: np.ndarray) -> Streams:
+    def of(
+        cls, trajectory: Trajectory, episode: int = -1, support: Support | None = None, **streams: np.ndarray
+    ) -> Streams:
         """Streams of a trajectory; those not named are 0, corrections 1, old log-probs those recorded when sampled.
 
         Raises:
@@ -65,10 +72,11 @@ class Streams:
             if np.shape(stream) != (length,):
                 raise ValueError(f"stream '{name}' has shape {np.shape(stream)}, the trajectory has {length} tokens")
         zero = np.zeros(length, np.float32)
-        names = [field.name for field in dataclasses.fields(cls) if field.name not in ("trajectory", "episode")]
+        apart = ("trajectory", "episode", "support")
+        names = [field.name for field in dataclasses.fields(cls) if field.name not in apart]
         given = {name: np.asarray(stream, np.float32) for name, stream in streams.items()}
         given = dict(old_logprobs=trajectory.logprobs, corrections=zero + 1) | given
-        return cls(trajectory, episode, **({name: zero for name in names} | given))
+        return cls(trajectory, episode, support=support, **({name: zero for name in names} | given))
 
     @property
     def targets(self) -> np.ndarray:

@@ -136,6 +136,22 @@ class Driver:
     ) -> None:
         self.stop(self._cfg.request_timeout_s)
 
+    @property
+    def model(self) -> Model:
+        """What it serves."""
+        return self._model
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        """Where."""
+        return self._mesh
+
+    @property
+    def params(self) -> Params:
+        """The weights it has, as generation wants them once it is started."""
+        with self._work:
+            return self._held[0]
+
     def update_params(self, params: Params, version: int) -> None:
         """Swaps the weights between two dispatches and returns when it is done: from then on nothing holds the old.
 

@@ -4,7 +4,8 @@
 
     POST /v1/completions  {"prompt": "text" or [ids], "max_tokens": 16, "temperature": 1.0, "top_p": 1.0, "top_k": 0,
                            "min_p": 0.0, "seed": 0, "n": 1, "stream": false, "user": ""}
-    GET /health, GET /metrics (Prometheus text)
+    POST /v1/score        log-probs of given token ids, see engine/scoring.py: a teacher for on-policy distillation
+    GET /v1/tokenizer, GET /health, GET /metrics (Prometheus text)
 
 Choices carry `text`, `token_ids`, `logprobs` (of the distribution sampled), `finish_reason` and where the time went;
 with "stream" they come as server-sent events, a few tokens each. The same seed and prompt give the same tokens whatever
@@ -30,14 +31,16 @@ from aiohttp import web
 
 from jaxagent.config import ConfigError, EngineConfig, LoraConfig, MeshConfig, ModelConfig, SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.engine import automaton, int8
+from jaxagent.engine import automaton, int8, scoring
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.requests import BusyError, EngineError, Sampled
+from jaxagent.engine.scoring import Scoring
 from jaxagent.models import hf, params, sharding
 
 MAX_BODY_BYTES = 16 * 2**20
 MAX_CHOICES = 128
+MAX_SCORING = 64  # requests to /v1/score in hand
 WARM_UP_TIMEOUT_S = 1800.0
 STATISTICS = ("queue_s", "prefill_s", "decode_s", "cached_tokens")  # of a Generation, in every answer
 FIELDS = {
@@ -63,15 +66,23 @@ class Completions:
     """Requests -> the driver -> answers. Lives as long as the server."""
 
     def __init__(
-        self, driver: Driver, tokenizer: Tokenizer, context: int, timeout_s: float, gauges: Mapping[str, float]
+        self,
+        driver: Driver,
+        tokenizer: Tokenizer,
+        context: int,
+        timeout_s: float,
+        gauges: Mapping[str, float],
+        scoring: Scoring | None = None,
     ) -> None:
         self._driver, self._tokenizer, self._context, self._timeout_s = driver, tokenizer, context, timeout_s
         self._gauges = gauges  # what was measured once, for /metrics
+        self._scoring, self._being_scored = scoring, 0
 
     def app(self) -> web.Application:
         """The web application."""
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         routes = [web.post("/v1/completions", self._complete), web.get("/health", self._health)]
+        routes += [web.post("/v1/score", self._score), web.get("/v1/tokenizer", self._describe_tokenizer)]
         app.add_routes([*routes, web.get("/metrics", self._metrics)])
         return app
 
@@ -164,6 +175,34 @@ class Completions:
             raise BadRequest(f"the prompt has {len(ids)} tokens, the context is {self._context}")
         return ids
 
+    async def _score(self, request: web.Request) -> web.Response:
+        if self._scoring is None:
+            return web.json_response({"error": "this server does not score (int8 matrices)"}, status=501)
+        try:
+            asked = scoring.parse(await request.text(), self._tokenizer.vocab_size, self._context)
+        except ValueError as mistake:
+            return web.json_response({"error": str(mistake)}, status=400)
+        if self._being_scored >= MAX_SCORING:
+            busy = f"{self._being_scored} requests are being scored already"
+            return web.json_response({"error": busy}, status=429, headers={"Retry-After": "1"})
+        self._being_scored += 1
+        # In a thread: the device takes its time, and generation goes on meanwhile.
+        work = asyncio.create_task(asyncio.to_thread(self._scoring, self._driver.params, asked))
+        work.add_done_callback(self._scored)
+        try:
+            answers = await asyncio.wait_for(asyncio.shield(work), self._timeout_s)
+        except TimeoutError:
+            return web.json_response({"error": f"no result in {self._timeout_s:g} s"}, status=503)
+        return web.json_response({"scores": answers})
+
+    def _scored(self, work: asyncio.Task) -> None:
+        self._being_scored -= 1
+        work.cancelled() or work.exception()  # read: the client may have gone
+
+    async def _describe_tokenizer(self, request: web.Request) -> web.Response:
+        told = {"vocab_size": self._tokenizer.vocab_size, "digest": self._tokenizer.digest(), "context": self._context}
+        return web.json_response(told)
+
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
 
@@ -248,6 +287,11 @@ def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer, dict[st
     return driver, tokenizer, gauges
 
 
+def open_scoring(driver: Driver, int8_matrices: bool) -> Scoring | None:
+    """What scores with the driver's own weights; None where they are no plain arrays."""
+    return None if int8_matrices else Scoring(driver.model.spec, driver.mesh)
+
+
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
 
@@ -283,7 +327,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             stack.enter_context(driver)
             print(f"compiling for {jax.devices()[0].platform} ...", file=sys.stderr)
             driver.start(WARM_UP_TIMEOUT_S)
-            service = Completions(driver, tokenizer, options.context, options.timeout_s, gauges)
+            service = Completions(
+                driver, tokenizer, options.context, options.timeout_s, gauges, open_scoring(driver, options.int8)
+            )
             web.run_app(service.app(), host=options.host, port=options.port)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)

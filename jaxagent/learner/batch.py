@@ -33,6 +33,9 @@ class Batch:
     z_weights: Array  # f32[B, R]
     ce_weights: Array  # f32[B, R]
     nll_weights: Array  # f32[B, R]
+    distill_weights: Array  # f32[B, R]
     value_weights: Array  # f32[B, R]
     sequence: Array  # i32[B, R]  which sequence of the update the target belongs to; -1 = padding
     offset: Array  # i32[B, R]  the target's index in that sequence
+    support: Array | None = None  # i32[B, R, K]  tokens in which a teacher is compared, where it is in top-k's
+    teacher_logprobs: Array | None = None  # f32[B, R, K]  -inf: an entry that does not count

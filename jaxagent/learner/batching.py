@@ -14,13 +14,15 @@ import grain
 import numpy as np
 from grain import experimental as grain_experimental
 
+from jaxagent.algorithms.distill import Support
 from jaxagent.algorithms.streams import Streams
 from jaxagent.config import BatchConfig, ConfigError
 from jaxagent.learner.batch import Batch
 
 _STREAMS = (
     "old_logprobs", "reference_logprobs", "advantages", "returns", "old_values",
-    "policy_weights", "kl_weights", "entropy_weights", "z_weights", "ce_weights", "nll_weights", "value_weights",
+    "policy_weights", "kl_weights", "entropy_weights", "z_weights", "ce_weights", "nll_weights", "distill_weights",
+    "value_weights",
 )  # fmt: skip
 _FLOATS = ("behaviour_logprobs", *_STREAMS)
 _TARGET_INTS = ("head_positions", "targets", "sequence", "offset")
@@ -137,17 +139,40 @@ def unpack(batches: Sequence[Batch], values: Sequence[np.ndarray], streams: Sequ
 
     Args:
       batches: what `Packer.pack(streams)` gave.
-      values: f32[B, R] of each batch.
+      values: [B, R, ...] of each batch, at least one where there are streams.
       streams: the packed sequences.
 
     Returns:
-      f32[T] per sequence, 0 where the token was no target.
+      [T, ...] per sequence, 0 where the token was no target.
     """
-    out = [np.zeros(len(s.trajectory), np.float32) for s in streams]
+    shape, dtype = (values[0].shape[2:], values[0].dtype) if len(values) else ((), np.float32)
+    out = [np.zeros((len(s.trajectory), *shape), dtype) for s in streams]
     for batch, value in zip(batches, values, strict=True):
         real = batch.sequence >= 0
         for i, offset, v in zip(batch.sequence[real], batch.offset[real], np.asarray(value)[real], strict=True):
             out[i][offset] = v
+    return out
+
+
+def with_support(batches: Sequence[Batch], supports: Sequence[Support], width: int) -> list[Batch]:
+    """The batches with `support` and `teacher_logprobs` i32 and f32 [B, R, width]; padding has no entry that counts.
+
+    Args:
+      batches: what `Packer.pack` gave.
+      supports: [T, width] of each sequence that was packed.
+      width: K.
+    """
+    starts = np.cumsum([0, *(len(support.ids) for support in supports)])
+    ids = np.concatenate([np.zeros((0, width), np.int32), *(support.ids for support in supports)])
+    logprobs = np.concatenate([np.zeros((0, width), np.float32), *(support.teacher_logprobs for support in supports)])
+    out = []
+    for batch in batches:
+        real = batch.sequence >= 0
+        at = starts[batch.sequence[real]] + batch.offset[real]
+        tokens = np.zeros((*real.shape, width), np.int32)
+        known = np.full((*real.shape, width), -np.inf, np.float32)
+        tokens[real], known[real] = ids[at], logprobs[at]
+        out.append(batch.replace(support=tokens, teacher_logprobs=known))
     return out
 
 

@@ -7,48 +7,73 @@ Axis letters: B packed rows, T tokens, R target positions per row, E embed.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxagent.config import LoraConfig
+from jaxagent.algorithms.distill import DIVERGENCES, renormalise
+from jaxagent.config import DistillConfig, LoraConfig
 from jaxagent.learner.batch import Batch
+from jaxagent.learner.loss import Extras
 from jaxagent.learner.state import Frozen
 from jaxagent.models import critic as critic_model
-from jaxagent.models import exact, lora, sharding
+from jaxagent.models import exact, lora, scores, sharding
 from jaxagent.models.logprobs import token_scores
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.models.transformer import forward_packed
 
+# params, batch, hidden states [B, R, E], temperature, teacher's params -> f32[B, R]
+Compare = Callable[[Params, Batch, jax.Array, jax.Array, Params | None], jax.Array]
+
 
 def policy_forward(
-    spec: ModelSpec, tiling: exact.Tiling | None = None, adapters: LoraConfig | None = None, log_z: bool = False
-) -> Callable[..., tuple[jax.Array, ...]]:
-    """A function: params, batch, temperature f32[] (may be traced)[, frozen] -> (log-probs, entropies), f32[B, R].
+    spec: ModelSpec,
+    tiling: exact.Tiling | None = None,
+    adapters: LoraConfig | None = None,
+    log_z: bool = False,
+    compare: Compare | None = None,
+) -> Callable[..., tuple[Any, ...]]:
+    """A function: params, batch, temperature f32[] (may be traced)[, frozen, teacher] -> (log-probs, entropies).
 
-    With a `Frozen` as last argument, params are LoRA adapters beside its base, of the config `adapters`.
+    Both f32[B, R]. Targets with a cross-entropy weight are scored at temperature 1, all others at `temperature`.
 
-    Targets with a cross-entropy weight are scored at temperature 1, all others at `temperature`. With a `tiling`, the
-    engine's, the log-probs are bit for bit those the engine would record; gradients are those of the ordinary pass.
-    With `log_z` there is a third result, f32[B, R]: the log of the softmax's normaliser.
+    Args:
+      spec: of the policy.
+      tiling: the engine's. Then the log-probs are bit for bit those the engine would record; gradients are those of
+        the ordinary pass.
+      adapters: with a `Frozen` as fourth argument, params are LoRA adapters of this config beside its base.
+      log_z, compare: with either there is a third result, `Extras`: the normalisers, or the divergences of
+        `compare_to_teacher`, which reads the fifth argument.
     """
 
     def forward(
-        params: Params | lora.Adapters, batch: Batch, temperature: jax.Array, frozen: Frozen | None = None
-    ) -> tuple[jax.Array, ...]:
+        params: Params | lora.Adapters,
+        batch: Batch,
+        temperature: jax.Array,
+        frozen: Frozen | None = None,
+        teacher: Params | None = None,
+    ) -> tuple[Any, ...]:
         served = params if frozen is None else frozen.merged
         params = params if frozen is None else lora.adapt(frozen.base, params, adapters)
-        x = _heads(params, spec, batch)
+        hidden = _heads(params, spec, batch)
         # Logits are linear in x; at temperature 1 this is the identity.
-        x = jnp.where((batch.ce_weights != 0)[..., None], x * jnp.asarray(temperature, x.dtype), x)
+        x = jnp.where((batch.ce_weights != 0)[..., None], hidden * jnp.asarray(temperature, hidden.dtype), hidden)
         b, r, e = x.shape
-        scores = token_scores(params, spec, x.reshape(b * r, e), batch.targets.reshape(b * r), temperature)
+        of_targets = token_scores(params, spec, x.reshape(b * r, e), batch.targets.reshape(b * r), temperature)
         rows = sharding.out(sharding.row_axes(x), None)
-        logprobs, *others = (score.reshape(b, r, out_sharding=rows) for score in scores[: 3 if log_z else 2])
+        wanted = of_targets[: 3 if log_z else 2]
+        logprobs, entropy, *normalisers = (score.reshape(b, r, out_sharding=rows) for score in wanted)
+        extras = Extras(
+            log_z=normalisers[0] if log_z else None,
+            divergence=None if compare is None else compare(params, batch, hidden, temperature, teacher),
+        )
+        extras = (extras,) if log_z or compare is not None else ()
         if tiling is None:
-            return logprobs, *others
+            return logprobs, entropy, *extras
         same = exact.packed_logprobs(
             jax.lax.stop_gradient(served),
             spec,
@@ -59,9 +84,62 @@ def policy_forward(
             batch.targets,
             jnp.where(batch.ce_weights != 0, 1.0, jnp.float32(temperature)),
         )
-        return exact.with_value(logprobs, same), *others
+        return exact.with_value(logprobs, same), entropy, *extras
 
     return forward
+
+
+def compare_to_teacher(spec: ModelSpec, distill: DistillConfig, teacher: ModelSpec | None) -> Compare:
+    """Divergences f32[B, R] to a teacher, in nats, 0 where they have no weight.
+
+    With a spec of the `teacher` its parameters are the last argument, and whole vocabularies (their common part) are
+    compared, a chunk of tokens at a time. Without, the batch says the support and what the teacher thinks of it. Both
+    distributions are at the temperature, and of the ordinary pass whatever the numerics.
+    """
+    divergence = functools.partial(DIVERGENCES[distill.loss], beta=distill.jsd_beta)
+
+    def compare(
+        params: Params, batch: Batch, x: jax.Array, temperature: jax.Array, weights: Params | None
+    ) -> jax.Array:
+        sides, rest = [scores.Side(params, spec, _flat(x))], [_flat(batch.distill_weights != 0)]
+        if teacher is not None:
+            y = jax.lax.stop_gradient(_heads(weights, teacher, batch))
+            sides.append(scores.Side(jax.lax.stop_gradient(weights), teacher, _flat(y)))
+            function = functools.partial(_compare_whole, divergence, temperature)
+        else:
+            rest += [_flat(batch.support), _flat(batch.teacher_logprobs)]
+            function = functools.partial(_compare_top_k, divergence, temperature)
+        return sharding.split_rows(scores.map_scores(function, sides, *rest), *x.shape[:2])
+
+    return compare
+
+
+def top_forward(spec: ModelSpec, k: int) -> Callable[[Params, Batch, jax.Array], scores.TopLogprobs]:
+    """A function: params, batch, temperature -> log-probs [B, R, ...] of targets, of the k likeliest and of `support`.
+
+    The last are 0 wide where the batch has no `support`.
+    """
+
+    def forward(params: Params, batch: Batch, temperature: jax.Array) -> scores.TopLogprobs:
+        x = _heads(params, spec, batch)
+        candidates = batch.targets[..., None][..., :0] if batch.support is None else batch.support
+        flat = scores.top_logprobs(params, spec, _flat(x), _flat(batch.targets), _flat(candidates), k, temperature)
+        return jax.tree.map(lambda a: sharding.split_rows(a, *x.shape[:2]), flat)
+
+    return forward
+
+
+def _compare_whole(divergence: Callable, temperature: jax.Array, student, teacher, live) -> jax.Array:
+    """f32[...] for logits [..., V] of both."""
+    live = live[..., None]
+    return divergence(renormalise(student, live, temperature), renormalise(teacher, live, temperature), live)
+
+
+def _compare_top_k(divergence: Callable, temperature: jax.Array, student, live, ids, teacher) -> jax.Array:
+    """f32[...] for the student's logits [..., V] and the teacher's log-probs [..., K] of tokens ids."""
+    support = jnp.isfinite(teacher) & live[..., None]
+    picked = jnp.take_along_axis(student, ids, axis=-1)
+    return divergence(renormalise(picked, support, temperature), renormalise(teacher, support, 1.0), support)
 
 
 def value_forward(spec: ModelSpec) -> Callable[[critic_model.Critic, Batch], jax.Array]:
@@ -74,6 +152,11 @@ def value_forward(spec: ModelSpec) -> Callable[[critic_model.Critic, Batch], jax
         return critic_model.values(critic, _heads(critic.backbone, spec, batch))
 
     return forward
+
+
+def _flat(a: jax.Array) -> jax.Array:
+    """[B, R, ...] -> [B * R, ...]."""
+    return sharding.merge_rows(jnp.asarray(a))
 
 
 def _heads(params: Params, spec: ModelSpec, batch: Batch) -> jax.Array:

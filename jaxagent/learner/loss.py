@@ -8,7 +8,7 @@ Axis letters: B packed rows, R target positions per row, K histogram edges.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -94,23 +94,31 @@ class Tally:
         return Tally(jax.tree.map(jnp.add, self.sums, other.sums), jax.tree.map(jnp.maximum, self.maxima, other.maxima))
 
 
+class Extras(NamedTuple):
+    """What a loss may read of the targets' distributions beside log-probs and entropies; None: not computed."""
+
+    log_z: jax.Array | None = None  # f32[B, R] logarithms of the softmax's normalisers
+    divergence: jax.Array | None = None  # f32[B, R] to a teacher's, in nats; finite at targets without weight too
+
+
 def policy_loss(
-    logprobs: jax.Array, entropy: jax.Array, batch: Batch, objective: Objective, log_z: jax.Array | None = None
+    logprobs: jax.Array, entropy: jax.Array, batch: Batch, objective: Objective, extras: Extras | None = None
 ) -> tuple[jax.Array, Tally]:
-    """Policy, KL, entropy, z-loss and cross-entropy terms of a micro-batch.
+    """Policy, KL, entropy, z-loss, cross-entropy and distillation terms of a micro-batch.
 
     Args:
       logprobs: f32[B, R] of the targets; anything (even inf or nan) at targets without weight.
       entropy: f32[B, R] of the distributions the targets were drawn from.
       batch: streams, [B, R] each.
-      log_z: f32[B, R] of the same distributions' normalisers; None: no z-loss ("PaLM", arXiv 2204.02311, section 5).
+      extras: what the z-loss ("PaLM", arXiv 2204.02311, section 5) and distillation read; None: neither is on.
 
     Returns:
       f32[] share of the update's loss, and its tally.
     """
     policy, kl = batch.policy_weights != 0, batch.kl_weights != 0
     ce, nll, bonus = batch.ce_weights != 0, batch.nll_weights != 0, batch.entropy_weights != 0
-    z = batch.z_weights != 0
+    z, distilled = batch.z_weights != 0, batch.distill_weights != 0
+    extras = extras or Extras()
     # Double where: a target without weight must give neither a value nor a gradient, whatever it holds.
     logprobs = jnp.where(policy | kl | ce | nll, logprobs, 0.0)
     entropy = jnp.where(policy | bonus, entropy, 0.0)
@@ -134,15 +142,17 @@ def policy_loss(
         "loss/ce": -jnp.sum(batch.ce_weights * logprobs),
         "loss/nll": -jnp.sum(batch.nll_weights * logprobs),
     }
-    if log_z is not None:
-        losses["loss/z"] = jnp.sum(batch.z_weights * jnp.square(jnp.where(z, log_z, 0.0)))
+    if extras.log_z is not None:
+        losses["loss/z"] = jnp.sum(batch.z_weights * jnp.square(jnp.where(z, extras.log_z, 0.0)))
+    if extras.divergence is not None:
+        losses["loss/distill"] = jnp.sum(batch.distill_weights * jnp.where(distilled, extras.divergence, 0.0))
     gap = jnp.where(policy, jax.lax.stop_gradient(on_policy - behaviour), 0.0)
     below = (gap[..., None] <= RATIO_EDGES) & policy[..., None]
     sums = losses | {
         "policy_tokens": jnp.sum(policy),
         "kl_tokens": jnp.sum(kl),
         "ce_tokens": jnp.sum(ce),
-        "targets": jnp.sum(policy | kl | ce | nll | bonus | z),
+        "targets": jnp.sum(policy | kl | ce | nll | bonus | z | distilled),
         "clipped": jnp.sum(jnp.where(policy, clipped, 0.0)),
         "entropy": jnp.sum(jnp.where(policy, entropy, 0.0)),
         "kl": jnp.sum(jnp.where(kl, divergence, 0.0)),

@@ -1,19 +1,23 @@
-"""The RL stage's compiled programs, made once from the config: packing, update, critic values, reference log-probs."""
+"""The RL stage's compiled programs, made once from the config: packing, update, critic values, reference, teacher."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from jaxagent.algorithms import presets
+from jaxagent.algorithms.streams import Streams
 from jaxagent.config import Config
 from jaxagent.learner import forward, loss, score
+from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer
 from jaxagent.learner.optimizer import make_optimizer
 from jaxagent.learner.state import Frozen, TrainState, init_state
+from jaxagent.learner.teacher import Distiller, Weights, distiller
+from jaxagent.learner.teacher_http import HttpTeacher
 from jaxagent.learner.update import Update, make_update
 from jaxagent.models import critic as critics
 from jaxagent.models import lora, params, sharding
@@ -33,6 +37,17 @@ class Programs:
     reference: score.Scorer | None  # log-probs under the frozen reference
     old: score.Scorer | None  # log-probs under the policy as it stands before a step's first update
     replay: score.Scorer | None  # the same of past successes, where they are replayed
+    distiller: Distiller | None = None  # what asks the teacher
+
+    def pack(self, streams: Sequence[Streams]) -> list[Batch]:
+        """The micro-batches of one update."""
+        batches = self.packer.pack(streams)
+        return batches if self.distiller is None else self.distiller.batches(batches, streams)
+
+    @property
+    def teacher(self) -> Tree | None:
+        """The weights that the update's loss runs beside the policy's."""
+        return None if self.distiller is None else self.distiller.weights
 
     def reference_weights(self, state: TrainState) -> Tree:
         """What KL is measured to. With LoRA the base, which is there anyway, or with the last refresh's adapters."""
@@ -43,7 +58,13 @@ class Programs:
         return self.update.merged(state.replace(params=state.reference)).policy
 
 
-def make_programs(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy: Tree) -> tuple[Programs, TrainState]:
+def make_programs(
+    cfg: Config,
+    spec: ModelSpec,
+    mesh: jax.sharding.Mesh,
+    policy: Tree,
+    teacher: Weights | HttpTeacher | None = None,
+) -> tuple[Programs, TrainState]:
     """Compiles everything an RL step runs on the device.
 
     Args:
@@ -51,6 +72,7 @@ def make_programs(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy:
       spec, mesh: of the policy.
       policy: its parameters, in training shardings; critic and reference start as copies of it. With LoRA they are
         the frozen base, and new adapters are trained.
+      teacher: opened, with rl.distill.
 
     Returns:
       The programs, and the stage's state before its first update.
@@ -75,9 +97,12 @@ def make_programs(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy:
             reference = scorer if presets.needs_reference(rl) else None
             old = scorer if presets.needs_old(rl) else None
             replay = scorer if rl.replay.per_step else None
+        judge = None if teacher is None else distiller(rl, spec, mesh, packer, teacher)
         trained, merge = trained_and_merge(cfg, spec, mesh, policy)
         state = init_state(trained, optimizer, critic, critic_optimizer, keeps_reference(cfg))
-        train_policy = forward.policy_forward(spec, tiling(cfg), cfg.model.lora, log_z=rl.z_coefficient != 0)
+        train_policy = forward.policy_forward(
+            spec, tiling(cfg), cfg.model.lora, rl.z_coefficient != 0, None if judge is None else judge.compare
+        )
         update = make_update(
             train_policy,
             loss.Objective.of(rl),
@@ -90,12 +115,15 @@ def make_programs(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy:
         )
         if merge is not None:
             state = update.merged(state.replace(frozen=Frozen(policy, None)))
-        state = update.warm_up(state, packer.empty())
-    programs = Programs(packer, update, values, reference, old, replay)
+        programs = Programs(packer, update, values, reference, old, replay, judge)
+        (empty,) = [packer.empty()] if judge is None else judge.batches([packer.empty()], [])
+        state = update.warm_up(state, empty, programs.teacher)
     if reference is not None:
         reference.warm_up(programs.reference_weights(state))
     if old is not None or replay is not None:
         (old or replay).warm_up(state.policy)
+    if judge is not None:
+        judge.warm_up(state.policy)
     return programs, state
 
 

@@ -23,7 +23,7 @@ from jaxagent.learner.loss import Objective, Tally
 from jaxagent.learner.state import TrainState
 
 Tree = Any  # a pytree of arrays
-PolicyForward = Callable[[Tree, Batch, jax.Array, Tree | None], tuple[jax.Array, ...]]
+PolicyForward = Callable[[Tree, Batch, jax.Array, Tree | None, Tree | None], tuple[Any, ...]]
 ValueForward = Callable[[Tree, Batch], jax.Array]
 
 
@@ -44,6 +44,7 @@ class Update:
         batches: Sequence[Batch],
         train_policy: bool = True,
         temperature: float | None = None,
+        teacher: Tree | None = None,
     ) -> tuple[TrainState, dict[str, float]]:
         """Applies one update.
 
@@ -54,6 +55,7 @@ class Update:
           train_policy: False for the critic's warm-up.
           temperature: that the update's policy targets were sampled at, a number of the program and not a constant of
             it: another one compiles nothing. None = the objective's, for runs in which it never changes.
+          teacher: the weights of another model that the policy's loss runs; None = it runs none.
 
         Returns:
           The next state and the update's metrics as Python floats.
@@ -64,7 +66,7 @@ class Update:
             at = np.float32(self.temperature if temperature is None else temperature)
             if train_policy:
                 params, opt_state, step, pending = self.policy.step(
-                    state.params, state.opt_state, state.step, batches, at, state.frozen
+                    state.params, state.opt_state, state.step, batches, at, state.frozen, teacher
                 )
                 state = self.merged(state.replace(params=params, opt_state=opt_state, step=step))
                 metrics |= self.policy.metrics(pending, "policy")
@@ -85,17 +87,19 @@ class Update:
             merged = self.merge(state.frozen.base, state.params)
         return state.replace(frozen=state.frozen.replace(merged=merged))
 
-    def warm_up(self, state: TrainState, empty: Batch) -> TrainState:
+    def warm_up(self, state: TrainState, empty: Batch, teacher: Tree | None = None) -> TrainState:
         """Compiles everything by an update on padding alone, which changes no number of the state."""
-        return self(state, [empty])[0]
+        return self(state, [empty], teacher=teacher)[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class Trainable:
     """The two programs that train one parameter tree."""
 
-    zeros: Callable[..., tuple[Tree, Tally]]  # params, batch, temperature[, frozen] -> empty accumulators
-    accumulate: Callable[..., tuple[Tree, Tally]]  # params, batch, temperature, grads, tally[, frozen] -> grads, tally
+    # params, batch, temperature[, frozen, teacher] -> empty accumulators
+    zeros: Callable[..., tuple[Tree, Tally]]
+    # params, batch, temperature, grads, tally[, frozen, teacher] -> grads, tally
+    accumulate: Callable[..., tuple[Tree, Tally]]
     apply: Callable[..., tuple[Tree, Tree, jax.Array, dict[str, jax.Array]]]
     summarise: Callable[[Tally], dict[str, float]]
 
@@ -107,11 +111,12 @@ class Trainable:
         batches: Sequence[Batch],
         temperature: np.float32,
         frozen: Tree | None = None,
+        teacher: Tree | None = None,
     ) -> tuple:
         """Returns params, opt_state, step and what `metrics` needs, still on the device."""
-        grads, tally = self.zeros(params, batches[0], temperature, frozen)
+        grads, tally = self.zeros(params, batches[0], temperature, frozen, teacher)
         for batch in batches:
-            grads, tally = self.accumulate(params, batch, temperature, grads, tally, frozen)
+            grads, tally = self.accumulate(params, batch, temperature, grads, tally, frozen, teacher)
         params, opt_state, step, health = self.apply(params, opt_state, step, grads, tally)
         return params, opt_state, step, (tally, health)
 
@@ -134,8 +139,8 @@ def make_update(
     """Builds the update.
 
     Args:
-      forward: params, batch, temperature, frozen -> log-probs and entropies f32[B, R] of the targets, and log Z where
-        there is a z-loss (forward.py).
+      forward: params, batch, temperature, frozen, teacher -> log-probs and entropies f32[B, R] of the targets, and
+        `loss.Extras` where the loss reads more (forward.py).
       objective: static parts of the losses, and the temperature of updates that name none; `loss.SUPERVISED` for SFT.
       optimizer: of the policy.
       mesh: with axes data, fsdp, tensor.
@@ -144,12 +149,16 @@ def make_update(
       merge: given when the policy's params are LoRA adapters: base, adapters -> the weights to serve.
     """
 
-    def policy_loss(params: Tree, batch: Batch, temperature: jax.Array, frozen: Tree | None) -> tuple[jax.Array, Tally]:
-        logprobs, entropy, *log_z = forward(params, batch, temperature, frozen)
-        return losses.policy_loss(logprobs, entropy, batch, objective, *log_z)
+    def policy_loss(
+        params: Tree, batch: Batch, temperature: jax.Array, frozen: Tree | None, teacher: Tree | None
+    ) -> tuple[jax.Array, Tally]:
+        logprobs, entropy, *extras = forward(params, batch, temperature, frozen, teacher)
+        return losses.policy_loss(logprobs, entropy, batch, objective, *extras)
 
-    def value_loss(critic: Tree, batch: Batch, temperature: jax.Array, frozen: None) -> tuple[jax.Array, Tally]:
-        del temperature, frozen  # values are of states, and a critic is trained whole
+    def value_loss(
+        critic: Tree, batch: Batch, temperature: jax.Array, frozen: None, teacher: None
+    ) -> tuple[jax.Array, Tally]:
+        del temperature, frozen, teacher  # values are of states, and a critic is trained whole
         return losses.value_loss(value_forward(critic, batch), batch, objective)
 
     critic = None
@@ -160,22 +169,30 @@ def make_update(
 
 
 def make_trainable(
-    loss: Callable[[Tree, Batch, jax.Array, Tree | None], tuple[jax.Array, Tally]],
+    loss: Callable[[Tree, Batch, jax.Array, Tree | None, Tree | None], tuple[jax.Array, Tally]],
     optimizer: optax.GradientTransformation,
     summarise: Callable[[Tally], dict[str, float]],
 ) -> Trainable:
-    """Jits the programs of one tree, given what is frozen. Gradients accumulate in f32, in donated buffers."""
+    """Jits the programs of one tree, given what is frozen and a teacher. Gradients: f32, in donated buffers."""
 
-    def zeros(params: Tree, batch: Batch, temperature: jax.Array, frozen: Tree | None = None) -> tuple[Tree, Tally]:
-        _, tally = jax.eval_shape(loss, params, batch, temperature, frozen)
+    def zeros(
+        params: Tree, batch: Batch, temperature: jax.Array, frozen: Tree | None = None, teacher: Tree | None = None
+    ) -> tuple[Tree, Tally]:
+        _, tally = jax.eval_shape(loss, params, batch, temperature, frozen, teacher)
         grads = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params)
         tally = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tally)
         return grads, tally.replace(maxima=jax.tree.map(lambda x: x - jnp.inf, tally.maxima))
 
     def accumulate(
-        params: Tree, batch: Batch, temperature: jax.Array, grads: Tree, tally: Tally, frozen: Tree | None = None
+        params: Tree,
+        batch: Batch,
+        temperature: jax.Array,
+        grads: Tree,
+        tally: Tally,
+        frozen: Tree | None = None,
+        teacher: Tree | None = None,
     ) -> tuple[Tree, Tally]:
-        new, part = jax.grad(loss, has_aux=True)(params, batch, temperature, frozen)
+        new, part = jax.grad(loss, has_aux=True)(params, batch, temperature, frozen, teacher)
         return jax.tree.map(lambda total, g: total + g.astype(jnp.float32), grads, new), tally.add(part)
 
     def apply(params: Tree, opt_state: Tree, step: jax.Array, grads: Tree, tally: Tally) -> tuple:

@@ -25,7 +25,7 @@ SUM_BLOCK = 64  # tokens whose probabilities are summed together
 
 def logits(params: Params, spec: ModelSpec, x: jax.Array) -> jax.Array:
     """Next-token logits f32[N, V] of hidden states x[N, E]; padded vocabulary rows get -1e30 (probability 0)."""
-    return _logits(head(params, spec), spec, x)
+    return head_logits(head(params, spec), spec, x)
 
 
 def head(params: Params, spec: ModelSpec) -> jax.Array:
@@ -99,7 +99,7 @@ def row_logprobs(scores: jax.Array, targets: jax.Array, temperature: jax.Array) 
     return (chosen - peak)[:, 0] - jnp.log(sums.sum(axis=-1))
 
 
-def _logits(weights: jax.Array, spec: ModelSpec, x: jax.Array) -> jax.Array:
+def head_logits(weights: jax.Array, spec: ModelSpec, x: jax.Array) -> jax.Array:
     """f32[..., V] for x[..., E]."""
     scores = contract("...e,ve->...v", x, weights, dtype=jnp.float32)
     if spec.padded_vocab_size == spec.vocab_size:
@@ -123,7 +123,7 @@ def _score_forward(spec: ModelSpec, weights: jax.Array, x: jax.Array, targets: j
 
     def chunk(xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array | None, ...]:
         x, targets = xs
-        scores = _logits(weights, spec, x) / temperature
+        scores = head_logits(weights, spec, x) / temperature
         top = scores.max(axis=-1)
         shifted = scores - top[..., None]
         unnormalised = jnp.exp(shifted)
@@ -144,7 +144,7 @@ def _score_backward(spec: ModelSpec, kept: tuple[jax.Array | None, ...], gradien
     def chunk(to_weights: jax.Array, xs: tuple) -> tuple[jax.Array, jax.Array]:
         x, targets, scores, *per_target = xs
         log_total, entropy, to_logprob, to_entropy, to_log_z = (a[..., None] for a in per_target)
-        scores = _logits(weights, spec, x) / temperature if scores is None else scores
+        scores = head_logits(weights, spec, x) / temperature if scores is None else scores
         logprobs = scores - log_total
         to_scores = jnp.where(_hit(spec, targets), to_logprob, 0.0)
         to_scores -= jnp.exp(logprobs) * ((to_logprob - to_log_z) + to_entropy * (logprobs + entropy))

@@ -118,7 +118,7 @@ def split_rows(x: jax.Array, outer: int, inner: int) -> jax.Array:
 def merge_rows(x: jax.Array) -> jax.Array:
     """[outer, inner, ...] -> [outer * inner, ...], the inverse of `split_rows`."""
     spec = jax.typeof(x).sharding.spec
-    return x.reshape(-1, *x.shape[2:], out_sharding=out(spec[0], *spec[2:]))
+    return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:], out_sharding=out(spec[0], *spec[2:]))
 
 
 def rows(mesh: Mesh, ndim: int) -> NamedSharding:

@@ -126,6 +126,8 @@ def assumptions(cfg: Config, chip: str, compiled_for: str) -> list[str]:
         "FLOPs by formula (matrix products and attention), recomputation included",
         "the allocator's own overhead and library workspaces are not counted",
     ]
+    if presets.needs_teacher(cfg.rl) or "opd" in cfg.stages:
+        out.append("rl.distill: the teacher's weights, its forward pass and its part of the loss are not counted")
     if compiled_for != chip:
         out.append(
             f"memory of temporaries as compiled for {compiled_for}: the CPU back end computes bfloat16 in float32 and "

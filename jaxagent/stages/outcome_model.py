@@ -135,8 +135,8 @@ def _held_out(
 
 
 def _loss(values: Any, name: str) -> Any:
-    def loss(critic: Any, batch: Batch, temperature: jax.Array, frozen: None) -> tuple[jax.Array, Tally]:
-        del temperature, frozen  # the value of a whole attempt
+    def loss(critic: Any, batch: Batch, temperature: jax.Array, frozen: None, teacher: None) -> tuple[jax.Array, Tally]:
+        del temperature, frozen, teacher  # the value of a whole attempt
         live = batch.value_weights != 0
         z = jnp.where(live, values(critic, batch), 0.0)
         total = jnp.sum(batch.value_weights * outcome.LOSSES[name](z, batch.returns))

@@ -10,11 +10,13 @@ from configs.search_r1 import get_config
 from jaxagent import config
 from jaxagent.algorithms.streams import Streams
 from jaxagent.config import BatchConfig, MeshConfig
+from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.learner.batching import Packer
+from jaxagent.models import hf, sharding
 from jaxagent.models import params as model_params
-from jaxagent.models import sharding
 from jaxagent.models.spec import ModelSpec
 from jaxagent.types import TokenKind, Trajectory
+from tests.models import tiny
 
 VOCAB = 61
 
@@ -47,6 +49,18 @@ def make_params(spec):
         return model_params.init(spec, jax.random.key(3), model_params.shardings(spec, mesh, sharding.TRAIN))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def teacher_folder(tmp_path_factory, spec):
+    """A random model and a tokenizer, as a run exports them."""
+    folder = tmp_path_factory.mktemp("teacher")
+    tokenizer = Tokenizer.train(["a quick brown fox"] * 3, 300, ["<stop>"])
+    tokenizer.save(folder)
+    size = tokenizer.vocab_size
+    spec = dataclasses.replace(spec, vocab_size=size, padded_vocab_size=-(-size // 64) * 64)
+    hf.save(folder, tiny.random_params(spec), spec, "float32", folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,10 @@ OBJECTIVE = Objective(
     opsm_delta=None,
     value_clip=0.5,
 )
-WEIGHTS = ("policy_weights", "kl_weights", "entropy_weights", "z_weights", "ce_weights", "nll_weights", "value_weights")
+WEIGHTS = (
+    "policy_weights", "kl_weights", "entropy_weights", "z_weights", "ce_weights", "nll_weights", "distill_weights",
+    "value_weights",
+)  # fmt: skip
 
 
 def random_batch(rng: np.random.Generator, b: int, r: int, keep: float) -> tuple[Batch, np.ndarray, np.ndarray]:
@@ -76,12 +79,26 @@ def test_z_loss_is_the_weighted_square_of_log_z_and_reads_it_nowhere_else():
     batch, logprobs, entropy = random_batch(np.random.default_rng(7), 2, 5, 0.5)
     live = batch.z_weights != 0
     log_z = np.where(live, 3.0, np.nan).astype(np.float32)
-    total = lambda z: losses.policy_loss(jnp.asarray(logprobs), entropy, batch, OBJECTIVE, z)  # noqa: E731
+    total = lambda z: losses.policy_loss(  # noqa: E731
+        jnp.asarray(logprobs), entropy, batch, OBJECTIVE, losses.Extras(log_z=z)
+    )
     (loss, tally), grad = jax.value_and_grad(total, has_aux=True)(jnp.asarray(log_z))
     expected = 9.0 * batch.z_weights.sum()
     np.testing.assert_allclose(loss, reference_loss(logprobs, entropy, batch) + expected, rtol=1e-5)
     np.testing.assert_allclose(grad, 6.0 * batch.z_weights, rtol=1e-6)
     np.testing.assert_allclose(losses.policy_metrics(jax.device_get(tally))["loss/z"], expected, rtol=1e-6)
+
+
+def test_the_divergence_to_a_teacher_is_told_from_log_z_by_its_name():
+    batch, logprobs, entropy = random_batch(np.random.default_rng(11), 2, 5, 0.5)
+    batch = batch.replace(z_weights=np.zeros_like(batch.z_weights))
+    far = np.where(batch.distill_weights != 0, 2.0, np.nan).astype(np.float32)
+    extras = losses.Extras(log_z=jnp.full((2, 5), 50.0), divergence=jnp.asarray(far))
+    loss, tally = losses.policy_loss(jnp.asarray(logprobs), jnp.asarray(entropy), batch, OBJECTIVE, extras)
+    expected = 2.0 * batch.distill_weights.sum()
+    np.testing.assert_allclose(loss, reference_loss(logprobs, entropy, batch) + expected, rtol=1e-5)
+    metrics = losses.policy_metrics(jax.device_get(tally))
+    np.testing.assert_allclose([metrics["loss/distill"], metrics["loss/z"]], [expected, 0.0], rtol=1e-6)
 
 
 def test_a_critic_in_bins_has_cross_entropy_and_the_metrics_of_its_mean():

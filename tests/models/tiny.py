@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jaxagent.config import LoraConfig, ModelConfig
+from jaxagent.models import params
 from jaxagent.models.spec import ModelSpec
 
 
@@ -63,6 +64,18 @@ def model_config(**changes) -> ModelConfig:
         lora=LoraConfig(rank=0, alpha=32.0, rank_stabilised=False, targets="all-linear"),
     )
     return dataclasses.replace(config, **changes)
+
+
+def random_params(spec: ModelSpec, seed: int = 0):
+    """Weights on the host, without compiling an initialiser: norms 1, all else normal."""
+    rng = np.random.default_rng(seed)
+
+    def one(path, leaf):
+        if "norm" in jax.tree_util.keystr(path):
+            return np.ones(leaf.shape, leaf.dtype)
+        return rng.normal(0, spec.embed_init_std, leaf.shape).astype(leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(one, jax.eval_shape(lambda: params.init(spec, jax.random.key(0))))
 
 
 def batch(b: int, t: int, r: int, vocab: int, seed: int = 0) -> dict[str, np.ndarray]:

@@ -1,0 +1,157 @@
+"""On-policy distillation: losses that pull the policy to a teacher, on the tokens that the policy itself sampled.
+
+With p the policy's (the student's) and q the teacher's next-token distribution in a context that the policy made, both
+at the sampling temperature:
+
+  sampled     advantage log q(y) - log p(y) of the sampled token y alone: a sample of -KL(p || q), whose policy gradient
+              has the expectation of the gradient of KL(p || q)   (Lu et al., "On-Policy Distillation", Thinking
+              Machines 2025; the single-step term of MiniLLM, Gu et al., arXiv 2306.08543, eq. 4)
+  reverse_kl  KL(p || q): the student keeps to what the teacher finds likely             (MiniLLM)
+  forward_kl  KL(q || p): the student covers all that the teacher does
+  jsd         beta KL(q || m) + (1 - beta) KL(p || m), m = beta q + (1 - beta) p         (GKD, arXiv 2306.13649, eq. 1)
+
+The last three need distributions, not samples: over the whole vocabulary, or over a support of top-k tokens in which
+both are renormalised (without that a top-k sum is no divergence: it can be negative).
+The gradient of the sampled term's own value would be useless, as that of "k1" in `kl.py`: so it is a number.
+Axis letters: T tokens, V vocabulary or support, K top-k tokens, C candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxagent.types import Trajectory
+
+Array = Any  # numpy.ndarray or jax.Array
+
+_EXCLUDED = -1e30  # a logit of probability 0 that keeps gradients finite
+
+
+class Scores(NamedTuple):
+    """What a model says of one trajectory; 0 outside action tokens. Log-probs are at the sampling temperature."""
+
+    logprobs: np.ndarray  # f32[T] of the token itself
+    top_ids: np.ndarray  # i32[T, K] the most likely tokens in its place, the likeliest first
+    top_logprobs: np.ndarray  # f32[T, K]
+    candidate_logprobs: np.ndarray  # f32[T, C] of the tokens that were asked about
+
+
+class Support(NamedTuple):
+    """The tokens over which the two distributions of one trajectory are compared."""
+
+    ids: np.ndarray  # i32[T, K]
+    teacher_logprobs: np.ndarray  # f32[T, K]; -inf: an entry that does not count (the token stands there already)
+
+
+def sampled_advantages(student_logprobs: Array, teacher_logprobs: Array, mask: Array) -> Array:
+    """log q - log p of the sampled tokens: an advantage, without a gradient of its own.
+
+    Args:
+      student_logprobs, teacher_logprobs: float[T], anything outside the mask.
+      mask: bool[T] tokens that the student sampled.
+
+    Returns:
+      float[T], 0 outside the mask. Runs on NumPy and JAX arrays.
+    """
+    xp = student_logprobs.__array_namespace__()
+    difference = xp.where(mask, teacher_logprobs, 0.0) - xp.where(mask, student_logprobs, 0.0)
+    return difference if xp is np else jax.lax.stop_gradient(difference)
+
+
+def renormalise(scores: jax.Array, support: jax.Array, temperature: float) -> jax.Array:
+    """log softmax(scores / temperature) over the support, f32[..., V]; 0 outside it.
+
+    Args:
+      scores: float[..., V] logits, or log-probs (then the temperature is 1); anything (inf, nan) outside the support.
+      support: bool[..., V]; where it is empty everything is 0.
+      temperature: positive.
+    """
+    # Double where: what is not in the support must give neither a value nor a gradient, whatever it holds.
+    scores = jnp.where(support, scores.astype(jnp.float32), 0.0) / temperature
+    return jnp.where(support, jax.nn.log_softmax(jnp.where(support, scores, _EXCLUDED)), 0.0)
+
+
+def reverse_kl(student: jax.Array, teacher: jax.Array, support: jax.Array, beta: float = 0.0) -> jax.Array:
+    """KL(p || q) = sum p (log p - log q), f32[...], of log-probs f32[..., V] that `renormalise` gave."""
+    del beta
+    return _kl(student, jax.lax.stop_gradient(teacher), support)
+
+
+def forward_kl(student: jax.Array, teacher: jax.Array, support: jax.Array, beta: float = 0.0) -> jax.Array:
+    """KL(q || p) = sum q (log q - log p), f32[...], of log-probs f32[..., V] that `renormalise` gave."""
+    del beta
+    return _kl(jax.lax.stop_gradient(teacher), student, support)
+
+
+def jsd(student: jax.Array, teacher: jax.Array, support: jax.Array, beta: float) -> jax.Array:
+    """beta KL(q || m) + (1 - beta) KL(p || m) with m = beta q + (1 - beta) p, f32[...]: generalised Jensen-Shannon.
+
+    See GKD (Agarwal et al., arXiv 2306.13649), eq. 1. Bounded; divided by beta it tends to the forward KL as beta goes
+    to 0, divided by 1 - beta to the reverse KL as beta goes to 1.
+
+    Args:
+      student, teacher: f32[..., V] log-probs that `renormalise` gave.
+      support: bool[..., V].
+      beta: in (0, 1).
+    """
+    teacher = jax.lax.stop_gradient(teacher)
+    mixture = jnp.logaddexp(teacher + np.log(beta), student + np.log1p(-beta))
+    return beta * _kl(teacher, mixture, support) + (1.0 - beta) * _kl(student, mixture, support)
+
+
+DIVERGENCES: dict[str, Callable[[jax.Array, jax.Array, jax.Array, float], jax.Array]] = {
+    "reverse_kl": reverse_kl,
+    "forward_kl": forward_kl,
+    "jsd": jsd,
+}
+LOSSES = ("sampled", *DIVERGENCES)
+SUPPORTS = ("vocabulary", "student", "teacher", "union")
+
+
+def support_of(which: str, teacher: Scores, student_ids: np.ndarray) -> Support:
+    """The support of one trajectory, with the teacher's log-probs in it.
+
+    Args:
+      which: "student" (its top-k tokens), "teacher" (its own) or "union"; see `SUPPORTS`.
+      teacher: its scores; the candidates it was asked about are `student_ids`.
+      student_ids: i32[T, C] the student's most likely tokens; not read for "teacher".
+
+    Returns:
+      i32 and f32 [T, C], [T, K] or [T, C + K]. A token that is in both top-k's counts once.
+    """
+    if which == "teacher":
+        return Support(teacher.top_ids, teacher.top_logprobs)
+    if which == "student":
+        return Support(student_ids, teacher.candidate_logprobs)
+    twice = (teacher.top_ids[:, :, None] == student_ids[:, None, :]).any(axis=2)
+    new = np.where(twice, np.float32(-np.inf), teacher.top_logprobs)
+    return Support(
+        np.concatenate([student_ids, teacher.top_ids], axis=1),
+        np.concatenate([teacher.candidate_logprobs, new], axis=1),
+    )
+
+
+def metrics(trajectories: Sequence[Trajectory], teacher: Sequence[Scores]) -> dict[str, float]:
+    """Means over sampled tokens, before the step's first update.
+
+    distill/reverse_kl is the sampled estimate of KL(p || q) in nats per token, p as recorded when sampling;
+    distill/agreement the share of sampled tokens that are the teacher's most likely ones.
+    """
+    kl, agree, tokens = 0.0, 0.0, 0
+    for trajectory, scores in zip(trajectories, teacher, strict=True):
+        mask = trajectory.action_mask.copy()
+        mask[:1] = False  # nothing predicts the first token
+        kl -= float(sampled_advantages(trajectory.logprobs.astype(np.float64), scores.logprobs, mask).sum())
+        agree += float((scores.top_ids[mask, 0] == trajectory.tokens[mask]).sum())
+        tokens += int(mask.sum())
+    return {"distill/reverse_kl": kl / max(tokens, 1), "distill/agreement": agree / max(tokens, 1)}
+
+
+def _kl(a: jax.Array, b: jax.Array, support: jax.Array) -> jax.Array:
+    """sum exp(a) (a - b) over the support."""
+    return jnp.sum(jnp.where(support, jnp.exp(a) * (a - b), 0.0), axis=-1)

@@ -1,0 +1,227 @@
+"""A teacher's judgement of what the policy sampled: another model's weights in this process, or a server's answers.
+
+In: the trajectories of one rollout batch. Out: `distill.Scores` of each. A teacher reads the very token ids that the
+student sampled, so both must have one tokenizer; that is checked when it is opened. Nothing of a teacher is trained.
+Axis letters: B packed rows, T tokens, R targets per row, K top-k tokens, C candidates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from jaxagent.algorithms import presets
+from jaxagent.algorithms.distill import Scores, Support
+from jaxagent.algorithms.rollout import action_mask
+from jaxagent.algorithms.streams import Streams
+from jaxagent.config import Config, ConfigError, RLConfig
+from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.learner import forward
+from jaxagent.learner.batch import Batch
+from jaxagent.learner.batching import Packer, unpack, with_support
+from jaxagent.learner.teacher_http import HttpTeacher
+from jaxagent.learner.update import shard
+from jaxagent.models import hf, params, sharding
+from jaxagent.models.spec import ModelSpec
+from jaxagent.types import Trajectory
+
+Tree = Any  # a pytree of arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """A teacher in this process."""
+
+    spec: ModelSpec
+    params: Tree
+
+
+@dataclasses.dataclass(frozen=True)
+class TopScorer:
+    """`scorer(params, trajectories, temperature, candidates) -> scores`. Holds a compiled program, no arrays."""
+
+    mesh: jax.sharding.Mesh
+    packer: Packer
+    program: Callable[[Tree, Batch, np.float32], Any]  # see forward.top_forward
+    candidates: int  # C
+
+    def __call__(
+        self,
+        weights: Tree,
+        trajectories: Sequence[Trajectory],
+        temperature: float,
+        candidates: Sequence[np.ndarray] | None = None,
+    ) -> list[Scores]:
+        """Scores action tokens; `candidates` are i32[T, C] of each trajectory, None where C is 0.
+
+        Another temperature compiles nothing.
+        """
+        if not trajectories:
+            return []
+        streams = [Streams.of(t, policy_weights=action_mask(t)) for t in trajectories]
+        batches = self._with_candidates(self.packer.pack(streams), candidates)
+        at = np.float32(temperature)
+        with jax.set_mesh(self.mesh):
+            found = jax.device_get([self.program(weights, shard(batch, self.mesh), at) for batch in batches])
+        return [
+            Scores(*one) for one in zip(*(unpack(batches, x, streams) for x in zip(*found, strict=True)), strict=True)
+        ]
+
+    def warm_up(self, weights: Tree) -> None:
+        """Compiles, by scoring padding."""
+        with jax.set_mesh(self.mesh):
+            for batch in self._with_candidates([self.packer.empty()], []):
+                jax.block_until_ready(self.program(weights, shard(batch, self.mesh), np.float32(1)))
+
+    def _with_candidates(self, batches: list[Batch], candidates: Sequence[np.ndarray] | None) -> list[Batch]:
+        if not self.candidates:
+            return batches
+        supports = [Support(ids, np.zeros(ids.shape, np.float32)) for ids in candidates or ()]
+        return with_support(batches, supports, self.candidates)
+
+
+def top_scorer(spec: ModelSpec, packer: Packer, mesh: jax.sharding.Mesh, k: int, candidates: int) -> TopScorer:
+    """Scores under whatever parameters of `spec` it is called with: tokens, the k likeliest, and candidates."""
+    return TopScorer(mesh, packer, jax.jit(forward.top_forward(spec, k)), candidates)
+
+
+class Teacher(Protocol):
+    """Scores trajectories; K and C are fixed when it is made."""
+
+    def __call__(
+        self, trajectories: Sequence[Trajectory], candidates: Sequence[np.ndarray] | None, temperature: float
+    ) -> list[Scores]:
+        """One per trajectory; candidates i32[T, C] of each, None where C is 0."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Distiller:
+    """What a step with `rl.distill` asks before its first update, and what its loss reads."""
+
+    teacher: Teacher
+    student: TopScorer | None  # the policy's own top-k tokens, where the support has them
+    compare: forward.Compare | None  # what the update's forward adds, where distillation is in the loss
+    weights: Tree | None  # the teacher's, where the loss itself runs it
+    width: int  # K of the support; 0: the batch carries none
+
+    def __call__(
+        self, policy: Tree, trajectories: Sequence[Trajectory], temperature: float
+    ) -> tuple[list[Scores], list[np.ndarray] | None]:
+        """The teacher's scores, and the student's top-k tokens i32[T, K] where needed."""
+        students = None
+        if self.student is not None:
+            students = [scores.top_ids for scores in self.student(policy, trajectories, temperature)]
+        return self.teacher(trajectories, students, temperature), students
+
+    def batches(self, batches: list[Batch], streams: Sequence[Streams]) -> list[Batch]:
+        """Adds the supports of the packed `streams`; one that is not distilled (a replayed attempt) has none."""
+        if not self.width:
+            return batches
+        supports = [s.support or _no_support(len(s.trajectory), self.width) for s in streams]
+        return with_support(batches, supports, self.width)
+
+    def warm_up(self, policy: Tree) -> None:
+        """Compiles what scores the policy's own tokens."""
+        if self.student is not None:
+            self.student.warm_up(policy)
+
+
+def distiller(
+    rl: RLConfig,
+    spec: ModelSpec,
+    mesh: jax.sharding.Mesh,
+    packer: Packer,
+    opened: Weights | HttpTeacher,
+) -> Distiller:
+    """What `rl.distill` runs on the device beside the update, the teacher's part compiled; `spec` is the policy's."""
+    k = rl.distill.top_k
+    student = top_scorer(spec, packer, mesh, k, 0) if presets.needs_student_top_k(rl) else None
+    asked = k if student is not None else 0  # candidates
+    own = k if presets.needs_support(rl) and rl.distill.support != "student" else 1  # the likeliest, for the metrics
+    teacher_spec = None
+    if isinstance(opened, Weights):
+        scorer = top_scorer(opened.spec, packer, mesh, own, asked)
+        scorer.warm_up(opened.params)
+        teacher: Teacher = lambda paths, candidates, at: scorer(opened.params, paths, at, candidates)  # noqa: E731
+        teacher_spec = opened.spec if presets.needs_whole_teacher(rl) else None
+    else:
+        teacher = lambda paths, candidates, at: opened.score(paths, candidates, own, at)  # noqa: E731
+    whole = teacher_spec is not None
+    compare = None if rl.distill.loss == "sampled" else forward.compare_to_teacher(spec, rl.distill, teacher_spec)
+    width = 0 if not presets.needs_support(rl) else asked + own * (rl.distill.support != "student")
+    return Distiller(teacher, student, compare, opened.params if whole else None, width)
+
+
+def check_teacher(cfg: Config, tokenizer: Tokenizer) -> None:
+    """Refuses a teacher that cannot judge the policy, before its weights are read.
+
+    Raises:
+      ConfigError: no such folder or server, another tokenizer, or a context that is too short.
+    """
+    if not presets.needs_teacher(cfg.rl):
+        return
+    if is_address(cfg.rl.distill.teacher):
+        _http(cfg).check(tokenizer)
+        return
+    path = Path(cfg.rl.distill.teacher)
+    if not path.is_dir():
+        raise ConfigError(f"rl.distill.teacher: no folder '{path}'. A run exports its policy to <workdir>/policy.")
+    spec = _spec(cfg)
+    spec.check_context(cfg.env.context_tokens)
+    theirs = Tokenizer.load(path)
+    check_same_tokens(tokenizer.token_bytes(), theirs.token_bytes(), str(path))
+    theirs.check_fits(spec.vocab_size)
+
+
+def check_same_tokens(ours: Sequence[bytes], theirs: Sequence[bytes], whose: str) -> None:
+    """Raises ConfigError unless every token id means the same to both, naming the first that does not."""
+    different = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+    if different is not None:
+        raise ConfigError(
+            f"rl.distill.teacher '{whose}' has another tokenizer than the policy: token {different} is "
+            f"{theirs[different]!r} there and {ours[different]!r} here. Set tokenizer.path to the teacher's folder."
+        )
+    if len(ours) != len(theirs):
+        raise ConfigError(
+            f"rl.distill.teacher '{whose}' has a tokenizer of {len(theirs)} tokens, the policy one of {len(ours)}. "
+            "Set tokenizer.path to the teacher's folder."
+        )
+
+
+def open_teacher(cfg: Config, mesh: jax.sharding.Mesh) -> Weights | HttpTeacher | None:
+    """The teacher that `check_teacher` found good, its weights read; None where the algorithm has none."""
+    if not presets.needs_teacher(cfg.rl):
+        return None
+    if is_address(cfg.rl.distill.teacher):
+        return _http(cfg)
+    spec = _spec(cfg)
+    where = params.shardings(spec, mesh, sharding.TRAIN)
+    return Weights(spec, hf.load(cfg.rl.distill.teacher, spec, where))
+
+
+def is_address(teacher: str) -> bool:
+    """Whether `rl.distill.teacher` is a server, not a folder."""
+    return teacher.startswith(("http://", "https://"))
+
+
+def _no_support(length: int, width: int) -> Support:
+    return Support(np.zeros((length, width), np.int32), np.full((length, width), -np.inf, np.float32))
+
+
+def _http(cfg: Config) -> HttpTeacher:
+    given = cfg.rl.distill
+    return HttpTeacher(given.teacher, given.timeout_s, given.retries, given.request_tokens)
+
+
+def _spec(cfg: Config) -> ModelSpec:
+    """The teacher's shape, from its config.json; how it is computed, from the policy's config."""
+    model = dataclasses.replace(
+        cfg.model, path=cfg.rl.distill.teacher, family="", num_layers=0, embed_dim=0, num_heads=0, num_kv_heads=0,
+        head_dim=0, mlp_dim=0, rope_theta=0.0, param_dtype=cfg.model.compute_dtype, remat="none",
+    )  # fmt: skip
+    return hf.read_spec(cfg.rl.distill.teacher, model)

@@ -1,0 +1,162 @@
+"""A teacher behind HTTP: `python -m jaxagent.engine.serve` on another machine scores token ids (its POST /v1/score).
+
+Requests hold whole trajectories up to a bound on tokens; a few are under way at once. A refused connection, a 5xx or
+429 status and a timeout are tried again; any other bad answer ends the step. All attempts of one request together stay
+within `timeout_s * (retries + 1)` seconds plus short pauses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from jaxagent.algorithms.distill import Scores
+from jaxagent.algorithms.rollout import action_mask
+from jaxagent.config import ConfigError
+from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.types import Trajectory
+
+FIRST_PAUSE_S = 0.1  # before the first retry; doubled for each further one
+REQUESTS_AT_ONCE = 4
+
+
+class TeacherError(RuntimeError):
+    """The server cannot judge: it failed, is not reached, or does not speak the protocol."""
+
+
+class HttpTeacher:
+    """Scores trajectories. Blocks: made for the loop's own thread, which has nothing else to do meanwhile.
+
+    Args:
+      url: the server's address, e.g. "http://127.0.0.1:8001".
+      timeout_s: longest wait for one attempt.
+      retries: further attempts after the first.
+      request_tokens: of one request, at most; one longer trajectory is a request of its own.
+    """
+
+    def __init__(self, url: str, timeout_s: float, retries: int, request_tokens: int) -> None:
+        self._url, self._timeout_s, self._retries = url.rstrip("/"), timeout_s, retries
+        self._request_tokens = request_tokens
+
+    def check(self, tokenizer: Tokenizer) -> None:
+        """Raises ConfigError when the server does not answer or has another tokenizer."""
+        try:
+            told = asyncio.run(self._ask_all([("GET", "/v1/tokenizer", None)]))[0]
+            same = (told["vocab_size"], told["digest"]) == (tokenizer.vocab_size, tokenizer.digest())
+        except (TeacherError, KeyError, TypeError) as failure:
+            raise ConfigError(f"rl.distill.teacher: {failure}") from failure
+        if not same:
+            raise ConfigError(
+                f"rl.distill.teacher '{self._url}' has another tokenizer ({told['vocab_size']} tokens) than the policy "
+                f"({tokenizer.vocab_size} tokens). Set tokenizer.path to the folder that the teacher is served from."
+            )
+
+    def score(
+        self,
+        trajectories: Sequence[Trajectory],
+        candidates: Sequence[np.ndarray] | None,
+        top_k: int,
+        temperature: float,
+    ) -> list[Scores]:
+        """Scores of the action tokens of each trajectory.
+
+        Args:
+          trajectories: T tokens each.
+          candidates: i32[T, C] of each, tokens to score beside the sampled one; None: C is 0.
+          top_k: K, the teacher's most likely tokens.
+          temperature: of the distribution.
+
+        Raises:
+          TeacherError: no good answer after all attempts.
+        """
+        at = [np.flatnonzero(action_mask(t)) for t in trajectories]
+        requests = []
+        for part in self._parts(trajectories):
+            body: dict[str, Any] = {
+                "sequences": [trajectories[i].tokens.tolist() for i in part],
+                "positions": [at[i].tolist() for i in part],
+                "top_k": top_k,
+                "temperature": temperature,
+            }
+            if candidates is not None:
+                body["candidates"] = [candidates[i][at[i]].tolist() for i in part]
+            requests.append(("POST", "/v1/score", body))
+        width = 0 if candidates is None or not candidates else candidates[0].shape[1]
+        try:
+            answers = [one for answer in asyncio.run(self._ask_all(requests)) for one in answer["scores"]]
+            return [
+                _scatter(answer, len(t), positions, top_k, width)
+                for answer, t, positions in zip(answers, trajectories, at, strict=True)
+            ]
+        except (KeyError, TypeError, ValueError) as failure:
+            raise TeacherError(
+                f"{self._url} sent a malformed answer ({type(failure).__name__}: {failure})"
+            ) from failure
+
+    def _parts(self, trajectories: Sequence[Trajectory]) -> Iterator[list[int]]:
+        """Consecutive trajectories whose tokens fit one request."""
+        part: list[int] = []
+        tokens = 0
+        for i, trajectory in enumerate(trajectories):
+            if part and tokens + len(trajectory) > self._request_tokens:
+                yield part
+                part, tokens = [], 0
+            part.append(i)
+            tokens += len(trajectory)
+        if part:
+            yield part
+
+    async def _ask_all(self, requests: Sequence[tuple[str, str, Any]]) -> list[Any]:
+        """Answers in the order of the requests (method, path, body)."""
+        timeout, turn = aiohttp.ClientTimeout(total=self._timeout_s), asyncio.Semaphore(REQUESTS_AT_ONCE)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            tasks = [asyncio.ensure_future(self._ask(session, turn, *request)) for request in requests]
+            try:
+                return await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:  # where one has failed, nobody waits for the others
+                    task.cancel()
+
+    async def _ask(
+        self, session: aiohttp.ClientSession, turn: asyncio.Semaphore, method: str, path: str, body: Any
+    ) -> Any:
+        for attempt in range(self._retries + 1):
+            if attempt:
+                await asyncio.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1))
+            try:
+                async with turn, session.request(method, self._url + path, json=body) as response:
+                    text, status = await response.text(errors="replace"), response.status
+            except TimeoutError:
+                problem = f"did not answer in {self._timeout_s:g} s"
+                continue
+            except aiohttp.InvalidURL:
+                raise TeacherError(f"'{self._url}' is not an address") from None
+            except aiohttp.ClientError as failure:
+                problem = f"is not reached: {failure}"
+                continue
+            if status == 200:
+                try:
+                    return json.loads(text)
+                except ValueError as failure:
+                    raise TeacherError(f"{self._url} sent no JSON: {failure}") from failure
+            problem = f"answered {status}: {' '.join(text.split())[:200]}"
+            if status < 500 and status != 429:
+                break
+        raise TeacherError(f"{self._url}{path} {problem}")
+
+
+def _scatter(answer: dict[str, Any], length: int, at: np.ndarray, k: int, candidates: int) -> Scores:
+    """One sequence's answer, n positions, as arrays over all T tokens."""
+    shapes = {"logprobs": (), "top_ids": (k,), "top_logprobs": (k,), "candidate_logprobs": (candidates,)}
+    out = {}
+    for name, shape in shapes.items():
+        dtype = np.int32 if name == "top_ids" else np.float32
+        values = np.asarray(answer[name], dtype).reshape(len(at), *shape)
+        out[name] = np.zeros((length, *shape), dtype)
+        out[name][at] = values
+    return Scores(**out)

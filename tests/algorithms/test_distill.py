@@ -1,0 +1,269 @@
+"""Distillation losses: numbers by hand, a float64 NumPy reference, gradients by torch, and their expectations."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl.testing import parameterized
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxagent.algorithms import distill, presets
+from jaxagent.algorithms.distill import DIVERGENCES, Scores, renormalise, sampled_advantages, support_of
+from jaxagent.algorithms.policy_loss import OBJECTIVES, Tokens
+from jaxagent.config import ConfigError, OPDConfig
+from jaxagent.types import StopReason
+
+BETA, TEMPERATURE = 0.3, 0.7
+
+
+def divergence(name, student, teacher, support, temperature=1.0, beta=BETA):
+    p, q = (renormalise(scores, support, temperature) for scores in (student, teacher))
+    return DIVERGENCES[name](p, q, support, beta)
+
+
+def reference(name, student, teacher, support, temperature, beta):
+    """One position in float64, over the tokens of the support alone."""
+    p, q = (np.asarray(x, np.float64)[support] / temperature for x in (student, teacher))
+    p, q = (np.exp(x - x.max()) / np.exp(x - x.max()).sum() for x in (p, q))
+    kl = lambda a, b: float(np.sum(a * np.log(a / b)))  # noqa: E731
+    m = beta * q + (1 - beta) * p
+    return {"reverse_kl": kl(p, q), "forward_kl": kl(q, p), "jsd": beta * kl(q, m) + (1 - beta) * kl(p, m)}[name]
+
+
+class ByHand(chex.TestCase, parameterized.TestCase):
+    @chex.variants(with_jit=True, without_jit=True)
+    @parameterized.parameters(
+        # p = (1/2, 1/2), q = (3/4, 1/4): 1/2 ln(2/3) + 1/2 ln 2, and 3/4 ln(3/2) + 1/4 ln(1/2)
+        ("reverse_kl", 0.5 * np.log(4 / 3)),
+        ("forward_kl", 0.75 * np.log(1.5) - 0.25 * np.log(2)),
+        # beta 1/2: m = (5/8, 3/8); KL(q || m) = 3/4 ln(6/5) + 1/4 ln(2/3), KL(p || m) = 1/2 ln(4/5) + 1/2 ln(4/3)
+        ("jsd", 0.5 * (0.75 * np.log(1.2) + 0.25 * np.log(2 / 3)) + 0.25 * (np.log(0.8) + np.log(4 / 3))),
+    )
+    def test_two_tokens_and_one_outside_the_support(self, name, expected):
+        student, teacher = jnp.array([1.0, 1.0, 9.0]), jnp.log(jnp.array([3.0, 1.0, 50.0]))
+        got = self.variant(lambda p, q: divergence(name, p, q, jnp.array([True, True, False]), beta=0.5))
+        np.testing.assert_allclose(got(student, teacher), expected, rtol=1e-5)
+
+    @chex.variants(with_jit=True, without_jit=True)
+    def test_sampled(self):
+        student, teacher = jnp.array([-1.0, -3.0, jnp.nan]), jnp.array([-2.0, -0.5, -jnp.inf])
+        mask = jnp.array([True, True, False])
+        np.testing.assert_array_equal(self.variant(sampled_advantages)(student, teacher, mask), [-1.0, 2.5, 0.0])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from(sorted(DIVERGENCES)))
+def test_against_numpy(seed, name):
+    rng = np.random.default_rng(seed)
+    student, teacher = rng.normal(0, 3, (2, 4, 9)).astype(np.float32)
+    support = rng.random((4, 9)) < 0.6
+    support[:, 0] = True
+    support[3] = False  # a position without weight
+    got = divergence(name, jnp.asarray(student), jnp.asarray(teacher), jnp.asarray(support), TEMPERATURE)
+    expected = [
+        reference(name, s, t, m, TEMPERATURE, BETA) for s, t, m in zip(student[:3], teacher, support, strict=False)
+    ]
+    np.testing.assert_allclose(got, [*expected, 0.0], rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+@pytest.mark.parametrize("partial", [False, True])
+def test_gradients_equal_torch(name, partial):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(3)
+    student, teacher = rng.normal(0, 2, (2, 5, 7)).astype(np.float32)
+    support = np.ones((5, 7), bool)
+    if partial:
+        support[:, [1, 4]] = False
+    ours = jax.grad(lambda z: divergence(name, z, jnp.asarray(teacher), jnp.asarray(support), TEMPERATURE).sum())(
+        student
+    )
+    z = torch.tensor(student, dtype=torch.float64, requires_grad=True)
+    columns = np.flatnonzero(support[0])
+    p = torch.log_softmax(z[:, columns] / TEMPERATURE, -1)
+    q = torch.log_softmax(torch.tensor(teacher, dtype=torch.float64)[:, columns] / TEMPERATURE, -1)
+    kl = lambda a, b: torch.nn.functional.kl_div(b, a, log_target=True, reduction="sum")  # noqa: E731 (a against b)
+    m = torch.log(BETA * q.exp() + (1 - BETA) * p.exp())
+    loss = {"reverse_kl": lambda: kl(p, q), "forward_kl": lambda: kl(q, p),
+            "jsd": lambda: BETA * kl(q, m) + (1 - BETA) * kl(p, m)}[name]()  # fmt: skip
+    loss.backward()
+    np.testing.assert_allclose(ours, z.grad, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_masked_positions_have_finite_values_and_no_gradient(name):
+    bad = jnp.array([[jnp.nan, jnp.inf, -jnp.inf], [0.0, 1.0, 2.0], [0.3, jnp.nan, 0.7]])
+    support = jnp.array([[False, False, False], [True, True, True], [True, False, True]])
+    value, grad = jax.value_and_grad(lambda z: divergence(name, z, bad + 1.0, support).sum())(bad)
+    assert np.isfinite(value) and np.isfinite(grad).all()
+    assert not np.asarray(grad)[~np.asarray(support)].any()
+    grad = jax.grad(lambda z: divergence(name, z, bad[::-1] * 3, support.at[2].set(False)).sum())(bad)
+    assert np.isfinite(grad).all() and not grad[2].any()
+
+
+def test_jsd_has_both_kls_as_its_limits():
+    rng = np.random.default_rng(0)
+    student, teacher = (jnp.asarray(rng.normal(0, 1, 6)) for _ in range(2))
+    support = jnp.ones(6, bool)
+    for name, beta, scale in (("forward_kl", 1e-3, 1e-3), ("reverse_kl", 1 - 1e-3, 1e-3)):
+        limit = divergence("jsd", student, teacher, support, beta=beta) / scale
+        np.testing.assert_allclose(limit, divergence(name, student, teacher, support), rtol=1e-2)
+
+
+@pytest.mark.parametrize("objective", ["importance_sampling", "reinforce", "ppo_clip"])
+def test_the_sampled_advantage_has_the_expected_gradient_of_the_reverse_kl(objective):
+    """Over a whole vocabulary: sum over y of p(y) grad loss(y), with y's advantage, is grad KL(p || q)."""
+    logits = jnp.array([0.3, -1.0, 0.8, 0.0, 2.0])
+    teacher = jax.nn.log_softmax(jnp.array([1.0, 0.2, -0.5, 0.1, -2.0]))
+    old = jax.nn.log_softmax(logits)
+
+    class Constants:
+        clip_low, clip_high = 0.2, 0.28
+
+    def expected(z):
+        logprobs = jax.nn.log_softmax(z)
+        advantages = sampled_advantages(logprobs, teacher, jnp.ones(5, bool))
+        losses, _ = OBJECTIVES[objective](Tokens(logprobs, old, advantages, lambda x: x), Constants)
+        return jnp.sum(jnp.exp(old) * losses)
+
+    def true(z):
+        return divergence("reverse_kl", z, teacher, jnp.ones(5, bool))
+
+    np.testing.assert_allclose(jax.grad(expected)(logits), jax.grad(true)(logits), atol=1e-6)
+    # Differentiated as it stands the sampled term would have no gradient on average: that is why it is a number.
+    naive = jax.grad(lambda z: jnp.sum(jnp.exp(old) * (jax.nn.log_softmax(z) - teacher)))(logits)
+    np.testing.assert_allclose(naive, 0, atol=1e-6)
+
+
+def test_a_whole_vocabulary_as_top_k_is_the_whole_vocabulary():
+    rng = np.random.default_rng(1)
+    student, teacher = (jax.nn.log_softmax(jnp.asarray(rng.normal(0, 1, (3, 8)))) for _ in range(2))
+    ids = np.argsort(-np.asarray(teacher), axis=1).astype(np.int32)
+    take = lambda x: jnp.take_along_axis(x, jnp.asarray(ids), axis=1)  # noqa: E731
+    for name in DIVERGENCES:
+        whole, top = (
+            divergence(name, s, t, jnp.ones(s.shape, bool))
+            for s, t in ((student, teacher), (take(student), take(teacher)))
+        )
+        np.testing.assert_allclose(whole, top, rtol=1e-5)
+
+
+def test_supports():
+    teacher = Scores(
+        logprobs=np.zeros(2, np.float32),
+        top_ids=np.array([[4, 7], [1, 2]], np.int32),
+        top_logprobs=np.array([[-0.1, -2.0], [-0.5, -0.6]], np.float32),
+        candidate_logprobs=np.array([[-2.0, -5.0], [-3.0, -4.0]], np.float32),
+    )
+    student = np.array([[7, 3], [5, 6]], np.int32)
+    np.testing.assert_array_equal(support_of("student", teacher, student).ids, student)
+    np.testing.assert_array_equal(support_of("student", teacher, student).teacher_logprobs, teacher.candidate_logprobs)
+    assert support_of("teacher", teacher, student).ids is teacher.top_ids
+    union = support_of("union", teacher, student)
+    np.testing.assert_array_equal(union.ids, [[7, 3, 4, 7], [5, 6, 1, 2]])
+    expected = np.array([[-2, -5, -0.1, -np.inf], [-3, -4, -0.5, -0.6]], np.float32)
+    np.testing.assert_array_equal(union.teacher_logprobs, expected)  # 7 counts once
+    assert union.teacher_logprobs.dtype == np.float32
+
+
+def test_metrics_by_hand(make_trajectory):
+    trajectory = make_trajectory("ppaao", logprob=-1.0)
+    scores = Scores(
+        logprobs=np.array([0, 0, -1.5, -2.5, 0], np.float32),
+        top_ids=np.array([[0], [1], [2], [9], [4]], np.int32),  # tokens are 0, 1, 2, 3, 4
+        top_logprobs=np.zeros((5, 1), np.float32),
+        candidate_logprobs=np.zeros((5, 0), np.float32),
+    )
+    assert distill.metrics([trajectory], [scores]) == {"distill/reverse_kl": 1.0, "distill/agreement": 0.5}
+
+
+# ---------------------------------------------------------------- in the algorithm
+
+
+def told(trajectory, seed, k=2):
+    """Random scores of a trajectory."""
+    rng = np.random.default_rng(seed)
+    n = len(trajectory)
+    f32 = lambda *shape: rng.normal(-2, 1, shape).astype(np.float32)  # noqa: E731
+    return Scores(f32(n), rng.integers(0, 13, (n, k)).astype(np.int32), f32(n, k), f32(n, 0))
+
+
+@pytest.fixture(scope="module")
+def groups(make_group):
+    """Equal rewards, so that only a teacher can say anything; one attempt failed."""
+    return [make_group(("ppaaoa", 1.0), ("pa", 1.0), ("paa", 1.0, StopReason.TIMEOUT))]
+
+
+def test_sampled_is_an_advantage_and_comes_on_top_of_the_rewards(groups, rl):
+    teacher = [told(t, i) for i, t in enumerate(presets.trajectories(groups))]
+    one = dict(coefficient=0.5, teacher="x", loss="sampled")
+    alone = rl(advantage="no_reward", drop_zero_signal=False, distill=one)
+    presets.check(alone)
+    streams, metrics = presets.streams(groups, alone, 0.0, teacher=teacher)
+    assert len(streams) == 2  # not the failed one
+    for stream, scores in zip(streams, teacher, strict=False):
+        mask = stream.trajectory.action_mask
+        np.testing.assert_allclose(stream.advantages, np.where(mask, 0.5 * (scores.logprobs + 1.0), 0), rtol=1e-6)
+        np.testing.assert_array_equal(stream.policy_weights, mask)
+        assert not stream.distill_weights.any() and stream.support is None
+    assert metrics["distill/reverse_kl"] == distill.metrics(presets.trajectories(groups), teacher)["distill/reverse_kl"]
+    both, _ = presets.streams(
+        groups, rl(advantage="no_baseline", drop_zero_signal=False, distill=one), 0.0, teacher=teacher
+    )
+    for stream, with_reward in zip(streams, both, strict=True):
+        np.testing.assert_allclose(with_reward.advantages, stream.advantages + stream.trajectory.action_mask, rtol=1e-6)
+
+
+@pytest.mark.parametrize("support", ["vocabulary", "teacher", "student"])
+def test_divergences_are_weights_of_the_loss(groups, rl, support):
+    every = presets.trajectories(groups)
+    students = [np.full((len(t), 2), 5, np.int32) for t in every]
+    teacher = [told(t, i)._replace(candidate_logprobs=np.zeros((len(t), 2), np.float32)) for i, t in enumerate(every)]
+    given = dict(coefficient=0.5, teacher="x", loss="jsd", support=support, top_k=2)
+    config = rl(advantage="no_reward", drop_zero_signal=False, updates_per_step=1, distill=given)
+    assert presets.needs_whole_teacher(config) == (support == "vocabulary")
+    assert presets.needs_support(config) == (support != "vocabulary")
+    assert presets.needs_student_top_k(config) == (support == "student")
+    streams, _ = presets.streams(groups, config, 0.0, teacher=teacher, students=students)
+    for stream, scores in zip(streams, teacher, strict=False):
+        np.testing.assert_array_equal(stream.distill_weights, 0.5 * stream.trajectory.action_mask)
+        assert not stream.advantages.any()
+        ids = {"vocabulary": None, "teacher": scores.top_ids, "student": students[0][: len(stream.trajectory)]}[support]
+        assert (stream.support is None) if ids is None else np.array_equal(stream.support.ids, ids)
+    (update,) = presets.mini_batches(streams, config, (0, 0))
+    np.testing.assert_allclose(sum(s.distill_weights.sum() for s in update), 0.5, rtol=1e-6)  # a token mean
+    assert all((s.support is None) == (support == "vocabulary") for s in update)
+
+
+@pytest.mark.parametrize(
+    ("changes", "distillation", "message"),
+    [
+        ({}, {"teacher": ""}, "rl.distill.teacher must name"),
+        ({"drop_zero_signal": True}, {}, "drop_zero_signal=False"),
+        ({"drop_zero_signal": True, "advantage": "pass_at_k"}, {}, "drop_zero_signal=False"),
+        ({}, {"loss": "jsd", "jsd_beta": 1.0}, "jsd_beta"),
+        ({}, {"loss": "reverse_kl", "support": "union", "top_k": 0}, "top_k"),
+        ({}, {"loss": "reverse_kl", "teacher": "http://x"}, "needs the teacher's weights"),
+        ({}, {"timeout_s": 0.0}, "timeout_s > 0"),
+    ],
+)
+def test_what_cannot_be_distilled_is_refused(rl, changes, distillation, message):
+    given = {"coefficient": 1.0, "teacher": "x"} | distillation
+    with pytest.raises(ConfigError, match=message):
+        presets.check(rl(**({"drop_zero_signal": False} | changes), distill=given))
+
+
+def test_the_stage_leaves_nothing_but_the_teacher(rl):
+    mixed = rl(
+        advantage="gae", echo=dict(coefficient=0.1), positive_nll=dict(coefficient=0.1), distill=dict(teacher="x"),
+        replay=dict(per_step=2), refill=dict(max_rounds=3), keep_groups_frac=0.5,
+    )  # fmt: skip
+    assert not presets.needs_teacher(mixed)
+    alone = presets.distillation_alone(mixed, OPDConfig(steps=7, coefficient=2.0))
+    presets.check(alone)
+    assert (alone.steps, alone.distill.coefficient, alone.distill.teacher) == (7, 2.0, "x")
+    assert presets.needs_teacher(alone) and not presets.needs_critic(alone)
+    assert alone.echo.coefficient == alone.positive_nll.coefficient == alone.replay.per_step == 0
+    assert alone.refill.max_rounds == alone.keep_groups_frac == 1  # every attempt, whatever its reward
