@@ -20,9 +20,10 @@ import jax
 from jaxagent.algorithms import presets
 from jaxagent.algorithms.entropy import EntropyControl
 from jaxagent.build import Parts, open_parts
+from jaxagent.collect import collect, temperature
 from jaxagent.config import Config, ConfigError, RLConfig, Stage
 from jaxagent.engine.driver import Driver
-from jaxagent.evaluate import deadline_s, record_evaluation
+from jaxagent.evaluate import record_evaluation
 from jaxagent.experience import Experience
 from jaxagent.learner.batching import check_context
 from jaxagent.learner.programs import Programs, make_programs
@@ -31,13 +32,11 @@ from jaxagent.learner.teacher import check_teacher, open_teacher
 from jaxagent.models import lora
 from jaxagent.models.params import Params
 from jaxagent.observe.progress import Progress
-from jaxagent.rollout import early_stop, hindsight, replay, schedule, selection, strategies
-from jaxagent.rollout.statistics import action_tokens, episode_metrics
-from jaxagent.rollout.workers import STOP_TIMEOUT_S
+from jaxagent.rollout import replay, strategies
 from jaxagent.run import Run, open_run
 from jaxagent.stages import dpo, outcome_model, rft, sample, sft, warm_start
 from jaxagent.stages.stage import StageProgram, nothing_to_check
-from jaxagent.types import Episode, Group, Task
+from jaxagent.types import Group
 
 EXACT_TILE_ROWS = 64
 OPD, RL = "opd", "rl"
@@ -201,57 +200,6 @@ def opd_stage(parts: Parts, saved: Run, driver: Driver, params: Params) -> Param
 def as_opd(cfg: Config) -> Config:
     """The config whose RL stage is this config's stage "opd"."""
     return dataclasses.replace(cfg, rl=presets.distillation_alone(cfg.rl, cfg.opd))
-
-
-def collect(
-    parts: Parts, driver: Driver, experience: Experience, step: int, steps_before: int = 0
-) -> tuple[selection.Selection, dict[str, float]]:
-    """The rollouts of one step, and their metrics.
-
-    Attempts are numbered over the run, in which an earlier stage took `steps_before` steps: no two share randomness.
-    """
-    rl = parts.cfg.rl
-    attempts = rl.group_size + rl.oversample.extra_attempts
-    sampling = dataclasses.replace(rl.sampling, temperature=temperature(rl, step))
-    rollout = parts.rollout(driver, sampling, attempts, rl.tool_epsilon)
-    before, more = driver.stats(), {}
-
-    def play(number: int, wanted: int) -> list[Group]:
-        """Round `number` of the step; more than one with dynamic sampling."""
-        tasks = experience.take(wanted + rl.oversample.extra_tasks, step, number)
-        first = ((steps_before + step) * rl.refill.max_rounds + number) * attempts
-
-        async def attempt(task: Task, sample: int) -> Episode:
-            return await rollout(task, first + sample)
-
-        deadline = deadline_s(parts, len(tasks) * attempts)
-        if not strategies.oversamples(rl):
-            return parts.workers.collect(tasks, attempts, attempt, deadline)
-        groups = early_stop.run_until_enough(
-            tasks, attempts, rl.group_size, wanted, attempt, parts.cfg.engine.slots, deadline
-        )
-        groups = parts.workers.run(groups, deadline + STOP_TIMEOUT_S)
-        kept = early_stop.usable(groups, rl.oversample.min_group, wanted)
-        for name, count in early_stop.oversample_metrics(groups, rl.group_size, kept).items():
-            more[name] = more.get(name, 0.0) + count
-        return kept
-
-    chosen = selection.refill(play, rl.tasks_per_step, rl.refill)
-    hindsight.refuse_on_policy(chosen.played)
-    chosen = dataclasses.replace(chosen, groups=selection.most_varied(chosen.groups, rl.keep_groups_frac))
-    metrics = episode_metrics(chosen.played) | more
-    if strategies.selects(rl):
-        metrics |= selection.selection_metrics(chosen)
-    if rl.temperature.schedule != "constant":
-        metrics["sampling/temperature"] = sampling.temperature
-    metrics |= {f"engine/{k}": v - before.get(k, 0.0) for k, v in driver.stats().items()}
-    metrics["rollout/action_tokens"] = float(action_tokens(chosen.played))
-    return chosen, metrics
-
-
-def temperature(rl: RLConfig, step: int) -> float:
-    """What a step's attempts are sampled at, and scored with."""
-    return schedule.temperature(rl.temperature, rl.sampling.temperature, step, rl.steps)
 
 
 def learn(

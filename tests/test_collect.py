@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from configs.search_r1 import get_config
-from jaxagent import config, loop
+from jaxagent import config
+from jaxagent.collect import collect
 from jaxagent.data import files, sources
 from jaxagent.experience import Experience
 from jaxagent.rollout.workers import Workers
@@ -76,7 +77,7 @@ def steps_of(parts, experience, steps):
     """Per step: what was learnt from, and the metrics."""
     out = []
     for step in steps:
-        chosen, metrics = loop.collect(parts, DRIVER, experience, step)
+        chosen, metrics = collect(parts, DRIVER, experience, step)
         groups = [(g.task.id, [(e.sample, e.reward) for e in g.episodes]) for g in chosen.groups]
         replayed = [s.trajectories[0].tokens.tolist() for s in experience.replay.candidates(step)]
         out.append(json.dumps([groups, replayed, metrics | experience.record(chosen.played, step)]))
@@ -109,7 +110,7 @@ def test_without_strategies_attempts_are_numbered_as_ever():
     with Workers(8) as workers:
         parts = Parts(workers, {"tasks_per_step": 2, "group_size": 3})
         experience = Experience(SOURCE, parts.cfg)
-        ids = [[g.task.id for g in loop.collect(parts, DRIVER, experience, step)[0].groups] for step in range(3)]
+        ids = [[g.task.id for g in collect(parts, DRIVER, experience, step)[0].groups] for step in range(3)]
     expected = [(task, step * 3 + s) for step in range(3) for task in ids[step] for s in range(3)]
     assert sorted(parts.attempts) == sorted(expected)
     assert set(experience.get_state()) == {"next_index", "fingerprint", "num_tasks", "seed", "shuffle"}
@@ -120,7 +121,7 @@ def test_a_task_that_comes_again_in_a_step_is_sampled_anew():
     with Workers(8) as workers:
         parts = Parts(workers, {"tasks_per_step": 1, "group_size": 2, "refill.max_rounds": 4})
         experience = Experience(sources.TaskSource(MemoryRows(1), "memory", True), parts.cfg)
-        rounds = [loop.collect(parts, DRIVER, experience, step)[0].rounds for step in range(4)]
+        rounds = [collect(parts, DRIVER, experience, step)[0].rounds for step in range(4)]
     assert max(rounds) > 1 and len(set(parts.attempts)) == len(parts.attempts)
 
 
@@ -128,7 +129,7 @@ def test_oversampling_in_the_loop():
     changes = {"tasks_per_step": 2, "group_size": 3, "oversample.extra_tasks": 1, "oversample.extra_attempts": 2}
     with Workers(8) as workers:
         parts = Parts(workers, changes, 0.02)
-        chosen, metrics = loop.collect(parts, DRIVER, Experience(SOURCE, parts.cfg), 0)
+        chosen, metrics = collect(parts, DRIVER, Experience(SOURCE, parts.cfg), 0)
     assert len(chosen.groups) == 2 and all(len(g.episodes) == 5 and len(g.valid) >= 2 for g in chosen.groups)
     assert metrics["sampling/attempts_cancelled"] > 0 and metrics["sampling/groups_dropped"] == 1.0
     assert parts.sampled == [(1.0, 5, 0.0)]
@@ -140,7 +141,7 @@ def test_relabelled_data_cannot_be_played():
         parts = Parts(workers, {"tasks_per_step": 1, "group_size": 2})
         experience = types.SimpleNamespace(take=lambda count, step, number: [task])
         with pytest.raises(ValueError, match="on-policy group"):
-            loop.collect(parts, DRIVER, experience, 0)
+            collect(parts, DRIVER, experience, 0)
 
 
 def test_hindsight_goes_into_the_buffer_alone():
@@ -152,7 +153,7 @@ def test_hindsight_goes_into_the_buffer_alone():
     with Workers(8) as workers:
         parts = Parts(workers, {"tasks_per_step": 3, "group_size": 3, "replay.per_step": 1, "replay.capacity": 99})
         experience = Experience(SOURCE, parts.cfg, [], hook)
-        chosen, _ = loop.collect(parts, DRIVER, experience, 0)
+        chosen, _ = collect(parts, DRIVER, experience, 0)
         metrics = experience.record(chosen.played, 0)
         episodes = [e for g in chosen.played for e in g.episodes]
         failed = sum(e.reward < 1 for e in episodes)

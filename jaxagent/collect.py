@@ -1,0 +1,70 @@
+"""The rollouts of one RL step: tasks -> rollout workers <-> engine -> groups, under the configured strategies.
+
+Which groups are trained on may differ from which were played (dynamic sampling, filters, early stop); metrics and
+success statistics are of all that were played.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxagent.build import Parts
+from jaxagent.config import RLConfig
+from jaxagent.engine.driver import Driver
+from jaxagent.evaluate import deadline_s
+from jaxagent.experience import Experience
+from jaxagent.rollout import early_stop, hindsight, schedule, selection, strategies
+from jaxagent.rollout.statistics import action_tokens, episode_metrics
+from jaxagent.rollout.workers import STOP_TIMEOUT_S
+from jaxagent.types import Episode, Group, Task
+
+
+def collect(
+    parts: Parts, driver: Driver, experience: Experience, step: int, steps_before: int = 0
+) -> tuple[selection.Selection, dict[str, float]]:
+    """The rollouts of one step, and their metrics.
+
+    Attempts are numbered over the run, in which an earlier stage took `steps_before` steps: no two share randomness.
+    """
+    rl = parts.cfg.rl
+    attempts = rl.group_size + rl.oversample.extra_attempts
+    sampling = dataclasses.replace(rl.sampling, temperature=temperature(rl, step))
+    rollout = parts.rollout(driver, sampling, attempts, rl.tool_epsilon)
+    before, more = driver.stats(), {}
+
+    def play(number: int, wanted: int) -> list[Group]:
+        """Round `number` of the step; more than one with dynamic sampling."""
+        tasks = experience.take(wanted + rl.oversample.extra_tasks, step, number)
+        first = ((steps_before + step) * rl.refill.max_rounds + number) * attempts
+
+        async def attempt(task: Task, sample: int) -> Episode:
+            return await rollout(task, first + sample)
+
+        deadline = deadline_s(parts, len(tasks) * attempts)
+        if not strategies.oversamples(rl):
+            return parts.workers.collect(tasks, attempts, attempt, deadline)
+        groups = early_stop.run_until_enough(
+            tasks, attempts, rl.group_size, wanted, attempt, parts.cfg.engine.slots, deadline
+        )
+        groups = parts.workers.run(groups, deadline + STOP_TIMEOUT_S)
+        kept = early_stop.usable(groups, rl.oversample.min_group, wanted)
+        for name, count in early_stop.oversample_metrics(groups, rl.group_size, kept).items():
+            more[name] = more.get(name, 0.0) + count
+        return kept
+
+    chosen = selection.refill(play, rl.tasks_per_step, rl.refill)
+    hindsight.refuse_on_policy(chosen.played)
+    chosen = dataclasses.replace(chosen, groups=selection.most_varied(chosen.groups, rl.keep_groups_frac))
+    metrics = episode_metrics(chosen.played) | more
+    if strategies.selects(rl):
+        metrics |= selection.selection_metrics(chosen)
+    if rl.temperature.schedule != "constant":
+        metrics["sampling/temperature"] = sampling.temperature
+    metrics |= {f"engine/{k}": v - before.get(k, 0.0) for k, v in driver.stats().items()}
+    metrics["rollout/action_tokens"] = float(action_tokens(chosen.played))
+    return chosen, metrics
+
+
+def temperature(rl: RLConfig, step: int) -> float:
+    """What a step's attempts are sampled at, and scored with."""
+    return schedule.temperature(rl.temperature, rl.sampling.temperature, step, rl.steps)
