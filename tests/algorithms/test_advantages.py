@@ -64,6 +64,8 @@ COMPILED = {name: jax.jit(function) for name, function in GROUP_ADVANTAGES.items
 
 def by_definition(name: str, kept: list[float]) -> list[float]:
     """The counted rewards of one group, in plain Python."""
+    if name == "no_reward":
+        return [0.0] * len(kept)
     if len(kept) < 2 or name == "no_baseline":
         return kept
     mean, std = statistics.mean(kept), statistics.stdev(kept) + 1e-6
