@@ -38,10 +38,10 @@ def argv(workdir, teacher, *extra):
     return tiny_run.argv(workdir, *flags, *extra)
 
 
-@pytest.mark.parametrize("loss", ["sampled", "reverse_kl+vocabulary", "jsd+union"])
+@pytest.mark.parametrize("loss", ["sampled", "reverse_kl+vocabulary"])
 def test_the_student_comes_nearer_to_its_teacher(tmp_path, teacher, loss):
     loss, _, support = loss.partition("+")
-    flags = [f"--config.rl.distill.loss={loss}", f"--config.rl.distill.support={support or 'vocabulary'}"]
+    flags = [f"--config.rl.distill.loss={loss}", f"--config.rl.distill.support={support or 'student'}"]
     assert cli.main(argv(tmp_path / "run", teacher, *flags)) == 0
     records = [r for r in jsonl.read(tmp_path / "run" / "metrics.jsonl") if r["stage"] == "opd" and r["step"] > 0]
     assert [r["step"] for r in records] == list(range(1, STEPS + 1))
@@ -50,9 +50,7 @@ def test_the_student_comes_nearer_to_its_teacher(tmp_path, teacher, loss):
     # A dozen steps of so few samples over 512 tokens are too noisy for single-token advantages; what these are in
     # expectation is tested over a whole vocabulary in algorithms/test_distill.py.
     if loss != "sampled":
-        # Inside a support of top-k tokens the loss falls; between random models that says little of all the others.
-        falls = kl if support == "vocabulary" else [r["loss/distill"] for r in records]
-        assert np.mean(falls[-2:]) < 0.9 * np.mean(falls[:2]), falls
+        assert np.mean(kl[-2:]) < 0.9 * np.mean(kl[:2]), kl
     assert all(0 <= r["distill/agreement"] <= 1 for r in records)
     assert (records[0].get("loss/distill", 0.0) > 0) == (loss != "sampled")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
