@@ -76,7 +76,6 @@ class HelperSandbox(Sandbox):
         self._closing: asyncio.Task | None = None
         self._number = 0
         self._auxiliary: socket.socket | None = None
-        self.owner_uid = os.geteuid()  # who owns the inside's files, for snapshots
 
     async def run(self, command: str, deadline_s: float, output_bytes: int) -> CommandResult:
         """See `base.Sandbox`."""
@@ -130,6 +129,11 @@ class HelperSandbox(Sandbox):
         await self.stop_processes()
         upper = snapshot.receive_directory(self._auxiliary)
         return await asyncio.to_thread(snapshot.save, upper, directory)
+
+    @property
+    def closed(self) -> bool:
+        """True once closing has begun."""
+        return self._closing is not None
 
     async def close(self) -> None:
         """See `base.Sandbox`."""
@@ -188,13 +192,14 @@ async def start_helper(
     executable: str | None = None,
     auxiliary: bool = False,
     user: int | None = None,
-    env: Mapping[str, str] | None = None,
+    enter: Callable[[int], None] | None = None,
 ) -> HelperSandbox:
     """Starts a process that runs the helper on its standard input and output, and waits until it is ready.
 
     Args:
       auxiliary: standard error is a socket over which the helper sends its upper directory; else it is an error text.
       user: user and group id to start the process as.
+      enter: called with the process id; the process waits for a line of input until that is done.
       on_closed: called once when all of it has ended, also when the start fails.
 
     Raises:
@@ -210,7 +215,7 @@ async def start_helper(
             stdout=theirs,
             stderr=other_side,
             cwd="/",
-            env=dict(env or {}),  # /proc/1/environ shows what is put here
+            env={},  # /proc/1/environ shows what is put here
             start_new_session=True,
             **({} if user is None else {"user": user, "group": user, "extra_groups": []}),
         )
@@ -228,6 +233,9 @@ async def start_helper(
         async with asyncio.timeout(timeout_s):
             sandbox._frames.waiting = loop.create_future()
             sandbox._transport, _ = await loop.create_connection(lambda: sandbox._frames, sock=mine)
+            if enter is not None:
+                enter(process.pid)
+                sandbox._transport.write(b"\n")
             sandbox._transport.write(directives)
             answer, _, body = await sandbox._frames.waiting
     except BaseException as failure:
@@ -236,6 +244,8 @@ async def start_helper(
         if isinstance(failure, TimeoutError | SandboxClosed):
             why = f"no answer in {timeout_s:g} s" if isinstance(failure, TimeoutError) else "it ended"
             raise SandboxError(f"the sandbox did not start: {text or why}") from failure
+        if isinstance(failure, OSError):
+            raise SandboxError(f"the sandbox did not start: {failure}") from failure
         raise
     if answer != "H":
         await sandbox.close()

@@ -22,7 +22,7 @@ from pathlib import Path
 from jaxagent.sandbox import cgroups
 from jaxagent.sandbox.base import SandboxError
 
-PROCESS = "jaxagent-sandbox-"  # name of every outermost process, followed by the run's id
+PROCESS = "jaxagent-sandbox-"  # followed by the run's id: an argument of every outermost process
 LABEL = "jaxagent.run"  # of containers
 KILL_TIMEOUT_S = 10.0
 ENGINE_TIMEOUT_S = 60.0
@@ -54,10 +54,12 @@ class Owner:
         fresh.rename(self.base / f"{self.id}.lock")  # never seen unlocked
         self.path.mkdir(mode=0o711)
         self.path.chmod(0o711)  # the sandboxes' user passes through, and cannot list
+        self.cgroups = cgroups.Cgroups(self.id)
+        self.note("cgroups", self.cgroups.directories)
 
     @property
     def process_name(self) -> str:
-        """First argument of every outermost process of this run."""
+        """An argument of every outermost process of this run, by which a sweep finds it."""
         return PROCESS + self.id
 
     def note(self, name: str, lines: list[str]) -> None:
@@ -130,7 +132,7 @@ def _kill_processes(name: str) -> None:
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
                 continue
             with contextlib.suppress(OSError):
-                if Path(entry.path, "cmdline").read_bytes().split(b"\0")[0] != name.encode():
+                if name.encode() not in Path(entry.path, "cmdline").read_bytes().split(b"\0"):
                     continue
                 state = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[0]
                 owner = int(Path(entry.path, "status").read_text().partition("Uid:")[2].split()[0])

@@ -1,4 +1,4 @@
-"""A minimal root from the host: /usr and the library directories read-only, a small made-up rest, none of its secrets."""
+"""A minimal root from the host: /usr and the library directories read-only, a made-up rest, none of its secrets."""
 
 from __future__ import annotations
 

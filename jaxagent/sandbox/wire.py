@@ -106,7 +106,7 @@ class Directives:
         self._frames.append(frame(kind, struct.pack("<I", value)))
 
     def text(self, kind: str, *values: str) -> None:
-        """g cgroup.procs, m mount point, t tmpfs options, l lower directories, b bind, h hostname, e env, w directory."""
+        """g cgroup.procs, m mount point, t tmpfs options, l lower dirs, b bind, h hostname, e env, w directory."""
         self._frames.append(frame(kind, b"".join(text(v) for v in values)))
 
     def limit(self, resource: int, value: int) -> None:

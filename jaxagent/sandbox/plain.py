@@ -1,0 +1,51 @@
+"""Back end (f): plain processes of this user, without any isolation. For development, behind an explicit flag."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+
+from jaxagent.sandbox.base import Sandbox, Spec
+from jaxagent.sandbox.connection import start_helper
+from jaxagent.sandbox.local import START_TIMEOUT_S, LocalBackend, check_layers, launcher
+from jaxagent.sandbox.owner import Owner
+
+
+class Plain(LocalBackend):
+    """See `base.Backend`. Programs can read, write and kill whatever this user can."""
+
+    def __init__(self, owner: Owner, compiled: bool = True):
+        super().__init__(owner, compiled)
+        self.name = "plain (unsafe)"
+        self.missing = ("all isolation: programs act on this host as this user, with the network", "disk limits")
+        self._argv, self._executable = launcher(self.program, owner.process_name, "agent")
+        self._started = 0
+
+    async def start(self, spec: Spec) -> Sandbox:
+        """See `base.Backend`. The shell starts in a directory of its own, whatever `spec.directory` is."""
+        check_layers(self.name, spec, most=0)
+        self._started += 1
+        directory = self.owner.path / f"plain-{self._started}"
+        directory.mkdir(mode=0o700)
+        spec = dataclasses.replace(spec, directory=str(directory))
+        group = self.make_group(spec.limits)
+
+        def enter(pid: int) -> None:
+            for procs in group.procs() if group else []:
+                with open(procs, "w") as file:
+                    file.write(str(pid))
+
+        def ended() -> None:
+            self.free_group(group)
+            shutil.rmtree(directory, ignore_errors=True)
+
+        sandbox = await start_helper(
+            ["sh", "-c", 'read -r go || exit 70; exec "$0" "$@"', self._executable, *self._argv[1:], self._argv[0]],
+            self.describe_inside(spec, processes=False).encode(),
+            spec,
+            START_TIMEOUT_S,
+            on_closed=ended,
+            executable="/bin/sh",
+            enter=enter,
+        )
+        return self.keep(sandbox)
