@@ -99,8 +99,8 @@ class LocalBackend(Backend):
 def launcher(program: Path | None, name: str, mode: str) -> tuple[list[str], str]:
     """Arguments and executable of the helper on this host."""
     if program:
-        return [name, mode], str(program)
-    return [name, "-I", "-S", str(SCRIPT), mode], sys.executable
+        return [name, mode, name], str(program)
+    return [sys.executable, "-I", "-S", str(SCRIPT), mode, name], sys.executable
 
 
 def resource_limits(limits: Limits, memory: bool) -> dict[int, int]:

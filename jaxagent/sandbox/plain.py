@@ -40,7 +40,7 @@ class Plain(LocalBackend):
             shutil.rmtree(directory, ignore_errors=True)
 
         sandbox = await start_helper(
-            ["sh", "-c", 'read -r go || exit 70; exec "$0" "$@"', self._executable, *self._argv[1:], self._argv[0]],
+            ["sh", "-c", 'read -r go || exit 70; exec "$0" "$@"', self._executable, *self._argv[1:]],
             self.describe_inside(spec, processes=False).encode(),
             spec,
             START_TIMEOUT_S,
