@@ -280,7 +280,7 @@ def lock_down():
 
 # ---- processes
 shell = fresh = 0
-shell_status = fresh_status = 0
+last_status = shell_status = fresh_status = 0
 terminal = channel = -1
 channel_path = ""
 old_channels: list = []
@@ -490,7 +490,7 @@ def start_shell():
 
 def run_in_shell(number, data):
     """R: see `native/agent.c`."""
-    global channel, channel_path, terminal
+    global channel, channel_path, terminal, last_status
     deadline_s, keep, flood = struct.unpack_from("<dQQ", data)
     nonce, word = data[24:40], data[41:-1]
     out, flags, status, lost = Output(keep), 0, -1, False
@@ -501,7 +501,8 @@ def run_in_shell(number, data):
         channel, channel_path = open_terminal(False)
     modes(terminal, True)
     probe = b"\nprintf '\\n%s:%s\\n' " + nonce + b' "$?"\n'
-    pending = memoryview(b"eval " + word + b" </dev/null >" + channel_path.encode() + b" 2>&1;" + probe[1:])
+    restore = b"(exit %d); " % last_status if last_status else b""
+    pending = memoryview(restore + b"eval " + word + b" </dev/null >" + channel_path.encode() + b" 2>&1;" + probe[1:])
     recent, marker = b"", b"\n" + nonce + b":"
     stage, next_at, pause, listen_at = 0, end, 0.002, 0.0
     while status < 0:
@@ -567,6 +568,7 @@ def run_in_shell(number, data):
             os.close(terminal)
         terminal = -1
         flags |= SHELL_LOST
+    last_status = 0 if lost else status
     out.answer(number, status, flags)
 
 

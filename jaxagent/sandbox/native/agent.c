@@ -27,7 +27,7 @@ static const double GRACE_S = 0.3; /* between ^C, killing the foreground and kil
 
 static int signals = -1;
 static pid_t shell, fresh;
-static int shell_status, fresh_status, terminal = -1, channel = -1;
+static int last_status, shell_status, fresh_status, terminal = -1, channel = -1;
 static char channel_path[64];
 static int old_channels[OLD_CHANNELS], n_old;
 
@@ -249,7 +249,9 @@ static void run_in_shell(struct frame *frame) {
   char *line, *probe, recent[256], marker[32];
   size_t n_recent = 0, sent = 0;
   int n_probe = asprintf(&probe, "\nprintf '\\n%%s:%%s\\n' %s \"$?\"\n", nonce);
-  int n_line = asprintf(&line, "eval %s </dev/null >%s 2>&1;%s", word, channel_path, probe + 1);
+  char restore[32] = ""; /* $? of the last command, as a person at a terminal would find it */
+  if (last_status) snprintf(restore, sizeof restore, "(exit %d); ", last_status);
+  int n_line = asprintf(&line, "%seval %s </dev/null >%s 2>&1;%s", restore, word, channel_path, probe + 1);
   if (n_line < 0 || n_probe < 0) fail("memory");
   size_t to_send = (size_t)n_line, n_marker = (size_t)snprintf(marker, sizeof marker, "\n%s:", nonce);
   const char *sending = line;
@@ -327,6 +329,7 @@ static void run_in_shell(struct frame *frame) {
     terminal = -1;
     flags |= SHELL_LOST;
   }
+  last_status = lost ? 0 : status;
   answer(frame->id, &out, status, flags);
   return;
 lost:
