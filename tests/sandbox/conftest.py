@@ -1,73 +1,74 @@
-"""Every back end that works on this host, each probed once; tests skip, with the reason, where one does not."""
+"""Every back end that works on this host, probed once and kept; tests skip, with the reason, where one does not."""
 
 import asyncio
-import contextlib
 
 import pytest
 
 from jaxagent.sandbox import choose
-from jaxagent.sandbox.base import Limits, SandboxError, Spec
+from jaxagent.sandbox.base import SandboxError
 from jaxagent.sandbox.owner import Owner
 
-MIB = 2**20
-SMALL = Spec(limits=Limits(memory_bytes=192 * MIB, disk_bytes=32 * MIB, inodes=4000, processes=48, flood_bytes=4 * MIB))
-ISOLATING = tuple(choose.SAFE)
-_reasons: dict[str, str] = {}
+KINDS = {**choose.SAFE, **choose.UNSAFE}
 
 
-def _reason(name):
-    """Why a back end does not work here; empty where it does."""
-    if name not in _reasons:
+class Places:
+    """Back ends by name, on one event loop."""
 
-        async def probe():
+    def __init__(self):
+        self._runner = asyncio.Runner()
+        self._open, self._reasons, self._owners = {}, {}, []
+
+    def backend(self, name):
+        if name not in self._open and name not in self._reasons:
             owner = Owner()
             try:
-                await (await choose.probe({**choose.SAFE, **choose.UNSAFE}[name], owner)).close()
-                return ""
+                self._open[name] = self._runner.run(choose.probe(KINDS[name], owner))
+                self._owners.append(owner)
             except SandboxError as failure:
-                return f"{name} does not work here: {failure}"
-            finally:
+                self._reasons[name] = f"{name} does not work here: {failure}"
                 owner.close()
+        if name in self._reasons:
+            pytest.skip(self._reasons[name])
+        return self._open[name]
 
-        _reasons[name] = asyncio.run(probe())
-    return _reasons[name]
+    def run(self, coroutine, timeout_s=120):
+        return self._runner.run(asyncio.wait_for(coroutine, timeout_s))
 
-
-@contextlib.asynccontextmanager
-async def _opened(name):
-    owner = Owner()
-    backend = {**choose.SAFE, **choose.UNSAFE}[name](owner)
-    try:
-        yield backend
-    finally:
-        await backend.close()
-        owner.close()
-
-
-@pytest.fixture
-def opened():
-    """opened(name): an asynchronous context with the back end of that name; skips where it does not work."""
-
-    def use(name):
-        if reason := _reason(name):
-            pytest.skip(reason)
-        return _opened(name)
-
-    return use
+    def close(self):
+        for backend in self._open.values():
+            self._runner.run(backend.close())
+        for owner in self._owners:
+            owner.close()
+        self._runner.close()
 
 
-@pytest.fixture(params=ISOLATING)
-def in_sandbox(request, opened):
-    """in_sandbox(test): runs an async function of (sandbox) in each isolating back end."""
+@pytest.fixture(scope="session")
+def places():
+    made = Places()
+    yield made
+    made.close()
 
-    def run(function, spec=SMALL):
-        context = opened(request.param)
 
+class InSandbox:
+    """Calls an async function with a new sandbox of one back end."""
+
+    def __init__(self, places, name):
+        self.name, self._places = name, places
+        self.backend = places.backend(name)
+
+    def __call__(self, function, spec=None):
         async def main():
-            async with context as backend, await backend.start(spec) as sandbox:
+            async with await self.backend.start(spec or choose.Spec()) as sandbox:
                 return await function(sandbox)
 
-        return asyncio.run(asyncio.wait_for(main(), 120))
+        return self._places.run(main())
 
-    run.name = request.param
-    return run
+
+@pytest.fixture(params=list(KINDS))
+def anywhere(request, places):
+    return InSandbox(places, request.param)
+
+
+@pytest.fixture(params=list(choose.SAFE))
+def isolated(request, places):
+    return InSandbox(places, request.param)

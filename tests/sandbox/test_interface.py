@@ -1,6 +1,7 @@
 """What every back end promises, on each one that works here: commands, fresh processes, files, deadlines, the end."""
 
 import asyncio
+import os
 import time
 
 import pytest
@@ -8,22 +9,8 @@ import pytest
 from jaxagent.config import ConfigError
 from jaxagent.sandbox import choose
 from jaxagent.sandbox.base import FileError, Limits, SandboxClosed, SandboxError, Spec
+from jaxagent.sandbox.owner import Owner
 from jaxagent.sandbox.pool import Pool
-
-
-@pytest.fixture(params=[*choose.SAFE, *choose.UNSAFE])
-def anywhere(request, opened):
-    def run(function, **changes):
-        context = opened(request.param)
-
-        async def main():
-            async with context as backend, await backend.start(Spec(**changes)) as sandbox:
-                return await function(sandbox)
-
-        return asyncio.run(asyncio.wait_for(main(), 120))
-
-    run.name = request.param
-    return run
 
 
 def test_one_shell_through_the_episode(anywhere):
@@ -189,43 +176,38 @@ def test_operations_wait_for_each_other(anywhere):
     anywhere(check)
 
 
-def test_environment_and_identity(in_sandbox):
+def test_environment_and_identity(isolated):
     async def check(sandbox):
-        import os
-
         os.environ["JAXAGENT_TEST_SECRET"] = "s3cret"
         env = (await sandbox.execute(["env"], 10, 10_000)).output.decode()
         assert "s3cret" not in env and "PATH=" in env and "A=b c" in env
         assert (await sandbox.run("id -u; hostname; pwd", 10, 100)).output == b"1234\nhere\n/tmp\n"
 
-    in_sandbox(check, Spec(uid=1234, hostname="here", directory="/tmp", env={"A": "b c"}))
+    isolated(check, Spec(uid=1234, hostname="here", directory="/tmp", env={"A": "b c"}))
 
 
-def test_root_inside_is_nobody_outside(in_sandbox):
+def test_root_inside_is_nobody_outside(isolated):
     async def check(sandbox):
         assert (await sandbox.run("id -u; touch x; stat -c %u x", 10, 100)).output == b"0\n0\n"
         assert (await sandbox.run("grep ^CapEff /proc/self/status", 10, 100)).output.split()[-1].strip(b"0") == b""
 
-    in_sandbox(check, Spec(uid=0))
+    isolated(check, Spec(uid=0))
 
 
-def test_pool(opened):
-    context = opened("namespaces")
+def test_pool(places):
+    async def main(backend):
+        pool = Pool(backend, Spec(), 3)
+        pool.fill()
+        taken = await asyncio.gather(*[pool.take() for _ in range(5)])
+        assert len(set(map(id, taken))) == 5
+        for i, sandbox in enumerate(taken):
+            assert (await sandbox.run(f"ls; touch {i}", 10, 100)).output == b""
+            await sandbox.close()
+        await pool.close()
+        with pytest.raises(SandboxError):
+            await pool.take()
 
-    async def main():
-        async with context as backend:
-            pool = Pool(backend, Spec(), 3)
-            pool.fill()
-            taken = await asyncio.gather(*[pool.take() for _ in range(5)])
-            assert len(set(map(id, taken))) == 5
-            for i, sandbox in enumerate(taken):
-                assert (await sandbox.run(f"ls; touch {i}", 10, 100)).output == b""
-                await sandbox.close()
-            await pool.close()
-            with pytest.raises(SandboxError):
-                await pool.take()
-
-    asyncio.run(asyncio.wait_for(main(), 120))
+    places.run(main(places.backend("namespaces")))
 
 
 def test_specs_are_checked():
@@ -241,9 +223,7 @@ def test_specs_are_checked():
             wrong()
 
 
-def test_choosing(opened):
-    from jaxagent.sandbox.owner import Owner
-
+def test_choosing(places):
     async def main():
         owner = Owner()
         try:
@@ -259,4 +239,4 @@ def test_choosing(opened):
         finally:
             owner.close()
 
-    asyncio.run(asyncio.wait_for(main(), 120))
+    places.run(main())
