@@ -48,10 +48,12 @@ class Limits:
 class Spec:
     """A sandbox before it is started.
 
-    `layers` are directories, the lowest first: a root and what was changed on top (see `Sandbox.snapshot`). Without
-    layers the root is a minimal one over the host's /usr, read-only. `image` is for docker and podman only.
+    `root` is a directory that holds a whole root, such as debootstrap makes; without it, it is a minimal one over the
+    host's /usr, read-only. `layers` are directories with what was changed on top, the lowest first (see
+    `Sandbox.snapshot`). `image` is for docker and podman only.
     """
 
+    root: str = ""
     layers: tuple[str, ...] = ()
     image: str = ""
     limits: Limits = Limits()
@@ -61,10 +63,9 @@ class Spec:
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)  # on top of `environment`
 
     def __post_init__(self):
-        for name in ("layers",):
-            if isinstance(getattr(self, name), str):
-                raise ConfigError(f"sandbox spec '{name}' must be a sequence of directories, not one text")
-        for layer in self.layers:
+        if isinstance(self.layers, str):
+            raise ConfigError("sandbox spec 'layers' must be a sequence of directories, not one text")
+        for layer in (*self.layers, *filter(None, [self.root])):
             if not Path(layer).is_absolute() or any(c in layer for c in ":,\\\n\0"):
                 raise ConfigError(f"sandbox layer '{layer}' must be an absolute path without any of ':,\\'")
         if not 0 <= self.uid < 2**31:

@@ -7,7 +7,7 @@ import shutil
 
 from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
 from jaxagent.sandbox.connection import start_helper
-from jaxagent.sandbox.local import START_TIMEOUT_S, LocalBackend, check_layers
+from jaxagent.sandbox.local import START_TIMEOUT_S, LocalBackend, check_root
 from jaxagent.sandbox.owner import Owner
 
 PYTHON = "/usr/bin/python3"  # inside, where there is no compiled helper
@@ -33,7 +33,7 @@ class Bubblewrap(LocalBackend):
 
     async def start(self, spec: Spec) -> Sandbox:
         """See `base.Backend`."""
-        check_layers(self.name, spec, most=1)
+        check_root(self.name, spec, layers=False)
         group = self.make_group(spec.limits)
 
         def enter(pid: int) -> None:
@@ -59,8 +59,8 @@ class Bubblewrap(LocalBackend):
         )
         words = [*isolation.split(), "--clearenv", "--cap-drop", "ALL", "--disable-userns"]
         words += ["--uid", str(spec.uid), "--gid", str(spec.uid), "--hostname", spec.hostname]
-        root = self.roots.root(spec.layers, spec.uid)
-        words += ["--ro-bind", spec.layers[0] if spec.layers else root.layers[0], "/"]
+        root = self.roots.root(spec.root, (), spec.uid)
+        words += ["--ro-bind", root.layers[-1], "/"]
         for source, target in root.binds:
             words += ["--ro-bind", source, target]
         words += ["--proc", "/proc", "--dev", "/dev"]

@@ -76,6 +76,7 @@ class HelperSandbox(Sandbox):
         self._closing: asyncio.Task | None = None
         self._number = 0
         self._auxiliary: socket.socket | None = None
+        self._upper = -1
 
     async def run(self, command: str, deadline_s: float, output_bytes: int) -> CommandResult:
         """See `base.Sandbox`."""
@@ -127,8 +128,9 @@ class HelperSandbox(Sandbox):
         if self._auxiliary is None:
             raise SandboxError("this back end has no copy-on-write layer to keep")
         await self.stop_processes()
-        upper = snapshot.receive_directory(self._auxiliary)
-        return await asyncio.to_thread(snapshot.save, upper, directory)
+        if self._upper < 0:
+            self._upper = snapshot.receive_directory(self._auxiliary)
+        return await asyncio.to_thread(snapshot.save, os.dup(self._upper), directory)
 
     @property
     def closed(self) -> bool:
@@ -170,6 +172,9 @@ class HelperSandbox(Sandbox):
         await end_process(self._process)
         if self._auxiliary is not None:
             self._auxiliary.close()
+        if self._upper >= 0:
+            os.close(self._upper)
+            self._upper = -1
         self._on_closed()
 
 

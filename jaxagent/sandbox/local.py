@@ -117,12 +117,14 @@ def resource_limits(limits: Limits, memory: bool) -> dict[int, int]:
     return found
 
 
-def check_layers(name: str, spec: Spec, most: int | None = None) -> None:
-    """Raises ConfigError where the spec is not for a back end that takes directories."""
+def check_root(name: str, spec: Spec, layers: bool = True, root: bool = True) -> None:
+    """Raises ConfigError where the spec asks for a root that the back end of this name does not have."""
     if spec.image:
-        raise ConfigError(f"sandbox spec 'image' = {spec.image!r} needs docker or podman; {name} takes layers")
-    for layer in spec.layers:
-        if not os.path.isdir(layer):
-            raise ConfigError(f"sandbox layer '{layer}' is not a directory")
-    if most is not None and len(spec.layers) > most:
-        raise ConfigError(f"{name} has no copy-on-write: at most {most} layer, not {len(spec.layers)}")
+        raise ConfigError(f"sandbox spec 'image' = {spec.image!r} needs docker or podman; {name} takes directories")
+    if spec.layers and not layers:
+        raise ConfigError(f"sandbox spec 'layers': {name} has no copy-on-write root to put layers on")
+    if spec.root and not root:
+        raise ConfigError(f"sandbox spec 'root': {name} runs in the host's own root")
+    for directory in (*spec.layers, *filter(None, [spec.root])):
+        if not os.path.isdir(directory):
+            raise ConfigError(f"sandbox layer '{directory}' is not a directory")

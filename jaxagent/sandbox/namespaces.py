@@ -13,7 +13,7 @@ import os
 
 from jaxagent.sandbox.base import Sandbox, Spec
 from jaxagent.sandbox.connection import start_helper
-from jaxagent.sandbox.local import START_TIMEOUT_S, LocalBackend, check_layers, launcher
+from jaxagent.sandbox.local import START_TIMEOUT_S, LocalBackend, check_root, launcher
 from jaxagent.sandbox.owner import Owner
 
 
@@ -35,7 +35,7 @@ class Namespaces(LocalBackend):
 
     async def start(self, spec: Spec) -> Sandbox:
         """See `base.Backend`."""
-        check_layers(self.name, spec)
+        check_root(self.name, spec)
         group = self.make_group(spec.limits)
         sandbox = await start_helper(
             self._argv,
@@ -50,7 +50,7 @@ class Namespaces(LocalBackend):
 
     def _describe(self, spec: Spec, groups: list[str]) -> bytes:
         limits, directives = spec.limits, self.describe_inside(spec)
-        root = self.roots.root(spec.layers, spec.uid)
+        root = self.roots.root(spec.root, spec.layers, spec.uid)
         directives.number("p", os.getpid())
         if os.geteuid() == 0:
             directives.number("u", self.uid)

@@ -7,7 +7,7 @@ import shutil
 
 from jaxagent.sandbox.base import Sandbox, Spec
 from jaxagent.sandbox.connection import start_helper
-from jaxagent.sandbox.local import START_TIMEOUT_S, LocalBackend, check_layers, launcher
+from jaxagent.sandbox.local import START_TIMEOUT_S, LocalBackend, check_root, launcher
 from jaxagent.sandbox.owner import Owner
 
 
@@ -23,7 +23,7 @@ class Plain(LocalBackend):
 
     async def start(self, spec: Spec) -> Sandbox:
         """See `base.Backend`. The shell starts in a directory of its own, whatever `spec.directory` is."""
-        check_layers(self.name, spec, most=0)
+        check_root(self.name, spec, layers=False, root=False)
         self._started += 1
         directory = self.owner.path / f"plain-{self._started}"
         directory.mkdir(mode=0o700)

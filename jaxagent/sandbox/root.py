@@ -110,15 +110,14 @@ class Roots:
     def __init__(self, directory: Path, host_uid: int):
         self._directory = directory
         self._host_uid = host_uid
-        self._made: dict[tuple[int, bool], Root] = {}
+        self._made: dict[tuple[int, bool], Root] = {}  # by user id, and whether the programs are the host's
 
-    def root(self, layers: tuple[str, ...], uid: int) -> Root:
-        """The root for a spec: the host's programs without layers, else an empty base below the layers."""
-        key = (uid, not layers)
+    def root(self, root: str, layers: tuple[str, ...], uid: int) -> Root:
+        """The root for a spec: our base layer, then the given root (or the host's programs), then the layers."""
+        key = (uid, not root)
         if key not in self._made:
-            directory = self._directory / f"root-{uid}-{'host' if not layers else 'layers'}"
+            directory = self._directory / f"root-{uid}-{'given' if root else 'host'}"
             make_base(directory, self._host_uid, uid)
-            binds = add_host(directory) if not layers else ()
-            self._made[key] = Root((str(directory),), binds)
+            self._made[key] = Root((str(directory),), () if root else add_host(directory))
         made = self._made[key]
-        return Root(made.layers + layers, made.binds)
+        return Root((*made.layers, *([root] if root else []), *layers), made.binds)
