@@ -7,13 +7,11 @@ import shutil
 
 from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
 from jaxagent.sandbox.connection import start_helper
-from jaxagent.sandbox.local import START_TIMEOUT_S, LocalBackend, check_root
+from jaxagent.sandbox.local import ENTER, START_TIMEOUT_S, LocalBackend, check_root, enter_group
 from jaxagent.sandbox.owner import Owner
 
 PYTHON = "/usr/bin/python3"  # inside, where there is no compiled helper
 WRITABLE = {"/home/user": 2, "/tmp": 4, "/var/tmp": 8, "/dev/shm": 16, "/run": 16}  # one part in so many of the disk
-# The owner puts the waiting shell into its control groups before it becomes bubblewrap.
-ENTER = 'read -r go || exit 70; exec "$0" "$@"'
 
 
 class Bubblewrap(LocalBackend):
@@ -36,11 +34,6 @@ class Bubblewrap(LocalBackend):
         check_root(self.name, spec, layers=False)
         group = self.make_group(spec.limits)
 
-        def enter(pid: int) -> None:
-            for procs in group.procs() if group else []:
-                with open(procs, "w") as file:
-                    file.write(str(pid))
-
         sandbox = await start_helper(
             ["sh", "-c", ENTER, self._bwrap, *self._arguments(spec)],
             self.describe_inside(spec).encode(),
@@ -49,7 +42,7 @@ class Bubblewrap(LocalBackend):
             on_closed=lambda: self.free_group(group),
             executable="/bin/sh",
             user=self.uid if os.geteuid() == 0 else None,
-            enter=enter,
+            enter=lambda pid: enter_group(group, pid),
         )
         return self.keep(sandbox)
 

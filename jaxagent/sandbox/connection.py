@@ -66,10 +66,17 @@ class _Frames(asyncio.Protocol):
 class HelperSandbox(Sandbox):
     """See `base.Sandbox`. Made by `start_helper`."""
 
-    def __init__(self, spec: Spec, process: subprocess.Popen, on_closed: Callable[[], None]):
+    def __init__(
+        self,
+        spec: Spec,
+        process: subprocess.Popen,
+        on_closed: Callable[[], None],
+        remove: Callable[[], None] | None = None,
+    ):
         self._spec = spec
         self._process = process
         self._on_closed = on_closed
+        self._remove = remove
         self._frames = _Frames()
         self._transport: asyncio.Transport | None = None
         self._lock = asyncio.Lock()
@@ -169,6 +176,8 @@ class HelperSandbox(Sandbox):
     async def _close(self) -> None:
         if self._transport is not None:
             self._transport.abort()
+        if self._remove is not None:  # what lives elsewhere, in an engine, ends first
+            await asyncio.to_thread(self._remove)
         await end_process(self._process)
         if self._auxiliary is not None:
             self._auxiliary.close()
@@ -198,12 +207,16 @@ async def start_helper(
     auxiliary: bool = False,
     user: int | None = None,
     enter: Callable[[int], None] | None = None,
+    remove: Callable[[], None] | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> HelperSandbox:
     """Starts a process that runs the helper on its standard input and output, and waits until it is ready.
 
     Args:
       auxiliary: standard error is a socket over which the helper sends its upper directory; else it is an error text.
       user: user and group id to start the process as.
+      env: of that process.
+      remove: called in a thread before the process is waited for.
       enter: called with the process id; the process waits for a line of input until that is done.
       on_closed: called once when all of it has ended, also when the start fails.
 
@@ -220,7 +233,7 @@ async def start_helper(
             stdout=theirs,
             stderr=other_side,
             cwd="/",
-            env={},  # /proc/1/environ shows what is put here
+            env=dict(env or {}),  # /proc/1/environ shows what is put here
             start_new_session=True,
             **({} if user is None else {"user": user, "group": user, "extra_groups": []}),
         )
@@ -229,7 +242,7 @@ async def start_helper(
         raise SandboxError(f"{executable or argv[0]} does not start: {failure}") from failure
     finally:
         theirs.close(), other_side.close()
-    sandbox = HelperSandbox(spec, process, on_closed)
+    sandbox = HelperSandbox(spec, process, on_closed, remove)
     mine.setblocking(False)
     side.setblocking(False)
     sandbox._auxiliary = side

@@ -18,6 +18,8 @@ from jaxagent.sandbox.owner import Owner, sandbox_uid
 from jaxagent.sandbox.root import Roots
 
 START_TIMEOUT_S = 60.0
+# The owner puts the waiting shell into its control groups before it becomes the program.
+ENTER = 'read -r go || exit 70; exec "$0" "$@"'
 SCRIPT = Path(__file__).parent / "agent.py"
 WITHOUT = {
     "memory": "memory is limited per process only",
@@ -94,6 +96,12 @@ class LocalBackend(Backend):
         for sandbox in list(self._running):
             await sandbox.close()
         self._running.clear()
+
+
+def enter_group(group: Group | None, pid: int) -> None:
+    """Puts a process into a control group. Raises OSError."""
+    for procs in group.procs() if group else []:
+        Path(procs).write_text(str(pid))
 
 
 def launcher(program: Path | None, name: str, mode: str) -> tuple[list[str], str]:

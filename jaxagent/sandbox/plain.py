@@ -7,7 +7,7 @@ import shutil
 
 from jaxagent.sandbox.base import Sandbox, Spec
 from jaxagent.sandbox.connection import start_helper
-from jaxagent.sandbox.local import START_TIMEOUT_S, LocalBackend, check_root, launcher
+from jaxagent.sandbox.local import ENTER, START_TIMEOUT_S, LocalBackend, check_root, enter_group, launcher
 from jaxagent.sandbox.owner import Owner
 
 
@@ -30,22 +30,17 @@ class Plain(LocalBackend):
         spec = dataclasses.replace(spec, directory=str(directory))
         group = self.make_group(spec.limits)
 
-        def enter(pid: int) -> None:
-            for procs in group.procs() if group else []:
-                with open(procs, "w") as file:
-                    file.write(str(pid))
-
         def ended() -> None:
             self.free_group(group)
             shutil.rmtree(directory, ignore_errors=True)
 
         sandbox = await start_helper(
-            ["sh", "-c", 'read -r go || exit 70; exec "$0" "$@"', self._executable, *self._argv[1:]],
+            ["sh", "-c", ENTER, self._executable, *self._argv[1:]],
             self.describe_inside(spec, processes=False).encode(),
             spec,
             START_TIMEOUT_S,
             on_closed=ended,
             executable="/bin/sh",
-            enter=enter,
+            enter=lambda pid: enter_group(group, pid),
         )
         return self.keep(sandbox)
