@@ -17,6 +17,7 @@ from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
 from jaxagent.sandbox.connection import start_helper
 from jaxagent.sandbox.local import START_TIMEOUT_S, LocalBackend
 from jaxagent.sandbox.owner import LABEL, Owner
+from jaxagent.sandbox.root import Roots
 
 COMMAND_TIMEOUT_S = 120.0
 # For root on hosts with both versions of control groups, where podman as it is configured fails.
@@ -27,7 +28,7 @@ NO_ROOT = "would make user id 0 inside the host's root, without a user namespace
 
 
 class Engine(LocalBackend):
-    """See `base.Backend`. Takes `Spec.image`; podman also takes `Spec.root`, copy-on-write.
+    """See `base.Backend`. Takes `Spec.image`; podman also a root, copy-on-write, given or made of the host's /usr.
 
     Args:
       command: of the engine, with global options.
@@ -42,6 +43,7 @@ class Engine(LocalBackend):
         if not shutil.which(command[0]):
             raise SandboxError(f"{command[0]} is not installed")
         self._command = command
+        self._made: dict[int, Roots] = {}
         names = "{{.SecurityOptions}}" if self.name == "docker" else "{{.Host.Security.Rootless}}"
         security = self._call("info", "--format", names)
         self._own_users = any(word in security for word in ("rootless", "userns", "true"))
@@ -82,13 +84,28 @@ class Engine(LocalBackend):
             words += ["--tmpfs", f"{path}:rw,exec,nosuid,nodev,size={limits.disk_bytes // parts},mode={mode}"]
         if self.name == "podman":  # always on this host; docker may be on another, so there the helper is copied in
             words += ["--volume", f"{self.public_helper()}:{HELPER}:ro"]
-        words += ["--rootfs", f"{spec.root}:O"] if spec.root else [spec.image]
+        words += self._root(spec)
         return [*words, *([HELPER] if self.program else [PYTHON, "-I", "-S", HELPER]), "agent", self.owner.process_name]
+
+    def _root(self, spec: Spec) -> list[str]:
+        if spec.image:
+            return [spec.image]
+        root = self._host_roots(spec.uid).root(spec.root, (), spec.uid)
+        volumes = [word for source, target in root.binds for word in ("--volume", f"{source}:{target}:ro")]
+        return [*volumes, "--rootfs", f"{root.layers[-1]}:O"]
+
+    def _host_roots(self, uid: int) -> Roots:
+        """Base layers that belong to the user that programs run as, who is the same inside and outside."""
+        if uid not in self._made:
+            directory = self.owner.path / f"engine-{uid}"
+            directory.mkdir(mode=0o755, exist_ok=True)
+            self._made[uid] = Roots(directory, uid)
+        return self._made[uid]
 
     async def start(self, spec: Spec) -> Sandbox:
         """See `base.Backend`."""
-        if spec.layers or bool(spec.image) == bool(spec.root) or (spec.root and self.name == "docker"):
-            wanted = "'image'" if self.name == "docker" else "'image' or 'root'"
+        if spec.layers or (spec.image and spec.root) or (self.name == "docker" and not spec.image):
+            wanted = "'image'" if self.name == "docker" else "'image' or 'root', or the host's /usr"
             raise ConfigError(f"{self.name} starts sandboxes from a spec's {wanted}, without layers")
         if spec.uid == 0 and not self._own_users:
             raise ConfigError(f"{self.name} {NO_ROOT}")

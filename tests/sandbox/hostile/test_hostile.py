@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxagent.sandbox import choose
 from jaxagent.sandbox.base import Limits, SandboxClosed, Spec
+from tests.sandbox.conftest import ISOLATING
 from tests.sandbox.hostile.host import Host
 
 MIB = 2**20
@@ -129,7 +129,7 @@ async def all_of_them(backend, host):
     return Batch(dict(zip([p.stem for p in PROGRAMS], wrong, strict=True)), host.visitors(), changed)
 
 
-@pytest.fixture(scope="module", params=list(choose.SAFE))
+@pytest.fixture(scope="module", params=ISOLATING)
 def batch(request, places, host):
     backend = places.backend(request.param)
     probe = Path("/usr/bin/python3")
