@@ -7,11 +7,10 @@ import shutil
 
 from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
 from jaxagent.sandbox.connection import start_helper
-from jaxagent.sandbox.local import ENTER, START_TIMEOUT_S, LocalBackend, check_root, enter_group
+from jaxagent.sandbox.local import ENTER, START_TIMEOUT_S, WRITABLE, LocalBackend, check_root, enter_group
 from jaxagent.sandbox.owner import Owner
 
 PYTHON = "/usr/bin/python3"  # inside, where there is no compiled helper
-WRITABLE = {"/home/user": 2, "/tmp": 4, "/var/tmp": 8, "/dev/shm": 16, "/run": 16}  # one part in so many of the disk
 
 
 class Bubblewrap(LocalBackend):

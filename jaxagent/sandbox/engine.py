@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import shutil
 import subprocess
+from pathlib import Path
 
 from jaxagent.config import ConfigError
 from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
 from jaxagent.sandbox.connection import start_helper
-from jaxagent.sandbox.local import START_TIMEOUT_S, LocalBackend
+from jaxagent.sandbox.local import START_TIMEOUT_S, WRITABLE, LocalBackend
 from jaxagent.sandbox.owner import LABEL, Owner
 from jaxagent.sandbox.root import Roots
 
@@ -24,6 +26,7 @@ COMMAND_TIMEOUT_S = 120.0
 CGROUPFS = ("podman", "--runtime", "runc", "--cgroup-manager", "cgroupfs", "--events-backend", "none")
 HELPER = "/.jaxagent-helper"
 PYTHON = "/usr/bin/python3"  # inside, where there is no compiled helper
+MOST_PROCESSES = 30_000  # of one user, over all containers
 NO_ROOT = "would make user id 0 inside the host's root, without a user namespace between: set the spec's uid"
 
 
@@ -75,10 +78,16 @@ class Engine(LocalBackend):
         words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", f"{spec.uid}:{spec.uid}"]
         words += ["--hostname", spec.hostname, "--workdir", "/", "--entrypoint", "", "--log-driver", "none"]
         words += ["--memory", memory, "--memory-swap", memory, "--pids-limit", str(limits.processes + 1)]
-        words += ["--cpus", f"{limits.cpus:g}", "--shm-size", str(limits.disk_bytes // 16)]
+        words += ["--cpus", f"{limits.cpus:g}", "--shm-size", str(limits.disk_bytes // WRITABLE["/dev/shm"])]
         words += ["--ulimit", f"nofile={limits.open_files}:{limits.open_files}", "--ulimit", "core=0:0"]
-        words += ["--ulimit", f"nproc={limits.processes}:{limits.processes}"]
-        for path, parts in (("/tmp", 4), ("/home/user", 2)):
+        # Counted over all containers of a user, so not a limit of one: that is --pids-limit. It must be named, since
+        # podman's own wish is more than root without CAP_SYS_RESOURCE may give.
+        hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+        processes = MOST_PROCESSES if hard == resource.RLIM_INFINITY else min(hard, MOST_PROCESSES)
+        words += ["--ulimit", f"nproc={processes}:{processes}"]
+        for path, parts in WRITABLE.items():
+            if path == "/dev/shm":
+                continue
             # Some runtimes keep the mode that the directory has in the image; podman cannot be told an owner.
             mode = "1777" if self.name == "podman" else f"1777,uid={spec.uid},gid={spec.uid}"
             words += ["--tmpfs", f"{path}:rw,exec,nosuid,nodev,size={limits.disk_bytes // parts},mode={mode}"]
@@ -91,6 +100,8 @@ class Engine(LocalBackend):
         if spec.image:
             return [spec.image]
         root = self._host_roots(spec.uid).root(spec.root, (), spec.uid)
+        # The tmpfs over it takes this mode (see `arguments`).
+        Path(root.layers[0], "home/user").chmod(0o1777)
         volumes = [word for source, target in root.binds for word in ("--volume", f"{source}:{target}:ro")]
         return [*volumes, "--rootfs", f"{root.layers[-1]}:O"]
 
@@ -99,6 +110,7 @@ class Engine(LocalBackend):
         if uid not in self._made:
             directory = self.owner.path / f"engine-{uid}"
             directory.mkdir(mode=0o755, exist_ok=True)
+            directory.chmod(0o755)
             self._made[uid] = Roots(directory, uid)
         return self._made[uid]
 

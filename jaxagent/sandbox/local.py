@@ -98,6 +98,10 @@ class LocalBackend(Backend):
         self._running.clear()
 
 
+# Where a back end has no tmpfs under the whole root: separate ones, one part in so many of the disk limit.
+WRITABLE = {"/home/user": 2, "/tmp": 4, "/var/tmp": 8, "/dev/shm": 16, "/run": 16}
+
+
 def enter_group(group: Group | None, pid: int) -> None:
     """Puts a process into a control group. Raises OSError."""
     for procs in group.procs() if group else []:
