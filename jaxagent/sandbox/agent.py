@@ -10,7 +10,6 @@ Nothing may be imported after the root is changed, so all modules are loaded her
 import array
 import contextlib
 import ctypes
-import encodings.idna  # noqa: F401
 import errno
 import fcntl
 import os
