@@ -189,6 +189,7 @@ def laptop() -> ConfigDict:
     config.rl.steps = 70
     config.rl.tasks_per_step = 16
     config.rl.group_size = 8
+    config.rl.staleness = 0
     config.rl.updates_per_step = 2
     config.rl.epochs = 1
     config.rl.advantage = "group_mean_std"

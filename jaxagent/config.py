@@ -415,6 +415,7 @@ class RLConfig:
     steps: int
     tasks_per_step: int
     group_size: int
+    staleness: int  # steps by which the rollouts' weights lag behind; 0 = on-policy (an experiment: see loop.Served)
     updates_per_step: int  # optimiser updates (mini-batches) per rollout batch and epoch
     epochs: int
     advantage: str  # of algorithms/advantages.py, best_of_k.py, process.py (from groups), token_advantages.py

@@ -9,6 +9,7 @@ engine takes the arrays that the update returned.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import time
@@ -148,7 +149,8 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params, stage: St
             experience.set_state(saved.host["tasks"])
         elif cfg.model.lora.rank:
             parts.keep_base(params)
-        driver.update_params(state.policy, int(state.step))
+        served = Served(driver, rl.staleness)
+        served.update(state)
     with saved.stage(stage, rl.steps, step):
         if not resumed:
             record_evaluation(parts, saved, driver, stage, 0, {})
@@ -166,7 +168,7 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params, stage: St
             entropy.save(saved.results)
             if presets.refresh_due(rl, step + 1):
                 state = state.replace(reference=state.params)  # updates donate no parameters
-            driver.update_params(state.policy, int(state.step))
+            served.update(state)
             ended = time.monotonic()
             step += 1
             metrics |= rollout | {
@@ -180,7 +182,9 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params, stage: St
                 saved.results.get("logprob_gap_max", 0.0), metrics.get("logprob_gap/max", 0.0)
             )
             if step == rl.steps or (cfg.eval.every and step % cfg.eval.every == 0):
+                served.newest()
                 record_evaluation(parts, saved, driver, stage, step, metrics)
+                served.lagging()
             else:
                 saved.record(stage, step, metrics | {"time/step_s": time.monotonic() - started})
             due = cfg.checkpoint.every and step % cfg.checkpoint.every == 0
@@ -190,6 +194,32 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params, stage: St
     if cfg.model.lora.rank:
         parts.export_adapter(state.params, Path(cfg.workdir) / "adapter")
     return state.policy
+
+
+class Served:
+    """Which weights the engine has: the newest, or with `rl.staleness` those of so many steps ago.
+
+    Staleness is an experiment on one machine: what a run would see whose rollouts are that much older. The weights of
+    the steps between are kept. They are not in bundles: a resumed run starts with no lag and gets it back step by step.
+    """
+
+    def __init__(self, driver: Driver, staleness: int):
+        self._driver = driver
+        self._past: collections.deque[tuple[Params, int]] = collections.deque(maxlen=staleness + 1)
+
+    def update(self, state: TrainState) -> None:
+        """A step's weights exist."""
+        self._past.append((state.policy, int(state.step)))
+        self.lagging()
+
+    def lagging(self) -> None:
+        """For rollouts."""
+        self._driver.update_params(*self._past[0])
+
+    def newest(self) -> None:
+        """For evaluation."""
+        if len(self._past) > 1:
+            self._driver.update_params(*self._past[-1])
 
 
 def opd_stage(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:

@@ -129,6 +129,8 @@ def check(rl: RLConfig) -> None:
         raise ConfigError("rl.critic.loss 'hl_gauss' needs rl.critic.sigma > 0 (bin widths).")
     if needs_teacher(rl):
         _check_distill(rl)
+    if rl.staleness < 0:
+        raise ConfigError(f"rl.staleness must be 0 (on-policy) or more steps, got {rl.staleness}.")
     if rl.updates_per_step < 1 or rl.epochs < 1:
         raise ConfigError("rl.updates_per_step and rl.epochs must be at least 1.")
 
