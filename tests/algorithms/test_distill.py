@@ -1,5 +1,8 @@
 """Distillation losses: numbers by hand, a float64 NumPy reference, gradients by torch, and their expectations."""
 
+import dataclasses
+import types
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -9,7 +12,7 @@ from absl.testing import parameterized
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxagent.algorithms import distill, presets
+from jaxagent.algorithms import distill, estimate, presets
 from jaxagent.algorithms.distill import DIVERGENCES, Scores, renormalise, sampled_advantages, support_of
 from jaxagent.algorithms.policy_loss import OBJECTIVES, Tokens
 from jaxagent.config import ConfigError, OPDConfig
@@ -267,3 +270,13 @@ def test_the_stage_leaves_nothing_but_the_teacher(rl):
     assert presets.needs_teacher(alone) and not presets.needs_critic(alone)
     assert alone.echo.coefficient == alone.positive_nll.coefficient == alone.replay.per_step == 0
     assert alone.refill.max_rounds == alone.keep_groups_frac == 1  # every attempt, whatever its reward
+
+
+def test_teacher_advantages_by_hand(make_group):
+    """Coefficient 0.5; log q - log p = -1 - (-2) = 1 on the action, nothing on prompt and observation."""
+    (episode,) = make_group(("pao", 1.0)).episodes
+    trajectory = dataclasses.replace(episode.trajectories[0], logprobs=np.float32([0, -2, 0]))
+    teacher = [types.SimpleNamespace(logprobs=np.array([7.0, -1.0, 7.0]))]
+    rl = types.SimpleNamespace(distill=types.SimpleNamespace(coefficient=0.5))
+    found = estimate.teacher_advantages(types.SimpleNamespace(teacher=teacher), rl, 0, trajectory)
+    np.testing.assert_array_equal(found, [0.0, 0.5, 0.0])

@@ -22,6 +22,13 @@ def numbered(group: Group, task: str = "t") -> Group:
     return Group(episodes[0].task, episodes)
 
 
+def test_distinct_attempts(make_group):
+    """Of two with the same tokens the first; none that failed or sampled nothing."""
+    same = make_group(("pa", 1.0), ("pa", 0.0), ("pao", 0.5), ("pp", 0.0), ("paa", 1.0, StopReason.TIMEOUT))
+    assert [e.sample for e in dpo.distinct(same.episodes)] == [0, 2]
+    assert [e.sample for e in dpo.distinct(numbered(same).episodes)] == [0, 1, 2]
+
+
 def test_pairs_join_the_best_with_the_worst(make_group):
     group = numbered(make_group(("pa", 0.2), ("pa", 1.0), ("pa", 0.0), ("pa", 0.6), ("pa", 0.6)))
     chosen = lambda **k: [(p.chosen.sample, p.rejected.sample) for p in dpo.pairs([group], **k)]  # noqa: E731
