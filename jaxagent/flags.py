@@ -48,7 +48,7 @@ def parse_argv(argv: Sequence[str]) -> Invocation:
     argv = _joined(argv)
     for arg in argv[1:]:
         _check_override(arg)
-    argv = [_quoted(arg) for arg in argv]
+    argv = [_quoted(arg) for arg in _last(argv)]
     source = next((m[1] for m in map(_FILE.fullmatch, argv[1:]) if m), None)
     if source is None:
         raise ConfigError("No config: say --config=FILE[:PRESET], for example --config=configs/search_r1.py.")
@@ -96,6 +96,12 @@ def _joined(argv: Sequence[str]) -> list[str]:
         else:
             out.append(arg)
     return out
+
+
+def _last(argv: Sequence[str]) -> list[str]:
+    """Of an override that is given twice the last one, for tuples too (ml_collections would join them)."""
+    names = [(m := _OVERRIDE.match(arg)) and m[1] for arg in argv]
+    return [arg for i, arg in enumerate(argv) if names[i] is None or names[i] not in names[i + 1 :]]
 
 
 def _quoted(arg: str) -> str:

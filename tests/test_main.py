@@ -44,6 +44,12 @@ def test_stages_are_a_list_with_commas(runs, value):
     assert runs[0].stages == ("warm_start", "rl")
 
 
+def test_of_a_flag_given_twice_the_last_counts(runs):
+    flags = ["--config.stages=warm_start", "--config.seed=1", "--config.stages=rl", "--config.seed=2"]
+    assert cli.main(["main", CONFIG, *flags]) == 0
+    assert runs[0].stages == ("rl",) and runs[0].seed == 2
+
+
 def test_config_path_after_a_space(runs):
     assert cli.main(["main", "--config", CONFIG.removeprefix("--config=")]) == 0
     assert len(runs) == 1
