@@ -1,0 +1,184 @@
+"""Generates terminal tasks: real command-line work with a verified solution and a test that idle agents fail.
+
+    python -m data_pipelines.terminal --out=data/terminal --num=500 --seed=0         # levels 1 to 3
+    python -m data_pipelines.terminal --out=data/laptop --laptop --demonstrations=8000
+    python -m data_pipelines.terminal check data/terminal                            # every oracle 1, idle agent 0
+    python -m data_pipelines.terminal demonstrations data/terminal --out=full.jsonl  # of the training tasks
+
+Writes, all at once or not at all:
+
+    array_record, TFDS layout   splits train, heldout (parameters never seen in training) and, without --laptop,
+                                heldout_templates (whole families never seen)
+    full.jsonl, texts.jsonl     with --demonstrations: whole episodes, and what a tokenizer is trained on
+
+A task's split follows from its template and its instruction alone, so tasks of any two seeds never cross splits.
+--laptop: ten one-command families over a vocabulary of 300 words, a quarter of the tasks with a second command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from data_pipelines import terminal_check
+from data_pipelines.local_place import HomePlace, missing_programs
+from data_pipelines.terminal_demonstrations import demonstrations
+from data_pipelines.terminal_templates.draft import Draft, Draw, to_row
+from data_pipelines.terminal_templates.table import HELD_OUT, LAPTOP, TEMPLATES, Template
+from data_pipelines.terminal_templates.words import WORDS
+from data_pipelines.write import write_tasks
+from jaxagent.config import ConfigError
+from jaxagent.data.files import splits
+from jaxagent.data.sources import load_tasks
+from jaxagent.envs.terminal_tasks import dialogue, rows
+from jaxagent.envs.terminal_tasks.task import TerminalTask
+
+TRAIN, HELDOUT, HELDOUT_TEMPLATES = "train", "heldout", "heldout_templates"
+HELDOUT_FRAC = 0.2  # of the instructions of a template that is trained on
+WORD_REPEATS = 20  # in the tokenizer's texts: a word should be one token
+
+
+def generate(seed: int, laptop: bool = False) -> Iterator[dict[str, Any]]:
+    """Endless stream of rows (`jaxagent.data.rows`), no two of them equal; every template in turn."""
+    templates = LAPTOP if laptop else TEMPLATES
+    seen: set[str] = set()
+    for round_ in itertools.count():
+        for name, template in templates.items():
+            row = _fresh(name, template, f"{seed}/{name}/{round_}", seen)
+            if row is not None:
+                seen.add(row["id"])
+                yield row
+
+
+def split_of(template: str, draft: Draft) -> str:
+    """The split that a task belongs to, whatever the seed."""
+    if template in HELD_OUT:
+        return HELDOUT_TEMPLATES
+    digest = hashlib.blake2b(f"{template}\0{draft.instruction}".encode(), digest_size=4).digest()
+    return HELDOUT if int.from_bytes(digest, "big") < HELDOUT_FRAC * 2**32 else TRAIN
+
+
+def write(folder: Path, num: int, seed: int, laptop: bool, num_demonstrations: int, style: dialogue.Style) -> None:
+    """Writes the dataset described in the module's docstring into `folder`, which must not exist yet.
+
+    Args:
+      folder: where it will stand.
+      num: tasks, all splits together.
+      seed: of the draws; the same seed gives the same bytes.
+      laptop: the narrow distribution.
+      num_demonstrations: rows of full.jsonl, from training tasks: first the dataset's, then further ones.
+      style: of the demonstrations.
+    """
+    stream = generate(seed, laptop)
+    tasks: dict[str, list[dict[str, Any]]] = {}
+    for row in itertools.islice(stream, num):
+        tasks.setdefault(row["metadata"]["split"], []).append(row)
+    if TRAIN not in tasks or HELDOUT not in tasks:
+        raise ConfigError(f"--num={num} is too few for a train and a heldout split.")
+    partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
+    try:
+        write_tasks(partial, {name: tasks[name] for name in sorted(tasks)}, need_answers=False)
+        if num_demonstrations:
+            training = itertools.chain(tasks[TRAIN], (row for row in stream if row["metadata"]["split"] == TRAIN))
+            shown = list(demonstrations(itertools.islice(training, num_demonstrations), style))
+            write_jsonl(partial / "full.jsonl", shown)
+            write_jsonl(partial / "texts.jsonl", ({"text": text} for text in tokenizer_texts(shown[:2000])))
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def tokenizer_texts(shown: list[dict[str, Any]]) -> list[str]:
+    """Prompts, actions and observations as they occur, and every word often enough to be one token."""
+    texts = []
+    for row in shown:
+        texts += [
+            row["prompt"],
+            *(part for turn in row["turns"] for part in (turn["action"], turn["observation"]) if part),
+        ]
+    return texts + [f"{before}{word}" for word in WORDS for before in (" ", "")] * WORD_REPEATS
+
+
+def write_jsonl(path: Path, items: Iterable[Mapping[str, Any]]) -> None:
+    """One JSON object per line."""
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(item, ensure_ascii=False) + "\n" for item in items)
+
+
+def read_tasks(folder: Path) -> list[TerminalTask]:
+    """The tasks of all splits of a generated dataset."""
+    return [rows.from_task(task) for split in sorted(splits(folder)) for task in load_tasks(folder, split, False)]
+
+
+def check(folder: Path, jobs: int) -> int:
+    """Runs oracle and idle agent on every task of a dataset; returns the exit status."""
+    if missing := missing_programs():
+        raise ConfigError(f"Generated tasks need programs that are missing here: {', '.join(missing)}.")
+    return terminal_check.report(read_tasks(folder), _open_home, jobs)
+
+
+async def _open_home(task: TerminalTask) -> HomePlace:
+    del task  # every generated task starts from an empty home directory
+    return HomePlace()
+
+
+def _fresh(name: str, template: Template, key: str, seen: set[str]) -> dict[str, Any] | None:
+    """A row that was not there before, or None when the template seems to be exhausted."""
+    for attempt in range(20):
+        draft = template.make(Draw(f"{key}/{attempt}"))
+        row = to_row(draft, name, template.level, split_of(name, draft))
+        if row["id"] not in seen:
+            return row
+    return None
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", nargs="?", choices=("write", "check", "demonstrations"), default="write")
+    parser.add_argument("folder", type=Path, nargs="?", help="a dataset (check, demonstrations)")
+    parser.add_argument("--out", type=Path, help="what to write; must not exist")
+    parser.add_argument("--num", type=int, default=500, help="tasks, all splits together")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--laptop", action="store_true", help="short tasks over a small vocabulary")
+    parser.add_argument("--demonstrations", type=int, default=0, help="also write so many")
+    parser.add_argument("--style", choices=("endless", "qwen3_xml"), default="endless", help="of demonstrations")
+    parser.add_argument("--jobs", type=int, default=2, help="tasks at once (check)")
+    args = parser.parse_args(argv)
+    if args.action == "write" and args.folder is not None:
+        parser.error("give the folder as --out")
+    if args.action != "write" and args.folder is None:
+        parser.error(f"{args.action} needs the folder of a dataset")
+    if args.action != "check" and (args.out is None or args.out.exists()):
+        parser.error("--out is needed" if args.out is None else f"{args.out} exists; remove it or choose another --out")
+    try:
+        if args.action == "check":
+            return check(args.folder, args.jobs)
+        if args.action == "demonstrations":
+            tasks = [
+                {"id": t.id, "prompt": t.prompt, "kind": t.kind, "metadata": t.metadata}
+                for t in load_tasks(args.folder, TRAIN, False)
+            ]
+            write_jsonl(args.out, demonstrations(tasks, args.style))
+            print(f"wrote {args.out}: {len(tasks)} demonstrations")
+            return 0
+        write(args.out, args.num, args.seed, args.laptop, args.demonstrations, args.style)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    counts = Counter(f"{split}: {len(load_tasks(args.out, split, False))}" for split in sorted(splits(args.out)))
+    print(f"wrote {args.out} ({', '.join(counts)})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

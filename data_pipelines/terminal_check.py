@@ -1,0 +1,100 @@
+"""Checks tasks by running them: the initial test must pass, the oracle must score 1 and an idle agent 0.
+
+Used by `python -m data_pipelines.terminal check` and `python -m data_pipelines.harbor check`. Each attempt has a place
+of its own. What fails is a named finding; nothing is dropped in silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from jaxagent.envs.terminal_tasks.task import TerminalTask
+from jaxagent.envs.terminal_tasks.verify import Place, VerifierError, prepare, solve, verify
+
+
+class ClosablePlace(Place, Protocol):
+    """A place that a check opens and closes."""
+
+    async def close(self) -> None:
+        """Kills and removes everything."""
+
+
+Open = Callable[[TerminalTask], Awaitable[ClosablePlace]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What came of one task."""
+
+    id: str
+    oracle: float | None  # None: `error` says why there is none
+    idle: float | None
+    error: str = ""
+    oracle_said: str = ""  # output of the oracle when it did not score 1
+
+    @property
+    def good(self) -> bool:
+        """The oracle scores 1 and the idle agent 0."""
+        return self.oracle == 1.0 and self.idle == 0.0
+
+    def __str__(self) -> str:
+        if self.error:
+            return f"{self.id}: {self.error}"
+        said = f" The oracle printed: {self.oracle_said[-300:]}" if self.oracle_said else ""
+        return f"{self.id}: the oracle scored {self.oracle:g} and an idle agent {self.idle:g}.{said}"
+
+
+async def check(task: TerminalTask, open_place: Open) -> Finding:
+    """Runs oracle and idle agent on one task."""
+    oracle = idle = None
+    try:
+        oracle, said = await _attempt(task, open_place, works=True)
+        idle, _ = await _attempt(task, open_place, works=False)
+    except VerifierError as error:
+        return Finding(task.id, oracle, idle, " ".join(str(error).split()))
+    return Finding(task.id, oracle, idle, oracle_said="" if oracle == 1.0 else said)
+
+
+async def check_all(
+    tasks: Sequence[TerminalTask], open_place: Open, jobs: int, progress: Callable[[Finding], None] = lambda _: None
+) -> list[Finding]:
+    """`check` on every task, `jobs` at once; findings in the order of the tasks."""
+    gate = asyncio.Semaphore(jobs)
+
+    async def one(task: TerminalTask) -> Finding:
+        async with gate:
+            finding = await check(task, open_place)
+            progress(finding)
+            return finding
+
+    return list(await asyncio.gather(*map(one, tasks)))
+
+
+def report(tasks: Sequence[TerminalTask], open_place: Open, jobs: int) -> int:
+    """Checks, prints what is wrong and a summary, and returns the exit status: 0 when every task is good."""
+    started = time.monotonic()
+    findings = asyncio.run(check_all(tasks, open_place, jobs, lambda finding: None if finding.good else print(finding)))
+    oracle = sum(finding.oracle == 1.0 for finding in findings)
+    idle = sum(finding.idle == 0.0 for finding in findings)
+    errors = sum(bool(finding.error) for finding in findings)
+    levels = ", ".join(f"{n} of level {level}" for level, n in sorted(Counter(task.level for task in tasks).items()))
+    print(
+        f"{len(findings)} tasks ({levels}): oracle scores 1 on {oracle}, an idle agent 0 on {idle}, {errors} errors; "
+        f"{time.monotonic() - started:.1f} s"
+    )
+    return 0 if findings and all(finding.good for finding in findings) else 1
+
+
+async def _attempt(task: TerminalTask, open_place: Open, works: bool) -> tuple[float, str]:
+    place = await open_place(task)
+    try:
+        await prepare(place, task)
+        said = (await solve(place, task)).output if works else ""
+        return await verify(place, task), said
+    finally:
+        await place.close()

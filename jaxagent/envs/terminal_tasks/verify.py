@@ -1,0 +1,211 @@
+"""Starting a task in a place where commands run, and judging what an agent left there.
+
+A `Place` is what a sandbox offers; it is asked for nothing else. Verification runs in a fresh process that the agent
+never touched, after everything left at the tests' paths has been removed. When the verifier does not say a reward,
+that is a `VerifierError`, which an environment must let through (StopReason.ENV_ERROR): it is never a reward of 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from jaxagent.envs.terminal_tasks.task import Script, TerminalTask
+
+REWARD_TXT, REWARD_JSON = "/logs/verifier/reward.txt", "/logs/verifier/reward.json"
+_REWARD_FOLDER = "/logs/verifier"
+_SETUP_TIMEOUT_S = 60.0
+_SHOWN = 400  # characters of output in an error
+_SUMMARY = re.compile(r"^=+ *short test summary info *=+$", re.MULTILINE)
+_OUTCOME = re.compile(r"(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
+
+
+class VerifierError(RuntimeError):
+    """The task's own machinery failed, or gave no reward. Says nothing about the agent."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A finished command."""
+
+    exit_status: int  # as a shell says it: 128 + n for signal n
+    output: str  # stdout and stderr in order, perhaps cut
+    timed_out: bool = False
+
+
+class Place(Protocol):
+    """Where commands of one attempt run, each in a fresh process, with the home directory as $HOME."""
+
+    async def run(
+        self, command: str, *, timeout_s: float, cwd: str = "", env: Mapping[str, str] | None = None
+    ) -> Result:
+        """Runs a shell command to its end or its deadline. `cwd` "" is the place's own working directory."""
+
+    async def copy_in(self, source: Path, path: str) -> None:
+        """Copies a file or folder to an absolute path inside, replacing what is there, links included."""
+
+    async def read(self, path: str) -> bytes:
+        """A regular file's content, never through a link that the agent made.
+
+        Raises:
+          FileNotFoundError: no regular file there.
+        """
+
+
+async def prepare(place: Place, task: TerminalTask) -> None:
+    """Brings the initial state about and, where the task has one, runs its initial test.
+
+    Raises:
+      VerifierError: either failed.
+    """
+    for part, script in (("setup", task.setup), ("initial test", task.initial_test)):
+        if script is not None:
+            timeout_s = task.limits.verifier_timeout_s if script is task.initial_test else _SETUP_TIMEOUT_S
+            result = await run_script(place, task, script, timeout_s)
+            if result.timed_out or result.exit_status != 0:
+                raise VerifierError(f"{task.id}: the {part} {_how(result)}")
+
+
+async def solve(place: Place, task: TerminalTask) -> Result:
+    """Runs the oracle.
+
+    Raises:
+      VerifierError: the task has none, or it ran past the agent's time. A status other than 0 is the final test's
+        business: some published solutions end with one.
+    """
+    if task.oracle is None:
+        raise VerifierError(f"{task.id} has no oracle solution.")
+    result = await run_script(place, task, task.oracle, task.limits.agent_timeout_s, task.oracle_env)
+    if result.timed_out:
+        raise VerifierError(f"{task.id}: the oracle {_how(result)}")
+    return result
+
+
+async def verify(place: Place, task: TerminalTask) -> float:
+    """Runs the final test and returns the reward it says.
+
+    Raises:
+      VerifierError: the test is missing, timed out, or said no reward.
+    """
+    if task.final_test is None:
+        raise VerifierError(f"{task.id} has no final test.")
+    if task.reward_from == "reward_file":  # whatever the agent wrote there is no reward
+        await _fresh_folder(place, _REWARD_FOLDER)
+    result = await run_script(place, task, task.final_test, task.limits.verifier_timeout_s, task.verifier_env)
+    if result.timed_out:
+        raise VerifierError(f"{task.id}: the final test {_how(result)}")
+    try:
+        if task.reward_from == "exit_status":
+            return reward_of_status(result)
+        if task.reward_from == "pytest_summary":
+            return reward_of_summary(result)
+        return reward_of_files(await _read(place, REWARD_TXT), await _read(place, REWARD_JSON))
+    except ValueError as error:
+        raise VerifierError(f"{task.id}: {error} The test {_how(result)}") from None
+
+
+async def run_script(
+    place: Place, task: TerminalTask, script: Script, timeout_s: float, env: Mapping[str, str] | None = None
+) -> Result:
+    """Puts a script's files in place and runs it in the task's working directory."""
+    for path, source in script.files.items():
+        await place.copy_in(source, path)
+    return await place.run(script.command, timeout_s=timeout_s, cwd=task.workdir, env={**task.env, **(env or {})})
+
+
+def reward_of_status(result: Result) -> float:
+    """Status 0 is 1.0 and status 1 is 0.0, which is what pytest and our own tests say.
+
+    Raises:
+      ValueError: any other status: pytest's 2 to 5 (interrupted, internal error, usage, nothing collected), a
+        missing interpreter (126, 127), a signal (128 and more).
+    """
+    if result.exit_status not in (0, 1):
+        raise ValueError(f"a final test must exit with 0 or 1, not {result.exit_status}.")
+    return 1.0 - result.exit_status
+
+
+def reward_of_summary(result: Result) -> float:
+    """1.0 when pytest's short summary (-rA) lists at least one test and none that failed. Skips and expected failures
+    pass, unexpected passes fail, as in terminal-bench. All that follows the first summary counts, so a forged one that
+    an agent's program prints earlier or later can only add failures.
+
+    Raises:
+      ValueError: no summary, or no test in it.
+    """
+    found = _SUMMARY.search(result.output)
+    if found is None:
+        raise ValueError("pytest's short test summary is missing (run-tests.sh must pass -rA).")
+    lines = result.output[found.end() :].splitlines()
+    outcomes = [match[1] for line in lines if (match := _OUTCOME.match(line))]
+    if not outcomes:
+        raise ValueError("pytest's short test summary lists no test.")
+    return float(all(outcome in ("PASSED", "SKIPPED", "XFAIL") for outcome in outcomes))
+
+
+def reward_of_files(txt: bytes | None, json_: bytes | None) -> float:
+    """The number in reward.txt, or "reward" (else the only number) in reward.json.
+
+    Harbor's readers have preferred the one and the other file; so two files that disagree are an error here.
+
+    Raises:
+      ValueError: no file, no finite number in it, several numbers without one called "reward", or two rewards.
+    """
+    rewards = {}
+    if txt is not None:
+        rewards["reward.txt"] = _number(txt.decode("utf-8", "replace").strip(), "reward.txt")
+    if json_ is not None:
+        rewards["reward.json"] = _reward_of_json(json_.decode("utf-8", "replace"))
+    if not rewards:
+        raise ValueError(f"neither {REWARD_TXT} nor {REWARD_JSON} was written.")
+    if len(set(rewards.values())) > 1:
+        raise ValueError(f"reward.txt says {rewards['reward.txt']} and reward.json {rewards['reward.json']}.")
+    return next(iter(rewards.values()))
+
+
+def _reward_of_json(text: str) -> float:
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError:
+        raise ValueError(f"reward.json is not JSON: {text[:80]!r}.") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"reward.json must be an object, got {text[:80]!r}.")
+    if "reward" not in values and len(values) != 1:
+        raise ValueError(f"reward.json has no 'reward'; it has {', '.join(values) or 'nothing'}.")
+    return _number(values["reward"] if "reward" in values else next(iter(values.values())), "reward.json")
+
+
+def _number(value: object, name: str) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, (str, int, float)) else float(value)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must hold a finite number, got {str(value)[:80]!r}.")
+    return number
+
+
+async def _fresh_folder(place: Place, path: str) -> None:
+    quoted = shlex.quote(path)
+    result = await place.run(f"rm -rf {quoted} && mkdir -p {quoted}", timeout_s=_SETUP_TIMEOUT_S)
+    if result.timed_out or result.exit_status != 0:
+        raise VerifierError(f"cannot make an empty {path}: it {_how(result)}")
+
+
+async def _read(place: Place, path: str) -> bytes | None:
+    try:
+        return await place.read(path)
+    except FileNotFoundError:
+        return None
+
+
+def _how(result: Result) -> str:
+    how = "ran past its deadline" if result.timed_out else f"ended with status {result.exit_status}"
+    output = result.output.strip()
+    return f"{how}. Output: {output[-_SHOWN:]}" if output else f"{how}, without output."

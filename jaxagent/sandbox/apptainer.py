@@ -1,0 +1,59 @@
+"""Back end (d): apptainer, where a cluster has nothing else. `Spec.root` or `Spec.image` is a .sif or a directory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from jaxagent.config import ConfigError
+from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
+from jaxagent.sandbox.connection import start_helper
+from jaxagent.sandbox.local import ENTER, START_TIMEOUT_S, LocalBackend, enter_group
+from jaxagent.sandbox.owner import Owner
+
+HELPER = "/tmp/.jaxagent-helper"
+PYTHON = "/usr/bin/python3"
+
+
+class Apptainer(LocalBackend):
+    """See `base.Backend`. Raises SandboxError where there is no apptainer (or singularity)."""
+
+    def __init__(self, owner: Owner, compiled: bool = True):
+        super().__init__(owner, compiled)
+        self.name = "apptainer"
+        self._program = shutil.which("apptainer") or shutil.which("singularity") or ""
+        if not self._program:
+            raise SandboxError("apptainer is not installed")
+        if os.geteuid() == 0:
+            raise SandboxError("apptainer under root would make user id 0 inside the host's root: run as a user")
+        self.missing = (
+            *self.common_gaps(),
+            "what is written is limited by apptainer's own session size (sessiondir max size), not by the spec",
+            "user ids inside are the host's; no snapshots",
+        )
+
+    def arguments(self, spec: Spec) -> list[str]:
+        """Of the whole command."""
+        words = [self._program, "exec", "--containall", "--cleanenv", "--writable-tmpfs", "--no-home", "--no-privs"]
+        words += ["--net", "--network", "none", "--hostname", spec.hostname, "--userns", "--no-init"]
+        helper = self.public_helper()
+        words += ["--bind", f"{helper}:{HELPER}:ro", spec.root or spec.image]
+        return [*words, *([HELPER] if self.program else [PYTHON, "-I", "-S", HELPER]), "agent", self.owner.process_name]
+
+    async def start(self, spec: Spec) -> Sandbox:
+        """See `base.Backend`. Inside, programs run as this user: `spec.uid` is not changed."""
+        if spec.layers or bool(spec.image) == bool(spec.root):
+            raise ConfigError("apptainer starts sandboxes from a spec's 'image' or 'root', without layers")
+        group = self.make_group(spec.limits)
+
+        sandbox = await start_helper(
+            ["sh", "-c", ENTER, *self.arguments(spec)],
+            self.describe_inside(spec).encode(),
+            spec,
+            START_TIMEOUT_S,
+            on_closed=lambda: self.free_group(group),
+            executable="/bin/sh",
+            enter=lambda pid: enter_group(group, pid),
+            env={name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ},
+        )
+        return self.keep(sandbox)

@@ -1,0 +1,66 @@
+"""Back end (b): bubblewrap alone. A read-only root and writable tmpfs directories; no copy-on-write of the root."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
+from jaxagent.sandbox.connection import start_helper
+from jaxagent.sandbox.local import ENTER, START_TIMEOUT_S, WRITABLE, LocalBackend, check_root, enter_group
+from jaxagent.sandbox.owner import Owner
+
+PYTHON = "/usr/bin/python3"  # inside, where there is no compiled helper
+
+
+class Bubblewrap(LocalBackend):
+    """See `base.Backend`. Raises SandboxError where there is no bubblewrap."""
+
+    def __init__(self, owner: Owner, compiled: bool = True):
+        super().__init__(owner, compiled)
+        self.name = "bubblewrap"
+        self._bwrap = shutil.which("bwrap") or ""
+        if not self._bwrap:
+            raise SandboxError("bwrap is not installed")
+        self.missing = (
+            *self.common_gaps(),
+            "no copy-on-write root (only /home/user, /tmp, /var/tmp, /run and /dev/shm are writable), no snapshots",
+            "no limit on the number of files",
+        )
+
+    async def start(self, spec: Spec) -> Sandbox:
+        """See `base.Backend`."""
+        check_root(self.name, spec, layers=False)
+        group = self.make_group(spec.limits)
+
+        sandbox = await start_helper(
+            ["sh", "-c", ENTER, self._bwrap, *self._arguments(spec)],
+            self.describe_inside(spec).encode(),
+            spec,
+            START_TIMEOUT_S,
+            on_closed=lambda: self.free_group(group),
+            executable="/bin/sh",
+            user=self.uid if os.geteuid() == 0 else None,
+            enter=lambda pid: enter_group(group, pid),
+        )
+        return self.keep(sandbox)
+
+    def _arguments(self, spec: Spec) -> list[str]:
+        isolation = (
+            "--unshare-user --unshare-pid --unshare-net --unshare-ipc --unshare-uts --die-with-parent --as-pid-1"
+        )
+        words = [*isolation.split(), "--clearenv", "--cap-drop", "ALL", "--disable-userns"]
+        words += ["--uid", str(spec.uid), "--gid", str(spec.uid), "--hostname", spec.hostname]
+        root = self.roots.root(spec.root, (), spec.uid)
+        words += ["--ro-bind", root.layers[-1], "/"]
+        for source, target in root.binds:
+            words += ["--ro-bind", source, target]
+        words += ["--proc", "/proc", "--dev", "/dev"]
+        for path, parts in WRITABLE.items():
+            words += ["--size", str(spec.limits.disk_bytes // parts), "--tmpfs", path]
+        words += ["--remount-ro", "/dev"]
+        helper = self.public_helper()
+        inside = f"/run/jaxagent/{helper.name}"
+        words += ["--ro-bind", str(helper), inside]
+        words += ["--", *([inside] if self.program else [PYTHON, "-I", "-S", inside]), "agent"]
+        return [*words, self.owner.process_name]

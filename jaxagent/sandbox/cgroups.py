@@ -1,0 +1,216 @@
+"""Control groups, version 2 or 1, where this process may make them: memory, processes, cpu time.
+
+Groups are made below this process's own group, so that limits it lives under go on to hold. A group whose sandbox has
+ended is used again for the next one with the same limits, since making one is a third of a start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+from jaxagent.sandbox.base import Limits
+
+CONTROLLERS = ("memory", "pids", "cpu")
+PERIOD_US = 100_000
+REMOVE_TIMEOUT_S = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """One sandbox's groups: one directory in version 2, one for each controller in version 1."""
+
+    limits: Limits
+    directories: tuple[Path, ...]
+
+    def procs(self) -> list[str]:
+        """Files to which a process writes "0" to enter."""
+        return [str(d / "cgroup.procs") for d in self.directories]
+
+    def empty(self) -> bool:
+        """True when no process is inside."""
+        return not any(_pids(d) for d in self.directories)
+
+
+class Cgroups:
+    """What can be made here, and the groups made so far.
+
+    Args:
+      run: the run's id.
+      mountinfo, membership: texts of /proc/self/mountinfo and /proc/self/cgroup.
+    """
+
+    def __init__(self, run: str, mountinfo: str | None = None, membership: str | None = None):
+        mountinfo = Path("/proc/self/mountinfo").read_text() if mountinfo is None else mountinfo
+        membership = Path("/proc/self/cgroup").read_text() if membership is None else membership
+        self._roots: dict[str, Path] = {}  # controller: this run's directory
+        self._version = 0
+        self._free: list[Group] = []
+        self._made = 0
+        for version, controllers, directory in own_groups(mountinfo, membership):
+            usable = _usable(directory, run, controllers, version)
+            if usable:
+                self._version = version
+                self._roots.update({c: directory / f"jaxagent-{run}" for c in usable})
+                if version == 2:
+                    break
+
+    @property
+    def controllers(self) -> tuple[str, ...]:
+        """Those that work here."""
+        return tuple(c for c in CONTROLLERS if c in self._roots)
+
+    @property
+    def directories(self) -> list[str]:
+        """This run's directories: what a sweep removes."""
+        return sorted({str(d) for d in self._roots.values()})
+
+    def make(self, limits: Limits) -> Group | None:
+        """A group with these limits; None where no controller works.
+
+        Raises:
+          OSError: a group that could be made at start cannot be made now.
+        """
+        if not self._roots:
+            return None
+        for i, group in enumerate(self._free):
+            if group.limits == limits:
+                return self._free.pop(i)
+        self._made += 1
+        directories = []
+        for root in sorted(set(self._roots.values())):
+            directory = root / str(self._made)
+            directory.mkdir()
+            directories.append(directory)
+            mine = {c for c, r in self._roots.items() if r == root}
+            for name, value in settings(limits, mine, self._version):
+                with contextlib.suppress(FileNotFoundError):  # swap accounting and cpu quotas may not be compiled in
+                    (directory / name).write_text(value)
+        return Group(limits, tuple(directories))
+
+    def free(self, group: Group) -> None:
+        """Takes back a group whose sandbox has ended; what is still inside is killed."""
+        if group.empty():
+            self._free.append(group)
+        else:
+            for directory in group.directories:
+                remove_tree(directory)
+
+    def close(self) -> None:
+        """Removes all groups of this run."""
+        for root in set(self._roots.values()):
+            remove_tree(root)
+        self._roots.clear()
+
+
+def settings(limits: Limits, controllers: set[str], version: int) -> list[tuple[str, str]]:
+    """Files and their values. Files on the sandbox's tmpfs are charged to its memory, so the two add up."""
+    memory = str(limits.memory_bytes + limits.disk_bytes)
+    quota = str(max(1000, int(limits.cpus * PERIOD_US)))
+    wanted = {
+        ("memory", 1): [("memory.limit_in_bytes", memory), ("memory.memsw.limit_in_bytes", memory)],
+        ("memory", 2): [("memory.max", memory), ("memory.swap.max", "0")],
+        ("pids", 1): [("pids.max", str(limits.processes + 2))],  # process 1 and the one outside
+        ("pids", 2): [("pids.max", str(limits.processes + 2))],
+        ("cpu", 1): [("cpu.cfs_period_us", str(PERIOD_US)), ("cpu.cfs_quota_us", quota)],
+        ("cpu", 2): [("cpu.max", f"{quota} {PERIOD_US}")],
+    }
+    return [pair for c in CONTROLLERS if c in controllers for pair in wanted[c, version]]
+
+
+def own_groups(mountinfo: str, membership: str) -> list[tuple[int, set[str], Path]]:
+    """(version, controllers, directory) of the groups that this process is in, as the file system shows them."""
+    paths = {}  # controllers of a hierarchy ("" for version 2) -> path of this process's group
+    for line in membership.splitlines():
+        _, names, path = line.split(":", 2)
+        paths[names] = path
+    found = []
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        kind, _, options = right.split(" ", 2)
+        root, mount = (_unescape(field) for field in left.split(" ")[3:5])
+        if kind == "cgroup2" and "" in paths:
+            directory = _below(mount, root, paths[""])
+            listed = directory / "cgroup.controllers"
+            controllers = set(listed.read_text().split()) if listed.exists() else set()
+            found.append((2, controllers & set(CONTROLLERS), directory))
+        elif kind == "cgroup":
+            for names, path in paths.items():
+                if names and set(names.split(",")) <= set(options.split(",")):
+                    found.append((1, set(names.split(",")) & set(CONTROLLERS), _below(mount, root, path)))
+    return [entry for entry in found if entry[1]]
+
+
+def _unescape(field: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), field)
+
+
+def _below(mount: str, root: str, path: str) -> Path:
+    if path == root or path.startswith(root.rstrip("/") + "/"):
+        return Path(mount) / path[len(root.rstrip("/")) :].lstrip("/")
+    return Path(mount)
+
+
+def _usable(directory: Path, run: str, controllers: set[str], version: int) -> set[str]:
+    """Makes the run's directory; returns the controllers that work in it."""
+    mine = directory / f"jaxagent-{run}"
+    try:
+        if version == 2:
+            _enable(directory, controllers)
+        mine.mkdir()
+        if version == 2:
+            _enable(mine, controllers)
+        return controllers
+    except OSError:
+        with contextlib.suppress(OSError):
+            mine.rmdir()
+        return set()
+
+
+def _enable(directory: Path, controllers: set[str]) -> None:
+    switch, on = directory / "cgroup.subtree_control", " ".join(f"+{c}" for c in sorted(controllers))
+    try:
+        switch.write_text(on)
+    except OSError:
+        # A group with processes has no controlled children. Where only this process is inside (a delegated scope),
+        # it moves one level down first.
+        if _pids(directory) != [os.getpid()]:
+            raise
+        leaf = directory / "jaxagent-owner"
+        leaf.mkdir(exist_ok=True)
+        (leaf / "cgroup.procs").write_text(str(os.getpid()))
+        switch.write_text(on)
+
+
+def _pids(directory: Path) -> list[int]:
+    try:
+        return [int(word) for word in (directory / "cgroup.procs").read_text().split()]
+    except OSError:
+        return []
+
+
+def remove_tree(root: Path) -> None:
+    """Kills what is inside a group and its children, and removes them."""
+    if not root.is_dir():
+        return
+    end = time.monotonic() + REMOVE_TIMEOUT_S
+    directories = sorted([root, *(p for p in root.rglob("*") if p.is_dir())], key=lambda p: -len(p.parts))
+    for directory in directories:
+        while True:
+            for pid in _pids(directory):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            try:
+                directory.rmdir()
+                break
+            except FileNotFoundError:
+                break
+            except OSError:  # the last process is still on its way out
+                if time.monotonic() > end:
+                    break
+                time.sleep(0.005)

@@ -1,0 +1,79 @@
+"""Which back end works here: each is made and tried with a real sandbox, best first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from jaxagent.config import ConfigError, nearest
+from jaxagent.sandbox.apptainer import Apptainer
+from jaxagent.sandbox.base import Backend, SandboxError, Spec
+from jaxagent.sandbox.bubblewrap import Bubblewrap
+from jaxagent.sandbox.engine import CGROUPFS, Engine
+from jaxagent.sandbox.namespaces import Namespaces
+from jaxagent.sandbox.owner import Owner
+from jaxagent.sandbox.plain import Plain
+
+PROBE_TIMEOUT_S = 120.0
+SAFE: dict[str, Callable[[Owner], Backend]] = {  # best first
+    "namespaces": Namespaces,
+    "namespaces-python": lambda owner: Namespaces(owner, compiled=False),
+    "bubblewrap": Bubblewrap,
+    "podman": lambda owner: Engine(owner, ("podman",)),
+    "podman-cgroupfs": lambda owner: Engine(owner, CGROUPFS),
+    "docker": lambda owner: Engine(owner, ("docker",)),
+    "apptainer": Apptainer,
+}
+UNSAFE: dict[str, Callable[[Owner], Backend]] = {"plain": Plain}
+
+
+async def probe(make: Callable[[Owner], Backend], owner: Owner, spec: Spec | None = None) -> Backend:
+    """Makes a back end and runs one command and one file through it.
+
+    Args:
+      spec: what to start; engines need an image or a root.
+
+    Raises:
+      SandboxError: it does not work here, with the reason.
+    """
+    backend = await asyncio.to_thread(make, owner)  # engines ask their command line
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S), await backend.start(spec or Spec()) as sandbox:
+            path = f"/tmp/jaxagent-probe-{owner.id}"
+            await sandbox.write(path, b"42")
+            said = await sandbox.run(f"cat {path} && rm {path}", 30.0, 1000)
+            if said.output != b"42" or said.exit_code != 0:
+                raise SandboxError(f"a probe printed {said.output[:200]!r} with status {said.exit_code}")
+    except BaseException as failure:
+        await backend.close()
+        if isinstance(failure, ConfigError):
+            raise SandboxError(str(failure)) from failure
+        if isinstance(failure, TimeoutError):
+            raise SandboxError(f"no answer in {PROBE_TIMEOUT_S:g} s") from failure
+        raise
+    return backend
+
+
+async def choose_backend(
+    owner: Owner, names: Sequence[str] = tuple(SAFE), unsafe: bool = False, spec: Spec | None = None
+) -> Backend:
+    """The first of `names` that works; with `unsafe`, plain processes after them.
+
+    Args:
+      spec: what the run will start; a back end that cannot is passed over.
+      names: keys of `SAFE`, best first. Remote workers are not looked for: see `remote.Remote`.
+
+    Raises:
+      ConfigError: an unknown name, or nothing works; each back end's reason is in the message.
+    """
+    known = {**SAFE, **(UNSAFE if unsafe else {})}
+    reasons = []
+    for name in [*names, *(n for n in UNSAFE if unsafe and n not in names)]:
+        if name not in known:
+            hint = " (it needs the unsafe flag)" if name in UNSAFE else nearest(name, known)
+            raise ConfigError(f"sandbox back end '{name}' is not known{hint}")
+        try:
+            return await probe(known[name], owner, spec)
+        except SandboxError as failure:
+            reasons.append(f"{name}: {failure}")
+    raise ConfigError("no sandbox back end works here: " + "; ".join(reasons))

@@ -1,0 +1,307 @@
+"""A sandbox whose inside is our helper (`native/`, `agent.py`), reached by frames over a socket to its process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from jaxagent.sandbox import snapshot, wire
+from jaxagent.sandbox.base import (
+    MAX_FILE_BYTES,
+    MAX_OUTPUT_BYTES,
+    CommandResult,
+    Entry,
+    FileError,
+    Sandbox,
+    SandboxClosed,
+    SandboxError,
+    Spec,
+)
+
+LATE_S = 10.0  # what the inside may take beyond a deadline before the sandbox is given up
+FILE_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 2.0  # for the inside to end by itself
+KILL_TIMEOUT_S = 20.0
+MAX_STDERR_BYTES = 4096
+DIED = "the sandbox died"
+
+
+class _Frames(asyncio.Protocol):
+    """Splits what arrives into frames; completes the one waiting future."""
+
+    def __init__(self):
+        self.lost = False
+        self.waiting: asyncio.Future | None = None
+        self._buffer = bytearray()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while len(self._buffer) >= wire.HEADER.size:
+            size, kind, number = wire.HEADER.unpack_from(self._buffer)
+            if size > wire.MAX_FRAME_BYTES:
+                return self.connection_lost(None)
+            end = wire.HEADER.size + size
+            if len(self._buffer) < end:
+                return None
+            body = bytes(memoryview(self._buffer)[wire.HEADER.size : end])
+            del self._buffer[:end]
+            if self.waiting is not None and not self.waiting.done():
+                self.waiting.set_result((chr(kind), number, body))
+        return None
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.lost = True
+        if self.waiting is not None and not self.waiting.done():
+            self.waiting.set_exception(SandboxClosed(DIED))
+
+
+class HelperSandbox(Sandbox):
+    """See `base.Sandbox`. Made by `start_helper`."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        process: subprocess.Popen,
+        on_closed: Callable[[], None],
+        remove: Callable[[], None] | None = None,
+    ):
+        self._spec = spec
+        self._process = process
+        self._on_closed = on_closed
+        self._remove = remove
+        self._frames = _Frames()
+        self._transport: asyncio.Transport | None = None
+        self._lock = asyncio.Lock()
+        self._closing: asyncio.Task | None = None
+        self._number = 0
+        self._auxiliary: socket.socket | None = None
+        self._upper = -1
+
+    async def run(self, command: str, deadline_s: float, output_bytes: int) -> CommandResult:
+        """See `base.Sandbox`."""
+        keep, flood = min(output_bytes, MAX_OUTPUT_BYTES), self._spec.limits.flood_bytes
+        request = wire.run_request(command, deadline_s, keep, flood, secrets.token_hex(8))
+        begin = time.monotonic()
+        answer = await self._ask("R", request, deadline_s + LATE_S)
+        return wire.parse_result(answer, time.monotonic() - begin)
+
+    async def execute(
+        self,
+        argv: Sequence[str],
+        deadline_s: float,
+        output_bytes: int,
+        env: Mapping[str, str] | None = None,
+        directory: str = "",
+    ) -> CommandResult:
+        """See `base.Sandbox`."""
+        keep, flood = min(output_bytes, MAX_OUTPUT_BYTES), self._spec.limits.flood_bytes
+        env = {**self._spec.environment(), **(env or {})}
+        request = wire.execute_request(argv, env, directory or self._spec.directory, deadline_s, keep, flood)
+        begin = time.monotonic()
+        answer = await self._ask("X", request, deadline_s + LATE_S)
+        return wire.parse_result(answer, time.monotonic() - begin)
+
+    async def read(self, path: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+        """See `base.Sandbox`."""
+        data = struct.pack("<Q", min(max_bytes, MAX_FILE_BYTES)) + wire.text(_path(path))
+        return await self._ask("G", data, FILE_TIMEOUT_S, path)
+
+    async def write(self, path: str, data: bytes, mode: int = 0o644) -> None:
+        """See `base.Sandbox`."""
+        if len(data) > MAX_FILE_BYTES:
+            raise FileError(f"{path}: {len(data)} bytes are more than the {MAX_FILE_BYTES} that one write takes")
+        name = wire.text(_path(path))
+        await self._ask("P", struct.pack("<II", mode, len(name) - 1) + name + data, FILE_TIMEOUT_S, path)
+
+    async def list(self, path: str, max_entries: int = 10_000) -> list[Entry]:
+        """See `base.Sandbox`."""
+        data = struct.pack("<I", max_entries) + wire.text(_path(path))
+        return wire.parse_entries(await self._ask("L", data, FILE_TIMEOUT_S, path))
+
+    async def stop_processes(self) -> None:
+        """See `base.Sandbox`."""
+        await self._ask("K", b"", FILE_TIMEOUT_S)
+
+    async def snapshot(self, directory: str) -> str:
+        """See `base.Sandbox`."""
+        if self._auxiliary is None:
+            raise SandboxError("this back end has no copy-on-write layer to keep")
+        await self.stop_processes()
+        if self._upper < 0:
+            self._upper = snapshot.receive_directory(self._auxiliary)
+        return await asyncio.to_thread(snapshot.save, os.dup(self._upper), directory)
+
+    @property
+    def closed(self) -> bool:
+        """True once closing has begun."""
+        return self._closing is not None
+
+    async def close(self) -> None:
+        """See `base.Sandbox`."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)  # closing goes on, whoever stops waiting for it
+
+    async def _ask(self, kind: str, data: bytes, timeout_s: float, path: str = "") -> bytes:
+        async with self._lock:
+            if self._closing is not None or self._frames.lost or self._transport is None:
+                raise SandboxClosed("the sandbox is closed" if self._closing is not None else DIED)
+            self._number += 1
+            self._frames.waiting = asyncio.get_running_loop().create_future()
+            self._transport.write(wire.frame(kind, data, self._number))
+            try:
+                async with asyncio.timeout(timeout_s):
+                    answer, number, body = await self._frames.waiting
+            except BaseException as failure:  # a cancelled operation leaves an unknown state inside
+                await self.close()
+                if isinstance(failure, TimeoutError):
+                    raise SandboxClosed(f"the sandbox did not answer in {timeout_s:g} s and was closed") from failure
+                raise
+        if answer == "D" and number == self._number:
+            return body
+        message = _error_text(body)
+        if answer == "E" and path and number == self._number:
+            raise FileError(f"{path!r}: {message}")
+        await self.close()
+        raise SandboxClosed(message)
+
+    async def _close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+        if self._remove is not None:  # what lives elsewhere, in an engine, ends first
+            await asyncio.to_thread(self._remove)
+        await end_process(self._process)
+        if self._auxiliary is not None:
+            self._auxiliary.close()
+        if self._upper >= 0:
+            os.close(self._upper)
+            self._upper = -1
+        self._on_closed()
+
+
+def _path(path: str) -> str:
+    if not path.startswith("/") or "\0" in path or len(os.fsencode(path)) > 4096:
+        raise FileError(f"{path!r} must be an absolute path of at most 4096 bytes")
+    return path
+
+
+def _error_text(body: bytes) -> str:
+    return body[4:].decode("utf-8", "replace")[:500] or "the sandbox sent a malformed answer"
+
+
+async def start_helper(
+    argv: Sequence[str],
+    directives: bytes,
+    spec: Spec,
+    timeout_s: float,
+    on_closed: Callable[[], None] = lambda: None,
+    executable: str | None = None,
+    auxiliary: bool = False,
+    user: int | None = None,
+    enter: Callable[[int], None] | None = None,
+    remove: Callable[[], None] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> HelperSandbox:
+    """Starts a process that runs the helper on its standard input and output, and waits until it is ready.
+
+    Args:
+      auxiliary: standard error is a socket over which the helper sends its upper directory; else it is an error text.
+      user: user and group id to start the process as.
+      env: of that process.
+      remove: called in a thread before the process is waited for.
+      enter: called with the process id; the process waits for a line of input until that is done.
+      on_closed: called once when all of it has ended, also when the start fails.
+
+    Raises:
+      SandboxError: it did not become ready.
+    """
+    mine, theirs = socket.socketpair()
+    side, other_side = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM if auxiliary else socket.SOCK_STREAM)
+    try:
+        process = subprocess.Popen(
+            list(argv),
+            executable=executable,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=other_side,
+            cwd="/",
+            env=dict(env or {}),  # /proc/1/environ shows what is put here
+            start_new_session=True,
+            **({} if user is None else {"user": user, "group": user, "extra_groups": []}),
+        )
+    except OSError as failure:
+        mine.close(), side.close(), on_closed()
+        raise SandboxError(f"{executable or argv[0]} does not start: {failure}") from failure
+    finally:
+        theirs.close(), other_side.close()
+    sandbox = HelperSandbox(spec, process, on_closed, remove)
+    mine.setblocking(False)
+    side.setblocking(False)
+    sandbox._auxiliary = side
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(timeout_s):
+            sandbox._frames.waiting = loop.create_future()
+            sandbox._transport, _ = await loop.create_connection(lambda: sandbox._frames, sock=mine)
+            if enter is not None:
+                enter(process.pid)
+                sandbox._transport.write(b"\n")
+            sandbox._transport.write(directives)
+            answer, _, body = await sandbox._frames.waiting
+    except BaseException as failure:
+        text = "" if auxiliary else _stderr(side)
+        await sandbox.close()
+        if isinstance(failure, TimeoutError | SandboxClosed):
+            why = f"no answer in {timeout_s:g} s" if isinstance(failure, TimeoutError) else "it ended"
+            raise SandboxError(f"the sandbox did not start: {text or why}") from failure
+        if isinstance(failure, OSError):
+            raise SandboxError(f"the sandbox did not start: {failure}") from failure
+        raise
+    if answer != "H":
+        await sandbox.close()
+        raise SandboxError(f"the sandbox did not start: {_error_text(body)}")
+    if not auxiliary:
+        sandbox._auxiliary = None
+        side.close()
+    return sandbox
+
+
+def _stderr(side: socket.socket) -> str:
+    with contextlib.suppress(OSError):
+        return " ".join(side.recv(MAX_STDERR_BYTES).decode("utf-8", "replace").split())
+    return ""
+
+
+async def end_process(process: subprocess.Popen) -> None:
+    """Waits for the outermost process, which ends after everything inside; kills it where that takes too long."""
+    if process.poll() is not None:
+        return
+    try:
+        watch = os.pidfd_open(process.pid)
+    except OSError:  # ended in between
+        process.wait(KILL_TIMEOUT_S)
+        return
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(watch, ended.set)
+    try:
+        for timeout_s, then in ((END_TIMEOUT_S, signal.SIGKILL), (KILL_TIMEOUT_S, None)):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await ended.wait()
+                    break
+            if then is not None:
+                with contextlib.suppress(OSError):
+                    os.killpg(process.pid, then)  # a session of its own, so a group of its own
+                process.kill()
+    finally:
+        loop.remove_reader(watch)
+        os.close(watch)
+        process.poll()

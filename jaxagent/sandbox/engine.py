@@ -1,0 +1,152 @@
+"""Back end (c): docker or podman, through their command line, which also follows DOCKER_HOST to another machine.
+
+A container is created with the helper in it, and the attached start is the connection to it. Starting takes a
+few hundred milliseconds, so use a warm pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import shutil
+import subprocess
+from pathlib import Path
+
+from jaxagent.config import ConfigError
+from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
+from jaxagent.sandbox.connection import start_helper
+from jaxagent.sandbox.local import START_TIMEOUT_S, WRITABLE, LocalBackend
+from jaxagent.sandbox.owner import LABEL, Owner
+from jaxagent.sandbox.root import Roots
+
+COMMAND_TIMEOUT_S = 120.0
+# For root on hosts with both versions of control groups, where podman as it is configured fails.
+CGROUPFS = ("podman", "--runtime", "runc", "--cgroup-manager", "cgroupfs", "--events-backend", "none")
+HELPER = "/.jaxagent-helper"
+PYTHON = "/usr/bin/python3"  # inside, where there is no compiled helper
+MOST_PROCESSES = 30_000  # of one user, over all containers
+NO_ROOT = "would make user id 0 inside the host's root, without a user namespace between: set the spec's uid"
+
+
+class Engine(LocalBackend):
+    """See `base.Backend`. Takes `Spec.image`; podman also a root, copy-on-write, given or made of the host's /usr.
+
+    Args:
+      command: of the engine, with global options.
+
+    Raises:
+      SandboxError: it is not installed or does not answer.
+    """
+
+    def __init__(self, owner: Owner, command: tuple[str, ...], compiled: bool = True):
+        super().__init__(owner, compiled)
+        self.name = command[0]
+        if not shutil.which(command[0]):
+            raise SandboxError(f"{command[0]} is not installed")
+        self._command = command
+        self._made: dict[int, Roots] = {}
+        names = "{{.SecurityOptions}}" if self.name == "docker" else "{{.Host.Security.Rootless}}"
+        security = self._call("info", "--format", names)
+        self._own_users = any(word in security for word in ("rootless", "userns", "true"))
+        owner.note("engines", ["\t".join(self._command)])
+        self.missing = (
+            "no limit on what is written to the container's root, nor on the number of files (one file is limited)",
+            *([] if self._own_users else ["no user namespace: user ids inside are the host's (0 is refused)"]),
+            "no snapshots",
+        )
+
+    def _call(self, *words: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+        """Runs the engine's command; returns what it prints. Raises SandboxError."""
+        try:
+            done = subprocess.run(
+                [*self._command, *words], capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
+            )
+        except (OSError, subprocess.SubprocessError) as failure:
+            raise SandboxError(f"{' '.join(self._command)} {words[0]}: {failure}") from failure
+        if done.returncode != 0:
+            said = " ".join(done.stderr.split())[-400:]
+            raise SandboxError(f"{' '.join(self._command)} {words[0]}: {said}")
+        return done.stdout.strip()
+
+    def arguments(self, spec: Spec) -> list[str]:
+        """Of `create`."""
+        limits = spec.limits
+        memory = str(limits.memory_bytes + limits.disk_bytes)  # /tmp and the home directory count as memory
+        words = ["create", "--interactive", "--label", f"{LABEL}={self.owner.id}", "--network", "none"]
+        words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", f"{spec.uid}:{spec.uid}"]
+        words += ["--hostname", spec.hostname, "--workdir", "/", "--entrypoint", "", "--log-driver", "none"]
+        words += ["--memory", memory, "--memory-swap", memory, "--pids-limit", str(limits.processes + 1)]
+        words += ["--cpus", f"{limits.cpus:g}", "--shm-size", str(limits.disk_bytes // WRITABLE["/dev/shm"])]
+        words += ["--ulimit", f"nofile={limits.open_files}:{limits.open_files}", "--ulimit", "core=0:0"]
+        # Counted over all containers of a user, so not a limit of one: that is --pids-limit. It must be named, since
+        # podman's own wish is more than root without CAP_SYS_RESOURCE may give.
+        hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+        processes = MOST_PROCESSES if hard == resource.RLIM_INFINITY else min(hard, MOST_PROCESSES)
+        words += ["--ulimit", f"nproc={processes}:{processes}"]
+        for path, parts in WRITABLE.items():
+            if path == "/dev/shm":
+                continue
+            # Some runtimes keep the mode that the directory has in the image; podman cannot be told an owner.
+            mode = "1777" if self.name == "podman" else f"1777,uid={spec.uid},gid={spec.uid}"
+            words += ["--tmpfs", f"{path}:rw,exec,nosuid,nodev,size={limits.disk_bytes // parts},mode={mode}"]
+        if self.name == "podman":  # always on this host; docker may be on another, so there the helper is copied in
+            words += ["--volume", f"{self.public_helper()}:{HELPER}:ro"]
+        words += self._root(spec)
+        return [*words, *([HELPER] if self.program else [PYTHON, "-I", "-S", HELPER]), "agent", self.owner.process_name]
+
+    def _root(self, spec: Spec) -> list[str]:
+        if spec.image:
+            return [spec.image]
+        root = self._host_roots(spec.uid).root(spec.root, (), spec.uid)
+        # The tmpfs over it takes this mode (see `arguments`).
+        Path(root.layers[0], "home/user").chmod(0o1777)
+        volumes = [word for source, target in root.binds for word in ("--volume", f"{source}:{target}:ro")]
+        return [*volumes, "--rootfs", f"{root.layers[-1]}:O"]
+
+    def _host_roots(self, uid: int) -> Roots:
+        """Base layers that belong to the user that programs run as, who is the same inside and outside."""
+        if uid not in self._made:
+            directory = self.owner.path / f"engine-{uid}"
+            directory.mkdir(mode=0o755, exist_ok=True)
+            directory.chmod(0o755)
+            self._made[uid] = Roots(directory, uid)
+        return self._made[uid]
+
+    async def start(self, spec: Spec) -> Sandbox:
+        """See `base.Backend`."""
+        if spec.layers or (spec.image and spec.root) or (self.name == "docker" and not spec.image):
+            wanted = "'image'" if self.name == "docker" else "'image' or 'root', or the host's /usr"
+            raise ConfigError(f"{self.name} starts sandboxes from a spec's {wanted}, without layers")
+        if spec.uid == 0 and not self._own_users:
+            raise ConfigError(f"{self.name} {NO_ROOT}")
+        container = await asyncio.to_thread(self._create, spec)
+
+        def remove() -> None:
+            with contextlib.suppress(SandboxError):
+                self._call("rm", "--force", "--time", "0", container) if self.name == "podman" else self._call(
+                    "rm", "--force", container
+                )
+
+        sandbox = await start_helper(
+            [*self._command, "start", "--attach", "--interactive", container],
+            self.describe_inside(spec, processes=False).encode(),
+            spec,
+            START_TIMEOUT_S,
+            remove=remove,
+            env=os.environ,  # the engine's client runs on this host; the container gets none of it
+        )
+        return self.keep(sandbox)
+
+    def _create(self, spec: Spec) -> str:
+        container = self._call(*self.arguments(spec)).split()[-1]
+        if self.name == "podman":
+            return container
+        try:
+            self._call("cp", str(self.public_helper()), f"{container}:{HELPER}")
+        except SandboxError:
+            with contextlib.suppress(SandboxError):
+                self._call("rm", "--force", container)
+            raise
+        return container

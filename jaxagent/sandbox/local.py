@@ -1,0 +1,142 @@
+"""What the back ends on this host have in common: one owner, its control groups, the sandboxes that run."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import sys
+from pathlib import Path
+
+from jaxagent.config import ConfigError
+from jaxagent.sandbox import seccomp, wire
+from jaxagent.sandbox.base import Backend, Limits, SandboxError, Spec
+from jaxagent.sandbox.cgroups import CONTROLLERS, Group
+from jaxagent.sandbox.connection import HelperSandbox
+from jaxagent.sandbox.helper import helper
+from jaxagent.sandbox.owner import Owner, sandbox_uid
+from jaxagent.sandbox.root import Roots
+
+START_TIMEOUT_S = 60.0
+# The owner puts the waiting shell into its control groups before it becomes the program.
+ENTER = 'read -r go || exit 70; exec "$0" "$@"'
+SCRIPT = Path(__file__).parent / "agent.py"
+WITHOUT = {
+    "memory": "memory is limited per process only",
+    "pids": "processes are limited by RLIMIT_NPROC",
+    "cpu": "processor time is not shared out",
+}
+
+
+class LocalBackend(Backend):
+    """A back end whose sandboxes are processes of this host."""
+
+    def __init__(self, owner: Owner, compiled: bool = True):
+        self.owner = owner
+        self.program = helper() if compiled else None  # None: the same in Python
+        self.uid = sandbox_uid()
+        self.roots = Roots(owner.path, self.uid)
+        self.filter = seccomp.program()
+        self._running: set[HelperSandbox] = set()
+
+    def common_gaps(self) -> list[str]:
+        """Protections that this host and user cannot give, whatever the back end."""
+        gaps = []
+        if lacking := set(CONTROLLERS) - set(self.owner.cgroups.controllers):
+            gaps.append(f"control groups cannot be made here ({', '.join(WITHOUT[c] for c in sorted(lacking))})")
+        if os.geteuid() != 0:
+            gaps.append("no dedicated user id (sandboxes run as this user, in their own user namespace)")
+        if not self.filter:
+            gaps.append("no system call filter for this processor")
+        return gaps
+
+    def make_group(self, limits: Limits) -> Group | None:
+        """A control group. Raises SandboxError when one should be there and cannot be made."""
+        try:
+            return self.owner.cgroups.make(limits)
+        except OSError as failure:
+            raise SandboxError(f"no control group can be made: {failure}") from failure
+
+    def free_group(self, group: Group | None) -> None:
+        """Takes it back when all inside has ended."""
+        if group is not None:
+            self.owner.cgroups.free(group)
+
+    def describe_inside(self, spec: Spec, processes: bool = True) -> wire.Directives:
+        """Environment, resource limits and filter: what the helper applies to itself in every back end."""
+        directives = wire.Directives()
+        for name, value in spec.environment().items():
+            directives.text("e", f"{name}={value}")
+        directives.text("w", spec.directory)
+        per_process = "memory" not in self.owner.cgroups.controllers
+        for kind, value in resource_limits(spec.limits, per_process).items():
+            directives.limit(kind, value)
+        if processes:  # counted inside the user namespace
+            directives.limit(resource.RLIMIT_NPROC, spec.limits.processes)
+        directives.filter(self.filter)
+        return directives
+
+    def public_helper(self) -> Path:
+        """A copy of the helper, or of its counterpart in Python, that the sandboxes' user can read and run."""
+        path = self.owner.path / ("helper" if self.program else "agent.py")
+        if not path.exists():
+            part = path.with_suffix(".part")
+            shutil.copyfile(self.program or SCRIPT, part)
+            part.chmod(0o755)
+            part.rename(path)
+        return path
+
+    def keep(self, sandbox: HelperSandbox) -> HelperSandbox:
+        """Remembers a sandbox until it is closed."""
+        self._running = {s for s in self._running if not s.closed} | {sandbox}
+        return sandbox
+
+    async def close(self) -> None:
+        """See `base.Backend`."""
+        for sandbox in list(self._running):
+            await sandbox.close()
+        self._running.clear()
+
+
+# Where a back end has no tmpfs under the whole root: separate ones, one part in so many of the disk limit.
+WRITABLE = {"/home/user": 2, "/tmp": 4, "/var/tmp": 8, "/dev/shm": 16, "/run": 16}
+
+
+def enter_group(group: Group | None, pid: int) -> None:
+    """Puts a process into a control group. Raises OSError."""
+    for procs in group.procs() if group else []:
+        Path(procs).write_text(str(pid))
+
+
+def launcher(program: Path | None, name: str, mode: str) -> tuple[list[str], str]:
+    """Arguments and executable of the helper on this host."""
+    if program:
+        return [name, mode, name], str(program)
+    return [sys.executable, "-I", "-S", str(SCRIPT), mode, name], sys.executable
+
+
+def resource_limits(limits: Limits, memory: bool) -> dict[int, int]:
+    """Limits of each process. `memory`: address space too, where no control group limits memory."""
+    found = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NOFILE: limits.open_files,
+        resource.RLIMIT_FSIZE: limits.disk_bytes,
+        resource.RLIMIT_MEMLOCK: 65536,
+        resource.RLIMIT_MSGQUEUE: 819200,
+    }
+    if memory:
+        found[resource.RLIMIT_AS] = limits.memory_bytes
+    return found
+
+
+def check_root(name: str, spec: Spec, layers: bool = True, root: bool = True) -> None:
+    """Raises ConfigError where the spec asks for a root that the back end of this name does not have."""
+    if spec.image:
+        raise ConfigError(f"sandbox spec 'image' = {spec.image!r} needs docker or podman; {name} takes directories")
+    if spec.layers and not layers:
+        raise ConfigError(f"sandbox spec 'layers': {name} has no copy-on-write root to put layers on")
+    if spec.root and not root:
+        raise ConfigError(f"sandbox spec 'root': {name} runs in the host's own root")
+    for directory in (*spec.layers, *filter(None, [spec.root])):
+        if not os.path.isdir(directory):
+            raise ConfigError(f"sandbox layer '{directory}' is not a directory")

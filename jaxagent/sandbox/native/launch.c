@@ -1,0 +1,202 @@
+/* From a plain process to process 1 of new user, pid, mount, net, ipc and uts namespaces with a copy-on-write root. */
+#include "sandbox.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/capability.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <net/if.h>
+#include <grp.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void write_file(const char *path, const char *text) {
+  int fd = open(path, O_WRONLY | O_CLOEXEC);
+  if (fd < 0 || write(fd, text, strlen(text)) < 0) fail(path);
+  close(fd);
+}
+
+static void join(char *to, size_t size, const char *a, const char *b) {
+  if ((size_t)snprintf(to, size, "%s%s", a, b) >= size) errno = ENAMETOOLONG, fail(a);
+}
+
+/* Dies with the owner: the kernel kills this process when the thread that started it ends, however it ends. */
+static void die_with_parent(uint32_t parent) {
+  if (prctl(PR_SET_PDEATHSIG, SIGKILL)) fail("PR_SET_PDEATHSIG");
+  if (parent && (uint32_t)getppid() != parent) _exit(0);
+}
+
+static void send_directory(int fd) {
+  struct iovec part = {"u", 1};
+  union {
+    struct cmsghdr align;
+    char bytes[CMSG_SPACE(sizeof(int))];
+  } space;
+  struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &space, .msg_controllen = sizeof space};
+  struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET, header->cmsg_type = SCM_RIGHTS, header->cmsg_len = CMSG_LEN(sizeof(int));
+  memcpy(CMSG_DATA(header), &fd, sizeof fd);
+  if (sendmsg(auxiliary, &message, MSG_NOSIGNAL) < 0) fail("send the upper directory");
+}
+
+static void bind_read_only(const char *source, const char *target) {
+  if (mount(source, target, NULL, MS_BIND | MS_REC, NULL)) fail(source);
+#ifdef SYS_mount_setattr
+  struct {
+    uint64_t set, clear, propagation, userns;
+  } attributes = {MS_RDONLY | MS_NOSUID, 0, 0, 0}; /* MOUNT_ATTR_RDONLY and _NOSUID have the values of MS_ */
+  if (!syscall(SYS_mount_setattr, AT_FDCWD, target, 0x8000 /* AT_RECURSIVE */, &attributes, sizeof attributes)) return;
+#endif
+  unsigned long locked = 0; /* flags of the host's mount that a user namespace may not clear */
+  if (mount(NULL, target, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | locked, NULL) &&
+      mount(NULL, target, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV, NULL))
+    fail(target);
+}
+
+static void make_devices(const char *base, const char *root) {
+  static const char *const names[] = {"null", "zero", "full", "random", "urandom", "tty"};
+  char source[4096], target[4096];
+  join(source, sizeof source, base, "/dev");
+  join(target, sizeof target, root, "/dev");
+  if (mkdir(source, 0755) || mount(source, target, NULL, MS_BIND, NULL)) fail("/dev of the root");
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    snprintf(source, sizeof source, "/dev/%s", names[i]);
+    join(target, sizeof target, root, source);
+    int fd = open(target, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (fd >= 0) close(fd);
+    if (mount(source, target, NULL, MS_BIND, NULL)) fail(target);
+  }
+  join(target, sizeof target, root, "/dev/pts");
+  if (mkdir(target, 0755)) fail(target);
+  if (mount("devpts", target, "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,max=256"))
+    fail("devpts");
+  static const char *const links[][2] = {{"pts/ptmx", "/dev/ptmx"},
+                                         {"/proc/self/fd", "/dev/fd"},
+                                         {"/proc/self/fd/0", "/dev/stdin"},
+                                         {"/proc/self/fd/1", "/dev/stdout"},
+                                         {"/proc/self/fd/2", "/dev/stderr"}};
+  for (size_t i = 0; i < sizeof links / sizeof *links; i++) {
+    join(target, sizeof target, root, links[i][1]);
+    if (symlink(links[i][0], target)) fail(target);
+  }
+  join(target, sizeof target, root, "/dev/shm");
+  if (mkdir(target, 01777) || chmod(target, 01777)) fail(target);
+}
+
+/* A tmpfs of the given size holds everything the sandbox writes; the layers below are never written. */
+static void make_root(void) {
+  const char *base = config.mount_point;
+  char root[4096], path[4096], options[8192], target[4096];
+  if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL)) fail("private mounts");
+  if (mount("tmpfs", base, "tmpfs", MS_NOSUID | MS_NODEV, config.tmpfs)) fail("tmpfs");
+  join(root, sizeof root, base, "/root");
+  join(target, sizeof target, base, "/upper");
+  join(path, sizeof path, base, "/work");
+  if (mkdir(root, 0755) || mkdir(target, 0755) || mkdir(path, 0755)) fail("directories of the overlay");
+  int n = snprintf(options, sizeof options, "lowerdir=%s,upperdir=%s,workdir=%s", config.lower, target, path);
+  if ((size_t)n >= sizeof options - 16) errno = ENAMETOOLONG, fail("layers");
+  strcpy(options + n, ",userxattr");
+  if (mount("overlay", root, "overlay", MS_NOSUID | MS_NODEV, options)) fail("overlay");
+  int upper = open(target, O_PATH | O_DIRECTORY | O_CLOEXEC);
+  if (upper < 0) fail(target);
+  send_directory(upper);
+  close(upper);
+  for (int i = 0; i < config.n_binds; i++) {
+    join(target, sizeof target, root, config.binds[i].target);
+    bind_read_only(config.binds[i].source, target);
+  }
+  make_devices(base, root);
+  join(target, sizeof target, root, "/proc");
+  if (mount("proc", target, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL)) fail("proc");
+  join(target, sizeof target, root, "/proc/sys/user/max_user_namespaces");
+  write_file(target, "0"); /* no namespaces inside, even without seccomp */
+  join(target, sizeof target, root, "/proc/sys");
+  bind_read_only(target, target);
+  if (chdir(root) || syscall(SYS_pivot_root, ".", ".") || umount2(".", MNT_DETACH) || chdir("/")) fail("pivot_root");
+}
+
+static void raise_loopback(void) {
+  struct ifreq request = {.ifr_name = "lo"};
+  int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return; /* a kernel without IPv4 */
+  request.ifr_flags = IFF_UP;
+  ioctl(fd, SIOCSIFFLAGS, &request);
+  close(fd);
+}
+
+void launch(void) {
+  char text[64];
+  die_with_parent(config.parent);
+  for (int i = 0; i < config.n_cgroups; i++) write_file(config.cgroups[i], "0");
+  if (config.host_uid && geteuid() == 0) {
+    gid_t id = (gid_t)config.host_uid;
+    if (setgroups(0, NULL) || setresgid(id, id, id) || setresuid(id, id, id)) fail("become the dedicated uid");
+    die_with_parent(config.parent); /* a change of uid cleared it */
+  }
+  if (prctl(PR_SET_DUMPABLE, 1)) fail("PR_SET_DUMPABLE"); /* else the files below belong to root */
+  uid_t uid = geteuid(), gid = getegid();
+  if (unshare(CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS))
+    fail("new namespaces");
+  write_file("/proc/self/setgroups", "deny");
+  snprintf(text, sizeof text, "%u %u 1", config.inner_uid, uid);
+  write_file("/proc/self/uid_map", text);
+  snprintf(text, sizeof text, "%u %u 1", config.inner_uid, gid);
+  write_file("/proc/self/gid_map", text);
+  prctl(PR_SET_DUMPABLE, 0);
+  pid_t child = fork();
+  if (child < 0) fail("fork");
+  if (child > 0) { /* outside: waits for the sandbox, so that this process ends after all of it has */
+    close(control_in), close(control_out), close(auxiliary);
+    int status = 0;
+    while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+    }
+    _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 70);
+  }
+  die_with_parent(0);
+  if (getppid() != 0) _exit(70); /* the parent lives in another pid namespace, so it shows as 0 */
+  if (setsid() < 0) fail("setsid");
+  make_root();
+  close(auxiliary);
+  if (sethostname(config.hostname, strlen(config.hostname))) fail("hostname");
+  raise_loopback();
+}
+
+static void drop_capabilities(void) {
+  for (int cap = 0; cap <= 63; cap++)
+    if (prctl(PR_CAPBSET_DROP, cap) && errno == EINVAL) break; /* EPERM: not ours to drop, no_new_privs covers it */
+  prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
+  struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+  struct __user_cap_data_struct none[2] = {{0}};
+  if (syscall(SYS_capset, &header, none)) fail("capset");
+}
+
+void lock_down(void) {
+  for (int i = 0; i < config.n_limits; i++) {
+    struct rlimit limit, old;
+    if (getrlimit((int)config.limits[i].resource, &old)) fail("getrlimit");
+    limit.rlim_cur = limit.rlim_max = config.limits[i].value < old.rlim_max ? config.limits[i].value : old.rlim_max;
+    if (setrlimit((int)config.limits[i].resource, &limit)) fail("setrlimit");
+  }
+  umask(022);
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) fail("no_new_privs");
+  drop_capabilities();
+  prctl(PR_SET_DUMPABLE, 0); /* nobody inside reads or traces this process */
+  if (config.filter_size) {
+    struct sock_fprog program = {(unsigned short)(config.filter_size / sizeof(struct sock_filter)),
+                                 (struct sock_filter *)config.filter};
+    if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) fail("seccomp");
+  }
+}

@@ -1,0 +1,60 @@
+/* What the parts of the helper share. The protocol is described in ../wire.py, the behaviour in ../agent.py,
+   which does the same where there is no C compiler. */
+#ifndef JAXAGENT_SANDBOX_H
+#define JAXAGENT_SANDBOX_H
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define MAX_FRAME (80u << 20)
+#define MAX_LISTED 128 /* directives of one kind */
+
+struct frame {
+  uint8_t type;
+  uint32_t id, size;
+  char *data; /* size bytes and a zero byte more; the caller frees */
+};
+
+struct limit {
+  uint32_t resource;
+  uint64_t value;
+};
+
+struct bind {
+  const char *source, *target;
+};
+
+/* Everything a sandbox is made of, as told by the owner before "go". */
+struct config {
+  uint32_t parent, host_uid, inner_uid;
+  const char *cgroups[MAX_LISTED];
+  struct bind binds[MAX_LISTED];
+  struct limit limits[MAX_LISTED];
+  char *environment[MAX_LISTED + 1];
+  int n_cgroups, n_binds, n_limits, n_environment;
+  const char *mount_point, *tmpfs, *lower, *hostname, *directory;
+  const char *filter;
+  uint32_t filter_size;
+};
+
+extern struct config config;
+extern int control_in, control_out; /* frames come and go here */
+extern int auxiliary; /* standard error; to `launch`, a socket to the owner for the upper directory */
+
+void take_control(void);                     /* moves descriptors 0 to 2 away from where programs could reach them */
+int read_frame(struct frame *frame);         /* 0, or -1 when the owner is gone */
+void write_frame(uint8_t type, uint32_t id, const void *a, size_t a_size, const void *b, size_t b_size);
+void write_error(uint32_t id, int error, const char *text);
+void fail(const char *what) __attribute__((noreturn)); /* reports errno to the owner and ends the process */
+
+void launch(void);          /* namespaces and a new root; returns as process 1 of the new sandbox */
+void lock_down(void);       /* limits, no_new_privs, no capabilities, seccomp */
+void serve(void) __attribute__((noreturn));
+
+void file_get(struct frame *request);
+void file_put(struct frame *request);
+void file_list(struct frame *request);
+#endif

@@ -1,0 +1,168 @@
+"""Who owns what on this host: a directory per run, and a lock that only a living run holds.
+
+The lock is a file lock, so the kernel drops it however the run ends. `Owner()` first sweeps: what belongs to a
+run whose lock is free (processes, cgroups, directories, containers) is removed. Mounts live in the sandboxes' own
+mount namespaces and go with their processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from jaxagent.sandbox import cgroups
+from jaxagent.sandbox.base import SandboxError
+
+PROCESS = "jaxagent-sandbox-"  # followed by the run's id: an argument of every outermost process
+LABEL = "jaxagent.run"  # of containers
+KILL_TIMEOUT_S = 10.0
+ENGINE_TIMEOUT_S = 60.0
+FALLBACK_UID = 1_963_000_000  # nobody's: neither a login's, a service's nor in a subordinate range
+
+
+def base_directory() -> Path:
+    """Where runs of this user keep their directories."""
+    return Path(tempfile.gettempdir()) / f"jaxagent-sandbox-{os.getuid()}"
+
+
+def sandbox_uid() -> int:
+    """The host's user id that sandboxes run as: a dedicated one under root, else the caller's own."""
+    return FALLBACK_UID if os.geteuid() == 0 else os.geteuid()
+
+
+class Owner:
+    """This run's id, directory and lock. Starting one removes what dead runs left."""
+
+    def __init__(self, base: Path | None = None):
+        self.base = base or base_directory()
+        _private(self.base)
+        self.swept = sweep(self.base)
+        self.id = secrets.token_hex(6)
+        self.path = self.base / self.id
+        fresh = self.base / f"{self.id}.new"
+        self._lock = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fresh.rename(self.base / f"{self.id}.lock")  # never seen unlocked
+        self.path.mkdir(mode=0o711)
+        self.path.chmod(0o711)  # the sandboxes' user passes through, and cannot list
+        self.cgroups = cgroups.Cgroups(self.id)
+        self.note("cgroups", self.cgroups.directories)
+
+    @property
+    def process_name(self) -> str:
+        """An argument of every outermost process of this run, by which a sweep finds it."""
+        return PROCESS + self.id
+
+    def note(self, name: str, lines: list[str]) -> None:
+        """Writes down something outside the directory that a sweep must remove: "cgroups" or "engines"."""
+        (self.path / name).write_text("".join(f"{line}\n" for line in lines))
+
+    def close(self) -> None:
+        """Removes everything of this run."""
+        if self._lock >= 0:
+            _remove_run(self.base, self.id)
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _private(base: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        base.mkdir(mode=0o711)
+        base.chmod(0o711)
+    info = base.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
+        raise SandboxError(f"{base} must be a directory of this user that nobody else may write")
+
+
+def sweep(base: Path) -> list[str]:
+    """Removes what dead runs left; returns their ids. Runs that live are not touched."""
+    swept = []
+    for lock in [*base.glob("*.lock"), *base.glob("*.new")]:
+        try:
+            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if lock.suffix == ".lock":
+                _remove_run(base, lock.stem)
+                swept.append(lock.stem)
+            elif time.time() - os.fstat(fd).st_mtime > 60:  # a younger one is about to be locked
+                lock.unlink()
+        except OSError:  # alive, or another sweep is at it
+            continue
+        finally:
+            os.close(fd)
+    return swept
+
+
+def _remove_run(base: Path, run: str) -> None:
+    directory = base / run
+    _kill_processes(PROCESS + run)
+    for path in _lines(directory / "cgroups"):
+        cgroups.remove_tree(Path(path))
+    for engine in _lines(directory / "engines"):
+        _remove_containers(engine, run)
+    _remove_directory(directory)
+    (base / f"{run}.lock").unlink(missing_ok=True)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _kill_processes(name: str) -> None:
+    """Outermost processes by name; each takes its pid namespace along. Waits until they are gone."""
+    users, end = {os.getuid(), sandbox_uid()}, time.monotonic() + KILL_TIMEOUT_S
+    while time.monotonic() < end:
+        found = False
+        for entry in os.scandir("/proc"):
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
+            with contextlib.suppress(OSError):
+                if name.encode() not in Path(entry.path, "cmdline").read_bytes().split(b"\0"):
+                    continue
+                state = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[0]
+                owner = int(Path(entry.path, "status").read_text().partition("Uid:")[2].split()[0])
+                if state != "Z" and owner in users:
+                    found = True
+                    os.kill(int(entry.name), signal.SIGKILL)
+        if not found:
+            return
+        time.sleep(0.01)
+
+
+def _remove_containers(engine: str, run: str) -> None:
+    """`engine` is the command of docker or podman."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        listed = subprocess.run(
+            [*engine.split("\t"), "ps", "-aq", "--filter", f"label={LABEL}={run}"],
+            capture_output=True,
+            timeout=ENGINE_TIMEOUT_S,
+        )
+        if names := listed.stdout.decode().split():
+            subprocess.run([*engine.split("\t"), "rm", "-f", *names], capture_output=True, timeout=ENGINE_TIMEOUT_S)
+
+
+def _remove_directory(directory: Path) -> None:
+    """Also where the sandboxes' user made directories that this user may not enter."""
+
+    def open_up(function, path, _):
+        with contextlib.suppress(OSError):
+            os.chmod(os.path.dirname(path), 0o700)
+            os.chmod(path, 0o700, follow_symlinks=False) if os.path.islink(path) else os.chmod(path, 0o700)
+            function(path)
+
+    shutil.rmtree(directory, onerror=open_up)

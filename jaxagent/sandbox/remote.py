@@ -1,0 +1,213 @@
+"""Back end (e), the near side: sandboxes on the hosts of any number of workers (`worker.py`), by HTTP and a token."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import dataclasses
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import aiohttp
+
+from jaxagent.config import ConfigError
+from jaxagent.sandbox import wire
+from jaxagent.sandbox.base import (
+    MAX_FILE_BYTES,
+    Backend,
+    CommandResult,
+    Entry,
+    FileError,
+    Sandbox,
+    SandboxClosed,
+    SandboxError,
+    Spec,
+)
+from jaxagent.sandbox.worker import CLIENT
+
+START_TIMEOUT_S = 90.0
+LATE_S = 30.0  # beyond a command's deadline, for the worker's own escalation and the network
+FILE_TIMEOUT_S = 120.0
+HEARTBEAT_S = 10.0
+KINDS = {k.__name__: k for k in (ConfigError, FileError, SandboxClosed, SandboxError)}
+
+
+class Remote(Backend):
+    """See `base.Backend`. A sandbox starts on the worker with the fewest of ours; one that fails is passed over.
+
+    Must be used and closed on one asyncio loop.
+
+    Args:
+      urls: of the workers, e.g. "http://10.0.0.5:8100".
+      token: what their --token_file holds.
+    """
+
+    def __init__(self, urls: Sequence[str], token: str):
+        if not urls:
+            raise ConfigError("a remote sandbox back end needs the URL of at least one worker")
+        self.name = "remote"
+        self.missing: tuple[str, ...] = ("unknown until `connect` has asked the workers",)
+        self._running = {url.rstrip("/"): 0 for url in urls}
+        self._headers = {"Authorization": f"Bearer {token}", CLIENT: secrets.token_hex(8)}
+        self._session: aiohttp.ClientSession | None = None
+        self._heart: asyncio.Task | None = None
+
+    async def connect(self) -> None:
+        """Asks every worker what it is; fills in `name` and `missing`.
+
+        Raises:
+          SandboxError: one does not answer, or the token is wrong.
+        """
+        found = {url: await self.ask("GET", f"{url}/health", START_TIMEOUT_S) for url in self._running}
+        kinds = sorted({str(f["backend"]) for f in found.values()})
+        self.name = f"remote ({len(found)} workers: {', '.join(kinds)})"
+        gaps = [f"{url}: {gap}" for url, f in found.items() for gap in f["missing"]]
+        plain = [u for u in self._running if u.startswith("http://")]
+        self.missing = (*gaps, *([f"requests to {len(plain)} workers are not encrypted"] if plain else []))
+
+    async def start(self, spec: Spec) -> Sandbox:
+        """See `base.Backend`."""
+        body = {**dataclasses.asdict(spec), "env": dict(spec.env)}
+        reasons = []
+        for url in sorted(self._running, key=self._running.__getitem__):
+            self._running[url] += 1
+            try:
+                answer = await self.ask("POST", f"{url}/sandboxes", START_TIMEOUT_S, json=body)
+                return RemoteSandbox(self, url, str(answer["id"]))
+            except ConfigError:
+                self._running[url] -= 1
+                raise
+            except BaseException as failure:
+                self._running[url] -= 1
+                if not isinstance(failure, SandboxError):
+                    raise
+                reasons.append(f"{url}: {failure}")
+        raise SandboxError("no worker starts a sandbox: " + "; ".join(reasons))
+
+    async def ask(self, method: str, url: str, timeout_s: float, raw: bool = False, **more: Any) -> Any:
+        """One request. Returns the JSON, or bytes with `raw`; what the worker raised is raised here.
+
+        Raises:
+          SandboxClosed: no answer.
+        """
+        if self._session is None:  # made here: a session belongs to the running loop
+            self._session = aiohttp.ClientSession(
+                headers=self._headers, connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(None)
+            )
+            self._heart = asyncio.get_running_loop().create_task(self._beat())
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._session.request(method, url, **more) as response,
+            ):
+                if response.status == 200:
+                    return await response.read() if raw else await response.json()
+                said = await response.json()
+        except TimeoutError as failure:
+            raise SandboxClosed(f"{url} did not answer in {timeout_s:g} s") from failure
+        except (aiohttp.ClientError, ValueError) as failure:
+            raise SandboxClosed(f"{url}: {type(failure).__name__}: {failure}") from failure
+        raise KINDS.get(said.get("kind"), SandboxError)(said.get("error", f"status {response.status}"))
+
+    def ended(self, url: str) -> None:
+        """Counts a sandbox of a worker as closed."""
+        self._running[url] -= 1
+
+    async def _beat(self) -> None:
+        """Workers close the sandboxes of clients that they do not hear."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            for url in self._running:
+                with contextlib.suppress(SandboxError):
+                    await self.ask("GET", f"{url}/health", HEARTBEAT_S)
+
+    async def close(self) -> None:
+        """See `base.Backend`. Sandboxes that are still open end with their worker's lease."""
+        if self._heart is not None:
+            self._heart.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._heart
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+
+class RemoteSandbox(Sandbox):
+    """See `base.Sandbox`."""
+
+    def __init__(self, backend: Remote, worker: str, name: str):
+        self._backend = backend
+        self._worker = worker
+        self._url = f"{worker}/sandboxes/{name}"
+        self._closing: asyncio.Task | None = None
+
+    async def run(self, command: str, deadline_s: float, output_bytes: int) -> CommandResult:
+        """See `base.Sandbox`."""
+        body = {"command": command, "deadline_s": deadline_s, "output_bytes": output_bytes}
+        return _result(await self._ask("POST", "/run", deadline_s + LATE_S, json=body))
+
+    async def execute(
+        self,
+        argv: Sequence[str],
+        deadline_s: float,
+        output_bytes: int,
+        env: Mapping[str, str] | None = None,
+        directory: str = "",
+    ) -> CommandResult:
+        """See `base.Sandbox`."""
+        wire.execute_request(argv, env or {}, directory, deadline_s, output_bytes, 0)  # the same checks as at home
+        body = {"argv": list(argv), "env": dict(env or {}), "directory": directory}
+        body |= {"deadline_s": deadline_s, "output_bytes": output_bytes}
+        return _result(await self._ask("POST", "/execute", deadline_s + LATE_S, json=body))
+
+    async def read(self, path: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+        """See `base.Sandbox`."""
+        query = {"path": path, "max_bytes": str(max_bytes)}
+        return await self._ask("GET", "/file", FILE_TIMEOUT_S, raw=True, params=query)
+
+    async def write(self, path: str, data: bytes, mode: int = 0o644) -> None:
+        """See `base.Sandbox`."""
+        if len(data) > MAX_FILE_BYTES:
+            raise FileError(f"{path}: {len(data)} bytes are more than the {MAX_FILE_BYTES} that one write takes")
+        query = {"path": path, "mode": str(mode)}
+        await self._ask("PUT", "/file", FILE_TIMEOUT_S, params=query, data=data)
+
+    async def list(self, path: str, max_entries: int = 10_000) -> list[Entry]:
+        """See `base.Sandbox`."""
+        query = {"path": path, "max_entries": str(max_entries)}
+        entries = await self._ask("GET", "/list", FILE_TIMEOUT_S, params=query)
+        return [Entry(str(p), str(k), int(m), int(s)) for p, k, m, s in entries]
+
+    async def stop_processes(self) -> None:
+        """See `base.Sandbox`."""
+        await self._ask("POST", "/stop", FILE_TIMEOUT_S)
+
+    async def snapshot(self, directory: str) -> str:
+        """See `base.Sandbox`. The directory is one of the worker's host, and the layer is of use there only."""
+        return str((await self._ask("POST", "/snapshot", FILE_TIMEOUT_S, json={"directory": directory}))["layer"])
+
+    async def close(self) -> None:
+        """See `base.Sandbox`."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        self._backend.ended(self._worker)
+        with contextlib.suppress(SandboxError):  # a worker that is gone took its sandboxes along, or its lease will
+            await self._backend.ask("DELETE", self._url, FILE_TIMEOUT_S)
+
+    async def _ask(self, method: str, where: str, timeout_s: float, **more: Any) -> Any:
+        if self._closing is not None:
+            raise SandboxClosed("the sandbox is closed")
+        try:
+            return await self._backend.ask(method, self._url + where, timeout_s, **more)
+        except (SandboxClosed, asyncio.CancelledError):
+            await self.close()
+            raise
+
+
+def _result(answer: dict[str, Any]) -> CommandResult:
+    return CommandResult(**{**answer, "output": base64.b64decode(answer["output"])})

@@ -1,0 +1,123 @@
+"""A minimal root from the host: /usr and the library directories read-only, a made-up rest, none of its secrets."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import stat
+from pathlib import Path
+
+FROM_HOST = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+ETC = (  # configuration without which programs of /usr misbehave; nothing that names people, hosts or keys
+    "alternatives",
+    "debian_version",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "mime.types",
+    "os-release",
+    "perl",
+    "protocols",
+    "services",
+    "terminfo",
+)
+MAX_ETC_FILE_BYTES = 2**20
+DIRECTORIES = {  # path: mode
+    "dev": 0o755,
+    "etc": 0o755,
+    "home/user": 0o755,
+    "mnt": 0o755,
+    "opt": 0o755,
+    "proc": 0o555,
+    "root": 0o700,
+    "run": 0o755,
+    "srv": 0o755,
+    "sys": 0o555,
+    "tmp": 0o1777,
+    "var/log": 0o755,
+    "var/tmp": 0o1777,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Root:
+    """Directories for an overlay, the lowest first, and host directories to bind read-only on top."""
+
+    layers: tuple[str, ...]
+    binds: tuple[tuple[str, str], ...]  # source on the host, target in the root
+
+
+def make_base(directory: Path, host_uid: int, uid: int) -> None:
+    """Makes the lowest layer: directories, accounts and the few files of /etc. It belongs to the sandboxes' user."""
+    directory.mkdir(mode=0o755)
+    for name, mode in DIRECTORIES.items():
+        path = directory / name
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(mode)
+    etc = directory / "etc"
+    users = ["root:x:0:0:root:/root:/bin/bash", "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin"]
+    groups = ["root:x:0:", "nogroup:x:65534:"]
+    if uid not in (0, 65534):
+        users.insert(1, f"user:x:{uid}:{uid}:user:/home/user:/bin/bash")
+        groups.insert(1, f"user:x:{uid}:")
+    (etc / "passwd").write_text("\n".join(users) + "\n")
+    (etc / "group").write_text("\n".join(groups) + "\n")
+    (etc / "hosts").write_text("127.0.0.1 localhost\n::1 localhost\n")
+    (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
+    (etc / "resolv.conf").write_text("")
+    for name in ETC:
+        _copy_public(Path("/etc") / name, etc / name)
+    if os.geteuid() == 0:
+        for path in [directory, *directory.rglob("*")]:
+            os.chown(path, host_uid, host_uid, follow_symlinks=False)
+
+
+def add_host(directory: Path) -> tuple[tuple[str, str], ...]:
+    """Adds the places of /usr and its like to a base layer; returns what to bind."""
+    binds = []
+    for name in FROM_HOST:
+        host = Path("/") / name
+        if host.is_symlink():
+            (directory / name).symlink_to(os.readlink(host))
+        elif host.is_dir():
+            (directory / name).mkdir(exist_ok=True)
+            binds.append((str(host), str(host)))
+    return tuple(binds)
+
+
+def _copy_public(source: Path, target: Path) -> None:
+    """Copies what every user of the host may read."""
+    try:
+        info = source.lstat()
+    except OSError:
+        return
+    if stat.S_ISLNK(info.st_mode):
+        target.symlink_to(os.readlink(source))
+    elif stat.S_ISDIR(info.st_mode) and info.st_mode & 0o005 == 0o005:
+        target.mkdir(exist_ok=True)
+        for entry in source.iterdir():
+            _copy_public(entry, target / entry.name)
+    elif stat.S_ISREG(info.st_mode) and info.st_mode & 0o004 and info.st_size <= MAX_ETC_FILE_BYTES:
+        shutil.copyfile(source, target)
+        target.chmod(0o644)
+
+
+class Roots:
+    """Base layers of one run, made once for each user id seen inside."""
+
+    def __init__(self, directory: Path, host_uid: int):
+        self._directory = directory
+        self._host_uid = host_uid
+        self._made: dict[tuple[int, bool], Root] = {}  # by user id, and whether the programs are the host's
+
+    def root(self, root: str, layers: tuple[str, ...], uid: int) -> Root:
+        """The root for a spec: our base layer, then the given root (or the host's programs), then the layers."""
+        key = (uid, not root)
+        if key not in self._made:
+            directory = self._directory / f"root-{uid}-{'given' if root else 'host'}"
+            make_base(directory, self._host_uid, uid)
+            self._made[key] = Root((str(directory),), () if root else add_host(directory))
+        made = self._made[key]
+        return Root((*made.layers, *([root] if root else []), *layers), made.binds)

@@ -1,0 +1,115 @@
+"""The system call filter, as a classic BPF program: what agents' programs never need and kernels have had bugs in.
+
+Refused calls fail with EPERM; clone3, whose flags a filter cannot see, and calls of another ABI fail with ENOSYS, so
+that libraries fall back to what can be checked. Numbers are those of the kernel's tables for the two architectures.
+"""
+
+from __future__ import annotations
+
+import errno
+import platform
+import struct
+
+AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+CLONE = {"x86_64": 56, "aarch64": 220}
+SOCKET = {"x86_64": 41, "aarch64": 198}
+SOCKETPAIR = {"x86_64": 53, "aarch64": 199}
+CLONE3 = 435
+X32 = 0x40000000
+NAMESPACES = 0x7E020080  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET} and, below 0x100, NEWTIME
+FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink; everything else (vsock, packet, alg, ...) is refused
+
+# name: (x86_64, aarch64); -1 where an architecture lacks the call
+REFUSED = {
+    "acct": (163, 89),
+    "add_key": (248, 217),
+    "adjtimex": (159, 171),
+    "bpf": (321, 280),
+    "clock_adjtime": (305, 266),
+    "clock_settime": (227, 112),
+    "create_module": (174, -1),
+    "delete_module": (176, 106),
+    "fanotify_init": (300, 262),
+    "finit_module": (313, 273),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fsopen": (430, 430),
+    "fspick": (433, 433),
+    "init_module": (175, 105),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "io_uring_setup": (425, 425),
+    "ioperm": (173, -1),
+    "iopl": (172, -1),
+    "kcmp": (312, 272),
+    "kexec_file_load": (320, 294),
+    "kexec_load": (246, 104),
+    "keyctl": (250, 219),
+    "lookup_dcookie": (212, 18),
+    "mbind": (237, 235),
+    "migrate_pages": (256, 238),
+    "mount": (165, 40),
+    "mount_setattr": (442, 442),
+    "move_mount": (429, 429),
+    "move_pages": (279, 239),
+    "nfsservctl": (180, 42),
+    "open_by_handle_at": (304, 265),
+    "open_tree": (428, 428),
+    "perf_event_open": (298, 241),
+    "pivot_root": (155, 41),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "reboot": (169, 142),
+    "request_key": (249, 218),
+    "set_mempolicy": (238, 237),
+    "setdomainname": (171, 162),
+    "sethostname": (170, 161),
+    "setns": (308, 268),
+    "settimeofday": (164, 170),
+    "swapoff": (168, 225),
+    "swapon": (167, 224),
+    "syslog": (103, 116),
+    "umount2": (166, 39),
+    "unshare": (272, 97),
+    "uselib": (134, -1),
+    "userfaultfd": (323, 282),
+    "vhangup": (153, 58),
+}
+
+LOAD, JUMP_EQ, JUMP_GE, JUMP_SET, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+ALLOW, FAIL = 0x7FFF0000, 0x00050000
+NUMBER, ARCH, ARGUMENT_0 = 0, 4, 16  # offsets in seccomp_data; the low half of the first argument
+
+
+def program(machine: str | None = None) -> bytes:
+    """The filter for this machine; empty where its numbers are not known."""
+    machine = machine or platform.machine()
+    if machine not in AUDIT:
+        return b""
+    column = list(AUDIT).index(machine)
+    code: list[tuple[int, int, int, int]] = []  # operation, jump if true, jump if false, constant
+
+    def refuse(error: int) -> None:
+        code.append((RETURN, 0, 0, FAIL | error))
+
+    code += [(LOAD, 0, 0, ARCH), (JUMP_EQ, 1, 0, AUDIT[machine])]
+    refuse(errno.ENOSYS)
+    code += [(LOAD, 0, 0, NUMBER), (JUMP_GE, 0, 1, X32)]
+    refuse(errno.ENOSYS)
+    for numbers in REFUSED.values():
+        if numbers[column] >= 0:
+            code.append((JUMP_EQ, 0, 1, numbers[column]))
+            refuse(errno.EPERM)
+    code.append((JUMP_EQ, 0, 1, CLONE3))
+    refuse(errno.ENOSYS)
+    code += [(JUMP_EQ, 0, 4, CLONE[machine]), (LOAD, 0, 0, ARGUMENT_0), (JUMP_SET, 0, 1, NAMESPACES & ~0xFF)]
+    refuse(errno.EPERM)
+    code.append((RETURN, 0, 0, ALLOW))
+    for call in (SOCKET[machine], SOCKETPAIR[machine]):
+        code += [(JUMP_EQ, 0, 3 + len(FAMILIES), call), (LOAD, 0, 0, ARGUMENT_0)]
+        for i, family in enumerate(FAMILIES):
+            code.append((JUMP_EQ, len(FAMILIES) - i, 0, family))
+        refuse(errno.EAFNOSUPPORT)
+        code.append((RETURN, 0, 0, ALLOW))
+    code.append((RETURN, 0, 0, ALLOW))
+    return b"".join(struct.pack("<HBBI", *line) for line in code)

@@ -1,0 +1,266 @@
+"""Back end (e), the far side: a server that keeps sandboxes on its own host for runs on others.
+
+    python -m jaxagent.sandbox.worker --token_file=TOKEN --host=10.0.0.5 --port=8100 --max_sandboxes=256
+
+Every request carries the token (`Authorization: Bearer ...`) and the client's id; sandboxes belong to the client that
+started them. A client that is not heard for `--lease_s` has died: its sandboxes are closed. Bodies are JSON, bytes in
+base64; the file transfers carry raw bytes. Use it on a private network or through a tunnel: it speaks plain HTTP.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import contextlib
+import dataclasses
+import hmac
+import secrets
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from jaxagent.config import ConfigError
+from jaxagent.sandbox import choose
+from jaxagent.sandbox.base import (
+    MAX_FILE_BYTES,
+    Backend,
+    CommandResult,
+    FileError,
+    Limits,
+    Sandbox,
+    SandboxClosed,
+    SandboxError,
+    Spec,
+)
+from jaxagent.sandbox.owner import Owner
+
+MAX_BODY_BYTES = MAX_FILE_BYTES + 2**20
+MAX_DEADLINE_S = 24 * 3600.0
+CLIENT = "X-Jaxagent-Client"
+STATUS = {ConfigError: 400, FileError: 404, SandboxClosed: 410, SandboxError: 500}  # by kind of failure
+
+
+@dataclasses.dataclass
+class _Client:
+    """Sandboxes of one run, and when it was last heard."""
+
+    heard: float
+    sandboxes: dict[str, Sandbox] = dataclasses.field(default_factory=dict)
+    busy: int = 0  # requests in progress: a long command is a sign of life, too
+
+
+class Worker:
+    """The web application around any back end."""
+
+    def __init__(self, backend: Backend, token: str, max_sandboxes: int, lease_s: float):
+        if len(token) < 16:
+            raise ConfigError("the sandbox worker's token must have at least 16 characters")
+        self._backend = backend
+        self._token = token.encode()
+        self._max = max_sandboxes
+        self._lease_s = lease_s
+        self._starting = 0
+        self._clients: dict[str, _Client] = {}
+
+    def app(self) -> web.Application:
+        """Routes, and the task that ends what dead clients left."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
+        app.add_routes(
+            [
+                web.get("/health", self._health),
+                web.post("/sandboxes", self._start),
+                web.post("/sandboxes/{id}/run", self._run),
+                web.post("/sandboxes/{id}/execute", self._execute),
+                web.get("/sandboxes/{id}/file", self._read),
+                web.put("/sandboxes/{id}/file", self._write),
+                web.get("/sandboxes/{id}/list", self._list),
+                web.post("/sandboxes/{id}/stop", self._stop),
+                web.post("/sandboxes/{id}/snapshot", self._snapshot),
+                web.delete("/sandboxes/{id}", self._close),
+            ]
+        )
+        app.cleanup_ctx.append(self._lifetime)
+        return app
+
+    async def _lifetime(self, app: web.Application):
+        watching = asyncio.get_running_loop().create_task(self._watch())
+        yield
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+        for client in list(self._clients.values()):
+            await _close_all(client)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._lease_s / 4)
+            for name, client in list(self._clients.items()):
+                if not client.busy and time.monotonic() - client.heard > self._lease_s:
+                    del self._clients[name]
+                    await _close_all(client)
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Callable[..., Awaitable[web.StreamResponse]]):
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
+        if not hmac.compare_digest(given, self._token):
+            return _failure("SandboxError", "the token is wrong", 401)
+        name = request.headers.get(CLIENT, "")
+        if not name:
+            return _failure("SandboxError", f"no {CLIENT} header", 400)
+        client = self._clients.setdefault(name, _Client(0.0))
+        client.heard, client.busy = time.monotonic(), client.busy + 1
+        try:
+            return await handler(request, client)
+        except (ConfigError, SandboxError) as failure:
+            kind = next(k for k in (ConfigError, FileError, SandboxClosed, SandboxError) if isinstance(failure, k))
+            return _failure(kind.__name__, str(failure), STATUS[kind])
+        except (KeyError, ValueError, TypeError) as failure:
+            return _failure("SandboxError", f"malformed request: {type(failure).__name__}: {failure}", 400)
+        finally:
+            client.heard, client.busy = time.monotonic(), client.busy - 1
+
+    async def _health(self, request: web.Request, client: _Client) -> web.Response:
+        running = sum(len(c.sandboxes) for c in self._clients.values())
+        return web.json_response(
+            {"backend": self._backend.name, "missing": self._backend.missing, "running": running, "max": self._max}
+        )
+
+    async def _start(self, request: web.Request, client: _Client) -> web.Response:
+        spec = spec_from_json(await request.json())
+        running = self._starting + sum(len(c.sandboxes) for c in self._clients.values())
+        if running >= self._max:
+            return _failure("SandboxError", f"all {self._max} sandboxes of this worker are in use", 429)
+        self._starting += 1
+        try:
+            sandbox = await self._backend.start(spec)
+        finally:
+            self._starting -= 1
+        name = secrets.token_hex(8)
+        client.sandboxes[name] = sandbox
+        return web.json_response({"id": name})
+
+    def _sandbox(self, request: web.Request, client: _Client) -> Sandbox:
+        try:
+            return client.sandboxes[request.match_info["id"]]
+        except KeyError:
+            raise SandboxClosed("this worker has no such sandbox") from None
+
+    async def _run(self, request: web.Request, client: _Client) -> web.Response:
+        body = await request.json()
+        sandbox = self._sandbox(request, client)
+        result = await sandbox.run(str(body["command"]), _deadline(body), int(body["output_bytes"]))
+        return web.json_response(result_to_json(result))
+
+    async def _execute(self, request: web.Request, client: _Client) -> web.Response:
+        body = await request.json()
+        argv, env = [str(a) for a in body["argv"]], {str(k): str(v) for k, v in body["env"].items()}
+        sandbox, directory = self._sandbox(request, client), str(body["directory"])
+        result = await sandbox.execute(argv, _deadline(body), int(body["output_bytes"]), env, directory)
+        return web.json_response(result_to_json(result))
+
+    async def _read(self, request: web.Request, client: _Client) -> web.Response:
+        data = await self._sandbox(request, client).read(request.query["path"], int(request.query["max_bytes"]))
+        return web.Response(body=data)
+
+    async def _write(self, request: web.Request, client: _Client) -> web.Response:
+        data = await request.read()
+        await self._sandbox(request, client).write(request.query["path"], data, int(request.query["mode"]))
+        return web.json_response({})
+
+    async def _list(self, request: web.Request, client: _Client) -> web.Response:
+        entries = await self._sandbox(request, client).list(request.query["path"], int(request.query["max_entries"]))
+        return web.json_response([dataclasses.astuple(e) for e in entries])
+
+    async def _stop(self, request: web.Request, client: _Client) -> web.Response:
+        await self._sandbox(request, client).stop_processes()
+        return web.json_response({})
+
+    async def _snapshot(self, request: web.Request, client: _Client) -> web.Response:
+        body = await request.json()
+        return web.json_response({"layer": await self._sandbox(request, client).snapshot(str(body["directory"]))})
+
+    async def _close(self, request: web.Request, client: _Client) -> web.Response:
+        sandbox = client.sandboxes.pop(request.match_info["id"], None)
+        if sandbox is not None:
+            await sandbox.close()
+        return web.json_response({})
+
+
+async def _close_all(client: _Client) -> None:
+    for sandbox in client.sandboxes.values():
+        await sandbox.close()
+    client.sandboxes.clear()
+
+
+def _failure(kind: str, message: str, status: int) -> web.Response:
+    return web.json_response({"kind": kind, "error": message}, status=status)
+
+
+def _deadline(body: dict[str, Any]) -> float:
+    deadline_s = float(body["deadline_s"])
+    if not 0 <= deadline_s <= MAX_DEADLINE_S:
+        raise ValueError(f"deadline_s must be from 0 to {MAX_DEADLINE_S:g}")
+    return deadline_s
+
+
+def spec_from_json(body: dict[str, Any]) -> Spec:
+    """A spec from `dataclasses.asdict(spec)` that went through JSON. Raises TypeError for unknown fields."""
+    limits = Limits(**body.pop("limits"))
+    return Spec(**{**body, "layers": tuple(body["layers"])}, limits=limits)
+
+
+def result_to_json(result: CommandResult) -> dict[str, Any]:
+    """Bytes as base64."""
+    return {**dataclasses.asdict(result), "output": base64.b64encode(result.output).decode()}
+
+
+async def serve(options: argparse.Namespace) -> None:
+    """Serves until cancelled."""
+    owner = Owner()
+    backend: Backend | None = None
+    runner: web.AppRunner | None = None
+    try:
+        backend = await choose.choose_backend(owner, unsafe=options.unsafe)
+        token = Path(options.token_file).read_text().strip()
+        worker = Worker(backend, token, options.max_sandboxes, options.lease_s)
+        runner = web.AppRunner(worker.app(), access_log=None)
+        await runner.setup()
+        site = web.TCPSite(runner, options.host, options.port)
+        await site.start()
+        port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+        print(f"{backend.describe()}\nserving on http://{options.host}:{port}", flush=True)
+        await asyncio.Event().wait()
+    finally:
+        if runner is not None:
+            await runner.cleanup()
+        if backend is not None:
+            await backend.close()
+        owner.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 2 for a user's mistake."""
+    parser = argparse.ArgumentParser(prog="jaxagent.sandbox.worker", description=__doc__.split("\n")[0])
+    parser.add_argument("--token_file", required=True, help="file with the shared secret, at least 16 characters")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8100, help="0: any free one, which is printed")
+    parser.add_argument("--max_sandboxes", type=int, default=256)
+    parser.add_argument("--lease_s", type=float, default=60.0, help="a client unheard for so long has died")
+    parser.add_argument("--unsafe", action="store_true", help="plain processes where nothing else works")
+    try:
+        asyncio.run(serve(parser.parse_args(arguments)))
+    except (ConfigError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""Every back end that works on this host, probed once and kept; tests skip, with the reason, where one does not."""
+
+import asyncio
+
+import pytest
+
+from jaxagent.sandbox import choose
+from jaxagent.sandbox.base import SandboxError
+from jaxagent.sandbox.owner import Owner
+
+KINDS = {**choose.SAFE, **choose.UNSAFE}
+ISOLATING = ("namespaces", "namespaces-python", "bubblewrap", "podman")  # the others need an image: test_engine.py
+
+
+class Places:
+    """Back ends by name, on one event loop."""
+
+    def __init__(self):
+        self._runner = asyncio.Runner()
+        self._open, self._reasons, self._owners = {}, {}, []
+
+    def backend(self, name):
+        if name not in self._open and name not in self._reasons:
+            owner = Owner()
+            try:
+                self._open[name] = self._runner.run(choose.probe(KINDS[name], owner))
+                self._owners.append(owner)
+            except SandboxError as failure:
+                self._reasons[name] = f"{name} does not work here: {failure}"
+                owner.close()
+        if name in self._reasons:
+            pytest.skip(self._reasons[name])
+        return self._open[name]
+
+    def run(self, coroutine, timeout_s=120):
+        return self._runner.run(asyncio.wait_for(coroutine, timeout_s))
+
+    def close(self):
+        for backend in self._open.values():
+            self._runner.run(backend.close())
+        for owner in self._owners:
+            owner.close()
+        self._runner.close()
+
+
+@pytest.fixture(scope="session")
+def places():
+    made = Places()
+    yield made
+    made.close()
+
+
+class InSandbox:
+    """Calls an async function with a new sandbox of one back end."""
+
+    def __init__(self, places, name):
+        self.name, self._places = name, places
+        self.backend = places.backend(name)
+
+    def __call__(self, function, spec=None):
+        async def main():
+            async with await self.backend.start(spec or choose.Spec()) as sandbox:
+                return await function(sandbox)
+
+        return self._places.run(main())
+
+
+@pytest.fixture(params=[*ISOLATING, "plain"])
+def anywhere(request, places):
+    return InSandbox(places, request.param)
+
+
+@pytest.fixture(params=ISOLATING)
+def isolated(request, places):
+    return InSandbox(places, request.param)

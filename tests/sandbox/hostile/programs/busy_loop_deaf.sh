@@ -1,0 +1,2 @@
+# limit_s: 1
+trap '' INT TERM HUP QUIT; while :; do :; done

@@ -1,0 +1,2 @@
+# limit_s: 1
+exec sleep 100

@@ -1,0 +1,2 @@
+# limit_s: 2
+b() { b | b & }; b; sleep 100

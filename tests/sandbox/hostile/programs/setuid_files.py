@@ -1,0 +1,25 @@
+# limit_s: 10
+import os
+import shutil
+import subprocess
+
+from prelude import won
+
+shutil.copy("/bin/sh", "/tmp/sh")
+os.chmod("/tmp/sh", 3583)
+r = subprocess.run(
+    ["/tmp/sh", "-p", "-c", 'grep -E "^(Cap(Eff|Prm|Bnd))" /proc/self/status'], capture_output=True, text=True
+).stdout
+if any(line.split()[1].strip("0") for line in r.splitlines()):
+    won(r)
+for c in (["su", "-c", "id"], ["mount", "-t", "tmpfs", "x", "/tmp"], ["passwd", "-d", "root"]):
+    try:
+        if subprocess.run(c, stdin=subprocess.DEVNULL, capture_output=True, timeout=3).returncode == 0:
+            won(c)
+    except (OSError, subprocess.TimeoutExpired):
+        pass
+try:
+    os.setuid(0 if os.getuid() else 1)
+    won()
+except OSError as e:
+    print(e)

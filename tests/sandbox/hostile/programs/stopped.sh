@@ -1,0 +1,2 @@
+# limit_s: 1
+kill -STOP $$; sleep 100

@@ -1,0 +1,15 @@
+# limit_s: 10
+import os
+
+from prelude import won
+
+n = 0
+fds = []
+try:
+    while n < 5000:
+        fds.append(os.openpty())
+        n += 1
+except OSError as e:
+    print(n, e)
+if n >= 3000:
+    won(n)

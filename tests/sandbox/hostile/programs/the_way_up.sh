@@ -1,0 +1,2 @@
+# limit_s: 10
+cd /; cat ../../../../../../$BAIT && won; true

@@ -1,0 +1,184 @@
+"""Every hostile program, in every isolating back end that works here: nothing gets out, nothing lasts, all ends."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxagent.sandbox.base import Limits, SandboxClosed, Spec
+from tests.sandbox.conftest import ISOLATING
+from tests.sandbox.hostile.host import Host
+
+MIB = 2**20
+SMALL = Spec(limits=Limits(memory_bytes=192 * MIB, disk_bytes=32 * MIB, inodes=4000, processes=48, flood_bytes=4 * MIB))
+PROGRAMS = sorted((Path(__file__).parent / "programs").iterdir())
+AT_ONCE = 6
+LATE_S = 40.0  # ^C, kill, going on, on a machine with other work
+STATUS = {"forged_status_printed": 77, "forged_frames": 77, "typing_at_the_terminal": 77, "binary_output": 0}
+MAY_KILL_ALL = {"memory", "memory_in_the_shell", "shared_memory", "disk_many_places"}  # the kernel picks what it kills
+SHELL_PRELUDE = """
+won() {{ echo "ESC""APED" "$@"; }}
+BAIT={bait} DIRECTORY={directory} SECRET={secret}
+"""
+
+
+@dataclasses.dataclass
+class Batch:
+    """What all programs did in one back end."""
+
+    wrong: dict[str, list[str]]
+    visitors: list[str]
+    changed: list[str]
+
+
+@pytest.fixture(scope="module")
+def host():
+    made = Host()
+    outsider = subprocess.Popen(["sleep", "600"])
+    made.outsider = outsider.pid
+    os.environ["JAXAGENT_TEST_SECRET"] = made.secret
+    yield made
+    assert outsider.poll() is None, "a process of the host was killed"
+    outsider.kill()
+    outsider.wait()
+    del os.environ["JAXAGENT_TEST_SECRET"]
+    made.close()
+
+
+async def limit_is_active(sandbox):
+    """No fork bomb without this: the number of processes must be limited, and seen to be."""
+    await sandbox.run("n=0; while [ $n -lt 150 ]; do sleep 30 & n=$((n + 1)); done 2>/dev/null", 10, 100)
+    counted = await sandbox.execute(["sh", "-c", "echo /proc/[0-9]*"], 10, 10_000)
+    await sandbox.stop_processes()
+    # Where the fresh process could not be forked, the helper killed what held the limit: active, too.
+    return len(counted.output.split()) < 100
+
+
+async def install(sandbox, directory, path, host, backend):
+    """Puts a Python program into the sandbox; returns the command that runs it."""
+    seen = {
+        "bait": str(host.bait),
+        "directory": str(host.directory),
+        "abstract": host.abstract_name,
+        "tcp": host.tcp.getsockname()[1],
+        "udp": host.udp.getsockname()[1],
+        "outsider": host.outsider,
+        "owner": os.getpid(),
+        "inodes": not any("number of files" in gap for gap in backend.missing),
+    }
+    await sandbox.write(f"{directory}/host.json", json.dumps(seen).encode())
+    await sandbox.write(f"{directory}/prelude.py", Path(__file__).with_name("prelude.py").read_bytes())
+    await sandbox.write(f"{directory}/program.py", path.read_bytes())
+    return f"/usr/bin/python3 {directory}/program.py"
+
+
+async def one(backend, path, host):
+    """Runs a program; returns what went wrong."""
+    wrong, text = [], path.read_text()
+    limit_s = float(text.split("\n")[0].removeprefix("# limit_s:"))
+    begin = time.monotonic()
+    async with await backend.start(SMALL) as sandbox:
+        if path.stem == "fork_bomb" and not await limit_is_active(sandbox):
+            return ["the number of processes is not limited: not tried"]
+        if path.suffix == ".py":
+            text = await install(sandbox, "/tmp", path, host, backend)
+        else:
+            known = {"bait": host.bait, "directory": host.directory, "secret": host.secret}
+            await sandbox.run(SHELL_PRELUDE.format(**known), 10, 100)
+        try:
+            result = await sandbox.run(text, limit_s, 100_000)
+            if b"ESCAPED" in result.output:
+                wrong.append(f"escaped: {result.output[-500:]!r}")
+            if path.suffix == ".py" and (result.exit_code in (2, 127) or b"Traceback" in result.output):
+                wrong.append(f"was not run to its end: {result.output[-500:]!r}")
+            if host.secret.encode() in result.output:
+                wrong.append("the secret was printed")
+            if len(result.output) > 100_000:
+                wrong.append("the output is over its cap")
+            if result.exit_code != STATUS.get(path.stem, result.exit_code):
+                wrong.append(f"status {result.exit_code}")
+            # Whatever it did, the sandbox goes on.
+            await sandbox.stop_processes()
+            again = await sandbox.run("echo on", 30, 1000)
+            fresh = await sandbox.execute(["sh", "-c", "echo on"], 30, 1000)
+            if again.output != b"on\n" or fresh.output != b"on\n":
+                wrong.append(f"afterwards: {again} {fresh}")
+        except SandboxClosed as failure:  # a dead sandbox is contained too
+            wrong += [] if path.stem in MAY_KILL_ALL else [f"the sandbox died: {failure}"]
+    if (took := time.monotonic() - begin) > limit_s + LATE_S:
+        wrong.append(f"took {took:.1f} s")
+    return wrong
+
+
+async def all_of_them(backend, host):
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def placed(path):
+        async with places:
+            return await one(backend, path, host)
+
+    before = host.listing()
+    wrong = await asyncio.gather(*map(placed, PROGRAMS))
+    after = host.listing()
+    changed = [f"{key}: {before[key]!r} -> {after[key]!r}" for key in before if before[key] != after[key]]
+    return Batch(dict(zip([p.stem for p in PROGRAMS], wrong, strict=True)), host.visitors(), changed)
+
+
+@pytest.fixture(scope="module", params=ISOLATING)
+def batch(request, places, host):
+    backend = places.backend(request.param)
+    probe = Path("/usr/bin/python3")
+    if not probe.exists():
+        pytest.skip("no /usr/bin/python3, in which half of the hostile programs are written")
+    return places.run(all_of_them(backend, host), 300)
+
+
+@pytest.mark.parametrize("program", [p.stem for p in PROGRAMS])
+def test_contained(batch, program):
+    assert not batch.wrong[program]
+
+
+def test_the_host_is_unchanged(batch):
+    assert not batch.changed
+    assert not batch.visitors
+
+
+def test_there_are_enough():
+    assert len({p.stem for p in PROGRAMS}) >= 30
+
+
+def test_the_checks_see_an_escape(places, host):
+    """The same programs without isolation do get what the others must not: the bait, the listeners, a process."""
+    backend = places.backend("plain")
+    for name, said in (
+        ("host_file_by_its_path.sh", "escaped"),
+        ("tcp.py", "escaped"),
+        ("abstract_socket.py", "escaped"),
+    ):
+        path = next(p for p in PROGRAMS if p.name == name)
+        try:
+            if path.suffix == ".sh":
+                wrong = places.run(one(backend, path, host))
+            else:
+                wrong = places.run(unisolated(backend, path, host))
+            assert any(said in w for w in wrong), name
+        finally:
+            host.bait.write_text(host.secret)
+            for left in host.directory.glob("*"):
+                if left.name not in ("bait", "socket"):
+                    left.unlink()
+    assert set(host.visitors()) == {"tcp", "abstract"}
+
+
+async def unisolated(backend, path, host):
+    """Runs a program from a directory of its own, since plain processes share the host's /tmp."""
+    async with await backend.start(SMALL) as sandbox:
+        home = (await sandbox.run("pwd", 10, 1000)).output.decode().strip()
+        command = await install(sandbox, home, path, host, backend)
+        result = await sandbox.run(command, 20, 10_000)
+    return ["escaped"] if b"ESCAPED" in result.output else [result.output.decode()]

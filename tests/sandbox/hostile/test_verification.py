@@ -1,0 +1,151 @@
+"""A verifier that the agent prepared for: tests touched before they run, rewards forged, paths that lead elsewhere."""
+
+import os
+
+import pytest
+
+from jaxagent.sandbox.base import FileError
+from jaxagent.sandbox.copying import copy_in, copy_out
+
+TEST = b'[ "$(cat /tmp/answer)" = 42 ] && mkdir -p /tmp/logs && echo 1 > /tmp/logs/reward || exit 1\n'
+WATCHER = (
+    'setsid sh -c \'trap "" HUP TERM; while :; do for f in /tmp/tests/*; do echo "exit 0" > $f;'
+    " mkdir -p /tmp/logs; echo 1 > /tmp/logs/reward; done; sleep 0.01; done' >/dev/null 2>&1 &"
+)
+
+
+CLEAR = 'chmod -R u+rwx "$@" 2>/dev/null; rm -rf "$@"'
+
+
+async def verify(sandbox, tests):
+    """What a caller does: stop everything, clear, copy the tests in, run them in a fresh process, read the reward."""
+    await sandbox.stop_processes()
+    await sandbox.execute(["sh", "-c", CLEAR, "sh", "/tmp/tests", "/tmp/logs"], 10, 1000)
+    await copy_in(sandbox, tests, "/tmp/tests")
+    result = await sandbox.execute(["sh", "/tmp/tests/test.sh"], 10, 1000)
+    try:
+        return result.exit_code, float(await sandbox.read("/tmp/logs/reward", 100))
+    except (FileError, ValueError):
+        return result.exit_code, None
+
+
+@pytest.fixture
+def tests_directory(tmp_path):
+    (tmp_path / "tests" / "below").mkdir(parents=True)
+    (tmp_path / "tests" / "test.sh").write_bytes(TEST)
+    (tmp_path / "tests" / "below" / "data").write_bytes(b"\0\xff")
+    return tmp_path / "tests"
+
+
+PREPARATIONS = {
+    "nothing": ":",
+    "forged reward": "mkdir -p /tmp/logs; echo 1 > /tmp/logs/reward",
+    "tests already there": "mkdir -p /tmp/tests; echo 'exit 0' > /tmp/tests/test.sh; chmod 444 /tmp/tests/*",
+    "tests rewritten by a daemon": WATCHER,
+    "reward is a link": "mkdir -p /tmp/logs; ln -s /etc/hostname /tmp/logs/reward; echo 1 > /tmp/one",
+    "reward is a pipe": "mkdir -p /tmp/logs; mkfifo /tmp/logs/reward",
+    "tests are a link": "mkdir -p ~/mine; ln -s ~/mine /tmp/tests",
+    "shell prepared": "sh() { exit 0; }; alias sh=true; export ENV=~/env BASH_ENV=~/env; echo 'exit 0' > ~/env",
+    "profile prepared": "for f in ~/.bashrc ~/.profile ~/.bash_profile; do echo 'exit 0' > $f; done",
+}
+
+
+@pytest.mark.parametrize("preparation", PREPARATIONS)
+def test_reward_is_earned(isolated, tests_directory, preparation):
+    async def check(sandbox):
+        await sandbox.run(PREPARATIONS[preparation], 10, 1000)
+        status, reward = await verify(sandbox, tests_directory)
+        assert status == 1 and reward is None
+        await sandbox.run("echo 42 > /tmp/answer; " + PREPARATIONS[preparation], 10, 1000)
+        assert await verify(sandbox, tests_directory) == (0, 1.0)
+        assert await sandbox.read("/tmp/tests/below/data") == b"\0\xff"
+
+    isolated(check)
+
+
+def test_reading_and_writing_stay_inside(isolated, tmp_path):
+    async def check(sandbox):
+        (tmp_path / "secret").write_text("of the host")
+        tmp_path.chmod(0o777)
+        await sandbox.run(
+            f"ln -s {tmp_path}/secret /tmp/a; ln -s {tmp_path} /tmp/b; ln -s /proc/1/root /tmp/c", 10, 1000
+        )
+        await sandbox.run("ln -s loop /tmp/loop; ln -s /proc/self/fd /tmp/d; ln -s /dev/zero /tmp/z", 10, 1000)
+        up = "/tmp/" + "../" * 30 + str(tmp_path).lstrip("/")
+        for path in ("/tmp/a", "/tmp/b/secret", f"/tmp/c{tmp_path}/secret", up + "/secret", "/tmp/loop", "/tmp/z"):
+            with pytest.raises(FileError):
+                await sandbox.read(path)
+        for path in ("/proc/self/mem", "/proc/1/environ", "/proc/self/status", "/dev/stdin", "/tmp/d/0"):
+            with pytest.raises(FileError):
+                await sandbox.read(path)
+        for path in ("/tmp/b/new", up + "/new"):
+            try:
+                await sandbox.write(path, b"x")  # makes a directory of that name inside, where it may
+            except FileError:
+                continue
+            assert await sandbox.read(path) == b"x"
+        assert sorted(os.listdir(tmp_path)) == ["secret"] and (tmp_path / "secret").read_text() == "of the host"
+        await sandbox.write("/tmp/a", b"mine")  # the link itself is replaced
+        assert await sandbox.read("/tmp/a") == b"mine" and (tmp_path / "secret").read_text() == "of the host"
+        for path in (
+            "/proc/sys/kernel/core_pattern",
+            "/proc/self/oom_score_adj",
+            "/usr/bin/env",
+            "/proc/x",
+            "/dev/null",
+        ):
+            with pytest.raises(FileError):
+                await sandbox.write(path, b"x")
+        await sandbox.run("head -c 3000000 /dev/zero > /tmp/large", 10, 1000)
+        with pytest.raises(FileError):
+            await sandbox.read("/tmp/large", 2_999_999)
+        assert len(await sandbox.read("/tmp/large", 3_000_000)) == 3_000_000
+
+    isolated(check)
+
+
+def test_trees_come_out_without_tricks(isolated, tmp_path):
+    async def check(sandbox):
+        await sandbox.run(
+            "mkdir -p /tmp/t/sub; cd /tmp/t; echo a > sub/a; ln -s /etc/passwd link; ln -s .. up; mkfifo pipe;"
+            "ln -s sub also; printf b > '..b'; printf c > 'c\nd'; mkdir ...; printf x > .../x; chmod 4755 sub/a",
+            10,
+            1000,
+        )
+        left = await copy_out(sandbox, "/tmp/t", tmp_path / "out")
+        found = {str(p.relative_to(tmp_path / "out")): p for p in (tmp_path / "out").rglob("*")}
+        assert set(found) == {"sub", "sub/a", "..b", "c\nd", "...", ".../x"} and sorted(left) == [
+            "also",
+            "link",
+            "pipe",
+            "up",
+        ]
+        assert found["sub/a"].read_text() == "a\n" and not found["sub/a"].stat().st_mode & 0o6000
+        with pytest.raises(FileExistsError):
+            await copy_out(sandbox, "/tmp/t", tmp_path / "out")
+        with pytest.raises(FileError):
+            await copy_out(sandbox, "/tmp/t", tmp_path / "few", max_entries=3)
+        (tmp_path / "bad").mkdir()
+        (tmp_path / "bad" / "link").symlink_to("/etc/passwd")
+        with pytest.raises(FileError):
+            await copy_in(sandbox, tmp_path / "bad", "/tmp/bad")
+
+    isolated(check)
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "a//b", "."])
+def test_names_from_a_lying_inside_are_refused(tmp_path, name):
+    import asyncio
+
+    from jaxagent.sandbox.base import Entry
+
+    class Lying:
+        async def list(self, path, max_entries):
+            return [Entry(name, "file", 0o644, 1)]
+
+        async def read(self, path, most):
+            return b"x"
+
+    with pytest.raises(FileError):
+        asyncio.run(copy_out(Lying(), "/tmp/t", tmp_path / "deep" / "out"))
+    assert list((tmp_path / "deep" / "out").rglob("*")) == [] and list(tmp_path.iterdir()) == [tmp_path / "deep"]

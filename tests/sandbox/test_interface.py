@@ -1,0 +1,246 @@
+"""What every back end promises, on each one that works here: commands, fresh processes, files, deadlines, the end."""
+
+import asyncio
+import os
+import time
+
+import pytest
+
+from jaxagent.config import ConfigError
+from jaxagent.sandbox import choose
+from jaxagent.sandbox.base import FileError, Limits, SandboxClosed, SandboxError, Spec
+from jaxagent.sandbox.owner import Owner
+from jaxagent.sandbox.pool import Pool
+
+
+def test_one_shell_through_the_episode(anywhere):
+    async def check(sandbox):
+        async def said(command):
+            result = await sandbox.run(command, 10, 10_000)
+            return result.output.decode(), result.exit_code
+
+        assert await said("cd /tmp; X=5; f() { echo f$1; }; export Y=6") == ("", 0)
+        assert await said("echo $X $Y; pwd; f 7") == ("5 6\n/tmp\nf7\n", 0)
+        assert await said("false") == ("", 1)
+        assert await said("echo $?") == ("1\n", 0)  # as a person at a terminal would see it
+        assert await said("(exit 7)") == ("", 7)
+        assert await said("kill -9 $BASHPID & wait $!") != ("", 0)
+        assert await said("echo 'it'\"'\"'s' \"a\\b\" $((6 * 7)) !x") == ("it's a\\b 42 !x\n", 0)
+        assert await said("cat <<'END'\none $X\n\ttwo\nEND") == ("one $X\n\ttwo\n", 0)
+        assert await said("printf 'a\n\nb'") == ("a\n\nb", 0)
+        assert await said("printf '\\r\\n\\003x' | od -An -c | tr -s ' '") == (" \\r \\n 003 x\n", 0)
+        assert await said("printf 'a\x03b' | od -An -c | tr -s ' '") == (" a 003 b\n", 0)
+        assert await said("printf '%s' 'é\u20ac' | od -An -tx1 | tr -d ' '") == ("c3a9e282ac\n", 0)
+        out, status = await said("if")
+        assert "syntax error" in out and status == 2
+        out, status = await said("echo 'abc")
+        assert "unexpected EOF" in out and status != 0
+        out, status = await said("nosuchprogram")
+        assert "not found" in out and status == 127
+        assert await said("cat; read line; echo end") == ("end\n", 0)  # standard input is empty, nothing waits
+        assert await said("[ -t 1 ] && [ -t 0 ] || echo $?") == ("1\n", 0)  # a terminal to print on, not to read from
+        assert await said(": " + "x" * 200_000) == ("", 0)
+
+    anywhere(check)
+
+
+def test_output_is_capped_in_the_middle_and_counted(anywhere):
+    async def check(sandbox):
+        result = await sandbox.run("seq 1 100000", 10, 100)
+        whole = "".join(f"{i}\n" for i in range(1, 100001)).encode()
+        assert result.output_total_bytes == len(whole) and result.truncated
+        assert result.output == whole[:50] + whole[-50:]
+        result = await sandbox.run("seq 1 20", 10, 51)
+        assert result.output == b"".join(b"%d\n" % i for i in range(1, 21)) and not result.truncated
+        assert (await sandbox.run("printf abcdefghij", 10, 5)).output == b"abhij"  # 5 // 2 first, the rest last
+        assert (await sandbox.run("printf abc", 10, 0)).output == b""
+        fresh = await sandbox.execute(["seq", "1", "100000"], 10, 100)
+        assert fresh.output == whole[:50] + whole[-50:] and fresh.output_total_bytes == len(whole)
+
+    anywhere(check)
+
+
+def test_deadlines(anywhere):
+    async def check(sandbox):
+        async def timed(command, deadline_s=0.4):
+            begin = time.monotonic()
+            result = await sandbox.run(command, deadline_s, 1000)
+            assert time.monotonic() - begin < 15
+            return result
+
+        await timed("X=5; cd /tmp", 10)
+        late = await timed("echo partial; sleep 100")
+        assert late.timed_out and late.output == b"partial\n" and late.exit_code == 130 and not late.shell_lost
+        assert (await timed("while :; do :; done")).timed_out  # the shell itself is busy
+        assert (await timed("echo $X; pwd", 10)).output == b"5\n/tmp\n"  # ^C was enough, so the shell is the same
+        assert (await timed("sh -c 'trap \"\" INT; sleep 100 & wait; sleep 100'")).timed_out
+        assert (await timed("echo $X", 10)).output == b"5\n"  # the foreground was killed, the shell was not
+        late = await timed("trap '' INT; while :; do :; done")
+        assert late.timed_out and late.shell_lost
+        assert (await timed("echo new $X", 10)).output == b"new\n"
+        fresh = await sandbox.execute(["sleep", "100"], 0.3, 100)
+        assert fresh.timed_out and fresh.exit_code == 137
+
+    anywhere(check)
+
+
+def test_each_command_has_its_own_output(anywhere):
+    async def check(sandbox):
+        await sandbox.run("(for i in 1 2 3 4 5 6 7 8; do sleep 0.05; echo late; done; touch done) &", 10, 1000)
+        for i in range(10):
+            result = await sandbox.run(f"sleep 0.05; echo {i}", 10, 1000)
+            assert b"late" not in result.output.replace(b"echo late", b"") and result.output.endswith(b"%d\n" % i)
+        assert (await sandbox.run("sleep 0.3; ls done", 10, 1000)).exit_code == 0  # and its writer lived on
+
+    anywhere(check)
+
+
+def test_fresh_processes(anywhere):
+    async def check(sandbox):
+        await sandbox.run("X=5; export Y=6; cd /", 10, 100)
+        result = await sandbox.execute(["sh", "-c", 'echo "$X$Y$Z"; exit 9'], 10, 100, {"Z": "z"})
+        assert (result.output, result.exit_code) == (b"z\n", 9)
+        result = await sandbox.execute(["sh", "-c", "pwd; kill -15 $$"], 10, 100, directory="/tmp")
+        assert (result.output, result.exit_code) == (b"/tmp\n", 143)
+        assert (await sandbox.execute(["/nonexistent"], 10, 100)).exit_code == 127
+        with pytest.raises(SandboxError):
+            await sandbox.execute([], 10, 100)
+        assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
+
+    anywhere(check)
+
+
+def test_files(anywhere):
+    async def check(sandbox):
+        home = (await sandbox.run("pwd", 10, 1000)).output.decode().strip()
+        data = bytes(range(256)) * 1000
+        await sandbox.write(f"{home}/a b/c\n'd", data, 0o750)
+        assert await sandbox.read(f"{home}/a b/c\n'd") == data
+        assert (await sandbox.run("stat -c '%a %s' 'a b'/*", 10, 1000)).output == b"750 256000\n"
+        await sandbox.write(f"{home}/a b/c\n'd", b"short")
+        assert await sandbox.read(f"{home}/a b/c\n'd") == b"short"
+        await sandbox.run("ln -s nowhere 'a b/link'; mkfifo 'a b/pipe'", 10, 1000)
+        listed = {e.path: (e.kind, e.size_bytes) for e in await sandbox.list(home)}
+        assert listed == {
+            "a b": ("directory", listed["a b"][1]),
+            "a b/c\n'd": ("file", 5),
+            "a b/link": ("link", 7),
+            "a b/pipe": ("other", 0),
+        }
+        with pytest.raises(FileError):
+            await sandbox.list(home, max_entries=3)
+        for path in (f"{home}/none", home, f"{home}/a b/pipe", "/dev/zero", "relative", "/a\0b", "/" + "x" * 5000):
+            with pytest.raises(FileError):
+                await sandbox.read(path)
+        with pytest.raises(FileError):
+            await sandbox.read(f"{home}/a b/c\n'd", max_bytes=4)
+        assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"  # none of it did harm
+
+    anywhere(check)
+
+
+def test_stop_processes_and_close(anywhere):
+    async def check(sandbox):
+        await sandbox.run("X=5; setsid sleep 1000 & sleep 1000 & echo kept > file", 10, 100)
+        await sandbox.stop_processes()
+        result = await sandbox.run("cat file; echo x$X; cat /proc/*/comm 2>/dev/null | grep -c sleep", 10, 1000)
+        if anywhere.name != "plain":  # there, other processes of the host may sleep
+            assert result.output == b"kept\nx\n0\n"
+        await sandbox.close()
+        await sandbox.close()
+        for operation in (sandbox.run("true", 1, 1), sandbox.read("/x"), sandbox.stop_processes()):
+            with pytest.raises(SandboxClosed):
+                await operation
+
+    anywhere(check)
+
+
+def test_a_cancelled_command_closes_the_sandbox(anywhere):
+    async def check(sandbox):
+        task = asyncio.create_task(sandbox.run("sleep 100", 100, 100))
+        await asyncio.sleep(0.3)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(SandboxClosed):
+            await sandbox.run("true", 1, 1)
+
+    anywhere(check)
+
+
+def test_operations_wait_for_each_other(anywhere):
+    async def check(sandbox):
+        results = await asyncio.gather(*[sandbox.run(f"sleep 0.0{i}; echo {i}", 10, 100) for i in range(8)])
+        assert [r.output for r in results] == [b"%d\n" % i for i in range(8)]
+
+    anywhere(check)
+
+
+def test_environment_and_identity(isolated):
+    async def check(sandbox):
+        os.environ["JAXAGENT_TEST_SECRET"] = "s3cret"
+        env = (await sandbox.execute(["env"], 10, 10_000)).output.decode()
+        assert "s3cret" not in env and "PATH=" in env and "A=b c" in env
+        assert (await sandbox.run("id -u; hostname; pwd", 10, 100)).output == b"1234\nhere\n/tmp\n"
+
+    isolated(check, Spec(uid=1234, hostname="here", directory="/tmp", env={"A": "b c"}))
+
+
+def test_root_inside_is_nobody_outside(isolated):
+    async def check(sandbox):
+        assert (await sandbox.run("id -u; touch x; stat -c %u x", 10, 100)).output == b"0\n0\n"
+        assert (await sandbox.run("grep ^CapEff /proc/self/status", 10, 100)).output.split()[-1].strip(b"0") == b""
+
+    if isolated.name == "podman" and "no user namespace" in isolated.backend.describe():
+        with pytest.raises(ConfigError, match="uid"):
+            isolated(check, Spec(uid=0))
+    else:
+        isolated(check, Spec(uid=0))
+
+
+def test_pool(places):
+    async def main(backend):
+        pool = Pool(backend, Spec(), 3)
+        pool.fill()
+        taken = await asyncio.gather(*[pool.take() for _ in range(5)])
+        assert len(set(map(id, taken))) == 5
+        for i, sandbox in enumerate(taken):
+            assert (await sandbox.run(f"ls; touch {i}", 10, 100)).output == b""
+            await sandbox.close()
+        await pool.close()
+        with pytest.raises(SandboxError):
+            await pool.take()
+
+    places.run(main(places.backend("namespaces")))
+
+
+def test_specs_are_checked():
+    for wrong in (
+        lambda: Limits(processes=0),
+        lambda: Spec(layers="/a"),
+        lambda: Spec(layers=("relative",)),
+        lambda: Spec(layers=("/a:b",)),
+        lambda: Spec(uid=-1),
+        lambda: Spec(env={"A=B": "c"}),
+    ):
+        with pytest.raises(ConfigError):
+            wrong()
+
+
+def test_choosing(places):
+    async def main():
+        owner = Owner()
+        try:
+            with pytest.raises(ConfigError, match="namespaces"):
+                await choose.choose_backend(owner, ["namspaces"])
+            with pytest.raises(ConfigError, match="unsafe"):
+                await choose.choose_backend(owner, ["plain"])
+            backend = await choose.choose_backend(owner, [], unsafe=True)
+            assert backend.name == "plain (unsafe)" and "all isolation" in backend.describe()
+            await backend.close()
+            with pytest.raises(ConfigError, match="no sandbox back end works"):
+                await choose.choose_backend(owner, [])
+        finally:
+            owner.close()
+
+    places.run(main())

@@ -1,0 +1,79 @@
+"""Snapshots are layers: what was written, removed and replaced is seen by sandboxes that start from there."""
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from jaxagent.config import ConfigError
+from jaxagent.sandbox.base import SandboxError, Spec
+from jaxagent.sandbox.helper import helper
+
+NAMES = ("namespaces", "namespaces-python")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_snapshot_and_start_from_it(places, name, tmp_path):
+    for path in [tmp_path, *tmp_path.parents]:  # the sandboxes' user must reach the layers
+        if path.stat().st_uid == os.getuid() and path != Path("/"):
+            path.chmod(path.stat().st_mode | 0o011)
+
+    async def main(backend):
+        async with await backend.start(Spec()) as sandbox:
+            await sandbox.run("echo one > file; mkdir -p d/e; echo x > d/e/x; ln -s file link; chmod 640 file", 10, 100)
+            await sandbox.run("rm /etc/hosts; rm -r /opt; mkdir /opt; mkfifo pipe; sleep 1000 &", 10, 100)
+            layer = await sandbox.snapshot(str(tmp_path / "layer"))
+            assert (await sandbox.run("cat file", 10, 100)).output == b"one\n"  # it goes on
+            await sandbox.run("echo two > file; rm link", 10, 100)
+            with pytest.raises(SandboxError, match="exists"):
+                await sandbox.snapshot(str(tmp_path / "layer"))
+        assert os.listdir(tmp_path) == ["layer"] and stat.S_ISCHR(os.lstat(f"{layer}/etc/hosts").st_mode)
+        async with await backend.start(Spec(layers=(layer,))) as sandbox:
+            said = await sandbox.run("cat file d/e/x; stat -c %a file; readlink link; ls -1; ls /etc/hosts", 10, 1000)
+            assert said.output.startswith(b"one\nx\n640\nfile\nd\nfile\nlink\nls:")
+            await sandbox.run("echo three > file; rm d/e/x; touch /opt/new", 10, 100)
+            second = await sandbox.snapshot(str(tmp_path / "second"))
+        for layers, expected in (((layer, second), b"three\nd\nd/e\nnew\n"), ((layer,), b"one\nd\nd/e\nd/e/x\n")):
+            async with await backend.start(Spec(layers=layers)) as sandbox:
+                assert (await sandbox.run("cat file; find d; ls -1 /opt", 10, 1000)).output == expected
+        async with await backend.start(Spec()) as sandbox:
+            assert (await sandbox.run("ls; cat /etc/hosts | wc -l", 10, 100)).output == b"2\n"
+
+    places.run(main(places.backend(name)))
+
+
+@pytest.mark.parametrize("name", (*NAMES, "bubblewrap"))
+def test_a_given_root(places, name, tmp_path):
+    """A root that is nothing but a static program: no file of the host is in it."""
+    program = helper()
+    if program is None:
+        pytest.skip("no compiler, so no static program to make a root of")
+    root = tmp_path / "root"
+    for directory in ("bin", "proc", "dev", "tmp", "run", "var/tmp", "home/user"):
+        (root / directory).mkdir(parents=True)
+    shutil.copy(program, root / "bin" / "program")
+    (root / "mine").write_text("of the root")
+    for path in [tmp_path, *tmp_path.parents]:  # the sandboxes' user must reach it
+        if path.stat().st_uid == os.getuid() and path != Path("/"):
+            path.chmod(path.stat().st_mode | 0o011)
+
+    async def main(backend):
+        async with await backend.start(Spec(root=str(root))) as sandbox:
+            assert await sandbox.read("/mine") == b"of the root"
+            assert {e.path for e in await sandbox.list("/bin")} == {"program"}
+            names = {e.path.split("/")[0] for e in await sandbox.list("/", 10**6) if e.path.count("/") == 0}
+            assert "usr" not in names
+            assert (await sandbox.execute(["/bin/program"], 10, 100)).exit_code == 0  # standard input is empty
+
+    places.run(main(places.backend(name)))
+
+
+def test_wrong_layers(places):
+    async def main(backend):
+        for spec in (Spec(layers=("/nonexistent",)), Spec(root="/nonexistent"), Spec(image="debian")):
+            with pytest.raises(ConfigError):
+                await backend.start(spec)
+
+    places.run(main(places.backend("namespaces")))
