@@ -14,7 +14,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_namespace_packages(include=["jaxagent*", "data_pipelines*", "launch*", "configs*"]),
-    package_data={"jaxagent.observe": ["*.css", "*.js"]},
+    package_data={"jaxagent.observe": ["*.css", "*.js"], "jaxagent.sandbox": ["native/*.c", "native/*.h"]},
     install_requires=[
         "jax>=0.10.2",
         "flax",

@@ -5,7 +5,9 @@
 For each back end that works here and each number of concurrent sandboxes:
 
   starts_per_s    whole lives: start (copy-on-write root where the back end has one), first command in its shell, end.
-                  `start_ms` is the median time from the call to a sandbox that answers, without the first command.
+                  `start_ms` is the median time from the call to a sandbox that answers, without the first command;
+                  `cpu_ms` the processor time of a whole life, ours and the sandbox's, which other work on the machine
+                  disturbs least: processors / cpu_ms is what an idle machine could start.
   commands_per_s  `cd`, a builtin, in persistent shells that are already there; one at a time in each.
                   `programs_per_s` is the same with a program, `ls /`.
 
@@ -28,10 +30,10 @@ from jaxagent.sandbox.base import Backend, Sandbox, SandboxError, Spec
 from jaxagent.sandbox.owner import Owner
 
 
-async def measure_starts(backend: Backend, concurrency: int, seconds: float) -> tuple[float, float]:
-    """(lives per second, median start in ms)."""
+async def measure_starts(backend: Backend, concurrency: int, seconds: float) -> tuple[float, float, float]:
+    """(lives per second, median start in ms, processor ms of a life)."""
     times, end, lives = [], time.perf_counter() + seconds, 0
-    begin = time.perf_counter()
+    begin, used = time.perf_counter(), sum(os.times()[:4])
 
     async def worker() -> None:
         nonlocal lives
@@ -44,7 +46,11 @@ async def measure_starts(backend: Backend, concurrency: int, seconds: float) -> 
             lives += 1
 
     await asyncio.gather(*[worker() for _ in range(concurrency)])
-    return lives / (time.perf_counter() - begin), 1000 * statistics.median(times)
+    return (
+        lives / (time.perf_counter() - begin),
+        1000 * statistics.median(times),
+        1000 * (sum(os.times()[:4]) - used) / lives,
+    )
 
 
 async def measure_commands(sandboxes: list[Sandbox], command: str, seconds: float) -> float:
@@ -65,7 +71,7 @@ async def measure_commands(sandboxes: list[Sandbox], command: str, seconds: floa
 
 async def measure(backend: Backend, concurrency: int, seconds: float) -> dict[str, float]:
     """All numbers of one back end at one concurrency."""
-    starts, start_ms = await measure_starts(backend, concurrency, seconds)
+    starts, start_ms, cpu_ms = await measure_starts(backend, concurrency, seconds)
     sandboxes = []
     try:
         for _ in range(concurrency):
@@ -76,7 +82,13 @@ async def measure(backend: Backend, concurrency: int, seconds: float) -> dict[st
         programs = await measure_commands(sandboxes, "ls /", seconds)
     finally:
         await asyncio.gather(*[s.close() for s in sandboxes])
-    found = {"starts_per_s": starts, "start_ms": start_ms, "commands_per_s": commands, "programs_per_s": programs}
+    found = {
+        "starts_per_s": starts,
+        "start_ms": start_ms,
+        "cpu_ms": cpu_ms,
+        "commands_per_s": commands,
+        "programs_per_s": programs,
+    }
     return {name: round(value, 1) for name, value in found.items()}
 
 
@@ -84,7 +96,9 @@ async def main(names: list[str], at: list[int], seconds: float) -> None:
     """Measures and prints."""
     everything: dict[str, dict[str, dict[str, float]]] = {}
     print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f} before")
-    print(f"{'back end':20} {'at once':>7} {'starts/s':>9} {'start ms':>9} {'commands/s':>11} {'programs/s':>11}")
+    print(
+        f"{'back end':20} {'at once':>7} {'starts/s':>9} {'start ms':>9} {'cpu ms':>7} {'commands/s':>11} {'programs/s':>11}"
+    )
     for name in names:
         owner = Owner()
         try:
@@ -100,7 +114,7 @@ async def main(names: list[str], at: list[int], seconds: float) -> None:
                 everything[name][str(concurrency)] = row
                 print(
                     f"{name:20} {concurrency:7}"
-                    + "".join(f"{v:{w}.1f}" for v, w in zip(row.values(), (10, 10, 12, 12), strict=True)),
+                    + "".join(f"{v:{w}.1f}" for v, w in zip(row.values(), (10, 10, 8, 12, 12), strict=True)),
                     flush=True,
                 )
         finally:

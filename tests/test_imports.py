@@ -23,7 +23,7 @@ ALSO = {"observe": {"types", "config"}, "flags": {"config"}, "devices": {"config
 # Programs of their own, put together from rooms of one level.
 PROGRAMS = {"engine/serve.py": {"data"}, "engine/jetstream.py": {"data"}}
 TOP = ("launch", "data_pipelines", "tests", "benchmarks")  # may import jaxagent, never the other way
-NO_JAX_ROOMS = ("types", "config", "rewards", "envs", "data")
+NO_JAX_ROOMS = ("types", "config", "rewards", "envs", "sandbox", "data")
 NO_JAX = ("jax", "flax", "optax", "orbax", "jaxlib")
 
 
