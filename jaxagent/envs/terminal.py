@@ -30,6 +30,7 @@ from jaxagent.types import StopReason, Task, TokenKind
 
 SOLVED = "solved"  # the verdict's component
 _ENTER_TIMEOUT_S = 30.0
+_CLEANED_BYTES = 1000  # room for escape sequences and line ends that are not shown
 _ANSI = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\-_])")
 
 
@@ -37,7 +38,7 @@ class Sandbox(place.Sandbox, Protocol):
     """What is asked of a sandbox; `jaxagent.sandbox.base.Sandbox` has it."""
 
     async def run(self, command: str, deadline_s: float, output_bytes: int) -> Any:
-        """Runs a command in the attempt's shell; the result has `output`, `exit_code`, `timed_out`, `shell_lost`."""
+        """Runs a command in the attempt's shell; the result has `output`, `exit_code`, `timed_out`, `truncated`."""
 
     async def close(self) -> None:
         """Ends everything."""
@@ -139,16 +140,28 @@ class TerminalEnvironment:
     async def _run(self, command: str, left_s: float) -> str:
         config = self._config
         self.counters["commands"] += 1
-        # Of a longer output a sandbox keeps both ends, so twice as much holds all that is shown of either.
-        result = await self._sandbox.run(command, min(config.command_timeout_s, left_s), 2 * config.output_chars)
-        output = clean(result.output)
-        # ECHO keeps the end of a long output, Endless Terminals its beginning.
-        output = output[-config.output_chars :] if config.tools == "qwen3_xml" else output[: config.output_chars]
+        keep = config.output_chars + _CLEANED_BYTES
+        result = await self._sandbox.run(command, min(config.command_timeout_s, left_s), 2 * keep)
+        output = shown(result.output, result.truncated, config.output_chars, at_end=config.tools == "qwen3_xml")
         if result.timed_out:
             self.counters["timed_out_commands"] += 1
             return dialogue.timed_out(config.tools, command, output, config.command_timeout_s)
         self.counters["failed_commands"] += result.exit_code != 0
         return dialogue.observation(config.tools, command, output, result.exit_code)
+
+
+def shown(output: bytes, truncated: bool, chars: int, at_end: bool) -> str:
+    """What the policy sees of an output: its beginning as Endless Terminals has it, or its end as ECHO has it.
+
+    Args:
+      output: as the sandbox kept it: of a truncated one the first and the last half of what it was asked for.
+      truncated: whether there was more.
+      chars: how much is shown, at most.
+      at_end: show the end.
+    """
+    half = len(output) // 2 if truncated else 0
+    text = clean(output[half:] if at_end else output[: len(output) - half])
+    return text[-chars:] if at_end else text[:chars]
 
 
 def clean(output: bytes) -> str:
