@@ -26,10 +26,12 @@ FLAGS = (
 
 # On top of them for the terminal's recipes: the smallest sizes that hold their episodes.
 TERMINAL_FLAGS = (
-    "--config.tokenizer.vocab_size=700 --config.data.num_tasks=120 --config.env.turn_tokens=8 "
-    "--config.env.observation_tokens=16 --config.env.context_tokens=128 --config.warm_start.batch.row_tokens=128 "
-    "--config.rl.batch.row_tokens=128 --config.warm_start.curriculum_steps=0 --config.env.terminal.sandbox.warm=4 "
-    "--config.rl.critic.warmup_updates=1"
+    "--config.numerics=fast --config.tokenizer.vocab_size=700 --config.data.num_tasks=60 "
+    "--config.data.num_demonstrations=32 --config.env.turn_tokens=8 --config.env.observation_tokens=16 "
+    "--config.env.context_tokens=128 --config.env.terminal.verify_overlong=true "
+    "--config.env.terminal.sandbox.warm=4 --config.warm_start.batch.row_tokens=128 "
+    "--config.warm_start.curriculum_steps=0 --config.warm_start.max_steps=3 --config.rl.steps=2 "
+    "--config.rl.batch.row_tokens=128 --config.rl.critic.warmup_updates=1"
 )
 
 
