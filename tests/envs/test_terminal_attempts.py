@@ -12,7 +12,7 @@ from jaxagent import config as schema
 from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Transcript
-from jaxagent.envs.terminal import TerminalEnvironment, clean
+from jaxagent.envs.terminal import TerminalEnvironment, clean, shown
 from jaxagent.envs.terminal_tasks import dialogue
 from jaxagent.envs.terminal_tasks.verify import VerifierError
 from jaxagent.families.terminal import TerminalFamily
@@ -211,6 +211,13 @@ def test_a_long_output_keeps_the_end_that_is_published(attempt):
     action = "<think>x</think>" + dialogue.action("qwen3_xml", count)
     (step, _), _, _ = attempt(action, dialogue.done("qwen3_xml"), tools="qwen3_xml", output_chars=9)
     assert " Output: 2999\n3000\n\n(exit_code=0)" in step.observation.text
+
+
+def test_the_two_ends_of_a_cut_output_are_never_joined():
+    """Four bytes of each end were kept, and three of the last four are not shown."""
+    assert shown(b"HEAD\r\r\rT", truncated=True, chars=4, at_end=True) == "T"
+    assert shown(b"H\r\r\rTAIL", truncated=True, chars=4, at_end=False) == "H"
+    assert shown(b"H\r\r\rTAIL", truncated=False, chars=4, at_end=False) == "HTAI"
 
 
 def test_output_is_cleaned():
