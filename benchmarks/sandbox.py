@@ -29,6 +29,8 @@ from jaxagent.sandbox import choose
 from jaxagent.sandbox.base import Backend, Sandbox, SandboxError, Spec
 from jaxagent.sandbox.owner import Owner
 
+WIDTHS = (10, 10, 8, 12, 12)  # of the table's columns
+
 
 async def measure_starts(backend: Backend, concurrency: int, seconds: float) -> tuple[float, float, float]:
     """(lives per second, median start in ms, processor ms of a life)."""
@@ -96,9 +98,8 @@ async def main(names: list[str], at: list[int], seconds: float) -> None:
     """Measures and prints."""
     everything: dict[str, dict[str, dict[str, float]]] = {}
     print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f} before")
-    print(
-        f"{'back end':20} {'at once':>7} {'starts/s':>9} {'start ms':>9} {'cpu ms':>7} {'commands/s':>11} {'programs/s':>11}"
-    )
+    heads = ("starts/s", "start ms", "cpu ms", "commands/s", "programs/s")
+    print(f"{'back end':20} {'at once':>7}" + "".join(f"{h:>{w}}" for h, w in zip(heads, WIDTHS, strict=True)))
     for name in names:
         owner = Owner()
         try:
@@ -114,7 +115,7 @@ async def main(names: list[str], at: list[int], seconds: float) -> None:
                 everything[name][str(concurrency)] = row
                 print(
                     f"{name:20} {concurrency:7}"
-                    + "".join(f"{v:{w}.1f}" for v, w in zip(row.values(), (10, 10, 8, 12, 12), strict=True)),
+                    + "".join(f"{v:{w}.1f}" for v, w in zip(row.values(), WIDTHS, strict=True)),
                     flush=True,
                 )
         finally:

@@ -10,11 +10,9 @@ Nothing may be imported after the root is changed, so all modules are loaded her
 import array
 import contextlib
 import ctypes
-import encodings.idna  # noqa: F401
 import errno
 import fcntl
 import os
-import platform
 import resource
 import select
 import signal
@@ -217,7 +215,7 @@ def make_root():
     write_file(root + "/proc/sys/user/max_user_namespaces", "0")
     bind_read_only(root + "/proc/sys", root + "/proc/sys")
     os.chdir(root)
-    checked(libc.syscall(PIVOT_ROOT[platform.machine()], b".", b"."), "pivot_root")
+    checked(libc.syscall(PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
     checked(libc.umount2(b".", MNT_DETACH), "umount")
     os.chdir("/")
 
@@ -271,7 +269,7 @@ def lock_down():
         prctl(CAPBSET_DROP, capability)
     prctl(AMBIENT, 4)
     header = struct.pack("<Ii", 0x20080522, 0)
-    checked(libc.syscall(CAPSET[platform.machine()], header, b"\0" * 24), "capset")
+    checked(libc.syscall(CAPSET[os.uname().machine], header, b"\0" * 24), "capset")
     prctl(DUMPABLE, 0)
     if config["filter"]:
         program = Program(len(config["filter"]) // 8, config["filter"])

@@ -18,7 +18,7 @@ from jaxagent.sandbox.base import Limits
 
 CONTROLLERS = ("memory", "pids", "cpu")
 PERIOD_US = 100_000
-REMOVE_TIMEOUT_S = 5.0
+REMOVE_TIMEOUT_S = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,10 +194,10 @@ def _pids(directory: Path) -> list[int]:
         return []
 
 
-def remove_tree(root: Path) -> None:
-    """Kills what is inside a group and its children, and removes them."""
+def remove_tree(root: Path) -> bool:
+    """Kills what is inside a group and its children, and removes them. False: something is still there."""
     if not root.is_dir():
-        return
+        return True
     end = time.monotonic() + REMOVE_TIMEOUT_S
     directories = sorted([root, *(p for p in root.rglob("*") if p.is_dir())], key=lambda p: -len(p.parts))
     for directory in directories:
@@ -214,3 +214,4 @@ def remove_tree(root: Path) -> None:
                 if time.monotonic() > end:
                     break
                 time.sleep(0.005)
+    return not root.exists()

@@ -9,7 +9,7 @@ import socket
 import tempfile
 from pathlib import Path
 
-from jaxagent.sandbox.owner import base_directory, sandbox_uid
+from jaxagent.sandbox.owner import base_directory
 
 SYSCTLS = ("kernel/core_pattern", "kernel/hostname", "vm/overcommit_memory", "net/ipv4/ip_forward", "kernel/pid_max")
 
@@ -50,8 +50,8 @@ class Host:
             found.append("udp")
         return found
 
-    def listing(self) -> dict[str, object]:
-        """What must be the same before and after."""
+    def listing(self, run: str) -> dict[str, object]:
+        """What must be the same before and after; of processes, those of the run."""
         seen: dict[str, object] = {"bait": self.bait.read_text(), "beside it": sorted(os.listdir(self.directory))}
         seen["mode"] = oct(self.bait.stat().st_mode)
         seen["mounts"] = Path("/proc/self/mountinfo").read_text()
@@ -63,7 +63,7 @@ class Host:
         for name in ("/etc/passwd", "/etc/hosts", "/bin/sh"):
             info = os.stat(name)
             seen[name] = (info.st_mode, info.st_size, info.st_mtime_ns, info.st_ino)
-        seen["processes"] = processes()
+        seen["processes"] = processes(run)
         return seen
 
     def close(self) -> None:
@@ -75,21 +75,21 @@ class Host:
         self.directory.rmdir()
 
 
-def processes() -> list[str]:
-    """Command lines of sandboxes' processes, seen from the host."""
-    found, dedicated = [], sandbox_uid() if os.geteuid() == 0 else None
+def processes(run: str) -> list[str]:
+    """Command lines of a run's processes, seen from the host: by their name or by their control group."""
+    found = []
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                line = Path(entry.path, "cmdline").read_bytes()
-                if os.stat(entry.path).st_uid == dedicated or b"jaxagent-sandbox-" in line.split(b"\0")[-2:][0][:17]:
-                    found.append(line.decode(errors="replace"))
+                line = Path(entry.path, "cmdline").read_bytes().decode(errors="replace")
+                if f"jaxagent-sandbox-{run}" in line or f"jaxagent-{run}" in Path(entry.path, "cgroup").read_text():
+                    found.append(line)
     return sorted(found)
 
 
 def leftovers(run: str) -> list[str]:
     """What is left on the host of a run: processes, mounts, cgroups, directories."""
-    found = [line for line in processes() if run in line]
+    found = processes(run)
     found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if run in line]
     found += [str(p) for p in base_directory().glob(f"*{run}*")]
     for line in Path("/proc/self/cgroup").read_text().splitlines():

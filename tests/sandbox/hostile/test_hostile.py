@@ -122,9 +122,9 @@ async def all_of_them(backend, host):
         async with places:
             return await one(backend, path, host)
 
-    before = host.listing()
+    before = host.listing(backend.owner.id)
     wrong = await asyncio.gather(*map(placed, PROGRAMS))
-    after = host.listing()
+    after = host.listing(backend.owner.id)
     changed = [f"{key}: {before[key]!r} -> {after[key]!r}" for key in before if before[key] != after[key]]
     return Batch(dict(zip([p.stem for p in PROGRAMS], wrong, strict=True)), host.visitors(), changed)
 
