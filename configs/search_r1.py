@@ -110,11 +110,13 @@ def laptop() -> ConfigDict:
     config.data.eval_source = ""
     config.data.seed = 0
     config.data.num_cities = 600
+    config.data.num_tasks = 0
     config.data.num_curriculum = 8_000
     config.data.num_demonstrations = 24_000
     config.data.num_eval = 256
 
     config.env = ConfigDict()
+    config.env.name = "search"
     config.env.prompt = "plain"
     config.env.max_turns = 3
     config.env.final_turn = False
@@ -142,6 +144,18 @@ def laptop() -> ConfigDict:
     config.env.retriever.topk = 3
     config.env.retriever.timeout_s = 10.0
     config.env.retriever.retries = 2
+    config.env.terminal = ConfigDict()
+    config.env.terminal.tools = "plain"
+    config.env.terminal.command_timeout_s = 10.0
+    config.env.terminal.output_chars = 1_000
+    config.env.terminal.agent_timeout_s = 60.0
+    config.env.terminal.verifier_timeout_s = 0.0
+    config.env.terminal.verify_overlong = False
+    config.env.terminal.initial_test = False
+    config.env.terminal.solved_reward = 1.0
+    config.env.terminal.sandbox = ConfigDict({"backend": "auto", "unsafe": False, "workers": "", "token_file": ""})
+    config.env.terminal.sandbox.update(root="", image="", layers="", warm=16)
+    config.env.terminal.sandbox.update(memory_mb=256, disk_mb=16, files=1_000, processes=64, cpus=1.0)
 
     config.engine = ConfigDict()
     config.engine.slots = 128
@@ -165,6 +179,7 @@ def laptop() -> ConfigDict:
     config.warm_start.curriculum_steps = 200
     config.warm_start.early_answer_frac = 0.8
     config.warm_start.gate_every = 100
+    config.warm_start.gate_family = "one_hop"
     config.warm_start.gate_accuracy = 0.95
     config.warm_start.gate_questions = 24
 

@@ -12,7 +12,8 @@ Writes, all at once or not at all:
     full.jsonl, texts.jsonl     with --demonstrations: whole episodes, and what a tokenizer is trained on
 
 A task's split follows from its template and its instruction alone, so tasks of any two seeds never cross splits.
---laptop: ten one-command families over a vocabulary of 300 words, a quarter of the tasks with a second command.
+--laptop: ten families of one short command over a vocabulary of 300 words (level 1), and the same followed by a
+second one of them (level 2).
 """
 
 from __future__ import annotations
@@ -67,7 +68,15 @@ def split_of(template: str, draft: Draft) -> str:
     return HELDOUT if int.from_bytes(digest, "big") < HELDOUT_FRAC * 2**32 else TRAIN
 
 
-def write(folder: Path, num: int, seed: int, laptop: bool, num_demonstrations: int, style: dialogue.Style) -> None:
+def write(
+    folder: Path,
+    num: int,
+    seed: int,
+    laptop: bool,
+    num_demonstrations: int,
+    style: dialogue.Style,
+    early_done_frac: float = 0.0,
+) -> None:
     """Writes the dataset described in the module's docstring into `folder`, which must not exist yet.
 
     Args:
@@ -77,6 +86,7 @@ def write(folder: Path, num: int, seed: int, laptop: bool, num_demonstrations: i
       laptop: the narrow distribution.
       num_demonstrations: rows of full.jsonl, from training tasks: first the dataset's, then further ones.
       style: of the demonstrations.
+      early_done_frac: demonstrations of two operations that say they have finished after the first.
     """
     stream = generate(seed, laptop)
     tasks: dict[str, list[dict[str, Any]]] = {}
@@ -89,7 +99,7 @@ def write(folder: Path, num: int, seed: int, laptop: bool, num_demonstrations: i
         write_tasks(partial, {name: tasks[name] for name in sorted(tasks)}, need_answers=False)
         if num_demonstrations:
             training = itertools.chain(tasks[TRAIN], (row for row in stream if row["metadata"]["split"] == TRAIN))
-            shown = list(demonstrations(itertools.islice(training, num_demonstrations), style))
+            shown = list(demonstrations(itertools.islice(training, num_demonstrations), style, early_done_frac))
             write_jsonl(partial / "full.jsonl", shown)
             write_jsonl(partial / "texts.jsonl", ({"text": text} for text in tokenizer_texts(shown[:2000])))
         partial.rename(folder)
@@ -151,7 +161,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--laptop", action="store_true", help="short tasks over a small vocabulary")
     parser.add_argument("--demonstrations", type=int, default=0, help="also write so many")
-    parser.add_argument("--style", choices=("endless", "qwen3_xml"), default="endless", help="of demonstrations")
+    parser.add_argument(
+        "--style", choices=("plain", "endless", "qwen3_xml"), default="endless", help="of demonstrations"
+    )
+    parser.add_argument(
+        "--early_done_frac", type=float, default=0.0, help="demonstrations of two operations that stop after one"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="tasks at once (check)")
     args = parser.parse_args(argv)
     if args.action == "write" and args.folder is not None:
@@ -168,10 +183,10 @@ def main(argv: list[str] | None = None) -> int:
                 {"id": t.id, "prompt": t.prompt, "kind": t.kind, "metadata": t.metadata}
                 for t in load_tasks(args.folder, TRAIN, False)
             ]
-            write_jsonl(args.out, demonstrations(tasks, args.style))
+            write_jsonl(args.out, demonstrations(tasks, args.style, args.early_done_frac))
             print(f"wrote {args.out}: {len(tasks)} demonstrations")
             return 0
-        write(args.out, args.num, args.seed, args.laptop, args.demonstrations, args.style)
+        write(args.out, args.num, args.seed, args.laptop, args.demonstrations, args.style, args.early_done_frac)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2

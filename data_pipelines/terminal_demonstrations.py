@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,8 +26,17 @@ _TASKS_PER_PROCESS = 16  # starting a process of ours costs more than a task doe
 _TIMEOUT_S = 120.0
 
 
-def demonstrations(rows: Iterable[Mapping[str, Any]], style: dialogue.Style, jobs: int = 2) -> Iterable[dict[str, Any]]:
+def demonstrations(
+    rows: Iterable[Mapping[str, Any]], style: dialogue.Style, early_done_frac: float = 0.0, jobs: int = 2
+) -> Iterable[dict[str, Any]]:
     """{"prompt", "turns": [{"action", "observation"}], "id", "kind"} of each generated task's row, in order.
+
+    Args:
+      rows: of generated tasks.
+      style: how commands are written.
+      early_done_frac: of the tasks of two operations, those whose demonstration finishes after the first: what
+        reinforcement learning then has to unlearn.
+      jobs: processes at once.
 
     Raises:
       ConfigError: a command fails: then the oracle is wrong.
@@ -35,12 +45,19 @@ def demonstrations(rows: Iterable[Mapping[str, Any]], style: dialogue.Style, job
     chunks = iter(lambda: list(itertools.islice(rows, _TASKS_PER_PROCESS)), [])
     with ThreadPoolExecutor(jobs) as pool:
         for chunk, played in pool.map(lambda chunk: (chunk, _play(chunk)), chunks):
-            yield from (_demonstration(row, results, style) for row, results in zip(chunk, played, strict=True))
+            for row, results in zip(chunk, played, strict=True):
+                yield _demonstration(row, results[: _shown(row, early_done_frac)], style)
+
+
+def _shown(row: Mapping[str, Any], early_done_frac: float) -> int | None:
+    """How many commands are shown; None = all. Depends on the task alone."""
+    early = random.Random(f"early/{row['id']}").random() < early_done_frac
+    return (row["metadata"]["first_commands"] or None) if early else None
 
 
 def _demonstration(row: Mapping[str, Any], results: Sequence[tuple[str, int]], style: dialogue.Style) -> dict[str, Any]:
     turns = []
-    for command, (output, status) in zip(row["metadata"][KEY]["commands"], results, strict=True):
+    for command, (output, status) in zip(row["metadata"][KEY]["commands"], results, strict=False):
         if status != 0:
             raise ConfigError(f"{row['id']}: the oracle's command {command!r} ended with status {status}: {output}")
         said = dialogue.observation(style, command, output, status)

@@ -1,7 +1,7 @@
 """Config -> the living parts of a run: dataset, tokenizer, model, engine, environment. Wiring only, no decisions.
 
 Everything that can be wrong in the user's input is opened and checked here, before any training, in the order in which
-it becomes expensive: data, tokenizer, retriever, model, compilation.
+it becomes expensive: data, tokenizer, model, what environments share, compilation.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -24,9 +23,9 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
-from jaxagent.envs import search
-from jaxagent.envs.retriever.backends import open_retriever
-from jaxagent.envs.retriever.base import Retriever, read_corpus
+from jaxagent.families import make_family
+from jaxagent.families.built_in import dataset as make_dataset
+from jaxagent.families.family import Family
 from jaxagent.models import hf, kernels, lora, params, peft, sharding
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
@@ -49,11 +48,11 @@ class Parts:
     mesh: jax.sharding.Mesh
     dataset: Path  # folder or file of tasks
     train: TaskSource
-    heldout: list[Task]  # the questions of every evaluation
+    heldout: list[Task]  # the tasks of every evaluation
     tokenizer: Tokenizer
     template: Template
     spec: ModelSpec
-    retriever: Retriever
+    family: Family
     workers: Workers
 
     @property
@@ -67,7 +66,7 @@ class Parts:
         """Episodes of the environment, sampled by `driver`, in groups of `group_size`; see rollout/forced.py."""
         cfg = self.cfg
         return MultiTurn(
-            make_environment=lambda task: search.SearchEnvironment(task, cfg.env, self.retriever),
+            make_environment=self.family.environment,
             policy=driver,
             tokenizer=self.tokenizer,
             template=self.template,
@@ -126,7 +125,7 @@ class Parts:
     def engine(self, policy: Params, version: int) -> Iterator[Driver]:
         """A started, warmed-up engine that serves `policy`."""
         model = LanguageModel(self.spec, self.cfg.engine.cache_dtype)
-        stops = automaton.build(search.STOP_STRINGS, self.tokenizer.token_bytes(), model.vocab_size)
+        stops = automaton.build(self.family.stop_strings, self.tokenizer.token_bytes(), model.vocab_size)
         with Driver(
             model=model,
             params=policy,
@@ -155,33 +154,33 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
     Raises:
       ConfigError: bad data, tokenizer, model folder or mesh; one line each.
     """
-    search.check(cfg.env)
+    family = make_family(cfg)
     mesh = sharding.make_mesh(cfg.mesh)
-    dataset = _dataset(cfg, note)
-    train, heldout = sources.open_train_and_held_out(dataset, cfg.data)
-    tokenizer = _tokenizer(cfg, dataset, note)
+    dataset = make_dataset(cfg, note)
+    train, heldout = sources.open_train_and_held_out(dataset, cfg.data, family.needs_answers)
+    heldout = balanced_sample(heldout, cfg.data.num_eval, cfg.data.seed)
+    tokenizer = _tokenizer(cfg, dataset, family.tokens, note)
     spec = _spec(cfg, tokenizer)
     with jax.set_mesh(mesh):
         note(kernels.report(spec, cfg.engine.page_tokens, cfg.rl.batch.row_tokens))
     template = open_template(tokenizer, cfg.tokenizer.use_chat_template, CHAT_DATE)
-    corpus = sources.corpus_of(dataset)
-    retriever = open_retriever(cfg.env.retriever, read_corpus(corpus) if corpus else ())
     with Workers(cfg.engine.slots) as workers:
         try:
+            family.open(dataset, heldout, workers, note)
             yield Parts(
                 cfg=cfg,
                 mesh=mesh,
                 dataset=dataset,
                 train=train,
-                heldout=balanced_sample(heldout, cfg.data.num_eval, cfg.data.seed),
+                heldout=heldout,
                 tokenizer=tokenizer,
                 template=template,
                 spec=spec,
-                retriever=retriever,
+                family=family,
                 workers=workers,
             )
         finally:
-            workers.run(retriever.close(), timeout_s=10.0)
+            family.close(workers)
 
 
 def base_folder(cfg: Config) -> Path:
@@ -190,29 +189,7 @@ def base_folder(cfg: Config) -> Path:
     return Path(cfg.model.path) if given else Path(cfg.workdir) / "base"
 
 
-def _dataset(cfg: Config, note: Callable[[str], None]) -> Path:
-    if cfg.data.source != "geography":
-        return Path(cfg.data.source)
-    from data_pipelines import geography
-
-    settings = dict(
-        num_cities=cfg.data.num_cities,
-        seed=cfg.data.seed,
-        topk=cfg.env.retriever.topk,
-        early_answer_frac=cfg.warm_start.early_answer_frac,
-        curriculum=cfg.data.num_curriculum,
-        full=cfg.data.num_demonstrations,
-    )
-    digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=4).hexdigest()
-    folder = Path(cfg.workdir) / f"geography-{digest}"
-    if not folder.exists():
-        note(f"building the geography dataset in {folder}")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        geography.write(folder, **settings)
-    return folder
-
-
-def _tokenizer(cfg: Config, dataset: Path, note: Callable[[str], None]) -> Tokenizer:
+def _tokenizer(cfg: Config, dataset: Path, tokens: Sequence[str], note: Callable[[str], None]) -> Tokenizer:
     path = cfg.tokenizer.path or cfg.model.path
     if path:
         return Tokenizer.load(path)
@@ -223,9 +200,7 @@ def _tokenizer(cfg: Config, dataset: Path, note: Callable[[str], None]) -> Token
     if not (folder / "tokenizer.json").is_file():
         note(f"training a tokenizer of {cfg.tokenizer.vocab_size} tokens")
         with texts.open(encoding="utf-8") as lines:
-            tokenizer = Tokenizer.train(
-                [json.loads(line)["text"] for line in lines], cfg.tokenizer.vocab_size, search.TAGS
-            )
+            tokenizer = Tokenizer.train([json.loads(line)["text"] for line in lines], cfg.tokenizer.vocab_size, tokens)
         tokenizer.save(folder)
     return Tokenizer.load(folder)
 

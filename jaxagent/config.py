@@ -77,15 +77,16 @@ class TokenizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """Task sources. `geography` is built on first use under the workdir; others are paths made by data_pipelines."""
+    """Task sources. The two with a name are built on first use under the workdir; others are paths."""
 
-    source: str  # "geography", or a folder / file: array_record (TFDS), parquet, jsonl
+    source: str  # "geography", "terminal" (the laptop's tasks), or a folder / file: array_record (TFDS), parquet, jsonl
     eval_source: str  # "" = the held-out split of `source`
     seed: int  # of the world, not of the run: the held-out questions are the same for every run
     num_cities: int  # size of the geography world
+    num_tasks: int  # of "terminal", training and held-out together
     num_curriculum: int  # geography's one-passage demonstrations
-    num_demonstrations: int  # geography's whole-episode demonstrations
-    num_eval: int  # held-out questions, half one-hop and half two-hop where kinds exist
+    num_demonstrations: int  # whole episodes, of "geography" and "terminal"
+    num_eval: int  # held-out tasks, spread evenly over families of kinds ("one_hop", "two_hop") and over kinds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,9 +126,44 @@ class RetrieverConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class EnvConfig:
-    """The search environment."""
+class SandboxConfig:
+    """Where commands run; see docs/sandboxes.md. Every limit is one sandbox's."""
 
+    backend: str  # "auto" = the best that works here, "remote", or names of sandbox/choose.py: "bubblewrap,podman"
+    unsafe: bool  # plain processes, without any protection, where nothing else works
+    workers: str  # read by "remote": their URLs, separated by commas
+    token_file: str  # read by "remote": a file with the workers' token
+    root: str  # folder that holds a whole root; "" = a minimal one over this machine's /usr
+    image: str  # of docker and podman; "" = the root
+    layers: str  # folder with a layer per task id, for tasks with an image of their own (Dockerfile, container.def)
+    warm: int  # sandboxes kept started ahead
+    memory_mb: int
+    disk_mb: int  # everything written
+    files: int  # files and folders written
+    processes: int
+    cpus: float
+
+
+@dataclasses.dataclass(frozen=True)
+class TerminalConfig:
+    """The terminal environment: one attempt is one shell in one sandbox."""
+
+    tools: Literal["plain", "endless", "qwen3_xml"]  # how commands are written; see envs/terminal_tasks/dialogue.py
+    command_timeout_s: float
+    output_chars: int  # of a command's output, at most
+    agent_timeout_s: float  # the attempt's own time, then reward 0 without verification; 0 = what the task says
+    verifier_timeout_s: float  # 0 = what the task says
+    verify_overlong: bool  # also judge an attempt whose tokens ran out; else it gets 0 without verification
+    initial_test: bool  # run the test of the initial state, if there is one, at the start of every attempt
+    solved_reward: float  # from which an attempt counts as solved, in reports
+    sandbox: SandboxConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvConfig:
+    """The environment. "search" reads `prompt`, `final_turn`, `reward` and `retriever`; "terminal" reads `terminal`."""
+
+    name: Literal["search", "terminal"]
     prompt: Literal["search_r1", "plain"]  # the published instruction, or "Question: ...\n"
     max_turns: int
     final_turn: bool  # one more generation with search disabled after max_turns (N+1 variant)
@@ -137,6 +173,7 @@ class EnvConfig:
     episode_timeout_s: float
     reward: RewardConfig
     retriever: RetrieverConfig
+    terminal: TerminalConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,10 +235,11 @@ class WarmStartConfig:
     optimizer: OptimizerConfig
     batch: BatchConfig
     curriculum_steps: int  # first steps: one short passage, loss on observation tokens too
-    early_answer_frac: float  # two-hop demonstrations that answer after one search: what RL has to unlearn
+    early_answer_frac: float  # demonstrations of two hops or two operations that end after one: what RL has to unlearn
     gate_every: int  # steps between two looks at the gate
-    gate_accuracy: float  # every relation's one-hop EM on training entities must reach this
-    gate_questions: int  # questions per relation
+    gate_family: str  # of kinds: "one_hop" looks at "one_hop/capital", "one_hop/currency", ...
+    gate_accuracy: float  # greedy score on training tasks that every kind of the family must reach
+    gate_questions: int  # tasks per kind
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""Held-out evaluation: the same questions each time, greedy and sampled, by kind and by number of hops."""
+"""Held-out evaluation: the same tasks each time, greedy and sampled, by kind and by family of kinds.
+
+The score is the environment's own (`Family.score`): "em" of a search agent, "solved" of a terminal agent, whose mean
+over one attempt per task is pass@1.
+"""
 
 from __future__ import annotations
 
@@ -9,34 +13,40 @@ from collections.abc import Sequence
 from jaxagent.build import Parts
 from jaxagent.config import SamplingConfig
 from jaxagent.engine.driver import Driver
-from jaxagent.rollout.statistics import exact_match
+from jaxagent.rollout.statistics import by_kind
 from jaxagent.run import Run
 from jaxagent.types import Episode, Task
 
-SUMMARISED = ("em", "em_sampled", "em_one_hop", "em_two_hop", "em_sampled_two_hop", "searches")
 GREEDY = SamplingConfig(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
 
 
 def evaluate(parts: Parts, driver: Driver) -> tuple[dict[str, float], list[Episode]]:
-    """Exact match on the held-out questions.
+    """The score on the held-out tasks.
 
     Returns:
-      metrics: "eval/em", "eval/em_one_hop", "eval/em_two_hop", "eval/em/<kind>" of greedy decoding; the same with
-        "em_sampled" at the training temperature when `eval.sampled`; "eval/searches" per question; "eval/n".
+      metrics, for the score "em": "eval/em", "eval/em_one_hop", "eval/em_two_hop", "eval/em/<kind>" of greedy decoding;
+        the same with "em_sampled" at the training temperature when `eval.sampled`; tool calls per task under their
+        own name ("eval/searches"); "eval/n".
       The greedy episodes.
     """
+    score, calls = parts.family.score, parts.family.calls
     episodes = play(parts, driver, parts.heldout, GREEDY)
-    metrics = {f"eval/{name}": value for name, value in exact_match(episodes).items()}
-    metrics["eval/searches"] = sum(e.metrics.get("searches", 0.0) for e in episodes) / max(len(episodes), 1)
+    metrics = {f"eval/{name}": value for name, value in by_kind(episodes, score).items()}
+    metrics[f"eval/{calls}"] = sum(e.metrics.get(calls, 0.0) for e in episodes) / max(len(episodes), 1)
     metrics["eval/n"] = float(len(episodes))
     if parts.cfg.eval.sampled:
-        sampled = exact_match(play(parts, driver, parts.heldout, parts.cfg.rl.sampling))
+        sampled = by_kind(play(parts, driver, parts.heldout, parts.cfg.rl.sampling), score)
         metrics |= {
-            f"eval/em_sampled{name.removeprefix('em')}": value
+            f"eval/{score}_sampled{name.removeprefix(score)}": value
             for name, value in sampled.items()
-            if name == "em" or name.startswith("em_")
+            if name == score or name.startswith(f"{score}_")
         }
     return metrics, episodes
+
+
+def summarised(name: str) -> bool:
+    """Whether a metric of an evaluation goes into the summary: not the single kinds, and not the counts."""
+    return "/" not in name.removeprefix("eval/") and name not in ("eval/n", "eval/failed")
 
 
 def record_evaluation(
@@ -53,9 +63,8 @@ def record_evaluation(
     if parts.cfg.log_episodes:
         saved.log_episodes(f"{stage}.eval", step, episodes)
     when = "before" if step == 0 else "after"
-    for name in SUMMARISED:
-        if f"eval/{name}" in scores:
-            saved.results[f"eval/{name}_{when}_{stage}"] = scores[f"eval/{name}"]
+    for name in filter(summarised, scores):
+        saved.results[f"{name}_{when}_{stage}"] = scores[name]
     saved.results["eval/n"] = int(scores["eval/n"])
 
 

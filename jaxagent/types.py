@@ -20,6 +20,7 @@ class StopReason(enum.StrEnum):
     ANSWER = "answer"  # the policy ended the episode itself
     TURN_LIMIT = "turn_limit"  # the environment's last turn is over and there is no answer
     TOKEN_LIMIT = "token_limit"  # a turn or the context ran out of tokens
+    TIME_LIMIT = "time_limit"  # the time that the task gives the policy is over; its own slowness, so no failure
     TIMEOUT = "timeout"  # a deadline of the episode, a tool or the engine passed
     ENV_ERROR = "env_error"  # the environment or one of its tools failed
     ENGINE_ERROR = "engine_error"  # generation failed

@@ -11,13 +11,20 @@ from collections.abc import Mapping, Sequence
 
 from launch.grid import Run
 
-# Before the first stage that evaluates and after the last one: a summary has "eval/em_before_<stage>" of each.
+# Before the first stage that evaluates and after the last one: a summary has "eval/em_before_<stage>" of each. A
+# terminal agent has "solved" in place of "em". Columns that no run has are left out.
+BEFORE, AFTER = ("eval/em_before", "eval/solved_before"), ("eval/em_after", "eval/solved_after")
 COLUMNS = (
     "eval/em_before",
     "eval/em_after",
     "eval/em_sampled_before",
     "eval/em_sampled_after",
     "eval/em_two_hop_after",
+    "eval/solved_before",
+    "eval/solved_after",
+    "eval/solved_sampled_before",
+    "eval/solved_sampled_after",
+    "eval/solved_level2_after",
 )
 # Student's t, 97.5 %, by degrees of freedom 1..10; beyond, the normal's 1.96 is within 12 %.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -60,11 +67,12 @@ def write(runs: Sequence[Run], workdir: pathlib.Path) -> str:
             for column, values in row.items():
                 if values:
                     out.writerow([name, column, len(values), *interval(values)])
-    lines = ["| run | seeds | " + " | ".join(column.removeprefix("eval/") for column in COLUMNS) + " |"]
-    lines.append("| --- " * (len(COLUMNS) + 2) + "|")
+    columns = [column for column in COLUMNS if any(row[column] for row in table.values())]
+    lines = ["| run | seeds | " + " | ".join(column.removeprefix("eval/") for column in columns) + " |"]
+    lines.append("| --- " * (len(columns) + 2) + "|")
     for name, row in table.items():
         seeds = max(len(values) for values in row.values())
-        lines.append(f"| {name} | {seeds} | " + " | ".join(_cell(row[column]) for column in COLUMNS) + " |")
+        lines.append(f"| {name} | {seeds} | " + " | ".join(_cell(row[column]) for column in columns) + " |")
     text = "\n".join(lines) + "\n"
     (workdir / "sweep.md").write_text(text)
     (workdir / "sweep.svg").write_text(plot(table))
@@ -72,8 +80,8 @@ def write(runs: Sequence[Run], workdir: pathlib.Path) -> str:
 
 
 def plot(table: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
-    """Before -> after arrows of held-out EM per grid point, a dot per seed, the interval as a bar."""
-    rows = [(name, row) for name, row in table.items() if row["eval/em_after"]]
+    """Before -> after arrows of the held-out score per grid point, a dot per seed, the interval as a bar."""
+    rows = [(name, row) for name, row in table.items() if any(row[column] for column in AFTER)]
     left, width, line = 190, 640, 46
     height = 56 + line * len(rows)
 
@@ -87,7 +95,7 @@ def plot(table: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     for index, (name, row) in enumerate(rows):
         y = 44 + line * index
         marks.append(f'<text x="{left - 14}" y="{y + 4}" text-anchor="end" fill="#222">{html.escape(name)}</text>')
-        for column, colour in (("eval/em_before", "#9aa0aa"), ("eval/em_after", "#2563c9")):
+        for column, colour in (*((c, "#9aa0aa") for c in BEFORE), *((c, "#2563c9") for c in AFTER)):
             if not row[column]:
                 continue
             mean, half = interval(row[column])
@@ -97,7 +105,7 @@ def plot(table: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
             marks += [f'<circle cx="{x(v):.1f}" cy="{y}" r="3" fill="{colour}" opacity=".6"/>' for v in row[column]]
             marks.append(f'<circle cx="{x(mean):.1f}" cy="{y}" r="6" fill="{colour}"/>')
     marks.append(
-        f'<text x="{left}" y="14" fill="#777">held-out EM, greedy: before training (grey), after (blue)</text>'
+        f'<text x="{left}" y="14" fill="#777">held-out score, greedy: before training (grey), after (blue)</text>'
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '

@@ -24,10 +24,21 @@ FLAGS = (
 )
 
 
-def argv(workdir: pathlib.Path, *extra: str, preset: str = "laptop") -> list[str]:
+# On top of them for the terminal's recipes: the smallest sizes that hold their episodes.
+TERMINAL_FLAGS = (
+    "--config.numerics=fast --config.tokenizer.vocab_size=700 --config.data.num_tasks=60 "
+    "--config.data.num_demonstrations=32 --config.env.turn_tokens=8 --config.env.observation_tokens=16 "
+    "--config.env.context_tokens=128 --config.env.terminal.verify_overlong=true "
+    "--config.env.terminal.sandbox.warm=4 --config.warm_start.batch.row_tokens=128 "
+    "--config.warm_start.curriculum_steps=0 --config.warm_start.max_steps=3 --config.rl.steps=2 "
+    "--config.rl.batch.row_tokens=128 --config.rl.critic.warmup_updates=1"
+)
+
+
+def argv(workdir: pathlib.Path, *extra: str, preset: str = "laptop", config: str = "search_r1") -> list[str]:
     """argv of a tiny run; `extra` flags come last and win."""
-    config = f"--config={ROOT / 'configs/search_r1.py'}:{preset}"
-    return ["main", config, f"--config.workdir={workdir}", *FLAGS.split(), *extra]
+    file = f"--config={ROOT / 'configs' / config}.py:{preset}"
+    return ["main", file, f"--config.workdir={workdir}", *FLAGS.split(), *extra]
 
 
 def start(workdir: pathlib.Path, *extra: str) -> subprocess.Popen:

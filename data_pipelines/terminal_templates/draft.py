@@ -45,6 +45,7 @@ class Draft:
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)  # that setup writes
     setup: str = ""  # shell lines that run after the files are written
     initial: Sequence[str] = ()  # calls that hold at the start, besides the files being there
+    first_commands: int = 0  # of two operations: commands of the first one; 0 = there is only one
 
     @property
     def processes(self) -> bool:
@@ -75,6 +76,7 @@ def to_row(draft: Draft, template: str, level: int, split: str) -> dict[str, Any
         "metadata": {
             "domain": "terminal",
             "split": split,
+            "first_commands": draft.first_commands,
             KEY: {
                 "template": template,
                 "level": level,

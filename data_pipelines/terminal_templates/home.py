@@ -155,7 +155,6 @@ LAPTOP = (
     *("make_folder", "write_word", "rename_file", "copy_file", "remove_file"),
     *("move_into_folder", "set_mode", "make_link", "sort_lines", "rename_to_content"),
 )
-SEQUENCE_FRAC = 0.25  # of the laptop's tasks: two operations, one after the other
 
 
 def single(operation: Callable[[Draw], Operation]) -> Callable[[Draw], Draft]:
@@ -163,13 +162,11 @@ def single(operation: Callable[[Draw], Operation]) -> Callable[[Draw], Draft]:
     return lambda draw: draft([operation(draw)])
 
 
-def laptop(operation: Callable[[Draw], Operation]) -> Callable[[Draw], Draft]:
-    """The laptop's template: the operation, in a quarter of the tasks followed by another one of the laptop's."""
+def sequence(operation: Callable[[Draw], Operation]) -> Callable[[Draw], Draft]:
+    """The template of two operations: this one, followed by another one of the laptop's."""
 
     def make(draw: Draw) -> Draft:
         first = operation(draw)
-        if draw.random() >= SEQUENCE_FRAC:
-            return draft([first])
         while True:  # until the second one has names of its own
             second = OPERATIONS[draw.choice(LAPTOP)](draw)
             if not _names(first) & _names(second):
@@ -192,6 +189,7 @@ def draft(operations: Sequence[Operation]) -> Draft:
         files={path: entry[1] for path, entry in before.items() if entry[0] == "file"},
         setup="\n".join(setup),
         initial=(call("home", {path: list(entry) for path, entry in before.items()}),),
+        first_commands=len(operations[0].commands) if len(operations) > 1 else 0,
     )
 
 

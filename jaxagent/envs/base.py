@@ -50,7 +50,7 @@ class Step:
     """The environment's answer to an action: either something to see, or the end."""
 
     observation: Observation | None = None
-    stop_reason: StopReason | None = None  # ANSWER or TURN_LIMIT when the episode is over
+    stop_reason: StopReason | None = None  # ANSWER, TURN_LIMIT or TIME_LIMIT when the episode is over
 
     def __post_init__(self) -> None:
         if (self.observation is None) == (self.stop_reason is None):
@@ -64,6 +64,7 @@ class Transcript:
     prompt: str  # contents of the prompt messages
     turns: tuple[tuple[str, str], ...]  # (action, observation that followed or "")
     action_tokens: tuple[int, ...] = ()  # sampled tokens of each turn; () = not counted
+    ended: StopReason | None = None  # why the episode is over; None while it is not
 
     @property
     def actions(self) -> str:
@@ -104,7 +105,7 @@ class Environment(Protocol):
         """Acts on the policy's text, which ends with its stop string, if one was completed."""
 
     async def verify(self, transcript: Transcript) -> Verdict:
-        """Judges the finished episode, also one that ended at a turn or token limit."""
+        """Judges the finished episode, also one that ended at a turn, token or time limit (`transcript.ended`)."""
 
     async def close(self) -> None:
         """Releases everything. Called exactly once, also when `start` failed."""

@@ -32,9 +32,14 @@ _STAGE_TITLES = {
 # What a person looks at first: (title, metric names, y axis). Everything else follows, grouped by topic.
 _FIRST: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("Held-out exact match", ("eval/em", "eval/em_sampled", "eval/em_two_hop", "eval/em_one_hop"), "unit"),
-    ("Training reward", ("reward/em", "reward/mean"), "zero"),
+    (
+        "Held-out tasks solved",
+        ("eval/solved", "eval/solved_sampled", "eval/solved_level2", "eval/solved_level1"),
+        "unit",
+    ),
+    ("Training reward", ("reward/em", "reward/solved", "reward/mean"), "zero"),
     ("Loss", ("loss", "loss/action", "loss/observation"), "zero"),
-    ("Gate: one-hop exact match", ("gate/worst_accuracy", "gate/mean_accuracy"), "unit"),
+    ("Gate: score on training tasks", ("gate/worst_accuracy", "gate/mean_accuracy"), "unit"),
     ("Entropy of the policy (nats per token)", ("policy/entropy",), "zero"),
     ("Clipped tokens (fraction)", ("policy/clip_frac",), "zero"),
     ("Importance ratio, 99th percentile", ("policy/ratio_p99",), ""),
@@ -116,6 +121,8 @@ def _tiles(summary: Mapping[str, Any]) -> str:
         ("held-out EM, greedy", "eval/em_before_", "eval/em_after_"),
         ("held-out EM, sampled", "eval/em_sampled_before_", "eval/em_sampled_after_"),
         ("held-out EM, two-hop", "eval/em_two_hop_before_", "eval/em_two_hop_after_"),
+        ("held-out solved, greedy", "eval/solved_before_", "eval/solved_after_"),
+        ("held-out solved, sampled", "eval/solved_sampled_before_", "eval/solved_sampled_after_"),
     ):
         # Before the first stage that evaluates, after the last one.
         values = [v for name, v in summary.items() if name.startswith(after) and v is not None]

@@ -126,7 +126,8 @@ class _Attempt:
             raise ValueError(f"the prompt has {length} tokens and env.context_tokens is {limit}")
         stop_reason = await self._converse(self._environment)
         with _seconds(self._metrics, "env_s"):
-            verdict = await self._environment.verify(self._conversation.transcript)
+            transcript = dataclasses.replace(self._conversation.transcript, ended=stop_reason)
+            verdict = await self._environment.verify(transcript)
         if len(verdict.turn_rewards) not in (0, self._conversation.turns):
             raise ValueError(f"{len(verdict.turn_rewards)} turn rewards for {self._conversation.turns} turns")
         self._verdict = verdict

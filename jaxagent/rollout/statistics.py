@@ -1,4 +1,4 @@
-"""Finished groups -> the numbers a person watches: rewards, exact match by kind, stop reasons, lengths, turns.
+"""Finished groups -> the numbers a person watches: rewards, scores by kind, stop reasons, lengths, turns.
 
 Means are over episodes that did not fail; failures are counted beside them, never averaged in as zeros.
 """
@@ -30,20 +30,21 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
     return metrics
 
 
-def exact_match(episodes: Iterable[Episode]) -> dict[str, float]:
-    """Exact match over all, per family of kinds and per kind.
+def by_kind(episodes: Iterable[Episode], score: str) -> dict[str, float]:
+    """Means of a component of the verdict, such as "em" or "solved": over all, per family of kinds and per kind.
 
     Returns:
       {"em": ..., "em_one_hop": ..., "em/one_hop/capital": ...}; failed episodes are left out and counted in "failed".
     """
     episodes = list(episodes)
     valid = [e for e in episodes if not e.stop_reason.is_failure]
-    out = {"em": _mean(e.rewards["em"] for e in valid), "failed": float(len(episodes) - len(valid))}
+    out = {score: _mean(e.rewards[score] for e in valid), "failed": float(len(episodes) - len(valid))}
     families: dict[str, list[float]] = {}
     for episode in valid:
         family, _, rest = episode.task.kind.partition("/")
-        for name in [f"em_{family}", f"em/{episode.task.kind}"] if rest else [f"em_{family}"] if family else []:
-            families.setdefault(name, []).append(episode.rewards["em"])
+        names = [f"{score}_{family}", f"{score}/{episode.task.kind}"] if rest else [f"{score}_{family}"]
+        for name in names if family else []:
+            families.setdefault(name, []).append(episode.rewards[score])
     return out | {name: _mean(values) for name, values in sorted(families.items())}
 
 

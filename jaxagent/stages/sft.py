@@ -18,7 +18,6 @@ from jaxagent.build import Parts
 from jaxagent.config import ConfigError
 from jaxagent.engine.driver import Driver
 from jaxagent.envs.base import Message
-from jaxagent.envs.search import render_prompt
 from jaxagent.learner.batching import check_context
 from jaxagent.models.params import Params
 from jaxagent.rollout import demonstrations
@@ -63,7 +62,7 @@ def to_trajectory(parts: Parts, row: dict) -> Trajectory:
 
     def prompt(given: str | list[dict[str, str]]) -> tuple[Message, ...]:
         if isinstance(given, str):
-            return (Message("user", render_prompt(parts.cfg.env.prompt, given)),)
+            return parts.family.prompt(given)
         return tuple(Message(message["role"], message["content"]) for message in given)
 
     return demonstrations.trajectory(row, parts.conversation, prompt)

@@ -1,8 +1,8 @@
-"""The warm start: supervised learning on demonstrations until every relation is learnt, not for a fixed count.
+"""The warm start: supervised learning on demonstrations until every kind of task is learnt, not for a fixed count.
 
 First a curriculum of short sequences with one passage, on observation tokens too: the circuit that copies a name from
 the context appears there, suddenly. Then whole episodes, action tokens only. Every `gate_every` steps the engine
-answers one-hop questions about *training* entities; the stage ends when the worst kind of them reaches `gate_accuracy`.
+attempts *training* tasks of the kinds in `gate_family`; the stage ends when the worst kind reaches `gate_accuracy`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import jax
 
 from jaxagent.algorithms.sft import sft
 from jaxagent.build import Parts
+from jaxagent.config import ConfigError, nearest
 from jaxagent.engine.driver import Driver
-from jaxagent.envs.base import Message
-from jaxagent.envs.search import render_prompt
 from jaxagent.evaluate import GREEDY, play
 from jaxagent.learner import forward, loss
 from jaxagent.learner.batch import Batch
@@ -31,7 +30,7 @@ from jaxagent.learner.state import init_state
 from jaxagent.learner.update import make_update
 from jaxagent.models.params import Params
 from jaxagent.rollout import demonstrations
-from jaxagent.rollout.statistics import exact_match
+from jaxagent.rollout.statistics import by_kind
 from jaxagent.run import Run
 from jaxagent.types import Task, Trajectory
 
@@ -48,7 +47,7 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
     with saved.compiles.warm_up(), jax.set_mesh(parts.mesh):
         update = make_update(forward.policy_forward(parts.spec), loss.SUPERVISED, optimizer, parts.mesh)
         state = init_state(params, optimizer)
-        for packer in (curriculum, full):
+        for packer in (curriculum, full) if cfg.curriculum_steps else (full,):
             state = update.warm_up(state, packer.empty())
     step = saved.step_of(WARM_START)
     if step:
@@ -103,10 +102,7 @@ class Demonstrations:
             yield from itertools.islice(stream, last - max(step, first))
 
     def _trajectory(self, row: dict[str, Any]):
-        style = self.parts.cfg.env.prompt
-        return demonstrations.trajectory(
-            row, self.parts.conversation, lambda question: (Message("user", render_prompt(style, question)),)
-        )
+        return demonstrations.trajectory(row, self.parts.conversation, self.parts.family.prompt)
 
 
 def _pack(packer: Packer, observations: bool, trajectories: list[Trajectory]) -> list[Batch]:
@@ -114,9 +110,13 @@ def _pack(packer: Packer, observations: bool, trajectories: list[Trajectory]) ->
 
 
 def check(parts: Parts) -> None:
-    """Raises ConfigError for demonstrations that are missing or malformed, before any device work."""
-    for name in ("curriculum", "full"):
+    """Raises ConfigError for demonstrations or gate tasks that are missing or malformed, before any device work."""
+    for name in ("curriculum", "full") if parts.cfg.warm_start.curriculum_steps else ("full",):
         demonstrations.load(demonstrations_file(parts, name))
+    if not gate_tasks(parts):
+        families = sorted({task.kind.partition("/")[0] for task in parts.train})
+        family = parts.cfg.warm_start.gate_family
+        raise ConfigError(f"warm_start.gate_family: no training task is of '{family}'. {nearest(family, families)}")
 
 
 def demonstrations_file(parts: Parts, name: str) -> Path:
@@ -126,21 +126,21 @@ def demonstrations_file(parts: Parts, name: str) -> Path:
 
 
 def gate_tasks(parts: Parts) -> list[Task]:
-    """`gate_questions` training questions of every one-hop kind."""
+    """`gate_questions` training tasks of every kind of the gate's family."""
+    cfg = parts.cfg.warm_start
     chosen: dict[str, list[Task]] = {}
     for task in parts.train:
         kind = chosen.setdefault(task.kind, [])
-        if task.kind.startswith("one_hop") and len(kind) < parts.cfg.warm_start.gate_questions:
+        if task.kind.partition("/")[0] == cfg.gate_family and len(kind) < cfg.gate_questions:
             kind.append(task)
     return [task for kind in sorted(chosen) for task in chosen[kind]]
 
 
 def gate(parts: Parts, driver: Driver, tasks: list[Task]) -> dict[str, float]:
-    """Greedy exact match on the gate's questions: the mean, the worst kind, and every kind."""
-    scores = exact_match(play(parts, driver, tasks, GREEDY))
-    kinds = {
-        name.removeprefix("em/one_hop/"): value for name, value in scores.items() if name.startswith("em/one_hop/")
-    }
-    return {"gate/mean_accuracy": scores["em"], "gate/worst_accuracy": min(kinds.values())} | {
+    """Greedy score on the gate's tasks: the mean, the worst kind, and every kind."""
+    score, prefix = parts.family.score, f"{parts.family.score}/{parts.cfg.warm_start.gate_family}/"
+    scores = by_kind(play(parts, driver, tasks, GREEDY), score)
+    kinds = {name.removeprefix(prefix): value for name, value in scores.items() if name.startswith(prefix)}
+    return {"gate/mean_accuracy": scores[score], "gate/worst_accuracy": min(kinds.values(), default=scores[score])} | {
         f"gate/{kind}": value for kind, value in kinds.items()
     }

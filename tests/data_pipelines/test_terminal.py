@@ -62,7 +62,7 @@ def test_the_table():
     assert len(words.WORDS) == len(set(words.WORDS)) == 300
     assert len(TEMPLATES) >= 60 and {t.level for t in TEMPLATES.values()} == {1, 2, 3}
     assert set(TEMPLATES) > HELD_OUT and {TEMPLATES[name].level for name in HELD_OUT} == {1, 2, 3}
-    assert not HELD_OUT & set(LAPTOP) and len(LAPTOP) == 10
+    assert not HELD_OUT & set(LAPTOP) and [t.level for t in LAPTOP.values()] == [1] * 10 + [2] * 10
 
 
 def test_a_seed_says_everything():
@@ -283,15 +283,32 @@ def test_the_laptop_dataset(tmp_path, capsys):
     train, heldout = load_tasks(out, "train", False), load_tasks(out, "heldout", False)
     assert len(train) + len(heldout) == 40 and not {t.prompt for t in train} & {t.prompt for t in heldout}
     two = [task for task in train if ". Then " in task.prompt]
-    assert 0.1 < len(two) / len(train) < 0.45
+    assert {task.kind.partition("/")[0] for task in two} == {"level2"} and 0.35 < len(two) / len(train) < 0.65
     known = set(words.WORDS)
     spoken = {word for task in [*train, *heldout] for word in task.prompt.replace("/", " ").replace(".", " ").split()}
     assert len(spoken - known) < 50 and max(len(task.prompt.split()) for task in train) < 40
     shown = demonstrations.load(out / "full.jsonl")
     assert len(shown) == 45 and not {row["prompt"] for row in shown} & {task.prompt for task in heldout}
     assert terminal.main(["check", str(out)]) == 0
-    assert "40 tasks (40 of level 1): oracle scores 1 on 40, an idle agent 0 on 40, 0 errors" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "40 tasks (20 of level 1, 20 of level 2): oracle scores 1 on 40, an idle agent 0 on 40, 0 errors" in said
     assert all(json.loads(line)["text"] for line in (out / "texts.jsonl").read_text().splitlines())
+
+
+@needs_programs
+def test_demonstrations_that_finish_too_early():
+    """The first operation's commands as they are, then the end; tasks of one operation are shown whole."""
+    rows_ = take(40, seed=4, laptop=True)
+    whole, early = list(demonstrate(rows_, "plain")), list(demonstrate(rows_, "plain", early_done_frac=1.0))
+    for row, full, cut in zip(rows_, whole, early, strict=True):
+        if ". Then " not in row["prompt"]:
+            assert cut == full
+            continue
+        first = 2 if row["kind"] == "level2/rename_to_content_then" else 1  # it reads a file, then renames it
+        assert row["metadata"]["first_commands"] == first < len(row["metadata"]["terminal"]["commands"])
+        assert cut["turns"] == [*full["turns"][:first], {"action": "<done>", "observation": ""}]
+    some = list(demonstrate(rows_, "plain", early_done_frac=0.5))
+    assert 3 <= sum(one == full != cut for one, full, cut in zip(some, whole, early, strict=True)) <= 17
 
 
 def test_mistakes_on_the_command_line(tmp_path, capsys):

@@ -2,11 +2,13 @@
 
 import asyncio
 import re
+import types
 from pathlib import Path
 
 from scripted import ScriptedPolicy
 from test_multi_turn import SAMPLING, config
 
+from jaxagent.families.family import Family
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.templates import Plain
 from jaxagent.types import StopReason, Task
@@ -17,13 +19,14 @@ PAGE = Path(__file__).resolve().parents[2] / "docs/add_an_environment.md"
 def test_the_page(trained):
     names = {}
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for block in blocks:
         exec(block, names)
     policy = ScriptedPolicy(trained, lambda task, sample: ["<guess>5", "<guess> 9 </guess>", "<guess>7</guess>"])
-    rollout = MultiTurn(
-        lambda task: names["GuessEnvironment"](task, 3), policy, trained, Plain(), config(), SAMPLING, 1.0
-    )
+    family = names["GuessFamily"](types.SimpleNamespace(env=config(max_turns=3)))
+    methods = {name for name in vars(Family) if not name.startswith("_")}
+    assert all(hasattr(family, name) for name in {*Family.__annotations__, *methods})
+    rollout = MultiTurn(family.environment, policy, trained, Plain(), config(), SAMPLING, 1.0)
     episode = asyncio.run(rollout(Task("t", "I think of a number below 10.\n", ("7",)), 0))
     assert (episode.stop_reason, episode.reward, episode.turns) == (StopReason.ANSWER, 1.0, 3)
     assert episode.metrics["guesses"] == 2 and episode.metrics["invalid_actions"] == 1

@@ -19,8 +19,9 @@ from jaxagent.types import StopReason, Task, TokenKind
 TASK = Task("t1", "What is the calling code of Ghana?", ("233",))
 RETRIEVER = Bm25([Passage("0", "Ghana", "The calling code of Ghana is 233.")])
 CONFIG = EnvConfig(
-    "plain", 3, False, 60, 300, 1000, 5.0, RewardConfig("em", 0.2, 0.1, 0.0, 1, ShapingConfig(0.0, 12, 0.0, 3, 0.3)),
-    RetrieverConfig("bm25", "", "", "", 1, 1.0, 0),
+    "search", "plain", 3, False, 60, 300, 1000, 5.0,
+    RewardConfig("em", 0.2, 0.1, 0.0, 1, ShapingConfig(0.0, 12, 0.0, 3, 0.3)),
+    RetrieverConfig("bm25", "", "", "", 1, 1.0, 0), None,  # env.terminal, which a search environment does not read
 )  # fmt: skip
 
 

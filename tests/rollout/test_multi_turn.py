@@ -30,6 +30,7 @@ SAMPLING = SamplingConfig(1.0, 1.0, 0, 0.0)
 
 def config(**changes) -> EnvConfig:
     base = EnvConfig(
+        name="search",
         prompt="plain",
         max_turns=3,
         final_turn=False,
@@ -39,6 +40,7 @@ def config(**changes) -> EnvConfig:
         episode_timeout_s=5.0,
         reward=RewardConfig("em", 0.2, 0.1, 0.0, 1, ShapingConfig(0.0, 12, 0.0, 3, 0.3)),
         retriever=RetrieverConfig("bm25", "", "", "", 1, 1.0, 0),
+        terminal=None,  # a search environment does not read it
     )
     return dataclasses.replace(base, **changes)
 

@@ -1,0 +1,181 @@
+"""Endless Terminals: an agent that works in a shell, by PPO with a critic (arXiv 2601.16443).
+
+    python -m jaxagent.main --config=configs/endless_terminals.py                       # the laptop default
+    python -m jaxagent.main --config=configs/endless_terminals.py:laptop+grpo           # any of algorithms/published.py
+    python -m jaxagent.main --config=configs/endless_terminals.py:qwen2.5-7b \
+        --config.model.path=Qwen2.5-7B-Instruct --config.data.source=data/endless       # the published recipe, 8 GPUs
+
+Laptop: a policy of about one million parameters, random at first, learns on two CPU cores to do one or two small things
+in a real shell in a real sandbox ("Copy the file napkin to frost. Then set the mode of the file sugar to 700."). Its
+demonstrations, made from the tasks' oracles, mostly finish after the first of two things; that is what RL has to
+unlearn. Held-out tasks are other instructions than those of training.
+
+qwen2.5-7b: the published hyper-parameters. Not run by us: `--dry_run` says what it needs.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import search_r1
+from configs.search_r1 import optimizer
+from jaxagent.algorithms import published
+from jaxagent.config import ConfigError, nearest
+
+
+def get_config(preset: str = "laptop") -> ConfigDict:
+    """Returns the config of a preset, "laptop", or of a preset with a published algorithm, "laptop+grpo".
+
+    Raises:
+      ConfigError: unknown preset or algorithm.
+    """
+    preset, plus, algorithm = preset.partition("+")
+    presets = {"laptop": laptop, "qwen2.5-7b": qwen2_5_7b}
+    if preset not in presets:
+        raise ConfigError(f"configs/endless_terminals.py has no preset '{preset}'. {nearest(preset, presets)}")
+    config = presets[preset]()
+    if plus:
+        published.apply(config.rl, algorithm)
+        config.workdir += f"_{algorithm}"
+    return config
+
+
+def terminal() -> ConfigDict:
+    """What the terminal's laptop recipes have in common: data, environment, model and warm start."""
+    config = search_r1.laptop()
+    config.tokenizer.vocab_size = 1024
+
+    config.data.source = "terminal"
+    config.data.num_tasks = 4_000
+    config.data.num_demonstrations = 6_000
+
+    config.env.name = "terminal"
+    config.env.max_turns = 6
+    config.env.turn_tokens = 16
+    config.env.observation_tokens = 32
+    config.env.context_tokens = 192
+    config.env.episode_timeout_s = 120.0
+    config.env.terminal.tools = "plain"
+    config.env.terminal.command_timeout_s = 10.0
+    config.env.terminal.agent_timeout_s = 60.0
+    config.env.terminal.initial_test = (
+        False  # tasks are checked when they are made; it would cost as much as the final test
+    )
+
+    config.engine.slots = 64
+    config.engine.pages = 320
+    config.engine.request_timeout_s = 120.0
+
+    config.warm_start.max_steps = 600  # RL goes on from there; the gate would take longer
+    config.warm_start.curriculum_steps = 0
+    config.warm_start.batch_sequences = 24
+    config.warm_start.batch.row_tokens = 192
+    config.warm_start.early_answer_frac = 0.8
+    config.warm_start.gate_family = "level1"
+    config.warm_start.gate_accuracy = 0.9
+    config.warm_start.gate_questions = 12
+
+    config.rl.steps = 50
+    config.rl.tasks_per_step = 12
+    config.rl.group_size = 8
+    config.rl.aggregation = "sequence_mean"
+    config.rl.aggregation_constant = 96.0  # most sampled tokens of an episode
+    config.rl.batch.row_tokens = 192
+    config.eval.every = 10
+    return config
+
+
+def laptop() -> ConfigDict:
+    """PPO with a critic in a real sandbox; learns in minutes on two CPU cores."""
+    config = terminal()
+    config.workdir = "runs/endless_terminals"
+    config.rl.advantage = "gae"
+    config.rl.whiten_advantages = False
+    config.rl.critic.gamma = 1.0
+    config.rl.critic.lam = 1.0
+    config.rl.clip_low = 0.2
+    config.rl.clip_high = 0.28
+    config.rl.critic.value_clip = 0.2
+    return config
+
+
+def qwen2_5_7b() -> ConfigDict:
+    """The published PPO recipe on Qwen2.5-7B-Instruct; the split over 8 GPUs is ours."""
+    config = laptop()
+    config.workdir = "runs/endless_terminals_qwen2.5-7b"
+    config.mesh.fsdp = 8
+    config.numerics = "fast"
+
+    # The shape of Qwen2.5-7B, so that --dry_run needs no checkpoint; a model.path must agree with it.
+    config.model.family = "qwen2"
+    config.model.num_layers = 28
+    config.model.embed_dim = 3584
+    config.model.num_heads = 28
+    config.model.num_kv_heads = 4
+    config.model.head_dim = 128
+    config.model.mlp_dim = 18_944
+    config.model.rope_theta = 1_000_000.0
+    config.model.tie_embeddings = False
+    config.tokenizer.vocab_size = 152_064
+    published_scale(config)
+
+    config.data.source = "data/endless_terminals"
+    config.data.seed = 42
+    config.env.terminal.tools = "endless"
+    config.env.terminal.command_timeout_s = 10.0
+    config.env.terminal.agent_timeout_s = 300.0
+    config.env.terminal.verifier_timeout_s = 10.0  # the same read limit bounds the published test
+    config.env.terminal.initial_test = False
+
+    config.rl.steps = 1_351  # 10 epochs over 2,162 tasks
+    config.rl.epochs = 2
+    config.rl.sampling.temperature = 0.6
+    config.rl.optimizer = optimizer(5e-7, warmup_steps=20, b2=0.999, grad_clip=0.1)
+    config.rl.critic.optimizer = optimizer(1e-6, warmup_steps=20, b2=0.999, grad_clip=0.1)
+    config.rl.critic.warmup_updates = 0
+    config.rl.critic.warmup_epochs = 1
+    config.eval.every = 50
+    return config
+
+
+def published_scale(config: ConfigDict) -> None:
+    """What both published recipes share: 16 tasks x 16 attempts, 16 turns of 2,048 tokens, one update per epoch."""
+    config.model.embed_init_std = 0.02
+    config.model.compute_dtype = "bfloat16"
+    config.model.remat = "layer"
+    config.model.logprob_chunk_tokens = 4096
+    config.tokenizer.use_chat_template = True
+    config.data.num_eval = 100
+
+    config.env.max_turns = 16
+    config.env.turn_tokens = 2048
+    config.env.observation_tokens = 14_000  # the published cap is 50,000 characters
+    config.env.context_tokens = 16_384
+    config.env.episode_timeout_s = 1800.0  # a failure; the attempt's own time is env.terminal.agent_timeout_s
+    config.env.terminal.output_chars = 50_000
+    config.env.terminal.sandbox.warm = 64
+    config.env.terminal.sandbox.memory_mb = 1024
+    config.env.terminal.sandbox.disk_mb = 2048
+    config.env.terminal.sandbox.files = 100_000
+    config.env.terminal.sandbox.processes = 256
+
+    config.engine.slots = 256
+    config.engine.steps_per_dispatch = 16
+    config.engine.prefill_tokens = 16_384
+    config.engine.pages = 32_768
+    config.engine.tile_rows = 128
+    config.engine.kv_on_update = "keep"
+    config.engine.cache_dtype = "bfloat16"
+    config.engine.request_timeout_s = 900.0
+    config.stages = ("rl",)
+
+    config.rl.tasks_per_step = 16
+    config.rl.group_size = 16
+    config.rl.updates_per_step = 1
+    config.rl.aggregation_constant = 32_768.0
+    config.rl.drop_zero_signal = False
+    config.rl.batch.row_tokens = 16_384
+    config.rl.batch.micro_rows = 8
+    config.rl.batch.targets_multiple = 1024
+    for stage in (config.sft, config.rft, config.dpo, config.outcome_model):
+        stage.training.optimizer = optimizer(1e-6, b2=0.999)
+        stage.training.batch = config.rl.batch
+    config.checkpoint.every = 50

@@ -1,0 +1,185 @@
+"""The terminal environment: the policy writes commands, a shell in a sandbox of its own runs them, a test judges.
+
+Task (a row as `terminal_tasks.rows` reads it) + a sandbox in -> observations and a verdict out. How an attempt ends:
+
+    it says that it is done        the test runs
+    its turns are used up          the test runs; the last turn's command has run too
+    its time is over               reward 0, no test (published by Endless Terminals)
+    its tokens ran out             reward 0, no test (published by ECHO), or the test, by `verify_overlong`
+    sandbox, setup or test fail    an exception: the episode failed, which is no reward of 0
+
+The test is brought in only at the end and runs in fresh processes, after the agent's have been stopped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from jaxagent.config import ConfigError, EnvConfig, TerminalConfig
+from jaxagent.envs.base import Message, Observation, Step, Transcript, Verdict
+from jaxagent.envs.terminal_tasks import dialogue, replies, rows
+from jaxagent.envs.terminal_tasks import sandbox_place as place
+from jaxagent.envs.terminal_tasks.task import TerminalTask
+from jaxagent.envs.terminal_tasks.verify import VerifierError, prepare, verify
+from jaxagent.types import StopReason, Task, TokenKind
+
+SOLVED = "solved"  # the verdict's component
+_ENTER_TIMEOUT_S = 30.0
+_CLEANED_BYTES = 1000  # room for escape sequences and line ends that are not shown
+_ANSI = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\-_])")
+
+
+class Sandbox(place.Sandbox, Protocol):
+    """What is asked of a sandbox; `jaxagent.sandbox.base.Sandbox` has it."""
+
+    async def run(self, command: str, deadline_s: float, output_bytes: int) -> Any:
+        """Runs a command in the attempt's shell; the result has `output`, `exit_code`, `timed_out`, `truncated`."""
+
+    async def close(self) -> None:
+        """Ends everything."""
+
+
+Take = Callable[[TerminalTask], Awaitable[Sandbox]]
+
+
+def check(config: EnvConfig) -> None:
+    """Raises ConfigError for settings under which the attempt's own time could never be over."""
+    if config.terminal.agent_timeout_s >= config.episode_timeout_s:
+        raise ConfigError(
+            f"env.terminal.agent_timeout_s={config.terminal.agent_timeout_s:g} must be less than env.episode_timeout_s="
+            f"{config.episode_timeout_s:g}, which makes an episode a failure and also covers start and verification."
+        )
+
+
+def messages(style: dialogue.Style, instruction: str) -> tuple[Message, ...]:
+    """The prompt of a task. The plain format has no system prompt: its policy learns the protocol from examples."""
+    if style == "plain":
+        return (Message("user", f"{instruction}\n"),)
+    return (Message("system", dialogue.SYSTEM[style]), Message("user", instruction))
+
+
+class TerminalEnvironment:
+    """One attempt at one task. See `envs.base.Environment`.
+
+    Args:
+      task: a row of a dataset of terminal tasks.
+      config: of the environment.
+      take: gives a sandbox that nobody used, with the task's image; it is closed here.
+    """
+
+    def __init__(self, task: Task, config: EnvConfig, take: Take):
+        self._config: TerminalConfig = config.terminal
+        self._task = _with_limits(rows.from_task(task), config.terminal)
+        self._take = take
+        self._sandbox: Sandbox | None = None
+        self._turns_left = config.max_turns
+        self._ends_at = 0.0  # of time.monotonic()
+        self.stop_strings: Sequence[str] = dialogue.STOP_STRINGS[config.terminal.tools]
+        self.tool_prefixes: Sequence[str] = dialogue.PREFIXES[config.terminal.tools]
+        names = ("commands", "failed_commands", "timed_out_commands", "invalid_actions", "warnings", "unverified")
+        self.counters: dict[str, float] = dict.fromkeys(names, 0.0)
+
+    async def start(self) -> Sequence[Message]:
+        """Brings the initial state about; the attempt's time begins when that is done."""
+        self._sandbox = await self._take(self._task)
+        await prepare(place.SandboxPlace(self._sandbox), self._task)
+        if enter := _enter(self._task.workdir, self._task.env):
+            result = await self._sandbox.run(enter, _ENTER_TIMEOUT_S, 1000)
+            if result.exit_code != 0:
+                raise VerifierError(f"{self._task.id}: the shell cannot start in {self._task.workdir!r}")
+        self._ends_at = time.monotonic() + self._task.limits.agent_timeout_s
+        return messages(self._config.tools, self._task.instruction)
+
+    async def step(self, action: str) -> Step:
+        """Runs a command, ends, or says that there is no command."""
+        self._turns_left -= 1
+        left_s = self._ends_at - time.monotonic()
+        if left_s <= 0:
+            return Step(stop_reason=StopReason.TIME_LIMIT)
+        reply = replies.parse(self._config.tools, action)
+        self.counters["warnings"] += len(reply.warnings)
+        if reply.done:
+            return Step(stop_reason=StopReason.ANSWER)
+        if reply.command:
+            text, kind = await self._run(reply.command, left_s), TokenKind.OBSERVATION
+            if time.monotonic() >= self._ends_at:
+                return Step(stop_reason=StopReason.TIME_LIMIT)
+        else:
+            self.counters["invalid_actions"] += 1
+            # ECHO counts the errors of its parser as the environment's words, and only the list before as warnings.
+            kind = TokenKind.OBSERVATION if self._config.tools == "qwen3_xml" else TokenKind.WARNING
+            text = reply.error
+        if self._turns_left <= 0:
+            return Step(stop_reason=StopReason.TURN_LIMIT)
+        parts = [(text, kind)]
+        if reply.warnings:
+            listed = "".join(f"- {warning}\n" for warning in reply.warnings)
+            parts.insert(0, (f"WARNINGS:\n{listed}\n", TokenKind.WARNING))
+        return Step(Observation(tuple(parts), dialogue.ROLES[self._config.tools]))
+
+    async def verify(self, transcript: Transcript) -> Verdict:
+        """Judges the final state, or gives 0 to an attempt that was too long; see the module."""
+        overlong = transcript.ended == StopReason.TOKEN_LIMIT and not self._config.verify_overlong
+        if overlong or transcript.ended == StopReason.TIME_LIMIT:
+            self.counters["unverified"] += 1
+            return Verdict(0.0, {SOLVED: 0.0})
+        await place.before_verification(self._sandbox, self._task)
+        reward = await verify(place.SandboxPlace(self._sandbox), self._task)
+        return Verdict(reward, {SOLVED: float(reward >= self._config.solved_reward)})
+
+    async def close(self) -> None:
+        """Ends the sandbox."""
+        if self._sandbox is not None:
+            await self._sandbox.close()
+
+    async def _run(self, command: str, left_s: float) -> str:
+        config = self._config
+        self.counters["commands"] += 1
+        keep = config.output_chars + _CLEANED_BYTES
+        result = await self._sandbox.run(command, min(config.command_timeout_s, left_s), 2 * keep)
+        output = shown(result.output, result.truncated, config.output_chars, at_end=config.tools == "qwen3_xml")
+        if result.timed_out:
+            self.counters["timed_out_commands"] += 1
+            return dialogue.timed_out(config.tools, command, output, config.command_timeout_s)
+        self.counters["failed_commands"] += result.exit_code != 0
+        return dialogue.observation(config.tools, command, output, result.exit_code)
+
+
+def shown(output: bytes, truncated: bool, chars: int, at_end: bool) -> str:
+    """What the policy sees of an output: its beginning as Endless Terminals has it, or its end as ECHO has it.
+
+    Args:
+      output: as the sandbox kept it: of a truncated one the first and the last half of what it was asked for.
+      truncated: whether there was more.
+      chars: how much is shown, at most.
+      at_end: show the end.
+    """
+    half = len(output) // 2 if truncated else 0
+    text = clean(output[half:] if at_end else output[: len(output) - half])
+    return text[-chars:] if at_end else text[:chars]
+
+
+def clean(output: bytes) -> str:
+    """What a terminal printed as text: no escape sequences, no carriage returns, no blanks at the end."""
+    return _ANSI.sub("", output.decode("utf-8", "replace")).replace("\r", "").rstrip()
+
+
+def _with_limits(task: TerminalTask, config: TerminalConfig) -> TerminalTask:
+    """The task with the config's time limits, and without its initial test where that is not wanted."""
+    limits = dataclasses.replace(
+        task.limits,
+        agent_timeout_s=config.agent_timeout_s or task.limits.agent_timeout_s,
+        verifier_timeout_s=config.verifier_timeout_s or task.limits.verifier_timeout_s,
+    )
+    return dataclasses.replace(task, limits=limits, initial_test=task.initial_test if config.initial_test else None)
+
+
+def _enter(workdir: str, env: Mapping[str, str]) -> str:
+    """The shell command that goes where the task's agent starts; "" = it is there already."""
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
+    return " && ".join([*([f"cd -- {shlex.quote(workdir)}"] if workdir else []), *exports])

@@ -1,0 +1,50 @@
+"""Search agents: one retriever for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from jaxagent.config import Config
+from jaxagent.data import sources
+from jaxagent.envs import search
+from jaxagent.envs.base import Message
+from jaxagent.envs.retriever.backends import open_retriever
+from jaxagent.envs.retriever.base import Retriever, read_corpus
+from jaxagent.rollout.workers import Workers
+from jaxagent.types import Task
+
+_CLOSE_TIMEOUT_S = 10.0
+
+
+class SearchFamily:
+    """See `family.Family`."""
+
+    score = "em"
+    calls = "searches"
+    needs_answers = True
+    stop_strings: Sequence[str] = search.STOP_STRINGS
+    tokens: Sequence[str] = search.TAGS
+
+    def __init__(self, cfg: Config):
+        search.check(cfg.env)
+        self._config = cfg.env
+        self._retriever: Retriever | None = None
+
+    def prompt(self, text: str) -> tuple[Message, ...]:
+        """See `family.Family`."""
+        return (Message("user", search.render_prompt(self._config.prompt, text)),)
+
+    def open(self, dataset: Path, tasks: Sequence[Task], workers: Workers, note: Callable[[str], None]) -> None:
+        """Opens the retriever over the configured corpus, or the dataset's own."""
+        corpus = sources.corpus_of(dataset)
+        self._retriever = open_retriever(self._config.retriever, read_corpus(corpus) if corpus else ())
+
+    def environment(self, task: Task) -> search.SearchEnvironment:
+        """See `family.Family`."""
+        return search.SearchEnvironment(task, self._config, self._retriever)
+
+    def close(self, workers: Workers) -> None:
+        """Closes the retriever."""
+        if self._retriever is not None:
+            workers.run(self._retriever.close(), timeout_s=_CLOSE_TIMEOUT_S)

@@ -1,0 +1,87 @@
+"""The terminal recipes end to end in a real sandbox, in a run of seconds; and the presets too large to run."""
+
+import json
+
+import pytest
+
+from configs import echo, endless_terminals
+from jaxagent import config as schema
+from jaxagent import loop
+from jaxagent import main as cli
+from jaxagent.config import ConfigError
+from jaxagent.data.sources import load_tasks
+from jaxagent.families.terminal import TerminalFamily
+from jaxagent.observe import jsonl
+from jaxagent.rollout.workers import Workers
+from tests import tiny_run
+
+
+@pytest.fixture
+def sandbox():
+    """Skips, with the reason, where no isolating back end works."""
+    with Workers(1) as workers:
+        family = TerminalFamily(schema.parse(endless_terminals.get_config()))
+        try:
+            family.open(None, [], workers, lambda line: None)
+        except ConfigError as failure:
+            pytest.skip(str(failure))
+        finally:
+            family.close(workers)
+
+
+def test_a_tiny_run(tmp_path, sandbox, capsys):
+    """Warm start, gate, RL and evaluation. A random policy solves nothing, but every attempt is verified."""
+    flags = tiny_run.TERMINAL_FLAGS.split()
+    assert cli.main(tiny_run.argv(tmp_path / "run", *flags, preset="laptop+grpo", config="endless_terminals")) == 0
+    assert "sandbox back end: " in capsys.readouterr().out
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["compiles_after_warmup"] == 0 and summary["eval/n"] == 8
+    assert summary["eval/solved_before_rl"] == summary["eval/solved_after_rl"] == 0.0
+    assert "eval/solved_level2_after_rl" in summary and "eval/solved_sampled_after_rl" in summary
+    last = list(jsonl.read(tmp_path / "run/metrics.jsonl"))[-1]
+    failures = ("timeout", "env_error", "engine_error", "cancelled")
+    assert last["step"] == 2 and not any(last[f"stop/{name}"] for name in failures)
+    assert last["reward/solved"] == 0.0 and last["episode/unverified"] == 0.0
+    (dataset,) = (tmp_path / "run").glob("terminal-*")
+    kinds = {task.kind.partition("/")[0] for task in load_tasks(dataset, "train", need_answers=False)}
+    assert kinds == {"level1", "level2"}
+    rows = list(jsonl.read(dataset / "full.jsonl"))
+    assert all(row["turns"][-1] == {"action": "<done>", "observation": ""} for row in rows)
+
+
+@pytest.mark.parametrize("preset", ["laptop", "qwen2.5-7b", "laptop+grpo"])
+def test_presets_of_endless_terminals(preset):
+    cfg = schema.parse(endless_terminals.get_config(preset))
+    loop.check(cfg)
+    TerminalFamily(cfg)
+    if preset == "qwen2.5-7b":  # as published
+        rl = cfg.rl
+        assert (rl.advantage, rl.critic.gamma, rl.critic.lam, rl.whiten_advantages) == ("gae", 1.0, 1.0, False)
+        assert (rl.clip_low, rl.clip_high, rl.critic.value_clip, rl.aggregation) == (0.2, 0.28, 0.2, "sequence_mean")
+        assert (rl.optimizer.learning_rate, rl.critic.optimizer.learning_rate) == (5e-7, 1e-6)
+        assert (rl.optimizer.grad_clip, rl.optimizer.warmup_steps, rl.epochs) == (0.1, 20, 2)
+        assert (rl.tasks_per_step, rl.group_size, rl.sampling.temperature, rl.kl.coefficient) == (16, 16, 0.6, 0.0)
+        assert (cfg.env.max_turns, cfg.env.turn_tokens, cfg.env.context_tokens) == (16, 2048, 16_384)
+        assert (cfg.env.terminal.command_timeout_s, cfg.env.terminal.agent_timeout_s) == (10.0, 300.0)
+
+
+@pytest.mark.parametrize("preset", ["laptop", "laptop-grpo", "qwen3-8b", "qwen3-8b-grpo"])
+def test_presets_of_echo(preset):
+    cfg = schema.parse(echo.get_config(preset))
+    loop.check(cfg)
+    TerminalFamily(cfg)
+    assert (cfg.rl.echo.coefficient, cfg.rl.advantage) == (0.0 if "grpo" in preset else 0.05, "group_mean_std")
+    if preset == "qwen3-8b":  # as published
+        rl, terminal = cfg.rl, cfg.env.terminal
+        assert (rl.clip_low, rl.clip_high, rl.kl.coefficient, rl.aggregation) == (0.2, 0.2, 0.0, "sequence_mean")
+        assert (rl.optimizer.learning_rate, rl.optimizer.b2, rl.optimizer.grad_clip) == (1e-6, 0.999, 0.2)
+        assert (rl.echo.targets, rl.echo.denominator, rl.echo.max_tokens) == ("env_only", "full_observation", 0)
+        assert (rl.tasks_per_step, rl.group_size, rl.epochs, rl.sampling.temperature) == (16, 16, 1, 0.8)
+        assert (cfg.env.context_tokens, terminal.verify_overlong, terminal.output_chars) == (34_096, False, 50_000)
+        assert (terminal.command_timeout_s, terminal.verifier_timeout_s, terminal.agent_timeout_s) == (30, 120, 600)
+
+
+def test_tasks_of_another_family_are_refused(tmp_path, capsys):
+    flags = ("--config.env.name=terminal", "--config.stages=rl", "--config.env.terminal.agent_timeout_s=9")
+    assert cli.main(tiny_run.argv(tmp_path / "run", *flags)) == 2
+    assert "no 'terminal' object: it is no terminal task" in capsys.readouterr().err
