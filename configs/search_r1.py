@@ -134,6 +134,7 @@ def laptop() -> ConfigDict:
     config.env.reward.shaping.overlong_weight = 0.0
     config.env.reward.shaping.overlong_buffer_tokens = 12
     config.env.reward.shaping.efficiency_weight = 0.0
+    config.env.reward.shaping.efficiency_penalty = 0.5
     config.env.reward.shaping.efficiency_budget = 3
     config.env.reward.shaping.cap = 0.3
     config.env.retriever = ConfigDict()

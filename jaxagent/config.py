@@ -96,6 +96,7 @@ class ShapingConfig:
     overlong_weight: float  # of DAPO's soft punishment of long episodes, in sampled tokens
     overlong_buffer_tokens: int  # before the most tokens an episode can sample, where the punishment begins
     efficiency_weight: float  # of tool calls that repeat an earlier one or go over the budget
+    efficiency_penalty: float  # of one such call, as a part of the weight; all together at most the weight
     efficiency_budget: int  # tool calls per episode
     cap: float  # most that shaping can add or take
 

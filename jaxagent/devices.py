@@ -58,6 +58,11 @@ def use_virtual_cpus(mesh: MeshConfig) -> None:
 def _split_cpu(devices: int) -> None:
     import jax
 
+    if devices > 1:
+        # XLA's CPU back end runs every virtual device on one pool of max(cores, devices) threads, and a collective
+        # holds its thread until its peers arrive. A program with independent collectives can so fill the pool with
+        # waiting threads and hang (2 of 8 runs of one test on two cores; 0 of 30 with a larger pool).
+        os.environ.setdefault("NPROC", str(4 * devices))
     # A user's own XLA flag wins; jax refuses both at once.
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         # Back ends already started, by a test or an embedding program: what exists must do.

@@ -13,6 +13,7 @@ import collections
 import contextlib
 import dataclasses
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -182,9 +183,8 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params, stage: St
                 saved.results.get("logprob_gap_max", 0.0), metrics.get("logprob_gap/max", 0.0)
             )
             if step == rl.steps or (cfg.eval.every and step % cfg.eval.every == 0):
-                served.newest()
-                record_evaluation(parts, saved, driver, stage, step, metrics)
-                served.lagging()
+                with served.newest():
+                    record_evaluation(parts, saved, driver, stage, step, metrics)
             else:
                 saved.record(stage, step, metrics | {"time/step_s": time.monotonic() - started})
             due = cfg.checkpoint.every and step % cfg.checkpoint.every == 0
@@ -208,18 +208,18 @@ class Served:
         self._past: collections.deque[tuple[Params, int]] = collections.deque(maxlen=staleness + 1)
 
     def update(self, state: TrainState) -> None:
-        """A step's weights exist."""
+        """A step's weights exist: rollouts get the oldest that are kept."""
         self._past.append((state.policy, int(state.step)))
-        self.lagging()
-
-    def lagging(self) -> None:
-        """For rollouts."""
         self._driver.update_params(*self._past[0])
 
-    def newest(self) -> None:
-        """For evaluation."""
+    @contextlib.contextmanager
+    def newest(self) -> Iterator[None]:
+        """For evaluation. Where nothing lags the engine is left alone, and keeps what it has cached."""
         if len(self._past) > 1:
             self._driver.update_params(*self._past[-1])
+        yield
+        if len(self._past) > 1:
+            self._driver.update_params(*self._past[0])
 
 
 def opd_stage(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:

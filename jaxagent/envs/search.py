@@ -91,9 +91,14 @@ def shaped_reward(config: EnvConfig) -> Composite | None:
             f"env.reward.shaping.overlong_buffer_tokens must be 1 to {most} (all an episode can sample), "
             f"got {shaping.overlong_buffer_tokens}."
         )
+    if not 0 <= shaping.efficiency_penalty <= 1:
+        raise ConfigError(f"env.reward.shaping.efficiency_penalty must be 0 to 1, got {shaping.efficiency_penalty}.")
     long = functools.partial(length.soft_overlong, max_tokens=most, buffer_tokens=shaping.overlong_buffer_tokens)
     calls = functools.partial(
-        tool_efficiency.tool_efficiency, tools=("search",), budget=shaping.efficiency_budget, penalty=0.5
+        tool_efficiency.tool_efficiency,
+        tools=("search",),
+        budget=shaping.efficiency_budget,
+        penalty=shaping.efficiency_penalty,
     )
     parts = [Part("outcome", functools.partial(_outcome, config.reward), weight=1.0, low=0.0, high=1.0)]
     for name, reward, weight in (

@@ -39,10 +39,10 @@ class Objective:
     kl_estimator: str
     opsm_delta: float | None  # None = no off-policy sequence masking
     value_clip: float
-    tau_positive: float = 1.0
-    tau_negative: float = 1.05
-    value_loss: str = "squared"  # or a target of algorithms/value_bins.py
-    value_bins: Support | None = None  # None with "squared"
+    tau_positive: float  # of SAPO
+    tau_negative: float
+    value_loss: str  # "squared", or a target of algorithms/value_bins.py
+    value_bins: Support | None  # None with "squared"
 
     @classmethod
     def of(cls, rl: RLConfig) -> Objective:
@@ -79,6 +79,10 @@ SUPERVISED = Objective(
     kl_estimator="k3",
     opsm_delta=None,
     value_clip=0.0,
+    tau_positive=1.0,
+    tau_negative=1.0,
+    value_loss="squared",
+    value_bins=None,
 )
 
 

@@ -15,15 +15,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from jaxagent.models import kernels, packed_gpu, packed_tpu, paged_gpu, paged_tpu
+from jaxagent.models import kernels, packed_gpu, packed_tpu, paged_gpu, paged_tpu, pages
 from jaxagent.models.layers import contract
+from jaxagent.models.pages import MASKED
 from jaxagent.models.sharding import ROWS, merge_rows, split_rows
 
 # A layer's attention: (this layer's cache, q[N, H, D], k[N, K, D], v[N, K, D]) -> (out[N, H, D], new cache).
 Attend = Callable[[Any, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
 
-# A finite stand-in for -inf: a row with nothing to see then gives a mean of values instead of NaN.
-MASKED = -1e30
 _HEADS = P(ROWS, None, "tensor", None)
 
 QUERY_BLOCK = 64  # queries per block of packed attention, at least
@@ -106,25 +105,12 @@ def attend_pages(
             block = jax.lax.dynamic_index_in_dim(own_blocks, j, axis=1, keepdims=False)  # the last one past the end
             if own_starts is None:
                 return keys[block], values[block]
-            return _cut_pages(keys, values, block, own_starts + j * page_tokens, page_tokens)
+            return pages.cut(keys, values, block, own_starts + j * page_tokens, page_tokens)
 
         new = _attend_group(cut(q), cut(positions), page_tokens, keys.shape[1], read)
         return jax.lax.dynamic_update_slice_in_dim(out, new, i * size, 0)
 
     return jax.lax.fori_loop(0, m // size, group, jnp.zeros_like(q)).reshape(n, h, d)
-
-
-def _cut_pages(
-    keys: jax.Array, values: jax.Array, block: jax.Array, start: jax.Array, page_tokens: int
-) -> tuple[jax.Array, jax.Array]:
-    _, kv_heads, head_dim, _ = keys.shape
-
-    def one(block: jax.Array, start: jax.Array) -> tuple[jax.Array, jax.Array]:
-        page = jax.lax.dynamic_slice(keys, (block, 0, 0, start), (1, kv_heads, head_dim, page_tokens))
-        value = jax.lax.dynamic_slice(values, (block, 0, start, 0), (1, kv_heads, page_tokens, head_dim))
-        return page[0], value[0]
-
-    return jax.vmap(one)(block, start)
 
 
 def _attend_group(

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from jaxagent.models.pages import MASKED
+
 _LEAST = 16  # rows of the smallest tensor-core product, and its depth
-_MASKED = -1e30
 _WARPS, _STAGES = 4, 3  # of one program; three pages of keys and values are on their way at a time
 
 
@@ -74,7 +75,7 @@ def _kernel(q_ref, positions_ref, blocks_ref, *refs, page_tokens: int, share: in
         keys, values = keys_ref[block, head, :, columns], values_ref[block, head, columns, :]
         scores = dot(q, keys.astype(q.dtype))
         visible = (j * page_tokens + jnp.arange(page_tokens) <= position)[None]
-        scores = jnp.where(visible, scores, _MASKED)
+        scores = jnp.where(visible, scores, MASKED)
         new_peak = jnp.maximum(peak, scores.max(axis=1))
         weights = jnp.where(visible, jnp.exp(scores - new_peak[:, None]), 0.0)
         keep = jnp.exp(peak - new_peak)
@@ -83,6 +84,6 @@ def _kernel(q_ref, positions_ref, blocks_ref, *refs, page_tokens: int, share: in
 
     rows, d = q.shape
     zeros = jnp.zeros((rows, d), jnp.float32)
-    start = (jnp.full((rows,), _MASKED, jnp.float32), jnp.zeros((rows,), jnp.float32), zeros)
+    start = (jnp.full((rows,), MASKED, jnp.float32), jnp.zeros((rows,), jnp.float32), zeros)
     _, total, acc = jax.lax.fori_loop(0, position // page_tokens + 1, page, start)
     out_ref[...] = (acc / total[:, None]).astype(out_ref.dtype)

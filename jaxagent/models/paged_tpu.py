@@ -17,9 +17,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from jaxagent.models.pages import MASKED, cut
+
 LANES = 128
 _LEAST = 16  # rows of the smallest product: the sublanes of a register of bfloat16
-_MASKED = -1e30
 
 
 def supports(head_dim: int, page_tokens: int) -> bool:
@@ -155,7 +156,7 @@ def _kernel(
 
     @pl.when(j == 0)
     def _() -> None:
-        peak_ref[...] = jnp.full(peak_ref.shape, _MASKED, jnp.float32)
+        peak_ref[...] = jnp.full(peak_ref.shape, MASKED, jnp.float32)
         total_ref[...] = jnp.zeros(total_ref.shape, jnp.float32)
         acc_ref[...] = jnp.zeros(acc_ref.shape, jnp.float32)
 
@@ -165,7 +166,7 @@ def _kernel(
         visible = column <= last_ref[...]
         for head in range(kv_heads):
             q = q_ref[head]
-            scores = jnp.where(visible, dot(q, keys_ref[head].astype(q.dtype)), _MASKED)
+            scores = jnp.where(visible, dot(q, keys_ref[head].astype(q.dtype)), MASKED)
             peak = peak_ref[head]
             new_peak = jnp.maximum(peak, scores.max(axis=1, keepdims=True))
             weights = jnp.where(visible, jnp.exp(scores - new_peak), 0.0)
@@ -183,15 +184,8 @@ def _lay_out(
     keys: jax.Array, values: jax.Array, block: jax.Array, starts: jax.Array, page_tokens: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Pages of their own for sequences that begin anywhere in a block: (keys, values, blocks) of `attend_pages`."""
-    _, kv_heads, head_dim, depth = keys.shape
-    count = depth // page_tokens
-    at = starts[:, None] + jnp.arange(count) * page_tokens  # past the end it is clamped, and masked by the position
-
-    def one(block: jax.Array, start: jax.Array) -> tuple[jax.Array, jax.Array]:
-        page = jax.lax.dynamic_slice(keys, (block, 0, 0, start), (1, kv_heads, head_dim, page_tokens))
-        value = jax.lax.dynamic_slice(values, (block, 0, start, 0), (1, kv_heads, page_tokens, head_dim))
-        return page[0], value[0]
-
-    own_keys, own_values = jax.vmap(jax.vmap(one, (None, 0)))(block, at)
-    flat = lambda x: x.reshape(-1, *x.shape[2:])  # noqa: E731
-    return flat(own_keys), flat(own_values), jnp.arange(len(block) * count, dtype=jnp.int32).reshape(-1, count)
+    count = keys.shape[-1] // page_tokens
+    at = starts[:, None] + jnp.arange(count) * page_tokens  # past the end it is moved back, and masked by the position
+    blocks = jnp.repeat(block, count)
+    own_keys, own_values = cut(keys, values, blocks, at.reshape(-1), page_tokens)
+    return own_keys, own_values, jnp.arange(len(blocks), dtype=jnp.int32).reshape(-1, count)

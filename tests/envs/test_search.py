@@ -25,7 +25,7 @@ class Found:
         return [self.passages[:topk] for _ in queries]
 
 
-OFF = ShapingConfig(0.0, 12, 0.0, 3, 0.3)
+OFF = ShapingConfig(0.0, 12, 0.0, 0.5, 3, 0.3)
 
 
 def config(prompt="search_r1", max_turns=2, final_turn=False, profile="em", min_answers=2, topk=3, shaping=OFF):
@@ -145,25 +145,20 @@ def test_verdicts():
 
 
 def test_shaping_is_added_under_its_cap_and_reported():
-    """1,000 tokens can be sampled. 950 are half into the buffer of 100: -.5, times .4. One search repeated: -.5, times
-    .2. Together -.3, which a cap of .25 cuts; the outcome and its parts keep their names."""
-    shaping = ShapingConfig(0.4, 100, 0.2, 3, cap=0.25)
-    environment = search.SearchEnvironment(TASK, config(min_answers=1, max_turns=2, shaping=shaping), Found([]))
-    environment._queries = ["hamlet", "hamlet"]
+    """1,500 tokens can be sampled; 1,450 are half into the buffer of 100: -.5, times .4. One search repeated: -.5,
+    times .2. Together -.3, which a cap of .25 cuts; the outcome and its parts keep their names."""
+    shaping = ShapingConfig(0.4, 100, 0.2, 0.5, 3, cap=0.25)
+    cfg = config(min_answers=1, max_turns=2, final_turn=True, shaping=shaping)
+    environment, _ = play(["<search>hamlet</search>", "<search>hamlet</search>"], cfg, Found(FOUND))
     turns = (("<search>hamlet</search>", "\n"), ("<answer>William Shakespeare</answer>", ""))
     prompt = search.render_prompt("search_r1", TASK.prompt)
-    found = asyncio.run(environment.verify(Transcript(prompt, turns, action_tokens=(900, 50))))
+    found = asyncio.run(environment.verify(Transcript(prompt, turns, action_tokens=(1400, 50))))
     assert found.reward == pytest.approx(0.75)
     assert found.components["em"] == 1.0 and found.components["outcome"] == 1.0
     assert found.components["overlong"] == -0.5 and found.components["efficiency"] == -0.5
     assert found.components["shaping"] == -0.25
     with pytest.raises(ConfigError, match="overlong_buffer_tokens must be 1 to 1000"):
-        search.check(config(shaping=ShapingConfig(0.4, 2000, 0.0, 3, 0.3)))
-
-
-def test_searches_are_remembered_for_shaping():
-    environment, _ = play(["<search>a</search>", "<search>a</search>"], config(max_turns=3), Found(FOUND))
-    assert environment._queries == ["a", "a"]
+        search.check(config(shaping=ShapingConfig(0.4, 2000, 0.0, 0.5, 3, 0.3)))
 
 
 def test_what_was_only_read_is_no_answer():

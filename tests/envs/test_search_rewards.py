@@ -23,7 +23,7 @@ def vectors(name: str) -> list[dict]:
 
 
 def config(profile="em_format", s=0.2, f=0.1, r=0.0, min_answers=2) -> RewardConfig:
-    return RewardConfig(profile, s, f, r, min_answers, ShapingConfig(0.0, 12, 0.0, 3, 0.3))
+    return RewardConfig(profile, s, f, r, min_answers, ShapingConfig(0.0, 12, 0.0, 0.5, 3, 0.3))
 
 
 def test_normalize_answer_equals_the_published_function():

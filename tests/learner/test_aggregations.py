@@ -132,7 +132,8 @@ def sharded(spec, make_mesh, make_params):
     mesh, forward = make_mesh(2, 2, 2), policy_forward(spec)
     objective = Objective(
         temperature=1.0, policy="ppo_clip", clip_low=0.2, clip_high=0.28, clip_dual=3.0, kl_estimator="k3",
-        opsm_delta=None, value_clip=0.5,
+        opsm_delta=None, value_clip=0.5, tau_positive=1.0, tau_negative=1.05, value_loss="squared",
+        value_bins=None,
     )  # fmt: skip
 
     @jax.jit

@@ -24,6 +24,10 @@ OBJECTIVE = Objective(
     kl_estimator="k3",
     opsm_delta=None,
     value_clip=0.5,
+    tau_positive=1.0,
+    tau_negative=1.05,
+    value_loss="squared",
+    value_bins=None,
 )
 WEIGHTS = (
     "policy_weights", "kl_weights", "entropy_weights", "z_weights", "ce_weights", "nll_weights", "distill_weights",

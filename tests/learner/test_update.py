@@ -26,6 +26,10 @@ OBJECTIVE = Objective(
     kl_estimator="k3",
     opsm_delta=None,
     value_clip=0.5,
+    tau_positive=1.0,
+    tau_negative=1.05,
+    value_loss="squared",
+    value_bins=None,
 )
 SIDES = {"policy": policy_forward, "critic": value_forward, "gspo": policy_forward}
 
