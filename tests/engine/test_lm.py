@@ -15,32 +15,11 @@ from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.models import logprobs, params, sharding, transformer
 from jaxagent.models.spec import ModelSpec
+from tests.models import tiny
 
 VOCAB, CONTEXT = 61, 96
 COOL = SamplingConfig(temperature=0.7, top_p=1.0, top_k=0, min_p=0.0)
-SPEC = ModelSpec(
-    family="qwen3",
-    vocab_size=VOCAB,
-    padded_vocab_size=64,
-    num_layers=2,
-    embed_dim=16,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    mlp_dim=32,
-    qkv_bias=False,
-    qk_norm=True,
-    tie_embeddings=True,
-    rope_theta=10_000.0,
-    rope_scaling=None,
-    norm_eps=1e-6,
-    max_position=0,
-    embed_init_std=0.5,
-    compute_dtype="float32",
-    param_dtype="float32",
-    remat="none",
-    logprob_chunk_tokens=64,
-)
+SPEC = tiny.spec(logprob_chunk_tokens=64)
 
 
 def driver_for(mesh: jax.sharding.Mesh, spec: ModelSpec = SPEC, truncation: bool = False, slots: int = 8) -> Driver:
