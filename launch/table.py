@@ -12,18 +12,23 @@ from collections.abc import Mapping, Sequence
 from launch.grid import Run
 
 # Before the first stage that evaluates and after the last one: a summary has "eval/em_before_<stage>" of each. A
-# terminal agent has "solved" in place of "em". Columns that no run has are left out.
+# terminal agent has "solved" in place of "em". A gain is a run's own after - before. Columns that no run has are left
+# out.
 BEFORE, AFTER = ("eval/em_before", "eval/solved_before"), ("eval/em_after", "eval/solved_after")
 COLUMNS = (
     "eval/em_before",
     "eval/em_after",
+    "eval/em_gain",
     "eval/em_sampled_before",
     "eval/em_sampled_after",
+    "eval/em_sampled_gain",
     "eval/em_two_hop_after",
     "eval/solved_before",
     "eval/solved_after",
+    "eval/solved_gain",
     "eval/solved_sampled_before",
     "eval/solved_sampled_after",
+    "eval/solved_sampled_gain",
     "eval/solved_level2_after",
 )
 # Student's t, 97.5 %, by degrees of freedom 1..10; beyond, the normal's 1.96 is within 12 %.
@@ -53,6 +58,9 @@ def collect(runs: Sequence[Run]) -> dict[str, dict[str, list[float]]]:
 
 
 def _value(summary: Mapping[str, object], column: str) -> float | None:
+    if column.endswith("_gain"):
+        ends = [_value(summary, column.removesuffix("gain") + when) for when in ("before", "after")]
+        return None if None in ends else ends[1] - ends[0]
     found = [value for name, value in summary.items() if name.startswith(f"{column}_") and value is not None]
     return float(found[0] if column.endswith("_before") else found[-1]) if found else None
 

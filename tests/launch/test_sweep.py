@@ -66,7 +66,9 @@ def test_a_chain_of_stages_is_measured_from_its_first_to_its_last():
     summary = {f"eval/em_{name}": 0.1 * i for i, name in enumerate(names)} | {"eval/em_sampled_after_rl": 0.9}
     assert table._value(summary, "eval/em_before") == 0.0
     assert table._value(summary, "eval/em_after") == pytest.approx(0.3)
+    assert table._value(summary, "eval/em_gain") == pytest.approx(0.3)
     assert table._value(summary, "eval/em_two_hop_after") is None
+    assert table._value(summary, "eval/em_sampled_gain") is None
 
 
 @pytest.fixture
