@@ -1,6 +1,7 @@
 """The engine against transformers and Tunix: tokens per second, tokens prefilled, and the train step against torch.
 
     python -m benchmarks.engine [--peers] [--only=static,ragged,prefill,train] [--repetitions=5] [--numerics=fast]
+    python -m benchmarks.engine --peers --only=ragged --ways=transformers:rounds/4,tunix:rounds/1    # known to be best
 
 Prints a table and, as the last line, one JSON object. Everyone runs the same five-million-parameter random Qwen2 in
 float32 (`tiny_model`), sampling at temperature 1 with forced lengths. With --peers, whichever of transformers and
@@ -32,7 +33,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -241,8 +242,12 @@ def compare(
     make: Callable[[int], list[Episode]],
     repetitions: int,
     report: Report,
+    ways: Collection[tuple[str, str]],
 ) -> None:
-    """Static or ragged generation: `make(repetition)` gives the episodes, always of the same lengths."""
+    """Static or ragged generation.
+
+    `make(repetition)` gives the episodes, always of the same lengths; `ways` as in `peers.best`.
+    """
     episodes = make(0)
     tokens, given = workloads.sampled_tokens(episodes), sum(len(t.given) for e in episodes for t in e)
     note(f"{section}: {len(episodes)} episodes, {tokens} tokens to sample, {given} given")
@@ -251,7 +256,7 @@ def compare(
         note(f"ours, first time: {ours.play(episodes):.2f} s; {ours.spent()}")
         players: dict[str, Callable[[Sequence[Episode]], float]] = {"ours": ours.play}
         for name, peer in found.items():
-            if way := peers.best(peer, episodes, section == "ragged", note):
+            if way := peers.best(peer, episodes, section == "ragged", note, ways):
                 report.notes[f"{section}, {name}"] = way[0]
                 players[name] = lambda episodes, play=way[1]: play(episodes, float("inf"))
         seconds: dict[str, list[float]] = {name: [] for name in players}
@@ -300,6 +305,7 @@ def main() -> None:
     parser.add_argument("--peers", action="store_true", help="also run transformers and Tunix, where importable")
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections, comma-separated")
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--ways", default="", help="PEER:WAY,... to try of the peers, where the best are known (all)")
     parser.add_argument("--numerics", choices=("fast", "exact"), default="fast", help="of our engine")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run at all?")
     args = parser.parse_args()
@@ -308,6 +314,7 @@ def main() -> None:
     if unknown := set(sections) - set(SECTIONS):
         parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
     sizes = QUICK if args.quick else Sizes()
+    ways = {(peer, way) for peer, _, way in (text.partition(":") for text in args.ways.split(",") if text)}
     report = Report()
     with tempfile.TemporaryDirectory() as folder:
         model = tiny_model.make(Path(folder), args.numerics == "exact")
@@ -321,7 +328,7 @@ def main() -> None:
         found = peers.open_peers(model) if args.peers and not set(sections).isdisjoint(makers) else {}
         for section in sections:
             if section in makers:
-                compare(section, model, found, makers[section], args.repetitions, report)
+                compare(section, model, found, makers[section], args.repetitions, report, ways)
             elif section == "prefill":
                 count_prefill(model, sizes, report)
             else:

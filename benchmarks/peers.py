@@ -20,7 +20,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -52,10 +52,18 @@ class Peer(Protocol):
         """Chooses settings (threads) and compiles; returns the settings in words."""
 
 
-def best(peer: Peer, episodes: Sequence[Episode], ragged: bool, note: Callable[[str], None]) -> tuple[str, Way] | None:
-    """The fastest way and its description; None when none works."""
+def best(
+    peer: Peer,
+    episodes: Sequence[Episode],
+    ragged: bool,
+    note: Callable[[str], None],
+    only: Collection[tuple[str, str]] = (),
+) -> tuple[str, Way] | None:
+    """The fastest way and its description; None when none works. `only`: (peer, way) pairs to try; empty = all."""
     found: tuple[float, str, Way] | None = None
     for name, way in peer.ways(ragged).items():
+        if only and (peer.name, name) not in only:
+            continue
         try:
             settings = peer.prepare(way, episodes)
             seconds = way(episodes, found[0] * _PATIENCE if found else float("inf"))
