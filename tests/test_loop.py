@@ -42,14 +42,6 @@ def summary(workdir: pathlib.Path) -> dict:
     return json.loads((workdir / "summary.json").read_text())
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> pathlib.Path:
-    """The workdir of an uninterrupted run in a process of its own."""
-    workdir = tmp_path_factory.mktemp("finished") / "run"
-    assert tiny_run.start(workdir).wait(DEADLINE_S) == 0, pathlib.Path(f"{workdir}.log").read_text()
-    return workdir
-
-
 def test_every_step_is_recorded_once_with_what_a_person_needs(finished):
     assert steps(finished) == STEPS
     last = list(jsonl.read(finished / "metrics.jsonl"))[-1]
