@@ -21,7 +21,7 @@ from jaxagent.config import Config, ConfigError, to_dict
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.learner import checkpoint
 from jaxagent.learner.programs import merger
-from jaxagent.models import lora, params, sharding
+from jaxagent.models import hf, lora, params, sharding
 from jaxagent.models.params import Params
 
 LATEST = "latest"
@@ -79,13 +79,14 @@ def configured(cfg: Config, source: Source) -> Config:
     """The config under which the parts around this policy are opened: of a folder, its shape and its tokenizer.
 
     Raises:
-      ConfigError: there is no tokenizer, or the folder's is not the one that the config says.
+      ConfigError: there is no tokenizer, or the folder's is not the one that the config says; another shape.
     """
     said = tokenizer_folder(cfg)
     if source.bundle is not None:
         if not (said / "tokenizer.json").is_file():
             raise ConfigError(f"The run's tokenizer is gone: no tokenizer.json in '{said}'.")
         return cfg
+    hf.read_spec(source.folder, cfg.model)
     own = source.folder
     if not (own / "tokenizer.json").is_file():
         if not (said / "tokenizer.json").is_file():
