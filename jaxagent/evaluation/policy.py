@@ -113,26 +113,36 @@ def load(parts: Parts, source: Source) -> tuple[Params, int]:
     """The weights, in training shardings, and their policy version (0 for a folder).
 
     Raises:
-      ConfigError: other shapes than the config's.
+      ConfigError: other shapes than the config's, or a run that goes on has deleted the bundle meanwhile.
     """
     if source.bundle is None:
         return parts.init_params(), 0
+    try:
+        return _load_bundle(parts, source)
+    except Exception as error:
+        if source.folder.is_dir():
+            raise
+        raise ConfigError(
+            f"'{source.folder}' was deleted by its run, which keeps the newest only: try again."
+        ) from error
+
+
+def _load_bundle(parts: Parts, source: Source) -> tuple[Params, int]:
     cfg, mesh = parts.cfg, parts.mesh
-    directory = source.folder.parent
-    where = jax.sharding.NamedSharding(mesh, jax.P())
-    target = jax.ShapeDtypeStruct((), jnp.int32, sharding=where)
-    version = int(checkpoint.read_field(directory, source.bundle, "step", target))
+
+    def read(field: str, target: Any) -> Any:
+        return checkpoint.read_field(source.folder.parent, source.bundle, field, target)
+
+    version = int(read("step", jax.ShapeDtypeStruct((), jnp.int32, sharding=jax.NamedSharding(mesh, jax.P()))))
     if cfg.model.lora.rank and source.stage in ("opd", "rl"):
         specs = lora.adapter_specs(parts.spec, cfg.model.lora)
-        target = params.abstract_of(specs, mesh, sharding.TRAIN)
-        adapters = checkpoint.read_field(directory, source.bundle, "params", target)
+        adapters = read("params", params.abstract_of(specs, mesh, sharding.TRAIN))
         base = parts.base_params()
         with jax.set_mesh(mesh):
             return merger(cfg)(base, adapters), version
     # The outcome model's stage trains a critic, and keeps the policy as its reference.
     field = "reference" if source.stage == "outcome_model" else "params"
-    target = params.abstract(parts.spec, mesh, sharding.TRAIN)
-    return checkpoint.read_field(directory, source.bundle, field, target), version
+    return read(field, params.abstract(parts.spec, mesh, sharding.TRAIN)), version
 
 
 def _folder(folder: Path) -> Source:

@@ -181,7 +181,10 @@ def begin(out: Path, record: Mapping[str, Any]) -> None:
     """
     path = out / EVALUATION_FILE
     if path.is_file():
-        before = json.loads(path.read_text(encoding="utf-8"))["evaluated"]
+        try:
+            before = json.loads(path.read_text(encoding="utf-8"))["evaluated"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"'{path}' does not say what was evaluated: set another --out.") from error
         if different := difference(before, record["evaluated"]):
             name, there, here = different
             raise ConfigError(
@@ -231,7 +234,6 @@ def play_all(
     sampling = SamplingConfig(options.temperature, top_p=1.0, top_k=0, min_p=0.0)
     weights, version = policy.load(parts, source)
     with parts.engine(weights, version) as driver:
-        del weights  # the engine has them
         rollout = parts.rollout(driver, sampling, options.samples)
         progress.stage("evaluate", len(todo))
         done, tokens, started = 0, 0, time.monotonic()

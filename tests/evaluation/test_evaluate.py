@@ -61,6 +61,9 @@ def test_greedy_attempts_are_the_runs_own_last_evaluation(finished, tmp_path, ca
         assert {task: row["text"] for task, row in rows.items()} == texts and len(texts) == 8
         found = {task: [round(p, 5) for p in row["trajectories"][0]["logprobs"]] for task, row in rows.items()}
         assert found == logprobs
+        # The bundle's own step; the exported folder does not say it.
+        versions = {v for row in rows.values() for v in row["trajectories"][0]["policy_versions"]}
+        assert versions == ({v for t in own.values() for v in t["version"]} - {-1} if name == "latest" else {0})
     assert said(capsys)["pass_at_k"]["1"]["interval"] == "wilson"
 
 
