@@ -108,7 +108,9 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     out.add_argument("--split", choices=("held_out", "train"), default="held_out", help="default: held_out")
     out.add_argument(
-        "--tasks", type=_count, help="spread evenly over kinds; more hold the fewer (default: data.num_eval)"
+        "--tasks",
+        type=_count,
+        help="so many, spread evenly over kinds; more tasks hold the fewer (default: data.num_eval)",
     )
     out.add_argument("--samples", type=_count, help="attempts per task (default: 8; greedy: 1)")
     out.add_argument("--k", type=_counts, help="of pass@k, with commas (default: 1,2,4,... up to the samples)")
@@ -125,7 +127,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _names() -> list[str]:
-    return [action.option_strings[0].lstrip("-") for action in parser()._actions] + ["config"]
+    return [*vars(parser().parse_args([])), "config"]
 
 
 def _count(text: str) -> int:

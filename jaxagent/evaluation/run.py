@@ -26,6 +26,7 @@ from jaxagent.evaluation.attempts import ATTEMPTS_FILE, AttemptLog, Key, play
 from jaxagent.evaluation.held_out import deadline_s
 from jaxagent.evaluation.results import ALL, curves, summarise, table
 from jaxagent.observe import charts, report
+from jaxagent.observe.files import EVALUATIONS_FOLDER
 from jaxagent.observe.progress import Progress
 from jaxagent.observe.text import duration, number
 from jaxagent.rollout.workers import STOP_TIMEOUT_S
@@ -33,7 +34,6 @@ from jaxagent.types import Episode, Task
 
 EVALUATION_FILE = "evaluation.json"
 CURVE_FILE = "evaluation.html"
-FOLDER = "evaluations"  # of the workdir
 HELD_OUT, TRAIN = SPLITS = ("held_out", "train")
 # Sections of the config that make an attempt what it is, less what does not: where files lie, how many tasks there are.
 _SECTIONS = {"model": ("path",), "tokenizer": ("path",), "data": ("num_eval",), "env": ()}
@@ -170,7 +170,7 @@ def asked(options: Options, tasks: Sequence[Task]) -> dict[str, Any]:
 def default_out(cfg: Config, options: Options, source: policy.Source) -> Path:
     """A folder of its own for every policy, split, temperature and seed."""
     name = f"{source.label}_{options.split}_temperature{options.temperature:g}_seed{options.seed}"
-    return Path(cfg.workdir) / FOLDER / name
+    return Path(cfg.workdir) / EVALUATIONS_FOLDER / name
 
 
 def begin(out: Path, record: Mapping[str, Any]) -> None:
