@@ -11,7 +11,7 @@ import dataclasses
 from jaxagent.build import Parts
 from jaxagent.config import RLConfig
 from jaxagent.engine.driver import Driver
-from jaxagent.evaluate import deadline_s
+from jaxagent.evaluation.held_out import deadline_s
 from jaxagent.experience import Experience
 from jaxagent.rollout import early_stop, hindsight, schedule, selection, strategies
 from jaxagent.rollout.statistics import action_tokens, episode_metrics

@@ -1,80 +1,145 @@
-"""Held-out evaluation: the same tasks each time, greedy and sampled, by kind and by family of kinds.
+"""pass@k of a policy on held-out tasks, estimated without bias, of any recipe.
 
-The score is the environment's own (`Family.score`): "em" of a search agent, "solved" of a terminal agent, whose mean
-over one attempt per task is pass@1.
+    python -m jaxagent.evaluate --config.workdir=runs/search_r1                       # the newest checkpoint
+    python -m jaxagent.evaluate --config.workdir=runs/search_r1 --checkpoint=671 --samples=16 --k=1,4,16
+    python -m jaxagent.evaluate --config.workdir=runs/search_r1 --greedy              # one attempt per task
+    python -m jaxagent.evaluate --config=configs/search_r1.py:qwen2.5-3b --checkpoint=DIR --tasks=100
+
+The config is the run's own (config.json in its workdir) unless --config names another; fields are overridden as in
+`python -m jaxagent.main`. Results go to WORKDIR/evaluations/<policy>_<split>_<temperature>_<seed>, or --out:
+evaluation.json (all numbers), attempts.jsonl (every attempt, to be read) and evaluation.html (the curve). The last line
+of stdout is one JSON object.
+
+The same command again plays only what is missing, and more --samples or --tasks add to what is there: an attempt
+depends on seed, task and its number alone. Attempts that fail for reasons outside the policy (a timeout, a dead search
+engine) are counted, and left out. Exit codes are those of jaxagent.main, and 1 when the engine fails.
 """
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Sequence
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
 
-from jaxagent.build import Parts
-from jaxagent.config import SamplingConfig
-from jaxagent.engine.driver import Driver
-from jaxagent.rollout.statistics import by_kind
-from jaxagent.run import Run
-from jaxagent.types import Episode, Task
+from absl import flags as absl_flags
 
-GREEDY = SamplingConfig(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
+from jaxagent import devices, flags
+from jaxagent.config import Config, ConfigError, nearest
+from jaxagent.main import exit_code, quiet_libraries
+from jaxagent.observe.files import CONFIG_FILE
 
 
-def evaluate(parts: Parts, driver: Driver) -> tuple[dict[str, float], list[Episode]]:
-    """The score on the held-out tasks.
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line; returns the exit code. `argv[0]` is the program's name."""
+    argv = list(sys.argv if argv is None else argv)
+    if flags.wants_help(argv):
+        print(parser().format_help())
+        return 0
+    return exit_code(lambda: _run(argv))
 
-    Returns:
-      metrics, for the score "em": "eval/em", "eval/em_one_hop", "eval/em_two_hop", "eval/em/<kind>" of greedy decoding;
-        the same with "em_sampled" at the training temperature when `eval.sampled`; tool calls per task under their
-        own name ("eval/searches"); "eval/n".
-      The greedy episodes.
+
+def _run(argv: Sequence[str]) -> int:
+    options, rest = parser().parse_known_args(argv[1:])
+    config = read_config([argv[0], *rest])
+    quiet_libraries()
+    devices.provide(config.mesh)
+    # Late imports: what they name loads jax, which costs seconds.
+    from jaxagent.engine.requests import EngineError
+    from jaxagent.evaluation import run
+
+    try:
+        print(json.dumps(run.run(config, run.Options(**vars(options)))))
+    except EngineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def read_config(argv: Sequence[str]) -> Config:
+    """The config of `--config` and overrides; without `--config` that of the run in `--config.workdir`.
+
+    Raises:
+      ConfigError: as `flags.parse_config`; also a flag that is none of this program's.
     """
-    score, calls = parts.family.score, parts.family.calls
-    episodes = play(parts, driver, parts.heldout, GREEDY)
-    metrics = {f"eval/{name}": value for name, value in by_kind(episodes, score).items()}
-    metrics[f"eval/{calls}"] = sum(e.metrics.get(calls, 0.0) for e in episodes) / max(len(episodes), 1)
-    metrics["eval/n"] = float(len(episodes))
-    if parts.cfg.eval.sampled:
-        sampled = by_kind(play(parts, driver, parts.heldout, parts.cfg.rl.sampling), score)
-        metrics |= {
-            f"eval/{score}_sampled{name.removeprefix(score)}": value
-            for name, value in sampled.items()
-            if name == score or name.startswith(f"{score}_")
-        }
-    return metrics, episodes
+    for arg in argv[1:]:
+        name = arg.lstrip("-").partition("=")[0]
+        if arg.startswith("-") and name.partition(".")[0] != "config":
+            raise ConfigError(f"Unknown flag '{arg}'. {nearest(name, _names())}")
+    return flags.parse_config(argv, absl_flags.FlagValues(), stored_config)
 
 
-def summarised(name: str) -> bool:
-    """Whether a metric of an evaluation goes into the summary: not the single kinds, and not the counts."""
-    return "/" not in name.removeprefix("eval/") and name not in ("eval/n", "eval/failed")
+def stored_config(workdir: str) -> Mapping[str, Any]:
+    """The config that a run wrote to its workdir."""
+    if not workdir:
+        raise ConfigError("No run: say --config.workdir=RUN, or --config=FILE[:PRESET].")
+    path = Path(workdir) / CONFIG_FILE
+    if not Path(workdir).is_dir():
+        raise ConfigError(f"There is no run in '{workdir}': no such folder.")
+    if not path.is_file():
+        raise ConfigError(f"There is no run in '{workdir}': it has no {CONFIG_FILE}. Say --config=FILE[:PRESET].")
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        return stored | {"stages": tuple(stored["stages"])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is no run's config ({type(error).__name__}: {error}).") from error
 
 
-def record_evaluation(
-    parts: Parts, saved: Run, driver: Driver, stage: str, step: int, metrics: dict[str, float]
-) -> None:
-    """Evaluates, records with the step's other metrics, and keeps a stage's first and last evaluation for the summary.
-
-    Step 0 is "eval/em_before_<stage>", the latest other one "eval/em_after_<stage>".
-    """
-    started = time.monotonic()
-    scores, episodes = evaluate(parts, driver)
-    saved.record(stage, step, metrics | scores | {"time/eval_s": time.monotonic() - started})
-    saved.show_episodes(episodes, parts.tokenizer.token_bytes(), stage, step)
-    if parts.cfg.log_episodes:
-        saved.log_episodes(f"{stage}.eval", step, episodes)
-    when = "before" if step == 0 else "after"
-    for name in filter(summarised, scores):
-        saved.results[f"{name}_{when}_{stage}"] = scores[name]
-    saved.results["eval/n"] = int(scores["eval/n"])
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message[:1].upper()}{message[1:]}.")
 
 
-def play(parts: Parts, driver: Driver, tasks: Sequence[Task], sampling: SamplingConfig) -> list[Episode]:
-    """One episode per task, in task order."""
-    groups = parts.workers.collect(tasks, 1, parts.rollout(driver, sampling, 1), deadline_s(parts, len(tasks)))
-    return [episode for group in groups for episode in group.episodes]
+def parser() -> argparse.ArgumentParser:
+    """The flags of this program alone."""
+    out = _Parser(
+        prog="python -m jaxagent.evaluate",
+        usage="%(prog)s --config.workdir=RUN [--config=FILE[:PRESET]] [--config.SECTION.FIELD=VALUE ...] [flags]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    out.add_argument(
+        "--checkpoint", default="latest", help="'latest'; the number of a folder in RUN/checkpoints; or a Hugging Face "
+        "folder, such as RUN/policy (default: latest)",
+    )  # fmt: skip
+    out.add_argument("--split", choices=("held_out", "train"), default="held_out", help="default: held_out")
+    out.add_argument(
+        "--tasks",
+        type=_count,
+        help="so many, spread evenly over kinds; more tasks hold the fewer (default: data.num_eval)",
+    )
+    out.add_argument("--samples", type=_count, help="attempts per task (default: 8; greedy: 1)")
+    out.add_argument("--k", type=_counts, help="of pass@k, with commas (default: 1,2,4,... up to the samples)")
+    out.add_argument("--temperature", type=float, help="0 = greedy (default: rl.sampling.temperature)")
+    out.add_argument("--greedy", action="store_true", help="the same as --temperature=0")
+    out.add_argument("--seed", type=int, help="of sampling (default: the config's seed)")
+    out.add_argument(
+        "--min_score", type=float, default=1.0, help="score from which an attempt passes, e.g. of 'em' or 'solved' "
+        "(default: 1)",
+    )  # fmt: skip
+    out.add_argument("--retry_failed", action="store_true", help="play attempts again that failed in an earlier call")
+    out.add_argument("--out", help="folder of the results")
+    return out
 
 
-def deadline_s(parts: Parts, episodes: int) -> float:
-    """Seconds after which a batch of episodes is cut off: as many full episode deadlines as the slots need rounds."""
-    rounds = math.ceil(episodes / parts.cfg.engine.slots)
-    return rounds * parts.cfg.env.episode_timeout_s
+def _names() -> list[str]:
+    return [*vars(parser().parse_args([])), "config"]
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, got '{text}'")
+    return int(text)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(_count(part) for part in text.split(","))
+
+
+if __name__ == "__main__":
+    devices.use_huge_pages()
+    sys.exit(main())

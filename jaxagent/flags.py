@@ -12,7 +12,8 @@ import pathlib
 import re
 import traceback
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -45,19 +46,43 @@ def parse_argv(argv: Sequence[str]) -> Invocation:
     Raises:
       ConfigError: unknown flag or field, wrong type, missing or broken config file.
     """
+    values = flags.FlagValues()
+    flags.DEFINE_bool("dry_run", False, "Compile only and print a plan.", flag_values=values)
+    flags.DEFINE_string("dry_run_chip", "h100", "Chip whose step time is estimated.", flag_values=values)
+    config = parse_config(argv, values)
+    if values.dry_run_chip not in CHIPS:
+        raise ConfigError(f"Unknown chip '{values.dry_run_chip}'. {nearest(values.dry_run_chip, CHIPS)}")
+    return Invocation(config, values.dry_run, values.dry_run_chip)
+
+
+def parse_config(
+    argv: Sequence[str], values: flags.FlagValues, stored: Callable[[str], Mapping[str, Any]] | None = None
+) -> Config:
+    """The config of a command line, `--config=FILE` and overrides; other flags go into `values`.
+
+    Args:
+      argv: argv[0] is the program.
+      values: with the program's other flags defined.
+      stored: given when `--config` may be left out: the given `--config.workdir` ("" = none) -> a config to override.
+
+    Raises:
+      ConfigError: as `parse_argv`.
+    """
     argv = _joined(argv)
     for arg in argv[1:]:
         _check_override(arg)
     argv = [_quoted(arg) for arg in _last(argv)]
     source = next((m[1] for m in map(_FILE.fullmatch, argv[1:]) if m), None)
-    if source is None:
+    if source is not None:
+        _check_file(source.split(":")[0])
+        config_flags.DEFINE_config_file("config", None, "FILE[:PRESET]", flag_values=values, sys_argv=argv)
+    elif stored is not None:
+        given = (arg.partition("=")[2] for arg in argv[1:] if (m := _OVERRIDE.match(arg)) and m[1] == "workdir")
+        config_flags.DEFINE_config_dict(
+            "config", ConfigDict(dict(stored(next(given, "")))), flag_values=values, sys_argv=argv
+        )
+    else:
         raise ConfigError("No config: say --config=FILE[:PRESET], for example --config=configs/search_r1.py.")
-    _check_file(source.split(":")[0])
-
-    values = flags.FlagValues()
-    config_flags.DEFINE_config_file("config", None, "FILE[:PRESET]", flag_values=values, sys_argv=argv)
-    flags.DEFINE_bool("dry_run", False, "Compile only and print a plan.", flag_values=values)
-    flags.DEFINE_string("dry_run_chip", "h100", "Chip whose step time is estimated.", flag_values=values)
     try:
         rest = values(argv)
     except ConfigError:
@@ -65,14 +90,12 @@ def parse_argv(argv: Sequence[str]) -> Invocation:
     except flags.Error as error:
         raise ConfigError(_one_line(error)) from error
     except Exception as error:  # whatever the user's own config file raises
-        raise ConfigError(_blame(error, source)) from error
+        raise ConfigError(_blame(error, source or "the stored config")) from error
     if len(rest) > 1:
         raise ConfigError(f"Unexpected argument '{rest[1]}': fields are set as --config.section.field=value.")
-    if values.dry_run_chip not in CHIPS:
-        raise ConfigError(f"Unknown chip '{values.dry_run_chip}'. {nearest(values.dry_run_chip, CHIPS)}")
     if not isinstance(values.config, ConfigDict):
         raise ConfigError(f"get_config() of {source} must return a ConfigDict, got {type(values.config).__name__}.")
-    return Invocation(parse(values.config), values.dry_run, values.dry_run_chip)
+    return parse(values.config)
 
 
 def fields(cls: type = Config, prefix: str = "config") -> Iterator[tuple[str, str]]:

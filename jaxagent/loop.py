@@ -25,7 +25,7 @@ from jaxagent.build import Parts, open_parts
 from jaxagent.collect import collect, temperature
 from jaxagent.config import Config, ConfigError, RLConfig, Stage
 from jaxagent.engine.driver import Driver
-from jaxagent.evaluate import record_evaluation
+from jaxagent.evaluation.held_out import record_evaluation
 from jaxagent.experience import Experience
 from jaxagent.learner.batching import check_context
 from jaxagent.learner.programs import Programs, make_programs

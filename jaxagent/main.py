@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxagent import devices, flags
 from jaxagent.config import ConfigError
@@ -35,9 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if flags.wants_help(argv):
         print(help_text())
         return 0
+    return exit_code(lambda: _run(flags.parse_argv(argv)))
+
+
+def exit_code(command: Callable[[], int | None]) -> int:
+    """Runs a command; what a user or an operator can mend becomes one line on stderr and an exit code."""
     try:
-        invocation = flags.parse_argv(argv)
-        _run(invocation)
+        return command() or 0
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -51,7 +55,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    return 0
 
 
 def help_text() -> str:
@@ -70,14 +73,14 @@ def _run(invocation: flags.Invocation) -> None:
         devices.use_virtual_cpus(invocation.config.mesh)
         run.run(invocation.config, invocation.dry_run_chip)
         return
-    _quiet_libraries()
+    quiet_libraries()
     devices.provide(invocation.config.mesh)
     from jaxagent import loop
 
     loop.run(invocation.config)
 
 
-def _quiet_libraries() -> None:
+def quiet_libraries() -> None:
     """Other people's notes about their own work stay out of the progress display; errors do not."""
     import absl.logging
 

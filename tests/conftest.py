@@ -4,9 +4,21 @@ import os
 import pathlib
 import tempfile
 
+import pytest
+
 # Before anything imports jax: it reads these once.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
 os.environ.setdefault("NPROC", "32")  # threads for waiting collectives: see jaxagent/devices.py
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(tempfile.gettempdir()) / "jaxagent-test-cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory) -> pathlib.Path:
+    """The workdir of an uninterrupted tiny run in a process of its own. Only to be read."""
+    from tests import tiny_run
+
+    workdir = tmp_path_factory.mktemp("finished") / "run"
+    assert tiny_run.start(workdir).wait(600) == 0, pathlib.Path(f"{workdir}.log").read_text()
+    return workdir

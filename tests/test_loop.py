@@ -12,10 +12,12 @@ import jax
 import numpy as np
 import pytest
 
-from jaxagent import loop
+from jaxagent import flags, loop
 from jaxagent import main as cli
+from jaxagent.build import open_parts
 from jaxagent.config import Stage
 from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.evaluation import policy as policies
 from jaxagent.models import hf
 from jaxagent.observe import jsonl
 from jaxagent.types import TokenKind
@@ -40,14 +42,6 @@ def numbers(workdir: pathlib.Path) -> list[dict]:
 
 def summary(workdir: pathlib.Path) -> dict:
     return json.loads((workdir / "summary.json").read_text())
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> pathlib.Path:
-    """The workdir of an uninterrupted run in a process of its own."""
-    workdir = tmp_path_factory.mktemp("finished") / "run"
-    assert tiny_run.start(workdir).wait(DEADLINE_S) == 0, pathlib.Path(f"{workdir}.log").read_text()
-    return workdir
 
 
 def test_every_step_is_recorded_once_with_what_a_person_needs(finished):
@@ -194,9 +188,9 @@ def test_a_correction_and_a_reference_that_follows_the_policy(tmp_path):
 def test_stages_that_learn_from_data(tmp_path):
     """Sampled and logged by one run; another starts from its policy and learns from its log, relabelled."""
     first, second = tmp_path / "first", tmp_path / "second"
-    flags = ["sample.steps=2", "sample.tasks_per_step=4", "sample.attempts=4", "warm_start.max_steps=3"]
-    flags = [f"--config.{flag}" for flag in ("stages=warm_start,sample", *flags)]
-    assert cli.main(tiny_run.argv(first, *flags)) == 0
+    options = ["sample.steps=2", "sample.tasks_per_step=4", "sample.attempts=4", "warm_start.max_steps=3"]
+    options = [f"--config.{flag}" for flag in ("stages=warm_start,sample", *options)]
+    assert cli.main(tiny_run.argv(first, *options)) == 0
     rows = list(jsonl.read(first / "episodes/sample.jsonl"))
     assert len(rows) == 32 and steps(first)[-2:] == [("sample", 1), ("sample", 2)]
     # This policy earns nothing yet, so the test says what is good: a first action token with an odd id.
@@ -204,16 +198,21 @@ def test_stages_that_learn_from_data(tmp_path):
         tokens, kinds = (np.array(row["trajectories"][0][name]) for name in ("tokens", "kinds"))
         row["reward"] = float(tokens[kinds == TokenKind.ACTION][0] % 2)
     (tmp_path / "labelled.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = ["stages=rft,dpo,outcome_model", f"model.path={first / 'policy'}", "eval.every=0"]
+    options = ["stages=rft,dpo,outcome_model", f"model.path={first / 'policy'}", "eval.every=0"]
     for stage in ("rft", "dpo", "outcome_model"):
-        flags += [f"{stage}.episodes={tmp_path / 'labelled.jsonl'}", f"{stage}.training.updates=6"]
-        flags += [f"{stage}.training.examples=8", f"{stage}.training.batch.row_tokens=400"]
-        flags += [f"{stage}.training.optimizer.{name}" for name in ("learning_rate=0.01", "warmup_steps=0")]
-    assert cli.main(tiny_run.argv(second, *(f"--config.{flag}" for flag in flags))) == 0
+        options += [f"{stage}.episodes={tmp_path / 'labelled.jsonl'}", f"{stage}.training.updates=6"]
+        options += [f"{stage}.training.examples=8", f"{stage}.training.batch.row_tokens=400"]
+        options += [f"{stage}.training.optimizer.{name}" for name in ("learning_rate=0.01", "warmup_steps=0")]
+    assert cli.main(tiny_run.argv(second, *(f"--config.{flag}" for flag in options))) == 0
     result = summary(second)
     assert result["compiles_after_warmup"] == 0
     assert {f"eval/em_{when}_{stage}" for when in ("before", "after") for stage in ("rft", "dpo")} <= set(result)
     assert 0 <= result["outcome_model/auc"] <= 1 and (second / "outcome_model/value_head.npy").is_file()
+    # The last bundle is the outcome model's; the policy in it is the one that was exported.
+    cfg = flags.parse_argv(tiny_run.argv(second, *(f"--config.{flag}" for flag in options))).config
+    with open_parts(cfg, print) as parts:
+        policy, _ = policies.load(parts, policies.choose(cfg, "latest"))
+        jax.tree.map(np.testing.assert_array_equal, policy, hf.load(second / "policy", parts.spec, None))
     last = {record["stage"]: record for record in jsonl.read(second / "metrics.jsonl")}
     nll = [r["loss/total"] for r in jsonl.read(second / "metrics.jsonl") if r["stage"] == "rft" and r["step"] > 0]
     assert nll[-1] < nll[0] - 0.5

@@ -8,6 +8,8 @@ import numpy as np
 
 from jaxagent import flags
 from jaxagent import main as cli
+from jaxagent.build import open_parts
+from jaxagent.evaluation import policy as policies
 from jaxagent.models import hf, lora, peft
 from jaxagent.observe import jsonl
 from tests import tiny_run
@@ -41,6 +43,12 @@ def test_a_run_and_its_continuation(tmp_path):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), merged, policy)
     said = json.loads((workdir / "adapter" / "adapter_config.json").read_text())
     assert said["base_model_name_or_path"] == str(workdir / "base")
+
+    # What is evaluated of the last bundle, in which there are adapters alone, is the policy as it was served.
+    with open_parts(cfg, print) as parts:
+        served, version = policies.load(parts, policies.choose(cfg, "latest"))
+    jax.tree.map(np.testing.assert_array_equal, served, policy)
+    assert version == 4
 
     # The last bundle lost: the run goes on from the one before, with adapters and base from disk, to the same bits.
     again = tmp_path / "again"

@@ -102,6 +102,41 @@ class Checkpointer:
         return step
 
 
+def bundles(directory: str | pathlib.Path) -> list[int]:
+    """Numbers of the complete bundles in a directory, oldest first; [] when there is none. Changes nothing on disk."""
+    directory = pathlib.Path(directory)
+    found = [path for path in directory.iterdir() if path.name.isdigit()] if directory.is_dir() else []
+    return sorted(int(path.name) for path in found)
+
+
+def read_host(directory: str | pathlib.Path, number: int) -> Host:
+    """What the host saved in a bundle. Only reads, so another process may be training in that directory."""
+    path = pathlib.Path(directory).absolute() / str(number)
+    return json.loads(ocp.load_checkpointables(path, {"host": None})["host"]["json"])
+
+
+def read_field(directory: str | pathlib.Path, number: int, field: str, target: Any) -> Any:
+    """One field of the `TrainState` in a bundle, such as "params"; the others are not read. As `read_host`.
+
+    Args:
+      directory, number: of the bundle.
+      field: of `TrainState`.
+      target: tree of `jax.ShapeDtypeStruct`s with the shardings to restore into (of any mesh).
+
+    Raises:
+      ConfigError: the bundle holds arrays of other shapes; names the first that differs.
+    """
+    path = pathlib.Path(directory).absolute() / str(number)
+    saved = ocp.checkpointables_metadata(path).metadata["state"]
+    _check_shapes(_shapes({field: target}), _shapes({field: saved[field]}), str(path))
+    wanted = jax.tree.map(lambda _: ocp.PLACEHOLDER, saved, is_leaf=_is_array) | {field: target}
+    return ocp.load_checkpointables(path, {"state": wanted})["state"][field]
+
+
+def _is_array(x: Any) -> bool:
+    return hasattr(x, "shape") and hasattr(x, "dtype")
+
+
 def _kept(state: TrainState) -> dict[str, Any]:
     """What a bundle holds of a state, by name of the field."""
     return {field.name: getattr(state, field.name) for field in dataclasses.fields(state) if field.name != "frozen"}
@@ -109,12 +144,11 @@ def _kept(state: TrainState) -> dict[str, Any]:
 
 def _shapes(tree: Any) -> dict[str, tuple[tuple[int, ...], str]]:
     """Path -> (shape, dtype) of every array of a tree of arrays or of orbax metadata."""
-    is_array = lambda x: hasattr(x, "shape") and hasattr(x, "dtype")  # noqa: E731
-    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_array)[0]
+    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_array)[0]
     return {
         jax.tree_util.keystr(path, simple=True, separator="."): (tuple(leaf.shape), np.dtype(leaf.dtype).name)
         for path, leaf in leaves
-        if is_array(leaf)
+        if _is_array(leaf)
     }
 
 

@@ -72,7 +72,6 @@ def page(
     config: Mapping[str, Any],
 ) -> str:
     """The whole HTML document. Empty inputs leave their section out."""
-    here = pathlib.Path(__file__).parent
     stages = list(dict.fromkeys(record["stage"] for record in records))
     stages.sort(key=lambda stage: stage != "rl")  # what the run is about comes first
     parts = [f"<h1>{html.escape(name)}</h1>", f'<p class="sub">{html.escape(_subtitle(config, summary))}</p>']
@@ -91,10 +90,16 @@ def page(
     if config:
         text = html.escape(json.dumps(config, indent=2))
         parts.append(f'<details><summary>Config</summary><pre class="config">{text}</pre></details>')
+    return document(name, "".join(parts))
+
+
+def document(title: str, body: str) -> str:
+    """A self-contained page around HTML with charts, tables and episodes."""
+    here = pathlib.Path(__file__).parent
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(name)}</title>'
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<style>{(here / 'report.css').read_text()}</style><main>{''.join(parts)}</main>"
+        f"<style>{(here / 'report.css').read_text()}</style><main>{body}</main>"
         f'<div id="tip"></div><script>{(here / "report.js").read_text()}</script></html>'
     )
 

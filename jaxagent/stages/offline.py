@@ -20,7 +20,7 @@ from jaxagent.config import ConfigError, OfflineConfig, Stage
 from jaxagent.data import episode_log
 from jaxagent.data.episode_log import EpisodeLog
 from jaxagent.engine.driver import Driver
-from jaxagent.evaluate import record_evaluation
+from jaxagent.evaluation.held_out import record_evaluation
 from jaxagent.learner import forward, loss, programs
 from jaxagent.learner.batching import Packer, check_context
 from jaxagent.learner.optimizer import make_optimizer

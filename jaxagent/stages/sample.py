@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxagent.build import Parts
 from jaxagent.data.tasks import TaskIterator
 from jaxagent.engine.driver import Driver
-from jaxagent.evaluate import deadline_s
+from jaxagent.evaluation.held_out import deadline_s
 from jaxagent.learner.state import TrainState
 from jaxagent.models.params import Params
 from jaxagent.rollout.statistics import episode_metrics

@@ -21,7 +21,7 @@ from jaxagent.algorithms.sft import sft
 from jaxagent.build import Parts
 from jaxagent.config import ConfigError, nearest
 from jaxagent.engine.driver import Driver
-from jaxagent.evaluate import GREEDY, play
+from jaxagent.evaluation.held_out import GREEDY, play
 from jaxagent.learner import forward, loss
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxagent.evaluate import summarised
+from jaxagent.evaluation.held_out import summarised
 from jaxagent.rollout.statistics import by_kind
 from jaxagent.types import Episode, StopReason, Task
 

@@ -1,0 +1,156 @@
+"""Attempts at tasks, each played once and kept in a file: what is there is not played again.
+
+Every attempt is keyed by (task, sample), and its randomness by (seed, task, sample): which attempts are missing, and in
+which calls they were played, changes none of them. An attempt is on disk as soon as it has ended, so a killed call
+loses those in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxagent.config import ConfigError
+from jaxagent.data import episode_log
+from jaxagent.engine.requests import EngineError
+from jaxagent.observe import jsonl
+from jaxagent.rollout.workers import Rollout, guarded
+from jaxagent.types import Episode, StopReason, Task
+
+ATTEMPTS_FILE = "attempts.jsonl"
+Key = tuple[str, int]  # task id, sample
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """What the numbers need of an episode."""
+
+    score: float | None  # None: it failed for reasons outside the policy, and says nothing of it
+    stop_reason: str
+    turns: int
+    action_tokens: int
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], score: str) -> Attempt:
+        """From a record of the log; `score` names the component of the verdict."""
+        failed = StopReason(record["stop_reason"]).is_failure
+        value = None if failed else float(record["rewards"][score])
+        return cls(value, record["stop_reason"], record["turns"], int(record["metrics"].get("action_tokens", 0)))
+
+
+class AttemptLog:
+    """The file, and in memory what `Attempt`s keep of it. Lines are those of data/episode_log.py, with the text.
+
+    Attributes:
+      attempts: by key; of an attempt that was played again the last.
+    """
+
+    def __init__(self, path: Path, score: str, stage: str, step: int):
+        """Opens `path`, and drops a last line that a killed process left unfinished.
+
+        Raises:
+          ConfigError: a line that is no attempt; names file and row.
+        """
+        self.attempts: dict[Key, Attempt] = {}
+        self._score, self._stage, self._step = score, stage, step
+        rows = 0
+        for rows, record in _records(path):
+            try:
+                self._keep(record)
+            except (KeyError, TypeError, ValueError) as error:
+                raise ConfigError(f"{path}, row {rows}: not an attempt ({type(error).__name__}: {error}).") from error
+        self._log = jsonl.JsonlLog(path, rows)
+
+    def extend(self, episodes: Iterable[Episode]) -> None:
+        """Appends attempts that have ended; when this returns they are on disk."""
+        records = [
+            episode_log.record(episode, self._stage, self._step) | {"text": episode.text} for episode in episodes
+        ]
+        self._log.extend(records)
+        for record in records:
+            self._keep(record)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._log.close()
+
+    def _keep(self, record: Mapping[str, Any]) -> None:
+        self.attempts[record["task"]["id"], record["sample"]] = Attempt.of(record, self._score)
+
+
+async def play(
+    todo: Sequence[tuple[Task, int]],
+    rollout: Rollout,
+    concurrency: int,
+    deadline_s: float,
+    on_episodes: Callable[[Sequence[Episode]], None],
+) -> None:
+    """Plays attempts, at most `concurrency` at once, and hands over those that have ended, in any order.
+
+    `on_episodes` is called in a thread of its own, by one call at a time, so that a slow disk stops no attempt. What
+    is not finished after `deadline_s` seconds is dropped; every attempt has a deadline of its own far below it.
+
+    Raises:
+      EngineError: generation failed: that is nothing about one attempt. What ended before was handed over.
+      OSError: from `on_episodes`.
+    """
+    ended: asyncio.Queue[Episode | None] = asyncio.Queue()
+    rest = iter(todo)
+
+    async def work() -> None:
+        for task, sample in rest:  # shared by all workers: each takes the next attempt
+            episode = await guarded(rollout, task, sample)
+            if episode.stop_reason is StopReason.ENGINE_ERROR:
+                raise EngineError(episode.error)
+            ended.put_nowait(episode)
+
+    async def hand_over() -> None:
+        last = False
+        while not last:
+            batch = [await ended.get()]
+            while not ended.empty():
+                batch.append(ended.get_nowait())
+            last = batch[-1] is None
+            await asyncio.to_thread(on_episodes, [episode for episode in batch if episode is not None])
+
+    async def play_all() -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s), asyncio.TaskGroup() as workers:
+                for _ in range(min(concurrency, len(todo))):
+                    workers.create_task(work())
+
+    failure: BaseException | None = None
+    try:
+        async with asyncio.TaskGroup() as writing:
+            writing.create_task(hand_over())
+            try:
+                await play_all()
+            except* EngineError as failures:
+                failure = failures
+            ended.put_nowait(None)
+    except* Exception as failures:
+        failure = failures
+    if failure is not None:
+        raise _first(failure)
+
+
+def _first(failure: BaseException) -> BaseException:
+    """The first exception in a group of groups."""
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    return failure
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(row from 1, record) of every complete line."""
+    row = 0
+    try:
+        for row, record in enumerate(jsonl.read(path), 1):
+            yield row, record
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}, row {row + 1}: not JSON ({error}).") from error

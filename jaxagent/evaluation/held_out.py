@@ -1,0 +1,80 @@
+"""Held-out evaluation: the same tasks each time, greedy and sampled, by kind and by family of kinds.
+
+The score is the environment's own (`Family.score`): "em" of a search agent, "solved" of a terminal agent, whose mean
+over one attempt per task is pass@1.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+from jaxagent.build import Parts
+from jaxagent.config import SamplingConfig
+from jaxagent.engine.driver import Driver
+from jaxagent.rollout.statistics import by_kind
+from jaxagent.run import Run
+from jaxagent.types import Episode, Task
+
+GREEDY = SamplingConfig(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
+
+
+def evaluate(parts: Parts, driver: Driver) -> tuple[dict[str, float], list[Episode]]:
+    """The score on the held-out tasks.
+
+    Returns:
+      metrics, for the score "em": "eval/em", "eval/em_one_hop", "eval/em_two_hop", "eval/em/<kind>" of greedy decoding;
+        the same with "em_sampled" at the training temperature when `eval.sampled`; tool calls per task under their
+        own name ("eval/searches"); "eval/n".
+      The greedy episodes.
+    """
+    score, calls = parts.family.score, parts.family.calls
+    episodes = play(parts, driver, parts.heldout, GREEDY)
+    metrics = {f"eval/{name}": value for name, value in by_kind(episodes, score).items()}
+    metrics[f"eval/{calls}"] = sum(e.metrics.get(calls, 0.0) for e in episodes) / max(len(episodes), 1)
+    metrics["eval/n"] = float(len(episodes))
+    if parts.cfg.eval.sampled:
+        sampled = by_kind(play(parts, driver, parts.heldout, parts.cfg.rl.sampling), score)
+        metrics |= {
+            f"eval/{score}_sampled{name.removeprefix(score)}": value
+            for name, value in sampled.items()
+            if name == score or name.startswith(f"{score}_")
+        }
+    return metrics, episodes
+
+
+def summarised(name: str) -> bool:
+    """Whether a metric of an evaluation goes into the summary: not the single kinds, and not the counts."""
+    return "/" not in name.removeprefix("eval/") and name not in ("eval/n", "eval/failed")
+
+
+def record_evaluation(
+    parts: Parts, saved: Run, driver: Driver, stage: str, step: int, metrics: dict[str, float]
+) -> None:
+    """Evaluates, records with the step's other metrics, and keeps a stage's first and last evaluation for the summary.
+
+    Step 0 is "eval/em_before_<stage>", the latest other one "eval/em_after_<stage>".
+    """
+    started = time.monotonic()
+    scores, episodes = evaluate(parts, driver)
+    saved.record(stage, step, metrics | scores | {"time/eval_s": time.monotonic() - started})
+    saved.show_episodes(episodes, parts.tokenizer.token_bytes(), stage, step)
+    if parts.cfg.log_episodes:
+        saved.log_episodes(f"{stage}.eval", step, episodes)
+    when = "before" if step == 0 else "after"
+    for name in filter(summarised, scores):
+        saved.results[f"{name}_{when}_{stage}"] = scores[name]
+    saved.results["eval/n"] = int(scores["eval/n"])
+
+
+def play(parts: Parts, driver: Driver, tasks: Sequence[Task], sampling: SamplingConfig) -> list[Episode]:
+    """One episode per task, in task order."""
+    groups = parts.workers.collect(tasks, 1, parts.rollout(driver, sampling, 1), deadline_s(parts, len(tasks)))
+    return [episode for group in groups for episode in group.episodes]
+
+
+def deadline_s(parts: Parts, episodes: int) -> float:
+    """Seconds after which a batch of episodes is cut off: as many full episode deadlines as the slots need rounds."""
+    rounds = math.ceil(episodes / parts.cfg.engine.slots)
+    return rounds * parts.cfg.env.episode_timeout_s

@@ -1,0 +1,177 @@
+"""Which policy a command names, and its weights: a run's bundle (the newest, or one by number) or an exported folder.
+
+Everything is only read: a run may be training in the same workdir meanwhile. What does not belong together (another
+shape, another tokenizer) is told before any device work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxagent.build import Parts
+from jaxagent.config import Config, ConfigError, to_dict
+from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.learner import checkpoint
+from jaxagent.learner.programs import merger
+from jaxagent.models import hf, lora, params, sharding
+from jaxagent.models.params import Params
+
+LATEST = "latest"
+_END_BYTES = 2**20  # of each end of a weights file, for its digest
+# What a bundle's config must share with the one it is evaluated with: the shape, and how text becomes tokens.
+_SHAPE = ("family", "num_layers", "embed_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim", "vocab_multiple")
+_MODEL = (*_SHAPE, "rope_theta", "tie_embeddings", "lora")
+_TOKENIZER = ("vocab_size", "use_chat_template")
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where a policy's weights are."""
+
+    folder: Path  # of the bundle, or a Hugging Face folder
+    bundle: int | None  # its number; None = a Hugging Face folder
+    stage: str  # of the run, whose bundle it is; "" for a folder
+    step: int  # of that stage
+    digest: str  # differs between weights that differ
+
+    @property
+    def label(self) -> str:
+        """Short, for the names of files: "rl-70", "policy"."""
+        return f"{self.stage}-{self.step}" if self.stage else self.folder.resolve().name
+
+    def __str__(self) -> str:
+        return f"{self.stage} step {self.step} (bundle {self.bundle})" if self.stage else str(self.folder)
+
+
+def choose(cfg: Config, name: str) -> Source:
+    """The policy that `--checkpoint=name` means: "latest", a bundle's number, or a folder.
+
+    Raises:
+      ConfigError: there is no such policy, or the bundle's run had another shape or tokenizer than `cfg`.
+    """
+    if name != LATEST and not name.isdigit():
+        return _folder(Path(name))
+    workdir, directory = Path(cfg.workdir), Path(cfg.workdir) / "checkpoints"
+    if not workdir.is_dir():
+        raise ConfigError(f"There is no run in '{workdir}': no such folder. Set --config.workdir=RUN.")
+    found = checkpoint.bundles(directory)
+    if not found:
+        hint = f" Its exported policy: --checkpoint={workdir / 'policy'}." if (workdir / "policy").is_dir() else ""
+        raise ConfigError(f"'{directory}' holds no complete checkpoint.{hint}")
+    number = found[-1] if name == LATEST else int(name)
+    if number not in found:
+        raise ConfigError(f"'{directory}' has no checkpoint {number}. There are: {_listed(directory, found)}.")
+    host = checkpoint.read_host(directory, number)
+    _check_same(cfg, host["config"], f"{directory}/{number}")
+    digest = hashlib.blake2b(json.dumps(host, sort_keys=True).encode(), digest_size=8).hexdigest()
+    return Source(directory / str(number), number, host["stage"], host["step"], digest)
+
+
+def configured(cfg: Config, source: Source) -> Config:
+    """The config under which the parts around this policy are opened: of a folder, its shape and its tokenizer.
+
+    Raises:
+      ConfigError: there is no tokenizer, or the folder's is not the one that the config says; another shape.
+    """
+    said = tokenizer_folder(cfg)
+    if source.bundle is not None:
+        if not (said / "tokenizer.json").is_file():
+            raise ConfigError(f"The run's tokenizer is gone: no tokenizer.json in '{said}'.")
+        return cfg
+    hf.read_spec(source.folder, cfg.model)
+    own = source.folder
+    if not (own / "tokenizer.json").is_file():
+        if not (said / "tokenizer.json").is_file():
+            raise ConfigError(f"'{own}' has no tokenizer.json: set --config.tokenizer.path.")
+        own = said
+    elif (said / "tokenizer.json").is_file() and Tokenizer.load(own).digest() != Tokenizer.load(said).digest():
+        raise ConfigError(
+            f"The tokenizer of '{own}' is not the config's ('{said}'). If the policy's own is meant: "
+            f"--config.tokenizer.path={own}."
+        )
+    return dataclasses.replace(
+        cfg,
+        model=dataclasses.replace(cfg.model, path=str(source.folder)),
+        tokenizer=dataclasses.replace(cfg.tokenizer, path=str(own)),
+    )
+
+
+def tokenizer_folder(cfg: Config) -> Path:
+    """Where the config says that the tokenizer is; a tokenizer trained by the run lies in its workdir."""
+    return Path(cfg.tokenizer.path or cfg.model.path or Path(cfg.workdir) / "tokenizer")
+
+
+def load(parts: Parts, source: Source) -> tuple[Params, int]:
+    """The weights, in training shardings, and their policy version (0 for a folder).
+
+    Raises:
+      ConfigError: other shapes than the config's, or a run that goes on has deleted the bundle meanwhile.
+    """
+    if source.bundle is None:
+        return parts.init_params(), 0
+    try:
+        return _load_bundle(parts, source)
+    except Exception as error:
+        if source.folder.is_dir():
+            raise
+        raise ConfigError(
+            f"'{source.folder}' was deleted by its run, which keeps the newest only: try again."
+        ) from error
+
+
+def _load_bundle(parts: Parts, source: Source) -> tuple[Params, int]:
+    cfg, mesh = parts.cfg, parts.mesh
+
+    def read(field: str, target: Any) -> Any:
+        return checkpoint.read_field(source.folder.parent, source.bundle, field, target)
+
+    version = int(read("step", jax.ShapeDtypeStruct((), jnp.int32, sharding=jax.NamedSharding(mesh, jax.P()))))
+    if cfg.model.lora.rank and source.stage in ("opd", "rl"):
+        specs = lora.adapter_specs(parts.spec, cfg.model.lora)
+        adapters = read("params", params.abstract_of(specs, mesh, sharding.TRAIN))
+        base = parts.base_params()
+        with jax.set_mesh(mesh):
+            return merger(cfg)(base, adapters), version
+    # The outcome model's stage trains a critic, and keeps the policy as its reference.
+    field = "reference" if source.stage == "outcome_model" else "params"
+    return read(field, params.abstract(parts.spec, mesh, sharding.TRAIN)), version
+
+
+def _folder(folder: Path) -> Source:
+    if not folder.is_dir():
+        raise ConfigError(f"--checkpoint must be '{LATEST}', a checkpoint's number or a folder; no folder '{folder}'.")
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"'{folder}' is no whole Hugging Face folder: it has no config.json.")
+    digest = hashlib.blake2b((folder / "config.json").read_bytes(), digest_size=8)
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            digest.update(f"{path.name}\0{size}\0".encode() + file.read(_END_BYTES))
+            file.seek(max(size - _END_BYTES, 0))
+            digest.update(file.read())
+    return Source(folder, None, "", 0, digest.hexdigest())
+
+
+def _listed(directory: Path, numbers: list[int]) -> str:
+    hosts = [(number, checkpoint.read_host(directory, number)) for number in numbers]
+    return ", ".join(f"{number} ({host['stage']}, step {host['step']})" for number, host in hosts)
+
+
+def _check_same(cfg: Config, saved: Mapping[str, Any], where: str) -> None:
+    mine = to_dict(cfg)
+    for section, fields in (("model", _MODEL), ("tokenizer", _TOKENIZER)):
+        for field in fields:
+            said, has = mine[section][field], saved[section].get(field)
+            if said != has and said and has:  # 0 and "" leave it to the model's folder
+                raise ConfigError(
+                    f"config.{section}.{field} is {said!r}, checkpoint {where} was made with {has!r}. "
+                    "Leave --config out to take the run's own config."
+                )

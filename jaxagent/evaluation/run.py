@@ -1,0 +1,269 @@
+"""pass@k of one policy: choose the weights, play the attempts that are missing, write the numbers down.
+
+`evaluation.json` is written twice: before the first attempt with what is evaluated, so that attempts of another policy,
+seed or environment are never mixed in; at the end with the results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import html
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxagent import loop
+from jaxagent.build import Parts, open_parts
+from jaxagent.config import Config, ConfigError, SamplingConfig, to_dict
+from jaxagent.data.tasks import balanced_sample
+from jaxagent.engine.requests import EngineError
+from jaxagent.evaluation import policy
+from jaxagent.evaluation.attempts import ATTEMPTS_FILE, AttemptLog, Key, play
+from jaxagent.evaluation.held_out import deadline_s
+from jaxagent.evaluation.results import ALL, curves, summarise, table
+from jaxagent.observe import charts, report
+from jaxagent.observe.files import EVALUATIONS_FOLDER
+from jaxagent.observe.progress import Progress
+from jaxagent.observe.text import duration, number
+from jaxagent.rollout.workers import STOP_TIMEOUT_S
+from jaxagent.types import Episode, Task
+
+EVALUATION_FILE = "evaluation.json"
+CURVE_FILE = "evaluation.html"
+HELD_OUT, TRAIN = SPLITS = ("held_out", "train")
+# Sections of the config that make an attempt what it is, less what does not: where files lie, how many tasks there are.
+_SECTIONS = {"model": ("path",), "tokenizer": ("path",), "data": ("num_eval",), "env": ()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What one command asks for; see jaxagent/evaluate.py. None = as described there."""
+
+    checkpoint: str
+    split: str
+    tasks: int | None
+    samples: int | None
+    k: tuple[int, ...] | None
+    temperature: float | None
+    greedy: bool
+    seed: int | None
+    min_score: float
+    retry_failed: bool
+    out: str | None
+
+
+def run(cfg: Config, options: Options) -> dict[str, Any]:
+    """Evaluates, and returns what the last line of stdout says.
+
+    Raises:
+      ConfigError: a mistake in config or options, before any device work; files of another evaluation in the way.
+      EngineError: generation failed; the same call again goes on.
+    """
+    options = completed(cfg, options)
+    source = policy.choose(cfg, options.checkpoint)
+    cfg = dataclasses.replace(policy.configured(cfg, source), seed=options.seed)
+    if options.split == HELD_OUT and options.tasks is not None:
+        cfg = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, num_eval=options.tasks))
+    loop.check(cfg)
+    loop.keep_compiled_programs(cfg)
+    with Progress() as progress, open_parts(cfg, progress.note) as parts:
+        tasks = parts.heldout
+        if options.split == TRAIN:
+            tasks = balanced_sample(parts.train, options.tasks or cfg.data.num_eval, cfg.data.seed)
+        if options.tasks is not None and len(tasks) < options.tasks:
+            progress.note(f"there are only {len(tasks)} tasks")
+        out = Path(options.out) if options.out else default_out(cfg, options, source)
+        record = {
+            "policy": str(source),
+            "evaluated": evaluated(parts, options, source),
+            "asked": asked(options, tasks),
+            "results": None,
+        }
+        begin(out, record)
+        progress.note(f"{source}: {len(tasks)} {options.split} tasks x {options.samples} attempts, in {out}")
+        started = time.monotonic()
+        log = AttemptLog(out / ATTEMPTS_FILE, parts.family.score, source.stage, source.step)
+        with contextlib.closing(log):
+            todo = missing(tasks, options, log)
+            if todo:
+                play_all(parts, options, source, todo, log, progress)
+        results = summarise(tasks, options.samples, options.k, options.min_score, log.attempts)
+        seconds = time.monotonic() - started
+    timing = {"attempts_played": len(todo), "seconds": round(seconds, 2)}
+    record |= {"results": results, "this_call": timing, "config": to_dict(cfg)}
+    text = table(results) + f"\n{len(todo)} attempts played in this call, {duration(seconds)} with start-up"
+    _write(out / CURVE_FILE, page(f"{cfg.workdir}: {source}", results, text))
+    _write(out / EVALUATION_FILE, json.dumps(record, indent=2) + "\n")
+    print(text)
+    return {
+        "checkpoint": str(source),
+        **{name: record["asked"][name] for name in ("tasks", "samples", "min_score")},
+        **{name: record["evaluated"][name] for name in ("split", "seed", "temperature", "score")},
+        "failed": results["failed"],
+        "pass_at_k": results["pass_at_k"][ALL],
+        **timing,
+        "out": str(out),
+    }
+
+
+def completed(cfg: Config, options: Options) -> Options:
+    """The options with everything that was left open decided.
+
+    Raises:
+      ConfigError: options that do not go together.
+    """
+    temperature = 0.0 if options.greedy else options.temperature
+    temperature = cfg.rl.sampling.temperature if temperature is None else temperature
+    if options.greedy and options.temperature:
+        raise ConfigError("--greedy and --temperature exclude each other.")
+    if temperature < 0:
+        raise ConfigError(f"--temperature must be 0 (greedy) or more, got {temperature:g}.")
+    samples = options.samples or (8 if temperature else 1)
+    if not temperature and samples > 1:
+        raise ConfigError(f"--samples={samples}: greedy attempts at a task are all alike, so there is only one.")
+    ks = options.k or tuple(2**i for i in range(samples.bit_length()))
+    if max(ks) > samples:
+        raise ConfigError(f"--k={max(ks)} needs --samples={max(ks)} or more, got {samples}.")
+    return dataclasses.replace(
+        options,
+        temperature=temperature,
+        samples=samples,
+        k=tuple(sorted(set(ks))),
+        seed=cfg.seed if options.seed is None else options.seed,
+    )
+
+
+def evaluated(parts: Parts, options: Options, source: policy.Source) -> dict[str, Any]:
+    """What every attempt in a folder has in common, as JSON values."""
+    config = to_dict(parts.cfg)
+    sections = {
+        section: {name: value for name, value in config[section].items() if name not in apart}
+        for section, apart in _SECTIONS.items()
+    }
+    checkpoint = {"stage": source.stage, "step": source.step, "bundle": source.bundle, "digest": source.digest}
+    found = {
+        "checkpoint": checkpoint,
+        "split": options.split,
+        "seed": options.seed,
+        "temperature": options.temperature,
+        "score": parts.family.score,
+        "tokenizer": parts.tokenizer.digest(),
+        "config": sections | {"numerics": parts.cfg.numerics},
+    }
+    return json.loads(json.dumps(found))  # as it is read back
+
+
+def asked(options: Options, tasks: Sequence[Task]) -> dict[str, Any]:
+    """What may differ between calls that share attempts: more of them can be asked for later."""
+    return {
+        "tasks": len(tasks),
+        "samples": options.samples,
+        "k": list(options.k),
+        "min_score": options.min_score,
+    }
+
+
+def default_out(cfg: Config, options: Options, source: policy.Source) -> Path:
+    """A folder of its own for every policy, split, temperature and seed."""
+    name = f"{source.label}_{options.split}_temperature{options.temperature:g}_seed{options.seed}"
+    return Path(cfg.workdir) / EVALUATIONS_FOLDER / name
+
+
+def begin(out: Path, record: Mapping[str, Any]) -> None:
+    """Writes what is evaluated to a new folder, and makes sure that an older one is of the same.
+
+    Raises:
+      ConfigError: the folder holds attempts of something else.
+    """
+    path = out / EVALUATION_FILE
+    if path.is_file():
+        try:
+            before = json.loads(path.read_text(encoding="utf-8"))["evaluated"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"'{path}' does not say what was evaluated: set another --out.") from error
+        if different := difference(before, record["evaluated"]):
+            name, there, here = different
+            raise ConfigError(
+                f"'{out}' holds attempts with {name} = {there!r}, here it is {here!r}: set another --out."
+            )
+        return
+    if (out / ATTEMPTS_FILE).exists():
+        raise ConfigError(f"'{out}' holds attempts, and no {EVALUATION_FILE} to say of what: set another --out.")
+    out.mkdir(parents=True, exist_ok=True)
+    _write(path, json.dumps(record, indent=2) + "\n")
+
+
+def difference(there: Any, here: Any, name: str = "") -> tuple[str, Any, Any] | None:
+    """The first value that differs between two trees of JSON values, by its dotted name; None when there is none."""
+    if not isinstance(there, dict) or not isinstance(here, dict):
+        return None if there == here else (name, there, here)
+    for key in (*there, *(key for key in here if key not in there)):
+        found = difference(there.get(key), here.get(key), f"{name}.{key}".lstrip("."))
+        if found:
+            return found
+    return None
+
+
+def missing(tasks: Sequence[Task], options: Options, log: AttemptLog) -> list[tuple[Task, int]]:
+    """The attempts that are still to be played, those at one task next to each other."""
+
+    def due(key: Key) -> bool:
+        attempt = log.attempts.get(key)
+        return attempt is None or (options.retry_failed and attempt.score is None)
+
+    return [(task, sample) for task in tasks for sample in range(options.samples) if due((task.id, sample))]
+
+
+def play_all(
+    parts: Parts,
+    options: Options,
+    source: policy.Source,
+    todo: Sequence[tuple[Task, int]],
+    log: AttemptLog,
+    progress: Progress,
+) -> None:
+    """Starts an engine with the policy and plays.
+
+    Raises:
+      EngineError: generation failed, or attempts did not end.
+    """
+    sampling = SamplingConfig(options.temperature, top_p=1.0, top_k=0, min_p=0.0)
+    weights, version = policy.load(parts, source)
+    with parts.engine(weights, version) as driver:
+        rollout = parts.rollout(driver, sampling, options.samples)
+        progress.stage("evaluate", len(todo))
+        done, tokens, started = 0, 0, time.monotonic()
+
+        def on_episodes(episodes: Sequence[Episode]) -> None:
+            nonlocal done, tokens
+            log.extend(episodes)
+            done += len(episodes)
+            tokens += sum(len(t) for e in episodes for t in e.trajectories)
+            progress.update(done, {"tokens_per_s": tokens / (time.monotonic() - started)})
+
+        deadline = deadline_s(parts, len(todo))
+        parts.workers.run(play(todo, rollout, parts.cfg.engine.slots, deadline, on_episodes), deadline + STOP_TIMEOUT_S)
+        seconds = time.monotonic() - started
+    if done < len(todo):
+        raise EngineError(f"{len(todo) - done} attempts did not end in {deadline:.0f} s; the same call again goes on")
+    progress.note(f"{done} attempts, {tokens} tokens in {duration(seconds)}: {number(tokens / seconds)} tokens/s")
+
+
+def page(title: str, results: Mapping[str, Any], text: str) -> str:
+    """The curve of pass@k and the table, as one self-contained page."""
+    chart = charts.line_chart("pass@k over k, with the 95 % interval of all tasks", curves(results), unit=True)
+    return report.document(
+        title,
+        f'<h1>{html.escape(title)}</h1><div class="charts">{chart}</div><h2>Results</h2>'
+        f'<pre class="config">{html.escape(text)}</pre>',
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_suffix(path.suffix + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
