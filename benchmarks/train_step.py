@@ -10,9 +10,11 @@ answer of 4.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import time
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -20,6 +22,7 @@ import numpy as np
 from configs import search_r1
 from jaxagent.algorithms import presets
 from jaxagent.config import Config, parse
+from jaxagent.learner.batch import Batch
 from jaxagent.learner.programs import make_programs
 from jaxagent.models import params, sharding
 from jaxagent.models.spec import ModelSpec
@@ -28,17 +31,30 @@ from jaxagent.types import Episode, Group, StopReason, Task, TokenKind, Trajecto
 PRESETS = {"grpo": "laptop", "ppo": "laptop-ppo", "echo": "laptop-echo"}
 
 
-def synthetic_groups(cfg: Config, rng: np.random.Generator) -> list[Group]:
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Tokens of an episode: the prompt, one or two turns of action and observation, the last action."""
+
+    prompt: int
+    action: int
+    observation: int
+    last: int
+
+
+SEARCH = Shape(prompt=15, action=6, observation=75, last=4)
+
+
+def synthetic_groups(cfg: Config, rng: np.random.Generator, shape: Shape = SEARCH) -> list[Group]:
     """A rollout batch: every group has both rewards, so that all of it is trained."""
     groups = []
     for t in range(cfg.rl.tasks_per_step):
         task = Task(id=str(t), prompt="", answers=("",))
         episodes = []
         for sample in range(cfg.rl.group_size):
-            kinds = [TokenKind.PROMPT] * 15
+            kinds = [TokenKind.PROMPT] * shape.prompt
             for _ in range(1 + sample % 2):
-                kinds += [TokenKind.ACTION] * 6 + [TokenKind.OBSERVATION] * 75
-            kinds += [TokenKind.ACTION] * 4
+                kinds += [TokenKind.ACTION] * shape.action + [TokenKind.OBSERVATION] * shape.observation
+            kinds += [TokenKind.ACTION] * shape.last
             length = len(kinds)
             trajectory = Trajectory(
                 tokens=rng.integers(0, cfg.tokenizer.vocab_size, length).astype(np.int32),
@@ -59,26 +75,41 @@ class Learner:
     def __init__(self, preset: str, seed: int, numerics: str = "exact"):
         raw = search_r1.get_config(preset)
         raw.numerics = numerics
-        self.cfg = parse(raw)
+        self._open(parse(raw), seed, SEARCH)
+
+    @classmethod
+    def of(cls, cfg: Config, seed: int, shape: Shape) -> Learner:
+        """The learner of any config, with episodes of any shape."""
+        made = cls.__new__(cls)
+        made._open(cfg, seed, shape)
+        return made
+
+    def _open(self, cfg: Config, seed: int, shape: Shape) -> None:
+        self.cfg = cfg
         self.mesh = sharding.make_mesh(self.cfg.mesh)
         spec = ModelSpec.from_config(self.cfg.model, self.cfg.tokenizer.vocab_size)
         where = params.shardings(spec, self.mesh, sharding.TRAIN)
         with jax.set_mesh(self.mesh):
             policy = params.init(spec, jax.random.key(seed), where)
         self.programs, self.state = make_programs(self.cfg, spec, self.mesh, policy)
-        self.groups = synthetic_groups(self.cfg, np.random.default_rng(seed))
+        self.groups = synthetic_groups(self.cfg, np.random.default_rng(seed), shape)
 
     def step(self) -> float:
         """Seconds of one step: critic values where needed, streams, packing, updates."""
         started = time.perf_counter()
+        for batches in self.updates():
+            self.state, _ = self.programs.update(self.state, batches)
+        jax.block_until_ready(self.state.params)
+        return time.perf_counter() - started
+
+    def updates(self) -> Iterator[list[Batch]]:
+        """The packed micro-batches of every update of a step."""
         values = None
         if self.programs.values is not None:
             (values,) = self.programs.values(self.state.critic, presets.trajectories(self.groups))
         streams, _ = presets.streams(self.groups, self.cfg.rl, 0.0, None, values)
         for part in presets.mini_batches(streams, self.cfg.rl, (0, 0)):
-            self.state, _ = self.programs.update(self.state, self.programs.packer.pack(part))
-        jax.block_until_ready(self.state.params)
-        return time.perf_counter() - started
+            yield self.programs.packer.pack(part)
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jaxagent.envs.terminal_tasks.task import Image
+from jaxagent.envs.terminal_tasks.task import Image, TerminalTask
 from jaxagent.envs.terminal_tasks.verify import Result, VerifierError
 
 PROGRAMS = ("sh", "python3", "git", "tar", "gzip", "awk", "sed", "grep", "find", "sort", "comm", "sha256sum")
@@ -85,6 +85,9 @@ class _Place:
             status = ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status
             output.seek(0)
             return Result(status, output.read(OUTPUT_BYTES).decode("utf-8", "replace"), timed_out)
+
+    async def before_verification(self, task: TerminalTask) -> None:
+        """Nothing: what runs is ended by `close`."""
 
     async def close(self) -> None:
         """Kills every process that a command left, and removes the directory."""

@@ -32,6 +32,7 @@ from typing import Any
 
 from data_pipelines import terminal_check
 from data_pipelines.local_place import HomePlace, missing_programs
+from data_pipelines.sandbox_places import SandboxPlaces
 from data_pipelines.terminal_demonstrations import demonstrations
 from data_pipelines.terminal_templates.draft import Draft, Draw, to_row
 from data_pipelines.terminal_templates.table import HELD_OUT, LAPTOP, TEMPLATES, Template
@@ -42,6 +43,7 @@ from jaxagent.data.files import splits
 from jaxagent.data.sources import load_tasks
 from jaxagent.envs.terminal_tasks import dialogue, rows
 from jaxagent.envs.terminal_tasks.task import TerminalTask
+from jaxagent.sandbox import choose
 
 TRAIN, HELDOUT, HELDOUT_TEMPLATES = "train", "heldout", "heldout_templates"
 HELDOUT_FRAC = 0.2  # of the instructions of a template that is trained on
@@ -129,8 +131,20 @@ def read_tasks(folder: Path) -> list[TerminalTask]:
     return [rows.from_task(task) for split in sorted(splits(folder)) for task in load_tasks(folder, split, False)]
 
 
-def check(folder: Path, jobs: int) -> int:
-    """Runs oracle and idle agent on every task of a dataset; returns the exit status."""
+def check(folder: Path, jobs: int, sandbox: str) -> int:
+    """Runs oracle and idle agent on every task of a dataset; returns the exit status.
+
+    Args:
+      folder: the dataset.
+      jobs: tasks at once.
+      sandbox: "none" for plain processes of this machine, "auto" for the best back end, or names of back ends.
+
+    Raises:
+      ConfigError: programs are missing, or no such back end works.
+    """
+    if sandbox != "none":
+        places = SandboxPlaces(choose.SAFE if sandbox == "auto" else sandbox.split(","), warm=jobs)
+        return terminal_check.report(read_tasks(folder), places.open, jobs, places)
     if missing := missing_programs():
         raise ConfigError(f"Generated tasks need programs that are missing here: {', '.join(missing)}.")
     return terminal_check.report(read_tasks(folder), _open_home, jobs)
@@ -168,6 +182,9 @@ def main(argv: list[str] | None = None) -> int:
         "--early_done_frac", type=float, default=0.0, help="demonstrations of two operations that stop after one"
     )
     parser.add_argument("--jobs", type=int, default=2, help="tasks at once (check)")
+    parser.add_argument(
+        "--sandbox", default="auto", help="where check runs tasks: auto, names of back ends, or none (plain processes)"
+    )
     args = parser.parse_args(argv)
     if args.action == "write" and args.folder is not None:
         parser.error("give the folder as --out")
@@ -177,7 +194,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--out is needed" if args.out is None else f"{args.out} exists; remove it or choose another --out")
     try:
         if args.action == "check":
-            return check(args.folder, args.jobs)
+            return check(args.folder, args.jobs, args.sandbox)
         if args.action == "demonstrations":
             tasks = [
                 {"id": t.id, "prompt": t.prompt, "kind": t.kind, "metadata": t.metadata}

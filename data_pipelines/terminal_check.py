@@ -7,6 +7,7 @@ of its own. What fails is a named finding; nothing is dropped in silence.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from collections import Counter
@@ -20,10 +21,14 @@ from jaxagent.envs.terminal_tasks.verify import Place, VerifierError, prepare, s
 class ClosablePlace(Place, Protocol):
     """A place that a check opens and closes."""
 
+    async def before_verification(self, task: TerminalTask) -> None:
+        """Called when the agent has finished."""
+
     async def close(self) -> None:
         """Kills and removes everything."""
 
 
+PROGRESS_TASKS = 100  # between two lines that say how far the check is
 Open = Callable[[TerminalTask], Awaitable[ClosablePlace]]
 
 
@@ -75,10 +80,39 @@ async def check_all(
     return list(await asyncio.gather(*map(one, tasks)))
 
 
-def report(tasks: Sequence[TerminalTask], open_place: Open, jobs: int) -> int:
-    """Checks, prints what is wrong and a summary, and returns the exit status: 0 when every task is good."""
+def report(
+    tasks: Sequence[TerminalTask],
+    open_place: Open,
+    jobs: int,
+    opened: contextlib.AbstractAsyncContextManager[object] | None = None,
+) -> int:
+    """Checks, prints what is wrong and a summary, and returns the exit status: 0 when every task is good.
+
+    Args:
+      tasks: what to check.
+      open_place: gives a place that nobody used.
+      jobs: tasks at once.
+      opened: what the places need for as long as tasks are checked.
+
+    Raises:
+      ConfigError: `opened` cannot be opened here.
+    """
     started = time.monotonic()
-    findings = asyncio.run(check_all(tasks, open_place, jobs, lambda finding: None if finding.good else print(finding)))
+    done = 0
+
+    def progress(finding: Finding) -> None:
+        nonlocal done
+        done += 1
+        if not finding.good:
+            print(finding, flush=True)
+        if done % PROGRESS_TASKS == 0:
+            print(f"{done} of {len(tasks)} tasks, {time.monotonic() - started:.0f} s", flush=True)
+
+    async def everything() -> list[Finding]:
+        async with opened or contextlib.nullcontext():
+            return await check_all(tasks, open_place, jobs, progress)
+
+    findings = asyncio.run(everything())
     oracle = sum(finding.oracle == 1.0 for finding in findings)
     idle = sum(finding.idle == 0.0 for finding in findings)
     errors = sum(bool(finding.error) for finding in findings)
@@ -95,6 +129,7 @@ async def _attempt(task: TerminalTask, open_place: Open, works: bool) -> tuple[f
     try:
         await prepare(place, task)
         said = (await solve(place, task)).output if works else ""
+        await place.before_verification(task)
         return await verify(place, task), said
     finally:
         await place.close()

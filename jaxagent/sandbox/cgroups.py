@@ -46,17 +46,15 @@ class Cgroups:
     """
 
     def __init__(self, run: str, mountinfo: str | None = None, membership: str | None = None):
-        mountinfo = Path("/proc/self/mountinfo").read_text() if mountinfo is None else mountinfo
-        membership = Path("/proc/self/cgroup").read_text() if membership is None else membership
         self._roots: dict[str, Path] = {}  # controller: this run's directory
         self._version = 0
         self._free: list[Group] = []
         self._made = 0
-        for version, controllers, directory in own_groups(mountinfo, membership):
+        for version, controllers, directory in own_groups(*_texts(mountinfo, membership)):
             usable = _usable(directory, run, controllers, version)
             if usable:
                 self._version = version
-                self._roots.update({c: directory / f"jaxagent-{run}" for c in usable})
+                self._roots.update(dict.fromkeys(usable, _run_directory(directory, run)))
                 if version == 2:
                     break
 
@@ -64,11 +62,6 @@ class Cgroups:
     def controllers(self) -> tuple[str, ...]:
         """Those that work here."""
         return tuple(c for c in CONTROLLERS if c in self._roots)
-
-    @property
-    def directories(self) -> list[str]:
-        """This run's directories: what a sweep removes."""
-        return sorted({str(d) for d in self._roots.values()})
 
     def make(self, limits: Limits) -> Group | None:
         """A group with these limits; None where no controller works.
@@ -106,6 +99,12 @@ class Cgroups:
         for root in set(self._roots.values()):
             remove_tree(root)
         self._roots.clear()
+
+
+def candidates(run: str, mountinfo: str | None = None, membership: str | None = None) -> list[str]:
+    """The directories that `Cgroups` of this run may make here: what a sweep must look for."""
+    groups = own_groups(*_texts(mountinfo, membership))
+    return sorted({str(_run_directory(directory, run)) for _, _, directory in groups})
 
 
 def settings(limits: Limits, controllers: set[str], version: int) -> list[tuple[str, str]]:
@@ -146,6 +145,18 @@ def own_groups(mountinfo: str, membership: str) -> list[tuple[int, set[str], Pat
     return [entry for entry in found if entry[1]]
 
 
+def _texts(mountinfo: str | None, membership: str | None) -> tuple[str, str]:
+    """This process's own where none are given."""
+    return (
+        Path("/proc/self/mountinfo").read_text() if mountinfo is None else mountinfo,
+        Path("/proc/self/cgroup").read_text() if membership is None else membership,
+    )
+
+
+def _run_directory(directory: Path, run: str) -> Path:
+    return directory / f"jaxagent-{run}"
+
+
 def _unescape(field: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), field)
 
@@ -158,7 +169,7 @@ def _below(mount: str, root: str, path: str) -> Path:
 
 def _usable(directory: Path, run: str, controllers: set[str], version: int) -> set[str]:
     """Makes the run's directory; returns the controllers that work in it."""
-    mine = directory / f"jaxagent-{run}"
+    mine = _run_directory(directory, run)
     try:
         if version == 2:
             _enable(directory, controllers)
@@ -189,29 +200,25 @@ def _enable(directory: Path, controllers: set[str]) -> None:
 
 def _pids(directory: Path) -> list[int]:
     try:
-        return [int(word) for word in (directory / "cgroup.procs").read_text().split()]
+        pids = [int(word) for word in (directory / "cgroup.procs").read_text().split()]
     except OSError:
         return []
+    return [pid for pid in pids if pid > 0]  # 0 stands for one of another pid namespace; to kill(2) it is oneself
 
 
 def remove_tree(root: Path) -> bool:
     """Kills what is inside a group and its children, and removes them. False: something is still there."""
-    if not root.is_dir():
-        return True
     end = time.monotonic() + REMOVE_TIMEOUT_S
-    directories = sorted([root, *(p for p in root.rglob("*") if p.is_dir())], key=lambda p: -len(p.parts))
-    for directory in directories:
-        while True:
+    while root.is_dir():
+        # Listed anew in every round: a start that was under way may still add a group.
+        for directory in sorted([root, *(p for p in root.rglob("*") if p.is_dir())], key=lambda p: -len(p.parts)):
             for pid in _pids(directory):
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
-            try:
+            with contextlib.suppress(OSError):  # the last process is still on its way out
                 directory.rmdir()
-                break
-            except FileNotFoundError:
-                break
-            except OSError:  # the last process is still on its way out
-                if time.monotonic() > end:
-                    break
-                time.sleep(0.005)
+        if time.monotonic() > end:
+            break
+        if root.exists():
+            time.sleep(0.005)
     return not root.exists()

@@ -2,7 +2,8 @@
 
 The lock is a file lock, so the kernel drops it however the run ends. `Owner()` first sweeps: what belongs to a
 run whose lock is free (processes, cgroups, directories, containers) is removed. Mounts live in the sandboxes' own
-mount namespaces and go with their processes.
+mount namespaces and go with their processes. Sweeps and starts happen one at a time on a host, so a sweep never meets
+a half-made run that lives, and nothing of a dead one is left when a start returns, whoever removed it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import stat
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from jaxagent.sandbox import cgroups
@@ -45,17 +47,18 @@ class Owner:
     def __init__(self, base: Path | None = None):
         self.base = base or base_directory()
         _private(self.base)
-        self.swept = sweep(self.base)
         self.id = secrets.token_hex(6)
         self.path = self.base / self.id
-        fresh = self.base / f"{self.id}.new"
-        self._lock = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fresh.rename(self.base / f"{self.id}.lock")  # never seen unlocked
-        self.path.mkdir(mode=0o711)
-        self.path.chmod(0o711)  # the sandboxes' user passes through, and cannot list
-        self.cgroups = cgroups.Cgroups(self.id)
-        self.note("cgroups", self.cgroups.directories)
+        with _one_at_a_time(self.base):
+            self.swept = _sweep(self.base)
+            path = self.base / f"{self.id}.lock"
+            self._lock = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.path.mkdir(mode=0o711)
+            self.path.chmod(0o711)  # the sandboxes' user passes through, and cannot list
+            # Written down before they are made: a run killed in between must not leave a group that nobody knows.
+            self.note("cgroups", cgroups.candidates(self.id))
+            self.cgroups = cgroups.Cgroups(self.id)
 
     @property
     def process_name(self) -> str:
@@ -83,38 +86,51 @@ def _private(base: Path) -> None:
         raise SandboxError(f"{base} must be a directory of this user that nobody else may write")
 
 
-def sweep(base: Path) -> list[str]:
+@contextlib.contextmanager
+def _one_at_a_time(base: Path) -> Iterator[None]:
+    """Waits until no other process sweeps or starts here; the kernel ends the wait if that one dies."""
+    fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _sweep(base: Path) -> list[str]:
     """Removes what dead runs left; returns their ids. Runs that live are not touched."""
     swept = []
-    for lock in [*base.glob("*.lock"), *base.glob("*.new")]:
+    for lock in base.glob("*.lock"):
         try:
             fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if lock.suffix == ".lock":
-                _remove_run(base, lock.stem)
-                swept.append(lock.stem)
-            elif time.time() - os.fstat(fd).st_mtime > 60:  # a younger one is about to be locked
-                lock.unlink()
-        except OSError:  # alive, or another sweep is at it
+        except OSError:  # alive
             continue
+        else:
+            if _remove_run(base, lock.stem):
+                swept.append(lock.stem)
         finally:
             os.close(fd)
     return swept
 
 
-def _remove_run(base: Path, run: str) -> None:
+def _remove_run(base: Path, run: str) -> bool:
+    """Removes everything of a run that lives no more, or is about to end. False: the next sweep must go on."""
     directory = base / run
     _kill_processes(PROCESS + run)
     removed = [cgroups.remove_tree(Path(path)) for path in _lines(directory / "cgroups")]
     for engine in _lines(directory / "engines"):
         _remove_containers(engine, run)
     if not all(removed):
-        return  # on a machine so busy the next sweep finds it again
+        return False  # on a machine so busy that the kernel has not ended its processes yet
     _remove_directory(directory)
+    if directory.exists():
+        return False
     (base / f"{run}.lock").unlink(missing_ok=True)
+    return True
 
 
 def _lines(path: Path) -> list[str]:
@@ -160,10 +176,12 @@ def _remove_containers(engine: str, run: str) -> None:
 def _remove_directory(directory: Path) -> None:
     """Also where the sandboxes' user made directories that this user may not enter."""
 
-    def open_up(function, path, _):
-        with contextlib.suppress(OSError):
-            os.chmod(os.path.dirname(path), 0o700)
-            os.chmod(path, 0o700, follow_symlinks=False) if os.path.islink(path) else os.chmod(path, 0o700)
-            function(path)
-
-    shutil.rmtree(directory, onerror=open_up)
+    if not directory.is_dir():
+        return
+    directory.chmod(0o700)
+    for top, folders, _ in os.walk(directory):  # from above, so that what it opens it then enters
+        for name in folders:
+            if not os.path.islink(path := os.path.join(top, name)):
+                with contextlib.suppress(OSError):
+                    os.chmod(path, 0o700)
+    shutil.rmtree(directory, ignore_errors=True)

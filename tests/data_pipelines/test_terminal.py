@@ -1,6 +1,7 @@
 """Generated terminal tasks: the same from the same seed, solved by their oracles, not by idleness, haste or cheats."""
 
 import asyncio
+import dataclasses
 import itertools
 import json
 
@@ -8,6 +9,7 @@ import pytest
 
 from data_pipelines import terminal, terminal_check
 from data_pipelines.local_place import HomePlace, missing_programs
+from data_pipelines.sandbox_places import SandboxPlaces
 from data_pipelines.terminal_demonstrations import demonstrations as demonstrate
 from data_pipelines.terminal_templates import home, words
 from data_pipelines.terminal_templates.draft import Draft, Draw, lines, to_row
@@ -16,8 +18,10 @@ from data_pipelines.terminal_templates.table import HELD_OUT, LAPTOP, TEMPLATES
 from jaxagent.config import ConfigError
 from jaxagent.data.sources import load_tasks
 from jaxagent.envs.terminal_tasks import rows
+from jaxagent.envs.terminal_tasks.task import Image
 from jaxagent.envs.terminal_tasks.verify import VerifierError, prepare, solve, verify
 from jaxagent.rollout import demonstrations
+from jaxagent.sandbox import choose
 from jaxagent.types import Task
 
 needs_programs = pytest.mark.skipif(bool(missing_programs()), reason=f"programs missing: {missing_programs()}")
@@ -289,10 +293,31 @@ def test_the_laptop_dataset(tmp_path, capsys):
     assert len(spoken - known) < 50 and max(len(task.prompt.split()) for task in train) < 40
     shown = demonstrations.load(out / "full.jsonl")
     assert len(shown) == 45 and not {row["prompt"] for row in shown} & {task.prompt for task in heldout}
-    assert terminal.main(["check", str(out)]) == 0
+    assert terminal.main(["check", str(out), "--sandbox=none"]) == 0
     said = capsys.readouterr().out
     assert "40 tasks (20 of level 1, 20 of level 2): oracle scores 1 on 40, an idle agent 0 on 40, 0 errors" in said
     assert all(json.loads(line)["text"] for line in (out / "texts.jsonl").read_text().splitlines())
+
+
+def test_tasks_are_checked_in_sandboxes(tmp_path, capsys):
+    """As attempts run: every oracle and idle agent has a sandbox. What is wrong is still seen there."""
+    out = tmp_path / "tasks"
+    assert terminal.main([f"--out={out}", "--num=84", "--seed=11"]) == 0
+    chosen = terminal.read_tasks(out)[::7]
+    places = SandboxPlaces(choose.SAFE, warm=2)
+    broken = dataclasses.replace(chosen[0], id="broken", oracle=chosen[0].setup)
+    other = dataclasses.replace(chosen[0], id="other", image=Image(name="debian:12"))
+    capsys.readouterr()
+    try:
+        status = terminal_check.report([*chosen, broken, other], places.open, 2, places)
+    except ConfigError as failure:
+        pytest.skip(str(failure))
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("sandbox back end: ") and status == 1
+    assert f"{len(chosen) + 2} tasks" in said[-1] and f"oracle scores 1 on {len(chosen)}" in said[-1]
+    assert sorted(line.partition(":")[0] for line in said[1:-1]) == ["broken", "other"]
+    assert terminal.main(["check", str(out), "--sandbox=namespace"]) == 2
+    assert "namespaces" in capsys.readouterr().err
 
 
 @needs_programs

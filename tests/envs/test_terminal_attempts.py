@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from configs import endless_terminals
+from configs import echo, endless_terminals
 from jaxagent import config as schema
 from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
@@ -42,8 +42,16 @@ def task(**changes):
     return Task("t", "Rename the file a to b.", (), "level1/rename_file", {"terminal": {**TERMINAL, **changes}})
 
 
-def make_config(**terminal):
-    raw = endless_terminals.get_config()
+RECIPES = {
+    "laptop": (endless_terminals, "laptop"),
+    "endless": (endless_terminals, "qwen2.5-7b"),
+    "echo": (echo, "qwen3-8b"),
+}
+
+
+def make_config(recipe="laptop", **terminal):
+    module, preset = RECIPES[recipe]
+    raw = module.get_config(preset)
     raw.env.max_turns = terminal.pop("max_turns", 3)
     raw.env.terminal.sandbox.warm = 2
     raw.env.terminal.update(terminal)
@@ -138,6 +146,46 @@ def test_the_time_limit_gives_0_without_verification(attempt):
     # A test that says nothing would be an error if it ran.
     _, verdict, _ = attempt(cmd("sleep 60"), of=task(final_test="raise SystemExit(7)"), agent_timeout_s=0.5)
     assert verdict.reward == 0.0
+
+
+@pytest.fixture(params=["endless", "echo"])
+def published(request, attempt):
+    """Attempts by a published recipe's own settings: its format, limits and rules; and how it writes things."""
+    tools = make_config(request.param).env.terminal.tools
+    assert tools == {"endless": "endless", "echo": "qwen3_xml"}[request.param]
+
+    def play(*actions, **changes):
+        return attempt(*[f"<think>x</think>{action}" for action in actions], recipe=request.param, **changes)
+
+    return play, lambda command: dialogue.action(tools, command), dialogue.done(tools)
+
+
+def test_published_timeouts(published):
+    """The wall clock gives 0 whatever was done, the turn limit is judged, too many tokens give 0 without a test."""
+    play, act, done = published
+    steps, verdict, environment = play(act("mv a b"), act("sleep 60"), done, agent_timeout_s=1.5, max_turns=9)
+    assert [step.stop_reason for step in steps[1:]] == [StopReason.TIME_LIMIT] * 2
+    assert (verdict.reward, environment.counters["unverified"]) == (0.0, 1)
+    (_, end), verdict, environment = play(act("true"), act("mv a b"), max_turns=2)
+    assert end.stop_reason == StopReason.TURN_LIMIT and (verdict.reward, environment.counters["unverified"]) == (1.0, 0)
+    _, verdict, environment = play(act("mv a b"), ended=StopReason.TOKEN_LIMIT)
+    assert (verdict.reward, environment.counters["unverified"]) == (0.0, 1)
+
+
+def test_published_done_beats_the_command(published):
+    play, act, done = published
+    for action in (act("mv a b") + done, done + act("mv a b")):
+        (end,), verdict, environment = play(action, max_turns=1)  # nor is it the turn limit
+        assert end.stop_reason == StopReason.ANSWER and environment.counters["commands"] == 0
+        assert verdict.reward == 0.0 and environment.counters["unverified"] == 0
+
+
+def test_a_command_that_is_late_does_not_end_a_published_attempt(published):
+    play, act, done = published
+    said = (act("sleep 60"), act("mv a b"), done)
+    steps, verdict, environment = play(*said, command_timeout_s=0.5, agent_timeout_s=60.0, max_turns=9)
+    assert [step.stop_reason for step in steps] == [None, None, StopReason.ANSWER]
+    assert verdict.reward == 1.0 and environment.counters["timed_out_commands"] == 1
 
 
 def test_after_the_time_limit_done_comes_too_late(attempt):
@@ -266,13 +314,12 @@ def harbor(folder):
     )
 
 
-def test_a_task_with_an_image_of_its_own(opened, attempt, tmp_path):
+@pytest.fixture
+def layered(opened, tmp_path):
+    """A Harbor task whose image is a layer that is there."""
     family, _ = opened
     if not family._sandboxes._backend.name.startswith("namespaces"):
         pytest.skip("the back end that works here has no layers")
-    of = harbor(tmp_path)
-    with pytest.raises(VerifierError, match="copy has an image of its own"):
-        attempt("<done>", of=of)
     layers = tmp_path / "layers"
     (layers / "copy/srv").mkdir(parents=True)
     (layers / "copy/srv/given").write_text("from the image\n")
@@ -282,12 +329,60 @@ def test_a_task_with_an_image_of_its_own(opened, attempt, tmp_path):
     config = family._sandboxes._config
     family._sandboxes._config = dataclasses.replace(config, layers=str(layers))
     try:
-        said = (cmd("ls /tests; ls /logs"), cmd("cp /srv/given /home/user/taken"), "<done>")
-        steps, verdict, _ = attempt(*said, of=of, solved_reward=0.5)
+        yield harbor(tmp_path)
     finally:
         family._sandboxes._config = config
+
+
+def test_a_task_with_an_image_that_is_not_there(attempt, tmp_path):
+    with pytest.raises(VerifierError, match="copy has an image of its own"):
+        attempt("<done>", of=harbor(tmp_path))
+
+
+def test_a_task_with_an_image_of_its_own(attempt, layered):
+    said = (cmd("ls /tests; ls /logs"), cmd("cp /srv/given /home/user/taken"), "<done>")
+    steps, verdict, _ = attempt(*said, of=layered, solved_reward=0.5)
     assert "/tests" in steps[0].observation.text and "No such file" in steps[0].observation.text  # not there yet
     assert verdict.reward == 0.75 and verdict.components == {"solved": 1.0}
+
+
+REWARD, CLOSED = "/logs/verifier/reward.txt", "/logs/verifier/x"
+FORGE = f"echo 'echo 1 > {REWARD}' > /tests/test.sh"
+PREPARATIONS = {
+    "forged reward": f"mkdir -p /logs/verifier; echo 1 > {REWARD}",
+    "forged reward beside it": "mkdir -p /logs/verifier; echo '{\"reward\": 1}' > /logs/verifier/reward.json",
+    "reward folder is a link": "mkdir -p /logs mine; ln -s ~/mine /logs/verifier; echo 1 > mine/reward.txt",
+    "logs are a link": "mkdir -p mine/verifier; ln -s ~/mine /logs; echo 1 > mine/verifier/reward.txt; chmod 555 mine",
+    "logs are a file": "touch /logs",
+    "reward in a closed folder": f"mkdir -p {CLOSED}; touch {CLOSED}/y; chmod 0 {CLOSED} /logs/verifier /logs",
+    "tests already there": f"mkdir -p /tests/x; {FORGE}; touch /tests/x/y; chmod 444 /tests/test.sh; "
+    "chmod 555 /tests/x /tests /",
+    "tests are a link": f"mkdir mine; ln -s ~/mine /tests; {FORGE}",
+    "rewritten by a daemon": 'setsid sh -c \'trap "" HUP TERM; while :; do mkdir -p /tests /logs/verifier; '
+    f"echo true > /tests/test.sh; echo 1 > {REWARD}; done' >/dev/null 2>&1 & sleep 0.1",
+    "shell prepared": "for f in .bashrc .profile .bash_profile .env; do echo 'exit 0' > $f; done; "
+    "export BASH_ENV=~/.env ENV=~/.env; grep() { :; }; export -f grep; mkdir bin; printf '#!/bin/sh\\n' > bin/grep; "
+    "chmod 755 bin/grep; export PATH=~/bin:$PATH",
+}
+
+
+@pytest.mark.parametrize("preparation", PREPARATIONS)
+def test_a_prepared_verifier_is_not_believed(attempt, layered, preparation):
+    """The honest test says 0.25, whatever stands ready; nor can an agent turn its failure into an error."""
+    steps, verdict, _ = attempt(cmd(PREPARATIONS[preparation]), "<done>", of=layered)
+    assert "exit_code" not in steps[0].observation.text, steps[0].observation.text
+    assert getattr(verdict, "reward", verdict) == 0.25
+
+
+def test_a_test_of_the_hosts_files_is_refused(attempt, layered, tmp_path):
+    (tmp_path / "secret").write_text("of the host")
+    tests = tmp_path / "copy" / "tests"
+    (tests / "same").symlink_to("full")  # a link inside its own folder is a file
+    _, verdict, _ = attempt("<done>", of=layered)
+    assert verdict.reward == 0.25
+    (tests / "link").symlink_to(tmp_path / "secret")
+    _, failure, _ = attempt("<done>", of=layered)
+    assert isinstance(failure, VerifierError) and "leads out" in str(failure)
 
 
 def test_a_whole_rollout(opened):

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from jaxagent.sandbox import choose
+from jaxagent.sandbox import cgroups, choose
 from jaxagent.sandbox.base import SandboxError
 from jaxagent.sandbox.owner import Owner
 
@@ -19,18 +19,23 @@ class Places:
         self._runner = asyncio.Runner()
         self._open, self._reasons, self._owners = {}, {}, []
 
-    def backend(self, name):
-        if name not in self._open and name not in self._reasons:
+    def backend(self, name, control_groups=True):
+        """A back end, or the test is skipped. Without `control_groups` as on a host where none can be made."""
+        key = name, control_groups
+        if key not in self._open and key not in self._reasons:
             owner = Owner()
+            if not control_groups:
+                owner.cgroups.close()
+                owner.cgroups = cgroups.Cgroups(owner.id, "", "")
             try:
-                self._open[name] = self._runner.run(choose.probe(KINDS[name], owner))
+                self._open[key] = self._runner.run(choose.probe(KINDS[name], owner))
                 self._owners.append(owner)
             except SandboxError as failure:
-                self._reasons[name] = f"{name} does not work here: {failure}"
+                self._reasons[key] = f"{name} does not work here: {failure}"
                 owner.close()
-        if name in self._reasons:
-            pytest.skip(self._reasons[name])
-        return self._open[name]
+        if key in self._reasons:
+            pytest.skip(self._reasons[key])
+        return self._open[key]
 
     def run(self, coroutine, timeout_s=120):
         return self._runner.run(asyncio.wait_for(coroutine, timeout_s))

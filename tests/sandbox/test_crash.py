@@ -1,65 +1,221 @@
-"""kill -9 of an owner with 64 busy sandboxes: nothing is left after the next start."""
+"""kill -9 of an owner, busy or at any other moment: nothing is left after the next start."""
 
+import fcntl
 import os
+import random
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from jaxagent.sandbox.base import Spec
-from jaxagent.sandbox.owner import Owner
-from tests.sandbox.hostile.host import leftovers
+from jaxagent.sandbox.owner import Owner, _remove_directory
+from tests.sandbox.hostile.host import leftovers, pids
 
-BUSY = """
-import asyncio, sys
-from jaxagent.sandbox import choose
+ROOT = Path(__file__).parents[2]
+START = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from jaxagent.sandbox import cgroups, choose, owner as owners
 from jaxagent.sandbox.base import Limits, Spec
 from jaxagent.sandbox.owner import Owner
 
+LIMITS = Limits(processes=32, memory_bytes=2**26, disk_bytes=2**24)
+BASE = Path(sys.argv[1])
+"""
+BUSY = """
 async def main(name, count):
-    owner = Owner()
+    owner = Owner(BASE)
     backend = choose.SAFE[name](owner)
-    limits = Limits(processes=32, memory_bytes=2**26, disk_bytes=2**24)
     gate = asyncio.Semaphore(8)
     async def one():
         async with gate:
-            sandbox = await backend.start(Spec(limits=limits))
+            sandbox = await backend.start(Spec(limits=LIMITS))
             await sandbox.run("trap '' INT HUP TERM; (setsid sleep 1000 &); echo data > f", 60, 100)
         return sandbox
     sandboxes = await asyncio.gather(*[one() for _ in range(count)])
     print(owner.id, flush=True)
     await asyncio.gather(*[s.run("while :; do sleep 0.05; done", 600, 100) for s in sandboxes])
 
-asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+asyncio.run(main(sys.argv[2], int(sys.argv[3])))
+"""
+COMING_AND_GOING = """
+async def main(name):
+    owner = Owner(BASE)
+    backend = choose.SAFE[name](owner)
+    print(owner.id, flush=True)
+    async def one(limits):
+        while True:  # groups of two kinds, so that some are made anew and some are used again
+            async with await backend.start(Spec(limits=limits)) as sandbox:
+                await sandbox.run("(setsid sleep 1000 &); echo data > f", 60, 100)
+    await asyncio.gather(*[one(Limits(processes=32 + n % 2, disk_bytes=2**24)) for n in range(6)])
+
+asyncio.run(main(sys.argv[2]))
+"""
+HALF_MADE = """
+def deadly(function, calls):
+    def wrapper(*arguments):
+        result = function(*arguments)
+        wrapper.left -= 1
+        if not wrapper.left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+    wrapper.left = calls
+    return wrapper
+
+class Secrets:
+    token_hex = staticmethod(lambda size: sys.argv[3])
+owners.secrets = Secrets
+match sys.argv[2]:
+    case "locked":  # its lock, and not yet its directory
+        owners.fcntl.flock = deadly(owners.fcntl.flock, 2)
+    case "noted":
+        Owner.note = deadly(Owner.note, 1)
+    case "groups":
+        cgroups.Cgroups = deadly(cgroups.Cgroups, 1)
+Owner(BASE)
 """
 
 
+@pytest.fixture
+def base():
+    """A directory for runs that no other process of this host sweeps."""
+    with tempfile.TemporaryDirectory(prefix="jaxagent-crash-") as directory:
+        os.chmod(directory, 0o711)  # the sandboxes' user passes through
+        yield Path(directory) / "runs"
+
+
+def begin(program, *arguments):
+    command = [sys.executable, "-c", START + program, *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def kill(process):
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+
+
+def check_next_start(base, run):
+    after = Owner(base)
+    try:
+        assert leftovers(run, base) == []
+        assert run in after.swept
+    finally:
+        after.close()
+    assert leftovers(after.id, base) == [] and list(base.iterdir()) == []
+    assert stat.S_IMODE(base.stat().st_mode) == 0o711
+
+
 @pytest.mark.parametrize(("name", "count"), [("namespaces", 64), ("namespaces-python", 6), ("bubblewrap", 12)])
-def test_kill_9(name, count, places):
+def test_kill_9(name, count, places, base):
     places.backend(name)  # skips where it does not work
-    root = Path(__file__).parents[2]
-    owner = subprocess.Popen(
-        [sys.executable, "-c", BUSY, name, str(count)], cwd=root, stdout=subprocess.PIPE, text=True
-    )
+    owner = begin(BUSY, base, name, count)
     try:
         run = owner.stdout.readline().strip()
         assert run, "the owner did not start its sandboxes"
         time.sleep(0.5)
         # The outermost processes at least, and the run's directory and lock.
-        assert len(leftovers(run)) >= count + 2
+        assert len(leftovers(run, base)) >= count + 2
     finally:
-        os.kill(owner.pid, signal.SIGKILL)
-        owner.wait()
-        owner.stdout.close()
-    after = Owner()  # the next start
+        kill(owner)
+    check_next_start(base, run)
+
+
+ROUNDS = int(os.environ.get("JAXAGENT_CRASH_ROUNDS", "3"))
+
+
+@pytest.mark.parametrize("name", ["namespaces", "bubblewrap"])
+def test_kill_9_at_any_moment(name, places, base):
+    """While sandboxes start, work and close."""
+    places.backend(name)
+    draw = random.Random(0)
+    for _ in range(ROUNDS):
+        owner = begin(COMING_AND_GOING, base, name)
+        try:
+            run = owner.stdout.readline().strip()
+            assert run
+            time.sleep(draw.uniform(0.0, 1.0))
+        finally:
+            kill(owner)
+        check_next_start(base, run)
+
+
+@pytest.mark.parametrize("moment", ["locked", "noted", "groups"])
+def test_kill_9_of_a_run_that_is_half_made(moment, base):
+    run = f"halfmade{moment}"
+    owner = begin(HALF_MADE, base, moment, run)
     try:
-        assert run in after.swept
-        assert leftovers(run) == []
+        assert owner.wait(60) == -signal.SIGKILL
     finally:
-        after.close()
+        owner.stdout.close()
+    assert leftovers(run, base)
+    check_next_start(base, run)
+
+
+def test_a_start_waits_for_a_sweep_in_progress(base):
+    """Else it could return while another process still removes what a dead run left."""
+    Owner(base).close()
+    made = []
+    fd = os.open(base, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)  # as a sweep holds it
+        starting = threading.Thread(target=lambda: made.append(Owner(base)))
+        starting.start()
+        starting.join(0.3)
+        assert starting.is_alive() and not made and list(base.iterdir()) == []
+    finally:
+        os.close(fd)
+    starting.join(30)
+    made[0].close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_directories_that_nobody_may_enter_are_removed(base):
+    """By an ordinary user, too, whom modes do bind."""
+    base.mkdir()
+    (base / "run" / "a" / "b").mkdir(parents=True)
+    (base / "run" / "a" / "b" / "file").write_text("x")
+    for path in (base / "run" / "a" / "b", base / "run" / "a", base / "run", base):
+        if os.geteuid() == 0:
+            os.chown(path, 65534, 65534)
+        path.chmod(0 if path != base else 0o700)
+    child = os.fork()
+    if child == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setresuid(65534, 65534, 65534)
+            _remove_directory(base / "run")
+        finally:
+            os._exit(0 if not (base / "run").exists() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert stat.S_IMODE(base.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("name", ["namespaces", "namespaces-python", "bubblewrap"])
+def test_the_kernel_kills_what_cannot_notice(name, places, base):
+    """Stopped, so that no process sees its socket close: what remains is the parent-death signal. No start helps."""
+    places.backend(name)
+    owner = begin(BUSY, base, name, 2)
+    try:
+        run = owner.stdout.readline().strip()
+        assert run
+        for pid in pids(run):
+            os.kill(pid, signal.SIGSTOP)
+        assert len(pids(run)) >= 2
+    finally:
+        kill(owner)
+    end = time.monotonic() + 60
+    while pids(run) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert pids(run) == []
+    check_next_start(base, run)
 
 
 def test_a_living_run_is_not_swept(places):

@@ -1,15 +1,17 @@
 """What every back end promises, on each one that works here: commands, fresh processes, files, deadlines, the end."""
 
 import asyncio
+import contextlib
 import os
 import time
+from pathlib import Path
 
 import pytest
 
 from jaxagent.config import ConfigError
 from jaxagent.sandbox import choose
 from jaxagent.sandbox.base import FileError, Limits, SandboxClosed, SandboxError, Spec
-from jaxagent.sandbox.owner import Owner
+from jaxagent.sandbox.owner import Owner, sandbox_uid
 from jaxagent.sandbox.pool import Pool
 
 
@@ -82,6 +84,17 @@ def test_deadlines(anywhere):
         assert fresh.timed_out and fresh.exit_code == 137
 
     anywhere(check)
+
+
+def test_a_flood_is_stopped(anywhere):
+    async def check(sandbox):
+        await sandbox.run("X=5", 10, 100)
+        for result in (await sandbox.run("yes", 60, 100), await sandbox.execute(["yes"], 60, 100)):
+            assert result.flooded and not result.timed_out and result.output_total_bytes > 2**20
+            assert result.output == b"y\n" * 50
+        assert (await sandbox.run("echo $X", 10, 100)).output == b"5\n"
+
+    anywhere(check, Spec(limits=Limits(flood_bytes=2**20)))
 
 
 def test_each_command_has_its_own_output(anywhere):
@@ -196,6 +209,27 @@ def test_root_inside_is_nobody_outside(isolated):
             isolated(check, Spec(uid=0))
     else:
         isolated(check, Spec(uid=0))
+
+
+def test_the_host_sees_no_privileged_user(isolated):
+    async def check(sandbox):
+        await sandbox.run("sleep 31415.92 &", 10, 100)
+        seen = []
+        for _ in range(200):
+            for entry in Path("/proc").iterdir():
+                with contextlib.suppress(OSError):
+                    if (entry / "cmdline").read_bytes() == b"sleep\x0031415.92\0":
+                        seen.append((entry / "status").read_text())
+            if seen:
+                break
+            await asyncio.sleep(0.01)
+        users = [[int(user) for user in text.partition("Uid:")[2].split()[:4]] for text in seen]
+        expected = Spec().uid if isolated.name == "podman" else sandbox_uid()
+        assert users == [[expected] * 4] and (expected != 0 or os.geteuid() != 0)
+        # No group of the host's either.
+        assert all(not text.partition("Groups:")[2].splitlines()[0].strip() for text in seen) or os.geteuid() != 0
+
+    isolated(check)
 
 
 def test_pool(places):

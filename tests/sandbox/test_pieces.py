@@ -97,9 +97,11 @@ def test_version_2_is_switched_on_and_used(tmp_path):
     (own / "cgroup.subtree_control").write_text("")
     (own / "cgroup.procs").write_text("")
     mount = str(tmp_path).replace(" ", "\\040") + "/with\\040space"
-    groups = cgroups.Cgroups("r1", f"30 22 0:26 / {mount} rw - cgroup2 cgroup2 rw\n", "0::/run.scope\n")
+    texts = (f"30 22 0:26 / {mount} rw - cgroup2 cgroup2 rw\n", "0::/run.scope\n")
+    assert cgroups.candidates("r1", *texts) == [str(own / "jaxagent-r1")] and not (own / "jaxagent-r1").exists()
+    groups = cgroups.Cgroups("r1", *texts)
     assert (own / "cgroup.subtree_control").read_text() == "+cpu +memory +pids"
-    assert groups.controllers == ("memory", "pids", "cpu") and groups.directories == [str(own / "jaxagent-r1")]
+    assert groups.controllers == ("memory", "pids", "cpu") and (own / "jaxagent-r1").is_dir()
 
 
 def test_settings():

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from jaxagent.envs.terminal_tasks.task import TerminalTask
-from jaxagent.envs.terminal_tasks.verify import Result, VerifierError
+from jaxagent.envs.terminal_tasks.verify import Result, VerifierError, removal
 
 OUTPUT_BYTES = 100_000  # kept of a command's output
 _TIMEOUT_S = 60.0  # of the small commands that move files
@@ -55,13 +55,16 @@ class SandboxPlace:
         return Result(result.exit_code, result.output.decode("utf-8", "replace"), result.timed_out)
 
     async def copy_in(self, source: Path, path: str) -> None:
-        """See `verify.Place`."""
-        removed = await self.run(f"rm -rf {shlex.quote(path)}", timeout_s=_TIMEOUT_S)
+        """See `verify.Place`. Links may not lead out of a folder: a task's author has no right to files of the host."""
+        removed = await self.run(removal(path), timeout_s=_TIMEOUT_S)
         if removed.exit_status != 0:
             raise VerifierError(f"cannot remove {path}: {removed.output.strip()[:200]}")
         files = [(source, path)]
         if source.is_dir():
             files = [(p, f"{path}/{p.relative_to(source)}") for p in sorted(source.rglob("*")) if p.is_file()]
+        for file, _ in files:
+            if not file.resolve().is_relative_to(source.resolve()):
+                raise VerifierError(f"{file} is a link that leads out of {source}")
         for file, target in files:
             await self._sandbox.write(target, file.read_bytes(), file.stat().st_mode & 0o777)
 

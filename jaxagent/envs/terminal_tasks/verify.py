@@ -191,9 +191,19 @@ def _number(value: object, name: str) -> float:
     return number
 
 
-async def _fresh_folder(place: Place, path: str) -> None:
+def removal(path: str) -> str:
+    """The shell command that removes what is at an absolute path, whatever an agent made of it or of the folders above:
+    folders without permissions are opened, files in the place of folders go. Links are removed, not followed."""
     quoted = shlex.quote(path)
-    result = await place.run(f"rm -rf {quoted} && mkdir -p {quoted}", timeout_s=_SETUP_TIMEOUT_S)
+    above = (
+        f'd={quoted}; while d=${{d%/*}}; [ "$d" ]; do '
+        'if [ -d "$d" ]; then chmod u+rwx "$d"; else rm -f "$d"; fi; done; chmod u+rwx /'
+    )
+    return f"{{ {above}; rm -rf {quoted} || chmod -R u+rwx {quoted}; }} >/dev/null 2>&1; rm -rf {quoted}"
+
+
+async def _fresh_folder(place: Place, path: str) -> None:
+    result = await place.run(f"{removal(path)} && mkdir -p {shlex.quote(path)}", timeout_s=_SETUP_TIMEOUT_S)
     if result.timed_out or result.exit_status != 0:
         raise VerifierError(f"cannot make an empty {path}: it {_how(result)}")
 

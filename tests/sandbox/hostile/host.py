@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import secrets
 import socket
@@ -11,11 +12,12 @@ from pathlib import Path
 
 from jaxagent.sandbox.owner import base_directory
 
+_LIBC = ctypes.CDLL(None)
 SYSCTLS = ("kernel/core_pattern", "kernel/hostname", "vm/overcommit_memory", "net/ipv4/ip_forward", "kernel/pid_max")
 
 
 class Host:
-    """Bait that the sandboxes' user could reach if it could see it, and sockets that count who comes."""
+    """Bait that the sandboxes' user could reach if it could see it, sockets that count who comes, shared memory."""
 
     def __init__(self):
         self.secret = secrets.token_hex(16)
@@ -37,6 +39,8 @@ class Host:
             listener.listen()
         for listener in (self.tcp, self.udp, self.unix, self.abstract):
             listener.setblocking(False)
+        self.memory_key = secrets.randbits(30) + 1
+        self.memory_id = _LIBC.shmget(self.memory_key, 4096, 0o1666)  # IPC_CREAT, for everybody; -1 where there is none
 
     def visitors(self) -> list[str]:
         """Listeners that something reached."""
@@ -70,31 +74,39 @@ class Host:
         """Removes the bait."""
         for listener in (self.tcp, self.udp, self.unix, self.abstract):
             listener.close()
+        _LIBC.shmctl(self.memory_id, 0, None)  # IPC_RMID
         for path in self.directory.iterdir():
             path.unlink()
         self.directory.rmdir()
 
 
-def processes(run: str) -> list[str]:
-    """Command lines of a run's processes, seen from the host: by their name or by their control group."""
+def pids(run: str) -> list[int]:
+    """A run's processes that live, seen from the host: by their name or by their control group."""
     found = []
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 line = Path(entry.path, "cmdline").read_bytes().decode(errors="replace")
-                if f"jaxagent-sandbox-{run}" in line or f"jaxagent-{run}" in Path(entry.path, "cgroup").read_text():
-                    found.append(line)
+                mine = f"jaxagent-sandbox-{run}" in line or f"jaxagent-{run}" in Path(entry.path, "cgroup").read_text()
+                if mine and Path(entry.path, "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                    found.append(int(entry.name))
     return sorted(found)
 
 
-def leftovers(run: str) -> list[str]:
-    """What is left on the host of a run: processes, mounts, cgroups, directories."""
+def processes(run: str) -> list[str]:
+    """Their command lines."""
+    found = []
+    for pid in pids(run):
+        with contextlib.suppress(OSError):
+            found.append(Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace"))
+    return sorted(found)
+
+
+def leftovers(run: str, base: Path | None = None) -> list[str]:
+    """What is left on the host of a run: processes, mounts, control groups wherever they are, directories."""
     found = processes(run)
     found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if run in line]
-    found += [str(p) for p in base_directory().glob(f"*{run}*")]
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        path = line.split(":", 2)[2].lstrip("/")
-        for mount in Path("/sys/fs/cgroup").iterdir() if Path("/sys/fs/cgroup").is_dir() else ():
-            if (mount / path / f"jaxagent-{run}").exists():
-                found.append(str(mount / path / f"jaxagent-{run}"))
+    found += [str(p) for p in (base or base_directory()).glob(f"*{run}*")]
+    for top, folders, _ in os.walk("/sys/fs/cgroup"):
+        found += [os.path.join(top, name) for name in folders if run in name]
     return found

@@ -8,6 +8,7 @@ import socket
 HOST = json.loads(pathlib.Path(__file__).with_name("host.json").read_text())
 BAIT, DIRECTORY, ABSTRACT = HOST["bait"], HOST["directory"], HOST["abstract"]
 TCP, UDP, OUTSIDER, OWNER, INODES = HOST["tcp"], HOST["udp"], HOST["outsider"], HOST["owner"], HOST["inodes"]
+MEMORY_KEY, MEMORY_ID, SYSCTLS_READ_ONLY = HOST["memory_key"], HOST["memory_id"], HOST["sysctls_read_only"]
 libc = ctypes.CDLL(None, use_errno=True)
 
 

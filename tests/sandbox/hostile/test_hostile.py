@@ -17,6 +17,8 @@ from tests.sandbox.hostile.host import Host
 MIB = 2**20
 SMALL = Spec(limits=Limits(memory_bytes=192 * MIB, disk_bytes=32 * MIB, inodes=4000, processes=48, flood_bytes=4 * MIB))
 PROGRAMS = sorted((Path(__file__).parent / "programs").iterdir())
+PYTHON = Path("/usr/bin/python3")
+NO_PYTHON = "no /usr/bin/python3, in which half of the hostile programs are written"
 AT_ONCE = 6
 LATE_S = 40.0  # ^C, kill, going on, on a machine with other work
 STATUS = {"forged_status_printed": 77, "forged_frames": 77, "typing_at_the_terminal": 77, "binary_output": 0}
@@ -69,6 +71,9 @@ async def install(sandbox, directory, path, host, backend):
         "udp": host.udp.getsockname()[1],
         "outsider": host.outsider,
         "owner": os.getpid(),
+        "memory_key": host.memory_key,
+        "memory_id": host.memory_id,
+        "sysctls_read_only": backend.name.startswith("namespaces"),  # elsewhere only not writable
         "inodes": not any("number of files" in gap for gap in backend.missing),
     }
     await sandbox.write(f"{directory}/host.json", json.dumps(seen).encode())
@@ -77,12 +82,12 @@ async def install(sandbox, directory, path, host, backend):
     return f"/usr/bin/python3 {directory}/program.py"
 
 
-async def one(backend, path, host):
+async def one(backend, path, host, spec=SMALL):
     """Runs a program; returns what went wrong."""
     wrong, text = [], path.read_text()
     limit_s = float(text.split("\n")[0].removeprefix("# limit_s:"))
     begin = time.monotonic()
-    async with await backend.start(SMALL) as sandbox:
+    async with await backend.start(spec) as sandbox:
         if path.stem == "fork_bomb" and not await limit_is_active(sandbox):
             return ["the number of processes is not limited: not tried"]
         if path.suffix == ".py":
@@ -115,26 +120,25 @@ async def one(backend, path, host):
     return wrong
 
 
-async def all_of_them(backend, host):
+async def all_of_them(backend, host, programs=PROGRAMS, spec=SMALL):
     places = asyncio.Semaphore(AT_ONCE)
 
     async def placed(path):
         async with places:
-            return await one(backend, path, host)
+            return await one(backend, path, host, spec)
 
     before = host.listing(backend.owner.id)
-    wrong = await asyncio.gather(*map(placed, PROGRAMS))
+    wrong = await asyncio.gather(*map(placed, programs))
     after = host.listing(backend.owner.id)
     changed = [f"{key}: {before[key]!r} -> {after[key]!r}" for key in before if before[key] != after[key]]
-    return Batch(dict(zip([p.stem for p in PROGRAMS], wrong, strict=True)), host.visitors(), changed)
+    return Batch(dict(zip([p.stem for p in programs], wrong, strict=True)), host.visitors(), changed)
 
 
 @pytest.fixture(scope="module", params=ISOLATING)
 def batch(request, places, host):
     backend = places.backend(request.param)
-    probe = Path("/usr/bin/python3")
-    if not probe.exists():
-        pytest.skip("no /usr/bin/python3, in which half of the hostile programs are written")
+    if not PYTHON.exists():
+        pytest.skip(NO_PYTHON)
     return places.run(all_of_them(backend, host), 300)
 
 
@@ -152,6 +156,43 @@ def test_there_are_enough():
     assert len({p.stem for p in PROGRAMS}) >= 30
 
 
+# What a program that thinks it is root may try: none of it may work because of that.
+AS_ROOT = (
+    *("capabilities", "device_nodes", "host_file_by_its_path", "host_secrets", "kill_of_outsiders", "mounts"),
+    *("nested_namespaces", "priority", "process_1_taken_apart", "programs_of_the_host", "raw_and_packet_sockets"),
+    *("rare_system_calls", "read_only_mounts", "setuid_files", "sysctls", "the_way_up_from_an_open_directory"),
+)
+
+
+@pytest.mark.parametrize("name", ["namespaces", "bubblewrap"])
+def test_root_inside_gets_no_further(places, host, name):
+    backend = places.backend(name)
+    if not PYTHON.exists():
+        pytest.skip(NO_PYTHON)
+    programs = [path for path in PROGRAMS if path.stem in AS_ROOT]
+    assert len(programs) == len(AS_ROOT)
+    batch = places.run(all_of_them(backend, host, programs, dataclasses.replace(SMALL, uid=0)), 300)
+    assert {program: wrong for program, wrong in batch.wrong.items() if wrong} == {}
+    assert not batch.changed and not batch.visitors
+
+
+COUNTED = ("fork_bomb", "memory", "memory_in_the_shell", "processes_counted", "shared_memory", "threads_counted")
+
+
+@pytest.mark.parametrize("name", ["namespaces", "namespaces-python", "bubblewrap"])
+def test_limits_without_control_groups(places, host, name):
+    """As on most container hosts: the limits of each process and of the user namespace do it, and the gap is told."""
+    backend = places.backend(name, control_groups=False)
+    assert "control groups cannot be made here" in backend.describe()
+    if not PYTHON.exists():
+        pytest.skip(NO_PYTHON)
+    programs = [path for path in PROGRAMS if path.stem in COUNTED]
+    assert len(programs) == len(COUNTED)
+    batch = places.run(all_of_them(backend, host, programs), 300)
+    assert {program: wrong for program, wrong in batch.wrong.items() if wrong} == {}
+    assert not batch.changed
+
+
 def test_the_checks_see_an_escape(places, host):
     """The same programs without isolation do get what the others must not: the bait, the listeners, a process."""
     backend = places.backend("plain")
@@ -159,6 +200,9 @@ def test_the_checks_see_an_escape(places, host):
         ("host_file_by_its_path.sh", "escaped"),
         ("tcp.py", "escaped"),
         ("abstract_socket.py", "escaped"),
+        ("udp.py", "escaped"),
+        ("unix_socket.py", "escaped"),
+        *([("shared_memory_of_outsiders.py", "escaped")] if host.memory_id >= 0 else []),
     ):
         path = next(p for p in PROGRAMS if p.name == name)
         try:
@@ -172,7 +216,7 @@ def test_the_checks_see_an_escape(places, host):
             for left in host.directory.glob("*"):
                 if left.name not in ("bait", "socket"):
                     left.unlink()
-    assert set(host.visitors()) == {"tcp", "abstract"}
+    assert set(host.visitors()) == {"tcp", "udp", "unix", "abstract"}
 
 
 async def unisolated(backend, path, host):

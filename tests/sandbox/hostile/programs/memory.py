@@ -4,6 +4,9 @@ import os
 from prelude import won
 
 data = []
-for _i in range(1000):
-    data.append(bytearray(os.urandom(4096) * 256))
-won("4 GiB")
+try:
+    for _ in range(1000):
+        data.append(bytearray(os.urandom(4096) * 256))
+    won("1 GiB")
+except MemoryError:
+    print("no more")

@@ -12,7 +12,10 @@ r = subprocess.run(
 ).stdout
 if any(line.split()[1].strip("0") for line in r.splitlines()):
     won(r)
-for c in (["su", "-c", "id"], ["mount", "-t", "tmpfs", "x", "/tmp"], ["passwd", "-d", "root"]):
+COMMANDS = [["mount", "-t", "tmpfs", "x", "/tmp"]]
+if os.getuid() != 0:  # what looks like root may change its own /etc/passwd, and become itself
+    COMMANDS += [["su", "-c", "id"], ["passwd", "-d", "root"]]
+for c in COMMANDS:
     try:
         if subprocess.run(c, stdin=subprocess.DEVNULL, capture_output=True, timeout=3).returncode == 0:
             won(c)
