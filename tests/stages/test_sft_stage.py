@@ -83,6 +83,27 @@ def test_a_negative_is_trained_like_every_demonstration(parts):
     assert texts(parts, streams[1].trajectory)[1] == "<answer> 2</answer>" and min(counts) > 0
 
 
+def test_every_update_of_the_stage_has_its_negatives(parts, tmp_path, monkeypatch):
+    """The stage's own function from examples to streams, taken from where the loop over updates would get it."""
+    (tmp_path / "full.jsonl").write_text(json.dumps(USES))
+    (tmp_path / "negatives.jsonl").write_text(json.dumps(NEEDS_NONE) + "\n" + json.dumps(OFFERS_NONE))
+    training = dataclasses.replace(parts.cfg.sft.training, examples=4)
+    chosen = dict(negatives=str(tmp_path / "negatives.jsonl"), negative_frac=0.25, training=training)
+    cfg = dataclasses.replace(parts.cfg, sft=dataclasses.replace(parts.cfg.sft, **chosen))
+    here = types.SimpleNamespace(**{**vars(parts), "cfg": cfg, "dataset": tmp_path})
+    monkeypatch.setattr(stage.offline, "train", lambda *given: given)
+    *_, examples, prepare = stage.run(here, None, None, None)
+    assert examples == [USES]
+    taught = []
+    for update in range(2):
+        streams, metrics = prepare(None, None)(types.SimpleNamespace(step=np.int32(update)), examples * 4)
+        assert metrics == {} and len(streams) == 4
+        assert sum(s.ce_weights.sum() for s in streams) == pytest.approx(1.0, rel=1e-6)
+        assert all(texts(here, s.trajectory)[1].startswith("<search>") for s in streams[:3])
+        taught.append(texts(here, streams[3].trajectory)[1])
+    assert sorted(taught) == ["<answer> 2</answer>", "I cannot search."]
+
+
 def test_what_is_refused(parts, tmp_path):
     def refused(message, negatives, frac):
         cfg = dataclasses.replace(
