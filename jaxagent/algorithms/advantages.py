@@ -14,6 +14,7 @@ from typing import Any
 Array = Any  # numpy.ndarray or jax.Array
 
 STD_EPSILON = 1e-6  # added to the standard deviation, as published implementations do
+WHITEN_EPSILON = 1e-8  # added to the variance, as verl does
 
 
 def group_mean_std(rewards: Array, mask: Array) -> Array:
@@ -91,13 +92,16 @@ def zero_signal(rewards: Array, mask: Array) -> Array:
 
 
 def whiten(values: Array, mask: Array) -> Array:
-    """Mean 0 and (unbiased) variance 1 over the masked elements: float[...], bool[...] -> float[...], 0 elsewhere."""
+    """Mean 0 and (unbiased) variance 1 over the masked elements: float[...], bool[...] -> float[...], 0 elsewhere.
+
+    Fewer than two of them, or equal ones, become 0.
+    """
     xp = values.__array_namespace__()
     values = xp.where(mask, values, 0.0)
     count = xp.sum(mask)
     centred = xp.where(mask, values - xp.sum(values) / xp.maximum(count, 1), 0.0)
     variance = xp.sum(centred * centred) / xp.maximum(count - 1, 1)
-    return centred / xp.sqrt(variance + 1e-8)
+    return centred / xp.sqrt(variance + WHITEN_EPSILON)
 
 
 def _scale(rewards: Array, mask: Array) -> Array:

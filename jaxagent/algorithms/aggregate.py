@@ -2,7 +2,7 @@
 
 In: masks, or relative weights, of ALL sequences of one optimiser update. Out: weights such that
 `loss = sum(weights * per_token_loss)`, whatever the packing, micro-batching and sharding that follow.
-The functions of arrays run on NumPy and, jitted, on JAX arrays. Axis letters: n sequences, T tokens.
+`sequence_scales` runs on NumPy and, jitted, on JAX arrays. Axis letter: n sequences.
 
   token_mean     every token counts the same: w = m / sum(m)                          (DAPO, arXiv 2503.14476, eq. 8)
   sequence_mean  every sequence counts the same: w = m / (sum_t(m) * sequences)       (GRPO, arXiv 2402.03300, eq. 3)
@@ -61,12 +61,6 @@ def sequence_scales(counts: Array, mode: str, constant: float, episodes: Array |
     else:
         raise ValueError(f"unknown aggregation '{mode}'")
     return xp.where(some, 1.0 / divisor, 0.0)
-
-
-def weights(mask: Array, mode: str, constant: float) -> Array:
-    """Weights of padded sequences: `mask` bool[n, T] -> float[n, T]. See the module docstring for the modes."""
-    xp = mask.__array_namespace__()
-    return xp.where(mask, sequence_scales(xp.sum(mask, axis=1), mode, constant)[:, None], 0.0)
 
 
 def normalise(streams: Sequence[Streams], names: Sequence[str], mode: str, constant: float) -> list[Streams]:

@@ -109,15 +109,13 @@ DIVERGENCES: dict[str, Callable[[jax.Array, jax.Array, jax.Array, float], jax.Ar
     "forward_kl": forward_kl,
     "jsd": jsd,
 }
-LOSSES = ("sampled", *DIVERGENCES)
-SUPPORTS = ("vocabulary", "student", "teacher", "union")
 
 
 def support_of(which: str, teacher: Scores, student_ids: np.ndarray) -> Support:
     """The support of one trajectory, with the teacher's log-probs in it.
 
     Args:
-      which: "student" (its top-k tokens), "teacher" (its own) or "union"; see `SUPPORTS`.
+      which: "student" (its top-k tokens), "teacher" (its own) or "union".
       teacher: its scores; the candidates it was asked about are `student_ids`.
       student_ids: i32[T, C] the student's most likely tokens; not read for "teacher".
 

@@ -132,8 +132,8 @@ class Tokens(NamedTuple):
     sequence_mean: Callable[[jax.Array], jax.Array]  # any f32[...] -> the mean over each token's sequence, no gradient
 
 
-class Clip(Protocol):
-    """Where an objective reads its constants: `config.RLConfig`, or the learner's `Objective`."""
+class Constants(Protocol):
+    """Where an objective reads its own: `config.RLConfig`, or the learner's `Objective`."""
 
     clip_low: float
     clip_high: float
@@ -142,7 +142,7 @@ class Clip(Protocol):
     tau_negative: float
 
 
-OBJECTIVES: dict[str, Callable[[Tokens, Clip], Losses]] = {
+OBJECTIVES: dict[str, Callable[[Tokens, Constants], Losses]] = {
     "ppo_clip": lambda t, c: clipped_policy_loss(*t[:3], c.clip_low, c.clip_high),
     "dual_clip": lambda t, c: dual_clip_loss(*t[:3], c.clip_low, c.clip_high, c.clip_dual),
     "gspo": lambda t, c: sequence_ratio_loss(

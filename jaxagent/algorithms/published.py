@@ -52,6 +52,9 @@ _GRPO = {
     "critic.adaptive_alpha": 0.05,
     "critic.turn_gamma": 1.0,
     "echo.coefficient": 0.0,
+    "echo.schedule": "constant",
+    "echo.targets": "env_only",
+    "echo.denominator": "full_observation",
     "positive_nll.coefficient": 0.0,
     "positive_nll.min_reward": 1.0,
     "distill.coefficient": 0.0,
@@ -123,6 +126,15 @@ PUBLISHED: dict[str, Published] = {
         "Off-policy sequence masking as slime has it, after DeepSeek-V3.2 (arXiv 2512.02556), on GRPO",
         _GRPO | {"correction.name": "opsm"},
     ),
+    "flow_grpo": Published(
+        "Flow-GRPO of AgentFlow, arXiv 2510.05592: every turn is a sample, and the group's statistics are over turns",
+        _GRPO | {"clip_high": 0.3, "multi_trajectory": "statistics", "kl.coefficient": 0.001,
+                 "aggregation": "token_mean"},
+    ),
+    "memagent": Published(
+        "MemAgent, arXiv 2507.02259: no std; every turn is a sample with the episode's whole advantage",
+        _GRPO | {"advantage": "group_mean", "kl.coefficient": 0.001, "aggregation": "token_mean"},
+    ),
     "polar": Published(
         "NVIDIA-NeMo/ProRL-Agent-Server, bridge to the trainer",
         _GRPO | {"advantage": "leave_one_out_std", "clip_high": 0.28, "kl.coefficient": 0.001,
@@ -130,8 +142,8 @@ PUBLISHED: dict[str, Published] = {
     ),
     "ppo": Published(
         "PPO, arXiv 1707.06347, as Search-R1 (arXiv 2503.09516) sets it",
-        _GRPO | {"advantage": "gae", "whiten_advantages": True, "kl.coefficient": 0.001, "kl.where": "reward",
-                 "aggregation": "token_mean"},
+        _GRPO | {"advantage": "gae", "whiten_advantages": True, "kl.coefficient": 0.001, "kl.estimator": "k1",
+                 "kl.where": "reward", "aggregation": "token_mean"},  # k1: verl's default for KL in the reward
     ),
     "vapo": Published(
         "VAPO, arXiv 2504.05118; its value pre-training is rl.critic.warmup_updates",

@@ -24,9 +24,7 @@ class Rollout:
     old: Sequence[np.ndarray] | None  # f32[T] each: log-probs under the learner's policy now, when a choice reads them
     values: Sequence[np.ndarray] | None  # f32[T] each: the critic's values, when the advantage reads them
     teacher: Sequence[Scores] | None = None  # with rl.distill
-    students: Sequence[np.ndarray] | None = (
-        None  # i32[T, K] each: the policy's top-k tokens, where the support has them
-    )
+    students: Sequence[np.ndarray] | None = None  # i32[T, K] each: the policy's top-k tokens, when the support has them
 
 
 def walk(groups: Sequence[Group]) -> Iterator[tuple[int, int, Episode, Trajectory]]:

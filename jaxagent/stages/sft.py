@@ -19,6 +19,7 @@ from jaxagent.config import ConfigError
 from jaxagent.engine.driver import Driver
 from jaxagent.envs.base import Message
 from jaxagent.learner.batching import check_context
+from jaxagent.learner.state import TrainState
 from jaxagent.models.params import Params
 from jaxagent.rollout import demonstrations
 from jaxagent.run import Run
@@ -34,15 +35,24 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
     positives, negatives = load(parts)
     count = negative_count(cfg.training.examples, cfg.negative_frac) if negatives else 0
 
-    def to_streams(state: object, chosen: Sequence[tuple[dict, int]]):
-        rows = [row for row, _ in chosen]
-        for slot in range(count):  # the last of an update's examples make room for negatives, in their own order
-            _, number = chosen[-1 - slot]
-            rows[-1 - slot] = negatives[number % len(negatives)]
+    def to_streams(state: TrainState, chosen: Sequence[dict]):
+        rows = with_negatives(chosen, negatives, count, (parts.cfg.seed, int(state.step)))
         return sft([to_trajectory(parts, row) for row in rows], observations=False, mode=cfg.aggregation), {}
 
-    examples = [(row, number) for number, row in enumerate(positives)]
-    return offline.train(parts, saved, driver, params, SFT, cfg.training, examples, lambda *_: to_streams)
+    return offline.train(parts, saved, driver, params, SFT, cfg.training, positives, lambda *_: to_streams)
+
+
+def with_negatives(chosen: Sequence[dict], negatives: Sequence[dict], count: int, at: tuple[int, int]) -> list[dict]:
+    """An update's examples of which the last `count` make room for negatives: every negative before any comes again.
+
+    Args:
+      chosen: the update's demonstrations.
+      negatives, count: all negatives, and how many of them an update has.
+      at: (seed, number of the update), as `offline.order` takes it.
+    """
+    if not count:
+        return list(chosen)
+    return [*chosen[:-count], *(negatives[i] for i in offline.order(len(negatives), count, at))]
 
 
 def negative_count(examples: int, frac: float) -> int:

@@ -20,16 +20,21 @@ BY_HAND = {
 }
 
 
+def weights(mask, mode, constant):
+    """Of padded sequences, bool[n, T] -> float[n, T]."""
+    return mask * aggregate.sequence_scales(mask.sum(axis=1), mode, constant)[:, None]
+
+
 class HandNumbers(chex.TestCase, parameterized.TestCase):
     @chex.variants(with_jit=True, without_jit=True)
     @parameterized.parameters(*BY_HAND)
     def test_weights(self, mode):
-        weights = self.variant(lambda mask: aggregate.weights(mask, mode, 10.0))(jnp.asarray(MASK))
-        np.testing.assert_allclose(weights, BY_HAND[mode], rtol=1e-6)
+        found = self.variant(lambda mask: weights(mask, mode, 10.0))(jnp.asarray(MASK))
+        np.testing.assert_allclose(found, BY_HAND[mode], rtol=1e-6)
 
     @parameterized.parameters(*BY_HAND)
     def test_weights_on_numpy(self, mode):
-        np.testing.assert_allclose(aggregate.weights(MASK, mode, 10.0), BY_HAND[mode], rtol=1e-12)
+        np.testing.assert_allclose(weights(MASK, mode, 10.0), BY_HAND[mode], rtol=1e-12)
 
 
 def reference_mean(losses: list[list[float]], mode: str, constant: float) -> float:
@@ -51,7 +56,7 @@ def test_mask_equals_dropping_the_tokens(data, mode):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     mask, losses = rng.random((n, t)) < 0.5, rng.normal(size=(n, t))
     dropped = [list(row[keep]) for row, keep in zip(losses, mask, strict=True)]
-    total = np.sum(aggregate.weights(mask, mode, 3.0) * losses)
+    total = np.sum(weights(mask, mode, 3.0) * losses)
     np.testing.assert_allclose(total, reference_mean(dropped, mode, 3.0), rtol=1e-10, atol=1e-12)
 
 
@@ -71,6 +76,13 @@ def test_rollout_mean_by_hand():
     np.testing.assert_allclose(scales, [1 / 8, 1 / 4, 1 / 8, 0])
 
 
+def test_sequences_of_no_episode_are_each_one_of_their_own(make_trajectory):
+    trajectory = make_trajectory("paa")
+    three = [Streams.of(trajectory, episode=e, policy_weights=[0, 1, 1]) for e in (-1, -1, 5)]
+    scaled = aggregate.normalise(three, ["policy_weights"], "rollout_mean", 1.0)
+    np.testing.assert_allclose([s.policy_weights.sum() for s in scaled], [1 / 3] * 3, rtol=1e-6)
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 8))
 def test_rollout_mean_is_a_mean_of_means_of_means(seed, n):
@@ -88,6 +100,6 @@ def test_rollout_mean_is_a_mean_of_means_of_means(seed, n):
 
 def test_unknown_mode_and_wrong_length_are_errors(make_trajectory):
     with pytest.raises(ValueError, match="unknown aggregation 'mean'"):
-        aggregate.weights(MASK, "mean", 1.0)
+        weights(MASK, "mean", 1.0)
     with pytest.raises(ValueError, match="stream 'advantages' has shape"):
         Streams.of(make_trajectory("pa"), advantages=[1.0])

@@ -22,6 +22,8 @@ RHO = np.log(np.array([1.0, 3.0, 0.25]))  # product 0.75
         ("truncate", "token", 0.0, 2.0, [1.0, 2.0, 0.25]),
         ("truncate", "token", 0.5, 2.0, [1.0, 2.0, 0.5]),
         ("mask", "token", 0.5, 5.0, [1.0, 3.0, 0.0]),
+        ("mask", "token", 1.0, 5.0, [1.0, 3.0, 0.0]),  # the bounds themselves are inside
+        ("mask", "token", 0.5, 1.0, [1.0, 0.0, 0.0]),
         ("truncate", "sequence", 0.0, 2.0, [0.75] * 3),
         ("mask", "sequence", 0.8, 2.0, [0.0] * 3),
         ("truncate", "geometric", 0.0, 2.0, [0.75 ** (1 / 3)] * 3),

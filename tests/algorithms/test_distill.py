@@ -163,7 +163,8 @@ def test_supports():
     student = np.array([[7, 3], [5, 6]], np.int32)
     np.testing.assert_array_equal(support_of("student", teacher, student).ids, student)
     np.testing.assert_array_equal(support_of("student", teacher, student).teacher_logprobs, teacher.candidate_logprobs)
-    assert support_of("teacher", teacher, student).ids is teacher.top_ids
+    own = support_of("teacher", teacher, student)
+    assert own.ids is teacher.top_ids and own.teacher_logprobs is teacher.top_logprobs
     union = support_of("union", teacher, student)
     np.testing.assert_array_equal(union.ids, [[7, 3, 4, 7], [5, 6, 1, 2]])
     expected = np.array([[-2, -5, -0.1, -np.inf], [-3, -4, -0.5, -0.6]], np.float32)
@@ -172,7 +173,7 @@ def test_supports():
 
 
 def test_metrics_by_hand(make_trajectory):
-    trajectory = make_trajectory("ppaao", logprob=-1.0)
+    trajectory = make_trajectory("apaao", logprob=-1.0)  # nothing predicts the first token: it does not count
     scores = Scores(
         logprobs=np.array([0, 0, -1.5, -2.5, 0], np.float32),
         top_ids=np.array([[0], [1], [2], [9], [4]], np.int32),  # tokens are 0, 1, 2, 3, 4

@@ -29,17 +29,20 @@ class HandNumbers(chex.TestCase):
         np.testing.assert_allclose(returns, [1.25, 1.25, 0.0, 1.0], rtol=1e-6)
 
 
+compiled = jax.jit(gae)
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.floats(0, 1), st.floats(0, 1))
 def test_equals_the_double_sum_over_action_tokens_alone(seed, gamma, lam):
     rng = np.random.default_rng(seed)
     rewards, values, mask = rng.normal(size=9), rng.normal(size=9), rng.random(9) < 0.6
-    advantages, returns = gae(*map(jnp.asarray, (rewards, values, mask)), gamma, lam)
+    advantages, returns = compiled(np.float32(rewards), np.float32(values), mask, gamma, lam)
     r, v = rewards[mask], np.append(values[mask], 0.0)
     deltas = r + gamma * v[1:] - v[:-1]
     expected = [sum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, len(r))) for t in range(len(r))]
-    np.testing.assert_allclose(np.asarray(advantages)[mask], expected, rtol=2e-4, atol=2e-5)
-    np.testing.assert_allclose(np.asarray(returns)[mask], np.array(expected) + v[:-1], rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(np.asarray(advantages)[mask], expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(returns)[mask], np.array(expected) + v[:-1], rtol=1e-5, atol=1e-5)
     assert not np.any(np.asarray(advantages)[~mask])
 
 

@@ -23,7 +23,7 @@ import pytest
 from absl.testing import parameterized
 
 from jaxagent import algorithms, config
-from jaxagent.algorithms import aggregate, kl, value_loss
+from jaxagent.algorithms import aggregate, distill, kl, value_loss
 from jaxagent.algorithms.advantages import GROUP_ADVANTAGES, root, whiten, zero_signal
 from jaxagent.algorithms.best_of_k import BEST_OF_K
 from jaxagent.algorithms.policy_loss import OBJECTIVES, Tokens, opsm_factor
@@ -121,7 +121,7 @@ CASES = {
     ),
     "whiten": Case(grouped(whiten), 1, numpy=True),
     "aggregate": Case(
-        lambda mask, x: ((aggregate.weights(mask, "sequence_mean", 1.0) * jnp.where(mask, x, 0.0)),), 1, numpy=False
+        lambda m, x: (aggregate.sequence_scales(m.sum(1), "sequence_mean", 1.0)[:, None] * jnp.where(m, x, 0.0),), 1
     ),
     **{name: Case(along(name), 3) for name in TOKEN_ADVANTAGES},
     "return": Case(along("return"), 3, reference=discounted),
@@ -208,6 +208,43 @@ class Variants(chex.TestCase, parameterized.TestCase):
         outputs = self.variant(lambda *x: CASES[name].run(*x))(jnp.asarray(mask), *map(jnp.asarray, inputs))
         for got, wanted in zip(outputs, program(name)(mask, *inputs)[0], strict=True):
             np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+def inputs_that_are_numbers():
+    """Every loss as a function of what is trained, and of what must have no gradient through it."""
+    cases = {f"objective {name}": (lambda *x, f=f: f(tokens(jnp.ones(SHAPE, bool), *x), Constants())[0], 2)
+             for name, f in OBJECTIVES.items()}  # fmt: skip
+    cases |= {f"kl {name}": (lambda p, q, name=name: kl.kl_loss(p, q, name), 1) for name in kl.KL_ESTIMATORS}
+    cases["clipped value"] = (lambda *x: value_loss.clipped_value_loss(*x, 0.5)[0], 2)
+    for name in ("hl_gauss", "two_hot"):
+        cases[name] = (functools.partial(in_bins(name), None), 1)
+    everything = jnp.ones(SHAPE, bool)
+    for name, f in distill.DIVERGENCES.items():
+        cases[name] = (
+            lambda p, q, f=f: f(*(distill.renormalise(x, everything, 1.0) for x in (p, q)), everything, 0.3),
+            1,
+        )
+    return cases
+
+
+def test_gradients_flow_through_what_is_trained_alone():
+    """Not through old log-probs, advantages, a reference, returns or a teacher, if they came from a parameter too."""
+    cases = inputs_that_are_numbers()
+
+    def gradients(*inputs):
+        return {
+            name: jax.grad(lambda *x, f=f: jnp.sum(f(*x)), tuple(range(1 + n)))(*inputs[: 1 + n])
+            for name, (f, n) in cases.items()
+        }
+
+    rng = np.random.default_rng(3)
+    inputs = [rng.normal(0, 0.5, SHAPE).astype(np.float32) for _ in range(3)]
+    told = lambda p, q: distill.sampled_advantages(p, q, jnp.ones(SHAPE, bool)).sum()  # noqa: E731
+    found, sampled = jax.jit(lambda *x: (gradients(*x), jax.grad(told, (0, 1))(*x[:2])))(*inputs)
+    for name, (trained, *numbers) in found.items():
+        assert np.any(trained) == (name != "objective none"), name
+        assert not any(np.any(x) for x in numbers), name
+    assert not any(np.any(x) for x in sampled)  # an advantage, and nothing but a number
 
 
 def test_zero_signal_and_turn_starts_equal_loops():

@@ -36,6 +36,7 @@ def test_pairs_join_the_best_with_the_worst(make_group):
     assert chosen(per_task=9, min_gap=0.0) == [(1, 2), (3, 0)]
     assert chosen(per_task=1, min_gap=0.0) == [(1, 2)]
     assert chosen(per_task=9, min_gap=0.5) == [(1, 2)]
+    assert chosen(per_task=9, min_gap=1.0) == [(1, 2)]  # as large as the least gap is large enough
 
 
 def test_pairs_leave_out_failures_copies_and_equal_rewards(make_group):
@@ -138,6 +139,13 @@ def test_the_weighted_nll_has_the_gradient_of_dpo(make_group, normalised, oracle
     assert metrics["dpo/loss"] + alpha * metrics["dpo/nll"] == pytest.approx(float(value), rel=1e-6)
 
 
+def test_where_the_policy_is_its_reference_every_margin_is_0_and_no_pair_is_won(make_group):
+    pair = dpo.Pair(*numbered(make_group(("pa", 1.0), ("pa", 0.0))).episodes)
+    streams, metrics = dpo.streams([pair], [np.array([0, -3.0])] * 2, [np.array([0, -3.0])] * 2, 0.5, False, 0.0)
+    assert metrics["dpo/accuracy"] == 0.0 and metrics["dpo/loss"] == pytest.approx(np.log(2))
+    np.testing.assert_allclose([s.nll_weights[1] for s in streams], [0.25, -0.25])  # beta / 2
+
+
 def test_a_pair_that_is_won_by_far_pulls_no_more(make_group):
     pair = dpo.Pair(*numbered(make_group(("pa", 1.0), ("pa", 0.0))).episodes)
     for gain in (50.0, 5000.0):
@@ -170,6 +178,19 @@ def test_auc_counts_pairs(make_group):
     assert outcome.accuracy(scores, labels, best) == max(
         np.mean((scores > c) == labels) for c in np.linspace(-0.5, 1.5, 100)
     )
+
+
+def test_a_score_at_the_threshold_is_below_it_and_the_best_threshold_lies_between_scores():
+    assert outcome.accuracy(np.array([0.0]), np.array([False]), 0.0) == 1.0
+    assert outcome.best_threshold(np.array([2.0, 0.0, 1.0]), np.array([True, False, True])) == 0.5
+
+
+def test_an_outcome_is_read_after_the_last_trajectory_that_acted(make_group):
+    (episode,) = make_group(("pa poaa pp", 1.0)).episodes
+    end, acted = outcome.ended(episode), episode.trajectories[1]
+    np.testing.assert_array_equal(end.tokens, [*acted.tokens, 0])
+    np.testing.assert_array_equal(end.kinds[:-1], acted.kinds)
+    assert len(end.logprobs) == len(end.turns) == 5 and end.action_mask[-1]
 
 
 def test_outcome_losses_have_the_gradients_of_their_formulas(make_group):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxagent.algorithms import presets
+from jaxagent.algorithms.rollout import action_mask
 from jaxagent.config import ConfigError
 from jaxagent.types import StopReason
 
@@ -82,6 +83,17 @@ def test_episodes_without_an_action_are_no_trajectory(rl, make_group):
     assert presets.streams([make_group(("ppo", 1.0))], rl(), 0.0)[0] == []
 
 
+def test_nothing_predicts_a_trajectorys_first_token(make_trajectory):
+    np.testing.assert_array_equal(action_mask(make_trajectory("aoa")), [0, 0, 1])
+
+
+def test_along_tokens_failed_attempts_are_not_trained_and_the_last_token_needs_no_place_in_a_row(rl, make_group):
+    group = make_group(("paaoa", 1.0), ("pa", 1.0, StopReason.TIMEOUT))
+    config = rl(advantage="return", critic=dict(gamma=1.0), batch=dict(row_tokens=4))  # five tokens: four inputs
+    (only,) = presets.streams([group], config, 0.0)[0]
+    np.testing.assert_array_equal(only.advantages, [0, 1, 1, 0, 1])
+
+
 def test_ppo_puts_the_reward_on_the_last_action_and_skips_the_observation(rl, make_group):
     group = make_group(("ppaooao", 1.0))
     critic = dict(gamma=0.5, lam=1.0, value_coefficient=2.0)
@@ -123,6 +135,27 @@ def test_kl_in_loss_and_entropy_are_weights(rl, make_group):
     np.testing.assert_allclose(s.reference_logprobs, [0, -2.0])
 
 
+def test_every_term_is_a_mean_over_the_update_times_its_coefficient(rl, make_group):
+    group = make_group(("paaoa", 1.0), ("pa", 1.0), ("paoo", 1.0, StopReason.TIMEOUT))
+    config = rl(
+        advantage="gae", critic=dict(value_coefficient=2.0), updates_per_step=1, entropy_coefficient=0.01,
+        z_coefficient=0.02, kl=dict(coefficient=0.1, where="loss"), positive_nll=dict(coefficient=0.3, min_reward=1.0),
+        echo=dict(coefficient=0.05, schedule="linear_decay", denominator="token_mean"), aggregation="sequence_mean",
+    )  # fmt: skip
+    zeros = [np.zeros(len(t), np.float32) for t in presets.trajectories([group])]
+    streams, _ = presets.streams([group], config, 0.5, reference=zeros, values=zeros)
+    (update,) = presets.mini_batches(streams, config, (0, 0))
+    sums = {name: float(sum(getattr(s, f"{name}_weights").sum() for s in update)) for name in
+            ("policy", "kl", "entropy", "z", "value", "nll", "ce")}  # fmt: skip
+    expected = dict(policy=1.0, kl=0.1, entropy=0.01, z=0.02, value=2.0, nll=0.3)  # not of the failed attempt
+    expected["ce"] = 0.025 * 3 / 3.001  # of all three sequences; half of the stage is over
+    assert sums == pytest.approx(expected, rel=1e-6)
+    # What is imitated is a mean over tokens, whatever the aggregation of the policy's term.
+    (longer,) = (s for s in update if len(s.trajectory) == 5)
+    np.testing.assert_allclose(longer.nll_weights, np.array([0, 1, 1, 0, 1]) * 0.3 / 4, rtol=1e-6)
+    np.testing.assert_allclose(longer.policy_weights, np.array([0, 1, 1, 0, 1]) / 6, rtol=1e-6)
+
+
 def test_echo_is_grpo_plus_observation_weights(rl, make_group):
     groups = [
         make_group(("paooa", 1.0), ("paow", 0.0), ("pao", 0.0, StopReason.TIMEOUT)),
@@ -154,6 +187,8 @@ def test_mini_batches_part_evenly_cover_each_epoch_and_normalise_each_update(rl,
         np.testing.assert_allclose(sum(s.policy_weights.sum() for s in update), 1.0, rtol=1e-6)
     again = list(presets.mini_batches(streams, rl(updates_per_step=2, epochs=2), (1, 7)))
     assert [[id(s.trajectory) for s in u] for u in updates] == [[id(s.trajectory) for s in u] for u in again]
+    first, _, second, _ = ({id(s.trajectory) for s in u} for u in updates)
+    assert first != second  # every epoch is shuffled anew
     assert list(presets.mini_batches([], rl(), (0, 0))) == []
 
 

@@ -124,6 +124,17 @@ def test_equals_loops_over_action_tokens_alone(seed, name, keep):
     assert not any(np.any(np.asarray(x)[~mask]) for x in got)
 
 
+def test_adaptive_lambda_is_0_where_its_formula_is_negative():
+    """alpha 0.05, as published, and three tokens: 1 - 1 / 0.15 < 0. With lambda 0 an advantage is its own delta."""
+    critic = dataclasses.replace(CRITIC, gamma=1.0, adaptive_alpha=0.05)
+    path = Path(
+        np.float32([0, 0, 1]), np.float32([0.5, 0.25, 0.5]), np.ones(3, bool), np.zeros(3, np.int32), np.zeros(3)
+    )
+    got = jax.jit(lambda path: TOKEN_ADVANTAGES["gae_adaptive"](path, critic))(path)
+    np.testing.assert_allclose(got.advantages, [-0.25, 0.25, 0.5])
+    np.testing.assert_allclose(got.returns, [1, 1, 1])
+
+
 def test_vtrace_on_policy_is_gae():
     rng = np.random.default_rng(0)
     rewards, values = rng.normal(size=(2, T)).astype(np.float32)

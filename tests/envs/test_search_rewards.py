@@ -1,6 +1,8 @@
 """The verifier against outputs of the published functions, by hand, and by properties."""
 
+import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -27,12 +29,16 @@ def config(profile="em_format", s=0.2, f=0.1, r=0.0, min_answers=2) -> RewardCon
 
 
 def test_normalize_answer_equals_the_published_function():
-    for row in vectors("normalize_answer.jsonl"):
+    rows = vectors("normalize_answer.jsonl")
+    assert len(rows) == 7
+    for row in rows:
         assert normalize_answer(row["in"]) == row["out"]
 
 
 def test_scores_equal_the_published_functions():
-    for row in vectors("search_r1_rewards.jsonl"):
+    rows = vectors("search_r1_rewards.jsonl")
+    assert len(rows) == 10
+    for row in rows:
         full, answers = row["solution_str"], row["target"]
         response = full[full.index(MARK) + len(MARK) :].lstrip()
         assert well_formed(response) == row["valid"], row["name"]
@@ -47,6 +53,15 @@ def test_scores_equal_the_published_functions():
             scores = score(constants, full, response, answers)
             assert scores["reward"] == row[column], (row["name"], column)
             assert scores["sub_em"] == row["qa_subem"], row["name"]
+
+
+def test_every_order_of_blocks_against_the_published_one():
+    """(think search information)* think answer, as a regular expression over all 5,460 orders of up to six blocks."""
+    names = {"t": "think", "s": "search", "i": "information", "a": "answer"}
+    for size in range(1, 7):
+        for order in itertools.product(names, repeat=size):
+            response = "".join(f"<{names[n]}>x</{names[n]}>\n" for n in order)
+            assert well_formed(response) == bool(re.fullmatch("(tsi)*ta", "".join(order))), order
 
 
 def test_end_of_sequence_text_after_the_answer_is_not_well_formed():

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configs.search_r1 import get_config
+from jaxagent import config
 from jaxagent.algorithms.value_bins import Support
 from jaxagent.learner import loss as losses
 from jaxagent.learner.batch import Batch
@@ -160,6 +162,9 @@ class Variants(chex.TestCase):
             metrics["critic/explained_variance"],
             1 - np.mean((0.3 - batch.returns[live]) ** 2) / batch.returns[live].var(), rtol=1e-4,
         )  # fmt: skip
+        held = ((near - batch.returns) ** 2 > (0.3 - batch.returns) ** 2)[live].mean()
+        np.testing.assert_allclose(metrics["critic/clip_frac"], held, rtol=1e-6)
+        assert 0 < held < 1
 
 
 def test_metrics_are_exact_over_tokens_and_add_up_over_micro_batches():
@@ -177,6 +182,17 @@ def test_metrics_are_exact_over_tokens_and_add_up_over_micro_batches():
     np.testing.assert_allclose(metrics["policy/ratio_max"], np.exp(gap.max()), rtol=1e-5)
     ce = join(lambda b, lp, h: b.ce_weights) > 0
     np.testing.assert_allclose(metrics["ce/nll"], -join(lambda b, lp, h: lp)[ce].mean(), rtol=1e-5)
+    assert metrics["ce/tokens"] == ce.sum()
+    # What clipping stopped, and the two divergences, each a mean over its own tokens.
+    advantages, old = (join(lambda b, lp, h, n=n: getattr(b, n))[policy] for n in ("advantages", "old_logprobs"))
+    ratio = np.exp(join(lambda b, lp, h: lp)[policy] - old)
+    stopped = np.where(advantages > 0, ratio > 1.28, ratio < 0.8)
+    assert 0 < stopped.mean() < 1
+    np.testing.assert_allclose(metrics["policy/clip_frac"], stopped.mean(), rtol=1e-6)
+    np.testing.assert_allclose(metrics["policy/kl_behaviour"], np.mean(np.exp(-gap) - 1 + gap), rtol=1e-5)
+    kl = join(lambda b, lp, h: b.kl_weights) > 0
+    d = join(lambda b, lp, h: lp - b.reference_logprobs)[kl]
+    np.testing.assert_allclose(metrics["policy/kl_reference"], np.mean(np.exp(-d) - 1 + d), rtol=1e-5)
     total = sum(reference_loss(lp, h, b) for b, lp, h in parts)
     np.testing.assert_allclose(metrics["loss/total"], total, rtol=1e-5)
 
@@ -207,3 +223,28 @@ def test_off_policy_sequence_masking_takes_out_bad_sequences_and_their_gradient(
     np.testing.assert_allclose(loss(logprobs), expected(logprobs), rtol=1e-6)
     grad = jax.grad(loss)(logprobs)
     assert not np.any(grad[0, :2]) and np.all(np.asarray(grad[0, 2:]) != 0)
+    # A sequence's mean is over its policy tokens: without its second one the first sequence drifts by 0.3.
+    one = batch.replace(policy_weights=batch.policy_weights * np.array([[1, 0, 1, 1]], np.float32))
+    masked, whole = (
+        losses.policy_loss(logprobs, entropy, one, dataclasses.replace(objective, opsm_delta=delta))[0]
+        for delta in (0.2, 0.4)
+    )
+    np.testing.assert_allclose(whole - masked, 0.8 * batch.policy_weights[0, 0], rtol=1e-4)  # exp(-0.3), clipped
+
+
+def test_the_objective_is_read_from_the_config_field_by_field():
+    base = config.parse(get_config()).rl
+    changed = dataclasses.replace(
+        base, objective="sapo", clip_low=0.1, clip_high=0.3, clip_dual=4.0, tau_positive=1.5, tau_negative=2.5,
+        kl=dataclasses.replace(base.kl, estimator="k2"),
+        correction=dataclasses.replace(base.correction, name="opsm", opsm_delta=0.5),
+        sampling=dataclasses.replace(base.sampling, temperature=0.7),
+        critic=dataclasses.replace(base.critic, value_clip=0.25, loss="two_hot", bins=3, low=0.0, high=2.0, sigma=0.5),
+    )  # fmt: skip
+    assert Objective.of(changed) == Objective(
+        temperature=0.7, policy="sapo", clip_low=0.1, clip_high=0.3, clip_dual=4.0, kl_estimator="k2", opsm_delta=0.5,
+        value_clip=0.25, tau_positive=1.5, tau_negative=2.5, value_loss="two_hot", value_bins=Support(0.0, 2.0, 3, 0.5),
+    )  # fmt: skip
+    greedy = dataclasses.replace(base, sampling=dataclasses.replace(base.sampling, temperature=0.0))
+    plain = Objective.of(dataclasses.replace(greedy, correction=dataclasses.replace(base.correction, name="truncate")))
+    assert (plain.temperature, plain.opsm_delta, plain.value_bins) == (1.0, None, None)

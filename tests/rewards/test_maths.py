@@ -56,7 +56,7 @@ def test_numbers_are_exact(text, value):
 @pytest.mark.parametrize(
     "text",
     ["", "x", "1/0", r"\frac{1}{0}", "1,23", "1 2", "1e999", "1e-999", "--1", "17*23", "2+2", "2^3", "1_000", "٣",
-     "inf", "nan", "0x10", "9" * 201, r"\frac123", "1/2/3", "%", "-", r"\frac{1,2}{3}"],
+     "inf", "nan", "0x10", "9" * 201, r"\frac123", "1/2/3", "%", "-", r"\frac{1,2}{3}", r"1\frac{-1}{2}"],
 )  # fmt: skip
 def test_what_is_no_number(text):
     assert parse_number(text) is None

@@ -65,7 +65,7 @@ MADE = calls(
 def test_faults_are_counted_and_their_penalty_is_bounded():
     assert (duplicate_calls(MADE), unknown_calls(MADE, {"search"}), calls_over(MADE, 4)) == (2, 1, 2)
     assert duplicate_calls(MADE, repeatable={"search"}) == 0
-    assert (duplicate_calls(()), calls_over((), 0)) == (0, 0)
+    assert (duplicate_calls(()), calls_over((), 0), calls_over(MADE, 9)) == (0, 0, 0)
     view = View(Task("t", "", ()), tool_calls=MADE)
     assert tool_efficiency(view, tools={"search"}, budget=4, penalty=0.125) == {
         "reward": -0.625, "duplicates": 2.0, "unknown": 1.0, "over": 2.0}  # fmt: skip
