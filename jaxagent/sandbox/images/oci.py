@@ -14,6 +14,7 @@ import io
 import json
 import os
 import platform
+import posixpath
 import re
 import tarfile
 import time
@@ -64,7 +65,7 @@ async def load(store: Store, path: Path, name: str = "", max_bytes: int = MAX_IM
                     "name": name or wanted.name or path.name,
                     "seconds": round(time.monotonic() - begin, 2),
                     "env": wanted.env,
-                    "workdir": wanted.config.get("WorkingDir") or "/",
+                    "workdir": posixpath.normpath("/" + (wanted.config.get("WorkingDir") or "").lstrip("/")),
                     "user": wanted.config.get("User") or "",
                     "skipped": skipped,
                 }
@@ -99,6 +100,8 @@ class _Image:
         env = self.config.get("Env") or []
         if not isinstance(env, list) or not all(isinstance(e, str) and e.partition("=")[0] for e in env):
             raise TarError("its configuration has a malformed Env")
+        if not all(isinstance(self.config.get(name) or "", str) for name in ("WorkingDir", "User")):
+            raise TarError("its configuration has a malformed WorkingDir or User")
         self.env = {e.partition("=")[0]: e.partition("=")[2] for e in env}
         diffs = (self._config.get("rootfs") or {}).get("diff_ids")
         if not isinstance(diffs, list) or len(diffs) != len(self._layers) or not all(map(_digest, diffs)):

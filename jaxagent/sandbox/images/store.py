@@ -61,7 +61,9 @@ class Store:
             record = json.loads((place / RECORD).read_text("utf-8"))
         except (OSError, ValueError):
             return None
-        return {**record, "tree": str(place / TREE) if (place / TREE).is_dir() else ""}
+        if record.get("layer") != (place / TREE).is_dir():
+            return None
+        return {**record, "tree": str(place / TREE) if record["layer"] else ""}
 
     @contextlib.asynccontextmanager
     async def making(self, key: str) -> AsyncIterator[Path]:
@@ -85,17 +87,22 @@ class Store:
     def finish(self, kind: str, key: str, work: Path, record: dict[str, Any]) -> dict[str, Any]:
         """Makes what lies in `work` final; returns it as `find` does."""
         size, files = measure(work / TREE)
-        record = {**record, "bytes": size, "files": files, "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+        layer = (work / TREE).is_dir()
+        record = {
+            **record,
+            "layer": layer,
+            "bytes": size,
+            "files": files,
+            "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
         with open(work / RECORD, "w", encoding="utf-8") as file:
-            json.dump(record, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
+            json.dump(record, file, indent=1)  # a torn one after a power cut is no record, and the step runs again
         work.chmod(0o755)
         target = self.folder / kind / key
         if target.exists():  # without a readable record: not ours to trust
             _remove(target)
         work.rename(target)
-        return {**record, "tree": str(target / TREE) if (target / TREE).is_dir() else ""}
+        return {**record, "tree": str(target / TREE) if layer else ""}
 
     def listing(self) -> list[dict[str, Any]]:
         """Every record, with "key" and "kind", the oldest first."""
