@@ -41,7 +41,7 @@ class Workshop:
             self._owner.close()
             pytest.skip(str(failure))
         self.backend, compiled = probed, probed.name == "namespaces"
-        self.places = {n: BuildPlace(self._owner, compiled, network=n) for n in (False, True)}
+        self.places = {n: BuildPlace(self._owner, compiled, n, probed.roots) for n in (False, True)}
         self.context = folder / "context"
         self.context.mkdir()
         self.said = []
@@ -114,7 +114,7 @@ RUN echo "$A|$GREETING|$OLD|$WORD|$(pwd)|$(id -u)|$HOME" > said \\
     # left out
     && printf x >> /etc/issue
 SHELL ["/bin/bash", "-c"]
-RUN [[ a == a ]] && rm /etc/hosts && chown nobody:nogroup said \
+RUN [[ a == a ]] && rm /etc/hosts && chown nobody:nogroup said \\
     && python3 -c 'import os; os.setgroups([]); os.setuid(33)'
 RUN ["sh", "-c", "echo $0 \\"two words\\" > exec", "zero"]
 RUN <<EOF

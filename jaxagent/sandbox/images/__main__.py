@@ -106,7 +106,7 @@ async def _build(args: argparse.Namespace) -> Built:
 async def _recipe_here(args: argparse.Namespace, owner: Owner, table: tuple[bases.Base, ...]) -> Built:
     probed = await choose.choose_backend(owner, ("namespaces", "namespaces-python"))
     await probed.close()
-    place = BuildPlace(owner, compiled=probed.name == "namespaces", network=args.network)
+    place = BuildPlace(owner, probed.name == "namespaces", args.network, probed.roots)
     builder = Builder(place, Store(args.store), table, print)
     path, context = _recipe(args)
     name = path.resolve().parent.name

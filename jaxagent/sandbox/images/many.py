@@ -59,7 +59,7 @@ class Images:
     ):
         self._backend, self._network, self._place = backend, network, None
         if isinstance(backend, Namespaces):
-            self._place = BuildPlace(backend.owner, compiled=backend.program is not None, network=network)
+            self._place = BuildPlace(backend.owner, backend.program is not None, network, backend.roots)
             self._builder = Builder(self._place, store, tuple(table), progress)
         self._known: dict[str, asyncio.Task[Built]] = {}
         self._gate = asyncio.Semaphore(os.cpu_count() or 1)

@@ -27,15 +27,16 @@ class BuildPlace(Namespaces):
 
     Args:
       network: share the host's network, its local services included. Only for recipes that you trust.
+      roots: those of another back end of this owner, which has made them already.
     """
 
-    def __init__(self, owner: Owner, compiled: bool = True, network: bool = False):
+    def __init__(self, owner: Owner, compiled: bool = True, network: bool = False, roots: Roots | None = None):
         super().__init__(owner, compiled)
         self.network = network
         self.filter = seccomp.program(pretend=True)
-        own = Path(tempfile.mkdtemp(prefix="build-", dir=owner.path))  # beside those of the run's own back end
+        own = Path(tempfile.mkdtemp(prefix="build-", dir=owner.path))
         own.chmod(0o755)
-        self.roots = Roots(own, self.uid)
+        self.roots = roots or Roots(own, self.uid)
         self._network_layer = own / "network"
 
     def describe_outside(self, spec: Spec, groups: list[str]) -> wire.Directives:
