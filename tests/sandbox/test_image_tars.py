@@ -326,6 +326,31 @@ def test_which_image(store, tmp_path):
         load(store, layout(path, LAYERS[0], spoil=other))
 
 
+def test_one_process_makes_a_layer(store):
+    """A second one waits; when it gives up, what the first has made so far stays."""
+
+    async def main():
+        async with store.making("key") as work:
+            (work / "half").write_text("x")
+
+            async def second():
+                async with store.making("key"):
+                    raise AssertionError("two at once")
+
+            waiting = asyncio.create_task(second())
+            await asyncio.sleep(0.2)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            assert waiting.cancelled() and (work / "half").is_file()
+        async with store.making("key") as work:
+            assert os.listdir(work) == []
+            (work / "tree").mkdir()
+            made = store.finish("layers", "key", work, {"step": "s"})
+        assert store.find("layers", "key") == made and made["layer"] and os.listdir(store.folder / "work") == []
+
+    asyncio.run(main())
+
+
 def test_an_image_that_is_too_large(store, tmp_path):
     with pytest.raises(BuildError, match="larger than allowed"):
         load(store, layout(tmp_path / "i.tar", layer(("a", FILE, b"x" * 600), ("b", FILE, b"x" * 600))), max_bytes=1000)

@@ -77,11 +77,13 @@ class Store:
                     break
                 except BlockingIOError:
                     await asyncio.sleep(LOCK_POLL_S)
-            await asyncio.to_thread(_remove, work)  # what a killed build left
-            work.mkdir()
-            yield work
+            try:
+                await asyncio.to_thread(_remove, work)  # what a killed build left
+                work.mkdir()
+                yield work
+            finally:
+                _remove(work)  # only by the one who has the lock
         finally:
-            _remove(work)
             os.close(lock)
 
     def finish(self, kind: str, key: str, work: Path, record: dict[str, Any]) -> dict[str, Any]:
