@@ -156,6 +156,7 @@ def laptop() -> ConfigDict:
     config.env.terminal.solved_reward = 1.0
     config.env.terminal.sandbox = ConfigDict({"backend": "auto", "unsafe": False, "workers": "", "token_file": ""})
     config.env.terminal.sandbox.update(root="", image="", layers="", warm=16)
+    config.env.terminal.sandbox.update(images="", bases=(), build_network=False)
     config.env.terminal.sandbox.update(memory_mb=256, disk_mb=16, files=1_000, processes=64, cpus=1.0)
 
     config.engine = ConfigDict()

@@ -137,6 +137,9 @@ class SandboxConfig:
     root: str  # folder that holds a whole root; "" = a minimal one over this machine's /usr
     image: str  # of docker and podman; "" = the root
     layers: str  # folder with a layer per task id, for tasks with an image of their own (Dockerfile, container.def)
+    images: str  # folder where such images are kept once they are built; "" = none is built
+    bases: tuple[str, ...]  # what FROM may name: "debian:12=debootstrap:bookworm"; see docs/sandboxes.md, Images
+    build_network: bool  # build steps have this machine's network; only for tasks that you trust
     warm: int  # sandboxes kept started ahead
     memory_mb: int
     disk_mb: int  # everything written

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jaxagent.config import Config, ConfigError, SandboxConfig
+from jaxagent.data import files, sources
 from jaxagent.envs import terminal
 from jaxagent.envs.base import Message
 from jaxagent.envs.terminal_tasks import dialogue, rows
@@ -14,6 +15,10 @@ from jaxagent.envs.terminal_tasks.verify import VerifierError
 from jaxagent.rollout.workers import Workers
 from jaxagent.sandbox import choose
 from jaxagent.sandbox.base import MIB, Backend, Limits, Sandbox, SandboxError, Spec
+from jaxagent.sandbox.images import bases
+from jaxagent.sandbox.images.built import BuildError
+from jaxagent.sandbox.images.many import Images, Wanted
+from jaxagent.sandbox.images.store import Store
 from jaxagent.sandbox.owner import Owner
 from jaxagent.sandbox.pool import Pool
 from jaxagent.sandbox.remote import Remote
@@ -43,10 +48,16 @@ class TerminalFamily:
         return terminal.messages(self._style, text)
 
     def open(self, dataset: Path, tasks: Sequence[Task], workers: Workers, note: Callable[[str], None]) -> None:
-        """Finds a back end that works and begins to fill the pool."""
-        for task in tasks:
-            rows.from_task(task)
-        note(workers.run(self._sandboxes.open(), timeout_s=_OPEN_TIMEOUT_S))
+        """Finds a back end that works, builds the tasks' own images and begins to fill the pool."""
+        known = [rows.from_task(task) for task in tasks]
+        note(workers.run(self._sandboxes.open(note), timeout_s=_OPEN_TIMEOUT_S))
+        if self._config.terminal.sandbox.images:
+            if dataset is not None and sources.TRAIN in files.splits(dataset):  # training tasks too, before they count
+                known += map(rows.from_task, sources.load_tasks(dataset, sources.TRAIN, need_answers=False))
+            wanted = {task.id: _wanted(task) for task in known if _own_image(task)}
+            timeout_s = _OPEN_TIMEOUT_S + sum(image.timeout_s for image in wanted.values())
+            if wanted:
+                note(workers.run(self._sandboxes.build(list(wanted.values())), timeout_s=timeout_s))
 
     def environment(self, task: Task) -> terminal.TerminalEnvironment:
         """See `family.Family`."""
@@ -65,14 +76,18 @@ class Sandboxes:
         self._owner: Owner | None = None
         self._backend: Backend | None = None
         self._pool: Pool | None = None
+        self._images: Images | None = None
 
-    async def open(self) -> str:
+    async def open(self, note: Callable[[str], None] = lambda line: None) -> str:
         """Opens everything and returns one line about it.
+
+        Args:
+          note: told of every step of an image that is built.
 
         Raises:
           ConfigError: no back end works here.
         """
-        spec = make_spec(self._config)
+        spec, table = make_spec(self._config), bases.parse(self._config.bases)
         try:
             if self._config.backend == "remote":
                 self._backend = remote(self._config)
@@ -83,33 +98,68 @@ class Sandboxes:
                 self._backend = await choose.choose_backend(self._owner, tuple(names), self._config.unsafe, spec)
         except SandboxError as failure:
             raise ConfigError(f"env.terminal.sandbox: {failure}") from failure
+        if self._config.images:
+            store, network = Store(self._config.images), self._config.build_network
+            self._images = Images(self._backend, store, table, network, note)
         self._pool = Pool(self._backend, spec, self._config.warm)
         self._pool.fill()
         return self._backend.describe()
+
+    async def build(self, wanted: Sequence[Wanted]) -> str:
+        """Builds images ahead and returns one line that counts them; one that fails is told when its task is taken."""
+        return await self._images.get_all(wanted)
 
     async def take(self, task: TerminalTask) -> Sandbox:
         """A running sandbox with the task's image.
 
         Raises:
           SandboxError: it does not start.
-          VerifierError: there is no image for the task.
+          VerifierError: there is no image for the task, or it cannot be built.
         """
-        image = task.image
-        if not (image.name or image.dockerfile or image.definition):
+        if not _own_image(task):
             return await self._pool.take()
         layer = Path(self._config.layers) / task.id
-        if not self._config.layers or not layer.is_dir():
-            raise VerifierError(f"{task.id} has an image of its own and env.terminal.sandbox.layers has none for it")
-        return await self._backend.start(make_spec(self._config, (str(layer.absolute()),)))
+        if self._config.layers and layer.is_dir():
+            return await self._backend.start(make_spec(self._config, (str(layer.absolute()),)))
+        if self._images is None:
+            raise VerifierError(
+                f"{task.id} has an image of its own, env.terminal.sandbox.layers has none for it, and "
+                "env.terminal.sandbox.images does not say where to build it"
+            )
+        try:
+            built = await self._images.get(_wanted(task))
+        except BuildError as failure:
+            raise VerifierError(f"{task.id}: {failure}") from failure
+        return await self._backend.start(built.spec(make_spec(self._config).limits))
 
     async def close(self) -> None:
         """Ends what was opened."""
+        if self._images is not None:
+            await self._images.close()
         if self._pool is not None:
             await self._pool.close()
         if self._backend is not None:
             await self._backend.close()
         if self._owner is not None:
             self._owner.close()
+
+
+def _own_image(task: TerminalTask) -> bool:
+    return bool(task.image.name or task.image.dockerfile or task.image.definition)
+
+
+def _wanted(task: TerminalTask) -> Wanted:
+    """The task's image, as its folder describes it."""
+    image = task.image
+    return Wanted(
+        id=task.id,
+        dockerfile=image.dockerfile,
+        definition=image.definition,
+        name=image.name,
+        context=image.context or Path(),
+        timeout_s=task.limits.build_timeout_s,
+        directory=task.workdir or "/",
+    )
 
 
 def make_spec(config: SandboxConfig, layers: tuple[str, ...] = ()) -> Spec:

@@ -27,7 +27,8 @@ import warnings  # noqa: F401  (os.execvpe wants it, when it is too late)
 TIMED_OUT, SHELL_LOST, FLOODED = 1, 2, 4
 GRACE_S, DRAIN_S, OLD_CHANNELS, CHUNK = 0.3, 0.05, 16, 65536
 MAX_FRAME = 80 << 20
-NEW_NAMESPACES = 0x10000000 | 0x20000000 | 0x00020000 | 0x40000000 | 0x08000000 | 0x04000000
+NEW_NAMESPACES = 0x10000000 | 0x20000000 | 0x00020000 | 0x08000000 | 0x04000000
+NEW_NETWORK = 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = (
     1,
     2,
@@ -134,7 +135,7 @@ def read_config():
             return
         if kind in names:
             config[names[kind]] = words[0]
-        elif kind in "pui":
+        elif kind in "puin":
             config[kind] = struct.unpack("<I", data)[0]
         elif kind == "g":
             config["cgroups"].append(words[0])
@@ -232,7 +233,8 @@ def launch():
         die_with_parent(config.get("p", 0))
     prctl(DUMPABLE, 1)
     uid, gid = os.geteuid(), os.getegid()
-    checked(libc.unshare(NEW_NAMESPACES), "new namespaces")
+    network = 0 if config.get("n") else NEW_NETWORK  # the host's only while an image is built
+    checked(libc.unshare(NEW_NAMESPACES | network), "new namespaces")
     write_file("/proc/self/setgroups", "deny")
     write_file("/proc/self/uid_map", f"{config['i']} {uid} 1")
     write_file("/proc/self/gid_map", f"{config['i']} {gid} 1")
@@ -247,6 +249,8 @@ def launch():
     os.setsid()
     make_root()
     checked(libc.sethostname(config["hostname"].encode(), len(config["hostname"].encode())), "hostname")
+    if not network:
+        return
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         fcntl.ioctl(probe, 0x8914, struct.pack("16sh22x", b"lo", 1))  # SIOCSIFFLAGS, IFF_UP
 

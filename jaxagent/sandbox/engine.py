@@ -48,17 +48,21 @@ class Engine(LocalBackend):
         self._command = command
         self._made: dict[int, Roots] = {}
         names = "{{.SecurityOptions}}" if self.name == "docker" else "{{.Host.Security.Rootless}}"
-        security = self._call("info", "--format", names)
-        self._own_users = any(word in security for word in ("rootless", "userns", "true"))
+        security = self.call("info", "--format", names)
+        self.own_users = any(word in security for word in ("rootless", "userns", "true"))
         owner.note("engines", ["\t".join(self._command)])
         self.missing = (
             "no limit on what is written to the container's root, nor on the number of files (one file is limited)",
-            *([] if self._own_users else ["no user namespace: user ids inside are the host's (0 is refused)"]),
+            *([] if self.own_users else ["no user namespace: user ids inside are the host's (0 is refused)"]),
             "no snapshots",
         )
 
-    def _call(self, *words: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
-        """Runs the engine's command; returns what it prints. Raises SandboxError."""
+    def call(self, *words: str, timeout_s: float = COMMAND_TIMEOUT_S, both: bool = False) -> str:
+        """Runs the engine's command; returns what it prints. Raises SandboxError.
+
+        Args:
+          both: an error also shows what it printed to standard output, which tells the step of a build.
+        """
         try:
             done = subprocess.run(
                 [*self._command, *words], capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
@@ -66,7 +70,7 @@ class Engine(LocalBackend):
         except (OSError, subprocess.SubprocessError) as failure:
             raise SandboxError(f"{' '.join(self._command)} {words[0]}: {failure}") from failure
         if done.returncode != 0:
-            said = " ".join(done.stderr.split())[-400:]
+            said = f"{done.stdout}\n{done.stderr}"[-4000:] if both else " ".join(done.stderr.split())[-400:]
             raise SandboxError(f"{' '.join(self._command)} {words[0]}: {said}")
         return done.stdout.strip()
 
@@ -119,13 +123,13 @@ class Engine(LocalBackend):
         if spec.layers or (spec.image and spec.root) or (self.name == "docker" and not spec.image):
             wanted = "'image'" if self.name == "docker" else "'image' or 'root', or the host's /usr"
             raise ConfigError(f"{self.name} starts sandboxes from a spec's {wanted}, without layers")
-        if spec.uid == 0 and not self._own_users:
+        if spec.uid == 0 and not self.own_users:
             raise ConfigError(f"{self.name} {NO_ROOT}")
         container = await asyncio.to_thread(self._create, spec)
 
         def remove() -> None:
             with contextlib.suppress(SandboxError):
-                self._call("rm", "--force", "--time", "0", container) if self.name == "podman" else self._call(
+                self.call("rm", "--force", "--time", "0", container) if self.name == "podman" else self.call(
                     "rm", "--force", container
                 )
 
@@ -140,13 +144,13 @@ class Engine(LocalBackend):
         return self.keep(sandbox)
 
     def _create(self, spec: Spec) -> str:
-        container = self._call(*self.arguments(spec)).split()[-1]
+        container = self.call(*self.arguments(spec)).split()[-1]
         if self.name == "podman":
             return container
         try:
-            self._call("cp", str(self.public_helper()), f"{container}:{HELPER}")
+            self.call("cp", str(self.public_helper()), f"{container}:{HELPER}")
         except SandboxError:
             with contextlib.suppress(SandboxError):
-                self._call("rm", "--force", container)
+                self.call("rm", "--force", container)
             raise
         return container

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 
+from jaxagent.sandbox import wire
 from jaxagent.sandbox.base import Sandbox, Spec
 from jaxagent.sandbox.connection import start_helper
 from jaxagent.sandbox.local import START_TIMEOUT_S, LocalBackend, check_root, launcher
@@ -39,7 +40,7 @@ class Namespaces(LocalBackend):
         group = self.make_group(spec.limits)
         sandbox = await start_helper(
             self._argv,
-            self._describe(spec, group.procs() if group else []),
+            self.describe_outside(spec, group.procs() if group else []).encode(),
             spec,
             START_TIMEOUT_S,
             on_closed=lambda: self.free_group(group),
@@ -48,7 +49,8 @@ class Namespaces(LocalBackend):
         )
         return self.keep(sandbox)
 
-    def _describe(self, spec: Spec, groups: list[str]) -> bytes:
+    def describe_outside(self, spec: Spec, groups: list[str]) -> wire.Directives:
+        """Everything that the launcher is told; `groups` are the control groups' lists of processes."""
         limits, directives = spec.limits, self.describe_inside(spec)
         root = self.roots.root(spec.root, spec.layers, spec.uid)
         directives.number("p", os.getpid())
@@ -63,4 +65,4 @@ class Namespaces(LocalBackend):
         for source, target in root.binds:
             directives.text("b", source, target)
         directives.text("h", spec.hostname)
-        return directives.encode()
+        return directives

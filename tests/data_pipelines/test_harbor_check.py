@@ -1,13 +1,19 @@
 """Harbor tasks that really run: oracle 1, idle agent 0, and what goes wrong is an error and never a 0."""
 
 import asyncio
+import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from data_pipelines import harbor, terminal_check
 from data_pipelines.local_place import RootPlace, dockerfile_steps, has_user_namespaces
+from jaxagent.config import ConfigError
 from jaxagent.envs.terminal_tasks import folders
 from jaxagent.envs.terminal_tasks.verify import VerifierError, prepare, verify
+from jaxagent.sandbox import choose
+from jaxagent.sandbox.owner import Owner
 from tests.envs import terminal_folders as made
 
 needs_root = pytest.mark.skipif(not has_user_namespaces(), reason="no user name spaces (unshare) on this machine")
@@ -36,6 +42,32 @@ def test_what_is_wrong_is_named(tmp_path, capsys):
     assert "c: c: neither /logs/verifier/reward.txt nor" in out
     assert "d: build failed at 'RUN echo oh no; false': oh no" in out
     assert "4 tasks (4 of level 1): oracle scores 1 on 1, an idle agent 0 on 1, 2 errors" in out
+
+
+def test_tasks_with_images_of_their_own(tmp_path, capsys):
+    """In sandboxes that start from what the Dockerfile made; an image that cannot be built is one error, named."""
+    owner = Owner()
+    try:
+        backend = asyncio.run(choose.choose_backend(owner))
+    except ConfigError as error:
+        pytest.skip(str(error))
+    finally:
+        owner.close()
+    if not backend.name.startswith("namespaces"):
+        pytest.skip(f"{backend.name} has no layers")
+    made.harbor(tmp_path / "tasks/one")
+    broken = made.harbor(tmp_path / "tasks/broken")
+    made.write(broken / "environment" / "Dockerfile", "FROM debian:12\nRUN echo oh no; false\n")
+    folder = Path(tempfile.mkdtemp(prefix="jaxagent-test-images-"))  # pytest's own is closed to the sandboxes' user
+    flags = (f"--images={folder}", "--base=debian:12=host")
+    try:
+        assert harbor.main(["check", str(tmp_path / "tasks"), *flags]) == 1
+    finally:
+        shutil.rmtree(folder)
+    out = capsys.readouterr().out
+    assert "broken: image broken: step 1 (RUN echo oh no; false) ended with status 1. It printed: oh no" in out
+    assert "2 tasks (2 of level 1): oracle scores 1 on 1, an idle agent 0 on 1, 1 errors" in out
+    assert harbor.main(["check", str(tmp_path / "tasks"), flags[0], "--base=x"]) == 2
 
 
 @needs_root

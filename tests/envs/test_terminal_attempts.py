@@ -2,6 +2,8 @@
 
 import dataclasses
 import os
+import shutil
+import tempfile
 import time
 from pathlib import Path
 
@@ -78,11 +80,11 @@ def attempt(opened):
     """Plays actions until the attempt ends, then verifies it; returns (steps, verdict or exception, environment)."""
     family, workers = opened
 
-    def play(*actions, of=None, ended=None, then=None, **changes):
+    def play(*actions, of=None, ended=None, then=None, by=family, **changes):
         cfg = make_config(**changes)
 
         async def run():
-            environment = TerminalEnvironment(of or task(), cfg.env, family._sandboxes.take)
+            environment = TerminalEnvironment(of or task(), cfg.env, by._sandboxes.take)
             try:
                 await environment.start()
                 steps = [await environment.step(action) for action in actions]
@@ -383,6 +385,43 @@ def test_a_test_of_the_hosts_files_is_refused(attempt, layered, tmp_path):
     (tests / "link").symlink_to(tmp_path / "secret")
     _, failure, _ = attempt("<done>", of=layered)
     assert isinstance(failure, VerifierError) and "leads out" in str(failure)
+
+
+def test_images_are_built(opened, attempt, tmp_path):
+    """A Dockerfile's layers are what the attempt starts from; one that cannot be built is a named failure."""
+    family, workers = opened
+    if not family._sandboxes._backend.name.startswith("namespaces"):
+        pytest.skip("the back end that works here has no layers")
+    of = harbor(tmp_path)
+    dockerfile = tmp_path / "copy/environment/Dockerfile"
+    dockerfile.write_text("FROM base\nENV WORD='from the image'\nWORKDIR /srv\nRUN echo $WORD > given; ls /root\n")
+    folder = Path(tempfile.mkdtemp(prefix="jaxagent-test-images-"))  # pytest's own is closed to the sandboxes' user
+    config = make_config(solved_reward=0.5)
+    sandbox = dataclasses.replace(config.env.terminal.sandbox, images=str(folder), bases=("base=host",))
+    terminal = dataclasses.replace(config.env.terminal, sandbox=sandbox)
+    config = dataclasses.replace(config, env=dataclasses.replace(config.env, terminal=terminal))
+    second, lines = TerminalFamily(config), []
+    place = str(harbor_copy(tmp_path, "broken", "RUN false"))
+    broken = Task("broken", "x", (), "harbor", {"terminal": {"folder": place}})
+    try:
+        second.open(None, [of, broken, task()], workers, lines.append)
+        assert lines[-1].startswith("images of 2 tasks: 1 built, 0 found, 1 failed\n  image broken: step 1 (RUN false)")
+        said = (cmd("pwd; id -u; cat given"), cmd("mkdir -p /home/user; cp /srv/given /home/user/taken"), "<done>")
+        steps, verdict, _ = attempt(*said, of=of, by=second, solved_reward=0.5)
+        assert "/srv\n0\nfrom the image" in steps[0].observation.text
+        assert verdict.reward == 0.75 and verdict.components == {"solved": 1.0}
+        with pytest.raises(VerifierError, match=r"broken: image broken: step 1 \(RUN false\) ended with status 1"):
+            attempt("<done>", of=broken, by=second)
+    finally:
+        second.close(workers)
+        shutil.rmtree(folder)
+
+
+def harbor_copy(folder, name, line):
+    """The task of `harbor` by another name, with one more line in its Dockerfile."""
+    shutil.copytree(folder / "copy", folder / name)
+    (folder / name / "environment/Dockerfile").write_text(f"FROM base\n{line}\n")
+    return folder / name
 
 
 def test_a_whole_rollout(opened):

@@ -1,6 +1,9 @@
 """Every back end that works on this host, probed once and kept; tests skip, with the reason, where one does not."""
 
 import asyncio
+import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +71,15 @@ class InSandbox:
                 return await function(sandbox)
 
         return self._places.run(main())
+
+
+@pytest.fixture(scope="module")
+def open_folder():
+    """A folder that the sandboxes' user can reach, which pytest's own (closed again by every session) is not."""
+    folder = Path(tempfile.mkdtemp(prefix="jaxagent-test-images-"))
+    folder.chmod(0o711)
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(params=[*ISOLATING, "plain"])

@@ -121,7 +121,7 @@ def test_kill_9_with_podman(places, podman, small_root):
     after = Owner()
     try:
         assert run in after.swept and leftovers(run) == []
-        listed = podman._call("ps", "-aq", "--filter", f"label=jaxagent.run={run}")
+        listed = podman.call("ps", "-aq", "--filter", f"label=jaxagent.run={run}")
         assert listed == ""
     finally:
         after.close()

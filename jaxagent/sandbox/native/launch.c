@@ -148,7 +148,8 @@ void launch(void) {
   }
   if (prctl(PR_SET_DUMPABLE, 1)) fail("PR_SET_DUMPABLE"); /* else the files below belong to root */
   uid_t uid = geteuid(), gid = getegid();
-  if (unshare(CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS))
+  int network = config.host_network ? 0 : CLONE_NEWNET; /* the host's only while an image is built, where it was asked for */
+  if (unshare(CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | network | CLONE_NEWIPC | CLONE_NEWUTS))
     fail("new namespaces");
   write_file("/proc/self/setgroups", "deny");
   snprintf(text, sizeof text, "%u %u 1", config.inner_uid, uid);
@@ -171,7 +172,7 @@ void launch(void) {
   make_root();
   close(auxiliary);
   if (sethostname(config.hostname, strlen(config.hostname))) fail("hostname");
-  raise_loopback();
+  if (!config.host_network) raise_loopback();
 }
 
 static void drop_capabilities(void) {

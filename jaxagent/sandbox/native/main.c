@@ -26,6 +26,7 @@ static void directive(struct frame *frame) { /* keeps frame->data */
     case 'p': config.parent = number(data); break;
     case 'u': config.host_uid = number(data); break;
     case 'i': config.inner_uid = number(data); break;
+    case 'n': config.host_network = number(data); break;
     case 'g': config.cgroups[config.n_cgroups++] = data; break;
     case 'm': config.mount_point = data; break;
     case 't': config.tmpfs = data; break;

@@ -29,7 +29,7 @@ struct bind {
 
 /* Everything a sandbox is made of, as told by the owner before "go". */
 struct config {
-  uint32_t parent, host_uid, inner_uid;
+  uint32_t parent, host_uid, inner_uid, host_network;
   const char *cgroups[MAX_LISTED];
   struct bind binds[MAX_LISTED];
   struct limit limits[MAX_LISTED];

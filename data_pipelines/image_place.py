@@ -1,0 +1,77 @@
+"""Checks tasks in real sandboxes that start from the tasks' own images, built here once and kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxagent.envs.terminal_tasks.sandbox_place import SandboxPlace
+from jaxagent.envs.terminal_tasks.task import TerminalTask
+from jaxagent.envs.terminal_tasks.verify import VerifierError
+from jaxagent.sandbox import choose
+from jaxagent.sandbox.base import MIB, Backend, Limits, Sandbox
+from jaxagent.sandbox.images import bases
+from jaxagent.sandbox.images.built import BuildError
+from jaxagent.sandbox.images.many import Images, Wanted
+from jaxagent.sandbox.images.store import Store
+from jaxagent.sandbox.owner import Owner
+
+
+class ImagePlace(SandboxPlace):
+    """A `verify.Place` in a sandbox, which ends with it."""
+
+    def __init__(self, sandbox: Sandbox):
+        super().__init__(sandbox)
+        self._whole = sandbox
+
+    async def close(self) -> None:
+        """Ends the sandbox."""
+        await self._whole.close()
+
+
+class ImagePlaces:
+    """Opens a place for a task. For one event loop; `close` when that has ended.
+
+    Args:
+      folder: where built layers are kept.
+      table: entries of `sandbox.images.bases`.
+      network: whether build steps have this machine's network.
+    """
+
+    def __init__(self, folder: Path, table: Sequence[str], network: bool):
+        self._owner, self._store, self._table, self._network = Owner(), Store(folder), bases.parse(table), network
+        self._lock = asyncio.Lock()
+        self._backend: Backend | None = None
+        self._images: Images | None = None
+
+    async def open(self, task: TerminalTask) -> ImagePlace:
+        """A new sandbox with the task's image.
+
+        Raises:
+          VerifierError: the image cannot be built; its step is named.
+        """
+        async with self._lock:
+            if self._images is None:
+                self._backend = await choose.choose_backend(self._owner)
+                self._images = Images(self._backend, self._store, self._table, self._network, print)
+        image, limits = task.image, task.limits
+        wanted = Wanted(
+            id=task.id,
+            dockerfile=image.dockerfile,
+            definition=image.definition,
+            name=image.name,
+            context=image.context or Path(),
+            timeout_s=limits.build_timeout_s,
+            directory=task.workdir or "/",
+        )
+        try:
+            built = await self._images.get(wanted)
+        except BuildError as error:
+            raise VerifierError(str(error)) from error
+        size = Limits(limits.memory_mb * MIB, limits.storage_mb * MIB, cpus=limits.cpus)
+        return ImagePlace(await self._backend.start(built.spec(size)))
+
+    def close(self) -> None:
+        """Removes what is left of all sandboxes."""
+        self._owner.close()

@@ -1,0 +1,173 @@
+"""Builds images and lists what is kept.
+
+    python -m jaxagent.sandbox.images build DIR/Dockerfile --base 'debian:12=debootstrap:bookworm' [--network]
+    python -m jaxagent.sandbox.images build task/container.def --base 'ubuntu_22.04.sif=/srv/jammy'
+    python -m jaxagent.sandbox.images build --oci image.tar
+    python -m jaxagent.sandbox.images build --debootstrap bookworm
+    python -m jaxagent.sandbox.images list
+
+Bases: NAME=host (this machine's /usr), NAME=debootstrap:SUITE[@MIRROR], NAME=/folder, NAME=/file.tar. See the section
+"Images" of docs/sandboxes.md. Exit status: 0; 1 when a build fails; 2 for a mistake in the arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from jaxagent.config import ConfigError
+from jaxagent.sandbox import choose
+from jaxagent.sandbox.base import SandboxError
+from jaxagent.sandbox.engine import Engine
+from jaxagent.sandbox.helper import cache_directory
+from jaxagent.sandbox.images import bases, debootstrap, oci, with_engine
+from jaxagent.sandbox.images.built import BuildError, Built
+from jaxagent.sandbox.images.place import BuildPlace
+from jaxagent.sandbox.images.recipes import Builder
+from jaxagent.sandbox.images.store import Store
+from jaxagent.sandbox.owner import Owner
+
+ENGINES = ("podman", "podman-cgroupfs", "docker")
+
+
+def default_folder() -> Path:
+    """Where images are kept: a place that the sandboxes' user can reach."""
+    return Path("/var/cache/jaxagent/images") if os.geteuid() == 0 else cache_directory() / "images"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    args = _parser().parse_args(argv)
+    try:
+        if args.action == "list":
+            return _list(Store(args.store))
+        if sum(map(bool, (args.path, args.oci, args.debootstrap))) != 1:
+            raise ConfigError("build takes one of: a path, --oci, --debootstrap.")
+        built = asyncio.run(_build(args))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (BuildError, SandboxError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for note in built.notes:
+        print(f"note: {note}")
+    steps = f"; {built.built} steps run, {built.cached} found" if built.built + built.cached else ""
+    print(f"image {built.key}{steps}")
+    print("\n".join(f"{k}: {v}" for k, v in _shown(built).items() if v))
+    return 0
+
+
+def _shown(built: Built) -> dict[str, str]:
+    layers = "".join(f"\n  {layer}" for layer in built.layers)
+    env = " ".join(f"{k}={v}" for k, v in built.env.items())
+    root = "" if built.image else built.root or "this machine's /usr"
+    return {
+        "root": root,
+        "image": built.image,
+        "layers": layers,
+        "directory": built.directory,
+        "user": built.user,
+        "env": env,
+    }
+
+
+async def _build(args: argparse.Namespace) -> Built:
+    table = bases.parse(args.base)
+    if args.debootstrap:
+        record = await debootstrap.make(
+            Store(args.store), args.debootstrap, args.mirror, args.timeout_s or 3600.0, print, args.include
+        )
+        print(_line({**record, "kind": "bases"}))
+        return Built(record["key"], record["tree"])
+    owner = Owner()
+    try:
+        if args.engine:
+            engine = await asyncio.to_thread(choose.SAFE[args.engine], owner)
+            assert isinstance(engine, Engine)
+            timeout_s = args.timeout_s or 3600.0
+            if args.oci:
+                return await with_engine.load(engine, args.oci, timeout_s, args.name)
+            path, context = _recipe(args)
+            pairs = dict(arg.partition("=")[::2] for arg in args.arg)
+            return await with_engine.build(engine, path, context, path.parent.name, timeout_s, args.network, pairs)
+        if args.oci:
+            record = await oci.load(Store(args.store), args.oci, args.name)
+            print(_line({**record, "kind": "bases"}))
+            return bases.loaded(record).built
+        return await _recipe_here(args, owner, table)
+    finally:
+        owner.close()
+
+
+async def _recipe_here(args: argparse.Namespace, owner: Owner, table: tuple[bases.Base, ...]) -> Built:
+    probed = await choose.choose_backend(owner, ("namespaces", "namespaces-python"))
+    await probed.close()
+    place = BuildPlace(owner, probed.name == "namespaces", args.network, probed.roots)
+    builder = Builder(place, Store(args.store), table, print)
+    path, context = _recipe(args)
+    name = path.resolve().parent.name
+    try:
+        if path.suffix == ".def":
+            return await builder.definition(path, context, name, args.timeout_s or 3600.0)
+        pairs = dict(arg.partition("=")[::2] for arg in args.arg)
+        return await builder.dockerfile(path, context, name, args.timeout_s or 3600.0, pairs)
+    finally:
+        await place.close()
+
+
+def _recipe(args: argparse.Namespace) -> tuple[Path, Path]:
+    """The recipe's file and its context."""
+    path = args.path
+    if path.is_dir():
+        found = [p for p in (path / "Dockerfile", path / "container.def") if p.is_file()]
+        if not found:
+            raise ConfigError(f"{path} has neither a Dockerfile nor a container.def.")
+        path = found[0]
+    if not path.is_file():
+        raise ConfigError(f"{path} is not there.")
+    return path, args.context or path.parent
+
+
+def _list(store: Store) -> int:
+    records = store.listing()
+    for record in records:
+        print(_line(record))
+    print(f"{len(records)} in {store.folder}: {sum(r['bytes'] for r in records) / 2**20:.1f} MiB")
+    return 0
+
+
+def _line(record: dict) -> str:
+    size = f"{record['bytes'] / 2**20:9.1f} MiB {record['files']:7d} files {record['seconds']:7.1f} s"
+    return f"{record['key']}  {record['made']} {size}  {record['name']}: {' '.join(record['step'].split())[:80]}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m jaxagent.sandbox.images", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    actions = parser.add_subparsers(dest="action", required=True)
+    build = actions.add_parser("build", help="build or import one image")
+    build.add_argument("path", type=Path, nargs="?", help="a Dockerfile, a .def, or a folder with one")
+    build.add_argument("--oci", type=Path, help="a tar: OCI layout or `docker save`")
+    build.add_argument("--name", default="", help="which image of a tar that holds several")
+    build.add_argument("--debootstrap", default="", metavar="SUITE", help="a Debian or Ubuntu release")
+    build.add_argument("--mirror", default="", help="URL of debootstrap's packages")
+    build.add_argument("--include", default="", help="further packages for debootstrap, separated by commas")
+    build.add_argument("--context", type=Path, help="folder that COPY takes from; without it, the recipe's own")
+    build.add_argument("--base", action="append", default=[], metavar="NAME=SOURCE", help="what FROM may name")
+    build.add_argument("--arg", action="append", default=[], metavar="NAME=VALUE", help="for the Dockerfile's ARG")
+    build.add_argument("--network", action="store_true", help="steps have this machine's network")
+    build.add_argument("--engine", choices=ENGINES, default="", help="let a container engine build")
+    build.add_argument("--timeout_s", type=float, default=0.0, help="of the whole build; without it, an hour")
+    listing = actions.add_parser("list", help="what is kept")
+    for action in (build, listing):
+        action.add_argument("--store", type=Path, default=default_folder(), help="folder (%(default)s)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

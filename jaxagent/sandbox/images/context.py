@@ -1,0 +1,179 @@
+"""The folder that COPY takes files from: patterns, .dockerignore, and what keeps a recipe from leaving it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+MAX_FILE_BYTES = 64 * 2**20  # of one file: what one write into a sandbox takes
+
+
+class ContextError(ValueError):
+    """A source that is not there, or that a recipe may not have."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """One thing to put into an image."""
+
+    path: str  # below the target; "" = the target itself
+    kind: str  # "file", "directory" or "link"
+    mode: int
+    source: Path | None = None  # of a file
+    data: bytes = b""  # of a file without a source (a heredoc), or where a link points
+
+    def read(self) -> bytes:
+        """A file's content."""
+        return self.data if self.source is None else self.source.read_bytes()
+
+    def identity(self) -> list[str | int]:
+        """What the key of a step needs to know."""
+        digest = hashlib.sha256(self.data if self.kind != "file" else self.read()).hexdigest()
+        return [self.path, self.kind, self.mode, digest]
+
+
+class Context:
+    """A folder. `ignore` holds the lines of its .dockerignore."""
+
+    def __init__(self, folder: Path, ignore: str = ""):
+        self.folder = folder.resolve()
+        self._ignore = [rule for line in ignore.split("\n") if (rule := _rule(line))]
+
+    def find(self, pattern: str) -> list[Path]:
+        """The sources that a pattern of COPY names, sorted: relative paths. "." is the folder itself.
+
+        Raises:
+          ContextError: none, or one that leads out of the folder.
+        """
+        parts = [part for part in pattern.split("/") if part not in ("", ".")]
+        if ".." in parts:
+            raise ContextError(f"'{pattern}' leads out of the folder {self.folder}")
+        found = [Path()]
+        for i, part in enumerate(parts):
+            match = re.compile(_pattern(part))
+            if _is_pattern(part):
+                found = [
+                    p / n
+                    for p in found
+                    if (self.folder / p).is_dir()
+                    for n in sorted(os.listdir(self.folder / p))
+                    if match.fullmatch(n)
+                ]
+            else:
+                name = re.sub(r"\\(.)", r"\1", part)
+                found = [p / name for p in found if os.path.lexists(self.folder / p / name)]
+            found = [p for p in found if i < len(parts) - 1 or not self._ignored(p.as_posix())]
+        if not found:
+            hint = ", or .dockerignore leaves it out" if self._ignore else ""
+            raise ContextError(f"'{pattern}' is not in the folder {self.folder}{hint}")
+        for path in found:
+            if not (self.folder / path).resolve().is_relative_to(self.folder):
+                raise ContextError(f"'{path}' is a link that leads out of the folder {self.folder}")
+        return found
+
+    def is_directory(self, path: Path) -> bool:
+        """Whether a source is a folder, whose contents are copied, not itself."""
+        return (self.folder / path).is_dir()
+
+    def items(self, path: Path, follow: bool = False) -> list[Item]:
+        """Everything below a source, or the one file, parents first. Links below are copied as links.
+
+        Args:
+          path: as `find` gives it.
+          follow: take what links point to, which must be in the folder.
+
+        Raises:
+          ContextError: a file that is too large, a special file, a link that leads out.
+        """
+        if not self.is_directory(path):
+            return [self._item(path, "", follow=True)]
+        return list(self._walk(path, "", follow))
+
+    def _walk(self, path: Path, inside: str, follow: bool) -> Iterator[Item]:
+        for name in sorted(os.listdir(self.folder / path)):
+            below, name = path / name, f"{inside}/{name}" if inside else name
+            full = self.folder / below
+            ignored = self._ignored(below.as_posix())
+            if full.is_dir() and (follow or not full.is_symlink()):
+                if follow and not full.resolve().is_relative_to(self.folder):
+                    raise ContextError(f"'{below}' is a link that leads out of the folder {self.folder}")
+                if follow and full.is_symlink() and self._above(full):
+                    raise ContextError(f"'{below}' is a link to a folder above it")
+                if not ignored:
+                    yield Item(name, "directory", stat.S_IMODE(full.stat().st_mode))
+                yield from self._walk(below, name, follow)  # an exception of .dockerignore may lie below
+            elif not ignored:
+                yield self._item(below, name, follow)
+
+    def _above(self, link: Path) -> bool:
+        return link.parent.resolve().is_relative_to(link.resolve())
+
+    def _item(self, path: Path, inside: str, follow: bool) -> Item:
+        full = self.folder / path
+        if full.is_symlink() and not follow:
+            return Item(inside, "link", 0o777, data=os.fsencode(os.readlink(full)))
+        if not full.resolve().is_relative_to(self.folder):
+            raise ContextError(f"'{path}' is a link that leads out of the folder {self.folder}")
+        info = full.stat()
+        if not stat.S_ISREG(info.st_mode):
+            raise ContextError(f"'{path}' is neither a file, a folder nor a link")
+        if info.st_size > MAX_FILE_BYTES:
+            raise ContextError(f"'{path}' has {info.st_size} bytes; one file may have {MAX_FILE_BYTES}")
+        return Item(inside, "file", stat.S_IMODE(info.st_mode) & 0o777, full.resolve())
+
+    def _ignored(self, path: str) -> bool:
+        """The last rule that fits a path or a folder above it decides."""
+        parts = path.split("/")
+        above = ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
+        ignored = False
+        for rule, exception in self._ignore:
+            if any(rule.fullmatch(p) for p in above):
+                ignored = not exception
+        return ignored and path not in ("", ".")
+
+
+def _is_pattern(part: str) -> bool:
+    return any(c in part for c in "*?[")
+
+
+def _pattern(text: str) -> str:
+    """A regular expression for Go's filepath.Match, and ** for any number of folders."""
+    out, at = [], 0
+    while at < len(text):
+        char = text[at]
+        if text.startswith("**/", at):
+            out.append("(?:.*/)?")
+            at += 3
+            continue
+        if text.startswith("**", at):
+            out.append(".*")
+            at += 2
+            continue
+        if char == "\\" and at + 1 < len(text):
+            out.append(re.escape(text[at + 1]))
+            at += 2
+            continue
+        if char == "[" and (end := text.find("]", at + 2)) > 0:
+            inner = text[at + 1 : end]
+            negated, inner = inner[0] in "^!", inner.lstrip("^!") if inner[0] in "^!" else inner
+            out.append(f"[{'^/' if negated else ''}{inner.replace(chr(92), chr(92) * 2)}]")
+            at = end + 1
+            continue
+        out.append({"*": "[^/]*", "?": "[^/]"}.get(char) or re.escape(char))
+        at += 1
+    return "".join(out)
+
+
+def _rule(line: str) -> tuple[re.Pattern[str], bool] | None:
+    """A line of .dockerignore: a pattern, and whether it is an exception."""
+    line = line.strip()
+    if not line or line.startswith("#"):
+        return None
+    exception = line.startswith("!")
+    clean = os.path.normpath(line[exception:].strip().lstrip("/") or ".")
+    return re.compile(_pattern(clean)), exception

@@ -1,0 +1,118 @@
+"""A base root made by debootstrap: a Debian or Ubuntu system from a mirror of packages, no registry of images."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jaxagent.sandbox.images import tree
+from jaxagent.sandbox.images.built import BuildError
+from jaxagent.sandbox.images.store import TREE, Store, make_key
+
+TIMEOUT_S = 3600.0
+TAIL_BYTES = 4000
+# Nothing of a root that is being made needs to survive a crash: dpkg need not wait for the disk at every file.
+DPKG = {"etc/dpkg/dpkg.cfg.d/jaxagent": "force-unsafe-io\n"}
+
+
+async def make(
+    store: Store,
+    suite: str,
+    mirror: str = "",
+    timeout_s: float = TIMEOUT_S,
+    progress: Callable[[str], None] = lambda line: None,
+    include: str = "",
+) -> dict[str, Any]:
+    """The record of a base (see `store.Store.find`), made if it is not there. Variant minbase, this processor.
+
+    Args:
+      suite: "bookworm", "jammy", ...
+      mirror: URL of packages; "" = debootstrap's own choice for the suite.
+      include: further packages, separated by commas.
+
+    Raises:
+      BuildError: debootstrap is missing, not allowed, or failed.
+    """
+    name = f"debootstrap:{suite}"
+    key = make_key("debootstrap", suite, mirror, include, platform.machine())
+    if (found := store.find("bases", key)) is not None:
+        return {**found, "key": key, "cached": True}
+    program = shutil.which("debootstrap", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    if program is None:
+        raise BuildError(name, 0, "", "needs debootstrap, which is not installed here: apt-get install debootstrap")
+    if os.geteuid() != 0:
+        raise BuildError(name, 0, "", "needs root, as debootstrap does: make it as root, or import an exported tar")
+    command = [program, "--variant=minbase", *([f"--include={include}"] if include else []), suite]
+    shown = " ".join(["debootstrap", *command[1:], *([mirror] if mirror else [])])
+    async with store.making(key) as work:
+        if (found := store.find("bases", key)) is not None:  # made by another process meanwhile
+            return {**found, "key": key, "cached": True}
+        target = work / TREE
+        for path, text in DPKG.items():
+            (target / path).parent.mkdir(parents=True, exist_ok=True)
+            (target / path).write_text(text)
+        command += [str(target), *([mirror] if mirror else [])]
+        seconds = await _run(name, command, work / "log", timeout_s, progress)
+        (work / "log").unlink()
+        await asyncio.to_thread(_finish, target)
+        record = store.finish("bases", key, work, {"step": shown, "name": name, "seconds": seconds})
+        return {**record, "key": key, "cached": False}
+
+
+def _finish(target: Path) -> None:
+    """Leaves nothing in the root that only its making needed, and gives it to the sandboxes' user."""
+    for folder in ("var/cache/apt/archives", "var/lib/apt/lists", "dev", "debootstrap"):
+        for path in (target / folder).glob("*"):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    tree.prepare(target)
+
+
+async def _run(name: str, command: list[str], log: Path, timeout_s: float, progress: Callable[[str], None]) -> float:
+    """Runs the command with a deadline; returns its seconds. Its whole process group ends with it."""
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
+    environment |= {k: v for k, v in os.environ.items() if k.lower() in ("http_proxy", "https_proxy", "no_proxy")}
+    with open(log, "wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            start_new_session=True,
+        )
+    seen = 0
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), 1.0)
+                lines = log.read_bytes()[seen:].rpartition(b"\n")[0]
+                seen += len(lines) + bool(lines)
+                for line in lines.decode("utf-8", "replace").splitlines():
+                    progress(line)
+                if process.returncode is not None:
+                    break
+    except TimeoutError:
+        raise BuildError(name, 1, " ".join(command), f"ran past {timeout_s:g} s", _tail(log)) from None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    if process.returncode != 0:
+        problem = f"ended with status {process.returncode} (is the mirror of packages reached?)"
+        raise BuildError(name, 1, " ".join(command), problem, _tail(log))
+    return round(loop.time() - begin, 1)
+
+
+def _tail(log: Path) -> str:
+    return log.read_bytes()[-TAIL_BYTES:].decode("utf-8", "replace")

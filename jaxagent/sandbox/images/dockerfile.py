@@ -1,0 +1,253 @@
+"""Text of a Dockerfile -> instructions, checked: what is not supported here is told before anything runs.
+
+Lines, continuations, comments, parser directives and heredocs as in Docker's Dockerfile reference. Instructions that
+change nothing in the file system are kept as "NOTE"; those that would, and are not supported, are errors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+
+from jaxagent.config import nearest
+from jaxagent.sandbox.images.built import BuildError
+
+EXECUTED = ("FROM", "RUN", "COPY", "ADD", "WORKDIR", "ENV", "ARG", "USER", "SHELL")
+HARMLESS = ("LABEL", "EXPOSE", "CMD", "ENTRYPOINT", "HEALTHCHECK", "STOPSIGNAL", "MAINTAINER", "VOLUME")
+REFUSED = {"ONBUILD": "acts in images built from this one, which is not supported"}
+FLAGS = {"COPY": ("chown", "chmod", "link"), "ADD": ("chown", "chmod", "link"), "FROM": ("platform",), "RUN": ()}
+_FLAG = re.compile(r"--([a-z][a-z-]*)(?:=(\S+))?\s+")
+_HEREDOC = re.compile(r"""(?<!<)\d*<<(-?)(["']?)([A-Za-z_][A-Za-z0-9_.-]*)\2""")
+_DIRECTIVE = re.compile(r"#\s*([a-zA-Z][a-zA-Z0-9]*)\s*=\s*(.*?)\s*")
+
+
+@dataclasses.dataclass(frozen=True)
+class Heredoc:
+    """A text that follows its line. `expand`: its word was not quoted, so COPY puts variables in."""
+
+    name: str
+    text: str
+    expand: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One instruction, its lines joined."""
+
+    name: str  # upper case; one of EXECUTED, or "NOTE"
+    rest: str  # after the flags
+    line: int
+    flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    heredocs: tuple[Heredoc, ...] = ()
+    words: tuple[str, ...] = ()  # of the JSON (exec) form
+
+    @property
+    def text(self) -> str:
+        """As an error shows it."""
+        flags = "".join(f"--{k}={v} " for k, v in self.flags.items())
+        return f"{self.name} {flags}{self.rest}" + "".join(f"\n{h.text}" for h in self.heredocs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dockerfile:
+    """A whole file."""
+
+    instructions: tuple[Instruction, ...]
+    escape: str = "\\"
+
+
+def parse(text: str, image: str) -> Dockerfile:
+    """Every instruction of a Dockerfile.
+
+    Raises:
+      BuildError: malformed, or with something that is not supported; its line is named.
+    """
+    lines = text.replace("\r\n", "\n").split("\n")
+    escape = _escape(lines, image)
+    found, at = [], 0
+    while at < len(lines):
+        start, joined = at, ""
+        at += 1
+        if not (line := lines[start].strip()) or line.startswith("#"):
+            continue
+        joined, more = _cut(lines[start].lstrip(), escape)
+        while more and at < len(lines):
+            following, at = lines[at], at + 1
+            if not following.strip() or following.lstrip().startswith("#"):
+                continue  # comments and blank lines inside a continued instruction are left out
+            part, more = _cut(following, escape)
+            joined += part
+        name = joined.split(None, 1)[0].upper()
+        heredocs = []
+        if name in ("RUN", "COPY", "ADD"):
+            for dash, quote, word in _HEREDOC.findall(joined):
+                body, at = _body(lines, at, word, bool(dash), image, start + 1)
+                heredocs.append(Heredoc(word, body, not quote))
+        found.append(_instruction(joined.strip(), start + 1, tuple(heredocs), image))
+    if not any(i.name == "FROM" for i in found):
+        raise BuildError(image, 0, "", "has no FROM")
+    first = next(i for i in found if i.name not in ("ARG", "NOTE"))
+    if first.name != "FROM":
+        raise BuildError(image, 0, "", f"line {first.line}: {first.name} stands before the first FROM")
+    return Dockerfile(tuple(found), escape)
+
+
+def expand(text: str, values: Mapping[str, str], escape: str = "\\") -> str:
+    """Puts variables in: $name, ${name}, ${name:-word}, ${name:+word}; none inside single quotes or after an escape.
+
+    Quotes and escapes stay. Raises ValueError for other forms.
+    """
+    out, at, quote = [], 0, ""
+    while at < len(text):
+        char = text[at]
+        if char == escape and quote != "'" and at + 1 < len(text):
+            out.append(text[at : at + 2])
+            at += 2
+        elif char in "'\"" and quote in ("", char):
+            quote = "" if quote else char
+            out.append(char)
+            at += 1
+        elif char == "$" and quote != "'" and (found := re.compile(r"[A-Za-z_]\w*").match(text, at + 1)):
+            out.append(values.get(found[0], ""))
+            at = found.end()
+        elif text.startswith("${", at) and quote != "'":
+            inner, at = _braces(text, at + 2)
+            out.append(_variable(inner, values, escape))
+        else:
+            out.append(char)
+            at += 1
+    return "".join(out)
+
+
+def split(text: str, escape: str = "\\", whole: bool = False) -> list[str]:
+    """Words of a line without quotes and escapes, as the Dockerfile's own words are cut (not a shell's).
+
+    Raises ValueError for a quote that does not end. `whole`: the line is one word, blanks included.
+    """
+    words, word, at, quote, begun = [], "", 0, "", False
+    while at < len(text):
+        char = text[at]
+        if char == escape and quote != "'" and at + 1 < len(text):
+            word, begun, at = word + text[at + 1], True, at + 1
+        elif quote:
+            if char == quote:
+                quote = ""
+            else:
+                word += char
+        elif char in "'\"":
+            quote, begun = char, True
+        elif char.isspace() and not whole:
+            if begun:
+                words.append(word)
+            word, begun = "", False
+        else:
+            word, begun = word + char, True
+        at += 1
+    if quote:
+        raise ValueError(f"the quote {quote} does not end")
+    return [*words, word] if begun else words
+
+
+def pairs(rest: str, values: Mapping[str, str], escape: str = "\\") -> list[tuple[str, str]]:
+    """What ENV sets: `a=b c="d e"`, or the older `name the rest of the line`. Raises ValueError."""
+    head = rest.split(None, 1)
+    if "=" not in head[0]:
+        if len(head) != 2:
+            raise ValueError(f"'{rest}' has no value")
+        return [(head[0], "".join(split(expand(head[1], values, escape), escape, whole=True)))]
+    found = []
+    for word in split(expand(rest, values, escape), escape):
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise ValueError(f"'{word}' must be name=value")
+        found.append((name, value))
+    return found
+
+
+def _escape(lines: list[str], image: str) -> str:
+    """The escape character: directives stand before everything else."""
+    for line in lines:
+        found = _DIRECTIVE.fullmatch(line.strip())
+        if found is None:
+            break
+        if found[1].lower() == "escape":
+            if found[2] not in ("\\", "`"):
+                raise BuildError(image, 0, "", f"the escape directive must be \\ or `, got '{found[2]}'")
+            return found[2]
+    return "\\"
+
+
+def _cut(line: str, escape: str) -> tuple[str, bool]:
+    """A line without its continuation mark, and whether it had one."""
+    stripped = line.rstrip()
+    return (stripped[:-1], True) if stripped.endswith(escape) else (line, False)
+
+
+def _body(lines: list[str], at: int, word: str, dash: bool, image: str, line: int) -> tuple[str, int]:
+    body = []
+    while at < len(lines):
+        text = lines[at].lstrip("\t") if dash else lines[at]
+        at += 1
+        if text == word:
+            return "".join(f"{part}\n" for part in body), at
+        body.append(text)
+    raise BuildError(image, 0, "", f"line {line}: the heredoc '{word}' does not end")
+
+
+def _instruction(joined: str, line: int, heredocs: tuple[Heredoc, ...], image: str) -> Instruction:
+    def wrong(problem: str) -> BuildError:
+        return BuildError(image, 0, "", f"line {line}: {problem}")
+
+    word, *after = joined.split(None, 1)
+    name, rest = word.upper(), after[0].strip() if after else ""
+    if name in HARMLESS:
+        return Instruction("NOTE", joined, line)
+    if name in REFUSED:
+        raise wrong(f"{name} {REFUSED[name]}")
+    if name not in EXECUTED:
+        raise wrong(f"unknown instruction '{word}'. {nearest(name, (*EXECUTED, *HARMLESS))}")
+    flags: dict[str, str] = {}
+    while name in FLAGS and (found := _FLAG.match(rest)):
+        flags[found[1]] = found[2] or "true"
+        rest = rest[found.end() :]
+    for flag in flags:
+        if flag not in FLAGS[name]:
+            raise wrong(f"{name} --{flag} is not supported")
+    if not rest:
+        raise wrong(f"{name} without arguments")
+    words: tuple[str, ...] = ()
+    if name in ("RUN", "COPY", "ADD", "SHELL") and rest.startswith("["):
+        try:
+            value = json.loads(rest)
+        except ValueError:
+            value = None
+        if isinstance(value, list) and value and all(isinstance(v, str) for v in value):
+            words = tuple(value)
+    if name == "SHELL" and not words:
+        raise wrong('SHELL needs a JSON list, such as ["/bin/bash", "-c"]')
+    return Instruction(name, rest, line, flags, heredocs, words)
+
+
+def _braces(text: str, at: int) -> tuple[str, int]:
+    depth, start = 1, at
+    while at < len(text):
+        depth += (text[at] == "{") - (text[at] == "}")
+        if depth == 0:
+            return text[start:at], at + 1
+        at += 1
+    raise ValueError(f"'${{{text[start:]}' does not end")
+
+
+def _variable(inner: str, values: Mapping[str, str], escape: str) -> str:
+    found = re.fullmatch(r"([A-Za-z_]\w*)(?:(:?[-+])(.*))?", inner, re.DOTALL)
+    if found is None:
+        raise ValueError(f"'${{{inner}}}' is not supported: only ${{name}}, ${{name:-word}} and ${{name:+word}}")
+    name, how, word = found[1], found[2] or "", found[3] or ""
+    there = name in values and (bool(values[name]) or not how.startswith(":"))
+    if how.endswith("-"):
+        return values[name] if there else expand(word, values, escape)
+    if how.endswith("+"):
+        return expand(word, values, escape) if there else ""
+    return values.get(name, "")

@@ -1,0 +1,127 @@
+"""The images of a whole dataset: each built once, as the back end at hand can; what fails is named and counted."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from jaxagent.config import ConfigError
+from jaxagent.sandbox.base import Backend, SandboxError
+from jaxagent.sandbox.engine import Engine
+from jaxagent.sandbox.images import bases, with_engine
+from jaxagent.sandbox.images.build import Steps
+from jaxagent.sandbox.images.built import BuildError, Built
+from jaxagent.sandbox.images.place import BuildPlace
+from jaxagent.sandbox.images.recipes import Builder, begin
+from jaxagent.sandbox.images.store import Store
+from jaxagent.sandbox.namespaces import Namespaces
+
+SHOWN_FAILURES = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """One image, by what describes it; the first of these that is set counts."""
+
+    id: str  # of the task
+    dockerfile: Path | None = None
+    definition: Path | None = None  # apptainer
+    name: str = ""  # of an image: one of the bases; with an engine, in its store
+    context: Path = Path()  # folder that COPY and %files take from
+    timeout_s: float = 600.0
+    directory: str = "/"  # where programs of a definition start
+
+
+class Images:
+    """Builds on one asyncio loop. Close it on that loop.
+
+    Args:
+      backend: that the sandboxes will have. Namespaces take layers that are built here; engines build themselves.
+      store: where layers are kept.
+      table: what FROM may name.
+      network: whether build steps have the host's network.
+      progress: told of every step.
+
+    Attributes:
+      failed: task id -> why its image cannot be built.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        store: Store,
+        table: Sequence[bases.Base],
+        network: bool,
+        progress: Callable[[str], None] = lambda line: None,
+    ):
+        self._backend, self._network, self._place = backend, network, None
+        if isinstance(backend, Namespaces):
+            self._place = BuildPlace(backend.owner, backend.program is not None, network, backend.roots)
+            self._builder = Builder(self._place, store, tuple(table), progress)
+        self._known: dict[str, asyncio.Task[Built]] = {}
+        self._gate = asyncio.Semaphore(os.cpu_count() or 1)
+        self.failed: dict[str, str] = {}
+
+    async def get(self, wanted: Wanted) -> Built:
+        """A task's image; built when it is first asked for. A build goes on when who asked stops waiting.
+
+        Raises:
+          BuildError: it cannot be built; the same at every later call.
+        """
+        if wanted.id not in self._known:
+            self._known[wanted.id] = asyncio.get_running_loop().create_task(self._build(wanted))
+        return await asyncio.shield(self._known[wanted.id])
+
+    async def get_all(self, wanted: Sequence[Wanted]) -> str:
+        """Builds all, as many at once as there are processors; returns one line on how that went."""
+        done = await asyncio.gather(*(self.get(w) for w in wanted), return_exceptions=True)
+        for result in done:
+            if isinstance(result, BaseException) and not isinstance(result, BuildError):
+                raise result
+        good = [b for b in done if isinstance(b, Built)]
+        ran = sum(b.built > 0 for b in good)
+        failed = [self.failed[w.id] for w in wanted if w.id in self.failed]
+        line = f"images of {len(wanted)} tasks: {ran} built, {len(good) - ran} found, {len(failed)} failed"
+        more = [f"and {len(failed) - SHOWN_FAILURES} more"] if len(failed) > SHOWN_FAILURES else []
+        return "\n  ".join([line, *failed[:SHOWN_FAILURES], *more])
+
+    async def _build(self, wanted: Wanted) -> Built:
+        async with self._gate:
+            try:
+                return await self._one(wanted)
+            except (ConfigError, SandboxError, OSError) as error:
+                failure = BuildError(wanted.id, 0, "", str(error))
+            except BuildError as error:
+                failure = error
+        self.failed[wanted.id] = str(failure)
+        raise failure
+
+    async def _one(self, w: Wanted) -> Built:
+        if isinstance(self._backend, Engine):
+            if w.dockerfile is not None:
+                return await with_engine.build(
+                    self._backend, w.dockerfile, w.context, w.id, w.timeout_s, network=self._network
+                )
+            if w.definition is not None:
+                raise BuildError(w.id, 0, "", f"is an apptainer definition, which {self._backend.name} cannot build")
+            return await asyncio.to_thread(with_engine.inspect, self._backend, w.name, w.id)
+        if self._place is None:
+            raise BuildError(w.id, 0, "", f"cannot be built: sandboxes of {self._backend.name} take no layers")
+        if w.dockerfile is not None:
+            return await self._builder.dockerfile(w.dockerfile, w.context, w.id, w.timeout_s)
+        if w.definition is not None:
+            return await self._builder.definition(w.definition, w.context, w.id, w.timeout_s, w.directory)
+        root = await bases.resolve(self._builder.table, w.name, w.id, self._builder.store, self._builder.progress)
+        steps = Steps(self._place, self._builder.store, w.id, w.timeout_s, self._builder.progress)
+        return await begin(steps, root)
+
+    async def close(self) -> None:
+        """Ends builds that still go on."""
+        for task in self._known.values():
+            task.cancel()
+        await asyncio.gather(*self._known.values(), return_exceptions=True)
+        if self._place is not None:
+            await self._place.close()

@@ -1,0 +1,62 @@
+"""The sandboxes that build steps run in: namespaces, where changes of owner are pretended and the network may be on."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from jaxagent.sandbox import seccomp, wire
+from jaxagent.sandbox.base import MIB, Limits, Spec
+from jaxagent.sandbox.namespaces import Namespaces
+from jaxagent.sandbox.owner import Owner
+from jaxagent.sandbox.root import Roots
+
+LIMITS = Limits(  # of one step; what it writes lies in memory until the step is kept
+    memory_bytes=4096 * MIB,
+    disk_bytes=8192 * MIB,
+    inodes=1_000_000,
+    processes=1024,
+    cpus=float(os.cpu_count() or 1),
+    flood_bytes=1024 * MIB,
+)
+
+
+class BuildPlace(Namespaces):
+    """See `base.Backend`.
+
+    Args:
+      network: share the host's network, its local services included. Only for recipes that you trust.
+      roots: those of another back end of this owner, which has made them already.
+    """
+
+    def __init__(self, owner: Owner, compiled: bool = True, network: bool = False, roots: Roots | None = None):
+        super().__init__(owner, compiled)
+        self.network = network
+        self.filter = seccomp.program(pretend=True)
+        own = Path(tempfile.mkdtemp(prefix="build-", dir=owner.path))
+        own.chmod(0o755)
+        self.roots = roots or Roots(own, self.uid)
+        self._network_layer = own / "network"
+
+    def describe_outside(self, spec: Spec, groups: list[str]) -> wire.Directives:
+        """See `namespaces.Namespaces`."""
+        directives = super().describe_outside(spec, groups)
+        if self.network:
+            directives.number("n", 1)
+        return directives
+
+    def network_layer(self) -> tuple[str, ...]:
+        """What goes on top of the layers of a step that has the network, and is not kept: who knows names."""
+        if not self.network:
+            return ()
+        directory = self._network_layer
+        if not directory.is_dir():
+            (directory / "etc").mkdir(parents=True)
+            for name in ("resolv.conf", "hosts"):
+                (directory / "etc" / name).write_bytes(Path("/etc", name).read_bytes())
+            for path in (directory, directory / "etc", *(directory / "etc").iterdir()):
+                path.chmod(0o755 if path.is_dir() else 0o644)
+                if os.geteuid() == 0:
+                    os.chown(path, self.uid, self.uid)
+        return (str(directory),)

@@ -1,0 +1,345 @@
+"""Executes recipes: a Dockerfile's instructions, and a definition's sections, as steps of `build.Steps`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import posixpath
+import re
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from jaxagent.sandbox.images import bases, definition, dockerfile
+from jaxagent.sandbox.images.build import Steps
+from jaxagent.sandbox.images.built import BuildError, Built
+from jaxagent.sandbox.images.context import Context, ContextError, Item
+from jaxagent.sandbox.images.dockerfile import Dockerfile, Instruction
+from jaxagent.sandbox.images.place import BuildPlace
+from jaxagent.sandbox.images.store import Store
+
+SHELL = ("/bin/sh", "-c")
+APPTAINER_ENV = "/.singularity.d/env/91-environment.sh"  # %post may append to it
+# Predefined build arguments, which need no ARG.
+PROXIES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "FTP_PROXY", "ftp_proxy", "NO_PROXY", "no_proxy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Builder:
+    """Builds images on this machine.
+
+    Args:
+      place: where steps run, with or without the network.
+      store: where layers are kept.
+      table: what FROM may name.
+      progress: told of every step that runs.
+    """
+
+    place: BuildPlace
+    store: Store
+    table: Sequence[bases.Base]
+    progress: Callable[[str], None] = lambda line: None
+
+    async def dockerfile(
+        self, path: Path, context: Path, name: str, timeout_s: float, args: Mapping[str, str] | None = None
+    ) -> Built:
+        """Builds a Dockerfile's last stage and those it stands on.
+
+        Args:
+          context: the folder that COPY takes from.
+          name: for messages.
+          timeout_s: for all of it, debootstrap not included.
+          args: for ARG.
+
+        Raises:
+          BuildError: it cannot be built.
+        """
+        parsed = dockerfile.parse(_read(path, name), name)
+        return await _Dockerfile(
+            self, parsed, Context(context, _ignore(path, context)), name, timeout_s, args or {}
+        ).build()
+
+    async def definition(self, path: Path, context: Path, name: str, timeout_s: float, directory: str = "/") -> Built:
+        """Builds an apptainer definition. Its programs run as an ordinary user, as apptainer's do, in `directory`.
+
+        Raises:
+          BuildError: it cannot be built.
+        """
+        parsed = definition.parse(_read(path, name), name)
+        source = parsed.source
+        if parsed.bootstrap == "scratch":
+            source = "scratch"
+        root = await bases.resolve(self.table, source, name, self.store, self.progress)
+        steps = Steps(self.place, self.store, name, timeout_s, self.progress)
+        built = dataclasses.replace(root.built, directory="/")  # apptainer takes neither WORKDIR nor USER over
+        for pattern, target in parsed.files:
+            text = f"%files {pattern} {target}"
+            source = _relative(pattern, context)
+            built = await _copy(steps, built, text, Context(context), (source,), target, cp=True)
+        if parsed.post:
+            variables = {"APPTAINER_ENVIRONMENT": APPTAINER_ENV, "SINGULARITY_ENVIRONMENT": APPTAINER_ENV}
+            if "_ENVIRONMENT" in parsed.post:
+                folder = posixpath.dirname(APPTAINER_ENV)
+                built = await steps.workdir(built, f"the folder {folder}", folder)
+                built = dataclasses.replace(built, directory="/")
+            argv = (*parsed.shell, "-c", parsed.post)
+            built = await steps.run(built, f"%post\n{parsed.post}", argv, variables)
+        script = f"{parsed.environment}\n[ ! -f {APPTAINER_ENV} ] || . {APPTAINER_ENV}\n"
+        if parsed.environment or "_ENVIRONMENT" in parsed.post:
+            built = await steps.environment(built, f"%environment\n{parsed.environment}", script)
+        built = await steps.workdir(built, f"the task's folder {directory}", directory)
+        notes = tuple(f"{note} is not run" for note in parsed.notes)
+        return dataclasses.replace(built, uid=1000, user="user", home="/home/user", notes=notes)
+
+
+class _Dockerfile:
+    """One build of a Dockerfile."""
+
+    def __init__(
+        self,
+        builder: Builder,
+        parsed: Dockerfile,
+        context: Context,
+        name: str,
+        timeout_s: float,
+        args: Mapping[str, str],
+    ):
+        self._builder, self._parsed, self._context, self._name = builder, parsed, context, name
+        self._steps = Steps(builder.place, builder.store, name, timeout_s, builder.progress)
+        self._given = args
+        self._stages: dict[str, Built] = {}
+        self._notes: list[str] = []
+
+    async def build(self) -> Built:
+        """The last stage."""
+        globals_: dict[str, str] = {}
+        stages: list[tuple[Instruction, list[Instruction]]] = []
+        for instruction in self._parsed.instructions:
+            if instruction.name == "FROM":
+                stages.append((instruction, []))
+            elif stages:
+                stages[-1][1].append(instruction)
+            elif instruction.name == "ARG":
+                self._arguments(instruction, globals_, {}, {})
+        built = None
+        wanted = self._needed(stages, globals_)
+        for number, (start, instructions) in enumerate(stages):
+            if number in wanted:
+                built = await self._stage(start, instructions, globals_)
+                self._stages[self._alias(start)[1].lower() or str(number)] = built
+        assert built is not None  # the last one is always needed
+        return dataclasses.replace(built, notes=tuple(dict.fromkeys(self._notes)))
+
+    def _needed(self, stages: list[tuple[Instruction, list[Instruction]]], values: Mapping[str, str]) -> set[int]:
+        """The last stage and, one by one, the stages that it stands on."""
+        names = {self._alias(start)[1].lower(): n for n, (start, _) in enumerate(stages) if self._alias(start)[1]}
+        needed, number = set(), len(stages) - 1
+        while number is not None and number not in needed:
+            needed.add(number)
+            source = self._expand(stages[number][0], self._alias(stages[number][0])[0], values).lower()
+            number = names.get(source) if names.get(source, number) < number else None
+        return needed
+
+    def _alias(self, start: Instruction) -> tuple[str, str]:
+        """What FROM names, and the stage's own name or ""."""
+        words = start.rest.split()
+        if len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS"):
+            raise self._wrong(start, "must be FROM image, or FROM image AS name")
+        return words[0], words[2] if len(words) == 3 else ""
+
+    async def _stage(self, start: Instruction, instructions: list[Instruction], globals_: Mapping[str, str]) -> Built:
+        source = self._expand(start, self._alias(start)[0], globals_)
+        if not source:
+            raise self._wrong(start, "names no image: an ARG before FROM has no value")
+        if source.lower() in self._stages:
+            built = self._stages[source.lower()]
+        else:
+            builder = self._builder
+            root = await bases.resolve(builder.table, source, self._name, builder.store, builder.progress)
+            built = await begin(self._steps, root)
+        args: dict[str, str] = {}
+        shell: tuple[str, ...] = SHELL
+        for instruction in instructions:
+            if instruction.name == "SHELL":
+                shell = instruction.words
+            elif instruction.name == "ARG":
+                self._arguments(instruction, args, globals_, built.env)
+            else:
+                built = await self._instruction(instruction, built, args, shell)
+        return built
+
+    async def _instruction(
+        self, i: Instruction, built: Built, args: Mapping[str, str], shell: tuple[str, ...]
+    ) -> Built:
+        values = {**args, **built.env}
+        if i.name == "NOTE":
+            self._notes.append(f"line {i.line}: {i.rest.split()[0].upper()} has no effect here")
+            return built
+        if i.name == "ENV":
+            try:
+                found = dict(dockerfile.pairs(i.rest, values, self._parsed.escape))
+            except ValueError as error:
+                raise self._wrong(i, str(error)) from None
+            return dataclasses.replace(built, env={**built.env, **found})
+        if i.name == "WORKDIR":
+            path = "".join(self._words(i, i.rest, values, whole=True))
+            return await self._steps.workdir(built, i.text, posixpath.normpath(posixpath.join(built.directory, path)))
+        if i.name == "USER":
+            return await self._steps.user(built, i.text, "".join(self._words(i, i.rest, values, whole=True)))
+        if i.name == "RUN":
+            argv = i.words or (*shell, _script(i))
+            if i.heredocs and not i.words and i.heredocs[0].text.startswith("#!") and _only_heredoc(i):
+                argv = _with_interpreter(i.heredocs[0].text)
+            return await self._steps.run(built, i.text, argv, {k: v for k, v in args.items() if k not in built.env})
+        return await self._copy(i, built, values)
+
+    async def _copy(self, i: Instruction, built: Built, values: Mapping[str, str]) -> Built:
+        words = [self._expand(i, w, values) for w in i.words] if i.words else self._words(i, i.rest, values)
+        if len(words) < 2:
+            raise self._wrong(i, "needs a source and a target")
+        *sources, target = words
+        heredocs = {f"<<{dash}{h.name}": h for h in i.heredocs for dash in ("", "-")}
+        mode = i.flags.get("chmod")
+        if mode is not None and not re.fullmatch(r"0?[0-7]{3,4}", mode):
+            raise self._wrong(i, f"--chmod={mode} is not supported: only octal modes")
+        if "chown" in i.flags:
+            self._notes.append(f"line {i.line}: --chown has no effect: all files belong to the sandbox's one user")
+        if i.name == "ADD":
+            for source in sources:
+                if re.match(r"[a-z+]+://|git@", source):
+                    raise self._wrong(i, f"of {source} is not supported: only local files")
+        given = []
+        for source in [s for s in sources if s in heredocs]:
+            document = heredocs[source]
+            text = self._expand(i, document.text, values) if document.expand else document.text
+            given.append((document.name, [Item("", "file", 0o644, data=text.encode())]))
+        return await _copy(
+            self._steps,
+            built,
+            i.text,
+            self._context,
+            [s for s in sources if s not in heredocs],
+            posixpath.join(built.directory, target),
+            mode=None if mode is None else int(mode, 8) & 0o1777,
+            unpack=i.name == "ADD",
+            given=given,
+        )
+
+    def _arguments(
+        self, i: Instruction, args: dict[str, str], globals_: Mapping[str, str], env: Mapping[str, str]
+    ) -> None:
+        """ARG: what the caller gave, else the default, else what stands before FROM."""
+        for word in self._words(i, i.rest, {**args, **env}):
+            name, equals, value = word.partition("=")
+            if not re.fullmatch(r"[A-Za-z_]\w*", name):
+                raise self._wrong(i, f"'{name}' is no name of a variable")
+            if name in self._given:
+                args[name] = self._given[name]
+            elif equals:
+                args[name] = value
+            elif name in globals_:
+                args[name] = globals_[name]
+            elif name in PROXIES and name in os.environ and self._builder.place.network:
+                args[name] = os.environ[name]
+
+    def _words(self, i: Instruction, text: str, values: Mapping[str, str], whole: bool = False) -> list[str]:
+        try:
+            return dockerfile.split(self._expand(i, text, values), self._parsed.escape, whole)
+        except ValueError as error:
+            raise self._wrong(i, str(error)) from None
+
+    def _expand(self, i: Instruction, text: str, values: Mapping[str, str]) -> str:
+        try:
+            return dockerfile.expand(text, values, self._parsed.escape)
+        except ValueError as error:
+            raise self._wrong(i, str(error)) from None
+
+    def _wrong(self, i: Instruction, problem: str) -> BuildError:
+        return BuildError(self._name, 0, "", f"line {i.line}: {i.name} {problem}")
+
+
+async def _copy(
+    steps: Steps,
+    built: Built,
+    text: str,
+    context: Context,
+    patterns: Sequence[str],
+    target: str,
+    mode: int | None = None,
+    unpack: bool = False,
+    given: Sequence[tuple[str, list[Item]]] = (),
+    cp: bool = False,
+) -> Built:
+    """COPY, ADD and %files: finds the sources, then puts them into the image.
+
+    Args:
+      unpack: archives are unpacked, as by ADD.
+      given: sources that are not in the context.
+      cp: as `cp -rL` does it: links are followed, and a folder is put into `target` where that is one.
+    """
+    sources, archives = list(given), []
+    try:
+        for pattern in patterns:
+            for path in context.find(pattern):
+                name = "" if context.is_directory(path) and not cp else path.name
+                sources.append((name, context.items(path, follow=cp)))
+                if unpack and name and tarfile.is_tarfile(context.folder / path):
+                    archives.append(name)
+    except ContextError as error:
+        raise BuildError(steps.image, steps.number + 1, text, str(error)) from None
+    into = target.endswith(("/", "/.")) and not cp
+    if len(sources) > 1 and not target.endswith(("/", "/.")):
+        raise BuildError(steps.image, steps.number + 1, text, "has several sources, so its target must end with '/'")
+    return await steps.copy(built, text, sources, posixpath.normpath(target), into, mode, archives)
+
+
+async def begin(steps: Steps, root: bases.Root) -> Built:
+    """The base with its own folder and user, where it names them."""
+    built = root.built
+    if built.directory != "/":
+        built = await steps.workdir(built, f"the base's folder {built.directory}", built.directory)
+    if root.user in ("", "0", "root", "0:0", "root:root"):
+        return built
+    return await steps.user(built, f"the base's user {root.user}", root.user)
+
+
+def _only_heredoc(i: Instruction) -> bool:
+    return len(i.heredocs) == 1 and re.fullmatch(r"""<<-?["']?[\w.-]+["']?""", i.rest) is not None
+
+
+def _script(i: Instruction) -> str:
+    """What the shell of a RUN is given: its line and the heredocs below it; one that is all of RUN is the script."""
+    if _only_heredoc(i):
+        return i.heredocs[0].text
+    return i.rest + "".join(f"\n{h.text}{h.name}" for h in i.heredocs) + ("\n" if i.heredocs else "")
+
+
+def _with_interpreter(script: str) -> tuple[str, ...]:
+    """A heredoc that names its interpreter: written to where no layer sees it, and run."""
+    end, path = "END-OF-SCRIPT-c7", "/dev/shm/script"
+    return ("/bin/sh", "-c", f"cat > {path} <<'{end}'\n{script}{end}\nchmod 755 {path} && exec {path}")
+
+
+def _relative(source: str, context: Path) -> str:
+    """A source of %files below the definition's folder."""
+    path = Path(source)
+    if path.is_absolute() and path.is_relative_to(context.resolve()):
+        return str(path.relative_to(context.resolve()))
+    if path.is_absolute():
+        return f"../{source}"  # refused as what it is: outside
+    return source
+
+
+def _ignore(path: Path, context: Path) -> str:
+    """Docker's order: a file beside the Dockerfile with its name, else the context's."""
+    for place in (path.with_name(path.name + ".dockerignore"), context / ".dockerignore"):
+        if place.is_file():
+            return place.read_text("utf-8")
+    return ""
+
+
+def _read(path: Path, name: str) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BuildError(name, 0, "", f"cannot be read from {path}: {error}") from None

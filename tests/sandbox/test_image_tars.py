@@ -1,0 +1,359 @@
+"""Exported images: made here with tarfile, honest and hostile. Nothing outside of the tree is ever touched."""
+
+import asyncio
+import gzip
+import hashlib
+import io
+import json
+import os
+import platform
+import stat
+import tarfile
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from jaxagent.sandbox.images import oci
+from jaxagent.sandbox.images.built import BuildError
+from jaxagent.sandbox.images.store import Store
+from jaxagent.sandbox.owner import sandbox_uid
+
+FILE, LINK, HARD, FOLDER = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE
+ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+
+
+def layer(*entries) -> bytes:
+    """A layer's tar of (name, kind, data, mode)."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, kind, data, mode in ((*e, *(FILE, b"", 0o644)[len(e) - 1 :]) for e in entries):
+            info = tarfile.TarInfo(name)
+            info.type, info.mode, info.mtime = kind, mode, 1_600_000_000
+            if kind in (LINK, HARD):
+                info.linkname, data = data if isinstance(data, str) else data.decode(), b""
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def digest(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def pack(path, files):
+    with tarfile.open(path, "w") as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+def config_of(layers, **config) -> bytes:
+    return json.dumps(
+        {
+            "architecture": ARCHITECTURE,
+            "os": "linux",
+            "config": config,
+            "rootfs": {"type": "layers", "diff_ids": [digest(raw) for raw in layers]},
+        }
+    ).encode()
+
+
+def layout(path, *layers, spoil=None, names=("v1",), **config):
+    """An OCI layout; every second layer compressed. `spoil` changes the table of blobs."""
+    blobs, described = {}, []
+    for number, raw in enumerate(layers):
+        data = gzip.compress(raw) if number % 2 == 0 else raw
+        blobs[digest(data)] = data
+        described.append(
+            {"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": digest(data), "size": len(data)}
+        )
+    about = config_of(layers, **config)
+    blobs[digest(about)] = about
+    manifest = json.dumps({"config": {"digest": digest(about)}, "layers": described}).encode()
+    blobs[digest(manifest)] = manifest
+    index = {
+        "manifests": [
+            {"digest": digest(manifest), "annotations": {"org.opencontainers.image.ref.name": name}} for name in names
+        ]
+    }
+    if spoil:
+        spoil(blobs, index)
+    files = {"oci-layout": b"{}", "index.json": json.dumps(index).encode()}
+    return pack(path, files | {f"blobs/{k.replace(':', '/')}": v for k, v in blobs.items()})
+
+
+def saved(path, *layers, tags=("thing:1",), **config):
+    """What `docker save` of before OCI writes."""
+    about = config_of(layers, **config)
+    name = hashlib.sha256(about).hexdigest() + ".json"
+    files = {f"{n}/layer.tar": raw for n, raw in enumerate(layers)}
+    manifest = [{"Config": name, "RepoTags": list(tags), "Layers": list(files)}]
+    return pack(path, {name: about, **files, "manifest.json": json.dumps(manifest).encode()})
+
+
+@pytest.fixture
+def store(open_folder):
+    folder = Path(tempfile.mkdtemp(dir=open_folder))
+    folder.chmod(0o711)
+    return Store(folder / "images")
+
+
+def load(store, path, **more):
+    return asyncio.run(oci.load(store, path, **more))
+
+
+def seen(tree):
+    """{path: content, link target or None for a folder}."""
+    found = {}
+    for top, folders, files in os.walk(tree):
+        for name in (*folders, *files):
+            path = os.path.join(top, name)
+            info = os.lstat(path)
+            value = (
+                None
+                if stat.S_ISDIR(info.st_mode)
+                else "-> " + os.readlink(path)
+                if stat.S_ISLNK(info.st_mode)
+                else Path(path).read_text()
+            )
+            found[os.path.relpath(path, tree)] = value
+    return found
+
+
+LAYERS = (
+    layer(
+        ("./", FOLDER, b"", 0o755),
+        ("etc", FOLDER, b"", 0o755),
+        ("etc/passwd", FILE, b"root"),
+        ("bin", LINK, "usr/bin"),
+        ("usr/bin/tool", FILE, b"v1", 0o4755),
+        ("old/a", FILE, b"a"),
+        ("old/b", FILE, b"b"),
+        ("gone/deep/file", FILE, b"x"),
+        ("turns", FILE, b"a file"),
+        ("abs", LINK, "/etc/passwd"),
+    ),
+    layer(
+        ("old/new", FILE, b"new"),
+        ("old/.wh..wh..opq",),  # after an entry of its own layer: that one stays
+        (".wh.gone",),
+        ("turns", FOLDER, b"", 0o700),
+        ("turns/into", FILE, b"a folder"),
+        ("usr/bin/tool", FILE, b"v2", 0o755),
+        ("usr/bin/same", HARD, "usr/bin/tool"),
+        (".wh.never-there",),
+        ("dev/null", tarfile.CHRTYPE),
+        ("pipe", tarfile.FIFOTYPE),
+    ),
+)
+EXPECTED = {
+    "etc": None,
+    "etc/passwd": "root",
+    "bin": "-> usr/bin",
+    "usr": None,
+    "usr/bin": None,
+    "usr/bin/tool": "v2",
+    "usr/bin/same": "v2",
+    "old": None,
+    "old/new": "new",
+    "turns": None,
+    "turns/into": "a folder",
+    "abs": "-> /etc/passwd",
+}
+
+
+@pytest.mark.parametrize("make", [layout, saved])
+def test_an_exported_image(make, store, tmp_path):
+    path = make(tmp_path / "image.tar", *LAYERS, Env=["A=1", "P=/x=y"], WorkingDir="/old", User="root")
+    record = load(store, path)
+    assert seen(record["tree"]) == EXPECTED
+    assert (record["env"], record["workdir"], record["user"]) == ({"A": "1", "P": "/x=y"}, "/old", "root")
+    assert record["skipped"] == {"device": 1, "pipe": 1} and not record["cached"]
+    tool = os.stat(f"{record['tree']}/usr/bin/tool")
+    assert stat.S_IMODE(tool.st_mode) == 0o755 and tool.st_uid == sandbox_uid() and tool.st_nlink == 2
+    again = load(store, path)
+    assert again["cached"] and again["key"] == record["key"] and os.listdir(store.folder / "work") == []
+    assert [r["name"] for r in store.listing()] == [{layout: "v1", saved: "thing:1"}[make]]
+
+
+def test_a_set_uid_bit_is_dropped(store, tmp_path):
+    record = load(store, layout(tmp_path / "i.tar", LAYERS[0]))
+    assert stat.S_IMODE(os.stat(f"{record['tree']}/usr/bin/tool").st_mode) == 0o755
+
+
+HOSTILE = {
+    "dots": (layer(("../escaped", FILE, b"x")), "leads out of the image"),
+    "dots inside": (layer(("a/../../escaped", FILE, b"x")), "leads out of the image"),
+    "through an absolute link": (layer(("a", LINK, "{outside}"), ("a/escaped", FILE, b"x")), "is a link or a file"),
+    "through a relative link": (layer(("a", LINK, "../../.."), ("a/escaped", FILE, b"x")), "is a link or a file"),
+    "a folder through a link": (layer(("a", LINK, "{outside}"), ("a/b", FOLDER)), "is a link or a file"),
+    "a hard link out": (layer(("a", HARD, "../../victim")), "leads out of the image"),
+    "a hard link through a link": (layer(("a", LINK, "{outside}"), ("b", HARD, "a/victim")), "is a link or a file"),
+    "a hard link to nothing": (layer(("b", HARD, "nothing")), "which is not there"),
+    "a hard link to itself": (layer(("b", FILE, b"x"), ("b", HARD, "./b")), "to itself"),
+    "a whiteout out": (layer(("../.wh.victim",)), "leads out of the image"),
+    "a whiteout of the parent": (layer(("a", FOLDER), ("a/.wh...",)), "is no whiteout"),
+    "a whiteout of itself": (layer(("a", FOLDER), ("a/.wh..",)), "is no whiteout"),
+    "a whiteout of nothing": (layer(("a", FOLDER), ("a/.wh.",)), "is no whiteout"),
+    "a whiteout through a link": (layer(("a", LINK, "{outside}"), ("a/.wh.victim",)), "is a link or a file"),
+    "an opaque mark through a link": (layer(("a", LINK, "{outside}"), ("a/.wh..wh..opq",)), "is a link or a file"),
+    "a link as the root": (layer(("./", LINK, "{outside}")), "names the root"),
+    "below a file": (layer(("a", FILE, b"x"), ("a/b", FILE, b"y")), "is a link or a file"),
+    "too deep": (layer(("/".join(["d"] * 300), FILE, b"x")), "folders deep"),
+    "a size that is not there": (layer(("a", FILE, b"x" * 2000))[:1024], "ends too early|unexpected end"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("apart", [False, True], ids=["one layer", "links in a lower layer"])
+def test_hostile_layers(name, apart, store, tmp_path):
+    raw, said = HOSTILE[name]
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "victim").write_text("mine")
+    raw = _with_outside(raw, str(outside))
+    layers = (
+        (layer(("a", LINK, str(outside))), raw) if apart and "link" in name and "hard link to" not in name else (raw,)
+    )
+    with pytest.raises(BuildError, match=said):
+        load(store, layout(tmp_path / "i.tar", *layers))
+    assert {p.name for p in outside.iterdir()} == {"victim"} and (outside / "victim").read_text() == "mine"
+    assert os.stat(outside / "victim").st_nlink == 1
+    assert (
+        not [*tmp_path.rglob("escaped"), *store.folder.parent.rglob("escaped")]
+        and os.listdir(store.folder / "bases") == []
+    )
+    assert os.listdir(store.folder / "work") == []
+
+
+def _with_outside(raw: bytes, outside: str) -> bytes:
+    """Puts the real place into a layer's links."""
+    if b"{outside}" not in raw:
+        return raw
+    with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
+        entries = [(m, archive.extractfile(m).read() if m.isreg() else b"") for m in archive]
+    links = [m.linkname.format(outside=outside) for m, _ in entries]
+    return layer(*((m.name, m.type, link or data, m.mode) for (m, data), link in zip(entries, links, strict=True)))
+
+
+def test_devices_and_overlay_marks_are_never_made(store, tmp_path):
+    """A device 0/0 would be a whiteout of overlayfs, and an attribute would make a folder opaque."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, kind in (("etc", tarfile.CHRTYPE), ("disk", tarfile.BLKTYPE)):
+            info = tarfile.TarInfo(name)
+            info.type = kind
+            archive.addfile(info)
+        info = tarfile.TarInfo("folder")
+        info.type, info.mode = FOLDER, 0o755
+        info.pax_headers = {"SCHILY.xattr.user.overlay.opaque": "y", "SCHILY.xattr.trusted.overlay.opaque": "y"}
+        archive.addfile(info)
+    record = load(store, layout(tmp_path / "i.tar", out.getvalue()))
+    assert seen(record["tree"]) == {"folder": None} and record["skipped"] == {"device": 2}
+    assert os.listxattr(f"{record['tree']}/folder") == []
+
+
+def test_apt_is_told_without_following_links(store, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    hostile = layer(("etc/apt", FOLDER, b"", 0o755), ("etc/apt/apt.conf.d", LINK, str(outside)))
+    load(store, layout(tmp_path / "i.tar", hostile))
+    assert list(outside.iterdir()) == []
+    honest = layer(("etc/apt/apt.conf.d", FOLDER, b"", 0o755))
+    record = load(store, layout(tmp_path / "j.tar", honest))
+    assert "APT::Sandbox::User" in Path(record["tree"], "etc/apt/apt.conf.d/99jaxagent").read_text()
+
+
+def spoil_layer(blobs, index):
+    key = next(k for k, v in blobs.items() if v[:2] == b"\x1f\x8b")
+    blobs[key] = gzip.compress(layer(("other", FILE, b"x")))
+
+
+def spoil_config(blobs, index):
+    key = next(k for k, v in blobs.items() if b"rootfs" in v)
+    blobs[key] = blobs[key].replace(b"linux", b"LINUX")
+
+
+def spoil_path(blobs, index):
+    index["manifests"][0]["digest"] = "sha256:../../../etc/passwd"
+
+
+def lose(blobs, index):
+    del blobs[next(k for k, v in blobs.items() if v[:2] == b"\x1f\x8b")]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (spoil_layer, "does not have the digest"),
+        (spoil_config, "does not have its digest"),
+        (spoil_path, "is not a digest"),
+        (lose, "is not in it"),
+    ],
+)
+def test_spoilt_blobs(spoil, said, store, tmp_path):
+    with pytest.raises(BuildError, match=said):
+        load(store, layout(tmp_path / "i.tar", *LAYERS, spoil=spoil))
+    assert os.listdir(store.folder / "bases") == []
+
+
+def test_a_saved_layer_that_is_another(store, tmp_path):
+    path = saved(tmp_path / "i.tar", LAYERS[0])
+    with tarfile.open(path) as archive:
+        files = {m.name: archive.extractfile(m).read() for m in archive}
+    with pytest.raises(BuildError, match="does not have the digest"):
+        load(store, pack(path, files | {"0/layer.tar": layer(("other", FILE, b"x"))}))
+
+
+def test_which_image(store, tmp_path):
+    path = tmp_path / "i.tar"
+    assert load(store, layout(path, LAYERS[0], names=("a", "b")))["name"] == "a"  # one image by two names
+    with pytest.raises(BuildError, match=r"has no image 'c'\. Valid: a, b"):
+        load(store, path, name="c")
+    with pytest.raises(BuildError, match=r"neither index\.json"):
+        load(store, pack(path, {"x": b""}))
+    path.write_bytes(b"no tar")
+    with pytest.raises(BuildError, match="cannot be imported"):
+        load(store, path)
+
+    def other(blobs, index):
+        index["manifests"][0]["platform"] = {"architecture": "s390x", "os": "linux"}
+
+    with pytest.raises(BuildError, match="it has 0 images"):
+        load(store, layout(path, LAYERS[0], spoil=other))
+
+
+def test_one_process_makes_a_layer(store):
+    """A second one waits; when it gives up, what the first has made so far stays."""
+
+    async def main():
+        async with store.making("key") as work:
+            (work / "half").write_text("x")
+
+            async def second():
+                async with store.making("key"):
+                    raise AssertionError("two at once")
+
+            waiting = asyncio.create_task(second())
+            await asyncio.sleep(0.2)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            assert waiting.cancelled() and (work / "half").is_file()
+        async with store.making("key") as work:
+            assert os.listdir(work) == []
+            (work / "tree").mkdir()
+            made = store.finish("layers", "key", work, {"step": "s"})
+        assert store.find("layers", "key") == made and made["layer"] and os.listdir(store.folder / "work") == []
+
+    asyncio.run(main())
+
+
+def test_an_image_that_is_too_large(store, tmp_path):
+    with pytest.raises(BuildError, match="larger than allowed"):
+        load(store, layout(tmp_path / "i.tar", layer(("a", FILE, b"x" * 600), ("b", FILE, b"x" * 600))), max_bytes=1000)
+    bomb = layer(("a", FILE, b"x")) + bytes(5_000_000)  # after the end of the tar, where no entry counts it
+    with pytest.raises(BuildError, match="a layer is larger than allowed"):
+        load(store, layout(tmp_path / "i.tar", bomb), max_bytes=1000)
