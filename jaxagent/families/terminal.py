@@ -1,26 +1,19 @@
-"""Terminal agents: one sandbox back end and one warm pool for all, on the loop of the rollout workers."""
+"""Terminal agents: sandboxes for all."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jaxagent.config import Config, ConfigError, SandboxConfig
+from jaxagent.config import Config
 from jaxagent.envs import terminal
 from jaxagent.envs.base import Message
 from jaxagent.envs.terminal_tasks import dialogue, rows
 from jaxagent.envs.terminal_tasks.task import TerminalTask
-from jaxagent.envs.terminal_tasks.verify import VerifierError
+from jaxagent.families.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes
 from jaxagent.rollout.workers import Workers
-from jaxagent.sandbox import choose
-from jaxagent.sandbox.base import MIB, Backend, Limits, Sandbox, SandboxError, Spec
-from jaxagent.sandbox.owner import Owner
-from jaxagent.sandbox.pool import Pool
-from jaxagent.sandbox.remote import Remote
+from jaxagent.sandbox.base import Sandbox
 from jaxagent.types import Task
-
-_OPEN_TIMEOUT_S = 900.0  # every back end may be tried
-_CLOSE_TIMEOUT_S = 60.0
 
 
 class TerminalFamily:
@@ -36,7 +29,7 @@ class TerminalFamily:
         self._style = cfg.env.terminal.tools
         self.stop_strings: Sequence[str] = dialogue.STOP_STRINGS[self._style]
         self.tokens: Sequence[str] = dialogue.TAGS[self._style]
-        self._sandboxes = Sandboxes(cfg.env.terminal.sandbox)
+        self._sandboxes = Sandboxes(cfg.env.terminal.sandbox, "env.terminal.sandbox")
 
     def prompt(self, text: str) -> tuple[Message, ...]:
         """See `family.Family`."""
@@ -46,96 +39,17 @@ class TerminalFamily:
         """Finds a back end that works and begins to fill the pool."""
         for task in tasks:
             rows.from_task(task)
-        note(workers.run(self._sandboxes.open(), timeout_s=_OPEN_TIMEOUT_S))
+        note(workers.run(self._sandboxes.open(), timeout_s=OPEN_TIMEOUT_S))
 
     def environment(self, task: Task) -> terminal.TerminalEnvironment:
         """See `family.Family`."""
-        return terminal.TerminalEnvironment(task, self._config, self._sandboxes.take)
+        return terminal.TerminalEnvironment(task, self._config, self.take)
+
+    async def take(self, task: TerminalTask) -> Sandbox:
+        """A running sandbox with the task's image. Raises what `Sandboxes.take` raises."""
+        own = task.image.name or task.image.dockerfile or task.image.definition
+        return await self._sandboxes.take(task.id if own else "")
 
     def close(self, workers: Workers) -> None:
         """Ends all sandboxes."""
-        workers.run(self._sandboxes.close(), timeout_s=_CLOSE_TIMEOUT_S)
-
-
-class Sandboxes:
-    """A back end and a pool of its sandboxes. Opened, used and closed on one asyncio loop."""
-
-    def __init__(self, config: SandboxConfig):
-        self._config = config
-        self._owner: Owner | None = None
-        self._backend: Backend | None = None
-        self._pool: Pool | None = None
-
-    async def open(self) -> str:
-        """Opens everything and returns one line about it.
-
-        Raises:
-          ConfigError: no back end works here.
-        """
-        spec = make_spec(self._config)
-        try:
-            if self._config.backend == "remote":
-                self._backend = remote(self._config)
-                await self._backend.connect()
-            else:
-                self._owner = Owner()
-                names = choose.SAFE if self._config.backend == "auto" else self._config.backend.split(",")
-                self._backend = await choose.choose_backend(self._owner, tuple(names), self._config.unsafe, spec)
-        except SandboxError as failure:
-            raise ConfigError(f"env.terminal.sandbox: {failure}") from failure
-        self._pool = Pool(self._backend, spec, self._config.warm)
-        self._pool.fill()
-        return self._backend.describe()
-
-    async def take(self, task: TerminalTask) -> Sandbox:
-        """A running sandbox with the task's image.
-
-        Raises:
-          SandboxError: it does not start.
-          VerifierError: there is no image for the task.
-        """
-        image = task.image
-        if not (image.name or image.dockerfile or image.definition):
-            return await self._pool.take()
-        layer = Path(self._config.layers) / task.id
-        if not self._config.layers or not layer.is_dir():
-            raise VerifierError(f"{task.id} has an image of its own and env.terminal.sandbox.layers has none for it")
-        return await self._backend.start(make_spec(self._config, (str(layer.absolute()),)))
-
-    async def close(self) -> None:
-        """Ends what was opened."""
-        if self._pool is not None:
-            await self._pool.close()
-        if self._backend is not None:
-            await self._backend.close()
-        if self._owner is not None:
-            self._owner.close()
-
-
-def make_spec(config: SandboxConfig, layers: tuple[str, ...] = ()) -> Spec:
-    """A sandbox as the config has it."""
-    limits = Limits(
-        memory_bytes=config.memory_mb * MIB,
-        disk_bytes=config.disk_mb * MIB,
-        inodes=config.files,
-        processes=config.processes,
-        cpus=config.cpus,
-    )
-    root = str(Path(config.root).absolute()) if config.root else ""
-    return Spec(root=root, layers=layers, image=config.image, limits=limits)
-
-
-def remote(config: SandboxConfig) -> Remote:
-    """The workers of the config.
-
-    Raises:
-      ConfigError: no workers, or no token.
-    """
-    urls = [url.strip() for url in config.workers.split(",") if url.strip()]
-    if not urls:
-        raise ConfigError("env.terminal.sandbox.backend='remote' needs env.terminal.sandbox.workers.")
-    try:
-        token = Path(config.token_file).read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise ConfigError(f"env.terminal.sandbox.token_file: '{config.token_file}': {error.strerror}.") from error
-    return Remote(urls, token)
+        workers.run(self._sandboxes.close(), timeout_s=CLOSE_TIMEOUT_S)

@@ -19,6 +19,7 @@ from jaxagent.families.terminal import TerminalFamily
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.templates import Plain
 from jaxagent.rollout.workers import Workers
+from jaxagent.sandbox.base import SandboxError
 from jaxagent.types import StopReason, Task, TokenKind
 from tests.rollout.scripted import ScriptedPolicy
 
@@ -74,7 +75,7 @@ def attempt(opened):
         cfg = make_config(**changes)
 
         async def run():
-            environment = TerminalEnvironment(of or task(), cfg.env, family._sandboxes.take)
+            environment = TerminalEnvironment(of or task(), cfg.env, family.take)
             try:
                 await environment.start()
                 steps = [await environment.step(action) for action in actions]
@@ -271,7 +272,7 @@ def test_a_task_with_an_image_of_its_own(opened, attempt, tmp_path):
     if not family._sandboxes._backend.name.startswith("namespaces"):
         pytest.skip("the back end that works here has no layers")
     of = harbor(tmp_path)
-    with pytest.raises(VerifierError, match="copy has an image of its own"):
+    with pytest.raises(SandboxError, match="copy has an image of its own"):
         attempt("<done>", of=of)
     layers = tmp_path / "layers"
     (layers / "copy/srv").mkdir(parents=True)
@@ -299,7 +300,7 @@ def test_a_whole_rollout(opened):
         cfg = make_config(**changes)
         policy = ScriptedPolicy(tokenizer, lambda task_id, sample: moves)
         rollout = MultiTurn(
-            make_environment=lambda t: TerminalEnvironment(t, cfg.env, family._sandboxes.take),
+            make_environment=lambda t: TerminalEnvironment(t, cfg.env, family.take),
             policy=policy,
             tokenizer=tokenizer,
             template=Plain(),
