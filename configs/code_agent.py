@@ -46,8 +46,9 @@ def laptop() -> ConfigDict:
 
     config.data.source = "python_tasks"
     config.data.num_tasks = 4_000
+    config.data.num_curriculum = 8_000
     config.data.num_demonstrations = 12_000
-    config.data.num_eval = 128
+    config.data.num_eval = 96
 
     config.env.name = "python"
     config.env.max_turns = 4
@@ -66,8 +67,9 @@ def laptop() -> ConfigDict:
     config.engine.pages = 320
     config.engine.request_timeout_s = 120.0
 
-    config.warm_start.max_steps = 600
-    config.warm_start.curriculum_steps = 0
+    config.warm_start.max_steps = 500
+    config.warm_start.curriculum_steps = 150  # it copies names and numbers before it writes programs
+    config.warm_start.curriculum_sequences = 48
     config.warm_start.batch_sequences = 24
     config.warm_start.batch.row_tokens = 192
     config.warm_start.early_answer_frac = 0.8
@@ -76,13 +78,13 @@ def laptop() -> ConfigDict:
     config.warm_start.gate_accuracy = 0.9
     config.warm_start.gate_questions = 8
 
-    config.rl.steps = 40
+    config.rl.steps = 24
     config.rl.tasks_per_step = 12
     config.rl.group_size = 8
     config.rl.aggregation_constant = 160.0  # most sampled tokens of an episode
     config.rl.batch.row_tokens = 192
-    config.eval.every = 20
-    config.checkpoint.every = 20
+    config.eval.every = 0
+    config.checkpoint.every = 12
     return config
 
 

@@ -48,7 +48,7 @@ def laptop() -> ConfigDict:
     config.data.source = "arithmetic"
     config.data.num_tasks = 6_000
     config.data.num_demonstrations = 24_000
-    config.data.num_eval = 192
+    config.data.num_eval = 128
 
     config.env.name = "python"
     config.env.max_turns = 3
@@ -75,13 +75,13 @@ def laptop() -> ConfigDict:
     config.warm_start.gate_accuracy = 0.95
     config.warm_start.gate_questions = 12
 
-    config.rl.steps = 40
-    config.rl.tasks_per_step = 16
+    config.rl.steps = 24
+    config.rl.tasks_per_step = 12
     config.rl.group_size = 8
     config.rl.aggregation_constant = 72.0  # most sampled tokens of an episode
     config.rl.batch.row_tokens = 192
-    config.eval.every = 20
-    config.checkpoint.every = 20
+    config.eval.every = 0
+    config.checkpoint.every = 12
     return config
 
 
