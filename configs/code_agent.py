@@ -17,6 +17,7 @@ qwen2.5-3b: GRPO with programs in ```python blocks, on tasks with hidden tests (
 from ml_collections import ConfigDict
 
 from configs import gsm8k_python, search_r1
+from configs.search_r1 import optimizer
 from jaxagent.algorithms import published
 from jaxagent.config import ConfigError, nearest
 
@@ -46,7 +47,6 @@ def laptop() -> ConfigDict:
 
     config.data.source = "python_tasks"
     config.data.num_tasks = 4_000
-    config.data.num_curriculum = 8_000
     config.data.num_demonstrations = 12_000
     config.data.num_eval = 96
 
@@ -67,24 +67,24 @@ def laptop() -> ConfigDict:
     config.engine.pages = 320
     config.engine.request_timeout_s = 120.0
 
-    config.warm_start.max_steps = 500
-    config.warm_start.curriculum_steps = 150  # it copies names and numbers before it writes programs
-    config.warm_start.curriculum_sequences = 48
+    config.warm_start.max_steps = 300
+    config.warm_start.curriculum_steps = 0
     config.warm_start.batch_sequences = 24
     config.warm_start.batch.row_tokens = 192
     config.warm_start.early_answer_frac = 0.8
-    config.warm_start.gate_every = 100
+    config.warm_start.gate_every = 50
     config.warm_start.gate_family = "first"
     config.warm_start.gate_accuracy = 0.9
     config.warm_start.gate_questions = 8
 
-    config.rl.steps = 24
+    config.rl.steps = 20
     config.rl.tasks_per_step = 12
     config.rl.group_size = 8
     config.rl.aggregation_constant = 160.0  # most sampled tokens of an episode
+    config.rl.optimizer = optimizer(4e-4, schedule="linear")
     config.rl.batch.row_tokens = 192
     config.eval.every = 0
-    config.checkpoint.every = 12
+    config.checkpoint.every = 10
     return config
 
 

@@ -48,7 +48,7 @@ def laptop() -> ConfigDict:
     config.data.source = "arithmetic"
     config.data.num_tasks = 6_000
     config.data.num_demonstrations = 24_000
-    config.data.num_eval = 128
+    config.data.num_eval = 96
 
     config.env.name = "python"
     config.env.max_turns = 3
@@ -65,23 +65,24 @@ def laptop() -> ConfigDict:
     config.engine.slots = 64
     config.engine.pages = 320
 
-    config.warm_start.max_steps = 600
+    config.warm_start.max_steps = 300
     config.warm_start.curriculum_steps = 0
     config.warm_start.batch_sequences = 48
     config.warm_start.batch.row_tokens = 192
     config.warm_start.early_answer_frac = 0.8
-    config.warm_start.gate_every = 100
+    config.warm_start.gate_every = 50
     config.warm_start.gate_family = "one_step"
-    config.warm_start.gate_accuracy = 0.95
+    config.warm_start.gate_accuracy = 0.9
     config.warm_start.gate_questions = 12
 
-    config.rl.steps = 24
+    config.rl.steps = 20
     config.rl.tasks_per_step = 12
     config.rl.group_size = 8
     config.rl.aggregation_constant = 72.0  # most sampled tokens of an episode
+    config.rl.optimizer = optimizer(4e-4, schedule="linear")
     config.rl.batch.row_tokens = 192
     config.eval.every = 0
-    config.checkpoint.every = 12
+    config.checkpoint.every = 10
     return config
 
 

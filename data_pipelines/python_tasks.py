@@ -12,7 +12,6 @@ functions compute is not told, and the hidden tests ask for values that follow f
 Writes, all at once or not at all:
 
     array_record, TFDS layout   splits train and heldout (descriptions never seen in training)
-    curriculum.jsonl            lists of names and numbers to copy: where a tiny policy learns that soonest
     full.jsonl, texts.jsonl     whole episodes, and what a tokenizer is trained on
 
 A task's split follows from its description alone, so tasks of any two seeds never cross splits.
@@ -48,7 +47,6 @@ HELDOUT_FRAC = 0.2
 NUMBERS = range(11, 100)
 TESTED = range(-20, 60)  # arguments of hidden tests
 NUM_TESTS = 4
-COPIED = 6  # names and numbers in a sequence of the curriculum
 SHOWN = 2  # the argument that demonstrations try their f with
 WORD_REPEATS = 20  # in the tokenizer's texts: a word should be one token
 # What f is: its description and its expression. {a} and {b} are functions of lib, {k} is a number.
@@ -185,14 +183,6 @@ def demonstration(draft: Draft, row: Mapping[str, Any], style: python.Format, ea
     return {"prompt": row["prompt"], "turns": turns, "id": row["id"], "kind": row["kind"]}
 
 
-def copying(random_: random.Random, style: python.Format) -> dict[str, Any]:
-    """A sequence of the curriculum: names of functions and numbers, to be written down as they stand."""
-    items = [random_.choice((f"lib.{random_.choice(WORDS)}", str(random_.choice(NUMBERS)))) for _ in range(COPIED)]
-    text = " " + " ".join(items)
-    turn = {"action": python.program(style, text), "observation": ""}
-    return {"prompt": text, "turns": [turn], "kind": "copying"}
-
-
 def play(code: str, library: str) -> tuple[str, bool]:
     """Runs a program of ours in this process, beside its library; (what is shown of its output, whether it failed).
 
@@ -211,13 +201,7 @@ def play(code: str, library: str) -> tuple[str, bool]:
 
 
 def write(
-    folder: Path,
-    num: int,
-    seed: int,
-    num_demonstrations: int,
-    style: python.Format,
-    early_frac: float = 0.0,
-    num_curriculum: int = 0,
+    folder: Path, num: int, seed: int, num_demonstrations: int, style: python.Format, early_frac: float = 0.0
 ) -> None:
     """Writes the dataset described in the module's docstring into `folder`, which must not exist yet.
 
@@ -228,7 +212,6 @@ def write(
       num_demonstrations: rows of full.jsonl, from training tasks: first the dataset's, then further ones.
       style: of the demonstrations.
       early_frac: see `demonstration`.
-      num_curriculum: rows of curriculum.jsonl.
     """
     stream = generate(seed)
     tasks: dict[str, list[tuple[Draft, dict[str, Any]]]] = {TRAIN: [], HELDOUT: []}
@@ -242,8 +225,6 @@ def write(
         training = itertools.chain(tasks[TRAIN], (pair for pair in stream if split_of(pair[0]) == TRAIN))
         shown = [demonstration(*pair, style, early_frac) for pair in itertools.islice(training, num_demonstrations)]
         write_jsonl(partial / "full.jsonl", shown)
-        drills = (copying(random.Random(f"{seed}/copying/{i}"), style) for i in range(num_curriculum))
-        write_jsonl(partial / "curriculum.jsonl", drills)
         write_jsonl(partial / "texts.jsonl", ({"text": text} for text in tokenizer_texts(shown[:2000])))
         partial.rename(folder)
     finally:
@@ -268,12 +249,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--demonstrations", type=int, default=8000)
     parser.add_argument("--style", choices=tuple(python.PREFIXES), default="plain", help="of demonstrations")
     parser.add_argument("--early_frac", type=float, default=0.0, help="demonstrations that stop at the error")
-    parser.add_argument("--curriculum", type=int, default=0, help="sequences to copy")
     args = parser.parse_args(argv)
     try:
         if args.out.exists():
             raise ConfigError(f"{args.out} exists; remove it or choose another --out")
-        write(args.out, args.num, args.seed, args.demonstrations, args.style, args.early_frac, args.curriculum)
+        write(args.out, args.num, args.seed, args.demonstrations, args.style, args.early_frac)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2

@@ -84,7 +84,7 @@ class DataConfig:
     seed: int  # of the world, not of the run: the held-out questions are the same for every run
     num_cities: int  # size of the geography world
     num_tasks: int  # of "terminal", "arithmetic" and "python_tasks", training and held-out together
-    num_curriculum: int  # short demonstrations: geography's of one passage, python_tasks' of copying
+    num_curriculum: int  # geography's one-passage demonstrations
     num_demonstrations: int  # whole episodes, of the built-in sources
     num_eval: int  # held-out tasks, spread evenly over families of kinds ("one_hop", "two_hop") and over kinds
 

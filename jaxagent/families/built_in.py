@@ -73,7 +73,7 @@ def _arithmetic(cfg: Config) -> Settings:
 def _python_tasks(cfg: Config) -> Settings:
     from data_pipelines import python_tasks
 
-    return {**_of_python(cfg), "num_curriculum": cfg.data.num_curriculum}, python_tasks.write
+    return _of_python(cfg), python_tasks.write
 
 
 BUILT_IN: dict[str, Callable[[Config], Settings]] = {
