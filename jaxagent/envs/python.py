@@ -16,8 +16,8 @@ Answering beats a program in the same turn, as finishing does in the terminal; u
 submission. A program without its end (the tokens ran out) does not count.
 
 Each program runs in a fresh process: what is on the page is all that runs, a crash or an endless loop costs nothing but
-its own turn, and nothing that an earlier program left in memory decides what a later one does. Files in the working
-directory stay, since all programs of an attempt share one sandbox. It is taken when the first program comes.
+its own turn, and nothing that an earlier program left in memory, or running, decides what a later one does. Files stay,
+since all programs of an attempt share one sandbox. It is taken when the first program comes.
 """
 
 from __future__ import annotations
@@ -96,6 +96,9 @@ _FRAMES = re.compile(r'^(?:Traceback \(most recent call last\):\n|  File ".*\n)(
 
 class Sandbox(hidden_tests.Sandbox, Protocol):
     """What is asked of a sandbox; `jaxagent.sandbox.base.Sandbox` has it."""
+
+    async def stop_processes(self) -> None:
+        """Kills every process inside."""
 
     async def close(self) -> None:
         """Ends everything."""
@@ -276,6 +279,8 @@ class PythonEnvironment:
         config = self._config
         if self._sandbox is None:
             self._sandbox = await self._take()
+        else:
+            await self._sandbox.stop_processes()  # what an earlier program left running
         self.counters["programs"] += 1
         argv = ("sh", "-c", RUN, "sh", *hidden_tests.arguments({**self._files, hidden_tests.MAIN: code}))
         # A character has up to four bytes, and frames that are not shown come on top.

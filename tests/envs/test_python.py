@@ -140,6 +140,9 @@ class Recorded:
         self.asked.append(tuple(argv))
         return await self.sandbox.execute(argv, *rest)
 
+    async def stop_processes(self):
+        await self.sandbox.stop_processes()
+
     async def close(self):
         self.closed = True
         await self.sandbox.close()
@@ -213,6 +216,14 @@ def test_ending_beats_a_program_in_the_same_turn(attempt):
 def test_each_program_is_a_fresh_process_in_one_directory(attempt):
     steps, *_ = attempt(py("x = 5; open('kept', 'w').write('7')"), py("print(open('kept').read()); print(x)"), py("1"))
     assert steps[1].observation.text == "<out>7\nNameError: name 'x' is not defined</out>\n"
+
+
+def test_what_a_program_leaves_running_ends_before_the_next_one(attempt):
+    daemon = "import os, time\nif os.fork() == 0:\n  os.setsid(); [os.close(d) for d in (0, 1, 2)]\n  time.sleep(600)"
+    count = "import os\nprint(sum(n.isdigit() and b'main.py' in open(f'/proc/{n}/cmdline', 'rb').read() for n in "
+    count += "os.listdir('/proc')))"
+    steps, *_ = attempt(py(daemon), py(count))
+    assert steps[1].observation.text == "<out>1</out>\n"  # itself
 
 
 def test_deadline_and_output_cap(attempt):
