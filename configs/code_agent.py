@@ -58,10 +58,10 @@ def laptop() -> ConfigDict:
     config.env.episode_timeout_s = 120.0
     config.env.python.format = "plain"
     config.env.python.judge = "tests"
-    config.env.python.run_timeout_s = 5.0
+    config.env.python.run_timeout_s = 15.0  # takes milliseconds, unless the machine is very busy
     config.env.python.output_chars = 80
     config.env.python.traceback = "message"
-    config.env.python.judge_timeout_s = 5.0
+    config.env.python.judge_timeout_s = 15.0
 
     config.engine.slots = 64
     config.engine.pages = 320

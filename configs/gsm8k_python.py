@@ -55,15 +55,16 @@ def laptop() -> ConfigDict:
     config.env.turn_tokens = 24
     config.env.observation_tokens = 24
     config.env.context_tokens = 96
-    config.env.episode_timeout_s = 60.0
+    config.env.episode_timeout_s = 120.0
     config.env.python.format = "plain"
     config.env.python.judge = "answer"
-    config.env.python.run_timeout_s = 5.0
+    config.env.python.run_timeout_s = 15.0  # takes milliseconds, unless the machine is very busy
     config.env.python.output_chars = 80
     config.env.python.traceback = "message"
 
     config.engine.slots = 64
     config.engine.pages = 320
+    config.engine.request_timeout_s = 120.0
 
     config.warm_start.max_steps = 300
     config.warm_start.curriculum_steps = 0

@@ -160,10 +160,10 @@ def laptop() -> ConfigDict:
     config.env.python = ConfigDict()
     config.env.python.format = "plain"
     config.env.python.judge = "answer"
-    config.env.python.run_timeout_s = 5.0
+    config.env.python.run_timeout_s = 15.0
     config.env.python.output_chars = 200
     config.env.python.traceback = "message"
-    config.env.python.judge_timeout_s = 5.0
+    config.env.python.judge_timeout_s = 15.0
     config.env.python.sandbox = ConfigDict(config.env.terminal.sandbox.to_dict())
 
     config.engine = ConfigDict()

@@ -330,8 +330,8 @@ def test_malformed_tasks_are_named(metadata, message):
 
 
 def test_slow_programs_must_not_look_like_failures():
-    with pytest.raises(ConfigError, match=r"env.episode_timeout_s=120 must be more than .* = 125"):
-        PythonFamily(make_config("tests", run_timeout_s=30.0))  # 4 x 30 + 5
+    with pytest.raises(ConfigError, match=r"env.episode_timeout_s=120 must be more than .* = 135"):
+        PythonFamily(make_config("tests", run_timeout_s=30.0))  # 4 x 30 + 15
 
 
 # ---- whole episodes
