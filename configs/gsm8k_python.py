@@ -6,9 +6,10 @@
     python -m jaxagent.main --config=configs/gsm8k_python.py:qwen2.5-1.5b \
         --config.model.path=Qwen2.5-1.5B-Instruct --config.data.source=data/gsm8k # the real problems, 1 GPU of 80 GB
 
-Laptop: a policy of about one million parameters, random at first, learns on two CPU cores to solve problems whose
+Laptop: a policy of about one million parameters, random at first, should learn on two CPU cores to solve problems whose
 numbers are too large for its head. Its demonstrations of problems of two steps mostly answer from the head, with an
 estimate; RL has to unlearn that in favour of the tool. Held-out problems have numbers that training never saw together.
+No whole run has been measured yet (docs/recipes.md).
 
 qwen2.5-1.5b: GRPO on GSM8K itself, programs in ```python blocks and the answer in \\boxed{}. Not run by us: `--dry_run`
 says what it needs.
@@ -40,7 +41,7 @@ def get_config(preset: str = "laptop") -> ConfigDict:
 
 
 def laptop() -> ConfigDict:
-    """GRPO on generated problems; learns in minutes on two CPU cores."""
+    """GRPO on generated problems."""
     config = search_r1.laptop()
     config.workdir = "runs/gsm8k_python"
     config.tokenizer.vocab_size = 2560  # every number of three digits is one token
