@@ -5,8 +5,8 @@
     python -m jaxagent.main --config=configs/code_agent.py:qwen2.5-3b \
         --config.model.path=Qwen2.5-3B-Instruct --config.data.source=data/code    # tasks of your own, 2 GPUs of 80 GB
 
-Laptop: a policy of about one million parameters, random at first, should learn on two CPU cores to write one small function
-on top of a library. Half of the descriptions are out of date (a function has another name, or gives text), which only a
+Laptop: a policy of about one million parameters, random at first, should learn on two CPU cores to write one small
+function on top of a library. Half of the descriptions are out of date (a function has another name, or gives text), which only a
 traceback tells; its demonstrations mostly stop there, and RL has to unlearn that. Held-out tasks are other descriptions
 than those of training. No whole run has been measured yet (docs/recipes.md).
 
