@@ -6,9 +6,9 @@
         --config.model.path=Qwen2.5-3B-Instruct --config.data.source=data/code    # tasks of your own, 2 GPUs of 80 GB
 
 Laptop: a policy of about one million parameters, random at first, should learn on two CPU cores to write one small
-function on top of a library. Half of the descriptions are out of date (a function has another name, or gives text), which only a
-traceback tells; its demonstrations mostly stop there, and RL has to unlearn that. Held-out tasks are other descriptions
-than those of training. No whole run has been measured yet (docs/recipes.md).
+function on top of a library. Half of the descriptions are out of date (a function has another name, or gives text),
+which only a traceback tells; its demonstrations mostly stop there, and RL has to unlearn that. Held-out tasks are other
+descriptions than those of training. No whole run has been measured yet (docs/recipes.md).
 
 qwen2.5-3b: GRPO with programs in ```python blocks, on tasks with hidden tests (docs/recipes.md has the layout;
 `python -m data_pipelines.python_tasks` writes an example). Not run by us: `--dry_run` says what it needs.
