@@ -158,6 +158,14 @@ def laptop() -> ConfigDict:
     config.env.terminal.sandbox.update(root="", image="", layers="", warm=16)
     config.env.terminal.sandbox.update(images="", bases=(), build_network=False)
     config.env.terminal.sandbox.update(memory_mb=256, disk_mb=16, files=1_000, processes=64, cpus=1.0)
+    config.env.python = ConfigDict()
+    config.env.python.format = "plain"
+    config.env.python.judge = "answer"
+    config.env.python.run_timeout_s = 15.0
+    config.env.python.output_chars = 200
+    config.env.python.traceback = "message"
+    config.env.python.judge_timeout_s = 15.0
+    config.env.python.sandbox = ConfigDict(config.env.terminal.sandbox.to_dict())
 
     config.engine = ConfigDict()
     config.engine.slots = 128

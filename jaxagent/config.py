@@ -77,15 +77,15 @@ class TokenizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """Task sources. The two with a name are built on first use under the workdir; others are paths."""
+    """Task sources. Those with a name are built on first use under the workdir; others are paths."""
 
-    source: str  # "geography", "terminal" (the laptop's tasks), or a folder / file: array_record (TFDS), parquet, jsonl
+    source: str  # a name of families/built_in.py (the laptop's), or a folder / file: array_record, parquet, jsonl
     eval_source: str  # "" = the held-out split of `source`
     seed: int  # of the world, not of the run: the held-out questions are the same for every run
     num_cities: int  # size of the geography world
-    num_tasks: int  # of "terminal", training and held-out together
+    num_tasks: int  # of "terminal", "arithmetic" and "python_tasks", training and held-out together
     num_curriculum: int  # geography's one-passage demonstrations
-    num_demonstrations: int  # whole episodes, of "geography" and "terminal"
+    num_demonstrations: int  # whole episodes, of the built-in sources
     num_eval: int  # held-out tasks, spread evenly over families of kinds ("one_hop", "two_hop") and over kinds
 
 
@@ -164,10 +164,23 @@ class TerminalConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class EnvConfig:
-    """The environment. "search" reads `prompt`, `final_turn`, `reward` and `retriever`; "terminal" reads `terminal`."""
+class PythonConfig:
+    """The Python environment: programs run in a sandbox, each in a fresh process."""
 
-    name: Literal["search", "terminal"]
+    format: Literal["plain", "fenced", "qwen3_xml"]  # how programs and answers are written; see envs/python.py
+    judge: Literal["answer", "tests"]  # a stated answer against the gold one, or hidden tests of the last program
+    run_timeout_s: float  # of one program; past it the policy sees what was printed until then
+    output_chars: int  # shown of a program's output, at most: its beginning and its end
+    traceback: Literal["whole", "message"]  # message: without the frames
+    judge_timeout_s: float  # of all hidden tests of a submission
+    sandbox: SandboxConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvConfig:
+    """The environment. "search" reads `prompt`, `final_turn`, `reward` and `retriever`; the others read their own."""
+
+    name: Literal["search", "terminal", "python"]
     prompt: Literal["search_r1", "plain"]  # the published instruction, or "Question: ...\n"
     max_turns: int
     final_turn: bool  # one more generation with search disabled after max_turns (N+1 variant)
@@ -178,6 +191,7 @@ class EnvConfig:
     reward: RewardConfig
     retriever: RetrieverConfig
     terminal: TerminalConfig
+    python: PythonConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,7 +253,7 @@ class WarmStartConfig:
     optimizer: OptimizerConfig
     batch: BatchConfig
     curriculum_steps: int  # first steps: one short passage, loss on observation tokens too
-    early_answer_frac: float  # demonstrations of two hops or two operations that end after one: what RL has to unlearn
+    early_answer_frac: float  # of the harder kinds' demonstrations, those that end too early: what RL has to unlearn
     gate_every: int  # steps between two looks at the gate
     gate_family: str  # of kinds: "one_hop" looks at "one_hop/capital", "one_hop/currency", ...
     gate_accuracy: float  # greedy score on training tasks that every kind of the family must reach

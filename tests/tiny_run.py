@@ -35,6 +35,16 @@ TERMINAL_FLAGS = (
 )
 
 
+# On top of them for the Python recipes.
+PYTHON_FLAGS = (
+    "--config.numerics=fast --config.tokenizer.vocab_size=700 --config.data.num_tasks=60 "
+    "--config.data.num_demonstrations=32 --config.env.turn_tokens=8 --config.env.observation_tokens=16 "
+    "--config.env.context_tokens=192 --config.env.python.sandbox.warm=4 --config.warm_start.batch.row_tokens=192 "
+    "--config.warm_start.curriculum_steps=0 --config.warm_start.max_steps=3 --config.rl.steps=2 "
+    "--config.rl.batch.row_tokens=192"
+)
+
+
 def argv(workdir: pathlib.Path, *extra: str, preset: str = "laptop", config: str = "search_r1") -> list[str]:
     """argv of a tiny run; `extra` flags come last and win."""
     file = f"--config={ROOT / 'configs' / config}.py:{preset}"

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from jaxagent.config import Config
 from jaxagent.families.family import Family
+from jaxagent.families.python import PythonFamily
 from jaxagent.families.search import SearchFamily
 from jaxagent.families.terminal import TerminalFamily
 
-FAMILIES: dict[str, type[Family]] = {"search": SearchFamily, "terminal": TerminalFamily}  # by env.name
+FAMILIES: dict[str, type[Family]] = {  # by env.name
+    "search": SearchFamily,
+    "terminal": TerminalFamily,
+    "python": PythonFamily,
+}
 
 
 def make_family(cfg: Config) -> Family:

@@ -54,4 +54,31 @@ def _terminal(cfg: Config) -> Settings:
     ), terminal.write
 
 
-BUILT_IN: dict[str, Callable[[Config], Settings]] = {"geography": _geography, "terminal": _terminal}
+def _of_python(cfg: Config) -> Mapping[str, Any]:
+    return dict(
+        num=cfg.data.num_tasks,
+        seed=cfg.data.seed,
+        num_demonstrations=cfg.data.num_demonstrations,
+        style=cfg.env.python.format,
+        early_frac=cfg.warm_start.early_answer_frac,
+    )
+
+
+def _arithmetic(cfg: Config) -> Settings:
+    from data_pipelines import arithmetic
+
+    return _of_python(cfg), arithmetic.write
+
+
+def _python_tasks(cfg: Config) -> Settings:
+    from data_pipelines import python_tasks
+
+    return _of_python(cfg), python_tasks.write
+
+
+BUILT_IN: dict[str, Callable[[Config], Settings]] = {
+    "geography": _geography,
+    "terminal": _terminal,
+    "arithmetic": _arithmetic,
+    "python_tasks": _python_tasks,
+}

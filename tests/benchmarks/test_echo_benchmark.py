@@ -8,14 +8,15 @@ from configs import echo as recipe
 from jaxagent.config import parse
 
 
-def count(function, *arguments):
-    return echo.matmuls(jax.make_jaxpr(function)(*arguments).jaxpr)
+def count(function, *arguments, vocab_rows=7):
+    return echo.matmuls(jax.make_jaxpr(function)(*arguments).jaxpr, vocab_rows)
 
 
 def test_matrix_products_are_counted_inside_loops_and_calls():
     x = jnp.ones((2, 2))
     loop = lambda x: jax.lax.scan(lambda c, _: (c @ c, None), x, None, length=5)[0]  # noqa: E731
     assert count(lambda x: x + 1, x) == 0
+    assert count(lambda x: x @ x, x, vocab_rows=2) == 0  # a product with the vocabulary
     assert count(lambda x: jax.jit(lambda y: y @ y)(x) @ x, x) == 2
     assert count(loop, x) == 1
     assert count(jax.checkpoint(lambda x: x @ x), x) == 1

@@ -32,7 +32,7 @@ def config(prompt="search_r1", max_turns=2, final_turn=False, profile="em", min_
     return EnvConfig(
         "search", prompt, max_turns, final_turn, 500, 500, 4096, 60.0,
         RewardConfig(profile, 0.2, 0.1, 0.0, min_answers, shaping), RetrieverConfig("bm25", "", "", "", topk, 1.0, 0),
-        None,  # env.terminal, which a search environment does not read
+        None, None,  # env.terminal and env.python, which a search environment does not read
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from jaxagent.families.terminal import TerminalFamily
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.templates import Plain
 from jaxagent.rollout.workers import Workers
+from jaxagent.sandbox.base import SandboxError
 from jaxagent.types import StopReason, Task, TokenKind
 from tests.rollout.scripted import ScriptedPolicy
 
@@ -84,7 +85,7 @@ def attempt(opened):
         cfg = make_config(**changes)
 
         async def run():
-            environment = TerminalEnvironment(of or task(), cfg.env, by._sandboxes.take)
+            environment = TerminalEnvironment(of or task(), cfg.env, by.take)
             try:
                 await environment.start()
                 steps = [await environment.step(action) for action in actions]
@@ -337,7 +338,7 @@ def layered(opened, tmp_path):
 
 
 def test_a_task_with_an_image_that_is_not_there(attempt, tmp_path):
-    with pytest.raises(VerifierError, match="copy has an image of its own"):
+    with pytest.raises(SandboxError, match="copy has an image of its own"):
         attempt("<done>", of=harbor(tmp_path))
 
 
@@ -410,7 +411,7 @@ def test_images_are_built(opened, attempt, tmp_path):
         steps, verdict, _ = attempt(*said, of=of, by=second, solved_reward=0.5)
         assert "/srv\n0\nfrom the image" in steps[0].observation.text
         assert verdict.reward == 0.75 and verdict.components == {"solved": 1.0}
-        with pytest.raises(VerifierError, match=r"broken: image broken: step 1 \(RUN false\) ended with status 1"):
+        with pytest.raises(SandboxError, match=r"broken: image broken: step 1 \(RUN false\) ended with status 1"):
             attempt("<done>", of=broken, by=second)
     finally:
         second.close(workers)
@@ -433,7 +434,7 @@ def test_a_whole_rollout(opened):
         cfg = make_config(**changes)
         policy = ScriptedPolicy(tokenizer, lambda task_id, sample: moves)
         rollout = MultiTurn(
-            make_environment=lambda t: TerminalEnvironment(t, cfg.env, family._sandboxes.take),
+            make_environment=lambda t: TerminalEnvironment(t, cfg.env, family.take),
             policy=policy,
             tokenizer=tokenizer,
             template=Plain(),

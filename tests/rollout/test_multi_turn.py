@@ -40,7 +40,8 @@ def config(**changes) -> EnvConfig:
         episode_timeout_s=5.0,
         reward=RewardConfig("em", 0.2, 0.1, 0.0, 1, ShapingConfig(0.0, 12, 0.0, 0.5, 3, 0.3)),
         retriever=RetrieverConfig("bm25", "", "", "", 1, 1.0, 0),
-        terminal=None,  # a search environment does not read it
+        terminal=None,  # a search environment does not read these
+        python=None,
     )
     return dataclasses.replace(base, **changes)
 

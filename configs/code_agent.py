@@ -1,0 +1,121 @@
+"""A code agent: write Python, run it, read the error, revise; hidden tests judge the last program.
+
+    python -m jaxagent.main --config=configs/code_agent.py                        # generated tasks, a laptop
+    python -m jaxagent.main --config=configs/code_agent.py:laptop+gspo            # any of algorithms/published.py
+    python -m jaxagent.main --config=configs/code_agent.py:qwen2.5-3b \
+        --config.model.path=Qwen2.5-3B-Instruct --config.data.source=data/code    # tasks of your own, 2 GPUs of 80 GB
+
+Laptop: a policy of about one million parameters, random at first, should learn on two CPU cores to write one small
+function on top of a library. Half of the descriptions are out of date (a function has another name, or gives text),
+which only a traceback tells; its demonstrations mostly stop there, and RL has to unlearn that. Held-out tasks are other
+descriptions than those of training. No whole run has been measured yet (docs/recipes.md).
+
+qwen2.5-3b: GRPO with programs in ```python blocks, on tasks with hidden tests (docs/recipes.md has the layout;
+`python -m data_pipelines.python_tasks` writes an example). Not run by us: `--dry_run` says what it needs.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import gsm8k_python, search_r1
+from configs.search_r1 import optimizer
+from jaxagent.algorithms import published
+from jaxagent.config import ConfigError, nearest
+
+
+def get_config(preset: str = "laptop") -> ConfigDict:
+    """Returns the config of a preset, "laptop", or of a preset with a published algorithm, "laptop+gspo".
+
+    Raises:
+      ConfigError: unknown preset or algorithm.
+    """
+    preset, plus, algorithm = preset.partition("+")
+    presets = {"laptop": laptop, "qwen2.5-3b": qwen2_5_3b}
+    if preset not in presets:
+        raise ConfigError(f"configs/code_agent.py has no preset '{preset}'. {nearest(preset, presets)}")
+    config = presets[preset]()
+    if plus:
+        published.apply(config.rl, algorithm)
+        config.workdir += f"_{algorithm}"
+    return config
+
+
+def laptop() -> ConfigDict:
+    """GRPO on generated tasks."""
+    config = search_r1.laptop()
+    config.workdir = "runs/code_agent"
+    config.tokenizer.vocab_size = 1536
+
+    config.data.source = "python_tasks"
+    config.data.num_tasks = 4_000
+    config.data.num_demonstrations = 12_000
+    config.data.num_eval = 96
+
+    config.env.name = "python"
+    config.env.max_turns = 4
+    config.env.turn_tokens = 40
+    config.env.observation_tokens = 32
+    config.env.context_tokens = 160
+    config.env.episode_timeout_s = 120.0
+    config.env.python.format = "plain"
+    config.env.python.judge = "tests"
+    config.env.python.run_timeout_s = 15.0  # takes milliseconds, unless the machine is very busy
+    config.env.python.output_chars = 80
+    config.env.python.traceback = "message"
+    config.env.python.judge_timeout_s = 15.0
+
+    config.engine.slots = 64
+    config.engine.pages = 320
+    config.engine.request_timeout_s = 120.0
+
+    config.warm_start.max_steps = 300
+    config.warm_start.curriculum_steps = 0
+    config.warm_start.batch_sequences = 24
+    config.warm_start.batch.row_tokens = 192
+    config.warm_start.early_answer_frac = 0.8
+    config.warm_start.gate_every = 50
+    config.warm_start.gate_family = "first"
+    config.warm_start.gate_accuracy = 0.9
+    config.warm_start.gate_questions = 8
+
+    config.rl.steps = 20
+    config.rl.tasks_per_step = 12
+    config.rl.group_size = 8
+    config.rl.aggregation_constant = 160.0  # most sampled tokens of an episode
+    config.rl.optimizer = optimizer(4e-4, schedule="linear")
+    config.rl.batch.row_tokens = 192
+    config.eval.every = 0
+    config.checkpoint.every = 10
+    return config
+
+
+def qwen2_5_3b() -> ConfigDict:
+    """GRPO with Qwen2.5-3B-Instruct on two GPUs; the values are ours, near those of search_r1.py."""
+    config = laptop()
+    config.workdir = "runs/code_agent_qwen2.5-3b"
+    config.mesh.fsdp = 2
+    config.numerics = "fast"
+
+    # The shape of Qwen2.5-3B, so that --dry_run needs no checkpoint; a model.path must agree with it.
+    config.model.family = "qwen2"
+    config.model.num_layers = 36
+    config.model.embed_dim = 2048
+    config.model.num_heads = 16
+    config.model.num_kv_heads = 2
+    config.model.head_dim = 128
+    config.model.mlp_dim = 11_008
+    config.model.rope_theta = 1_000_000.0
+    config.data.source = "data/code"
+    gsm8k_python.chat_scale(config)
+
+    config.env.max_turns = 6
+    config.env.turn_tokens = 1024
+    config.env.observation_tokens = 512
+    config.env.context_tokens = 8192
+    config.env.python.judge = "tests"
+    config.env.python.output_chars = 2_000
+    config.rl.steps = 200
+    config.rl.tasks_per_step = 32
+    config.rl.group_size = 8
+    config.rl.aggregation_constant = 6144.0
+    config.rl.batch.row_tokens = 8192
+    return config

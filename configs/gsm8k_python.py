@@ -1,0 +1,160 @@
+"""Word problems with a Python tool: write a program, read what it prints, answer (GSM8K, arXiv 2110.14168).
+
+    python -m jaxagent.main --config=configs/gsm8k_python.py                      # generated problems, a laptop
+    python -m jaxagent.main --config=configs/gsm8k_python.py:laptop+gspo          # any of algorithms/published.py
+    python -m data_pipelines.gsm8k --train=train.jsonl --test=test.jsonl --out=data/gsm8k
+    python -m jaxagent.main --config=configs/gsm8k_python.py:qwen2.5-1.5b \
+        --config.model.path=Qwen2.5-1.5B-Instruct --config.data.source=data/gsm8k # the real problems, 1 GPU of 80 GB
+
+Laptop: a policy of about one million parameters, random at first, should learn on two CPU cores to solve problems whose
+numbers are too large for its head. Its demonstrations of problems of two steps mostly answer from the head, with an
+estimate; RL has to unlearn that in favour of the tool. Held-out problems have numbers that training never saw together.
+No whole run has been measured yet (docs/recipes.md).
+
+qwen2.5-1.5b: GRPO on GSM8K itself, programs in ```python blocks and the answer in \\boxed{}. Not run by us: `--dry_run`
+says what it needs.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import search_r1
+from configs.search_r1 import optimizer
+from jaxagent.algorithms import published
+from jaxagent.config import ConfigError, nearest
+
+
+def get_config(preset: str = "laptop") -> ConfigDict:
+    """Returns the config of a preset, "laptop", or of a preset with a published algorithm, "laptop+gspo".
+
+    Raises:
+      ConfigError: unknown preset or algorithm.
+    """
+    preset, plus, algorithm = preset.partition("+")
+    presets = {"laptop": laptop, "qwen2.5-1.5b": qwen2_5_1_5b}
+    if preset not in presets:
+        raise ConfigError(f"configs/gsm8k_python.py has no preset '{preset}'. {nearest(preset, presets)}")
+    config = presets[preset]()
+    if plus:
+        published.apply(config.rl, algorithm)
+        config.workdir += f"_{algorithm}"
+    return config
+
+
+def laptop() -> ConfigDict:
+    """GRPO on generated problems."""
+    config = search_r1.laptop()
+    config.workdir = "runs/gsm8k_python"
+    config.tokenizer.vocab_size = 2560  # every number of three digits is one token
+
+    config.data.source = "arithmetic"
+    config.data.num_tasks = 6_000
+    config.data.num_demonstrations = 24_000
+    config.data.num_eval = 96
+
+    config.env.name = "python"
+    config.env.max_turns = 3
+    config.env.turn_tokens = 24
+    config.env.observation_tokens = 24
+    config.env.context_tokens = 96
+    config.env.episode_timeout_s = 120.0
+    config.env.python.format = "plain"
+    config.env.python.judge = "answer"
+    config.env.python.run_timeout_s = 15.0  # takes milliseconds, unless the machine is very busy
+    config.env.python.output_chars = 80
+    config.env.python.traceback = "message"
+
+    config.engine.slots = 64
+    config.engine.pages = 320
+    config.engine.request_timeout_s = 120.0
+
+    config.warm_start.max_steps = 300
+    config.warm_start.curriculum_steps = 0
+    config.warm_start.batch_sequences = 48
+    config.warm_start.batch.row_tokens = 192
+    config.warm_start.early_answer_frac = 0.8
+    config.warm_start.gate_every = 50
+    config.warm_start.gate_family = "one_step"
+    config.warm_start.gate_accuracy = 0.9
+    config.warm_start.gate_questions = 12
+
+    config.rl.steps = 20
+    config.rl.tasks_per_step = 12
+    config.rl.group_size = 8
+    config.rl.aggregation_constant = 72.0  # most sampled tokens of an episode
+    config.rl.optimizer = optimizer(4e-4, schedule="linear")
+    config.rl.batch.row_tokens = 192
+    config.eval.every = 0
+    config.checkpoint.every = 10
+    return config
+
+
+def qwen2_5_1_5b() -> ConfigDict:
+    """GRPO on GSM8K with Qwen2.5-1.5B-Instruct on one GPU; the values are ours, near those of search_r1.py."""
+    config = laptop()
+    config.workdir = "runs/gsm8k_python_qwen2.5-1.5b"
+    config.numerics = "fast"
+
+    # The shape of Qwen2.5-1.5B, so that --dry_run needs no checkpoint; a model.path must agree with it.
+    config.model.family = "qwen2"
+    config.model.num_layers = 28
+    config.model.embed_dim = 1536
+    config.model.num_heads = 12
+    config.model.num_kv_heads = 2
+    config.model.head_dim = 128
+    config.model.mlp_dim = 8960
+    config.model.rope_theta = 1_000_000.0
+    config.data.source = "data/gsm8k"
+    chat_scale(config)
+
+    config.env.python.judge = "answer"
+    config.rl.steps = 200
+    config.rl.tasks_per_step = 64
+    config.rl.group_size = 8
+    return config
+
+
+def chat_scale(config: ConfigDict) -> None:
+    """What recipes with a chat model have in common: its tokenizer, longer turns, a larger engine, small RL steps."""
+    config.model.embed_init_std = 0.02
+    config.model.compute_dtype = "bfloat16"
+    config.model.remat = "layer"
+    config.model.logprob_chunk_tokens = 4096
+    config.tokenizer.vocab_size = 151_936
+    config.tokenizer.use_chat_template = True
+    config.data.num_eval = 500
+
+    config.env.max_turns = 4
+    config.env.turn_tokens = 512
+    config.env.observation_tokens = 256
+    config.env.context_tokens = 4096
+    config.env.episode_timeout_s = 600.0
+    config.env.python.format = "fenced"
+    config.env.python.run_timeout_s = 10.0
+    config.env.python.output_chars = 1_000
+    config.env.python.traceback = "whole"
+    config.env.python.judge_timeout_s = 30.0
+    config.env.python.sandbox.warm = 64
+    config.env.python.sandbox.memory_mb = 1024
+    config.env.python.sandbox.disk_mb = 64
+
+    config.engine.slots = 256
+    config.engine.steps_per_dispatch = 16
+    config.engine.prefill_tokens = 16_384
+    config.engine.pages = 8192
+    config.engine.tile_rows = 128
+    config.engine.kv_on_update = "keep"
+    config.engine.cache_dtype = "bfloat16"
+    config.engine.request_timeout_s = 300.0
+    config.stages = ("rl",)
+
+    config.rl.updates_per_step = 2
+    config.rl.aggregation_constant = 2048.0
+    config.rl.optimizer = optimizer(1e-6, b2=0.999)
+    config.rl.batch.row_tokens = 4096
+    config.rl.batch.micro_rows = 4
+    config.rl.batch.targets_multiple = 256
+    for stage in (config.sft, config.rft, config.dpo, config.outcome_model):
+        stage.training.optimizer = optimizer(1e-6, b2=0.999)
+        stage.training.batch = config.rl.batch
+    config.eval.every = 20
+    config.checkpoint.every = 50

@@ -1,0 +1,167 @@
+"""Hidden tests of a submitted program: what it returns is compared here, with values that never enter a sandbox.
+
+A test is a call and the value it must have, both in the task's metadata:
+
+    {"hidden_tests": {"t0": {"call": "f(3)", "value": 14}}, "fail_to_pass": ["t0"], "files": {"lib.py": "..."}}
+
+The program and the calls go into a fresh process of a fresh sandbox; values come out as JSON. So a program may print,
+patch, forge or end the process as it likes: it passes a test only with the right value, which it has nowhere to read.
+A program that fails, hangs or ends early fails its tests (the policy's own doing); a sandbox that fails raises.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from jaxagent.config import ConfigError
+from jaxagent.rewards.unit_tests import required_tests
+from jaxagent.types import Task
+
+MAX_FILE_CHARS = 30_000  # of one of a task's files: the kernel takes 128 KiB in one argument, a character has up to 4
+OUTPUT_BYTES = 1_000_000  # of all values together
+WRITE_TIMEOUT_S = 60.0
+# Writes files given as name, text, name, text, ... into the working directory.
+WRITE = 'while [ "$#" -gt 0 ]; do printf %s "$2" > "$1" || exit 1; shift 2; done'
+MAIN = "main.py"  # the submission
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # of a file: no path, no option
+# The submission's own output goes nowhere, so that values arrive alone.
+CALL = """
+import json, os, sys
+sys.path.insert(0, os.getcwd())
+out, null = os.dup(1), os.open(os.devnull, os.O_RDWR)
+os.dup2(null, 1), os.dup2(null, 2)
+space, outcomes = {"__name__": "submission"}, []
+try:
+    with open("main.py") as file:
+        exec(compile(file.read(), "main.py", "exec"), space)
+    for call in json.loads(sys.argv[1]):
+        try:
+            outcomes.append({"value": json.loads(json.dumps(eval(call, space)))})
+        except BaseException:
+            outcomes.append({})
+except BaseException:
+    pass
+data = json.dumps(outcomes).encode()
+while data:
+    data = data[os.write(out, data):]
+os._exit(0)
+"""
+
+
+class Sandbox(Protocol):
+    """What is asked of a sandbox; `jaxagent.sandbox.base.Sandbox` has it."""
+
+    async def execute(
+        self,
+        argv: Sequence[str],
+        deadline_s: float,
+        output_bytes: int,
+        env: Mapping[str, str] | None = None,
+        directory: str = "",
+    ) -> Any:
+        """Runs a program in a fresh process: `output`, `exit_code`, `timed_out`, `truncated`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HiddenTest:
+    """One call of the submission."""
+
+    name: str
+    call: str  # a Python expression, after the submission has been executed
+    value: Any  # what it must give, as JSON: tuples are lists
+
+
+def of_task(task: Task) -> tuple[HiddenTest, ...]:
+    """The hidden tests of a task.
+
+    Raises:
+      ConfigError: they are missing or malformed, or `fail_to_pass` names one that is not there; one line.
+    """
+    given = task.metadata.get("hidden_tests")
+    if not isinstance(given, Mapping) or not given:
+        raise ConfigError(f"task '{task.id}': metadata.hidden_tests must be an object of tests: it is no such task.")
+    tests = []
+    for name, test in given.items():
+        if not isinstance(test, Mapping) or not isinstance(test.get("call"), str) or "value" not in test:
+            raise ConfigError(f"task '{task.id}': metadata.hidden_tests.{name} needs 'call' (text) and 'value'.")
+        tests.append(HiddenTest(name, test["call"], test["value"]))
+    if unknown := [name for name in required_tests(task) if name not in given]:
+        raise ConfigError(f"task '{task.id}': metadata.hidden_tests has no '{unknown[0]}', which is required.")
+    return tuple(tests)
+
+
+def files_of(task: Task) -> Mapping[str, str]:
+    """Files that stand beside every program of the task, name -> text.
+
+    Raises:
+      ConfigError: a name with a path, the program's own name, or a text that is too long.
+    """
+    files = task.metadata.get("files", {})
+    if not isinstance(files, Mapping):
+        raise ConfigError(f"task '{task.id}': metadata.files must be an object of texts.")
+    for name, text in files.items():
+        if not NAME.fullmatch(name) or name == MAIN:
+            raise ConfigError(f"task '{task.id}': metadata.files: {name!r} must be a plain name other than {MAIN}.")
+        if not isinstance(text, str) or len(text) > MAX_FILE_CHARS or "\0" in text:
+            raise ConfigError(f"task '{task.id}': metadata.files.{name} must be text of at most {MAX_FILE_CHARS:,}.")
+    return files
+
+
+def arguments(files: Mapping[str, str]) -> list[str]:
+    """What `WRITE` takes."""
+    return [part for name, text in files.items() for part in (name, text)]
+
+
+async def run(
+    sandbox: Sandbox, tests: Sequence[HiddenTest], files: Mapping[str, str], deadline_s: float
+) -> dict[str, str]:
+    """Runs every test; name -> "passed", "failed" (another value) or "error" (none).
+
+    Args:
+      sandbox: one in which nothing of the policy's has run.
+      tests: of the task.
+      files: the task's, and the submission as `MAIN`.
+      deadline_s: of all tests together; past it all of them are errors.
+
+    Raises:
+      RuntimeError: the files cannot be written, before anything of the policy's has run.
+    """
+    written = await sandbox.execute(("sh", "-c", WRITE, "sh", *arguments(files)), WRITE_TIMEOUT_S, 1000)
+    if written.timed_out or written.exit_code != 0:
+        raise RuntimeError(f"the submission cannot be written: {written.output[:200]!r}")
+    calls = json.dumps([test.call for test in tests])
+    result = await sandbox.execute(("python3", "-I", "-B", "-c", CALL, calls), deadline_s, OUTPUT_BYTES)
+    outcomes = [] if result.timed_out or result.truncated else read(result.output)
+    outcomes += [{}] * (len(tests) - len(outcomes))
+    report = {}
+    for test, outcome in zip(tests, outcomes, strict=False):
+        if "value" not in outcome:
+            report[test.name] = "error"
+        else:
+            report[test.name] = "passed" if same(outcome["value"], test.value) else "failed"
+    return report
+
+
+def read(output: bytes) -> list[dict[str, Any]]:
+    """The outcomes a process printed; [] for anything else, such as what a submission made of the process."""
+    try:
+        outcomes = json.loads(output)
+    except (ValueError, RecursionError):
+        return []
+    return outcomes if isinstance(outcomes, list) and all(isinstance(o, dict) for o in outcomes) else []
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equality of JSON values: 1 and 1.0 are equal, True and 1 are not, NaN equals nothing."""
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    numbers = isinstance(a, (int, float)) and isinstance(b, (int, float))
+    return (numbers or type(a) is type(b)) and a == b
