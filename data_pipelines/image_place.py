@@ -6,28 +6,16 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxagent.envs.terminal_tasks.sandbox_place import SandboxPlace
+from data_pipelines.sandbox_places import SandboxedPlace
 from jaxagent.envs.terminal_tasks.task import TerminalTask
 from jaxagent.envs.terminal_tasks.verify import VerifierError
 from jaxagent.sandbox import choose
-from jaxagent.sandbox.base import MIB, Backend, Limits, Sandbox
+from jaxagent.sandbox.base import MIB, Backend, Limits
 from jaxagent.sandbox.images import bases
 from jaxagent.sandbox.images.built import BuildError
 from jaxagent.sandbox.images.many import Images, Wanted
 from jaxagent.sandbox.images.store import Store
 from jaxagent.sandbox.owner import Owner
-
-
-class ImagePlace(SandboxPlace):
-    """A `verify.Place` in a sandbox, which ends with it."""
-
-    def __init__(self, sandbox: Sandbox):
-        super().__init__(sandbox)
-        self._whole = sandbox
-
-    async def close(self) -> None:
-        """Ends the sandbox."""
-        await self._whole.close()
 
 
 class ImagePlaces:
@@ -45,7 +33,7 @@ class ImagePlaces:
         self._backend: Backend | None = None
         self._images: Images | None = None
 
-    async def open(self, task: TerminalTask) -> ImagePlace:
+    async def open(self, task: TerminalTask) -> SandboxedPlace:
         """A new sandbox with the task's image.
 
         Raises:
@@ -70,7 +58,7 @@ class ImagePlaces:
         except BuildError as error:
             raise VerifierError(str(error)) from error
         size = Limits(limits.memory_mb * MIB, limits.storage_mb * MIB, cpus=limits.cpus)
-        return ImagePlace(await self._backend.start(built.spec(size)))
+        return SandboxedPlace(await self._backend.start(built.spec(size)))
 
     def close(self) -> None:
         """Removes what is left of all sandboxes."""

@@ -26,7 +26,7 @@ FLAGS = (
 
 # On top of them for the terminal's recipes: the smallest sizes that hold their episodes.
 TERMINAL_FLAGS = (
-    "--config.numerics=fast --config.tokenizer.vocab_size=700 --config.data.num_tasks=60 "
+    "--config.numerics=fast --config.tokenizer.vocab_size=700 --config.data.num_tasks=120 "
     "--config.data.num_demonstrations=32 --config.env.turn_tokens=8 --config.env.observation_tokens=16 "
     "--config.env.context_tokens=128 --config.env.terminal.verify_overlong=true "
     "--config.env.terminal.sandbox.warm=4 --config.warm_start.batch.row_tokens=128 "
@@ -37,7 +37,7 @@ TERMINAL_FLAGS = (
 
 # On top of them for the Python recipes.
 PYTHON_FLAGS = (
-    "--config.numerics=fast --config.tokenizer.vocab_size=700 --config.data.num_tasks=60 "
+    "--config.numerics=fast --config.tokenizer.vocab_size=700 --config.data.num_tasks=120 "
     "--config.data.num_demonstrations=32 --config.env.turn_tokens=8 --config.env.observation_tokens=16 "
     "--config.env.context_tokens=192 --config.env.python.sandbox.warm=4 --config.warm_start.batch.row_tokens=192 "
     "--config.warm_start.curriculum_steps=0 --config.warm_start.max_steps=3 --config.rl.steps=2 "
