@@ -8,7 +8,7 @@
 Laptop: a policy of about one million parameters, random at first, should learn on two CPU cores to write one small
 function on top of a library. Half of the descriptions are out of date (a function has another name, or gives text),
 which only a traceback tells; its demonstrations mostly stop there, and RL has to unlearn that. Held-out tasks are other
-descriptions than those of training. No whole run has been measured yet (docs/recipes.md).
+descriptions than those of training. It has not learnt this yet (docs/recipes.md).
 
 qwen2.5-3b: GRPO with programs in ```python blocks, on tasks with hidden tests (docs/recipes.md has the layout;
 `python -m data_pipelines.python_tasks` writes an example). Not run by us: `--dry_run` says what it needs.
@@ -67,7 +67,7 @@ def laptop() -> ConfigDict:
     config.engine.pages = 320
     config.engine.request_timeout_s = 120.0
 
-    config.warm_start.max_steps = 300
+    config.warm_start.max_steps = 600
     config.warm_start.curriculum_steps = 0
     config.warm_start.batch_sequences = 24
     config.warm_start.batch.row_tokens = 192
@@ -77,7 +77,7 @@ def laptop() -> ConfigDict:
     config.warm_start.gate_accuracy = 0.9
     config.warm_start.gate_questions = 8
 
-    config.rl.steps = 20
+    config.rl.steps = 40
     config.rl.tasks_per_step = 12
     config.rl.group_size = 8
     config.rl.aggregation_constant = 160.0  # most sampled tokens of an episode

@@ -9,7 +9,7 @@
 Laptop: a policy of about one million parameters, random at first, should learn on two CPU cores to solve problems whose
 numbers are too large for its head. Its demonstrations of problems of two steps mostly answer from the head, with an
 estimate; RL has to unlearn that in favour of the tool. Held-out problems have numbers that training never saw together.
-No whole run has been measured yet (docs/recipes.md).
+It has not learnt this yet (docs/recipes.md).
 
 qwen2.5-1.5b: GRPO on GSM8K itself, programs in ```python blocks and the answer in \\boxed{}. Not run by us: `--dry_run`
 says what it needs.
@@ -67,7 +67,7 @@ def laptop() -> ConfigDict:
     config.engine.pages = 320
     config.engine.request_timeout_s = 120.0
 
-    config.warm_start.max_steps = 300
+    config.warm_start.max_steps = 600
     config.warm_start.curriculum_steps = 0
     config.warm_start.batch_sequences = 48
     config.warm_start.batch.row_tokens = 192
@@ -77,7 +77,7 @@ def laptop() -> ConfigDict:
     config.warm_start.gate_accuracy = 0.9
     config.warm_start.gate_questions = 12
 
-    config.rl.steps = 20
+    config.rl.steps = 40
     config.rl.tasks_per_step = 12
     config.rl.group_size = 8
     config.rl.aggregation_constant = 72.0  # most sampled tokens of an episode
