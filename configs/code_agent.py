@@ -16,8 +16,7 @@ qwen2.5-3b: GRPO with programs in ```python blocks, on tasks with hidden tests (
 
 from ml_collections import ConfigDict
 
-from configs import gsm8k_python, search_r1
-from configs.search_r1 import optimizer
+from configs import gsm8k_python
 from jaxagent.algorithms import published
 from jaxagent.config import ConfigError, nearest
 
@@ -41,50 +40,25 @@ def get_config(preset: str = "laptop") -> ConfigDict:
 
 def laptop() -> ConfigDict:
     """GRPO on generated tasks."""
-    config = search_r1.laptop()
+    config = gsm8k_python.laptop_scale()
     config.workdir = "runs/code_agent"
     config.tokenizer.vocab_size = 1536
 
     config.data.source = "python_tasks"
     config.data.num_tasks = 4_000
     config.data.num_demonstrations = 12_000
-    config.data.num_eval = 96
 
-    config.env.name = "python"
     config.env.max_turns = 4
     config.env.turn_tokens = 40
     config.env.observation_tokens = 32
     config.env.context_tokens = 160
-    config.env.episode_timeout_s = 120.0
-    config.env.python.format = "plain"
     config.env.python.judge = "tests"
-    config.env.python.run_timeout_s = 15.0  # takes milliseconds, unless the machine is very busy
-    config.env.python.output_chars = 80
-    config.env.python.traceback = "message"
     config.env.python.judge_timeout_s = 15.0
 
-    config.engine.slots = 64
-    config.engine.pages = 320
-    config.engine.request_timeout_s = 120.0
-
-    config.warm_start.max_steps = 600
-    config.warm_start.curriculum_steps = 0
     config.warm_start.batch_sequences = 24
-    config.warm_start.batch.row_tokens = 192
-    config.warm_start.early_answer_frac = 0.8
-    config.warm_start.gate_every = 50
     config.warm_start.gate_family = "first"
-    config.warm_start.gate_accuracy = 0.9
     config.warm_start.gate_questions = 8
-
-    config.rl.steps = 40
-    config.rl.tasks_per_step = 12
-    config.rl.group_size = 8
     config.rl.aggregation_constant = 160.0  # most sampled tokens of an episode
-    config.rl.optimizer = optimizer(4e-4, schedule="linear")
-    config.rl.batch.row_tokens = 192
-    config.eval.every = 0
-    config.checkpoint.every = 10
     return config
 
 

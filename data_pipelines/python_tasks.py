@@ -19,16 +19,13 @@ A task's split follows from its description alone, so tasks of any two seeds nev
 
 from __future__ import annotations
 
-import argparse
 import builtins
 import contextlib
 import dataclasses
 import hashlib
 import io
 import itertools
-import os
 import random
-import shutil
 import sys
 import traceback
 import types
@@ -36,9 +33,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from data_pipelines.terminal import write_jsonl
+from data_pipelines import generated
 from data_pipelines.terminal_templates.words import WORDS
-from data_pipelines.write import write_tasks
 from jaxagent.config import ConfigError
 from jaxagent.envs import python
 
@@ -219,46 +215,21 @@ def write(
         tasks[split_of(draft)].append((draft, row))
     if not tasks[TRAIN] or not tasks[HELDOUT]:
         raise ConfigError(f"--num={num} is too few for a train and a heldout split.")
-    partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
-    try:
-        write_tasks(partial, {split: (row for _, row in tasks[split]) for split in tasks}, need_answers=False)
-        training = itertools.chain(tasks[TRAIN], (pair for pair in stream if split_of(pair[0]) == TRAIN))
-        shown = [demonstration(*pair, style, early_frac) for pair in itertools.islice(training, num_demonstrations)]
-        write_jsonl(partial / "full.jsonl", shown)
-        write_jsonl(partial / "texts.jsonl", ({"text": text} for text in tokenizer_texts(shown[:2000])))
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    training = itertools.chain(tasks[TRAIN], (pair for pair in stream if split_of(pair[0]) == TRAIN))
+    shown = [demonstration(*pair, style, early_frac) for pair in itertools.islice(training, num_demonstrations)]
+    texts = generated.as_rows(tokenizer_texts(shown[:2000]))
+    rows = {split: (row for _, row in tasks[split]) for split in tasks}
+    generated.write_dataset(folder, rows, {"full.jsonl": shown, "texts.jsonl": texts}, need_answers=False)
 
 
 def tokenizer_texts(shown: list[dict[str, Any]]) -> list[str]:
     """What occurs in episodes, and every name and number often enough to be one token."""
-    texts = []
-    for row in shown:
-        parts = [part for turn in row["turns"] for part in (turn["action"], turn["observation"]) if part]
-        texts += [row["prompt"], *parts]
-    return texts + [*WORDS, *(f" {number}" for number in NUMBERS)] * WORD_REPEATS
+    return generated.episode_texts(shown) + [*WORDS, *(f" {number}" for number in NUMBERS)] * WORD_REPEATS
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="what to write; must not exist")
-    parser.add_argument("--num", type=int, default=4000, help="tasks, both splits together")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--demonstrations", type=int, default=8000)
-    parser.add_argument("--style", choices=tuple(python.PREFIXES), default="plain", help="of demonstrations")
-    parser.add_argument("--early_frac", type=float, default=0.0, help="demonstrations that stop at the error")
-    args = parser.parse_args(argv)
-    try:
-        if args.out.exists():
-            raise ConfigError(f"{args.out} exists; remove it or choose another --out")
-        write(args.out, args.num, args.seed, args.demonstrations, args.style, args.early_frac)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(f"wrote {args.out}; train with --config.data.source={args.out}")
-    return 0
+    return generated.main(write, __doc__, 8000, "demonstrations that stop at the error", argv)
 
 
 if __name__ == "__main__":

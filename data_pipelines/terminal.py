@@ -21,23 +21,19 @@ from __future__ import annotations
 import argparse
 import hashlib
 import itertools
-import json
-import os
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from data_pipelines import terminal_check
+from data_pipelines import generated, terminal_check
 from data_pipelines.local_place import HomePlace, missing_programs
 from data_pipelines.sandbox_places import SandboxPlaces
 from data_pipelines.terminal_demonstrations import demonstrations
 from data_pipelines.terminal_templates.draft import Draft, Draw, to_row
 from data_pipelines.terminal_templates.table import HELD_OUT, LAPTOP, TEMPLATES, Template
 from data_pipelines.terminal_templates.words import WORDS
-from data_pipelines.write import write_tasks
 from jaxagent.config import ConfigError
 from jaxagent.data.files import splits
 from jaxagent.data.sources import load_tasks
@@ -96,34 +92,17 @@ def write(
         tasks.setdefault(row["metadata"]["split"], []).append(row)
     if TRAIN not in tasks or HELDOUT not in tasks:
         raise ConfigError(f"--num={num} is too few for a train and a heldout split.")
-    partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
-    try:
-        write_tasks(partial, {name: tasks[name] for name in sorted(tasks)}, need_answers=False)
-        if num_demonstrations:
-            training = itertools.chain(tasks[TRAIN], (row for row in stream if row["metadata"]["split"] == TRAIN))
-            shown = list(demonstrations(itertools.islice(training, num_demonstrations), style, early_done_frac))
-            write_jsonl(partial / "full.jsonl", shown)
-            write_jsonl(partial / "texts.jsonl", ({"text": text} for text in tokenizer_texts(shown[:2000])))
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    beside: dict[str, Iterable[Mapping[str, Any]]] = {}
+    if num_demonstrations:
+        training = itertools.chain(tasks[TRAIN], (row for row in stream if row["metadata"]["split"] == TRAIN))
+        shown = list(demonstrations(itertools.islice(training, num_demonstrations), style, early_done_frac))
+        beside = {"full.jsonl": shown, "texts.jsonl": generated.as_rows(tokenizer_texts(shown[:2000]))}
+    generated.write_dataset(folder, {name: tasks[name] for name in sorted(tasks)}, beside, need_answers=False)
 
 
 def tokenizer_texts(shown: list[dict[str, Any]]) -> list[str]:
-    """Prompts, actions and observations as they occur, and every word often enough to be one token."""
-    texts = []
-    for row in shown:
-        texts += [
-            row["prompt"],
-            *(part for turn in row["turns"] for part in (turn["action"], turn["observation"]) if part),
-        ]
-    return texts + [f"{before}{word}" for word in WORDS for before in (" ", "")] * WORD_REPEATS
-
-
-def write_jsonl(path: Path, items: Iterable[Mapping[str, Any]]) -> None:
-    """One JSON object per line."""
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(item, ensure_ascii=False) + "\n" for item in items)
+    """What occurs in episodes, and every word often enough to be one token."""
+    return generated.episode_texts(shown) + [f"{before}{word}" for word in WORDS for before in (" ", "")] * WORD_REPEATS
 
 
 def read_tasks(folder: Path) -> list[TerminalTask]:
@@ -200,7 +179,7 @@ def main(argv: list[str] | None = None) -> int:
                 {"id": t.id, "prompt": t.prompt, "kind": t.kind, "metadata": t.metadata}
                 for t in load_tasks(args.folder, TRAIN, False)
             ]
-            write_jsonl(args.out, demonstrations(tasks, args.style, args.early_done_frac))
+            generated.write_jsonl(args.out, demonstrations(tasks, args.style, args.early_done_frac))
             print(f"wrote {args.out}: {len(tasks)} demonstrations")
             return 0
         write(args.out, args.num, args.seed, args.laptop, args.demonstrations, args.style, args.early_done_frac)

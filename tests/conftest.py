@@ -22,3 +22,21 @@ def finished(tmp_path_factory) -> pathlib.Path:
     workdir = tmp_path_factory.mktemp("finished") / "run"
     assert tiny_run.start(workdir).wait(600) == 0, pathlib.Path(f"{workdir}.log").read_text()
     return workdir
+
+
+@pytest.fixture
+def sandbox() -> None:
+    """Skips, with the reason, where no isolating back end works."""
+    from configs import gsm8k_python
+    from jaxagent import config as schema
+    from jaxagent.families.python import PythonFamily
+    from jaxagent.rollout.workers import Workers
+
+    with Workers(1) as workers:
+        family = PythonFamily(schema.parse(gsm8k_python.get_config()))
+        try:
+            family.open(None, [], workers, lambda line: None)
+        except schema.ConfigError as failure:
+            pytest.skip(str(failure))
+        finally:
+            family.close(workers)

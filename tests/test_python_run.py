@@ -11,23 +11,9 @@ from jaxagent import main as cli
 from jaxagent.config import ConfigError
 from jaxagent.families.python import PythonFamily
 from jaxagent.observe import jsonl
-from jaxagent.rollout.workers import Workers
 from tests import tiny_run
 
 CONFIGS = {"code_agent": code_agent, "gsm8k_python": gsm8k_python}
-
-
-@pytest.fixture
-def sandbox():
-    """Skips, with the reason, where no isolating back end works."""
-    with Workers(1) as workers:
-        family = PythonFamily(schema.parse(gsm8k_python.get_config()))
-        try:
-            family.open(None, [], workers, lambda line: None)
-        except ConfigError as failure:
-            pytest.skip(str(failure))
-        finally:
-            family.close(workers)
 
 
 @pytest.mark.parametrize(("config", "family"), [("code_agent", "revise"), ("gsm8k_python", "two_step")])

@@ -8,25 +8,10 @@ from configs import echo, endless_terminals
 from jaxagent import config as schema
 from jaxagent import loop
 from jaxagent import main as cli
-from jaxagent.config import ConfigError
 from jaxagent.data.sources import load_tasks
 from jaxagent.families.terminal import TerminalFamily
 from jaxagent.observe import jsonl
-from jaxagent.rollout.workers import Workers
 from tests import tiny_run
-
-
-@pytest.fixture
-def sandbox():
-    """Skips, with the reason, where no isolating back end works."""
-    with Workers(1) as workers:
-        family = TerminalFamily(schema.parse(endless_terminals.get_config()))
-        try:
-            family.open(None, [], workers, lambda line: None)
-        except ConfigError as failure:
-            pytest.skip(str(failure))
-        finally:
-            family.close(workers)
 
 
 def test_a_tiny_run(tmp_path, sandbox, capsys):

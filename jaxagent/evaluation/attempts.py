@@ -54,17 +54,21 @@ class AttemptLog:
         """Opens `path`, and drops a last line that a killed process left unfinished.
 
         Raises:
-          ConfigError: a line that is no attempt; names file and row.
+          ConfigError: another process writes it, or a line is no attempt; names file and row.
         """
         self.attempts: dict[Key, Attempt] = {}
         self._score, self._stage, self._step = score, stage, step
-        rows = 0
-        for rows, record in _records(path):
-            try:
-                self._keep(record)
-            except (KeyError, TypeError, ValueError) as error:
-                raise ConfigError(f"{path}, row {rows}: not an attempt ({type(error).__name__}: {error}).") from error
-        self._log = jsonl.JsonlLog(path, rows)
+        self._log = jsonl.JsonlLog(path, None)
+        try:
+            for row, record in _records(path):
+                try:
+                    self._keep(record)
+                except (KeyError, TypeError, ValueError) as error:
+                    what = f"{type(error).__name__}: {error}"
+                    raise ConfigError(f"{path}, row {row}: not an attempt ({what}).") from error
+        except ConfigError:
+            self.close()
+            raise
 
     def extend(self, episodes: Iterable[Episode]) -> None:
         """Appends attempts that have ended; when this returns they are on disk."""

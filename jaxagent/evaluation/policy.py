@@ -25,7 +25,6 @@ from jaxagent.models import hf, lora, params, sharding
 from jaxagent.models.params import Params
 
 LATEST = "latest"
-_END_BYTES = 2**20  # of each end of a weights file, for its digest
 # What a bundle's config must share with the one it is evaluated with: the shape, and how text becomes tokens.
 _SHAPE = ("family", "num_layers", "embed_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim", "vocab_multiple")
 _MODEL = (*_SHAPE, "rope_theta", "tie_embeddings", "lora")
@@ -152,11 +151,8 @@ def _folder(folder: Path) -> Source:
         raise ConfigError(f"'{folder}' is no whole Hugging Face folder: it has no config.json.")
     digest = hashlib.blake2b((folder / "config.json").read_bytes(), digest_size=8)
     for path in sorted(folder.glob("*.safetensors")):
-        size = path.stat().st_size
         with path.open("rb") as file:
-            digest.update(f"{path.name}\0{size}\0".encode() + file.read(_END_BYTES))
-            file.seek(max(size - _END_BYTES, 0))
-            digest.update(file.read())
+            digest.update(path.name.encode() + hashlib.file_digest(file, "blake2b").digest())
     return Source(folder, None, "", 0, digest.hexdigest())
 
 

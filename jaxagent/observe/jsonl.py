@@ -1,11 +1,13 @@
 """`JsonlLog`: an append-only file of JSON records that survives `kill -9` and resumes at a known record.
 
 Records in -> one durable line each. A checkpoint stores `position`; resuming with it drops what came after, so
-that after any number of kills every record is there once.
+that after any number of kills every record is there once. An open log holds a lock on its file, which the kernel drops
+however the process ends: two processes never write one log.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -19,17 +21,26 @@ from jaxagent.config import ConfigError
 class JsonlLog:
     """One open log file. `position` is the number of records in it."""
 
-    def __init__(self, path: str | os.PathLike[str], position: int = 0):
+    def __init__(self, path: str | os.PathLike[str], position: int | None = 0):
         """Opens `path`, keeping its first `position` records and dropping the rest, a torn last line included.
 
+        Args:
+          path: of the file; made with its folders where it is not there.
+          position: None = as many as there are.
+
         Raises:
-          ConfigError: the file holds fewer than `position` records, so the run cannot be continued without a gap.
+          ConfigError: another process has the file open as its log, or the file holds fewer than `position` records,
+            so the run cannot be continued without a gap.
         """
         self.path = pathlib.Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.position = position
-        end = _end_of_record(self.path, position)
         self._file = open(self.path, "ab")  # noqa: SIM115  open for the life of this object
+        try:
+            _lock(self._file.fileno(), self.path)
+            self.position, end = _end_of_record(self.path, position)
+        except ConfigError:
+            self._file.close()
+            raise
         self._file.truncate(end)
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -60,18 +71,28 @@ def read(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
-def _end_of_record(path: pathlib.Path, position: int) -> int:
-    """Byte offset just past the first `position` records."""
+def _lock(fd: int, path: pathlib.Path) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(
+            f"'{path}' is being written by another process: wait for it, end it, or use another folder."
+        ) from None
+    except OSError:
+        pass  # a file system without locks
+
+
+def _end_of_record(path: pathlib.Path, position: int | None) -> tuple[int, int]:
+    """(number of records, byte offset just past them): of the first `position` records, None = of all."""
     found, end = 0, 0
-    if position and path.exists():
-        with open(path, "rb") as file:
-            for line in file:
-                if found == position or not line.endswith(b"\n"):
-                    break
-                found, end = found + 1, end + len(line)
-    if found < position:
+    with open(path, "rb") as file:
+        for line in file:
+            if found == position or not line.endswith(b"\n"):
+                break
+            found, end = found + 1, end + len(line)
+    if position is not None and found < position:
         raise ConfigError(f"{path} has {found} records, the checkpoint was taken after {position}: it was changed.")
-    return end
+    return found, end
 
 
 def _plain(value: Any) -> Any:

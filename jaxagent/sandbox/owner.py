@@ -28,6 +28,7 @@ PROCESS = "jaxagent-sandbox-"  # followed by the run's id: an argument of every 
 LABEL = "jaxagent.run"  # of containers
 KILL_TIMEOUT_S = 10.0
 ENGINE_TIMEOUT_S = 60.0
+TURN_TIMEOUT_S = 300.0  # others start in seconds, or in minutes where they sweep a large run
 FALLBACK_UID = 1_963_000_000  # nobody's: neither a login's, a service's nor in a subordinate range
 
 
@@ -90,11 +91,23 @@ def _private(base: Path) -> None:
 def _one_at_a_time(base: Path) -> Iterator[None]:
     """Waits until no other process sweeps or starts here; the kernel ends the wait if that one dies."""
     fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    end = time.monotonic() + TURN_TIMEOUT_S
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        while not _locked(fd):
+            if time.monotonic() > end:
+                raise SandboxError(f"another process has been starting sandboxes in {base} for {TURN_TIMEOUT_S:.0f} s")
+            time.sleep(0.01)
         yield
     finally:
         os.close(fd)
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _sweep(base: Path) -> list[str]:
@@ -126,7 +139,7 @@ def _remove_run(base: Path, run: str) -> bool:
         _remove_containers(engine, run)
     if not all(removed):
         return False  # on a machine so busy that the kernel has not ended its processes yet
-    _remove_directory(directory)
+    remove_directory(directory)
     if directory.exists():
         return False
     (base / f"{run}.lock").unlink(missing_ok=True)
@@ -173,9 +186,8 @@ def _remove_containers(engine: str, run: str) -> None:
             subprocess.run([*engine.split("\t"), "rm", "-f", *names], capture_output=True, timeout=ENGINE_TIMEOUT_S)
 
 
-def _remove_directory(directory: Path) -> None:
-    """Also where the sandboxes' user made directories that this user may not enter."""
-
+def remove_directory(directory: Path) -> None:
+    """Deletes it, also where somebody made directories below it that nobody may enter."""
     if not directory.is_dir():
         return
     directory.chmod(0o700)

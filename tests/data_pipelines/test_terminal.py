@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from data_pipelines import terminal, terminal_check
+from data_pipelines import generated, terminal, terminal_check
 from data_pipelines.local_place import HomePlace, missing_programs
 from data_pipelines.sandbox_places import SandboxPlaces
 from data_pipelines.terminal_demonstrations import demonstrations as demonstrate
@@ -264,7 +264,7 @@ def test_a_demonstration_is_what_an_agent_says_and_sees(tmp_path):
         },
         {"action": "<action>done</action>", "observation": ""},
     ]
-    terminal.write_jsonl(tmp_path / "full.jsonl", [shown])
+    generated.write_jsonl(tmp_path / "full.jsonl", [shown])
     assert demonstrations.load(tmp_path / "full.jsonl") == [shown]
     with pytest.raises(ConfigError, match=r"oracle's command 'cat fig' ended with status 1"):
         list(demonstrate([to_row(Draft("x", ("cat fig",), ("pass",)), "t", 1, "train")], "endless"))

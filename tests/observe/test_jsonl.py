@@ -24,6 +24,7 @@ def test_resume_drops_what_came_after_the_checkpoint(tmp_path):
     log = jsonl.JsonlLog(path)
     for step in range(5):
         log.append({"step": step})
+    log.close()
     again = jsonl.JsonlLog(path, position=3)
     assert _steps(path) == [0, 1, 2]
     again.append({"step": 3})
@@ -44,7 +45,7 @@ def test_a_torn_last_line_is_not_a_record(tmp_path):
     assert _steps(path) == [0, 1]
     with pytest.raises(ConfigError, match="2 records"):
         jsonl.JsonlLog(path, position=3)
-    jsonl.JsonlLog(path, position=2).append({"step": 2})
+    jsonl.JsonlLog(path, position=None).append({"step": 2})
     assert _steps(path) == [0, 1, 2]
 
 
@@ -78,6 +79,25 @@ def test_a_record_is_on_disk_when_append_returns(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code, path], cwd=os.getcwd(), timeout=60, check=False)
     assert done.returncode == -9
+    assert _steps(path) == [1, 2]
+
+
+def test_two_processes_never_write_one_log(tmp_path):
+    path = tmp_path / "m.jsonl"
+    code = (
+        "import sys; from jaxagent.observe.jsonl import JsonlLog; log = JsonlLog(sys.argv[1]);"
+        "log.append({'step': 1}); print('open', flush=True); sys.stdin.read()"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout.readline() == b"open\n"
+        with pytest.raises(ConfigError, match="is being written by another process"):
+            jsonl.JsonlLog(path)
+        assert _steps(path) == [1]
+    finally:
+        holder.kill()  # the kernel drops its lock
+        holder.communicate(timeout=60)
+    jsonl.JsonlLog(path, position=None).append({"step": 2})
     assert _steps(path) == [1, 2]
 
 

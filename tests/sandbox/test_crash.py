@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from jaxagent.sandbox.base import Spec
-from jaxagent.sandbox.owner import Owner, _remove_directory
+from jaxagent.sandbox.owner import Owner, remove_directory
 from tests.sandbox.hostile.host import leftovers, pids
 
 ROOT = Path(__file__).parents[2]
@@ -191,7 +191,7 @@ def test_directories_that_nobody_may_enter_are_removed(base):
         try:
             if os.geteuid() == 0:
                 os.setresuid(65534, 65534, 65534)
-            _remove_directory(base / "run")
+            remove_directory(base / "run")
         finally:
             os._exit(0 if not (base / "run").exists() else 1)
     assert os.waitpid(child, 0)[1] == 0

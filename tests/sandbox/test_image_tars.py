@@ -330,11 +330,11 @@ def test_one_process_makes_a_layer(store):
     """A second one waits; when it gives up, what the first has made so far stays."""
 
     async def main():
-        async with store.making("key") as work:
+        async with store.making("key", "box", 5.0) as work:
             (work / "half").write_text("x")
 
             async def second():
-                async with store.making("key"):
+                async with store.making("key", "box", 5.0):
                     raise AssertionError("two at once")
 
             waiting = asyncio.create_task(second())
@@ -342,7 +342,10 @@ def test_one_process_makes_a_layer(store):
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
             assert waiting.cancelled() and (work / "half").is_file()
-        async with store.making("key") as work:
+            with pytest.raises(BuildError, match="image box: waited 0 s for another process that makes the same"):
+                async with store.making("key", "box", 0.1):
+                    raise AssertionError("two at once")
+        async with store.making("key", "box", 5.0) as work:
             assert os.listdir(work) == []
             (work / "tree").mkdir()
             made = store.finish("layers", "key", work, {"step": "s"})

@@ -171,7 +171,7 @@ class Steps:
         return dataclasses.replace(built, key=key, layers=layers, **changes), found.get("data", {})
 
     async def _do(self, built: Built, text: str, key: str, action: Action, keep: bool, as_root: bool) -> dict[str, Any]:
-        async with self.store.making(key) as work:
+        async with self.store.making(key, self.image, self._left_s(text)) as work:
             if (found := self.store.find("layers", key)) is not None:  # made by another process meanwhile
                 return found
             begin = time.monotonic()

@@ -51,7 +51,7 @@ async def make(
         raise BuildError(name, 0, "", "needs root, as debootstrap does: make it as root, or import an exported tar")
     command = [program, "--variant=minbase", *([f"--include={include}"] if include else []), suite]
     shown = " ".join(["debootstrap", *command[1:], *([mirror] if mirror else [])])
-    async with store.making(key) as work:
+    async with store.making(key, name, timeout_s) as work:
         if (found := store.find("bases", key)) is not None:  # made by another process meanwhile
             return {**found, "key": key, "cached": True}
         target = work / TREE

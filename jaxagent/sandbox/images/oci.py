@@ -32,6 +32,7 @@ from jaxagent.sandbox.images.unpack import TarError, Unpacker
 MAX_JSON_BYTES = 8 * 2**20
 MAX_IMAGE_BYTES = 64 * 2**30
 MAX_LAYERS = 500
+TIMEOUT_S = 3600.0  # of waiting for another process that unpacks the same
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _DIGEST = re.compile(r"sha(256|512):([0-9a-f]{64,128})")
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -55,7 +56,7 @@ async def load(store: Store, path: Path, name: str = "", max_bytes: int = MAX_IM
             key = make_key("oci", wanted.identity)
             if (found := store.find("bases", key)) is not None:
                 return {**found, "key": key, "cached": True}
-            async with store.making(key) as work:
+            async with store.making(key, image, TIMEOUT_S) as work:
                 if (found := store.find("bases", key)) is not None:
                     return {**found, "key": key, "cached": True}
                 begin = time.monotonic()

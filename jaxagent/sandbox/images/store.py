@@ -14,14 +14,14 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
-from jaxagent.sandbox.owner import sandbox_uid
+from jaxagent.sandbox.images.built import BuildError
+from jaxagent.sandbox.owner import remove_directory, sandbox_uid
 
 FORMAT = 1  # counts up when a layer made by an older version would be wrong
 KEY_CHARS = 24  # of the digest: short, because the kernel takes one page of paths for all layers
@@ -66,23 +66,30 @@ class Store:
         return {**record, "tree": str(place / TREE) if record["layer"] else ""}
 
     @contextlib.asynccontextmanager
-    async def making(self, key: str) -> AsyncIterator[Path]:
-        """An empty folder to make something in, for one process at a time. Look for it again once inside."""
+    async def making(self, key: str, image: str, timeout_s: float) -> AsyncIterator[Path]:
+        """An empty folder to make something in, for one process at a time. Look for it again once inside.
+
+        Raises:
+          BuildError: of `image`: another process has been making it for `timeout_s` seconds.
+        """
         lock = os.open(self.folder / "locks" / key, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-        work = self.folder / "work" / key
+        work, end = self.folder / "work" / key, time.monotonic() + timeout_s
         try:
             while True:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
+                    if time.monotonic() > end:
+                        problem = f"waited {timeout_s:.0f} s for another process that makes the same"
+                        raise BuildError(image, 0, "", problem) from None
                     await asyncio.sleep(LOCK_POLL_S)
             try:
-                await asyncio.to_thread(_remove, work)  # what a killed build left
+                await asyncio.to_thread(remove_directory, work)  # what a killed build left
                 work.mkdir()
                 yield work
             finally:
-                _remove(work)  # only by the one who has the lock
+                remove_directory(work)  # only by the one who has the lock
         finally:
             os.close(lock)
 
@@ -102,7 +109,7 @@ class Store:
         work.chmod(0o755)
         target = self.folder / kind / key
         if target.exists():  # without a readable record: not ours to trust
-            _remove(target)
+            remove_directory(target)
         work.rename(target)
         return {**record, "tree": str(target / TREE) if layer else ""}
 
@@ -137,15 +144,3 @@ def measure(tree: Path) -> tuple[int, int]:
             with contextlib.suppress(OSError):
                 size += os.lstat(os.path.join(top, name)).st_size
     return size, entries
-
-
-def _remove(tree: Path) -> None:
-    """Deletes a folder, also below folders that its owner made unreadable."""
-    if not tree.exists():
-        return
-    for top, folders, _ in os.walk(tree):
-        for name in folders:
-            if not os.path.islink(path := os.path.join(top, name)):
-                with contextlib.suppress(OSError):
-                    os.chmod(path, 0o700)
-    shutil.rmtree(tree, ignore_errors=True)
