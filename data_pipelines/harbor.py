@@ -1,24 +1,31 @@
-"""Checks task directories (Harbor, terminal-bench's older layout, Endless Terminals) by running them.
+"""Checks task directories (Harbor, terminal-bench's older layout, Endless Terminals) by running them; makes datasets.
 
     python -m data_pipelines.harbor check DIR
     python -m data_pipelines.harbor check DIR --images=FOLDER --base 'debian:12=debootstrap:bookworm'
+    python -m data_pipelines.harbor write DIR --out=data/endless_terminals --heldout=100
 
-Every oracle solution must score 1 and an idle agent 0. DIR is one task or a folder of tasks. With --images each task's
-own image is built, kept in that folder, and the task runs in a sandbox with it. Without, the tasks run with this
+check: every oracle solution must score 1 and an idle agent 0. DIR is one task or a folder of tasks. With --images each
+task's own image is built, kept in that folder, and the task runs in a sandbox with it. Without, the tasks run with this
 machine's programs as their image (`local_place.RootPlace`) and no sandbox: only for tasks that you trust.
+
+write: a dataset to train on (`--config.data.source=OUT`) whose rows name the directories, which must stay where they
+are. Shuffled with --seed; the last --heldout are the held-out split, as Endless Terminals has it (100, seed 42).
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from data_pipelines import terminal_check
+from data_pipelines import generated, terminal_check
 from data_pipelines.image_place import ImagePlaces
 from data_pipelines.local_place import RootPlace, has_user_namespaces
 from jaxagent.config import ConfigError
-from jaxagent.envs.terminal_tasks import folders
+from jaxagent.data.sources import HELD_OUT, TRAIN
+from jaxagent.envs.terminal_tasks import folders, rows
 from jaxagent.envs.terminal_tasks.task import TerminalTask
 
 
@@ -33,11 +40,34 @@ async def open_root(task: TerminalTask) -> RootPlace:
     return place
 
 
+def write(tasks: Sequence[TerminalTask], out: Path | None, heldout: int, seed: int) -> None:
+    """Writes the dataset and says how many tasks are in it. Tasks that no test judges are left out, and counted.
+
+    Raises:
+      ConfigError: `out` is missing or exists, or too few tasks for two splits.
+    """
+    if out is None:
+        raise ConfigError("write needs --out.")
+    if out.exists():
+        raise ConfigError(f"{out} exists; remove it or choose another --out")
+    found = [rows.folder_row(task) for task in tasks if task.final_test is not None]
+    if not 1 <= heldout < len(found):
+        raise ConfigError(f"--heldout={heldout} must be 1 or more and less than the {len(found)} tasks with a test.")
+    random.Random(seed).shuffle(found)
+    splits = {TRAIN: found[:-heldout], HELD_OUT[0]: found[-heldout:]}
+    generated.write_dataset(out, splits, {}, need_answers=False)
+    left_out = len(tasks) - len(found)
+    print(f"wrote {out}: {len(splits[TRAIN])} and {heldout} held-out tasks, {left_out} without a test left out")
+
+
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("check",))
+    parser.add_argument("action", choices=("check", "write"))
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--out", type=Path, help="dataset (write); must not exist")
+    parser.add_argument("--heldout", type=int, default=100, help="tasks that are not trained on (write)")
+    parser.add_argument("--seed", type=int, default=42, help="of the shuffle (write)")
     parser.add_argument("--jobs", type=int, default=2, help="tasks at once")
     parser.add_argument("--images", type=Path, help="folder of built images; then tasks run in sandboxes")
     parser.add_argument("--base", action="append", default=[], metavar="NAME=SOURCE", help="what FROM may name")
@@ -45,6 +75,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         tasks = folders.read_tasks(args.folder)
+        if args.action == "write":
+            write(tasks, args.out, args.heldout, args.seed)
+            return 0
         places = ImagePlaces(args.images, args.base, args.network) if args.images else None
     except ConfigError as error:
         print(error, file=sys.stderr)

@@ -10,7 +10,7 @@ from data_pipelines.sandbox_places import SandboxedPlace
 from jaxagent.envs.terminal_tasks.task import TerminalTask
 from jaxagent.envs.terminal_tasks.verify import VerifierError
 from jaxagent.sandbox import choose
-from jaxagent.sandbox.base import MIB, Backend, Limits
+from jaxagent.sandbox.base import MIB, Backend, Limits, Sandbox
 from jaxagent.sandbox.images import bases
 from jaxagent.sandbox.images.built import BuildError
 from jaxagent.sandbox.images.many import Images, Wanted
@@ -34,10 +34,15 @@ class ImagePlaces:
         self._images: Images | None = None
 
     async def open(self, task: TerminalTask) -> SandboxedPlace:
+        """A new sandbox with the task's image, as a place. Raises what `take` raises."""
+        return SandboxedPlace(await self.take(task))
+
+    async def take(self, task: TerminalTask) -> Sandbox:
         """A new sandbox with the task's image.
 
         Raises:
           VerifierError: the image cannot be built; its step is named.
+          SandboxError: it does not start.
         """
         async with self._lock:
             if self._images is None:
@@ -58,7 +63,7 @@ class ImagePlaces:
         except BuildError as error:
             raise VerifierError(str(error)) from error
         size = Limits(limits.memory_mb * MIB, limits.storage_mb * MIB, cpus=limits.cpus)
-        return SandboxedPlace(await self._backend.start(built.spec(size)))
+        return await self._backend.start(built.spec(size))
 
     def close(self) -> None:
         """Removes what is left of all sandboxes."""

@@ -4,27 +4,21 @@
     judgement = await judge.ask(rubric, {"question": task.prompt, "answer": answer})   # in an environment's verify
     reward(View(task, ..., judged=judgement.score))
 
-A refused connection, a timeout, 429 and 5xx are tried again; any other status is a failed call, and so is a reply that
-is not exactly what was asked for (asking again until the format fits would select among judges' opinions).
+What `chat_client` cannot get is a failed call, and so is a reply that is not exactly what was asked for (asking again
+until the format fits would select among judges' opinions).
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import secrets
 from collections.abc import Mapping
-from typing import Any, Literal
-
-import aiohttp
+from typing import Literal
 
 from jaxagent.config import ConfigError
+from jaxagent.rewards.chat_client import CallError, ChatClient, Endpoint
 from jaxagent.rewards.judge import Judgement, ReplyError, Rubric, combine, messages, parse_reply
-
-FIRST_PAUSE_S = 0.2  # before the first retry; doubled for each further one
-MAX_REPLY_BYTES = 1 << 20
-CONNECTIONS = 256  # at once, to the one server
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +43,12 @@ class JudgeSettings:
             raise ConfigError(f"judge quorum={self.quorum} must be in 1..calls={self.calls}")
         if self.how not in ("majority", "mean"):
             raise ConfigError(f"judge how='{self.how}' must be majority or mean")
-        if not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"judge url='{self.url}' must start with http:// or https://")
+        self.endpoint  # noqa: B018  checks the URL
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """What one call goes to."""
+        return Endpoint(self.url, self.model, self.api_key, self.timeout_s, self.retries)
 
 
 class HttpJudge:
@@ -58,7 +56,7 @@ class HttpJudge:
 
     def __init__(self, settings: JudgeSettings):
         self._settings = settings
-        self._session: aiohttp.ClientSession | None = None
+        self._chat = ChatClient(settings.endpoint)
 
     async def ask(self, rubric: Rubric, material: Mapping[str, str]) -> Judgement:
         """Asks `calls` times at once. Calls that the deadline cuts off are failures like others.
@@ -67,14 +65,6 @@ class HttpJudge:
           JudgeError: fewer than `quorum` usable replies. In an environment's `verify` it becomes ENV_ERROR, as it must.
         """
         settings = self._settings
-        if self._session is None:  # made here: a session belongs to the running loop
-            self._session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=settings.timeout_s),
-                connector=aiohttp.TCPConnector(limit=CONNECTIONS),
-                auto_decompress=False,  # what is sent compressed against our word is not read
-                headers={"Accept-Encoding": "identity"}
-                | ({"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}),
-            )
         calls = [asyncio.ensure_future(self._call(rubric, material, seed)) for seed in range(settings.calls)]
         try:
             await asyncio.wait(calls, timeout=settings.deadline_s)
@@ -88,7 +78,7 @@ class HttpJudge:
                 answers.append(result)
             elif isinstance(result, asyncio.CancelledError):
                 failures.append(f"cut off by the deadline of {settings.deadline_s:g} s")
-            elif isinstance(result, _CallError | ReplyError):
+            elif isinstance(result, CallError | ReplyError):
                 failures.append(str(result))
             else:
                 raise result
@@ -96,67 +86,14 @@ class HttpJudge:
 
     async def close(self) -> None:
         """Closes the connections."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._chat.close()
 
     async def _call(self, rubric: Rubric, material: Mapping[str, str], seed: int) -> dict[str, int]:
         settings, nonce = self._settings, secrets.token_hex(8)
-        body = {
-            "model": settings.model,
-            "messages": messages(rubric, material, nonce, settings.max_chars),
-            "temperature": settings.temperature,
-            "max_tokens": settings.max_tokens,
-            "seed": seed,
-        }
-        for attempt in range(settings.retries + 1):
-            try:
-                return parse_reply(_content(await self._post(body)), rubric, nonce)
-            except _Transient:
-                if attempt == settings.retries:
-                    raise
-                await asyncio.sleep(FIRST_PAUSE_S * 2**attempt)
-        raise AssertionError("unreachable")
-
-    async def _post(self, body: dict[str, Any]) -> bytes:
-        url = f"{self._settings.url.rstrip('/')}/chat/completions"
-        data = bytearray()
-        try:
-            async with self._session.post(url, json=body, allow_redirects=False) as response:
-                async for chunk in response.content.iter_any():
-                    data += chunk
-                    if len(data) > MAX_REPLY_BYTES:
-                        raise _CallError(f"{url} sent more than {MAX_REPLY_BYTES} bytes")
-                status = response.status
-        except TimeoutError as failure:
-            raise _Transient(f"{url} did not answer in {self._settings.timeout_s:g} s") from failure
-        except aiohttp.InvalidURL as failure:
-            raise _CallError(f"'{url}' is not a URL") from failure
-        except aiohttp.ClientError as failure:
-            raise _Transient(f"{url}: {type(failure).__name__}") from failure
-        if status == 200:
-            return bytes(data)
-        error = f"{url} answered {status}"
-        raise _Transient(error) if status >= 500 or status == 429 else _CallError(error)
-
-
-class _CallError(Exception):
-    """A call has failed."""
-
-
-class _Transient(_CallError):
-    """A call has failed in a way that another attempt may not meet."""
-
-
-def _content(body: bytes) -> str:
-    """The text of a chat completion's one choice; a reply cut off by its token limit is not a reply."""
-    try:
-        (choice,) = json.loads(body)["choices"]
-        content, finish = choice["message"]["content"], choice.get("finish_reason")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as failure:
-        raise ReplyError(f"not a chat completion ({type(failure).__name__})") from failure
-    if not isinstance(content, str):
-        raise ReplyError("the completion has no text")
-    if finish == "length":
-        raise ReplyError("the reply was cut off by max_tokens")
-    return content
+        reply = await self._chat.complete(
+            messages(rubric, material, nonce, settings.max_chars),
+            temperature=settings.temperature,
+            max_tokens=settings.max_tokens,
+            seed=seed,
+        )
+        return parse_reply(reply, rubric, nonce)

@@ -1,19 +1,15 @@
 """Harbor tasks that really run: oracle 1, idle agent 0, and what goes wrong is an error and never a 0."""
 
 import asyncio
-import shutil
-import tempfile
-from pathlib import Path
+import random
 
 import pytest
 
 from data_pipelines import harbor, terminal_check
 from data_pipelines.local_place import RootPlace, dockerfile_steps, has_user_namespaces
-from jaxagent.config import ConfigError
-from jaxagent.envs.terminal_tasks import folders
+from jaxagent.data.sources import HELD_OUT, TRAIN, load_tasks
+from jaxagent.envs.terminal_tasks import folders, rows
 from jaxagent.envs.terminal_tasks.verify import VerifierError, prepare, verify
-from jaxagent.sandbox import choose
-from jaxagent.sandbox.owner import Owner
 from tests.envs import terminal_folders as made
 
 needs_root = pytest.mark.skipif(not has_user_namespaces(), reason="no user name spaces (unshare) on this machine")
@@ -44,26 +40,13 @@ def test_what_is_wrong_is_named(tmp_path, capsys):
     assert "4 tasks (4 of level 1): oracle scores 1 on 1, an idle agent 0 on 1, 2 errors" in out
 
 
-def test_tasks_with_images_of_their_own(tmp_path, capsys):
+def test_tasks_with_images_of_their_own(tmp_path, images, capsys):
     """In sandboxes that start from what the Dockerfile made; an image that cannot be built is one error, named."""
-    owner = Owner()
-    try:
-        backend = asyncio.run(choose.choose_backend(owner))
-    except ConfigError as error:
-        pytest.skip(str(error))
-    finally:
-        owner.close()
-    if not backend.name.startswith("namespaces"):
-        pytest.skip(f"{backend.name} has no layers")
     made.harbor(tmp_path / "tasks/one")
     broken = made.harbor(tmp_path / "tasks/broken")
     made.write(broken / "environment" / "Dockerfile", "FROM debian:12\nRUN echo oh no; false\n")
-    folder = Path(tempfile.mkdtemp(prefix="jaxagent-test-images-"))  # pytest's own is closed to the sandboxes' user
-    flags = (f"--images={folder}", "--base=debian:12=host")
-    try:
-        assert harbor.main(["check", str(tmp_path / "tasks"), *flags]) == 1
-    finally:
-        shutil.rmtree(folder)
+    flags = (f"--images={images}", "--base=debian:12=host")
+    assert harbor.main(["check", str(tmp_path / "tasks"), *flags]) == 1
     out = capsys.readouterr().out
     assert "broken: image broken: step 1 (RUN echo oh no; false) ended with status 1. It printed: oh no" in out
     assert "2 tasks (2 of level 1): oracle scores 1 on 1, an idle agent 0 on 1, 1 errors" in out
@@ -125,6 +108,29 @@ def test_the_command_names_a_malformed_task(tmp_path, capsys):
     (made.harbor(tmp_path / "t") / "instruction.md").unlink()
     assert harbor.main(["check", str(tmp_path)]) == 2
     assert "instruction.md is missing" in capsys.readouterr().err
+
+
+def test_a_dataset_of_directories(tmp_path, capsys, monkeypatch):
+    """Rows that name the folders, from wherever they are read; held out is the end of the published shuffle."""
+    for name in "abcde":
+        made.endless(tmp_path / "tasks" / name)
+    monkeypatch.chdir(tmp_path)
+    assert harbor.main(["write", "tasks", "--out=dataset", "--heldout=2"]) == 0
+    assert "wrote dataset: 3 and 2 held-out tasks, 0 without a test left out" in capsys.readouterr().out
+    monkeypatch.chdir("/")
+    ids = list("abcde")
+    random.Random(42).shuffle(ids)
+    for split, expected in ((TRAIN, ids[:3]), (HELD_OUT[0], ids[3:])):
+        tasks = load_tasks(tmp_path / "dataset", split, need_answers=False)
+        assert [task.id for task in tasks] == expected
+        assert rows.from_task(tasks[0]) == folders.read_task(tmp_path / "tasks" / expected[0])
+    for flags, message in (
+        (["--out", str(tmp_path / "dataset")], "exists; remove it"),
+        ([], "write needs --out"),
+        (["--out=x", "--heldout=5"], "--heldout=5 must be 1 or more and less than the 5 tasks with a test"),
+    ):
+        assert harbor.main(["write", str(tmp_path / "tasks"), *flags]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_no_tasks_is_no_success():

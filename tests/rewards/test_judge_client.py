@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from jaxagent.config import ConfigError
-from jaxagent.rewards import judge_client
+from jaxagent.rewards import chat_client
 from jaxagent.rewards.judge import Item, JudgeError, Rubric
 from jaxagent.rewards.judge_client import HttpJudge, JudgeSettings
 
@@ -24,7 +24,7 @@ SETTINGS = JudgeSettings(
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(judge_client, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(chat_client, "FIRST_PAUSE_S", 0.01)
 
 
 @contextlib.asynccontextmanager
@@ -135,7 +135,7 @@ def text(content, status=200, **more):
         lambda: text("not json"), lambda: text("[]"), lambda: text("{}"), lambda: text('{"choices": []}'),
         lambda: text('{"choices": [{"message": {"content": "a"}}, {"message": {"content": "b"}}]}'),
         lambda: text('{"choices": [7]}'), lambda: text("[" * 100_000), lambda: web.Response(body=b"\xff\xfe\x00"),
-        lambda: text("x" * (judge_client.MAX_REPLY_BYTES + 1)),
+        lambda: text("x" * (chat_client.MAX_REPLY_BYTES + 1)),
         lambda: web.Response(body=b"\x1f\x8b\x08\x00", headers={"Content-Encoding": "gzip"}),
         lambda: text("no", 401), lambda: text("no", 404),
         lambda: web.Response(status=307, headers={"Location": "/elsewhere"}),
@@ -155,7 +155,7 @@ def test_replies_that_are_too_big_or_compressed_are_not_read_however_good():
         return web.Response(body=gzip.compress(completion(body).encode()), headers={"Content-Encoding": "gzip"})
 
     assert ask(lambda i, body: text(completion(body)))[0].valid == 3
-    assert "bytes" in str(ask(lambda i, body: text(completion(body) + " " * judge_client.MAX_REPLY_BYTES))[0])
+    assert "bytes" in str(ask(lambda i, body: text(completion(body) + " " * chat_client.MAX_REPLY_BYTES))[0])
     assert "not a chat completion" in str(ask(packed)[0])
 
 
@@ -221,5 +221,5 @@ def test_nobody_listens():
 
 @pytest.mark.parametrize("changes", [{"quorum": 0}, {"quorum": 4}, {"how": "median"}, {"url": "localhost:8000"}])
 def test_senseless_settings_are_the_users_error(changes):
-    with pytest.raises(ConfigError, match="judge"):
+    with pytest.raises(ConfigError, match=f"{next(iter(changes))}="):
         dataclasses.replace(SETTINGS, **({"url": "http://x/v1"} | changes))

@@ -33,7 +33,7 @@ _COLUMNS = (*_PROGRAMS, "commands", "processes", "level", "template")
 def folder_row(task: TerminalTask) -> dict[str, Any]:
     """The row of a task that was read from a folder."""
     kind = f"level{task.level}/{task.format}" if task.level else task.format
-    metadata = {KEY: {"folder": str(task.folder)}, "domain": task.format}
+    metadata = {KEY: {"folder": str(task.folder.absolute())}, "domain": task.format}
     return {"id": task.id, "prompt": task.instruction, "answers": [], "kind": kind, "metadata": metadata}
 
 
