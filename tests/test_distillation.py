@@ -69,3 +69,24 @@ def test_a_teacher_that_is_missing_is_told_before_training(tmp_path, teacher, ca
     assert "would both train adapters" in capsys.readouterr().err
     assert cli.main(argv(tmp_path / "run", teacher, f"--config.rl.distill.teacher={tmp_path}/no")) == 2
     assert "no folder" in capsys.readouterr().err
+
+
+def test_stages_chain_in_one_config(tmp_path, teacher):
+    """SFT on the dataset's demonstrations, RL, distillation, export; each stage goes on from the one before."""
+    training = "--config.sft.training"
+    flags = [f"{training}.updates=12", f"{training}.examples=8", f"{training}.optimizer.learning_rate=0.01",
+             f"{training}.batch.row_tokens=400", "--config.stages=sft,rl,opd", "--config.rl.steps=2",
+             "--config.opd.steps=2"]  # fmt: skip
+    assert cli.main(argv(tmp_path / "run", teacher, *flags)) == 0
+    records = [r for r in jsonl.read(tmp_path / "run" / "metrics.jsonl") if r["step"] > 0]
+    assert list(dict.fromkeys(r["stage"] for r in records)) == ["sft", "rl", "opd"]
+    losses = [r["loss/total"] for r in records if r["stage"] == "sft"]
+    assert len(losses) == 12 and losses[-1] < 0.8 * losses[0], losses
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["compiles_after_warmup"] == 0
+    # What one stage ends with is what the next begins with: the same greedy episodes, log-probs included.
+    shown = {}
+    for r in jsonl.read(tmp_path / "run" / "episodes.jsonl"):
+        tokens = [t["logprob"] for t in r["trajectories"]] + [t["text"] for t in r["trajectories"]]
+        shown.setdefault((r["stage"], r["step"]), {})[r["task"]] = tokens
+    assert shown["sft", 0] != shown["sft", 12] == shown["rl", 0] != shown["rl", 2] == shown["opd", 0] != shown["opd", 2]
+    assert (tmp_path / "run" / "policy" / "model.safetensors").is_file()
