@@ -338,20 +338,23 @@ def laptop_rft() -> ConfigDict:
 
 
 def laptop_opd() -> ConfigDict:
-    """On-policy distillation: a student of a quarter of the laptop's size learns from a finished laptop run.
+    """On-policy distillation: a student of 60 % of the laptop's parameters learns from a finished laptop run.
 
     Its own warm start, then the teacher's judgement of what it samples; no reward is trained. The teacher is the policy
     that `--config=configs/search_r1.py` exported, and the tokenizer is the teacher's. RL alone, for comparison:
-    `--config.stages=warm_start,rl`.
+    `--config.stages=warm_start,rl --config.rl.optimizer.learning_rate=2e-4`.
     """
     config = laptop()
     config.workdir = "runs/search_r1_opd"
     config.stages = ("warm_start", "opd")
-    config.model.num_layers = 2
-    config.model.embed_dim = 64
-    config.model.num_heads = 2
+    config.model.embed_dim = 96
+    config.model.num_heads = 3
     config.model.num_kv_heads = 1
-    config.model.mlp_dim = 192
+    config.model.mlp_dim = 256
+    config.opd.steps = 16
+    config.eval.every = 4
+    config.rl.optimizer = optimizer(1e-3, schedule="linear")
+    config.rl.distill.loss = "forward_kl"  # over the whole vocabulary, in contexts that the student samples
     config.rl.distill.teacher = "runs/search_r1/policy"
     config.tokenizer.path = "runs/search_r1/policy"
     return config
