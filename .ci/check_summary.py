@@ -1,16 +1,25 @@
-"""Checks a run's summary.json against the numbers the default config promises: `check_summary.py FILE`."""
+"""Checks a run's summary.json against the numbers its config promises: `check_summary.py FILE [RECIPE]`."""
 
 import json
 import pathlib
 import sys
 
+RECIPES = {
+    "search_r1": {"score": "em", "n": 256, "before": 0.60, "after": 0.80, "gain": 0.25, "sampled_gain": 0.20},
+    "gsm8k_python": {"score": "solved", "n": 96, "before": 0.60, "after": 0.80, "gain": 0.25, "sampled_gain": 0.10},
+}
+
 summary = json.loads(pathlib.Path(sys.argv[1]).read_text())
+promised = RECIPES[sys.argv[2] if len(sys.argv) > 2 else "search_r1"]
+score = promised["score"]
+before, after = (summary[f"eval/{score}_{when}_rl"] for when in ("before", "after"))
+sampled = summary[f"eval/{score}_sampled_after_rl"] - summary[f"eval/{score}_sampled_before_rl"]
 checks = {
-    "eval/n >= 256": summary["eval/n"] >= 256,
-    "eval/em_before_rl <= 0.60": summary["eval/em_before_rl"] <= 0.60,
-    "eval/em_after_rl >= 0.80": summary["eval/em_after_rl"] >= 0.80,
-    "greedy gain >= 0.25": summary["eval/em_after_rl"] - summary["eval/em_before_rl"] >= 0.25,
-    "sampled gain >= 0.20": summary["eval/em_sampled_after_rl"] - summary["eval/em_sampled_before_rl"] >= 0.20,
+    f"eval/n >= {promised['n']}": summary["eval/n"] >= promised["n"],
+    f"{score} before RL <= {promised['before']}": before <= promised["before"],
+    f"{score} after RL >= {promised['after']}": after >= promised["after"],
+    f"greedy gain >= {promised['gain']}": after - before >= promised["gain"],
+    f"sampled gain >= {promised['sampled_gain']}": sampled >= promised["sampled_gain"],
     "logprob_gap_max == 0 (exact numerics)": summary["logprob_gap_max"] == 0.0,
     "compiles_after_warmup == 0": summary["compiles_after_warmup"] == 0,
 }

@@ -46,7 +46,7 @@ async def probe(make: Callable[[Owner], Backend], owner: Owner, spec: Spec | Non
                 raise SandboxError(f"a probe printed {said.output[:200]!r} with status {said.exit_code}")
     except BaseException as failure:
         await backend.close()
-        if isinstance(failure, ConfigError):
+        if isinstance(failure, ConfigError | OSError) and not isinstance(failure, TimeoutError):
             raise SandboxError(str(failure)) from failure
         if isinstance(failure, TimeoutError):
             raise SandboxError(f"no answer in {PROBE_TIMEOUT_S:g} s") from failure

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import shutil
 import stat
+import tempfile
 from pathlib import Path
 
 FROM_HOST = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -116,7 +117,10 @@ class Roots:
         """The root for a spec: our base layer, then the given root (or the host's programs), then the layers."""
         key = (uid, not root)
         if key not in self._made:
-            directory = self._directory / f"root-{uid}-{'given' if root else 'host'}"
+            # A folder of its own: several back ends of one run may each make theirs.
+            own = Path(tempfile.mkdtemp(prefix="roots-", dir=self._directory))
+            own.chmod(0o755)
+            directory = own / f"{uid}-{'given' if root else 'host'}"
             make_base(directory, self._host_uid, uid)
             self._made[key] = Root((str(directory),), () if root else add_host(directory))
         made = self._made[key]

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import os
 import time
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from jaxagent.config import ConfigError
+from jaxagent.sandbox import __main__ as sandbox_command
 from jaxagent.sandbox import choose
 from jaxagent.sandbox.base import FileError, Limits, SandboxClosed, SandboxError, Spec
+from jaxagent.sandbox.namespaces import Namespaces
 from jaxagent.sandbox.owner import Owner, sandbox_uid
 from jaxagent.sandbox.pool import Pool
 
@@ -259,6 +262,46 @@ def test_specs_are_checked():
     ):
         with pytest.raises(ConfigError):
             wrong()
+
+
+def test_a_back_end_that_fails_late_is_passed_over(places, monkeypatch):
+    """What it had made by then does not stand in the way of the next one; every reason is told."""
+    places.backend("namespaces-python")
+    start = Namespaces.describe_outside
+
+    def fails_late(self, spec, groups):
+        start(self, spec, groups)
+        raise OSError(28, "No space left on device")
+
+    def broken(owner):
+        backend = Namespaces(owner)
+        backend.describe_outside = functools.partial(fails_late, backend)
+        return backend
+
+    async def main():
+        owner = Owner()
+        try:
+            monkeypatch.setitem(choose.SAFE, "namespaces", broken)
+            backend = await choose.choose_backend(owner, ["namespaces", "namespaces-python"])
+            assert backend.name == "namespaces-python"
+            await backend.close()
+            with pytest.raises(ConfigError, match=r"namespaces: .*No space left on device"):
+                await choose.choose_backend(owner, ["namespaces"])
+        finally:
+            owner.close()
+
+    places.run(main())
+
+
+def test_the_command_that_says_what_works_here(places, monkeypatch, capsys):
+    places.backend("namespaces-python")
+    monkeypatch.setattr(choose, "SAFE", {name: choose.SAFE[name] for name in ("apptainer", "namespaces-python")})
+    works = sandbox_command.main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert works and lines[0].startswith("apptainer: ") and lines[1].startswith("namespaces-python: works; missing: ")
+    assert lines[2].startswith("a run takes: ")
+    monkeypatch.setattr(choose, "SAFE", {})
+    assert sandbox_command.main([]) == 1 and "none works here" in capsys.readouterr().out
 
 
 def test_choosing(places):
