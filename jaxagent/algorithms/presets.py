@@ -78,12 +78,15 @@ def needs_whole_teacher(rl: RLConfig) -> bool:
 def distillation_alone(rl: RLConfig, opd: OPDConfig) -> RLConfig:
     """The stage's config with the teacher in place of the reward, and of whatever else the algorithm trains on.
 
-    What only holds the policy (KL, entropy, z-loss) stays. All attempts are used, since none needs a reward.
+    What only holds the policy (KL, entropy, z-loss) stays: KL in the reward, which there is none of, becomes KL in the
+    advantage. All attempts are used, since none needs a reward.
     """
+    where = "advantage" if rl.kl.where == "reward" else rl.kl.where
     return dataclasses.replace(
         rl,
         steps=opd.steps,
         advantage="no_reward",
+        kl=dataclasses.replace(rl.kl, where=where),
         drop_zero_signal=False,
         echo=dataclasses.replace(rl.echo, coefficient=0.0),
         positive_nll=dataclasses.replace(rl.positive_nll, coefficient=0.0),
@@ -127,12 +130,42 @@ def check(rl: RLConfig) -> None:
         raise ConfigError(f"rl.critic.loss '{rl.critic.loss}' needs rl.critic.bins >= 2 and rl.critic.low < high.")
     if rl.critic.loss == "hl_gauss" and rl.critic.sigma <= 0:
         raise ConfigError("rl.critic.loss 'hl_gauss' needs rl.critic.sigma > 0 (bin widths).")
+    _check_correction(rl)
+    if rl.advantage == "no_reward" and rl.kl.coefficient != 0 and rl.kl.where == "reward":
+        raise ConfigError("rl.kl.where='reward' does nothing with rl.advantage='no_reward': use 'loss' or 'advantage'.")
+    if rl.objective == "none":
+        if rl.kl.coefficient != 0 and rl.kl.where != "loss":
+            raise ConfigError(f"rl.kl.where='{rl.kl.where}' does nothing with rl.objective='none': use 'loss'.")
+        if needs_teacher(rl) and rl.distill.loss == "sampled":
+            raise ConfigError("rl.distill.loss='sampled' is an advantage, which rl.objective='none' does not read.")
+    if rl.positive_nll.coefficient != 0 and rl.replay.per_step > 0 and rl.replay.use == "nll":
+        raise ConfigError("rl.positive_nll and rl.replay.use='nll' would share one mean over tokens: use one of them.")
     if needs_teacher(rl):
         _check_distill(rl)
     if rl.staleness < 0:
         raise ConfigError(f"rl.staleness must be 0 (on-policy) or more steps, got {rl.staleness}.")
     if rl.updates_per_step < 1 or rl.epochs < 1:
         raise ConfigError("rl.updates_per_step and rl.epochs must be at least 1.")
+
+
+def _check_correction(rl: RLConfig) -> None:
+    choice = rl.correction
+    if choice.name not in _IMPORTANCE:
+        if choice.veto or choice.normalise:
+            raise ConfigError(
+                f"rl.correction.veto and .normalise do nothing with rl.correction.name='{choice.name}': they need "
+                f"{' or '.join(_IMPORTANCE)}."
+            )
+        return
+    if rl.advantage in WITH_OLD:
+        raise ConfigError(
+            f"rl.advantage='{rl.advantage}' holds importance weights already: rl.correction.name must be none or opsm."
+        )
+    if rl.objective == "gspo" and choice.name == "mask":
+        raise ConfigError(
+            "rl.correction.name='mask' would take tokens out of the sequences that rl.objective='gspo' averages over: "
+            "use 'truncate'."
+        )
 
 
 def _check_distill(rl: RLConfig) -> None:
@@ -142,6 +175,11 @@ def _check_distill(rl: RLConfig) -> None:
     if rl.drop_zero_signal and rl.advantage not in TOKEN_ADVANTAGES:
         raise ConfigError(
             "rl.distill needs rl.drop_zero_signal=False: where rewards are equal the teacher still judges."
+        )
+    if rl.refill.max_rounds > 1 or rl.keep_groups_frac < 1:
+        raise ConfigError(
+            "rl.distill needs rl.refill.max_rounds=1 and rl.keep_groups_frac=1: groups that these leave out could be "
+            "distilled too."
         )
     if needs_support(rl) and given.top_k < 1:
         raise ConfigError(f"rl.distill.top_k must be at least 1, got {given.top_k}.")

@@ -79,7 +79,7 @@ PUBLISHED: dict[str, Published] = {
     "rloo": Published(
         "Back to Basics, arXiv 2402.14740",
         _GRPO | {"advantage": "leave_one_out", "objective": "reinforce", "kl.coefficient": 0.05, "kl.estimator": "k1",
-                 "kl.where": "reward"},
+                 "kl.where": "reward", "aggregation": "constant"},  # an attempt is one action: a sum over its tokens
     ),
     "reinforce_pp": Published(
         "REINFORCE++, arXiv 2501.03262",

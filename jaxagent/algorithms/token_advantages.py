@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxagent.algorithms.gae import gae
-from jaxagent.algorithms.turn_gae import bilevel_gae, turn_gae, vtrace
+from jaxagent.algorithms.turn_gae import bilevel_gae, turn_gae, turn_vtrace, vtrace
 from jaxagent.config import CriticConfig
 
 
@@ -78,14 +78,20 @@ def off_policy(path: Path, critic: CriticConfig) -> Estimate:
     return Estimate(*vtrace(*path[:3], path.log_rho, critic.gamma, critic.lam), path.mask)
 
 
+def off_policy_turns(path: Path, critic: CriticConfig) -> Estimate:
+    """V-trace whose step is a turn (`turn_gae.turn_vtrace`)."""
+    return Estimate(*turn_vtrace(*path, critic.turn_gamma, critic.lam))
+
+
 TOKEN_ADVANTAGES: dict[str, Callable[[Path, CriticConfig], Estimate]] = {
     "gae": token_gae,
     "gae_adaptive": adaptive_gae,
     "gae_turns": over_turns,
     "gae_bilevel": bilevel,
     "vtrace": off_policy,
+    "vtrace_turns": off_policy_turns,
     "return": discounted_return,
 }
 
 WITHOUT_CRITIC = ("return",)  # all others read values
-WITH_OLD = ("vtrace",)  # read log_rho
+WITH_OLD = ("vtrace", "vtrace_turns")  # read log_rho

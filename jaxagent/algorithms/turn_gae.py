@@ -25,29 +25,51 @@ def turn_gae(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """GAE whose time step is a turn: delta_k = R_k + gamma V_{k+1} - V_k, A_k = delta_k + gamma lam A_{k+1}.
 
-    R_k is the sum of the turn's token rewards and V_k the value of the state in which its first token was sampled.
-    Every token of the turn has A_k; the critic learns at first tokens alone, where its value was read.
+    `turn_vtrace` of samples that are the policy's own; arguments and results are described there.
+    """
+    return turn_vtrace(rewards, values, mask, turns, jnp.zeros_like(rewards), gamma, lam)
+
+
+def turn_vtrace(
+    rewards: jax.Array,
+    values: jax.Array,
+    mask: jax.Array,
+    turns: jax.Array,
+    log_rho: jax.Array,
+    gamma: float,
+    lam: float,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """V-trace (see `vtrace`) whose time step is a turn, for a critic of turns.
+
+    R_k is the sum of the turn's token rewards, V_k the value of the state in which its first token was sampled, and
+    rho_k the product of its tokens' ratios: the turn's own. Every token of the turn has A_k; the critic learns at
+    first tokens alone, where its value was read.
 
     Args:
       rewards, values: f32[T].
       mask: bool[T] action tokens.
       turns: i32[T] turn numbers, not negative.
+      log_rho: f32[T].
       gamma, lam: per turn.
 
     Returns:
-      advantages f32[T], returns f32[T] (A_k + V_k) and bool[T] where they are a target for the critic: first tokens.
+      advantages f32[T], returns f32[T] (V_k + e_k) and bool[T] where they are a target for the critic: first tokens.
     """
     rewards, values = jnp.where(mask, rewards, 0.0), jnp.where(mask, values, 0.0)
+    log_rho = jnp.where(mask, log_rho, 0.0)
     starts = turn_starts(mask, turns)
 
     def back(carry: tuple, token: tuple) -> tuple:
-        collected, next_value, next_advantage = carry
-        reward, value, start = token
-        collected = collected + reward
-        advantage = collected + gamma * next_value - value + gamma * lam * next_advantage
-        new = (jnp.zeros_like(collected), value, advantage)
-        carry = jax.tree.map(lambda a, b: jnp.where(start, a, b), new, (collected, next_value, next_advantage))
-        return carry, jnp.where(start, advantage, 0.0)
+        collected, collected_rho, next_value, next_error = carry
+        reward, value, log_ratio, start = token
+        collected, collected_rho = collected + reward, collected_rho + log_ratio
+        weight = jnp.exp(jnp.minimum(collected_rho, 0.0))
+        error = weight * (collected + gamma * next_value - value) + gamma * lam * weight * next_error
+        advantage = weight * (collected + gamma * (next_value + lam * next_error) - value)
+        before = (collected, collected_rho, next_value, next_error)
+        new = (jnp.zeros_like(collected), jnp.zeros_like(collected_rho), value, error)
+        carry = jax.tree.map(lambda a, b: jnp.where(start, a, b), new, before)
+        return carry, (jnp.where(start, advantage, 0.0), jnp.where(start, value + error, 0.0))
 
     def spread(current: jax.Array, token: tuple) -> tuple:
         advantage, start, is_action = token
@@ -55,9 +77,9 @@ def turn_gae(
         return current, jnp.where(is_action, current, 0.0)
 
     zero = jnp.zeros((), values.dtype)
-    _, at_starts = jax.lax.scan(back, (zero, zero, zero), (rewards, values, starts), reverse=True)
+    _, (at_starts, returns) = jax.lax.scan(back, (zero,) * 4, (rewards, values, log_rho, starts), reverse=True)
     _, advantages = jax.lax.scan(spread, zero, (at_starts, starts, mask))
-    return advantages, jnp.where(starts, advantages + values, 0.0), starts
+    return advantages, returns, starts
 
 
 def bilevel_gae(

@@ -160,7 +160,8 @@ def policy_loss(
         "clipped": jnp.sum(jnp.where(policy, clipped, 0.0)),
         "entropy": jnp.sum(jnp.where(policy, entropy, 0.0)),
         "kl": jnp.sum(jnp.where(kl, divergence, 0.0)),
-        "kl_behaviour": jnp.sum(jnp.where(policy, kl_estimate(on_policy, behaviour, "k3"), 0.0)),
+        # Of the sampler to the policy: k3 is unbiased for samples of its first argument, and these are the sampler's.
+        "kl_behaviour": jnp.sum(jnp.where(policy, kl_estimate(behaviour, on_policy, "k3"), 0.0)),
         "nll": -jnp.sum(jnp.where(ce, logprobs, 0.0)),
         "gap": jnp.sum(jnp.abs(gap)),
         "ratios_below": jnp.sum(below, axis=(0, 1)),

@@ -8,7 +8,8 @@ They are of another policy, and so never in an on-policy group. A use is
 
   nll     their negative log-likelihood, a mean over their tokens, times `coefficient`
   policy  the policy objective with the advantage that they had in their own group, times `coefficient` and the
-          importance weights of `rl.correction`, from the policy that sampled them to the one before this step
+          importance weights of `rl.correction`, from the policy that sampled them to the one before this step;
+          attempts without an advantage (their group was solved throughout, or hindsight made them) are not kept
 
 NumPy only. The buffer forgets its oldest attempts first, and is saved whole with the checkpoint.
 """
@@ -79,7 +80,7 @@ class ReplayBuffer:
         ]
         for episode, worth in [*found, *((episode, 0.0) for episode in relabelled)]:
             trajectories = tuple(t for t in episode.trajectories if action_mask(t).any())
-            if trajectories:
+            if trajectories and (worth or self._cfg.use == "nll"):
                 self._kept.append(Success(episode.task.id, step, float(episode.reward), worth, trajectories))
         self._kept = self._kept[-self._cfg.capacity :]
 

@@ -75,6 +75,12 @@ def _check_replay(rl: RLConfig) -> None:
             "rl.replay.use='policy' needs rl.correction.name of 'truncate' or 'mask', since past attempts are another "
             f"policy's, and rl.advantage from groups ({', '.join(GROUP_ADVANTAGES)}); else use 'nll'."
         )
+    changed = rl.whiten_advantages or rl.multi_trajectory != "full" or (rl.kl.coefficient and rl.kl.where != "loss")
+    if cfg.use == "policy" and (changed or rl.advantage == "no_reward"):
+        raise ConfigError(
+            "rl.replay.use='policy' keeps the advantage that rewards give in a group: it needs rl.whiten_advantages="
+            "False, rl.multi_trajectory='full', rl.kl.where='loss' and an advantage other than 'no_reward'."
+        )
 
 
 def _require(fine: bool, field: str, must: str, value: object) -> None:

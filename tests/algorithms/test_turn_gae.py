@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import chex
 import jax
@@ -43,6 +44,9 @@ class ByHand(chex.TestCase, parameterized.TestCase):
         # rho_bar .5, 1, .25. Errors: .25 * .4 = .1; .4 + .25 * .1 = .425; .5 * (.2 - .2) + .25 * .5 * .425 = .053125.
         # A: .1; .5 + .5 * (.6 + .05) - .4 = .425; .5 * (.5 * (.4 + .2125) - .2) = .053125
         ("vtrace", [0.053125, 0.425, 0.1], [0.253125, 0.825, 0.7], [1, 1, 1]),
+        # rho_bar of turns: min(1, .5 * 2) = 1 and .25. Turn 2: .25 * (1 - .6) = .1 is A and error. Turn 1, rho_bar 1:
+        # error .5 + .9 * .6 - .2 + .45 * .1 = .885; A = .5 + .9 * (.6 + .05) - .2 = .885. Returns: .2 + .885; .6 + .1.
+        ("vtrace_turns", [0.885, 0.885, 0.1], [1.085, 0, 0.7], [1, 0, 1]),
         # Discounted sums of rewards alone: 1; .5 + .5 = 1; .5
         ("return", [0.5, 1.0, 1.0], [0.5, 1.0, 1.0], [1, 1, 1]),
     )
@@ -55,7 +59,7 @@ class ByHand(chex.TestCase, parameterized.TestCase):
             assert not np.any(np.asarray(found)[~MASK])
 
 
-NAMES = ("gae", "gae_turns", "gae_bilevel", "gae_adaptive", "vtrace")
+NAMES = ("gae", "gae_turns", "gae_bilevel", "gae_adaptive", "vtrace", "vtrace_turns")
 T = 12
 
 
@@ -97,9 +101,21 @@ def by_loops(name, r, v, turns, rho):
             inside = [r[t] + g * v[t + 1] - v[t] for t in range(i, j)] + [a]
             advantages[i : j + 1] = sums(inside, g * lam)
         return advantages, [a + x for a, x in zip(advantages, v, strict=True)]
+    if name == "vtrace_turns":  # the same definition, each turn one step
+        pairs = list(zip(first, last, strict=True))
+        totals, ratios = [sum(r[i : j + 1]) for i, j in pairs], [math.prod(rho[i : j + 1]) for i, j in pairs]
+        over, targets = vtrace_by_definition(totals, [v[i] for i in first], ratios, turn_g, lam)
+        turn_of = np.cumsum([i in first for i in range(n)]) - 1
+        return [over[k] for k in turn_of], [targets[turn_of[i]] if i in first else 0.0 for i in range(n)]
+    return vtrace_by_definition(r, v, rho, g, lam)
+
+
+def vtrace_by_definition(r, v, rho, g, lam):
+    """V_s + sum over t of gamma^(t-s) (prod of c) delta_t, and A with the lambda-mixed bootstrap."""
+    n, v_next = len(r), [*v[1:], 0.0]
     bar = [min(1.0, x) for x in rho]
     targets = list(v)
-    for t in range(n):  # the definition: V_s + sum over t of gamma^(t-s) (prod of c) delta_t
+    for t in range(n):
         product = 1.0
         for k in range(t, n):
             targets[t] += g ** (k - t) * product * bar[k] * (r[k] + g * v_next[k] - v[k])

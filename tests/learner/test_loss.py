@@ -189,12 +189,21 @@ def test_metrics_are_exact_over_tokens_and_add_up_over_micro_batches():
     stopped = np.where(advantages > 0, ratio > 1.28, ratio < 0.8)
     assert 0 < stopped.mean() < 1
     np.testing.assert_allclose(metrics["policy/clip_frac"], stopped.mean(), rtol=1e-6)
-    np.testing.assert_allclose(metrics["policy/kl_behaviour"], np.mean(np.exp(-gap) - 1 + gap), rtol=1e-5)
+    np.testing.assert_allclose(metrics["policy/kl_behaviour"], np.mean(np.exp(gap) - 1 - gap), rtol=1e-5)
     kl = join(lambda b, lp, h: b.kl_weights) > 0
     d = join(lambda b, lp, h: lp - b.reference_logprobs)[kl]
     np.testing.assert_allclose(metrics["policy/kl_reference"], np.mean(np.exp(-d) - 1 + d), rtol=1e-5)
     total = sum(reference_loss(lp, h, b) for b, lp, h in parts)
     np.testing.assert_allclose(metrics["loss/total"], total, rtol=1e-5)
+
+
+def test_the_divergence_from_the_sampler_is_that_of_its_samples():
+    """Drawn half and half by the sampler, (.9, .1) under the policy: KL(sampler || policy) = .5 log(.25 / .09)."""
+    batch, _, entropy = random_batch(np.random.default_rng(4), 2, 8, 1.0)
+    batch = batch.replace(behaviour_logprobs=np.full((2, 8), np.log(0.5), np.float32))
+    logprobs = jnp.log(jnp.tile(jnp.array([0.9, 0.1]), (2, 4)))
+    _, tally = losses.policy_loss(logprobs, jnp.asarray(entropy), batch, OBJECTIVE)
+    assert losses.policy_metrics(tally)["policy/kl_behaviour"] == pytest.approx(0.5 * np.log(0.25 / 0.09), rel=1e-5)
 
 
 @pytest.mark.parametrize("spread", [1e-6, 0.01, 0.3])
