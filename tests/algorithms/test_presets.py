@@ -198,6 +198,24 @@ def test_most_targets(rl):
     assert presets.most_targets(rl(echo=ECHO | dict(max_tokens=64)), 36, 256) == 100
 
 
+TRUNCATE = dict(name="truncate", low=0.0, high=2.0)
+IN_REWARD = dict(coefficient=0.1, where="reward")
+TEACHER = dict(coefficient=1.0, teacher="runs/x/policy", loss="sampled")
+
+
+def test_distillation_alone_keeps_the_pull_to_the_reference(rl, make_group):
+    """KL in the reward, which the stage does not have, goes into the advantage: it is not lost."""
+    given = rl(kl=dict(coefficient=0.05, where="reward", estimator="k1"), distill=TEACHER)
+    alone = presets.distillation_alone(given, config.OPDConfig(steps=1, coefficient=1.0))
+    presets.check(alone)
+    group = make_group(("pa", 1.0), ("pa", 0.0))  # behaviour log-prob -1
+    teacher = [Scores(np.array([0.0, -1.0], np.float32), None, None)] * 2
+    reference = [np.array([0.0, -3.0], np.float32)] * 2
+    made, _ = presets.streams([group], alone, 0.0, reference=reference, teacher=teacher)
+    for s in made:  # the teacher agrees, the reference finds it less likely by 2 nats
+        np.testing.assert_allclose(s.advantages, [0, -0.05 * 2], rtol=1e-6)
+
+
 def test_check_refuses_what_cannot_mean_anything(rl):
     presets.check(rl())
     for changes, message in (
@@ -208,6 +226,17 @@ def test_check_refuses_what_cannot_mean_anything(rl):
         (dict(objective="gpso"), r"rl\.objective .* Did you mean 'gspo'"),
         (dict(aggregation="mean"), r"rl\.aggregation .* Did you mean"),
         (dict(kl=dict(estimator="k4")), r"rl\.kl\.estimator .* Did you mean 'k"),
+        (dict(advantage="vtrace", correction=TRUNCATE), "holds importance weights already"),
+        (dict(advantage="vtrace_turns", correction=TRUNCATE), "holds importance weights already"),
+        (dict(objective="gspo", correction=TRUNCATE | dict(name="mask")), "take tokens out of the sequences"),
+        (dict(correction=dict(name="opsm", veto=1e-4)), "veto and .normalise do nothing with .*'opsm'"),
+        (dict(correction=dict(name="none", normalise=True)), "veto and .normalise do nothing with .*'none'"),
+        (dict(advantage="no_reward", kl=IN_REWARD), "kl.where='reward' does nothing with rl.advantage='no_reward'"),
+        (dict(objective="none", kl=IN_REWARD), "kl.where='reward' does nothing with rl.objective='none'"),
+        (dict(objective="none", distill=TEACHER), "loss='sampled' is an advantage"),
+        (dict(distill=TEACHER, drop_zero_signal=False, refill=dict(max_rounds=2)), "refill.max_rounds=1"),
+        (dict(distill=TEACHER, drop_zero_signal=False, keep_groups_frac=0.5), "keep_groups_frac=1"),
+        (dict(positive_nll=dict(coefficient=0.1), replay=dict(per_step=2, use="nll")), "use one of them"),
     ):
         with pytest.raises(ConfigError, match=message):
             presets.check(rl(**changes))
