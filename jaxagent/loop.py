@@ -42,6 +42,7 @@ from jaxagent.types import Group
 
 EXACT_TILE_ROWS = 64
 OPD, RL = "opd", "rl"
+OUTDATED = "OUTDATED"  # a file in <workdir>/policy: the run has gone on since it was exported
 
 
 def run(cfg: Config) -> dict[str, Any]:
@@ -56,9 +57,12 @@ def run(cfg: Config) -> dict[str, Any]:
     with Progress() as progress, open_parts(cfg, progress.note) as parts, open_run(cfg, progress) as saved:
         stages = left(saved)
         policy_folder = Path(cfg.workdir) / "policy"
-        if not stages and (policy_folder / "config.json").exists():
+        outdated = policy_folder / OUTDATED
+        if not stages and (policy_folder / "config.json").exists() and not outdated.exists():
             return saved.finish(summary(saved))  # the same command after the end; more steps would go on
         stages = stages or cfg.stages[-1:]  # killed while it was exporting
+        if policy_folder.is_dir():
+            outdated.touch()  # an export of fewer steps, until this one's
         for stage in stages:
             STAGES[stage].check(parts)
         # LoRA adapters that an earlier process began.
@@ -71,6 +75,7 @@ def run(cfg: Config) -> dict[str, Any]:
                 params = STAGES[stage].run(parts, saved, driver, params)
                 saved.host = {}  # the next stage begins at its own step 0
         parts.export(params, policy_folder)
+        outdated.unlink(missing_ok=True)
         return saved.finish(summary(saved))
 
 
@@ -103,6 +108,12 @@ def check(cfg: Config) -> None:
     strategies.check(cfg.rl)
     if OPD in cfg.stages:
         check_opd(cfg)
+    with_adapters = [at for at, stage in enumerate(cfg.stages) if stage in (OPD, RL)]
+    if cfg.model.lora.rank and with_adapters and with_adapters[0] < len(cfg.stages) - 1:
+        raise ConfigError(
+            f"config.stages: with model.lora '{cfg.stages[with_adapters[0]]}' must be the last stage, since those "
+            "after it would train the merged policy in full. Start another run with model.path set to this policy."
+        )
     check_context(cfg.rl.batch, cfg.env.context_tokens)
     if cfg.numerics == "exact" and cfg.engine.tile_rows < EXACT_TILE_ROWS:
         raise ConfigError(
@@ -265,8 +276,10 @@ def learn(
         metrics |= {"replay/used": float(len(past)), "replay/scored": float(counts)}
     updates: list[dict[str, float]] = []
     for part in presets.mini_batches(streams, rl, (parts.cfg.seed, step)):
+        if not (batches := programs.pack(part)):
+            continue  # nothing in it to learn: no signal, and no observation either
         train_policy = programs.values is None or step * rl.updates_per_step * rl.epochs >= rl.critic.warmup_updates
-        state, of_update = programs.update(state, programs.pack(part), train_policy, at, programs.teacher)
+        state, of_update = programs.update(state, batches, train_policy, at, programs.teacher)
         updates.append(of_update)
     return state, metrics | merge(updates)
 

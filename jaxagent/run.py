@@ -24,8 +24,8 @@ from jaxagent.learner.state import TrainState
 from jaxagent.observe import report
 from jaxagent.observe.compiles import CompileCounter
 from jaxagent.observe.episodes import episode_record
-from jaxagent.observe.files import CONFIG_FILE, EPISODES_FILE, EPISODES_FOLDER, SUMMARY_FILE
-from jaxagent.observe.jsonl import JsonlLog
+from jaxagent.observe.files import CONFIG_FILE, EPISODES_FILE, EPISODES_FOLDER, LOCK_FILE, SUMMARY_FILE
+from jaxagent.observe.jsonl import JsonlLog, lock
 from jaxagent.observe.metrics import MetricsWriter
 from jaxagent.observe.progress import Progress
 from jaxagent.types import Episode
@@ -180,9 +180,19 @@ class Run:
 
 @contextlib.contextmanager
 def open_run(cfg: Config, progress: Progress) -> Iterator[Run]:
-    """Opens the workdir, continuing what is there, and listens for SIGTERM."""
-    Path(cfg.workdir).mkdir(parents=True, exist_ok=True)
-    with CompileCounter() as compiles, Checkpointer(Path(cfg.workdir) / "checkpoints", cfg.checkpoint.keep) as saved:
+    """Opens the workdir, continuing what is there, and listens for SIGTERM.
+
+    Raises:
+      ConfigError: another process trains in it.
+    """
+    workdir = Path(cfg.workdir)
+    workdir.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        # First of all: opening the checkpoints removes what another process may be writing there.
+        alone = stack.enter_context(open(workdir / LOCK_FILE, "ab"))
+        lock(alone.fileno(), workdir)
+        compiles = stack.enter_context(CompileCounter())
+        saved = stack.enter_context(Checkpointer(workdir / "checkpoints", cfg.checkpoint.keep))
         run = Run(cfg, saved, progress, compiles)
         before = signal.signal(signal.SIGTERM, run.on_sigterm) if _main_thread() else None
         try:

@@ -1,9 +1,11 @@
 """The whole loop, end to end, on a run of seconds: what it writes, how it is killed and continued, how it shards."""
 
+import dataclasses
 import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import time
 import typing
@@ -106,6 +108,25 @@ def test_the_same_command_again_does_nothing(finished):
     before = (finished / "metrics.jsonl").read_bytes()
     assert cli.main(tiny_run.argv(finished)) == 0
     assert (finished / "metrics.jsonl").read_bytes() == before
+
+
+def test_an_export_that_the_run_has_outgrown_is_made_again(finished, tmp_path, monkeypatch):
+    """Ended between more training and its export: the same command must not take the older policy for the new one."""
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    exported = (run / "policy/config.json").stat().st_mtime_ns
+
+    def ended(*_):
+        raise SystemExit(143)
+
+    with monkeypatch.context() as patched:
+        patched.setitem(loop.STAGES, "rl", dataclasses.replace(loop.STAGES["rl"], run=ended))
+        with pytest.raises(SystemExit):
+            loop.run(flags.parse_argv(tiny_run.argv(run, "--config.rl.steps=5")).config)
+    assert (run / "policy" / loop.OUTDATED).exists()
+    assert cli.main(tiny_run.argv(run)) == 0  # every step is in the newest bundle
+    assert not (run / "policy" / loop.OUTDATED).exists()
+    assert (run / "policy/config.json").stat().st_mtime_ns > exported
 
 
 def test_a_checkpoint_of_another_shape_is_refused(finished, capsys):

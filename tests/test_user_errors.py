@@ -1,5 +1,6 @@
 """Bad input reaches the user as one clear line and exit code 2, before any training."""
 
+import fcntl
 import json
 import pathlib
 
@@ -49,6 +50,21 @@ def test_malformed_demonstration(tmp_path, capsys):
 
 def test_a_stage_is_run_once(tmp_path, capsys):
     assert "names 'rl' twice" in refused(capsys, tmp_path / "run", "--config.stages=rl,warm_start,rl")
+
+
+def test_adapters_are_trained_last(tmp_path, capsys):
+    flags = ("--config.stages=warm_start,rl,rft", "--config.model.lora.rank=2")
+    assert "'rl' must be the last stage" in refused(capsys, tmp_path / "run", *flags)
+
+
+def test_a_second_process_on_one_workdir_changes_nothing(tmp_path, capsys):
+    """Least of all what the first is writing just now: a bundle without its final name."""
+    half = tmp_path / "run/checkpoints/5.orbax-checkpoint-tmp-1"
+    half.mkdir(parents=True)
+    with open(tmp_path / "run/.lock", "ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert "is being written by another process" in refused(capsys, tmp_path / "run")
+    assert half.is_dir()
 
 
 def test_missing_corpus(tmp_path, capsys):

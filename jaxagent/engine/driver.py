@@ -181,6 +181,11 @@ class Driver:
 
     # ---------------------------------------------------------------- coroutines
 
+    def check(self) -> None:
+        """Raises EngineError where generation has failed, or the driver is stopped. Any thread."""
+        with self._work:
+            self._check()
+
     async def open(self, task_id: str, sample: int, group_size: int = 1, domain: str = "") -> Session:
         """A new sequence: attempt `sample` at a task. It costs nothing until its first turn.
 
@@ -306,7 +311,7 @@ class Driver:
                 executor.warm_up()
                 scheduler = Scheduler(executor, self._context, self._stops)
                 with self._work:
-                    self._slots = executor.sizes.all_slots
+                    self._slots = executor.sizes.usable * executor.sizes.shards
                     self._ready = True
                     self._work.notify_all()
                 while self._step(executor, scheduler):
@@ -325,10 +330,10 @@ class Driver:
                 return False
             arrived, self._queue = self._queue, []
             gone, self._gone = self._gone, []
+            self._held_requests = [*scheduler.requests, *arrived]  # first: whoever waits is told of what fails below
             if self._weights is not None:
                 self._take_weights(executor)
                 scheduler.forget(self._cfg.kv_on_update == "recompute")
-            self._held_requests = [*scheduler.requests, *arrived]
         if gone:
             scheduler.drop(gone)
         scheduler.submit(arrived)

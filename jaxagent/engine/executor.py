@@ -33,6 +33,7 @@ class Sizes:
 
     shards: int  # data * fsdp: each has its own slots and pages
     slots: int  # per shard, whole tiles
+    usable: int  # of them, as many as the config has: the rest is padding
     tile_rows: int  # per shard
     decode_tiles: tuple[int, ...]  # rows of a decode tile, per shard: the smallest that holds all who are active
     share: int  # rows of prefill that belong to one sequence and read its pages together
@@ -70,6 +71,7 @@ class Sizes:
         return cls(
             shards=shards,
             slots=-(-cfg.slots // shards // tile) * tile,
+            usable=cfg.slots // shards,
             tile_rows=tile,
             decode_tiles=(tile,) if exact or kernels.platform() != "cpu" else (*small, tile),
             share=1 if exact or kernels.on_gpu() else math.gcd(tile, _SHARE),

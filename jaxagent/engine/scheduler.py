@@ -4,8 +4,8 @@ Between two dispatches the driver lets it admit what waits, in the order of `pri
 pages for its context; what the prefix tree holds of it is shared or copied, the rest is prefilled, at most
 `Sizes.prefill_rows` tokens per shard and round, so that a long prompt does not stall those who generate. Pages for
 new tokens are taken dispatch by dispatch. When there are none, idle prefixes are evicted, then sessions lose theirs:
-those whose environment works, those that wait, from the end of the queue, and last the youngest that generates, never
-one older than who asks. Whoever lost pages is prefilled again when its turn comes and goes on as if nothing had
+those whose environment works, those that wait, from the end of the queue, and last the youngest with a slot, never one
+older than who asks. Whoever lost pages is prefilled again when its turn comes and goes on as if nothing had
 happened: randomness is keyed by position, so its tokens are the same. The oldest that generates can always go on, since
 one sequence fits, and where nobody generates the first of the queue gets in: no deadlock.
 
@@ -50,7 +50,7 @@ class Scheduler:
         self.stats: collections.Counter[str] = collections.Counter()
         self._tables = np.zeros((sizes.all_slots, sizes.table), np.int32)
         self._free_slots = [
-            list(range(shard * sizes.slots, (shard + 1) * sizes.slots)) for shard in range(sizes.shards)
+            list(range(shard * sizes.slots, shard * sizes.slots + sizes.usable)) for shard in range(sizes.shards)
         ]  # heaps: low slots first, so that those in use fill few tiles
         self._waiting: list[Request] = []  # in the order of the last look, new ones at the end
         self._served: dict[str, int] = {}  # domain -> `_admissions` when it was last served
@@ -210,7 +210,7 @@ class Scheduler:
         """Takes the pages of one session of the shard; False if there is none to take from.
 
         Whoever waits takes from those behind it in the queue; whoever generates takes from all who wait, old as they
-        may be, and from younger ones that generate.
+        may be, and from younger ones that have a slot.
         """
         generating = asking.slot >= 0
         # Not `session.request`, which other threads change.
@@ -219,7 +219,7 @@ class Scheduler:
         behind = self._waiting if generating else self._waiting[self._waiting.index(asking) + 1 :]
         place = {r.session: at for at, r in enumerate(behind)}
         queued = [s for s in others if s in place]
-        running = {r.session for r in self.ledger.requests if r is not None} if generating else set()
+        running = {r.session for r in self.requests if r.slot >= 0} if generating else set()  # prefilling ones too
         younger = [s for s in others if s in running and s.number > asking.session.number]
         if idle := [s for s in others if s not in busy]:
             self._preempt(max(idle, key=lambda s: s.number))
@@ -355,7 +355,8 @@ class Scheduler:
             store.check()
         held = [r.slot for r in self.requests if r.slot >= 0]
         slots = sorted([*held, *itertools.chain(*self._free_slots)])
-        assert slots == list(range(self._sizes.all_slots)), "a slot is lost or used twice"
+        first = (shard * self._sizes.slots for shard in range(self._sizes.shards))
+        assert slots == [s + i for s in first for i in range(self._sizes.usable)], "a slot is lost or used twice"
         listed = sum(store.used_pages for store in self.stores)
         assert listed == len({(s.shard, p) for s in self._holders for p in s.pages.pages}), "pages without a session"
 

@@ -8,9 +8,10 @@
     GET /v1/tokenizer, GET /health, GET /metrics (Prometheus text)
 
 Choices carry `text`, `token_ids`, `logprobs` (of the distribution sampled), `finish_reason` and where the time went;
-with "stream" they come as server-sent events, a few tokens each. The same seed and prompt give the same tokens whatever
-else is served. A stop string's text stays in the output, as the engine generated it. Users get equal shares of the
-slots; when more than --max_waiting choices wait for one, the answer is 429.
+with "stream" they come as server-sent events, a few tokens each. With --exact the same seed and prompt give the same
+tokens whatever else is served; without, shapes follow the load, and a draw may fall the other way in the last bits. A
+stop string's text stays in the output, as the engine generated it. Users get equal shares of the slots; when more than
+--max_waiting choices wait for one, the answer is 429. /health says 503 when generation has failed for good.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import codecs
 import contextlib
 import hashlib
 import json
+import math
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
@@ -88,7 +90,7 @@ class Completions:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         try:
-            body = _checked(await request.text())
+            body = _checked(await request.text(), self._tokenizer.vocab_size)
             prompt = self._prompt(body["prompt"])
             if body.get("stream"):
                 return await self._stream(request, body, prompt)
@@ -204,6 +206,10 @@ class Completions:
         return web.json_response(told)
 
     async def _health(self, request: web.Request) -> web.Response:
+        try:
+            self._driver.check()
+        except EngineError as failure:
+            return web.json_response({"status": "failed", "error": str(failure)}, status=503)
         return web.json_response({"status": "ok"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
@@ -212,10 +218,10 @@ class Completions:
         return web.Response(text="\n".join(lines) + "\n")
 
 
-def _checked(text: str) -> dict[str, Any]:
+def _checked(text: str, vocab_size: int) -> dict[str, Any]:
     try:
         body = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"not JSON: {error}") from None
     if not isinstance(body, dict) or "prompt" not in body:
         raise BadRequest("the body must be an object with a 'prompt'")
@@ -226,9 +232,16 @@ def _checked(text: str) -> dict[str, Any]:
             raise BadRequest(f"'{name}' must be {' or '.join(t.__name__ for t in FIELDS[name])}")
     if body.get("max_tokens", 1) < 1 or not 1 <= body.get("n", 1) <= MAX_CHOICES:
         raise BadRequest(f"'max_tokens' must be positive and 'n' from 1 to {MAX_CHOICES}")
-    sampling = _sampling(body)
-    if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0 or not 0 <= sampling.min_p <= 1:
-        raise BadRequest("temperature >= 0, 0 < top_p <= 1, top_k >= 0 and 0 <= min_p <= 1 must hold")
+    try:
+        sampling = _sampling(body)
+    except OverflowError:
+        raise BadRequest("a number is too large") from None
+    # Written so that NaN fails.
+    fine = 0 <= sampling.temperature < math.inf and 0 < sampling.top_p <= 1 and 0 <= sampling.min_p <= 1
+    if not fine or not 0 <= sampling.top_k <= vocab_size:
+        raise BadRequest(
+            f"temperature >= 0, 0 < top_p <= 1, 0 <= top_k <= {vocab_size} and 0 <= min_p <= 1 must hold, all finite"
+        )
     return body
 
 
@@ -282,7 +295,18 @@ def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer, dict[st
         print(f"int8: log-probs differ by {gap.mean:.4f} on average, {gap.max:.4f} at most", file=sys.stderr)
     eos_ids, waiting = tokenizer.eos_ids, options.max_waiting
     driver = Driver(
-        language_model, weights, 0, stops, eos_ids, cfg, options.context, mesh, 0, True, False, max_waiting=waiting
+        language_model,
+        weights,
+        0,
+        stops,
+        eos_ids,
+        cfg,
+        options.context,
+        mesh,
+        0,
+        True,
+        options.exact,
+        max_waiting=waiting,
     )
     return driver, tokenizer, gauges
 
@@ -312,6 +336,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prefill_tokens", type=int, default=2048, help="prefilled between two dispatches, at most")
     parser.add_argument("--steps_per_dispatch", type=int, default=8, help="tokens per slot and dispatch")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of weights and cache")
+    parser.add_argument("--exact", action="store_true", help="tokens that do not depend on what else is served; slower")
     parser.add_argument("--int8", action="store_true", help="matrices in 8 bits; how far off they are is measured")
     parser.add_argument("--tensor", type=int, default=1, help="devices over which heads are split")
     parser.add_argument("--timeout_s", type=float, default=600.0, help="longest time for one request")

@@ -166,7 +166,7 @@ def check_teacher(cfg: Config, tokenizer: Tokenizer) -> None:
     if not presets.needs_teacher(cfg.rl):
         return
     if is_address(cfg.rl.distill.teacher):
-        _http(cfg).check(tokenizer)
+        _http(cfg).check(tokenizer, cfg.env.context_tokens)
         return
     path = Path(cfg.rl.distill.teacher)
     if not path.is_dir():

@@ -43,17 +43,24 @@ class HttpTeacher:
         self._url, self._timeout_s, self._retries = url.rstrip("/"), timeout_s, retries
         self._request_tokens = request_tokens
 
-    def check(self, tokenizer: Tokenizer) -> None:
-        """Raises ConfigError when the server does not answer or has another tokenizer."""
+    def check(self, tokenizer: Tokenizer, context_tokens: int) -> None:
+        """Raises ConfigError when the server does not answer, has another tokenizer or too short a context."""
         try:
             told = asyncio.run(self._ask_all([("GET", "/v1/tokenizer", None)]))[0]
             same = (told["vocab_size"], told["digest"]) == (tokenizer.vocab_size, tokenizer.digest())
-        except (TeacherError, KeyError, TypeError) as failure:
+            context = int(told["context"])
+        except (TeacherError, KeyError, TypeError, ValueError) as failure:
             raise ConfigError(f"rl.distill.teacher: {failure}") from failure
         if not same:
             raise ConfigError(
                 f"rl.distill.teacher '{self._url}' has another tokenizer ({told['vocab_size']} tokens) than the policy "
                 f"({tokenizer.vocab_size} tokens). Set tokenizer.path to the folder that the teacher is served from."
+            )
+
+        if context < context_tokens:
+            raise ConfigError(
+                f"rl.distill.teacher '{self._url}' takes {context} tokens, env.context_tokens is {context_tokens}: "
+                f"start it with --context={context_tokens}."
             )
 
     def score(

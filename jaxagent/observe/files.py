@@ -5,6 +5,7 @@ EPISODES_FOLDER = "episodes"  # logs of whole episodes for stages that learn fro
 EPISODES_FILE = "episodes.jsonl"  # some evaluation episodes, token by token; see episodes.py
 EVALUATIONS_FOLDER = "evaluations"  # a folder per evaluation by jaxagent.evaluate; see evaluation/run.py
 SUMMARY_FILE = "summary.json"  # the run in one dict, written when it ends
+LOCK_FILE = ".lock"  # held by the process that trains here
 CONFIG_FILE = "config.json"  # the parsed config, written when it starts
 REPORT_FILE = "report.html"  # made from the four above; see report.py
 TENSORBOARD_FOLDER = "tensorboard"

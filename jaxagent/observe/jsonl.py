@@ -36,7 +36,7 @@ class JsonlLog:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(self.path, "ab")  # noqa: SIM115  open for the life of this object
         try:
-            _lock(self._file.fileno(), self.path)
+            lock(self._file.fileno(), self.path)
             self.position, end = _end_of_record(self.path, position)
         except ConfigError:
             self._file.close()
@@ -71,7 +71,12 @@ def read(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
-def _lock(fd: int, path: pathlib.Path) -> None:
+def lock(fd: int, path: pathlib.Path) -> None:
+    """Holds `path`, open as `fd`, until that is closed or the process ends, however it ends.
+
+    Raises:
+      ConfigError: another process holds it.
+    """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -131,6 +131,6 @@ def check(parts: Parts, stage: Stage, episodes: str, training: OfflineConfig) ->
         raise ConfigError(f"{stage}.training.updates and {stage}.training.examples must be at least 1.")
     stages = parts.cfg.stages
     before = stages[: stages.index(stage)]
-    logs = "sample" in before or ("rl" in before and parts.cfg.log_episodes)
+    logs = "sample" in before or (parts.cfg.log_episodes and ("rl" in before or "opd" in before))
     if episodes or not logs:
         episode_log.read(episodes or Path(parts.cfg.workdir) / EPISODES_FOLDER)

@@ -41,6 +41,8 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
     cfg = parts.cfg.outcome_model
     episodes = dpo.distinct(offline.read_episodes(parts, saved, cfg.episodes).episodes)
     training, held_out = outcome.split(episodes, cfg.held_out_frac)
+    if not held_out:
+        raise ConfigError("outcome_model.held_out_frac leaves no task to measure with.")
     examples = _examples(training, cfg.loss, cfg.min_reward)
     packer = Packer(cfg.training.batch, programs.action_tokens(parts.cfg) + 1, parts.row_shards)
     optimizer = make_optimizer(cfg.training.optimizer, cfg.training.updates)
@@ -118,8 +120,6 @@ def _scores(score: Scorer, critic: Any, episodes: Sequence[Episode]) -> np.ndarr
 def _held_out(
     score: Scorer, critic: Any, training: Sequence[Episode], held_out: Sequence[Episode], loss: str, min_reward: float
 ) -> dict[str, float]:
-    if not held_out:
-        raise ConfigError("outcome_model.held_out_frac leaves no task to measure with.")
     labels = np.array([e.reward >= min_reward for e in held_out])
     threshold = 0.0
     if loss == "bradley_terry":

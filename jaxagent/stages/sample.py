@@ -43,6 +43,7 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
             chosen = tasks.take(cfg.tasks_per_step)
             deadline = deadline_s(parts, len(chosen) * cfg.attempts)
             groups = parts.workers.collect(chosen, cfg.attempts, attempt, deadline)
+            driver.check()  # else every attempt of a dead engine would count as sampled
             saved.log_episodes(SAMPLE, step, (e for group in groups for e in group.episodes))
             step += 1
             saved.record(SAMPLE, step, episode_metrics(groups) | {"time/step_s": time.monotonic() - started})

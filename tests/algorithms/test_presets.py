@@ -5,7 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from jaxagent import config
 from jaxagent.algorithms import presets
+from jaxagent.algorithms.distill import Scores
 from jaxagent.algorithms.rollout import action_mask
 from jaxagent.config import ConfigError
 from jaxagent.types import StopReason
@@ -209,7 +211,8 @@ def test_distillation_alone_keeps_the_pull_to_the_reference(rl, make_group):
     alone = presets.distillation_alone(given, config.OPDConfig(steps=1, coefficient=1.0))
     presets.check(alone)
     group = make_group(("pa", 1.0), ("pa", 0.0))  # behaviour log-prob -1
-    teacher = [Scores(np.array([0.0, -1.0], np.float32), None, None)] * 2
+    none = np.zeros((2, 1), np.float32)
+    teacher = [Scores(np.array([0.0, -1.0], np.float32), none.astype(np.int32), none, none)] * 2
     reference = [np.array([0.0, -3.0], np.float32)] * 2
     made, _ = presets.streams([group], alone, 0.0, reference=reference, teacher=teacher)
     for s in made:  # the teacher agrees, the reference finds it less likely by 2 nats

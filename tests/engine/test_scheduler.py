@@ -62,6 +62,26 @@ def test_ten_times_more_turns_than_pages(schedulers) -> None:
             assert schedulers[-1].stores[0].used_pages == 0
 
 
+def test_one_that_generates_takes_from_those_who_are_being_prefilled(schedulers) -> None:
+    """Three domains are admitted in turn, each with a context that ends at a page's end, and two fit. Who begins to
+    generate beside a neighbour's long prefill must get pages of it, or all are prefilled in turn for ever."""
+
+    async def one(driver, i: int):
+        session = await driver.open(f"t{i}", 0, 1, f"domain {i}")
+        prompt = np.random.default_rng(i).integers(0, toys.VOCAB, 20)
+        g = await driver.generate(session, prompt, 20, toys.SAMPLED, 0, 20)
+        driver.close(session)
+        return g.tokens.tolist()
+
+    async def all_of_them(driver):
+        return await asyncio.gather(*(one(driver, i) for i in range(3)))
+
+    with toys.running(slots=16, pages=512, stops=()) as roomy:
+        expected = asyncio.run(all_of_them(roomy))
+    with toys.running(slots=8, pages=10, prefill_tokens=8, stops=()) as tight:
+        assert asyncio.run(all_of_them(tight)) == expected
+
+
 def test_shards_have_pages_of_their_own(schedulers) -> None:
     with toys.running(slots=16, pages=512) as one:
         expected = asyncio.run(episodes(one, 30))

@@ -114,6 +114,10 @@ def test_streamed_pieces_are_the_answer(service):
         ({"prompt": "a", "max_token": 3}, "unknown field 'max_token'"),
         ({"prompt": "a", "max_tokens": "3"}, "'max_tokens' must be int"),
         ({"prompt": "a", "top_p": 0}, "0 < top_p <= 1"),
+        ({"prompt": "a", "top_k": 2**31}, "0 <= top_k <= "),
+        ({"prompt": "a", "temperature": float("nan")}, "all finite"),
+        ({"prompt": "a", "temperature": float("inf")}, "all finite"),
+        ({"prompt": "a", "temperature": 10**400}, "too large"),
         ({"prompt": "a", "n": 2, "stream": True}, "'n' must be 1"),
         ({"prompt": [1] * 128}, "128 tokens, the context is 128"),
     ],
@@ -151,6 +155,27 @@ def test_who_waits_is_bounded_and_told(folder):
     for statistics in (*choices, streamed):
         assert min(statistics["queue_s"], statistics["prefill_s"], statistics["decode_s"]) > 0
     assert choices[1]["cached_tokens"] > 0  # there is one slot: it found the first one's prompt
+
+
+def test_a_nested_body_is_a_mistake_too(service):
+    async def scene(client):
+        async with client.post("/v1/completions", data="[" * 100_000) as response:
+            return response.status, await response.json()
+
+    status, answer = talk(service, scene)
+    assert status == 400 and "not JSON" in answer["error"]
+
+
+def test_a_dead_engine_is_not_healthy(folder):
+    options = serve.arguments([f"--model={folder}", "--context=128", "--slots=4", "--tile_rows=4"])
+    driver, tokenizer, _ = serve.open_engine(options)  # never started
+
+    async def scene(client):
+        async with client.get("/health") as response:
+            return response.status, await response.json()
+
+    status, answer = talk((serve.Completions(driver, tokenizer, 128, 30.0, {}),), scene)
+    assert status == 503 and "not started" in answer["error"]
 
 
 def test_health_and_metrics(service):

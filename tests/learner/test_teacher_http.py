@@ -78,7 +78,9 @@ def test_the_servers_scores_are_the_local_teachers(server, teacher_folder, make_
     rng = np.random.default_rng(1)
     candidates = [rng.integers(0, 250, (len(t), C)).astype(np.int32) for t in asked]
     remote = HttpTeacher(server + "/", timeout_s=600.0, retries=0, request_tokens=24)
-    remote.check(Tokenizer.load(teacher_folder))
+    remote.check(Tokenizer.load(teacher_folder), 64)
+    with pytest.raises(ConfigError, match=r"takes 64 tokens, env.context_tokens is 65: start it with --context=65"):
+        remote.check(Tokenizer.load(teacher_folder), 65)
     assert list(remote._parts(asked)) == [[0, 1], [2, 3]]  # 23 tokens, then 5 + 11
     got = remote.score(asked, candidates, K, TEMPERATURE)
     spec, mesh = hf.read_spec(teacher_folder, tiny.model_config(vocab_multiple=64)), make_mesh()
@@ -94,9 +96,9 @@ def test_the_servers_scores_are_the_local_teachers(server, teacher_folder, make_
 def test_a_server_with_other_tokens_is_refused(server, teacher_folder):
     other = Tokenizer.train(["zebra zebra zebra"] * 3, 300, ["<stop>"])
     with pytest.raises(ConfigError, match="has another tokenizer"):
-        HttpTeacher(server, 60.0, 0, 100).check(other)
+        HttpTeacher(server, 60.0, 0, 100).check(other, 64)
     with pytest.raises(ConfigError, match="is not reached"):
-        HttpTeacher("http://127.0.0.1:9", 5.0, 0, 100).check(other)
+        HttpTeacher("http://127.0.0.1:9", 5.0, 0, 100).check(other, 64)
 
 
 def test_a_mistake_is_not_tried_again(server):
