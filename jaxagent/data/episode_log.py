@@ -37,13 +37,17 @@ class EpisodeLog:
         return [Group(attempts[0].task, tuple(attempts)) for attempts in by_task.values()]
 
 
+def task_record(task: Task) -> dict[str, Any]:
+    """A task as lines of a log have it."""
+    return dataclasses.asdict(task) | {"answers": list(task.answers), "metadata": dict(task.metadata)}
+
+
 def record(episode: Episode, stage: str, step: int) -> dict[str, Any]:
     """One line of a log. Log-probs and versions are those of action tokens alone: elsewhere they mean nothing."""
-    task = episode.task
     return {
         "stage": stage,
         "step": step,
-        "task": dataclasses.asdict(task) | {"answers": list(task.answers), "metadata": dict(task.metadata)},
+        "task": task_record(episode.task),
         "sample": episode.sample,
         "reward": episode.reward,
         "rewards": dict(episode.rewards),

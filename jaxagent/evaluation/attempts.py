@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,13 +35,20 @@ class Attempt:
     stop_reason: str
     turns: int
     action_tokens: int
+    task: str = ""  # digest of all that the task says
 
     @classmethod
     def of(cls, record: Mapping[str, Any], score: str) -> Attempt:
         """From a record of the log; `score` names the component of the verdict."""
         failed = StopReason(record["stop_reason"]).is_failure
         value = None if failed else float(record["rewards"][score])
-        return cls(value, record["stop_reason"], record["turns"], int(record["metrics"].get("action_tokens", 0)))
+        tokens = int(record["metrics"].get("action_tokens", 0))
+        return cls(value, record["stop_reason"], record["turns"], tokens, digest(record["task"]))
+
+
+def digest(task: Mapping[str, Any]) -> str:
+    """Of a task as a log has it: prompt, answers, tests, whatever is in it."""
+    return hashlib.sha256(json.dumps(task, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:16]
 
 
 class AttemptLog:
@@ -78,6 +86,16 @@ class AttemptLog:
         self._log.extend(records)
         for record in records:
             self._keep(record)
+
+    def check_same(self, tasks: Sequence[Task]) -> None:
+        """Raises ConfigError where an attempt is at another task that had the same id, of a dataset made anew, say."""
+        now = {task.id: digest(json.loads(json.dumps(episode_log.task_record(task)))) for task in tasks}
+        for (name, _), attempt in self.attempts.items():
+            if now.get(name, attempt.task) != attempt.task:
+                raise ConfigError(
+                    f"'{self._log.path.parent}' holds attempts at another task '{name}' than the dataset has now: "
+                    "set another --out."
+                )
 
     def close(self) -> None:
         """Closes the file."""

@@ -88,6 +88,7 @@ def run(cfg: Config, options: Options) -> dict[str, Any]:
         started = time.monotonic()
         log = AttemptLog(out / ATTEMPTS_FILE, parts.family.score, source.stage, source.step)
         with contextlib.closing(log):
+            log.check_same(tasks)
             todo = missing(tasks, options, log)
             if todo:
                 play_all(parts, options, source, todo, log, progress)

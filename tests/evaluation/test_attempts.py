@@ -1,6 +1,7 @@
 """Attempts are played once, are on disk when they have ended, and are what they were when they are read again."""
 
 import asyncio
+import dataclasses
 import errno
 import json
 
@@ -99,11 +100,15 @@ def test_the_log_is_read_back_without_a_torn_last_line(tmp_path):
     path.write_bytes(whole + b'{"stage": "rl", "st')
     again = AttemptLog(path, "em", "rl", 3)
     assert again.attempts == log.attempts
-    assert again.attempts == {
+    assert {key: dataclasses.replace(attempt, task="") for key, attempt in again.attempts.items()} == {
         ("t0", 0): Attempt(1.0, "answer", 2, 1),
         ("t0", 1): Attempt(None, "timeout", 2, 1),
         ("t1", 0): Attempt(0.25, "answer", 2, 1),
     }
+    again.check_same(TASKS)
+    fixed = [dataclasses.replace(TASKS[0], metadata={"test": "mended"}), *TASKS[1:]]
+    with pytest.raises(ConfigError, match="another task 't0' than the dataset has now: set another --out"):
+        again.check_same(fixed)
     again.extend([episode(TASKS[0], 1)])  # tried again: the last one counts
     again.close()
     assert path.read_bytes().startswith(whole) and again.attempts["t0", 1].score == 1.0

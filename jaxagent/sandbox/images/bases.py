@@ -107,7 +107,7 @@ async def resolve(
     if os.path.isdir(path):
         check_reachable(Path(path))
         info = os.stat(path)
-        return Root(Built(make_key("folder", path, info.st_ino, info.st_mtime_ns), root=path))
+        return Root(Built(make_key("folder", path, info.st_ino, info.st_mtime_ns, *_packages(Path(path))), root=path))
     return loaded(await oci.load(store, Path(path), which))
 
 
@@ -119,10 +119,15 @@ def loaded(record: dict) -> Root:
 
 def _host_key() -> str:
     """Changes when packages of this machine do."""
-    parts = [json.dumps(sorted(os.listdir("/usr")))]
-    for path in ("/etc/os-release", "/var/lib/dpkg/status", "/var/lib/rpm/rpmdb.sqlite", "/lib/apk/db/installed"):
+    return make_key("host", json.dumps(sorted(os.listdir("/usr"))), *_packages(Path("/")))
+
+
+def _packages(root: Path) -> list[str]:
+    """Changes when packages of a root do."""
+    parts = []
+    for path in ("etc/os-release", "var/lib/dpkg/status", "var/lib/rpm/rpmdb.sqlite", "lib/apk/db/installed"):
         try:
-            parts.append(hashlib.sha256(Path(path).read_bytes()).hexdigest())
+            parts.append(hashlib.sha256((root / path).read_bytes()).hexdigest())
         except OSError:
             parts.append("")
-    return make_key("host", *parts)
+    return parts
