@@ -178,4 +178,5 @@ def published_scale(config: ConfigDict) -> None:
     for stage in (config.sft, config.rft, config.dpo, config.outcome_model):
         stage.training.optimizer = optimizer(1e-6, b2=0.999)
         stage.training.batch = config.rl.batch
+    config.opd.learning_rate = 1e-6
     config.checkpoint.every = 50

@@ -164,5 +164,6 @@ def chat_scale(config: ConfigDict) -> None:
     for stage in (config.sft, config.rft, config.dpo, config.outcome_model):
         stage.training.optimizer = optimizer(1e-6, b2=0.999)
         stage.training.batch = config.rl.batch
+    config.opd.learning_rate = 1e-6
     config.eval.every = 20
     config.checkpoint.every = 50

@@ -208,7 +208,7 @@ def laptop() -> ConfigDict:
     config.dpo.training = offline(1e-4, updates=120, examples=16)
     config.outcome_model = ConfigDict({"episodes": "", "loss": "binary", "min_reward": 1.0, "held_out_frac": 0.2})
     config.outcome_model.training = offline(3e-4, updates=100, examples=32)
-    config.opd = ConfigDict({"steps": 40, "coefficient": 1.0})
+    config.opd = ConfigDict({"steps": 24, "coefficient": 1.0, "learning_rate": 1e-3})
 
     config.rl = ConfigDict()
     config.rl.steps = 70
@@ -342,7 +342,7 @@ def laptop_opd() -> ConfigDict:
 
     Its own warm start, then the teacher's judgement of what it samples; no reward is trained. The teacher is the policy
     that `--config=configs/search_r1.py` exported, and the tokenizer is the teacher's. RL alone, for comparison:
-    `--config.stages=warm_start,rl --config.rl.optimizer.learning_rate=2e-4`.
+    `--config.stages=warm_start,rl`.
     """
     config = laptop()
     config.workdir = "runs/search_r1_opd"
@@ -351,10 +351,8 @@ def laptop_opd() -> ConfigDict:
     config.model.num_heads = 3
     config.model.num_kv_heads = 1
     config.model.mlp_dim = 256
-    config.opd.steps = 16
-    config.eval.every = 4
-    config.rl.optimizer = optimizer(1e-3, schedule="linear")
-    config.rl.distill.loss = "forward_kl"  # over the whole vocabulary, in contexts that the student samples
+    config.eval.every = 8
+    config.rl.distill.loss = "reverse_kl"  # over the whole vocabulary, in contexts that the student samples
     config.rl.distill.teacher = "runs/search_r1/policy"
     config.tokenizer.path = "runs/search_r1/policy"
     return config
@@ -424,6 +422,7 @@ def qwen2_5_3b() -> ConfigDict:
     for stage in (config.sft, config.rft, config.dpo, config.outcome_model):
         stage.training.optimizer = optimizer(1e-6, b2=0.999)
         stage.training.batch = config.rl.batch
+    config.opd.learning_rate = 1e-6
     config.eval.every = 50
     config.checkpoint.every = 50
     return config

@@ -514,6 +514,7 @@ class OPDConfig:
 
     steps: int
     coefficient: float  # in this stage in place of rl.distill.coefficient
+    learning_rate: float  # in place of rl.optimizer.learning_rate: exact divergences bear more than rewards
 
 
 @dataclasses.dataclass(frozen=True)

@@ -132,6 +132,8 @@ def check_opd(cfg: Config) -> None:
     """Refuses a stage "opd" that cannot work."""
     if cfg.opd.coefficient <= 0:
         raise ConfigError("The stage 'opd' trains on nothing else: opd.coefficient must be greater than 0.")
+    if cfg.opd.learning_rate <= 0:
+        raise ConfigError(f"opd.learning_rate must be greater than 0, got {cfg.opd.learning_rate:g}.")
     if cfg.model.lora.rank and RL in cfg.stages:
         raise ConfigError(
             "config.model.lora.rank: the stages 'opd' and 'rl' would both train adapters, on different weights: run "

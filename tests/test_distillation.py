@@ -30,7 +30,7 @@ def argv(workdir, teacher, *extra):
     folder, dataset = teacher
     flags = (f"--config.rl.distill.teacher={folder}", f"--config.tokenizer.path={folder}",
              f"--config.data.source={dataset}", "--config.stages=opd", f"--config.opd.steps={STEPS}",
-             "--config.rl.optimizer.learning_rate=0.01", "--config.rl.optimizer.warmup_steps=0",
+             "--config.opd.learning_rate=0.01", "--config.rl.optimizer.warmup_steps=0",
              "--config.eval.every=0", "--config.numerics=fast", "--config.eval.sampled=false",
              "--config.checkpoint.every=0", "--config.rl.optimizer.schedule=constant", "--config.rl.tasks_per_step=4",
              "--config.rl.group_size=8", "--config.engine.slots=32", "--config.engine.pages=256",
@@ -76,7 +76,7 @@ def test_stages_chain_in_one_config(tmp_path, teacher):
     training = "--config.sft.training"
     flags = [f"{training}.updates=12", f"{training}.examples=8", f"{training}.optimizer.learning_rate=0.01",
              f"{training}.batch.row_tokens=400", "--config.stages=sft,rl,opd", "--config.rl.steps=2",
-             "--config.opd.steps=2"]  # fmt: skip
+             "--config.opd.steps=2", "--config.rl.optimizer.learning_rate=0.01"]  # fmt: skip
     assert cli.main(argv(tmp_path / "run", teacher, *flags)) == 0
     records = [r for r in jsonl.read(tmp_path / "run" / "metrics.jsonl") if r["step"] > 0]
     assert list(dict.fromkeys(r["stage"] for r in records)) == ["sft", "rl", "opd"]

@@ -85,6 +85,7 @@ def distillation_alone(rl: RLConfig, opd: OPDConfig) -> RLConfig:
     return dataclasses.replace(
         rl,
         steps=opd.steps,
+        optimizer=dataclasses.replace(rl.optimizer, learning_rate=opd.learning_rate),
         advantage="no_reward",
         kl=dataclasses.replace(rl.kl, where=where),
         drop_zero_signal=False,

@@ -208,7 +208,7 @@ TEACHER = dict(coefficient=1.0, teacher="runs/x/policy", loss="sampled")
 def test_distillation_alone_keeps_the_pull_to_the_reference(rl, make_group):
     """KL in the reward, which the stage does not have, goes into the advantage: it is not lost."""
     given = rl(kl=dict(coefficient=0.05, where="reward", estimator="k1"), distill=TEACHER)
-    alone = presets.distillation_alone(given, config.OPDConfig(steps=1, coefficient=1.0))
+    alone = presets.distillation_alone(given, config.OPDConfig(steps=1, coefficient=1.0, learning_rate=1e-3))
     presets.check(alone)
     group = make_group(("pa", 1.0), ("pa", 0.0))  # behaviour log-prob -1
     none = np.zeros((2, 1), np.float32)
