@@ -7,6 +7,7 @@ import shutil
 import stat
 import struct
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -167,10 +168,48 @@ def test_a_hostile_tree_is_copied_and_not_followed(tmp_path):
     (upper / "d" / "setuid").chmod(0o6755)
     os.mkfifo(upper / "pipe")
     fd = os.open(upper, os.O_PATH | os.O_DIRECTORY)
-    layer = Path(snapshot.save(fd, str(tmp_path / "layer")))
+    layer = Path(snapshot.save(fd, str(tmp_path / "layer"), 10**6))
     assert sorted(p.name for p in layer.iterdir()) == ["d", "dirlink", "link"]
     assert (layer / "link").is_symlink() and (layer / "dirlink").is_symlink()
     assert stat.S_IMODE((layer / "d" / "setuid").stat().st_mode) == 0o755
+
+
+def blocks(directory):
+    return 512 * sum(os.lstat(os.path.join(top, f)).st_blocks for top, _, files in os.walk(directory) for f in files)
+
+
+def test_holes_and_hard_links_are_kept(tmp_path):
+    upper = tmp_path / "upper"
+    (upper / "d").mkdir(parents=True)
+    with open(upper / "holes", "wb") as file:
+        for at in (0, 2**20, 5 * 2**20):
+            file.seek(at)
+            file.write(b"data")
+        file.truncate(2**40)
+    (upper / "d" / "one").write_bytes(b"x" * 4096)
+    os.link(upper / "d" / "one", upper / "two")
+    layer = Path(snapshot.save(os.open(upper, os.O_PATH | os.O_DIRECTORY), str(tmp_path / "layer"), 10**6))
+    with open(layer / "holes", "rb") as file:
+        for at, data in ((0, b"data\0"), (2**20, b"data\0"), (2**21, b"\0" * 5), (5 * 2**20, b"data\0")):
+            assert os.pread(file.fileno(), 5, at) == data
+        assert os.fstat(file.fileno()).st_size == 2**40
+    assert blocks(layer) == blocks(upper) <= 10**5 and (layer / "two").read_bytes() == b"x" * 4096
+    assert os.stat(layer / "two").st_ino == os.stat(layer / "d" / "one").st_ino
+    assert os.stat(layer / "two").st_nlink == 2 and sorted(os.listdir(tmp_path)) == ["layer", "upper"]
+
+
+def test_a_copy_is_bounded(tmp_path):
+    (tmp_path / "upper").mkdir()
+    (tmp_path / "upper" / "file").write_bytes(b"x" * 5000)
+    (tmp_path / "upper" / "other").write_bytes(b"x" * 5000)
+    stop = threading.Event()
+    stop.set()
+    for most, event, said in ((9999, None, "more than 9999 bytes"), (10_000, stop, "nobody waits")):
+        fd = os.open(tmp_path / "upper", os.O_PATH | os.O_DIRECTORY)
+        with pytest.raises(SandboxError, match=said):
+            snapshot.save(fd, str(tmp_path / "layer"), most, event)
+        assert os.listdir(tmp_path) == ["upper"]
+    snapshot.save(os.open(tmp_path / "upper", os.O_PATH | os.O_DIRECTORY), str(tmp_path / "layer"), 10_000)
 
 
 def test_an_owners_directory_must_be_its_own(tmp_path):
