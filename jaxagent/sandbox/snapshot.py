@@ -21,6 +21,7 @@ from jaxagent.sandbox.base import SandboxError
 OPAQUE = "user.overlay.opaque"
 MAX_DEPTH = 128
 CHUNK_BYTES = 2**20
+UNFINISHED = (".part", ".links")  # ends of the names that a copy has on its way
 
 
 def receive_directory(side: socket.socket) -> int:
@@ -53,7 +54,7 @@ def save(upper: int, directory: str, max_bytes: int, stop: threading.Event | Non
       SandboxError: it cannot be copied, or `directory` exists; nothing is left behind.
     """
     target = Path(directory)
-    part, links = target.with_name(target.name + ".part"), target.with_name(target.name + ".links")
+    part, links = (target.with_name(target.name + end) for end in UNFINISHED)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         part.mkdir()
