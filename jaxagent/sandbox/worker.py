@@ -216,8 +216,8 @@ class Worker:
 
 
 async def _close_all(client: _Client) -> None:
-    for sandbox in client.sandboxes.values():
-        await sandbox.close()
+    """One that fails to close stops neither the others nor the watch over leases."""
+    await asyncio.gather(*[sandbox.close() for sandbox in client.sandboxes.values()], return_exceptions=True)
     client.sandboxes.clear()
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import aiohttp
@@ -14,6 +15,7 @@ import pytest
 from aiohttp import web
 
 from jaxagent.config import ConfigError
+from jaxagent.sandbox import worker as worker_module
 from jaxagent.sandbox.base import Backend, FileError, Limits, SandboxClosed, SandboxError, Spec
 from jaxagent.sandbox.remote import Remote
 from jaxagent.sandbox.worker import CLIENT, Worker
@@ -138,6 +140,32 @@ def test_a_dead_clients_sandboxes_end(places):
             with pytest.raises(SandboxClosed):
                 await sandbox.run("true", 1, 1)
             await remote.close()
+
+    places.run(main(places.backend("namespaces")))
+
+
+class Stuck:
+    """A sandbox that does not close."""
+
+    async def close(self):
+        raise OSError("stuck")
+
+
+def test_a_sandbox_that_does_not_close_keeps_no_other(places):
+    async def main(local):
+        worker = Worker(local, TOKEN, 8, 0.2)
+        for name in "ab":  # two clients that died: the watch goes on after the first
+            made = await local.start(Spec())
+            worker._clients[name] = worker_module._Client(time.monotonic(), {"1": Stuck(), "2": made})
+        sandboxes = [c.sandboxes["2"] for c in worker._clients.values()]
+        runner = web.AppRunner(worker.app())
+        await runner.setup()
+
+        async def ended():
+            return all(s.closed for s in sandboxes) and not worker._clients
+
+        await until(ended)
+        await runner.cleanup()
 
     places.run(main(places.backend("namespaces")))
 
