@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -93,15 +94,13 @@ class Sandboxes:
         return await self._backend.start(built.spec(make_spec(self._config).limits))
 
     async def close(self) -> None:
-        """Ends what was opened."""
-        if self._images is not None:
-            await self._images.close()
-        if self._pool is not None:
-            await self._pool.close()
-        if self._backend is not None:
-            await self._backend.close()
-        if self._owner is not None:
-            self._owner.close()
+        """Ends what was opened: all of it, also where a part of it fails to end, which is raised afterwards."""
+        async with contextlib.AsyncExitStack() as opened:  # what is named last ends first
+            if self._owner is not None:
+                opened.callback(self._owner.close)
+            for part in (self._backend, self._pool, self._images):
+                if part is not None:
+                    opened.push_async_callback(part.close)
 
 
 def make_spec(config: SandboxConfig, layers: tuple[str, ...] = ()) -> Spec:

@@ -180,6 +180,9 @@ class Sandbox(abc.ABC):
 
         Returns:
           what to append to `Spec.layers` for sandboxes that start from here.
+
+        Raises:
+          SandboxError: it cannot be kept, or is more than `Limits.disk_bytes`; nothing is left of it.
         """
 
     @abc.abstractmethod

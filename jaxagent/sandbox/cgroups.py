@@ -1,17 +1,20 @@
 """Control groups, version 2 or 1, where this process may make them: memory, processes, cpu time.
 
 Groups are made below this process's own group, so that limits it lives under go on to hold. A group whose sandbox has
-ended is used again for the next one with the same limits, since making one is a third of a start.
+ended is used again for the next one with the same limits, since making one is a third of a start. A living run holds a
+file lock on its groups' directories.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import os
 import re
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from jaxagent.sandbox.base import Limits
@@ -19,6 +22,9 @@ from jaxagent.sandbox.base import Limits
 CONTROLLERS = ("memory", "pids", "cpu")
 PERIOD_US = 100_000
 REMOVE_TIMEOUT_S = 20.0
+MAKE_TRIES = 1000
+SWAP = ("memory.memsw.limit_in_bytes", "memory.swap.max")  # swap accounting may not be compiled in, or switched off
+RUN_DIRECTORY = re.compile(r"jaxagent-([0-9a-f]{12})")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +49,9 @@ class Cgroups:
     Args:
       run: the run's id.
       mountinfo, membership: texts of /proc/self/mountinfo and /proc/self/cgroup.
+
+    Attributes:
+      gaps: in words, what the controllers that work here do not limit.
     """
 
     def __init__(self, run: str, mountinfo: str | None = None, membership: str | None = None):
@@ -50,11 +59,17 @@ class Cgroups:
         self._version = 0
         self._free: list[Group] = []
         self._made = 0
+        self._locks: list[int] = []
+        self.gaps: tuple[str, ...] = ()
         for version, controllers, directory in own_groups(*_texts(mountinfo, membership)):
-            usable = _usable(directory, run, controllers, version)
+            mine = _run_directory(directory, run)
+            usable, lock = _usable(mine, controllers, version)
             if usable:
                 self._version = version
-                self._roots.update(dict.fromkeys(usable, _run_directory(directory, run)))
+                self._roots.update(dict.fromkeys(usable, mine))
+                self._locks.append(lock)
+                if "memory" in usable and not any((mine / name).exists() for name in SWAP):
+                    self.gaps = ("swap is not limited (control groups do not account for it here)",)
                 if version == 2:
                     break
 
@@ -82,7 +97,7 @@ class Cgroups:
             directories.append(directory)
             mine = {c for c, r in self._roots.items() if r == root}
             for name, value in settings(limits, mine, self._version):
-                with contextlib.suppress(FileNotFoundError):  # swap accounting and cpu quotas may not be compiled in
+                if name not in SWAP or (directory / name).exists():
                     (directory / name).write_text(value)
         return Group(limits, tuple(directories))
 
@@ -99,12 +114,47 @@ class Cgroups:
         for root in set(self._roots.values()):
             remove_tree(root)
         self._roots.clear()
+        while self._locks:
+            os.close(self._locks.pop())
 
 
 def candidates(run: str, mountinfo: str | None = None, membership: str | None = None) -> list[str]:
     """The directories that `Cgroups` of this run may make here: what a sweep must look for."""
     groups = own_groups(*_texts(mountinfo, membership))
     return sorted({str(_run_directory(directory, run)) for _, _, directory in groups})
+
+
+def remove_abandoned(known: Callable[[str], bool], mountinfo: str | None = None, membership: str | None = None) -> None:
+    """Removes empty groups of runs that live no more, and that no sweep will find, below this process's own groups.
+
+    Args:
+      known: whether the run of this id has a lock file, so that sweeps look after it.
+    """
+    for _, _, directory in own_groups(*_texts(mountinfo, membership)):
+        for root in directory.glob("jaxagent-*"):
+            name = RUN_DIRECTORY.fullmatch(root.name)
+            if name is None or known(name[1]):
+                continue
+            with contextlib.suppress(OSError):  # alive, or gone in between
+                lock = _lock(root)
+                try:
+                    below = [p for p in root.rglob("*") if p.is_dir()]
+                    if not any(_pids(path) for path in (root, *below)):
+                        for path in sorted((root, *below), key=lambda p: -len(p.parts)):
+                            path.rmdir()  # which the kernel refuses where a process is inside
+                finally:
+                    os.close(lock)
+
+
+def _lock(directory: Path) -> int:
+    """Raises OSError where somebody else has it."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def settings(limits: Limits, controllers: set[str], version: int) -> list[tuple[str, str]]:
@@ -167,20 +217,46 @@ def _below(mount: str, root: str, path: str) -> Path:
     return Path(mount)
 
 
-def _usable(directory: Path, run: str, controllers: set[str], version: int) -> set[str]:
-    """Makes the run's directory; returns the controllers that work in it."""
-    mine = _run_directory(directory, run)
+def _usable(mine: Path, controllers: set[str], version: int) -> tuple[set[str], int]:
+    """Makes the run's directory; returns the controllers that work in it, with all that they need, and its lock.
+
+    Where none does, nothing is left of it and there is no lock (-1).
+    """
+    lock = -1
     try:
         if version == 2:
-            _enable(directory, controllers)
-        mine.mkdir()
+            _enable(mine.parent, controllers)
+        lock = _make(mine)
         if version == 2:
             _enable(mine, controllers)
-        return controllers
+        usable = {c for c in controllers if all((mine / name).exists() for name in _files(c, version))}
     except OSError:
+        usable = set()
+    if not usable:
         with contextlib.suppress(OSError):
             mine.rmdir()
-        return set()
+        if lock >= 0:
+            os.close(lock)
+            lock = -1
+    return usable, lock
+
+
+def _make(mine: Path) -> int:
+    """Makes and locks the run's directory. Raises OSError."""
+    for _ in range(MAKE_TRIES):
+        mine.mkdir(exist_ok=True)
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            lock = _lock(mine)
+            if mine.is_dir():
+                return lock
+            os.close(lock)
+        time.sleep(0.001)  # a start in another place took it for abandoned, in the moment before the lock
+    raise OSError(f"{mine} is removed again and again")
+
+
+def _files(controller: str, version: int) -> list[str]:
+    """What a controller needs to limit anything: cpu quotas, for one, may not be compiled in."""
+    return [name for name, _ in settings(Limits(), {controller}, version) if name not in SWAP]
 
 
 def _enable(directory: Path, controllers: set[str]) -> None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import struct
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -28,6 +29,7 @@ from jaxagent.sandbox.base import (
 
 LATE_S = 10.0  # what the inside may take beyond a deadline before the sandbox is given up
 FILE_TIMEOUT_S = 60.0
+SNAPSHOT_TIMEOUT_S = 600.0
 END_TIMEOUT_S = 2.0  # for the inside to end by itself
 KILL_TIMEOUT_S = 20.0
 MAX_STDERR_BYTES = 4096
@@ -137,7 +139,18 @@ class HelperSandbox(Sandbox):
         await self.stop_processes()
         if self._upper < 0:
             self._upper = snapshot.receive_directory(self._auxiliary)
-        return await asyncio.to_thread(snapshot.save, os.dup(self._upper), directory)
+        stop, upper, most = threading.Event(), os.dup(self._upper), self._spec.limits.disk_bytes
+        saving = asyncio.create_task(asyncio.to_thread(snapshot.save, upper, directory, most, stop))
+        try:
+            async with asyncio.timeout(SNAPSHOT_TIMEOUT_S):
+                return await asyncio.shield(saving)
+        except (TimeoutError, asyncio.CancelledError) as failure:
+            stop.set()
+            with contextlib.suppress(SandboxError):
+                await saving  # threads cannot be cancelled; this one ends soon and removes what it made
+            if isinstance(failure, TimeoutError):
+                raise SandboxError(f"the sandbox could not be kept in {SNAPSHOT_TIMEOUT_S:g} s") from failure
+            raise
 
     @property
     def closed(self) -> bool:

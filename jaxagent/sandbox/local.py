@@ -44,6 +44,7 @@ class LocalBackend(Backend):
         gaps = []
         if lacking := set(CONTROLLERS) - set(self.owner.cgroups.controllers):
             gaps.append(f"control groups cannot be made here ({', '.join(WITHOUT[c] for c in sorted(lacking))})")
+        gaps.extend(self.owner.cgroups.gaps)
         if os.geteuid() != 0:
             gaps.append("no dedicated user id (sandboxes run as this user, in their own user namespace)")
         if not self.filter:

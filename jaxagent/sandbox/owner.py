@@ -1,7 +1,8 @@
 """Who owns what on this host: a directory per run, and a lock that only a living run holds.
 
 The lock is a file lock, so the kernel drops it however the run ends. `Owner()` first sweeps: what belongs to a
-run whose lock is free (processes, cgroups, directories, containers) is removed. Mounts live in the sandboxes' own
+run whose lock is free (processes, cgroups, directories, containers) is removed, and empty cgroups of runs that have no
+lock file at all. Mounts live in the sandboxes' own
 mount namespaces and go with their processes. Sweeps and starts happen one at a time on a host, so a sweep never meets
 a half-made run that lives, and nothing of a dead one is left when a start returns, whoever removed it.
 """
@@ -16,7 +17,6 @@ import shutil
 import signal
 import stat
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,12 +29,13 @@ LABEL = "jaxagent.run"  # of containers
 KILL_TIMEOUT_S = 10.0
 ENGINE_TIMEOUT_S = 60.0
 TURN_TIMEOUT_S = 300.0  # others start in seconds, or in minutes where they sweep a large run
+PLACE = Path("/tmp")  # not $TMPDIR: a start with another one (each job of a batch system) would sweep nothing
 FALLBACK_UID = 1_963_000_000  # nobody's: neither a login's, a service's nor in a subordinate range
 
 
 def base_directory() -> Path:
     """Where runs of this user keep their directories."""
-    return Path(tempfile.gettempdir()) / f"jaxagent-sandbox-{os.getuid()}"
+    return PLACE / f"jaxagent-sandbox-{os.getuid()}"
 
 
 def sandbox_uid() -> int:
@@ -52,6 +53,8 @@ class Owner:
         self.path = self.base / self.id
         with _one_at_a_time(self.base):
             self.swept = _sweep(self.base)
+            places = {self.base, base_directory()}
+            cgroups.remove_abandoned(lambda run: any((place / f"{run}.lock").exists() for place in places))
             path = self.base / f"{self.id}.lock"
             self._lock = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -74,6 +77,7 @@ class Owner:
         """Removes everything of this run."""
         if self._lock >= 0:
             _remove_run(self.base, self.id)
+            self.cgroups.close()
             os.close(self._lock)
             self._lock = -1
 

@@ -51,5 +51,9 @@ class Pool:
         self._closed = True
         while self._ready:
             ready = self._ready.popleft()
+            try:
+                sandbox = await ready
+            except Exception:  # it did not start, whatever the reason, and nobody wanted it
+                continue
             with contextlib.suppress(SandboxError):
-                await (await ready).close()
+                await sandbox.close()

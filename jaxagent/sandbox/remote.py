@@ -25,12 +25,14 @@ from jaxagent.sandbox.base import (
     SandboxError,
     Spec,
 )
+from jaxagent.sandbox.connection import SNAPSHOT_TIMEOUT_S
 from jaxagent.sandbox.worker import CLIENT
 
 START_TIMEOUT_S = 90.0
 LATE_S = 30.0  # beyond a command's deadline, for the worker's own escalation and the network
 FILE_TIMEOUT_S = 120.0
 HEARTBEAT_S = 10.0
+HEALTH_TIMEOUT_S = 10.0
 KINDS = {k.__name__: k for k in (ConfigError, FileError, SandboxClosed, SandboxError)}
 
 
@@ -52,7 +54,9 @@ class Remote(Backend):
         self._running = {url.rstrip("/"): 0 for url in urls}
         self._headers = {"Authorization": f"Bearer {token}", CLIENT: secrets.token_hex(8)}
         self._session: aiohttp.ClientSession | None = None
-        self._heart: asyncio.Task | None = None
+        self._heart: asyncio.Future | None = None
+        self._unended: dict[str, set[str]] = {url: set() for url in self._running}  # names by worker
+        self._ending: set[asyncio.Task] = set()
 
     async def connect(self) -> None:
         """Asks every worker what it is; fills in `name` and `missing`.
@@ -60,7 +64,8 @@ class Remote(Backend):
         Raises:
           SandboxError: one does not answer, or the token is wrong.
         """
-        found = {url: await self.ask("GET", f"{url}/health", START_TIMEOUT_S) for url in self._running}
+        answers = await asyncio.gather(*[self.ask("GET", f"{url}/health", START_TIMEOUT_S) for url in self._running])
+        found = dict(zip(self._running, answers, strict=True))
         kinds = sorted({str(f["backend"]) for f in found.values()})
         self.name = f"remote ({len(found)} workers: {', '.join(kinds)})"
         gaps = [f"{url}: {gap}" for url, f in found.items() for gap in f["missing"]]
@@ -73,14 +78,13 @@ class Remote(Backend):
         reasons = []
         for url in sorted(self._running, key=self._running.__getitem__):
             self._running[url] += 1
+            name = secrets.token_hex(16)
             try:
-                answer = await self.ask("POST", f"{url}/sandboxes", START_TIMEOUT_S, json=body)
-                return RemoteSandbox(self, url, str(answer["id"]))
-            except ConfigError:
-                self._running[url] -= 1
-                raise
-            except BaseException as failure:
-                self._running[url] -= 1
+                await self.ask("POST", f"{url}/sandboxes", START_TIMEOUT_S, json={**body, "id": name})
+                return RemoteSandbox(self, url, name)
+            except BaseException as failure:  # the worker may have started it all the same, or be about to
+                self._ending.add(ending := asyncio.get_running_loop().create_task(self.end(url, name)))
+                ending.add_done_callback(self._ending.discard)
                 if not isinstance(failure, SandboxError):
                     raise
                 reasons.append(f"{url}: {failure}")
@@ -96,7 +100,7 @@ class Remote(Backend):
             self._session = aiohttp.ClientSession(
                 headers=self._headers, connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(None)
             )
-            self._heart = asyncio.get_running_loop().create_task(self._beat())
+            self._heart = asyncio.gather(*[self._beat(url) for url in self._running])
         try:
             async with (
                 asyncio.timeout(timeout_s),
@@ -109,22 +113,37 @@ class Remote(Backend):
             raise SandboxClosed(f"{url} did not answer in {timeout_s:g} s") from failure
         except (aiohttp.ClientError, ValueError) as failure:
             raise SandboxClosed(f"{url}: {type(failure).__name__}: {failure}") from failure
+        said = said if isinstance(said, dict) else {}
         raise KINDS.get(said.get("kind"), SandboxError)(said.get("error", f"status {response.status}"))
 
-    def ended(self, url: str) -> None:
-        """Counts a sandbox of a worker as closed."""
-        self._running[url] -= 1
+    async def end(self, url: str, name: str) -> None:
+        """Has a worker close a sandbox. Where it does not answer, it is told again after the next heartbeats.
 
-    async def _beat(self) -> None:
-        """Workers close the sandboxes of clients that they do not hear."""
+        Its lease would not do that, since the lease is this client's and other sandboxes of ours keep it.
+        """
+        self._running[url] -= 1
+        self._unended[url].add(name)
+        await self._end(url, name, FILE_TIMEOUT_S)
+
+    async def _end(self, url: str, name: str, timeout_s: float) -> None:
+        with contextlib.suppress(SandboxError):
+            await self.ask("DELETE", f"{url}/sandboxes/{name}", timeout_s)
+            self._unended[url].discard(name)
+
+    async def _beat(self, url: str) -> None:
+        """Workers close the sandboxes of clients that they do not hear. One that does not answer delays no other."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            for url in self._running:
-                with contextlib.suppress(SandboxError):
-                    await self.ask("GET", f"{url}/health", HEARTBEAT_S)
+            with contextlib.suppress(SandboxError):
+                await self.ask("GET", f"{url}/health", HEALTH_TIMEOUT_S)
+                await asyncio.gather(*[self._end(url, name, HEALTH_TIMEOUT_S) for name in self._unended[url]])
 
     async def close(self) -> None:
         """See `base.Backend`. Sandboxes that are still open end with their worker's lease."""
+        if self._ending:
+            await asyncio.wait(self._ending, timeout=HEALTH_TIMEOUT_S)
+        for ending in self._ending:
+            ending.cancel()
         if self._heart is not None:
             self._heart.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -139,7 +158,7 @@ class RemoteSandbox(Sandbox):
 
     def __init__(self, backend: Remote, worker: str, name: str):
         self._backend = backend
-        self._worker = worker
+        self._worker, self._name = worker, name
         self._url = f"{worker}/sandboxes/{name}"
         self._closing: asyncio.Task | None = None
 
@@ -185,19 +204,15 @@ class RemoteSandbox(Sandbox):
         await self._ask("POST", "/stop", FILE_TIMEOUT_S)
 
     async def snapshot(self, directory: str) -> str:
-        """See `base.Sandbox`. The directory is one of the worker's host, and the layer is of use there only."""
-        return str((await self._ask("POST", "/snapshot", FILE_TIMEOUT_S, json={"directory": directory}))["layer"])
+        """See `base.Sandbox`. The directory is in the worker's --folder, and the layer is of use on its host only."""
+        timeout_s = SNAPSHOT_TIMEOUT_S + LATE_S
+        return str((await self._ask("POST", "/snapshot", timeout_s, json={"directory": directory}))["layer"])
 
     async def close(self) -> None:
         """See `base.Sandbox`."""
         if self._closing is None:
-            self._closing = asyncio.get_running_loop().create_task(self._close())
+            self._closing = asyncio.get_running_loop().create_task(self._backend.end(self._worker, self._name))
         await asyncio.shield(self._closing)
-
-    async def _close(self) -> None:
-        self._backend.ended(self._worker)
-        with contextlib.suppress(SandboxError):  # a worker that is gone took its sandboxes along, or its lease will
-            await self._backend.ask("DELETE", self._url, FILE_TIMEOUT_S)
 
     async def _ask(self, method: str, where: str, timeout_s: float, **more: Any) -> Any:
         if self._closing is not None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import os
 import shutil
 import socket
 import stat
+import threading
 from pathlib import Path
 
 from jaxagent.sandbox.base import SandboxError
@@ -19,6 +21,7 @@ from jaxagent.sandbox.base import SandboxError
 OPAQUE = "user.overlay.opaque"
 MAX_DEPTH = 128
 CHUNK_BYTES = 2**20
+UNFINISHED = (".part", ".links")  # ends of the names that a copy has on its way
 
 
 def receive_directory(side: socket.socket) -> int:
@@ -38,30 +41,39 @@ def receive_directory(side: socket.socket) -> int:
     return fds[0]
 
 
-def save(upper: int, directory: str) -> str:
+def save(upper: int, directory: str, max_bytes: int, stop: threading.Event | None = None) -> str:
     """Copies the tree below the descriptor `upper` (closed afterwards) to a new directory; returns its path.
+
+    Holes stay holes and hard links stay links, so the copy takes what the tree took.
+
+    Args:
+      max_bytes: of all files' data, holes not counted.
+      stop: once it is set, by another thread, the copy ends with an error.
 
     Raises:
       SandboxError: it cannot be copied, or `directory` exists; nothing is left behind.
     """
     target = Path(directory)
-    part = target.with_name(target.name + ".part")
+    part, links = (target.with_name(target.name + end) for end in UNFINISHED)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         part.mkdir()
         try:
-            source = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=upper)
-            into = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                _copy_directory(source, into, 0)
-            finally:
-                os.close(source), os.close(into)
+            links.mkdir()
+            with contextlib.ExitStack() as opened:
+                fds = []
+                for path, relative_to in ((".", upper), (part, None), (links, None)):
+                    fds.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=relative_to))
+                    opened.callback(os.close, fds[-1])
+                _Copy(fds[2], max_bytes, stop or threading.Event()).directory(fds[0], fds[1], 0)
             if target.exists():
                 raise FileExistsError(f"{target} exists")
             part.rename(target)
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
             raise
+        finally:
+            shutil.rmtree(links, ignore_errors=True)
     except OSError as failure:
         raise SandboxError(f"the sandbox cannot be kept as {directory}: {failure}") from failure
     finally:
@@ -69,53 +81,98 @@ def save(upper: int, directory: str) -> str:
     return str(target)
 
 
-def _copy_directory(source: int, target: int, depth: int) -> None:
-    if depth > MAX_DEPTH:
-        raise SandboxError(f"directories deeper than {MAX_DEPTH} cannot be kept")
-    with contextlib.suppress(OSError):
-        if os.getxattr(source, OPAQUE) == b"y":
-            os.setxattr(target, OPAQUE, b"y")
-    for name in os.listdir(source):
-        info = os.stat(name, dir_fd=source, follow_symlinks=False)
-        kind = stat.S_IFMT(info.st_mode)
-        if kind == stat.S_IFDIR:
-            os.mkdir(name, 0o700, dir_fd=target)
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            below = os.open(name, flags, dir_fd=source)
-            into = os.open(name, flags, dir_fd=target)
-            try:
-                _copy_directory(below, into, depth + 1)
-                _own(into, info)
-            finally:
-                os.close(below), os.close(into)
-        elif kind == stat.S_IFREG:
-            _copy_file(source, target, name, info)
-        elif kind == stat.S_IFLNK:
-            os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
-            if os.geteuid() == 0:
-                os.chown(name, info.st_uid, info.st_gid, dir_fd=target, follow_symlinks=False)
-        elif kind == stat.S_IFCHR and info.st_rdev == 0:
-            os.mknod(name, stat.S_IFCHR, 0, dir_fd=target)
-        # Sockets and pipes have no meaning without the processes that made them.
-    info = os.fstat(source)
-    if depth == 0:
-        _own(target, info)
+class _Copy:
+    """One copy of a tree. `links` is a folder that holds one more name of every copied file with several."""
 
+    def __init__(self, links: int, max_bytes: int, stop: threading.Event):
+        self._links, self._max_bytes, self._stop = links, max_bytes, stop
+        self._bytes = 0
 
-def _copy_file(source: int, target: int, name: str, info: os.stat_result) -> None:
-    reading = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=source)
-    try:
-        writing = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=target)
+    def directory(self, source: int, target: int, depth: int) -> None:
+        """Copies what is below one directory into another; all are descriptors."""
+        if depth > MAX_DEPTH:
+            raise SandboxError(f"directories deeper than {MAX_DEPTH} cannot be kept")
+        with contextlib.suppress(OSError):
+            if os.getxattr(source, OPAQUE) == b"y":
+                os.setxattr(target, OPAQUE, b"y")
+        for name in os.listdir(source):
+            self._check()
+            info = os.stat(name, dir_fd=source, follow_symlinks=False)
+            kind = stat.S_IFMT(info.st_mode)
+            if kind == stat.S_IFDIR:
+                os.mkdir(name, 0o700, dir_fd=target)
+                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+                below = os.open(name, flags, dir_fd=source)
+                into = os.open(name, flags, dir_fd=target)
+                try:
+                    self.directory(below, into, depth + 1)
+                    _own(into, info)
+                finally:
+                    os.close(below), os.close(into)
+            elif kind == stat.S_IFREG:
+                self._linked_file(source, target, name, info)
+            elif kind == stat.S_IFLNK:
+                os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
+                if os.geteuid() == 0:
+                    os.chown(name, info.st_uid, info.st_gid, dir_fd=target, follow_symlinks=False)
+            elif kind == stat.S_IFCHR and info.st_rdev == 0:
+                os.mknod(name, stat.S_IFCHR, 0, dir_fd=target)
+            # Sockets and pipes have no meaning without the processes that made them.
+        info = os.fstat(source)
+        if depth == 0:
+            _own(target, info)
+
+    def _linked_file(self, source: int, target: int, name: str, info: os.stat_result) -> None:
+        if info.st_nlink == 1:
+            self._file(source, target, name, info)
+            return
+        first = f"{info.st_dev}-{info.st_ino}"
         try:
-            while chunk := os.read(reading, CHUNK_BYTES):
+            os.link(first, name, src_dir_fd=self._links, dst_dir_fd=target, follow_symlinks=False)
+        except FileNotFoundError:
+            self._file(source, target, name, info)
+            os.link(name, first, src_dir_fd=target, dst_dir_fd=self._links, follow_symlinks=False)
+
+    def _file(self, source: int, target: int, name: str, info: os.stat_result) -> None:
+        reading = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=source)
+        try:
+            writing = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=target)
+            try:
+                self._data(reading, writing, info.st_size)
+                _own(writing, info)
+            finally:
+                os.close(writing)
+        finally:
+            os.close(reading)
+
+    def _data(self, reading: int, writing: int, size: int) -> None:
+        """The parts that are no holes."""
+        os.ftruncate(writing, size)
+        at = 0
+        while at < size:
+            try:
+                at = os.lseek(reading, at, os.SEEK_DATA)
+            except OSError as failure:
+                if failure.errno != errno.ENXIO:
+                    raise
+                return  # a hole up to the end
+            end = min(os.lseek(reading, at, os.SEEK_HOLE), size)
+            while at < end:
+                chunk = os.pread(reading, min(CHUNK_BYTES, end - at), at)
+                if not chunk:
+                    return
+                self._bytes += len(chunk)
+                self._check()
                 view = memoryview(chunk)
                 while view:
-                    view = view[os.write(writing, view) :]
-            _own(writing, info)
-        finally:
-            os.close(writing)
-    finally:
-        os.close(reading)
+                    written = os.pwrite(writing, view, at)
+                    view, at = view[written:], at + written
+
+    def _check(self) -> None:
+        if self._bytes > self._max_bytes:
+            raise SandboxError(f"the sandbox cannot be kept: its files hold more than {self._max_bytes} bytes")
+        if self._stop.is_set():
+            raise SandboxError("the sandbox cannot be kept: nobody waits for it any more")
 
 
 def _own(fd: int, info: os.stat_result) -> None:

@@ -3,8 +3,10 @@
     python -m jaxagent.sandbox.worker --token_file=TOKEN --host=10.0.0.5 --port=8100 --max_sandboxes=256
 
 Every request carries the token (`Authorization: Bearer ...`) and the client's id; sandboxes belong to the client that
-started them. A client that is not heard for `--lease_s` has died: its sandboxes are closed. Bodies are JSON, bytes in
-base64; the file transfers carry raw bytes. Use it on a private network or through a tunnel: it speaks plain HTTP.
+started them, and the client names them, so that it can end one whose start it heard no answer to. A client that is not
+heard for `--lease_s` has died: its sandboxes are closed. Roots, layers and snapshots are folders in `--folder` only.
+Bodies are JSON, bytes in base64; the file transfers carry raw bytes. Use it on a private network or through a tunnel:
+it speaks plain HTTP.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import base64
 import contextlib
 import dataclasses
 import hmac
-import secrets
+import re
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -37,10 +39,13 @@ from jaxagent.sandbox.base import (
     SandboxError,
     Spec,
 )
+from jaxagent.sandbox.folder import Folder
 from jaxagent.sandbox.owner import Owner
 
 MAX_BODY_BYTES = MAX_FILE_BYTES + 2**20
 MAX_DEADLINE_S = 24 * 3600.0
+MAX_ENDED = 10_000
+NAME = re.compile(r"[0-9a-f]{16,64}")
 CLIENT = "X-Jaxagent-Client"
 STATUS = {ConfigError: 400, FileError: 404, SandboxClosed: 410, SandboxError: 500}  # by kind of failure
 
@@ -51,20 +56,26 @@ class _Client:
 
     heard: float
     sandboxes: dict[str, Sandbox] = dataclasses.field(default_factory=dict)
+    starting: set[str] = dataclasses.field(default_factory=set)
+    ended: dict[str, None] = dataclasses.field(default_factory=dict)  # closed before they were there; in order
     busy: int = 0  # requests in progress: a long command is a sign of life, too
 
 
 class Worker:
-    """The web application around any back end."""
+    """The web application around any back end.
 
-    def __init__(self, backend: Backend, token: str, max_sandboxes: int, lease_s: float):
+    Args:
+      folder: where roots, layers and snapshots lie; "" for a worker without any.
+    """
+
+    def __init__(self, backend: Backend, token: str, max_sandboxes: int, lease_s: float, folder: str = ""):
         if len(token) < 16:
             raise ConfigError("the sandbox worker's token must have at least 16 characters")
         self._backend = backend
         self._token = token.encode()
         self._max = max_sandboxes
         self._lease_s = lease_s
-        self._starting = 0
+        self._folder = Folder(folder)
         self._clients: dict[str, _Client] = {}
 
     def app(self) -> web.Application:
@@ -131,18 +142,25 @@ class Worker:
         )
 
     async def _start(self, request: web.Request, client: _Client) -> web.Response:
-        spec = spec_from_json(await request.json())
-        running = self._starting + sum(len(c.sandboxes) for c in self._clients.values())
+        body = await request.json()
+        name = str(body.pop("id"))
+        if not NAME.fullmatch(name) or name in client.starting or name in client.sandboxes:
+            raise ValueError("'id' must be 16 to 64 hexadecimal digits that were not used before")
+        spec = self._folder.spec(spec_from_json(body))
+        running = sum(len(c.starting) + len(c.sandboxes) for c in self._clients.values())
         if running >= self._max:
             return _failure("SandboxError", f"all {self._max} sandboxes of this worker are in use", 429)
-        self._starting += 1
-        try:
-            sandbox = await self._backend.start(spec)
-        finally:
-            self._starting -= 1
-        name = secrets.token_hex(8)
-        client.sandboxes[name] = sandbox
-        return web.json_response({"id": name})
+        if name not in client.ended:
+            client.starting.add(name)
+            try:
+                sandbox = await self._backend.start(spec)
+            finally:
+                client.starting.discard(name)
+            if name not in client.ended:
+                client.sandboxes[name] = sandbox
+                return web.json_response({})
+            await sandbox.close()
+        raise SandboxClosed("the client closed this sandbox before it was there")
 
     def _sandbox(self, request: web.Request, client: _Client) -> Sandbox:
         try:
@@ -182,18 +200,24 @@ class Worker:
 
     async def _snapshot(self, request: web.Request, client: _Client) -> web.Response:
         body = await request.json()
-        return web.json_response({"layer": await self._sandbox(request, client).snapshot(str(body["directory"]))})
+        sandbox, directory = self._sandbox(request, client), self._folder.new(str(body["directory"]))
+        return web.json_response({"layer": await sandbox.snapshot(directory)})
 
     async def _close(self, request: web.Request, client: _Client) -> web.Response:
-        sandbox = client.sandboxes.pop(request.match_info["id"], None)
+        name = request.match_info["id"]
+        sandbox = client.sandboxes.pop(name, None)
         if sandbox is not None:
             await sandbox.close()
+        else:  # its start is in progress, or may be heard later than this, or it was closed already
+            client.ended[name] = None
+            if len(client.ended) > MAX_ENDED:
+                del client.ended[next(iter(client.ended))]
         return web.json_response({})
 
 
 async def _close_all(client: _Client) -> None:
-    for sandbox in client.sandboxes.values():
-        await sandbox.close()
+    """One that fails to close stops neither the others nor the watch over leases."""
+    await asyncio.gather(*[sandbox.close() for sandbox in client.sandboxes.values()], return_exceptions=True)
     client.sandboxes.clear()
 
 
@@ -227,7 +251,7 @@ async def serve(options: argparse.Namespace) -> None:
     try:
         backend = await choose.choose_backend(owner, unsafe=options.unsafe)
         token = Path(options.token_file).read_text().strip()
-        worker = Worker(backend, token, options.max_sandboxes, options.lease_s)
+        worker = Worker(backend, token, options.max_sandboxes, options.lease_s, options.folder)
         runner = web.AppRunner(worker.app(), access_log=None)
         await runner.setup()
         site = web.TCPSite(runner, options.host, options.port)
@@ -251,6 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=8100, help="0: any free one, which is printed")
     parser.add_argument("--max_sandboxes", type=int, default=256)
     parser.add_argument("--lease_s", type=float, default=60.0, help="a client unheard for so long has died")
+    parser.add_argument("--folder", default="", help="where clients' roots, layers and snapshots lie; without: none")
     parser.add_argument("--unsafe", action="store_true", help="plain processes where nothing else works")
     try:
         asyncio.run(serve(parser.parse_args(arguments)))

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import random
+import secrets
 import signal
 import stat
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxagent.sandbox import cgroups
 from jaxagent.sandbox.base import Spec
 from jaxagent.sandbox.owner import Owner, remove_directory
 from tests.sandbox.hostile.host import leftovers, pids
@@ -157,6 +159,45 @@ def test_kill_9_of_a_run_that_is_half_made(moment, base):
         owner.stdout.close()
     assert leftovers(run, base)
     check_next_start(base, run)
+
+
+ELSEWHERE = """
+owner = Owner()
+print(owner.id, owner.path, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_start_with_another_tmpdir_sweeps(tmp_path, monkeypatch):
+    """As batch systems give each job its own."""
+    (tmp_path / "of a job").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "of a job"))
+    dead = begin(ELSEWHERE, tmp_path)
+    try:
+        run, _, path = dead.stdout.readline().strip().partition(" ")
+        assert dead.wait(60) == -signal.SIGKILL and run
+    finally:
+        dead.stdout.close()
+    monkeypatch.delenv("TMPDIR")
+    Owner().close()
+    assert leftovers(run) == [] and not Path(path).exists()
+
+
+def test_groups_that_no_lock_tells_of_are_removed(base):
+    """What a run left whose directory was removed by hand, or lay elsewhere; a living run's groups stay."""
+    alive = Owner(base.with_name("other"))
+    mine = [Path(p) for p in cgroups.candidates(alive.id) if Path(p).is_dir()]
+    try:
+        if not mine:
+            pytest.skip("control groups cannot be made here")
+        left = [p.with_name(f"jaxagent-{secrets.token_hex(6)}") for p in mine]
+        for path in left:
+            (path / "1").mkdir(parents=True)
+        Owner(base).close()
+        assert not [p for p in left if p.exists()] and all(p.is_dir() for p in mine)
+    finally:
+        alive.close()
+    assert not [p for p in mine if p.exists()]
 
 
 def test_a_start_waits_for_a_sweep_in_progress(base):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxagent.sandbox import choose
+from jaxagent.sandbox import choose, snapshot
 from jaxagent.sandbox.base import Limits, SandboxError
 from jaxagent.sandbox.images import __main__ as command
 from jaxagent.sandbox.images import bases
@@ -253,6 +253,21 @@ def test_a_failure_is_named(text, number, step, said, shop):
     store = Store(shop.folder / "images")
     assert os.listdir(store.folder / "work") == []
     assert len(store.listing()) == max(number - 1, 0)  # the steps before it are kept, it is not
+
+
+def test_a_step_is_not_kept_beyond_the_deadline(shop, monkeypatch):
+    """Copying a step's files counts, too."""
+    save = snapshot.save
+
+    def slow(fd, directory, most, stop):
+        stop.wait(60)
+        return save(fd, directory, most, stop)
+
+    monkeypatch.setattr(snapshot, "save", slow)
+    with pytest.raises(BuildError, match=r"step 1 .* ran past the build's deadline while what it changed was kept"):
+        shop.dockerfile("FROM debian:12\nRUN echo x > /tmp/x\n", timeout_s=3.0)
+    images = shop.folder / "images"
+    assert os.listdir(images / "layers") == [] and os.listdir(images / "work") == []
 
 
 def test_a_failed_step_runs_again(shop):

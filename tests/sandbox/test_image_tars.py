@@ -10,6 +10,7 @@ import platform
 import stat
 import tarfile
 import tempfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -352,6 +353,78 @@ def test_one_process_makes_a_layer(store):
         assert store.find("layers", "key") == made and made["layer"] and os.listdir(store.folder / "work") == []
 
     asyncio.run(main())
+
+
+def header(kind, size, name="h"):
+    """One block."""
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def padded(data):
+    return data + bytes(-len(data) % 512)
+
+
+def pax(kind, **records):
+    body = b""
+    for key, value in records.items():
+        record = f" {key.replace('_', '.')}={value}\n"
+        size = next(n for n in range(len(record), 10**7) if len(str(n)) + len(record) == n)
+        body += f"{size}{record}".encode()
+    return header(kind, len(body)) + padded(body)
+
+
+BIG, END = "y" * 600_000, bytes(1024)
+ONE = header(FILE, 1, "one") + padded(b"1")
+BOMBS = {
+    **{
+        f"a large {kind!r}": (header(kind, 2**20 + 1) + padded(b"x" * (2**20 + 1)) + ONE, "headers of more than")
+        for kind in (b"x", b"g", b"L", b"K", b"X")
+    },
+    "two before one entry": ((pax(b"x", comment=BIG) * 2) + ONE, "headers of more than"),
+    "globals that add up": (pax(b"g", a=BIG) + ONE + pax(b"g", b=BIG) + ONE, "headers of more than"),
+    "many before one entry": (header(b"L", 0) * 2000 + ONE, "too many headers"),
+    "a negative size": (pax(b"x", size="-512") + ONE, "has the size -512"),
+    "a number without end": (b"".join([pax(b"x", GNU_sparse_map="9" * 5000), ONE]), "a header is malformed"),
+    "an old sparse file": (header(tarfile.GNUTYPE_SPARSE, 0) + ONE, "is a sparse file"),
+    "a new sparse file": (pax(b"x", GNU_sparse_major=1, GNU_sparse_minor=0) + ONE, "is a sparse file"),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.parametrize("where", ["layer", "image"])
+def test_headers_that_fill_the_memory(name, where, store, tmp_path):
+    raw, said = BOMBS[name]
+    path = tmp_path / "i.tar"
+    if where == "layer":
+        layout(path, raw + END)
+    else:
+        path.write_bytes(gzip.compress(raw + layout(path, LAYERS[0]).read_bytes()))
+    with pytest.raises(BuildError, match=said):
+        load(store, path)
+    assert os.listdir(store.folder / "work") == os.listdir(store.folder / "bases") == []
+
+
+def test_entries_are_not_kept_in_memory(store, tmp_path):
+    """Each header is as large as allowed, and there are many: 60 MB from a layer of less than 100 KB."""
+    raw = (pax(b"x", comment=BIG) + ONE) * 100 + END
+    path = layout(tmp_path / "i.tar", raw)
+    assert path.stat().st_size < 100_000
+    tracemalloc.start()
+    try:
+        assert seen(load(store, path)["tree"]) == {"one": "1"}
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_images_tar_of_many_entries(store, tmp_path, monkeypatch):
+    monkeypatch.setattr("jaxagent.sandbox.images.tars.MAX_MEMBERS", 4)
+    with pytest.raises(BuildError, match="more than 4 entries"):
+        load(store, layout(tmp_path / "i.tar", LAYERS[0]))
+    with pytest.raises(BuildError, match="name of more than 4096 bytes"):
+        load(store, pack(tmp_path / "i.tar", {"x" * 5000: b""}))
 
 
 def test_an_image_that_is_too_large(store, tmp_path):

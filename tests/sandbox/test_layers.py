@@ -1,14 +1,18 @@
 """Snapshots are layers: what was written, removed and replaced is seen by sandboxes that start from there."""
 
+import asyncio
 import os
 import shutil
 import stat
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.sandbox.base import SandboxError, Spec
+from jaxagent.sandbox import connection, snapshot
+from jaxagent.sandbox.base import MIB, Limits, SandboxError, Spec
 from jaxagent.sandbox.helper import helper
 
 NAMES = ("namespaces", "namespaces-python")
@@ -42,6 +46,49 @@ def test_snapshot_and_start_from_it(places, name, tmp_path):
             assert (await sandbox.run("ls; cat /etc/hosts | wc -l", 10, 100)).output == b"2\n"
 
     places.run(main(places.backend(name)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_snapshot_takes_what_the_sandbox_took(places, name, tmp_path):
+    """Sparse files and hard links are free inside; a copy byte by byte made 64 MiB of these."""
+
+    async def main(backend):
+        async with await backend.start(Spec(limits=Limits(disk_bytes=4 * MIB))) as sandbox:
+            make = "for i in 1 2 3 4 5 6 7 8; do truncate -s 4M s$i; ln s1 l$i; done; ls | wc -l"
+            assert (await sandbox.run(make, 10, 100)).output == b"16\n"
+            return await sandbox.snapshot(str(tmp_path / "layer"))
+
+    files = list(Path(places.run(main(places.backend(name))), "home/user").iterdir())
+    assert len(files) == 16 and {p.stat().st_size for p in files} == {4 * MIB}
+    assert sum(512 * p.stat().st_blocks for p in files) <= MIB
+    assert (tmp_path / "layer/home/user/l8").stat().st_nlink == 9
+
+
+def test_a_snapshot_that_nobody_waits_for_ends(places, tmp_path, monkeypatch):
+    """As where a build's deadline passes: the thread ends, and what it made is gone when the waiter returns."""
+    begun = threading.Event()
+
+    def slow(fd, *arguments):
+        begun.set()
+        time.sleep(0.3)  # so that it is cancelled before it copies
+        return save(fd, *arguments)
+
+    save = snapshot.save
+    monkeypatch.setattr(snapshot, "save", slow)
+
+    async def main(backend):
+        async with await backend.start(Spec()) as sandbox:
+            await sandbox.run("echo x > file", 10, 100)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await sandbox.snapshot(str(tmp_path / "layer"))
+            assert begun.is_set() and os.listdir(tmp_path) == []
+            monkeypatch.setattr(connection, "SNAPSHOT_TIMEOUT_S", 0.1)
+            with pytest.raises(SandboxError, match=r"not be kept in 0\.1 s"):
+                await sandbox.snapshot(str(tmp_path / "layer"))
+            assert os.listdir(tmp_path) == []
+
+    places.run(main(places.backend("namespaces")))
 
 
 @pytest.mark.parametrize("name", (*NAMES, "bubblewrap"))

@@ -7,11 +7,13 @@ import shutil
 import stat
 import struct
 import subprocess
+import threading
+import types
 from pathlib import Path
 
 import pytest
 
-from jaxagent.sandbox import cgroups, helper, seccomp, snapshot, wire
+from jaxagent.sandbox import cgroups, helper, namespaces, seccomp, snapshot, wire
 from jaxagent.sandbox.base import Limits, SandboxError
 from jaxagent.sandbox.owner import Owner
 
@@ -89,8 +91,62 @@ def test_own_groups_of_version_1():
     ]
 
 
-def test_version_2_is_switched_on_and_used(tmp_path):
+def kernel_with(monkeypatch, *names):
+    """Directories that are made have these files, as a kernel's control groups have."""
+    mkdir = Path.mkdir
+
+    def fill(path, *arguments, **more):
+        mkdir(path, *arguments, **more)
+        for name in names if path.name.startswith("jaxagent-") or path.name.isdigit() else ():
+            (path / name).write_text("")
+
+    monkeypatch.setattr(cgroups.Path, "mkdir", fill)
+
+
+V2 = ("cgroup.procs", "cgroup.subtree_control", "memory.max", "memory.swap.max", "pids.max", "cpu.max")
+
+
+@pytest.mark.parametrize(
+    ("lacking", "controllers", "gaps"),
+    [
+        (None, ("memory", "pids", "cpu"), 0),
+        ("cpu.max", ("memory", "pids"), 0),
+        ("memory.swap.max", ("memory", "pids", "cpu"), 1),
+        ("memory.max", ("pids", "cpu"), 0),
+    ],
+)
+def test_what_a_kernel_does_not_limit_is_missing(lacking, controllers, gaps, tmp_path, monkeypatch):
+    own = tmp_path / "run.scope"
+    own.mkdir()
+    for name, text in (("cgroup.controllers", "cpu memory pids"), ("cgroup.subtree_control", "")):
+        (own / name).write_text(text)
+    texts = (f"30 22 0:26 / {tmp_path} rw - cgroup2 cgroup2 rw\n", "0::/run.scope\n")
+    kernel_with(monkeypatch, *(name for name in V2 if name != lacking))
+    groups = cgroups.Cgroups("r1", *texts)
+    assert groups.controllers == controllers and len(groups.gaps) == gaps and all("swap" in g for g in groups.gaps)
+    made = groups.make(Limits(processes=10)).directories[0]
+    assert (made / "pids.max").read_text() == "12" and sorted(os.listdir(made)) == sorted({*V2} - {lacking})
+    owner = types.SimpleNamespace(cgroups=groups, path=tmp_path, process_name="p")
+    said = "; ".join(namespaces.Namespaces(owner, compiled=False).missing)
+    assert ("swap is not limited" in said) == bool(gaps)
+    assert ("processor time is not shared" in said) == ("cpu" not in controllers)
+    assert ("memory is limited per process" in said) == ("memory" not in controllers)
+
+
+def test_groups_without_anything_to_limit_are_not_made(tmp_path, monkeypatch):
+    """Version 1 has a hierarchy for each controller; one for cpu shares alone gives no quota."""
+    for name in ("memory", "cpu"):
+        (tmp_path / name).mkdir()
+    kernel_with(monkeypatch, "cgroup.procs", "memory.limit_in_bytes", "cpu.cfs_period_us", "cpu.shares")
+    mounts = "".join(f"30 22 0:26 / {tmp_path}/{c} rw - cgroup cgroup rw,{c}\n" for c in ("memory", "cpu"))
+    groups = cgroups.Cgroups("r1", mounts, "2:memory:/\n1:cpu:/\n")
+    assert groups.controllers == ("memory",) and len(groups.gaps) == 1
+    assert [d.parent for d in groups.make(Limits()).directories] == [tmp_path / "memory" / "jaxagent-r1"]
+
+
+def test_version_2_is_switched_on_and_used(tmp_path, monkeypatch):
     """The paths and values, in ordinary files: no host with version 2 is needed, and none is shown to work."""
+    kernel_with(monkeypatch, *V2)
     own = tmp_path / "with space" / "run.scope"
     own.mkdir(parents=True)
     (own / "cgroup.controllers").write_text("cpu io memory pids\n")
@@ -102,6 +158,37 @@ def test_version_2_is_switched_on_and_used(tmp_path):
     groups = cgroups.Cgroups("r1", *texts)
     assert (own / "cgroup.subtree_control").read_text() == "+cpu +memory +pids"
     assert groups.controllers == ("memory", "pids", "cpu") and (own / "jaxagent-r1").is_dir()
+
+
+def test_abandoned_groups(tmp_path):
+    """In ordinary directories: dead, known to a sweep, alive, and of somebody else."""
+    names = {n: f"jaxagent-{n * 12}" for n in "abc"}
+    for name in (*names.values(), "jaxagent-owner", "jaxagent-mine"):
+        (tmp_path / name / "1").mkdir(parents=True)
+    alive = cgroups._lock(tmp_path / names["c"])
+    texts = (f"30 22 0:26 / {tmp_path} rw - cgroup cgroup rw,pids\n", "1:pids:/\n")
+    cgroups.remove_abandoned(lambda run: run == "b" * 12, *texts)
+    assert sorted(os.listdir(tmp_path)) == [names["b"], names["c"], "jaxagent-mine", "jaxagent-owner"]
+    assert (tmp_path / names["c"] / "1").is_dir()
+    os.close(alive)
+    cgroups.remove_abandoned(lambda run: run == "b" * 12, *texts)
+    assert sorted(os.listdir(tmp_path)) == [names["b"], "jaxagent-mine", "jaxagent-owner"]
+
+
+def test_a_group_that_is_removed_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
+    """By a start that looks for abandoned ones."""
+    lock, removed = cgroups._lock, []
+
+    def late(directory):
+        if len(removed) < 3:
+            removed.append(directory)
+            directory.rmdir()
+        return lock(directory)
+
+    monkeypatch.setattr(cgroups, "_lock", late)
+    fd = cgroups._make(tmp_path / "jaxagent-r1")
+    assert len(removed) == 3 and os.fstat(fd).st_ino == removed[0].stat().st_ino
+    os.close(fd)
 
 
 def test_settings():
@@ -167,10 +254,48 @@ def test_a_hostile_tree_is_copied_and_not_followed(tmp_path):
     (upper / "d" / "setuid").chmod(0o6755)
     os.mkfifo(upper / "pipe")
     fd = os.open(upper, os.O_PATH | os.O_DIRECTORY)
-    layer = Path(snapshot.save(fd, str(tmp_path / "layer")))
+    layer = Path(snapshot.save(fd, str(tmp_path / "layer"), 10**6))
     assert sorted(p.name for p in layer.iterdir()) == ["d", "dirlink", "link"]
     assert (layer / "link").is_symlink() and (layer / "dirlink").is_symlink()
     assert stat.S_IMODE((layer / "d" / "setuid").stat().st_mode) == 0o755
+
+
+def blocks(directory):
+    return 512 * sum(os.lstat(os.path.join(top, f)).st_blocks for top, _, files in os.walk(directory) for f in files)
+
+
+def test_holes_and_hard_links_are_kept(tmp_path):
+    upper = tmp_path / "upper"
+    (upper / "d").mkdir(parents=True)
+    with open(upper / "holes", "wb") as file:
+        for at in (0, 2**20, 5 * 2**20):
+            file.seek(at)
+            file.write(b"data")
+        file.truncate(2**40)
+    (upper / "d" / "one").write_bytes(b"x" * 4096)
+    os.link(upper / "d" / "one", upper / "two")
+    layer = Path(snapshot.save(os.open(upper, os.O_PATH | os.O_DIRECTORY), str(tmp_path / "layer"), 10**6))
+    with open(layer / "holes", "rb") as file:
+        for at, data in ((0, b"data\0"), (2**20, b"data\0"), (2**21, b"\0" * 5), (5 * 2**20, b"data\0")):
+            assert os.pread(file.fileno(), 5, at) == data
+        assert os.fstat(file.fileno()).st_size == 2**40
+    assert blocks(layer) == blocks(upper) <= 10**5 and (layer / "two").read_bytes() == b"x" * 4096
+    assert os.stat(layer / "two").st_ino == os.stat(layer / "d" / "one").st_ino
+    assert os.stat(layer / "two").st_nlink == 2 and sorted(os.listdir(tmp_path)) == ["layer", "upper"]
+
+
+def test_a_copy_is_bounded(tmp_path):
+    (tmp_path / "upper").mkdir()
+    (tmp_path / "upper" / "file").write_bytes(b"x" * 5000)
+    (tmp_path / "upper" / "other").write_bytes(b"x" * 5000)
+    stop = threading.Event()
+    stop.set()
+    for most, event, said in ((9999, None, "more than 9999 bytes"), (10_000, stop, "nobody waits")):
+        fd = os.open(tmp_path / "upper", os.O_PATH | os.O_DIRECTORY)
+        with pytest.raises(SandboxError, match=said):
+            snapshot.save(fd, str(tmp_path / "layer"), most, event)
+        assert os.listdir(tmp_path) == ["upper"]
+    snapshot.save(os.open(tmp_path / "upper", os.O_PATH | os.O_DIRECTORY), str(tmp_path / "layer"), 10_000)
 
 
 def test_an_owners_directory_must_be_its_own(tmp_path):

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import aiohttp
@@ -13,7 +15,8 @@ import pytest
 from aiohttp import web
 
 from jaxagent.config import ConfigError
-from jaxagent.sandbox.base import FileError, Limits, SandboxClosed, SandboxError, Spec
+from jaxagent.sandbox import worker as worker_module
+from jaxagent.sandbox.base import Backend, FileError, Limits, SandboxClosed, SandboxError, Spec
 from jaxagent.sandbox.remote import Remote
 from jaxagent.sandbox.worker import CLIENT, Worker
 
@@ -40,7 +43,7 @@ async def workers(backend, count=1, **options):
 
 def test_the_same_interface(places, tmp_path):
     async def main(local):
-        async with workers(local) as urls:
+        async with workers(local, folder=str(tmp_path)) as urls:
             remote = Remote(urls, TOKEN)
             await remote.connect()
             assert "namespaces" in remote.describe() and "not encrypted" in remote.describe()
@@ -113,7 +116,11 @@ def test_tokens_and_clients(places):
                 async with session.get(f"{urls[0]}/health", headers=headers) as answer:
                     assert answer.status == 401
             headers = {"Authorization": f"Bearer {TOKEN}", CLIENT: "x"}
-            for body in ("{", "[]", "{}", '{"limits": {"memory": 1}, "layers": []}'):
+            bodies = ["{", "[]", "{}", '{"limits": {"memory": 1}, "layers": []}']
+            bodies += [
+                json.dumps({"id": n, "limits": {}, "layers": []}) for n in ("", "../x", name.upper() + "G", name[:9])
+            ]
+            for body in bodies:
                 async with session.post(f"{urls[0]}/sandboxes", headers=headers, data=body) as answer:
                     assert answer.status in (400, 500) and "error" in await answer.json()
             await sandbox.close()
@@ -133,6 +140,212 @@ def test_a_dead_clients_sandboxes_end(places):
             with pytest.raises(SandboxClosed):
                 await sandbox.run("true", 1, 1)
             await remote.close()
+
+    places.run(main(places.backend("namespaces")))
+
+
+class Stuck:
+    """A sandbox that does not close."""
+
+    async def close(self):
+        raise OSError("stuck")
+
+
+def test_a_sandbox_that_does_not_close_keeps_no_other(places):
+    async def main(local):
+        worker = Worker(local, TOKEN, 8, 0.2)
+        for name in "ab":  # two clients that died: the watch goes on after the first
+            made = await local.start(Spec())
+            worker._clients[name] = worker_module._Client(time.monotonic(), {"1": Stuck(), "2": made})
+        sandboxes = [c.sandboxes["2"] for c in worker._clients.values()]
+        runner = web.AppRunner(worker.app())
+        await runner.setup()
+
+        async def ended():
+            return all(s.closed for s in sandboxes) and not worker._clients
+
+        await until(ended)
+        await runner.cleanup()
+
+    places.run(main(places.backend("namespaces")))
+
+
+async def health(url):
+    """Asked as somebody else, which keeps no lease of the client under test."""
+    headers = {"Authorization": f"Bearer {TOKEN}", CLIENT: "watcher"}
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/health", headers=headers) as answer:
+        return await answer.json()
+
+
+async def until(condition):
+    async with asyncio.timeout(60):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+class Gated(Backend):
+    """Starts that wait for a gate before they are real."""
+
+    name, missing = "gated", ()
+
+    def __init__(self, local):
+        self._local, self.begun, self.gate = local, asyncio.Event(), asyncio.Event()
+        self.made = []
+
+    async def start(self, spec):
+        self.begun.set()
+        await self.gate.wait()
+        self.made.append(await self._local.start(spec))
+        return self.made[-1]
+
+    async def close(self):
+        pass
+
+
+@pytest.mark.parametrize("how", ["cancelled", "late"])
+def test_a_start_that_nobody_waits_for_leaves_no_sandbox(how, places, monkeypatch):
+    """The worker goes on with it: only the client's DELETE of the name it chose can end it, since the lease is kept."""
+
+    async def main(local):
+        backend = Gated(local)
+        async with workers(backend) as urls:
+            remote = Remote(urls, TOKEN)
+            if how == "late":
+                monkeypatch.setattr("jaxagent.sandbox.remote.START_TIMEOUT_S", 0.2)
+            starting = asyncio.create_task(remote.start(Spec()))
+            await backend.begun.wait()
+            if how == "cancelled":
+                starting.cancel()
+            with pytest.raises(asyncio.CancelledError if how == "cancelled" else SandboxError):
+                await starting
+            await asyncio.sleep(0.1)  # the worker hears of it before the sandbox is there
+            backend.gate.set()
+
+            async def ended():
+                return bool(backend.made) and backend.made[0].closed
+
+            await until(ended)
+            assert (await health(urls[0]))["running"] == 0
+            async with await remote.start(Spec()) as sandbox:  # the client lives on
+                assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
+            await remote.close()
+
+    places.run(main(places.backend("namespaces")))
+
+
+def test_a_name_that_was_ended_never_starts(places):
+    """A DELETE may overtake its POST."""
+
+    async def main(local):
+        async with workers(local) as urls, aiohttp.ClientSession() as session:
+            headers, name = {"Authorization": f"Bearer {TOKEN}", CLIENT: "x"}, "0123456789abcdef"
+            body = {"id": name, "limits": {}, "layers": []}
+            for method, where, status in (("DELETE", f"/{name}", 200), ("POST", "", 410)):
+                async with session.request(method, f"{urls[0]}/sandboxes{where}", headers=headers, json=body) as answer:
+                    assert answer.status == status
+            assert (await health(urls[0]))["running"] == 0
+            for status in (200, 400):  # a name is used once
+                async with session.post(
+                    f"{urls[0]}/sandboxes", headers=headers, json={**body, "id": name[::-1]}
+                ) as answer:
+                    assert answer.status == status
+            assert (await health(urls[0]))["running"] == 1
+
+    places.run(main(places.backend("namespaces")))
+
+
+def test_a_failed_end_is_repeated(places, monkeypatch):
+    monkeypatch.setattr("jaxagent.sandbox.remote.HEARTBEAT_S", 0.1)
+    close, failures = Worker._close, iter(range(2))
+
+    async def deaf(self, request, client):
+        if next(failures, None) is not None:
+            raise web.HTTPBadGateway(text="from a proxy")
+        return await close(self, request, client)
+
+    monkeypatch.setattr(Worker, "_close", deaf)
+
+    async def main(local):
+        async with workers(local) as urls:
+            remote = Remote(urls, TOKEN)
+            sandbox = await remote.start(Spec())
+            await sandbox.close()
+            assert (await health(urls[0]))["running"] == 1
+
+            async def ended():
+                return (await health(urls[0]))["running"] == 0
+
+            await until(ended)
+            await remote.close()
+
+    places.run(main(places.backend("namespaces")))
+
+
+def test_workers_that_do_not_answer_delay_no_others_heartbeat(places, monkeypatch):
+    monkeypatch.setattr("jaxagent.sandbox.remote.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr("jaxagent.sandbox.remote.HEALTH_TIMEOUT_S", 1000.0)
+    heard = []
+
+    async def count(request):
+        heard.append(request.path)
+        return web.json_response({})
+
+    async def main():
+        mute = await asyncio.start_server(lambda reader, writer: asyncio.sleep(1000), "127.0.0.1", 0)
+        app = web.Application()
+        app.add_routes([web.get("/health", count)])
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        silent = f"http://127.0.0.1:{mute.sockets[0].getsockname()[1]}"
+        live = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        remote = Remote([silent, f"{silent}/too", live], TOKEN)
+        await remote.ask("GET", f"{live}/health", 10)
+
+        async def often():
+            return len(heard) >= 5
+
+        await until(often)
+        await remote.close()
+        await runner.cleanup()
+        mute.close()
+
+    places.run(main())
+
+
+def test_clients_name_paths_in_the_workers_folder_only(places, tmp_path):
+    folder, outside = tmp_path / "folder", tmp_path / "outside"
+    for path in (folder / "layer" / "etc", folder / "half.part" / "d", outside):
+        path.mkdir(parents=True)
+    (folder / "layer" / "link").symlink_to(outside)  # as a program in a sandbox may have left it
+    (folder / "layer" / "loop").symlink_to("loop")
+    for path in [folder, tmp_path, *tmp_path.parents]:  # the sandboxes' user must reach it
+        if path.stat().st_uid == os.getuid() and path != Path("/"):
+            path.chmod(path.stat().st_mode | 0o011)
+    outer = [str(outside), "/", f"{folder}/../outside", f"{folder}/layer/link", f"{folder}/layer/loop"]
+
+    async def main(local):
+        with pytest.raises(ConfigError, match="--folder"):
+            Worker(local, TOKEN, 1, 1.0, str(tmp_path / "none"))
+        async with workers(local) as without, workers(local, folder=str(folder)) as urls:
+            bare, remote = Remote(without, TOKEN), Remote(urls, TOKEN)
+            async with await bare.start(Spec()) as sandbox:
+                with pytest.raises(ConfigError, match="without --folder"):
+                    await sandbox.snapshot(str(folder / "new"))
+            with pytest.raises(ConfigError, match="without --folder"):
+                await bare.start(Spec(layers=(str(folder / "layer"),)))
+            for path in [*outer, f"{folder}/half.part/d", f"{folder}/missing"]:
+                for spec in (Spec(root=path), Spec(layers=(str(folder / "layer"), path))):
+                    with pytest.raises(ConfigError):
+                        await remote.start(spec)
+            async with await remote.start(Spec(layers=(str(folder / "layer"),))) as sandbox:
+                for path in [*(f"{p}/new" for p in outer), f"{folder}/..", f"{folder}/layer/new", f"{folder}/a.part"]:
+                    with pytest.raises(ConfigError, match="must be named"):
+                        await sandbox.snapshot(path)
+                assert await sandbox.snapshot(f"{folder}/layer/../new") == str(folder / "new")
+            await bare.close()
+            await remote.close()
+        assert sorted(os.listdir(folder)) == ["half.part", "layer", "new"] and os.listdir(outside) == []
 
     places.run(main(places.backend("namespaces")))
 

@@ -7,6 +7,7 @@ alike share them. What was killed half way leaves nothing that is found.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import errno
 import os
@@ -14,6 +15,7 @@ import re
 import shlex
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxagent.sandbox.base import FileError, Sandbox, SandboxError, Spec
@@ -179,10 +181,18 @@ class Steps:
             async with await self.place.start(self._spec(built, as_root)) as sandbox:
                 data = await action(sandbox)
                 if keep and data is not None:
-                    await sandbox.snapshot(str(work / TREE))
+                    await self._keep(sandbox, text, work)
             seconds = round(time.monotonic() - begin, 2)
             record = {"step": text[:2000], "name": self.image, "seconds": seconds, "data": data or {}}
             return self.store.finish("layers", key, work, record)
+
+    async def _keep(self, sandbox: Sandbox, text: str, work: Path) -> None:
+        try:
+            async with asyncio.timeout(max(0.0, self._ends_at - time.monotonic())):
+                await sandbox.snapshot(str(work / TREE))
+        except TimeoutError:
+            problem = "ran past the build's deadline while what it changed was kept"
+            raise BuildError(self.image, self.number, text, problem) from None
 
     def _spec(self, built: Built, as_root: bool) -> Spec:
         spec = built.spec(LIMITS)

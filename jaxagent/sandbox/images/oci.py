@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from jaxagent.config import nearest
-from jaxagent.sandbox.images import tree
+from jaxagent.sandbox.images import tars, tree
 from jaxagent.sandbox.images.built import BuildError
 from jaxagent.sandbox.images.store import TREE, Store, make_key
 from jaxagent.sandbox.images.unpack import TarError, Unpacker
@@ -51,7 +51,7 @@ async def load(store: Store, path: Path, name: str = "", max_bytes: int = MAX_IM
     """
     image = f"{path.name}{f' ({name})' if name else ''}"
     try:
-        with _open(path) as archive:
+        with tars.open_image(path) as archive:
             wanted = await asyncio.to_thread(_Image, archive, name)
             key = make_key("oci", wanted.identity)
             if (found := store.find("bases", key)) is not None:
@@ -75,18 +75,12 @@ async def load(store: Store, path: Path, name: str = "", max_bytes: int = MAX_IM
         raise BuildError(image, 0, "", f"cannot be imported: {error}") from error
 
 
-def _open(path: Path) -> tarfile.TarFile:
-    if not path.is_file():
-        raise TarError(f"there is no file {path}")
-    return tarfile.open(path, "r:*")
-
-
 class _Image:
     """One image of an archive: its configuration and the blobs of its layers, the lowest first."""
 
     def __init__(self, archive: tarfile.TarFile, name: str):
         self._archive = archive
-        self._members = {os.path.normpath(m.name.lstrip("/")): m for m in archive.getmembers()}
+        self._members = {os.path.normpath(m.name.lstrip("/")): m for m in tars.members(archive)}
         self.name = ""
         if "index.json" in self._members:
             self._from_layout(name)
@@ -193,8 +187,8 @@ class _Image:
                 raise TarError(f"layer {path} is compressed with zstd, which is not supported: export it with gzip")
             unpacked = gzip.GzipFile(fileobj=raw) if start.startswith(_GZIP) else raw  # type: ignore[arg-type]
             plain = _Hashing(unpacked, diff, most)
-            with tarfile.open(fileobj=plain, mode="r|", ignore_zeros=False) as layer:  # type: ignore[arg-type]
-                unpacker.layer(layer, layer)
+            with tars.open_layer(plain) as layer:
+                unpacker.layer(tars.entries(layer), layer)
             for stream in (plain, raw):
                 stream.finish(path)
 
