@@ -65,7 +65,9 @@ def test_an_image_of_its_own(places, open_folder, name):
             for path in ("/opt/task/x", "/home/user/x", "/x"):
                 await sandbox.write(path, b"x")
             assert (await sandbox.execute(["/bin/program"], 10, 100)).exit_code == 0
-        async with await backend.start(dataclasses.replace(spec, uid=0)) as sandbox:  # owns its image, as in a container
+        async with await backend.start(
+            dataclasses.replace(spec, uid=0)
+        ) as sandbox:  # owns its image, as in a container
             for path in ("/etc/x", "/usr/bin/program", "/bin/new", "/lib64/x"):
                 await sandbox.write(path, b"x")
         assert not (root / "etc/x").exists()
@@ -73,11 +75,19 @@ def test_an_image_of_its_own(places, open_folder, name):
     places.run(main())
 
 
+TERMINALS = """
+import os, time
+for i in range(300):
+    try:
+        os.openpty()
+    except OSError:
+        break
+os.fork() or (os.setsid(), time.sleep(100))
+"""
 HOLDS = {
     "no /dev/ptmx": "rm -f /dev/ptmx; sleep 100 &",
     "closed terminals": "chmod 0 /dev/pts/ptmx /dev/ptmx 2>/dev/null; sleep 100 &",
-    "every terminal": "/usr/bin/python3 -c 'import os, time\nfor i in range(300):\n try: os.openpty()\n except OSError: "
-    "break\nos.fork() or (os.setsid(), time.sleep(100))'",
+    "every terminal": f"/usr/bin/python3 -c '{TERMINALS}'",
     "few descriptors for process 1": "prlimit --pid 1 --nofile=3:3; sleep 100 &",
     "no files for process 1": "prlimit --pid 1 --fsize=0:0; sleep 100 &",
 }
