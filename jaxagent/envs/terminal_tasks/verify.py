@@ -30,7 +30,7 @@ class VerifierError(RuntimeError):
     """The task's own machinery failed, or gave no reward. Says nothing about the agent."""
 
 
-class PlaceBroken(RuntimeError):
+class PlaceBroken(VerifierError):
     """What worked before the agent came works no more: no shell starts, or nothing can be written. Its reward is 0."""
 
 

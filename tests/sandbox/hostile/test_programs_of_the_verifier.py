@@ -1,4 +1,4 @@
-"""What the verifier's programs load, and process 1: an agent can change neither, nor end the sandbox by what it holds."""
+"""What the verifier's programs load, and process 1: an agent can change neither, nor end the sandbox."""
 
 import dataclasses
 import os
