@@ -92,9 +92,10 @@ class TerminalEnvironment:
         self._sandbox = await self._take(self._task)
         self._place = place.SandboxPlace(self._sandbox)
         await prepare(self._place, self._task)
-        # Without this, an image in which no shell starts would look like the agent's work.
-        if self._task.setup is None and not await self._place.is_usable(self._task, place.ROOM_BYTES):
-            raise VerifierError(f"{self._task.id}: no shell starts in its image, or nothing can be written there")
+        if self._task.setup is None:  # else one has run; an image without a shell would look like the agent's work
+            began = await self._place.run(":", timeout_s=_ENTER_TIMEOUT_S, cwd="/")
+            if began.exit_status != 0 or began.timed_out:
+                raise VerifierError(f"{self._task.id}: no shell starts in its image: {began.output.strip()[:200]}")
         if enter := _enter(self._task.workdir, self._task.env):
             result = await self._sandbox.run(enter, _ENTER_TIMEOUT_S, 1000)
             if result.exit_code != 0:
