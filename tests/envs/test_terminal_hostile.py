@@ -92,7 +92,7 @@ while True:
 
 def test_a_process_task_is_judged_alone(attempt):
     """Somebody who waits for the test to rewrite it is killed; what setup started is seen, what it sleeps in too."""
-    setup = "sleep 91919 </dev/null >/dev/null 2>&1 &\n"
+    setup = "sleep 91919 </dev/null >/dev/null 2>&1 &\nuntil pgrep -f '^sleep 91919'; do sleep 0.01; done\n"
     alive = """
 import os, sys
 found = []

@@ -1,5 +1,6 @@
 """What the verifier's programs load, and process 1: an agent can change neither, nor end the sandbox."""
 
+import asyncio
 import dataclasses
 import os
 import shutil
@@ -124,7 +125,8 @@ def test_spared_processes_are_seen_and_do_nothing(places, name):
     async def main():
         async with await backend.start(Spec()) as sandbox:
             await sandbox.execute(["sh", "-c", "sleep 1001 >/dev/null 2>&1 & sleep 1002 >/dev/null 2>&1 &"], 10, 100)
-            before = await running(sandbox)
+            while len(before := await running(sandbox)) < 2:  # a fork that is not yet `sleep`
+                await asyncio.sleep(0.02)
             assert set(before) == {"sleep 1001", "sleep 1002"}
             await sandbox.run("kill $(pgrep -f 'sleep 1002'); setsid sleep 1003 & sleep 1004 & disown", 10, 100)
             kept = before["sleep 1001"][1]
