@@ -86,8 +86,16 @@ class _Place:
             output.seek(0)
             return Result(status, output.read(OUTPUT_BYTES).decode("utf-8", "replace"), timed_out)
 
+    async def remember_processes(self) -> None:
+        """Nothing: `before_verification` ends none."""
+
     async def before_verification(self, task: TerminalTask) -> None:
         """Nothing: what runs is ended by `close`."""
+
+    async def stop_processes(self) -> None:
+        """Kills the process groups of all commands so far; as all here, no protection against those that mean harm."""
+        for process in self._started:
+            os.killpg(process.pid, signal.SIGKILL)
 
     async def close(self) -> None:
         """Kills every process that a command left, and removes the directory."""

@@ -23,10 +23,6 @@ class SandboxedPlace(sandbox_place.SandboxPlace):
         super().__init__(sandbox)
         self._own = sandbox
 
-    async def before_verification(self, task: TerminalTask) -> None:
-        """Ends what the agent left running, as an attempt does."""
-        await sandbox_place.before_verification(self._own, task)
-
     async def close(self) -> None:
         """Ends the sandbox."""
         await self._own.close()

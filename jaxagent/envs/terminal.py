@@ -6,6 +6,7 @@ Task (a row as `terminal_tasks.rows` reads it) + a sandbox in -> observations an
     its turns are used up          the test runs; the last turn's command has run too
     its time is over               reward 0, no test (published by Endless Terminals)
     its tokens ran out             reward 0, no test (published by ECHO), or the test, by `verify_overlong`
+    it broke its own place         reward 0: the test cannot start, or nothing can be written ("broken_places")
     sandbox, setup or test fail    an exception: the episode failed, which is no reward of 0
 
 The test is brought in only at the end and runs in fresh processes, after the agent's have been stopped.
@@ -25,7 +26,7 @@ from jaxagent.envs.base import Message, Observation, Step, Transcript, Verdict
 from jaxagent.envs.terminal_tasks import dialogue, replies, rows
 from jaxagent.envs.terminal_tasks import sandbox_place as place
 from jaxagent.envs.terminal_tasks.task import TerminalTask
-from jaxagent.envs.terminal_tasks.verify import VerifierError, prepare, verify
+from jaxagent.envs.terminal_tasks.verify import PlaceBroken, VerifierError, prepare, verify
 from jaxagent.types import StopReason, Task, TokenKind
 
 SOLVED = "solved"  # the verdict's component
@@ -77,17 +78,24 @@ class TerminalEnvironment:
         self._task = _with_limits(rows.from_task(task), config.terminal)
         self._take = take
         self._sandbox: Sandbox | None = None
+        self._place: place.SandboxPlace | None = None
         self._turns_left = config.max_turns
         self._ends_at = 0.0  # of time.monotonic()
         self.stop_strings: Sequence[str] = dialogue.STOP_STRINGS[config.terminal.tools]
         self.tool_prefixes: Sequence[str] = dialogue.PREFIXES[config.terminal.tools]
         names = ("commands", "failed_commands", "timed_out_commands", "invalid_actions", "warnings", "unverified")
+        names += ("broken_places",)
         self.counters: dict[str, float] = dict.fromkeys(names, 0.0)
 
     async def start(self) -> Sequence[Message]:
         """Brings the initial state about; the attempt's time begins when that is done."""
         self._sandbox = await self._take(self._task)
-        await prepare(place.SandboxPlace(self._sandbox), self._task)
+        self._place = place.SandboxPlace(self._sandbox)
+        await prepare(self._place, self._task)
+        if self._task.setup is None:  # else one has run; an image without a shell would look like the agent's work
+            began = await self._place.run(":", timeout_s=_ENTER_TIMEOUT_S, cwd="/")
+            if began.exit_status != 0 or began.timed_out:
+                raise VerifierError(f"{self._task.id}: no shell starts in its image: {began.output.strip()[:200]}")
         if enter := _enter(self._task.workdir, self._task.env):
             result = await self._sandbox.run(enter, _ENTER_TIMEOUT_S, 1000)
             if result.exit_code != 0:
@@ -128,9 +136,20 @@ class TerminalEnvironment:
         if overlong or transcript.ended == StopReason.TIME_LIMIT:
             self.counters["unverified"] += 1
             return Verdict(0.0, {SOLVED: 0.0})
-        await place.before_verification(self._sandbox, self._task)
-        reward = await verify(place.SandboxPlace(self._sandbox), self._task)
+        try:
+            await self._place.before_verification(self._task)
+            reward = await verify(self._place, self._task)
+        except PlaceBroken:
+            return self._broken()
+        except RuntimeError:  # of the verifier or the sandbox: the agent's doing where even a shell has no room left
+            if await self._place.is_usable(self._task, place.ROOM_BYTES):
+                raise
+            return self._broken()
         return Verdict(reward, {SOLVED: float(reward >= self._config.solved_reward)})
+
+    def _broken(self) -> Verdict:
+        self.counters["broken_places"] += 1
+        return Verdict(0.0, {SOLVED: 0.0})
 
     async def close(self) -> None:
         """Ends the sandbox."""

@@ -122,7 +122,8 @@ class Owner:
 
 
 owner: Owner
-config: dict = {"binds": [], "cgroups": [], "limits": [], "environment": {}, "directory": "/", "filter": b""}
+config: dict = {name: [] for name in ("binds", "read_only", "open", "cgroups", "limits")}
+config |= {"environment": {}, "directory": "/", "filter": b""}
 
 
 def read_config():
@@ -141,6 +142,10 @@ def read_config():
             config["cgroups"].append(words[0])
         elif kind == "b":
             config["binds"].append((words[0], words[1]))
+        elif kind == "o":
+            config["read_only"].append((words[0], words[1]))
+        elif kind == "a":
+            config["open"].append(words[0])
         elif kind == "e":
             name, _, value = words[0].partition("=")
             config["environment"][name] = value
@@ -219,6 +224,12 @@ def make_root():
     checked(libc.syscall(PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
     checked(libc.umount2(b".", MNT_DETACH), "umount")
     os.chdir("/")
+    for source, target in config["read_only"]:  # only now, since an image's links must lead into the image
+        if os.path.exists(source):
+            bind_read_only(source, target)
+    for path in filter(os.path.exists, config["open"]):
+        mount(path, path, None, MS_BIND)
+        mount(None, path, None, MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV)
 
 
 def launch():
@@ -356,6 +367,45 @@ def kill_everything():
     terminal = channel = -1
 
 
+def others(spared):
+    """(pid, is spared) of every process below this one."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            with open(f"/proc/{name}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+            mine = os.getpid() == 1 or int(fields[1]) == os.getpid()
+            if int(name) != os.getpid() and fields[0] != b"Z" and mine:
+                found.append((int(name), (int(name), int(fields[19])) in spared))
+    return found
+
+
+def kill_others(spared):
+    """Kills all but the processes of `spared`, {(pid, start)}, which are stopped: they show, and do nothing."""
+    global shell, fresh, terminal
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        if os.getpid() == 1:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGSTOP)  # so that none makes another meanwhile
+        left = [pid for pid, keep in others(spared) if not keep]
+        for pid in left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        reap()
+        if not left:
+            break
+        time.sleep(0.0005)
+    for pid, keep in others(spared):
+        if keep:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGSTOP)
+    shell = fresh = 0
+    if terminal >= 0:
+        os.close(terminal)
+    terminal = -1
+
+
 def start():
     """fork(2); a fork bomb that holds every process is killed first."""
     try:
@@ -386,7 +436,13 @@ def modes(fd, with_signals):
 
 def open_terminal(with_signals):
     """(master, path of the other end)."""
-    fd = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+    flags = os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
+    try:  # not the link /dev/ptmx, which is the agent's to remove
+        fd = os.open("/dev/pts/ptmx", flags)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.chmod("/dev/pts/ptmx", 0o666)  # its owner can have closed it
+        fd = os.open("/dev/pts/ptmx" if os.access("/dev/pts/ptmx", os.W_OK) else "/dev/ptmx", flags)
     fcntl.ioctl(fd, 0x40045431, struct.pack("i", 0))  # TIOCSPTLCK
     number = struct.unpack("i", fcntl.ioctl(fd, 0x80045430, b"\0" * 4))[0]  # TIOCGPTN
     modes(fd, with_signals)
@@ -490,17 +546,27 @@ def start_shell():
     shell = pid
 
 
-def run_in_shell(number, data):
-    """R: see `native/agent.c`."""
-    global channel, channel_path, terminal, last_status
-    deadline_s, keep, flood = struct.unpack_from("<dQQ", data)
-    nonce, word = data[24:40], data[41:-1]
-    out, flags, status, lost = Output(keep), 0, -1, False
-    end = time.monotonic() + deadline_s
+def ready():
+    """A shell, and a terminal for the command's output."""
+    global channel, channel_path
     if not shell:
         start_shell()
     if channel < 0:
         channel, channel_path = open_terminal(False)
+
+
+def run_in_shell(number, data):
+    """R: see `native/agent.c`."""
+    global channel, terminal, last_status
+    deadline_s, keep, flood = struct.unpack_from("<dQQ", data)
+    nonce, word = data[24:40], data[41:-1]
+    out, flags, status, lost = Output(keep), 0, -1, False
+    end = time.monotonic() + deadline_s
+    try:
+        ready()
+    except OSError:  # the agent's processes hold what is needed: every terminal, or every process
+        kill_everything()
+        ready()
     modes(terminal, True)
     probe = b"\nprintf '\\n%s:%s\\n' " + nonce + b' "$?"\n'
     restore = b"(exit %d); " % last_status if last_status else b""
@@ -593,7 +659,11 @@ def run_fresh(number, data):
             os.setsid()
             os.dup2(writing, 1)
             os.dup2(writing, 2)
-            os.chdir(directory)
+            try:
+                os.chdir(directory)
+            except OSError as failure:
+                os.write(2, f"{directory}: {failure.strerror}\n".encode())
+                os._exit(126)
             os.execvpe(argv[0], argv, environment)
         except OSError as failure:
             os.write(2, f"{argv[0]}: {failure.strerror}\n".encode())
@@ -702,7 +772,11 @@ def file_list(number, data):
 
 def kill_request(number, data):
     """K."""
-    kill_everything()
+    spared = set(struct.iter_unpack("<IQ", data))
+    if spared:
+        kill_others(spared)
+    else:
+        kill_everything()
     owner.write("D", number)
 
 

@@ -171,8 +171,13 @@ class Sandbox(abc.ABC):
         """Everything below a directory. Links are named, not followed. Raises FileError, also beyond `max_entries`."""
 
     @abc.abstractmethod
-    async def stop_processes(self) -> None:
-        """Kills every process of the sandbox; files stay. What runs next, no process of the agent's can touch."""
+    async def stop_processes(self, spared: Sequence[tuple[int, int]] = ()) -> None:
+        """Kills every process of the sandbox; files stay. What runs next, no process of the agent's can touch.
+
+        Args:
+          spared: process ids and starts, as fields 1 and 22 of /proc/PID/stat say them, of those that are to be seen
+            afterwards. They are stopped (SIGSTOP), since the agent can have put its own program into them.
+        """
 
     @abc.abstractmethod
     async def snapshot(self, directory: str) -> str:

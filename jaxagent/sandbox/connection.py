@@ -128,9 +128,9 @@ class HelperSandbox(Sandbox):
         data = struct.pack("<I", max_entries) + wire.text(_path(path))
         return wire.parse_entries(await self._ask("L", data, FILE_TIMEOUT_S, path))
 
-    async def stop_processes(self) -> None:
+    async def stop_processes(self, spared: Sequence[tuple[int, int]] = ()) -> None:
         """See `base.Sandbox`."""
-        await self._ask("K", b"", FILE_TIMEOUT_S)
+        await self._ask("K", b"".join(struct.pack("<IQ", *process) for process in spared), FILE_TIMEOUT_S)
 
     async def snapshot(self, directory: str) -> str:
         """See `base.Sandbox`."""

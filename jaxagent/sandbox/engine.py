@@ -110,12 +110,12 @@ class Engine(LocalBackend):
         return [*volumes, "--rootfs", f"{root.layers[-1]}:O"]
 
     def _host_roots(self, uid: int) -> Roots:
-        """Base layers that belong to the user that programs run as, who is the same inside and outside."""
+        """Base layers that belong to this user, as images do: programs own only what lies on a tmpfs."""
         if uid not in self._made:
             directory = self.owner.path / f"engine-{uid}"
             directory.mkdir(mode=0o755, exist_ok=True)
             directory.chmod(0o755)
-            self._made[uid] = Roots(directory, uid)
+            self._made[uid] = Roots(directory, os.geteuid())
         return self._made[uid]
 
     async def start(self, spec: Spec) -> Sandbox:

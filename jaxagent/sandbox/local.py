@@ -37,6 +37,7 @@ class LocalBackend(Backend):
         self.uid = sandbox_uid()
         self.roots = Roots(owner.path, self.uid)
         self.filter = seccomp.program()
+        self.filter_of_root = seccomp.program(tracing=True)
         self._running: set[HelperSandbox] = set()
 
     def common_gaps(self) -> list[str]:
@@ -74,7 +75,7 @@ class LocalBackend(Backend):
             directives.limit(kind, value)
         if processes:  # counted inside the user namespace
             directives.limit(resource.RLIMIT_NPROC, spec.limits.processes)
-        directives.filter(self.filter)
+        directives.filter(self.filter if spec.uid else self.filter_of_root)
         return directives
 
     def public_helper(self) -> Path:

@@ -16,6 +16,7 @@ from jaxagent.sandbox.base import Sandbox, Spec
 from jaxagent.sandbox.connection import start_helper
 from jaxagent.sandbox.local import START_TIMEOUT_S, LocalBackend, check_root, launcher
 from jaxagent.sandbox.owner import Owner
+from jaxagent.sandbox.root import OPEN
 
 
 class Namespaces(LocalBackend):
@@ -24,6 +25,8 @@ class Namespaces(LocalBackend):
     Args:
       compiled: False for the launcher in Python even where a compiler is at hand.
     """
+
+    protects = True  # an agent that is not user 0 cannot change the root's programs and configuration
 
     def __init__(self, owner: Owner, compiled: bool = True):
         super().__init__(owner, compiled)
@@ -53,6 +56,8 @@ class Namespaces(LocalBackend):
         """Everything that the launcher is told; `groups` are the control groups' lists of processes."""
         limits, directives = spec.limits, self.describe_inside(spec)
         root = self.roots.root(spec.root, spec.layers, spec.uid)
+        if self.protects and spec.uid != 0:
+            root = self.roots.protected(root)
         directives.number("p", os.getpid())
         if os.geteuid() == 0:
             directives.number("u", self.uid)
@@ -64,5 +69,10 @@ class Namespaces(LocalBackend):
         directives.text("l", ":".join(reversed(root.layers)))
         for source, target in root.binds:
             directives.text("b", source, target)
+        for source, target in root.read_only:
+            directives.text("o", source, target)
+        own = {spec.directory, spec.environment()["HOME"]} if root.read_only else set()
+        for path in sorted(path for path in own if path.startswith(OPEN) and ".." not in path):
+            directives.text("a", path)
         directives.text("h", spec.hostname)
         return directives

@@ -199,9 +199,9 @@ class RemoteSandbox(Sandbox):
         entries = await self._ask("GET", "/list", FILE_TIMEOUT_S, params=query)
         return [Entry(str(p), str(k), int(m), int(s)) for p, k, m, s in entries]
 
-    async def stop_processes(self) -> None:
+    async def stop_processes(self, spared: Sequence[tuple[int, int]] = ()) -> None:
         """See `base.Sandbox`."""
-        await self._ask("POST", "/stop", FILE_TIMEOUT_S)
+        await self._ask("POST", "/stop", FILE_TIMEOUT_S, json={"spared": [list(process) for process in spared]})
 
     async def snapshot(self, directory: str) -> str:
         """See `base.Sandbox`. The directory is in the worker's --folder, and the layer is of use on its host only."""

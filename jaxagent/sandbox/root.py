@@ -10,6 +10,8 @@ import tempfile
 from pathlib import Path
 
 FROM_HOST = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+SYSTEM = (*FROM_HOST, "etc", "opt")  # programs and what they load: an agent that is not user 0 cannot change them
+OPEN = ("/opt/", "/usr/src/")  # a working or home directory below one of these is the agent's nevertheless
 ETC = (  # configuration without which programs of /usr misbehave; nothing that names people, hosts or keys
     "alternatives",
     "debian_version",
@@ -48,6 +50,7 @@ class Root:
 
     layers: tuple[str, ...]
     binds: tuple[tuple[str, str], ...]  # source on the host, target in the root
+    read_only: tuple[tuple[str, str], ...] = ()  # source in the root, target in the root
 
 
 def make_base(directory: Path, host_uid: int, uid: int) -> None:
@@ -76,15 +79,17 @@ def make_base(directory: Path, host_uid: int, uid: int) -> None:
 
 
 def add_host(directory: Path) -> tuple[tuple[str, str], ...]:
-    """Adds the places of /usr and its like to a base layer; returns what to bind."""
+    """Adds the places of /usr and its like to a base layer; returns what to bind.
+
+    A host's link (/lib64 to usr/lib64) becomes a directory too: a link in the root could be replaced, by whoever owns
+    the root, and with it the loader of every program; a mount point cannot.
+    """
     binds = []
     for name in FROM_HOST:
         host = Path("/") / name
-        if host.is_symlink():
-            (directory / name).symlink_to(os.readlink(host))
-        elif host.is_dir():
+        if host.is_dir():
             (directory / name).mkdir(exist_ok=True)
-            binds.append((str(host), str(host)))
+            binds.append((str(host.resolve()), str(host)))
     return tuple(binds)
 
 
@@ -112,6 +117,7 @@ class Roots:
         self._directory = directory
         self._host_uid = host_uid
         self._made: dict[tuple[int, bool], Root] = {}  # by user id, and whether the programs are the host's
+        self._protected: dict[Root, Root] = {}
 
     def root(self, root: str, layers: tuple[str, ...], uid: int) -> Root:
         """The root for a spec: our base layer, then the given root (or the host's programs), then the layers."""
@@ -125,3 +131,32 @@ class Roots:
             self._made[key] = Root((str(directory),), () if root else add_host(directory))
         made = self._made[key]
         return Root((*made.layers, *([root] if root else []), *layers), made.binds)
+
+    def protected(self, root: Root) -> Root:
+        """The same with everything of `SYSTEM` read-only, whoever owns it.
+
+        Mounts on themselves do that, and keep the directories where they are. In the place of a link, which nothing
+        can be mounted on, comes a directory that shows what it led to.
+        """
+        if root not in self._protected:
+            layers, read_only, bound = root.layers, [], {target for _, target in root.binds}
+            links = []
+            for name in SYSTEM:
+                found = next((p for layer in reversed(root.layers) if os.path.lexists(p := f"{layer}/{name}")), "")
+                if f"/{name}" in bound or not found:
+                    continue
+                if os.path.islink(found):
+                    links.append(name)
+                    read_only.append((os.path.normpath(f"/{os.readlink(found)}"), f"/{name}"))
+                elif os.path.isdir(found):
+                    read_only.append((f"/{name}", f"/{name}"))
+            if links:
+                cover = Path(tempfile.mkdtemp(prefix="cover-", dir=self._directory))
+                for path in (cover, *(cover / name for name in links)):
+                    path.mkdir(exist_ok=True)
+                    path.chmod(0o755)
+                    if os.geteuid() == 0:
+                        os.chown(path, self._host_uid, self._host_uid)
+                layers = (*layers, str(cover))
+            self._protected[root] = Root(layers, root.binds, tuple(read_only))
+        return self._protected[root]

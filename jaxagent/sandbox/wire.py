@@ -5,7 +5,8 @@ Before "go" (z) the owner sends directives, one per frame, that say what to make
   R  run in the shell: f64 deadline_s, u64 bytes to keep, u64 flood bytes, 16 characters nonce, 0, quoted command, 0
   X  fresh process: the same three numbers, u32 number of arguments, then directory, arguments, environment, each with 0
   G  get a file: u64 most bytes, path, 0        P  put: u32 mode, u32 path length, path, 0, contents
-  L  list: u32 most entries, path, 0            K  kill every process
+  L  list: u32 most entries, path, 0            K  kill every process; or all but some, which are
+                                                stopped: u32 pid, u64 start of each
 
 and the inside answers H (ready), D (done, with data) or E (i32 errno, message). Whatever comes from inside is
 untrusted: sizes are bounded and contents are parsed as data.

@@ -195,7 +195,9 @@ class Worker:
         return web.json_response([dataclasses.astuple(e) for e in entries])
 
     async def _stop(self, request: web.Request, client: _Client) -> web.Response:
-        await self._sandbox(request, client).stop_processes()
+        sandbox = self._sandbox(request, client)
+        spared = [(int(pid), int(start)) for pid, start in (await request.json())["spared"]]
+        await sandbox.stop_processes(spared)
         return web.json_response({})
 
     async def _snapshot(self, request: web.Request, client: _Client) -> web.Response:

@@ -66,7 +66,11 @@ def test_the_filter(machine, clone, unshare, socket, mount, read):
     assert ask(read, arch=0x40000003) == error(errno.ENOSYS)  # 32-bit calls
     assert ask(0x40000000 | read) == error(errno.ENOSYS)  # x32
     refused = sum(ask(n) != ALLOW for n in range(500))
-    assert refused == sum(n[list(seccomp.AUDIT).index(machine)] >= 0 for n in seccomp.REFUSED.values()) + 1 + 2
+    assert refused == sum(n[list(seccomp.AUDIT).index(machine)] >= 0 for n in seccomp.REFUSED.values()) + 2 + 1 + 2
+    prlimit64, ptrace = {"x86_64": (302, 101), "aarch64": (261, 117)}[machine]
+    assert ask(prlimit64, 0) == ALLOW and ask(prlimit64, 1) == error(errno.EPERM)  # of itself, of process 1
+    assert ask(ptrace) == error(errno.EPERM)
+    assert verdict(seccomp.program(machine, tracing=True), ptrace, 0, None, machine) == ALLOW
 
 
 def test_no_filter_for_an_unknown_processor():

@@ -77,13 +77,36 @@ def read_list(path: Path) -> list[TerminalTask]:
     return tasks
 
 
-def _pytest(test: Path, place: str) -> Script:
-    """Runs a test as published: written into the home directory, judged by pytest's exit status, removed.
+# Of the image's own variables, what leads into directories that the agent may write comes last or is left out.
+_PYTEST = """
+system() {
+  IFS=:; set -f
+  for d in $1; do case $d in *..*) ;; /usr/*|/opt/*|/bin|/sbin|/lib*) printf '%s:' "$d";; esac; done
+}
+PATH=$(system "$PATH")$PATH
+LD_LIBRARY_PATH=$(system "$LD_LIBRARY_PATH"); LD_LIBRARY_PATH=${LD_LIBRARY_PATH%:}
+unset LD_PRELOAD LD_AUDIT PYTEST_ADDOPTS PYTEST_PLUGINS
+found=$(command -v pytest) || exit 127
+read -r line < "$found"
+case $line in
+  '#!'*python*) set -- ${line#??} -I "$found";;
+  *) export PYTHONNOUSERSITE=1; unset PYTHONPATH PYTHONHOME PYTHONSTARTUP; set -- "$found";;
+esac
+folder=$(mktemp -d) && mv PLACE "$folder" || exit 126
+"$@" -q --noconftest -c /dev/null --import-mode=importlib -p no:cacheprovider "$folder/NAME"
+status=$?; rm -rf "$folder"; exit $status
+"""
 
-    Unlike the published command it reads no conftest.py, no configuration and no modules of the agent's from there.
+
+def _pytest(test: Path, place: str) -> Script:
+    """Runs a test in the home directory, judged by pytest's exit status, as published.
+
+    Unlike the published command it reads nothing of the agent's: no conftest.py and no configuration; no modules of the
+    home directory or of ~/.local (a .pth file there runs at the start of every python), which `python -I` leaves out
+    for pytest itself but not for the programs that the test starts; no __init__.py and no compiled test beside the
+    test, which is moved to a new folder. PYTHONPATH of the image is not read either.
     """
-    options = "-q --noconftest -c /dev/null --import-mode=importlib -p no:cacheprovider"
-    return Script(f"pytest {options} {place}; status=$?; rm -f {place}; exit $status", {place: test})
+    return Script(_PYTEST.replace("PLACE", place).replace("NAME", place.rpartition("/")[2]), {place: test})
 
 
 def _row(row: Any, path: Path, place: str) -> TerminalTask:

@@ -6,16 +6,35 @@ import each other.
 
 from __future__ import annotations
 
+import secrets
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from jaxagent.envs.terminal_tasks.task import TerminalTask
-from jaxagent.envs.terminal_tasks.verify import Result, VerifierError, removal
+from jaxagent.envs.terminal_tasks.verify import PlaceBroken, Result, VerifierError, removal
 
 OUTPUT_BYTES = 100_000  # kept of a command's output
 _TIMEOUT_S = 60.0  # of the small commands that move files
+ROOM_BYTES, LEAST_ROOM_BYTES = 2**22, 2**18  # of the disk: less than the second before the test, the first after it
+# $1 a new file, $2 its size, then directories. Everything above them is opened, what is missing is made.
+_USABLE = """
+file=$1 size=$2; shift 2; set -f
+for path in / /tmp "$HOME" "$@"; do
+  at=; IFS=/
+  for part in $path; do
+    [ "$part" ] || continue
+    at=$at/$part
+    [ -d "$at" ] || { rm -f "$at"; mkdir "$at"; }
+    [ -x "$at" ] || chmod u+rwx "$at"
+  done
+  unset IFS
+  [ -w "$path" ] || chmod u+rwx "$path"
+  cd "$path" || exit 1
+done 2>/dev/null
+printf "%${size}s" . > "$file" && rm -f "$file"
+"""
 
 
 class Sandbox(Protocol):
@@ -37,8 +56,8 @@ class Sandbox(Protocol):
     async def write(self, path: str, data: bytes, mode: int = 0o644) -> None:
         """Writes a file, parents included."""
 
-    async def stop_processes(self) -> None:
-        """Kills every process inside."""
+    async def stop_processes(self, spared: Sequence[tuple[int, int]] = ()) -> None:
+        """Kills every process inside, but stops those of `spared`, by process id and start."""
 
 
 class SandboxPlace:
@@ -46,12 +65,16 @@ class SandboxPlace:
 
     def __init__(self, sandbox: Sandbox):
         self._sandbox = sandbox
+        self._directory = ""  # where commands start that name no directory: the sandbox's own, unless that is gone
+        self._spared: tuple[tuple[int, int], ...] = ()
 
     async def run(
         self, command: str, *, timeout_s: float, cwd: str = "", env: Mapping[str, str] | None = None
     ) -> Result:
         """See `verify.Place`."""
-        result = await self._sandbox.execute(("sh", "-c", command), timeout_s, OUTPUT_BYTES, env, cwd)
+        result = await self._sandbox.execute(
+            ("sh", "-c", command), timeout_s, OUTPUT_BYTES, env, cwd or self._directory
+        )
         return Result(result.exit_code, result.output.decode("utf-8", "replace"), result.timed_out)
 
     async def copy_in(self, source: Path, path: str) -> None:
@@ -75,8 +98,33 @@ class SandboxPlace:
             raise FileNotFoundError(path)
         return await self._sandbox.read(path)
 
+    async def remember_processes(self) -> None:
+        """See `verify.Place`."""
+        listed = await self._sandbox.execute(("sh", "-c", "cat /proc/[0-9]*/stat"), _TIMEOUT_S, OUTPUT_BYTES)
+        lines = listed.output.decode("utf-8", "replace").splitlines()
+        # "PID (name) state ...": the name may hold anything, also blanks and brackets. The start is field 22.
+        rows = [(line.partition(" ")[0], line.rpartition(")")[2].split()) for line in lines]
+        self._spared = tuple((int(pid), int(rest[19])) for pid, rest in rows if pid.isdigit() and len(rest) > 19)
 
-async def before_verification(sandbox: Sandbox, task: TerminalTask) -> None:
-    """Kills what the agent left running, unless the task is about running processes."""
-    if not task.looks_at_processes:
-        await sandbox.stop_processes()
+    async def before_verification(self, task: TerminalTask) -> None:
+        """See `verify.Place`. What was there before the agent is stopped, not killed: the test sees it in the process
+        table, and no program that the agent may have put into it runs beside the test."""
+        await self._sandbox.stop_processes(self._spared)
+        if not await self.is_usable(task, LEAST_ROOM_BYTES):
+            raise PlaceBroken(f"{task.id}: no shell starts, or nothing can be written, where the agent has been.")
+
+    async def stop_processes(self) -> None:
+        """See `verify.Place`."""
+        await self._sandbox.stop_processes()
+
+    async def is_usable(self, task: TerminalTask, room_bytes: int) -> bool:
+        """Whether a shell starts in the task's directory and so much can be written. Makes directories that are missing
+        (`rm -rf ~`). A sandbox that is gone is an exception, not False."""
+        file = f"/tmp/.room-{secrets.token_hex(8)}"
+        argv = ("sh", "-c", _USABLE, "sh", file, str(room_bytes), *filter(None, [task.workdir]))
+        result = await self._sandbox.execute(argv, _TIMEOUT_S, 1000)
+        if result.exit_code in (126, 127):  # the sandbox's own directory is gone, or no shell starts anywhere
+            result = await self._sandbox.execute(argv, _TIMEOUT_S, 1000, None, "/")
+            again = await self._sandbox.execute(("sh", "-c", ":"), _TIMEOUT_S, 1000)
+            self._directory = "" if again.exit_code == 0 else "/"
+        return result.exit_code == 0 and not result.timed_out

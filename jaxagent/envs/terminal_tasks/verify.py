@@ -30,6 +30,10 @@ class VerifierError(RuntimeError):
     """The task's own machinery failed, or gave no reward. Says nothing about the agent."""
 
 
+class PlaceBroken(VerifierError):
+    """What worked before the agent came works no more: no shell starts, or nothing can be written. Its reward is 0."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Result:
     """A finished command."""
@@ -57,6 +61,19 @@ class Place(Protocol):
           FileNotFoundError: no regular file there.
         """
 
+    async def remember_processes(self) -> None:
+        """What runs now, before the agent came, is spared by `before_verification`."""
+
+    async def before_verification(self, task: TerminalTask) -> None:
+        """Kills what the agent left running and makes the working directory where it is missing.
+
+        Raises:
+          PlaceBroken: nothing can run or be written any more.
+        """
+
+    async def stop_processes(self) -> None:
+        """Kills all that runs."""
+
 
 async def prepare(place: Place, task: TerminalTask) -> None:
     """Brings the initial state about and, where the task has one, runs its initial test.
@@ -70,6 +87,8 @@ async def prepare(place: Place, task: TerminalTask) -> None:
             result = await run_script(place, task, script, timeout_s)
             if result.timed_out or result.exit_status != 0:
                 raise VerifierError(f"{task.id}: the {part} {_how(result)}")
+    if task.looks_at_processes:
+        await place.remember_processes()
 
 
 async def solve(place: Place, task: TerminalTask) -> Result:
@@ -105,6 +124,7 @@ async def verify(place: Place, task: TerminalTask) -> float:
             return reward_of_status(result)
         if task.reward_from == "pytest_summary":
             return reward_of_summary(result)
+        await place.stop_processes()  # a program of the agent's that the test started may wait for the reward
         return reward_of_files(await _read(place, REWARD_TXT), await _read(place, REWARD_JSON))
     except ValueError as error:
         raise VerifierError(f"{task.id}: {error} The test {_how(result)}") from None
@@ -136,6 +156,10 @@ def reward_of_summary(result: Result) -> float:
     pass, unexpected passes fail, as in terminal-bench. All that follows the first summary counts, so a forged one that
     an agent's program prints earlier or later can only add failures.
 
+    A summary without failures is not believed beside a status other than 0, which terminal-bench does not look at: the
+    tested program can have printed it and ended pytest. A run-tests.sh that ends so although all is well shows when
+    its oracle is checked.
+
     Raises:
       ValueError: no summary, or no test in it.
     """
@@ -146,7 +170,8 @@ def reward_of_summary(result: Result) -> float:
     outcomes = [match[1] for line in lines if (match := _OUTCOME.match(line))]
     if not outcomes:
         raise ValueError("pytest's short test summary lists no test.")
-    return float(all(outcome in ("PASSED", "SKIPPED", "XFAIL") for outcome in outcomes))
+    passed = all(outcome in ("PASSED", "SKIPPED", "XFAIL") for outcome in outcomes)
+    return float(passed and result.exit_status == 0)
 
 
 def reward_of_files(txt: bytes | None, json_: bytes | None) -> float:

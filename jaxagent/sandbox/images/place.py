@@ -30,10 +30,12 @@ class BuildPlace(Namespaces):
       roots: those of another back end of this owner, which has made them already.
     """
 
+    protects = False  # a step may install programs, whatever user it runs as
+
     def __init__(self, owner: Owner, compiled: bool = True, network: bool = False, roots: Roots | None = None):
         super().__init__(owner, compiled)
         self.network = network
-        self.filter = seccomp.program(pretend=True)
+        self.filter = self.filter_of_root = seccomp.program(pretend=True, tracing=True)
         own = Path(tempfile.mkdtemp(prefix="build-", dir=owner.path))
         own.chmod(0o755)
         self.roots = roots or Roots(own, self.uid)

@@ -5,6 +5,7 @@
    that a background process still holds is replaced, and drained slowly so that its writer goes on living. */
 #include "sandbox.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -126,6 +127,53 @@ static void kill_everything(void) {
   terminal = channel = -1;
 }
 
+/* One signal to the processes below this one that are spared, or to those that are not; returns how many there are.
+   `spared` holds u32 pid, u64 start, as /proc/PID/stat has them: a number may have been given to another since. */
+static int signal_some(const char *spared, uint32_t size, int keep, int number) {
+  DIR *directory = opendir("/proc");
+  int found = 0;
+  if (!directory) return 0;
+  for (struct dirent *entry; (entry = readdir(directory));) {
+    char path[300], text[1024], state;
+    uint32_t pid = (uint32_t)strtoul(entry->d_name, NULL, 10);
+    unsigned long long start;
+    int parent, listed = 0;
+    snprintf(path, sizeof path, "/proc/%s/stat", entry->d_name);
+    int fd = pid && (pid_t)pid != getpid() ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    if (fd < 0) continue;
+    ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
+    text[n > 0 ? n : 0] = 0;
+    char *at = strrchr(text, ')'); /* the name before it is the process's own choice */
+    if (!at || sscanf(at + 1, " %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &state,
+                      &parent, &start) != 3)
+      continue;
+    if (state == 'Z' || (getpid() != 1 && parent != getpid())) continue;
+    for (uint32_t i = 0; i + 12 <= size && !listed; i += 12) {
+      uint64_t wanted;
+      memcpy(&wanted, spared + i + 4, 8);
+      listed = !memcmp(&pid, spared + i, 4) && wanted == start;
+    }
+    if (listed == keep) kill((pid_t)pid, number), found++;
+  }
+  closedir(directory);
+  return found;
+}
+
+/* Kills all but those, which are stopped: they show, and do nothing. */
+static void kill_others(const char *spared, uint32_t size) {
+  for (double end = now() + 5; now() < end; usleep(500)) {
+    if (getpid() == 1) kill(-1, SIGSTOP); /* so that none makes another meanwhile */
+    int left = signal_some(spared, size, 0, SIGKILL);
+    reap();
+    if (!left) break;
+  }
+  signal_some(spared, size, 1, SIGSTOP);
+  shell = fresh = 0;
+  if (terminal >= 0) close(terminal);
+  terminal = -1;
+}
+
 static void in_child(void) {
   sigset_t none;
   sigemptyset(&none);
@@ -151,7 +199,10 @@ static void modes(int fd, int signals_on) {
 }
 
 static int open_terminal(char *path, size_t size, int signals_on) {
-  int fd = posix_openpt(O_RDWR | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
+  const int flags = O_RDWR | O_NOCTTY | O_NONBLOCK | O_CLOEXEC;
+  int fd = open("/dev/pts/ptmx", flags); /* not the link /dev/ptmx, which is the agent's to remove */
+  if (fd < 0 && errno == EACCES && !chmod("/dev/pts/ptmx", 0666)) fd = open("/dev/pts/ptmx", flags); /* or to close */
+  if (fd < 0) fd = posix_openpt(flags); /* in another's root, which hides it */
   struct winsize window = {.ws_row = 24, .ws_col = 80};
   if (fd < 0) return -1;
   if (unlockpt(fd) || ptsname_r(fd, path, size)) return close(fd), -1;
@@ -216,6 +267,12 @@ static int start_shell(void) {
   return 0;
 }
 
+static int ready(void) { /* a shell, and a terminal for the command's output */
+  if (!shell && start_shell()) return -1;
+  if (channel < 0) channel = open_terminal(channel_path, sizeof channel_path, 0);
+  return channel < 0 ? -1 : 0;
+}
+
 struct request { /* the fixed part of a request to run something */
   double deadline_s;
   uint64_t keep, flood;
@@ -243,8 +300,10 @@ static void run_in_shell(struct frame *frame) {
   uint8_t flags = 0;
   int status = -1;
   double end = now() + request.deadline_s;
-  if (!shell && start_shell()) goto lost;
-  if (channel < 0 && (channel = open_terminal(channel_path, sizeof channel_path, 0)) < 0) goto lost;
+  if (ready()) { /* the agent's processes hold what is needed: every terminal, or every process */
+    kill_everything();
+    if (ready()) goto lost;
+  }
   modes(terminal, 1);
   char *line, *probe, recent[256], marker[32];
   size_t n_recent = 0, sent = 0;
@@ -420,7 +479,13 @@ void serve(void) {
       case 'G': file_get(&frame); break;
       case 'P': file_put(&frame); break;
       case 'L': file_list(&frame); break;
-      case 'K': kill_everything(), write_frame('D', frame.id, "", 0, "", 0); break;
+      case 'K':
+        if (frame.size)
+          kill_others(frame.data, frame.size);
+        else
+          kill_everything();
+        write_frame('D', frame.id, "", 0, "", 0);
+        break;
       default: write_error(frame.id, 0, "unknown request");
     }
     free(frame.data);

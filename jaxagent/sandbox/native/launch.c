@@ -126,6 +126,17 @@ static void make_root(void) {
   join(target, sizeof target, root, "/proc/sys");
   bind_read_only(target, target);
   if (chdir(root) || syscall(SYS_pivot_root, ".", ".") || umount2(".", MNT_DETACH) || chdir("/")) fail("pivot_root");
+  /* Only now, since an image's links must lead nowhere but into the image. */
+  for (int i = 0; i < config.n_read_only; i++)
+    if (!access(config.read_only[i].source, F_OK)) bind_read_only(config.read_only[i].source, config.read_only[i].target);
+  for (int i = 0; i < config.n_open; i++) {
+    const char *path = config.open[i];
+    if (mount(path, path, NULL, MS_BIND, NULL)) {
+      if (errno == ENOENT) continue;
+      fail(path);
+    }
+    if (mount(NULL, path, NULL, MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV, NULL)) fail(path);
+  }
 }
 
 static void raise_loopback(void) {

@@ -17,7 +17,7 @@ static uint32_t number(const char *data) {
 static void directive(struct frame *frame) { /* keeps frame->data */
   char *data = frame->data;
   int full = config.n_cgroups == MAX_LISTED || config.n_binds == MAX_LISTED || config.n_limits == MAX_LISTED ||
-             config.n_environment == MAX_LISTED;
+             config.n_environment == MAX_LISTED || config.n_read_only == MAX_LISTED || config.n_open == MAX_LISTED;
   if (full) {
     write_error(0, 0, "too many directives of one kind");
     exit(71);
@@ -32,6 +32,8 @@ static void directive(struct frame *frame) { /* keeps frame->data */
     case 't': config.tmpfs = data; break;
     case 'l': config.lower = data; break;
     case 'b': config.binds[config.n_binds++] = (struct bind){data, data + strlen(data) + 1}; break;
+    case 'o': config.read_only[config.n_read_only++] = (struct bind){data, data + strlen(data) + 1}; break;
+    case 'a': config.open[config.n_open++] = data; break;
     case 'h': config.hostname = data; break;
     case 'e': config.environment[config.n_environment++] = data; break;
     case 'w': config.directory = data; break;

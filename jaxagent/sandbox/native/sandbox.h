@@ -32,9 +32,11 @@ struct config {
   uint32_t parent, host_uid, inner_uid, host_network;
   const char *cgroups[MAX_LISTED];
   struct bind binds[MAX_LISTED];
+  struct bind read_only[MAX_LISTED]; /* both inside the new root */
+  const char *open[MAX_LISTED];      /* directories below those that are writable nevertheless */
   struct limit limits[MAX_LISTED];
   char *environment[MAX_LISTED + 1];
-  int n_cgroups, n_binds, n_limits, n_environment;
+  int n_cgroups, n_binds, n_read_only, n_open, n_limits, n_environment;
   const char *mount_point, *tmpfs, *lower, *hostname, *directory;
   const char *filter;
   uint32_t filter_size;
