@@ -265,9 +265,10 @@ def test_the_stage_leaves_nothing_but_the_teacher(rl):
         replay=dict(per_step=2), refill=dict(max_rounds=3), keep_groups_frac=0.5,
     )  # fmt: skip
     assert not presets.needs_teacher(mixed)
-    alone = presets.distillation_alone(mixed, OPDConfig(steps=7, coefficient=2.0))
+    alone = presets.distillation_alone(mixed, OPDConfig(steps=7, coefficient=2.0, learning_rate=1e-3))
     presets.check(alone)
     assert (alone.steps, alone.distill.coefficient, alone.distill.teacher) == (7, 2.0, "x")
+    assert alone.optimizer.learning_rate == 1e-3
     assert presets.needs_teacher(alone) and not presets.needs_critic(alone)
     assert alone.echo.coefficient == alone.positive_nll.coefficient == alone.replay.per_step == 0
     assert alone.refill.max_rounds == alone.keep_groups_frac == 1  # every attempt, whatever its reward

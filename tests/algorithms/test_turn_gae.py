@@ -18,6 +18,7 @@ from jaxagent import config
 from jaxagent.algorithms import presets
 from jaxagent.algorithms.gae import gae
 from jaxagent.algorithms.token_advantages import TOKEN_ADVANTAGES, Path
+from jaxagent.algorithms.turn_gae import turn_vtrace, vtrace
 
 # Two turns, of two and one actions, an observation between: nan is never read.
 NAN = np.nan
@@ -159,6 +160,16 @@ def test_vtrace_on_policy_is_gae():
     expected = gae(jnp.asarray(rewards), jnp.asarray(values), jnp.asarray(ones), CRITIC.gamma, CRITIC.lam)
     np.testing.assert_allclose(got.advantages, expected[0], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(got.returns, expected[1], rtol=1e-5, atol=1e-6)
+
+
+def test_vtrace_over_turns_of_one_token_is_vtrace():
+    rng = np.random.default_rng(0)
+    rewards, values, log_rho = (jnp.asarray(x) for x in rng.normal(size=(3, T)).astype(np.float32))
+    mask = jnp.asarray(rng.random(T) < 0.6)
+    *got, learnt = turn_vtrace(rewards, values, mask, jnp.arange(T), log_rho, 0.9, 0.5)
+    for found, expected in zip(got, vtrace(rewards, values, mask, log_rho, 0.9, 0.5), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(learnt, mask)
 
 
 def test_vtrace_reads_the_learners_log_probs_and_turns_train_the_critic_at_first_tokens(rl, make_group):
