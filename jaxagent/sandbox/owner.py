@@ -58,6 +58,7 @@ class Owner:
             path = self.base / f"{self.id}.lock"
             self._lock = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(self._lock, f"{os.getpid()} {_started(os.getpid())}".encode())
             self.path.mkdir(mode=0o711)
             self.path.chmod(0o711)  # the sandboxes' user passes through, and cannot list
             # Written down before they are made: a run killed in between must not leave a group that nobody knows.
@@ -123,15 +124,35 @@ def _sweep(base: Path) -> list[str]:
         except OSError:
             continue
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # alive
-            continue
-        else:
-            if _remove_run(base, lock.stem):
+            if _is_dead(fd) and _remove_run(base, lock.stem):
                 swept.append(lock.stem)
         finally:
             os.close(fd)
     return swept
+
+
+def _is_dead(fd: int) -> bool:
+    """Whether the run that this lock file is of lives no more; if so, the lock is held now.
+
+    A child that the run had just forked has the lock too, until it becomes another program: where the run itself has
+    ended, that moment is waited for.
+    """
+    end = time.monotonic() + KILL_TIMEOUT_S
+    while not _locked(fd):
+        pid, _, started = os.pread(fd, 100, 0).decode().partition(" ")
+        if not pid.isdigit() or _started(int(pid)) == started or time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _started(pid: int) -> str:
+    """When a process began, in the kernel's ticks; "" when it has ended, reaped or not."""
+    try:
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if state in "ZX" else rest[18]
 
 
 def _remove_run(base: Path, run: str) -> bool:
