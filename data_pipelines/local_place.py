@@ -99,8 +99,8 @@ class _Place:
 
     async def close(self) -> None:
         """Kills every process that a command left, and removes the directory."""
+        await self.stop_processes()
         for process in self._started:
-            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         self._started.clear()
         await asyncio.to_thread(_remove, self.folder)

@@ -61,10 +61,10 @@ def run(cfg: Config) -> dict[str, Any]:
         if not stages and (policy_folder / "config.json").exists() and not outdated.exists():
             return saved.finish(summary(saved))  # the same command after the end; more steps would go on
         stages = stages or cfg.stages[-1:]  # killed while it was exporting
-        if policy_folder.is_dir():
-            outdated.touch()  # an export of fewer steps, until this one's
         for stage in stages:
             STAGES[stage].check(parts)
+        if policy_folder.is_dir():
+            outdated.touch()  # an export of fewer steps, until this one's
         # LoRA adapters that an earlier process began.
         adapting = cfg.model.lora.rank > 0 and (saved.resumes(OPD) or saved.resumes(RL))
         with contextlib.ExitStack() as engine:

@@ -11,9 +11,7 @@ from jaxagent import config, loop
 from jaxagent.learner.batching import Packer
 from jaxagent.types import Episode, Group, StopReason, Task, TokenKind, Trajectory
 
-RL = dataclasses.replace(
-    config.parse(echo.get_config()).rl, kl=config.parse(echo.get_config("laptop-grpo")).rl.kl, updates_per_step=2
-)
+RL = dataclasses.replace(config.parse(echo.get_config()).rl, updates_per_step=2)
 
 
 def attempt(number: int, reward: float) -> Episode:

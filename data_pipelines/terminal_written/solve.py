@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 from collections.abc import Awaitable, Callable
@@ -59,8 +60,9 @@ async def attempt(
     except (CallError, VerifierError, SandboxError, TimeoutError) as error:
         return Attempt(None, len(turns), f"{type(error).__name__}: {error}")
     finally:
-        async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await environment.close()
+        with contextlib.suppress(TimeoutError, SandboxError):  # what is left of it goes with the run's owner
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await environment.close()
 
 
 def summary(attempts: list[Attempt]) -> dict[str, Any]:

@@ -89,7 +89,7 @@ class AttemptLog:
 
     def check_same(self, tasks: Sequence[Task]) -> None:
         """Raises ConfigError where an attempt is at another task that had the same id, of a dataset made anew, say."""
-        now = {task.id: digest(json.loads(json.dumps(episode_log.task_record(task)))) for task in tasks}
+        now = {task.id: digest(episode_log.task_record(task)) for task in tasks}
         for (name, _), attempt in self.attempts.items():
             if now.get(name, attempt.task) != attempt.task:
                 raise ConfigError(

@@ -1,10 +1,10 @@
 """Who owns what on this host: a directory per run, and a lock that only a living run holds.
 
-The lock is a file lock, so the kernel drops it however the run ends. `Owner()` first sweeps: what belongs to a
-run whose lock is free (processes, cgroups, directories, containers) is removed, and empty cgroups of runs that have no
-lock file at all. Mounts live in the sandboxes' own
-mount namespaces and go with their processes. Sweeps and starts happen one at a time on a host, so a sweep never meets
-a half-made run that lives, and nothing of a dead one is left when a start returns, whoever removed it.
+The lock is a file lock, so the kernel drops it however the run ends. `Owner()` first sweeps: what belongs to a run
+whose lock is free (processes, cgroups, directories, containers) is removed, and empty cgroups of runs that have no lock
+file at all. Mounts live in the sandboxes' own mount namespaces and go with their processes. Sweeps and starts happen
+one at a time on a host, so a sweep never meets a half-made run that lives, and nothing of a dead one is left when a
+start returns, whoever removed it.
 """
 
 from __future__ import annotations

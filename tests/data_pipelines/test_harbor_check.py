@@ -10,6 +10,7 @@ from data_pipelines.local_place import RootPlace, dockerfile_steps, has_user_nam
 from jaxagent.data.sources import HELD_OUT, TRAIN, load_tasks
 from jaxagent.envs.terminal_tasks import folders, rows
 from jaxagent.envs.terminal_tasks.verify import VerifierError, prepare, verify
+from jaxagent.sandbox.base import SandboxError
 from tests.envs import terminal_folders as made
 
 needs_root = pytest.mark.skipif(not has_user_namespaces(), reason="no user name spaces (unshare) on this machine")
@@ -131,6 +132,18 @@ def test_a_dataset_of_directories(tmp_path, capsys, monkeypatch):
     ):
         assert harbor.main(["write", str(tmp_path / "tasks"), *flags]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_sandbox_that_fails_is_one_tasks_error(tmp_path, capsys):
+    """And not the end of the check."""
+    tasks = [folders.read_task(made.harbor(tmp_path / name)) for name in "ab"]
+
+    async def nowhere(task):
+        raise SandboxError(f"no room for {task.id}")
+
+    assert terminal_check.report(tasks, nowhere, 1) == 1
+    out = capsys.readouterr().out
+    assert "a: no room for a" in out and "b: no room for b" in out and "2 errors" in out
 
 
 def test_no_tasks_is_no_success():
