@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import dataclasses
+import itertools
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,6 +33,8 @@ START_TIMEOUT_S = 90.0
 LATE_S = 30.0  # beyond a command's deadline, for the worker's own escalation and the network
 FILE_TIMEOUT_S = 120.0
 HEARTBEAT_S = 10.0
+MAX_UNENDED = 10_000  # of a worker: one that is gone so long has closed them when its lease ran out
+ENDED_PER_BEAT = 64
 HEALTH_TIMEOUT_S = 10.0
 KINDS = {k.__name__: k for k in (ConfigError, FileError, SandboxClosed, SandboxError)}
 
@@ -122,7 +125,8 @@ class Remote(Backend):
         Its lease would not do that, since the lease is this client's and other sandboxes of ours keep it.
         """
         self._running[url] -= 1
-        self._unended[url].add(name)
+        if len(self._unended[url]) < MAX_UNENDED:
+            self._unended[url].add(name)
         await self._end(url, name, FILE_TIMEOUT_S)
 
     async def _end(self, url: str, name: str, timeout_s: float) -> None:
@@ -136,7 +140,8 @@ class Remote(Backend):
             await asyncio.sleep(HEARTBEAT_S)
             with contextlib.suppress(SandboxError):
                 await self.ask("GET", f"{url}/health", HEALTH_TIMEOUT_S)
-                await asyncio.gather(*[self._end(url, name, HEALTH_TIMEOUT_S) for name in self._unended[url]])
+                names = list(itertools.islice(self._unended[url], ENDED_PER_BEAT))
+                await asyncio.gather(*[self._end(url, name, HEALTH_TIMEOUT_S) for name in names])
 
     async def close(self) -> None:
         """See `base.Backend`. Sandboxes that are still open end with their worker's lease."""
