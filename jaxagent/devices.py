@@ -1,4 +1,4 @@
-"""Enough devices for the mesh, set up before jax starts its back ends.
+"""What a process sets up before jax works: devices for the mesh, memory pages, the folder of compiled programs.
 
 On a machine without accelerators a mesh of N devices runs on N virtual CPU devices, through the same code as on
 N chips. jax fixes the number of CPU devices when it first touches them, so this runs before everything else.
@@ -7,10 +7,16 @@ N chips. jax fixes the number of CPU devices when it first touches them, so this
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import platform
 import sys
+from pathlib import Path
 
 from jaxagent.config import ConfigError, MeshConfig
+
+MOST_COMPILED_BYTES = 4 * 2**30  # of the folder of compiled programs; the least recently used go first
+LEAST_COMPILE_S = 0.2  # what compiles faster is not worth a file
 
 
 def count(mesh: MeshConfig) -> int:
@@ -45,6 +51,40 @@ def use_huge_pages() -> None:
     if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
         os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
         os.execv(sys.executable, sys.orig_argv)
+
+
+def keep_compiled_programs() -> None:
+    """Keeps compiled programs in one folder for all runs of this user, so that a second run starts in seconds.
+
+    A folder that the user gave to jax (JAX_COMPILATION_CACHE_DIR) wins. A folder that cannot be written costs the time
+    to compile again and nothing else: jax says so and goes on.
+    """
+    import jax
+
+    if jax.config.jax_compilation_cache_dir:
+        return
+    jax.config.update("jax_compilation_cache_dir", str(compiled_folder()))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", LEAST_COMPILE_S)
+    jax.config.update("jax_compilation_cache_max_size", MOST_COMPILED_BYTES)
+
+
+def compiled_folder() -> Path:
+    """`jaxagent/compiled/PROCESSOR` in the user's cache folder.
+
+    Programs for a CPU use the instructions of the machine that compiled them, and a home folder may be shared by
+    different machines: each kind of processor has a folder of its own.
+    """
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return caches / "jaxagent" / "compiled" / _processor()
+
+
+def _processor() -> str:
+    """A short name for what this machine's CPU can do."""
+    features = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        features += next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return f"{platform.machine()}-{hashlib.sha256(features.encode()).hexdigest()[:12]}"
 
 
 def use_virtual_cpus(mesh: MeshConfig) -> None:

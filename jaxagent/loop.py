@@ -3,8 +3,8 @@
     tasks -> rollout workers <-> engine -> groups -> streams -> packed batches -> update -> weights back to the engine
 
 One process, one mesh. The engine's thread generates while this thread waits in `collect`; then this thread updates
-while the engine idles, so every token is exactly on-policy at the start of its update. New weights are a pointer: the
-engine takes the arrays that the update returned.
+while the engine idles, so every token is exactly on-policy at the start of its update. New weights are an argument:
+the engine takes the arrays that the update returned, and lays their layers out side by side once.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
-
+from jaxagent import devices
 from jaxagent.algorithms import presets
 from jaxagent.algorithms.entropy import EntropyControl
 from jaxagent.build import Parts, open_parts
@@ -53,7 +52,7 @@ def run(cfg: Config) -> dict[str, Any]:
       SystemExit: 143 after SIGTERM, when everything is saved.
     """
     check(cfg)
-    keep_compiled_programs(cfg)
+    devices.keep_compiled_programs()
     with Progress() as progress, open_parts(cfg, progress.note) as parts, open_run(cfg, progress) as saved:
         stages = left(saved)
         policy_folder = Path(cfg.workdir) / "policy"
@@ -140,12 +139,6 @@ def check_opd(cfg: Config) -> None:
             "one of them, and the other in a run of its own with model.path at the first one's policy."
         )
     presets.check(as_opd(cfg).rl)
-
-
-def keep_compiled_programs(cfg: Config) -> None:
-    """Compiled programs stay in the workdir, so that a resumed run starts in seconds; a user's own cache wins."""
-    if not jax.config.jax_compilation_cache_dir:
-        jax.config.update("jax_compilation_cache_dir", str(Path(cfg.workdir).absolute() / "compilation_cache"))
 
 
 def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params, stage: Stage = RL) -> Params:

@@ -156,8 +156,8 @@ class Driver:
         """Swaps the weights between two dispatches and returns when it is done: from then on nothing holds the old.
 
         What sessions have cached stays as the old weights computed it, or with config.engine.kv_on_update="recompute"
-        is computed again; new sessions never see it. Where generation wants the arrays as they are they are
-        shared, not copied: a caller who donates them must not do so while turns are in progress.
+        is computed again; new sessions never see it. Arrays that generation wants as they are (the embedding, say)
+        are shared, not copied: a caller who donates them must not do so while turns are in progress.
 
         Raises:
           EngineError: the engine is dead or did not come round to it in time.

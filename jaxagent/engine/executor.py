@@ -24,7 +24,7 @@ from jaxagent.models import kernels
 
 _COPIES = 64  # pages copied by one call, per shard
 _SHARE = 16  # rows of prefill that read their pages together, in fast numerics
-_LEAST_TILE = 8  # rows of the smallest decode tile, in fast numerics
+_LEAST_TILE = 8  # rows of the smallest decode tile but that of one row, in fast numerics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,13 +67,13 @@ class Sizes:
                 f"one sequence of {context} tokens; at least {table * shards} are needed."
             )
         tile = cfg.tile_rows
-        small = [tile // f for f in (8, 4, 2) if tile // f >= _LEAST_TILE and tile % f == 0]
+        small = [1, *(tile // f for f in (8, 4, 2) if tile // f >= _LEAST_TILE and tile % f == 0)]
         return cls(
             shards=shards,
             slots=-(-cfg.slots // shards // tile) * tile,
             usable=cfg.slots // shards,
             tile_rows=tile,
-            decode_tiles=(tile,) if exact or kernels.platform() != "cpu" else (*small, tile),
+            decode_tiles=(tile,) if exact or tile == 1 or kernels.platform() != "cpu" else (*small, tile),
             share=1 if exact or kernels.on_gpu() else math.gcd(tile, _SHARE),
             prefill_tiles=max(1, -(-cfg.prefill_tokens // (shards * cfg.tile_rows))),
             pages=cfg.pages // shards + 1,
@@ -136,7 +136,7 @@ class Executor:
         self._state = init_state(model, s.all_slots, s.pages * s.shards, s.page_tokens)
 
     def set_params(self, params: Params) -> None:
-        """Takes new weights: a pointer swap, or one jitted reshard where generation wants them elsewhere."""
+        """Takes new weights: one jitted call lays them out as generation wants them; what lies so already is shared."""
         self.params = self._place(params)
 
     def prefill(self, spans: Sequence[batching.Span], tables: np.ndarray) -> batching.PrefillCall:

@@ -160,7 +160,6 @@ def prefill(
     rows = jax.P(None, *ROWS)
     tokens, positions, slot = (jax.reshard(x, rows) for x in (tokens, positions, slot))
     tables = jax.reshard(tables, jax.P(*ROWS, None))
-    params = model.prepare(params)
 
     def tile(i: jax.Array, cache: Cache) -> Cache:
         own = jax.shard_map(_tables_of, in_specs=(jax.P(*ROWS, None), ROWS), out_specs=jax.P(*ROWS, None))
@@ -228,7 +227,6 @@ def generate(
       The new state, and i32[S, 2K+3] for `StepResult.unpack`.
     """
     count = state.slots.token.shape[0]
-    params = model.prepare(params)
     tables, lanes = jax.reshard(tables, jax.P(*ROWS, None)), jax.reshard(lanes, jax.P(None, *ROWS))
     results = jnp.zeros((count, 2 * steps + 3), jnp.int32, out_sharding=jax.P(*ROWS, None))
     choose = functools.partial(_choose, truncated=truncated)

@@ -39,15 +39,11 @@ class Int8LanguageModel(LanguageModel):
         """Quantises what is not yet. An embedding that is looked up only stays as it is."""
         if isinstance(params.layers, tuple):
             return params
-        params = super().place(params)
+        params = self._lay_out(params)
         name = "embed" if params.head is None else "head"
         quantised = {name: quantise(getattr(params, name), -1)}
         layers = {name: quantise(getattr(params.layers, name), summed) for name, summed in _SUMMED.items()}
         return params.replace(layers=transformer.unstack(params.layers.replace(**layers)), **quantised)
-
-    def prepare(self, params: Params) -> Params:
-        """Nothing: what is done here is done for all layers at once, and would be in memory at once."""
-        return params
 
     def extend(
         self, params: Params, cache: Cache, tokens: jax.Array, positions: jax.Array, tables: jax.Array
@@ -98,7 +94,6 @@ def _next_logprobs(model: LanguageModel, params: Params, tokens: jax.Array) -> j
     count = tokens.shape[0]
     at = jax.reshard(jnp.arange(count), ROWS)
     tables = jax.reshard(jnp.ones((count, 1), jnp.int32), jax.P(*ROWS, None))
-    params = model.prepare(params)
     hidden, _ = model.extend(params, model.init_cache(2, count), jax.reshard(tokens, ROWS), at, tables)
     logprobs = jax.reshard(jax.nn.log_softmax(model.logits(params, hidden)), jax.P(None, None))
     return jnp.take_along_axis(logprobs[:-1], tokens[1:, None], axis=1)[:, 0]

@@ -37,16 +37,23 @@ class LanguageModel:
         return self.spec.padded_vocab_size
 
     def place(self, params: model_params.Params) -> model_params.Params:
+        """Compute dtype, whole over fsdp, split over tensor, one tree per layer; what is placed already as it is.
+
+        Layers are taken out of their stack here, once per weight update: a program that cuts them out of the stack
+        copies all of them at every dispatch, and takes twice as long to compile (measured with 30 layers).
+        """
+        if isinstance(params.layers, tuple):
+            return params
+        placed = self._lay_out(params)
+        return placed.replace(layers=transformer.unstack(placed.layers))
+
+    def _lay_out(self, params: model_params.Params) -> model_params.Params:
         """Compute dtype, whole over fsdp, split over tensor; the same arrays where they already are so."""
 
         def one(array: model_params.ArraySpec, weights: jax.Array) -> jax.Array:
             return jax.reshard(weights.astype(self.spec.compute_dtype), sharding.COMPUTE.partition(array.axes))
 
         return jax.tree.map(one, model_params.param_specs(self.spec), params)
-
-    def prepare(self, params: model_params.Params) -> model_params.Params:
-        """One tree per layer: sliced once per dispatch, not once per token."""
-        return params.replace(layers=transformer.unstack(params.layers))
 
     def init_cache(self, pages: int, page_tokens: int) -> Cache:
         """One LayerCache per layer."""

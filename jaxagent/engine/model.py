@@ -29,10 +29,7 @@ class Model(Protocol):
         """V: width of the logits, padding included (padding has logit -inf)."""
 
     def place(self, params: Params) -> Params:
-        """Reshards parameters, under jit, to how generation wants them."""
-
-    def prepare(self, params: Params) -> Params:
-        """What `extend` wants of placed parameters, done once per dispatch, before the loop over tokens."""
+        """Lays parameters out, under jit, as `extend` and `logits` want them; done once per weight update."""
 
     def init_cache(self, pages: int, page_tokens: int) -> Cache:
         """An empty cache of `pages` pages, over all shards."""

@@ -31,6 +31,7 @@ import jax
 import numpy as np
 from aiohttp import web
 
+from jaxagent import devices
 from jaxagent.config import ConfigError, EngineConfig, LoraConfig, MeshConfig, ModelConfig, SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import automaton, int8, scoring
@@ -346,6 +347,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Serves until interrupted. Returns the exit code: 2 for a user's mistake."""
     options = arguments(argv)
+    devices.keep_compiled_programs()
     try:
         driver, tokenizer, gauges = open_engine(options)
         with contextlib.ExitStack() as stack:

@@ -28,10 +28,6 @@ class Toy:
         """Replicated."""
         return jax.reshard(params, jax.P(None, None))
 
-    def prepare(self, params: jax.Array) -> jax.Array:
-        """Nothing to do."""
-        return params
-
     def init_cache(self, pages: int, page_tokens: int) -> jax.Array:
         """The tokens themselves: i32[P, page_tokens]."""
         return jnp.zeros((pages, page_tokens), jnp.int32, out_sharding=_MATRIX)

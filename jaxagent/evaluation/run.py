@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxagent import loop
+from jaxagent import devices, loop
 from jaxagent.build import Parts, open_parts
 from jaxagent.config import Config, ConfigError, SamplingConfig, to_dict
 from jaxagent.data.tasks import balanced_sample
@@ -69,7 +69,7 @@ def run(cfg: Config, options: Options) -> dict[str, Any]:
     if options.split == HELD_OUT and options.tasks is not None:
         cfg = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, num_eval=options.tasks))
     loop.check(cfg)
-    loop.keep_compiled_programs(cfg)
+    devices.keep_compiled_programs()
     with Progress() as progress, open_parts(cfg, progress.note) as parts:
         tasks = parts.heldout
         if options.split == TRAIN:

@@ -41,8 +41,8 @@ def hidden(
       attend: one layer's attention, see `attention.Attend`.
       cache: what `attend` gets and returns per layer. Scanned: one tree with a leading L axis on each leaf.
         Unrolled: a sequence of L trees.
-      unroll: False scans over the stacked layers (training, prefill: small programs); True writes them out (decode:
-        no slices of the stack per step).
+      unroll: False scans over the stacked layers (training: small programs); True writes them out, as is always done
+        where the layers are no stack (the engine: a scan would copy every layer's weights out of it at every step).
 
     Returns:
       (x compute_dtype[N, E], the new cache, in the form it came).
@@ -54,7 +54,7 @@ def hidden(
         return _layer(layer, spec, x, angles, attend, layer_cache)
 
     one = _rematerialise(one, spec.remat)
-    if unroll:
+    if unroll or isinstance(params.layers, tuple):
         new_cache = []
         for i, layer in enumerate(unstack(params.layers)):
             x, layer_cache = one(x, layer, cache[i] if cache is not None else None)

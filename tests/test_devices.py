@@ -1,0 +1,53 @@
+"""Compiled programs are kept in one folder per user and kind of processor."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+from jaxagent import devices
+
+# Compiles one program under `keep_compiled_programs` and prints how many came from the folder.
+PROGRAM = """
+import jax, jax.numpy as jnp
+from jaxagent import devices
+hits = []
+jax.monitoring.register_event_listener(lambda event, **_: hits.append(event == "/jax/compilation_cache/cache_hits"))
+devices.LEAST_COMPILE_S = 0.0
+devices.keep_compiled_programs()
+jax.jit(lambda x: jnp.sin(x) @ x)(jnp.ones((8, 8))).block_until_ready()
+print(sum(hits))
+"""
+
+
+def run(cache: pathlib.Path, **more: str) -> int:
+    """Cache hits of a fresh process whose user keeps caches in `cache`."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_COMPILATION", "JAX_PERSISTENT"))}
+    env |= {"XDG_CACHE_HOME": str(cache), **more}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.split()[-1])
+
+
+def test_a_second_process_takes_what_the_first_one_compiled(tmp_path):
+    assert run(tmp_path) == 0
+    assert run(tmp_path) > 0
+    assert any((tmp_path / "jaxagent" / "compiled").rglob("*-cache"))
+
+
+def test_a_folder_that_cannot_be_written_stops_nobody(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert run(tmp_path / "file") == 0
+
+
+def test_the_folder_that_the_user_gave_to_jax_wins(tmp_path):
+    own = tmp_path / "own"
+    run(tmp_path / "cache", JAX_COMPILATION_CACHE_DIR=str(own), JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0")
+    assert any(own.iterdir())
+    assert not (tmp_path / "cache").exists()
+
+
+def test_other_processors_have_other_folders(monkeypatch):
+    here = devices.compiled_folder()
+    monkeypatch.setattr(devices.Path, "read_text", lambda *_, **__: "flags : another machine")
+    assert devices.compiled_folder() != here
