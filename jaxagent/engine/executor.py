@@ -125,7 +125,6 @@ class Executor:
         is_eos = np.zeros(model.vocab_size, bool)
         is_eos[list(eos_ids)] = True
         self._stops = jax.device_put(functions.StopTables(stops.table, is_eos), jax.P())
-        self._place = jax.jit(model.place)
         init_state = jax.jit(functions.init_state, static_argnums=(0, 1, 2, 3))
         self._prefill = jax.jit(functions.prefill, static_argnums=0, donate_argnums=2)
         self._copy = jax.jit(functions.copy_pages, static_argnums=0, donate_argnums=1)
@@ -136,8 +135,8 @@ class Executor:
         self._state = init_state(model, s.all_slots, s.pages * s.shards, s.page_tokens)
 
     def set_params(self, params: Params) -> None:
-        """Takes new weights: one jitted call lays them out as generation wants them; what lies so already is shared."""
-        self.params = self._place(params)
+        """Takes new weights: laid out as generation wants them; what lies so already is shared."""
+        self.params = self.model.place(params)
 
     def prefill(self, spans: Sequence[batching.Span], tables: np.ndarray) -> batching.PrefillCall:
         """Caches spans, at most `sizes.prefill_rows` tokens per shard; tables i32[S,Q]. Returns what was issued."""

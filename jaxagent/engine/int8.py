@@ -14,7 +14,6 @@ import numpy as np
 
 from jaxagent.engine.lm import Cache, LanguageModel
 from jaxagent.engine.model import ROWS
-from jaxagent.models import transformer
 from jaxagent.models.int8 import quantise
 from jaxagent.models.params import Params
 
@@ -35,15 +34,13 @@ _MEASURED_TOKENS = 64  # of each text
 class Int8LanguageModel(LanguageModel):
     """A `LanguageModel` whose placed parameters are int8, one tree per layer."""
 
-    def place(self, params: Params) -> Params:
-        """Quantises what is not yet. An embedding that is looked up only stays as it is."""
-        if isinstance(params.layers, tuple):
-            return params
-        params = self._lay_out(params)
+    def lay_out(self, params: Params) -> Params:
+        """Quantised. An embedding that is looked up only stays as it is."""
+        params = super().lay_out(params)
         name = "embed" if params.head is None else "head"
         quantised = {name: quantise(getattr(params, name), -1)}
         layers = {name: quantise(getattr(params.layers, name), summed) for name, summed in _SUMMED.items()}
-        return params.replace(layers=transformer.unstack(params.layers.replace(**layers)), **quantised)
+        return params.replace(layers=params.layers.replace(**layers), **quantised)
 
     def extend(
         self, params: Params, cache: Cache, tokens: jax.Array, positions: jax.Array, tables: jax.Array

@@ -29,7 +29,7 @@ class Model(Protocol):
         """V: width of the logits, padding included (padding has logit -inf)."""
 
     def place(self, params: Params) -> Params:
-        """Lays parameters out, under jit, as `extend` and `logits` want them; done once per weight update."""
+        """Lays parameters out as `extend` and `logits` want them: jitted calls, once per weight update."""
 
     def init_cache(self, pages: int, page_tokens: int) -> Cache:
         """An empty cache of `pages` pages, over all shards."""

@@ -289,9 +289,9 @@ def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer, dict[st
     if options.int8:
         plain, language_model = language_model, int8.Int8LanguageModel(spec, cfg.cache_dtype)
         with jax.set_mesh(mesh):
-            quantised = jax.jit(language_model.place)(weights)
+            quantised = language_model.place(weights)
             texts = [tokenizer.encode(text) for text in int8.TEXTS]
-            gap = int8.measure(plain, jax.jit(plain.place)(weights), quantised, texts)
+            gap = int8.measure(plain, plain.place(weights), quantised, texts)
         weights, gauges = quantised, {"int8_logprob_gap_mean": gap.mean, "int8_logprob_gap_max": gap.max}
         print(f"int8: log-probs differ by {gap.mean:.4f} on average, {gap.max:.4f} at most", file=sys.stderr)
     eos_ids, waiting = tokenizer.eos_ids, options.max_waiting
