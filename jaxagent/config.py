@@ -181,7 +181,7 @@ class EnvConfig:
     """The environment. "search" reads `prompt`, `final_turn`, `reward` and `retriever`; the others read their own."""
 
     name: Literal["search", "terminal", "python"]
-    prompt: Literal["search_r1", "plain"]  # the published instruction, or "Question: ...\n"
+    prompt: Literal["search_r1", "plain", "chat"]  # the published instruction, "Question: ...\n", or a short one
     max_turns: int
     final_turn: bool  # one more generation with search disabled after max_turns (N+1 variant)
     turn_tokens: int  # sampled tokens per turn, at most

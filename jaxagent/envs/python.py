@@ -151,6 +151,11 @@ def observation(style: Format, output: str) -> str:
     return f"<out>{output}</out>\n" if style == "plain" else f"Output:\n{output}"
 
 
+def observed(style: Format, code: str | None, text: str) -> Observation:
+    """A text that the policy is shown after a turn with the program `code`, or with none."""
+    return Observation(((text, TokenKind.WARNING if code is None else TokenKind.OBSERVATION),), ROLES[style])
+
+
 def find_program(style: Format, text: str) -> str | None:
     """The complete program in a turn: the first in the plain format, which ends there, else the last."""
     found = _PROGRAM[style].findall(_spoken(text))
@@ -240,10 +245,8 @@ class PythonEnvironment:
         self.counters["invalid_actions"] += code is None
         if self._turns_left <= 0:
             return Step(stop_reason=StopReason.TURN_LIMIT)
-        if code is None:
-            return Step(Observation(((_INVALID[style], TokenKind.WARNING),), ROLES[style]))
-        text = observation(style, await self._run(code))
-        return Step(Observation(((text, TokenKind.OBSERVATION),), ROLES[style]))
+        text = _INVALID[style] if code is None else observation(style, await self._run(code))
+        return Step(observed(style, code, text))
 
     async def verify(self, transcript: Transcript) -> Verdict:
         """Compares the answer, or runs the hidden tests on the submission in a sandbox that the policy never used.

@@ -102,7 +102,7 @@ class Demonstrations:
             yield from itertools.islice(stream, last - max(step, first))
 
     def _trajectory(self, row: dict[str, Any]):
-        return demonstrations.trajectory(row, self.parts.conversation, self.parts.family.prompt)
+        return demonstrations.trajectory(row, self.parts.conversation(), self.parts.family)
 
 
 def _pack(packer: Packer, observations: bool, trajectories: list[Trajectory]) -> list[Batch]:
