@@ -39,6 +39,7 @@ def test_a_tiny_run(tmp_path, sandbox, config, family, capsys):
         ("code_agent", "qwen2.5-3b"),
         ("gsm8k_python", "laptop"),
         ("gsm8k_python", "laptop+gspo"),
+        ("gsm8k_python", "smollm2"),
         ("gsm8k_python", "qwen2.5-1.5b"),
     ],
 )

@@ -120,11 +120,17 @@ def check(config: EnvConfig) -> None:
         raise ConfigError(f"env.python.output_chars must be 1 or more, got {python.output_chars}.")
 
 
-def messages(style: Format, judge: Judge, instruction: str) -> tuple[Message, ...]:
-    """The prompt of a task. The plain format has no system prompt: its policy learns the protocol from examples."""
+def messages(style: Format, judge: Judge, instruction: str, system: str = "") -> tuple[Message, ...]:
+    """The prompt of a task. The plain format has no system prompt: its policy learns the protocol from examples.
+
+    Args:
+      style, judge: of the environment.
+      instruction: the task.
+      system: the system message; "" = the format's own.
+    """
     if style == "plain":
-        return (Message("user", f"{instruction}\n"),)
-    system = (
+        return (*((Message("system", system),) if system else ()), Message("user", f"{instruction}\n"))
+    system = system or (
         f"Solve the task with the help of Python. To run Python, {_HOW[style]}. You are shown what it prints, so print "
         f"what you want to know. Every program runs on its own: nothing is kept in memory. {_END[style, judge]}"
     )
@@ -227,7 +233,7 @@ class PythonEnvironment:
 
     async def start(self) -> Sequence[Message]:
         """The task as one user message, after what the format needs to say."""
-        return messages(self._config.format, self._config.judge, self._task.prompt)
+        return messages(self._config.format, self._config.judge, self._task.prompt, self._config.system)
 
     async def step(self, action: str) -> Step:
         """Runs a program, ends, or says that there is neither. In the last turn nobody would see an output."""

@@ -40,11 +40,11 @@ PROMPTS = {
         "example, <answer> Beijing </answer>. Question: {question}\n"
     ),
     "plain": "Question: {question}\n",  # for a policy that learns the protocol from demonstrations
-    "chat": (  # for a small chat model, which is shown what it finds in user messages
-        "Search with <search> query </search>, as often as you need. Then answer with <answer> answer </answer>.\n"
-        "Question: {question}"
-    ),
+    "chat": "{question}",  # for a small chat model, which is shown what it finds in user messages
 }
+SYSTEM = (
+    "Search with <search> query</search>, again if needed, then give a short <answer> answer</answer>."  # of "chat"
+)
 INVALID_ACTION = (
     "\nMy previous action is invalid. If I want to search, I should put the query between <search> and </search>. If "
     "I want to give the final answer, I should put the answer between <answer> and </answer>. Let me try again.\n"
@@ -55,6 +55,12 @@ def render_prompt(style: str, question: str) -> str:
     """The user message of a question; `style` is env.prompt. A question always ends with a question mark."""
     question = question.strip()
     return PROMPTS[style].format(question=question if question.endswith("?") else question + "?")
+
+
+def messages(style: str, question: str) -> tuple[Message, ...]:
+    """The prompt of a question; `style` is env.prompt."""
+    user = Message("user", render_prompt(style, question))
+    return (Message("system", SYSTEM), user) if style == "chat" else (user,)
 
 
 def render_observation(documents: Iterable[tuple[str, str]]) -> str:
@@ -149,8 +155,8 @@ class SearchEnvironment:
         self.counters: dict[str, float] = {"searches": 0.0, "invalid_actions": 0.0, "empty_searches": 0.0}
 
     async def start(self) -> Sequence[Message]:
-        """The question as one user message."""
-        return (Message("user", render_prompt(self._config.prompt, self._task.prompt)),)
+        """The question as one user message, after what the prompt's style needs to say."""
+        return messages(self._config.prompt, self._task.prompt)
 
     async def step(self, action: str) -> Step:
         """Searches, ends, or says that the action is invalid."""

@@ -33,7 +33,7 @@ class PythonFamily:
 
     def prompt(self, text: str) -> tuple[Message, ...]:
         """See `family.Family`."""
-        return python.messages(self._format, self._judge, text)
+        return python.messages(self._format, self._judge, text, self._config.python.system)
 
     def observation(self, action: str, text: str) -> Observation:
         """See `family.Family`."""

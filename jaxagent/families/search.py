@@ -33,7 +33,7 @@ class SearchFamily:
 
     def prompt(self, text: str) -> tuple[Message, ...]:
         """See `family.Family`."""
-        return (Message("user", search.render_prompt(self._config.prompt, text)),)
+        return search.messages(self._config.prompt, text)
 
     def observation(self, action: str, text: str) -> Observation:
         """See `family.Family`."""
