@@ -379,7 +379,7 @@ def smollm2() -> ConfigDict:
     config.env.observation_tokens = 96
     config.env.context_tokens = 320
     config.env.retriever.topk = 2
-    config.engine.pages = 320
+    config.engine.pages = 224
     config.warm_start.gate_family = "one_hop"
     config.warm_start.gate_questions = 2  # of each of five relations
     config.warm_start.batch.row_tokens = 320
@@ -400,20 +400,21 @@ def smollm2_scale(config: ConfigDict) -> None:
     config.model.head_dim = 0
     config.model.mlp_dim = 0
     config.model.remat = "layer"  # 30 layers written out would take minutes to compile
+    config.model.logprob_chunk_tokens = 128  # of 49,152 logits each
     config.tokenizer.use_chat_template = True
     config.data.num_curriculum = 0
     config.data.num_demonstrations = 1_000
     config.data.num_eval = 96
     config.env.episode_timeout_s = 900.0  # seconds on an idle machine; a crowded one must not look like failure
     config.engine.slots = 64
-    config.engine.pages = 288
+    config.engine.pages = 192  # 2.9 MB each; an episode is two or three, a group's prompt once
     config.engine.prefill_tokens = 1024
     config.engine.request_timeout_s = 600.0
 
     config.warm_start.max_steps = 20
     config.warm_start.curriculum_steps = 0
     config.warm_start.batch_sequences = 8
-    config.warm_start.optimizer = optimizer(2e-4, schedule="linear", warmup_steps=2)
+    config.warm_start.optimizer = optimizer(2e-4, schedule="linear")
     config.warm_start.batch = ConfigDict({"row_tokens": 288, "micro_rows": 2, "targets_multiple": 32})
     config.warm_start.gate_every = 20
 
@@ -421,7 +422,7 @@ def smollm2_scale(config: ConfigDict) -> None:
     config.rl.tasks_per_step = 8
     config.rl.group_size = 8
     config.rl.updates_per_step = 1
-    config.rl.optimizer = optimizer(3e-5, schedule="linear", warmup_steps=2)
+    config.rl.optimizer = optimizer(2e-5, schedule="linear", warmup_steps=2)
     config.rl.batch = ConfigDict({"row_tokens": 288, "micro_rows": 2, "targets_multiple": 32})
     config.eval.every = 0  # before and after
     config.checkpoint = ConfigDict({"every": 7, "keep": 1})

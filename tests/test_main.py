@@ -60,6 +60,8 @@ def test_a_given_model_brings_its_own_shape(runs):
     }  # fmt: skip
     assert cli.main(["main", CONFIG]) == 0 and runs[1].model.num_layers == 3 and runs[1].model.family == "qwen3"
     assert cli.main(["main", CONFIG, "--config.model.path="]) == 0 and runs[2].model == runs[1].model
+    assert cli.main(["main", f"{CONFIG}:smollm2"]) == 0 and runs[3].model.path == "runs/smollm2"
+    assert not any(getattr(runs[3].model, field) for field in MODEL_SHAPE)
 
 
 def test_config_path_after_a_space(runs):
