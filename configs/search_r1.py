@@ -379,7 +379,7 @@ def smollm2() -> ConfigDict:
     config.env.observation_tokens = 96
     config.env.context_tokens = 320
     config.env.retriever.topk = 2
-    config.engine.pages = 224
+    config.engine.pages = 208
     config.warm_start.gate_family = "one_hop"
     config.warm_start.gate_questions = 2  # of each of five relations
     config.warm_start.batch.row_tokens = 320
@@ -407,7 +407,7 @@ def smollm2_scale(config: ConfigDict) -> None:
     config.data.num_eval = 96
     config.env.episode_timeout_s = 900.0  # seconds on an idle machine; a crowded one must not look like failure
     config.engine.slots = 64
-    config.engine.pages = 192  # 2.9 MB each; an episode is two or three, a group's prompt once
+    config.engine.pages = 160  # 2.9 MB each; an episode is two or three, a group's prompt once
     config.engine.prefill_tokens = 1024
     config.engine.request_timeout_s = 600.0
 
@@ -416,7 +416,7 @@ def smollm2_scale(config: ConfigDict) -> None:
     config.warm_start.batch_sequences = 8
     config.warm_start.optimizer = optimizer(2e-4, schedule="linear")
     config.warm_start.batch = ConfigDict({"row_tokens": 288, "micro_rows": 2, "targets_multiple": 32})
-    config.warm_start.gate_every = 20
+    config.warm_start.gate_every = 40  # never: a bundle here would lie in memory beside what RL begins with
 
     config.rl.steps = 14
     config.rl.tasks_per_step = 8
