@@ -5,7 +5,8 @@ from setuptools import find_namespace_packages, setup
 # torch is the parity oracle only. This version installs a CPU build from the package index; others bring CUDA.
 TORCH = "torch==2.13.0"
 DENSE = ["faiss-cpu"]
-TEST = ["pytest", "hypothesis", "ruff", "chex", "transformers>=5", TORCH, *DENSE]
+GGUF = ["gguf"]
+TEST = ["pytest", "hypothesis", "ruff", "chex", "transformers>=5", TORCH, *DENSE, *GGUF]
 
 setup(
     name="jaxagent",
@@ -43,6 +44,7 @@ setup(
         "cuda-plan": ["jax-cuda12-pjrt", "jax-cuda12-plugin", "nvidia-cuda-nvcc-cu12"],
         "tpu": ["jax[tpu]"],
         "dense": DENSE,
+        "gguf": GGUF,  # data_pipelines.smollm2
         "jetstream": ["google-jetstream"],  # archived; it brings TensorFlow for its tokenizers
         "tensorboard": ["tensorboard"],
         "test": TEST,

@@ -8,6 +8,7 @@
     python -m jaxagent.main --config=configs/search_r1.py:laptop-rft       # imitation of its own successes
     python -m jaxagent.main --config=configs/search_r1.py:laptop-opd       # a smaller student of a finished laptop run
     python -m jaxagent.main --config=configs/search_r1.py:laptop+gspo      # any of algorithms/published.py
+    python -m jaxagent.main --config=configs/search_r1.py:smollm2          # a real pretrained model (see below)
     python -m jaxagent.main --config=configs/search_r1.py:qwen2.5-3b \
         --config.model.path=Qwen2.5-3B --config.data.source=data/nq_hotpotqa   # the published recipe, 4 GPUs
 
@@ -15,6 +16,9 @@ Laptop presets: a policy of about one million parameters, random at first, learn
 questions about the world's countries and cities with a search engine over short passages. Held-out questions are about
 countries and cities of which training never states a fact. About nine minutes; held-out exact match goes from about
 0.5 (it searches once and stops) to about 0.9 (it searches again).
+
+smollm2: SmolLM2-135M-Instruct in its own chat template, on two CPU cores and 8 GB of memory, in at most 40 minutes. The
+model first (once): `python -m data_pipelines.smollm2 --out=runs/smollm2`. What it reaches: docs/recipes.md.
 
 qwen2.5-3b: the published hyper-parameters (GRPO, 512 questions x 5, learning rate 1e-6, KL 0.001 in the loss), on 4
 GPUs of 80 GB. Make the data with `python -m data_pipelines.nq_hotpotqa`, serve a retriever at env.retriever.url. Not
@@ -42,6 +46,7 @@ def get_config(preset: str = "laptop") -> ConfigDict:
         "laptop-dpo": laptop_dpo,
         "laptop-rft": laptop_rft,
         "laptop-opd": laptop_opd,
+        "smollm2": smollm2,
         "qwen2.5-3b": qwen2_5_3b,
     }
     if preset not in presets:
@@ -161,6 +166,7 @@ def laptop() -> ConfigDict:
     config.env.python = ConfigDict()
     config.env.python.format = "plain"
     config.env.python.judge = "answer"
+    config.env.python.system = ""
     config.env.python.run_timeout_s = 15.0
     config.env.python.output_chars = 200
     config.env.python.traceback = "message"
@@ -356,6 +362,70 @@ def laptop_opd() -> ConfigDict:
     config.rl.distill.teacher = "runs/search_r1/policy"
     config.tokenizer.path = "runs/search_r1/policy"
     return config
+
+
+def smollm2() -> ConfigDict:
+    """GRPO on a real pretrained model, SmolLM2-135M-Instruct, in its own chat template, on two CPU cores.
+
+    The laptop's world with two passages per search, which stand in user messages. The warm start is short and its
+    demonstrations of two hops mostly answer after the first search; RL unlearns that.
+    """
+    config = laptop()
+    config.workdir = "runs/search_r1_smollm2"
+    smollm2_scale(config)
+    config.env.prompt = "chat"
+    config.env.max_turns = 3
+    config.env.turn_tokens = 24
+    config.env.observation_tokens = 96
+    config.env.context_tokens = 320
+    config.env.retriever.topk = 2
+    config.engine.pages = 208
+    config.warm_start.gate_family = "one_hop"
+    config.warm_start.gate_questions = 2  # of each of five relations
+    config.warm_start.batch.row_tokens = 320
+    config.rl.batch.row_tokens = 320
+    config.rl.aggregation_constant = 72.0  # most sampled tokens of an episode
+    return config
+
+
+def smollm2_scale(config: ConfigDict) -> None:
+    """What training SmolLM2-135M-Instruct on a laptop needs, whatever it learns."""
+    config.numerics = "fast"  # the log-prob gap is reported
+    config.model.path = "runs/smollm2"  # python -m data_pipelines.smollm2 --out=runs/smollm2
+    config.model.family = ""  # the folder says the shape
+    config.model.num_layers = 0
+    config.model.embed_dim = 0
+    config.model.num_heads = 0
+    config.model.num_kv_heads = 0
+    config.model.head_dim = 0
+    config.model.mlp_dim = 0
+    config.model.remat = "layer"  # 30 layers written out would take minutes to compile
+    config.model.logprob_chunk_tokens = 128  # of 49,152 logits each
+    config.tokenizer.use_chat_template = True
+    config.data.num_curriculum = 0
+    config.data.num_demonstrations = 1_000
+    config.data.num_eval = 96
+    config.env.episode_timeout_s = 900.0  # seconds on an idle machine; a crowded one must not look like failure
+    config.engine.slots = 64
+    config.engine.pages = 160  # 2.9 MB each; an episode is two or three, a group's prompt once
+    config.engine.prefill_tokens = 1024
+    config.engine.request_timeout_s = 600.0
+
+    config.warm_start.max_steps = 20
+    config.warm_start.curriculum_steps = 0
+    config.warm_start.batch_sequences = 8
+    config.warm_start.optimizer = optimizer(2e-4, schedule="linear")
+    config.warm_start.batch = ConfigDict({"row_tokens": 288, "micro_rows": 2, "targets_multiple": 32})
+    config.warm_start.gate_every = 40  # never: a bundle here would lie in memory beside what RL begins with
+
+    config.rl.steps = 14
+    config.rl.tasks_per_step = 8
+    config.rl.group_size = 8
+    config.rl.updates_per_step = 1
+    config.rl.optimizer = optimizer(2e-5, schedule="linear", warmup_steps=2)
+    config.rl.batch = ConfigDict({"row_tokens": 288, "micro_rows": 2, "targets_multiple": 32})
+    config.eval.every = 0  # before and after
+    config.checkpoint = ConfigDict({"every": 7, "keep": 1})
 
 
 def qwen2_5_3b() -> ConfigDict:

@@ -154,6 +154,8 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
     Raises:
       ConfigError: bad data, tokenizer, model folder or mesh; one line each.
     """
+    if cfg.model.path:
+        hf.check_folder(cfg.model.path)
     family = make_family(cfg)
     mesh = sharding.make_mesh(cfg.mesh)
     dataset = make_dataset(cfg, note)

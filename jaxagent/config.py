@@ -47,7 +47,7 @@ class LoraConfig:
 class ModelConfig:
     """The policy. With a `path`, the shape is read from its config.json; fields below must agree with it or be 0."""
 
-    path: str  # a Hugging Face folder; "" = random init from the fields below
+    path: str  # a Hugging Face folder; "" = random init from the fields below. Given by flag, it clears MODEL_SHAPE
     family: Literal["", "qwen2", "qwen3", "llama"]
     num_layers: int
     embed_dim: int
@@ -64,6 +64,10 @@ class ModelConfig:
     remat: Literal["none", "layer", "dots"]  # what the backward pass recomputes
     logprob_chunk_tokens: int  # tokens whose [V] logits exist at once
     lora: LoraConfig
+
+
+# Fields of ModelConfig that a Hugging Face folder describes: left "" or 0, or equal to what it says.
+MODEL_SHAPE = ("family", "num_layers", "embed_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,6 +173,7 @@ class PythonConfig:
 
     format: Literal["plain", "fenced", "qwen3_xml"]  # how programs and answers are written; see envs/python.py
     judge: Literal["answer", "tests"]  # a stated answer against the gold one, or hidden tests of the last program
+    system: str  # the system message; "" = the format's own (none for "plain")
     run_timeout_s: float  # of one program; past it the policy sees what was printed until then
     output_chars: int  # shown of a program's output, at most: its beginning and its end
     traceback: Literal["whole", "message"]  # message: without the frames
@@ -181,7 +186,7 @@ class EnvConfig:
     """The environment. "search" reads `prompt`, `final_turn`, `reward` and `retriever`; the others read their own."""
 
     name: Literal["search", "terminal", "python"]
-    prompt: Literal["search_r1", "plain"]  # the published instruction, or "Question: ...\n"
+    prompt: Literal["search_r1", "plain", "chat"]  # the published instruction, "Question: ...\n", or a short one
     max_turns: int
     final_turn: bool  # one more generation with search disabled after max_turns (N+1 variant)
     turn_tokens: int  # sampled tokens per turn, at most
@@ -246,7 +251,7 @@ class BatchConfig:
 class WarmStartConfig:
     """Supervised warm start on demonstrations, ended by accuracy per relation, not by a fixed count."""
 
-    demonstrations: str  # folder with curriculum.jsonl and full.jsonl; "" = the dataset's own
+    demonstrations: str  # full.jsonl, or a folder with it and curriculum.jsonl; "" = the dataset's own
     max_steps: int
     curriculum_sequences: int  # demonstrations per update of the curriculum
     batch_sequences: int  # and after it

@@ -12,13 +12,13 @@ import pathlib
 import re
 import traceback
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from jaxagent.config import Config, ConfigError, nearest, parse
+from jaxagent.config import MODEL_SHAPE, Config, ConfigError, nearest, parse
 
 CHIPS = ("cpu", "a100", "h100", "h200", "v5e", "v5p", "v6e")  # what --dry_run_chip may name; numbers in plan_chips.py
 
@@ -95,7 +95,7 @@ def parse_config(
         raise ConfigError(f"Unexpected argument '{rest[1]}': fields are set as --config.section.field=value.")
     if not isinstance(values.config, ConfigDict):
         raise ConfigError(f"get_config() of {source} must return a ConfigDict, got {type(values.config).__name__}.")
-    return parse(values.config)
+    return parse(_with_given_model(values.config, {m[1] for m in map(_OVERRIDE.match, argv[1:]) if m}))
 
 
 def fields(cls: type = Config, prefix: str = "config") -> Iterator[tuple[str, str]]:
@@ -108,6 +108,15 @@ def fields(cls: type = Config, prefix: str = "config") -> Iterator[tuple[str, st
             yield path, "|".join(repr(option) if option == "" else str(option) for option in typing.get_args(hint))
         else:
             yield path, getattr(hint, "__name__", str(hint)) if not typing.get_origin(hint) else str(hint)
+
+
+def _with_given_model(config: ConfigDict, given: Collection[str]) -> ConfigDict:
+    """A model that is given on the command line brings its own shape; a shape that is given there stays a demand."""
+    if "model.path" in given and config.model.path:
+        for field in MODEL_SHAPE:
+            if f"model.{field}" not in given:
+                config.model[field] = "" if field == "family" else 0
+    return config
 
 
 def _joined(argv: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ import types
 import pytest
 
 from jaxagent import main as cli
-from jaxagent.config import Config
+from jaxagent.config import MODEL_SHAPE, Config
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CONFIG = "--config=" + str(ROOT / "configs/search_r1.py")
@@ -48,6 +48,20 @@ def test_of_a_flag_given_twice_the_last_counts(runs):
     flags = ["--config.stages=warm_start", "--config.seed=1", "--config.stages=rl", "--config.seed=2"]
     assert cli.main(["main", CONFIG, *flags]) == 0
     assert runs[0].stages == ("rl",) and runs[0].seed == 2
+
+
+def test_a_given_model_brings_its_own_shape(runs):
+    """And a shape that is given beside it stays a demand, which the folder must meet."""
+    flags = ["--config.model.path=folder", "--config.model.num_layers=30"]
+    assert cli.main(["main", CONFIG, *flags]) == 0
+    model = runs[0].model
+    assert {field: getattr(model, field) for field in MODEL_SHAPE} == {
+        "family": "", "num_layers": 30, "embed_dim": 0, "num_heads": 0, "num_kv_heads": 0, "head_dim": 0, "mlp_dim": 0,
+    }  # fmt: skip
+    assert cli.main(["main", CONFIG]) == 0 and runs[1].model.num_layers == 3 and runs[1].model.family == "qwen3"
+    assert cli.main(["main", CONFIG, "--config.model.path="]) == 0 and runs[2].model == runs[1].model
+    assert cli.main(["main", f"{CONFIG}:smollm2"]) == 0 and runs[3].model.path == "runs/smollm2"
+    assert not any(getattr(runs[3].model, field) for field in MODEL_SHAPE)
 
 
 def test_config_path_after_a_space(runs):

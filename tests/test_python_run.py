@@ -39,6 +39,7 @@ def test_a_tiny_run(tmp_path, sandbox, config, family, capsys):
         ("code_agent", "qwen2.5-3b"),
         ("gsm8k_python", "laptop"),
         ("gsm8k_python", "laptop+gspo"),
+        ("gsm8k_python", "smollm2"),
         ("gsm8k_python", "qwen2.5-1.5b"),
     ],
 )
@@ -49,7 +50,7 @@ def test_presets(config, preset):
     assert family.needs_answers == (config == "gsm8k_python")
     assert cfg.env.name == "python" and cfg.env.python.judge == ("tests" if config == "code_agent" else "answer")
     assert cfg.env.python.format == ("plain" if preset.startswith("laptop") else "fenced")
-    assert cfg.stages == (("warm_start", "rl") if preset.startswith("laptop") else ("rl",))
+    assert cfg.stages == (("rl",) if preset.startswith("qwen") else ("warm_start", "rl"))
     assert cfg.rl.objective == ("gspo" if "gspo" in preset else "ppo_clip")
 
 

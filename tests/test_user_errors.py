@@ -48,6 +48,21 @@ def test_malformed_demonstration(tmp_path, capsys):
     assert "curriculum.jsonl" in line and "row 1" in line and "turns[0].observation" in line
 
 
+def test_one_file_of_demonstrations(tmp_path, capsys):
+    """It holds whole episodes: without a curriculum it is read (and told where it is wrong), with one it is refused."""
+    row = {"prompt": "x", "turns": [{"action": "", "observation": ""}]}
+    (tmp_path / "demos.jsonl").write_text(json.dumps(row) + "\n")
+    flags = (f"--config.warm_start.demonstrations={tmp_path / 'demos.jsonl'}", "--config.warm_start.curriculum_steps=")
+    assert "curriculum_steps=0" in refused(capsys, tmp_path / "run", flags[0], flags[1] + "1")
+    line = refused(capsys, tmp_path / "run", flags[0], flags[1] + "0")
+    assert "demos.jsonl, row 1: column 'turns[0].action' is empty" in line
+
+
+def test_a_model_folder_that_is_not_there(tmp_path, capsys):
+    line = refused(capsys, tmp_path / "run", f"--config.model.path={tmp_path / 'smollm2'}")
+    assert f"no folder '{tmp_path / 'smollm2'}'" in line and "python -m data_pipelines.smollm2 --out=" in line
+
+
 def test_a_stage_is_run_once(tmp_path, capsys):
     assert "names 'rl' twice" in refused(capsys, tmp_path / "run", "--config.stages=rl,warm_start,rl")
 

@@ -33,7 +33,8 @@ class Observation:
     """What the policy is shown after an action.
 
     `role` "" continues the policy's own text, as Search-R1 does; "user" or "tool" makes it a new chat message. A role
-    that the chat template does not know becomes "user"; without a chat template roles mean nothing.
+    that the chat template does not know becomes "user", and so does "" after a message that the policy ended itself;
+    without a chat template roles mean nothing.
     """
 
     parts: tuple[tuple[str, TokenKind], ...]  # text with its kind: OBSERVATION, or WARNING for harness feedback

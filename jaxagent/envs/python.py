@@ -120,11 +120,17 @@ def check(config: EnvConfig) -> None:
         raise ConfigError(f"env.python.output_chars must be 1 or more, got {python.output_chars}.")
 
 
-def messages(style: Format, judge: Judge, instruction: str) -> tuple[Message, ...]:
-    """The prompt of a task. The plain format has no system prompt: its policy learns the protocol from examples."""
+def messages(style: Format, judge: Judge, instruction: str, system: str = "") -> tuple[Message, ...]:
+    """The prompt of a task. The plain format has no system prompt: its policy learns the protocol from examples.
+
+    Args:
+      style, judge: of the environment.
+      instruction: the task.
+      system: the system message; "" = the format's own.
+    """
     if style == "plain":
-        return (Message("user", f"{instruction}\n"),)
-    system = (
+        return (*((Message("system", system),) if system else ()), Message("user", f"{instruction}\n"))
+    system = system or (
         f"Solve the task with the help of Python. To run Python, {_HOW[style]}. You are shown what it prints, so print "
         f"what you want to know. Every program runs on its own: nothing is kept in memory. {_END[style, judge]}"
     )
@@ -149,6 +155,11 @@ def end(style: Format, answer: str | None) -> str:
 def observation(style: Format, output: str) -> str:
     """What a policy is shown of a program's output."""
     return f"<out>{output}</out>\n" if style == "plain" else f"Output:\n{output}"
+
+
+def observed(style: Format, code: str | None, text: str) -> Observation:
+    """A text that the policy is shown after a turn with the program `code`, or with none."""
+    return Observation(((text, TokenKind.WARNING if code is None else TokenKind.OBSERVATION),), ROLES[style])
 
 
 def find_program(style: Format, text: str) -> str | None:
@@ -222,7 +233,7 @@ class PythonEnvironment:
 
     async def start(self) -> Sequence[Message]:
         """The task as one user message, after what the format needs to say."""
-        return messages(self._config.format, self._config.judge, self._task.prompt)
+        return messages(self._config.format, self._config.judge, self._task.prompt, self._config.system)
 
     async def step(self, action: str) -> Step:
         """Runs a program, ends, or says that there is neither. In the last turn nobody would see an output."""
@@ -240,10 +251,8 @@ class PythonEnvironment:
         self.counters["invalid_actions"] += code is None
         if self._turns_left <= 0:
             return Step(stop_reason=StopReason.TURN_LIMIT)
-        if code is None:
-            return Step(Observation(((_INVALID[style], TokenKind.WARNING),), ROLES[style]))
-        text = observation(style, await self._run(code))
-        return Step(Observation(((text, TokenKind.OBSERVATION),), ROLES[style]))
+        text = _INVALID[style] if code is None else observation(style, await self._run(code))
+        return Step(observed(style, code, text))
 
     async def verify(self, transcript: Transcript) -> Verdict:
         """Compares the answer, or runs the hidden tests on the submission in a sandbox that the policy never used.

@@ -40,7 +40,11 @@ PROMPTS = {
         "example, <answer> Beijing </answer>. Question: {question}\n"
     ),
     "plain": "Question: {question}\n",  # for a policy that learns the protocol from demonstrations
+    "chat": "{question}",  # for a small chat model, which is shown what it finds in user messages
 }
+SYSTEM = (
+    "Search with <search> query</search>, again if needed, then give a short <answer> answer</answer>."  # of "chat"
+)
 INVALID_ACTION = (
     "\nMy previous action is invalid. If I want to search, I should put the query between <search> and </search>. If "
     "I want to give the final answer, I should put the answer between <answer> and </answer>. Let me try again.\n"
@@ -53,10 +57,28 @@ def render_prompt(style: str, question: str) -> str:
     return PROMPTS[style].format(question=question if question.endswith("?") else question + "?")
 
 
+def messages(style: str, question: str) -> tuple[Message, ...]:
+    """The prompt of a question; `style` is env.prompt."""
+    user = Message("user", render_prompt(style, question))
+    return (Message("system", SYSTEM), user) if style == "chat" else (user,)
+
+
 def render_observation(documents: Iterable[tuple[str, str]]) -> str:
     """The <information> block of (title, text) documents, best first."""
     lines = (f"Doc {i}(Title: {title}) {text}\n" for i, (title, text) in enumerate(documents, 1))
     return f"\n\n<information>{''.join(lines).strip()}</information>\n\n"
+
+
+def observed(style: str, found: bool, text: str) -> Observation:
+    """A text that the policy is shown, as env.prompt has it: more of its own text, or a user message.
+
+    Args:
+      style: env.prompt.
+      found: whether the text is what a search has found; else it says that the action was invalid.
+      text: as `render_observation` makes it, or `INVALID_ACTION`.
+    """
+    kind = TokenKind.OBSERVATION if found else TokenKind.WARNING
+    return Observation(((text.strip(), kind),), "user") if style == "chat" else Observation(((text, kind),))
 
 
 def parse_action(text: str) -> tuple[str, str] | None:
@@ -67,10 +89,10 @@ def parse_action(text: str) -> tuple[str, str] | None:
 
 def check(config: EnvConfig) -> None:
     """Raises ConfigError for settings that would silently make every reward 0."""
-    if config.prompt == "plain" and config.reward.min_answers > 1:
+    if config.prompt != "search_r1" and config.reward.min_answers > 1:
         raise ConfigError(
             f"env.reward.min_answers={config.reward.min_answers} counts the example answer of the search_r1 prompt; "
-            "with env.prompt='plain' set it to 1."
+            f"with env.prompt='{config.prompt}' set it to 1."
         )
     shaped_reward(config)
 
@@ -133,8 +155,8 @@ class SearchEnvironment:
         self.counters: dict[str, float] = {"searches": 0.0, "invalid_actions": 0.0, "empty_searches": 0.0}
 
     async def start(self) -> Sequence[Message]:
-        """The question as one user message."""
-        return (Message("user", render_prompt(self._config.prompt, self._task.prompt)),)
+        """The question as one user message, after what the prompt's style needs to say."""
+        return messages(self._config.prompt, self._task.prompt)
 
     async def step(self, action: str) -> Step:
         """Searches, ends, or says that the action is invalid."""
@@ -147,13 +169,13 @@ class SearchEnvironment:
         if self._turns_left <= 0:
             return Step(stop_reason=StopReason.TURN_LIMIT)
         if parsed is None:
-            return Step(Observation(((INVALID_ACTION, TokenKind.WARNING),)))
+            return Step(observed(self._config.prompt, False, INVALID_ACTION))
         self.counters["searches"] += 1
         self._queries.append(parsed[1])
         (passages,) = await self._retriever.search([parsed[1]], self._config.retriever.topk)
         self.counters["empty_searches"] += not passages
         text = render_observation((p.title, p.text) for p in passages)
-        return Step(Observation(((text, TokenKind.OBSERVATION),)))
+        return Step(observed(self._config.prompt, True, text))
 
     async def verify(self, transcript: Transcript) -> Verdict:
         """Search-R1's reward of the configured profile, and what the config adds to it."""

@@ -64,6 +64,20 @@ def messages(style: dialogue.Style, instruction: str) -> tuple[Message, ...]:
     return (Message("system", dialogue.SYSTEM[style]), Message("user", instruction))
 
 
+def observed(style: dialogue.Style, reply: replies.Reply, text: str) -> Observation:
+    """A text that the policy is shown after its reply, with the warnings before it that the reply has earned."""
+    # ECHO counts the errors of its parser as the environment's words, and only the list before as warnings.
+    kind = TokenKind.OBSERVATION if reply.command or style == "qwen3_xml" else TokenKind.WARNING
+    warnings = warnings_text(reply)
+    parts = [(warnings, TokenKind.WARNING)] if warnings and text.startswith(warnings) else []
+    return Observation((*parts, (text[len(warnings) if parts else 0 :], kind)), dialogue.ROLES[style])
+
+
+def warnings_text(reply: replies.Reply) -> str:
+    """What stands before an output; "" without warnings."""
+    return "WARNINGS:\n" + "".join(f"- {line}\n" for line in reply.warnings) + "\n" if reply.warnings else ""
+
+
 class TerminalEnvironment:
     """One attempt at one task. See `envs.base.Environment`.
 
@@ -114,21 +128,15 @@ class TerminalEnvironment:
         if reply.done:
             return Step(stop_reason=StopReason.ANSWER)
         if reply.command:
-            text, kind = await self._run(reply.command, left_s), TokenKind.OBSERVATION
+            text = await self._run(reply.command, left_s)
             if time.monotonic() >= self._ends_at:
                 return Step(stop_reason=StopReason.TIME_LIMIT)
         else:
             self.counters["invalid_actions"] += 1
-            # ECHO counts the errors of its parser as the environment's words, and only the list before as warnings.
-            kind = TokenKind.OBSERVATION if self._config.tools == "qwen3_xml" else TokenKind.WARNING
             text = reply.error
         if self._turns_left <= 0:
             return Step(stop_reason=StopReason.TURN_LIMIT)
-        parts = [(text, kind)]
-        if reply.warnings:
-            listed = "".join(f"- {warning}\n" for warning in reply.warnings)
-            parts.insert(0, (f"WARNINGS:\n{listed}\n", TokenKind.WARNING))
-        return Step(Observation(tuple(parts), dialogue.ROLES[self._config.tools]))
+        return Step(observed(self._config.tools, reply, warnings_text(reply) + text))
 
     async def verify(self, transcript: Transcript) -> Verdict:
         """Judges the final state, or gives 0 to an attempt that was too long; see the module."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from jaxagent.config import Config
-from jaxagent.envs.base import Environment, Message
+from jaxagent.envs.base import Environment, Message, Observation
 from jaxagent.rollout.workers import Workers
 from jaxagent.types import Task
 
@@ -34,6 +34,9 @@ class Family(Protocol):
 
     def prompt(self, text: str) -> tuple[Message, ...]:
         """The messages of a task's prompt, for demonstrations."""
+
+    def observation(self, action: str, text: str) -> Observation:
+        """What an environment shows after an action, given only its text, for demonstrations."""
 
     def open(self, dataset: Path, tasks: Sequence[Task], workers: Workers, note: Callable[[str], None]) -> None:
         """Takes what the environments share.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jaxagent.config import Config, ConfigError
 from jaxagent.envs import hidden_tests, python
-from jaxagent.envs.base import Message
+from jaxagent.envs.base import Message, Observation
 from jaxagent.families.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes
 from jaxagent.rollout.workers import Workers
 from jaxagent.sandbox.base import SandboxError
@@ -33,7 +33,11 @@ class PythonFamily:
 
     def prompt(self, text: str) -> tuple[Message, ...]:
         """See `family.Family`."""
-        return python.messages(self._format, self._judge, text)
+        return python.messages(self._format, self._judge, text, self._config.python.system)
+
+    def observation(self, action: str, text: str) -> Observation:
+        """See `family.Family`."""
+        return python.observed(self._format, python.find_program(self._format, action), text)
 
     def open(self, dataset: Path, tasks: Sequence[Task], workers: Workers, note: Callable[[str], None]) -> None:
         """Looks at the tasks, finds a back end that works, begins to fill the pool and runs one program."""

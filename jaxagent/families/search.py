@@ -8,7 +8,7 @@ from pathlib import Path
 from jaxagent.config import Config
 from jaxagent.data import sources
 from jaxagent.envs import search
-from jaxagent.envs.base import Message
+from jaxagent.envs.base import Message, Observation
 from jaxagent.envs.retriever.backends import open_retriever
 from jaxagent.envs.retriever.base import Retriever, read_corpus
 from jaxagent.rollout.workers import Workers
@@ -33,7 +33,11 @@ class SearchFamily:
 
     def prompt(self, text: str) -> tuple[Message, ...]:
         """See `family.Family`."""
-        return (Message("user", search.render_prompt(self._config.prompt, text)),)
+        return search.messages(self._config.prompt, text)
+
+    def observation(self, action: str, text: str) -> Observation:
+        """See `family.Family`."""
+        return search.observed(self._config.prompt, search.parse_action(action) is not None, text)
 
     def open(self, dataset: Path, tasks: Sequence[Task], workers: Workers, note: Callable[[str], None]) -> None:
         """Opens the retriever over the configured corpus, or the dataset's own."""

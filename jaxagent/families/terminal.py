@@ -8,8 +8,8 @@ from pathlib import Path
 from jaxagent.config import Config
 from jaxagent.data import files, sources
 from jaxagent.envs import terminal
-from jaxagent.envs.base import Message
-from jaxagent.envs.terminal_tasks import dialogue, rows
+from jaxagent.envs.base import Message, Observation
+from jaxagent.envs.terminal_tasks import dialogue, replies, rows
 from jaxagent.envs.terminal_tasks.task import TerminalTask
 from jaxagent.families.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes
 from jaxagent.rollout.workers import Workers
@@ -36,6 +36,10 @@ class TerminalFamily:
     def prompt(self, text: str) -> tuple[Message, ...]:
         """See `family.Family`."""
         return terminal.messages(self._style, text)
+
+    def observation(self, action: str, text: str) -> Observation:
+        """See `family.Family`."""
+        return terminal.observed(self._style, replies.parse(self._style, action), text)
 
     def open(self, dataset: Path, tasks: Sequence[Task], workers: Workers, note: Callable[[str], None]) -> None:
         """Finds a back end that works, builds the tasks' own images and begins to fill the pool."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxagent.config import ConfigError, ModelConfig
+from jaxagent.config import MODEL_SHAPE, ConfigError, ModelConfig
 from jaxagent.models.rope import yarn_attention_factor
 from jaxagent.models.spec import FAMILY_FEATURES, ModelSpec, RopeScaling, round_up
 
@@ -23,9 +23,6 @@ UNSUPPORTED = {
     "quantization_config": (None,),
     "num_experts": (0, None),
 }
-
-# Fields of config.model that describe a shape, and so must be left 0 when a folder describes it.
-SHAPE_FIELDS = ("num_layers", "embed_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim")
 
 
 def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig, source: str) -> ModelSpec:
@@ -48,8 +45,6 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig, source: str) -> Mode
     family = need("model_type")
     if family not in FAMILY_FEATURES:
         raise ConfigError(f"{source}: model_type '{family}' is not supported. Valid: {', '.join(FAMILY_FEATURES)}.")
-    if model.family not in ("", family):
-        raise ConfigError(f"config.model.family is '{model.family}', but {source} holds a '{family}'.")
     for key, off in UNSUPPORTED.items():
         if key in hf and hf[key] not in off:
             raise ConfigError(f"{source}: {key}={hf[key]!r} is not supported.")
@@ -82,12 +77,12 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig, source: str) -> Mode
         remat=model.remat,
         logprob_chunk_tokens=model.logprob_chunk_tokens,
     )
-    for field in SHAPE_FIELDS:  # a preset may state the shape, so that a dry run needs no folder; it must be the same
-        if getattr(model, field) not in (0, getattr(spec, field)):
-            raise ConfigError(
-                f"config.model.{field} is {getattr(model, field)}, but {source} says {getattr(spec, field)}: "
-                "set it to that, or to 0."
-            )
+    # A preset may state the shape, so that a dry run needs no folder; it must be the same.
+    stated = {field: getattr(model, field) for field in MODEL_SHAPE if getattr(model, field) not in ("", 0)}
+    other = {field: value for field, value in stated.items() if value != getattr(spec, field)}
+    if other:
+        listed = ", ".join(f"{field} is {value!r} ({getattr(spec, field)!r} there)" for field, value in other.items())
+        raise ConfigError(f"config.model is another model than {source}: {listed}. Say the same, or 0 or ''.")
     return spec
 
 

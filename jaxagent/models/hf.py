@@ -46,8 +46,18 @@ def read_spec(folder: str | pathlib.Path, model: ModelConfig) -> ModelSpec:
     Raises:
       ConfigError: no such folder or file, or a model this code does not compute.
     """
+    check_folder(folder)
     path = pathlib.Path(folder) / "config.json"
     return families.spec_from_hf(_read_json(path), model, str(path))
+
+
+def check_folder(folder: str | pathlib.Path) -> None:
+    """Raises ConfigError where there is no folder."""
+    if not pathlib.Path(folder).is_dir():
+        raise ConfigError(
+            f"model.path: there is no folder '{folder}'. It must be a model in Hugging Face's layout; "
+            f"`python -m data_pipelines.smollm2 --out={folder}` makes a small one."
+        )
 
 
 def load(folder: str | pathlib.Path, spec: ModelSpec, where: Params | None) -> Params:

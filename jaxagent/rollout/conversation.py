@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Message, Observation, Transcript
 from jaxagent.rollout.templates import Plain, Spans, Template
@@ -107,11 +108,26 @@ class Conversation:
         self._forced = text
         return True
 
-    def add_demonstration(self, text: str) -> None:
-        """Appends a demonstrated action: encoded text that counts as ACTION, with log-prob 0 and no policy version."""
-        ids = self._tokenizer.encode(text)
-        self._ended_by = ""
-        self._texts.append((text, ""))
+    def add_demonstration(self, text: str, stop_strings: Sequence[str]) -> None:
+        """Appends a demonstrated action: encoded text that counts as ACTION, with log-prob 0 and no policy version.
+
+        It ends where a generation would: behind the first stop string that is complete, or else with the token that
+        ends a message.
+
+        Raises:
+          ConfigError: no stop string is complete, and the tokenizer has no token that ends a message.
+        """
+        text = self._tokenizer.normalize(text)
+        ends = [at + len(stop) for stop in stop_strings if (at := text.find(stop)) >= 0]
+        ids = self._tokenizer.encode(text[: min(ends, default=None)])
+        written = next((i for i, token in enumerate(ids) if token in self._tokenizer.eos_ids), None)
+        if written is not None:
+            ids = ids[: written + 1]
+        elif not ends:
+            ids.append(self._end_of_message())
+        body = ids[:-1] if ids[-1] in self._tokenizer.eos_ids else ids
+        self._ended_by = self._tokenizer.decode(ids[len(body) :])
+        self._texts.append((self._tokenizer.decode(body), ""))
         self._action_tokens.append(len(ids))
         self._append(ids, [TokenKind.ACTION] * len(ids))
         self._known = len(self._tokens)
@@ -145,6 +161,17 @@ class Conversation:
             policy_versions=np.asarray(self._versions[:end], np.int32),
             turns=np.asarray(self._turns[:end], np.int32),
         )
+
+    def _end_of_message(self) -> int:
+        """The EOS with which the template closes the policy's message; of a plain text, the tokenizer's own."""
+        tokenizer = self._tokenizer
+        texts = {i: tokenizer.decode([i]) for i in tokenizer.eos_ids}
+        closing = [i for i, text in texts.items() if text and self._template.after_message.startswith(text)]
+        own = tokenizer.id_of(tokenizer.special_strings.get("eos_token", ""))
+        for token in (*closing, own, *tokenizer.eos_ids):
+            if token in tokenizer.eos_ids:
+                return token
+        raise ConfigError("The tokenizer has no EOS, and a demonstrated action has no stop string: it has no end.")
 
     def _append(
         self,

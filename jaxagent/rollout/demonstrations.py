@@ -7,6 +7,7 @@ other columns are ignored.
 from __future__ import annotations
 
 import json
+import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,23 @@ import grain
 from jaxagent.config import ConfigError
 from jaxagent.envs.base import Message, Observation
 from jaxagent.rollout.conversation import Conversation
-from jaxagent.types import TokenKind, Trajectory
+from jaxagent.types import Trajectory
+
+
+class Protocol(typing.Protocol):
+    """How an environment and a policy speak; every `families.family.Family` is one.
+
+    Attributes:
+      stop_strings: a generation ends with the first of these that it completes.
+    """
+
+    stop_strings: Sequence[str]
+
+    def prompt(self, text: str) -> Sequence[Message]:
+        """The prompt of a task."""
+
+    def observation(self, action: str, text: str) -> Observation:
+        """What an environment shows after an action, given only its text."""
 
 
 def load(path: str | Path) -> list[dict[str, Any]]:
@@ -43,22 +60,24 @@ def load(path: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
-def trajectory(
-    row: dict[str, Any], new: Callable[[], Conversation], prompt: Callable[[Any], Sequence[Message]]
-) -> Trajectory:
-    """One demonstration as the trajectory that an episode with these texts would have been.
+def trajectory(row: dict[str, Any], conversation: Conversation, protocol: Protocol) -> Trajectory:
+    """One demonstration as the trajectory that an episode with these texts would have been, token by token.
 
     Args:
-      row: as `load` gives it.
-      new: makes an empty conversation.
-      prompt: the row's prompt -> messages; a question becomes the environment's.
+      row: as `load` gives it. A question becomes the environment's prompt; messages are taken as they stand.
+      conversation: an empty one.
+      protocol: of the environment.
     """
-    conversation = new()
-    conversation.add_prompt(prompt(row["prompt"]))
+    prompt = row["prompt"]
+    if isinstance(prompt, str):
+        conversation.add_prompt(protocol.prompt(prompt))
+    else:
+        conversation.add_prompt([Message(message["role"], message["content"]) for message in prompt])
     for turn in row["turns"]:
-        conversation.add_demonstration(turn["action"])
+        conversation.add_demonstration(turn["action"], protocol.stop_strings)
         if turn["observation"]:
-            conversation.add_observation(Observation(((turn["observation"], TokenKind.OBSERVATION),)))
+            action = conversation.transcript.turns[-1][0]
+            conversation.add_observation(protocol.observation(action, turn["observation"]))
     return conversation.trajectory()
 
 
@@ -95,4 +114,6 @@ def _problem(row: Any) -> str:
                 return f"column 'turns[{i}].{column}' must be text."
         if not turn["action"]:
             return f"column 'turns[{i}].action' is empty."
+        if not turn["observation"] and i + 1 < len(turns):
+            return f"column 'turns[{i}].observation' is empty, but a turn follows."
     return ""

@@ -29,7 +29,13 @@ BODY = "PLACEHOLDER-BODY"
 
 
 class Template(Protocol):
-    """How messages become text."""
+    """How messages become text.
+
+    Attributes:
+      after_message: how the text begins that follows the policy's message; "" where messages have no end.
+    """
+
+    after_message: str
 
     def prompt(self, messages: Sequence[Message]) -> str:
         """The text that the policy's first turn continues."""
@@ -40,6 +46,8 @@ class Template(Protocol):
 
 class Plain:
     """No template: contents one after the other."""
+
+    after_message = ""
 
     def prompt(self, messages: Sequence[Message]) -> str:
         """See `Template`."""
@@ -70,17 +78,20 @@ class Chat:
             raise ConfigError(f"The chat template is not valid jinja2: {error}") from error
         self._strings = dict(special_strings)
         self._frames: dict[str, tuple[str, str, str]] = {}
-        self._frame("user")  # a template that cannot be used fails here, before any training
+        self.after_message = self._frame("user")[1]  # a template that cannot be used fails here, before any training
 
     def prompt(self, messages: Sequence[Message]) -> str:
         """See `Template`."""
         return self._render([{"role": m.role, "content": m.content} for m in messages], True)
 
     def observation(self, observation: Observation, ended_by: str) -> Spans:
-        """See `Template`. The template's own end-of-turn mark is left out where the policy sampled it itself."""
-        if not observation.role:
+        """See `Template`. The template's own end-of-turn mark is left out where the policy sampled it itself.
+
+        A policy that ended its message cannot go on with it: what would have continued it is shown as a user message.
+        """
+        if not observation.role and not ended_by:
             return list(observation.parts)
-        role, header, footer = self._frame(observation.role)
+        role, header, footer = self._frame(observation.role or "user")
         after = self._after_action({"role": role, "content": observation.text})
         if not (after.startswith(header) and after.endswith(footer) and len(after) >= len(header) + len(footer)):
             raise ConfigError(f"The chat template frames a '{role}' message differently depending on its content.")

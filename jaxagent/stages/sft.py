@@ -17,7 +17,6 @@ from jaxagent.algorithms.sft import sft
 from jaxagent.build import Parts
 from jaxagent.config import ConfigError
 from jaxagent.engine.driver import Driver
-from jaxagent.envs.base import Message
 from jaxagent.learner.batching import check_context
 from jaxagent.learner.state import TrainState
 from jaxagent.models.params import Params
@@ -69,13 +68,7 @@ def load(parts: Parts) -> tuple[list[dict], list[dict]]:
 
 def to_trajectory(parts: Parts, row: dict) -> Trajectory:
     """A demonstration as the trajectory that an episode with these texts would have been."""
-
-    def prompt(given: str | list[dict[str, str]]) -> tuple[Message, ...]:
-        if isinstance(given, str):
-            return parts.family.prompt(given)
-        return tuple(Message(message["role"], message["content"]) for message in given)
-
-    return demonstrations.trajectory(row, parts.conversation, prompt)
+    return demonstrations.trajectory(row, parts.conversation(), parts.family)
 
 
 def check(parts: Parts) -> None:

@@ -102,7 +102,7 @@ class Demonstrations:
             yield from itertools.islice(stream, last - max(step, first))
 
     def _trajectory(self, row: dict[str, Any]):
-        return demonstrations.trajectory(row, self.parts.conversation, self.parts.family.prompt)
+        return demonstrations.trajectory(row, self.parts.conversation(), self.parts.family)
 
 
 def _pack(packer: Packer, observations: bool, trajectories: list[Trajectory]) -> list[Batch]:
@@ -120,9 +120,20 @@ def check(parts: Parts) -> None:
 
 
 def demonstrations_file(parts: Parts, name: str) -> Path:
-    """`name`.jsonl of the config's demonstrations, or of the dataset."""
-    given = parts.cfg.warm_start.demonstrations
-    return Path(given) / f"{name}.jsonl" if given else parts.dataset / f"{name}.jsonl"
+    """`name`.jsonl of the config's demonstrations, or of the dataset. One file holds whole episodes and no curriculum.
+
+    Raises:
+      ConfigError: one file, and a curriculum is wanted.
+    """
+    given = Path(parts.cfg.warm_start.demonstrations or parts.dataset)
+    if given.suffix != ".jsonl":
+        return given / f"{name}.jsonl"
+    if name == "curriculum":
+        raise ConfigError(
+            f"warm_start.demonstrations is one file, '{given}', of whole episodes: set warm_start.curriculum_steps=0, "
+            "or name a folder with curriculum.jsonl and full.jsonl."
+        )
+    return given
 
 
 def gate_tasks(parts: Parts) -> list[Task]:

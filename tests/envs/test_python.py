@@ -96,6 +96,9 @@ def test_prompts_name_what_the_parser_reads():
         assert ("```python" in python.messages(style, "answer", "")[0].content) == (style == "fenced")
     assert python.find_program("qwen3_xml", python.messages("qwen3_xml", "answer", "")[0].content) == "print(6 * 7)"
     assert python.messages("plain", "answer", "Do it.")[0].content == "Do it.\n"
+    for style in ("plain", "fenced"):  # a system message of the config's own
+        system, user = python.messages(style, "answer", "Do it.", "Use Python.")
+        assert (system.role, system.content, user.content.strip()) == ("system", "Use Python.", "Do it.")
 
 
 def test_what_is_shown_of_an_output():

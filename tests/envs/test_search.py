@@ -59,6 +59,8 @@ def test_the_published_prompt():
 @pytest.mark.parametrize("question", ["x", " x ", "x?", "x? "])
 def test_a_question_ends_in_one_question_mark(question):
     assert search.render_prompt("plain", question) == "Question: x?\n"
+    system, user = search.messages("chat", question)
+    assert (system.role, user.role, user.content) == ("system", "user", "x?") and "<search>" in system.content
 
 
 def test_documents_are_rendered_as_published():

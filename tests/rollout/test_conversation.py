@@ -132,9 +132,10 @@ def test_plain_prompts_start_with_the_prefix(tokenizer):
 def test_demonstrations_are_actions_without_a_policy(trained):
     talk = conversation(trained)
     talk.add_prompt([Message("user", "q")])
-    talk.add_demonstration("<search> x</search>")
+    stops = ("</search>", "</answer>")
+    talk.add_demonstration("<search> x</search> what no generation would hold", stops)
     talk.add_observation(Observation((("y", OBSERVATION),)))
-    talk.add_demonstration("<answer> y</answer>")
+    talk.add_demonstration("<answer> y</answer>", stops)
     out = talk.trajectory()
     assert trained.decode(out.tokens) == "q<search> x</search>y<answer> y</answer>"
     assert trained.decode(out.tokens[out.action_mask]) == "<search> x</search><answer> y</answer>"

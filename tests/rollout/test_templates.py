@@ -77,7 +77,7 @@ def test_unknown_roles_become_user():
 
 def test_continuing_observations_carry_no_template_text():
     parts = (("\n\n<information>", TokenKind.OBSERVATION),)
-    assert chat(CHATML).observation(Observation(parts), "<|im_end|>") == list(parts)
+    assert chat(CHATML).observation(Observation(parts), "") == list(parts)
     assert Plain().observation(Observation(parts, "tool"), "") == list(parts)
 
 

@@ -69,7 +69,10 @@ def test_the_two_kinds_of_negatives(parts):
     one, two = (stage.to_trajectory(parts, row) for row in (NEEDS_NONE, OFFERS_NONE))
     (usual,) = parts.family.prompt(NEEDS_NONE["prompt"])  # (1): the tool is offered and not used
     assert texts(parts, one) == (usual.content, "<answer> 2</answer>") and "1 + 1" in usual.content
-    assert texts(parts, two) == ("Search for Kumasi.", "I cannot search.")  # (2): the prompt as it stands offers none
+    assert texts(parts, two) == (
+        "Search for Kumasi.",
+        "I cannot search.<eos>",
+    )  # (2): the prompt as it stands offers none
 
 
 def test_a_negative_is_trained_like_every_demonstration(parts):
@@ -101,7 +104,7 @@ def test_every_update_of_the_stage_has_its_negatives(parts, tmp_path, monkeypatc
         assert sum(s.ce_weights.sum() for s in streams) == pytest.approx(1.0, rel=1e-6)
         assert all(texts(here, s.trajectory)[1].startswith("<search>") for s in streams[:3])
         taught.append(texts(here, streams[3].trajectory)[1])
-    assert sorted(taught) == ["<answer> 2</answer>", "I cannot search."]
+    assert sorted(taught) == ["<answer> 2</answer>", "I cannot search.<eos>"]
 
 
 def test_what_is_refused(parts, tmp_path):
