@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from jaxagent.config import Config, to_dict
 from jaxagent.data import episode_log
@@ -28,6 +29,7 @@ from jaxagent.observe.files import CONFIG_FILE, EPISODES_FILE, EPISODES_FOLDER, 
 from jaxagent.observe.jsonl import JsonlLog, lock
 from jaxagent.observe.metrics import MetricsWriter
 from jaxagent.observe.progress import Progress
+from jaxagent.rollout.failures import Failures
 from jaxagent.types import Episode
 
 STOPPED = 143  # exit code after SIGTERM, as the shell has it
@@ -56,6 +58,9 @@ class Run:
         self._compiles_before = self.host.get("compiles_after_warmup", 0)
         self._terminated = threading.Event()
         self._saved_stages: set[str] = set()
+        self._told: set[tuple[str, str]] = set()  # failures that stand on the console
+        self._failed_steps = 0  # in a row, of this process: who mends the cause begins anew
+        self._reason_to_stop = ""
         # Bundles are numbered in the order in which they are made: a stage's step s is bundle _first_bundle + s.
         self._last_bundle = -1 if checkpoints.latest is None else checkpoints.latest
         self._first_bundle = self._last_bundle - self.host.get("step", 0)
@@ -85,8 +90,8 @@ class Run:
             self._clock()
             self._stage = ""
 
-    def record(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
-        """One line of metrics.jsonl, TensorBoard and the progress display."""
+    def record(self, stage: str, step: int, metrics: Mapping[str, float | None]) -> None:
+        """One line of metrics.jsonl, TensorBoard and the progress display. None: nothing was measured."""
         self._metrics.write(stage, step, metrics)
         self.progress.update(step, metrics)
 
@@ -106,6 +111,41 @@ class Run:
         log = self._episode_logs[name]
         log.extend(episode_log.record(episode, name.partition(".")[0], step) for episode in episodes)
         self._episode_positions[name] = log.position
+
+    # ---- failures
+
+    def tell_failures(self, where: str, step: int, failures: Failures) -> None:
+        """Counts failed episodes for the summary, and tells each kind of failure once on the console.
+
+        Args:
+          where: "rl", "rl.eval", "warm_start.gate", ...
+          step: when it was.
+          failures: of one batch of episodes.
+        """
+        if not failures.failed:
+            return
+        counts = self.results.get("failed_episodes", {})
+        self.results["failed_episodes"] = {**counts, where: counts.get(where, 0) + failures.failed}
+        self.results.setdefault("first_failure", f"{where}, step {step}: {failures.reason}")
+        # Numbers in a reason (a port, a length, seconds) make it no other one; that everything fails does.
+        told = (where, f"{failures.all} {re.sub('[0-9]+', '#', failures.reason)}")
+        if told not in self._told:
+            self._told.add(told)
+            self.progress.note(f"{where}, step {step}: {failures}")
+
+    def tell_step_failures(self, where: str, step: int, failures: Failures) -> None:
+        """`tell_failures` of a step's episodes. Step after step without one that counts: the run is to save and end."""
+        self.tell_failures(where, step, failures)
+        if failures.played:
+            self._failed_steps = self._failed_steps + 1 if failures.all else 0
+        if 0 < self.cfg.env.max_failed_steps <= self._failed_steps:
+            steps = "1 step" if self._failed_steps == 1 else f"{self._failed_steps} steps in a row"
+            self._reason_to_stop = f"{steps} without an episode that counts ({where}, step {step}): {failures}"
+
+    def fail(self, reason: str) -> NoReturn:
+        """Ends the process with exit code 1 and one line on stderr."""
+        self.write_report()
+        raise SystemExit(f"error: {reason.rstrip('.')}. Mend this and run the same command to continue.")
 
     # ---- bundles
 
@@ -132,7 +172,10 @@ class Run:
             self.checkpoints.save(self._last_bundle, state, host)
 
     def stop_if_asked(self) -> None:
-        """After a bundle was started: on SIGTERM, waits until it is complete and ends the process."""
+        """After a bundle was started: on SIGTERM, or where nothing but failures comes, waits for it and ends."""
+        if self._reason_to_stop:
+            self.checkpoints.wait()
+            self.fail(f"stopped and saved after {self._reason_to_stop}")
         if self._terminated.is_set():
             self.checkpoints.wait()
             self.progress.note("SIGTERM: saved; run the same command to continue.")
@@ -140,8 +183,8 @@ class Run:
 
     @property
     def terminating(self) -> bool:
-        """SIGTERM has arrived: save now."""
-        return self._terminated.is_set()
+        """SIGTERM has arrived, or nothing but failures comes: save now."""
+        return self._terminated.is_set() or bool(self._reason_to_stop)
 
     @property
     def compiles_after_warmup(self) -> int:
@@ -158,8 +201,16 @@ class Run:
         _write_json(workdir / SUMMARY_FILE, summary)
         if unexpected := self.compiles.names_after_warm_up:
             self.progress.note(f"compiled after warm-up: {', '.join(unexpected)}")
-        self.progress.note(f"summary: {workdir / SUMMARY_FILE}   report: {report.write_report(workdir)}")
+        self.progress.note(f"summary: {workdir / SUMMARY_FILE}   report: {self.write_report()}")
         return summary
+
+    def write_report(self) -> Path:
+        """Writes report.html of what the run has logged so far. One that cannot be written ends no training."""
+        try:
+            return report.write_report(self.cfg.workdir, self.results)
+        except (OSError, ValueError, LookupError, TypeError) as failure:
+            self.progress.note(f"{report.REPORT_FILE} was not written: {type(failure).__name__}: {failure}")
+            return Path(self.cfg.workdir) / report.REPORT_FILE
 
     def close(self) -> None:
         """Closes the logs."""
