@@ -195,7 +195,7 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params, stage: St
             }
             gap = largest(saved.results.get("logprob_gap_max"), metrics.get("logprob_gap/max"))
             saved.results["logprob_gap_max"] = gap
-            saved.tell_step_failures(stage, step, Failures.of(played))
+            saved.failed.tell_step(stage, step, Failures.of(played))
             if step == rl.steps or (cfg.eval.every and step % cfg.eval.every == 0):
                 with served.newest():
                     record_evaluation(parts, saved, driver, stage, step, metrics)

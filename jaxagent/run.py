@@ -9,17 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from jaxagent.config import Config, to_dict
 from jaxagent.data import episode_log
+from jaxagent.failed import FailedEpisodes, end
 from jaxagent.learner.checkpoint import Checkpointer
 from jaxagent.learner.state import TrainState
 from jaxagent.observe import report
@@ -29,7 +29,6 @@ from jaxagent.observe.files import CONFIG_FILE, EPISODES_FILE, EPISODES_FOLDER, 
 from jaxagent.observe.jsonl import JsonlLog, lock
 from jaxagent.observe.metrics import MetricsWriter
 from jaxagent.observe.progress import Progress
-from jaxagent.rollout.failures import Failures
 from jaxagent.types import Episode
 
 STOPPED = 143  # exit code after SIGTERM, as the shell has it
@@ -41,6 +40,7 @@ class Run:
     Attributes:
       host: what the newest bundle says of the host's side; {} for a new run.
       results: numbers that end up in the summary, carried from bundle to bundle.
+      failed: is told of failed episodes.
     """
 
     def __init__(self, cfg: Config, checkpoints: Checkpointer, progress: Progress, compiles: CompileCounter):
@@ -58,9 +58,7 @@ class Run:
         self._compiles_before = self.host.get("compiles_after_warmup", 0)
         self._terminated = threading.Event()
         self._saved_stages: set[str] = set()
-        self._told: set[tuple[str, str]] = set()  # failures that stand on the console
-        self._failed_steps = 0  # in a row, of this process: who mends the cause begins anew
-        self._reason_to_stop = ""
+        self.failed = FailedEpisodes(cfg.env.max_failed_steps, self.results, progress.note)
         # Bundles are numbered in the order in which they are made: a stage's step s is bundle _first_bundle + s.
         self._last_bundle = -1 if checkpoints.latest is None else checkpoints.latest
         self._first_bundle = self._last_bundle - self.host.get("step", 0)
@@ -112,41 +110,6 @@ class Run:
         log.extend(episode_log.record(episode, name.partition(".")[0], step) for episode in episodes)
         self._episode_positions[name] = log.position
 
-    # ---- failures
-
-    def tell_failures(self, where: str, step: int, failures: Failures) -> None:
-        """Counts failed episodes for the summary, and tells each kind of failure once on the console.
-
-        Args:
-          where: "rl", "rl.eval", "warm_start.gate", ...
-          step: when it was.
-          failures: of one batch of episodes.
-        """
-        if not failures.failed:
-            return
-        counts = self.results.get("failed_episodes", {})
-        self.results["failed_episodes"] = {**counts, where: counts.get(where, 0) + failures.failed}
-        self.results.setdefault("first_failure", f"{where}, step {step}: {failures.reason}")
-        # Numbers in a reason (a port, a length, seconds) make it no other one; that everything fails does.
-        told = (where, f"{failures.all} {re.sub('[0-9]+', '#', failures.reason)}")
-        if told not in self._told:
-            self._told.add(told)
-            self.progress.note(f"{where}, step {step}: {failures}")
-
-    def tell_step_failures(self, where: str, step: int, failures: Failures) -> None:
-        """`tell_failures` of a step's episodes. Step after step without one that counts: the run is to save and end."""
-        self.tell_failures(where, step, failures)
-        if failures.played:
-            self._failed_steps = self._failed_steps + 1 if failures.all else 0
-        if 0 < self.cfg.env.max_failed_steps <= self._failed_steps:
-            steps = "1 step" if self._failed_steps == 1 else f"{self._failed_steps} steps in a row"
-            self._reason_to_stop = f"{steps} without an episode that counts ({where}, step {step}): {failures}"
-
-    def fail(self, reason: str) -> NoReturn:
-        """Ends the process with exit code 1 and one line on stderr."""
-        self.write_report()
-        raise SystemExit(f"error: {reason.rstrip('.')}. Mend this and run the same command to continue.")
-
     # ---- bundles
 
     def save(self, state: TrainState, stage: str, step: int, tasks: Mapping[str, Any]) -> None:
@@ -173,9 +136,10 @@ class Run:
 
     def stop_if_asked(self) -> None:
         """After a bundle was started: on SIGTERM, or where nothing but failures comes, waits for it and ends."""
-        if self._reason_to_stop:
+        if self.failed.stuck:
             self.checkpoints.wait()
-            self.fail(f"stopped and saved after {self._reason_to_stop}")
+            self.write_report()
+            end(self.failed.stuck)
         if self._terminated.is_set():
             self.checkpoints.wait()
             self.progress.note("SIGTERM: saved; run the same command to continue.")
@@ -184,7 +148,7 @@ class Run:
     @property
     def terminating(self) -> bool:
         """SIGTERM has arrived, or nothing but failures comes: save now."""
-        return self._terminated.is_set() or bool(self._reason_to_stop)
+        return self._terminated.is_set() or bool(self.failed.stuck)
 
     @property
     def compiles_after_warmup(self) -> int:

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 import types
@@ -13,7 +14,9 @@ import pytest
 from rich.console import Console
 
 from configs.search_r1 import get_config
-from jaxagent import config
+from jaxagent import config, evaluate
+from jaxagent import main as cli
+from jaxagent.envs.search import SearchEnvironment
 from jaxagent.evaluation import held_out
 from jaxagent.observe import jsonl
 from jaxagent.observe.progress import Progress
@@ -21,6 +24,7 @@ from jaxagent.rollout.failures import Failures
 from jaxagent.run import open_run
 from jaxagent.stages import warm_start
 from jaxagent.types import Episode, Group, StopReason, Task
+from tests import tiny_run
 
 DEAD = "RetrieverError: nobody listens on port 9"
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -60,10 +64,10 @@ def test_steps_without_an_episode_that_counts_end_the_run(tmp_path):
     dead, half = Failures.of([episode()] * 8), Failures.of([episode(), episode(failed=False)])
     with opened(tmp_path, **{"env.max_failed_steps": 3}) as (saved, out):
         for step, failures in enumerate((dead, dead, half, dead, dead)):
-            saved.tell_step_failures("rl", step, failures)
+            saved.failed.tell_step("rl", step, failures)
             assert not saved.terminating
             saved.stop_if_asked()
-        saved.tell_step_failures("rl", 5, dead)
+        saved.failed.tell_step("rl", 5, dead)
         assert saved.terminating
         with pytest.raises(SystemExit) as stopped:
             saved.stop_if_asked()
@@ -81,8 +85,8 @@ def test_steps_without_an_episode_that_counts_end_the_run(tmp_path):
 def test_never_is_a_choice_and_another_reason_is_told_again(tmp_path):
     with opened(tmp_path, **{"env.max_failed_steps": 0}) as (saved, out):
         for step in range(9):
-            saved.tell_step_failures("rl", step, Failures(8, 8, f"timeout: after {step} s"))
-        saved.tell_step_failures("rl", 9, Failures(8, 8, "env_error: other"))
+            saved.failed.tell_step("rl", step, Failures(8, 8, f"timeout: after {step} s"))
+        saved.failed.tell_step("rl", 9, Failures(8, 8, "env_error: other"))
         assert not saved.terminating
     assert out.getvalue().count("episodes failed") == 2
 
@@ -135,3 +139,42 @@ def test_nothing_measured_of_the_log_prob_gap_is_no_exact_zero():
 
     assert largest(None, None) is None and largest(None, 0.0) == 0.0 and largest(0.25, None) == 0.25
     assert largest(0.25, 0.5) == 0.5 and largest(np.float32(0.5), 0.25) == 0.5
+
+
+def test_a_run_that_goes_on_into_nothing_but_failures(finished, tmp_path, monkeypatch, capsys):
+    """It saves, stops with the reason, and goes on when that is mended."""
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    flags = ("--config.rl.steps=7", "--config.eval.every=0", "--config.checkpoint.every=0")
+    with monkeypatch.context() as broken:
+        broken.setattr(SearchEnvironment, "verify", _broken)
+        with pytest.raises(SystemExit, match=r"2 steps in a row .* 8 of 8 episodes failed: env_error: .*crashed"):
+            cli.main(tiny_run.argv(run, *flags, "--config.env.max_failed_steps=2"))
+    assert capsys.readouterr().out.count("8 of 8 episodes failed") == 1
+    records = list(jsonl.read(run / "metrics.jsonl"))
+    assert [r["step"] for r in records if r["stage"] == "rl"] == [0, 1, 2, 3, 4, 5, 6]
+    for record in records[-2:]:
+        assert record["reward/mean"] is record["episode/turns"] is None and record["stop/env_error"] == 1.0
+    assert cli.main(tiny_run.argv(run, *flags)) == 0
+    last = list(jsonl.read(run / "metrics.jsonl"))[-1]
+    assert last["step"] == 7 and last["reward/mean"] is not None and last["eval/em"] is not None
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["failed_episodes"] == {"rl": 16} and "crashed" in summary["first_failure"]
+
+
+async def _broken(self, transcript):
+    raise RuntimeError("the verifier crashed")
+
+
+def test_an_evaluation_of_which_every_attempt_fails_is_an_error(finished, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(SearchEnvironment, "verify", _broken)
+    flags = ["evaluate", f"--config.workdir={finished}", "--greedy", f"--out={tmp_path}"]
+    assert evaluate.main(flags) == 1
+    said = capsys.readouterr()
+    (line,) = [line for line in said.err.splitlines() if line.startswith("error:")]
+    assert "all 8 attempts failed" in line and "the verifier crashed" in line and "--retry_failed" in line
+    found = json.loads(said.out.splitlines()[-1])
+    assert found["pass_at_k"] == {"1": None} and (found["attempts"], found["failed"]) == (8, 8)
+    assert "8 of 8 attempts failed, most of them: env_error: RuntimeError: the verifier crashed" in said.out
+    monkeypatch.undo()
+    assert evaluate.main([*flags, "--retry_failed"]) == 0

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from jaxagent.build import Parts
 from jaxagent.config import SamplingConfig
 from jaxagent.engine.driver import Driver
+from jaxagent.failed import end
 from jaxagent.rollout.failures import Failures
 from jaxagent.rollout.statistics import by_kind, mean
 from jaxagent.run import Run
@@ -75,10 +76,10 @@ def record_evaluation(
     for name in filter(summarised, scores):
         saved.results[f"{name}_{when}_{stage}"] = scores[name]
     saved.results["eval/n"] = int(scores["eval/n"])
-    saved.tell_failures(f"{stage}.eval", step, failures)
-    if step == 0 and failures.all:
-        saved.fail(f"before the stage '{stage}' {failures}")
+    saved.failed.tell(f"{stage}.eval", step, failures)
     saved.write_report()
+    if step == 0 and failures.all:
+        end(f"before the stage '{stage}' {failures}")
 
 
 def play(parts: Parts, driver: Driver, tasks: Sequence[Task], sampling: SamplingConfig) -> list[Episode]:

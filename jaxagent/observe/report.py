@@ -192,7 +192,7 @@ def _tiles(summary: Mapping[str, Any]) -> str:
             continue
         value, old = values[-1], next((v for name, v in summary.items() if name.startswith(before)), None)
         if value is None:
-            tiles.append(("–", f'{title} <span class="down">every episode failed</span>'))
+            tiles.append(("–", f'{title} <span class="down">nothing was measured</span>'))
             continue
         if old is None:
             tiles.append((f"{value:.3f}", title))

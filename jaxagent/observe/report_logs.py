@@ -49,9 +49,9 @@ def browsed(workdir: pathlib.Path, config: Mapping[str, Any], limit: int = SHOWN
         more, all_of_it, bytes_used = _newest(path, (limit - used) // (len(logs) - index), of_log)
         found, whole, used = found + more, whole and all_of_it, used + bytes_used
     names = ", ".join([EPISODES_FILE, *(f"{EPISODES_FOLDER}/{path.name}" for path in logs)])
-    said = (
-        f"All {len(found):,} logged episodes" if whole else f"The newest {len(found):,} logged episodes, which fit here"
-    )
+    said = f"All {len(found):,} logged episodes"
+    if not whole:
+        said = f"The newest {len(found):,} logged episodes: this page takes {limit / 1e6:g} MB of them"
     by_number = " Tokens of training episodes are shown by number: the run's tokenizer is not there."
     return found, f"{said}. Everything lies in {names}.{by_number if table is None else ''}"
 

@@ -48,7 +48,7 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
             played = [episode for group in groups for episode in group.episodes]
             saved.log_episodes(SAMPLE, step, played)
             step += 1
-            saved.tell_step_failures(SAMPLE, step, Failures.of(played))
+            saved.failed.tell_step(SAMPLE, step, Failures.of(played))
             saved.record(SAMPLE, step, episode_metrics(groups) | {"time/step_s": time.monotonic() - started})
             due = parts.cfg.checkpoint.every and step % parts.cfg.checkpoint.every == 0
             if due or step == cfg.steps or saved.terminating:

@@ -71,7 +71,7 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
                 metrics |= scores
                 worst = scores["gate/worst_accuracy"]
                 saved.results["warm_start/gate_open"] = worst is not None and worst >= cfg.gate_accuracy
-                saved.tell_step_failures("warm_start.gate", step, failures)
+                saved.failed.tell_step("warm_start.gate", step, failures)
                 saved.results["warm_start/steps"] = step
             saved.record(WARM_START, step, metrics)
             if is_gate or saved.terminating:

@@ -171,7 +171,7 @@ def test_a_running_run_shows_what_it_has_measured(tmp_path):
     assert found["failed_episodes"] == {"rl": 4, "rl.eval": 1}
     assert found["eval/em_before_rl"] == 0.25 and found["eval/em_after_rl"] == 0.75 and found["eval/n"] == 4.0
     text = report.write_report(tmp_path, {"first_failure": "no <server>"}).read_text()
-    assert "+0.500" in text and "held-out solved, greedy <span" in text and "every episode failed" in text
+    assert "+0.500" in text and "held-out solved, greedy <span" in text and "nothing was measured" in text
     assert "rl 4, rl.eval 1" in text and "no &lt;server&gt;" in text
     assert ">None<" not in text
 
