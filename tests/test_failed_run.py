@@ -1,5 +1,6 @@
 """A run whose episodes all fail says so, measures nothing, and stops."""
 
+import asyncio
 import contextlib
 import io
 import json
@@ -16,11 +17,15 @@ from rich.console import Console
 from configs.search_r1 import get_config
 from jaxagent import config, evaluate
 from jaxagent import main as cli
+from jaxagent.config import ConfigError
+from jaxagent.envs.retriever.base import RetrieverError
 from jaxagent.envs.search import SearchEnvironment
 from jaxagent.evaluation import held_out
+from jaxagent.families.search import SearchFamily
 from jaxagent.observe import jsonl
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout.failures import Failures
+from jaxagent.rollout.workers import Workers
 from jaxagent.run import open_run
 from jaxagent.stages import warm_start
 from jaxagent.types import Episode, Group, StopReason, Task
@@ -178,3 +183,29 @@ def test_an_evaluation_of_which_every_attempt_fails_is_an_error(finished, tmp_pa
     assert "8 of 8 attempts failed, most of them: env_error: RuntimeError: the verifier crashed" in said.out
     monkeypatch.undo()
     assert evaluate.main([*flags, "--retry_failed"]) == 0
+
+
+@pytest.mark.parametrize("failure", [TimeoutError(), RetrieverError("http://x:1/retrieve answered 500: no"), None])
+def test_the_search_engine_is_asked_at_start(tmp_path, monkeypatch, failure):
+    """One that never answers, one that fails, and one that finds nothing, which is an answer."""
+
+    class Engine:
+        async def search(self, queries, topk):
+            if isinstance(failure, TimeoutError):
+                await asyncio.Event().wait()
+            if failure is not None:
+                raise failure
+            return [[] for _ in queries]
+
+        async def close(self):
+            pass
+
+    raw = get_config()
+    raw.env.retriever.update(backend="http", url="http://x:1/retrieve")
+    monkeypatch.setattr("jaxagent.families.search.open_retriever", lambda *arguments: Engine())
+    monkeypatch.setattr("jaxagent.families.search._TRY_TIMEOUT_S", 0.05)
+    with Workers(1) as workers:
+        family = SearchFamily(config.parse(raw))
+        with pytest.raises(ConfigError, match="http://x:1/retrieve") if failure else contextlib.nullcontext():
+            family.open(tmp_path, [Task("t", "Who?", ("me",))], workers, print)
+        family.close(workers)
