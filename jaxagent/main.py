@@ -5,8 +5,7 @@
     python -m jaxagent.main --config=configs/search_r1.py:qwen2.5-3b --config.model.path=DIR --dry_run
 
 The same command run again resumes from the last checkpoint in the workdir. Exit codes: 0 done, 2 a mistake in
-the command or config (one line on stderr), 1 a full disk or nothing but failed episodes, 130 interrupted, 143 stopped
-by SIGTERM after saving.
+the command or config (one line on stderr), 1 a full disk, 130 interrupted, 143 stopped by SIGTERM after saving.
 """
 
 from __future__ import annotations
