@@ -129,6 +129,7 @@ def laptop() -> ConfigDict:
     config.env.observation_tokens = 110
     config.env.context_tokens = 256
     config.env.episode_timeout_s = 60.0
+    config.env.max_failed_steps = 3
     config.env.reward = ConfigDict()
     config.env.reward.profile = "em"
     config.env.reward.structure_score = 0.2

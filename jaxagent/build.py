@@ -32,6 +32,7 @@ from jaxagent.models.spec import ModelSpec
 from jaxagent.rollout.conversation import Conversation
 from jaxagent.rollout.forced import ForcedTools
 from jaxagent.rollout.multi_turn import MultiTurn
+from jaxagent.rollout.prompts import check_prompts, some
 from jaxagent.rollout.templates import Template, open_template
 from jaxagent.rollout.workers import Workers
 from jaxagent.types import Task
@@ -166,6 +167,12 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
     with jax.set_mesh(mesh):
         note(kernels.report(spec, cfg.engine.page_tokens, cfg.rl.batch.row_tokens))
     template = open_template(tokenizer, cfg.tokenizer.use_chat_template, CHAT_DATE)
+
+    def conversation() -> Conversation:
+        return Conversation(tokenizer, template, cfg.env.observation_tokens)
+
+    for name, tasks in (("held-out", heldout), ("training", some(train))):
+        check_prompts(name, tasks, family.prompt, conversation, cfg.env, note)
     with Workers(cfg.engine.slots) as workers:
         try:
             family.open(dataset, heldout, workers, note)

@@ -193,6 +193,7 @@ class EnvConfig:
     observation_tokens: int  # an observation is cut to this many tokens (head kept)
     context_tokens: int  # the whole trajectory, at most; also the engine's cache length
     episode_timeout_s: float
+    max_failed_steps: int  # so many steps in a row of which every episode failed: the run saves and stops; 0 = never
     reward: RewardConfig
     retriever: RetrieverConfig
     terminal: TerminalConfig

@@ -12,7 +12,7 @@ of stdout is one JSON object.
 
 The same command again plays only what is missing, and more --samples or --tasks add to what is there: an attempt
 depends on seed, task and its number alone. Attempts that fail for reasons outside the policy (a timeout, a dead search
-engine) are counted, and left out. Exit codes are those of jaxagent.main, and 1 when the engine fails.
+engine) are counted, and left out. Exit codes are those of jaxagent.main, and 1 when the engine or every attempt fails.
 """
 
 from __future__ import annotations
@@ -51,9 +51,17 @@ def _run(argv: Sequence[str]) -> int:
     from jaxagent.evaluation import run
 
     try:
-        print(json.dumps(run.run(config, run.Options(**vars(options)))))
+        found = run.run(config, run.Options(**vars(options)))
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(found))
+    if found["failed"] == found["attempts"]:
+        print(
+            f"error: all {found['failed']} attempts failed, most of them: {found['failure']}. Mend this and run the "
+            "same command with --retry_failed.",
+            file=sys.stderr,
+        )
         return 1
     return 0
 

@@ -34,6 +34,7 @@ from jaxagent.models import lora
 from jaxagent.models.params import Params
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout import replay, strategies
+from jaxagent.rollout.failures import Failures
 from jaxagent.run import Run, open_run
 from jaxagent.stages import dpo, outcome_model, rft, sample, sft, warm_start
 from jaxagent.stages.stage import StageProgram, nothing_to_check
@@ -166,8 +167,9 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params, stage: St
             started = time.monotonic()
             chosen, rollout = collect(parts, driver, experience, step, before)
             collected = time.monotonic()
+            played = [episode for group in chosen.played for episode in group.episodes]
             if cfg.log_episodes:
-                saved.log_episodes(stage, step, (e for group in chosen.played for e in group.episodes))
+                saved.log_episodes(stage, step, played)
             state, metrics = learn(parts, programs, state, chosen.groups, experience, step, entropy.apply(rl))
             rollout |= experience.record(chosen.played, step)
             metrics["policy/entropy_coefficient"] = entropy.applied
@@ -181,13 +183,12 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params, stage: St
             metrics |= rollout | {
                 "time/rollout_s": collected - started,
                 "time/learn_s": ended - collected,
-                "tokens_per_s": sum(len(t) for g in chosen.played for e in g.episodes for t in e.trajectories)
-                / (ended - started),
+                "tokens_per_s": sum(len(t) for e in played for t in e.trajectories) / (ended - started),
                 "policy_version": float(state.step),
             }
-            saved.results["logprob_gap_max"] = max(
-                saved.results.get("logprob_gap_max", 0.0), metrics.get("logprob_gap/max", 0.0)
-            )
+            gap = largest(saved.results.get("logprob_gap_max"), metrics.get("logprob_gap/max"))
+            saved.results["logprob_gap_max"] = gap
+            saved.failed.tell_step(stage, step, Failures.of(played))
             if step == rl.steps or (cfg.eval.every and step % cfg.eval.every == 0):
                 with served.newest():
                     record_evaluation(parts, saved, driver, stage, step, metrics)
@@ -293,9 +294,14 @@ def merge(updates: list[dict[str, float]]) -> dict[str, float]:
     return metrics
 
 
+def largest(*values: float | None) -> float | None:
+    """Of those that were measured."""
+    return max((value for value in values if value is not None), default=None)
+
+
 def summary(saved: Run) -> dict[str, Any]:
     """What summary.json says."""
-    return {"seed": saved.cfg.seed, "steps": saved.cfg.rl.steps, **saved.results}
+    return {"seed": saved.cfg.seed, "steps": saved.cfg.rl.steps, "failed_episodes": {}, **saved.results}
 
 
 # What config.stages can name. A stage that is interrupted begins again from its newest bundle.

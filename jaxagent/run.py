@@ -19,6 +19,7 @@ from typing import Any
 
 from jaxagent.config import Config, to_dict
 from jaxagent.data import episode_log
+from jaxagent.failed import FailedEpisodes, end
 from jaxagent.learner.checkpoint import Checkpointer
 from jaxagent.learner.state import TrainState
 from jaxagent.observe import report
@@ -39,6 +40,7 @@ class Run:
     Attributes:
       host: what the newest bundle says of the host's side; {} for a new run.
       results: numbers that end up in the summary, carried from bundle to bundle.
+      failed: is told of failed episodes.
     """
 
     def __init__(self, cfg: Config, checkpoints: Checkpointer, progress: Progress, compiles: CompileCounter):
@@ -56,6 +58,7 @@ class Run:
         self._compiles_before = self.host.get("compiles_after_warmup", 0)
         self._terminated = threading.Event()
         self._saved_stages: set[str] = set()
+        self.failed = FailedEpisodes(cfg.env.max_failed_steps, self.results, progress.note)
         # Bundles are numbered in the order in which they are made: a stage's step s is bundle _first_bundle + s.
         self._last_bundle = -1 if checkpoints.latest is None else checkpoints.latest
         self._first_bundle = self._last_bundle - self.host.get("step", 0)
@@ -85,8 +88,8 @@ class Run:
             self._clock()
             self._stage = ""
 
-    def record(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
-        """One line of metrics.jsonl, TensorBoard and the progress display."""
+    def record(self, stage: str, step: int, metrics: Mapping[str, float | None]) -> None:
+        """One line of metrics.jsonl, TensorBoard and the progress display. None: nothing was measured."""
         self._metrics.write(stage, step, metrics)
         self.progress.update(step, metrics)
 
@@ -132,7 +135,11 @@ class Run:
             self.checkpoints.save(self._last_bundle, state, host)
 
     def stop_if_asked(self) -> None:
-        """After a bundle was started: on SIGTERM, waits until it is complete and ends the process."""
+        """After a bundle was started: on SIGTERM, or where nothing but failures comes, waits for it and ends."""
+        if self.failed.stuck:
+            self.checkpoints.wait()
+            self.write_report()
+            end(self.failed.stuck)
         if self._terminated.is_set():
             self.checkpoints.wait()
             self.progress.note("SIGTERM: saved; run the same command to continue.")
@@ -140,8 +147,8 @@ class Run:
 
     @property
     def terminating(self) -> bool:
-        """SIGTERM has arrived: save now."""
-        return self._terminated.is_set()
+        """SIGTERM has arrived, or nothing but failures comes: save now."""
+        return self._terminated.is_set() or bool(self.failed.stuck)
 
     @property
     def compiles_after_warmup(self) -> int:
@@ -158,8 +165,16 @@ class Run:
         _write_json(workdir / SUMMARY_FILE, summary)
         if unexpected := self.compiles.names_after_warm_up:
             self.progress.note(f"compiled after warm-up: {', '.join(unexpected)}")
-        self.progress.note(f"summary: {workdir / SUMMARY_FILE}   report: {report.write_report(workdir)}")
+        self.progress.note(f"summary: {workdir / SUMMARY_FILE}   report: {self.write_report()}")
         return summary
+
+    def write_report(self) -> Path:
+        """Writes report.html of what the run has logged so far. One that cannot be written ends no training."""
+        try:
+            return report.write_report(self.cfg.workdir, self.results)
+        except (OSError, ValueError, LookupError, TypeError) as failure:
+            self.progress.note(f"{report.REPORT_FILE} was not written: {type(failure).__name__}: {failure}")
+            return Path(self.cfg.workdir) / report.REPORT_FILE
 
     def close(self) -> None:
         """Closes the logs."""

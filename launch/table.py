@@ -13,7 +13,8 @@ from launch.grid import Run
 
 # Before the first stage that evaluates and after the last one: a summary has "eval/em_before_<stage>" of each. A
 # terminal agent has "solved" in place of "em". A gain is a run's own after - before. Columns that no run has are left
-# out.
+# out. A null is a measurement of which every episode failed: its column's mean is without it, and says of how many runs
+# it is.
 BEFORE, AFTER = ("eval/em_before", "eval/solved_before"), ("eval/em_after", "eval/solved_after")
 COLUMNS = (
     "eval/em_before",
@@ -44,16 +45,15 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return mean, t * statistics.stdev(values) / math.sqrt(len(values))
 
 
-def collect(runs: Sequence[Run]) -> dict[str, dict[str, list[float]]]:
-    """name of grid point -> column -> values over its finished seeds."""
-    table: dict[str, dict[str, list[float]]] = {}
+def collect(runs: Sequence[Run]) -> dict[str, dict[str, list[float | None]]]:
+    """name of grid point -> column -> values over its finished seeds; None where nothing was measured."""
+    table: dict[str, dict[str, list[float | None]]] = {}
     for run in runs:
         summary = run.summary
         if summary is not None:
             row = table.setdefault(run.name, {column: [] for column in COLUMNS})
             for column in COLUMNS:
-                if (value := _value(summary, column)) is not None:
-                    row[column].append(value)
+                row[column].append(_value(summary, column))
     return table
 
 
@@ -61,8 +61,13 @@ def _value(summary: Mapping[str, object], column: str) -> float | None:
     if column.endswith("_gain"):
         ends = [_value(summary, column.removesuffix("gain") + when) for when in ("before", "after")]
         return None if None in ends else ends[1] - ends[0]
-    found = [value for name, value in summary.items() if name.startswith(f"{column}_") and value is not None]
-    return float(found[0] if column.endswith("_before") else found[-1]) if found else None
+    found = [value for name, value in summary.items() if name.startswith(f"{column}_")]
+    value = (found[0] if column.endswith("_before") else found[-1]) if found else None
+    return None if value is None else float(value)
+
+
+def _measured(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 def write(runs: Sequence[Run], workdir: pathlib.Path) -> str:
@@ -73,9 +78,9 @@ def write(runs: Sequence[Run], workdir: pathlib.Path) -> str:
         out.writerow(["run", "column", "seeds", "mean", "half_width_95"])
         for name, row in table.items():
             for column, values in row.items():
-                if values:
-                    out.writerow([name, column, len(values), *interval(values)])
-    columns = [column for column in COLUMNS if any(row[column] for row in table.values())]
+                if measured := _measured(values):
+                    out.writerow([name, column, len(measured), *interval(measured)])
+    columns = [column for column in COLUMNS if any(_measured(row[column]) for row in table.values())]
     lines = ["| run | seeds | " + " | ".join(column.removeprefix("eval/") for column in columns) + " |"]
     lines.append("| --- " * (len(columns) + 2) + "|")
     for name, row in table.items():
@@ -87,9 +92,10 @@ def write(runs: Sequence[Run], workdir: pathlib.Path) -> str:
     return text
 
 
-def plot(table: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+def plot(table: Mapping[str, Mapping[str, Sequence[float | None]]]) -> str:
     """Before -> after arrows of the held-out score per grid point, a dot per seed, the interval as a bar."""
-    rows = [(name, row) for name, row in table.items() if any(row[column] for column in AFTER)]
+    measured = {name: {column: _measured(values) for column, values in row.items()} for name, row in table.items()}
+    rows = [(name, row) for name, row in measured.items() if any(row[column] for column in AFTER)]
     left, width, line = 190, 640, 46
     height = 56 + line * len(rows)
 
@@ -122,8 +128,10 @@ def plot(table: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     )
 
 
-def _cell(values: Sequence[float]) -> str:
-    if not values:
+def _cell(values: Sequence[float | None]) -> str:
+    measured = _measured(values)
+    if not measured:
         return "–"
-    mean, half = interval(values)
-    return f"{mean:.3f}" if math.isnan(half) else f"{mean:.3f} ± {half:.3f}"
+    mean, half = interval(measured)
+    shown = f"{mean:.3f}" if math.isnan(half) else f"{mean:.3f} ± {half:.3f}"
+    return shown if len(measured) == len(values) else f"{shown} ({len(measured)} of {len(values)})"

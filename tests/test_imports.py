@@ -18,8 +18,9 @@ LEVELS = (
     ("main",),
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
-# Said by the design beside the order: observe is fed values, and reads none of the rooms that make them.
-ALSO = {"observe": {"types", "config"}, "flags": {"config"}, "devices": {"config"}}
+# Said by the design beside the order: observe is fed values, and reads none of the rooms that make them. The report
+# reads what data has written: logged episodes, and the tokenizer that tells their text.
+ALSO = {"observe": {"types", "config", "data"}, "flags": {"config"}, "devices": {"config"}}
 # Programs of their own, put together from rooms of one level.
 PROGRAMS = {"engine/serve.py": {"data", "devices"}, "engine/jetstream.py": {"data"}}
 TOP = ("launch", "data_pipelines", "tests", "benchmarks")  # may import jaxagent, never the other way

@@ -86,6 +86,18 @@ def test_missing_corpus(tmp_path, capsys):
     assert "corpus" in refused(capsys, tmp_path / "run", "--config.env.retriever.corpus=nowhere.jsonl")
 
 
+def test_a_search_engine_that_is_down(tmp_path, capsys):
+    url = "http://127.0.0.1:9/retrieve"
+    flags = ("--config.env.retriever.backend=http", f"--config.env.retriever.url={url}")
+    line = refused(capsys, tmp_path / "run", *flags)
+    assert "env.retriever" in line and url in line
+
+
+def test_prompts_without_room_for_a_turn(tmp_path, capsys):
+    line = refused(capsys, tmp_path / "run", "--config.env.context_tokens=8")
+    assert "env.context_tokens=8 has no room" in line and "of 8 held-out prompts" in line
+
+
 @pytest.mark.parametrize("flag", ["--config.rl.sampling.top_p=0.9", "--config.rl.sampling.temperature=0"])
 def test_truncated_sampling_cannot_be_trained(tmp_path, capsys, flag):
     assert "rl.sampling" in refused(capsys, tmp_path / "run", flag)

@@ -134,8 +134,8 @@ def support_of(which: str, teacher: Scores, student_ids: np.ndarray) -> Support:
     )
 
 
-def metrics(trajectories: Sequence[Trajectory], teacher: Sequence[Scores]) -> dict[str, float]:
-    """Means over sampled tokens, before the step's first update.
+def metrics(trajectories: Sequence[Trajectory], teacher: Sequence[Scores]) -> dict[str, float | None]:
+    """Means over sampled tokens, before the step's first update; None where there are none.
 
     distill/reverse_kl is the sampled estimate of KL(p || q) in nats per token, p as recorded when sampling;
     distill/agreement the share of sampled tokens that are the teacher's most likely ones.
@@ -147,7 +147,10 @@ def metrics(trajectories: Sequence[Trajectory], teacher: Sequence[Scores]) -> di
         kl -= float(sampled_advantages(trajectory.logprobs.astype(np.float64), scores.logprobs, mask).sum())
         agree += float((scores.top_ids[mask, 0] == trajectory.tokens[mask]).sum())
         tokens += int(mask.sum())
-    return {"distill/reverse_kl": kl / max(tokens, 1), "distill/agreement": agree / max(tokens, 1)}
+    return {
+        "distill/reverse_kl": kl / tokens if tokens else None,
+        "distill/agreement": agree / tokens if tokens else None,
+    }
 
 
 def _kl(a: jax.Array, b: jax.Array, support: jax.Array) -> jax.Array:

@@ -324,7 +324,7 @@ def _policy(
 
 def _corrections(
     rollout: Rollout, rl: RLConfig, taking_part: list[int]
-) -> tuple[dict[int, np.ndarray], dict[str, float]]:
+) -> tuple[dict[int, np.ndarray], dict[str, float | None]]:
     """Factors f64[T] of the trajectories that are not vetoed, by index, and counts for the metrics."""
     every = trajectories(rollout.groups)
     factors = {i: np.ones(len(every[i])) for i in taking_part}
@@ -340,12 +340,12 @@ def _corrections(
         weights = corrections.importance_weights(old, behaviour, choice.name, choice.level, choice.low, choice.high)
         factors[i][at] = weights
     used = [factors[i][action_mask(every[i]) > 0] for i in factors]
-    mean = float(np.mean(np.concatenate(used))) if used else 1.0
-    if choice.normalise and mean > 0:
+    mean = float(np.mean(np.concatenate(used))) if used else None
+    if choice.normalise and mean:
         factors = {i: factor / mean for i, factor in factors.items()}
     return factors, {
         "correction/weight_mean": mean,
-        "correction/zero_frac": float(np.mean(np.concatenate(used) == 0)) if used else 0.0,
+        "correction/zero_frac": float(np.mean(np.concatenate(used) == 0)) if used else None,
         "correction/vetoed": float(len(taking_part) - len(factors)),
     }
 

@@ -121,12 +121,12 @@ class Curriculum:
                 self._successes[index] = self._cfg.decay * self._successes[index] + solved
                 self._attempts[index] = self._cfg.decay * self._attempts[index] + len(valid)
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float | None]:
         """Tasks met so far, and their mean running success."""
         seen = self._attempts > 0
         return {
             "curriculum/tasks_seen": float(seen.sum()),
-            "curriculum/success": float(self.success[seen].mean()) if seen.any() else 0.0,
+            "curriculum/success": float(self.success[seen].mean()) if seen.any() else None,
         }
 
     def get_state(self) -> dict[str, Any]:

@@ -36,6 +36,7 @@ class Attempt:
     turns: int
     action_tokens: int
     task: str = ""  # digest of all that the task says
+    error: str = ""  # one line, of one that failed
 
     @classmethod
     def of(cls, record: Mapping[str, Any], score: str) -> Attempt:
@@ -43,7 +44,8 @@ class Attempt:
         failed = StopReason(record["stop_reason"]).is_failure
         value = None if failed else float(record["rewards"][score])
         tokens = int(record["metrics"].get("action_tokens", 0))
-        return cls(value, record["stop_reason"], record["turns"], tokens, digest(record["task"]))
+        error = str(record.get("error", ""))
+        return cls(value, record["stop_reason"], record["turns"], tokens, digest(record["task"]), error)
 
 
 def digest(task: Mapping[str, Any]) -> str:

@@ -13,40 +13,47 @@ from collections.abc import Sequence
 from jaxagent.build import Parts
 from jaxagent.config import SamplingConfig
 from jaxagent.engine.driver import Driver
-from jaxagent.rollout.statistics import by_kind
+from jaxagent.failed import end
+from jaxagent.rollout.failures import Failures
+from jaxagent.rollout.statistics import by_kind, mean
 from jaxagent.run import Run
 from jaxagent.types import Episode, Task
 
 GREEDY = SamplingConfig(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
 
 
-def evaluate(parts: Parts, driver: Driver) -> tuple[dict[str, float], list[Episode]]:
+def evaluate(parts: Parts, driver: Driver) -> tuple[dict[str, float | None], list[Episode], Failures]:
     """The score on the held-out tasks.
 
     Returns:
       metrics, for the score "em": "eval/em", "eval/em_one_hop", "eval/em_two_hop", "eval/em/<kind>" of greedy decoding;
         the same with "em_sampled" at the training temperature when `eval.sampled`; tool calls per task under their
-        own name ("eval/searches"); "eval/n".
+        own name ("eval/searches"); "eval/n", and "eval/failed" of them. None where every episode failed.
       The greedy episodes.
+      What failed, of all.
     """
     score, calls = parts.family.score, parts.family.calls
     episodes = play(parts, driver, parts.heldout, GREEDY)
     metrics = {f"eval/{name}": value for name, value in by_kind(episodes, score).items()}
-    metrics[f"eval/{calls}"] = sum(e.metrics.get(calls, 0.0) for e in episodes) / max(len(episodes), 1)
+    metrics[f"eval/{calls}"] = mean(e.metrics.get(calls, 0.0) for e in episodes if not e.stop_reason.is_failure)
     metrics["eval/n"] = float(len(episodes))
+    tries = list(episodes)
     if parts.cfg.eval.sampled:
-        sampled = by_kind(play(parts, driver, parts.heldout, parts.cfg.rl.sampling), score)
+        tries += play(parts, driver, parts.heldout, parts.cfg.rl.sampling)
+        sampled = by_kind(tries[len(episodes) :], score)
         metrics |= {
             f"eval/{score}_sampled{name.removeprefix(score)}": value
             for name, value in sampled.items()
             if name == score or name.startswith(f"{score}_")
         }
-    return metrics, episodes
+        if sampled["failed"]:
+            metrics["eval/failed_sampled"] = sampled["failed"]
+    return metrics, episodes, Failures.of(tries)
 
 
 def summarised(name: str) -> bool:
     """Whether a metric of an evaluation goes into the summary: not the single kinds, and not the counts."""
-    return "/" not in name.removeprefix("eval/") and name not in ("eval/n", "eval/failed")
+    return "/" not in name.removeprefix("eval/") and name not in ("eval/n", "eval/failed", "eval/failed_sampled")
 
 
 def record_evaluation(
@@ -55,9 +62,12 @@ def record_evaluation(
     """Evaluates, records with the step's other metrics, and keeps a stage's first and last evaluation for the summary.
 
     Step 0 is "eval/em_before_<stage>", the latest other one "eval/em_after_<stage>".
+
+    Raises:
+      SystemExit: every episode failed before the stage has begun: nothing that follows could be measured or learnt.
     """
     started = time.monotonic()
-    scores, episodes = evaluate(parts, driver)
+    scores, episodes, failures = evaluate(parts, driver)
     saved.record(stage, step, metrics | scores | {"time/eval_s": time.monotonic() - started})
     saved.show_episodes(episodes, parts.tokenizer.token_bytes(), stage, step)
     if parts.cfg.log_episodes:
@@ -66,6 +76,10 @@ def record_evaluation(
     for name in filter(summarised, scores):
         saved.results[f"{name}_{when}_{stage}"] = scores[name]
     saved.results["eval/n"] = int(scores["eval/n"])
+    saved.failed.tell(f"{stage}.eval", step, failures)
+    saved.write_report()
+    if step == 0 and failures.all:
+        end(f"before the stage '{stage}' {failures}")
 
 
 def play(parts: Parts, driver: Driver, tasks: Sequence[Task], sampling: SamplingConfig) -> list[Episode]:

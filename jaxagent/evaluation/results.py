@@ -28,7 +28,8 @@ def summarise(
 
     Returns:
       JSON values. "pass_at_k": {"all" or family or kind: {"1": {"mean", "low", "high", "interval", "tasks",
-      "too_few"} or null, ...}}; a failed attempt is not among the n of its task.
+      "too_few"} or null, ...}}; a failed attempt is not among the n of its task. "failure" is the reason that most of
+      them give, null where there are none.
     """
     groups: dict[str, list[tuple[int, int]]] = {ALL: []}
     per_task = []
@@ -41,6 +42,9 @@ def summarise(
             groups.setdefault(name, []).append((n, c))
     played = [attempts[task.id, sample] for task in tasks for sample in range(samples)]
     reasons = collections.Counter(attempt.stop_reason for attempt in played)
+    errors = collections.Counter(
+        f"{attempt.stop_reason}: {attempt.error}" for attempt in played if attempt.score is None
+    )
     tokens = sum(attempt.action_tokens for attempt in played)
     return {
         "pass_at_k": {
@@ -49,10 +53,11 @@ def summarise(
         },
         "attempts": len(played),
         "failed": sum(attempt.score is None for attempt in played),
+        "failure": next((error for error, _ in errors.most_common(1)), None),
         "stop_reasons": dict(sorted(reasons.items())),
         "action_tokens": tokens,
-        "action_tokens_mean": tokens / max(len(played), 1),
-        "turns_mean": sum(attempt.turns for attempt in played) / max(len(played), 1),
+        "action_tokens_mean": tokens / len(played) if played else None,
+        "turns_mean": sum(attempt.turns for attempt in played) / len(played) if played else None,
         "per_task": per_task,
     }
 
@@ -76,10 +81,15 @@ def table(results: Mapping[str, Any]) -> str:
             lines.append(f"pass@{k}: {left_out} tasks have fewer than {k} attempts that count, and are not in it")
     reasons = ", ".join(f"{name} {count}" for name, count in results["stop_reasons"].items())
     lines.append(f"{results['attempts']} attempts, of which {results['failed']} failed and do not count: {reasons}")
-    lines.append(
-        f"{results['action_tokens']} tokens sampled, {number(results['action_tokens_mean'])} in "
-        f"{number(results['turns_mean'])} turns per attempt"
-    )
+    if results["failed"]:
+        lines.append(
+            f"{results['failed']} of {results['attempts']} attempts failed, most of them: {results['failure']}"
+        )
+    if results["attempts"]:
+        lines.append(
+            f"{results['action_tokens']} tokens sampled, {number(results['action_tokens_mean'])} in "
+            f"{number(results['turns_mean'])} turns per attempt"
+        )
     return "\n".join(lines)
 
 

@@ -36,7 +36,7 @@ EVALUATION_FILE = "evaluation.json"
 CURVE_FILE = "evaluation.html"
 HELD_OUT, TRAIN = SPLITS = ("held_out", "train")
 # Sections of the config that make an attempt what it is, less what does not: where files lie, how many tasks there are.
-_SECTIONS = {"model": ("path",), "tokenizer": ("path",), "data": ("num_eval",), "env": ()}
+_SECTIONS = {"model": ("path",), "tokenizer": ("path",), "data": ("num_eval",), "env": ("max_failed_steps",)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +104,9 @@ def run(cfg: Config, options: Options) -> dict[str, Any]:
         "checkpoint": str(source),
         **{name: record["asked"][name] for name in ("tasks", "samples", "min_score")},
         **{name: record["evaluated"][name] for name in ("split", "seed", "temperature", "score")},
+        "attempts": results["attempts"],
         "failed": results["failed"],
+        "failure": results["failure"],
         "pass_at_k": results["pass_at_k"][ALL],
         **timing,
         "out": str(out),
@@ -237,14 +239,15 @@ def play_all(
     with parts.engine(weights, version) as driver:
         rollout = parts.rollout(driver, sampling, options.samples)
         progress.stage("evaluate", len(todo))
-        done, tokens, started = 0, 0, time.monotonic()
+        done, failed, tokens, started = 0, 0, 0, time.monotonic()
 
         def on_episodes(episodes: Sequence[Episode]) -> None:
-            nonlocal done, tokens
+            nonlocal done, failed, tokens
             log.extend(episodes)
             done += len(episodes)
+            failed += sum(e.stop_reason.is_failure for e in episodes)
             tokens += sum(len(t) for e in episodes for t in e.trajectories)
-            progress.update(done, {"tokens_per_s": tokens / (time.monotonic() - started)})
+            progress.update(done, {"tokens_per_s": tokens / (time.monotonic() - started), "failed": failed})
 
         deadline = deadline_s(parts, len(todo))
         parts.workers.run(play(todo, rollout, parts.cfg.engine.slots, deadline, on_episodes), deadline + STOP_TIMEOUT_S)
@@ -256,7 +259,8 @@ def play_all(
 
 def page(title: str, results: Mapping[str, Any], text: str) -> str:
     """The curve of pass@k and the table, as one self-contained page."""
-    chart = charts.line_chart("pass@k over k, with the 95 % interval of all tasks", curves(results), unit=True)
+    title_of_chart = "pass@k over k, with the 95 % interval of all tasks"
+    chart = charts.line_chart(title_of_chart, curves(results), unit=True, x="k", y="pass@k")
     return report.document(
         title,
         f'<h1>{html.escape(title)}</h1><div class="charts">{chart}</div><h2>Results</h2>'

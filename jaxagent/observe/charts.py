@@ -13,14 +13,22 @@ from collections.abc import Mapping, Sequence
 
 Points = Sequence[tuple[float, float]]
 
-WIDTH, HEIGHT = 420, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 10, 26  # margins around the plot
+WIDTH, HEIGHT = 420, 232
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 10, 10, 38  # margins around the plot
 _COLOURS = 8
 _SMOOTH_FROM = 60  # points from which a moving average is drawn over the raw line
 
 
-def line_chart(title: str, series: Mapping[str, Points], *, zero: bool = False, unit: bool = False) -> str:
-    """One line per series. `zero`: the y axis starts at 0; `unit`: it is exactly 0 to 1."""
+def line_chart(
+    title: str,
+    series: Mapping[str, Points],
+    *,
+    zero: bool = False,
+    unit: bool = False,
+    x: str = "step",
+    y: str = "",
+) -> str:
+    """One line per series. `zero`: the y axis starts at 0; `unit`: it is exactly 0 to 1; `x` and `y` name the axes."""
     series = _finite(series)
     if not series:
         return ""
@@ -32,31 +40,31 @@ def line_chart(title: str, series: Mapping[str, Points], *, zero: bool = False, 
         if dense:
             marks.append(_path(_moving_average(points), scale, index, "line"))
         elif len(points) <= 12:
-            marks += [_dot(x, y, scale, index) for x, y in points]
-    return _figure(title, series, scale, marks)
+            marks += [_dot(*point, scale, index) for point in points]
+    return _figure(title, series, scale, marks, x, y)
 
 
-def area_chart(title: str, series: Mapping[str, Points]) -> str:
+def area_chart(title: str, series: Mapping[str, Points], *, x: str = "step", y: str = "") -> str:
     """Areas stacked from the bottom in the order given; for parts of a whole (stop reasons, phases of a step)."""
     series = _finite(series)
-    xs = sorted({x for points in series.values() for x, _ in points})
+    xs = sorted({at for points in series.values() for at, _ in points})
     if not xs:
         return ""
     base = dict.fromkeys(xs, 0.0)
     tops: list[dict[float, float]] = []
     for points in series.values():
         values = dict(points)
-        base = {x: base[x] + values.get(x, 0.0) for x in xs}
+        base = {at: base[at] + values.get(at, 0.0) for at in xs}
         tops.append(base)
     scale = _Scale({"": list(base.items())}, None, zero=True)
     marks = []
     floor = dict.fromkeys(xs, 0.0)
     for index, top in enumerate(tops):
-        edge = [(x, top[x]) for x in xs] + [(x, floor[x]) for x in reversed(xs)]
-        path = "L".join(f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in edge)
+        edge = [(at, top[at]) for at in xs] + [(at, floor[at]) for at in reversed(xs)]
+        path = "L".join(f"{scale.x(at):.1f},{scale.y(value):.1f}" for at, value in edge)
         marks.append(f'<path d="M{path}Z" class="area" style="--c:var(--c{index % _COLOURS})"/>')
         floor = top
-    return _figure(title, series, scale, marks)
+    return _figure(title, series, scale, marks, x, y)
 
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
@@ -105,8 +113,16 @@ class _Scale:
         return HEIGHT - _BOTTOM - (value - self.y_low) / (self.y_high - self.y_low) * (HEIGHT - _TOP - _BOTTOM)
 
 
-def _figure(title: str, series: Mapping[str, Points], scale: _Scale, marks: Sequence[str]) -> str:
-    axes = []
+def _figure(
+    title: str, series: Mapping[str, Points], scale: _Scale, marks: Sequence[str], x_name: str, y_name: str
+) -> str:
+    middle = (_TOP + HEIGHT - _BOTTOM) / 2
+    axes = [f'<text x="{WIDTH - _RIGHT}" y="{HEIGHT}" class="axis" text-anchor="end">{html.escape(x_name)}</text>']
+    if y_name:
+        axes.append(
+            f'<text transform="translate(9,{middle:g}) rotate(-90)" class="axis" text-anchor="middle">'
+            f"{html.escape(y_name)}</text>"
+        )
     for value in ticks(scale.y_low, scale.y_high):
         y = scale.y(value)
         axes.append(f'<path d="M{_LEFT},{y:.1f}H{WIDTH - _RIGHT}" class="grid"/>')
@@ -122,6 +138,7 @@ def _figure(title: str, series: Mapping[str, Points], scale: _Scale, marks: Sequ
         )
     data = {
         "x": [scale.x_low, scale.x_high],
+        "name": x_name,
         "frame": [_LEFT, WIDTH - _RIGHT, _TOP, HEIGHT - _BOTTOM],
         "series": [[name, [[x, float(f"{y:.5g}")] for x, y in points]] for name, points in series.items()],
     }

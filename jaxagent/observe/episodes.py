@@ -37,15 +37,20 @@ def episode_record(
     }
 
 
-def _tokens(trajectory: Trajectory, token_bytes: Sequence[bytes]) -> dict[str, list[Any]]:
-    """Columns, one entry per token: text, kind, log-prob (null where not sampled), turn, policy version."""
+def token_texts(tokens: Sequence[int], token_bytes: Sequence[bytes]) -> list[str]:
+    """The text of every token; a character of several tokens is the last one's."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    texts = [decoder.decode(token_bytes[token]) for token in trajectory.tokens.tolist()]
+    texts = [decoder.decode(token_bytes[token]) for token in tokens]
     if texts:
         texts[-1] += decoder.decode(b"", final=True)
+    return texts
+
+
+def _tokens(trajectory: Trajectory, token_bytes: Sequence[bytes]) -> dict[str, list[Any]]:
+    """Columns, one entry per token: text, kind, log-prob (null where not sampled), turn, policy version."""
     sampled = trajectory.kinds == TokenKind.ACTION
     return {
-        "text": texts,
+        "text": token_texts(trajectory.tokens.tolist(), token_bytes),
         "kind": trajectory.kinds.tolist(),
         "logprob": [
             round(value, 5) if action else None

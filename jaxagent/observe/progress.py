@@ -44,6 +44,8 @@ HEADLINES = (
     "tokens_per_s",
     "time/step_s",
 )
+# Shown once they are not 0.
+FAILURES = ("stop/env_error", "stop/timeout", "stop/engine_error", "eval/failed", "eval/failed_sampled", "failed")
 _HISTORY = 40  # points of a sparkline
 
 
@@ -55,7 +57,7 @@ class Progress:
         self._log_every_s = log_every_s
         self._last_line_s = -math.inf
         self._stage, self._total, self._started_s, self._first_step = "", 0, time.monotonic(), 0
-        self._history: dict[str, deque[float]] = {}
+        self._history: dict[str, deque[float | None]] = {}
         self._bars = Bars(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=None),
@@ -94,15 +96,18 @@ class Progress:
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Shows the record of a finished step. Lines with an evaluation are always printed."""
-        numbers = {name: float(metrics[name]) for name in HEADLINES if metrics.get(name) is not None}
+        numbers = {name: metrics[name] for name in HEADLINES if name in metrics}
+        for name in FAILURES:
+            if metrics.get(name) or (name in metrics and name in self._history):
+                numbers[name] = metrics[name]
         for name, value in numbers.items():
-            self._history.setdefault(name, deque(maxlen=_HISTORY)).append(value)
+            self._history.setdefault(name, deque(maxlen=_HISTORY)).append(None if value is None else float(value))
         if self._live:
             self._bars.update(self._task, completed=step)
             self._live.update(Group(self._table(), self._bars))
         elif self._is_due(step, metrics):
             self._last_line_s = time.monotonic()
-            shown = "  ".join(f"{name} {number(value)}" for name, value in numbers.items())
+            shown = "  ".join(f"{name} {self._latest(name)}" for name in numbers)
             self.note(f"{self._stage} {step}/{self._total}  {shown}  left {self._left(step)}")
 
     def note(self, text: str) -> None:
@@ -121,8 +126,13 @@ class Progress:
 
     def _table(self) -> Table:
         table = Table.grid(padding=(0, 2))
-        for name in HEADLINES:
+        for name in (*HEADLINES, *FAILURES):
             if name in self._history:
-                values = list(self._history[name])
-                table.add_row(f"[dim]{name}", f"[bold]{number(values[-1])}", f"[cyan]{sparkline(values)}")
+                values = [math.nan if value is None else value for value in self._history[name]]
+                table.add_row(f"[dim]{name}", f"[bold]{self._latest(name)}", f"[cyan]{sparkline(values)}")
         return table
+
+    def _latest(self, name: str) -> str:
+        """A dash where nothing was measured."""
+        value = self._history[name][-1]
+        return "-" if value is None else number(value)

@@ -1,4 +1,4 @@
-// Values under the pointer, for curves and for tokens. The page is complete without it.
+// Values under the pointer, for curves and for tokens, and the list of all episodes. The rest is complete without it.
 const tip = document.getElementById("tip");
 function show(event, text) {
   tip.textContent = text;
@@ -23,19 +23,113 @@ for (const figure of document.querySelectorAll(".chart")) {
     const pixel = left + ((x - low) / (high - low || 1)) * (right - left);
     cursor.setAttribute("d", `M${pixel},${top}V${bottom}`);
     const lines = data.series.map(([name, points]) => [name, points.find((p) => p[0] === x)]).filter(([, p]) => p);
-    show(event, [`step ${x}`, ...lines.map(([name, p]) => `${name}  ${format(p[1])}`)].join("\n"));
+    show(event, [`${data.name} ${x}`, ...lines.map(([name, p]) => `${name}  ${format(p[1])}`)].join("\n"));
   });
   svg.addEventListener("pointerleave", () => { cursor.setAttribute("d", ""); hide(); });
 }
 const kinds = ["prompt", "action", "observation", "warning"];
-for (const block of document.querySelectorAll(".tokens")) {
-  block.addEventListener("pointermove", (event) => {
-    const token = event.target.closest("span");
-    if (!token) return hide();
-    const { k, p, t, v } = token.dataset;
-    const lines = [`${kinds[k]}, turn ${t}`];
-    if (p !== undefined) lines.push(`log-prob ${p}   p ${format(Math.exp(p))}`, `policy version ${v}`);
-    show(event, lines.join("\n"));
-  });
-  block.addEventListener("pointerleave", hide);
+document.addEventListener("pointermove", (event) => {
+  const token = event.target.closest(".tokens span");
+  if (!token) return event.target.closest(".chart") ? undefined : hide();
+  const { k, p, t, v } = token.dataset;
+  const lines = [`${kinds[k]}, turn ${t}`];
+  if (p !== undefined) lines.push(`log-prob ${p}   p ${format(Math.exp(p))}`, `policy version ${v}`);
+  show(event, lines.join("\n"));
+});
+
+// All episodes: filters, a row for each, its tokens when it is opened.
+const browser = document.getElementById("browser");
+if (browser) {
+  const PAGE = 50, HEAD = 60, TAIL = 240, SURPRISE = 3;
+  const episodes = JSON.parse(document.getElementById("episodes").textContent);
+  const rows = browser.querySelector(".rows"), count = browser.querySelector(".count"), more = browser.querySelector(".more");
+  const make = (tag, css, text) => {
+    const element = document.createElement(tag);
+    if (css) element.className = css;
+    if (text !== undefined) element.textContent = text;
+    return element;
+  };
+  const result = (e) => (e.reward === null ? "failed" : e.reward > 0 ? "more than 0" : "0 or less");
+  const value = (e, by) => (by === "result" ? result(e) : String(e[by]));
+  // What the policy wrote last: where the answer stands.
+  const ending = (e) => {
+    const t = e.trajectories.at(-1);
+    if (!t) return e.error;
+    const end = t.kind.lastIndexOf("1"), before = [...t.kind.slice(0, end)].findLastIndex((k) => k !== "1");
+    return e.error || t.text.slice(before + 1, end + 1).join("");
+  };
+  for (const e of episodes) {
+    e.ending = ending(e);
+    e.words = [e.task, e.prompt, e.answers.join(" "), e.error, ...e.trajectories.map((t) => t.text.join(""))].join("\n").toLowerCase();
+  }
+  const selects = [...browser.querySelectorAll("select")], search = browser.querySelector("input");
+  for (const select of selects) {
+    const values = [...new Set(episodes.map((e) => value(e, select.dataset.by)))];
+    const numbers = values.every((v) => v !== "" && !isNaN(v));
+    values.sort((a, b) => (numbers ? a - b : a < b ? -1 : 1));
+    for (const v of values) select.add(new Option(v || "(none)", v === "" ? "\0" : v));
+  }
+  const spread = (runs) => runs.flatMap((n, i) => (i % 2 ? [] : Array(n).fill(runs[i + 1])));
+  const tokens = (t) => {
+    const turns = spread(t.turn), versions = spread(t.version), block = make("div", "tokens");
+    let sampled = 0;
+    const spans = t.text.map((text, i) => {
+      const span = make("span", `k${t.kind[i]}`, text.replaceAll("\n", "↵\n"));
+      span.dataset.k = t.kind[i];
+      span.dataset.t = turns[i];
+      if (t.kind[i] === "1") {
+        const p = t.logprob[sampled];
+        if (p !== null) {
+          span.dataset.p = p;
+          span.dataset.v = versions[sampled];
+          span.style.setProperty("--s", Math.min(1, -p / SURPRISE).toFixed(2));
+        }
+        sampled += 1;
+      }
+      return span;
+    });
+    if (spans.length <= HEAD + TAIL + 40) block.append(...spans);
+    else {
+      const folded = make("details"), middle = spans.slice(HEAD, -TAIL);
+      folded.append(make("summary", "", `${middle.length} tokens`), ...middle);
+      block.append(...spans.slice(0, HEAD), folded, ...spans.slice(-TAIL));
+    }
+    return block;
+  };
+  const row = (e) => {
+    const item = make("details", "row"), head = make("summary");
+    const reward = e.reward === null ? "failed" : format(e.reward);
+    head.append(make("span", e.reward > 0 ? "win" : "loss", reward));
+    head.append(make("span", "where", `${e.stage}${e.split === "eval" ? ", evaluation" : ""}, step ${e.step}`));
+    head.append(make("span", "where", e.stop_reason), make("span", "prompt", e.prompt), make("span", "end", e.ending));
+    item.append(head);
+    item.addEventListener("toggle", () => {
+      if (!item.open || item.children.length > 1) return;
+      const rewards = Object.entries(e.rewards).map(([name, v]) => `${name} ${format(v)}`).join(", ");
+      const facts = [`${e.task}, attempt ${e.sample}`, e.kind, `gold: ${e.answers.join(", ")}`, rewards, `${e.turns} turns`, e.error];
+      item.append(make("p", "note", facts.filter(Boolean).join(" · ")), ...e.trajectories.map(tokens));
+    });
+    return item;
+  };
+  let chosen = [], shown = 0;
+  const page = () => {
+    rows.append(...chosen.slice(shown, shown + PAGE).map(row));
+    shown = Math.min(shown + PAGE, chosen.length);
+    more.hidden = shown === chosen.length;
+    const counted = chosen.filter((e) => e.reward !== null);
+    const mean = counted.length ? format(counted.reduce((sum, e) => sum + e.reward, 0) / counted.length) : "–";
+    count.textContent = `${chosen.length} of ${episodes.length} episodes, mean reward ${mean}, ${chosen.length - counted.length} failed; ${shown} listed`;
+  };
+  const filter = () => {
+    const words = search.value.toLowerCase();
+    const wanted = selects.filter((s) => s.value).map((s) => [s.dataset.by, s.value === "\0" ? "" : s.value]);
+    chosen = episodes.filter((e) => wanted.every(([by, v]) => value(e, by) === v) && e.words.includes(words));
+    rows.replaceChildren();
+    shown = 0;
+    page();
+  };
+  more.addEventListener("click", page);
+  browser.querySelector("form").addEventListener("input", filter);
+  browser.querySelector("form").addEventListener("submit", (event) => event.preventDefault());
+  filter();
 }

@@ -2,8 +2,9 @@
 
     python -m jaxagent.observe.report WORKDIR
 
-Reads metrics.jsonl, episodes.jsonl, summary.json and config.json of the workdir (whichever exist) and writes
-report.html beside them. Works on a running or killed run as well as on a finished one.
+Reads metrics.jsonl, episodes.jsonl, episodes/, summary.json and config.json of the workdir (whichever exist) and writes
+report.html beside them. Works on a running or killed run as well as on a finished one; a run writes it itself after
+every evaluation and at its end. What long logs hold is shown up to a size (report_logs.py), which the page says.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import json
 import os
 import pathlib
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxagent.observe import charts, jsonl, report_episodes
-from jaxagent.observe.files import CONFIG_FILE, EPISODES_FILE, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
+from jaxagent.observe import charts, jsonl, report_episodes, report_logs
+from jaxagent.observe.files import CONFIG_FILE, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
 from jaxagent.observe.text import duration, number
 
 _EPISODES = 12  # tasks shown
@@ -47,44 +49,98 @@ _FIRST: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("Groups without signal (fraction)", ("groups/zero_signal_frac",), "unit"),
     ("Tokens per second", ("tokens_per_s",), "zero"),
 )
-_STACKED = {"stop": "Why episodes stopped", "time": "Seconds per phase of a step"}
+_STACKED = {"stop": ("Why episodes stopped", "fraction"), "time": ("Phases of a step", "seconds")}
+# What a metric's name says of its unit.
+_UNITS = {
+    "_s": "seconds",
+    "_tokens": "tokens",
+    "_frac": "fraction",
+    "_per_s": "per second",
+    "accuracy": "score",
+    "entropy": "nats per token",
+}
+_FAILED = ("stop/env_error", "stop/timeout", "stop/engine_error")  # parts of the episodes of a step
 _TOTALS = {"time/step_s", "time/total_s"}  # sums of the phases: not stacked on top of them
 
 
-def write_report(workdir: str | os.PathLike[str]) -> pathlib.Path:
-    """Builds the page from what the workdir holds and returns its path."""
+def write_report(workdir: str | os.PathLike[str], results: Mapping[str, Any] | None = None) -> pathlib.Path:
+    """Builds the page from what the workdir holds and returns its path.
+
+    Args:
+      workdir: of a run, whatever its state.
+      results: what the run's summary will say, as far as it is known.
+    """
     workdir = pathlib.Path(workdir)
     records = list(jsonl.read(workdir / METRICS_FILE))
-    episodes = [record for record in jsonl.read(workdir / EPISODES_FILE) if record["split"] == "eval"]
-    summary, config = _load(workdir / SUMMARY_FILE), _load(workdir / CONFIG_FILE)
+    config = _load(workdir / CONFIG_FILE)
+    measured = so_far(records)
+    # A summary may be older than the records: of the run before it was told to go on.
+    summary = measured | _load(workdir / SUMMARY_FILE) | measured | (results or {})
+    pairs = report_episodes.choose(report_logs.evaluations(workdir), _EPISODES)
     path = workdir / REPORT_FILE
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(page(workdir.name, records, episodes, summary, config), encoding="utf-8")
+    text = page(workdir.name, records, pairs, report_logs.browsed(workdir, config), summary, config)
+    temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
     return path
+
+
+def so_far(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a summary would say of the evaluations and of failed episodes in the records of an unfinished run."""
+    found: dict[str, Any] = {}
+    failed: dict[str, int] = {}
+    for record in records:
+        stage, when = record["stage"], "before" if record["step"] == 0 else "after"
+        for name, value in record.items():
+            score = name.removeprefix("eval/")
+            if score != name and "/" not in score and score not in ("n", "failed", "failed_sampled"):
+                found[f"{name}_{when}_{stage}"] = value
+        counts = {
+            stage: sum(record.get(name) or 0.0 for name in _FAILED) * (record.get("episode/count") or 0.0),
+            f"{stage}.eval": (record.get("eval/failed") or 0.0) + (record.get("eval/failed_sampled") or 0.0),
+        }
+        for where, count in counts.items():
+            if round(count):
+                failed[where] = failed.get(where, 0) + round(count)
+        if record.get("eval/n"):
+            found["eval/n"] = record["eval/n"]
+    return found | ({"failed_episodes": failed} if failed else {})
 
 
 def page(
     name: str,
     records: Sequence[Mapping[str, Any]],
-    episodes: Sequence[Mapping[str, Any]],
+    pairs: Sequence[Sequence[Mapping[str, Any]]],
+    browsed: tuple[Sequence[Mapping[str, Any]], str],
     summary: Mapping[str, Any],
     config: Mapping[str, Any],
 ) -> str:
-    """The whole HTML document. Empty inputs leave their section out."""
+    """The whole HTML document. Empty inputs leave their section out.
+
+    Args:
+      name: of the run.
+      records: of metrics.jsonl.
+      pairs: evaluation episodes, first and last of a task; `report_episodes.choose`.
+      browsed: `report_logs.browsed`.
+      summary: as far as it is known.
+      config: the run's.
+    """
     stages = list(dict.fromkeys(record["stage"] for record in records))
     stages.sort(key=lambda stage: stage != "rl")  # what the run is about comes first
     parts = [f"<h1>{html.escape(name)}</h1>", f'<p class="sub">{html.escape(_subtitle(config, summary))}</p>']
     parts.append(_tiles(summary))
     for stage in stages:
         parts.append(_stage(stage, [record for record in records if record["stage"] == stage]))
-    if episodes:
+    if pairs:
         parts.append("<h2>Episodes</h2>")
         parts.append(
             '<p class="note">The same held-out question, first and last time it was tried. The darker a sampled '
-            "token, the less sure the policy was of it; point at a token for its log-prob.</p>"
+            "token, the less sure the policy was of it; point at a token for its log-prob. The middle of what is long "
+            "is folded.</p>"
         )
-        parts.append(report_episodes.section(report_episodes.choose(episodes, _EPISODES)))
+        parts.append(report_episodes.section(pairs))
+    if browsed[0]:
+        parts.append("<h2>All episodes</h2>" + report_episodes.browser(*browsed))
     if summary:
         parts.append("<h2>Summary</h2>" + _summary_table(summary))
     if config:
@@ -117,6 +173,7 @@ def _subtitle(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
         words.append(f"seed {summary['seed']}")
     if isinstance(summary.get("stage_seconds"), Mapping):
         words.append(f"{duration(sum(summary['stage_seconds'].values()))} in all")
+    words.append(time.strftime("written %Y-%m-%d %H:%M:%S"))
     return " · ".join(words)
 
 
@@ -130,10 +187,13 @@ def _tiles(summary: Mapping[str, Any]) -> str:
         ("held-out solved, sampled", "eval/solved_sampled_before_", "eval/solved_sampled_after_"),
     ):
         # Before the first stage that evaluates, after the last one.
-        values = [v for name, v in summary.items() if name.startswith(after) and v is not None]
+        values = [v for name, v in summary.items() if name.startswith(after)]
         if not values:
             continue
         value, old = values[-1], next((v for name, v in summary.items() if name.startswith(before)), None)
+        if value is None:
+            tiles.append(("–", f'{title} <span class="down">nothing was measured</span>'))
+            continue
         if old is None:
             tiles.append((f"{value:.3f}", title))
             continue
@@ -152,6 +212,11 @@ def _tiles(summary: Mapping[str, Any]) -> str:
     ):
         if summary.get(key) is not None:
             tiles.append((number(summary[key]), title))
+    if failed := summary.get("failed_episodes"):
+        count = number(sum(failed.values()))
+        where = ", ".join(f"{where} {number(of_it)}" for where, of_it in failed.items())
+        reason = html.escape(str(summary.get("first_failure", "")))
+        tiles.append((f'<span class="down">{count}</span>', f"episodes failed ({html.escape(where)}) {reason}"))
     if not tiles:
         return ""
     return (
@@ -167,16 +232,17 @@ def _stage(stage: str, records: Sequence[Mapping[str, Any]]) -> str:
     for title, names, axis in _FIRST:
         lines = {name: series[name] for name in names if name in series}
         used.update(lines)
-        figures.append(charts.line_chart(title, lines, zero=axis == "zero", unit=axis == "unit"))
+        y = _unit(next(iter(lines), ""))
+        figures.append(charts.line_chart(title, lines, zero=axis == "zero", unit=axis == "unit", y=y))
     rest: dict[str, dict[str, charts.Points]] = {}
     for name, points in series.items():
         if name not in used:
             topic, _, leaf = name.rpartition("/")
             rest.setdefault(topic, {})[leaf or name] = points
-    for topic, title in _STACKED.items():
+    for topic, (title, unit) in _STACKED.items():
         if topic in rest:
-            figures.append(charts.area_chart(title, _largest(rest.pop(topic))))
-    more = [charts.line_chart(name, {name: pts}) for name, pts in sorted(_flat(rest).items())]
+            figures.append(charts.area_chart(title, _largest(rest.pop(topic)), y=unit))
+    more = [charts.line_chart(name, {name: pts}, y=_unit(name)) for name, pts in sorted(_flat(rest).items())]
     title = _STAGE_TITLES.get(stage, stage.replace("_", " ").capitalize())
     out = f'<h2>{html.escape(title)}</h2><div class="charts">{"".join(figures)}</div>'
     if any(more):
@@ -184,6 +250,17 @@ def _stage(stage: str, records: Sequence[Mapping[str, Any]]) -> str:
             f'<details><summary>{len(more)} more metrics</summary><div class="charts">{"".join(more)}</div></details>'
         )
     return out
+
+
+def _unit(name: str) -> str:
+    """Of a metric, as its name tells it; else the name's last part."""
+    found = [unit for ending, unit in _UNITS.items() if name.endswith(ending)]
+    topic, _, leaf = name.rpartition("/")
+    if found:
+        return found[-1]
+    return {"eval": "score", "reward": "reward", "stop": "fraction"}.get(
+        topic.partition("/")[0], leaf.replace("_", " ")
+    )
 
 
 def _series(records: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
@@ -212,6 +289,7 @@ def _summary_table(summary: Mapping[str, Any]) -> str:
         items = value.items() if isinstance(value, Mapping) else [("", value)]
         for inner, item in items:
             shown = number(item) if isinstance(item, (int, float)) and not isinstance(item, bool) else str(item)
+            shown = "–" if item is None else shown
             name = f"{key}.{inner}" if inner else key
             rows.append(f"<tr><td>{html.escape(name)}</td><td>{html.escape(shown)}</td></tr>")
     return f'<div class="table"><table>{"".join(rows)}</table></div>'
@@ -224,4 +302,7 @@ def _load(path: pathlib.Path) -> dict[str, Any]:
 if __name__ == "__main__":
     if len(sys.argv) != 2 or not pathlib.Path(sys.argv[1]).is_dir():
         sys.exit("usage: python -m jaxagent.observe.report WORKDIR")
-    print(write_report(sys.argv[1]))
+    try:
+        print(write_report(sys.argv[1]))
+    except (OSError, ValueError, LookupError) as error:
+        sys.exit(f"error: {sys.argv[1]}: {type(error).__name__}: {error}")

@@ -1,15 +1,20 @@
-"""Episodes as HTML: the same question before and after training, token by token.
+"""Episodes as HTML: the same question before and after training, token by token, and all of them to be looked through.
 
-Records of `episodes.jsonl` (see episodes.py) in -> HTML. A token's background says how unsure the policy was.
+Records of `episodes.jsonl` (see episodes.py) in -> HTML. A token's background says how unsure the policy was. What is
+long is folded in its middle: where an episode ends can always be seen.
 """
 
 from __future__ import annotations
 
 import html
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from jaxagent.types import StopReason
+
 _SURPRISE = 3.0  # nats of -log p at which the background is darkest
+_HEAD, _TAIL = 60, 240  # tokens shown of a trajectory that is longer than both and some more
 _KINDS = ("prompt", "action (sampled, trained)", "observation", "warning")
 
 Record = Mapping[str, Any]
@@ -51,19 +56,54 @@ def _task(pair: Sequence[Record]) -> str:
 
 
 def _attempt(record: Record) -> str:
-    rewards = ", ".join(f"{name} {value:g}" for name, value in record["rewards"].items())
-    mark = "win" if record["reward"] > 0 else "loss"
+    rewards = "".join(f"{name} {value:g}, " for name, value in record["rewards"].items()).removesuffix(", ")
+    failed = StopReason(record["stop_reason"]).is_failure
+    mark = "loss" if failed or record["reward"] <= 0 else "win"
+    reward = "failed" if failed else f"reward {record['reward']:g}"
     error = f" · {html.escape(record['error'])}" if record.get("error") else ""
-    bodies = "".join(f'<p class="tokens">{_spans(trajectory)}</p>' for trajectory in record["trajectories"])
+    bodies = "".join(f'<div class="tokens">{_folded(_spans(t))}</div>' for t in record["trajectories"])
     return (
         f'<div class="attempt"><h4>{html.escape(record["stage"])}, step {record["step"]} '
-        f'<span class="{mark}">reward {record["reward"]:g}</span> '
+        f'<span class="{mark}">{reward}</span> '
         f"<i>{html.escape(rewards)} · {record['turns']} turns · {html.escape(record['stop_reason'])}{error}</i></h4>"
         f"{bodies}</div>"
     )
 
 
-def _spans(trajectory: Mapping[str, Sequence[Any]]) -> str:
+def browser(records: Sequence[Record], said: str) -> str:
+    """The markup of the list that report.js makes of compact records (report_logs.py), and the records themselves.
+
+    Args:
+      records: newest first.
+      said: what they are of how many.
+    """
+    data = json.dumps(records, ensure_ascii=False, separators=(",", ":"))
+    data = data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")  # no tag can begin in it
+    choices = "".join(
+        f'<label>{title}<select data-by="{name}"><option value="">all</option></select></label>'
+        for name, title in (
+            ("stage", "stage"), ("split", "split"), ("step", "step"), ("kind", "kind"), ("stop_reason", "ended by"),
+            ("result", "reward"),
+        )
+    )  # fmt: skip
+    return (
+        f'<p class="note">{html.escape(said)}</p><div id="browser"><form class="filters">{choices}'
+        '<label class="wide">text<input type="search" data-by="text" placeholder="prompt, answer, tokens"></label>'
+        '</form><p class="note count">This list needs JavaScript.</p><div class="rows"></div>'
+        '<button type="button" class="more" hidden>more</button></div>'
+        f'<script type="application/json" id="episodes">{data}</script>'
+    )
+
+
+def _folded(spans: Sequence[str]) -> str:
+    """All of it, or beginning and end with what lies between folded away."""
+    if len(spans) <= _HEAD + _TAIL + 40:
+        return "".join(spans)
+    head, middle, tail = spans[:_HEAD], spans[_HEAD:-_TAIL], spans[-_TAIL:]
+    return f"{''.join(head)}<details><summary>{len(middle)} tokens</summary>{''.join(middle)}</details>{''.join(tail)}"
+
+
+def _spans(trajectory: Mapping[str, Sequence[Any]]) -> list[str]:
     out = []
     columns = (trajectory[name] for name in ("text", "kind", "logprob", "turn", "version"))
     for text, kind, logprob, turn, version in zip(*columns, strict=True):
@@ -73,4 +113,4 @@ def _spans(trajectory: Mapping[str, Sequence[Any]]) -> str:
             sampled = f' data-p="{logprob:.4g}" data-v="{version}" style="--s:{surprise:.2f}"'
         shown = html.escape(text).replace("\n", "↵\n")
         out.append(f'<span class="k{kind}" data-k="{kind}" data-t="{turn}"{sampled}>{shown}</span>')
-    return "".join(out)
+    return out

@@ -13,6 +13,7 @@ from jaxagent.engine.driver import Driver
 from jaxagent.evaluation.held_out import deadline_s
 from jaxagent.learner.state import TrainState
 from jaxagent.models.params import Params
+from jaxagent.rollout.failures import Failures
 from jaxagent.rollout.statistics import episode_metrics
 from jaxagent.run import Run
 from jaxagent.types import Episode, Task
@@ -44,8 +45,10 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
             deadline = deadline_s(parts, len(chosen) * cfg.attempts)
             groups = parts.workers.collect(chosen, cfg.attempts, attempt, deadline)
             driver.check()  # else every attempt of a dead engine would count as sampled
-            saved.log_episodes(SAMPLE, step, (e for group in groups for e in group.episodes))
+            played = [episode for group in groups for episode in group.episodes]
+            saved.log_episodes(SAMPLE, step, played)
             step += 1
+            saved.failed.tell_step(SAMPLE, step, Failures.of(played))
             saved.record(SAMPLE, step, episode_metrics(groups) | {"time/step_s": time.monotonic() - started})
             due = parts.cfg.checkpoint.every and step % parts.cfg.checkpoint.every == 0
             if due or step == cfg.steps or saved.terminating:

@@ -30,6 +30,7 @@ from jaxagent.learner.state import init_state
 from jaxagent.learner.update import make_update
 from jaxagent.models.params import Params
 from jaxagent.rollout import demonstrations
+from jaxagent.rollout.failures import Failures
 from jaxagent.rollout.statistics import by_kind
 from jaxagent.run import Run
 from jaxagent.types import Task, Trajectory
@@ -66,8 +67,11 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
             is_gate = step % cfg.gate_every == 0 and step > cfg.curriculum_steps
             if is_gate:
                 driver.update_params(state.params, step)
-                metrics |= gate(parts, driver, tasks)
-                saved.results["warm_start/gate_open"] = metrics["gate/worst_accuracy"] >= cfg.gate_accuracy
+                scores, failures = gate(parts, driver, tasks)
+                metrics |= scores
+                worst = scores["gate/worst_accuracy"]
+                saved.results["warm_start/gate_open"] = worst is not None and worst >= cfg.gate_accuracy
+                saved.failed.tell_step("warm_start.gate", step, failures)
                 saved.results["warm_start/steps"] = step
             saved.record(WARM_START, step, metrics)
             if is_gate or saved.terminating:
@@ -147,11 +151,15 @@ def gate_tasks(parts: Parts) -> list[Task]:
     return [task for kind in sorted(chosen) for task in chosen[kind]]
 
 
-def gate(parts: Parts, driver: Driver, tasks: list[Task]) -> dict[str, float]:
-    """Greedy score on the gate's tasks: the mean, the worst kind, and every kind."""
+def gate(parts: Parts, driver: Driver, tasks: list[Task]) -> tuple[dict[str, float | None], Failures]:
+    """Greedy score on the gate's tasks: the mean, the worst kind, and every kind; and what failed.
+
+    The worst is None where all episodes of some kind failed: the gate stays shut for what was not measured.
+    """
     score, prefix = parts.family.score, f"{parts.family.score}/{parts.cfg.warm_start.gate_family}/"
-    scores = by_kind(play(parts, driver, tasks, GREEDY), score)
+    episodes = play(parts, driver, tasks, GREEDY)
+    scores = by_kind(episodes, score)
     kinds = {name.removeprefix(prefix): value for name, value in scores.items() if name.startswith(prefix)}
-    return {"gate/mean_accuracy": scores[score], "gate/worst_accuracy": min(kinds.values(), default=scores[score])} | {
-        f"gate/{kind}": value for kind, value in kinds.items()
-    }
+    worst = None if None in kinds.values() else min(kinds.values(), default=scores[score])
+    metrics = {"gate/mean_accuracy": scores[score], "gate/worst_accuracy": worst}
+    return metrics | {f"gate/{kind}": value for kind, value in kinds.items()}, Failures.of(episodes)

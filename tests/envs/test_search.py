@@ -30,7 +30,7 @@ OFF = ShapingConfig(0.0, 12, 0.0, 0.5, 3, 0.3)
 
 def config(prompt="search_r1", max_turns=2, final_turn=False, profile="em", min_answers=2, topk=3, shaping=OFF):
     return EnvConfig(
-        "search", prompt, max_turns, final_turn, 500, 500, 4096, 60.0,
+        "search", prompt, max_turns, final_turn, 500, 500, 4096, 60.0, 3,
         RewardConfig(profile, 0.2, 0.1, 0.0, min_answers, shaping), RetrieverConfig("bm25", "", "", "", topk, 1.0, 0),
         None, None,  # env.terminal and env.python, which a search environment does not read
     )  # fmt: skip

@@ -4,6 +4,7 @@ import json
 import math
 import pathlib
 import shlex
+import types
 import xml.etree.ElementTree
 
 import pytest
@@ -69,6 +70,21 @@ def test_a_chain_of_stages_is_measured_from_its_first_to_its_last():
     assert table._value(summary, "eval/em_gain") == pytest.approx(0.3)
     assert table._value(summary, "eval/em_two_hop_after") is None
     assert table._value(summary, "eval/em_sampled_gain") is None
+
+
+def test_what_was_not_measured_is_no_number_of_the_table(tmp_path):
+    failed = {"eval/em_before_rl": 0.5, "eval/em_after_sft": 0.6, "eval/em_after_rl": None}
+    assert table._value(failed, "eval/em_after") is None  # not that of the stage before
+    assert table._value(failed, "eval/em_gain") is None
+    runs = [
+        types.SimpleNamespace(name="a", summary=failed),
+        types.SimpleNamespace(name="a", summary=failed | {"eval/em_after_rl": 0.8}),
+        types.SimpleNamespace(name="b", summary=failed),
+    ]
+    text = table.write(runs, tmp_path)
+    assert "| a | 2 | 0.500 ± 0.000 | 0.800 (1 of 2) | 0.300 (1 of 2) |" in text
+    assert "| b | 1 | 0.500 | – | – |" in text
+    xml.etree.ElementTree.parse(tmp_path / "sweep.svg")
 
 
 @pytest.fixture

@@ -43,6 +43,24 @@ def test_a_quiet_log_still_shows_evaluations_and_the_end():
     assert len(out.getvalue().splitlines()) == 2
 
 
+def test_failures_are_shown_once_there_are_some_and_nothing_measured_is_a_dash():
+    out = io.StringIO()
+    with Progress(Console(file=out, force_terminal=False, width=300), 0.0) as progress:
+        progress.stage("rl", total=3)
+        progress.update(1, {"reward/mean": 0.5, "stop/env_error": 0.0})
+        progress.update(2, {"reward/mean": None, "stop/env_error": 1.0, "eval/failed": 8.0})
+        progress.update(3, {"reward/mean": 0.0, "stop/env_error": 0.0})
+    lines = out.getvalue().splitlines()
+    assert "env_error" not in lines[1]
+    assert "reward/mean -" in lines[2] and "stop/env_error 1" in lines[2] and "eval/failed 8" in lines[2]
+    assert "reward/mean 0 " in lines[3] and "stop/env_error 0" in lines[3]
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with Progress(console) as progress:
+        progress.stage("rl", total=3)
+        progress.update(1, {"reward/mean": None, "stop/timeout": 0.25})
+    assert "stop/timeout" in console.file.getvalue() and "nan" not in console.file.getvalue()
+
+
 def test_a_terminal_gets_a_table_and_a_bar():
     shown = _run(terminal=True)
     assert "reward/em" in shown and "3/3" in shown and "█" in shown

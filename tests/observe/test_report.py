@@ -1,5 +1,6 @@
 """The report: one self-contained page from whatever the workdir holds, with every token as it was."""
 
+import dataclasses
 import html.parser
 import json
 import re
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 
 from jaxagent import types
-from jaxagent.observe import charts, jsonl, report, report_episodes
+from jaxagent.data import episode_log
+from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.observe import charts, jsonl, report, report_episodes, report_logs
 from jaxagent.observe.episodes import episode_record
-from jaxagent.observe.files import EPISODES_FILE, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
+from jaxagent.observe.files import EPISODES_FILE, EPISODES_FOLDER, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
 
 PROMPT, ACTION, OBSERVATION, WARNING = (int(kind) for kind in types.TokenKind)
 BYTES = [bytes([value]) for value in range(256)]
@@ -38,19 +41,20 @@ def _episode(task: str = "q1", reward: float = 1.0, reason=types.StopReason.ANSW
 
 
 class _Text(html.parser.HTMLParser):
-    """Text inside <p class="tokens">, and all tags that load something."""
+    """Text inside <div class="tokens">, and all tags that load something."""
 
     def __init__(self):
         super().__init__()
-        self.tokens, self.loads, self._inside = "", [], False
+        self.tokens, self.loads, self._inside = "", [], 0
 
     def handle_starttag(self, tag, attributes):
         attributes = dict(attributes)
         self.loads += [value for name, value in attributes.items() if name in ("src", "href")]
-        self._inside = self._inside or attributes.get("class") == "tokens"
+        if tag == "div" and (self._inside or attributes.get("class") == "tokens"):
+            self._inside += 1
 
     def handle_endtag(self, tag):
-        self._inside = self._inside and tag != "p"
+        self._inside -= tag == "div" and self._inside > 0
 
     def handle_data(self, data):
         if self._inside:
@@ -83,6 +87,102 @@ def test_page_is_self_contained_and_shows_every_token(tmp_path):
     assert page.tokens.replace("↵", "") == "Who? <b>\né!<i>São</i>again"
     assert "+0.500" in text and "odd/one" in text and "tool &lt;died&gt;" in text
     assert not (tmp_path / "report.tmp").exists()
+
+
+def _browsed(text: str) -> list[dict]:
+    return json.loads(re.search(r'<script type="application/json" id="episodes">(.*?)</script>', text, re.DOTALL)[1])
+
+
+def _log(path, *records):
+    log = jsonl.JsonlLog(path)
+    log.extend(records)
+    log.close()
+
+
+def test_all_logged_episodes_can_be_browsed_those_of_training_too(tmp_path):
+    """Training episodes are logged as token ids: their text comes from the run's tokenizer."""
+    evil = dataclasses.replace(_episode("q0", 0.0), task=types.Task("q0", "</script><b>", ("x",), ""))
+    failed = _episode("q2", 0.0, types.StopReason.TIMEOUT)
+    shown = [episode_record(e, BYTES, stage="rl", step=2, split="eval") for e in (evil, failed)]
+    _log(tmp_path / EPISODES_FILE, *shown)
+    tokenizer = Tokenizer.train(["some text"], 300, [])
+    tokenizer.save(tmp_path / "tokenizer")
+    ids = np.array(tokenizer.encode("Who? é! yes"), np.int32)
+    kinds = np.full(len(ids), ACTION, np.uint8)
+    kinds[0] = PROMPT
+    flat = types.Trajectory(ids, kinds, np.full(len(ids), -0.12345, np.float32), kinds * 5, kinds * 0)
+    trained = dataclasses.replace(_episode("q1"), trajectories=(flat,))
+    _log(tmp_path / EPISODES_FOLDER / "rl.jsonl", episode_log.record(trained, "rl", 1))
+    _log(
+        tmp_path / EPISODES_FOLDER / "rl.eval.jsonl", episode_log.record(failed, "rl", 1)
+    )  # shown once, from the other
+    text = report.write_report(tmp_path).read_text()
+    newest, evil_one, of_training = _browsed(text)
+    assert evil_one["prompt"] == "</script><b>" and evil_one["reward"] == 0.0
+    assert newest["reward"] is None, "what failed has no reward"
+    assert '<span class="loss">failed</span>' in text
+    (columns,) = of_training["trajectories"]
+    assert (of_training["split"], of_training["task"], of_training["kind"]) == ("train", "q1", "one_hop/x")
+    assert "".join(columns["text"]) == "Who? é! yes" and columns["kind"] == "0" + "1" * (len(ids) - 1)
+    assert columns["logprob"] == [-0.123] * (len(ids) - 1) and columns["turn"] == [len(ids), 0]
+    assert columns["version"] == [len(ids) - 1, 5]
+    assert "All 3 logged episodes" in text and "episodes/rl.jsonl" in text
+    (tmp_path / "tokenizer/tokenizer.json").unlink()
+    (columns,) = _browsed(report.write_report(tmp_path).read_text())[2]["trajectories"]
+    assert columns["text"] == [f" {token}" for token in ids]
+
+
+def test_a_big_log_does_not_make_the_page_big(tmp_path):
+    records = [episode_record(_episode(f"q{i}"), BYTES, stage="rl", step=i, split="eval") for i in range(200)]
+    _log(tmp_path / EPISODES_FILE, *records)
+    size = (tmp_path / EPISODES_FILE).stat().st_size
+    found, said = report_logs.browsed(tmp_path, {}, limit=20_000)
+    assert 10 < len(found) < 100 and said.startswith(f"The newest {len(found)} logged episodes")
+    assert [record["step"] for record in found] == list(range(199, 199 - len(found), -1))
+    ends = [record["step"] for record in report_logs.evaluations(tmp_path, limit=size // 4)]
+    assert ends[0] == 0 and ends[-1] == 199 and 40 < len(ends) < 52, "the first try and the last of a task"
+    assert report_logs.browsed(tmp_path / "nowhere", {})[0] == []
+
+
+def test_the_end_of_a_long_episode_is_not_hidden():
+    columns = {"text": [f"<{i}>" for i in range(1000)], "kind": [1] * 1000, "logprob": [-1.0] * 1000}
+    record = episode_record(_episode(), BYTES, stage="rl", step=3, split="eval")
+    record["trajectories"] = [columns | {"turn": [0] * 1000, "version": [0] * 1000}]
+    text = report_episodes.section([[record]])
+    page = _Text()
+    page.feed(text)
+    assert page.tokens.replace("700 tokens", "") == "".join(columns["text"])
+    outside = re.sub("<details>.*?</details>", "", text, flags=re.DOTALL)
+    assert "&lt;0&gt;" in outside and "&lt;999&gt;" in outside and "&lt;500&gt;" not in outside
+    css = (report.pathlib.Path(report.__file__).parent / "report.css").read_text()
+    assert "max-height" not in css, "nothing scrolls inside the page"
+
+
+def test_a_running_run_shows_what_it_has_measured(tmp_path):
+    (tmp_path / SUMMARY_FILE).write_text(json.dumps({"eval/em_after_rl": 0.1}))  # of before it went on
+    old = {"stage": "rl", "episode/count": 8.0, "stop/env_error": 0.25, "stop/timeout": 0.0}
+    _log(
+        tmp_path / METRICS_FILE,
+        {"stage": "rl", "step": 0, "eval/em": 0.25, "eval/n": 4.0, "eval/em/one_hop/x": 1.0},
+        old | {"step": 1},
+        old | {"step": 2, "eval/em": 0.75, "eval/solved": None, "eval/n": 4.0, "eval/failed": 1.0},
+    )
+    found = report.so_far(list(jsonl.read(tmp_path / METRICS_FILE)))
+    assert found["failed_episodes"] == {"rl": 4, "rl.eval": 1}
+    assert found["eval/em_before_rl"] == 0.25 and found["eval/em_after_rl"] == 0.75 and found["eval/n"] == 4.0
+    text = report.write_report(tmp_path, {"first_failure": "no <server>"}).read_text()
+    assert "+0.500" in text and "held-out solved, greedy <span" in text and "nothing was measured" in text
+    assert "rl 4, rl.eval 1" in text and "no &lt;server&gt;" in text
+    assert ">None<" not in text
+
+
+def test_axes_have_names():
+    svg = charts.line_chart("t", {"a": [(0, 1.0), (1, 2.0)]}, x="k", y="score <1>")
+    xml.etree.ElementTree.fromstring(svg)
+    assert ">k</text>" in svg and ">score &lt;1&gt;</text>" in svg
+    names = ("eval/em", "policy/entropy", "tokens_per_s", "time/step_s", "groups/zero_signal_frac", "reward/em")
+    expected = ["score", "nats per token", "per second", "seconds", "fraction", "reward"]
+    assert [report._unit(name) for name in names] == expected
 
 
 def test_an_empty_or_killed_run_has_a_page_too(tmp_path):

@@ -33,7 +33,7 @@ def test_by_kind():
         "solved/level1/cp": 1.0,
         "solved/level2/cp": 0.0,
     }
-    assert by_kind([], "em") == {"em": 0.0, "failed": 0.0}
+    assert by_kind([], "em") == {"em": None, "failed": 0.0}
 
 
 def test_what_a_summary_holds():

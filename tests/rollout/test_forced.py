@@ -19,7 +19,7 @@ from jaxagent.types import StopReason, Task, TokenKind
 TASK = Task("t1", "What is the calling code of Ghana?", ("233",))
 RETRIEVER = Bm25([Passage("0", "Ghana", "The calling code of Ghana is 233.")])
 CONFIG = EnvConfig(
-    "search", "plain", 3, False, 60, 300, 1000, 5.0,
+    "search", "plain", 3, False, 60, 300, 1000, 5.0, 3,
     RewardConfig("em", 0.2, 0.1, 0.0, 1, ShapingConfig(0.0, 12, 0.0, 0.5, 3, 0.3)),
     RetrieverConfig("bm25", "", "", "", 1, 1.0, 0), None, None,  # env.terminal, env.python
 )  # fmt: skip

@@ -38,6 +38,7 @@ def config(**changes) -> EnvConfig:
         observation_tokens=300,
         context_tokens=1000,
         episode_timeout_s=5.0,
+        max_failed_steps=3,
         reward=RewardConfig("em", 0.2, 0.1, 0.0, 1, ShapingConfig(0.0, 12, 0.0, 0.5, 3, 0.3)),
         retriever=RetrieverConfig("bm25", "", "", "", 1, 1.0, 0),
         terminal=None,  # a search environment does not read these

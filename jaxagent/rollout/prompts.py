@@ -1,0 +1,58 @@
+"""Whether prompts fit: looked at when a run starts, since one without room for a turn fails every attempt at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from jaxagent.config import ConfigError, EnvConfig
+from jaxagent.envs.base import Message
+from jaxagent.rollout.conversation import Conversation
+from jaxagent.types import Task
+
+SAMPLE = 256  # training tasks that are looked at, evenly spaced
+
+
+def check_prompts(
+    name: str,
+    tasks: Sequence[Task],
+    prompt: Callable[[str], Sequence[Message]],
+    conversation: Callable[[], Conversation],
+    env: EnvConfig,
+    note: Callable[[str], None],
+) -> None:
+    """Encodes the prompts of tasks as a rollout would.
+
+    Args:
+      name: of the tasks, "held-out", for messages.
+      tasks: all of them are looked at; see `some`.
+      prompt: the family's, a task's text -> its messages.
+      conversation: an empty one.
+      env: its `context_tokens` is the limit.
+      note: told of prompts that leave less than one full turn.
+
+    Raises:
+      ConfigError: prompts that leave no room for a single token of the policy.
+    """
+    tokens = []
+    for task in tasks:
+        rendered = conversation()
+        rendered.add_prompt(prompt(task.prompt))
+        tokens.append(len(rendered))
+    limit = env.context_tokens
+    if not tokens or max(tokens) + env.turn_tokens <= limit:
+        return
+    longest = max(range(len(tokens)), key=tokens.__getitem__)
+    example = f"the longest, of task '{tasks[longest].id}', has {tokens[longest]} tokens"
+    whole = f"a whole turn (env.turn_tokens={env.turn_tokens}) needs {tokens[longest] + env.turn_tokens} or more"
+    if too_long := sum(length >= limit for length in tokens):
+        raise ConfigError(
+            f"env.context_tokens={limit} has no room for a turn after {too_long} of {len(tokens)} {name} prompts: "
+            f"{example}; {whole}. Raise it, or leave such tasks out."
+        )
+    tight = sum(length + env.turn_tokens > limit for length in tokens)
+    note(f"env.context_tokens={limit} cuts the first turn of {tight} of {len(tokens)} {name} tasks: {example}; {whole}")
+
+
+def some(tasks: Sequence[Task], count: int = SAMPLE) -> list[Task]:
+    """At most `count` tasks, evenly spaced over all of them."""
+    return [tasks[i * len(tasks) // count] for i in range(count)] if len(tasks) > count else list(tasks)
