@@ -22,7 +22,6 @@ import contextlib
 import dataclasses
 import importlib.util
 import json
-import select
 import statistics
 import subprocess
 import sys
@@ -37,6 +36,7 @@ import numpy as np
 
 from benchmarks import tiny_model, workloads
 from benchmarks.peers import fastest_threads
+from benchmarks.sides import Side, reply_with, requests
 from benchmarks.tiny_model import TinyModel
 from jaxagent.config import OptimizerConfig
 from jaxagent.learner import loss
@@ -86,17 +86,15 @@ def measure(
     elif with_torch:
         names.append("torch")
     with contextlib.ExitStack() as stack:
-        contenders = [stack.enter_context(Contender(name, model.folder, rows, tokens)) for name in names]
+        sides = [stack.enter_context(contender(name, model.folder, rows, tokens)) for name in names]
         ways = {}
-        for contender in contenders:  # one after the other: nobody chooses while another computes
-            contender.ask(0)
-            ways[contender.name] = contender.answer()["way"]
+        for side in sides:  # one after the other: nobody chooses while another computes
+            ways[side.name] = side.call(0)["way"]
         seconds: dict[str, list[float]] = {name: [] for name in names}
         for repetition in range(1, repetitions + 1):
-            for contender in contenders:
-                contender.ask(repetition)
-                seconds[contender.name].append(contender.answer()["seconds"])
-                note(f"train, repetition {repetition}, {contender.name}: {seconds[contender.name][-1]:.2f} s")
+            for side in sides:
+                seconds[side.name].append(side.call(repetition)["seconds"])
+                note(f"train, repetition {repetition}, {side.name}: {seconds[side.name][-1]:.2f} s")
     peak = max(peak, peak_flops())
     median = {name: statistics.median(values) for name, values in seconds.items()}
     flops = model_flops(model.spec, rows, tokens)
@@ -130,56 +128,29 @@ def peak_flops() -> float:
     return best
 
 
-class Contender:
-    """One side in a process of its own: `ask` writes the number of a repetition, `answer` reads one JSON line."""
-
-    def __init__(self, name: str, folder: Path, rows: int, tokens: int) -> None:
-        self.name = name
-        command = [sys.executable, "-m", "benchmarks.train_vs_torch", "--contender", name, str(folder)]
-        self._process = subprocess.Popen(
-            [*command, f"--rows={rows}", f"--tokens={tokens}"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
-
-    def __enter__(self) -> Contender:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    def ask(self, repetition: int) -> None:
-        """Repetition 0 chooses the way, the others are measured."""
-        self._process.stdin.write(f"{repetition}\n")
-
-    def answer(self) -> dict[str, float | str]:
-        """Raises RuntimeError when the process died or is silent for `ANSWER_TIMEOUT_S`."""
-        ready, _, _ = select.select([self._process.stdout], [], [], ANSWER_TIMEOUT_S)
-        line = self._process.stdout.readline() if ready else ""
-        if not line:
-            raise RuntimeError(f"benchmarks.train_vs_torch: no answer from the process of '{self.name}'.")
-        return json.loads(line)
+def contender(name: str, folder: Path, rows: int, tokens: int) -> Side:
+    """One side; repetition 0 chooses the way, the others are measured."""
+    options = ["--contender", name, str(folder), f"--rows={rows}", f"--tokens={tokens}"]
+    return Side(name, ["-m", "benchmarks.train_vs_torch", *options], ANSWER_TIMEOUT_S)
 
 
 def serve(name: str, folder: Path, rows: int, tokens: int) -> None:
-    """The other end of a `Contender`."""
+    """The other end of a `contender`."""
     note = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
     step = None
-    for line in sys.stdin:
-        text = workloads.prompts(int(line), rows, tokens + 1, tiny_model.SPEC.vocab_size)
+    reply = reply_with()
+    for repetition in requests():
+        text = workloads.prompts(repetition, rows, tokens + 1, tiny_model.SPEC.vocab_size)
         if step is None:
             if name == "ours":
                 steps = our_steps(tiny_model.load(folder), rows)
             else:
                 steps = torch_steps(folder, rows, tokens, note)
             way, step = _fastest(name, steps, text, note)
-            print(json.dumps({"way": way}), flush=True)
+            reply({"way": way})
         else:
             step(text)  # while this side waited, the machine may have taken its idle memory back: 4 s of page faults
-            print(json.dumps({"seconds": step(text)}), flush=True)
+            reply({"seconds": step(text)})
 
 
 def _fastest(name: str, steps: dict[str, Step], text: np.ndarray, note: Callable[[str], None]) -> tuple[str, Step]:
