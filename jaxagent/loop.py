@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import gc
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,10 +72,13 @@ def run(cfg: Config) -> dict[str, Any]:
             with saved.compiles.warm_up():
                 params = parts.base_params() if adapting else parts.init_params()
                 driver = engine.enter_context(parts.engine(params, 0))
+            policy = [params]  # taken out by a stage: nobody else keeps the weights that it replaces
+            del params
             for stage in stages:
-                params = STAGES[stage].run(parts, saved, driver, params)
+                policy.append(STAGES[stage].run(parts, saved, driver, policy.pop()))
                 saved.host = {}  # the next stage begins at its own step 0
-        parts.export(params, policy_folder)
+                gc.collect()  # its optimiser state, where a cycle still holds it
+        parts.export(policy.pop(), policy_folder)
         outdated.unlink(missing_ok=True)
         return saved.finish(summary(saved))
 
@@ -159,6 +163,7 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params, stage: St
             parts.keep_base(params)
         served = Served(driver, rl.staleness)
         served.update(state)
+    del params  # the state has them until its first update; later they would be in memory for nothing
     with saved.stage(stage, rl.steps, step):
         if not resumed:
             record_evaluation(parts, saved, driver, stage, 0, {})
