@@ -47,8 +47,6 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
             saved.log_episodes(SAMPLE, step, (e for group in groups for e in group.episodes))
             step += 1
             saved.record(SAMPLE, step, episode_metrics(groups) | {"time/step_s": time.monotonic() - started})
-            due = parts.cfg.checkpoint.every and step % parts.cfg.checkpoint.every == 0
-            if due or step == cfg.steps or saved.terminating:
+            if saved.due(step) or step == cfg.steps:
                 saved.save(state, SAMPLE, step, tasks.get_state())
-                saved.stop_if_asked()
     return state.params
