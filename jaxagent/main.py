@@ -11,12 +11,12 @@ that is under way, and say so; a second Ctrl-C ends at once.
 
 from __future__ import annotations
 
-import errno
 import sys
 from collections.abc import Callable, Sequence
 
 from jaxagent import devices, flags
 from jaxagent.config import ConfigError
+from jaxagent.learner import disk
 from jaxagent.stopping import Stopped
 
 _HELP = """
@@ -47,12 +47,11 @@ def exit_code(command: Callable[[], int | None]) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        if not disk.is_full(error):
             raise
-        print(
-            f"error: no space left on the disk ({error.filename}). Free some and run again to resume.", file=sys.stderr
-        )
+        where = f" ({error.filename})" if getattr(error, "filename", None) else ""
+        print(f"error: no space left on the disk{where}. Free some and run again to resume.", file=sys.stderr)
         return 1
     except Stopped as stopped:
         print(stopped, file=sys.stderr)

@@ -3,8 +3,8 @@
 The rule: what changes the function that the saved weights compute, or what the saved state means, is refused, and
 everything else is taken and told.
 
-  - Refused by config field: the model's shape and rotary base, its adapters, whether a chat template renders prompts,
-    the size of a tokenizer trained here, both seeds, and the environment.
+  - Refused by config field: the model's shape and rotary base, its adapters (once a stage has begun that trains them),
+    whether a chat template renders prompts, the size of a tokenizer trained here, both seeds, and the environment.
   - Refused by content, wherever it lies: the model's spec (of a model folder: also what the config does not say), the
     tokenizer, the training tasks, the held-out tasks, the corpus. Folders may be moved.
   - Taken and told: everything else, `numerics`, learning rates, group sizes, sampling and paths among it.
@@ -59,8 +59,13 @@ def changes(saved: Mapping[str, Any], cfg: Config) -> list[tuple[str, Any, Any]]
     ]
 
 
-def check_config(saved: Mapping[str, Any], cfg: Config, checkpoint: str) -> list[tuple[str, Any, Any]]:
+def check_config(saved: Mapping[str, Any], cfg: Config, checkpoint: str, adapting: bool) -> list[tuple[str, Any, Any]]:
     """The changes that are taken.
+
+    Args:
+      saved, cfg: as in `changes`.
+      checkpoint: the bundle, for messages.
+      adapting: whether the bundle is of a stage that trains adapters, if there are any.
 
     Raises:
       ConfigError: a field of `REFUSED` has changed; names it, and `checkpoint`.
@@ -68,11 +73,11 @@ def check_config(saved: Mapping[str, Any], cfg: Config, checkpoint: str) -> list
     taken = []
     for field, then, now in changes(saved, cfg):
         # 0 and "" leave a model's shape to the model's folder.
-        left_open = field.startswith("model.") and not field.startswith("model.lora.") and not (then and now)
-        left_open = left_open and not isinstance(now, bool)
+        of_lora = field.startswith("model.lora.")
+        of_folder = field.startswith("model.") and not of_lora and not isinstance(now, bool) and not (then and now)
         unread = field == "tokenizer.vocab_size" and bool(cfg.tokenizer.path or cfg.model.path)
-        adapters_off = field.startswith("model.lora.") and field != "model.lora.rank" and not cfg.model.lora.rank
-        if field in REFUSED and not (left_open or unread or adapters_off):
+        no_adapters = of_lora and not (adapting and (field == "model.lora.rank" or cfg.model.lora.rank))
+        if field in REFUSED and not (of_folder or unread or no_adapters):
             raise ConfigError(
                 f"config.{field} is {now!r}, and {then!r} in checkpoint {checkpoint}: {REFUSED[field]}. "
                 "Use another workdir, or that value."

@@ -103,7 +103,8 @@ class Run:
         if not checkpoint.check(directory, self._bundle):
             self.progress.note(f"{directory / str(self._bundle)} has no digests: it is read unchecked.")
         self.host = checkpoint.read_host(directory, self._bundle)
-        self.changed = resume.check_config(self.host["config"], self.cfg, str(directory / str(self._bundle)))
+        adapting = self.host["stage"] in ("opd", "rl")
+        self.changed = resume.check_config(self.host["config"], self.cfg, str(directory / str(self._bundle)), adapting)
         jsonl.check(self.workdir / METRICS_FILE, self.host["metrics_position"], parse=True)
         jsonl.check(self.workdir / EPISODES_FILE, self.host["episodes_position"], parse=False)
         for name, position in self.host.get("episode_positions", {}).items():

@@ -200,13 +200,15 @@ def test_every_refused_field_exists():
 def test_changes_that_are_taken_are_told(then, now, told):
     before, after = (cfg(*(f"--config.{change}" for change in changes)) for changes in (then, now))
     saved = json.loads(json.dumps(to_dict(before)))  # as a bundle has it
-    assert resume.told(resume.check_config(saved, after, "7")) == told
+    assert resume.told(resume.check_config(saved, after, "7", adapting=True)) == told
 
 
 def test_adapters_keep_their_scale():
     saved = to_dict(cfg("--config.model.lora.rank=2"))
+    now = cfg("--config.model.lora.rank=2", "--config.model.lora.alpha=3")
     with pytest.raises(ConfigError, match=r"config\.model\.lora\.alpha .* in checkpoint 7"):
-        resume.check_config(saved, cfg("--config.model.lora.rank=2", "--config.model.lora.alpha=3"), "7")
+        resume.check_config(saved, now, "7", adapting=True)
+    assert resume.told(resume.check_config(saved, now, "7", adapting=False)) == "model.lora.alpha 32 -> 3"
 
 
 def test_contents_are_compared_by_name():

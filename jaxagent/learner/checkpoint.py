@@ -24,7 +24,7 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from jaxagent.config import ConfigError
-from jaxagent.learner import digests
+from jaxagent.learner import digests, disk
 from jaxagent.learner.state import TrainState
 
 Host = dict[str, Any]  # JSON-able
@@ -244,9 +244,7 @@ def _disk_errors(directory: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        texts = [str(e) for e in (error, error.__cause__, error.__context__) if e is not None]
-        if not full and not any(os.strerror(code) in text for code in (errno.ENOSPC, errno.EDQUOT) for text in texts):
+        if not disk.is_full(error):
             raise
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory)) from error
 

@@ -138,9 +138,9 @@ def test_a_bundle_without_digests_is_read(tmp_path, make_state, make_mesh):
     with Checkpointer(tmp_path, keep=1) as checkpointer:
         assert checkpointer.restore(state)[1] == {"a": 1}
     (tmp_path / "1" / "state" / "manifest.ocdbt").write_bytes(b"")
-    with Checkpointer(tmp_path, keep=1) as checkpointer:
-        with pytest.raises(ConfigError, match=r"/1 cannot be read .* there is no older one"):
-            checkpointer.restore(state)
+    unreadable = pytest.raises(ConfigError, match=r"/1 cannot be read .* there is no older one")
+    with Checkpointer(tmp_path, keep=1) as checkpointer, unreadable:
+        checkpointer.restore(state)
 
 
 KILLED = """
