@@ -123,7 +123,10 @@ def test_other_contents_are_refused(run, capsys, what):
         assert "The corpus has changed" in refused(capsys, run)
     else:
         path = run / "tokenizer/tokenizer.json"
-        path.write_text(path.read_text().replace('"the"', '"teh"').replace('"of"', '"fo"'))
+        tokenizer = json.loads(path.read_text())
+        vocab = tokenizer["model"]["vocab"]
+        vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+        path.write_text(json.dumps(tokenizer))
         assert "The tokenizer has changed" in refused(capsys, run)
 
 
@@ -190,7 +193,7 @@ def test_every_refused_field_exists():
     [
         ([], ["workdir=elsewhere"], ""),
         ([], ["rl.group_size=2", "numerics=fast"], "numerics exact -> fast, rl.group_size 4 -> 2"),
-        ([], ["rl.optimizer.learning_rate=0.5"], "rl.optimizer.learning_rate 0.001 -> 0.5"),
+        ([], ["rl.optimizer.learning_rate=0.5"], "rl.optimizer.learning_rate 0.0002 -> 0.5"),
         (["model.num_layers=0"], ["model.num_layers=1"], "model.num_layers 0 -> 1"),  # 0: as the model's folder says
         ([], ["tokenizer.vocab_size=9", "model.path=x"], "model.path '' -> x, tokenizer.vocab_size 512 -> 9"),
         ([], ["model.lora.alpha=3"], "model.lora.alpha 32 -> 3"),  # there are no adapters

@@ -121,7 +121,7 @@ class Checkpointer:
         frozen, target = target.frozen, _kept(target)
         target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), target)
         with _reading(self._directory, step):
-            saved = self._checkpointer.checkpointables_metadata(step).metadata["state"]
+            saved = _arrays(self._checkpointer.checkpointables_metadata(step).metadata["state"])
             _check_shapes(_shapes(target), _shapes(saved), f"{self._directory}/{step}")
             loaded = self._checkpointer.load_checkpointables(step, {"state": target, "host": None})
             return TrainState(**loaded["state"], frozen=frozen), json.loads(loaded["host"]["json"])
@@ -196,7 +196,7 @@ def read_field(directory: str | pathlib.Path, number: int, field: str, target: A
     """
     path = pathlib.Path(directory).absolute() / str(number)
     with _reading(path.parent, number):
-        saved = ocp.checkpointables_metadata(path).metadata["state"]
+        saved = _arrays(ocp.checkpointables_metadata(path).metadata["state"])
         _check_shapes(_shapes({field: target}), _shapes({field: saved[field]}), str(path))
         wanted = jax.tree.map(lambda _: ocp.PLACEHOLDER, saved, is_leaf=_is_array) | {field: target}
         return ocp.load_checkpointables(path, {"state": wanted})["state"][field]
@@ -256,6 +256,12 @@ def _not_raised_again(record: logging.LogRecord) -> bool:
 
 def _is_array(x: Any) -> bool:
     return hasattr(x, "shape") and hasattr(x, "dtype")
+
+
+def _arrays(saved: Any) -> Any:
+    if not _shapes(saved):
+        raise ValueError("it names no array")
+    return saved
 
 
 def _kept(state: TrainState) -> dict[str, Any]:
