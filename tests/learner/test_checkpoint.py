@@ -170,6 +170,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_bundle(tmp_path):
     finally:
         child.send_signal(signal.SIGKILL)
         child.wait(timeout=30)
+    assert bundles(tmp_path) and all(check(tmp_path, step) for step in bundles(tmp_path))  # digests before the name
     mesh = jax.make_mesh((1, 1, 1), ("data", "fsdp", "tensor"))
     with jax.set_mesh(mesh), Checkpointer(tmp_path, keep=2) as checkpointer:
         from jaxagent.learner.state import TrainState
