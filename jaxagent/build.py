@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 
+from jaxagent import resume
 from jaxagent.config import Config, ConfigError, SamplingConfig
 from jaxagent.data import sources
 from jaxagent.data.sources import TaskSource
@@ -60,6 +63,21 @@ class Parts:
     def row_shards(self) -> int:
         """Into how many parts the mesh splits a batch's rows."""
         return self.cfg.mesh.data * self.cfg.mesh.fsdp
+
+    def identity(self) -> dict[str, Any]:
+        """What the saved state of a run is about, by content: see resume.py."""
+        found = {
+            "model": resume.of_spec(self.spec),
+            "tokenizer": self.tokenizer.digest(),
+            "tasks": self.train.fingerprint,
+            "held_out": sources.fingerprint(self.heldout),
+        }
+        retriever = self.cfg.env.retriever
+        corpus = Path(retriever.corpus) if retriever.corpus else sources.corpus_of(self.dataset)
+        if self.cfg.env.name == "search" and retriever.backend != "http" and corpus is not None:
+            with corpus.open("rb") as file:
+                found["corpus"] = hashlib.file_digest(file, "blake2b").hexdigest()[:32]
+        return found
 
     def rollout(
         self, driver: Driver, sampling: SamplingConfig, group_size: int, tool_epsilon: float = 0.0

@@ -535,7 +535,7 @@ class EvalConfig:
 class CheckpointConfig:
     """Bundles of state, optimiser, task position, RNG, config and metrics position."""
 
-    every: int  # steps; 0 = only at stage ends and on SIGTERM
+    every: int  # steps; 0 = only at stage ends, on SIGTERM and on Ctrl-C
     keep: int
 
 

@@ -33,12 +33,15 @@ from jaxagent.learner.state import TrainState
 from jaxagent.learner.teacher import check_teacher, open_teacher
 from jaxagent.models import lora
 from jaxagent.models.params import Params
+from jaxagent.observe import health
+from jaxagent.observe.files import POLICY_FOLDER
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout import replay, strategies
 from jaxagent.rollout.failures import Failures
 from jaxagent.run import Run, open_run
 from jaxagent.stages import dpo, outcome_model, rft, sample, sft, warm_start
 from jaxagent.stages.stage import StageProgram, nothing_to_check
+from jaxagent.stopping import Stopping
 from jaxagent.types import Group
 
 EXACT_TILE_ROWS = 64
@@ -50,14 +53,23 @@ def run(cfg: Config) -> dict[str, Any]:
     """Trains from wherever the workdir stands to the end, and returns the summary.
 
     Raises:
-      ConfigError: a mistake in the config or the data it names, before any training.
-      SystemExit: 143 after SIGTERM, when everything is saved.
+      ConfigError: a mistake in the config or the data it names, before any training; nothing in the workdir is changed.
+      Stopped: 143 after SIGTERM, 130 after Ctrl-C, when everything is saved.
+      OSError: the disk is full, or failed.
     """
     check(cfg)
     devices.keep_compiled_programs()
-    with Progress() as progress, open_parts(cfg, progress.note) as parts, open_run(cfg, progress) as saved:
+    with (
+        Stopping() as stopping,
+        Progress() as progress,
+        open_run(cfg, progress, stopping) as saved,
+        contextlib.ExitStack() as opened,
+    ):
         stages = left(saved)
-        policy_folder = Path(cfg.workdir) / "policy"
+        with saved.compiles.warm_up():
+            parts = opened.enter_context(open_parts(cfg, progress.note))
+        saved.begin(parts.identity(), parts.mesh)
+        policy_folder = saved.workdir / POLICY_FOLDER
         outdated = policy_folder / OUTDATED
         if not stages and (policy_folder / "config.json").exists() and not outdated.exists():
             return saved.finish(summary(saved))  # the same command after the end; more steps would go on
@@ -87,12 +99,18 @@ def left(saved: Run) -> tuple[Stage, ...]:
     """The stages that are not done, the interrupted one first.
 
     Raises:
-      ConfigError: the workdir stands in a stage that the config no longer has.
+      ConfigError: the workdir stands in a stage that the config no longer has, or beyond the steps that it gives it.
     """
     cfg = saved.cfg
     at = saved.host.get("stage", cfg.stages[0])
     if at not in cfg.stages:
         raise ConfigError(f"{cfg.workdir} was interrupted in stage '{at}', which config.stages does not have.")
+    if saved.step_of(at) > STAGES[at].steps(cfg):
+        raise ConfigError(
+            f"{cfg.workdir} has done {saved.step_of(at)} steps of '{at}', and the config gives it "
+            f"{STAGES[at].steps(cfg)}: what is trained cannot be taken back. Give it as many, which ends it there, or "
+            "use another workdir."
+        )
     done = at == cfg.stages[-1] and saved.step_of(at) >= STAGES[at].steps(cfg)
     return () if done else cfg.stages[cfg.stages.index(at) :]
 
@@ -103,6 +121,8 @@ def check(cfg: Config) -> None:
     Raises:
       ConfigError: naming the fields.
     """
+    if not cfg.workdir.strip():
+        raise ConfigError("config.workdir is empty: name the folder of the run, such as runs/first.")
     if not cfg.stages:
         raise ConfigError("config.stages is empty: name at least one stage.")
     if twice := [stage for i, stage in enumerate(cfg.stages) if stage in cfg.stages[:i]]:
@@ -167,7 +187,8 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params, stage: St
     with saved.stage(stage, rl.steps, step):
         if not resumed:
             record_evaluation(parts, saved, driver, stage, 0, {})
-            saved.save(state, stage, 0, experience.get_state())
+            if saved.due(0):
+                saved.save(state, stage, 0, experience.get_state())
         while step < rl.steps:
             started = time.monotonic()
             chosen, rollout = collect(parts, driver, experience, step, before)
@@ -191,18 +212,17 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params, stage: St
                 "tokens_per_s": sum(len(t) for e in played for t in e.trajectories) / (ended - started),
                 "policy_version": float(state.step),
             }
-            gap = largest(saved.results.get("logprob_gap_max"), metrics.get("logprob_gap/max"))
-            saved.results["logprob_gap_max"] = gap
+            saved.results["logprob_gap_max"] = health.largest(
+                saved.results.get("logprob_gap_max"), metrics.get("logprob_gap/max")
+            )
             saved.failed.tell_step(stage, step, Failures.of(played))
             if step == rl.steps or (cfg.eval.every and step % cfg.eval.every == 0):
                 with served.newest():
                     record_evaluation(parts, saved, driver, stage, step, metrics)
             else:
                 saved.record(stage, step, metrics | {"time/step_s": time.monotonic() - started})
-            due = cfg.checkpoint.every and step % cfg.checkpoint.every == 0
-            if due or step == rl.steps or saved.terminating:
+            if saved.due(step) or step == rl.steps:
                 saved.save(state, stage, step, experience.get_state())
-                saved.stop_if_asked()
     if cfg.model.lora.rank:
         parts.export_adapter(state.params, Path(cfg.workdir) / "adapter")
     return state.policy
@@ -297,11 +317,6 @@ def merge(updates: list[dict[str, float]]) -> dict[str, float]:
         metrics["logprob_gap/max"] = updates[0]["policy/logprob_gap_max"]
         metrics["logprob_gap/mean"] = updates[0]["policy/logprob_gap_mean"]
     return metrics
-
-
-def largest(*values: float | None) -> float | None:
-    """Of those that were measured."""
-    return max((value for value in values if value is not None), default=None)
 
 
 def summary(saved: Run) -> dict[str, Any]:

@@ -5,17 +5,19 @@
     python -m jaxagent.main --config=configs/search_r1.py:qwen2.5-3b --config.model.path=DIR --dry_run
 
 The same command run again resumes from the last checkpoint in the workdir. Exit codes: 0 done, 2 a mistake in
-the command or config (one line on stderr), 1 a full disk, 130 interrupted, 143 stopped by SIGTERM after saving.
+the command or config (one line on stderr), 1 a full disk, 130 Ctrl-C, 143 SIGTERM. The last two save after the step
+that is under way, and say so; a second Ctrl-C ends at once.
 """
 
 from __future__ import annotations
 
-import errno
 import sys
 from collections.abc import Callable, Sequence
 
 from jaxagent import devices, flags
 from jaxagent.config import ConfigError
+from jaxagent.learner import disk
+from jaxagent.stopping import Stopped
 
 _HELP = """
 Flags:
@@ -45,13 +47,15 @@ def exit_code(command: Callable[[], int | None]) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        if not disk.is_full(error):
             raise
-        print(
-            f"error: no space left on the disk ({error.filename}). Free some and run again to resume.", file=sys.stderr
-        )
+        where = f" ({error.filename})" if getattr(error, "filename", None) else ""
+        print(f"error: no space left on the disk{where}. Free some and run again to resume.", file=sys.stderr)
         return 1
+    except Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        return stopped.code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

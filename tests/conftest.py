@@ -2,7 +2,9 @@
 
 import os
 import pathlib
+import subprocess
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 
@@ -22,6 +24,22 @@ def finished(tmp_path_factory) -> pathlib.Path:
     workdir = tmp_path_factory.mktemp("finished") / "run"
     assert tiny_run.start(workdir).wait(600) == 0, pathlib.Path(f"{workdir}.log").read_text()
     return workdir
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[pathlib.Path]:
+    """A disk of one megabyte; skips, with the reason, where none can be mounted."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except OSError as failure:
+        pytest.skip(f"no mount: {failure}")
+    if done.returncode:
+        pytest.skip(f"no disk can be mounted here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True, timeout=60)
 
 
 @pytest.fixture

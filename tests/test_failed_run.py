@@ -28,6 +28,7 @@ from jaxagent.rollout.failures import Failures
 from jaxagent.rollout.workers import Workers
 from jaxagent.run import open_run
 from jaxagent.stages import warm_start
+from jaxagent.stopping import Stopping
 from jaxagent.types import Episode, Group, StopReason, Task
 from tests import tiny_run
 
@@ -48,7 +49,11 @@ def opened(workdir, **changes):
     raw.workdir = str(workdir)
     raw.update_from_flattened_dict(changes)
     out = io.StringIO()
-    with Progress(Console(file=out, width=300), 0.0) as progress, open_run(config.parse(raw), progress) as saved:
+    with (
+        Stopping() as stopping,
+        Progress(Console(file=out, width=300), 0.0) as progress,
+        open_run(config.parse(raw), progress, stopping) as saved,
+    ):
         yield saved, out
 
 
@@ -71,11 +76,11 @@ def test_steps_without_an_episode_that_counts_end_the_run(tmp_path):
         for step, failures in enumerate((dead, dead, half, dead, dead)):
             saved.failed.tell_step("rl", step, failures)
             assert not saved.terminating
-            saved.stop_if_asked()
+            saved.end_if_asked(5)
         saved.failed.tell_step("rl", 5, dead)
         assert saved.terminating
         with pytest.raises(SystemExit) as stopped:
-            saved.stop_if_asked()
+            saved.end_if_asked(5)
         assert saved.results["failed_episodes"] == {"rl": 41}
         assert saved.results["first_failure"] == f"rl, step 0: env_error: {DEAD}"
     text = str(stopped.value)  # Python prints it on stderr and exits with 1
@@ -98,11 +103,15 @@ def test_never_is_a_choice_and_another_reason_is_told_again(tmp_path):
 
 def test_an_evaluation_of_nothing_is_null_and_nothing_begins_after_it(tmp_path):
     with opened(tmp_path) as (saved, out):
+        saved.begin({}, types.SimpleNamespace(devices=np.zeros(0)))
+        stage = saved.stage("rl", 4, 0)
+        stage.__enter__()  # opens the logs
         with pytest.raises(SystemExit, match=DEAD):
             held_out.record_evaluation(parts(saved.cfg, [episode()] * 8), saved, None, "rl", 0, {})
         held_out.record_evaluation(parts(saved.cfg, [episode()] * 8), saved, None, "rl", 2, {})  # training has begun
         mixed = [episode("two_hop/y"), episode(failed=False)]
         held_out.record_evaluation(parts(saved.cfg, mixed), saved, None, "rl", 4, {})
+        stage.__exit__(None, None, None)
         saved.finish({"seed": 0, **saved.results})
     _, dead, half = jsonl.read(tmp_path / "metrics.jsonl")
     scores = ("eval/em", "eval/em_sampled", "eval/em_one_hop", "eval/em/one_hop/x", "eval/searches")
@@ -137,13 +146,6 @@ def test_the_check_of_a_summary_needs_measurements(tmp_path, after):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode == 0) == (after is not None)
     assert "Traceback" not in done.stderr and (after is not None or DEAD in done.stderr)
-
-
-def test_nothing_measured_of_the_log_prob_gap_is_no_exact_zero():
-    from jaxagent.loop import largest
-
-    assert largest(None, None) is None and largest(None, 0.0) == 0.0 and largest(0.25, None) == 0.25
-    assert largest(0.25, 0.5) == 0.5 and largest(np.float32(0.5), 0.25) == 0.5
 
 
 def test_a_run_that_goes_on_into_nothing_but_failures(finished, tmp_path, monkeypatch, capsys):

@@ -129,18 +129,6 @@ def test_an_export_that_the_run_has_outgrown_is_made_again(finished, tmp_path, m
     assert (run / "policy/config.json").stat().st_mtime_ns > exported
 
 
-def test_a_checkpoint_of_another_shape_is_refused(finished, capsys):
-    workdir = finished.with_name("other")
-    workdir.mkdir()
-    (workdir / "checkpoints").symlink_to(finished / "checkpoints")
-    for name in ("metrics.jsonl", "episodes.jsonl"):
-        (workdir / name).write_bytes((finished / name).read_bytes())
-    # A longer run, so that the finished one is gone on with, and another width, so that it cannot be.
-    assert cli.main(tiny_run.argv(workdir, "--config.rl.steps=9", "--config.model.mlp_dim=96")) == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("error: Checkpoint") and any(name in error for name in ("w_gate", "w_up", "w_down"))
-
-
 def test_killed_at_five_moments_and_continued(finished, tmp_path):
     """kill -9, five times, at random steps: no record is lost or doubled, and the run ends where the other one did."""
     workdir = tmp_path / "killed"
@@ -169,17 +157,30 @@ def test_numbers_do_not_depend_on_concurrency(finished, tmp_path):
     assert numbers(workdir) == numbers(finished)
 
 
-def test_sigterm_saves_and_exits(tmp_path):
+def test_killed_interrupted_and_continued_without_periodic_bundles(finished, tmp_path):
+    """checkpoint.every=0: a stage's end is kept and what is asked for, and nothing else; a kill goes back to that."""
     workdir = tmp_path / "stopped"
-    process = tiny_run.start(workdir, "--config.checkpoint.every=0")
-    deadline = time.monotonic() + DEADLINE_S
-    while ("rl", 1) not in steps(workdir) and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(DEADLINE_S) == 143
+    keep = ("--config.checkpoint.every=0", "--config.checkpoint.keep=99")
+    for signum, code, bundles in ((signal.SIGKILL, -9, {6}), (signal.SIGINT, 130, None)):
+        process = tiny_run.start(workdir, *keep)
+        deadline = time.monotonic() + DEADLINE_S
+        before = list(jsonl.read(workdir / "metrics.jsonl")) if workdir.exists() else []
+        while time.monotonic() < deadline and process.poll() is None:
+            records = list(jsonl.read(workdir / "metrics.jsonl"))
+            if len(records) != len(before) and ("rl", 1) in steps(workdir):
+                break
+            time.sleep(0.02)
+        process.send_signal(signum)
+        assert process.wait(DEADLINE_S) == code
+        found = {int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit()}
+        assert found == bundles or (bundles is None and len(found) == 2 and 6 in found)
     done = steps(workdir)
+    said = pathlib.Path(f"{workdir}.log").read_text()
+    assert f"interrupted: saved at step {done[-1][1]}; the same command continues." in said
+    assert "Traceback" not in said
     assert tiny_run.start(workdir).wait(DEADLINE_S) == 0
     assert steps(workdir)[: len(done)] == done and steps(workdir) == STEPS
+    assert numbers(workdir) == numbers(finished)
 
 
 @pytest.mark.parametrize("preset", ["laptop-ppo", "laptop-echo"])

@@ -2,6 +2,7 @@
 
 import errno
 import pathlib
+import signal
 import subprocess
 import sys
 import types
@@ -10,6 +11,7 @@ import pytest
 
 from jaxagent import main as cli
 from jaxagent.config import MODEL_SHAPE, Config
+from jaxagent.stopping import Stopped
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CONFIG = "--config=" + str(ROOT / "configs/search_r1.py")
@@ -147,10 +149,41 @@ def test_as_a_command():
     assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
 
 
-def test_a_full_disk_is_one_line(runs, monkeypatch, capsys):
+FULL = "No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("error", "where"),
+    [
+        (OSError(errno.ENOSPC, FULL, "metrics.jsonl"), " (metrics.jsonl)"),
+        (OSError(errno.ENOSPC, FULL), ""),
+        (ValueError(f"RESOURCE_EXHAUSTED: Failed to write 147259 bytes to file 7: {FULL} [tensorstore]"), ""),
+        (RuntimeError(f"Error while serializing: I/O error: {FULL} (os error 28)"), ""),  # safetensors
+    ],
+)
+def test_a_full_disk_is_one_line(runs, monkeypatch, capsys, error, where):
     def full(config):
-        raise OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")
+        raise error
 
     monkeypatch.setattr("jaxagent.loop.run", full)
     assert cli.main(["main", CONFIG]) == 1
-    assert "no space left on the disk (metrics.jsonl)" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"error: no space left on the disk{where}. Free some and run again to resume.\n"
+
+
+@pytest.mark.parametrize("error", [ValueError("RESOURCE_EXHAUSTED: Out of memory"), OSError(errno.EIO, "I/O error")])
+def test_other_errors_are_raised_as_they_are(runs, monkeypatch, error):
+    def fail(config):
+        raise error
+
+    monkeypatch.setattr("jaxagent.loop.run", fail)
+    with pytest.raises(type(error)):
+        cli.main(["main", CONFIG])
+
+
+def test_a_stopped_run_says_so_and_has_the_signal_s_exit_code(runs, monkeypatch, capsys):
+    def stop(config):
+        raise Stopped(signal.SIGINT, ": saved at step 37; the same command continues.")
+
+    monkeypatch.setattr("jaxagent.loop.run", stop)
+    assert cli.main(["main", CONFIG]) == 130
+    assert capsys.readouterr().err == "interrupted: saved at step 37; the same command continues.\n"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from jaxagent.config import ConfigError, DataConfig, nearest
@@ -39,16 +39,7 @@ class TaskSource(Sequence[Task]):
         self._need_answers = need_answers
         if len(data) == 0:
             raise ConfigError(f"{name} has no rows.")
-        digest = hashlib.blake2b(digest_size=16)
-        seen: dict[str, int] = {}
-        for index, task in enumerate(self):
-            if task.id in seen:
-                raise ConfigError(
-                    f"{data.place(index)}: column 'id': {task.id!r} is also the id of {data.place(seen[task.id])}."
-                )
-            seen[task.id] = index
-            digest.update(repr(rows.to_row(task)).encode())
-        self.fingerprint = digest.hexdigest()
+        self.fingerprint = fingerprint(self._distinct())
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -62,8 +53,26 @@ class TaskSource(Sequence[Task]):
     def __iter__(self) -> Iterator[Task]:
         return (self[i] for i in range(len(self)))
 
+    def _distinct(self) -> Iterator[Task]:
+        """All tasks; raises ConfigError where one has the id of an earlier one."""
+        seen: dict[str, int] = {}
+        for index, task in enumerate(self):
+            if task.id in seen:
+                place, first = self._rows.place(index), self._rows.place(seen[task.id])
+                raise ConfigError(f"{place}: column 'id': {task.id!r} is also the id of {first}.")
+            seen[task.id] = index
+            yield task
+
     def __repr__(self) -> str:
         return f"TaskSource({self.name}, {len(self)} tasks)"
+
+
+def fingerprint(tasks: Iterable[Task]) -> str:
+    """A hex digest of tasks' contents, in order: equal data, equal fingerprint."""
+    digest = hashlib.blake2b(digest_size=16)
+    for task in tasks:
+        digest.update(repr(rows.to_row(task)).encode())
+    return digest.hexdigest()
 
 
 def load_tasks(path: str | os.PathLike[str], split: str = "", need_answers: bool = True) -> TaskSource:

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,18 +64,18 @@ class AttemptLog:
         """Opens `path`, and drops a last line that a killed process left unfinished.
 
         Raises:
-          ConfigError: another process writes it, or a line is no attempt; names file and row.
+          ConfigError: another process writes it, or a line is no attempt; names file and line.
         """
         self.attempts: dict[Key, Attempt] = {}
         self._score, self._stage, self._step = score, stage, step
         self._log = jsonl.JsonlLog(path, None)
         try:
-            for row, record in _records(path):
+            for row, record in enumerate(jsonl.read(path), 1):
                 try:
                     self._keep(record)
                 except (KeyError, TypeError, ValueError) as error:
                     what = f"{type(error).__name__}: {error}"
-                    raise ConfigError(f"{path}, row {row}: not an attempt ({what}).") from error
+                    raise ConfigError(f"{path}, line {row}: not an attempt ({what}).") from error
         except ConfigError:
             self.close()
             raise
@@ -168,13 +168,3 @@ def _first(failure: BaseException) -> BaseException:
     while isinstance(failure, BaseExceptionGroup):
         failure = failure.exceptions[0]
     return failure
-
-
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(row from 1, record) of every complete line."""
-    row = 0
-    try:
-        for row, record in enumerate(jsonl.read(path), 1):
-            yield row, record
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}, row {row + 1}: not JSON ({error}).") from error

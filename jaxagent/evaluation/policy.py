@@ -128,6 +128,7 @@ def load(parts: Parts, source: Source) -> tuple[Params, int]:
 
 def _load_bundle(parts: Parts, source: Source) -> tuple[Params, int]:
     cfg, mesh = parts.cfg, parts.mesh
+    checkpoint.check(source.folder.parent, source.bundle)
 
     def read(field: str, target: Any) -> Any:
         return checkpoint.read_field(source.folder.parent, source.bundle, field, target)

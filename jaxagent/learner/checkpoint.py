@@ -2,14 +2,21 @@
 
 In: the `TrainState` on the mesh and a JSON-able dict of what the host owns (stage, task position, RNG seeds, config,
 metrics position). Out: `DIRECTORY/STEP/`, written in the background and renamed into place when complete, so that a
-killed run finds the last complete bundle; older ones beyond `keep` are deleted.
+killed run finds the last complete bundle; older ones beyond `keep` are deleted. What is written last, before the
+renaming, is a digest of every file (digests.py), and a bundle is compared with it before it is read: a damaged one is
+one line that names the file and the bundle before it. A full disk is an `OSError` with ENOSPC, whoever met it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import json
+import logging
+import os
 import pathlib
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import jax
@@ -17,27 +24,37 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from jaxagent.config import ConfigError
+from jaxagent.learner import digests, disk
 from jaxagent.learner.state import TrainState
 
 Host = dict[str, Any]  # JSON-able
+# Written into a bundle after its digests: orbax's times of beginning and end. Nothing of the run is in them.
+_AFTER_DIGESTS = ("_CHECKPOINT_METADATA", "commit_success.txt")
+_TEMPORARY = ".orbax-checkpoint-tmp"
 
 
 class Checkpointer:
     """Saves and restores bundles of one run. Use from the main thread, as a context manager."""
 
-    def __init__(self, directory: str | pathlib.Path, keep: int):
+    def __init__(self, directory: str | pathlib.Path, keep: int, checked: Collection[int] = ()):
         """Opens (and creates) the directory; leftovers of a save that was killed are removed.
 
         Args:
           directory: of the bundles.
           keep: bundles kept, at least 1.
+          checked: bundles that `check` has found whole already.
         """
         policies = ocp.training.save_decision_policies, ocp.training.preservation_policies
+        self._directory = pathlib.Path(directory).absolute()
+        self._pending: Any = None  # the save that was started last, until its end was looked at
+        self._checked = set(checked)  # bundles whose files were compared with their digests
+        logging.getLogger("absl").addFilter(_not_raised_again)
         self._checkpointer = ocp.training.Checkpointer(
-            pathlib.Path(directory).absolute(),
+            self._directory,
             save_decision_policy=policies[0].FixedIntervalPolicy(1),  # the caller decides when
             preservation_policy=policies[1].LatestN(max(keep, 1)),
             cleanup_tmp_directories=True,
+            context=ocp.Context(async_options=ocp.options.AsyncOptions(post_finalization_callback=self._seal)),
         )
 
     @property
@@ -52,15 +69,41 @@ class Checkpointer:
         Weights under LoRA adapters (`state.frozen`) are left out: they do not change, and lie in a folder of their own.
 
         A step that is saved already is left alone (SIGTERM right after a periodic save).
+
+        Raises:
+          OSError: ENOSPC: the disk is full, or was when the bundle before was written.
         """
         if step == self.latest:
             return
-        self._checkpointer.save_checkpointables_async(step, {"state": _kept(state), "host": {"json": json.dumps(host)}})
+        self.wait()
+        with _disk_errors(self._directory):
+            self._pending = self._checkpointer.save_checkpointables_async(
+                step, {"state": _kept(state), "host": {"json": json.dumps(host)}}
+            )
+
+    def look(self) -> bool:
+        """Whether no bundle is being written; takes no time.
+
+        Raises:
+          OSError: ENOSPC: the disk was full when it was written, which `save` would tell an interval later.
+        """
+        if self._pending is None:
+            return True
+        with _disk_errors(self._directory), contextlib.suppress(TimeoutError):
+            self._pending.result(timeout=0)
+            self._pending = None
+        return self._pending is None
 
     def host(self, step: int | None = None) -> Host:
-        """What the host saved in the bundle of `step` (None = newest): enough to know what state to expect."""
-        loaded = self._checkpointer.load_checkpointables(self._step(step), {"host": None})
-        return json.loads(loaded["host"]["json"])
+        """What the host saved in the bundle of `step` (None = newest): enough to know what state to expect.
+
+        Raises:
+          ConfigError: there is no bundle, or it is damaged.
+        """
+        step = self._whole(step)
+        with _reading(self._directory, step):
+            loaded = self._checkpointer.load_checkpointables(step, {"host": None})
+            return json.loads(loaded["host"]["json"])
 
     def restore(self, target: TrainState, step: int | None = None) -> tuple[TrainState, Host]:
         """Reads a bundle.
@@ -71,23 +114,43 @@ class Checkpointer:
           step: None = newest.
 
         Raises:
-          ConfigError: there is no bundle, or it holds another model or optimiser; names the first array that differs.
+          ConfigError: there is no bundle, it is damaged, or it holds another model or optimiser; names the first file
+            or array that differs.
         """
-        step = self._step(step)
+        step = self._whole(step)
         frozen, target = target.frozen, _kept(target)
         target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), target)
-        saved = self._checkpointer.checkpointables_metadata(step).metadata["state"]
-        _check_shapes(_shapes(target), _shapes(saved), f"{self._checkpointer.directory}/{step}")
-        loaded = self._checkpointer.load_checkpointables(step, {"state": target, "host": None})
-        return TrainState(**loaded["state"], frozen=frozen), json.loads(loaded["host"]["json"])
+        with _reading(self._directory, step):
+            saved = _arrays(self._checkpointer.checkpointables_metadata(step).metadata["state"])
+            _check_shapes(_shapes(target), _shapes(saved), f"{self._directory}/{step}")
+            loaded = self._checkpointer.load_checkpointables(step, {"state": target, "host": None})
+            return TrainState(**loaded["state"], frozen=frozen), json.loads(loaded["host"]["json"])
 
     def wait(self) -> None:
-        """Blocks until the bundle being written is complete."""
-        self._checkpointer.wait()
+        """Blocks until the bundle being written is complete.
+
+        Raises:
+          OSError: ENOSPC: the disk is full.
+        """
+        with _disk_errors(self._directory):
+            pending, self._pending = self._pending, None
+            if pending is not None:
+                pending.result()
+            self._checkpointer.wait()
 
     def close(self) -> None:
         """Finishes writing and releases the directory."""
-        self._checkpointer.close()
+        try:
+            self.wait()
+        finally:
+            with contextlib.suppress(Exception):  # what `wait` has raised
+                self._checkpointer.close()
+            logging.getLogger("absl").removeFilter(_not_raised_again)
+
+    def _seal(self) -> None:
+        """Called by orbax, in its thread, when all files of a bundle are written and before it gets its name."""
+        for folder in self._directory.glob(f"*{_TEMPORARY}*"):  # one: leftovers were removed, and saves never overlap
+            digests.write(folder, _AFTER_DIGESTS)
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -95,10 +158,14 @@ class Checkpointer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _step(self, step: int | None) -> int:
+    def _whole(self, step: int | None) -> int:
+        """The bundle's number, after a look at its digests."""
         step = self.latest if step is None else step
         if step is None:
-            raise ConfigError(f"No checkpoint in {self._checkpointer.directory}.")
+            raise ConfigError(f"No checkpoint in {self._directory}.")
+        if step not in self._checked:
+            check(self._directory, step)
+            self._checked.add(step)
         return step
 
 
@@ -112,7 +179,8 @@ def bundles(directory: str | pathlib.Path) -> list[int]:
 def read_host(directory: str | pathlib.Path, number: int) -> Host:
     """What the host saved in a bundle. Only reads, so another process may be training in that directory."""
     path = pathlib.Path(directory).absolute() / str(number)
-    return json.loads(ocp.load_checkpointables(path, {"host": None})["host"]["json"])
+    with _reading(path.parent, number):
+        return json.loads(ocp.load_checkpointables(path, {"host": None})["host"]["json"])
 
 
 def read_field(directory: str | pathlib.Path, number: int, field: str, target: Any) -> Any:
@@ -124,17 +192,76 @@ def read_field(directory: str | pathlib.Path, number: int, field: str, target: A
       target: tree of `jax.ShapeDtypeStruct`s with the shardings to restore into (of any mesh).
 
     Raises:
-      ConfigError: the bundle holds arrays of other shapes; names the first that differs.
+      ConfigError: the bundle cannot be read, or holds arrays of other shapes; names the first that differs.
     """
     path = pathlib.Path(directory).absolute() / str(number)
-    saved = ocp.checkpointables_metadata(path).metadata["state"]
-    _check_shapes(_shapes({field: target}), _shapes({field: saved[field]}), str(path))
-    wanted = jax.tree.map(lambda _: ocp.PLACEHOLDER, saved, is_leaf=_is_array) | {field: target}
-    return ocp.load_checkpointables(path, {"state": wanted})["state"][field]
+    with _reading(path.parent, number):
+        saved = _arrays(ocp.checkpointables_metadata(path).metadata["state"])
+        _check_shapes(_shapes({field: target}), _shapes({field: saved[field]}), str(path))
+        wanted = jax.tree.map(lambda _: ocp.PLACEHOLDER, saved, is_leaf=_is_array) | {field: target}
+        return ocp.load_checkpointables(path, {"state": wanted})["state"][field]
+
+
+def check(directory: str | pathlib.Path, number: int) -> bool:
+    """Compares a bundle's files with their digests. Only reads, as `read_host`.
+
+    Returns:
+      False where an older version of this code left no digests.
+
+    Raises:
+      ConfigError: a file is missing or differs.
+    """
+    directory = pathlib.Path(directory).absolute()
+    try:
+        return digests.check(directory / str(number))
+    except ConfigError as error:
+        raise _unreadable(directory, number, str(error)) from None
+
+
+@contextlib.contextmanager
+def _reading(directory: pathlib.Path, number: int) -> Iterator[None]:
+    """Whatever else a library raises about a bundle is one line."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        if not (directory / str(number)).is_dir():  # deleted meanwhile by its run: the caller's to tell
+            raise
+        said = " ".join(str(error).split())
+        raise _unreadable(directory, number, f"{type(error).__name__}: {said[:200]}") from error
+
+
+def _unreadable(directory: pathlib.Path, number: int, why: str) -> ConfigError:
+    older = [other for other in bundles(directory) if other < number]
+    advice = f"to go on from {older[-1]}" if older else "and metrics.jsonl to begin anew: there is no older one"
+    return ConfigError(f"Checkpoint {directory / str(number)} cannot be read ({why}). Delete that folder {advice}.")
+
+
+@contextlib.contextmanager
+def _disk_errors(directory: pathlib.Path) -> Iterator[None]:
+    """A full disk becomes an OSError that says so, whatever the library calls it."""
+    try:
+        yield
+    except Exception as error:
+        if not disk.is_full(error):
+            raise
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory)) from error
+
+
+def _not_raised_again(record: logging.LogRecord) -> bool:
+    """Drops what orbax logs of an exception, a traceback per thread: it is raised where we wait for the bundle."""
+    return not (record.exc_info and "orbax" in record.pathname)
 
 
 def _is_array(x: Any) -> bool:
     return hasattr(x, "shape") and hasattr(x, "dtype")
+
+
+def _arrays(saved: Any) -> Any:
+    if not _shapes(saved):
+        raise ValueError("it names no array")
+    return saved
 
 
 def _kept(state: TrainState) -> dict[str, Any]:

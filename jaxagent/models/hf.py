@@ -71,7 +71,8 @@ def load(folder: str | pathlib.Path, spec: ModelSpec, where: Params | None) -> P
       where: `params.shardings(...)`; None puts everything on the default device.
 
     Raises:
-      ConfigError: a missing file or tensor, a tensor of another shape, or one that this model does not have.
+      ConfigError: a missing file or tensor, a tensor of another shape, one that this model does not have, or one that
+        holds NaN or infinity.
     """
     if where is None:
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -176,7 +177,11 @@ def _read_block(tensors: Mapping[str, tuple[str, Any]], array: ArraySpec, spans:
     dtype = np.dtype(jax.numpy.dtype(array.dtype))
 
     def single(layer: int, spans: tuple) -> np.ndarray:
-        stored = tensors[array.hf.name.format(layer=layer)][1][stored_slices(array, spans)]
+        name = array.hf.name.format(layer=layer)
+        file, lazy = tensors[name]
+        stored = lazy[stored_slices(array, spans)]
+        if not _finite(stored):
+            raise ConfigError(f"{file}: tensor '{name}' holds numbers that are not finite (NaN or infinity).")
         return from_stored(stored, array, spans).astype(dtype, copy=False)
 
     if not array.stacked:
@@ -185,6 +190,19 @@ def _read_block(tensors: Mapping[str, tuple[str, Any]], array: ArraySpec, spans:
     for row, layer in enumerate(range(*spans[0])):
         block[row] = single(layer, spans[1:])
     return block
+
+
+# Of a float that is no number and no finite one all bits of the exponent are set. Integers are compared many times as
+# fast as NumPy asks a bfloat16 whether it is finite.
+_EXPONENTS = {"float32": (np.uint32, 0x7F800000), "bfloat16": (np.uint16, 0x7F80), "float16": (np.uint16, 0x7C00)}
+
+
+def _finite(x: np.ndarray) -> bool:
+    if x.dtype.name not in _EXPONENTS:
+        return bool(np.isfinite(x).all())
+    unsigned, exponent = _EXPONENTS[x.dtype.name]
+    bits = np.ascontiguousarray(x).view(unsigned)
+    return not ((bits & unsigned(exponent)) == unsigned(exponent)).any()
 
 
 def _save_weights(folder: pathlib.Path, params: Params, spec: ModelSpec, dtype: np.dtype, file_bytes: int) -> None:

@@ -8,6 +8,7 @@ however the process ends: two processes never write one log.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import math
 import os
@@ -34,7 +35,8 @@ class JsonlLog:
         """
         self.path = pathlib.Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self.path, "ab")  # noqa: SIM115  open for the life of this object
+        # Unbuffered: what a full disk refuses is told by the write, and not once more when the file is closed.
+        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115  open for the life of this object
         try:
             lock(self._file.fileno(), self.path)
             self.position, end = _end_of_record(self.path, position)
@@ -48,13 +50,21 @@ class JsonlLog:
         self.extend([record])
 
     def extend(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Writes records; when this returns all are on disk."""
-        for record in records:
-            line = json.dumps(_plain(record), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-            self._file.write(line.encode() + b"\n")
-            self.position += 1
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Writes records; when this returns all are on disk.
+
+        Raises:
+          OSError: with the file's name: the disk is full, or failed.
+        """
+        try:
+            for record in records:
+                line = json.dumps(plain(record), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+                left = memoryview(line.encode() + b"\n")
+                while left:
+                    left = left[self._file.write(left) :]
+                self.position += 1
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def close(self) -> None:
         """Closes the file; a second call does nothing."""
@@ -62,13 +72,43 @@ class JsonlLog:
 
 
 def read(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """Yields the complete records of a log; nothing when there is no file. A torn last line is skipped."""
+    """Yields the complete records of a log; nothing when there is no file. A torn last line is skipped.
+
+    Raises:
+      ConfigError: a line is no record; names file and line.
+    """
     if not pathlib.Path(path).exists():
         return
     with open(path, "rb") as file:
-        for line in file:
+        for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
-                yield json.loads(line)
+                yield _record(line, path, number)
+
+
+def count(path: str | os.PathLike[str]) -> int:
+    """The number of complete records of a log; 0 when there is no file."""
+    return _end_of_record(pathlib.Path(path), None)[0] if pathlib.Path(path).exists() else 0
+
+
+def check(path: str | os.PathLike[str], position: int, parse: bool) -> None:
+    """Whether a log can be opened at `position`; changes nothing.
+
+    Args:
+      path: of the file.
+      position: records that must be there.
+      parse: also look whether each of them is a record.
+
+    Raises:
+      ConfigError: there are fewer, or one is damaged; names file and line.
+    """
+    if not pathlib.Path(path).exists():
+        if position:
+            raise ConfigError(f"{path} is gone, the checkpoint was taken after {position} records of it.")
+        return
+    _end_of_record(pathlib.Path(path), position)
+    if parse:
+        for _ in itertools.islice(read(path), position):
+            pass
 
 
 def lock(fd: int, path: pathlib.Path) -> None:
@@ -100,14 +140,24 @@ def _end_of_record(path: pathlib.Path, position: int | None) -> tuple[int, int]:
     return found, end
 
 
-def _plain(value: Any) -> Any:
-    """Scalars of NumPy and JAX as Python numbers; arrays as lists."""
+def _record(line: bytes, path: str | os.PathLike[str], number: int) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:  # also bytes that are no UTF-8
+        raise ConfigError(f"{path}, line {number}: not JSON ({error}): the file was damaged.") from None
+    if not isinstance(record, dict):
+        raise ConfigError(f"{path}, line {number}: not a record: the file was damaged.")
+    return record
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold: scalars of NumPy and JAX as Python numbers, arrays as lists, what is not finite as None."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -13,9 +13,12 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
+
+import numpy as np
 
 from jaxagent.config import EnvConfig, SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
@@ -130,6 +133,10 @@ class _Attempt:
             verdict = await self._environment.verify(transcript)
         if len(verdict.turn_rewards) not in (0, self._conversation.turns):
             raise ValueError(f"{len(verdict.turn_rewards)} turn rewards for {self._conversation.turns} turns")
+        rewards = {"reward": verdict.reward, **verdict.components}
+        rewards |= {f"turn_rewards[{turn}]": reward for turn, reward in enumerate(verdict.turn_rewards)}
+        if wrong := next((name for name, reward in rewards.items() if not math.isfinite(reward)), ""):
+            raise ValueError(f"the environment's {wrong} is {rewards[wrong]}, which is not a number to train on")
         self._verdict = verdict
         return stop_reason
 
@@ -176,6 +183,8 @@ class _Attempt:
                 conversation.turns,
                 rollout.request_timeout_s,
             )
+            if not np.isfinite(generation.logprobs).all():
+                raise ValueError("the log-prob of a sampled token is not finite: are the weights?")
         for name in ("queue_s", "prefill_s", "decode_s", "cached_tokens"):
             self._metrics[name] += getattr(generation, name)
         self._metrics["overshoots"] += generation.overshoot_bytes > 0

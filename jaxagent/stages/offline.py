@@ -69,7 +69,8 @@ def train(
     with saved.stage(stage, cfg.updates, step):
         if not saved.resumes(stage):
             record_evaluation(parts, saved, driver, stage, 0, {"examples": float(len(examples))})
-            saved.save(state, stage, 0, {})
+            if saved.due(0):
+                saved.save(state, stage, 0, {})
         while step < cfg.updates:
             started = time.monotonic()
             chosen = [examples[i] for i in order(len(examples), cfg.examples, (parts.cfg.seed, step))]
@@ -81,10 +82,8 @@ def train(
                 record_evaluation(parts, saved, driver, stage, step, metrics)
             else:
                 saved.record(stage, step, metrics)
-            due = parts.cfg.checkpoint.every and step % parts.cfg.checkpoint.every == 0
-            if due or step == cfg.updates or saved.terminating:
+            if saved.due(step) or step == cfg.updates:
                 saved.save(state, stage, step, {})
-                saved.stop_if_asked()
     return state.params
 
 

@@ -71,10 +71,8 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
                 metrics |= found
                 saved.results |= found
             saved.record(OUTCOME_MODEL, step, metrics)
-            due = parts.cfg.checkpoint.every and step % parts.cfg.checkpoint.every == 0
-            if due or step == cfg.training.updates or saved.terminating:
+            if saved.due(step) or step == cfg.training.updates:
                 saved.save(state, OUTCOME_MODEL, step, {})
-                saved.stop_if_asked()
     folder = Path(parts.cfg.workdir) / OUTCOME_MODEL
     parts.export(state.params.backbone.replace(head=state.reference.head), folder)
     np.save(folder / "value_head.npy", np.asarray(state.params.value_head))

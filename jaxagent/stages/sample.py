@@ -50,8 +50,6 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
             step += 1
             saved.failed.tell_step(SAMPLE, step, Failures.of(played))
             saved.record(SAMPLE, step, episode_metrics(groups) | {"time/step_s": time.monotonic() - started})
-            due = parts.cfg.checkpoint.every and step % parts.cfg.checkpoint.every == 0
-            if due or step == cfg.steps or saved.terminating:
+            if saved.due(step) or step == cfg.steps:
                 saved.save(state, SAMPLE, step, tasks.get_state())
-                saved.stop_if_asked()
     return state.params

@@ -18,7 +18,7 @@ class StageProgram:
 
     `run` gets the policy that the stage before left (random or loaded for the first; overwritten from the bundle where
     `saved.resumes(stage)`) and returns the one it leaves. It does its steps inside `saved.stage(name, ...)`, saves
-    bundles with `saved.save(state, name, step, ...)`, the last one after its last step, and goes on at
+    bundles with `saved.save(state, name, step, ...)` where `saved.due(step)` and after its last step, and goes on at
     `saved.step_of(name)`. The engine serves whatever the stage last gave `driver.update_params`.
     """
 

@@ -74,9 +74,9 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
                 saved.failed.tell_step("warm_start.gate", step, failures)
                 saved.results["warm_start/steps"] = step
             saved.record(WARM_START, step, metrics)
-            if is_gate or saved.terminating:
+            ends = step == cfg.max_steps or (is_gate and saved.results["warm_start/gate_open"])
+            if ends or saved.terminating or (is_gate and parts.cfg.checkpoint.every):
                 saved.save(state, WARM_START, step, {})
-                saved.stop_if_asked()
     return state.params
 
 

@@ -123,5 +123,5 @@ def test_a_line_that_is_no_attempt_is_named(tmp_path, line):
     log.extend([episode(TASKS[0], 0)])
     log.close()
     path.write_text(path.read_text() + line + "\n")
-    with pytest.raises(ConfigError, match=r"attempts\.jsonl, row 2"):
+    with pytest.raises(ConfigError, match=r"attempts\.jsonl, line 2"):
         AttemptLog(path, "em", "rl", 3)

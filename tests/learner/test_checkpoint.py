@@ -1,19 +1,22 @@
 """Bundles: what was saved comes back bit for bit, on any mesh, after any kill; another shape is one clear line."""
 
+import errno
 import pathlib
 import signal
 import subprocess
 import sys
 import time
 
+import absl.logging
 import jax
 import numpy as np
 import optax
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.learner.checkpoint import Checkpointer
-from jaxagent.learner.state import init_state
+from jaxagent.learner import digests
+from jaxagent.learner.checkpoint import Checkpointer, bundles, check
+from jaxagent.learner.state import TrainState, init_state
 from jaxagent.models import params as model_params
 from jaxagent.models import sharding
 
@@ -88,6 +91,58 @@ def test_a_checkpoint_of_another_shape_names_the_array(tmp_path, spec, make_stat
             checkpointer.restore(make_state(mesh, critic=True))
 
 
+def test_a_full_disk_is_told_when_the_bundle_was_written(tmp_path, make_state, make_mesh, monkeypatch):
+    """What orbax raises of it (tensorstore's own error) is no OSError. Its text here is a real one."""
+    text = (
+        'RESOURCE_EXHAUSTED: Failed writing: "/x/0.orbax-checkpoint-tmp/d/01": Failed to write 147259 bytes to file 7: '
+        "No space left on device [source locations='tensorstore/internal/os/file_util_posix.cc:359']"
+    )
+
+    class Failed:
+        def result(self, timeout=None):
+            raise ValueError(text)
+
+    with pytest.raises(OSError) as raised, Checkpointer(tmp_path, keep=1) as checkpointer:
+        monkeypatch.setattr(checkpointer._checkpointer, "save_checkpointables_async", lambda *_: Failed())
+        checkpointer.save(0, make_state(make_mesh()), {})
+        checkpointer.look()
+    assert raised.value.errno == errno.ENOSPC and raised.value.filename == str(tmp_path)
+
+
+def test_a_real_full_disk(small_disk, capfd, make_mesh):
+    """Whether an array, its metadata or the digests find no room: one error, and no log of it."""
+    absl.logging.set_verbosity(absl.logging.ERROR)
+    mesh = make_mesh()
+    with jax.set_mesh(mesh):
+        state = TrainState(step=jax.numpy.int32(0), params={"a": jax.random.normal(jax.random.key(0), (800, 64))},
+                           opt_state=())  # fmt: skip
+    with pytest.raises(OSError) as raised, Checkpointer(small_disk / "run", keep=9) as checkpointer:
+        for step in range(20):
+            checkpointer.save(step, state, {"step": step})
+            while not checkpointer.look():
+                time.sleep(0.01)
+    assert raised.value.errno == errno.ENOSPC
+    assert "Traceback" not in capfd.readouterr().err
+    for step in bundles(small_disk / "run"):
+        assert check(small_disk / "run", step)
+
+
+def test_a_bundle_without_digests_is_read(tmp_path, make_state, make_mesh):
+    """It is from before there were any."""
+    state = make_state(make_mesh())
+    with Checkpointer(tmp_path, keep=1) as checkpointer:
+        checkpointer.save(1, state, {"a": 1})
+    assert check(tmp_path, 1)
+    (tmp_path / "1" / digests.FILE).unlink()
+    assert not check(tmp_path, 1)
+    with Checkpointer(tmp_path, keep=1) as checkpointer:
+        assert checkpointer.restore(state)[1] == {"a": 1}
+    (tmp_path / "1" / "state" / "manifest.ocdbt").write_bytes(b"")
+    unreadable = pytest.raises(ConfigError, match=r"/1 cannot be read .* there is no older one")
+    with Checkpointer(tmp_path, keep=1) as checkpointer, unreadable:
+        checkpointer.restore(state)
+
+
 KILLED = """
 import sys, jax, jax.numpy as jnp
 from jaxagent.learner.checkpoint import Checkpointer
@@ -115,6 +170,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_bundle(tmp_path):
     finally:
         child.send_signal(signal.SIGKILL)
         child.wait(timeout=30)
+    assert bundles(tmp_path) and all(check(tmp_path, step) for step in bundles(tmp_path))  # digests before the name
     mesh = jax.make_mesh((1, 1, 1), ("data", "fsdp", "tensor"))
     with jax.set_mesh(mesh), Checkpointer(tmp_path, keep=2) as checkpointer:
         from jaxagent.learner.state import TrainState

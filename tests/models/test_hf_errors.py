@@ -6,6 +6,7 @@ import json
 import pathlib
 import shutil
 
+import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -115,4 +116,18 @@ def test_cut_off_file(folder):
 def test_broken_json(folder):
     (folder / "config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"config.json is not JSON"):
+        read(folder)
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("float32", np.nan), ("bfloat16", np.inf), ("float16", -np.inf)])
+def test_weights_that_are_not_finite_are_named(folder, dtype, value):
+    name = "model.layers.1.mlp.up_proj.weight"
+
+    def change(tensors):
+        for other in tensors:
+            tensors[other] = tensors[other].astype(np.dtype(jax.numpy.dtype(dtype)))
+        tensors[name][3, 5] = value
+
+    change_tensors(folder, change)
+    with pytest.raises(ConfigError, match=rf"model\.safetensors: tensor '{name}' holds numbers that are not finite"):
         read(folder)

@@ -109,3 +109,27 @@ def test_values_become_plain_json(tmp_path):
     text = path.read_text()
     assert json.loads(text) == {"a": 0.5, "b": 3, "c": None, "d": None, "e": [0, 1], "f": "é"}
     assert "NaN" not in text
+
+
+@pytest.mark.parametrize("line", ["{", "7", "\\xff"])
+def test_a_damaged_line_is_named(tmp_path, line):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(b'{"step":0}\n' + line.encode().decode("unicode_escape").encode("latin1") + b'\n{"step":2}\n')
+    with pytest.raises(ConfigError, match=r"m\.jsonl, line 2: not"):
+        list(jsonl.read(path))
+    jsonl.check(path, 1, parse=True)  # the checkpoint was taken before it
+    jsonl.check(path, 3, parse=False)
+    with pytest.raises(ConfigError, match=r"m\.jsonl, line 2: not"):
+        jsonl.check(path, 3, parse=True)
+
+
+def test_a_check_changes_nothing(tmp_path):
+    path = tmp_path / "m.jsonl"
+    jsonl.check(path, 0, parse=True)
+    with pytest.raises(ConfigError, match="is gone, the checkpoint was taken after 2 records"):
+        jsonl.check(path, 2, parse=True)
+    assert not path.exists() and jsonl.count(path) == 0
+    path.write_bytes(b'{"step":0}\n{"st')
+    with pytest.raises(ConfigError, match="1 records"):
+        jsonl.check(path, 2, parse=True)
+    assert path.read_bytes() == b'{"step":0}\n{"st' and jsonl.count(path) == 1

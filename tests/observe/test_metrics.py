@@ -1,6 +1,10 @@
 """metrics.jsonl and TensorBoard hold the same numbers, also after a resume."""
 
+import errno
+import os
 import struct
+
+import pytest
 
 from jaxagent.observe import jsonl
 from jaxagent.observe.files import METRICS_FILE, TENSORBOARD_FOLDER
@@ -45,3 +49,23 @@ def test_a_resumed_run_has_each_step_once_in_both(tmp_path):
     writer.close()
     assert [record["x"] for record in jsonl.read(tmp_path / METRICS_FILE)] == [1, 2, 30]
     assert [value for _, _, value in _events(tmp_path / TENSORBOARD_FOLDER)] == [1, 2, 30]
+
+
+def test_a_full_disk_is_told_by_the_file_s_name_and_the_file_goes_on(small_disk):
+    """No matter which of the two meets it; after it no half record is there, and closing says nothing more."""
+    writer = MetricsWriter(small_disk / "run")
+    writer.write("rl", 1, {"x": 1.0})
+    with open(small_disk / "ballast", "wb", buffering=0) as ballast, pytest.raises(OSError):
+        while True:
+            ballast.write(b"0" * 4096)
+    with pytest.raises(OSError) as raised:
+        for step in range(2, 5000):
+            writer.write("rl", step, {"x": float(step)})
+    assert raised.value.errno == errno.ENOSPC and str(small_disk / "run") in raised.value.filename
+    writer.close()
+    os.truncate(small_disk / "ballast", 0)
+    records = list(jsonl.read(small_disk / "run" / METRICS_FILE))
+    assert [record["step"] for record in records] == list(range(1, len(records) + 1))
+    again = MetricsWriter(small_disk / "run", position=len(records))
+    again.write("rl", len(records) + 1, {"x": 0.0})
+    again.close()

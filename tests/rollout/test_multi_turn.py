@@ -288,3 +288,37 @@ def test_turn_rewards_must_fit_the_turns(trained):
     assert episode.stop_reason == StopReason.ENV_ERROR and "1 turn rewards for 2 turns" in episode.error
     assert episode.turn_rewards == ()
     assert play(trained, [ANSWER])[0].turn_rewards == ()  # most environments give none
+
+
+@pytest.mark.parametrize(
+    ("verdict", "named"),
+    [
+        (Verdict(float("nan")), "reward is nan"),
+        (Verdict(1.0, {"em": float("-inf")}), "em is -inf"),
+        (Verdict(1.0, {}, (float("inf"),)), "turn_rewards[0] is inf"),
+    ],
+)
+def test_a_reward_that_is_no_number_fails_the_attempt(trained, verdict, named):
+    class Judged(SearchEnvironment):
+        async def verify(self, transcript):
+            return verdict
+
+    episode, _ = play(trained, [ANSWER], make=lambda task: Judged(task, config(), RETRIEVER))
+    assert episode.stop_reason == StopReason.ENV_ERROR and f"the environment's {named}" in episode.error
+    assert (episode.reward, episode.rewards, episode.turn_rewards) == (0.0, {}, ())
+
+
+def test_a_logprob_that_is_no_number_is_the_engine_s_failure(trained, monkeypatch):
+    generate = ScriptedPolicy.generate
+
+    async def broken(self, *arguments):
+        generation = await generate(self, *arguments)
+        generation.logprobs[-1] = np.nan
+        return generation
+
+    monkeypatch.setattr(ScriptedPolicy, "generate", broken)
+    cfg = config()
+    policy = ScriptedPolicy(trained, lambda task, sample: [ANSWER])
+    rollout = MultiTurn(lambda t: SearchEnvironment(t, cfg, RETRIEVER), policy, trained, Plain(), cfg, SAMPLING, 1.0)
+    episode = asyncio.run(rollout(TASK, 0))
+    assert episode.stop_reason == StopReason.ENGINE_ERROR and "log-prob" in episode.error

@@ -1,0 +1,23 @@
+"""Whether an error is a full disk: libraries have names of their own for it."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+CODES = (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether the error, or one that it was raised from, says that a disk or a quota is full.
+
+    tensorstore raises a ValueError, safetensors an error of its own; both carry the system's words.
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno is not None:
+            if error.errno in CODES:
+                return True
+        elif any(os.strerror(code) in str(error) for code in CODES):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,0 +1,37 @@
+"""What of a step's numbers a person must hear of at once: not a number, or an update that was left out.
+
+metrics.jsonl has no NaN, since JSON has none: it shows null. The reason is said here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+_UPDATES = {"policy/grad_norm": "policy/update_applied", "critic/grad_norm": "critic/update_applied"}
+
+
+def complaints(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """Name of a metric -> one line about it; {} for a healthy step.
+
+    Args:
+      metrics: of one step, as they are before they become JSON.
+    """
+    found = {}
+    for name, value in metrics.items():
+        if isinstance(value, (int, float)) and not math.isfinite(value):
+            found[name] = f"{name} is {value}"
+            if name in _UPDATES:
+                found[name] += ": an update with such a gradient is left out, the weights stay as they were"
+    for norm, applied in _UPDATES.items():
+        share = metrics.get(applied)
+        if norm not in found and share is not None and share < 1.0:
+            found[applied] = f"{applied} is {share:g}: an update found no token to learn from"
+    return found
+
+
+def largest(before: float | None, now: float | None) -> float | None:
+    """The larger one of two numbers that may be missing; what is not a number wins, and stays."""
+    known = [value for value in (before, now) if value is not None]
+    return next((value for value in known if math.isnan(value)), max(known, default=None))

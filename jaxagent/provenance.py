@@ -1,0 +1,90 @@
+"""run.json: with which code, on what and when a workdir's run was started and went on. Not among the metrics.
+
+{"checkpointed": whether a bundle was ever complete, "starts": [{"time", "command", "resumed_at", "commit", ...}, ...]}
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxagent.config import ConfigError
+
+PACKAGES = ("jaxagent", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers", "numpy")
+GIT_TIMEOUT_S = 10.0
+
+
+def start(devices: Sequence[Any], resumed_at: Mapping[str, Any] | None) -> dict[str, Any]:
+    """One entry of "starts".
+
+    Args:
+      devices: `jax.Device`s that the run uses.
+      resumed_at: {"stage", "step", "checkpoint"} that it goes on from; None for a run that begins.
+    """
+    kinds = [device.device_kind for device in devices]
+    return {
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "resumed_at": resumed_at,
+        "command": shlex.join([sys.executable, *sys.argv]),
+        **commit(Path(__file__).parent),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "devices": [f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)],
+    }
+
+
+def commit(folder: Path) -> dict[str, Any]:
+    """The git commit that this code is of, and whether tracked files differ from it; None where it is of none.
+
+    A copy installed inside somebody else's checkout is not tracked there, and has none.
+    """
+    found = _git(folder, "ls-files", "--error-unmatch", "__init__.py") and _git(folder, "rev-parse", "HEAD")
+    if not found:
+        return {"commit": None, "dirty": None}
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": found, "dirty": None if changed is None else bool(changed)}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What the file holds; an empty record where there is none.
+
+    Raises:
+      ConfigError: it is damaged.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {"checkpointed": bool(found["checkpointed"]), "starts": list(found["starts"])}
+    except FileNotFoundError:
+        return {"checkpointed": False, "starts": []}
+    except (ValueError, TypeError, KeyError):
+        raise ConfigError(f"{path} is damaged: it only says how the run was started. Delete it to go on.") from None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    """What git prints; None where it fails, or there is none."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=GIT_TIMEOUT_S, env=environment
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,134 @@
+"""What may differ between a checkpoint and the run that goes on from it.
+
+The rule: what changes the function that the saved weights compute, or what the saved state means, is refused, and
+everything else is taken and told.
+
+  - Refused by config field: the model's shape and rotary base, its adapters (once a stage has begun that trains them),
+    whether a chat template renders prompts, the size of a tokenizer trained here, both seeds, and the environment.
+  - Refused by content, wherever it lies: the model's spec (of a model folder: also what the config does not say), the
+    tokenizer, the training tasks, the held-out tasks, the corpus. Folders may be moved.
+  - Taken and told: everything else, `numerics`, learning rates, group sizes, sampling and paths among it.
+
+Imports no JAX.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jaxagent.config import Config, ConfigError, to_dict
+
+_WEIGHTS = "the weights would compute another function"
+_STATE = "the saved position and results would be of something else"
+_SHAPE = ("family", "num_layers", "embed_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim", "vocab_multiple")
+_ADAPTERS = ("rank", "alpha", "rank_stabilised", "targets")
+REFUSED = {
+    **{f"model.{name}": _WEIGHTS for name in (*_SHAPE, "rope_theta", "tie_embeddings")},
+    **{f"model.lora.{name}": _WEIGHTS for name in _ADAPTERS},
+    "tokenizer.vocab_size": "the weights know the tokenizer that the run has trained",
+    "tokenizer.use_chat_template": "the weights have learnt prompts that are written the other way",
+    "seed": _STATE,
+    "data.seed": _STATE,
+    "env.name": _STATE,
+}
+# What `identity` holds, and what to call it.
+_CONTENTS = {
+    "model": "The model that config.model describes",
+    "tokenizer": "The tokenizer",
+    "tasks": "The training data",
+    "held_out": "The held-out data",
+    "corpus": "The corpus",
+}
+
+
+def changes(saved: Mapping[str, Any], cfg: Config) -> list[tuple[str, Any, Any]]:
+    """(field, then, now) of every config field that differs, but for the workdir, which may be moved.
+
+    Args:
+      saved: the config in a bundle, as `to_dict` made it. A field that it lacks, or that exists no more, is left out.
+      cfg: the config now.
+    """
+    before = dict(_leaves(saved))
+    now = dict(_leaves(to_dict(cfg)))
+    return [
+        (field, before[field], value)
+        for field, value in now.items()
+        if field != "workdir" and field in before and before[field] != value
+    ]
+
+
+def check_config(saved: Mapping[str, Any], cfg: Config, checkpoint: str, adapting: bool) -> list[tuple[str, Any, Any]]:
+    """The changes that are taken.
+
+    Args:
+      saved, cfg: as in `changes`.
+      checkpoint: the bundle, for messages.
+      adapting: whether the bundle is of a stage that trains adapters, if there are any.
+
+    Raises:
+      ConfigError: a field of `REFUSED` has changed; names it, and `checkpoint`.
+    """
+    taken = []
+    for field, then, now in changes(saved, cfg):
+        # 0 and "" leave a model's shape to the model's folder.
+        of_lora = field.startswith("model.lora.")
+        of_folder = field.startswith("model.") and not of_lora and not isinstance(now, bool) and not (then and now)
+        unread = field == "tokenizer.vocab_size" and bool(cfg.tokenizer.path or cfg.model.path)
+        no_adapters = of_lora and not (adapting and (field == "model.lora.rank" or cfg.model.lora.rank))
+        if field in REFUSED and not (of_folder or unread or no_adapters):
+            raise ConfigError(
+                f"config.{field} is {now!r}, and {then!r} in checkpoint {checkpoint}: {REFUSED[field]}. "
+                "Use another workdir, or that value."
+            )
+        taken.append((field, then, now))
+    return taken
+
+
+def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], cfg: Config, host: Mapping[str, Any]) -> None:
+    """Compares the contents that a run works with.
+
+    Args:
+      saved, now: what `build.Parts.identity` said then and says now.
+      cfg: the config now.
+      host: of the bundle.
+
+    Raises:
+      ConfigError: one is another.
+    """
+    for name, called in _CONTENTS.items():
+        if name not in saved or name not in now or saved[name] == now[name]:
+            continue
+        if name == "held_out" and host["config"]["data"]["num_eval"] != cfg.data.num_eval:
+            continue  # asked for, and told
+        what = ""
+        if isinstance(now[name], Mapping):
+            field = next(key for key in now[name] if saved[name].get(key) != now[name][key])
+            what = f": {field} was {saved[name].get(field)!r} and is {now[name][field]!r}"
+        raise ConfigError(
+            f"{called} has changed since {cfg.workdir} was trained with it{what}. Restore it, or use another workdir."
+        )
+
+
+def told(taken: list[tuple[str, Any, Any]]) -> str:
+    """ "rl.group_size 4 -> 2, rl.optimizer.learning_rate 0.001 -> 0.0003"."""
+    return ", ".join(f"{field} {_short(then)} -> {_short(now)}" for field, then, now in taken)
+
+
+def of_spec(spec: Any) -> dict[str, Any]:
+    """What of a model's spec decides the function that its weights compute, as JSON values."""
+    execution = ("embed_init_std", "compute_dtype", "param_dtype", "remat", "logprob_chunk_tokens", "max_position")
+    return {name: value for name, value in dataclasses.asdict(spec).items() if name not in execution}
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else ("''" if value == "" else str(value))
+
+
+def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", list(value) if isinstance(value, tuple) else value  # as JSON has it

@@ -1,0 +1,35 @@
+"""What is not a number is never taken for a good one."""
+
+import math
+
+import pytest
+
+from jaxagent.observe import health
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "largest"),
+    [(0.0, 0.5, 0.5), (0.5, 0.0, 0.5), (0.5, None, 0.5), (None, None, None), (0.0, NAN, NAN), (NAN, 0.5, NAN),
+     (math.inf, NAN, NAN), (NAN, None, NAN)],
+)  # fmt: skip
+def test_nan_wins_in_a_running_maximum(before, now, largest):
+    found = health.largest(before, now)
+    assert found == largest or (math.isnan(largest) and math.isnan(found))
+
+
+def test_a_healthy_step_has_no_complaint():
+    metrics = {"policy/grad_norm": 0.5, "policy/update_applied": 1.0, "loss/total": -1.0, "time/step_s": None}
+    assert health.complaints(metrics) == {}
+
+
+def test_a_skipped_update_says_why():
+    found = health.complaints({"policy/grad_norm": NAN, "policy/update_applied": 0.5, "logprob_gap/max": NAN})
+    assert found == {
+        "policy/grad_norm": "policy/grad_norm is nan: an update with such a gradient is left out, the weights stay as "
+        "they were",
+        "logprob_gap/max": "logprob_gap/max is nan",
+    }
+    found = health.complaints({"policy/grad_norm": 0.0, "policy/update_applied": 0.0})
+    assert found == {"policy/update_applied": "policy/update_applied is 0: an update found no token to learn from"}

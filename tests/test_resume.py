@@ -1,0 +1,227 @@
+"""What a run goes on from: damage and changes are one line, and a refused resume leaves every file as it was."""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+import shutil
+
+import pytest
+
+from jaxagent import flags, provenance, resume
+from jaxagent import main as cli
+from jaxagent.config import ConfigError, to_dict
+from jaxagent.learner import digests
+from jaxagent.observe.files import RUN_FILE
+from tests import tiny_run
+
+
+@pytest.fixture
+def run(finished, tmp_path) -> pathlib.Path:
+    """A copy of a finished run that may be damaged. Its checkpoints are the two newest, 10 and 11."""
+    return pathlib.Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def contents(workdir: pathlib.Path) -> dict[str, str]:
+    """Every file with a digest of what is in it, but the lock and what XLA keeps."""
+    return {
+        str(path.relative_to(workdir)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in workdir.rglob("*")
+        if path.is_file() and path.name != ".lock" and "compilation_cache" not in path.parts
+    }
+
+
+def refused(capsys, workdir: pathlib.Path, *changes: str, config: str = "search_r1") -> str:
+    """The one line of a run that is not gone on with, and has changed nothing."""
+    before = contents(workdir)
+    capsys.readouterr()
+    assert cli.main(tiny_run.argv(workdir, "--config.rl.steps=6", *changes, config=config)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert contents(workdir) == before
+    return error
+
+
+def largest(folder: pathlib.Path) -> pathlib.Path:
+    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+def flip(path: pathlib.Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "flipped": lambda bundle: flip(largest(bundle / "state")),
+    "cut": lambda bundle: largest(bundle / "state").write_bytes(largest(bundle / "state").read_bytes()[:-100]),
+    "empty": lambda bundle: largest(bundle / "host").write_bytes(b""),
+    "missing": lambda bundle: (bundle / "state/_METADATA").unlink(),
+    "folder": lambda bundle: shutil.rmtree(bundle / "host"),
+    "digests": lambda bundle: (bundle / digests.FILE).write_text("{"),
+    "everything": lambda bundle: [shutil.rmtree(bundle), bundle.mkdir()],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_bundle_is_named_and_the_one_before_it_offered(run, capsys, damage):
+    newest, older = sorted((run / "checkpoints").iterdir(), key=lambda path: -int(path.name))[:2]
+    DAMAGE[damage](newest)
+    error = refused(capsys, run)
+    assert f"{newest} cannot be read" in error and error.rstrip().endswith(f"to go on from {older.name}.")
+    if damage in ("flipped", "cut"):
+        assert f"({largest(newest / 'state').relative_to(newest)} differs from its digest)" in error
+
+
+def test_a_damaged_log_is_named_with_its_line(run, capsys):
+    path = run / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:3], b"garbage \xff\n", *lines[4:]]))
+    assert f"{path}, line 4: not JSON" in refused(capsys, run)
+    path.write_bytes(b"".join(lines[:3]))
+    assert f"{path} has 3 records" in refused(capsys, run)
+
+
+@pytest.mark.parametrize("keep_folder", [False, True])
+def test_records_without_a_checkpoint_are_not_thrown_away(run, capsys, keep_folder):
+    shutil.rmtree(run / "checkpoints")
+    for name in ("policy", "summary.json"):  # whose being there would tell as well
+        path = run / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if keep_folder:
+        (run / "checkpoints").mkdir()
+    assert "holds 11 records and no checkpoint: use another workdir, or delete" in refused(capsys, run)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ("--config.seed=7", "config.seed is 7, and 0"),
+        ("--config.data.seed=7", "config.data.seed is 7"),
+        ("--config.model.embed_dim=64", "config.model.embed_dim is 64, and 32"),
+        ("--config.model.mlp_dim=96", "config.model.mlp_dim is 96, and 64"),
+        ("--config.model.rope_theta=500", "config.model.rope_theta is 500.0, and"),
+        ("--config.model.lora.rank=2", "config.model.lora.rank is 2, and 0"),
+        ("--config.tokenizer.vocab_size=600", "config.tokenizer.vocab_size is 600, and 512"),
+        ("--config.rl.steps=3", "has done 4 steps of 'rl', and the config gives it 3"),
+    ],
+)
+def test_a_config_that_cannot_go_on_is_refused(run, capsys, change, field):
+    assert field in refused(capsys, run, change)
+
+
+def test_another_task_is_refused_before_its_data_is_made(run, capsys):
+    assert "config.env.name is 'python', and 'search'" in refused(capsys, run, config="gsm8k_python")
+    assert not list(run.glob("arithmetic*"))
+
+
+@pytest.mark.parametrize("what", ["corpus", "tokenizer"])
+def test_other_contents_are_refused(run, capsys, what):
+    if what == "corpus":
+        (path,) = run.glob("geography-*/corpus.jsonl")
+        path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:200]))
+        assert "The corpus has changed" in refused(capsys, run)
+    else:
+        path = run / "tokenizer/tokenizer.json"
+        tokenizer = json.loads(path.read_text())
+        vocab = tokenizer["model"]["vocab"]
+        vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+        path.write_text(json.dumps(tokenizer))
+        assert "The tokenizer has changed" in refused(capsys, run)
+
+
+def test_what_changed_is_told_and_a_finished_run_is_left_alone(run, capsys):
+    before = contents(run)
+    assert cli.main(tiny_run.argv(run, "--config.rl.group_size=2")) == 0
+    assert "the run has ended, and does not take: rl.group_size 4 -> 2" in capsys.readouterr().out
+    after = contents(run)
+    assert {name for name in before if after.get(name) != before[name]} <= {"summary.json", "report.html"}
+
+
+def test_an_empty_workdir_is_refused(capsys):
+    assert cli.main(tiny_run.argv(pathlib.Path("x"), "--config.workdir=")) == 2
+    assert "config.workdir is empty" in capsys.readouterr().err
+
+
+def test_a_run_says_what_it_was_made_with(finished):
+    (start,) = json.loads((finished / RUN_FILE).read_text())["starts"]
+    assert start["packages"]["jax"] and start["python"] and start["host"] and start["devices"] == ["1 x cpu"]
+    assert start["resumed_at"] is None and "main" in start["command"] and "--config.rl.steps=4" in start["command"]
+    commit = provenance.commit(pathlib.Path(provenance.__file__).parent)
+    assert (start["commit"], start["time"][:2]) == (commit["commit"], "20")
+
+
+def test_code_that_lies_in_another_repository_has_no_commit(tmp_path):
+    """As an installed package in a virtual environment does, inside the user's own checkout."""
+    import subprocess
+
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@y"]
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/__init__.py").touch()
+    subprocess.run([*git, "init", "-q"], check=True, timeout=60)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True, timeout=60)
+    assert provenance.commit(tmp_path / "lib") == {"commit": None, "dirty": None}
+    subprocess.run([*git, "add", "."], check=True, timeout=60)
+    subprocess.run([*git, "commit", "-q", "-m", "x"], check=True, timeout=60)
+    found = provenance.commit(tmp_path / "lib")
+    assert len(found["commit"]) == 40 and found["dirty"] is False
+    (tmp_path / "lib/__init__.py").write_text("changed")
+    assert provenance.commit(tmp_path / "lib")["dirty"] is True
+
+
+def test_a_damaged_record_of_starts_is_told(tmp_path):
+    assert provenance.read(tmp_path / RUN_FILE) == {"checkpointed": False, "starts": []}
+    (tmp_path / RUN_FILE).write_text("{")
+    with pytest.raises(ConfigError, match=r"run\.json is damaged"):
+        provenance.read(tmp_path / RUN_FILE)
+
+
+# ---- the rule, field by field
+
+
+def cfg(*changes: str):
+    return flags.parse_argv(tiny_run.argv(pathlib.Path("run"), *changes)).config
+
+
+def test_every_refused_field_exists():
+    fields = {path.removeprefix("config.") for path, _ in flags.fields()}
+    assert set(resume.REFUSED) <= fields
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "told"),
+    [
+        ([], ["workdir=elsewhere"], ""),
+        ([], ["rl.group_size=2", "numerics=fast"], "numerics exact -> fast, rl.group_size 4 -> 2"),
+        ([], ["rl.optimizer.learning_rate=0.5"], "rl.optimizer.learning_rate 0.0002 -> 0.5"),
+        (["model.num_layers=0"], ["model.num_layers=1"], "model.num_layers 0 -> 1"),  # 0: as the model's folder says
+        ([], ["tokenizer.vocab_size=9", "model.path=x"], "model.path '' -> x, tokenizer.vocab_size 512 -> 9"),
+        ([], ["model.lora.alpha=3"], "model.lora.alpha 32 -> 3"),  # there are no adapters
+        ([], ["stages=rl"], "stages ['warm_start', 'rl'] -> ['rl']"),
+    ],
+)
+def test_changes_that_are_taken_are_told(then, now, told):
+    before, after = (cfg(*(f"--config.{change}" for change in changes)) for changes in (then, now))
+    saved = json.loads(json.dumps(to_dict(before)))  # as a bundle has it
+    assert resume.told(resume.check_config(saved, after, "7", adapting=True)) == told
+
+
+def test_adapters_keep_their_scale():
+    saved = to_dict(cfg("--config.model.lora.rank=2"))
+    now = cfg("--config.model.lora.rank=2", "--config.model.lora.alpha=3")
+    with pytest.raises(ConfigError, match=r"config\.model\.lora\.alpha .* in checkpoint 7"):
+        resume.check_config(saved, now, "7", adapting=True)
+    assert resume.told(resume.check_config(saved, now, "7", adapting=False)) == "model.lora.alpha 32 -> 3"
+
+
+def test_contents_are_compared_by_name():
+    now = {"model": {"rope_theta": 1e4, "norm_eps": 1e-6}, "tokenizer": "a", "tasks": "b", "held_out": "c"}
+    config, host = cfg(), {"config": to_dict(cfg())}
+    resume.check_identity({}, now, config, host)  # a bundle from before there was any
+    resume.check_identity(now, now, config, host)
+    with pytest.raises(ConfigError, match=r"The model .* has changed .*: norm_eps was 1e-05 and is 1e-06"):
+        resume.check_identity(now | {"model": {"rope_theta": 1e4, "norm_eps": 1e-5}}, now, config, host)
+    with pytest.raises(ConfigError, match="The held-out data has changed"):
+        resume.check_identity(now | {"held_out": "d"}, now, config, host)
+    fewer = dataclasses.replace(config, data=dataclasses.replace(config.data, num_eval=4))
+    resume.check_identity(now | {"held_out": "d"}, now, fewer, host)
