@@ -52,6 +52,7 @@ class Apptainer(LocalBackend):
             spec,
             START_TIMEOUT_S,
             on_closed=lambda: self.free_group(group),
+            oom_kills=self.count_oom_kills(group),
             executable="/bin/sh",
             enter=lambda pid: enter_group(group, pid),
             env={name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ},

@@ -39,6 +39,7 @@ class Bubblewrap(LocalBackend):
             spec,
             START_TIMEOUT_S,
             on_closed=lambda: self.free_group(group),
+            oom_kills=self.count_oom_kills(group),
             executable="/bin/sh",
             user=self.uid if os.geteuid() == 0 else None,
             enter=lambda pid: enter_group(group, pid),

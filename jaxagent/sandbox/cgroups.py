@@ -23,6 +23,8 @@ CONTROLLERS = ("memory", "pids", "cpu")
 PERIOD_US = 100_000
 REMOVE_TIMEOUT_S = 20.0
 MAKE_TRIES = 1000
+MAX_USAGE = "memory.max_usage_in_bytes"
+NEARLY_BYTES = 2 * 2**20  # of the limit: what cannot be charged any more is larger than a page
 SWAP = ("memory.memsw.limit_in_bytes", "memory.swap.max")  # swap accounting may not be compiled in, or switched off
 RUN_DIRECTORY = re.compile(r"jaxagent-([0-9a-f]{12})")
 
@@ -33,6 +35,18 @@ class Group:
 
     limits: Limits
     directories: tuple[Path, ...]
+    before: tuple[int, int] = (0, 0)  # what `_memory_events` counted of the sandboxes that had the group earlier
+
+    def oom_kills(self) -> int | None:
+        """Processes killed because the group reached its limit; None where nobody counts.
+
+        Where the group did not, but the run's own group or the host had no memory left, the kills are not its doing: 0.
+        """
+        now = _memory_events(self.directories)
+        if now is None:
+            return None
+        reached, killed = (count - old for count, old in zip(now, self.before, strict=True))
+        return killed if reached > 0 else 0
 
     def procs(self) -> list[str]:
         """Files to which a process writes "0" to enter."""
@@ -88,7 +102,11 @@ class Cgroups:
             return None
         for i, group in enumerate(self._free):
             if group.limits == limits:
-                return self._free.pop(i)
+                del self._free[i]
+                for directory in group.directories:
+                    if (directory / MAX_USAGE).exists():
+                        (directory / MAX_USAGE).write_text("0")
+                return dataclasses.replace(group, before=_memory_events(group.directories) or (0, 0))
         self._made += 1
         directories = []
         for root in sorted(set(self._roots.values())):
@@ -272,6 +290,27 @@ def _enable(directory: Path, controllers: set[str]) -> None:
         leaf.mkdir(exist_ok=True)
         (leaf / "cgroup.procs").write_text(str(os.getpid()))
         switch.write_text(on)
+
+
+def _memory_events(directories: tuple[Path, ...]) -> tuple[int, int] | None:
+    """(how often the group's own limit was reached, processes killed for memory), since the directories were made.
+
+    Version 1 counts no limit that was reached (its `failcnt` stays 0 on current kernels), but has the largest use since
+    that was set back: 1 when it came to the limit.
+    """
+    for directory in directories:
+        with contextlib.suppress(OSError, KeyError, ValueError):
+            if (directory / "memory.events").exists():
+                said = _numbers(directory / "memory.events")
+                return said["oom"], said["oom_kill"]
+            killed = _numbers(directory / "memory.oom_control")["oom_kill"]
+            limit, most = (int((directory / name).read_text()) for name in ("memory.limit_in_bytes", MAX_USAGE))
+            return int(most + NEARLY_BYTES >= limit), killed
+    return None
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    return {name: int(value) for name, value in (line.split() for line in path.read_text().splitlines())}
 
 
 def _pids(directory: Path) -> list[int]:

@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from jaxagent.config import ConfigError
@@ -58,6 +59,10 @@ class LocalBackend(Backend):
             return self.owner.cgroups.make(limits)
         except OSError as failure:
             raise SandboxError(f"no control group can be made: {failure}") from failure
+
+    def count_oom_kills(self, group: Group | None) -> Callable[[], int | None]:
+        """What `start_helper` wants: counts processes killed for memory."""
+        return group.oom_kills if group is not None else lambda: None
 
     def free_group(self, group: Group | None) -> None:
         """Takes it back when all inside has ended."""

@@ -47,6 +47,7 @@ class Namespaces(LocalBackend):
             spec,
             START_TIMEOUT_S,
             on_closed=lambda: self.free_group(group),
+            oom_kills=self.count_oom_kills(group),
             executable=self._executable,
             auxiliary=True,
         )

@@ -92,6 +92,7 @@ class Worker:
                 web.get("/sandboxes/{id}/list", self._list),
                 web.post("/sandboxes/{id}/stop", self._stop),
                 web.post("/sandboxes/{id}/snapshot", self._snapshot),
+                web.get("/sandboxes/{id}/oom_kills", self._oom_kills),
                 web.delete("/sandboxes/{id}", self._close),
             ]
         )
@@ -205,15 +206,19 @@ class Worker:
         sandbox, directory = self._sandbox(request, client), self._folder.new(str(body["directory"]))
         return web.json_response({"layer": await sandbox.snapshot(directory)})
 
+    async def _oom_kills(self, request: web.Request, client: _Client) -> web.Response:
+        return web.json_response({"oom_kills": await self._sandbox(request, client).oom_kills()})
+
     async def _close(self, request: web.Request, client: _Client) -> web.Response:
         name = request.match_info["id"]
         sandbox = client.sandboxes.pop(name, None)
         if sandbox is not None:
             await sandbox.close()
-        else:  # its start is in progress, or may be heard later than this, or it was closed already
-            client.ended[name] = None
-            if len(client.ended) > MAX_ENDED:
-                del client.ended[next(iter(client.ended))]
+            return web.json_response({"oom_kills": await sandbox.oom_kills()})
+        # Its start is in progress, or may be heard later than this, or it was closed already.
+        client.ended[name] = None
+        if len(client.ended) > MAX_ENDED:
+            del client.ended[next(iter(client.ended))]
         return web.json_response({})
 
 

@@ -111,6 +111,29 @@ def test_each_command_has_its_own_output(anywhere):
     anywhere(check)
 
 
+def test_kills_for_memory_are_counted(anywhere):
+    """Of this sandbox, while it lives and afterwards; not of the one that had its control group before."""
+    counts = "memory" in anywhere.backend.owner.cgroups.controllers and anywhere.name != "podman"
+    seen = []
+
+    async def check(sandbox):
+        seen.append(sandbox)
+        assert await sandbox.oom_kills() == (0 if counts else None)
+        await sandbox.execute(["sh", "-c", "kill -9 $$"], 10, 100)  # killed, but not for memory
+        assert not await sandbox.oom_kills()
+        if counts:
+            killed = await sandbox.execute(["sh", "-c", "head -c 200M /dev/zero | tail -n 1 | wc -c"], 30, 100)
+            assert b"0" in killed.output.split() and await sandbox.oom_kills() >= 1
+
+    async def closed(_):
+        return await seen[0].oom_kills()
+
+    limits = Limits(memory_bytes=64 * 2**20, disk_bytes=16 * 2**20)
+    for _ in range(2):
+        anywhere(check, Spec(limits=limits))
+    assert bool(anywhere(closed)) == counts
+
+
 def test_fresh_processes(anywhere):
     async def check(sandbox):
         await sandbox.run("X=5; export Y=6; cd /", 10, 100)

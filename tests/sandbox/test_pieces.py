@@ -195,6 +195,27 @@ def test_a_group_that_is_removed_before_it_is_locked_is_made_again(tmp_path, mon
     os.close(fd)
 
 
+MAX = "memory.max_usage_in_bytes"
+
+
+@pytest.mark.parametrize(
+    ("files", "counted"),
+    [
+        ({"memory.events": "low 0\nmax 9\noom 2\noom_kill 3\n"}, 2),
+        ({"memory.events": "oom 0\noom_kill 3\n"}, 0),  # the run's own group or the host was full
+        ({"memory.oom_control": "oom_kill 3", "memory.limit_in_bytes": "9000000", MAX: "8999999"}, 2),
+        ({"memory.oom_control": "oom_kill 3", "memory.limit_in_bytes": "9000000", MAX: "6000000"}, 0),
+        ({"memory.oom_control": "under_oom 0", "memory.limit_in_bytes": "9000000", MAX: "9000000"}, None),
+        ({}, None),
+    ],
+)
+def test_kills_for_memory(files, counted, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    directories = (tmp_path / "pids", tmp_path)
+    assert cgroups.Group(Limits(), directories, before=(0, 1)).oom_kills() == counted
+
+
 def test_settings():
     limits = Limits(memory_bytes=1000, disk_bytes=24, processes=10, cpus=0.5)
     assert dict(cgroups.settings(limits, {"memory", "pids", "cpu"}, 2)) == {

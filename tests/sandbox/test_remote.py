@@ -73,6 +73,13 @@ def test_the_same_interface(places, tmp_path):
             for operation in (sandbox.run("true", 1, 1), sandbox.read("/x")):
                 with pytest.raises(SandboxClosed):
                     await operation
+            counts = "memory" in local.owner.cgroups.controllers
+            small = Spec(limits=Limits(memory_bytes=64 * 2**20, disk_bytes=16 * 2**20))
+            async with await remote.start(small) as sandbox:
+                assert await sandbox.oom_kills() == (0 if counts else None)
+                await sandbox.run("head -c 200M /dev/zero | tail -n 1", 30, 100)
+                assert bool(await sandbox.oom_kills()) == counts
+            assert bool(await sandbox.oom_kills()) == counts  # the worker told it with the end
             with pytest.raises(ConfigError):
                 await remote.start(Spec(layers=("/nonexistent",)))
             await remote.close()
