@@ -26,6 +26,8 @@ import warnings  # noqa: F401  (os.execvpe wants it, when it is too late)
 
 TIMED_OUT, SHELL_LOST, FLOODED = 1, 2, 4
 GRACE_S, DRAIN_S, OLD_CHANNELS, CHUNK = 0.3, 0.05, 16, 65536
+TERMINALS, TERMINAL_S, INOTIFY_INSTANCES = 24, 5.0, 8
+NO_TERMINAL = "cannot start a shell, since the host is out of terminals (raise kernel.pty.max there)"
 MAX_FRAME = 80 << 20
 NEW_NAMESPACES = 0x10000000 | 0x20000000 | 0x00020000 | 0x08000000 | 0x04000000
 NEW_NETWORK = 0x40000000
@@ -191,14 +193,17 @@ def make_devices(base, root):
         os.close(os.open(f"{root}/dev/{name}", os.O_WRONLY | os.O_CREAT, 0o666))
         mount(f"/dev/{name}", f"{root}/dev/{name}", None, MS_BIND)
     os.mkdir(root + "/dev/pts", 0o755)
-    options = "newinstance,ptmxmode=0666,mode=0620,max=256"
+    options = f"newinstance,ptmxmode=0666,mode=0620,max={TERMINALS}"
     mount("devpts", root + "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, options)
     os.symlink("pts/ptmx", root + "/dev/ptmx")
     os.symlink("/proc/self/fd", root + "/dev/fd")
     for i, name in enumerate(("stdin", "stdout", "stderr")):
         os.symlink(f"/proc/self/fd/{i}", f"{root}/dev/{name}")
-    os.mkdir(root + "/dev/shm")
-    os.chmod(root + "/dev/shm", 0o1777)
+    os.mkdir(base + "/shm")
+    os.chmod(base + "/shm", 0o1777)
+    os.mkdir(root + "/dev/shm", 0o755)
+    mount(base + "/shm", root + "/dev/shm", None, MS_BIND)
+    mount(None, root + "/dev", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
 
 
 def make_root():
@@ -219,6 +224,8 @@ def make_root():
     make_devices(base, root)
     mount("proc", root + "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     write_file(root + "/proc/sys/user/max_user_namespaces", "0")
+    if os.path.exists(root + "/proc/sys/user/max_inotify_instances"):
+        write_file(root + "/proc/sys/user/max_inotify_instances", str(INOTIFY_INSTANCES))
     bind_read_only(root + "/proc/sys", root + "/proc/sys")
     os.chdir(root)
     checked(libc.syscall(PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
@@ -235,6 +242,8 @@ def make_root():
 def launch():
     """Returns as process 1 of the new sandbox."""
     die_with_parent(config.get("p", 0))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     for path in config["cgroups"]:
         write_file(path, "0")
     if "u" in config and os.geteuid() == 0:
@@ -344,6 +353,18 @@ def kill_children():
     return bool(pids)
 
 
+def remove_system_v():
+    """System V objects, which outlive their processes."""
+    for name, remove in (
+        ("shm", lambda number: libc.shmctl(number, 0, None)),
+        ("msg", lambda number: libc.msgctl(number, 0, None)),
+        ("sem", lambda number: libc.semctl(number, 0, 0)),
+    ):
+        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/sysvipc/{name}") as file:
+            for line in file.readlines()[1:] if os.getpid() == 1 else ():
+                remove(int(line.split()[1]))
+
+
 def kill_everything():
     """Every process of the sandbox but this one."""
     global shell, fresh, terminal, channel
@@ -359,6 +380,7 @@ def kill_everything():
             if not reap() and not kill_children():
                 break
         time.sleep(0.0005)
+    remove_system_v()
     shell = fresh = 0
     for fd in [*old_channels, terminal, channel]:
         if fd >= 0:
@@ -400,6 +422,7 @@ def kill_others(spared):
         if keep:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGSTOP)
+    remove_system_v()
     shell = fresh = 0
     if terminal >= 0:
         os.close(terminal)
@@ -555,18 +578,38 @@ def ready():
         channel, channel_path = open_terminal(False)
 
 
+def own_terminals():
+    """How many terminals of this sandbox are open."""
+    try:
+        return sum(name.isdigit() for name in os.listdir("/dev/pts"))
+    except OSError:
+        return 0
+
+
+def surely_ready():
+    """The same whatever the agent's processes hold. Where the host has no terminal left, others are waited for."""
+    end = time.monotonic() + TERMINAL_S
+    while True:
+        try:
+            return ready()
+        except OSError as failure:
+            if failure.errno != errno.ENOSPC or own_terminals() > OLD_CHANNELS + 2:
+                break
+            if time.monotonic() > end:
+                raise OSError(errno.ENOSPC, NO_TERMINAL) from failure
+        wait({owner.incoming: select.POLLRDHUP}, time.monotonic() + 0.05)
+    kill_everything()
+    return ready()
+
+
 def run_in_shell(number, data):
     """R: see `native/agent.c`."""
     global channel, terminal, last_status
     deadline_s, keep, flood = struct.unpack_from("<dQQ", data)
     nonce, word = data[24:40], data[41:-1]
     out, flags, status, lost = Output(keep), 0, -1, False
+    surely_ready()
     end = time.monotonic() + deadline_s
-    try:
-        ready()
-    except OSError:  # the agent's processes hold what is needed: every terminal, or every process
-        kill_everything()
-        ready()
     modes(terminal, True)
     probe = b"\nprintf '\\n%s:%s\\n' " + nonce + b' "$?"\n'
     restore = b"(exit %d); " % last_status if last_status else b""
@@ -788,6 +831,7 @@ def serve():
     global wake_read
     wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # to process 1 a signal without a handler is not delivered
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     if os.getpid() != 1:
         prctl(SUBREAPER, 1)

@@ -26,6 +26,7 @@ class Bubblewrap(LocalBackend):
             *self.common_gaps(),
             "no copy-on-write root (only /home/user, /tmp, /var/tmp, /run and /dev/shm are writable), no snapshots",
             "no limit on the number of files",
+            "one sandbox can take all terminals of the host",
         )
 
     async def start(self, spec: Spec) -> Sandbox:

@@ -78,12 +78,13 @@ class Engine(LocalBackend):
         """Of `create`."""
         limits = spec.limits
         memory = str(limits.memory_bytes + limits.disk_bytes)  # /tmp and the home directory count as memory
+        cores = 0 if resource.getrlimit(resource.RLIMIT_CORE)[1] == 0 else 1  # see `local.resource_limits`
         words = ["create", "--interactive", "--label", f"{LABEL}={self.owner.id}", "--network", "none"]
         words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", f"{spec.uid}:{spec.uid}"]
         words += ["--hostname", spec.hostname, "--workdir", "/", "--entrypoint", "", "--log-driver", "none"]
         words += ["--memory", memory, "--memory-swap", memory, "--pids-limit", str(limits.processes + 1)]
         words += ["--cpus", f"{limits.cpus:g}", "--shm-size", str(limits.disk_bytes // WRITABLE["/dev/shm"])]
-        words += ["--ulimit", f"nofile={limits.open_files}:{limits.open_files}", "--ulimit", "core=0:0"]
+        words += ["--ulimit", f"nofile={limits.open_files}:{limits.open_files}", "--ulimit", f"core={cores}:{cores}"]
         # Counted over all containers of a user, so not a limit of one: that is --pids-limit. It must be named, since
         # podman's own wish is more than root without CAP_SYS_RESOURCE may give.
         hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]

@@ -49,6 +49,8 @@ class LocalBackend(Backend):
         gaps.extend(self.owner.cgroups.gaps)
         if os.geteuid() != 0:
             gaps.append("no dedicated user id (sandboxes run as this user, in their own user namespace)")
+        if resource.getrlimit(resource.RLIMIT_CORE)[1] == 0 and _cores_are_piped():
+            gaps.append("a crash inside starts the host's program for core dumps (the hard limit of cores is 0, not 1)")
         if not self.filter:
             gaps.append("no system call filter for this processor")
         return gaps
@@ -109,6 +111,14 @@ class LocalBackend(Backend):
 WRITABLE = {"/home/user": 2, "/tmp": 4, "/var/tmp": 8, "/dev/shm": 16, "/run": 16}
 
 
+def _cores_are_piped() -> bool:
+    """Whether the kernel hands core dumps to a program, as root and outside of every limit."""
+    try:
+        return Path("/proc/sys/kernel/core_pattern").read_text().startswith("|")
+    except OSError:
+        return False
+
+
 def enter_group(group: Group | None, pid: int) -> None:
     """Puts a process into a control group. Raises OSError."""
     for procs in group.procs() if group else []:
@@ -125,11 +135,14 @@ def launcher(program: Path | None, name: str, mode: str) -> tuple[list[str], str
 def resource_limits(limits: Limits, memory: bool) -> dict[int, int]:
     """Limits of each process. `memory`: address space too, where no control group limits memory."""
     found = {
-        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_CORE: 1,  # with 0 the host's program that takes core dumps from a pipe is started nevertheless
         resource.RLIMIT_NOFILE: limits.open_files,
         resource.RLIMIT_FSIZE: limits.disk_bytes,
         resource.RLIMIT_MEMLOCK: 65536,
-        resource.RLIMIT_MSGQUEUE: 819200,
+        resource.RLIMIT_MSGQUEUE: 2**18,  # three queues as they are by default
+        resource.RLIMIT_SIGPENDING: 1024,  # and as many timers
+        resource.RLIMIT_RTPRIO: 0,
+        resource.RLIMIT_NICE: 0,
     }
     if memory:
         found[resource.RLIMIT_AS] = limits.memory_bytes

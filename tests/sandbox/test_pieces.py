@@ -20,10 +20,10 @@ from jaxagent.sandbox.owner import Owner
 ALLOW = 0x7FFF0000
 
 
-def verdict(program, number, argument=0, arch=None, machine="x86_64"):
+def verdict(program, number, argument=0, arch=None, machine="x86_64", second=0, third=0):
     """What a kernel would answer: an interpreter of classic BPF over struct seccomp_data."""
     arch = seccomp.AUDIT[machine] if arch is None else arch
-    data = struct.pack("<IIQ6Q", number & 0xFFFFFFFF, arch, 0, argument & (2**64 - 1), 0, 0, 0, 0, 0)
+    data = struct.pack("<IIQ6Q", number & 0xFFFFFFFF, arch, 0, argument & (2**64 - 1), second, third, 0, 0, 0)
     at = accumulator = 0
     lines = list(struct.iter_unpack("<HBBI", program))
     while True:
@@ -65,12 +65,35 @@ def test_the_filter(machine, clone, unshare, socket, mount, read):
         assert ask(call, 40) == error(errno.EAFNOSUPPORT)
     assert ask(read, arch=0x40000003) == error(errno.ENOSYS)  # 32-bit calls
     assert ask(0x40000000 | read) == error(errno.ENOSYS)  # x32
-    refused = sum(ask(n) != ALLOW for n in range(500))
-    assert refused == sum(n[list(seccomp.AUDIT).index(machine)] >= 0 for n in seccomp.REFUSED.values()) + 2 + 1 + 2
+    for number in (467, 500, 0x3FFFFFFF, 0xFFFFFFFF):  # newer than the list of calls
+        assert ask(number) == error(errno.ENOSYS)
+    refused = sum(ask(n) != ALLOW for n in range(467))
+    tables = {**seccomp.REFUSED, **seccomp.ABSENT, **seccomp.TRACING}
+    sockets = 2  # of family 0
+    assert refused == sum(n[list(seccomp.AUDIT).index(machine)] >= 0 for n in tables.values()) + sockets
     prlimit64, ptrace = {"x86_64": (302, 101), "aarch64": (261, 117)}[machine]
     assert ask(prlimit64, 0) == ALLOW and ask(prlimit64, 1) == error(errno.EPERM)  # of itself, of process 1
     assert ask(ptrace) == error(errno.EPERM)
     assert verdict(seccomp.program(machine, tracing=True), ptrace, 0, None, machine) == ALLOW
+
+
+@pytest.mark.parametrize(
+    ("machine", "setsockopt", "prctl", "call"), [("x86_64", 54, 157, 317), ("aarch64", 208, 167, 277)]
+)
+def test_agents_install_no_filters(machine, setsockopt, prctl, call):
+    """Compiled filters take memory of which the whole host has a fixed amount."""
+    program = seccomp.program(machine)
+
+    def socket_option(level, name):
+        return verdict(program, setsockopt, 3, None, machine, level, name)
+
+    refused = [name for name in range(100) if socket_option(1, name) != ALLOW]
+    assert refused == [26, 50, 51, 52] and socket_option(1, 26) == error(errno.EPERM)
+    assert all(socket_option(level, name) == ALLOW for level in (0, 2, 6, 41) for name in range(100))
+    assert verdict(program, call, 1, None, machine) == error(errno.ENOSYS)
+    asked = [option for option in range(100) if verdict(program, prctl, option, None, machine) != ALLOW]
+    assert asked == [22] and verdict(program, prctl, 22, None, machine) == error(errno.EINVAL)
+    assert verdict(program, prctl, 22 | 1 << 32, None, machine) == error(errno.EINVAL)  # the kernel sees 32 bits
 
 
 def test_no_filter_for_an_unknown_processor():

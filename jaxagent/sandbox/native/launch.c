@@ -23,6 +23,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#define TERMINALS "24" /* of one sandbox: 2 and 16 old channels are ours; the host has about 3,000 for all */
+#define INOTIFY_INSTANCES "8" /* of one sandbox: the host's user has 128 for all */
+
 static void write_file(const char *path, const char *text) {
   int fd = open(path, O_WRONLY | O_CLOEXEC);
   if (fd < 0 || write(fd, text, strlen(text)) < 0) fail(path);
@@ -81,7 +84,7 @@ static void make_devices(const char *base, const char *root) {
   }
   join(target, sizeof target, root, "/dev/pts");
   if (mkdir(target, 0755)) fail(target);
-  if (mount("devpts", target, "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,max=256"))
+  if (mount("devpts", target, "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,max=" TERMINALS))
     fail("devpts");
   static const char *const links[][2] = {{"pts/ptmx", "/dev/ptmx"},
                                          {"/proc/self/fd", "/dev/fd"},
@@ -92,8 +95,12 @@ static void make_devices(const char *base, const char *root) {
     join(target, sizeof target, root, links[i][1]);
     if (symlink(links[i][0], target)) fail(target);
   }
+  join(source, sizeof source, base, "/shm");
   join(target, sizeof target, root, "/dev/shm");
-  if (mkdir(target, 01777) || chmod(target, 01777)) fail(target);
+  if (mkdir(source, 01777) || chmod(source, 01777) || mkdir(target, 0755)) fail(target);
+  if (mount(source, target, NULL, MS_BIND, NULL)) fail(target);
+  join(target, sizeof target, root, "/dev"); /* the test's /dev/stdin and /dev/fd are not the agent's to replace */
+  if (mount(NULL, target, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV, NULL)) fail(target);
 }
 
 /* A tmpfs of the given size holds everything the sandbox writes; the layers below are never written. */
@@ -123,6 +130,8 @@ static void make_root(void) {
   if (mount("proc", target, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL)) fail("proc");
   join(target, sizeof target, root, "/proc/sys/user/max_user_namespaces");
   write_file(target, "0"); /* no namespaces inside, even without seccomp */
+  join(target, sizeof target, root, "/proc/sys/user/max_inotify_instances");
+  if (!access(target, F_OK)) write_file(target, INOTIFY_INSTANCES); /* a kernel without inotify has none */
   join(target, sizeof target, root, "/proc/sys");
   bind_read_only(target, target);
   if (chdir(root) || syscall(SYS_pivot_root, ".", ".") || umount2(".", MNT_DETACH) || chdir("/")) fail("pivot_root");
@@ -151,6 +160,10 @@ static void raise_loopback(void) {
 void launch(void) {
   char text[64];
   die_with_parent(config.parent);
+  struct rlimit files; /* the descriptors that all of a user's sockets carry are compared with this process's soft limit */
+  if (getrlimit(RLIMIT_NOFILE, &files)) fail("getrlimit");
+  files.rlim_cur = files.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &files)) fail("setrlimit");
   for (int i = 0; i < config.n_cgroups; i++) write_file(config.cgroups[i], "0");
   if (config.host_uid && geteuid() == 0) {
     gid_t id = (gid_t)config.host_uid;
