@@ -45,7 +45,7 @@ MNT_DETACH = 2
 PDEATHSIG, DUMPABLE, SECCOMP, CAPBSET_DROP, SUBREAPER, NO_NEW_PRIVS, AMBIENT = 1, 4, 22, 24, 36, 38, 47
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 CAPSET = {"x86_64": 126, "aarch64": 91}
-MOUNT_SETATTR, AT_RECURSIVE = 442, 0x8000
+OPEN_TREE, MOVE_MOUNT, MOUNT_SETATTR, AT_RECURSIVE = 428, 429, 442, 0x8000
 SHELLS = (
     ("/bin/bash", ["bash", "--norc", "--noprofile", "--noediting", "+H", "+o", "history", "-i"]),
     ("/usr/bin/bash", ["bash", "--norc", "--noprofile", "--noediting", "+H", "+o", "history", "-i"]),
@@ -124,7 +124,7 @@ class Owner:
 
 
 owner: Owner
-config: dict = {name: [] for name in ("binds", "read_only", "open", "cgroups", "limits")}
+config: dict = {name: [] for name in ("binds", "read_only", "open", "cgroups", "limits", "layers")}
 config |= {"environment": {}, "directory": "/", "filter": b""}
 
 
@@ -138,7 +138,7 @@ def read_config():
             return
         if kind in names:
             config[names[kind]] = words[0]
-        elif kind in "puin":
+        elif kind in "pudin":
             config[kind] = struct.unpack("<I", data)[0]
         elif kind == "g":
             config["cgroups"].append(words[0])
@@ -206,6 +206,58 @@ def make_devices(base, root):
     mount(None, root + "/dev", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
 
 
+def id_map(on_disk, here):
+    """A user namespace whose map is the change of ids that a mount is to make. A process has to make one."""
+    ready, made = os.pipe2(os.O_CLOEXEC)
+    until, hold = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(hold)
+            checked(libc.unshare(0x10000000), "id-mapped layers: a user namespace")
+            os.write(made, b"x")
+            os.read(until, 1)
+        finally:
+            os._exit(0)
+    os.close(made)
+    os.close(until)
+    if not os.read(ready, 1):
+        raise OSError(errno.EPERM, "id-mapped layers: a user namespace cannot be made")
+    try:
+        for name in ("uid_map", "gid_map"):
+            write_file(f"/proc/{child}/{name}", f"{on_disk} {here} 1")
+    except OSError as failure:
+        raise OSError(failure.errno, f"id-mapped layers: a map: {failure.strerror}") from failure
+    fd = os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    os.close(hold)
+    os.close(ready)
+    os.waitpid(child, 0)
+    return fd
+
+
+def open_layers():
+    """The layers as mounts that stand nowhere yet, which needs root; make_root puts them into place."""
+    namespace = id_map(config["d"], config["u"])
+    attributes = struct.pack("<QQQQ", 0x100000, 0, 0, namespace)
+    for path in config["lower"].split(":"):
+        fd = checked(libc.syscall(OPEN_TREE, -100, os.fsencode(path), 1 | os.O_CLOEXEC), "id-mapped layers")
+        checked(libc.syscall(MOUNT_SETATTR, fd, b"", 0x1000, attributes, len(attributes)), "id-mapped layers")
+        config["layers"].append(fd)
+    os.close(namespace)
+
+
+def place_layers(base):
+    """The text for overlayfs."""
+    paths = []
+    for i, fd in enumerate(config["layers"]):
+        paths.append(f"{base}/layer{i}")
+        os.mkdir(paths[-1], 0o755)
+        path = os.fsencode(paths[-1])
+        checked(libc.syscall(MOVE_MOUNT, fd, b"", -100, path, 4), "id-mapped layers: into place")
+        os.close(fd)
+    return ":".join(paths)
+
+
 def make_root():
     """The overlay, what is bound into it, /dev and /proc; then it is the root."""
     base, root = config["mount_point"], config["mount_point"] + "/root"
@@ -213,7 +265,8 @@ def make_root():
     mount("tmpfs", base, "tmpfs", MS_NOSUID | MS_NODEV, config["tmpfs"])
     for name in ("/root", "/upper", "/work"):
         os.mkdir(base + name, 0o755)
-    options = f"lowerdir={config['lower']},upperdir={base}/upper,workdir={base}/work,userxattr"
+    lower = place_layers(base) if config["layers"] else config["lower"]
+    options = f"lowerdir={lower},upperdir={base}/upper,workdir={base}/work,userxattr"
     mount("overlay", root, "overlay", MS_NOSUID | MS_NODEV, options)
     upper = os.open(base + "/upper", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     with socket.socket(fileno=owner.auxiliary) as side:
@@ -247,6 +300,8 @@ def launch():
     for path in config["cgroups"]:
         write_file(path, "0")
     if "u" in config and os.geteuid() == 0:
+        if config.get("d", config["u"]) != config["u"]:
+            open_layers()
         os.setgroups([])
         os.setresgid(*[config["u"]] * 3)
         os.setresuid(*[config["u"]] * 3)

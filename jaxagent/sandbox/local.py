@@ -48,7 +48,7 @@ class LocalBackend(Backend):
             gaps.append(f"control groups cannot be made here ({', '.join(WITHOUT[c] for c in sorted(lacking))})")
         gaps.extend(self.owner.cgroups.gaps)
         if os.geteuid() != 0:
-            gaps.append("no dedicated user id (sandboxes run as this user, in their own user namespace)")
+            gaps.append("no dedicated user ids (sandboxes run as this user, with what it may use, in user namespaces)")
         if resource.getrlimit(resource.RLIMIT_CORE)[1] == 0 and _cores_are_piped():
             gaps.append("a crash inside starts the host's program for core dumps (the hard limit of cores is 0, not 1)")
         if not self.filter:

@@ -12,7 +12,7 @@ def count(function, most):
     return next((n for n in range(most) if function(n) < 0), most)
 
 
-signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 if (n := count(lambda _: libc.sigqueue(os.getpid(), 40, None), 5000)) > 1024:
     won(f"{n} signals wait")
 timer = ctypes.c_void_p()
