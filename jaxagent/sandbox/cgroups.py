@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxagent.sandbox.base import Limits
+from jaxagent.sandbox.together import Together
 
 CONTROLLERS = ("memory", "pids", "cpu")
 PERIOD_US = 100_000
@@ -66,6 +67,7 @@ class Cgroups:
 
     Attributes:
       gaps: in words, what the controllers that work here do not limit.
+      together: limits of all sandboxes of the run.
     """
 
     def __init__(self, run: str, mountinfo: str | None = None, membership: str | None = None):
@@ -75,6 +77,7 @@ class Cgroups:
         self._made = 0
         self._locks: list[int] = []
         self.gaps: tuple[str, ...] = ()
+        self.together = Together()
         for version, controllers, directory in own_groups(*_texts(mountinfo, membership)):
             mine = _run_directory(directory, run)
             usable, lock = _usable(mine, controllers, version)
@@ -82,8 +85,9 @@ class Cgroups:
                 self._version = version
                 self._roots.update(dict.fromkeys(usable, mine))
                 self._locks.append(lock)
+                self.gaps += self.together.bound(directory, mine, usable, version)
                 if "memory" in usable and not any((mine / name).exists() for name in SWAP):
-                    self.gaps = ("swap is not limited (control groups do not account for it here)",)
+                    self.gaps += ("swap is not limited (control groups do not account for it here)",)
                 if version == 2:
                     break
 
@@ -100,6 +104,11 @@ class Cgroups:
         """
         if not self._roots:
             return None
+        group = self._make(limits)
+        self.together.count(limits, 1)
+        return group
+
+    def _make(self, limits: Limits) -> Group:
         for i, group in enumerate(self._free):
             if group.limits == limits:
                 del self._free[i]
@@ -121,6 +130,7 @@ class Cgroups:
 
     def free(self, group: Group) -> None:
         """Takes back a group whose sandbox has ended; what is still inside is killed."""
+        self.together.count(group.limits, -1)
         if group.empty():
             self._free.append(group)
         else:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxagent.sandbox import cgroups, helper, namespaces, seccomp, snapshot, wire
+from jaxagent.sandbox import cgroups, helper, namespaces, seccomp, snapshot, together, wire
 from jaxagent.sandbox.base import Limits, SandboxError
 from jaxagent.sandbox.owner import Owner
 
@@ -185,6 +185,38 @@ def test_version_2_is_switched_on_and_used(tmp_path, monkeypatch):
     groups = cgroups.Cgroups("r1", *texts)
     assert (own / "cgroup.subtree_control").read_text() == "+cpu +memory +pids"
     assert groups.controllers == ("memory", "pids", "cpu") and (own / "jaxagent-r1").is_dir()
+
+
+def test_all_sandboxes_of_a_run_are_limited_together(tmp_path, monkeypatch, caplog):
+    """To three quarters of what the host, or a group above, has; when they may take more, it is said once."""
+    kernel_with(monkeypatch, *V2)
+    own = tmp_path / "box" / "run.scope"
+    own.mkdir(parents=True)
+    (own / "cgroup.controllers").write_text("memory pids")
+    for path, name, text in (
+        (own, "memory.max", "max"),
+        (own.parent, "memory.max", "4000000"),
+        (own, "pids.max", "80"),
+    ):
+        (path / name).write_text(text)
+    groups = cgroups.Cgroups("r1", f"30 22 0:26 / {tmp_path} rw - cgroup2 cgroup2 rw\n", "0::/box/run.scope\n")
+    assert (own / "jaxagent-r1" / "memory.max").read_text() == "3000000"
+    assert (own / "jaxagent-r1" / "pids.max").read_text() == "60" and groups.gaps == ()
+    limits = Limits(memory_bytes=900_000, disk_bytes=100_000, processes=20)
+    first, *_ = [groups.make(limits) for _ in range(3)]
+    assert not caplog.records
+    groups.free(first)
+    groups.make(limits)
+    assert not caplog.records
+    groups.make(limits)
+    groups.make(limits)
+    (record,) = caplog.records
+    assert "80 processes, and all of them have 60" in record.getMessage()
+
+
+def test_what_the_host_has():
+    assert together.host_has("memory", Path("/none"), "memory.max") > 2**28
+    assert 300 < together.host_has("pids", Path("/none"), "pids.max") <= 2**22
 
 
 def test_abandoned_groups(tmp_path):

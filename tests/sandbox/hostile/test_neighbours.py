@@ -70,6 +70,36 @@ def test_what_the_kernel_counts_per_user(places, backend, host, few_descriptors)
     places.run(main())
 
 
+def test_the_runs_own_group_holds(places, backend):
+    """Two sandboxes that stay below their own limits: the kernel ends processes of theirs, and of nobody else."""
+    groups = backend.owner.cgroups
+    if "memory" not in groups.together.most:
+        pytest.skip("memory is not limited by control groups here")
+    group = groups._roots["memory"]
+    names = [n for n in ("memory.memsw.limit_in_bytes", "memory.limit_in_bytes", "memory.max") if (group / n).exists()]
+    before = {name: (group / name).read_text() for name in names}
+    assert int(before[names[-1]]) <= groups.together.most["memory"]
+
+    async def main():
+        async with await backend.start(SMALL) as first, await backend.start(SMALL) as second:
+            try:
+                for name in reversed(names):
+                    (group / name).write_text(str(150 * 2**20))
+                programs = [
+                    s.execute(["sh", "-c", "head -c 100M /dev/zero | tail -n 1"], 20, 100) for s in (first, second)
+                ]
+                results = await asyncio.gather(*programs, return_exceptions=True)
+                counts = [await sandbox.oom_kills() for sandbox in (first, second)]
+            finally:
+                for name in names:
+                    (group / name).write_text(before[name])
+        return results, counts
+
+    results, counts = places.run(main())
+    assert any(isinstance(result, Exception) or b"Killed" in result.output for result in results)
+    assert counts == [0, 0]  # not for their own limits
+
+
 def test_each_has_a_host_user(places, backend):
     """Of a range that belongs to this run; one that has ended gives its own back."""
 
