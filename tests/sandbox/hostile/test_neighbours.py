@@ -120,6 +120,26 @@ def test_each_has_a_host_user(places, backend):
     assert all(0 < uid - uids.SHARED - part * uids.PER_RUN <= uids.PER_RUN for uid in seen)
 
 
+def test_a_kept_layer_is_every_users(places, backend, open_folder):
+    """Whoever wrote it: on disk it belongs to one user, as which each sandbox sees itself."""
+    if backend.name == "bubblewrap":
+        pytest.skip("it keeps no layers")
+    folder = str(open_folder / backend.name)
+
+    async def main():
+        async with await backend.start(Spec()) as sandbox:
+            made = "umask 077; mkdir d; echo 1 >d/file; ln -s nowhere d/link"
+            assert (await sandbox.run(made, 10, 100)).exit_code == 0
+            layer = await sandbox.snapshot(folder)
+            async with await backend.start(Spec(layers=(layer,))) as other:
+                assert (await other.run("echo 2 >>d/file; chmod 644 d/file; cat d/file", 10, 100)).output == b"1\n2\n"
+                twice = await other.snapshot(f"{folder}-twice")
+        return [path.lstat() for top in (layer, twice) for path in Path(top).rglob("*")]
+
+    files = places.run(main())
+    assert len(files) > 6 and {(file.st_uid, file.st_gid) for file in files} == {(uids.SHARED, uids.SHARED)}
+
+
 def test_where_layers_cannot_be_mapped_it_is_said(places, backend, monkeypatch):
     """Sandboxes then share one user, as all layers on disk do."""
     if backend.name == "bubblewrap":
