@@ -23,7 +23,7 @@ from jaxagent.sandbox.root import OPEN
 
 logger = logging.getLogger(__name__)
 NOT_MAPPED = "id-mapped layers"  # what the launcher says
-ONE_USER = "sandboxes share one host user id (no id-mapped mounts of their layers here), and with it what it may use"
+ONE_USER = "sandboxes share a host user id (layers that cannot be id-mapped here), and with it what a user may use"
 
 
 class Namespaces(LocalBackend):
@@ -44,12 +44,13 @@ class Namespaces(LocalBackend):
         self._mount_point = owner.path / "mount"
         self._mount_point.mkdir(exist_ok=True)
         self._mount_point.chmod(0o755)
+        self._not_mapped: set[tuple[str, tuple[str, ...]]] = set()  # roots and layers for which it cannot be done
 
     async def start(self, spec: Spec) -> Sandbox:
         """See `base.Backend`."""
         check_root(self.name, spec)
         uids = self.owner.uids if self.separates else None
-        if uids is None:
+        if uids is None or (spec.root, spec.layers) in self._not_mapped:
             return await self._start(spec, self.uid, lambda: None)
         uid = uids.take()
         try:
@@ -59,6 +60,7 @@ class Namespaces(LocalBackend):
                 raise
         # The kernel is too old for it, or the layers lie on a file system that cannot do it.
         sandbox = await self._start(spec, self.uid, lambda: None)
+        self._not_mapped.add((spec.root, spec.layers))
         if ONE_USER not in self.missing:
             self.missing = (*self.missing, ONE_USER)
             logger.warning("%s", self.describe())

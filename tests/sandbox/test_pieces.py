@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxagent.sandbox import cgroups, helper, namespaces, seccomp, snapshot, together, wire
+from jaxagent.sandbox import cgroups, helper, namespaces, seccomp, snapshot, together, uids, wire
 from jaxagent.sandbox.base import Limits, SandboxError
 from jaxagent.sandbox.owner import Owner
 
@@ -389,9 +389,24 @@ def test_an_owners_directory_must_be_its_own(tmp_path):
         Owner(tmp_path / "link")
 
 
+def test_host_user_ids():
+    first, second = uids.HostUids(), uids.HostUids([0, 2])
+    assert (first.part, second.part, uids.HostUids(range(uids.RUNS)).part) == (0, 1, 0)
+    mine, others = ([made.take() for _ in range(uids.PER_RUN)] for made in (first, second))
+    assert len({*mine, *others}) == 2 * uids.PER_RUN and min(mine) > uids.SHARED and max(others) <= uids.LAST
+    assert first.take() == first.take() == uids.SHARED  # more at once than there are ids
+    first.free(uids.SHARED)
+    first.free(mine[5])
+    assert (first.take(), first.take()) == (mine[5], uids.SHARED)
+    assert [uids.stored(uid) for uid in (0, 1000, mine[0], uids.LAST, uids.LAST + 1)] == [
+        *(0, 1000, uids.SHARED, uids.SHARED, uids.LAST + 1)
+    ]
+
+
 def test_runs_are_swept_by_their_lock(tmp_path):
     base = tmp_path / "base"
     alive, dead = Owner(base), Owner(base)
+    assert os.geteuid() != 0 or (alive.uids.part, dead.uids.part) == (0, 1)
     assert dead.swept == []
     (dead.path / "file").write_text("x")
     (dead.path / "closed").mkdir(mode=0)
