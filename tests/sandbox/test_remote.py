@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -233,6 +234,17 @@ def test_a_head_has_some_time(places):
         server.close()
 
     places.run(main())
+
+
+def test_a_worker_uses_all_descriptors_it_may_have():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        most = door.raise_descriptors()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+        assert 16 <= most <= door.MOST and (hard == resource.RLIM_INFINITY or most <= max(16, hard // 2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_what_cannot_be_accepted_is_told_once(capsys):
