@@ -7,7 +7,15 @@ import shutil
 
 from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
 from jaxagent.sandbox.connection import start_helper
-from jaxagent.sandbox.local import ENTER, START_TIMEOUT_S, WRITABLE, LocalBackend, check_root, enter_group
+from jaxagent.sandbox.local import (
+    ENTER,
+    NO_TERMINAL_LIMIT,
+    START_TIMEOUT_S,
+    WRITABLE,
+    LocalBackend,
+    check_root,
+    enter_group,
+)
 from jaxagent.sandbox.owner import Owner
 
 PYTHON = "/usr/bin/python3"  # inside, where there is no compiled helper
@@ -26,7 +34,7 @@ class Bubblewrap(LocalBackend):
             *self.common_gaps(),
             "no copy-on-write root (only /home/user, /tmp, /var/tmp, /run and /dev/shm are writable), no snapshots",
             "no limit on the number of files",
-            "one sandbox can take all terminals of the host",
+            NO_TERMINAL_LIMIT,
             *(["sandboxes with a given root share one host user id"] if os.geteuid() == 0 else []),
         )
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from jaxagent.config import ConfigError
 from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
 from jaxagent.sandbox.connection import start_helper
-from jaxagent.sandbox.local import START_TIMEOUT_S, WRITABLE, LocalBackend
+from jaxagent.sandbox.local import NO_TERMINAL_LIMIT, START_TIMEOUT_S, WRITABLE, LocalBackend
 from jaxagent.sandbox.owner import LABEL, Owner
 from jaxagent.sandbox.root import Roots
 
@@ -54,6 +54,7 @@ class Engine(LocalBackend):
         self.missing = (
             "no limit on what is written to the container's root, nor on the number of files (one file is limited)",
             *([] if self.own_users else ["no user namespace: user ids inside are the host's (0 is refused)"]),
+            f"{NO_TERMINAL_LIMIT}, and what the kernel counts per user (inotify, pipes, signals, queues)",
             "no snapshots",
         )
 

@@ -22,6 +22,7 @@ START_TIMEOUT_S = 60.0
 # The owner puts the waiting shell into its control groups before it becomes the program.
 ENTER = 'read -r go || exit 70; exec "$0" "$@"'
 SCRIPT = Path(__file__).parent / "agent.py"
+NO_TERMINAL_LIMIT = "one sandbox can take all terminals of the host"
 WITHOUT = {
     "memory": "memory is limited per process only",
     "pids": "processes are limited by RLIMIT_NPROC",
