@@ -26,6 +26,8 @@ import warnings  # noqa: F401  (os.execvpe wants it, when it is too late)
 
 TIMED_OUT, SHELL_LOST, FLOODED = 1, 2, 4
 GRACE_S, DRAIN_S, OLD_CHANNELS, CHUNK = 0.3, 0.05, 16, 65536
+TERMINALS, TERMINAL_S, INOTIFY_INSTANCES = 24, 5.0, 8
+NO_TERMINAL = "cannot start a shell, since the host is out of terminals (raise kernel.pty.max there)"
 MAX_FRAME = 80 << 20
 NEW_NAMESPACES = 0x10000000 | 0x20000000 | 0x00020000 | 0x08000000 | 0x04000000
 NEW_NETWORK = 0x40000000
@@ -43,7 +45,7 @@ MNT_DETACH = 2
 PDEATHSIG, DUMPABLE, SECCOMP, CAPBSET_DROP, SUBREAPER, NO_NEW_PRIVS, AMBIENT = 1, 4, 22, 24, 36, 38, 47
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 CAPSET = {"x86_64": 126, "aarch64": 91}
-MOUNT_SETATTR, AT_RECURSIVE = 442, 0x8000
+OPEN_TREE, MOVE_MOUNT, MOUNT_SETATTR, AT_RECURSIVE = 428, 429, 442, 0x8000
 SHELLS = (
     ("/bin/bash", ["bash", "--norc", "--noprofile", "--noediting", "+H", "+o", "history", "-i"]),
     ("/usr/bin/bash", ["bash", "--norc", "--noprofile", "--noediting", "+H", "+o", "history", "-i"]),
@@ -122,7 +124,7 @@ class Owner:
 
 
 owner: Owner
-config: dict = {name: [] for name in ("binds", "read_only", "open", "cgroups", "limits")}
+config: dict = {name: [] for name in ("binds", "read_only", "open", "cgroups", "limits", "layers")}
 config |= {"environment": {}, "directory": "/", "filter": b""}
 
 
@@ -136,7 +138,7 @@ def read_config():
             return
         if kind in names:
             config[names[kind]] = words[0]
-        elif kind in "puin":
+        elif kind in "pudin":
             config[kind] = struct.unpack("<I", data)[0]
         elif kind == "g":
             config["cgroups"].append(words[0])
@@ -191,14 +193,69 @@ def make_devices(base, root):
         os.close(os.open(f"{root}/dev/{name}", os.O_WRONLY | os.O_CREAT, 0o666))
         mount(f"/dev/{name}", f"{root}/dev/{name}", None, MS_BIND)
     os.mkdir(root + "/dev/pts", 0o755)
-    options = "newinstance,ptmxmode=0666,mode=0620,max=256"
+    options = f"newinstance,ptmxmode=0666,mode=0620,max={TERMINALS}"
     mount("devpts", root + "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, options)
     os.symlink("pts/ptmx", root + "/dev/ptmx")
     os.symlink("/proc/self/fd", root + "/dev/fd")
     for i, name in enumerate(("stdin", "stdout", "stderr")):
         os.symlink(f"/proc/self/fd/{i}", f"{root}/dev/{name}")
-    os.mkdir(root + "/dev/shm")
-    os.chmod(root + "/dev/shm", 0o1777)
+    os.mkdir(base + "/shm")
+    os.chmod(base + "/shm", 0o1777)
+    os.mkdir(root + "/dev/shm", 0o755)
+    mount(base + "/shm", root + "/dev/shm", None, MS_BIND)
+    mount(None, root + "/dev", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+
+
+def id_map(on_disk, here):
+    """A user namespace whose map is the change of ids that a mount is to make. A process has to make one."""
+    ready, made = os.pipe2(os.O_CLOEXEC)
+    until, hold = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(hold)
+            checked(libc.unshare(0x10000000), "id-mapped layers: a user namespace")
+            os.write(made, b"x")
+            os.read(until, 1)
+        finally:
+            os._exit(0)
+    os.close(made)
+    os.close(until)
+    if not os.read(ready, 1):
+        raise OSError(errno.EPERM, "id-mapped layers: a user namespace cannot be made")
+    try:
+        for name in ("uid_map", "gid_map"):
+            write_file(f"/proc/{child}/{name}", f"{on_disk} {here} 1")
+    except OSError as failure:
+        raise OSError(failure.errno, f"id-mapped layers: a map: {failure.strerror}") from failure
+    fd = os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    os.close(hold)
+    os.close(ready)
+    os.waitpid(child, 0)
+    return fd
+
+
+def open_layers():
+    """The layers as mounts that stand nowhere yet, which needs root; make_root puts them into place."""
+    namespace = id_map(config["d"], config["u"])
+    attributes = struct.pack("<QQQQ", 0x100000, 0, 0, namespace)
+    for path in config["lower"].split(":"):
+        fd = checked(libc.syscall(OPEN_TREE, -100, os.fsencode(path), 1 | os.O_CLOEXEC), "id-mapped layers")
+        checked(libc.syscall(MOUNT_SETATTR, fd, b"", 0x1000, attributes, len(attributes)), "id-mapped layers")
+        config["layers"].append(fd)
+    os.close(namespace)
+
+
+def place_layers(base):
+    """The text for overlayfs."""
+    paths = []
+    for i, fd in enumerate(config["layers"]):
+        paths.append(f"{base}/layer{i}")
+        os.mkdir(paths[-1], 0o755)
+        path = os.fsencode(paths[-1])
+        checked(libc.syscall(MOVE_MOUNT, fd, b"", -100, path, 4), "id-mapped layers: into place")
+        os.close(fd)
+    return ":".join(paths)
 
 
 def make_root():
@@ -208,7 +265,8 @@ def make_root():
     mount("tmpfs", base, "tmpfs", MS_NOSUID | MS_NODEV, config["tmpfs"])
     for name in ("/root", "/upper", "/work"):
         os.mkdir(base + name, 0o755)
-    options = f"lowerdir={config['lower']},upperdir={base}/upper,workdir={base}/work,userxattr"
+    lower = place_layers(base) if config["layers"] else config["lower"]
+    options = f"lowerdir={lower},upperdir={base}/upper,workdir={base}/work,userxattr"
     mount("overlay", root, "overlay", MS_NOSUID | MS_NODEV, options)
     upper = os.open(base + "/upper", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     with socket.socket(fileno=owner.auxiliary) as side:
@@ -219,6 +277,8 @@ def make_root():
     make_devices(base, root)
     mount("proc", root + "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     write_file(root + "/proc/sys/user/max_user_namespaces", "0")
+    if os.path.exists(root + "/proc/sys/user/max_inotify_instances"):
+        write_file(root + "/proc/sys/user/max_inotify_instances", str(INOTIFY_INSTANCES))
     bind_read_only(root + "/proc/sys", root + "/proc/sys")
     os.chdir(root)
     checked(libc.syscall(PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
@@ -235,9 +295,13 @@ def make_root():
 def launch():
     """Returns as process 1 of the new sandbox."""
     die_with_parent(config.get("p", 0))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     for path in config["cgroups"]:
         write_file(path, "0")
     if "u" in config and os.geteuid() == 0:
+        if config.get("d", config["u"]) != config["u"]:
+            open_layers()
         os.setgroups([])
         os.setresgid(*[config["u"]] * 3)
         os.setresuid(*[config["u"]] * 3)
@@ -344,6 +408,18 @@ def kill_children():
     return bool(pids)
 
 
+def remove_system_v():
+    """System V objects, which outlive their processes."""
+    for name, remove in (
+        ("shm", lambda number: libc.shmctl(number, 0, None)),
+        ("msg", lambda number: libc.msgctl(number, 0, None)),
+        ("sem", lambda number: libc.semctl(number, 0, 0)),
+    ):
+        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/sysvipc/{name}") as file:
+            for line in file.readlines()[1:] if os.getpid() == 1 else ():
+                remove(int(line.split()[1]))
+
+
 def kill_everything():
     """Every process of the sandbox but this one."""
     global shell, fresh, terminal, channel
@@ -359,6 +435,7 @@ def kill_everything():
             if not reap() and not kill_children():
                 break
         time.sleep(0.0005)
+    remove_system_v()
     shell = fresh = 0
     for fd in [*old_channels, terminal, channel]:
         if fd >= 0:
@@ -400,6 +477,7 @@ def kill_others(spared):
         if keep:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGSTOP)
+    remove_system_v()
     shell = fresh = 0
     if terminal >= 0:
         os.close(terminal)
@@ -555,18 +633,38 @@ def ready():
         channel, channel_path = open_terminal(False)
 
 
+def own_terminals():
+    """How many terminals of this sandbox are open."""
+    try:
+        return sum(name.isdigit() for name in os.listdir("/dev/pts"))
+    except OSError:
+        return 0
+
+
+def surely_ready():
+    """The same whatever the agent's processes hold. Where the host has no terminal left, others are waited for."""
+    end = time.monotonic() + TERMINAL_S
+    while True:
+        try:
+            return ready()
+        except OSError as failure:
+            if failure.errno != errno.ENOSPC or own_terminals() > OLD_CHANNELS + 2:
+                break
+            if time.monotonic() > end:
+                raise OSError(errno.ENOSPC, NO_TERMINAL) from failure
+        wait({owner.incoming: select.POLLRDHUP}, time.monotonic() + 0.05)
+    kill_everything()
+    return ready()
+
+
 def run_in_shell(number, data):
     """R: see `native/agent.c`."""
     global channel, terminal, last_status
     deadline_s, keep, flood = struct.unpack_from("<dQQ", data)
     nonce, word = data[24:40], data[41:-1]
     out, flags, status, lost = Output(keep), 0, -1, False
+    surely_ready()
     end = time.monotonic() + deadline_s
-    try:
-        ready()
-    except OSError:  # the agent's processes hold what is needed: every terminal, or every process
-        kill_everything()
-        ready()
     modes(terminal, True)
     probe = b"\nprintf '\\n%s:%s\\n' " + nonce + b' "$?"\n'
     restore = b"(exit %d); " % last_status if last_status else b""
@@ -788,6 +886,7 @@ def serve():
     global wake_read
     wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # to process 1 a signal without a handler is not delivered
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     if os.getpid() != 1:
         prctl(SUBREAPER, 1)

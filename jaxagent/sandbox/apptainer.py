@@ -8,7 +8,7 @@ import shutil
 from jaxagent.config import ConfigError
 from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
 from jaxagent.sandbox.connection import start_helper
-from jaxagent.sandbox.local import ENTER, START_TIMEOUT_S, LocalBackend, enter_group
+from jaxagent.sandbox.local import ENTER, NO_TERMINAL_LIMIT, START_TIMEOUT_S, LocalBackend, enter_group
 from jaxagent.sandbox.owner import Owner
 
 HELPER = "/tmp/.jaxagent-helper"
@@ -30,6 +30,7 @@ class Apptainer(LocalBackend):
             *self.common_gaps(),
             "what is written is limited by apptainer's own session size (sessiondir max size), not by the spec",
             "user ids inside are the host's; no snapshots",
+            NO_TERMINAL_LIMIT,
         )
 
     def arguments(self, spec: Spec) -> list[str]:
@@ -52,6 +53,7 @@ class Apptainer(LocalBackend):
             spec,
             START_TIMEOUT_S,
             on_closed=lambda: self.free_group(group),
+            oom_kills=self.count_oom_kills(group),
             executable="/bin/sh",
             enter=lambda pid: enter_group(group, pid),
             env={name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ},

@@ -7,7 +7,15 @@ import shutil
 
 from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
 from jaxagent.sandbox.connection import start_helper
-from jaxagent.sandbox.local import ENTER, START_TIMEOUT_S, WRITABLE, LocalBackend, check_root, enter_group
+from jaxagent.sandbox.local import (
+    ENTER,
+    NO_TERMINAL_LIMIT,
+    START_TIMEOUT_S,
+    WRITABLE,
+    LocalBackend,
+    check_root,
+    enter_group,
+)
 from jaxagent.sandbox.owner import Owner
 
 PYTHON = "/usr/bin/python3"  # inside, where there is no compiled helper
@@ -26,21 +34,38 @@ class Bubblewrap(LocalBackend):
             *self.common_gaps(),
             "no copy-on-write root (only /home/user, /tmp, /var/tmp, /run and /dev/shm are writable), no snapshots",
             "no limit on the number of files",
+            NO_TERMINAL_LIMIT,
+            *(["sandboxes with a given root share one host user id"] if os.geteuid() == 0 else []),
         )
 
     async def start(self, spec: Spec) -> Sandbox:
         """See `base.Backend`."""
         check_root(self.name, spec, layers=False)
-        group = self.make_group(spec.limits)
+        group = None
+        # A given root belongs to the shared user, and bubblewrap cannot show it as another's.
+        uids = self.owner.uids if not spec.root else None
+        uid = uids.take() if uids is not None else self.uid
 
+        def on_closed() -> None:
+            self.free_group(group)
+            if uids is not None:
+                uids.free(uid)
+
+        try:
+            group = self.make_group(spec.limits)
+            arguments, directives = self._arguments(spec), self.describe_inside(spec).encode()
+        except BaseException:
+            on_closed()
+            raise
         sandbox = await start_helper(
-            ["sh", "-c", ENTER, self._bwrap, *self._arguments(spec)],
-            self.describe_inside(spec).encode(),
+            ["sh", "-c", ENTER, self._bwrap, *arguments],
+            directives,
             spec,
             START_TIMEOUT_S,
-            on_closed=lambda: self.free_group(group),
+            on_closed=on_closed,
+            oom_kills=self.count_oom_kills(group),
             executable="/bin/sh",
-            user=self.uid if os.geteuid() == 0 else None,
+            user=uid if os.geteuid() == 0 else None,
             enter=lambda pid: enter_group(group, pid),
         )
         return self.keep(sandbox)

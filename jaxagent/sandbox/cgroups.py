@@ -18,11 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxagent.sandbox.base import Limits
+from jaxagent.sandbox.together import Together
 
 CONTROLLERS = ("memory", "pids", "cpu")
 PERIOD_US = 100_000
 REMOVE_TIMEOUT_S = 20.0
 MAKE_TRIES = 1000
+MAX_USAGE = "memory.max_usage_in_bytes"
+NEARLY_BYTES = 2 * 2**20  # of the limit: what cannot be charged any more is larger than a page
 SWAP = ("memory.memsw.limit_in_bytes", "memory.swap.max")  # swap accounting may not be compiled in, or switched off
 RUN_DIRECTORY = re.compile(r"jaxagent-([0-9a-f]{12})")
 
@@ -33,6 +36,18 @@ class Group:
 
     limits: Limits
     directories: tuple[Path, ...]
+    before: tuple[int, int] = (0, 0)  # what `_memory_events` counted of the sandboxes that had the group earlier
+
+    def oom_kills(self) -> int | None:
+        """Processes killed because the group reached its limit; None where nobody counts.
+
+        Where the group did not, but the run's own group or the host had no memory left, the kills are not its doing: 0.
+        """
+        now = _memory_events(self.directories)
+        if now is None:
+            return None
+        reached, killed = (count - old for count, old in zip(now, self.before, strict=True))
+        return killed if reached > 0 else 0
 
     def procs(self) -> list[str]:
         """Files to which a process writes "0" to enter."""
@@ -52,6 +67,7 @@ class Cgroups:
 
     Attributes:
       gaps: in words, what the controllers that work here do not limit.
+      together: limits of all sandboxes of the run.
     """
 
     def __init__(self, run: str, mountinfo: str | None = None, membership: str | None = None):
@@ -61,6 +77,7 @@ class Cgroups:
         self._made = 0
         self._locks: list[int] = []
         self.gaps: tuple[str, ...] = ()
+        self.together = Together()
         for version, controllers, directory in own_groups(*_texts(mountinfo, membership)):
             mine = _run_directory(directory, run)
             usable, lock = _usable(mine, controllers, version)
@@ -68,8 +85,9 @@ class Cgroups:
                 self._version = version
                 self._roots.update(dict.fromkeys(usable, mine))
                 self._locks.append(lock)
+                self.gaps += self.together.bound(directory, mine, usable, version)
                 if "memory" in usable and not any((mine / name).exists() for name in SWAP):
-                    self.gaps = ("swap is not limited (control groups do not account for it here)",)
+                    self.gaps += ("swap is not limited (control groups do not account for it here)",)
                 if version == 2:
                     break
 
@@ -86,9 +104,18 @@ class Cgroups:
         """
         if not self._roots:
             return None
+        group = self._make(limits)
+        self.together.count(limits, 1)
+        return group
+
+    def _make(self, limits: Limits) -> Group:
         for i, group in enumerate(self._free):
             if group.limits == limits:
-                return self._free.pop(i)
+                del self._free[i]
+                for directory in group.directories:
+                    if (directory / MAX_USAGE).exists():
+                        (directory / MAX_USAGE).write_text("0")
+                return dataclasses.replace(group, before=_memory_events(group.directories) or (0, 0))
         self._made += 1
         directories = []
         for root in sorted(set(self._roots.values())):
@@ -103,6 +130,7 @@ class Cgroups:
 
     def free(self, group: Group) -> None:
         """Takes back a group whose sandbox has ended; what is still inside is killed."""
+        self.together.count(group.limits, -1)
         if group.empty():
             self._free.append(group)
         else:
@@ -272,6 +300,27 @@ def _enable(directory: Path, controllers: set[str]) -> None:
         leaf.mkdir(exist_ok=True)
         (leaf / "cgroup.procs").write_text(str(os.getpid()))
         switch.write_text(on)
+
+
+def _memory_events(directories: tuple[Path, ...]) -> tuple[int, int] | None:
+    """(how often the group's own limit was reached, processes killed for memory), since the directories were made.
+
+    Version 1 counts no limit that was reached (its `failcnt` stays 0 on current kernels), but has the largest use since
+    that was set back: 1 when it came to the limit.
+    """
+    for directory in directories:
+        with contextlib.suppress(OSError, KeyError, ValueError):
+            if (directory / "memory.events").exists():
+                said = _numbers(directory / "memory.events")
+                return said["oom"], said["oom_kill"]
+            killed = _numbers(directory / "memory.oom_control")["oom_kill"]
+            limit, most = (int((directory / name).read_text()) for name in ("memory.limit_in_bytes", MAX_USAGE))
+            return int(most + NEARLY_BYTES >= limit), killed
+    return None
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    return {name: int(value) for name, value in (line.split() for line in path.read_text().splitlines())}
 
 
 def _pids(directory: Path) -> list[int]:

@@ -74,11 +74,14 @@ class HelperSandbox(Sandbox):
         process: subprocess.Popen,
         on_closed: Callable[[], None],
         remove: Callable[[], None] | None = None,
+        oom_kills: Callable[[], int | None] = lambda: None,
     ):
         self._spec = spec
         self._process = process
         self._on_closed = on_closed
         self._remove = remove
+        self._count_oom_kills = oom_kills
+        self._oom_kills: int | None = None  # at the end
         self._frames = _Frames()
         self._transport: asyncio.Transport | None = None
         self._lock = asyncio.Lock()
@@ -152,6 +155,13 @@ class HelperSandbox(Sandbox):
                 raise SandboxError(f"the sandbox could not be kept in {SNAPSHOT_TIMEOUT_S:g} s") from failure
             raise
 
+    async def oom_kills(self) -> int | None:
+        """See `base.Sandbox`."""
+        if self._closing is None:
+            return self._count_oom_kills()
+        await asyncio.shield(self._closing)
+        return self._oom_kills
+
     @property
     def closed(self) -> bool:
         """True once closing has begun."""
@@ -197,6 +207,7 @@ class HelperSandbox(Sandbox):
         if self._upper >= 0:
             os.close(self._upper)
             self._upper = -1
+        self._oom_kills = self._count_oom_kills()  # while the control group is still this sandbox's
         self._on_closed()
 
 
@@ -222,6 +233,7 @@ async def start_helper(
     enter: Callable[[int], None] | None = None,
     remove: Callable[[], None] | None = None,
     env: Mapping[str, str] | None = None,
+    oom_kills: Callable[[], int | None] = lambda: None,
 ) -> HelperSandbox:
     """Starts a process that runs the helper on its standard input and output, and waits until it is ready.
 
@@ -232,6 +244,7 @@ async def start_helper(
       remove: called in a thread before the process is waited for.
       enter: called with the process id; the process waits for a line of input until that is done.
       on_closed: called once when all of it has ended, also when the start fails.
+      oom_kills: what `Sandbox.oom_kills` returns while it lives.
 
     Raises:
       SandboxError: it did not become ready.
@@ -255,7 +268,7 @@ async def start_helper(
         raise SandboxError(f"{executable or argv[0]} does not start: {failure}") from failure
     finally:
         theirs.close(), other_side.close()
-    sandbox = HelperSandbox(spec, process, on_closed, remove)
+    sandbox = HelperSandbox(spec, process, on_closed, remove, oom_kills)
     mine.setblocking(False)
     side.setblocking(False)
     sandbox._auxiliary = side

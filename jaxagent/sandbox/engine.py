@@ -17,7 +17,7 @@ from pathlib import Path
 from jaxagent.config import ConfigError
 from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
 from jaxagent.sandbox.connection import start_helper
-from jaxagent.sandbox.local import START_TIMEOUT_S, WRITABLE, LocalBackend
+from jaxagent.sandbox.local import NO_TERMINAL_LIMIT, START_TIMEOUT_S, WRITABLE, LocalBackend
 from jaxagent.sandbox.owner import LABEL, Owner
 from jaxagent.sandbox.root import Roots
 
@@ -54,6 +54,7 @@ class Engine(LocalBackend):
         self.missing = (
             "no limit on what is written to the container's root, nor on the number of files (one file is limited)",
             *([] if self.own_users else ["no user namespace: user ids inside are the host's (0 is refused)"]),
+            f"{NO_TERMINAL_LIMIT}, and what the kernel counts per user (inotify, pipes, signals, queues)",
             "no snapshots",
         )
 
@@ -78,12 +79,13 @@ class Engine(LocalBackend):
         """Of `create`."""
         limits = spec.limits
         memory = str(limits.memory_bytes + limits.disk_bytes)  # /tmp and the home directory count as memory
+        cores = 0 if resource.getrlimit(resource.RLIMIT_CORE)[1] == 0 else 1  # see `local.resource_limits`
         words = ["create", "--interactive", "--label", f"{LABEL}={self.owner.id}", "--network", "none"]
         words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", f"{spec.uid}:{spec.uid}"]
         words += ["--hostname", spec.hostname, "--workdir", "/", "--entrypoint", "", "--log-driver", "none"]
         words += ["--memory", memory, "--memory-swap", memory, "--pids-limit", str(limits.processes + 1)]
         words += ["--cpus", f"{limits.cpus:g}", "--shm-size", str(limits.disk_bytes // WRITABLE["/dev/shm"])]
-        words += ["--ulimit", f"nofile={limits.open_files}:{limits.open_files}", "--ulimit", "core=0:0"]
+        words += ["--ulimit", f"nofile={limits.open_files}:{limits.open_files}", "--ulimit", f"core={cores}:{cores}"]
         # Counted over all containers of a user, so not a limit of one: that is --pids-limit. It must be named, since
         # podman's own wish is more than root without CAP_SYS_RESOURCE may give.
         hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]

@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from jaxagent.config import ConfigError
@@ -21,6 +22,7 @@ START_TIMEOUT_S = 60.0
 # The owner puts the waiting shell into its control groups before it becomes the program.
 ENTER = 'read -r go || exit 70; exec "$0" "$@"'
 SCRIPT = Path(__file__).parent / "agent.py"
+NO_TERMINAL_LIMIT = "one sandbox can take all terminals of the host"
 WITHOUT = {
     "memory": "memory is limited per process only",
     "pids": "processes are limited by RLIMIT_NPROC",
@@ -47,7 +49,9 @@ class LocalBackend(Backend):
             gaps.append(f"control groups cannot be made here ({', '.join(WITHOUT[c] for c in sorted(lacking))})")
         gaps.extend(self.owner.cgroups.gaps)
         if os.geteuid() != 0:
-            gaps.append("no dedicated user id (sandboxes run as this user, in their own user namespace)")
+            gaps.append("no dedicated user ids (sandboxes run as this user, with what it may use, in user namespaces)")
+        if resource.getrlimit(resource.RLIMIT_CORE)[1] == 0 and _cores_are_piped():
+            gaps.append("a crash inside starts the host's program for core dumps (the hard limit of cores is 0, not 1)")
         if not self.filter:
             gaps.append("no system call filter for this processor")
         return gaps
@@ -58,6 +62,10 @@ class LocalBackend(Backend):
             return self.owner.cgroups.make(limits)
         except OSError as failure:
             raise SandboxError(f"no control group can be made: {failure}") from failure
+
+    def count_oom_kills(self, group: Group | None) -> Callable[[], int | None]:
+        """What `start_helper` wants: counts processes killed for memory."""
+        return group.oom_kills if group is not None else lambda: None
 
     def free_group(self, group: Group | None) -> None:
         """Takes it back when all inside has ended."""
@@ -104,6 +112,14 @@ class LocalBackend(Backend):
 WRITABLE = {"/home/user": 2, "/tmp": 4, "/var/tmp": 8, "/dev/shm": 16, "/run": 16}
 
 
+def _cores_are_piped() -> bool:
+    """Whether the kernel hands core dumps to a program, as root and outside of every limit."""
+    try:
+        return Path("/proc/sys/kernel/core_pattern").read_text().startswith("|")
+    except OSError:
+        return False
+
+
 def enter_group(group: Group | None, pid: int) -> None:
     """Puts a process into a control group. Raises OSError."""
     for procs in group.procs() if group else []:
@@ -120,11 +136,14 @@ def launcher(program: Path | None, name: str, mode: str) -> tuple[list[str], str
 def resource_limits(limits: Limits, memory: bool) -> dict[int, int]:
     """Limits of each process. `memory`: address space too, where no control group limits memory."""
     found = {
-        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_CORE: 1,  # with 0 the host's program that takes core dumps from a pipe is started nevertheless
         resource.RLIMIT_NOFILE: limits.open_files,
         resource.RLIMIT_FSIZE: limits.disk_bytes,
         resource.RLIMIT_MEMLOCK: 65536,
-        resource.RLIMIT_MSGQUEUE: 819200,
+        resource.RLIMIT_MSGQUEUE: 2**18,  # three queues as they are by default
+        resource.RLIMIT_SIGPENDING: 1024,  # and as many timers
+        resource.RLIMIT_RTPRIO: 0,
+        resource.RLIMIT_NICE: 0,
     }
     if memory:
         found[resource.RLIMIT_AS] = limits.memory_bytes

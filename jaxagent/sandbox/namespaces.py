@@ -1,22 +1,29 @@
 """Back end (a): Linux namespaces and a copy-on-write root, made by our own launcher.
 
 New user, pid, mount, net, ipc and uts namespaces; an overlay over read-only layers whose writes go to a tmpfs of fixed
-size; a dedicated user id; no_new_privs, no capabilities, a seccomp filter, an empty environment; control groups where
-they can be made, else resource limits. The outermost process dies with the thread that started it.
+size; a host user id for each sandbox, to which the layers of one user on disk are mapped; no_new_privs, no
+capabilities, a seccomp filter, an empty environment; control groups where they can be made, else resource limits. The
+outermost process dies with the thread that started it.
 
 The launcher is the compiled helper, or `agent.py` in an isolated Python where there is no compiler.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Callable
 
 from jaxagent.sandbox import wire
-from jaxagent.sandbox.base import Sandbox, Spec
+from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
 from jaxagent.sandbox.connection import start_helper
 from jaxagent.sandbox.local import START_TIMEOUT_S, LocalBackend, check_root, launcher
 from jaxagent.sandbox.owner import Owner
 from jaxagent.sandbox.root import OPEN
+
+logger = logging.getLogger(__name__)
+NOT_MAPPED = "id-mapped layers"  # what the launcher says
+ONE_USER = "sandboxes share a host user id (layers that cannot be id-mapped here), and with it what a user may use"
 
 
 class Namespaces(LocalBackend):
@@ -26,6 +33,7 @@ class Namespaces(LocalBackend):
       compiled: False for the launcher in Python even where a compiler is at hand.
     """
 
+    separates = True  # where it can be done, each sandbox has a host user id of its own
     protects = True  # an agent that is not user 0 cannot change the root's programs and configuration
 
     def __init__(self, owner: Owner, compiled: bool = True):
@@ -36,31 +44,68 @@ class Namespaces(LocalBackend):
         self._mount_point = owner.path / "mount"
         self._mount_point.mkdir(exist_ok=True)
         self._mount_point.chmod(0o755)
+        self._not_mapped: set[tuple[str, tuple[str, ...]]] = set()  # roots and layers for which it cannot be done
 
     async def start(self, spec: Spec) -> Sandbox:
         """See `base.Backend`."""
         check_root(self.name, spec)
-        group = self.make_group(spec.limits)
+        uids = self.owner.uids if self.separates else None
+        if uids is None or (spec.root, spec.layers) in self._not_mapped:
+            return await self._start(spec, self.uid, lambda: None)
+        uid = uids.take()
+        try:
+            return await self._start(spec, uid, lambda: uids.free(uid))
+        except SandboxError as failure:
+            if NOT_MAPPED not in str(failure):
+                raise
+        # The kernel is too old for it, or the layers lie on a file system that cannot do it.
+        sandbox = await self._start(spec, self.uid, lambda: None)
+        self._not_mapped.add((spec.root, spec.layers))
+        if ONE_USER not in self.missing:
+            self.missing = (*self.missing, ONE_USER)
+            logger.warning("%s", self.describe())
+        return sandbox
+
+    async def _start(self, spec: Spec, uid: int, ended: Callable[[], None]) -> Sandbox:
+        group = None
+
+        def on_closed() -> None:
+            self.free_group(group)
+            ended()
+
+        try:
+            group = self.make_group(spec.limits)
+            directives = self.describe_outside(spec, group.procs() if group else [], uid).encode()
+        except BaseException:
+            on_closed()
+            raise
         sandbox = await start_helper(
             self._argv,
-            self.describe_outside(spec, group.procs() if group else []).encode(),
+            directives,
             spec,
             START_TIMEOUT_S,
-            on_closed=lambda: self.free_group(group),
+            on_closed=on_closed,
+            oom_kills=self.count_oom_kills(group),
             executable=self._executable,
             auxiliary=True,
         )
         return self.keep(sandbox)
 
-    def describe_outside(self, spec: Spec, groups: list[str]) -> wire.Directives:
-        """Everything that the launcher is told; `groups` are the control groups' lists of processes."""
+    def describe_outside(self, spec: Spec, groups: list[str], uid: int) -> wire.Directives:
+        """Everything that the launcher is told.
+
+        Args:
+          groups: the control groups' lists of processes.
+          uid: on the host.
+        """
         limits, directives = spec.limits, self.describe_inside(spec)
         root = self.roots.root(spec.root, spec.layers, spec.uid)
         if self.protects and spec.uid != 0:
             root = self.roots.protected(root)
         directives.number("p", os.getpid())
         if os.geteuid() == 0:
-            directives.number("u", self.uid)
+            directives.number("u", uid)
+            directives.number("d", self.uid)
         directives.number("i", spec.uid)
         for procs in groups:
             directives.text("g", procs)

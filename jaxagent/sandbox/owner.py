@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxagent.sandbox import cgroups
+from jaxagent.sandbox import cgroups, uids
 from jaxagent.sandbox.base import SandboxError
 
 PROCESS = "jaxagent-sandbox-"  # followed by the run's id: an argument of every outermost process
@@ -30,7 +30,6 @@ KILL_TIMEOUT_S = 10.0
 ENGINE_TIMEOUT_S = 60.0
 TURN_TIMEOUT_S = 300.0  # others start in seconds, or in minutes where they sweep a large run
 PLACE = Path("/tmp")  # not $TMPDIR: a start with another one (each job of a batch system) would sweep nothing
-FALLBACK_UID = 1_963_000_000  # nobody's: neither a login's, a service's nor in a subordinate range
 
 
 def base_directory() -> Path:
@@ -39,8 +38,8 @@ def base_directory() -> Path:
 
 
 def sandbox_uid() -> int:
-    """The host's user id that sandboxes run as: a dedicated one under root, else the caller's own."""
-    return FALLBACK_UID if os.geteuid() == 0 else os.geteuid()
+    """The host's user id that files of layers belong to, and sandboxes without one of their own (`uids.py`) run as."""
+    return uids.SHARED if os.geteuid() == 0 else os.geteuid()
 
 
 class Owner:
@@ -64,6 +63,10 @@ class Owner:
             # Written down before they are made: a run killed in between must not leave a group that nobody knows.
             self.note("cgroups", cgroups.candidates(self.id))
             self.cgroups = cgroups.Cgroups(self.id)
+            taken = [int(line) for path in self.base.glob("*/uids") for line in _lines(path) if line.isdigit()]
+            self.uids = uids.HostUids(taken) if os.geteuid() == 0 else None  # another user has only one
+            if self.uids is not None:
+                self.note("uids", [str(self.uids.part)])
 
     @property
     def process_name(self) -> str:
@@ -71,7 +74,7 @@ class Owner:
         return PROCESS + self.id
 
     def note(self, name: str, lines: list[str]) -> None:
-        """Writes down something outside the directory that a sweep must remove: "cgroups" or "engines"."""
+        """Writes down something outside the directory that a sweep must remove: "cgroups" or "engines"; or "uids"."""
         (self.path / name).write_text("".join(f"{line}\n" for line in lines))
 
     def close(self) -> None:
@@ -180,7 +183,7 @@ def _lines(path: Path) -> list[str]:
 
 def _kill_processes(name: str) -> None:
     """Outermost processes by name; each takes its pid namespace along. Waits until they are gone."""
-    users, end = {os.getuid(), sandbox_uid()}, time.monotonic() + KILL_TIMEOUT_S
+    ours, end = {os.getuid(), sandbox_uid()}, time.monotonic() + KILL_TIMEOUT_S
     while time.monotonic() < end:
         found = False
         for entry in os.scandir("/proc"):
@@ -191,7 +194,7 @@ def _kill_processes(name: str) -> None:
                     continue
                 state = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[0]
                 owner = int(Path(entry.path, "status").read_text().partition("Uid:")[2].split()[0])
-                if state != "Z" and owner in users:
+                if state != "Z" and uids.stored(owner) in ours:
                     found = True
                     os.kill(int(entry.name), signal.SIGKILL)
         if not found:

@@ -40,6 +40,7 @@ class Plain(LocalBackend):
             spec,
             START_TIMEOUT_S,
             on_closed=ended,
+            oom_kills=self.count_oom_kills(group),
             executable="/bin/sh",
             enter=lambda pid: enter_group(group, pid),
         )

@@ -119,20 +119,25 @@ class Remote(Backend):
         said = said if isinstance(said, dict) else {}
         raise KINDS.get(said.get("kind"), SandboxError)(said.get("error", f"status {response.status}"))
 
-    async def end(self, url: str, name: str) -> None:
+    async def end(self, url: str, name: str) -> int | None:
         """Has a worker close a sandbox. Where it does not answer, it is told again after the next heartbeats.
 
         Its lease would not do that, since the lease is this client's and other sandboxes of ours keep it.
+
+        Returns:
+          what `Sandbox.oom_kills` counted up to its end.
         """
         self._running[url] -= 1
         if len(self._unended[url]) < MAX_UNENDED:
             self._unended[url].add(name)
-        await self._end(url, name, FILE_TIMEOUT_S)
+        return await self._end(url, name, FILE_TIMEOUT_S)
 
-    async def _end(self, url: str, name: str, timeout_s: float) -> None:
+    async def _end(self, url: str, name: str, timeout_s: float) -> int | None:
         with contextlib.suppress(SandboxError):
-            await self.ask("DELETE", f"{url}/sandboxes/{name}", timeout_s)
+            answer = await self.ask("DELETE", f"{url}/sandboxes/{name}", timeout_s)
             self._unended[url].discard(name)
+            return answer.get("oom_kills")
+        return None
 
     async def _beat(self, url: str) -> None:
         """Workers close the sandboxes of clients that they do not hear. One that does not answer delays no other."""
@@ -212,6 +217,14 @@ class RemoteSandbox(Sandbox):
         """See `base.Sandbox`. The directory is in the worker's --folder, and the layer is of use on its host only."""
         timeout_s = SNAPSHOT_TIMEOUT_S + LATE_S
         return str((await self._ask("POST", "/snapshot", timeout_s, json={"directory": directory}))["layer"])
+
+    async def oom_kills(self) -> int | None:
+        """See `base.Sandbox`."""
+        with contextlib.suppress(SandboxClosed):
+            if self._closing is None:
+                return (await self._ask("GET", "/oom_kills", FILE_TIMEOUT_S))["oom_kills"]
+        await self.close()
+        return self._closing.result() if self._closing is not None else None
 
     async def close(self) -> None:
         """See `base.Sandbox`."""

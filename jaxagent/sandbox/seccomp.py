@@ -1,7 +1,11 @@
 """The system call filter, as a classic BPF program: what agents' programs never need and kernels have had bugs in.
 
-Refused calls fail with EPERM; clone3, whose flags a filter cannot see, and calls of another ABI fail with ENOSYS, so
-that libraries fall back to what can be checked. Numbers are those of the kernel's tables for the two architectures.
+Refused calls fail with EPERM; clone3, whose flags a filter cannot see, calls of another ABI and calls newer than this
+list fail with ENOSYS, so that libraries fall back to what can be checked. Numbers are those of the kernel's tables for
+the two architectures.
+
+Filters that a program installs itself, on sockets or for its own calls, are refused too: the memory for compiled
+filters is one number for the whole host (net.core.bpf_jit_limit), and when it is used up no sandbox can start.
 """
 
 from __future__ import annotations
@@ -14,10 +18,22 @@ AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 CLONE = {"x86_64": 56, "aarch64": 220}
 SOCKET = {"x86_64": 41, "aarch64": 198}
 SOCKETPAIR = {"x86_64": 53, "aarch64": 199}
-CLONE3 = 435
-X32 = 0x40000000
+FIRST_UNKNOWN = 467  # of both tables; calls of x32 have larger numbers still
 NAMESPACES = 0x7E020080  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET} and, below 0x100, NEWTIME
 FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink; everything else (vsock, packet, alg, ...) is refused
+
+PRCTL = {"x86_64": 157, "aarch64": 167}
+SET_SECCOMP = 22  # of prctl; a kernel without such filters says EINVAL
+SETSOCKOPT = {"x86_64": 54, "aarch64": 208}
+SOL_SOCKET = 1
+ATTACH = (26, 50, 51, 52)  # SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF, _REUSEPORT_EBPF
+
+# Calls that fail with ENOSYS, as on a kernel that was built without them. name: (x86_64, aarch64)
+ABSENT = {
+    "clone3": (435, 435),
+    "io_setup": (206, 0),  # requests of all users together are limited by fs.aio-max-nr
+    "seccomp": (317, 277),
+}
 
 # name: (x86_64, aarch64); -1 where an architecture lacks the call
 REFUSED = {
@@ -102,7 +118,7 @@ PRLIMIT64 = {"x86_64": 302, "aarch64": 261}  # refused for others: process 1 cou
 
 LOAD, JUMP_EQ, JUMP_GE, JUMP_SET, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 ALLOW, FAIL = 0x7FFF0000, 0x00050000
-NUMBER, ARCH, ARGUMENT_0 = 0, 4, 16  # offsets in seccomp_data; the low half of the first argument
+NUMBER, ARCH, ARGUMENT_0, ARGUMENT_1, ARGUMENT_2 = 0, 4, 16, 24, 32  # offsets in seccomp_data; low halves
 
 
 def program(machine: str | None = None, pretend: bool = False, tracing: bool = False) -> bytes:
@@ -124,7 +140,7 @@ def program(machine: str | None = None, pretend: bool = False, tracing: bool = F
 
     code += [(LOAD, 0, 0, ARCH), (JUMP_EQ, 1, 0, AUDIT[machine])]
     refuse(errno.ENOSYS)
-    code += [(LOAD, 0, 0, NUMBER), (JUMP_GE, 0, 1, X32)]
+    code += [(LOAD, 0, 0, NUMBER), (JUMP_GE, 0, 1, FIRST_UNKNOWN)]
     refuse(errno.ENOSYS)
     for numbers in (REFUSED if tracing else {**REFUSED, **TRACING}).values():
         if numbers[column] >= 0:
@@ -134,11 +150,21 @@ def program(machine: str | None = None, pretend: bool = False, tracing: bool = F
         if numbers[column] >= 0:
             code.append((JUMP_EQ, 0, 1, numbers[column]))
             refuse(0)
-    code.append((JUMP_EQ, 0, 1, CLONE3))
-    refuse(errno.ENOSYS)
+    for numbers in ABSENT.values():
+        code.append((JUMP_EQ, 0, 1, numbers[column]))
+        refuse(errno.ENOSYS)
     code += [(JUMP_EQ, 0, 4, PRLIMIT64[machine]), (LOAD, 0, 0, ARGUMENT_0), (JUMP_EQ, 1, 0, 0)]
     refuse(errno.EPERM)
     code.append((RETURN, 0, 0, ALLOW))
+    code += [(JUMP_EQ, 0, 4, PRCTL[machine]), (LOAD, 0, 0, ARGUMENT_0), (JUMP_EQ, 0, 1, SET_SECCOMP)]
+    refuse(errno.EINVAL)
+    code.append((RETURN, 0, 0, ALLOW))
+    code += [(JUMP_EQ, 0, 5 + len(ATTACH), SETSOCKOPT[machine]), (LOAD, 0, 0, ARGUMENT_1)]
+    code += [(JUMP_EQ, 0, 1 + len(ATTACH), SOL_SOCKET), (LOAD, 0, 0, ARGUMENT_2)]
+    for i, option in enumerate(ATTACH):
+        code.append((JUMP_EQ, len(ATTACH) - i, 0, option))
+    code.append((RETURN, 0, 0, ALLOW))
+    refuse(errno.EPERM)
     code += [(JUMP_EQ, 0, 4, CLONE[machine]), (LOAD, 0, 0, ARGUMENT_0), (JUMP_SET, 0, 1, NAMESPACES & ~0xFF)]
     refuse(errno.EPERM)
     code.append((RETURN, 0, 0, ALLOW))

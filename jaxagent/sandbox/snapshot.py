@@ -17,6 +17,7 @@ import threading
 from pathlib import Path
 
 from jaxagent.sandbox.base import SandboxError
+from jaxagent.sandbox.uids import stored
 
 OPAQUE = "user.overlay.opaque"
 MAX_DEPTH = 128
@@ -114,7 +115,7 @@ class _Copy:
             elif kind == stat.S_IFLNK:
                 os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
                 if os.geteuid() == 0:
-                    os.chown(name, info.st_uid, info.st_gid, dir_fd=target, follow_symlinks=False)
+                    os.chown(name, stored(info.st_uid), stored(info.st_gid), dir_fd=target, follow_symlinks=False)
             elif kind == stat.S_IFCHR and info.st_rdev == 0:
                 os.mknod(name, stat.S_IFCHR, 0, dir_fd=target)
             # Sockets and pipes have no meaning without the processes that made them.
@@ -178,6 +179,6 @@ class _Copy:
 def _own(fd: int, info: os.stat_result) -> None:
     """Owner, mode without set-uid bits, and time of what was copied."""
     if os.geteuid() == 0:
-        os.fchown(fd, info.st_uid, info.st_gid)
+        os.fchown(fd, stored(info.st_uid), stored(info.st_gid))
     os.fchmod(fd, stat.S_IMODE(info.st_mode) & 0o1777)
     os.utime(fd, ns=(info.st_atime_ns, info.st_mtime_ns))

@@ -103,7 +103,7 @@ class Directives:
         self._frames: list[bytes] = []
 
     def number(self, kind: str, value: int) -> None:
-        """p parent pid, u host uid, i inner uid, n 1 = the host's network."""
+        """p parent pid, u host uid, d the layers' uid on disk, i inner uid, n 1 = the host's network."""
         self._frames.append(frame(kind, struct.pack("<I", value)))
 
     def text(self, kind: str, *values: str) -> None:

@@ -20,14 +20,14 @@ import hmac
 import re
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
 from jaxagent.config import ConfigError
-from jaxagent.sandbox import choose
+from jaxagent.sandbox import choose, door
 from jaxagent.sandbox.base import (
     MAX_FILE_BYTES,
     Backend,
@@ -92,6 +92,7 @@ class Worker:
                 web.get("/sandboxes/{id}/list", self._list),
                 web.post("/sandboxes/{id}/stop", self._stop),
                 web.post("/sandboxes/{id}/snapshot", self._snapshot),
+                web.get("/sandboxes/{id}/oom_kills", self._oom_kills),
                 web.delete("/sandboxes/{id}", self._close),
             ]
         )
@@ -117,9 +118,11 @@ class Worker:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Callable[..., Awaitable[web.StreamResponse]]):
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, self._token):
-            return _failure("SandboxError", "the token is wrong", 401)
+            refused = _failure("SandboxError", "the token is wrong", 401)
+            refused.force_close()  # a stranger's connection is not kept
+            return refused
         name = request.headers.get(CLIENT, "")
         if not name:
             return _failure("SandboxError", f"no {CLIENT} header", 400)
@@ -130,7 +133,7 @@ class Worker:
         except (ConfigError, SandboxError) as failure:
             kind = next(k for k in (ConfigError, FileError, SandboxClosed, SandboxError) if isinstance(failure, k))
             return _failure(kind.__name__, str(failure), STATUS[kind])
-        except (KeyError, ValueError, TypeError) as failure:
+        except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as failure:
             return _failure("SandboxError", f"malformed request: {type(failure).__name__}: {failure}", 400)
         finally:
             client.heard, client.busy = time.monotonic(), client.busy - 1
@@ -142,7 +145,7 @@ class Worker:
         )
 
     async def _start(self, request: web.Request, client: _Client) -> web.Response:
-        body = await request.json()
+        body = await _body(request)
         name = str(body.pop("id"))
         if not NAME.fullmatch(name) or name in client.starting or name in client.sandboxes:
             raise ValueError("'id' must be 16 to 64 hexadecimal digits that were not used before")
@@ -169,51 +172,60 @@ class Worker:
             raise SandboxClosed("this worker has no such sandbox") from None
 
     async def _run(self, request: web.Request, client: _Client) -> web.Response:
-        body = await request.json()
+        body = await _body(request)
         sandbox = self._sandbox(request, client)
-        result = await sandbox.run(str(body["command"]), _deadline(body), int(body["output_bytes"]))
+        result = await sandbox.run(str(body["command"]), _deadline(body), _whole(body, "output_bytes"))
         return web.json_response(result_to_json(result))
 
     async def _execute(self, request: web.Request, client: _Client) -> web.Response:
-        body = await request.json()
+        body = await _body(request)
         argv, env = [str(a) for a in body["argv"]], {str(k): str(v) for k, v in body["env"].items()}
         sandbox, directory = self._sandbox(request, client), str(body["directory"])
-        result = await sandbox.execute(argv, _deadline(body), int(body["output_bytes"]), env, directory)
+        result = await sandbox.execute(argv, _deadline(body), _whole(body, "output_bytes"), env, directory)
         return web.json_response(result_to_json(result))
 
     async def _read(self, request: web.Request, client: _Client) -> web.Response:
-        data = await self._sandbox(request, client).read(request.query["path"], int(request.query["max_bytes"]))
+        data = await self._sandbox(request, client).read(request.query["path"], _whole(request.query, "max_bytes"))
         return web.Response(body=data)
 
     async def _write(self, request: web.Request, client: _Client) -> web.Response:
         data = await request.read()
-        await self._sandbox(request, client).write(request.query["path"], data, int(request.query["mode"]))
+        await self._sandbox(request, client).write(
+            request.query["path"], data, _whole(request.query, "mode", 2**32 - 1)
+        )
         return web.json_response({})
 
     async def _list(self, request: web.Request, client: _Client) -> web.Response:
-        entries = await self._sandbox(request, client).list(request.query["path"], int(request.query["max_entries"]))
+        entries = await self._sandbox(request, client).list(
+            request.query["path"], _whole(request.query, "max_entries", 2**32 - 1)
+        )
         return web.json_response([dataclasses.astuple(e) for e in entries])
 
     async def _stop(self, request: web.Request, client: _Client) -> web.Response:
         sandbox = self._sandbox(request, client)
-        spared = [(int(pid), int(start)) for pid, start in (await request.json())["spared"]]
+        named = [{"pid": pid, "start": start} for pid, start in (await _body(request))["spared"]]
+        spared = [(_whole(process, "pid", 2**32 - 1), _whole(process, "start")) for process in named]
         await sandbox.stop_processes(spared)
         return web.json_response({})
 
     async def _snapshot(self, request: web.Request, client: _Client) -> web.Response:
-        body = await request.json()
+        body = await _body(request)
         sandbox, directory = self._sandbox(request, client), self._folder.new(str(body["directory"]))
         return web.json_response({"layer": await sandbox.snapshot(directory)})
+
+    async def _oom_kills(self, request: web.Request, client: _Client) -> web.Response:
+        return web.json_response({"oom_kills": await self._sandbox(request, client).oom_kills()})
 
     async def _close(self, request: web.Request, client: _Client) -> web.Response:
         name = request.match_info["id"]
         sandbox = client.sandboxes.pop(name, None)
         if sandbox is not None:
             await sandbox.close()
-        else:  # its start is in progress, or may be heard later than this, or it was closed already
-            client.ended[name] = None
-            if len(client.ended) > MAX_ENDED:
-                del client.ended[next(iter(client.ended))]
+            return web.json_response({"oom_kills": await sandbox.oom_kills()})
+        # Its start is in progress, or may be heard later than this, or it was closed already.
+        client.ended[name] = None
+        if len(client.ended) > MAX_ENDED:
+            del client.ended[next(iter(client.ended))]
         return web.json_response({})
 
 
@@ -234,10 +246,35 @@ def _deadline(body: dict[str, Any]) -> float:
     return deadline_s
 
 
+async def _body(request: web.Request) -> dict[str, Any]:
+    body = await request.json()
+    if not isinstance(body, dict):
+        raise TypeError(f"the body must be an object, not {type(body).__name__}")
+    return body
+
+
+def _whole(found: Mapping[str, Any], name: str, most: int = 2**63 - 1) -> int:
+    """A whole number from 0, from JSON or as the text of a query."""
+    value = found[name]
+    number = int(value) if isinstance(value, str) else value
+    if type(number) is not int or not 0 <= number <= most:
+        raise ValueError(f"{name} must be a whole number from 0 to {most}")
+    return number
+
+
 def spec_from_json(body: dict[str, Any]) -> Spec:
-    """A spec from `dataclasses.asdict(spec)` that went through JSON. Raises TypeError for unknown fields."""
-    limits = Limits(**body.pop("limits"))
-    return Spec(**{**body, "layers": tuple(body["layers"])}, limits=limits)
+    """A spec from `dataclasses.asdict(spec)` that went through JSON. Raises TypeError for unknown fields and types."""
+    layers, env, limits = body.pop("layers"), body.pop("env", {}), body.pop("limits")
+    if not isinstance(layers, list) or not isinstance(env, dict) or not isinstance(limits, dict):
+        raise TypeError("'layers' must be a list, 'env' and 'limits' objects")
+    uid = _whole(body, "uid", 2**31 - 1) if "uid" in body else Spec.uid
+    for value in (*layers, *env.values(), *(body[name] for name in body.keys() - {"uid"})):
+        if not isinstance(value, str):
+            raise TypeError(f"{value!r} must be a text")
+    for name, value in limits.items():
+        if type(value) is not int and not (name == "cpus" and isinstance(value, float)):
+            raise TypeError(f"the limit '{name}' must be a number, and whole but for 'cpus'")
+    return Spec(**{**body, "uid": uid}, layers=tuple(layers), env=env, limits=Limits(**limits))
 
 
 def result_to_json(result: CommandResult) -> dict[str, Any]:
@@ -250,18 +287,21 @@ async def serve(options: argparse.Namespace) -> None:
     owner = Owner()
     backend: Backend | None = None
     runner: web.AppRunner | None = None
+    server: asyncio.Server | None = None
+    most = door.raise_descriptors()
     try:
         backend = await choose.choose_backend(owner, unsafe=options.unsafe)
         token = Path(options.token_file).read_text().strip()
         worker = Worker(backend, token, options.max_sandboxes, options.lease_s, options.folder)
         runner = web.AppRunner(worker.app(), access_log=None)
         await runner.setup()
-        site = web.TCPSite(runner, options.host, options.port)
-        await site.start()
-        port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+        server = await door.listen(runner.server, options.host, options.port, most)
+        port = server.sockets[0].getsockname()[1]
         print(f"{backend.describe()}\nserving on http://{options.host}:{port}", flush=True)
         await asyncio.Event().wait()
     finally:
+        if server is not None:
+            server.close()
         if runner is not None:
             await runner.cleanup()
         if backend is not None:

@@ -16,6 +16,7 @@ from jaxagent.sandbox.base import FileError, Limits, SandboxClosed, SandboxError
 from jaxagent.sandbox.namespaces import Namespaces
 from jaxagent.sandbox.owner import Owner, sandbox_uid
 from jaxagent.sandbox.pool import Pool
+from jaxagent.sandbox.uids import stored
 
 
 def test_one_shell_through_the_episode(anywhere):
@@ -109,6 +110,29 @@ def test_each_command_has_its_own_output(anywhere):
         assert (await sandbox.run("sleep 0.3; ls done", 10, 1000)).exit_code == 0  # and its writer lived on
 
     anywhere(check)
+
+
+def test_kills_for_memory_are_counted(anywhere):
+    """Of this sandbox, while it lives and afterwards; not of the one that had its control group before."""
+    counts = "memory" in anywhere.backend.owner.cgroups.controllers and anywhere.name != "podman"
+    seen = []
+
+    async def check(sandbox):
+        seen.append(sandbox)
+        assert await sandbox.oom_kills() == (0 if counts else None)
+        await sandbox.execute(["sh", "-c", "kill -9 $$"], 10, 100)  # killed, but not for memory
+        assert not await sandbox.oom_kills()
+        if counts:
+            killed = await sandbox.execute(["sh", "-c", "head -c 200M /dev/zero | tail -n 1 | wc -c"], 30, 100)
+            assert b"0" in killed.output.split() and await sandbox.oom_kills() >= 1
+
+    async def closed(_):
+        return await seen[0].oom_kills()
+
+    limits = Limits(memory_bytes=64 * 2**20, disk_bytes=16 * 2**20)
+    for _ in range(2):
+        anywhere(check, Spec(limits=limits))
+    assert bool(anywhere(closed)) == counts
 
 
 def test_fresh_processes(anywhere):
@@ -227,8 +251,9 @@ def test_the_host_sees_no_privileged_user(isolated):
                 break
             await asyncio.sleep(0.01)
         users = [[int(user) for user in text.partition("Uid:")[2].split()[:4]] for text in seen]
-        expected = Spec().uid if isolated.name == "podman" else sandbox_uid()
-        assert users == [[expected] * 4] and (expected != 0 or os.geteuid() != 0)
+        (mine,) = {user for four in users for user in four}
+        assert len(users) == 1 and (mine == Spec().uid if isolated.name == "podman" else stored(mine) == sandbox_uid())
+        assert mine != 0
         # No group of the host's either.
         assert all(not text.partition("Groups:")[2].splitlines()[0].strip() for text in seen) or os.geteuid() != 0
 
@@ -269,8 +294,8 @@ def test_a_back_end_that_fails_late_is_passed_over(places, monkeypatch):
     places.backend("namespaces-python")
     start = Namespaces.describe_outside
 
-    def fails_late(self, spec, groups):
-        start(self, spec, groups)
+    def fails_late(self, *told):
+        start(self, *told)
         raise OSError(28, "No space left on device")
 
     def broken(owner):

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from jaxagent.sandbox import cgroups, helper, namespaces, seccomp, snapshot, wire
+from jaxagent.sandbox import cgroups, helper, namespaces, seccomp, snapshot, together, uids, wire
 from jaxagent.sandbox.base import Limits, SandboxError
 from jaxagent.sandbox.owner import Owner
 
 ALLOW = 0x7FFF0000
 
 
-def verdict(program, number, argument=0, arch=None, machine="x86_64"):
+def verdict(program, number, argument=0, arch=None, machine="x86_64", second=0, third=0):
     """What a kernel would answer: an interpreter of classic BPF over struct seccomp_data."""
     arch = seccomp.AUDIT[machine] if arch is None else arch
-    data = struct.pack("<IIQ6Q", number & 0xFFFFFFFF, arch, 0, argument & (2**64 - 1), 0, 0, 0, 0, 0)
+    data = struct.pack("<IIQ6Q", number & 0xFFFFFFFF, arch, 0, argument & (2**64 - 1), second, third, 0, 0, 0)
     at = accumulator = 0
     lines = list(struct.iter_unpack("<HBBI", program))
     while True:
@@ -65,12 +65,35 @@ def test_the_filter(machine, clone, unshare, socket, mount, read):
         assert ask(call, 40) == error(errno.EAFNOSUPPORT)
     assert ask(read, arch=0x40000003) == error(errno.ENOSYS)  # 32-bit calls
     assert ask(0x40000000 | read) == error(errno.ENOSYS)  # x32
-    refused = sum(ask(n) != ALLOW for n in range(500))
-    assert refused == sum(n[list(seccomp.AUDIT).index(machine)] >= 0 for n in seccomp.REFUSED.values()) + 2 + 1 + 2
+    for number in (467, 500, 0x3FFFFFFF, 0xFFFFFFFF):  # newer than the list of calls
+        assert ask(number) == error(errno.ENOSYS)
+    refused = sum(ask(n) != ALLOW for n in range(467))
+    tables = {**seccomp.REFUSED, **seccomp.ABSENT, **seccomp.TRACING}
+    sockets = 2  # of family 0
+    assert refused == sum(n[list(seccomp.AUDIT).index(machine)] >= 0 for n in tables.values()) + sockets
     prlimit64, ptrace = {"x86_64": (302, 101), "aarch64": (261, 117)}[machine]
     assert ask(prlimit64, 0) == ALLOW and ask(prlimit64, 1) == error(errno.EPERM)  # of itself, of process 1
     assert ask(ptrace) == error(errno.EPERM)
     assert verdict(seccomp.program(machine, tracing=True), ptrace, 0, None, machine) == ALLOW
+
+
+@pytest.mark.parametrize(
+    ("machine", "setsockopt", "prctl", "call"), [("x86_64", 54, 157, 317), ("aarch64", 208, 167, 277)]
+)
+def test_agents_install_no_filters(machine, setsockopt, prctl, call):
+    """Compiled filters take memory of which the whole host has a fixed amount."""
+    program = seccomp.program(machine)
+
+    def socket_option(level, name):
+        return verdict(program, setsockopt, 3, None, machine, level, name)
+
+    refused = [name for name in range(100) if socket_option(1, name) != ALLOW]
+    assert refused == [26, 50, 51, 52] and socket_option(1, 26) == error(errno.EPERM)
+    assert all(socket_option(level, name) == ALLOW for level in (0, 2, 6, 41) for name in range(100))
+    assert verdict(program, call, 1, None, machine) == error(errno.ENOSYS)
+    asked = [option for option in range(100) if verdict(program, prctl, option, None, machine) != ALLOW]
+    assert asked == [22] and verdict(program, prctl, 22, None, machine) == error(errno.EINVAL)
+    assert verdict(program, prctl, 22 | 1 << 32, None, machine) == error(errno.EINVAL)  # the kernel sees 32 bits
 
 
 def test_no_filter_for_an_unknown_processor():
@@ -164,6 +187,38 @@ def test_version_2_is_switched_on_and_used(tmp_path, monkeypatch):
     assert groups.controllers == ("memory", "pids", "cpu") and (own / "jaxagent-r1").is_dir()
 
 
+def test_all_sandboxes_of_a_run_are_limited_together(tmp_path, monkeypatch, caplog):
+    """To three quarters of what the host, or a group above, has; when they may take more, it is said once."""
+    kernel_with(monkeypatch, *V2)
+    own = tmp_path / "box" / "run.scope"
+    own.mkdir(parents=True)
+    (own / "cgroup.controllers").write_text("memory pids")
+    for path, name, text in (
+        (own, "memory.max", "max"),
+        (own.parent, "memory.max", "4000000"),
+        (own, "pids.max", "80"),
+    ):
+        (path / name).write_text(text)
+    groups = cgroups.Cgroups("r1", f"30 22 0:26 / {tmp_path} rw - cgroup2 cgroup2 rw\n", "0::/box/run.scope\n")
+    assert (own / "jaxagent-r1" / "memory.max").read_text() == "3000000"
+    assert (own / "jaxagent-r1" / "pids.max").read_text() == "60" and groups.gaps == ()
+    limits = Limits(memory_bytes=900_000, disk_bytes=100_000, processes=20)
+    first, *_ = [groups.make(limits) for _ in range(3)]
+    assert not caplog.records
+    groups.free(first)
+    groups.make(limits)
+    assert not caplog.records
+    groups.make(limits)
+    groups.make(limits)
+    (record,) = caplog.records
+    assert "80 processes, and all of them have 60" in record.getMessage()
+
+
+def test_what_the_host_has():
+    assert together.host_has("memory", Path("/none"), "memory.max") > 2**28
+    assert 300 < together.host_has("pids", Path("/none"), "pids.max") <= 2**22
+
+
 def test_abandoned_groups(tmp_path):
     """In ordinary directories: dead, known to a sweep, alive, and of somebody else."""
     names = {n: f"jaxagent-{n * 12}" for n in "abc"}
@@ -193,6 +248,27 @@ def test_a_group_that_is_removed_before_it_is_locked_is_made_again(tmp_path, mon
     fd = cgroups._make(tmp_path / "jaxagent-r1")
     assert len(removed) == 3 and os.fstat(fd).st_ino == removed[0].stat().st_ino
     os.close(fd)
+
+
+MAX = "memory.max_usage_in_bytes"
+
+
+@pytest.mark.parametrize(
+    ("files", "counted"),
+    [
+        ({"memory.events": "low 0\nmax 9\noom 2\noom_kill 3\n"}, 2),
+        ({"memory.events": "oom 0\noom_kill 3\n"}, 0),  # the run's own group or the host was full
+        ({"memory.oom_control": "oom_kill 3", "memory.limit_in_bytes": "9000000", MAX: "8999999"}, 2),
+        ({"memory.oom_control": "oom_kill 3", "memory.limit_in_bytes": "9000000", MAX: "6000000"}, 0),
+        ({"memory.oom_control": "under_oom 0", "memory.limit_in_bytes": "9000000", MAX: "9000000"}, None),
+        ({}, None),
+    ],
+)
+def test_kills_for_memory(files, counted, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    directories = (tmp_path / "pids", tmp_path)
+    assert cgroups.Group(Limits(), directories, before=(0, 1)).oom_kills() == counted
 
 
 def test_settings():
@@ -313,9 +389,24 @@ def test_an_owners_directory_must_be_its_own(tmp_path):
         Owner(tmp_path / "link")
 
 
+def test_host_user_ids():
+    first, second = uids.HostUids(), uids.HostUids([0, 2])
+    assert (first.part, second.part, uids.HostUids(range(uids.RUNS)).part) == (0, 1, 0)
+    mine, others = ([made.take() for _ in range(uids.PER_RUN)] for made in (first, second))
+    assert len({*mine, *others}) == 2 * uids.PER_RUN and min(mine) > uids.SHARED and max(others) <= uids.LAST
+    assert first.take() == first.take() == uids.SHARED  # more at once than there are ids
+    first.free(uids.SHARED)
+    first.free(mine[5])
+    assert (first.take(), first.take()) == (mine[5], uids.SHARED)
+    assert [uids.stored(uid) for uid in (0, 1000, mine[0], uids.LAST, uids.LAST + 1)] == [
+        *(0, 1000, uids.SHARED, uids.SHARED, uids.LAST + 1)
+    ]
+
+
 def test_runs_are_swept_by_their_lock(tmp_path):
     base = tmp_path / "base"
     alive, dead = Owner(base), Owner(base)
+    assert os.geteuid() != 0 or (alive.uids.part, dead.uids.part) == (0, 1)
     assert dead.swept == []
     (dead.path / "file").write_text("x")
     (dead.path / "closed").mkdir(mode=0)

@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import aiohttp
@@ -15,6 +17,7 @@ import pytest
 from aiohttp import web
 
 from jaxagent.config import ConfigError
+from jaxagent.sandbox import door
 from jaxagent.sandbox import worker as worker_module
 from jaxagent.sandbox.base import Backend, FileError, Limits, SandboxClosed, SandboxError, Spec
 from jaxagent.sandbox.remote import Remote
@@ -24,19 +27,20 @@ TOKEN = "0123456789abcdef-token"
 
 
 @contextlib.asynccontextmanager
-async def workers(backend, count=1, **options):
+async def workers(backend, count=1, most=64, **options):
     options = {"max_sandboxes": 8, "lease_s": 60.0, **options}
-    runners, urls = [], []
+    runners, servers, urls = [], [], []
     for _ in range(count):
         runner = web.AppRunner(Worker(backend, TOKEN, **options).app())
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
+        servers.append(await door.listen(runner.server, "127.0.0.1", 0, most))
         runners.append(runner)
-        urls.append(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        urls.append(f"http://127.0.0.1:{servers[-1].sockets[0].getsockname()[1]}")
     try:
         yield urls
     finally:
+        for server in servers:
+            server.close()
         for runner in runners:
             await runner.cleanup()
 
@@ -73,6 +77,13 @@ def test_the_same_interface(places, tmp_path):
             for operation in (sandbox.run("true", 1, 1), sandbox.read("/x")):
                 with pytest.raises(SandboxClosed):
                     await operation
+            counts = "memory" in local.owner.cgroups.controllers
+            small = Spec(limits=Limits(memory_bytes=64 * 2**20, disk_bytes=16 * 2**20))
+            async with await remote.start(small) as sandbox:
+                assert await sandbox.oom_kills() == (0 if counts else None)
+                await sandbox.run("head -c 200M /dev/zero | tail -n 1", 30, 100)
+                assert bool(await sandbox.oom_kills()) == counts
+            assert bool(await sandbox.oom_kills()) == counts  # the worker told it with the end
             with pytest.raises(ConfigError):
                 await remote.start(Spec(layers=("/nonexistent",)))
             await remote.close()
@@ -127,6 +138,123 @@ def test_tokens_and_clients(places):
             await remote.close()
 
     places.run(main(places.backend("namespaces")))
+
+
+SPEC = {"id": "0123456789abcdef", "limits": {}, "layers": []}
+BAD_BODIES = [
+    ("POST", "", {**SPEC, "hostname": ["a"]}),
+    ("POST", "", {**SPEC, "uid": 1.5}),
+    ("POST", "", {**SPEC, "uid": True}),
+    ("POST", "", {**SPEC, "limits": {"processes": 1.5}}),
+    ("POST", "", {**SPEC, "limits": [1]}),
+    ("POST", "", {**SPEC, "env": {"A": 1}}),
+    ("POST", "", "[" * 100_000 + "]" * 100_000),
+    ("POST", "", "7"),
+    ("POST", "/NAME/run", {"command": "true", "deadline_s": 1, "output_bytes": -1}),
+    ("POST", "/NAME/run", {"command": "true", "deadline_s": "nan", "output_bytes": 1}),
+    ("POST", "/NAME/execute", {"argv": ["a"], "env": {}, "directory": "", "deadline_s": 1, "output_bytes": 2**70}),
+    ("POST", "/NAME/stop", {"spared": [[-1, 1]]}),
+    ("POST", "/NAME/stop", {"spared": [[1, 2**65]]}),
+    ("PUT", "/NAME/file?path=/tmp/x&mode=8589934592", ""),
+    ("GET", "/NAME/file?path=/tmp/x&max_bytes=-1", ""),
+    ("GET", "/NAME/list?path=/tmp&max_entries=-1", ""),
+]
+
+
+def test_malformed_requests_are_the_clients_mistake(places):
+    """400 and what is wrong, without a traceback in the worker's log; the sandbox goes on."""
+
+    async def main(local):
+        async with workers(local) as urls, aiohttp.ClientSession() as session:
+            headers = {"Authorization": f"Bearer {TOKEN}", CLIENT: "x"}
+            async with session.post(f"{urls[0]}/sandboxes", headers=headers, json={**SPEC, "id": "f" * 16}) as answer:
+                assert answer.status == 200
+            for method, where, body in BAD_BODIES:
+                data = body if isinstance(body, str) else json.dumps(body)
+                url = f"{urls[0]}/sandboxes{where.replace('NAME', 'f' * 16)}"
+                async with session.request(method, url, headers=headers, data=data) as answer:
+                    assert answer.status == 400, (where, str(body)[:50])
+                    assert "malformed request" in (await answer.json())["error"]
+            good = {"command": "echo on", "deadline_s": 10, "output_bytes": 10}
+            async with session.post(f"{urls[0]}/sandboxes/{'f' * 16}/run", headers=headers, json=good) as answer:
+                assert (await answer.json())["exit_code"] == 0
+
+    places.run(main(places.backend("namespaces")))
+
+
+class Lines(asyncio.Protocol):
+    """Answers nothing."""
+
+
+async def ends(reader):
+    async with asyncio.timeout(60):
+        with contextlib.suppress(ConnectionError):
+            return await reader.read()
+
+
+def test_strangers_do_not_fill_the_door(places):
+    """Half-open connections make room; one with a whole head stays; one of a wrong token is not kept."""
+
+    async def main(local):
+        async with workers(local, most=8) as urls:
+            address = "127.0.0.1", int(urls[0].rpartition(":")[2])
+            half = [await asyncio.open_connection(*address) for _ in range(20)]
+            for _, writer in half:
+                writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+            remote = Remote(urls, TOKEN)
+            await asyncio.gather(*[remote.connect() for _ in range(4)])
+            await asyncio.gather(*[ends(reader) for reader, _ in half[:12]])
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\r\n\r\n")
+            assert (await ends(reader)).startswith(b"HTTP/1.1 401 ")  # and the connection ends
+            await remote.close()
+            for _, writer in half:
+                writer.close()
+
+    places.run(main(places.backend("namespaces")))
+
+
+def test_a_head_has_some_time(places):
+    async def main():
+        made = door.Door(Lines, head_s=0.1)
+        server = await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0)
+        address = server.sockets[0].getsockname()
+        late, good = [await asyncio.open_connection(*address) for _ in range(2)]
+        good[1].write(b"GET / HTTP/1.1\r\n\r")
+        good[1].write(b"\n")
+        await ends(late[0])
+        assert len(made.open) == 1 and not made.waiting
+        good[1].close()
+        late[1].close()
+
+        async def gone():
+            return not made.open
+
+        await until(gone)
+        server.close()
+
+    places.run(main())
+
+
+def test_a_worker_uses_all_descriptors_it_may_have():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        most = door.raise_descriptors()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+        assert 16 <= most <= door.MOST and (hard == resource.RLIM_INFINITY or most <= max(16, hard // 2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_what_cannot_be_accepted_is_told_once(capsys):
+    loop, told, others = types.SimpleNamespace(default_exception_handler=lambda c: others.append(c)), [-1e9], []
+    for _ in range(3):
+        door._failed(
+            told, loop, {"message": "socket.accept() out of system resource", "exception": OSError(24, "full")}
+        )
+    door._failed(told, loop, {"message": "else"})
+    assert capsys.readouterr().err.count("\n") == 1 and others == [{"message": "else"}]
 
 
 def test_a_dead_clients_sandboxes_end(places):

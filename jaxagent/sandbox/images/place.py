@@ -30,6 +30,7 @@ class BuildPlace(Namespaces):
       roots: those of another back end of this owner, which has made them already.
     """
 
+    separates = False  # what it keeps belongs to the one user of all layers
     protects = False  # a step may install programs, whatever user it runs as
 
     def __init__(self, owner: Owner, compiled: bool = True, network: bool = False, roots: Roots | None = None):
@@ -41,9 +42,9 @@ class BuildPlace(Namespaces):
         self.roots = roots or Roots(own, self.uid)
         self._network_layer = own / "network"
 
-    def describe_outside(self, spec: Spec, groups: list[str]) -> wire.Directives:
+    def describe_outside(self, spec: Spec, groups: list[str], uid: int) -> wire.Directives:
         """See `namespaces.Namespaces`."""
-        directives = super().describe_outside(spec, groups)
+        directives = super().describe_outside(spec, groups, uid)
         if self.network:
             directives.number("n", 1)
         return directives

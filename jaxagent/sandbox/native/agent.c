@@ -14,7 +14,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/ipc.h>
+#include <sys/msg.h>
 #include <sys/prctl.h>
+#include <sys/sem.h>
+#include <sys/shm.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -24,6 +28,8 @@
 
 enum { TIMED_OUT = 1, SHELL_LOST = 2, FLOODED = 4 };
 enum { OLD_CHANNELS = 16, DRAIN_BYTES = 1 << 16, DRAIN_MS = 50 };
+static const double TERMINAL_S = 5; /* for a terminal, where the host has none left */
+static const char NO_TERMINAL[] = "cannot start a shell, since the host is out of terminals (raise kernel.pty.max there)";
 static const double GRACE_S = 0.3; /* between ^C, killing the foreground and killing everything */
 
 static int signals = -1;
@@ -104,6 +110,21 @@ static int kill_children(pid_t of) { /* where process 1 is somebody else: the tr
   return killed; /* their children come to us, the subreaper, and are found in the next round */
 }
 
+/* System V objects outlive their processes, and shared memory is charged to nobody who could be killed for it. Only where
+   this is process 1, since only there the objects are surely the sandbox's own. */
+static void remove_system_v(void) {
+  static const char *const lists[] = {"/proc/sysvipc/shm", "/proc/sysvipc/msg", "/proc/sysvipc/sem"};
+  for (int kind = 0; kind < 3 && getpid() == 1; kind++) {
+    FILE *list = fopen(lists[kind], "re");
+    char line[512];
+    int id;
+    while (list && fgets(line, sizeof line, list))
+      if (sscanf(line, "%*d %d", &id) == 1) /* not the first line, which has the columns' names */
+        kind == 0 ? shmctl(id, IPC_RMID, NULL) : kind == 1 ? msgctl(id, IPC_RMID, NULL) : semctl(id, 0, IPC_RMID);
+    if (list) fclose(list);
+  }
+}
+
 static void kill_everything(void) {
   double end = now() + 5;
   for (;;) {
@@ -120,6 +141,7 @@ static void kill_everything(void) {
   }
   reap();
   shell = fresh = 0;
+  remove_system_v();
   for (int i = 0; i < n_old; i++) close(old_channels[i]);
   n_old = 0;
   if (terminal >= 0) close(terminal);
@@ -169,6 +191,7 @@ static void kill_others(const char *spared, uint32_t size) {
     if (!left) break;
   }
   signal_some(spared, size, 1, SIGSTOP);
+  remove_system_v();
   shell = fresh = 0;
   if (terminal >= 0) close(terminal);
   terminal = -1;
@@ -267,10 +290,38 @@ static int start_shell(void) {
   return 0;
 }
 
+static int own_terminals(void) {
+  DIR *directory = opendir("/dev/pts");
+  int found = 0;
+  if (!directory) return 0;
+  for (struct dirent *entry; (entry = readdir(directory));) found += entry->d_name[0] >= '0' && entry->d_name[0] <= '9';
+  closedir(directory);
+  return found;
+}
+
 static int ready(void) { /* a shell, and a terminal for the command's output */
   if (!shell && start_shell()) return -1;
   if (channel < 0) channel = open_terminal(channel_path, sizeof channel_path, 0);
   return channel < 0 ? -1 : 0;
+}
+
+static void owner_gone(void) {
+  if (getpid() != 1) kill_everything();
+  _exit(0); /* process 1 of a pid namespace takes everything with it */
+}
+
+/* The same whatever the agent's processes hold: every terminal of the sandbox, or every process. Where the host has no
+   terminal left that is not their doing, and others give theirs back. */
+static int surely_ready(void) {
+  for (double end = now() + TERMINAL_S;;) {
+    if (!ready()) return 0;
+    if (errno != ENOSPC || own_terminals() > OLD_CHANNELS + 2) break;
+    if (now() > end) return errno = ENOSPC, -1;
+    struct pollfd gone = {control_in, POLLRDHUP, 0};
+    if (poll(&gone, 1, 50) > 0) owner_gone();
+  }
+  kill_everything();
+  return ready();
 }
 
 struct request { /* the fixed part of a request to run something */
@@ -285,11 +336,6 @@ static struct output begin(struct frame *frame, struct request *request) {
   return out;
 }
 
-static void owner_gone(void) {
-  if (getpid() != 1) kill_everything();
-  _exit(0); /* process 1 of a pid namespace takes everything with it */
-}
-
 static double first(double a, double b) { return a < b ? a : b; }
 
 /* Data: deadline, keep, flood, nonce (16 characters), the command as ONE quoted shell word. */
@@ -299,11 +345,8 @@ static void run_in_shell(struct frame *frame) {
   const char *nonce = frame->data + sizeof request, *word = nonce + 17;
   uint8_t flags = 0;
   int status = -1;
+  if (surely_ready()) goto lost;
   double end = now() + request.deadline_s;
-  if (ready()) { /* the agent's processes hold what is needed: every terminal, or every process */
-    kill_everything();
-    if (ready()) goto lost;
-  }
   modes(terminal, 1);
   char *line, *probe, recent[256], marker[32];
   size_t n_recent = 0, sent = 0;
@@ -393,7 +436,7 @@ static void run_in_shell(struct frame *frame) {
   return;
 lost:
   free(out.bytes);
-  write_error(frame->id, errno, "cannot start a shell");
+  write_error(frame->id, errno, errno == ENOSPC ? NO_TERMINAL : "cannot start a shell");
 }
 
 /* Data: deadline, keep, flood, u32 arguments, then NUL-ended strings: directory, arguments, environment. */

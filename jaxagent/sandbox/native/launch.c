@@ -23,6 +23,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+enum { NR_OPEN_TREE = 428, NR_MOVE_MOUNT = 429, NR_MOUNT_SETATTR = 442, MOUNT_IDMAP = 0x100000 }; /* old headers lack them */
+#define TERMINALS "24" /* of one sandbox: 2 and 16 old channels are ours; the host has about 3,000 for all */
+#define INOTIFY_INSTANCES "8" /* of one sandbox: the host's user has 128 for all */
+
 static void write_file(const char *path, const char *text) {
   int fd = open(path, O_WRONLY | O_CLOEXEC);
   if (fd < 0 || write(fd, text, strlen(text)) < 0) fail(path);
@@ -81,7 +85,7 @@ static void make_devices(const char *base, const char *root) {
   }
   join(target, sizeof target, root, "/dev/pts");
   if (mkdir(target, 0755)) fail(target);
-  if (mount("devpts", target, "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,max=256"))
+  if (mount("devpts", target, "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,max=" TERMINALS))
     fail("devpts");
   static const char *const links[][2] = {{"pts/ptmx", "/dev/ptmx"},
                                          {"/proc/self/fd", "/dev/fd"},
@@ -92,8 +96,75 @@ static void make_devices(const char *base, const char *root) {
     join(target, sizeof target, root, links[i][1]);
     if (symlink(links[i][0], target)) fail(target);
   }
+  join(source, sizeof source, base, "/shm");
   join(target, sizeof target, root, "/dev/shm");
-  if (mkdir(target, 01777) || chmod(target, 01777)) fail(target);
+  if (mkdir(source, 01777) || chmod(source, 01777) || mkdir(target, 0755)) fail(target);
+  if (mount(source, target, NULL, MS_BIND, NULL)) fail(target);
+  join(target, sizeof target, root, "/dev"); /* the test's /dev/stdin and /dev/fd are not the agent's to replace */
+  if (mount(NULL, target, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV, NULL)) fail(target);
+}
+
+/* ---- layers that belong to one user id on disk and to another, this sandbox's own, here */
+static int layers[MAX_LISTED], n_layers;
+
+/* A user namespace whose map is the change of ids that a mount is to make. A process has to make one. */
+static int id_map(uint32_t on_disk, uint32_t here) {
+  char path[64], text[64];
+  static const char *const maps[] = {"uid_map", "gid_map"};
+  int hold[2];
+  if (pipe2(hold, O_CLOEXEC)) fail("pipe");
+  pid_t child = (pid_t)syscall(SYS_clone, CLONE_NEWUSER | SIGCHLD, NULL, NULL, NULL, NULL);
+  if (child < 0) fail("id-mapped layers: a user namespace");
+  if (child == 0) { /* until the other end is closed, by whatever end of the parent */
+    close(hold[1]);
+    if (read(hold[0], text, 1) < 0) _exit(1);
+    _exit(0);
+  }
+  snprintf(text, sizeof text, "%u %u 1", on_disk, here);
+  for (int i = 0; i < 2; i++) {
+    snprintf(path, sizeof path, "/proc/%d/%s", child, maps[i]);
+    int map = open(path, O_WRONLY | O_CLOEXEC);
+    if (map < 0 || write(map, text, strlen(text)) < 0) fail("id-mapped layers: a map");
+    close(map);
+  }
+  snprintf(path, sizeof path, "/proc/%d/ns/user", child);
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) fail("id-mapped layers: the user namespace");
+  close(hold[0]), close(hold[1]);
+  while (waitpid(child, NULL, 0) < 0 && errno == EINTR) {
+  }
+  return fd;
+}
+
+/* Opens them as mounts that stand nowhere yet, which needs root; make_root puts them into place. */
+static void open_layers(void) {
+  struct {
+    uint64_t set, clear, propagation, userns;
+  } attributes = {MOUNT_IDMAP, 0, 0, (uint64_t)id_map(config.disk_uid, config.host_uid)};
+  char text[4096];
+  join(text, sizeof text, config.lower, "");
+  for (char *rest = text, *path; (path = strsep(&rest, ":"));) {
+    if (n_layers == MAX_LISTED) errno = E2BIG, fail("layers");
+    int fd = (int)syscall(NR_OPEN_TREE, AT_FDCWD, path, 1 | O_CLOEXEC); /* OPEN_TREE_CLONE */
+    if (fd < 0 || syscall(NR_MOUNT_SETATTR, fd, "", AT_EMPTY_PATH, &attributes, sizeof attributes))
+      fail("id-mapped layers");
+    layers[n_layers++] = fd;
+  }
+  close((int)attributes.userns);
+}
+
+/* The text for overlayfs. */
+static void place_layers(const char *base, char *lower, size_t size) {
+  size_t n = 0;
+  for (int i = 0; i < n_layers; i++) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/layer%d", base, i);
+    if (mkdir(path, 0755) || syscall(NR_MOVE_MOUNT, layers[i], "", AT_FDCWD, path, 4)) /* MOVE_MOUNT_F_EMPTY_PATH */
+      fail("id-mapped layers: into place");
+    close(layers[i]);
+    n += (size_t)snprintf(lower + n, size - n, "%s%s", i ? ":" : "", path);
+    if (n >= size) errno = ENAMETOOLONG, fail("layers");
+  }
 }
 
 /* A tmpfs of the given size holds everything the sandbox writes; the layers below are never written. */
@@ -106,7 +177,10 @@ static void make_root(void) {
   join(target, sizeof target, base, "/upper");
   join(path, sizeof path, base, "/work");
   if (mkdir(root, 0755) || mkdir(target, 0755) || mkdir(path, 0755)) fail("directories of the overlay");
-  int n = snprintf(options, sizeof options, "lowerdir=%s,upperdir=%s,workdir=%s", config.lower, target, path);
+  char placed[4096];
+  if (n_layers) place_layers(base, placed, sizeof placed);
+  const char *lower = n_layers ? placed : config.lower;
+  int n = snprintf(options, sizeof options, "lowerdir=%s,upperdir=%s,workdir=%s", lower, target, path);
   if ((size_t)n >= sizeof options - 16) errno = ENAMETOOLONG, fail("layers");
   strcpy(options + n, ",userxattr");
   if (mount("overlay", root, "overlay", MS_NOSUID | MS_NODEV, options)) fail("overlay");
@@ -123,6 +197,8 @@ static void make_root(void) {
   if (mount("proc", target, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL)) fail("proc");
   join(target, sizeof target, root, "/proc/sys/user/max_user_namespaces");
   write_file(target, "0"); /* no namespaces inside, even without seccomp */
+  join(target, sizeof target, root, "/proc/sys/user/max_inotify_instances");
+  if (!access(target, F_OK)) write_file(target, INOTIFY_INSTANCES); /* a kernel without inotify has none */
   join(target, sizeof target, root, "/proc/sys");
   bind_read_only(target, target);
   if (chdir(root) || syscall(SYS_pivot_root, ".", ".") || umount2(".", MNT_DETACH) || chdir("/")) fail("pivot_root");
@@ -151,9 +227,14 @@ static void raise_loopback(void) {
 void launch(void) {
   char text[64];
   die_with_parent(config.parent);
+  struct rlimit files; /* the descriptors that all of a user's sockets carry are compared with this process's soft limit */
+  if (getrlimit(RLIMIT_NOFILE, &files)) fail("getrlimit");
+  files.rlim_cur = files.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &files)) fail("setrlimit");
   for (int i = 0; i < config.n_cgroups; i++) write_file(config.cgroups[i], "0");
   if (config.host_uid && geteuid() == 0) {
     gid_t id = (gid_t)config.host_uid;
+    if (config.disk_uid && config.disk_uid != config.host_uid) open_layers();
     if (setgroups(0, NULL) || setresgid(id, id, id) || setresuid(id, id, id)) fail("become the dedicated uid");
     die_with_parent(config.parent); /* a change of uid cleared it */
   }

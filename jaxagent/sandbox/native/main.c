@@ -25,6 +25,7 @@ static void directive(struct frame *frame) { /* keeps frame->data */
   switch (frame->type) {
     case 'p': config.parent = number(data); break;
     case 'u': config.host_uid = number(data); break;
+    case 'd': config.disk_uid = number(data); break;
     case 'i': config.inner_uid = number(data); break;
     case 'n': config.host_network = number(data); break;
     case 'g': config.cgroups[config.n_cgroups++] = data; break;

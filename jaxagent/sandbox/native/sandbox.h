@@ -29,7 +29,7 @@ struct bind {
 
 /* Everything a sandbox is made of, as told by the owner before "go". */
 struct config {
-  uint32_t parent, host_uid, inner_uid, host_network;
+  uint32_t parent, host_uid, disk_uid, inner_uid, host_network; /* disk_uid: whose the layers' files are */
   const char *cgroups[MAX_LISTED];
   struct bind binds[MAX_LISTED];
   struct bind read_only[MAX_LISTED]; /* both inside the new root */

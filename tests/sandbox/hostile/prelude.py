@@ -9,6 +9,7 @@ HOST = json.loads(pathlib.Path(__file__).with_name("host.json").read_text())
 BAIT, DIRECTORY, ABSTRACT = HOST["bait"], HOST["directory"], HOST["abstract"]
 TCP, UDP, OUTSIDER, OWNER, INODES = HOST["tcp"], HOST["udp"], HOST["outsider"], HOST["owner"], HOST["inodes"]
 MEMORY_KEY, MEMORY_ID, SYSCTLS_READ_ONLY = HOST["memory_key"], HOST["memory_id"], HOST["sysctls_read_only"]
+TERMINALS, INOTIFY, CORES = HOST["terminals"], HOST["inotify"], HOST["cores"]
 libc = ctypes.CDLL(None, use_errno=True)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import resource
 import subprocess
 import time
 from pathlib import Path
@@ -74,6 +75,9 @@ async def install(sandbox, directory, path, host, backend):
         "memory_key": host.memory_key,
         "memory_id": host.memory_id,
         "sysctls_read_only": backend.name.startswith("namespaces"),  # elsewhere only not writable
+        "terminals": 24 if backend.name.startswith("namespaces") else 3000,
+        "inotify": 8 if backend.name.startswith("namespaces") else 200,
+        "cores": int(resource.getrlimit(resource.RLIMIT_CORE)[1] != 0),
         "inodes": not any("number of files" in gap for gap in backend.missing),
     }
     await sandbox.write(f"{directory}/host.json", json.dumps(seen).encode())

@@ -1,7 +1,7 @@
 # limit_s: 10
 import os
 
-from prelude import won
+from prelude import TERMINALS, won
 
 n = 0
 fds = []
@@ -11,5 +11,5 @@ try:
         n += 1
 except OSError as e:
     print(n, e)
-if n >= 3000:
+if n > TERMINALS:
     won(n)

@@ -1,0 +1,115 @@
+"""Who comes in to a worker: connections are counted, and must ask for something soon.
+
+A connection that has not sent the whole head of a request holds a descriptor, and nobody knows yet whether it has the
+token. So it has `HEAD_S`, and where there are too many connections, the oldest of those makes room for the newest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+HEAD_S = 10.0
+MOST = 4096  # connections
+BACKLOG = 128
+TOLD_EVERY_S = 60.0
+HEAD_END = b"\r\n\r\n"
+
+
+def raise_descriptors() -> int:
+    """Raises the soft limit of open files to the hard one; returns how many connections leave the sandboxes theirs."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return MOST if hard == resource.RLIM_INFINITY else max(16, min(MOST, hard // 2))
+
+
+class Door:
+    """Makes the protocol of each connection.
+
+    Args:
+      inside: makes the protocol that serves requests.
+      most: connections at once.
+      head_s: for the first request's head.
+    """
+
+    def __init__(self, inside: Callable[[], asyncio.Protocol], most: int = MOST, head_s: float = HEAD_S):
+        self.inside, self.most, self.head_s = inside, most, head_s
+        self.open: set[_Guest] = set()
+        self.waiting: dict[_Guest, None] = {}  # those without a whole head, the oldest first
+
+    def __call__(self) -> asyncio.Protocol:
+        """The protocol of a new connection."""
+        return _Guest(self)
+
+
+class _Guest(asyncio.Protocol):
+    """One connection: passes everything on, and ends where the head does not come."""
+
+    def __init__(self, door: Door):
+        self._door, self._inside = door, door.inside()
+        self._transport: asyncio.Transport | None = None
+        self._late: asyncio.TimerHandle | None = None
+        self._seen = b""  # the last bytes, as long as there is no whole head
+
+    def connection_made(self, transport: Any) -> None:
+        door, self._transport = self._door, transport
+        door.open.add(self)
+        door.waiting[self] = None
+        self._late = asyncio.get_running_loop().call_later(door.head_s, self.end)
+        self._inside.connection_made(transport)
+        if len(door.open) > door.most:
+            next(iter(door.waiting)).end()
+
+    def end(self) -> None:
+        """Closes the connection without an answer."""
+        self._forget()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _forget(self) -> None:
+        self._door.waiting.pop(self, None)
+        if self._late is not None:
+            self._late.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        if self in self._door.waiting:
+            self._seen += data
+            if HEAD_END in self._seen:
+                self._forget()
+            self._seen = self._seen[-len(HEAD_END) :]
+        self._inside.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inside.eof_received()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._door.open.discard(self)
+        self._forget()
+        self._inside.connection_lost(error)
+
+    def pause_writing(self) -> None:
+        self._inside.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inside.resume_writing()
+
+
+async def listen(inside: Callable[[], Any], host: str, port: int, most: int = MOST) -> asyncio.Server:
+    """Serves connections. The loop then says in one line a minute that it cannot accept any, instead of each time."""
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(functools.partial(_failed, [-TOLD_EVERY_S]))
+    return await loop.create_server(Door(inside, most), host, port, backlog=BACKLOG)
+
+
+def _failed(told: list[float], loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    if not str(context.get("message")).startswith("socket.accept()"):
+        return loop.default_exception_handler(context)
+    if time.monotonic() - told[0] > TOLD_EVERY_S:
+        told[0] = time.monotonic()
+        print(f"connections cannot be accepted: {context.get('exception')}", file=sys.stderr, flush=True)
+    return None
