@@ -71,9 +71,11 @@ def test_missing_corpus(tmp_path, capsys):
     assert "corpus" in refused(capsys, tmp_path / "run", "--config.env.retriever.corpus=nowhere.jsonl")
 
 
-@pytest.mark.parametrize("flag", ["--config.rl.sampling.top_p=0.9", "--config.rl.sampling.temperature=0"])
+@pytest.mark.parametrize(
+    "flag", ["sampling.top_p=0.9", "sampling.temperature=0", "sampling.temperature=9e-7", "temperature.final=1e-9"]
+)
 def test_truncated_sampling_cannot_be_trained(tmp_path, capsys, flag):
-    assert "rl.sampling" in refused(capsys, tmp_path / "run", flag)
+    assert "rl.sampling" in refused(capsys, tmp_path / "run", f"--config.rl.{flag}")
 
 
 def test_tokenizer_larger_than_the_model(tmp_path, capsys):
