@@ -5,7 +5,7 @@ from setuptools import find_namespace_packages, setup
 # torch is the parity oracle only. This version installs a CPU build from the package index; others bring CUDA.
 TORCH = "torch==2.13.0"
 DENSE = ["faiss-cpu"]
-TEST = ["pytest", "hypothesis", "ruff", "chex", "transformers>=5", TORCH, *DENSE]
+TEST = ["pytest", "hypothesis", "ruff", "chex", "openai", "transformers>=5", TORCH, *DENSE]
 
 setup(
     name="jaxagent",

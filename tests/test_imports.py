@@ -21,7 +21,7 @@ LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 # Said by the design beside the order: observe is fed values, and reads none of the rooms that make them.
 ALSO = {"observe": {"types", "config"}, "flags": {"config"}, "devices": {"config"}}
 # Programs of their own, put together from rooms of one level.
-PROGRAMS = {"engine/serve.py": {"data"}, "engine/jetstream.py": {"data"}}
+PROGRAMS = {"engine/serve.py": {"data"}, "engine/service.py": {"data"}, "engine/jetstream.py": {"data"}}
 TOP = ("launch", "data_pipelines", "tests", "benchmarks")  # may import jaxagent, never the other way
 NO_JAX_ROOMS = ("types", "config", "rewards", "envs", "sandbox", "data")
 NO_JAX = ("jax", "flax", "optax", "orbax", "jaxlib")
