@@ -6,7 +6,7 @@ from setuptools import find_namespace_packages, setup
 TORCH = "torch==2.13.0"
 DENSE = ["faiss-cpu"]
 GGUF = ["gguf"]
-TEST = ["pytest", "hypothesis", "ruff", "chex", "transformers>=5", TORCH, *DENSE, *GGUF]
+TEST = ["pytest", "hypothesis", "ruff", "chex", "openai", "transformers>=5", TORCH, *DENSE, *GGUF]
 
 setup(
     name="jaxagent",

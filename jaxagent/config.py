@@ -215,6 +215,11 @@ class EngineConfig:
     request_timeout_s: float
 
 
+# Below it sampling is greedy: logits divided by less lie further apart than f32 can tell, and their differences are
+# rounding errors of many nats.
+LEAST_TEMPERATURE = 1e-6
+
+
 @dataclasses.dataclass(frozen=True)
 class SamplingConfig:
     """The distribution that is sampled. Log-probs are always of this distribution."""
@@ -223,6 +228,11 @@ class SamplingConfig:
     top_p: float  # 1 = off
     top_k: int  # 0 = off
     min_p: float  # 0 = off
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken, without chance."""
+        return self.temperature < LEAST_TEMPERATURE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -467,7 +477,7 @@ class TemperatureConfig:
     """How the sampling temperature goes on from rl.sampling.temperature, step by step. Evaluation keeps that one."""
 
     schedule: Literal["constant", "linear", "cosine"]
-    final: float  # in the last step; more than 0
+    final: float  # in the last step; at least LEAST_TEMPERATURE
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ from jaxagent.algorithms import presets
 from jaxagent.algorithms.entropy import EntropyControl
 from jaxagent.build import Parts, open_parts
 from jaxagent.collect import collect, temperature
-from jaxagent.config import Config, ConfigError, RLConfig, Stage
+from jaxagent.config import LEAST_TEMPERATURE, Config, ConfigError, RLConfig, Stage
 from jaxagent.engine.driver import Driver
 from jaxagent.evaluation.held_out import record_evaluation
 from jaxagent.experience import Experience
@@ -144,11 +144,13 @@ def check(cfg: Config) -> None:
             f"numerics='exact' needs engine.tile_rows of {EXACT_TILE_ROWS} or more, got {cfg.engine.tile_rows}: "
             "below that XLA's reductions depend on what they are fused with."
         )
-    sampling = cfg.rl.sampling
-    if sampling.temperature <= 0 or (sampling.top_p, sampling.top_k, sampling.min_p) != (1.0, 0, 0.0):
+    sampling, last = cfg.rl.sampling, cfg.rl.temperature.final
+    hot = sampling.temperature >= LEAST_TEMPERATURE and last >= LEAST_TEMPERATURE  # written so that NaN fails
+    if not hot or (sampling.top_p, sampling.top_k, sampling.min_p) != (1.0, 0, 0.0):
         raise ConfigError(
-            "rl.sampling must have temperature > 0, top_p=1, top_k=0 and min_p=0: the trainer scores the whole "
-            "vocabulary, so a truncated behaviour distribution would be another one."
+            f"rl.sampling must have temperature >= {LEAST_TEMPERATURE:g} (below, sampling is greedy; so must "
+            "rl.temperature.final), top_p=1, top_k=0 and min_p=0: the trainer scores the whole vocabulary, so a "
+            "truncated behaviour distribution would be another one."
         )
 
 

@@ -22,7 +22,11 @@ LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 # reads what data has written: logged episodes, and the tokenizer that tells their text.
 ALSO = {"observe": {"types", "config", "data"}, "flags": {"config"}, "devices": {"config"}}
 # Programs of their own, put together from rooms of one level.
-PROGRAMS = {"engine/serve.py": {"data", "devices"}, "engine/jetstream.py": {"data"}}
+PROGRAMS = {
+    "engine/serve.py": {"data", "devices"},
+    "engine/service.py": {"data"},
+    "engine/jetstream.py": {"data"},
+}
 TOP = ("launch", "data_pipelines", "tests", "benchmarks")  # may import jaxagent, never the other way
 NO_JAX_ROOMS = ("types", "config", "rewards", "envs", "sandbox", "data")
 NO_JAX = ("jax", "flax", "optax", "orbax", "jaxlib")

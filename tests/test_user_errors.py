@@ -98,9 +98,11 @@ def test_prompts_without_room_for_a_turn(tmp_path, capsys):
     assert "env.context_tokens=8 has no room" in line and "of 8 held-out prompts" in line
 
 
-@pytest.mark.parametrize("flag", ["--config.rl.sampling.top_p=0.9", "--config.rl.sampling.temperature=0"])
+@pytest.mark.parametrize(
+    "flag", ["sampling.top_p=0.9", "sampling.temperature=0", "sampling.temperature=9e-7", "temperature.final=1e-9"]
+)
 def test_truncated_sampling_cannot_be_trained(tmp_path, capsys, flag):
-    assert "rl.sampling" in refused(capsys, tmp_path / "run", flag)
+    assert "rl.sampling" in refused(capsys, tmp_path / "run", f"--config.rl.{flag}")
 
 
 def test_tokenizer_larger_than_the_model(tmp_path, capsys):

@@ -27,6 +27,8 @@ EOS = "<eos>"  # the end-of-sequence token of a tokenizer trained here
 # GPT-2's words, with numbers in runs of at most three digits: "233" can be one token, "20231116" never is.
 WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
+NORMALISED = 4  # bytes of a text may become one when it is Unicode-normalised (composed characters: 3 at most)
+
 SPECIAL_STRINGS = ("bos_token", "eos_token", "pad_token", "unk_token")
 CONFIG_FILES = ("tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 
@@ -122,6 +124,19 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Tokens of `text`, nothing added. Added tokens' literal text becomes their id."""
         return self._backend.encode(text, add_special_tokens=False).ids
+
+    def least_tokens(self, text: str) -> int:
+        """So many tokens the text has at least, without encoding it: what is far too long need not be.
+
+        Raises:
+          UnicodeEncodeError: half of a surrogate pair in it.
+        """
+        shrinks = 1 if self._backend.normalizer is None else NORMALISED
+        return len(text.encode()) // (self._longest_token * shrinks)
+
+    @functools.cached_property
+    def _longest_token(self) -> int:
+        return max(map(len, self.token_bytes()))
 
     def normalize(self, text: str) -> str:
         """The text as it is really encoded: Unicode-normalised by tokenizers that do so (Qwen: NFC), else unchanged."""

@@ -106,7 +106,7 @@ class Request:
     def truncated(self) -> bool:
         """Whether the request needs the program that truncates the distribution."""
         s = self.sampling
-        return s.temperature > 0 and (s.top_p < 1 or s.top_k > 0 or s.min_p > 0)
+        return not s.greedy and (s.top_p < 1 or s.top_k > 0 or s.min_p > 0)
 
 
 def rows_of(ready: Sequence[Request], slots: int, stops: Automaton) -> functions.Requests:

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxagent.config import LEAST_TEMPERATURE
 from jaxagent.models.logprobs import SUM_BLOCK, block_sums, row_logprobs
 
 
@@ -24,7 +25,7 @@ from jaxagent.models.logprobs import SUM_BLOCK, block_sums, row_logprobs
 class SamplingParams:
     """Per-slot settings; the fields of `config.SamplingConfig` as arrays."""
 
-    temperature: jax.Array  # f32[S]  0 = greedy
+    temperature: jax.Array  # f32[S]  below LEAST_TEMPERATURE = greedy
     top_p: jax.Array  # f32[S]  1 = off
     top_k: jax.Array  # i32[S]  0 = off
     min_p: jax.Array  # f32[S]  0 = off
@@ -62,37 +63,38 @@ def sample(
 
     Returns:
       tokens i32[S], and f32[S] log-probs under the tempered, truncated and renormalised distribution. A greedy slot
-      (temperature 0) takes the largest logit and reports its log-prob at temperature 1 without truncation.
+      (temperature below
+      LEAST_TEMPERATURE) takes the largest logit and reports its log-prob at temperature 1 without truncation.
     """
-    greedy = params.temperature <= 0
+    greedy = params.temperature < LEAST_TEMPERATURE
     scaled = logits / jnp.where(greedy, 1.0, params.temperature)[:, None]
     peak = jnp.max(scaled, axis=-1, keepdims=True)
     weights = jnp.exp(scaled - peak)  # unnormalised probabilities, at most 1
     if truncated:
         kept = truncate(weights, params)
         weights = jnp.where(greedy[:, None], weights, kept)
-    drawn, total = inverse_cdf(weights, uniform)
+    drawn = inverse_cdf(weights, uniform)
     # The first of the largest: argmax, but in the form of a plain minimum, which XLA vectorises on a CPU.
     index = jnp.arange(logits.shape[-1], dtype=jnp.int32)
     largest = jnp.min(jnp.where(scaled == peak, index, logits.shape[-1] - 1), axis=-1)
     tokens = jnp.where(greedy, largest, drawn)
-    if not truncated:
-        fresh, chosen = jax.lax.optimization_barrier((logits, tokens))
-        return tokens, row_logprobs(fresh, chosen, jnp.where(greedy, 1.0, params.temperature))
-    chosen = jnp.take_along_axis(scaled, tokens[:, None], axis=-1)
-    return tokens, (chosen - peak)[:, 0] - jnp.log(total)
+    if truncated:
+        logits = jnp.where(weights > 0, logits, -jnp.inf)
+    # Behind a barrier: fused with the sampler, `scaled` is rounded otherwise in one place than in another, and at a
+    # small temperature one rounding is several nats.
+    fresh, chosen = jax.lax.optimization_barrier((logits, tokens))
+    return tokens, row_logprobs(fresh, chosen, jnp.where(greedy, 1.0, params.temperature))
 
 
-def inverse_cdf(weights: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Draws an index in proportion to its weight: f32[S,V], f32[S] -> i32[S], and the weights' sum f32[S].
+def inverse_cdf(weights: jax.Array, uniform: jax.Array) -> jax.Array:
+    """Draws an index in proportion to its weight: f32[S,V], f32[S] -> i32[S].
 
     Two levels, sums of blocks and then inside one block, so that the cumulative sums are short.
     """
     blocks, sums = block_sums(weights)
-    total = sums.sum(axis=-1)
-    block, rest = _first_past(sums, uniform * total)
+    block, rest = _first_past(sums, uniform * sums.sum(axis=-1))
     inside, _ = _first_past(jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0], rest)
-    return block * SUM_BLOCK + inside, total
+    return block * SUM_BLOCK + inside
 
 
 def _first_past(weights: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -6,7 +6,8 @@
 
 For each of a sequence's n positions i (1 or more: nothing predicts the first token): the log-prob of token i given
 those before it, of the k most likely tokens in its place, and of its C candidates, all at the temperature. One forward
-pass of the model over whole sequences, without the engine's cache or slots; shapes are powers of two: few programs.
+pass of the model over whole sequences, without the engine's cache or slots; shapes, K and C are powers of two: few
+programs.
 Axis letters: B rows, T tokens, R positions per row, K top-k tokens, C candidates.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import threading
 from collections.abc import Iterator, Sequence
@@ -22,11 +24,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxagent.config import LEAST_TEMPERATURE
 from jaxagent.models import scores, sharding
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.models.transformer import forward_packed
 
+MOST_TEMPERATURE = 1000.0
+MOST_SEQUENCES = 4096
 MOST_K = 256  # top_k, and candidates per position
 ROWS = 8  # sequences of one forward pass, at most
 ROW_TOKENS = 16_384  # and their tokens
@@ -52,7 +57,10 @@ def parse(text: str, vocab: int, context: int) -> ScoreRequest:
     Raises:
       ValueError: a mistake of the client's, told in one line.
     """
-    body = json.loads(text)
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the body is not JSON: {error}") from None
     if not isinstance(body, dict) or not {"sequences", "positions"} <= body.keys():
         raise ValueError("the body must be an object with 'sequences' and 'positions'")
     if unknown := [name for name in body if name not in FIELDS]:
@@ -60,8 +68,8 @@ def parse(text: str, vocab: int, context: int) -> ScoreRequest:
     top_k, temperature = body.get("top_k", 1), body.get("temperature", 1.0)
     if type(top_k) is not int or not 1 <= top_k <= min(MOST_K, vocab):
         raise ValueError(f"'top_k' must be a number from 1 to {min(MOST_K, vocab)}")
-    if type(temperature) not in (int, float) or not temperature > 0:
-        raise ValueError("'temperature' must be positive")
+    if type(temperature) not in (int, float) or not LEAST_TEMPERATURE <= temperature <= MOST_TEMPERATURE:
+        raise ValueError(f"'temperature' must be from {LEAST_TEMPERATURE:g} to {MOST_TEMPERATURE:g}")
     sequences = [_ids(s, 1, "a sequence", vocab) for s in _list(body["sequences"], "sequences")]
     positions = [_ids(p, 1, "a sequence's positions", 2**31) for p in _list(body["positions"], "positions")]
     asked = body.get("candidates")
@@ -69,6 +77,8 @@ def parse(text: str, vocab: int, context: int) -> ScoreRequest:
         candidates = [np.zeros((len(p), 0), np.int32) for p in positions]
     else:
         candidates = [_ids(c, 2, "a sequence's candidates", vocab) for c in _list(asked, "candidates")]
+    if len(sequences) > MOST_SEQUENCES:
+        raise ValueError(f"there are {len(sequences)} sequences, a request may have {MOST_SEQUENCES}")
     if not len(sequences) == len(positions) == len(candidates):
         raise ValueError("'sequences', 'positions' and 'candidates' must be of the same length")
     widths = set()
@@ -94,15 +104,28 @@ class Scoring:
     mesh: jax.sharding.Mesh
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
-    def __call__(self, params: Params, request: ScoreRequest) -> list[dict[str, Any]]:
-        """The answer for each sequence, ready for JSON. Blocks while the device works."""
+    def __call__(
+        self, params: Params, request: ScoreRequest, given_up: threading.Event | None = None
+    ) -> list[dict[str, Any]]:
+        """The answer for each sequence, ready for JSON. Blocks while the device works, or until nobody waits for it."""
         answers: list[dict[str, Any]] = [{name: [] for name in OUTPUTS} for _ in request.sequences]
         with self.lock, jax.set_mesh(self.mesh):
             for part in _parts(request):
+                if given_up is not None and given_up.is_set():
+                    break
                 arrays = _rows(request, part)
                 where = [sharding.rows(self.mesh, a.ndim) for a in arrays]
-                found = _score(self.spec, request.top_k, params, request.temperature, *jax.device_put(arrays, where))
-                for name, values in zip(OUTPUTS, jax.device_get(found), strict=True):
+                k = min(_power(request.top_k, 1), self.spec.vocab_size)
+                found = _score(self.spec, k, params, request.temperature, *jax.device_put(arrays, where))
+                # Asked for as many as the program has; answered as many as were asked for.
+                found = jax.device_get(found)
+                width = request.candidates[part[0]].shape[1]
+                found = found._replace(
+                    top_ids=found.top_ids[..., : request.top_k],
+                    top_logprobs=found.top_logprobs[..., : request.top_k],
+                    candidate_logprobs=found.candidate_logprobs[..., :width],
+                )
+                for name, values in zip(OUTPUTS, found, strict=True):
                     for row, i in enumerate(part):
                         answers[i][name] = values[row, : len(request.positions[i])].tolist()
         return answers
@@ -146,14 +169,16 @@ def _rows(request: ScoreRequest, part: Sequence[int]) -> list[np.ndarray]:
     """tokens, segments [B, T], places before the targets, targets [B, R], candidates [B, R, C]; padding is 0."""
     t = _power(max(len(request.sequences[i]) for i in part), LEAST_TOKENS)
     r = _power(max(len(request.positions[i]) for i in part), LEAST_POSITIONS)
-    b, c = _row_count(t), request.candidates[part[0]].shape[1]
+    width = request.candidates[part[0]].shape[1]
+    b, c = _row_count(t), width and _power(width, 1)
     tokens, segments = np.zeros((b, t), np.int32), np.zeros((b, t), np.int32)
     at, targets, candidates = np.zeros((b, r), np.int32), np.zeros((b, r), np.int32), np.zeros((b, r, c), np.int32)
     for row, i in enumerate(part):
         sequence, positions = request.sequences[i], request.positions[i]
         n = len(positions)
         tokens[row, : len(sequence)], segments[row, : len(sequence)] = sequence, 1
-        at[row, :n], targets[row, :n], candidates[row, :n] = positions - 1, sequence[positions], request.candidates[i]
+        at[row, :n], targets[row, :n] = positions - 1, sequence[positions]
+        candidates[row, :n, :width] = request.candidates[i]
     return [tokens, segments, at, targets, candidates]
 
 
@@ -170,9 +195,12 @@ def _list(value: Any, name: str) -> list:
 
 def _ids(value: Any, ndim: int, what: str, bound: int) -> np.ndarray:
     """i32 array of `ndim` dimensions, or ValueError."""
+    flat = itertools.chain.from_iterable(_list(v, what) for v in _list(value, what)) if ndim > 1 else _list(value, what)
+    if not all(type(i) is int for i in flat):  # before NumPy makes an array of them, whatever they are
+        raise ValueError(f"{what} must be {'lists' if ndim > 1 else 'a list'} of numbers from 0 to {bound - 1}")
     try:
         array = np.asarray(value)
-    except ValueError:  # ragged
+    except (ValueError, OverflowError):  # ragged
         array = np.zeros((), object)
     if array.size == 0 and array.ndim <= ndim:
         return np.zeros((0,) * ndim, np.int32)

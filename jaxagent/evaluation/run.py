@@ -18,7 +18,7 @@ from typing import Any
 
 from jaxagent import devices, loop
 from jaxagent.build import Parts, open_parts
-from jaxagent.config import Config, ConfigError, SamplingConfig, to_dict
+from jaxagent.config import LEAST_TEMPERATURE, Config, ConfigError, SamplingConfig, to_dict
 from jaxagent.data.tasks import balanced_sample
 from jaxagent.engine.requests import EngineError
 from jaxagent.evaluation import policy
@@ -123,8 +123,8 @@ def completed(cfg: Config, options: Options) -> Options:
     temperature = cfg.rl.sampling.temperature if temperature is None else temperature
     if options.greedy and options.temperature:
         raise ConfigError("--greedy and --temperature exclude each other.")
-    if temperature < 0:
-        raise ConfigError(f"--temperature must be 0 (greedy) or more, got {temperature:g}.")
+    if temperature and not temperature >= LEAST_TEMPERATURE:  # written so that NaN fails
+        raise ConfigError(f"--temperature must be 0 (greedy) or at least {LEAST_TEMPERATURE:g}, got {temperature:g}.")
     samples = options.samples or (8 if temperature else 1)
     if not temperature and samples > 1:
         raise ConfigError(f"--samples={samples}: greedy attempts at a task are all alike, so there is only one.")

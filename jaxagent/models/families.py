@@ -16,13 +16,21 @@ ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llam
 
 # Config keys whose features are not implemented, with the values that leave them off.
 UNSUPPORTED = {
-    "hidden_act": ("silu",),
+    "hidden_act": ("silu", "swish"),  # two names of one function
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
     "use_sliding_window": (False, None),
     "quantization_config": (None,),
     "num_experts": (0, None),
+    "partial_rotary_factor": (1, None),
 }
+
+ORIGINAL = "original_max_position_embeddings"
+
+# What transformers takes for keys that a config.json leaves out.
+NORM_EPS = 1e-6
+KV_HEADS = {"qwen2": 32, "qwen3": 32}  # elsewhere as many as there are heads
+HEAD_DIM = {"qwen3": 128}  # elsewhere hidden_size / num_attention_heads
 
 
 def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig, source: str) -> ModelSpec:
@@ -61,15 +69,15 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig, source: str) -> Mode
         num_layers=need("num_hidden_layers"),
         embed_dim=need("hidden_size"),
         num_heads=heads,
-        num_kv_heads=hf.get("num_key_value_heads") or heads,
-        head_dim=hf.get("head_dim") or need("hidden_size") // heads,
+        num_kv_heads=hf.get("num_key_value_heads", KV_HEADS.get(family)) or heads,
+        head_dim=hf.get("head_dim") or HEAD_DIM.get(family) or need("hidden_size") // heads,
         mlp_dim=need("intermediate_size"),
         qkv_bias=features.qkv_bias,
         qk_norm=features.qk_norm,
         tie_embeddings=bool(hf.get("tie_word_embeddings", False)),
         rope_theta=theta,
         rope_scaling=scaling,
-        norm_eps=float(hf.get("rms_norm_eps", features.norm_eps)),
+        norm_eps=NORM_EPS if hf.get("rms_norm_eps") is None else float(hf["rms_norm_eps"]),
         max_position=positions,
         embed_init_std=float(hf.get("initializer_range", 0.02)),
         compute_dtype=model.compute_dtype,
@@ -95,7 +103,7 @@ def spec_to_hf(spec: ModelSpec, dtype: str) -> dict[str, Any]:
     if scaling is not None:
         rope = {"rope_type": scaling.kind, "factor": scaling.factor}
         if scaling.kind in ("llama3", "yarn"):
-            rope["original_max_position_embeddings"] = scaling.original_max_position
+            rope[ORIGINAL] = scaling.original_max_position
         if scaling.kind == "llama3":
             rope |= {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
         if scaling.kind == "yarn":
@@ -129,13 +137,31 @@ def spec_to_hf(spec: ModelSpec, dtype: str) -> dict[str, Any]:
 
 def _rope(hf: Mapping[str, Any], source: str) -> tuple[float, RopeScaling | None, int]:
     """(theta, scaling, usable positions). transformers 5 keeps all of it in `rope_parameters`."""
-    rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    new, old = hf.get("rope_parameters") or {}, hf.get("rope_scaling") or {}
+    found = _one_rope(hf, new or old, source)
+    # transformers takes the old key, and then forgets the theta of the new one: rarely what was meant.
+    if new and old and _one_rope(hf, old, source) != found:
+        raise ConfigError(
+            f"{source}: 'rope_parameters' and 'rope_scaling' say different things. Keep one of them, with the "
+            "'rope_theta' of the model."
+        )
+    return found
+
+
+def _one_rope(hf: Mapping[str, Any], rope: Mapping[str, Any], source: str) -> tuple[float, RopeScaling | None, int]:
+    """As `_rope`, from one of the two keys that may hold it."""
+    if nested := [key for key, value in rope.items() if isinstance(value, Mapping)]:
+        raise ConfigError(f"{source}: RoPE of its own for layers of type '{nested[0]}' is not supported.")
+    if rope.get("partial_rotary_factor") not in UNSUPPORTED["partial_rotary_factor"]:
+        raise ConfigError(f"{source}: partial_rotary_factor={rope['partial_rotary_factor']!r} is not supported.")
     theta = float(rope.get("rope_theta") or hf.get("rope_theta") or 10_000.0)
     positions = int(hf.get("max_position_embeddings") or 0)
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return theta, None, positions
-    original = int(rope.get("original_max_position_embeddings") or positions)
+    original = positions
+    if kind in ("llama3", "yarn"):  # as transformers: only these read it, and a length beside the section goes first
+        original = int(hf.get(ORIGINAL) or rope.get(ORIGINAL) or positions)
     if kind not in ("linear", "dynamic", "llama3", "yarn"):
         raise ConfigError(f"{source}: rope_type '{kind}' is not supported. Valid: linear, dynamic, llama3, yarn.")
     if not original:

@@ -37,6 +37,8 @@ ASSETS = (
     "generation_config.json",
 )
 INDEX = "model.safetensors.index.json"
+HEAD, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
+ROWS_AT_ONCE = 8192  # of two tensors that are compared
 FILE_BYTES = 4_000_000_000  # an exported model larger than this is split into several files
 
 
@@ -71,8 +73,8 @@ def load(folder: str | pathlib.Path, spec: ModelSpec, where: Params | None) -> P
       where: `params.shardings(...)`; None puts everything on the default device.
 
     Raises:
-      ConfigError: a missing file or tensor, a tensor of another shape, one that this model does not have, or one that
-        holds NaN or infinity.
+      ConfigError: a missing file or tensor, a tensor of another shape, one that this model does not have, one that
+        holds NaN or infinity, or a head of its own in a model whose head is tied.
     """
     if where is None:
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -167,9 +169,23 @@ def _check(tensors: Mapping[str, tuple[str, Any]], spec: ModelSpec) -> None:
                 f"{file}: tensor '{name}' has shape {tuple(stored.get_shape())}, config.json says {shape}."
             )
     for name, (file, _) in tensors.items():
-        ignored = name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and spec.tie_embeddings)
+        ignored = name.endswith("rotary_emb.inv_freq") or (name == HEAD and spec.tie_embeddings)
         if name not in expected and not ignored:
             raise ConfigError(f"{file}: tensor '{name}' is not part of a {spec.family} of {spec.num_layers} layers.")
+    if spec.tie_embeddings and HEAD in tensors and not _equal(tensors[HEAD][1], tensors[EMBEDDINGS][1]):
+        raise ConfigError(
+            f"{tensors[HEAD][0]}: '{HEAD}' differs from '{EMBEDDINGS}', but config.json says tie_word_embeddings=true. "
+            "Set it to false to use both, or delete the tensor."
+        )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two stored tensors are the same, read a part at a time."""
+    if one.get_shape() != other.get_shape():
+        return False
+    rows = one.get_shape()[0]
+    parts = (slice(start, min(start + ROWS_AT_ONCE, rows)) for start in range(0, rows, ROWS_AT_ONCE))
+    return all(np.array_equal(one[part], other[part]) for part in parts)
 
 
 def _read_block(tensors: Mapping[str, tuple[str, Any]], array: ArraySpec, spans: tuple) -> np.ndarray:

@@ -60,6 +60,15 @@ def test_bytes_of_the_tokens_are_the_bytes_of_the_text(shared, text):
     assert shared.decode_bytes(shared.encode(text)) == text.encode()
 
 
+@pytest.mark.parametrize(
+    "text", ["", "a", "ab " * 500, " " * 3000, "e\u0301" * 400, "ᄒ\u1161\u11ab" * 100, "日本" * 300]
+)
+def test_a_lower_bound_on_tokens_without_encoding(shared, trained, text):
+    for tokenizer in (shared, trained):
+        assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text))
+    assert shared.least_tokens("ab " * 10**6) > 2048
+
+
 @settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_decoding_any_ids_equals_the_library(shared, library, data):

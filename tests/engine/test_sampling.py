@@ -72,6 +72,41 @@ def test_truncation_off_changes_nothing() -> None:
     np.testing.assert_array_equal(plain[1], through[1])
 
 
+@pytest.mark.parametrize("temperature", [1e-2, 1e-4, 1e-5, 1e-6])
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_small_temperatures_have_true_logprobs(temperature: float, top_p: float) -> None:
+    logits = np.random.default_rng(0).normal(0, 20, (64, 1000)).astype(np.float32)
+    uniform = jax.random.uniform(jax.random.key(1), (64,))
+    settings = settings_of(64, temperature, top_p)
+    tokens, logprobs = jax.jit(sampling.sample, static_argnums=3)(logits, uniform, settings, top_p < 1)
+    expected = [reference(row.astype(np.float64), float(np.float32(temperature)), top_p, 0, 0) for row in logits]
+    expected = np.array(expected)[np.arange(64), tokens]
+    assert np.all(expected > 0) and np.max(logprobs) <= 0
+    np.testing.assert_allclose(logprobs, np.log(expected), atol=2e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [9e-7, 1e-8, 3e-9, 1e-12, 0.0])
+@pytest.mark.parametrize("truncated", [False, True])
+def test_below_the_least_temperature_the_largest_logit_is_taken(temperature: float, truncated: bool) -> None:
+    logits = np.random.default_rng(0).normal(0, 20, (64, 1000)).astype(np.float32)
+    uniform = jax.random.uniform(jax.random.key(1), (64,))
+    settings = settings_of(64, temperature, top_p=0.9 if truncated else 1.0)
+    tokens, logprobs = jax.jit(sampling.sample, static_argnums=3)(logits, uniform, settings, truncated)
+    np.testing.assert_array_equal(tokens, logits.argmax(-1))
+    at_one = jax.nn.log_softmax(logits)[np.arange(64), tokens]
+    np.testing.assert_allclose(logprobs, at_one, atol=2e-6)
+
+
+def test_a_slot_that_does_not_truncate_is_the_same_beside_one_that_does() -> None:
+    logits = jax.random.normal(jax.random.key(0), (64, 1000)) * 5
+    uniform, one = jax.random.uniform(jax.random.key(1), (64,)), jax.jit(sampling.sample, static_argnums=3)
+    for temperature in (1.0, 0.7):
+        mixed = settings_of(64, temperature).replace(top_p=jnp.where(jnp.arange(64) < 32, 1.0, 0.5))
+        plain, beside = one(logits, uniform, settings_of(64, temperature), False), one(logits, uniform, mixed, True)
+        np.testing.assert_array_equal(plain[1][:32], beside[1][:32])
+        np.testing.assert_array_equal(plain[0][:32], beside[0][:32])
+
+
 def test_greedy_takes_the_first_of_the_largest_and_scores_at_temperature_one() -> None:
     logits = jnp.array([[0.0, 2.0, 1.0, 2.0]])
     for truncated in (False, True):
@@ -85,7 +120,7 @@ def test_never_an_excluded_token_at_the_edges() -> None:
     logits = np.full((2, 256), -np.inf, np.float32)
     logits[:, 70:75] = 0
     edge = np.nextafter(np.float32(1), np.float32(0))
-    drawn, _ = sampling.inverse_cdf(jnp.exp(logits), jnp.array([0.0, 1.0]))  # a target that rounding pushed too far
+    drawn = sampling.inverse_cdf(jnp.exp(logits), jnp.array([0.0, 1.0]))  # a target that rounding pushed too far
     assert drawn.tolist() == [70, 74]
     tokens, logprobs = sampling.sample(jnp.array(logits), jnp.array([0.0, edge]), settings_of(2), truncated=False)
     assert tokens.tolist() == [70, 74]

@@ -17,6 +17,27 @@ GREEDY = SamplingConfig(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
 SAMPLED = SamplingConfig(temperature=0.7, top_p=1.0, top_k=0, min_p=0.0)
 
 
+class Letters:
+    """What a server asks of a tokenizer: token i is the letter i."""
+
+    vocab_size, prefix_ids = VOCAB, ()
+
+    def token_bytes(self) -> list[bytes]:
+        return [bytes([ord("a") + i]) for i in range(VOCAB)]
+
+    def encode(self, text: str) -> list[int]:
+        return [(ord(letter) - ord("a")) % VOCAB for letter in text]
+
+    def least_tokens(self, text: str) -> int:
+        return len(text.encode())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(self.token_bytes()[i] for i in ids).decode()
+
+    def digest(self) -> str:
+        return "letters"
+
+
 def mesh_of(data: int) -> jax.sharding.Mesh:
     axis_types = (jax.sharding.AxisType.Explicit,) * 3
     return jax.make_mesh((data, 1, 1), ("data", "fsdp", "tensor"), axis_types, devices=jax.devices()[:data])
@@ -50,6 +71,7 @@ def make(
     data: int = 1,
     exact: bool = True,
     max_waiting: int | None = None,
+    truncation: bool = False,
     **changes,
 ) -> Driver:
     letters = [bytes([ord("a") + i]) for i in range(VOCAB)]
@@ -63,7 +85,7 @@ def make(
         context=CONTEXT,
         mesh=mesh_of(data),
         seed=3,
-        truncation=False,
+        truncation=truncation,
         exact=exact,
         max_waiting=max_waiting,
     )

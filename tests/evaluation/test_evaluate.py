@@ -112,6 +112,8 @@ def test_only_missing_attempts_are_played(finished, tmp_path, capsys, monkeypatc
         (["--config.tokenizer.vocab_size=600"], "config.tokenizer.vocab_size is 600, checkpoint"),
         ([f"--checkpoint={GOLDEN}"], f", but {GOLDEN / 'config.json'} says "),
         (["--greedy", "--samples=3"], "greedy attempts at a task are all alike"),
+        (["--temperature=1e-9"], "must be 0 (greedy) or at least 1e-06, got 1e-09"),
+        (["--temperature=nan"], "must be 0 (greedy) or at least 1e-06, got nan"),
         (["--samples=4", "--k=8"], "--k=8 needs --samples=8 or more, got 4"),
         (["--k=0"], "must be a whole number of 1 or more, got '0'"),
         (["--sampels=4"], "Unknown flag '--sampels=4'. Did you mean 'samples'?"),

@@ -153,7 +153,7 @@ def test_a_malformed_answer_is_told():
         ({"positions": [[2, 1]]}, "positions must grow"),
         ({"positions": []}, "of the same length"),
         ({"top_k": 0}, "'top_k'"),
-        ({"temperature": 0}, "'temperature' must be positive"),
+        ({"temperature": 0}, "'temperature' must be from 1e-06 to 1000"),
         ({"candidates": [[[1]]]}, "for every position"),
         ({"candidates": [[[1], [1, 2]]]}, "lists of numbers"),
         ({"candidate": 1}, "unknown field 'candidate'"),

@@ -57,6 +57,11 @@ def test_whole_folder_loads(folder):
         (dict(rope_parameters={"rope_type": "longrope", "factor": 2.0}), "rope_type 'longrope'"),
         (dict(rope_parameters={"rope_type": "linear"}), "has no 'factor'"),
         (dict(rope_parameters={"rope_type": "llama3", "factor": 2.0}), "low_freq_factor"),
+        (dict(rope_scaling={"rope_type": "yarn", "factor": 4.0}), "'rope_parameters' and 'rope_scaling' say different"),
+        (dict(rope_parameters={"full_attention": {"rope_type": "linear"}}), "layers of type 'full_attention'"),
+        (dict(rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.5}), "partial_rotary_factor=0.5"),
+        (dict(partial_rotary_factor=0.25), "partial_rotary_factor=0.25"),
+        (dict(tie_word_embeddings=True), "'lm_head.weight' differs from 'model.embed_tokens.weight'"),
         (dict(num_attention_heads=3), "num_heads=3 is not a multiple"),
         (dict(num_hidden_layers=3), "'model.layers.2.input_layernorm.weight' is missing from model.safetensors"),
         (dict(num_hidden_layers=1), "'model.layers.1.* is not part of a qwen2 of 1 layers"),
@@ -87,6 +92,12 @@ def test_missing_tensor(folder):
     change_tensors(folder, lambda t: t.pop("lm_head.weight"))
     with pytest.raises(ConfigError, match=r"'lm_head.weight' is missing"):
         read(folder)
+
+
+def test_a_tied_head_may_be_stored_too(folder):
+    change_tensors(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].copy()}))
+    change_config(folder, tie_word_embeddings=True)
+    assert read(folder).head is None
 
 
 def test_unknown_tensor(folder):

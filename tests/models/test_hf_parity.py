@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import jax
 import numpy as np
 import pytest
 import safetensors.numpy
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from jaxagent.models import hf  # noqa: E402 (after importorskip)
@@ -42,6 +44,61 @@ def test_logits_and_round_trip(name, tmp_path):
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", attn_implementation="eager").eval()
     assert type(again) is type(model)
     np.testing.assert_array_equal(hf_cases.logits(again, tokens).numpy(), expected)
+
+
+YARN = hf_cases.YARN | dict(rope_theta=500.0)
+ABSENT = object()
+
+# What config.json files look like that were edited, converted, or written by an older version; (case, changes).
+EDITED = {
+    "one scaling in both forms": ("llama-untied", dict(rope_scaling=YARN, rope_parameters=YARN)),
+    "the old form only": ("llama-untied", dict(rope_scaling=YARN, rope_parameters=ABSENT, rope_theta=500.0)),
+    "length beside llama3": ("llama-llama3", dict(original_max_position_embeddings=32)),
+    "length beside yarn": ("llama-untied", dict(rope_parameters=YARN, original_max_position_embeddings=40)),
+    "length beside linear": ("llama-linear", dict(original_max_position_embeddings=8)),
+    "length in dynamic": (
+        "llama-dynamic",
+        dict(rope_parameters=hf_cases.DYNAMIC | dict(original_max_position_embeddings=999)),
+    ),
+    "no eps": ("llama-untied", dict(rms_norm_eps=ABSENT)),
+    "no kv heads": ("llama-linear", dict(num_key_value_heads=ABSENT)),
+    "swish": ("llama-untied", dict(hidden_act="swish")),
+}
+
+
+@pytest.mark.parametrize("name", sorted(EDITED))
+def test_an_edited_config_is_the_model_that_transformers_reads(name, tmp_path):
+    case, changes = EDITED[name]
+    original = hf_cases.build(case)
+    with torch.no_grad():
+        for parameter in original.parameters():
+            parameter *= 0.05 if name == "no eps" else 1.0  # small activations: there eps is seen
+    original.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not ABSENT}))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    tokens = np.random.default_rng(1).integers(0, original.config.vocab_size, (2, 60)).astype(np.int32)
+    spec = hf.read_spec(tmp_path, tiny.model_config())
+    ours = all_logits(hf.load(tmp_path, spec, None), spec, tokens)
+    np.testing.assert_allclose(ours, hf_cases.logits(theirs, tokens).numpy(), atol=TOLERANCE, rtol=0)
+
+
+def test_qwen3_without_head_dim(tmp_path):
+    """Its heads have 128 dimensions then, whatever hidden_size is."""
+    model = hf_cases.build("qwen3-untied")
+    config = model.config.to_dict() | dict(head_dim=128, hidden_size=16)
+    config = transformers.Qwen3Config(**config)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "head_dim"}))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    tokens = np.random.default_rng(1).integers(0, config["vocab_size"], (2, 30)).astype(np.int32)
+    spec = hf.read_spec(tmp_path, tiny.model_config())
+    ours = all_logits(hf.load(tmp_path, spec, None), spec, tokens)
+    np.testing.assert_allclose(ours, hf_cases.logits(theirs, tokens).numpy(), atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])

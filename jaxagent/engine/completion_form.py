@@ -1,0 +1,207 @@
+"""What a completion looks like on the wire: OpenAI's request, answer and error, with token ids beside the text.
+
+bytes of a body -> `Ask`, or `BadRequest`; pieces of choices -> the answer's JSON. No engine and no web server in here.
+A field that is null is absent. What OpenAI has and this server has not is refused where it asks for something.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxagent.config import LEAST_TEMPERATURE, SamplingConfig
+
+MAX_CHOICES = 128  # of one request, over all its prompts
+MAX_STOPS, MAX_STOP_BYTES = 16, 256
+MOST_TEMPERATURE = 1000.0
+NUMBER = (int, float)
+FIELDS: dict[str, tuple[type, ...]] = {
+    "prompt": (str, list),
+    "model": (str,),
+    "max_tokens": (int,),
+    "temperature": NUMBER,
+    "top_p": NUMBER,
+    "top_k": (int,),
+    "min_p": NUMBER,
+    "seed": (int,),
+    "n": (int,),
+    "stop": (str, list),
+    "stream": (bool,),
+    "stream_options": (dict,),
+    "logprobs": (int,),
+    "user": (str,),
+}
+# OpenAI's fields for what this server does not do, and the values that do not ask for it.
+OFF: dict[str, tuple[Any, ...]] = {
+    "echo": (False,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "suffix": ("",),
+}
+
+
+class BadRequest(ValueError):
+    """The client's mistake: answered with the message and the status."""
+
+    def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param, self.status, self.code = param, status, code
+
+
+@dataclasses.dataclass(frozen=True)
+class Ask:
+    """A checked request."""
+
+    prompts: list[str | list[int]]  # token ids are not checked yet
+    model: str | None
+    max_tokens: int
+    sampling: SamplingConfig
+    seed: int
+    n: int  # choices per prompt
+    stops: tuple[str, ...]
+    stream: bool
+    stream_usage: bool
+    user: str
+
+
+def parse_json(raw: bytes) -> Any:
+    """JSON that is UTF-8 and has no NaN.
+
+    Raises:
+      BadRequest: it is not.
+    """
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no JSON number")
+
+    try:
+        return json.loads(raw.decode(), parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+
+
+def parse(raw: bytes, vocab_size: int) -> Ask:
+    """Reads the body of a request for completions.
+
+    Raises:
+      BadRequest: a mistake of the client's, told in one line.
+    """
+    body = parse_json(raw)
+    if not isinstance(body, dict) or body.get("prompt") is None:
+        raise BadRequest("the body must be an object with a 'prompt'", "prompt")
+    body = {name: value for name, value in body.items() if value is not None}
+    n = body.get("n", 1)
+    for name, value in body.items():
+        if name in OFF or name == "best_of":
+            if value not in OFF.get(name, (n,)):
+                raise BadRequest(f"'{name}' is not supported by this server; leave it out", name)
+        elif name not in FIELDS:
+            raise BadRequest(f"unknown field '{name}'; known: {', '.join(FIELDS)}", name)
+        elif type(value) not in FIELDS[name]:
+            raise BadRequest(f"'{name}' must be {' or '.join(t.__name__ for t in FIELDS[name])}", name)
+    prompts, stops = _prompts(body["prompt"]), _stops(body.get("stop", []))
+    for name in ("user", "model"):
+        _unicode(body.get(name, ""), name)
+    if body.get("max_tokens", 1) < 1 or not 1 <= n <= MAX_CHOICES // len(prompts):
+        raise BadRequest(f"'max_tokens' must be positive and 'n' from 1 to {MAX_CHOICES}, over all prompts")
+    if not -(2**63) <= body.get("seed", 0) < 2**64:
+        raise BadRequest("'seed' must fit 64 bits", "seed")
+    if body.get("logprobs", 0) not in (0, 1):
+        raise BadRequest("'logprobs' must be 0 or 1: of the sampled tokens, which every answer has", "logprobs")
+    options = body.get("stream_options", {})
+    if options.keys() - {"include_usage"} or type(options.get("include_usage") or False) is not bool:
+        raise BadRequest("'stream_options' may hold 'include_usage', true or false", "stream_options")
+    return Ask(
+        prompts=prompts,
+        model=body.get("model"),
+        max_tokens=body.get("max_tokens", 16),
+        sampling=_sampling(body, vocab_size),
+        seed=body.get("seed", 0),
+        n=n,
+        stops=stops,
+        stream=body.get("stream", False),
+        stream_usage=options.get("include_usage") or False,
+        user=body.get("user", ""),
+    )
+
+
+def _sampling(body: Mapping[str, Any], vocab_size: int) -> SamplingConfig:
+    temperature, top_p, min_p = body.get("temperature", 1.0), body.get("top_p", 1.0), body.get("min_p", 0.0)
+    top_k = body.get("top_k", 0)
+    if not 0 <= temperature <= MOST_TEMPERATURE:
+        raise BadRequest(
+            f"'temperature' must be from 0 to {MOST_TEMPERATURE:g} (below {LEAST_TEMPERATURE:g} sampling is greedy)",
+            "temperature",
+        )
+    if not (0 < top_p <= 1 and 0 <= top_k <= vocab_size and 0 <= min_p <= 1):
+        raise BadRequest(f"0 < top_p <= 1, 0 <= top_k <= {vocab_size} and 0 <= min_p <= 1 must hold")
+    return SamplingConfig(float(temperature), float(top_p), top_k, float(min_p))
+
+
+def _prompts(prompt: str | list) -> list[str | list[int]]:
+    """One prompt, or a list of them; a list of numbers is one."""
+    many = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else [prompt]
+    if len(many) > MAX_CHOICES:
+        raise BadRequest(f"there are {len(many)} prompts, a request may have {MAX_CHOICES}", "prompt")
+    for one in many:
+        if not isinstance(one, type(many[0])):
+            raise BadRequest("the prompts must all be text, or all lists of token ids", "prompt")
+        if isinstance(one, str):
+            _unicode(one, "prompt")
+    return many
+
+
+def _stops(stop: str | list) -> tuple[str, ...]:
+    stops = [stop] if isinstance(stop, str) else stop
+    if len(stops) > MAX_STOPS or not all(isinstance(s, str) for s in stops):
+        raise BadRequest(f"'stop' must be a string or a list of {MAX_STOPS} at most", "stop")
+    for text in stops:
+        if not 1 <= _unicode(text, "stop") <= MAX_STOP_BYTES:
+            raise BadRequest(f"a stop string must have 1 to {MAX_STOP_BYTES} bytes", "stop")
+    return tuple(dict.fromkeys(stops))
+
+
+def _unicode(text: str, name: str) -> int:
+    """How many bytes it is in UTF-8."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise BadRequest(f"'{name}' has half of a surrogate pair: it is no Unicode text", name) from None
+
+
+def error_body(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """An error as OpenAI's clients read it."""
+    kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def piece(
+    index: int, text: str, ids: Sequence[int], texts: Sequence[str], logprobs: Sequence[float], offsets: Sequence[int]
+) -> dict[str, Any]:
+    """Part of a choice: tokens, their log-probs (of the distribution sampled), and the text they complete."""
+    told = {"tokens": list(texts), "token_logprobs": list(logprobs), "top_logprobs": None, "text_offset": list(offsets)}
+    return {"index": index, "text": text, "token_ids": list(ids), "logprobs": told, "finish_reason": None}
+
+
+def merged(pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The whole choice. The last piece has the finish reason and the statistics."""
+    told = [p["logprobs"] for p in pieces]
+    lists = {name: [x for one in told for x in one[name]] for name in ("tokens", "token_logprobs", "text_offset")}
+    return pieces[-1] | {
+        "text": "".join(p["text"] for p in pieces),
+        "token_ids": [x for p in pieces for x in p["token_ids"]],
+        "logprobs": lists | {"top_logprobs": None},
+    }
+
+
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None) -> dict[str, Any]:
+    """Tokens as OpenAI counts them: a prompt once, however many choices continue it."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
