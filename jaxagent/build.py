@@ -158,6 +158,8 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
     mesh = sharding.make_mesh(cfg.mesh)
     dataset = make_dataset(cfg, note)
     train, heldout = sources.open_train_and_held_out(dataset, cfg.data, family.needs_answers)
+    for repeated in more_than_an_epoch(cfg, len(train)):
+        note(repeated)
     heldout = balanced_sample(heldout, cfg.data.num_eval, cfg.data.seed)
     tokenizer = _tokenizer(cfg, dataset, family.tokens, note)
     spec = _spec(cfg, tokenizer)
@@ -181,6 +183,16 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
             )
         finally:
             family.close(workers)
+
+
+def more_than_an_epoch(cfg: Config, tasks: int) -> Iterator[str]:
+    """Yields what to tell of stages whose one step plays some of the `tasks` training tasks more than once."""
+    fields = {"sample.tasks_per_step": cfg.sample.tasks_per_step} if "sample" in cfg.stages else {}
+    if "rl" in cfg.stages or "opd" in cfg.stages:
+        fields["rl.tasks_per_step"] = cfg.rl.tasks_per_step
+    for field, per_step in fields.items():
+        if per_step > tasks:
+            yield f"{field} is {per_step}, there are {tasks} training tasks: one step plays {per_step / tasks:.3g} epochs"
 
 
 def base_folder(cfg: Config) -> Path:

@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 
+from jaxagent import relations
 from jaxagent.algorithms import presets
 from jaxagent.algorithms.entropy import EntropyControl
 from jaxagent.build import Parts, open_parts
@@ -103,6 +104,7 @@ def check(cfg: Config) -> None:
         raise ConfigError("config.stages is empty: name at least one stage.")
     if twice := [stage for i, stage in enumerate(cfg.stages) if stage in cfg.stages[:i]]:
         raise ConfigError(f"config.stages names '{twice[0]}' twice: a stage is run once.")
+    relations.check(cfg)
     presets.check(cfg.rl)
     lora.check(cfg.model.lora)
     strategies.check(cfg.rl)
@@ -130,10 +132,6 @@ def check(cfg: Config) -> None:
 
 def check_opd(cfg: Config) -> None:
     """Refuses a stage "opd" that cannot work."""
-    if cfg.opd.coefficient <= 0:
-        raise ConfigError("The stage 'opd' trains on nothing else: opd.coefficient must be greater than 0.")
-    if cfg.opd.learning_rate <= 0:
-        raise ConfigError(f"opd.learning_rate must be greater than 0, got {cfg.opd.learning_rate:g}.")
     if cfg.model.lora.rank and RL in cfg.stages:
         raise ConfigError(
             "config.model.lora.rank: the stages 'opd' and 'rl' would both train adapters, on different weights: run "

@@ -11,11 +11,12 @@ the command or config (one line on stderr), 1 a full disk, 130 interrupted, 143 
 from __future__ import annotations
 
 import errno
+import functools
 import sys
 from collections.abc import Callable, Sequence
 
 from jaxagent import devices, flags
-from jaxagent.config import ConfigError
+from jaxagent.config import Config, ConfigError
 
 _HELP = """
 Flags:
@@ -23,9 +24,9 @@ Flags:
   --config.SECTION.FIELD=VALUE     replace one value of it; all fields are listed below
   --dry_run                        compile only: memory, FLOPs and time per device, no weights allocated
   --dry_run_chip=CHIP              {chips} (default h100)
-  --help                           this text
+  --help                           this text; with --config also the config's values
 
-Config fields (meanings in jaxagent/config.py):
+Config fields:
 """
 
 
@@ -33,8 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line; returns the exit code. `argv[0]` is the program's name."""
     argv = list(sys.argv if argv is None else argv)
     if flags.wants_help(argv):
-        print(help_text())
-        return 0
+        return exit_code(lambda: print(help_text(flags.config_of_help(argv))))
     return exit_code(lambda: _run(flags.parse_argv(argv)))
 
 
@@ -57,11 +57,17 @@ def exit_code(command: Callable[[], int | None]) -> int:
         return 130
 
 
-def help_text() -> str:
-    """What `--help` prints: the commands, the flags, every config field with its type."""
-    rows = list(flags.fields())
-    width = max(len(path) for path, _ in rows)
-    listing = "\n".join(f"  --{path:<{width}}  {kind}" for path, kind in rows)
+def help_text(config: Config | None = None) -> str:
+    """What `--help` prints: the commands, the flags, every field with its type, range, meaning, and value if given."""
+    rows = []
+    for field in flags.fields():
+        value = ""
+        if config is not None:
+            value = f"={functools.reduce(getattr, field.path.split('.')[1:], config)}"
+        kind = f"{field.kind}, {field.allowed}" if field.allowed else field.kind
+        rows.append((f"--{field.path}{value}", f"{kind}: {field.meaning}" if field.meaning else kind))
+    width = max(len(name) for name, _ in rows)
+    listing = "\n".join(f"  {name:<{width}}  {text}" for name, text in rows)
     return f"{__doc__}{_HELP.format(chips=', '.join(flags.CHIPS))}{listing}"
 
 

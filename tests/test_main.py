@@ -126,6 +126,14 @@ def test_help_lists_every_field_and_loads_no_jax():
         assert field in done.stdout
 
 
+def test_help_shows_ranges_and_meanings_and_the_values_of_a_config(capsys):
+    assert cli.main(["main", CONFIG, "--config.rl.steps=3", "--help"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("  --config.")}
+    assert lines["--config.rl.steps=3"].endswith(" int, at least 0")
+    assert lines["--config.rl.sampling.top_p=1.0"].endswith(" float, more than 0 and at most 1: 1 = off")
+    assert cli.main(["main", CONFIG, "--config.rl.stepz=3", "--help"]) == 2
+
+
 def test_as_a_command():
     command = [sys.executable, "-m", "jaxagent.main", CONFIG, "--config.rl.stepz=1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
