@@ -192,7 +192,8 @@ def more_than_an_epoch(cfg: Config, tasks: int) -> Iterator[str]:
         fields["rl.tasks_per_step"] = cfg.rl.tasks_per_step
     for field, per_step in fields.items():
         if per_step > tasks:
-            yield f"{field} is {per_step}, there are {tasks} training tasks: one step plays {per_step / tasks:.3g} epochs"
+            epochs = per_step / tasks
+            yield f"{field} is {per_step}, there are {tasks} training tasks: one step plays {epochs:.3g} epochs"
 
 
 def base_folder(cfg: Config) -> Path:

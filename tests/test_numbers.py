@@ -11,8 +11,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import search_r1
-from jaxagent import config as schema
 from jaxagent import build, flags, relations
+from jaxagent import config as schema
 from jaxagent.algorithms import published
 from jaxagent.config import ConfigError
 from jaxagent.ranges import Range, at_least, between, more_than
