@@ -15,7 +15,7 @@ from pathlib import Path
 
 import jax
 
-from jaxagent.config import Config, ConfigError, SamplingConfig
+from jaxagent.config import Config, ConfigError, SamplingConfig, check_folder
 from jaxagent.data import sources
 from jaxagent.data.sources import TaskSource
 from jaxagent.data.tasks import balanced_sample
@@ -154,6 +154,8 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
     Raises:
       ConfigError: bad data, tokenizer, model folder or mesh; one line each.
     """
+    for folder in filter(None, (cfg.model.path, cfg.tokenizer.path)):
+        check_folder(folder)  # before a dataset is made
     family = make_family(cfg)
     mesh = sharding.make_mesh(cfg.mesh)
     dataset = make_dataset(cfg, note)

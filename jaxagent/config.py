@@ -11,6 +11,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import pathlib
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -596,6 +598,18 @@ def nearest(name: str, valid: typing.Iterable[str]) -> str:
     valid = list(valid)
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     return f"Did you mean '{close[0]}'?" if close else f"Valid: {', '.join(valid)}."
+
+
+def check_folder(path: str | pathlib.Path) -> None:
+    """Raises ConfigError where a model's or tokenizer's folder is none, and says how to get one of the hub's."""
+    if not pathlib.Path(path).is_dir():
+        named = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(path))
+        how = (
+            f" A model of the Hugging Face hub is downloaded first: hf download {path} --local-dir {path}"
+            if named
+            else ""
+        )
+        raise ConfigError(f"The folder '{path}' does not exist.{how}")
 
 
 def _build(cls: type, value: Any, path: str) -> Any:

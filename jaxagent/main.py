@@ -5,15 +5,18 @@
     python -m jaxagent.main --config=configs/search_r1.py:qwen2.5-3b --config.model.path=DIR --dry_run
 
 The same command run again resumes from the last checkpoint in the workdir. Exit codes: 0 done, 2 a mistake in
-the command or config (one line on stderr), 1 a full disk, 130 interrupted, 143 stopped by SIGTERM after saving.
+the command or config, or a path that cannot be used (one line on stderr), 1 a full disk, 130 interrupted, 143 stopped
+by SIGTERM after saving.
 """
 
 from __future__ import annotations
 
 import errno
 import functools
+import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from jaxagent import devices, flags
 from jaxagent.config import Config, ConfigError
@@ -47,7 +50,10 @@ def exit_code(command: Callable[[], int | None]) -> int:
         return 2
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
+            if (line := path_error(error)) is None:
+                raise
+            print(f"error: {line}", file=sys.stderr)
+            return 2
         print(
             f"error: no space left on the disk ({error.filename}). Free some and run again to resume.", file=sys.stderr
         )
@@ -55,6 +61,19 @@ def exit_code(command: Callable[[], int | None]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def path_error(error: OSError) -> str | None:
+    """One line for a file or folder that cannot be used; None where no path of the user's is to blame.
+
+    Files of this package are not the user's: that one of them is missing is a mistake of the program's.
+    """
+    names = [
+        os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes, os.PathLike))
+    ]
+    if not names or Path(names[0]).absolute().is_relative_to(Path(__file__).parent):
+        return None
+    return f"Cannot use {' -> '.join(map(repr, names))}: {error.strerror}."
 
 
 def help_text(config: Config | None = None) -> str:

@@ -28,7 +28,7 @@ class Range:
     def __str__(self) -> str:
         low = f"{'more than' if self.without_low else 'at least'} {self.low:,.12g}" if self.low > -math.inf else ""
         high = f"{'less than' if self.without_high else 'at most'} {self.high:,.12g}" if self.high < math.inf else ""
-        return " and ".join(end for end in (low, high) if end) or "a finite number"
+        return " and ".join(end for end in (low, high) if end) or "finite"
 
 
 def at_least(low: float) -> Range:
@@ -51,6 +51,7 @@ NonNegativeFloat = Annotated[float, at_least(0)]
 NonNegativeInt = Annotated[int, at_least(0)]
 PositiveFloat = Annotated[float, more_than(0)]
 PositiveInt = Annotated[int, at_least(1)]
-Seconds = Annotated[float, between(0, 1e9, without="low")]  # what Python's locks and timers can wait
+SECONDS = between(0, 1e9, without="low")  # what Python's locks and timers can wait
+Seconds = Annotated[float, SECONDS]
 SecondsOrZero = Annotated[float, between(0, 1e9)]
 ZeroToOne = Annotated[float, between(0, 1)]

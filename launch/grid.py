@@ -40,7 +40,14 @@ class Run:
         return json.loads(path.read_text()) if path.exists() else None
 
 
-def runs(config: str, grid: Sequence[str], seeds: Sequence[int], workdir: pathlib.Path, share: str = "") -> list[Run]:
+def runs(
+    config: str,
+    grid: Sequence[str],
+    seeds: Sequence[int],
+    workdir: pathlib.Path,
+    share: str = "",
+    fixed: Sequence[str] = (),
+) -> list[Run]:
     """All runs of the sweep, seeds innermost.
 
     Every run's command line is parsed here, so that a typing mistake ends the sweep before its first run.
@@ -50,19 +57,26 @@ def runs(config: str, grid: Sequence[str], seeds: Sequence[int], workdir: pathli
       grid: "field=value,value" strings; the field "preset" stands for the preset of the config file.
       seeds: of every point.
       workdir: gets one folder per run.
+      fixed: overrides of every run, "--config.field=value"; they stand in no folder's name.
       share: the stage up to which runs that differ only in later stages' sections are one run; "" = none.
 
     Raises:
-      ConfigError: malformed grid, unknown field or stage, or a value of the wrong type.
+      ConfigError: malformed grid, unknown field or stage, a value of the wrong type, a field that is set twice, or a
+        point that comes twice.
     """
     bases: dict[str, Run] = {}
     axes = [_axis(text) for text in grid]
+    for field in [arg.removeprefix("--config.").partition("=")[0] for arg in fixed]:
+        if field in ("seed", "workdir"):
+            raise ConfigError(f"--config.{field}: a sweep sets it itself, from --{field.replace('seed', 'seeds')}.")
+        if field in [axis for axis, _ in axes]:
+            raise ConfigError(f"{field} is both an axis of --grid and fixed by --config.{field}.")
     source, _, base_preset = config.partition(":")
     out = []
     for values in itertools.product(*(values for _, values in axes)):
         point = tuple((field, value) for (field, _), value in zip(axes, values, strict=True))
         preset = dict(point).get("preset", base_preset)
-        changes = [f"--config.{field}={value}" for field, value in point if field != "preset"]
+        changes = [*fixed, *(f"--config.{field}={value}" for field, value in point if field != "preset")]
         for seed in seeds:
             names = [f"{short}={value.replace('/', '-')}" for short, value in _short(point)]
             folder = workdir / "_".join([*names, f"seed={seed}"])
@@ -71,6 +85,8 @@ def runs(config: str, grid: Sequence[str], seeds: Sequence[int], workdir: pathli
             cfg = flags.parse_argv(["sweep", *args]).config
             presets.check(cfg.rl)
             base = _base(cfg, share, args, workdir, bases) if share else None
+            if folder in [run.workdir for run in out]:
+                raise ConfigError(f"--grid and --seeds name {folder.name} twice: it would be one run, counted twice.")
             out.append(Run(point, seed, folder, (sys.executable, "-m", "jaxagent.main", *args), base))
     return out
 

@@ -12,6 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 LEVELS = (
     ("ranges",),
     ("types", "config"),
+    ("command",),
     ("models", "algorithms", "rewards"),
     ("engine", "envs", "sandbox", "data"),
     ("gateway", "rollout", "learner"),
@@ -27,9 +28,13 @@ ALSO = {
     "devices": {"config"},
 }
 # Programs of their own, put together from rooms of one level.
-PROGRAMS = {"engine/serve.py": {"data"}, "engine/jetstream.py": {"data"}}
+PROGRAMS = {
+    "engine/serve.py": {"data", "main"},
+    "engine/jetstream.py": {"data"},
+    "envs/retriever/server.py": {"main"},
+}
 TOP = ("launch", "data_pipelines", "tests", "benchmarks")  # may import jaxagent, never the other way
-NO_JAX_ROOMS = ("ranges", "relations", "types", "config", "rewards", "envs", "sandbox", "data")
+NO_JAX_ROOMS = ("ranges", "relations", "types", "config", "command", "rewards", "envs", "sandbox", "data")
 NO_JAX = ("jax", "flax", "optax", "orbax", "jaxlib")
 
 

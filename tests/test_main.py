@@ -141,6 +141,44 @@ def test_as_a_command():
     assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "data/train.jsonl"),
+         "error: Cannot use 'data/train.jsonl': Permission denied.\n"),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory", pathlib.Path("notes.txt/run")),
+         "error: Cannot use 'notes.txt/run': Not a directory.\n"),
+        (OSError(errno.EXDEV, "Invalid cross-device link", "/a/x", None, b"/b/x"),
+         "error: Cannot use '/a/x' -> '/b/x': Invalid cross-device link.\n"),
+    ],
+)  # fmt: skip
+def test_a_path_that_cannot_be_used_is_one_line(runs, monkeypatch, capsys, error, line):
+    def fail(config):
+        raise error
+
+    monkeypatch.setattr("jaxagent.loop.run", fail)
+    assert cli.main(["main", CONFIG]) == 2
+    assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
+        OSError("no number and no path"),
+        OSError(errno.EBADF, "Bad file descriptor", 7),
+        FileNotFoundError(errno.ENOENT, "No such file or directory", str(ROOT / "jaxagent/observe/report.css")),
+    ],
+)
+def test_a_mistake_of_the_programs_own_keeps_its_traceback(runs, monkeypatch, error):
+    def fail(config):
+        raise error
+
+    monkeypatch.setattr("jaxagent.loop.run", fail)
+    with pytest.raises(type(error)):
+        cli.main(["main", CONFIG])
+
+
 def test_a_full_disk_is_one_line(runs, monkeypatch, capsys):
     def full(config):
         raise OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")

@@ -10,6 +10,7 @@ import contextlib
 import json
 import pathlib
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from jaxagent.config import ConfigError, ModelConfig
+from jaxagent.config import ConfigError, ModelConfig, check_folder
 from jaxagent.models import families
 from jaxagent.models.hf_layout import from_stored, stored_slices, to_stored
 from jaxagent.models.params import ArraySpec, Params, param_specs
@@ -61,7 +62,8 @@ def load(folder: str | pathlib.Path, spec: ModelSpec, where: Params | None) -> P
       where: `params.shardings(...)`; None puts everything on the default device.
 
     Raises:
-      ConfigError: a missing file or tensor, a tensor of another shape, or one that this model does not have.
+      ConfigError: a missing file or tensor, a tensor of another shape, with NaN or infinite values, or one that this
+        model does not have.
     """
     if where is None:
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -121,6 +123,14 @@ def save(
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
+def save_file(tensors: Mapping[str, np.ndarray], path: pathlib.Path) -> None:
+    """Writes a safetensors file that has the permissions of any new file; the library's own are the owner's alone."""
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    safetensors.numpy.save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(mode)
+
+
 def _open(folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, tuple[str, Any]]:
     """Tensor name -> (file, lazy slice). Opens every weights file of the folder; reads headers only."""
     if (folder / INDEX).exists():
@@ -166,8 +176,12 @@ def _read_block(tensors: Mapping[str, tuple[str, Any]], array: ArraySpec, spans:
     dtype = np.dtype(jax.numpy.dtype(array.dtype))
 
     def single(layer: int, spans: tuple) -> np.ndarray:
-        stored = tensors[array.hf.name.format(layer=layer)][1][stored_slices(array, spans)]
-        return from_stored(stored, array, spans).astype(dtype, copy=False)
+        name = array.hf.name.format(layer=layer)
+        file, stored = tensors[name]
+        values = from_stored(stored[stored_slices(array, spans)], array, spans).astype(dtype, copy=False)
+        if not np.isfinite(values).all():
+            raise ConfigError(f"{file}: tensor '{name}' holds values that are no finite numbers.")
+        return values
 
     if not array.stacked:
         return np.ascontiguousarray(single(0, spans))
@@ -184,7 +198,7 @@ def _save_weights(folder: pathlib.Path, params: Params, spec: ModelSpec, dtype: 
     total = 0
 
     def flush() -> None:
-        safetensors.numpy.save_file(pending, folder / f"model-{len(files)}.safetensors", metadata={"format": "pt"})
+        save_file(pending, folder / f"model-{len(files)}.safetensors")
         files.append(list(pending))
         pending.clear()
 
@@ -217,8 +231,9 @@ def _stored_tensors(params: Params, spec: ModelSpec, dtype: np.dtype) -> Iterato
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_bytes())
     except FileNotFoundError:
+        check_folder(path.parent)
         raise ConfigError(f"{path} does not exist.") from None
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # not JSON, or not UTF-8
         raise ConfigError(f"{path} is not JSON: {error}") from None

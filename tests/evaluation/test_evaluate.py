@@ -113,7 +113,7 @@ def test_only_missing_attempts_are_played(finished, tmp_path, capsys, monkeypatc
         ([f"--checkpoint={GOLDEN}"], f", but {GOLDEN / 'config.json'} says "),
         (["--greedy", "--samples=3"], "greedy attempts at a task are all alike"),
         (["--samples=4", "--k=8"], "--k=8 needs --samples=8 or more, got 4"),
-        (["--k=0"], "must be a whole number of 1 or more, got '0'"),
+        (["--k=0"], "must be a whole number, at least 1, got '0'"),
         (["--sampels=4"], "Unknown flag '--sampels=4'. Did you mean 'samples'?"),
         (["--config.modl.mlp_dim=96"], "Unknown config field 'config.modl'"),
         (["--split=test"], "--split: invalid choice: 'test'"),
