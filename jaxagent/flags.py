@@ -97,15 +97,17 @@ def parse_config(
         raise ConfigError("No config: say --config=FILE[:PRESET], for example --config=configs/search_r1.py.")
     try:
         rest = values(argv)
-    except ConfigError:
-        raise
-    except flags.Error as error:
-        raise ConfigError(_one_line(error)) from error
     except Exception as error:  # whatever the user's own config file raises
-        raise ConfigError(_blame(error, source or "the stored config")) from error
+        if isinstance(own := _of_the_file(error), ConfigError):
+            raise own from None
+        if isinstance(own, flags.Error):
+            raise ConfigError(_one_line(own)) from error
+        raise ConfigError(_blame(own, source or "the stored config")) from error
     if len(rest) > 1:
         raise ConfigError(f"Unexpected argument '{rest[1]}': fields are set as --config.section.field=value.")
     if not isinstance(values.config, ConfigDict):
+        if isinstance(failure := getattr(values.config, "_error", None), OSError):  # ml_collections puts it off
+            raise ConfigError(_blame(failure, source)) from failure
         raise ConfigError(f"get_config() of {source} must return a ConfigDict, got {type(values.config).__name__}.")
     config = parse(values.config)
     relations.check(config)
@@ -196,6 +198,7 @@ def _check_override(arg: str) -> None:
 def _check_file(path: str) -> None:
     file = pathlib.Path(path)
     if file.is_file():
+        file.open("rb").close()  # an unreadable one is told as such
         return
     if file.is_dir():
         raise ConfigError(f"Config '{path}' is a folder, not a Python file.")
@@ -208,14 +211,26 @@ def _one_line(error: Exception) -> str:
     match = re.match(r"flag --(config\.[^=]+)=(.*?): ", str(error))
     if match and (kind := _kinds().get(match[1])):
         return f"{match[1]} must be {kind}, got '{match[2]}'."
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # ml_collections puts a whole traceback into the message; its last line is the cause.
-    text = f"{lines[0]} {lines[-1]}" if "Traceback (most recent call last):" in lines else " ".join(lines)
-    return text.replace("flag --config.", "config.")
+    return " ".join(str(error).split()).replace("flag --config.", "config.")
 
 
-def _blame(error: Exception, source: str) -> str:
+def _of_the_file(error: BaseException) -> BaseException:
+    """What the user's config file raised, out of what ml_collections and absl wrap around it; else `error` itself."""
+    wrapped: BaseException | None = error
+    while wrapped is not None:
+        if str(wrapped).startswith(("Error whilst parsing config file", "Configuration is not available")):
+            return wrapped.__cause__ or wrapped.__context__ or error
+        wrapped = wrapped.__cause__ or wrapped.__context__
+    return error
+
+
+def _blame(error: BaseException, source: str) -> str:
     if isinstance(error, AttributeError) and "get_config" in str(error):
         return f"{source} defines no get_config()."
-    where = traceback.extract_tb(error.__traceback__)[-1]
+    frames = traceback.extract_tb(error.__traceback__)
+    path = source.partition(":")[0]
+    where = [frame for frame in frames if frame.filename == path][-1:] or frames[-1:]
+    if isinstance(error, SyntaxError) or not where:  # its message names the line
+        return f"{path}: {type(error).__name__}: {' '.join(str(error).split())}"
+    (where,) = where
     return f"{source} failed at {where.filename}:{where.lineno}: {type(error).__name__}: {' '.join(str(error).split())}"

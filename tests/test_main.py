@@ -76,6 +76,8 @@ def test_config_path_after_a_space(runs):
         ([CONFIG, "--dry_run", "--dry_run_chip=h20"], "Unknown chip 'h20'. Did you mean 'h200'?"),
         ([CONFIG.replace("search_r1", "serch_r1")], "does not exist. Did you mean"),
         (["--config.seed=1"], "No config"),
+        ([f"{CONFIG}:laptp"], "error: configs/search_r1.py has no preset 'laptp'. Did you mean 'laptop'?\n"),
+        ([f"{CONFIG}:laptop+grpp", "--config.seed=1"], "error: No published algorithm 'grpp'. Did you mean 'grpo'?\n"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(runs, capsys, args, message):
@@ -90,6 +92,10 @@ def test_a_mistake_is_one_line_and_exit_code_2(runs, capsys, args, message):
     ("source", "message"),
     [
         ("def get_config():\n    return 1 / 0\n", "bad.py:2: ZeroDivisionError"),
+        ("import nothing_of_this_name\n", "bad.py:1: ModuleNotFoundError"),
+        ("def get_config():\n    x ==== 3\n", "bad.py: SyntaxError: invalid syntax (bad.py, line 2)"),
+        ("def get_config():\n    raise ValueError('one\\ntwo')\n", "bad.py:2: ValueError: one two"),
+        ("def get_config():\n    open('/nowhere/x')\n", "bad.py:2: FileNotFoundError"),
         ("x = 1\n", "defines no get_config()"),
         ("def get_config():\n    return {'seed': 1}\n", "bad.py"),
         (
@@ -98,11 +104,13 @@ def test_a_mistake_is_one_line_and_exit_code_2(runs, capsys, args, message):
         ),
     ],
 )
-def test_a_broken_config_file_is_named(runs, monkeypatch, capsys, tmp_path, source, message):
+@pytest.mark.parametrize("overrides", [[], ["--config.seed=1"]])
+def test_a_broken_config_file_is_named(runs, monkeypatch, capsys, tmp_path, source, message, overrides):
     monkeypatch.delitem(sys.modules, "config_config", raising=False)  # where ml_collections keeps the last one
     (tmp_path / "bad.py").write_text(source)
-    assert cli.main(["main", f"--config={tmp_path / 'bad.py'}"]) == 2
-    assert message in capsys.readouterr().err
+    assert cli.main(["main", f"--config={tmp_path / 'bad.py'}", *overrides]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
 
 
 def test_errors_from_the_run_are_one_line_too(runs, monkeypatch, capsys):

@@ -143,6 +143,7 @@ def _open(folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, tuple[
     for name in names:
         if not (folder / name).exists():
             raise ConfigError(f"{folder / name} is missing: {INDEX} names it.")
+        (folder / name).open("rb").close()  # safetensors would say that an unreadable file is none
         try:
             file = stack.enter_context(safetensors.safe_open(folder / name, framework="numpy"))
         except safetensors.SafetensorError as error:
