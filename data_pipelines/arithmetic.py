@@ -31,6 +31,7 @@ from data_pipelines import generated
 from data_pipelines.terminal_templates.words import PEOPLE
 from jaxagent.config import ConfigError
 from jaxagent.envs import python
+from jaxagent.main import exit_code
 
 TRAIN, HELDOUT, HELDOUT_TEMPLATES = "train", "heldout", "heldout_templates"
 HELDOUT_FRAC = 0.2
@@ -215,4 +216,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -24,6 +24,7 @@ from typing import Any
 from jaxagent.config import ConfigError
 from jaxagent.data import files
 from jaxagent.envs.retriever.base import Passage
+from jaxagent.main import exit_code
 
 CHUNK = 4096  # passages encoded between two savings of the position
 _PASSAGES_PER_TELL = 1024  # drawing the bar more often would cost more than reading
@@ -179,4 +180,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

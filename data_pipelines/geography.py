@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import random
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from data_pipelines.world import Country, World
 from jaxagent.envs.retriever.base import passages_from_rows
 from jaxagent.envs.retriever.bm25 import Bm25
 from jaxagent.envs.search import render_observation, render_prompt
+from jaxagent.main import exit_code
 
 _WORD = r"[A-Z][a-zà-öø-ÿ'’-]+"
 NAME = re.compile(rf"{_WORD}( {_WORD})?")
@@ -146,4 +148,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

@@ -22,6 +22,7 @@ from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.data import files
+from jaxagent.main import exit_code
 from jaxagent.rewards import maths
 
 MARK = "####"
@@ -108,4 +109,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

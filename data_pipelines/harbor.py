@@ -27,6 +27,7 @@ from jaxagent.config import ConfigError
 from jaxagent.data.sources import HELD_OUT, TRAIN
 from jaxagent.envs.terminal_tasks import folders, rows
 from jaxagent.envs.terminal_tasks.task import TerminalTask
+from jaxagent.main import exit_code
 
 
 async def open_root(task: TerminalTask) -> RootPlace:
@@ -97,4 +98,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

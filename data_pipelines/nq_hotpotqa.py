@@ -23,6 +23,7 @@ from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.data import files, rows
+from jaxagent.main import exit_code
 
 # AgentFlow's copies of the test sets end every question with an instruction for its own agent, from here on.
 _APPENDED_INSTRUCTION = "When ready, output the final answer enclosed in"
@@ -179,4 +180,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

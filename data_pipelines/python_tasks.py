@@ -37,6 +37,7 @@ from data_pipelines import generated
 from data_pipelines.terminal_templates.words import WORDS
 from jaxagent.config import ConfigError
 from jaxagent.envs import python
+from jaxagent.main import exit_code
 
 TRAIN, HELDOUT = "train", "heldout"
 HELDOUT_FRAC = 0.2
@@ -233,4 +234,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

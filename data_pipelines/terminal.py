@@ -39,6 +39,7 @@ from jaxagent.data.files import splits
 from jaxagent.data.sources import load_tasks
 from jaxagent.envs.terminal_tasks import dialogue, rows
 from jaxagent.envs.terminal_tasks.task import TerminalTask
+from jaxagent.main import exit_code
 from jaxagent.sandbox import choose
 
 TRAIN, HELDOUT, HELDOUT_TEMPLATES = "train", "heldout", "heldout_templates"
@@ -192,4 +193,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from jaxagent import resume
-from jaxagent.config import Config, ConfigError, SamplingConfig
+from jaxagent.config import Config, ConfigError, SamplingConfig, check_folder
 from jaxagent.data import sources
 from jaxagent.data.sources import TaskSource
 from jaxagent.data.tasks import balanced_sample
@@ -173,12 +173,14 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
     Raises:
       ConfigError: bad data, tokenizer, model folder or mesh; one line each.
     """
-    if cfg.model.path:
-        hf.check_folder(cfg.model.path)
+    for folder in filter(None, (cfg.model.path, cfg.tokenizer.path)):
+        check_folder(folder)  # before a dataset is made
     family = make_family(cfg)
     mesh = sharding.make_mesh(cfg.mesh)
     dataset = make_dataset(cfg, note)
     train, heldout = sources.open_train_and_held_out(dataset, cfg.data, family.needs_answers)
+    for repeated in more_than_an_epoch(cfg, len(train)):
+        note(repeated)
     heldout = balanced_sample(heldout, cfg.data.num_eval, cfg.data.seed)
     tokenizer = _tokenizer(cfg, dataset, family.tokens, note)
     spec = _spec(cfg, tokenizer)
@@ -208,6 +210,17 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
             )
         finally:
             family.close(workers)
+
+
+def more_than_an_epoch(cfg: Config, tasks: int) -> Iterator[str]:
+    """Yields what to tell of stages whose one step plays some of the `tasks` training tasks more than once."""
+    fields = {"sample.tasks_per_step": cfg.sample.tasks_per_step} if "sample" in cfg.stages else {}
+    if "rl" in cfg.stages or "opd" in cfg.stages:
+        fields["rl.tasks_per_step"] = cfg.rl.tasks_per_step
+    for field, per_step in fields.items():
+        if per_step > tasks:
+            epochs = per_step / tasks
+            yield f"{field} is {per_step}, there are {tasks} training tasks: one step plays {epochs:.3g} epochs"
 
 
 def base_folder(cfg: Config) -> Path:

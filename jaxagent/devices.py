@@ -50,7 +50,8 @@ def use_huge_pages() -> None:
     """
     if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
         os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
-        os.execv(sys.executable, sys.orig_argv)
+        with contextlib.suppress(OSError):  # an interpreter that cannot be started again: slower, and no mistake
+            os.execv(sys.executable, sys.orig_argv)
 
 
 def keep_compiled_programs() -> None:

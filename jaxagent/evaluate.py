@@ -22,14 +22,16 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from absl import flags as absl_flags
 
 from jaxagent import devices, flags
+from jaxagent.command import Parser, count, number
 from jaxagent.config import Config, ConfigError, nearest
 from jaxagent.main import exit_code, quiet_libraries
 from jaxagent.observe.files import CONFIG_FILE
+from jaxagent.ranges import Range, at_least, between
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,14 +97,9 @@ def stored_config(workdir: str) -> Mapping[str, Any]:
         raise ConfigError(f"{path} is no run's config ({type(error).__name__}: {error}).") from error
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message[:1].upper()}{message[1:]}.")
-
-
 def parser() -> argparse.ArgumentParser:
     """The flags of this program alone."""
-    out = _Parser(
+    out = Parser(
         prog="python -m jaxagent.evaluate",
         usage="%(prog)s --config.workdir=RUN [--config=FILE[:PRESET]] [--config.SECTION.FIELD=VALUE ...] [flags]",
         description=__doc__,
@@ -117,18 +114,22 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--split", choices=("held_out", "train"), default="held_out", help="default: held_out")
     out.add_argument(
         "--tasks",
-        type=_count,
+        type=count,
         help="so many, spread evenly over kinds; more tasks hold the fewer (default: data.num_eval)",
     )
-    out.add_argument("--samples", type=_count, help="attempts per task (default: 8; greedy: 1)")
+    out.add_argument("--samples", type=count, help="attempts per task (default: 8; greedy: 1)")
     out.add_argument("--k", type=_counts, help="of pass@k, with commas (default: 1,2,4,... up to the samples)")
-    out.add_argument("--temperature", type=float, help="0 = greedy (default: rl.sampling.temperature)")
-    out.add_argument("--greedy", action="store_true", help="the same as --temperature=0")
-    out.add_argument("--seed", type=int, help="of sampling (default: the config's seed)")
     out.add_argument(
-        "--min_score", type=float, default=1.0, help="score from which an attempt passes, e.g. of 'em' or 'solved' "
-        "(default: 1)",
-    )  # fmt: skip
+        "--temperature", type=number(float, at_least(0)), help="0 = greedy (default: rl.sampling.temperature)"
+    )
+    out.add_argument("--greedy", action="store_true", help="the same as --temperature=0")
+    out.add_argument("--seed", type=number(int, between(0, 2**32 - 1)), help="of sampling (default: the config's seed)")
+    out.add_argument(
+        "--min_score",
+        type=number(float, Range()),
+        default=1.0,
+        help="score from which an attempt passes, e.g. of 'em' or 'solved' (default: 1)",
+    )
     out.add_argument("--retry_failed", action="store_true", help="play attempts again that failed in an earlier call")
     out.add_argument("--out", help="folder of the results")
     return out
@@ -138,14 +139,8 @@ def _names() -> list[str]:
     return [*vars(parser().parse_args([])), "config"]
 
 
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, got '{text}'")
-    return int(text)
-
-
 def _counts(text: str) -> tuple[int, ...]:
-    return tuple(_count(part) for part in text.split(","))
+    return tuple(count(part) for part in text.split(","))
 
 
 if __name__ == "__main__":

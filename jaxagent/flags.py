@@ -8,22 +8,28 @@ Imports no jax: `--help` and errors answer at once.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import pathlib
 import re
 import traceback
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+from jaxagent import config as schema
+from jaxagent import relations
 from jaxagent.config import MODEL_SHAPE, Config, ConfigError, nearest, parse
 
 CHIPS = ("cpu", "a100", "h100", "h200", "v5e", "v5p", "v6e")  # what --dry_run_chip may name; numbers in plan_chips.py
+HELP = ("--help", "-h", "-help", "--helpfull")
 
 _OVERRIDE = re.compile(r"--?config\.([^=]+)")
 _FILE = re.compile(r"--?config=(.*)")
+_MEANING = re.compile(r"^    (\w+): .*?  # (.*)$", re.MULTILINE)  # of a field, in the schema's source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +43,13 @@ class Invocation:
 
 def wants_help(argv: Sequence[str]) -> bool:
     """True for `--help`, `-h`, and a bare call."""
-    return len(argv) <= 1 or any(arg in ("--help", "-h", "-help", "--helpfull") for arg in argv[1:])
+    return len(argv) <= 1 or any(arg in HELP for arg in argv[1:])
+
+
+def config_of_help(argv: Sequence[str]) -> Config | None:
+    """The config whose values `--help` shows; None where no `--config` is given."""
+    argv = [arg for arg in argv if arg not in HELP]
+    return parse_argv(argv).config if any(arg.partition("=")[0] in ("--config", "-config") for arg in argv) else None
 
 
 def parse_argv(argv: Sequence[str]) -> Invocation:
@@ -85,29 +97,59 @@ def parse_config(
         raise ConfigError("No config: say --config=FILE[:PRESET], for example --config=configs/search_r1.py.")
     try:
         rest = values(argv)
-    except ConfigError:
-        raise
-    except flags.Error as error:
-        raise ConfigError(_one_line(error)) from error
     except Exception as error:  # whatever the user's own config file raises
-        raise ConfigError(_blame(error, source or "the stored config")) from error
+        if isinstance(own := _of_the_file(error), ConfigError):
+            raise own from None
+        if isinstance(own, flags.Error):
+            raise ConfigError(_one_line(own)) from error
+        raise ConfigError(_blame(own, source or "the stored config")) from error
     if len(rest) > 1:
         raise ConfigError(f"Unexpected argument '{rest[1]}': fields are set as --config.section.field=value.")
     if not isinstance(values.config, ConfigDict):
+        if isinstance(failure := getattr(values.config, "_error", None), OSError):  # ml_collections puts it off
+            raise ConfigError(_blame(failure, source)) from failure
         raise ConfigError(f"get_config() of {source} must return a ConfigDict, got {type(values.config).__name__}.")
-    return parse(_with_given_model(values.config, {m[1] for m in map(_OVERRIDE.match, argv[1:]) if m}))
+    config = parse(_with_given_model(values.config, {m[1] for m in map(_OVERRIDE.match, argv[1:]) if m}))
+    relations.check(config)
+    return config
 
 
-def fields(cls: type = Config, prefix: str = "config") -> Iterator[tuple[str, str]]:
-    """Yields (full path, type) of every config field, in the order of the schema."""
-    for name, hint in typing.get_type_hints(cls).items():
-        path = f"{prefix}.{name}"
+class Field(NamedTuple):
+    """What the schema says of one value."""
+
+    path: str  # "config.rl.steps"
+    kind: str  # "int", "loss|reward|advantage", ...
+    allowed: str  # the range of a number, "at least 1"; "" for others
+    meaning: str  # the schema's comment; "" where there is none
+
+
+def fields(cls: type = Config, prefix: str = "config") -> Iterator[Field]:
+    """Yields every config field, in the order of the schema."""
+    for name, hint in typing.get_type_hints(cls, include_extras=True).items():
+        path, allowed = f"{prefix}.{name}", ""
         if dataclasses.is_dataclass(hint):
             yield from fields(hint, path)
-        elif typing.get_origin(hint) is typing.Literal:
-            yield path, "|".join(repr(option) if option == "" else str(option) for option in typing.get_args(hint))
+            continue
+        if typing.get_origin(hint) is typing.Annotated:
+            hint, allowed = typing.get_args(hint)
+        if typing.get_origin(hint) is typing.Literal:
+            kind = "|".join(repr(option) if option == "" else str(option) for option in typing.get_args(hint))
         else:
-            yield path, getattr(hint, "__name__", str(hint)) if not typing.get_origin(hint) else str(hint)
+            kind = str(hint) if typing.get_origin(hint) else hint.__name__
+        yield Field(path, kind, str(allowed), _meanings()[cls.__name__].get(name, ""))
+
+
+@functools.cache
+def _kinds() -> dict[str, str]:
+    """Full path of every config field -> its type."""
+    return {field.path: field.kind for field in fields()}
+
+
+@functools.cache
+def _meanings() -> dict[str, dict[str, str]]:
+    """Name of a section's class -> name of a field -> the comment beside it."""
+    _, *parts = re.split(r"^class (\w+)", inspect.getsource(schema), flags=re.MULTILINE)
+    return {name: dict(_MEANING.findall(body)) for name, body in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def _with_given_model(config: ConfigDict, given: Collection[str]) -> ConfigDict:
@@ -139,7 +181,7 @@ def _last(argv: Sequence[str]) -> list[str]:
 def _quoted(arg: str) -> str:
     """`--config.stages=a,b` as the tuple ('a','b'): ml_collections would read one text with a comma in it."""
     match = _OVERRIDE.match(arg)
-    if not match or not dict(fields()).get(f"config.{match[1]}", "").startswith("tuple"):
+    if not match or not _kinds().get(f"config.{match[1]}", "").startswith("tuple"):
         return arg
     value = arg[match.end() + 1 :]
     return arg if "(" in value else f"{arg[: match.end()]}={tuple(value.strip(',').split(','))!r}"
@@ -165,6 +207,7 @@ def _check_override(arg: str) -> None:
 def _check_file(path: str) -> None:
     file = pathlib.Path(path)
     if file.is_file():
+        file.open("rb").close()  # an unreadable one is told as such
         return
     if file.is_dir():
         raise ConfigError(f"Config '{path}' is a folder, not a Python file.")
@@ -175,16 +218,28 @@ def _check_file(path: str) -> None:
 
 def _one_line(error: Exception) -> str:
     match = re.match(r"flag --(config\.[^=]+)=(.*?): ", str(error))
-    if match and (kind := dict(fields()).get(match[1])):
+    if match and (kind := _kinds().get(match[1])):
         return f"{match[1]} must be {kind}, got '{match[2]}'."
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # ml_collections puts a whole traceback into the message; its last line is the cause.
-    text = f"{lines[0]} {lines[-1]}" if "Traceback (most recent call last):" in lines else " ".join(lines)
-    return text.replace("flag --config.", "config.")
+    return " ".join(str(error).split()).replace("flag --config.", "config.")
 
 
-def _blame(error: Exception, source: str) -> str:
+def _of_the_file(error: BaseException) -> BaseException:
+    """What the user's config file raised, out of what ml_collections and absl wrap around it; else `error` itself."""
+    wrapped: BaseException | None = error
+    while wrapped is not None:
+        if str(wrapped).startswith(("Error whilst parsing config file", "Configuration is not available")):
+            return wrapped.__cause__ or wrapped.__context__ or error
+        wrapped = wrapped.__cause__ or wrapped.__context__
+    return error
+
+
+def _blame(error: BaseException, source: str) -> str:
     if isinstance(error, AttributeError) and "get_config" in str(error):
         return f"{source} defines no get_config()."
-    where = traceback.extract_tb(error.__traceback__)[-1]
+    frames = traceback.extract_tb(error.__traceback__)
+    path = source.partition(":")[0]
+    where = [frame for frame in frames if frame.filename == path][-1:] or frames[-1:]
+    if isinstance(error, SyntaxError) or not where:  # its message names the line
+        return f"{path}: {type(error).__name__}: {' '.join(str(error).split())}"
+    (where,) = where
     return f"{source} failed at {where.filename}:{where.lineno}: {type(error).__name__}: {' '.join(str(error).split())}"

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxagent import devices
+from jaxagent import devices, relations
 from jaxagent.algorithms import presets
 from jaxagent.algorithms.entropy import EntropyControl
 from jaxagent.build import Parts, open_parts
@@ -127,6 +127,7 @@ def check(cfg: Config) -> None:
         raise ConfigError("config.stages is empty: name at least one stage.")
     if twice := [stage for i, stage in enumerate(cfg.stages) if stage in cfg.stages[:i]]:
         raise ConfigError(f"config.stages names '{twice[0]}' twice: a stage is run once.")
+    relations.check(cfg)
     presets.check(cfg.rl)
     lora.check(cfg.model.lora)
     strategies.check(cfg.rl)
@@ -144,22 +145,17 @@ def check(cfg: Config) -> None:
             f"numerics='exact' needs engine.tile_rows of {EXACT_TILE_ROWS} or more, got {cfg.engine.tile_rows}: "
             "below that XLA's reductions depend on what they are fused with."
         )
-    sampling, last = cfg.rl.sampling, cfg.rl.temperature.final
-    hot = sampling.temperature >= LEAST_TEMPERATURE and last >= LEAST_TEMPERATURE  # written so that NaN fails
-    if not hot or (sampling.top_p, sampling.top_k, sampling.min_p) != (1.0, 0, 0.0):
+    sampling = cfg.rl.sampling
+    if sampling.greedy or (sampling.top_p, sampling.top_k, sampling.min_p) != (1.0, 0, 0.0):
         raise ConfigError(
-            f"rl.sampling must have temperature >= {LEAST_TEMPERATURE:g} (below, sampling is greedy; so must "
-            "rl.temperature.final), top_p=1, top_k=0 and min_p=0: the trainer scores the whole vocabulary, so a "
-            "truncated behaviour distribution would be another one."
+            f"rl.sampling must have temperature >= {LEAST_TEMPERATURE:g} (below, sampling is greedy), top_p=1, top_k=0 "
+            "and min_p=0: the trainer scores the whole vocabulary, so a truncated behaviour distribution would be "
+            "another one."
         )
 
 
 def check_opd(cfg: Config) -> None:
     """Refuses a stage "opd" that cannot work."""
-    if cfg.opd.coefficient <= 0:
-        raise ConfigError("The stage 'opd' trains on nothing else: opd.coefficient must be greater than 0.")
-    if cfg.opd.learning_rate <= 0:
-        raise ConfigError(f"opd.learning_rate must be greater than 0, got {cfg.opd.learning_rate:g}.")
     if cfg.model.lora.rank and RL in cfg.stages:
         raise ConfigError(
             "config.model.lora.rank: the stages 'opd' and 'rl' would both train adapters, on different weights: run "

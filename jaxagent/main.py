@@ -5,17 +5,20 @@
     python -m jaxagent.main --config=configs/search_r1.py:qwen2.5-3b --config.model.path=DIR --dry_run
 
 The same command run again resumes from the last checkpoint in the workdir. Exit codes: 0 done, 2 a mistake in
-the command or config (one line on stderr), 1 a full disk, 130 Ctrl-C, 143 SIGTERM. The last two save after the step
-that is under way, and say so; a second Ctrl-C ends at once.
+the command or config, or a path that cannot be used (one line on stderr), 1 a full disk or nothing but failed episodes,
+130 Ctrl-C, 143 SIGTERM. The last two save after the step that is under way, and say so; a second Ctrl-C ends at once.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from jaxagent import devices, flags
-from jaxagent.config import ConfigError
+from jaxagent.config import Config, ConfigError
 from jaxagent.learner import disk
 from jaxagent.stopping import Stopped
 
@@ -25,9 +28,9 @@ Flags:
   --config.SECTION.FIELD=VALUE     replace one value of it; all fields are listed below
   --dry_run                        compile only: memory, FLOPs and time per device, no weights allocated
   --dry_run_chip=CHIP              {chips} (default h100)
-  --help                           this text
+  --help                           this text; with --config also the config's values
 
-Config fields (meanings in jaxagent/config.py):
+Config fields:
 """
 
 
@@ -35,8 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line; returns the exit code. `argv[0]` is the program's name."""
     argv = list(sys.argv if argv is None else argv)
     if flags.wants_help(argv):
-        print(help_text())
-        return 0
+        return exit_code(lambda: print(help_text(flags.config_of_help(argv))))
     return exit_code(lambda: _run(flags.parse_argv(argv)))
 
 
@@ -49,7 +51,10 @@ def exit_code(command: Callable[[], int | None]) -> int:
         return 2
     except Exception as error:
         if not disk.is_full(error):
-            raise
+            if not isinstance(error, OSError) or (line := path_error(error)) is None:
+                raise
+            print(f"error: {line}", file=sys.stderr)
+            return 2
         where = f" ({error.filename})" if getattr(error, "filename", None) else ""
         print(f"error: no space left on the disk{where}. Free some and run again to resume.", file=sys.stderr)
         return 1
@@ -61,11 +66,30 @@ def exit_code(command: Callable[[], int | None]) -> int:
         return 130
 
 
-def help_text() -> str:
-    """What `--help` prints: the commands, the flags, every config field with its type."""
-    rows = list(flags.fields())
-    width = max(len(path) for path, _ in rows)
-    listing = "\n".join(f"  --{path:<{width}}  {kind}" for path, kind in rows)
+def path_error(error: OSError) -> str | None:
+    """One line for a file or folder that cannot be used; None where no path of the user's is to blame.
+
+    Files of this package are not the user's: that one of them is missing is a mistake of the program's.
+    """
+    names = [
+        os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes, os.PathLike))
+    ]
+    if not names or Path(names[0]).absolute().is_relative_to(Path(__file__).parent):
+        return None
+    return f"Cannot use {' -> '.join(map(repr, names))}: {error.strerror}."
+
+
+def help_text(config: Config | None = None) -> str:
+    """What `--help` prints: the commands, the flags, every field with its type, range, meaning, and value if given."""
+    rows = []
+    for field in flags.fields():
+        value = ""
+        if config is not None:
+            value = f"={functools.reduce(getattr, field.path.split('.')[1:], config)}"
+        kind = f"{field.kind}, {field.allowed}" if field.allowed else field.kind
+        rows.append((f"--{field.path}{value}", f"{kind}: {field.meaning}" if field.meaning else kind))
+    width = max(len(name) for name, _ in rows)
+    listing = "\n".join(f"  {name:<{width}}  {text}" for name, text in rows)
     return f"{__doc__}{_HELP.format(chips=', '.join(flags.CHIPS))}{listing}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import pathlib
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from jaxagent import flags
 from jaxagent.algorithms import presets
 from jaxagent.config import Config, ConfigError, Stage, nearest, to_dict
-from jaxagent.observe.files import SUMMARY_FILE
+from jaxagent.observe.files import CONFIG_FILE, SUMMARY_FILE
 
 _OF_NO_STAGE = ("workdir", "stages", "eval", "checkpoint")  # what may differ between runs that share a stage
 
@@ -40,7 +41,14 @@ class Run:
         return json.loads(path.read_text()) if path.exists() else None
 
 
-def runs(config: str, grid: Sequence[str], seeds: Sequence[int], workdir: pathlib.Path, share: str = "") -> list[Run]:
+def runs(
+    config: str,
+    grid: Sequence[str],
+    seeds: Sequence[int],
+    workdir: pathlib.Path,
+    share: str = "",
+    fixed: Sequence[str] = (),
+) -> list[Run]:
     """All runs of the sweep, seeds innermost.
 
     Every run's command line is parsed here, so that a typing mistake ends the sweep before its first run.
@@ -50,19 +58,27 @@ def runs(config: str, grid: Sequence[str], seeds: Sequence[int], workdir: pathli
       grid: "field=value,value" strings; the field "preset" stands for the preset of the config file.
       seeds: of every point.
       workdir: gets one folder per run.
+      fixed: overrides of every run, "--config.field=value"; they stand in no folder's name.
       share: the stage up to which runs that differ only in later stages' sections are one run; "" = none.
 
     Raises:
-      ConfigError: malformed grid, unknown field or stage, or a value of the wrong type.
+      ConfigError: malformed grid, unknown field or stage, a value of the wrong type, a field that is set twice, or a
+        point that comes twice; a run of an earlier call with other fixed values.
     """
     bases: dict[str, Run] = {}
     axes = [_axis(text) for text in grid]
+    everywhere = [arg.removeprefix("--config.").partition("=")[0] for arg in fixed]
+    for field in everywhere:
+        if field in ("seed", "workdir"):
+            raise ConfigError(f"--config.{field}: a sweep sets it itself, from --{field.replace('seed', 'seeds')}.")
+        if field in [axis for axis, _ in axes]:
+            raise ConfigError(f"{field} is both an axis of --grid and fixed by --config.{field}.")
     source, _, base_preset = config.partition(":")
     out = []
     for values in itertools.product(*(values for _, values in axes)):
         point = tuple((field, value) for (field, _), value in zip(axes, values, strict=True))
         preset = dict(point).get("preset", base_preset)
-        changes = [f"--config.{field}={value}" for field, value in point if field != "preset"]
+        changes = [*fixed, *(f"--config.{field}={value}" for field, value in point if field != "preset")]
         for seed in seeds:
             names = [f"{short}={value.replace('/', '-')}" for short, value in _short(point)]
             folder = workdir / "_".join([*names, f"seed={seed}"])
@@ -71,8 +87,25 @@ def runs(config: str, grid: Sequence[str], seeds: Sequence[int], workdir: pathli
             cfg = flags.parse_argv(["sweep", *args]).config
             presets.check(cfg.rl)
             base = _base(cfg, share, args, workdir, bases) if share else None
+            for earlier in (folder, base.workdir) if base else (folder,):
+                _check_earlier(earlier, cfg, everywhere)
+            if folder in [run.workdir for run in out]:
+                raise ConfigError(f"--grid and --seeds name {folder.name} twice: it would be one run, counted twice.")
             out.append(Run(point, seed, folder, (sys.executable, "-m", "jaxagent.main", *args), base))
     return out
+
+
+def _check_earlier(folder: pathlib.Path, cfg: Config, fields: Sequence[str]) -> None:
+    """Refuses a folder whose run was made with other values of `fields`, which its name does not tell."""
+    path = folder / CONFIG_FILE
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() and fields else None
+    if not isinstance(stored, dict):
+        return
+    wanted = json.loads(json.dumps(to_dict(cfg)))
+    for field in fields:
+        was, now = (functools.reduce(lambda at, name: at.get(name, {}), field.split("."), d) for d in (stored, wanted))
+        if was != now and field != "stages":  # a shared run has the first ones alone
+            raise ConfigError(f"{folder} was made with {field}={was}, not {now}: use another --workdir.")
 
 
 def _base(cfg: Config, share: str, args: Sequence[str], workdir: pathlib.Path, bases: dict[str, Run]) -> Run:

@@ -2,6 +2,7 @@
 
     python -m launch.sweep --config=configs/search_r1.py --grid rl.clip_high=0.2,0.28 --seeds=0,1 --workdir=runs/s
     python -m launch.sweep --config=configs/search_r1.py --grid preset=laptop,laptop+gspo --seeds=0,1 --workdir=runs/s
+    python -m launch.sweep ... --config.rl.steps=20   # the same in all runs
     python -m launch.sweep ... --share=warm_start     # runs that differ only after the warm start share one per seed
     python -m launch.sweep ... --slurm="--gres=gpu:4 --time=8:00:00"     # writes a job array and stops
     python -m launch.sweep ... --table_only                              # table and plot of what has finished
@@ -19,8 +20,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from jaxagent.config import ConfigError
-from jaxagent.observe.files import REPORT_FILE, SUMMARY_FILE
+from jaxagent.command import Parser, number, seconds
+from jaxagent.config import ConfigError, nearest
+from jaxagent.main import exit_code
+from jaxagent.observe.files import LOCK_FILE, REPORT_FILE, SUMMARY_FILE
+from jaxagent.observe.jsonl import lock
+from jaxagent.ranges import at_least
 from launch import grid, table
 
 _ARRAY = """#!/bin/bash
@@ -36,32 +41,54 @@ exec bash -c "exec $(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {workdir}/commands.t
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 all runs finished (or the array was written), 1 some failed, 2 a user's mistake."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    return exit_code(lambda: sweep(*arguments(argv)))
+
+
+def arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The sweep's own flags, and the overrides that hold for all of its runs.
+
+    Raises:
+      ConfigError: a flag that is neither.
+    """
+    parser = Parser(
+        prog="python -m launch.sweep",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument("--config", required=True, help="FILE[:PRESET]")
     parser.add_argument("--grid", action="append", default=[], metavar="FIELD=V,V", help="once per axis")
-    parser.add_argument("--seeds", default="0", help="comma-separated")
+    parser.add_argument("--seeds", type=_seeds, default=[0], help="comma-separated")
     parser.add_argument("--workdir", required=True, type=pathlib.Path, help="one folder per run is made in it")
     parser.add_argument("--share", default="", metavar="STAGE", help="do the stages up to this one once for all")
-    parser.add_argument("--run_timeout_s", type=float, default=24 * 3600.0, help="deadline of one run")
+    parser.add_argument("--run_timeout_s", type=seconds, default=24 * 3600.0, help="deadline of one run")
     parser.add_argument("--slurm", default=None, metavar="OPTIONS", help="write a job array with these sbatch options")
     parser.add_argument("--table_only", action="store_true")
-    args = parser.parse_args(argv)
-    try:
-        try:
-            seeds = [int(seed) for seed in args.seeds.split(",")]
-        except ValueError:
-            raise ConfigError(f"--seeds must be integers with commas, got '{args.seeds}'.") from None
-        if args.share and args.slurm is not None:
-            raise ConfigError("--share copies what an earlier run left: it cannot go with --slurm.")
-        runs = grid.runs(args.config, args.grid, seeds, args.workdir, args.share)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    args, fixed = parser.parse_known_args(argv)
+    for arg in fixed:
+        if not arg.startswith("--config.") or "=" not in arg:
+            raise ConfigError(f"Unknown flag '{arg}'. {nearest(arg.partition('=')[0].lstrip('-'), vars(args))}")
+    if args.share and args.slurm is not None:
+        raise ConfigError("--share copies what an earlier run left: it cannot go with --slurm.")
+    return args, fixed
+
+
+def _seeds(text: str) -> list[int]:
+    return [number(int, at_least(0))(seed) for seed in text.split(",")]
+
+
+def sweep(args: argparse.Namespace, fixed: Sequence[str]) -> int:
+    """Does what the command line says; returns the exit code."""
+    runs = grid.runs(args.config, args.grid, args.seeds, args.workdir, args.share, fixed)
     args.workdir.mkdir(parents=True, exist_ok=True)
     if args.slurm is not None:
         print(f"Submit with: sbatch {write_array(runs, args.workdir, shlex.split(args.slurm))}")
         return 0
-    failed = [] if args.table_only else [run for run in runs if not execute(run, args.run_timeout_s)]
+    failed = []
+    if not args.table_only:
+        with open(args.workdir / LOCK_FILE, "ab") as alone:
+            lock(alone.fileno(), args.workdir)
+            failed = [run for run in runs if not execute(run, args.run_timeout_s)]
     print(table.write(runs, args.workdir))
     for run in failed:
         print(f"failed: {run.workdir} (see log.txt in it)", file=sys.stderr)

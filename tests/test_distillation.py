@@ -63,7 +63,7 @@ def test_a_teacher_that_is_missing_is_told_before_training(tmp_path, teacher, ca
     assert cli.main(argv(tmp_path / "run", teacher, "--config.rl.distill.teacher=")) == 2
     assert "rl.distill.teacher must name" in capsys.readouterr().err
     assert cli.main(argv(tmp_path / "run", teacher, "--config.opd.coefficient=0")) == 2
-    assert "opd.coefficient must be greater than 0" in capsys.readouterr().err
+    assert "opd.coefficient must be more than 0" in capsys.readouterr().err
     both = ["--config.stages=opd,rl", "--config.model.lora.rank=2"]
     assert cli.main(argv(tmp_path / "run", teacher, *both)) == 2
     assert "would both train adapters" in capsys.readouterr().err

@@ -10,7 +10,9 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # What stands right may import what stands left; rooms of one level do not import each other.
 LEVELS = (
+    ("ranges",),
     ("types", "config"),
+    ("command",),
     ("models", "algorithms", "rewards"),
     ("engine", "envs", "sandbox", "data"),
     ("gateway", "rollout", "learner"),
@@ -20,15 +22,21 @@ LEVELS = (
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 # Said by the design beside the order: observe is fed values, and reads none of the rooms that make them. The report
 # reads what data has written: logged episodes, and the tokenizer that tells their text.
-ALSO = {"observe": {"types", "config", "data"}, "flags": {"config"}, "devices": {"config"}}
+ALSO = {
+    "observe": {"types", "config", "data"},
+    "flags": {"config", "relations"},
+    "relations": {"config"},
+    "devices": {"config"},
+}
 # Programs of their own, put together from rooms of one level.
 PROGRAMS = {
-    "engine/serve.py": {"data", "devices"},
+    "engine/serve.py": {"data", "devices", "main"},
     "engine/service.py": {"data"},
     "engine/jetstream.py": {"data"},
+    "envs/retriever/server.py": {"main"},
 }
 TOP = ("launch", "data_pipelines", "tests", "benchmarks")  # may import jaxagent, never the other way
-NO_JAX_ROOMS = ("types", "config", "rewards", "envs", "sandbox", "data")
+NO_JAX_ROOMS = ("ranges", "relations", "types", "config", "command", "rewards", "envs", "sandbox", "data")
 NO_JAX = ("jax", "flax", "optax", "orbax", "jaxlib")
 
 

@@ -92,6 +92,8 @@ def test_config_path_after_a_space(runs):
         ([CONFIG, "--dry_run", "--dry_run_chip=h20"], "Unknown chip 'h20'. Did you mean 'h200'?"),
         ([CONFIG.replace("search_r1", "serch_r1")], "does not exist. Did you mean"),
         (["--config.seed=1"], "No config"),
+        ([f"{CONFIG}:laptp"], "error: configs/search_r1.py has no preset 'laptp'. Did you mean 'laptop'?\n"),
+        ([f"{CONFIG}:laptop+grpp", "--config.seed=1"], "error: No published algorithm 'grpp'. Did you mean 'grpo'?\n"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(runs, capsys, args, message):
@@ -106,6 +108,10 @@ def test_a_mistake_is_one_line_and_exit_code_2(runs, capsys, args, message):
     ("source", "message"),
     [
         ("def get_config():\n    return 1 / 0\n", "bad.py:2: ZeroDivisionError"),
+        ("import nothing_of_this_name\n", "bad.py:1: ModuleNotFoundError"),
+        ("def get_config():\n    x ==== 3\n", "bad.py: SyntaxError: invalid syntax (bad.py, line 2)"),
+        ("def get_config():\n    raise ValueError('one\\ntwo')\n", "bad.py:2: ValueError: one two"),
+        ("def get_config():\n    open('/nowhere/x')\n", "bad.py:2: FileNotFoundError"),
         ("x = 1\n", "defines no get_config()"),
         ("def get_config():\n    return {'seed': 1}\n", "bad.py"),
         (
@@ -114,11 +120,13 @@ def test_a_mistake_is_one_line_and_exit_code_2(runs, capsys, args, message):
         ),
     ],
 )
-def test_a_broken_config_file_is_named(runs, monkeypatch, capsys, tmp_path, source, message):
+@pytest.mark.parametrize("overrides", [[], ["--config.seed=1"]])
+def test_a_broken_config_file_is_named(runs, monkeypatch, capsys, tmp_path, source, message, overrides):
     monkeypatch.delitem(sys.modules, "config_config", raising=False)  # where ml_collections keeps the last one
     (tmp_path / "bad.py").write_text(source)
-    assert cli.main(["main", f"--config={tmp_path / 'bad.py'}"]) == 2
-    assert message in capsys.readouterr().err
+    assert cli.main(["main", f"--config={tmp_path / 'bad.py'}", *overrides]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
 
 
 def test_errors_from_the_run_are_one_line_too(runs, monkeypatch, capsys):
@@ -142,11 +150,57 @@ def test_help_lists_every_field_and_loads_no_jax():
         assert field in done.stdout
 
 
+def test_help_shows_ranges_and_meanings_and_the_values_of_a_config(capsys):
+    assert cli.main(["main", CONFIG, "--config.rl.steps=3", "--help"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("  --config.")}
+    assert lines["--config.rl.steps=3"].endswith(" int, at least 0")
+    assert lines["--config.rl.sampling.top_p=1.0"].endswith(" float, more than 0 and at most 1: 1 = off")
+    assert cli.main(["main", CONFIG, "--config.rl.stepz=3", "--help"]) == 2
+
+
 def test_as_a_command():
     command = [sys.executable, "-m", "jaxagent.main", CONFIG, "--config.rl.stepz=1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "data/train.jsonl"),
+         "error: Cannot use 'data/train.jsonl': Permission denied.\n"),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory", pathlib.Path("notes.txt/run")),
+         "error: Cannot use 'notes.txt/run': Not a directory.\n"),
+        (OSError(errno.EXDEV, "Invalid cross-device link", "/a/x", None, b"/b/x"),
+         "error: Cannot use '/a/x' -> '/b/x': Invalid cross-device link.\n"),
+    ],
+)  # fmt: skip
+def test_a_path_that_cannot_be_used_is_one_line(runs, monkeypatch, capsys, error, line):
+    def fail(config):
+        raise error
+
+    monkeypatch.setattr("jaxagent.loop.run", fail)
+    assert cli.main(["main", CONFIG]) == 2
+    assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
+        OSError("no number and no path"),
+        OSError(errno.EBADF, "Bad file descriptor", 7),
+        FileNotFoundError(errno.ENOENT, "No such file or directory", str(ROOT / "jaxagent/observe/report.css")),
+    ],
+)
+def test_a_mistake_of_the_programs_own_keeps_its_traceback(runs, monkeypatch, error):
+    def fail(config):
+        raise error
+
+    monkeypatch.setattr("jaxagent.loop.run", fail)
+    with pytest.raises(type(error)):
+        cli.main(["main", CONFIG])
 
 
 FULL = "No space left on device"

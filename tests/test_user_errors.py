@@ -82,6 +82,29 @@ def test_a_second_process_on_one_workdir_changes_nothing(tmp_path, capsys):
     assert half.is_dir()
 
 
+@pytest.mark.parametrize(
+    ("workdir", "why"), [("file", "File exists"), ("file/run", "Not a directory"), ("/proc/run", "No such file")]
+)
+def test_a_workdir_that_cannot_be_made(tmp_path, capsys, workdir, why):
+    (tmp_path / "file").write_text("")
+    assert cli.main(tiny_run.argv(tmp_path / workdir)) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert line.startswith(f"error: Cannot use '{tmp_path / workdir}") and why in line
+
+
+def test_a_corpus_that_is_not_utf8(tmp_path, capsys):
+    (tmp_path / "corpus.jsonl").write_bytes('{"id": "1", "contents": "Café"}\n'.encode("latin-1"))
+    line = refused(capsys, tmp_path / "run", f"--config.env.retriever.corpus={tmp_path / 'corpus.jsonl'}")
+    assert "corpus.jsonl, row 1: not JSON" in line
+
+
+def test_a_dataset_that_cannot_be_opened(tmp_path, capsys):
+    write(tmp_path / "data", "test", [task(2)])
+    (tmp_path / "data" / "train.jsonl").symlink_to("train.jsonl")
+    line = refused(capsys, tmp_path / "run", f"--config.data.source={tmp_path / 'data'}")
+    assert line == f"error: Cannot use '{tmp_path / 'data' / 'train.jsonl'}': Too many levels of symbolic links."
+
+
 def test_missing_corpus(tmp_path, capsys):
     assert "corpus" in refused(capsys, tmp_path / "run", "--config.env.retriever.corpus=nowhere.jsonl")
 
@@ -102,7 +125,7 @@ def test_prompts_without_room_for_a_turn(tmp_path, capsys):
     "flag", ["sampling.top_p=0.9", "sampling.temperature=0", "sampling.temperature=9e-7", "temperature.final=1e-9"]
 )
 def test_truncated_sampling_cannot_be_trained(tmp_path, capsys, flag):
-    assert "rl.sampling" in refused(capsys, tmp_path / "run", f"--config.rl.{flag}")
+    assert f"rl.{flag.partition('.')[0]}" in refused(capsys, tmp_path / "run", f"--config.rl.{flag}")
 
 
 def test_tokenizer_larger_than_the_model(tmp_path, capsys):

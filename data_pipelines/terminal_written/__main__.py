@@ -36,6 +36,7 @@ from data_pipelines.terminal_written import solve
 from data_pipelines.terminal_written.task import STAGES, Rejected, checked, written
 from jaxagent import config as schema
 from jaxagent.config import ConfigError
+from jaxagent.main import exit_code
 from jaxagent.observe import jsonl
 from jaxagent.rewards.chat_client import ChatClient, Endpoint
 from jaxagent.sandbox.images import bases
@@ -168,4 +169,4 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -85,7 +85,7 @@ class ParquetRows(Rows):
         self.name = str(path)
         try:
             self._table = pyarrow.parquet.read_table(path)
-        except pyarrow.ArrowInvalid as error:
+        except (pyarrow.ArrowInvalid, OSError) as error:  # Arrow's own OSErrors do not say which file
             raise ConfigError(f"{path} is not a readable parquet file: {_first_line(error)}") from None
 
     def __len__(self) -> int:

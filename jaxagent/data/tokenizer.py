@@ -20,7 +20,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 
-from jaxagent.config import ConfigError
+from jaxagent.config import ConfigError, check_folder
 
 EOS = "<eos>"  # the end-of-sequence token of a tokenizer trained here
 
@@ -66,6 +66,7 @@ class Tokenizer:
         """
         folder = Path(folder)
         path = folder / "tokenizer.json"
+        check_folder(folder)
         if not path.is_file():
             raise ConfigError(f"No tokenizer.json in '{folder}'.")
         try:
@@ -74,13 +75,14 @@ class Tokenizer:
             raise ConfigError(f"Cannot read '{path}': {error}") from error
         backend.no_truncation()
         backend.no_padding()
-        files = {name: (folder / name).read_text("utf-8") for name in CONFIG_FILES if (folder / name).is_file()}
-        for name, text in files.items():
-            if name.endswith(".json"):
-                try:
-                    json.loads(text)
-                except json.JSONDecodeError as error:
-                    raise ConfigError(f"Cannot read '{folder / name}': {error}") from error
+        files = {}
+        for name in (name for name in CONFIG_FILES if (folder / name).is_file()):
+            try:
+                files[name] = (folder / name).read_text("utf-8")
+                if name.endswith(".json"):
+                    json.loads(files[name])
+            except ValueError as error:  # not UTF-8, or not JSON
+                raise ConfigError(f"Cannot read '{folder / name}': {error}") from error
         return cls(backend, files)
 
     @classmethod

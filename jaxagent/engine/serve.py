@@ -21,22 +21,23 @@ slots. /health says 503 when generation has failed for good.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import socket
 import sys
 from collections.abc import Sequence
 
 import jax
 
 from jaxagent import devices
-from jaxagent.config import ConfigError, EngineConfig, LoraConfig, MeshConfig, ModelConfig
+from jaxagent.command import Parser, bound, count, number, port, seconds
+from jaxagent.config import EngineConfig, LoraConfig, MeshConfig, ModelConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import automaton, connections, int8
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.scoring import Scoring
 from jaxagent.engine.service import Completions
+from jaxagent.main import exit_code
 from jaxagent.models import hf, params, sharding
+from jaxagent.ranges import at_least
 
 WARM_UP_TIMEOUT_S = 1800.0
 
@@ -109,49 +110,53 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
         """Defaults shown, the text above left as it is."""
 
-    parser = argparse.ArgumentParser(prog="jaxagent.engine.serve", description=__doc__, formatter_class=Help)
+    parser = Parser(prog="jaxagent.engine.serve", description=__doc__, formatter_class=Help)
     parser.add_argument("--model", required=True, help="Hugging Face folder: weights, config.json, tokenizer")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=int, default=8001, help="port to listen on")
+    parser.add_argument("--port", type=port, default=8001, help="port to listen on")
     parser.add_argument("--stop", action="append", default=[], help="a string that ends generation; may be repeated")
-    parser.add_argument("--context", type=int, default=2048, help="tokens of the longest sequence")
-    parser.add_argument("--slots", type=int, default=64, help="requests that generate at once")
-    parser.add_argument("--max_waiting", type=int, default=256, help="requests that may wait for a slot")
-    parser.add_argument("--pages", type=int, default=0, help="of the cache; 0 = enough for all slots at full length")
-    parser.add_argument("--page_tokens", type=int, default=64, help="tokens per page")
-    parser.add_argument("--tile_rows", type=int, default=64, help="rows computed together")
-    parser.add_argument("--prefill_tokens", type=int, default=2048, help="prefilled between two dispatches, at most")
-    parser.add_argument("--steps_per_dispatch", type=int, default=8, help="tokens per slot and dispatch")
+    parser.add_argument("--context", type=count, default=2048, help="tokens of the longest sequence")
+    parser.add_argument("--slots", type=count, default=64, help="requests that generate at once")
+    parser.add_argument(
+        "--max_waiting", type=number(int, at_least(0)), default=256, help="requests that may wait for a slot"
+    )
+    parser.add_argument(
+        "--pages",
+        type=number(int, at_least(0)),
+        default=0,
+        help="of the cache; 0 = enough for all slots at full length",
+    )
+    parser.add_argument("--page_tokens", type=count, default=64, help="tokens per page")
+    parser.add_argument("--tile_rows", type=count, default=64, help="rows computed together")
+    parser.add_argument("--prefill_tokens", type=count, default=2048, help="prefilled between two dispatches, at most")
+    parser.add_argument("--steps_per_dispatch", type=count, default=8, help="tokens per slot and dispatch")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of weights and cache")
     parser.add_argument("--exact", action="store_true", help="tokens that do not depend on what else is served; slower")
     parser.add_argument("--int8", action="store_true", help="matrices in 8 bits; how far off they are is measured")
-    parser.add_argument("--tensor", type=int, default=1, help="devices over which heads are split")
-    parser.add_argument("--timeout_s", type=float, default=600.0, help="longest time for one request")
+    parser.add_argument("--tensor", type=count, default=1, help="devices over which heads are split")
+    parser.add_argument("--timeout_s", type=seconds, default=600.0, help="longest time for one request")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serves until interrupted. Returns the exit code: 2 for a user's mistake."""
-    options = arguments(argv)
+    return exit_code(lambda: serve(arguments(argv)))
+
+
+def serve(options: argparse.Namespace) -> None:
+    """Serves until interrupted, from an address taken before anything slow begins."""
     devices.keep_compiled_programs()
-    try:
+    with bound(options.host, options.port) as address:
         driver, tokenizer, gauges = open_engine(options)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(driver)
+        with driver:
             print(f"compiling for {jax.devices()[0].platform} ...", file=sys.stderr)
             driver.start(WARM_UP_TIMEOUT_S)
             scorer = open_scoring(driver, options.int8)
             service = Completions(
                 driver, tokenizer, options.context, options.timeout_s, gauges, scorer, name=options.model
             )
-            family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-            sock = socket.create_server((options.host, options.port), family=family)
             print(f"serving '{options.model}' on http://{options.host}:{options.port}", file=sys.stderr)
-            connections.run(service.app(), sock)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+            connections.run(service.app(), address)
 
 
 if __name__ == "__main__":

@@ -116,8 +116,6 @@ def check(config: EnvConfig) -> None:
             f"env.episode_timeout_s={config.episode_timeout_s:g} must be more than env.max_turns x env.python."
             f"run_timeout_s + env.python.judge_timeout_s = {most_s:g}: slow programs are the policy's own fault."
         )
-    if python.output_chars < 1:
-        raise ConfigError(f"env.python.output_chars must be 1 or more, got {python.output_chars}.")
 
 
 def messages(style: Format, judge: Judge, instruction: str, system: str = "") -> tuple[Message, ...]:

@@ -113,8 +113,6 @@ def shaped_reward(config: EnvConfig) -> Composite | None:
             f"env.reward.shaping.overlong_buffer_tokens must be 1 to {most} (all an episode can sample), "
             f"got {shaping.overlong_buffer_tokens}."
         )
-    if not 0 <= shaping.efficiency_penalty <= 1:
-        raise ConfigError(f"env.reward.shaping.efficiency_penalty must be 0 to 1, got {shaping.efficiency_penalty}.")
     long = functools.partial(length.soft_overlong, max_tokens=most, buffer_tokens=shaping.overlong_buffer_tokens)
     calls = functools.partial(
         tool_efficiency.tool_efficiency,

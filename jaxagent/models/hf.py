@@ -10,6 +10,7 @@ import contextlib
 import json
 import pathlib
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from jaxagent.config import ConfigError, ModelConfig
+from jaxagent.config import ConfigError, ModelConfig, check_folder
 from jaxagent.models import families
 from jaxagent.models.hf_layout import from_stored, stored_slices, to_stored
 from jaxagent.models.params import ArraySpec, Params, param_specs
@@ -51,15 +52,6 @@ def read_spec(folder: str | pathlib.Path, model: ModelConfig) -> ModelSpec:
     check_folder(folder)
     path = pathlib.Path(folder) / "config.json"
     return families.spec_from_hf(_read_json(path), model, str(path))
-
-
-def check_folder(folder: str | pathlib.Path) -> None:
-    """Raises ConfigError where there is no folder."""
-    if not pathlib.Path(folder).is_dir():
-        raise ConfigError(
-            f"model.path: there is no folder '{folder}'. It must be a model in Hugging Face's layout; "
-            f"`python -m data_pipelines.smollm2 --out={folder}` makes a small one."
-        )
 
 
 def load(folder: str | pathlib.Path, spec: ModelSpec, where: Params | None) -> Params:
@@ -134,6 +126,14 @@ def save(
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
+def save_file(tensors: Mapping[str, np.ndarray], path: pathlib.Path) -> None:
+    """Writes a safetensors file that has the permissions of any new file; the library's own are the owner's alone."""
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    safetensors.numpy.save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(mode)
+
+
 def _open(folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, tuple[str, Any]]:
     """Tensor name -> (file, lazy slice). Opens every weights file of the folder; reads headers only."""
     if (folder / INDEX).exists():
@@ -146,6 +146,7 @@ def _open(folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, tuple[
     for name in names:
         if not (folder / name).exists():
             raise ConfigError(f"{folder / name} is missing: {INDEX} names it.")
+        (folder / name).open("rb").close()  # safetensors would say that an unreadable file is none
         try:
             file = stack.enter_context(safetensors.safe_open(folder / name, framework="numpy"))
         except safetensors.SafetensorError as error:
@@ -228,7 +229,7 @@ def _save_weights(folder: pathlib.Path, params: Params, spec: ModelSpec, dtype: 
     total = 0
 
     def flush() -> None:
-        safetensors.numpy.save_file(pending, folder / f"model-{len(files)}.safetensors", metadata={"format": "pt"})
+        save_file(pending, folder / f"model-{len(files)}.safetensors")
         files.append(list(pending))
         pending.clear()
 
@@ -261,8 +262,9 @@ def _stored_tensors(params: Params, spec: ModelSpec, dtype: np.dtype) -> Iterato
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_bytes())
     except FileNotFoundError:
+        check_folder(path.parent)
         raise ConfigError(f"{path} does not exist.") from None
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # not JSON, or not UTF-8
         raise ConfigError(f"{path} is not JSON: {error}") from None

@@ -17,6 +17,7 @@ import safetensors.numpy
 
 from jaxagent.config import ConfigError, LoraConfig
 from jaxagent.models import lora
+from jaxagent.models.hf import save_file
 from jaxagent.models.hf_layout import from_stored, to_stored
 from jaxagent.models.params import ArraySpec
 from jaxagent.models.spec import ModelSpec
@@ -56,7 +57,7 @@ def save(folder: str | pathlib.Path, adapters: lora.Adapters, spec: ModelSpec, c
     for array, weights in zip(jax.tree.leaves(specs), jax.tree.leaves(adapters), strict=True):
         host = np.asarray(weights)
         tensors |= {array.hf.name.format(layer=layer): to_stored(host[layer], array) for layer in range(len(host))}
-    safetensors.numpy.save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    save_file(tensors, folder / WEIGHTS_FILE)
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -46,12 +46,12 @@ def load(path: str | Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise ConfigError(f"warm_start.demonstrations: no file '{path}'.")
     rows = []
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ConfigError(f"{path}, row {number}: not JSON ({error.msg}).") from error
+            except ValueError as error:  # not JSON, or not UTF-8
+                raise ConfigError(f"{path}, row {number}: not JSON ({error}).") from error
             if problem := _problem(row):
                 raise ConfigError(f"{path}, row {number}: {problem}")
             rows.append(row)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import resource
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -99,11 +100,11 @@ class _Guest(asyncio.Protocol):
         self._inside.resume_writing()
 
 
-async def listen(inside: Callable[[], Any], host: str, port: int, most: int = MOST) -> asyncio.Server:
-    """Serves connections. The loop then says in one line a minute that it cannot accept any, instead of each time."""
+async def listen(inside: Callable[[], Any], address: socket.socket, most: int = MOST) -> asyncio.Server:
+    """Serves connections to a bound socket. That none can be accepted is said once a minute, not each time."""
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(functools.partial(_failed, [-TOLD_EVERY_S]))
-    return await loop.create_server(Door(inside, most), host, port, backlog=BACKLOG)
+    return await loop.create_server(Door(inside, most), sock=address, backlog=BACKLOG)
 
 
 def _failed(told: list[float], loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ from typing import Any
 
 from aiohttp import web
 
+from jaxagent.command import Parser, bound, count, port, seconds
 from jaxagent.config import ConfigError
 from jaxagent.sandbox import choose, door
 from jaxagent.sandbox.base import (
@@ -284,6 +285,7 @@ def result_to_json(result: CommandResult) -> dict[str, Any]:
 
 async def serve(options: argparse.Namespace) -> None:
     """Serves until cancelled."""
+    address = bound(options.host, options.port)  # before back ends are tried
     owner = Owner()
     backend: Backend | None = None
     runner: web.AppRunner | None = None
@@ -295,9 +297,8 @@ async def serve(options: argparse.Namespace) -> None:
         worker = Worker(backend, token, options.max_sandboxes, options.lease_s, options.folder)
         runner = web.AppRunner(worker.app(), access_log=None)
         await runner.setup()
-        server = await door.listen(runner.server, options.host, options.port, most)
-        port = server.sockets[0].getsockname()[1]
-        print(f"{backend.describe()}\nserving on http://{options.host}:{port}", flush=True)
+        server = await door.listen(runner.server, address, most)
+        print(f"{backend.describe()}\nserving on http://{options.host}:{address.getsockname()[1]}", flush=True)
         await asyncio.Event().wait()
     finally:
         if server is not None:
@@ -307,16 +308,17 @@ async def serve(options: argparse.Namespace) -> None:
         if backend is not None:
             await backend.close()
         owner.close()
+        address.close()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 2 for a user's mistake."""
-    parser = argparse.ArgumentParser(prog="jaxagent.sandbox.worker", description=__doc__.split("\n")[0])
+    parser = Parser(prog="jaxagent.sandbox.worker", description=__doc__.split("\n")[0])
     parser.add_argument("--token_file", required=True, help="file with the shared secret, at least 16 characters")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8100, help="0: any free one, which is printed")
-    parser.add_argument("--max_sandboxes", type=int, default=256)
-    parser.add_argument("--lease_s", type=float, default=60.0, help="a client unheard for so long has died")
+    parser.add_argument("--port", type=port, default=8100, help="0: any free one, which is printed")
+    parser.add_argument("--max_sandboxes", type=count, default=256)
+    parser.add_argument("--lease_s", type=seconds, default=60.0, help="a client unheard for so long has died")
     parser.add_argument("--folder", default="", help="where clients' roots, layers and snapshots lie; without: none")
     parser.add_argument("--unsafe", action="store_true", help="plain processes where nothing else works")
     try:

@@ -126,8 +126,6 @@ def check(parts: Parts, stage: Stage, episodes: str, training: OfflineConfig) ->
       ConfigError: no logged episodes, and no stage before this one that logs some; rows too short.
     """
     check_context(training.batch, parts.cfg.env.context_tokens)
-    if training.updates < 1 or training.examples < 1:
-        raise ConfigError(f"{stage}.training.updates and {stage}.training.examples must be at least 1.")
     stages = parts.cfg.stages
     before = stages[: stages.index(stage)]
     logs = "sample" in before or (parts.cfg.log_episodes and ("rl" in before or "opd" in before))

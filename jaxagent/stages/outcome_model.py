@@ -85,8 +85,6 @@ def check(parts: Parts) -> None:
     offline.check(parts, OUTCOME_MODEL, cfg.episodes, cfg.training)
     if cfg.training.batch.row_tokens < parts.cfg.env.context_tokens:
         raise ConfigError("outcome_model.training.batch.row_tokens must be env.context_tokens or more.")
-    if not 0 < cfg.held_out_frac < 1:
-        raise ConfigError(f"outcome_model.held_out_frac must lie between 0 and 1, got {cfg.held_out_frac}.")
 
 
 def _examples(training: Sequence[Episode], loss: str, min_reward: float) -> Sequence[Any]:

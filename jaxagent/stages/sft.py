@@ -76,5 +76,5 @@ def check(parts: Parts) -> None:
     cfg = parts.cfg.sft
     check_context(cfg.training.batch, parts.cfg.env.context_tokens)
     load(parts)
-    if cfg.negatives and not 0 < cfg.negative_frac < 1:
-        raise ConfigError(f"sft.negative_frac must lie between 0 and 1, got {cfg.negative_frac}.")
+    if cfg.negatives and cfg.negative_frac == 0:
+        raise ConfigError("sft.negatives is given: sft.negative_frac must be more than 0.")

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import socket
 
 import aiohttp
 import jax
@@ -188,6 +189,27 @@ def test_int8(folder, capsys):
     assert 0 < mean < most < 0.3
 
 
-def test_a_folder_that_is_none_is_a_users_mistake(tmp_path, capsys):
-    assert serve.main([f"--model={tmp_path / 'nothing'}"]) == 2
-    assert capsys.readouterr().err.startswith("error: ")
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model={tmp_path}/nothing", "--port=0"], "nothing' does not exist"),
+        (["--model={tmp_path}", "--port=70000"], "--port: must be a whole number, at least 0 and at most 65,535"),
+        (["--model={tmp_path}", "--slots=0"], "--slots: must be a whole number, at least 1, got '0'"),
+        (["--model={tmp_path}", "--timeout_s=nan"], "--timeout_s: must be a number, more than 0"),
+        (["--model={tmp_path}", "--stops=a"], "Unrecognized arguments: --stops=a"),
+        ([], "--model"),
+        (["--model={tmp_path}", "--host=192.0.2.1"], "Cannot listen on 192.0.2.1, port 8001: "),
+    ],
+)
+def test_a_mistake_at_the_start_is_one_line(tmp_path, capsys, flags, message):
+    assert serve.main([flag.format(tmp_path=tmp_path) for flag in flags]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_a_port_in_use_is_told_before_the_model_is_opened(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(serve, "open_engine", lambda options: pytest.fail("the slow part began"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert serve.main([f"--model={tmp_path}", f"--port={port}"]) == 2
+    assert capsys.readouterr().err == f"error: Cannot listen on 127.0.0.1, port {port}: Address already in use.\n"

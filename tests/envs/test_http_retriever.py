@@ -3,6 +3,12 @@
 import asyncio
 import contextlib
 import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
 
 import pytest
 from aiohttp import ClientSession, web
@@ -202,6 +208,48 @@ def test_incomplete_configs(changes, message):
         open_retriever(config(**changes), [])
 
 
-def test_the_servers_command_line(capsys):
-    assert server.main(["--corpus=nowhere.jsonl"]) == 2
-    assert "nowhere.jsonl" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--corpus=nowhere.jsonl", "--port=0"], "no file 'nowhere.jsonl'"),
+        ([], "The following arguments are required: --corpus."),
+        (["--corpus=x", "--port=x"], "--port: must be a whole number, at least 0 and at most 65,535, got 'x'"),
+    ],
+)
+def test_a_mistake_at_the_servers_command_line_is_one_line(capsys, flags, message):
+    assert server.main(flags) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_a_port_in_use_is_told_before_the_corpus_is_read(monkeypatch, capsys):
+    monkeypatch.setattr(server, "open_local", lambda corpus, index: pytest.fail("the slow part began"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert server.main(["--corpus=corpus.jsonl", f"--port={port}"]) == 2
+    assert capsys.readouterr().err == f"error: Cannot listen on 127.0.0.1, port {port}: Address already in use.\n"
+
+
+def test_the_server_answers_at_the_port_it_took(tmp_path):
+    """As a process of its own, to its end by Ctrl-C."""
+    (tmp_path / "corpus.jsonl").write_text('{"id": "1", "contents": "Ghana\\nAccra."}\n')
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "jaxagent.envs.retriever.server", f"--corpus={tmp_path / 'corpus.jsonl'}"]
+    process = subprocess.Popen([*command, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        for _ in range(600):
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer:
+                    assert answer.status == 200
+                break
+            except OSError:
+                assert process.poll() is None, process.stderr.read().decode()
+                time.sleep(0.1)
+        else:
+            pytest.fail("the server never answered")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.communicate(timeout=60)

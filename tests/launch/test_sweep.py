@@ -1,5 +1,6 @@
 """A sweep: the right runs, one after another, resumable, and a table whose numbers can be checked by hand."""
 
+import fcntl
 import json
 import math
 import pathlib
@@ -51,6 +52,56 @@ def test_a_mistake_ends_the_sweep_before_its_first_run(tmp_path, capsys, axis):
     assert sweep.main([f"--config={CONFIG}", f"--grid={axis}", f"--workdir={tmp_path / 'w'}"]) == 2
     assert capsys.readouterr().err.startswith("error: ")
     assert not (tmp_path / "w").exists()
+
+
+def test_fixed_overrides_are_in_every_run_and_in_no_name(tmp_path, fake_runs):
+    args = [f"--config={CONFIG}", "--grid=rl.clip_high=0.2,0.3", f"--workdir={tmp_path}", "--config.rl.steps=2"]
+    assert sweep.main(args) == 0
+    assert all("--config.rl.steps=2" in command for command in fake_runs) and len(fake_runs) == 2
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [
+        "clip_high=0.2_seed=0",
+        "clip_high=0.3_seed=0",
+    ]
+
+
+def test_a_finished_run_with_another_fixed_value_is_not_taken_for_this_one(tmp_path, fake_runs, capsys):
+    args = [f"--config={CONFIG}", f"--workdir={tmp_path}"]
+    assert sweep.main([*args, "--config.rl.steps=2"]) == 0
+    (tmp_path / "seed=0" / "config.json").write_text('{"rl": {"steps": 2}}')  # as a run writes it
+    assert sweep.main([*args, "--config.rl.steps=2"]) == 0
+    assert sweep.main([*args, "--config.rl.steps=4"]) == 2
+    assert "was made with rl.steps=2, not 4: use another --workdir." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "The following arguments are required: --config, --workdir."),
+        (["--sedes=0"], "Unknown flag '--sedes=0'. Did you mean 'seeds'?"),
+        (["--seeds=a"], "--seeds: must be a whole number, at least 0, got 'a'"),
+        (["--seeds=0,0"], "name seed=0 twice"),
+        (["--grid=rl.steps=1,1"], "name steps=1_seed=0 twice"),
+        (["--config.seed=1"], "--config.seed: a sweep sets it itself, from --seeds."),
+        (["--grid=rl.steps=1", "--config.rl.steps=2"], "rl.steps is both an axis of --grid and fixed"),
+        (["--config.rl.stepz=2"], "Did you mean 'steps'?"),
+        (["--config.rl.steps=-2"], "config.rl.steps must be at least 0"),
+        (["--run_timeout_s=0"], "--run_timeout_s: must be a number, more than 0"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path, fake_runs, capsys, args, message):
+    given = [f"--config={CONFIG}", f"--workdir={tmp_path}", *args] if args else []
+    assert sweep.main(given) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("error: ") and error.count("\n") == 1
+    assert not fake_runs
+
+
+def test_a_second_sweep_on_one_folder_is_refused(tmp_path, fake_runs, capsys):
+    with open(tmp_path / ".lock", "ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert sweep.main([f"--config={CONFIG}", f"--workdir={tmp_path}"]) == 2
+    assert "is being written by another process" in capsys.readouterr().err
+    assert not fake_runs
 
 
 def test_intervals_by_hand():

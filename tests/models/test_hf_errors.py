@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import shutil
 
@@ -42,6 +43,15 @@ def read(folder, **model):
 
 def test_whole_folder_loads(folder):
     read(folder)
+
+
+def test_saved_files_can_be_read_by_others_as_far_as_the_umask_says(folder):
+    before = os.umask(0o027)
+    try:
+        hf.save(folder, read(folder), hf.read_spec(folder, tiny.model_config()), "float32")
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in folder.glob("*.safetensors")} == {0o640}
 
 
 @pytest.mark.parametrize(
@@ -106,8 +116,13 @@ def test_unknown_tensor(folder):
         read(folder)
 
 
+def test_a_name_of_the_hub_is_told_what_to_do(folder):
+    with pytest.raises(ConfigError, match=r"hf download Qwen/Qwen2\.5-0\.5B --local-dir"):
+        hf.read_spec("Qwen/Qwen2.5-0.5B", None)
+
+
 def test_missing_files(folder):
-    with pytest.raises(ConfigError, match=r"no folder '.*nowhere'.*data_pipelines.smollm2"):
+    with pytest.raises(ConfigError, match=r"nowhere' does not exist.*data_pipelines.smollm2"):
         read(folder.parent / "nowhere")
     (folder / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"no \*.safetensors"):

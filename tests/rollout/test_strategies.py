@@ -26,20 +26,11 @@ def test_off_by_default(preset):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        (dict(refill__max_rounds=0), "rl.refill.max_rounds must be 1"),
-        (dict(refill__tasks_per_round=-1), "rl.refill.tasks_per_round"),
-        (dict(keep_groups_frac=0.0), r"rl.keep_groups_frac must be in \(0, 1\]"),
         (dict(keep_groups_frac=0.5, group_size=1), "need rl.group_size of 2"),
-        (dict(oversample__extra_tasks=1, oversample__min_group=1), "rl.oversample.min_group must be from 2"),
         (dict(oversample__extra_attempts=1, oversample__min_group=9), r"rl.group_size \(8\)"),
-        (dict(curriculum__decay=0.0), "rl.curriculum.decay"),
         (dict(curriculum__name="learnabilty"), "Did you mean 'learnability'"),
-        (dict(curriculum__prior_attempts=0.0), "rl.curriculum.prior_attempts must be more than 0"),
-        (dict(replay__low=0.9, replay__high=0.5), "rl.replay.low and high"),
         (dict(replay__per_step=4, replay__coefficient=0.0), "rl.replay.coefficient"),
         (dict(replay__per_step=4, replay__use="policy"), "needs rl.correction.name of 'truncate'"),
-        (dict(tool_epsilon=1.5), "rl.tool_epsilon must be a probability"),
-        (dict(temperature__final=0.0), "rl.temperature.final must be more than 0"),
     ],
 )
 def test_refusals(changes, message):

@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from jaxagent.command import bound
 from jaxagent.config import ConfigError
 from jaxagent.sandbox import door
 from jaxagent.sandbox import worker as worker_module
@@ -33,7 +34,7 @@ async def workers(backend, count=1, most=64, **options):
     for _ in range(count):
         runner = web.AppRunner(Worker(backend, TOKEN, **options).app())
         await runner.setup()
-        servers.append(await door.listen(runner.server, "127.0.0.1", 0, most))
+        servers.append(await door.listen(runner.server, bound("127.0.0.1", 0), most))
         runners.append(runner)
         urls.append(f"http://127.0.0.1:{servers[-1].sockets[0].getsockname()[1]}")
     try:

@@ -89,13 +89,13 @@ def read_corpus(path: str | Path) -> list[Passage]:
         raise ConfigError(f"env.retriever.corpus: no file '{path}'.")
 
     out = []
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ConfigError(f"{path}, row {number}: not JSON ({error.msg}).") from error
+            except ValueError as error:  # not JSON, or not UTF-8
+                raise ConfigError(f"{path}, row {number}: not JSON ({error}).") from error
             out.append(_passage(row, f"{path}, row {number}"))
     return out

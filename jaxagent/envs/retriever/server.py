@@ -8,7 +8,6 @@ Clients: `env.retriever.backend="http"` of any number of runs, or Search-R1's ow
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import sys
@@ -16,8 +15,9 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from jaxagent.config import ConfigError
+from jaxagent.command import Parser, bound, port, seconds
 from jaxagent.envs.retriever.base import Retriever, RetrieverError, read_corpus
+from jaxagent.main import exit_code
 
 MAX_BODY_BYTES = 16 * 2**20
 MAX_TOPK = 1000
@@ -72,20 +72,21 @@ def open_local(corpus: str, index: str) -> Retriever:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serves until interrupted. Returns the exit code: 2 for a user's mistake."""
-    parser = argparse.ArgumentParser(prog="jaxagent.envs.retriever.server", description=__doc__.split("\n")[0])
+    return exit_code(lambda: serve(arguments))
+
+
+def serve(arguments: Sequence[str] | None) -> None:
+    """Serves until interrupted, from an address taken before the corpus is read."""
+    parser = Parser(prog="jaxagent.envs.retriever.server", description=__doc__.split("\n")[0])
     parser.add_argument("--corpus", required=True, help='jsonl of {"id", "contents"}')
     parser.add_argument("--index", default="", help="folder of a dense index over that corpus; without it, BM25")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--timeout_s", type=float, default=60.0, help="longest time for one request")
+    parser.add_argument("--port", type=port, default=8000)
+    parser.add_argument("--timeout_s", type=seconds, default=60.0, help="longest time for one request")
     options = parser.parse_args(arguments)
-    try:
+    with bound(options.host, options.port) as address:
         retriever = open_local(options.corpus, options.index)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    web.run_app(make_app(retriever, options.timeout_s), host=options.host, port=options.port)
-    return 0
+        web.run_app(make_app(retriever, options.timeout_s), sock=address)
 
 
 if __name__ == "__main__":

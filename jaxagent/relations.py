@@ -1,0 +1,51 @@
+"""What must hold between numbers of a config; the schema states what must hold of one alone.
+
+Only what is plain arithmetic, so that it is refused before jax is loaded. What depends on a name that code registers
+(an advantage, an environment, a model family) is checked beside that code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jaxagent.config import Config, ConfigError
+
+
+def check(cfg: Config) -> None:
+    """Refuses numbers that contradict each other.
+
+    Raises:
+      ConfigError: the first relation that does not hold, with its fields and their values.
+    """
+    for sentence in broken(cfg):
+        raise ConfigError(sentence)
+
+
+def broken(cfg: Config) -> Iterator[str]:
+    """Yields a sentence for every relation that does not hold."""
+    env, rl = cfg.env, cfg.rl
+    samples = "rl" in cfg.stages or "opd" in cfg.stages
+    if env.turn_tokens >= env.context_tokens:
+        yield (
+            f"env.turn_tokens ({env.turn_tokens}) must be less than env.context_tokens ({env.context_tokens}): a turn "
+            "follows a prompt."
+        )
+    if samples and rl.updates_per_step > rl.tasks_per_step * rl.group_size:
+        yield (
+            f"rl.updates_per_step ({rl.updates_per_step}) must be at most rl.tasks_per_step * rl.group_size "
+            f"({rl.tasks_per_step * rl.group_size}): an update has one episode or more."
+        )
+    for name, section in (("rl.critic", rl.critic), ("rl.replay", rl.replay)):
+        if section.low >= section.high:
+            yield f"{name}.low ({section.low:g}) must be less than {name}.high ({section.high:g})."
+    if rl.entropy_control.target > 0 and rl.entropy_coefficient > rl.entropy_control.maximum:
+        yield (
+            f"rl.entropy_coefficient ({rl.entropy_coefficient:g}) must be at most rl.entropy_control.maximum "
+            f"({rl.entropy_control.maximum:g})."
+        )
+    learnt = (rl.positive_nll.coefficient, rl.echo.coefficient, rl.distill.coefficient, rl.replay.per_step)
+    if "rl" in cfg.stages and rl.objective == "none" and not any(learnt):
+        yield (
+            "rl.objective='none' trains on rl.positive_nll, rl.echo, rl.distill or rl.replay, and all of them are off: "
+            "nothing would be learnt."
+        )

@@ -1,0 +1,187 @@
+"""Numbers that mean nothing are refused by name, in one line, before jax is loaded; a 0 that means "off" is not."""
+
+import functools
+import importlib
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+from ml_collections import ConfigDict
+
+from configs import search_r1
+from jaxagent import build, flags, relations
+from jaxagent import config as schema
+from jaxagent.algorithms import published
+from jaxagent.config import ConfigError
+from jaxagent.ranges import Range, at_least, between, more_than
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+NAN, INF = float("nan"), float("inf")
+
+# What a user might type by mistake, and what it did: trained nothing, made NaNs, failed after minutes of warm start.
+IMPOSSIBLE = {
+    "seed": (-1, 2**32),
+    "mesh": {"data": (0, -1), "fsdp": (0,), "tensor": (0,)},
+    "model": {"num_layers": (-1,), "vocab_multiple": (0,), "rope_theta": (-1.0, NAN), "embed_init_std": (-0.1,),
+              "logprob_chunk_tokens": (0,), "lora": {"rank": (-1,), "alpha": (0.0, -32.0)}},
+    "tokenizer": {"vocab_size": (0, -5)},
+    "data": {"seed": (-1,), "num_cities": (0,), "num_tasks": (-1,), "num_demonstrations": (-1,), "num_eval": (0, -1)},
+    "env": {
+        "max_turns": (0, -1), "turn_tokens": (0, -1), "observation_tokens": (0, -1), "context_tokens": (0, -1),
+        "episode_timeout_s": (0.0, -1.0, INF, NAN, 1e12),
+        "reward": {"structure_score": (-0.1, 2.0), "min_answers": (0, 3),
+                   "shaping": {"overlong_weight": (-1.0,), "efficiency_penalty": (1.5,), "cap": (-0.1, INF)}},
+        "retriever": {"topk": (0, -1), "timeout_s": (0.0, -1.0), "retries": (-1,)},
+        "terminal": {"command_timeout_s": (0.0,), "output_chars": (0,), "agent_timeout_s": (-1.0,),
+                     "solved_reward": (0.0,), "sandbox": {"warm": (-1,), "memory_mb": (0,), "cpus": (0.0,)}},
+        "python": {"run_timeout_s": (-1.0,), "output_chars": (0,), "judge_timeout_s": (0.0,),
+                   "sandbox": {"disk_mb": (-16,), "files": (0,), "processes": (0,)}},
+    },
+    "engine": {"slots": (0,), "steps_per_dispatch": (0,), "prefill_tokens": (0,), "pages": (-1,),
+               "page_tokens": (0, -64), "tile_rows": (0,), "request_timeout_s": (0.0, -1.0)},
+    "warm_start": {"max_steps": (-1,), "curriculum_sequences": (0,), "batch_sequences": (0,), "curriculum_steps": (-1,),
+                   "early_answer_frac": (1.5,), "gate_every": (0,), "gate_accuracy": (1.1,), "gate_questions": (0,),
+                   "optimizer": {"learning_rate": (-1.0, NAN, INF), "b1": (1.0,), "b2": (-0.1,), "eps": (0.0,)},
+                   "batch": {"row_tokens": (0,), "micro_rows": (0,), "targets_multiple": (0,)}},
+    "sample": {"steps": (-1,), "tasks_per_step": (0,), "attempts": (0,)},
+    "sft": {"negative_frac": (1.0, -0.1), "training": {"updates": (0,), "examples": (0,)}},
+    "rft": {"min_reward": (NAN,), "per_task": (0,)},
+    "dpo": {"pairs_per_task": (0,), "min_gap": (-0.5,), "beta": (0.0,), "nll_coefficient": (-0.2,)},
+    "outcome_model": {"held_out_frac": (0.0, 1.0)},
+    "opd": {"steps": (-1,), "coefficient": (0.0,), "learning_rate": (0.0,)},
+    "rl": {
+        "steps": (-1,), "tasks_per_step": (0, -2), "group_size": (0, -4), "staleness": (-1,), "updates_per_step": (0,),
+        "epochs": (0,), "best_of": (0,), "clip_low": (-0.1, 2.0), "clip_high": (-0.1, INF), "clip_dual": (0.5, 1.0),
+        "tau_positive": (0.0,), "aggregation_constant": (0.0,), "entropy_coefficient": (-0.01,),
+        "z_coefficient": (-1.0,), "keep_groups_frac": (0.0, 1.5), "tool_epsilon": (1.5,),
+        "correction": {"low": (-0.1, 1.5), "high": (0.0, 0.9), "veto": (1.5,), "opsm_delta": (-1.0,)},
+        "sampling": {"temperature": (-1.0, NAN), "top_p": (0.0, 1.1), "top_k": (-1,), "min_p": (-0.1,)},
+        "temperature": {"final": (0.0,)},
+        "entropy_control": {"target": (-1.0,), "step": (0.0,), "maximum": (0.0,)},
+        "refill": {"max_rounds": (0,), "tasks_per_round": (-1,)},
+        "oversample": {"extra_tasks": (-1,), "extra_attempts": (-1,), "min_group": (1,)},
+        "curriculum": {"target": (1.5,), "width": (0.0,), "explore": (-0.1,), "decay": (0.0,), "prior": (2.0,),
+                       "prior_attempts": (0.0,)},
+        "replay": {"per_step": (-1,), "capacity": (0,), "coefficient": (-0.1,), "low": (-0.5,), "high": (1.5,)},
+        "optimizer": {"learning_rate": (-1.0, NAN), "warmup_steps": (-1,), "weight_decay": (-0.01,),
+                      "grad_clip": (-1.0,)},
+        "kl": {"coefficient": (-0.1,), "refresh_every": (-1,)},
+        "critic": {"gamma": (1.1,), "lam": (-0.1,), "returns_lam": (2.0,), "adaptive_alpha": (0.0,),
+                   "turn_gamma": (-1.0,), "bins": (1,), "low": (-INF,), "sigma": (0.0,), "value_clip": (-0.5,),
+                   "value_coefficient": (-1.0,), "warmup_updates": (-1,), "warmup_epochs": (0,)},
+        "echo": {"coefficient": (-0.05,), "max_tokens": (-1,)},
+        "positive_nll": {"coefficient": (-0.1,)},
+        "distill": {"coefficient": (-1.0,), "top_k": (0,), "jsd_beta": (0.0, 1.0), "timeout_s": (0.0,),
+                    "retries": (-1,), "request_tokens": (0,)},
+    },
+    "eval": {"every": (-1,)},
+    "checkpoint": {"every": (-1,), "keep": (0, -1)},
+}  # fmt: skip
+
+OFF = (
+    "model.lora.rank", "data.num_tasks", "env.terminal.agent_timeout_s", "env.terminal.verifier_timeout_s",
+    "env.terminal.sandbox.warm", "env.retriever.retries", "warm_start.max_steps", "warm_start.curriculum_steps",
+    "rl.steps", "rl.staleness", "rl.kl.coefficient", "rl.kl.refresh_every", "rl.optimizer.grad_clip",
+    "rl.optimizer.warmup_steps", "rl.correction.veto", "rl.critic.value_clip", "rl.critic.lam",
+    "rl.critic.warmup_updates", "rl.echo.coefficient", "rl.echo.max_tokens", "rl.sampling.top_k",
+    "rl.refill.tasks_per_round", "rl.replay.per_step", "rl.tool_epsilon", "eval.every", "checkpoint.every",
+)  # fmt: skip
+
+
+def cases(tree, path=()):
+    if isinstance(tree, dict):
+        for name, below in tree.items():
+            yield from cases(below, (*path, name))
+    else:
+        yield from ((".".join(path), value) for value in tree)
+
+
+def changed(changes: dict) -> schema.Config:
+    raw = ConfigDict(search_r1.get_config())
+    raw.update_from_flattened_dict(changes)
+    config = schema.parse(raw)
+    relations.check(config)
+    return config
+
+
+@pytest.mark.parametrize(("field", "value"), list(cases(IMPOSSIBLE)))
+def test_an_impossible_number_is_named(field, value):
+    with pytest.raises(ConfigError) as refused:
+        changed({field: value})
+    message = str(refused.value)
+    assert message.startswith(f"config.{field} must be ") and message.endswith(f", got {value!r}.")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("field", OFF)
+def test_a_zero_that_means_off_is_fine(field):
+    assert functools.reduce(getattr, field.split("."), changed({field: 0})) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"env.context_tokens": 10}, ("env.turn_tokens (12)", "env.context_tokens (10)")),
+        ({"rl.updates_per_step": 129}, ("rl.updates_per_step (129)", "(128)")),
+        ({"rl.critic.low": 2.0}, ("rl.critic.low (2)", "rl.critic.high (1.25)")),
+        ({"rl.replay.low": 0.95}, ("rl.replay.low (0.95)", "rl.replay.high (0.95)")),
+        ({"rl.entropy_control.target": 0.2, "rl.entropy_coefficient": 0.1}, ("rl.entropy_control.maximum (0.005)",)),
+        ({"rl.objective": "none"}, ("rl.objective='none'", "rl.positive_nll")),
+    ],
+)
+def test_numbers_that_contradict_each_other_are_named(changes, named):
+    with pytest.raises(ConfigError) as refused:
+        changed(changes)
+    assert all(part in str(refused.value) for part in named)
+
+
+def test_a_step_of_more_than_one_epoch_is_said():
+    told = list(build.more_than_an_epoch(changed({"rl.tasks_per_step": 100_000}), 1_126))
+    assert told == ["rl.tasks_per_step is 100000, there are 1126 training tasks: one step plays 88.8 epochs"]
+    assert not list(build.more_than_an_epoch(changed({"rl.tasks_per_step": 1_126}), 1_126))
+
+
+def test_every_number_of_the_schema_has_a_range():
+    numbers = [field for field in flags.fields() if field.kind in ("int", "float")]
+    assert len(numbers) > 150
+    assert [field.path for field in numbers if not field.allowed] == []
+
+
+@pytest.mark.parametrize("name", ["search_r1", "gsm8k_python", "code_agent", "endless_terminals", "echo"])
+def test_every_preset_keeps_to_the_ranges(name):
+    file = importlib.import_module(f"configs.{name}")
+    (table,) = re.findall(r"presets = \{(.*?)\}", (ROOT / "configs" / f"{name}.py").read_text(), re.DOTALL)
+    presets = re.findall(r'"([\w.-]+)": ', table)
+    assert "laptop" in presets and len(presets) > 1
+    for preset in presets:
+        for algorithm in ("", *(f"+{a}" for a in published.PUBLISHED if name != "echo")):
+            relations.check(schema.parse(file.get_config(preset + algorithm)))
+
+
+@pytest.mark.parametrize(
+    ("allowed", "inside", "outside", "said"),
+    [
+        (at_least(1), (1, 2, 10**400), (0, 0.5, INF), "at least 1"),
+        (more_than(0), (1e-300,), (0, -1), "more than 0"),
+        (between(0, 1), (0, 1), (-0.1, 1.1), "at least 0 and at most 1"),
+        (between(0, 1, without="both"), (0.5,), (0, 1), "more than 0 and less than 1"),
+        (between(0, 1, without="high"), (0,), (1,), "at least 0 and less than 1"),
+        (Range(), (-1e300, 0), (NAN, INF, -INF), "finite"),
+    ],
+)
+def test_ranges(allowed, inside, outside, said):
+    assert all(number in allowed for number in inside)
+    assert not any(number in allowed for number in (*outside, NAN))
+    assert str(allowed) == said
+
+
+def test_refused_before_jax_is_loaded():
+    code = (
+        "import sys; from jaxagent import main;"
+        "code = main.main(['main', '--config=configs/search_r1.py', '--config.rl.group_size=0']);"
+        "sys.exit(code if 'jax' not in sys.modules else 'jax was loaded')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (2, "error: config.rl.group_size must be at least 1, got 0.\n")
