@@ -243,7 +243,13 @@ class PythonEnvironment:
             return Step(stop_reason=StopReason.TURN_LIMIT)
         if code is None:
             return Step(Observation(((_INVALID[style], TokenKind.WARNING),), ROLES[style]))
-        text = observation(style, await self._run(code))
+        try:
+            text = observation(style, await self._run(code))
+        except RuntimeError:
+            if self._sandbox is None or not await self._sandbox.oom_kills():
+                raise
+            self.counters["failed_programs"] += 1
+            return Step(stop_reason=StopReason.TURN_LIMIT)  # its programs used up the memory, and the sandbox is gone
         return Step(Observation(((text, TokenKind.OBSERVATION),), ROLES[style]))
 
     async def verify(self, transcript: Transcript) -> Verdict:

@@ -190,6 +190,14 @@ class Sandbox(abc.ABC):
           SandboxError: it cannot be kept, or is more than `Limits.disk_bytes`; nothing is left of it.
         """
 
+    async def oom_kills(self) -> int | None:
+        """How many of its processes the kernel has killed so far because this sandbox reached its own memory limit.
+
+        Also after it was closed, or died: then the count at its end. None where nobody counts (without control
+        groups, in containers, or when a worker does not answer).
+        """
+        return None
+
     @abc.abstractmethod
     async def close(self) -> None:
         """Ends everything: processes, mounts, files. May be called twice."""
