@@ -121,7 +121,7 @@ class HomePlace(_Place):
         """Not here: see `RootPlace`."""
         raise VerifierError(f"{path}: a task with absolute paths needs a root of its own, not only a home directory.")
 
-    async def read(self, path: str) -> bytes:
+    async def read(self, path: str, max_bytes: int) -> bytes:
         """Not here: see `RootPlace`."""
         raise VerifierError(f"{path}: a task with absolute paths needs a root of its own, not only a home directory.")
 
@@ -226,7 +226,7 @@ class RootPlace(_Place):
             shutil.copy(source, target)
         self.own(target)
 
-    async def read(self, path: str) -> bytes:
+    async def read(self, path: str, max_bytes: int) -> bytes:
         """See `verify.Place`."""
         try:
             descriptor = os.open(self._inside(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -235,7 +235,10 @@ class RootPlace(_Place):
         with open(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise FileNotFoundError(path)
-            return file.read(OUTPUT_BYTES)
+            content = file.read(max_bytes + 1)
+        if len(content) > max_bytes:
+            raise VerifierError(f"{path} is larger than {max_bytes} bytes.")
+        return content
 
     def _inside(self, path: str) -> Path:
         """The place in the temporary root. A folder on the way that is a link could lead outside, and is refused."""

@@ -5,12 +5,18 @@ home directory as working directory, in `python3 -I`, and may import nothing but
 of the task; a path is never followed through a link that stands in its last place, unless the function says so.
 """
 
+import importlib
+import io
 import json
 import os
+import re
+import resource
+import shutil
 import stat
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 import zlib
 
@@ -150,25 +156,54 @@ def json_is(path, expected):
         fail(f"{path} should hold {expected}, but holds {str(found)[:300]}")
 
 
+def unpacked(packed, limit):
+    """At most `limit` bytes of what is in something packed with gzip, bzip2 or xz; anything else is as it is."""
+    found = b""
+    while packed and len(found) < limit:
+        if packed.startswith(b"\x1f\x8b"):
+            unpacker = zlib.decompressobj(31)
+        elif packed.startswith(b"BZh"):
+            unpacker = importlib.import_module("bz2").BZ2Decompressor()
+        elif packed.startswith(b"\xfd7zXZ"):
+            unpacker = importlib.import_module("lzma").LZMADecompressor(memlimit=100_000_000)
+        else:
+            return found or packed[:limit]  # what follows the last packed part is padding
+        found += unpacker.decompress(packed, limit - len(found))
+        if not unpacker.eof and len(found) < limit:
+            raise EOFError("it ends too early")
+        packed = unpacker.unused_data
+    return found
+
+
 def tar(path, expected):
-    """A tar archive, compressed or not, with exactly these files: name -> text. Directory entries are free."""
-    data(path)
+    """A tar archive, compressed or not, with exactly these files: name -> text. Directory entries are free. Of what is
+    packed into it a few megabytes are looked at, so that no archive can need more memory than there is."""
+    packed, limit, size, found = data(path), 8_000_000, 0, {}
     try:
-        with tarfile.open(path) as archive:
-            found = {os.path.normpath(m.name): archive.extractfile(m).read() for m in archive if m.isfile()}
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raw = unpacked(packed, limit)
+        if len(raw) == limit:
+            fail(f"{path} is too large")
+        with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as archive:
+            for member in archive:
+                size += member.size
+                if size > limit:
+                    fail(f"{path} is too large")
+                if member.isfile():
+                    found[os.path.normpath(member.name)] = archive.extractfile(member).read()
+    except Exception as error:  # of four modules
         fail(f"{path} is no tar archive: {error}")
     if found != {name: value.encode() for name, value in expected.items()}:
-        fail(f"{path} should hold {sorted(expected)} as given, but holds {sorted(found)}")
+        fail(f"{path} should hold {sorted(expected)} as given, but holds {sorted(found)[:20]}")
 
 
 def gzipped(path, expected):
-    """A gzip file with this content."""
+    """A gzip file with this content. No more of it is unpacked."""
+    unpacker = zlib.decompressobj(31)
     try:
-        found = zlib.decompress(data(path), 31)
+        found = unpacker.decompress(data(path), len(expected.encode()) + 1)
     except zlib.error as error:
         fail(f"{path} is no gzip file: {error}")
-    if found != expected.encode():
+    if found != expected.encode() or not unpacker.eof:
         fail(f"{path} does not hold what it should")
 
 
@@ -178,15 +213,81 @@ def gzip_magic(path):
         fail(f"{path} is not compressed with gzip")
 
 
+def repository_copy(repository, place):
+    """Copies what a repository consists of (objects, references, index) and makes a configuration for it, in `place`.
+
+    Not copied, since they can name programs that git runs or change what it reads: configuration, hooks, attributes,
+    excludes, alternates, grafts, replaced objects, derived indices, links.
+    """
+    source = f"{repository}/.git"
+    folder(source)
+    waiting = ["HEAD", "packed-refs", "index", "refs", "reftable", "objects"]
+    left, things = 32_000_000, 2_000
+    while waiting:
+        path = waiting.pop()
+        try:
+            info = os.lstat(f"{source}/{path}")
+        except FileNotFoundError:
+            continue
+        left, things = left - info.st_size, things - 1
+        if min(left, things) < 0:
+            fail(f"{repository} is too large")
+        if stat.S_ISDIR(info.st_mode):
+            os.makedirs(f"{place}/{path}")
+            inside = {f"{path}/{name}" for name in os.listdir(f"{source}/{path}")}
+            waiting += inside - {"objects/info"}
+        elif stat.S_ISREG(info.st_mode):
+            shutil.copy2(f"{source}/{path}", f"{place}/{path}")  # the index's own time says what git must look at
+    formats = {}
+    if os.path.lexists(f"{source}/config"):
+        for name, value in re.findall(r"(?im)^\s*(objectformat|refstorage)\s*=\s*(\w+)\s*$", text(f"{source}/config")):
+            formats[name.lower()] = value
+    lines = ["[core]", f"repositoryformatversion = {int(bool(formats))}", "bare = false", "untrackedCache = false"]
+    lines += ["multiPackIndex = false", "bigFileThreshold = 1m", "[extensions]"]  # larger files are read in pieces
+    with open(os.path.join(place, "config"), "w") as file:
+        file.write("\n".join([*lines, *(f"{name} = {value}" for name, value in formats.items())]) + "\n")
+
+
 def git(repository, *arguments):
-    """What a git command prints, without the last line end. No hooks, no monitor, no configuration but the repo's."""
+    """What a git command prints, without the last line end. It looks at a copy of the repository that has a
+    configuration of our own (see `repository_copy`), in which nothing of the agent's runs; it ends soon, and prints no
+    more than a megabyte. Repositories inside the repository are not looked at."""
     folder(repository)
-    safe = ["git", "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "safe.directory=*"]
-    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/nonexistent", "GIT_CONFIG_NOSYSTEM": "1"}
-    done = subprocess.run([*safe, "-C", repository, *arguments], capture_output=True, text=True, env=environment)
-    if done.returncode != 0:
-        fail(f"git {' '.join(arguments)} in {repository}: {done.stderr.strip()[:200]}")
-    return done.stdout.rstrip("\n")
+    with tempfile.TemporaryDirectory() as place:
+        copy = os.path.join(place, "git")
+        try:
+            os.mkdir(copy)
+            repository_copy(repository, copy)
+        except OSError as error:
+            fail(f"{repository} cannot be read: {error.strerror}")
+        environment = {
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "HOME": place,  # not a name that an agent could know: git reads .gitconfig there
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_NO_REPLACE_OBJECTS": "1",
+            "GIT_DIR": copy,
+            "GIT_WORK_TREE": os.path.abspath(repository),
+        }
+        command, *rest = arguments
+        rest = ["--ignore-submodules=all", *rest] if command == "status" else rest
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            try:
+                done = subprocess.run(
+                    ["git", command, *rest],
+                    cwd=repository,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=errors,
+                    timeout=15,
+                    preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000)),
+                )
+            except subprocess.TimeoutExpired:
+                fail(f"git {' '.join(arguments)} in {repository} does not end")
+            output.seek(0), errors.seek(0)
+            if done.returncode != 0:
+                fail(f"git {' '.join(arguments)} in {repository}: {errors.read(200).decode('utf-8', 'replace')}")
+            return output.read().decode("utf-8", "replace").rstrip("\n")
 
 
 def git_says(repository, arguments, expected):

@@ -25,14 +25,15 @@ def by_turn(episode: Episode) -> tuple[list[np.ndarray], np.ndarray]:
 
     Returns:
       i64[T] of each trajectory with an action token: the turn of each action token, -1 elsewhere; and f64[K]. A reward
-      of a turn without such a token is the turn's before it.
+      of a turn without such a token is the turn's before it, also at the end of a trajectory and in one that has none:
+      every turn counts of which a token is there, whatever its kind.
     """
     numbers, start = [], 0
     for trajectory in episode.trajectories:
         mask = action_mask(trajectory) > 0
         if mask.any():
             numbers.append(np.where(mask, start + trajectory.turns.astype(np.int64), -1))
-            start = int(numbers[-1].max()) + 1
+        start += int(trajectory.turns.max(initial=-1)) + 1
     if not numbers:
         return [], np.zeros(0)
     live = np.unique(np.concatenate(numbers))

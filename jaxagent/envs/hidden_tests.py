@@ -65,6 +65,9 @@ class Sandbox(Protocol):
     ) -> Any:
         """Runs a program in a fresh process: `output`, `exit_code`, `timed_out`, `truncated`."""
 
+    async def oom_kills(self) -> int | None:
+        """Processes killed so far because the sandbox reached its own memory limit; None where nobody counts."""
+
 
 @dataclasses.dataclass(frozen=True)
 class HiddenTest:
@@ -134,8 +137,13 @@ async def run(
     if written.timed_out or written.exit_code != 0:
         raise RuntimeError(f"the submission cannot be written: {written.output[:200]!r}")
     calls = json.dumps([test.call for test in tests])
-    result = await sandbox.execute(("python3", "-I", "-B", "-c", CALL, calls), deadline_s, OUTPUT_BYTES)
-    outcomes = [] if result.timed_out or result.truncated else read(result.output)
+    try:
+        result = await sandbox.execute(("python3", "-I", "-B", "-c", CALL, calls), deadline_s, OUTPUT_BYTES)
+    except RuntimeError:
+        if not await sandbox.oom_kills():
+            raise
+        result = None  # the submission used up the memory, and the sandbox died of it
+    outcomes = [] if result is None or result.timed_out or result.truncated else read(result.output)
     outcomes += [{}] * (len(tests) - len(outcomes))
     report = {}
     for test, outcome in zip(tests, outcomes, strict=False):

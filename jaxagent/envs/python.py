@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from jaxagent.config import ConfigError, EnvConfig
-from jaxagent.envs import hidden_tests
+from jaxagent.envs import hidden_tests, tags
 from jaxagent.envs.base import Message, Observation, Step, Transcript, Verdict
 from jaxagent.envs.terminal import clean
 from jaxagent.rewards import maths, unit_tests
@@ -81,15 +81,16 @@ _INVALID: dict[Format, str] = {
     "qwen3_xml": "There is no complete call of the function python and no end in your message.",
 }
 
-_PROGRAM: dict[Format, re.Pattern[str]] = {
-    "plain": re.compile(r"<py>(.*?)</py>", re.DOTALL),
-    "fenced": re.compile(r"```(?:python|py)[ \t]*\n(.*?)```", re.DOTALL),
-    "qwen3_xml": re.compile(
-        r"<tool_call>\s*<function=python>\s*<parameter=code>(.*?)</parameter>\s*</function>\s*</tool_call>", re.DOTALL
+_PROGRAM: dict[Format, tuple[re.Pattern[str], re.Pattern[str]]] = {  # what a program stands between
+    "plain": tags.pair("py"),
+    "fenced": (re.compile(r"```(?:python|py)[ \t]*\n"), re.compile("```")),
+    "qwen3_xml": (
+        re.compile(r"<tool_call>\s*<function=python>\s*<parameter=code>"),
+        re.compile(r"</parameter>\s*</function>\s*</tool_call>"),
     ),
 }
 _DONE: dict[Format, str] = {"plain": "<done>", "fenced": "<done>", "qwen3_xml": "<function=done>"}
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_ANSWER = tags.pair("answer")
 # The frames of a traceback, or of a syntax error; what is left of it is the message.
 _FRAMES = re.compile(r'^(?:Traceback \(most recent call last\):\n|  File ".*\n)(?:  .*\n)*', re.MULTILINE)
 
@@ -162,18 +163,18 @@ def observed(style: Format, code: str | None, text: str) -> Observation:
 
 def find_program(style: Format, text: str) -> str | None:
     """The complete program in a turn: the first in the plain format, which ends there, else the last."""
-    found = _PROGRAM[style].findall(_spoken(text))
+    found = tags.inside(*_PROGRAM[style], _spoken(text))
     code = (found[0] if style == "plain" else found[-1]).strip("\n").replace("\0", "") if found else ""
     return code if code.strip() and len(code) <= hidden_tests.MAX_FILE_CHARS else None
 
 
 def find_answer(style: Format, text: str) -> str | None:
     """The final answer in a turn, outside of programs and thoughts."""
-    text = _PROGRAM[style].sub("", _spoken(text))
+    text = tags.outside(*_PROGRAM[style], _spoken(text))
     if style != "plain":
         return maths.last_boxed(text)
-    found = _ANSWER.search(text)
-    return found[1].strip() if found else None
+    found = tags.inside(*_ANSWER, text)
+    return found[0].strip() if found else None
 
 
 def message_only(output: str) -> str:
@@ -201,8 +202,8 @@ def shown(output: bytes, truncated: bool, chars: int, traceback: Literal["whole"
 
 
 def _spoken(text: str) -> str:
-    """What follows the last thought."""
-    return text.rpartition("</think>")[2]
+    """What follows the last thought, in so much of the text as is read."""
+    return text[: tags.MAX_CHARS].rpartition("</think>")[2]
 
 
 class PythonEnvironment:
@@ -243,13 +244,19 @@ class PythonEnvironment:
             self._answer = find_answer(style, action)
             ended = self._answer is not None
         else:
-            ended = _DONE[style] in _PROGRAM[style].sub("", _spoken(action))
+            ended = _DONE[style] in tags.outside(*_PROGRAM[style], _spoken(action))
         if ended:
             return Step(stop_reason=StopReason.ANSWER)
         self.counters["invalid_actions"] += code is None
         if self._turns_left <= 0:
             return Step(stop_reason=StopReason.TURN_LIMIT)
-        text = _INVALID[style] if code is None else observation(style, await self._run(code))
+        try:
+            text = _INVALID[style] if code is None else observation(style, await self._run(code))
+        except RuntimeError:
+            if self._sandbox is None or not await self._sandbox.oom_kills():
+                raise
+            self.counters["failed_programs"] += 1
+            return Step(stop_reason=StopReason.TURN_LIMIT)  # its programs used up the memory, and the sandbox is gone
         return Step(observed(style, code, text))
 
     async def verify(self, transcript: Transcript) -> Verdict:

@@ -13,10 +13,10 @@ letter for letter (Jin et al., https://arxiv.org/abs/2503.09516). Deliberate dif
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Iterable, Sequence
 
 from jaxagent.config import ConfigError, EnvConfig, RewardConfig
+from jaxagent.envs import tags
 from jaxagent.envs.base import Message, Observation, Step, Transcript, Verdict
 from jaxagent.envs.retriever.base import Retriever
 from jaxagent.envs.search_rewards import score
@@ -28,7 +28,7 @@ from jaxagent.types import StopReason, Task, TokenKind
 STOP_STRINGS = ("</search>", "</answer>")
 TOOL_PREFIXES = ("<search>", "<answer>")  # how each of its actions begins
 TAGS = ("<search>", "</search>", "<information>", "</information>", "<answer>", "</answer>")
-ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
+_ACTIONS = {name: tags.pair(name) for name in ("search", "answer")}
 
 PROMPTS = {
     "search_r1": (  # "as your want" is the published spelling
@@ -83,8 +83,12 @@ def observed(style: str, found: bool, text: str) -> Observation:
 
 def parse_action(text: str) -> tuple[str, str] | None:
     """The first complete action: ("search" | "answer", stripped content), or None."""
-    found = ACTION.search(text)
-    return (found[1], found[2].strip()) if found else None
+    text = text[: tags.MAX_CHARS]
+    first = [(*pair, name) for name, marks in _ACTIONS.items() if (pair := next(tags.spans(*marks, text), None))]
+    if not first:
+        return None
+    begun, ended, name = min(first, key=lambda found: found[0].start())
+    return name, text[begun.end() : ended.start()].strip()
 
 
 def check(config: EnvConfig) -> None:

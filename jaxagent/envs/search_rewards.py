@@ -6,15 +6,14 @@ number, oddities included; where an oddity matters, the docstring says so.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from jaxagent.config import RewardConfig
+from jaxagent.envs import tags
 from jaxagent.rewards.format import follows
 from jaxagent.rewards.text import exact_match, sub_exact_match
 
-ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-INFORMATION = re.compile(r"<information>(.*?)</information>", re.DOTALL)
+ANSWER, INFORMATION = tags.pair("answer"), tags.pair("information")
 
 # (state, tag) -> state, see `rewards.format`. (The published check also counts opening and closing tags; no text that
 # this table accepts can fail that.)
@@ -38,7 +37,7 @@ def extract_answer(text: str, min_answers: int) -> str | None:
     published prompt matches twice, "<answer> and </answer>" too, so without any answer of the policy's own it yields
     "Beijing". With `min_answers` 1 and only the policy's text this cannot happen.)
     """
-    found = ANSWER.findall(text)
+    found = tags.inside(*ANSWER, text)
     return found[-1].strip() if len(found) >= min_answers and found else None
 
 
@@ -52,7 +51,7 @@ def well_formed(response: str) -> bool:
 
 def retrieval_hit(response: str, answers: Sequence[str]) -> bool:
     """True when a normalised gold answer stands inside one of the <information> blocks."""
-    return any(sub_exact_match(block, answers) for block in INFORMATION.findall(response))
+    return any(sub_exact_match(block, answers) for block in tags.inside(*INFORMATION, response))
 
 
 def score(config: RewardConfig, answer_text: str, response: str, answers: Sequence[str]) -> dict[str, float]:

@@ -6,7 +6,8 @@ Task (a row as `terminal_tasks.rows` reads it) + a sandbox in -> observations an
     its turns are used up          the test runs; the last turn's command has run too
     its time is over               reward 0, no test (published by Endless Terminals)
     its tokens ran out             reward 0, no test (published by ECHO), or the test, by `verify_overlong`
-    it broke its own place         reward 0: the test cannot start, or nothing can be written ("broken_places")
+    it broke its own place         reward 0: the test cannot start, nothing can be written, or the sandbox or the test
+                                   was killed for having used up the sandbox's memory ("broken_places")
     sandbox, setup or test fail    an exception: the episode failed, which is no reward of 0
 
 The test is brought in only at the end and runs in fresh processes, after the agent's have been stopped.
@@ -94,6 +95,8 @@ class TerminalEnvironment:
         self._sandbox: Sandbox | None = None
         self._place: place.SandboxPlace | None = None
         self._turns_left = config.max_turns
+        self._oom_kills: int | None = None  # before the agent came
+        self._lost = False  # the sandbox died for want of memory
         self._ends_at = 0.0  # of time.monotonic()
         self.stop_strings: Sequence[str] = dialogue.STOP_STRINGS[config.terminal.tools]
         self.tool_prefixes: Sequence[str] = dialogue.PREFIXES[config.terminal.tools]
@@ -114,6 +117,7 @@ class TerminalEnvironment:
             result = await self._sandbox.run(enter, _ENTER_TIMEOUT_S, 1000)
             if result.exit_code != 0:
                 raise VerifierError(f"{self._task.id}: the shell cannot start in {self._task.workdir!r}")
+        self._oom_kills = await self._sandbox.oom_kills()
         self._ends_at = time.monotonic() + self._task.limits.agent_timeout_s
         return messages(self._config.tools, self._task.instruction)
 
@@ -128,7 +132,13 @@ class TerminalEnvironment:
         if reply.done:
             return Step(stop_reason=StopReason.ANSWER)
         if reply.command:
-            text = await self._run(reply.command, left_s)
+            try:
+                text = await self._run(reply.command, left_s)
+            except RuntimeError:
+                if not await self._memory_ran_out(self._oom_kills):
+                    raise
+                self._lost = True
+                return Step(stop_reason=StopReason.TURN_LIMIT)  # there can be no other turn
             if time.monotonic() >= self._ends_at:
                 return Step(stop_reason=StopReason.TIME_LIMIT)
         else:
@@ -144,16 +154,34 @@ class TerminalEnvironment:
         if overlong or transcript.ended == StopReason.TIME_LIMIT:
             self.counters["unverified"] += 1
             return Verdict(0.0, {SOLVED: 0.0})
+        if self._lost:
+            return self._broken()
+        oom_kills = await self._sandbox.oom_kills()
         try:
             await self._place.before_verification(self._task)
             reward = await verify(self._place, self._task)
         except PlaceBroken:
             return self._broken()
-        except RuntimeError:  # of the verifier or the sandbox: the agent's doing where even a shell has no room left
-            if await self._place.is_usable(self._task, place.ROOM_BYTES):
-                raise
+        except RuntimeError as failure:  # of the verifier or the sandbox
+            if not await self._is_broken(oom_kills):
+                raise failure
             return self._broken()
         return Verdict(reward, {SOLVED: float(reward >= self._config.solved_reward)})
+
+    async def _is_broken(self, oom_kills: int | None) -> bool:
+        """Whether a test that failed did so by the agent's doing: memory ran out meanwhile, or even a shell has no room
+        left, or the sandbox is gone and the agent had used up its memory."""
+        if await self._memory_ran_out(oom_kills):
+            return True
+        try:
+            return not await self._place.is_usable(self._task, place.ROOM_BYTES)
+        except RuntimeError:
+            return await self._memory_ran_out(self._oom_kills)
+
+    async def _memory_ran_out(self, before: int | None) -> bool:
+        """Whether something was killed for memory since `before` was counted; False where nobody counts."""
+        now = await self._sandbox.oom_kills()
+        return now is not None and before is not None and now > before
 
     def _broken(self) -> Verdict:
         self.counters["broken_places"] += 1

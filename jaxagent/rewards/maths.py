@@ -4,7 +4,8 @@ r"""Equality of final answers of mathematics: the last \boxed{...}, compared as 
 
 Numbers are literals: integers, decimals, fractions, mixed numbers, powers of ten, percentages. Arithmetic is not
 evaluated, for then "17*23" would be a right answer to "what is 17*23?". Values are exact rationals: 0.333 is not 1/3.
-Nothing is executed, and work is linear in the text (numbers are at most `MAX_NUMBER_CHARS` long).
+Nothing is executed, and work is linear in the text (numbers are at most `MAX_NUMBER_CHARS` long, and an answer longer
+than `MAX_ANSWER_CHARS` equals only itself).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from fractions import Fraction
 from jaxagent.rewards.view import View
 
 MAX_NUMBER_CHARS = 200
+MAX_ANSWER_CHARS = 10_000
 MAX_EXPONENT = 200
 
 _DECIMAL = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
@@ -30,10 +32,23 @@ MIXED_FRAC = re.compile(rf"([0-9]+)\s*{_FRAC}")
 POWER = re.compile(
     rf"({_DECIMAL})(?:[eE]([-+]?[0-9]+)|\s*(?:\\times|\\cdot|×|\*)\s*10\s*\^\s*(?:\{{\s*([-+]?[0-9]+)\s*\}}|([-+]?[0-9]+)))"
 )
-DROPPED = re.compile(
-    r"\\left(?![a-z])|\\right(?![a-z])|\\displaystyle|\\[!,;: ]|\\\$|\$|\\\(|\\\)|\^\s*\\circ|\^\s*\{\s*\\circ\s*\}|°"
+DROPPED = re.compile(  # but not a part of two backslashes, which end a row of a matrix
+    r"(\\\\)"
+    r"|\\left(?![a-z])|\\right(?![a-z])|\\displaystyle|\\[!,;: ]|\\\$|\$|\\\(|\\\)|\^\s*\\circ|\^\s*\{\s*\\circ\s*\}|°"
 )
 TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+# A unit at the end; to a power only where it is no letter that may stand for a number, as in \mathrm{e}^2.
+UNIT = re.compile(
+    r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}$"
+    r"|\\(?:(?:text|mbox)\s*\{\s+[A-Za-z]|(?:text|mathrm|mbox)\s*\{\s*[A-Za-z]{2})[A-Za-z/ ]*\}"
+    r"\s*\^\s*(?:-?[0-9]|\{\s*-?[0-9]\s*\})$"
+)
+PIECE = re.compile(r"\\boxed(?![A-Za-z])\s*(\{)?|\\.|[{}]", re.DOTALL)
+_PART = r"[^{}$\s\\]|\\\S|\{(?:[^{}$]|\{[^{}$]*\})*\}"
+# What \boxed without braces holds: all up to the next $ of the line, else all up to white space. A word is none.
+BARE = re.compile(rf"(?=[-+−.(0-9\\])(?:(?:{_PART}|[ \t])+(?=\$)|(?:{_PART})+)")
+MAX_BARE_CHARS = 200
+TOKEN = re.compile(r"\\sqrt(?![A-Za-z])(?:\s*\[[^][{}]*\])?|\\[A-Za-z]+|\\.|\s+|.", re.DOTALL)
 VARIABLE = re.compile(r"[A-Za-z]{1,2}\s*=(?!=)\s*")
 
 
@@ -46,40 +61,65 @@ class Number:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last balanced \boxed{...} holds, or None. One pass; \{ and \} are characters, not braces."""
-    opened: list[tuple[int, bool]] = []
-    best: tuple[int, int] | None = None
-    at = 0
-    while at < len(text):
-        if text.startswith("\\boxed{", at):
-            at += len("\\boxed{")
-            opened.append((at, True))
-            continue
-        if text[at] == "\\":
-            at += 1  # the escaped character is skipped too
-        elif text[at] == "{":
-            opened.append((at, False))
-        elif text[at] == "}" and opened:
-            start, boxed = opened.pop()
-            if boxed and (best is None or start > best[0]):
-                best = (start, at)
-        at += 1
-    return None if best is None else text[best[0] : best[1]].strip()
+    r"""What the last \boxed{...} holds; None where there is none, or where it has no end, as in a text that was cut.
+
+    "\boxed {7}" and "\boxed 7" are boxes too. One pass; \{ and \} are characters, not braces.
+    """
+    last, start, opened = None, -1, []  # the last box and where it begins; where each open brace is a box, else -1
+    for piece in PIECE.finditer(text):
+        if piece[0] == "{":
+            opened.append(-1)
+        elif piece[0] == "}":
+            if opened and opened.pop() == start >= 0:
+                last = text[start : piece.start()].strip()
+        elif piece[1]:
+            last, start = None, piece.end()
+            opened.append(start)
+        elif piece[0].startswith("\\boxed"):
+            bare = BARE.match(text, piece.end(), piece.end() + MAX_BARE_CHARS)
+            last, start = (bare[0].strip().rstrip(",;:!?"), -1) if bare else (last, start)
+    return last
 
 
 def tidy(text: str) -> str:
     r"""LaTeX without what does not change a value: $, spacing, \left, \text units, degrees, "x =", a final period."""
     text = text.strip().replace("−", "-").replace("{,}", ",").replace("~", " ")
     text = re.sub(r"\\[dtc]frac(?![a-z])", r"\\frac", text)
-    text = DROPPED.sub("", text).strip()
+    text = DROPPED.sub(r"\1", text).strip()
     whole = TEXT.fullmatch(text)
     text = whole[1].strip() if whole else text
-    unit = re.search(r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}$", text)
+    unit = UNIT.search(text)
     if unit and unit.start() > 0:  # "12 \text{ cm}"
         text = text[: unit.start()].strip()
     text = text.removesuffix(".").rstrip()
     variable = VARIABLE.match(text)
-    return text[variable.end() :] if variable else text
+    return with_braces(text[variable.end() :] if variable else text)
+
+
+def with_braces(text: str) -> str:
+    r"""Braces around the arguments of \frac and \sqrt that have none: "\sqrt3" is "\sqrt{3}", "\frac{\pi}4" has two. An
+    argument is one character or command, as in TeX."""
+    if "\\frac" not in text and "\\sqrt" not in text:
+        return text
+    parts, wanted = [], [0]  # arguments that are still to come, at every depth of braces
+    for found in TOKEN.finditer(text):
+        token = found[0]
+        arguments = 2 if token == "\\frac" else int(token.startswith("\\sqrt") and not token[5:6].isalpha())
+        if arguments:
+            wanted[-1] = arguments
+        elif token == "{":
+            wanted[-1] = max(0, wanted[-1] - 1)
+            wanted.append(0)
+        elif token == "}":
+            if len(wanted) > 1:
+                wanted.pop()
+        elif wanted[-1] and (token.isalnum() or re.fullmatch(r"\\[A-Za-z]+", token)):
+            wanted[-1] -= 1
+            token = f"{{{token}}}"
+        elif not token.isspace():
+            wanted[-1] = 0
+        parts.append(token)
+    return "".join(parts)
 
 
 def parse_number(text: str) -> Number | None:
@@ -132,6 +172,8 @@ def equal(prediction: str, gold: str) -> bool:
     A percentage equals its value and, when the other side is a bare number, also its count: 50% is 1/2 and 50. (The
     published checkers of MATH drop the sign and know only the second.) Two bare numbers are never scaled.
     """
+    if max(len(prediction), len(gold)) > MAX_ANSWER_CHARS:
+        return prediction.split() == gold.split()
     a, b = tidy(prediction), tidy(gold)
     inside_a, inside_b = _elements(a), _elements(b)
     if inside_a and inside_b:

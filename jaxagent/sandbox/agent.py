@@ -814,9 +814,7 @@ def file_put(number, data):
     mode, length = struct.unpack_from("<II", data)
     path, contents = data[8 : 8 + length], data[9 + length :]
     os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
-    temporary = path + b".%d.part" % number
-    with contextlib.suppress(OSError):
-        os.unlink(temporary)
+    temporary = path + b".%s.part" % os.urandom(8).hex().encode()  # no program can know it and be in the way
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as file:

@@ -28,13 +28,16 @@ def episode(make_group, kinds, turns, reward, process, stop=StopReason.ANSWER):
 def test_each_turns_reward_is_on_its_last_action_token(make_group):
     one = episode(make_group, "paaoa", "00001", 9.0, (0.25, 0.5))
     np.testing.assert_array_equal(token_rewards(one)[0], [0, 0, 0.25, 0, 0.5])
-    # Two trajectories: turns 0 and 1 of the first, then the second's. A turn without action tokens leaves its reward
-    # to the one before it; what lies behind the last goes to the last; a trajectory without actions is none.
-    two = episode(make_group, "paoa po paa", "0002 00 000", 9.0, (1.0, 2.0, 4.0, 8.0, 16.0))
+    # Three trajectories: turns 0 to 2, turn 3, turn 4. A turn without action tokens leaves its reward to the one before
+    # it; what lies behind the last goes to the last.
+    two = episode(make_group, "paoa po paa", "0002 00 000", 9.0, (1.0, 2.0, 4.0, 8.0, 16.0, 32.0))
     indices, rewards = by_turn(two)
     np.testing.assert_array_equal(np.concatenate(indices), [-1, 0, -1, 1, -1, 2, 2])
-    np.testing.assert_array_equal(rewards, [3, 4, 24])
-    np.testing.assert_array_equal(np.concatenate(token_rewards(two)), [0, 3, 0, 4, 0, 0, 24])
+    np.testing.assert_array_equal(rewards, [3, 12, 48])
+    np.testing.assert_array_equal(np.concatenate(token_rewards(two)), [0, 3, 0, 12, 0, 0, 48])
+    # The first trajectory ends with a turn without action tokens: its reward stays in the first trajectory.
+    ended = episode(make_group, "pao pa", "001 00", 9.0, (1.0, 2.0, 4.0))
+    np.testing.assert_array_equal(np.concatenate(token_rewards(ended)), [0, 3, 0, 0, 4])
     assert by_turn(episode(make_group, "po", "00", 1.0, (1.0,)))[0] == []
     np.testing.assert_array_equal(token_rewards(episode(make_group, "pa", "00", 1.0, ()))[0], [0, 0])
 

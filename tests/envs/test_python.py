@@ -146,6 +146,9 @@ class Recorded:
     async def stop_processes(self):
         await self.sandbox.stop_processes()
 
+    async def oom_kills(self):
+        return await self.sandbox.oom_kills()
+
     async def close(self):
         self.closed = True
         await self.sandbox.close()
@@ -343,6 +346,9 @@ def test_slow_programs_must_not_look_like_failures():
 class Dying:
     async def execute(self, *arguments):
         raise SandboxClosed("the sandbox is gone")
+
+    async def oom_kills(self):
+        return None
 
     async def close(self):
         pass

@@ -23,7 +23,13 @@ def test_harbor_schema_1(tmp_path):
     assert dict(task.final_test.files) == {"/tests": tmp_path / "hello" / "tests"}
     assert task.oracle.command == "bash /solution/solve.sh"
     assert task.metadata["schema_version"] == "1.0" and task.metadata["category"] == "programming"
-    assert task.missing == ()
+    assert task.missing == () and task.reward_range == (0.0, 1.0)
+
+
+def test_harbor_rewards_of_another_range(tmp_path):
+    folder = made.harbor(tmp_path / "hello")
+    replaced(folder / "task.toml", "[metadata]", "[metadata]\nreward_range = [-1, 2.5]")
+    assert folders.read_task(folder).reward_range == (-1.0, 2.5)
 
 
 def test_harbor_schema_2(tmp_path):
@@ -107,6 +113,15 @@ def replaced(path, old, new):
         ("task.toml", 'version = "1.0"', 'schema_version = "3.0"', "schema_version '3.0' is not known"),
         ("task.toml", 'version = "1.0"', "version = 1.0 2", "task.toml is not TOML"),
         ("task.toml", "[metadata]", "metadata = 3\n[other]", "'metadata' must be a section"),
+        (
+            "task.toml",
+            "[metadata]",
+            "[metadata]\nreward_range = [1, 0]",
+            "'metadata.reward_range' must be [lowest, highest]",
+        ),
+        ("task.toml", "[metadata]", '[metadata]\nreward_range = [0, "1"]', "must be [lowest, highest], got [0, '1']"),
+        ("task.toml", "[metadata]", "[metadata]\nreward_range = [0, inf]", "must be [lowest, highest], got [0, inf]"),
+        ("task.toml", "[metadata]", "[metadata]\nreward_ranges = [0, 2]", "Did you mean 'reward_range'?"),
         (
             "task.toml",
             "allow_internet = false",

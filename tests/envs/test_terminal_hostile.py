@@ -9,6 +9,7 @@ import pytest
 
 from jaxagent.envs.terminal_tasks import endless
 from jaxagent.envs.terminal_tasks.verify import Result, VerifierError, reward_of_summary
+from jaxagent.sandbox.base import FileError
 from tests.envs.test_terminal_attempts import attempt, cmd, harbor, layered, opened, task
 
 __all__ = ["attempt", "layered", "opened"]  # fixtures
@@ -60,6 +61,20 @@ def test_an_honest_failure_stays_one(attempt):
     """The place is as it should be: so the task is at fault."""
     _, failure, environment = attempt(cmd("true"), "<done>", of=task(final_test="raise SystemExit(7)"))
     assert isinstance(failure, VerifierError) and environment.counters["broken_places"] == 0
+
+
+def test_a_test_that_is_killed_for_memory_is_0(attempt):
+    """Shared memory that belongs to no process: the test that needs a little is killed."""
+    counted = []
+
+    async def then(environment):
+        counted.append(await environment._sandbox.oom_kills())
+
+    of = task(final_test="import sys\nx = bytearray(8 * 2**30)\nsys.exit(1)")
+    _, verdict, environment = attempt(cmd("true"), "<done>", of=of, then=then)
+    if counted == [None]:
+        pytest.skip("nobody counts what is killed for memory here")
+    assert getattr(verdict, "reward", verdict) == 0.0 and environment.counters["broken_places"] == 1
 
 
 def test_a_library_that_ends_every_program(attempt):
@@ -123,6 +138,7 @@ PREPARED = {
     "conftest": f"echo '{END}' > ~/conftest.py; echo '{END}' > /tmp/conftest.py",
     "settings": "printf '[pytest]\\naddopts = --collect-only\\n' | tee ~/pytest.ini > /tmp/pytest.ini",
     "a module of the same name": f"for m in os json site pytest; do echo '{END}' > ~/$m.py; done",
+    "folders in the way of the test": "mkdir -p ~/test_final.py.{1..400}.part/x ~/test_final.py/x",
     "start-up files": f"echo '{END}' > ~/.pythonrc.py; echo 'exit 0' | tee ~/.profile ~/.bashrc ~/.env > /dev/null",
 }
 # A stand-in where the machine's /usr has no pytest: what counts is what its interpreter loads before it runs a line.
@@ -203,16 +219,60 @@ def test_no_process_is_left_when_the_reward_is_read(attempt, layered, tmp_path):
         place = environment._place
         read = place.read
 
-        async def late(path):  # as on a busy machine
+        async def late(path, max_bytes):  # as on a busy machine
             if not seen:
                 await place._sandbox.execute(("sleep", "0.5"), 10, 100, None, "/")
             seen.append(path)
-            return await read(path)
+            return await read(path, max_bytes)
 
         place.read = late
 
     _, verdict, _ = attempt(cmd(program), "<done>", of=layered, then=then)
     assert seen and verdict.reward == 0.25
+
+
+STEERS = "conftest.py pytest.ini .pytest.ini pytest.toml .pytest.toml tox.ini setup.cfg pyproject.toml"
+# What an agent prepares -> the command by which a Harbor task's test falls for it.
+STEERED = {
+    "settings of pytest in /": (
+        f"cd /; touch {STEERS}; rm conftest.py; mkdir -p conftest.py/x; chmod 0 conftest.py",
+        f"cd /; ls -d {STEERS} 2>/dev/null | grep -q .",
+    ),
+    "descriptors that are files": (
+        "rm -rf /dev/fd; mkdir /dev/fd; for i in 3 4 10 11 12 61 62 63; do echo a > /dev/fd/$i; done",
+        "cmp -s <(echo b) <(echo c)",
+    ),
+    "standard input that is a file": ("rm -f /dev/stdin; echo a > /dev/stdin", "echo b | grep -q a /dev/stdin"),
+    "descriptors in a closed folder": (
+        "rm -f /dev/fd /dev/stdout; ln -s ~ /dev/fd; echo a > ~/63; mkdir -p /dev/stdout/x; chmod 0 /dev/stdout",
+        "grep -q a <(echo b) || ! echo b > /dev/stdout",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", STEERED)
+def test_a_test_of_others_is_not_steered_from_outside_its_folder(attempt, layered, tmp_path, how):
+    prepared, falls_for_it = STEERED[how]
+    (tmp_path / "copy/tests/test.sh").write_text(
+        f"{falls_for_it} && echo 1 > /logs/verifier/reward.txt || echo 0.25 > /logs/verifier/reward.txt\n"
+    )
+    _, verdict, _ = attempt(cmd(prepared), "<done>", of=layered)
+    assert getattr(verdict, "reward", verdict) == 0.25
+
+
+def test_a_reward_that_nobody_promised_is_an_error(attempt, layered, tmp_path):
+    for said, message in (("1e300", r"1e\+300, which is not in \[0, 1\]"), ("-0.5", r"-0.5, which is not")):
+        (tmp_path / "copy/tests/test.sh").write_text(f"echo {said} > /logs/verifier/reward.txt\n")
+        _, failure, _ = attempt("<done>", of=layered)
+        assert isinstance(failure, VerifierError)
+        with pytest.raises(VerifierError, match=message):
+            raise failure
+    toml = tmp_path / "copy/task.toml"
+    toml.write_text(toml.read_text().replace("[metadata]", "[metadata]\nreward_range = [-1, 1]"))
+    assert attempt("<done>", of=layered)[1].reward == -0.5
+    (tmp_path / "copy/tests/test.sh").write_text("yes '' | head -c 100K > /logs/verifier/reward.txt\n")
+    with pytest.raises(FileError, match=r"reward\.txt"):
+        attempt("<done>", of=layered)
 
 
 @pytest.mark.parametrize("status", [1, 2, 137, 143])

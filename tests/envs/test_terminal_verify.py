@@ -12,7 +12,7 @@ from jaxagent.envs.terminal_tasks.verify import Result, reward_of_files, reward_
         (b"1", None, 1.0),
         (b" 0.25\n", None, 0.25),
         (b"0", None, 0.0),
-        (b"-1", None, -1.0),
+        (b"1e0", None, 1.0),
         (None, b'{"reward": 0.5}', 0.5),
         (None, b'{"reward": 1, "tests": 3, "speed": 0.5}', 1.0),
         (None, b'{"accuracy": 0.75}', 0.75),
@@ -39,12 +39,23 @@ def test_reward_files(txt, json_, reward):
         (None, b'{"reward": true}', "finite"),
         (None, b'{"reward": null}', "finite"),
         (b"1", b'{"reward": 0}', "reward.txt says 1.0 and reward.json 0.0"),
+        (b"1.001", None, "reward.txt says 1.001, which is not in [0, 1]"),
+        (b"-1", None, "reward.txt says -1, which is not in [0, 1]"),
+        (None, b'{"reward": 1e300}', "reward.json says 1e+300"),
+        (None, b"[" * 50_000, "reward.json is not JSON"),
+        (None, b'{"reward": 1' + b"0" * 400 + b"}", "finite"),
     ],
 )
 def test_rewards_that_are_none(txt, json_, message):
     with pytest.raises(ValueError) as error:
         reward_of_files(txt, json_)
     assert message in str(error.value)
+
+
+def test_a_task_may_promise_other_rewards():
+    assert reward_of_files(b"-3", None, (-5.0, 10.0)) == -3.0 and reward_of_files(b"10", None, (-5.0, 10.0)) == 10.0
+    with pytest.raises(ValueError, match=r"10.5, which is not in \[-5, 10\]"):
+        reward_of_files(b"10.5", None, (-5.0, 10.0))
 
 
 def test_exit_status():

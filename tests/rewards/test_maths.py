@@ -21,17 +21,24 @@ SHARED = Path(__file__).resolve().parents[2].parent / "shared/data"
         (r"so \boxed{7}.", "7"),
         (r"\boxed{1} then \boxed{2}", "2"),
         (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{1} and then \boxed{2", "1"),  # the last balanced one
+        (r"\boxed{1} and then \boxed{2", None),  # the text was cut
+        (r"\boxed{1} and \boxed{2 \boxed{3}", "3"),
         (r"\boxed{a \boxed{3} b}", "3"),
         (r"\boxed{ \{1, 2\} }", r"\{1, 2\}"),
         (r"\boxed{\{}", r"\{"),
         ("} {{ \\boxed{4} }", "4"),
         (r"\boxed{}", ""),
-        (r"\boxed 7", None),
+        (r"so \boxed 7", "7"), (r"\boxed {7}.", "7"), ("\\boxed\n{7}", "7"), (r"\boxed7", "7"),
+        (r"\boxed{1}, \boxed 2", "2"),
+        (r"$\boxed 7$ is it", "7"), (r"\boxed -1,234.5, or", "-1,234.5"),
+        (r"\boxed \frac{\sqrt{2}}{2} is", r"\frac{\sqrt{2}}{2}"),
+        (r"$x = \boxed 5\sqrt 2$ and $3$", r"5\sqrt 2"), (r"{\boxed 5}", "5"), (r"\boxed (1,2)", "(1,2)"),
+        (r"\boxed \{1,2\}", r"\{1,2\}"), (r"it goes into \boxed form", None), (r"\boxedanswer{5}", None),
+        (r"\boxed{6}, which is a \boxed answer", "6"), (r"\boxed", None), (r"\boxed{5} in \boxed{", None),
         (r"\\boxed{7}", None),  # a line break, then text
         ("7", None),
     ],
-)
+)  # fmt: skip
 def test_last_boxed(text, content):
     assert last_boxed(text) == content
 
@@ -69,7 +76,12 @@ def test_what_is_no_number(text):
         (r"x = 5", "5"), ("5.", "5"), (r"12\text{ cm}", "12"), (r"90^\circ", "90"), (r"90^{\circ}", "90°"),
         (r"\text{Evelyn}", "Evelyn"), (r"\left( 1, \frac{1}{2} \right)", "(1,0.5)"), ("[0, 1)", "[0,1.0)"),
         (r"2\sqrt{3}", r"2 \sqrt{3}"), ("−4", "-4"), ("50%", "1/2"), (r"50\%", "50"), ("0.5", "50%"), ("50%", "50.0%"),
-        (r"(\sqrt{2}, f(1,2))", r"(\sqrt 2, f(1, 2))".replace(r"\sqrt 2", r"\sqrt{2}")),
+        (r"(\sqrt{2}, f(1,2))", r"(\sqrt 2, f(1, 2))"), (r"\sqrt3", r"\sqrt{3}"), (r"2\sqrt 3", r"2\sqrt{3}"),
+        (r"\frac{\pi}4", r"\frac{\pi}{4}"), (r"\frac\pi4", r"\dfrac{\pi}{4}"), (r"\frac\pi{4}", r"\frac{\pi}{4}"),
+        (r"\frac{\sqrt3}2", r"\frac{\sqrt{3}}{2}"), (r"\sqrt[3]2", r"\sqrt[3]{2}"), (r"\frac{x}y z", r"\frac{x}{y}z"),
+        (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"), (r"5 \text{ cm}^2", "5"),
+        (r"\begin{pmatrix} 1 & 2 \\ \, 3 & 4 \end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+        (r"5\text{ m}^{2}", "5"), (r"5\,\mathrm{cm}^{3}", "5"), (r"9.8 \text{ m/s}^2", "9.8"), (r"\frac 1 2", "0.5"),
     ],
 )  # fmt: skip
 def test_equal(a, b):
@@ -81,7 +93,9 @@ def test_equal(a, b):
     [
         ("0.333", "1/3"), ("50", "0.5"), ("17*23", "391"), ("(1,2)", "(2,1)"), ("(1,2)", "[1,2]"), ("(1,2)", "(1,2,3)"),
         ("", ""), ("5", ""), ("x", "X"), ("1/0", "2/0"), ("12", "1 2"), ("(1,2)(3,4)", "(1,2)"), (r"50\%", "5000"),
-        (r"\sqrt{2}", r"\sqrt{3}"), ("3", "three"),
+        (r"\sqrt{2}", r"\sqrt{3}"), ("3", "three"), (r"\sqrt12", r"\sqrt{12}"), (r"5\mathrm{e}^2", "5"),
+        (r"\frac{\pi}42", r"\frac{\pi}{42}"), (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}12\end{pmatrix}"),
+        (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 1 \ 2 \end{pmatrix}"), (r"5\text{x}^2", "5"),
     ],
 )  # fmt: skip
 def test_not_equal(a, b):
@@ -90,6 +104,7 @@ def test_not_equal(a, b):
 
 def test_tidy_keeps_what_has_a_meaning():
     assert tidy(r"\leftarrow") == r"\leftarrow" and tidy("x == 2") == "x == 2"
+    assert tidy(r"\fractal12 \sqrtx \frac{1}{2}") == r"\fractal12 \sqrtx \frac{1}{2}"
 
 
 RATIONAL = st.fractions(max_denominator=999).map(lambda f: f.limit_denominator(999))

@@ -179,6 +179,19 @@ def test_files(anywhere):
     anywhere(check)
 
 
+def test_no_folder_is_in_the_way_of_a_file_on_its_way(anywhere):
+    """Whatever name a file has until it is whole, no program inside knows it."""
+
+    async def check(sandbox):
+        home = (await sandbox.run("pwd", 10, 1000)).output.decode().strip()
+        await sandbox.run("for i in $(seq 200); do mkdir -p b/a.$i.part/x b/a.part/x; done", 30, 100)
+        await sandbox.write(f"{home}/b/a", b"fig")
+        assert await sandbox.read(f"{home}/b/a") == b"fig"
+        assert {e.path for e in await sandbox.list(f"{home}/b") if e.kind == "file"} == {"a"}
+
+    anywhere(check)
+
+
 def test_stop_processes_and_close(anywhere):
     async def check(sandbox):
         await sandbox.run("X=5; setsid sleep 1000 & sleep 1000 & echo kept > file", 10, 100)

@@ -6,6 +6,8 @@
     tests/test.sh             tests/ becomes /tests at verification; writes /logs/verifier/reward.txt or reward.json
     solution/solve.sh         solution/ becomes /solution when the oracle runs
 
+[metadata] reward_range = [lowest, highest], our addition, is for tests whose rewards are not in [0, 1].
+
 Schema 1 says `version = "1.0"` or nothing, and may write sizes as `memory = "2G"`, `storage = "10G"` and the network as
 `allow_internet`. Schema 2 says `schema_version = "2.0"` and adds [task] name, artifacts, gpus and network_mode.
 Not supported, and refused by name: [[steps]], a verifier with an image of its own, GPUs.
@@ -13,6 +15,7 @@ Not supported, and refused by name: [[steps]], a verifier with an image of its o
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -52,7 +55,7 @@ def read(folder: Path) -> TerminalTask:
     if top.values.get("steps"):
         raise ConfigError(f"{path}: tasks of several [[steps]] are not supported.")
     about = top.section("task", ("name", "authors", "description", "keywords"))
-    metadata = top.section("metadata", ("difficulty", "category", "tags"))
+    metadata = top.section("metadata", ("difficulty", "category", "tags", "reward_range"))
     agent = top.section("agent", ("timeout_sec", "network_mode"))
     verifier = top.section("verifier", ("timeout_sec", "env", "network_mode", "environment_mode", "environment"))
     if verifier.text("environment_mode", "shared") != "shared" or "environment" in verifier.values:
@@ -78,6 +81,7 @@ def read(folder: Path) -> TerminalTask:
         final_test=Script("bash /tests/test.sh", {"/tests": folder / "tests"}),
         oracle=Script("bash /solution/solve.sh", {"/solution": solution.parent}) if solution.is_file() else None,
         reward_from="reward_file",
+        reward_range=_reward_range(metadata),
         env=environment.texts("env"),
         verifier_env=verifier.texts("env"),
         oracle_env=top.section("solution", ("env",)).texts("env"),
@@ -103,6 +107,14 @@ def _image(folder: Path, environment: Fields) -> Image:
     if dockerfile.is_file():
         fields.read_text(dockerfile)
     return Image(name, dockerfile if dockerfile.is_file() else None, None, compose, context)
+
+
+def _reward_range(metadata: Fields) -> tuple[float, float]:
+    value = metadata.values.get("reward_range", [0, 1])
+    numbers = [x for x in value if isinstance(x, (int, float)) and math.isfinite(x)] if isinstance(value, list) else []
+    if len(numbers) != 2 or numbers != value or not numbers[0] < numbers[1]:
+        raise metadata.wrong("reward_range", "must be [lowest, highest]", value)
+    return float(numbers[0]), float(numbers[1])
 
 
 def _network(environment: Fields) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from jaxagent.envs.terminal_tasks.task import TerminalTask
@@ -35,6 +35,18 @@ for path in / /tmp "$HOME" "$@"; do
 done 2>/dev/null
 printf "%${size}s" . > "$file" && rm -f "$file"
 """
+# What pytest reads in the directories above the tests, and the links by which a shell gives a program another's output.
+# They are nobody's in an image whose / and /dev belong to another user than the agent's; here they may be the agent's.
+_STEERS = ("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg")
+_STEERS += ("pyproject.toml",)
+_UNSTEERED = """
+gone() { rm -rf "$@" || { chmod -R u+rwx "$@"; rm -rf "$@"; }; }
+gone "$@"
+for link in fd: stdin:/0 stdout:/1 stderr:/2; do
+  path=/dev/${link%:*} target=/proc/self/fd${link#*:}
+  [ "$(readlink "$path")" = "$target" ] || { gone "$path"; ln -s "$target" "$path"; }
+done
+"""
 
 
 class Sandbox(Protocol):
@@ -50,14 +62,17 @@ class Sandbox(Protocol):
     ) -> Any:
         """Runs a program in a fresh process; the result has `output` (bytes), `exit_code` and `timed_out`."""
 
-    async def read(self, path: str) -> bytes:
-        """A regular file's bytes."""
+    async def read(self, path: str, max_bytes: int) -> bytes:
+        """A regular file's bytes; an error when there are more."""
 
     async def write(self, path: str, data: bytes, mode: int = 0o644) -> None:
         """Writes a file, parents included."""
 
     async def stop_processes(self, spared: Sequence[tuple[int, int]] = ()) -> None:
         """Kills every process inside, but stops those of `spared`, by process id and start."""
+
+    async def oom_kills(self) -> int | None:
+        """Processes killed so far because the sandbox reached its own memory limit; None where nobody counts."""
 
 
 class SandboxPlace:
@@ -91,12 +106,12 @@ class SandboxPlace:
         for file, target in files:
             await self._sandbox.write(target, file.read_bytes(), file.stat().st_mode & 0o777)
 
-    async def read(self, path: str) -> bytes:
+    async def read(self, path: str, max_bytes: int) -> bytes:
         """See `verify.Place`."""
         quoted = shlex.quote(path)
         if (await self.run(f"[ -f {quoted} ] && [ ! -L {quoted} ]", timeout_s=_TIMEOUT_S)).exit_status != 0:
             raise FileNotFoundError(path)
-        return await self._sandbox.read(path)
+        return await self._sandbox.read(path, max_bytes)
 
     async def remember_processes(self) -> None:
         """See `verify.Place`."""
@@ -112,6 +127,7 @@ class SandboxPlace:
         await self._sandbox.stop_processes(self._spared)
         if not await self.is_usable(task, LEAST_ROOM_BYTES):
             raise PlaceBroken(f"{task.id}: no shell starts, or nothing can be written, where the agent has been.")
+        await self._sandbox.execute(("sh", "-c", _UNSTEERED, "sh", *_steers(task)), _TIMEOUT_S, 1000, None, "/")
 
     async def stop_processes(self) -> None:
         """See `verify.Place`."""
@@ -128,3 +144,10 @@ class SandboxPlace:
             again = await self._sandbox.execute(("sh", "-c", ":"), _TIMEOUT_S, 1000)
             self._directory = "" if again.exit_code == 0 else "/"
         return result.exit_code == 0 and not result.timed_out
+
+
+def _steers(task: TerminalTask) -> list[str]:
+    """What stands in the directories above the task's folders of tests and would steer them."""
+    files = task.final_test.files if task.final_test else {}
+    above = {folder for path, source in files.items() if source.is_dir() for folder in PurePosixPath(path).parents}
+    return [str(folder / name) for folder in sorted(above) for name in _STEERS]

@@ -68,6 +68,7 @@ class TerminalTask:
     oracle: Script | None = None
     commands: tuple[str, ...] = ()
     reward_from: RewardFrom = "exit_status"
+    reward_range: tuple[float, float] = (0.0, 1.0)  # of reward files: a number outside of it is an error
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)  # for agent, oracle and tests
     verifier_env: Mapping[str, str] = dataclasses.field(default_factory=dict)  # for the final test alone
     oracle_env: Mapping[str, str] = dataclasses.field(default_factory=dict)  # for the oracle alone

@@ -20,6 +20,7 @@ from jaxagent.envs.terminal_tasks.task import Script, TerminalTask
 
 REWARD_TXT, REWARD_JSON = "/logs/verifier/reward.txt", "/logs/verifier/reward.json"
 _REWARD_FOLDER = "/logs/verifier"
+MAX_TXT_BYTES, MAX_JSON_BYTES = 4096, 65536
 _SETUP_TIMEOUT_S = 60.0
 _SHOWN = 400  # characters of output in an error
 _SUMMARY = re.compile(r"^=+ *short test summary info *=+$", re.MULTILINE)
@@ -54,18 +55,20 @@ class Place(Protocol):
     async def copy_in(self, source: Path, path: str) -> None:
         """Copies a file or folder to an absolute path inside, replacing what is there, links included."""
 
-    async def read(self, path: str) -> bytes:
+    async def read(self, path: str, max_bytes: int) -> bytes:
         """A regular file's content, never through a link that the agent made.
 
         Raises:
           FileNotFoundError: no regular file there.
+          RuntimeError: it is larger than `max_bytes`.
         """
 
     async def remember_processes(self) -> None:
         """What runs now, before the agent came, is spared by `before_verification`."""
 
     async def before_verification(self, task: TerminalTask) -> None:
-        """Kills what the agent left running and makes the working directory where it is missing.
+        """Kills what the agent left running, makes the working directory where it is missing, and removes what a test
+        would take for its author's.
 
         Raises:
           PlaceBroken: nothing can run or be written any more.
@@ -110,7 +113,7 @@ async def verify(place: Place, task: TerminalTask) -> float:
     """Runs the final test and returns the reward it says.
 
     Raises:
-      VerifierError: the test is missing, timed out, or said no reward.
+      VerifierError: the test is missing, timed out, or said no reward of the task's range.
     """
     if task.final_test is None:
         raise VerifierError(f"{task.id} has no final test.")
@@ -125,7 +128,8 @@ async def verify(place: Place, task: TerminalTask) -> float:
         if task.reward_from == "pytest_summary":
             return reward_of_summary(result)
         await place.stop_processes()  # a program of the agent's that the test started may wait for the reward
-        return reward_of_files(await _read(place, REWARD_TXT), await _read(place, REWARD_JSON))
+        txt = await _read(place, REWARD_TXT, MAX_TXT_BYTES)
+        return reward_of_files(txt, await _read(place, REWARD_JSON, MAX_JSON_BYTES), task.reward_range)
     except ValueError as error:
         raise VerifierError(f"{task.id}: {error} The test {_how(result)}") from None
 
@@ -174,13 +178,20 @@ def reward_of_summary(result: Result) -> float:
     return float(passed and result.exit_status == 0)
 
 
-def reward_of_files(txt: bytes | None, json_: bytes | None) -> float:
+def reward_of_files(txt: bytes | None, json_: bytes | None, within: tuple[float, float] = (0.0, 1.0)) -> float:
     """The number in reward.txt, or "reward" (else the only number) in reward.json.
 
-    Harbor's readers have preferred the one and the other file; so two files that disagree are an error here.
+    Harbor's readers have preferred the one and the other file; so two files that disagree are an error here. So is a
+    number that the task's author does not promise: one of 1e300 would make the whole batch's advantages useless.
+
+    Args:
+      txt: content of reward.txt, None = it is not there.
+      json_: content of reward.json, likewise.
+      within: the lowest and the highest reward.
 
     Raises:
-      ValueError: no file, no finite number in it, several numbers without one called "reward", or two rewards.
+      ValueError: no file, no finite number in it, several numbers without one called "reward", two rewards, or one
+        outside of the range.
     """
     rewards = {}
     if txt is not None:
@@ -191,13 +202,19 @@ def reward_of_files(txt: bytes | None, json_: bytes | None) -> float:
         raise ValueError(f"neither {REWARD_TXT} nor {REWARD_JSON} was written.")
     if len(set(rewards.values())) > 1:
         raise ValueError(f"reward.txt says {rewards['reward.txt']} and reward.json {rewards['reward.json']}.")
-    return next(iter(rewards.values()))
+    name, reward = next(iter(rewards.items()))
+    if not within[0] <= reward <= within[1]:
+        raise ValueError(
+            f"{name} says {reward:g}, which is not in [{within[0]:g}, {within[1]:g}]. (A task whose rewards are others "
+            "says so: [metadata] reward_range = [lowest, highest].)"
+        )
+    return reward
 
 
 def _reward_of_json(text: str) -> float:
     try:
         values = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         raise ValueError(f"reward.json is not JSON: {text[:80]!r}.") from None
     if not isinstance(values, dict):
         raise ValueError(f"reward.json must be an object, got {text[:80]!r}.")
@@ -209,7 +226,7 @@ def _reward_of_json(text: str) -> float:
 def _number(value: object, name: str) -> float:
     try:
         number = math.nan if isinstance(value, bool) or not isinstance(value, (str, int, float)) else float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         raise ValueError(f"{name} must hold a finite number, got {str(value)[:80]!r}.")
@@ -233,9 +250,9 @@ async def _fresh_folder(place: Place, path: str) -> None:
         raise VerifierError(f"cannot make an empty {path}: it {_how(result)}")
 
 
-async def _read(place: Place, path: str) -> bytes | None:
+async def _read(place: Place, path: str, max_bytes: int) -> bytes | None:
     try:
-        return await place.read(path)
+        return await place.read(path, max_bytes)
     except FileNotFoundError:
         return None
 

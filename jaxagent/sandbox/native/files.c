@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -63,8 +64,9 @@ void file_put(struct frame *request) {
     errno = ENAMETOOLONG;
     goto failed;
   }
-  snprintf(temporary, sizeof temporary, "%s.%u.part", path, request->id);
-  unlink(temporary);
+  uint64_t number; /* one that no program of the sandbox knows: nothing can stand in the way */
+  if (getrandom(&number, sizeof number, 0) != sizeof number) goto failed;
+  snprintf(temporary, sizeof temporary, "%s.%016llx.part", path, (unsigned long long)number);
   int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
   if (fd < 0) goto failed;
   while (size > 0) {
