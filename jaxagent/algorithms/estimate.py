@@ -5,8 +5,8 @@ An episode of several trajectories, by `rl.multi_trajectory`, when advantages co
 
   full        each trajectory has the episode's whole advantage (slime's AgentFlow, MemAgent)
   divide      each has it divided by their number (LMIS's MemAgent)
-  statistics  each trajectory counts as an attempt in the group's mean and std (AgentFlow's Flow-GRPO, arXiv 2510.05592);
-              an attempt without an action token has no trajectory there, while the others count its reward
+  statistics  each trajectory counts as an attempt in the group's mean and std (AgentFlow's Flow-GRPO, 2510.05592),
+              where one without an action token is none, though the other two count its reward
 
 Advantages over turns read process rewards too (`process.py`) and count an episode as one sequence of turns.
 Here is everything around the pure functions: failed attempts, groups without signal, KL in the reward or in the

@@ -42,7 +42,6 @@ __all__ = ["check", "mini_batches", "most_targets", "needs_critic", "needs_old",
            "trajectories", "warm_up"]  # fmt: skip
 
 warm_up = estimate.warm_up
-_IMPORTANCE = ("truncate", "mask")  # corrections that are weights known before the update
 
 
 def needs_critic(rl: RLConfig) -> bool:
@@ -105,7 +104,7 @@ def refresh_due(rl: RLConfig, steps_done: int) -> bool:
 
 def needs_old(rl: RLConfig) -> bool:
     """Whether the learner scores the samples before its first update, to fill `Rollout.old`."""
-    return rl.correction.name in _IMPORTANCE or rl.advantage in WITH_OLD
+    return rl.correction.name in corrections.IMPORTANCE or rl.advantage in WITH_OLD
 
 
 def check(rl: RLConfig) -> None:
@@ -151,11 +150,11 @@ def check(rl: RLConfig) -> None:
 
 def _check_correction(rl: RLConfig) -> None:
     choice = rl.correction
-    if choice.name not in _IMPORTANCE:
+    if choice.name not in corrections.IMPORTANCE:
         if choice.veto or choice.normalise:
             raise ConfigError(
                 f"rl.correction.veto and .normalise do nothing with rl.correction.name='{choice.name}': they need "
-                f"{' or '.join(_IMPORTANCE)}."
+                f"{' or '.join(corrections.IMPORTANCE)}."
             )
         return
     if rl.advantage in WITH_OLD:
@@ -233,13 +232,12 @@ def streams(
     scores, counted = rewards(groups)
     rollout = Rollout(groups, progress, reference, old, values, teacher, students)
     signals = estimate.signals(rollout, rl)
-    factors, counts = _corrections(rollout, rl, list(signals))
-    signals = {i: signal for i, signal in signals.items() if i in factors}
+    factors, vetoed, counts = _corrections(rollout, rl, list(signals))
     sequences = []
     for i, (g, s, episode, trajectory) in enumerate(walk(groups)):
         signal, auxiliary = signals.get(i), _auxiliary(rollout, rl, episode, trajectory)
         if signal is not None or auxiliary:
-            policy = {} if signal is None else _policy(rollout, rl, i, trajectory, signal, factors[i])
+            policy = {} if signal is None else _policy(rollout, rl, i, trajectory, signal, factors[i], i in vetoed)
             sequences.append(Streams.of(trajectory, g * scores.shape[1] + s, **policy, **auxiliary))
     if teacher is not None:
         counts |= distill.metrics(trajectories(groups), teacher)
@@ -294,10 +292,15 @@ def _normalise(sequences: list[Streams], rl: RLConfig) -> list[Streams]:
 
 
 def _policy(
-    rollout: Rollout, rl: RLConfig, i: int, trajectory: Trajectory, signal: Signal, factor: np.ndarray
+    rollout: Rollout, rl: RLConfig, i: int, trajectory: Trajectory, signal: Signal, factor: np.ndarray, vetoed: bool
 ) -> dict[str, np.ndarray]:
-    """Policy, KL-in-loss, entropy, z-loss and critic streams of one trajectory, with relative weights."""
+    """Policy, KL-in-loss, entropy, z-loss and critic streams of one trajectory, with relative weights.
+
+    Of a vetoed one the policy's alone, whose factors are 0: it counts in the policy term's denominator.
+    """
     mask = action_mask(trajectory)
+    if vetoed:
+        return dict(advantages=signal.advantages, policy_weights=mask, corrections=factor)
     given = dict(
         advantages=signal.advantages,
         policy_weights=mask,
@@ -324,30 +327,30 @@ def _policy(
 
 def _corrections(
     rollout: Rollout, rl: RLConfig, taking_part: list[int]
-) -> tuple[dict[int, np.ndarray], dict[str, float | None]]:
-    """Factors f64[T] of the trajectories that are not vetoed, by index, and counts for the metrics."""
+) -> tuple[dict[int, np.ndarray], set[int], dict[str, float | None]]:
+    """Factors f64[T] of trajectories by index, which of these are vetoed (factors 0), and counts for the metrics."""
     every = trajectories(rollout.groups)
     factors = {i: np.ones(len(every[i])) for i in taking_part}
-    if rl.correction.name not in _IMPORTANCE:
-        return factors, {}
+    if rl.correction.name not in corrections.IMPORTANCE:
+        return factors, set(), {}
     choice = rl.correction
-    for i in taking_part:
-        at = np.flatnonzero(action_mask(every[i]))
-        old, behaviour = rollout.old[i][at], every[i].logprobs[at]
-        if corrections.vetoed(old, behaviour, choice.veto):
-            del factors[i]
-            continue
-        weights = corrections.importance_weights(old, behaviour, choice.name, choice.level, choice.low, choice.high)
-        factors[i][at] = weights
-    used = [factors[i][action_mask(every[i]) > 0] for i in factors]
-    mean = float(np.mean(np.concatenate(used))) if used else None
-    if choice.normalise and mean:
-        factors = {i: factor / mean for i, factor in factors.items()}
-    return factors, {
-        "correction/weight_mean": mean,
-        "correction/zero_frac": float(np.mean(np.concatenate(used) == 0)) if used else None,
-        "correction/vetoed": float(len(taking_part) - len(factors)),
+    bounds = (choice.name, choice.level, choice.low, choice.high)
+    places = {i: np.flatnonzero(action_mask(every[i])) for i in taking_part}
+    old = {i: rollout.old[i][at] for i, at in places.items()}
+    behaviour = {i: every[i].logprobs[at] for i, at in places.items()}
+    vetoed = {i for i in taking_part if corrections.vetoed(old[i], behaviour[i], choice.veto)}
+    for i, at in places.items():
+        factors[i][at] = 0.0 if i in vetoed else corrections.importance_weights(old[i], behaviour[i], *bounds)
+    used = np.concatenate([factors[i][at] for i, at in places.items()]) if places else np.zeros(0)
+    counts = {
+        "correction/weight_mean": float(np.mean(used)) if len(used) else None,
+        "correction/zero_frac": float(np.mean(used == 0)) if len(used) else None,
+        "correction/vetoed": float(len(vetoed)),
     }
+    if choice.normalise:
+        mean = corrections.batch_mean(list(old.values()), list(behaviour.values()), *bounds)
+        factors = {i: factor / mean for i, factor in factors.items()}
+    return factors, vetoed, counts
 
 
 def _auxiliary(rollout: Rollout, rl: RLConfig, episode: Episode, trajectory: Trajectory) -> dict[str, np.ndarray]:

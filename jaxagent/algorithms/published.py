@@ -119,8 +119,9 @@ PUBLISHED: dict[str, Published] = {
         _DAPO | {"correction.name": "mask", "correction.low": 0.5, "correction.high": 5.0},
     ),
     "mis": Published(
-        "Masked importance sampling as slime sets it: truncation to 0.5..2 and a veto, on DAPO",
-        _DAPO | {"correction.name": "truncate", "correction.low": 0.5, "correction.veto": 1e-4},
+        "Masked importance sampling as slime's mis.yaml sets it, on DAPO",
+        _DAPO | {"correction.name": "mask", "correction.low": 0.5, "correction.veto": 1e-4,
+                 "correction.normalise": True},
     ),
     "opsm": Published(
         "Off-policy sequence masking as slime has it, after DeepSeek-V3.2 (arXiv 2512.02556), on GRPO",
