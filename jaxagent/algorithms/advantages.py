@@ -2,8 +2,10 @@
 
 Functions of arrays, on NumPy or (jitted) JAX, listed at the end under the names that `rl.advantage` may have. Args of
 each: rewards float[N, G], and mask bool[N, G] of the attempts that count: an attempt that failed for reasons outside
-the policy changes no statistic. Returns float[N, G], 0 where masked out. A group of ONE attempt has nothing to compare
-with: its baseline is 0 and its scale 1 (plain REINFORCE). Axis letters: N tasks, G samples per group.
+the policy changes no statistic. Returns float[N, G], 0 where masked out. A group planned with ONE attempt (G = 1) has
+nothing to compare with: its baseline is 0 and its scale 1 (plain REINFORCE, as verl has it). An attempt that is left
+alone because the others of its group failed has A = 0: its reward says nothing of how it compares.
+Axis letters: N tasks, G samples per group.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ def group_mean(rewards: Array, mask: Array) -> Array:
     rewards = xp.where(mask, rewards, 0.0)
     count = xp.sum(mask, axis=1, keepdims=True)
     mean = xp.where(count < 2, 0.0, xp.sum(rewards, axis=1, keepdims=True) / xp.maximum(count, 1))
-    return xp.where(mask, rewards - mean, 0.0)
+    return xp.where(mask & ~alone(mask), rewards - mean, 0.0)
 
 
 def leave_one_out(rewards: Array, mask: Array) -> Array:
@@ -58,7 +60,7 @@ def leave_one_out_std(rewards: Array, mask: Array) -> Array:
 def no_baseline(rewards: Array, mask: Array) -> Array:
     """A = R (Williams, "Simple statistical gradient-following algorithms", 1992)."""
     xp = rewards.__array_namespace__()
-    return xp.where(mask, rewards, 0.0)
+    return xp.where(mask & ~alone(mask), rewards, 0.0)
 
 
 def no_reward(rewards: Array, mask: Array) -> Array:
@@ -75,6 +77,12 @@ GROUP_ADVANTAGES: dict[str, Callable[[Array, Array], Array]] = {
     "no_baseline": no_baseline,
     "no_reward": no_reward,
 }
+
+
+def alone(mask: Array) -> Array:
+    """bool[N, 1]: groups planned with several attempts of which at most one counts. Args: mask as above."""
+    xp = mask.__array_namespace__()
+    return (xp.sum(mask, axis=1, keepdims=True) < 2) & (mask.shape[1] > 1)
 
 
 def zero_signal(rewards: Array, mask: Array) -> Array:

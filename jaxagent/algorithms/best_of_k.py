@@ -3,7 +3,8 @@
 Rewards of the n counted attempts of a group -> one advantage per attempt, from ALL subsets of k of them, counted and
 not drawn. Functions of arrays, on NumPy or (jitted) JAX. Args of each: rewards float[N, G], mask bool[N, G] of the
 attempts that count, k the attempts per subset (`rl.best_of`); fewer than k attempts make one subset. Returns
-float[N, G], 0 where masked out. A group of ONE attempt is plain REINFORCE, as in `advantages.py`.
+float[N, G], 0 where masked out. A group planned with ONE attempt is plain REINFORCE, and an attempt that is left alone
+has 0, as in `advantages.py`.
 Axis letters: N tasks, G samples per group.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jaxagent.algorithms.advantages import STD_EPSILON, root
+from jaxagent.algorithms.advantages import STD_EPSILON, alone, root
 
 Array = Any  # numpy.ndarray or jax.Array
 
@@ -29,7 +30,7 @@ def max_at_k(rewards: Array, mask: Array, k: int) -> Array:
     below = _choose(rank, size - 2, k)
     gaps = xp.where(before, rewards[:, :, None] - rewards[:, None, :], 0.0)
     added = xp.sum(gaps * below[:, None, :], axis=2) * (n / _choose(n, size, k))
-    return xp.where(mask, xp.where(size < 2, rewards, added), 0.0)
+    return xp.where(mask & ~alone(mask), xp.where(size < 2, rewards, added), 0.0)
 
 
 def pass_at_k(rewards: Array, mask: Array, k: int) -> Array:
@@ -51,7 +52,7 @@ def pass_at_k(rewards: Array, mask: Array, k: int) -> Array:
     later = xp.sum(xp.where(before, other[:, :, None], 0.0), axis=1)
     with_i = (own + later) / _choose(n - 1, size - 1, k)
     counted = xp.sum(mask, axis=1, keepdims=True)
-    return xp.where(mask, xp.where(counted < 2, rewards, with_i / (std + STD_EPSILON)), 0.0)
+    return xp.where(mask & ~alone(mask), xp.where(counted < 2, rewards, with_i / (std + STD_EPSILON)), 0.0)
 
 
 BEST_OF_K: dict[str, Callable[[Array, Array, int], Array]] = {"max_at_k": max_at_k, "pass_at_k": pass_at_k}

@@ -2,22 +2,28 @@
 
 In: per token of ONE trajectory, rho = p_old / p_behaviour: the learner's own policy before the step's first update over
 what the sampler recorded (another numerics, or older weights). NOT the ratio of the objective, p / p_old. Out: factors
-of the per-token policy loss, applied after aggregation, so that a token with factor 0 still counts in the denominator;
-a rejected trajectory does not. NumPy. Axis letter: T action tokens.
+of the per-token policy loss, applied after aggregation, so that what has factor 0, a token or a whole rejected
+trajectory, still counts in the denominator. NumPy. Axis letter: T action tokens.
 
   truncate  w = clip(rho, low, high)                TIS: "Your Efficient RL Framework Secretly Brings You Off-Policy RL
                                                     Training" (Yao et al., 2025), low 0, high 2
   mask      w = rho inside [low, high], 0 outside   IcePop: "Every Step Evolves" (Ling team, arXiv 2510.18855)
+
+Masked importance sampling (MIS) as slime has it is `mask` with a veto and with weights divided by `batch_mean`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 NAMES = ("none", "truncate", "mask", "opsm")  # OPSM looks at the moving policy: `policy_loss.opsm_factor`
+IMPORTANCE = ("truncate", "mask")  # weights that are known before the update
 LEVELS = ("token", "sequence", "geometric")
 
 _MAX_LOG_RATIO = 20.0  # of a ratio, before exp
+_SMALLEST_MEAN = 1e-8  # slime's: nothing is divided by less
 
 
 def importance_weights(
@@ -64,3 +70,31 @@ def vetoed(old_logprobs: np.ndarray, behaviour_logprobs: np.ndarray, veto: float
     """
     log_rho = old_logprobs.astype(np.float64) - behaviour_logprobs.astype(np.float64)
     return bool(veto > 0 and np.any(log_rho < np.log(veto)))
+
+
+def batch_mean(
+    old_logprobs: Sequence[np.ndarray],
+    behaviour_logprobs: Sequence[np.ndarray],
+    name: str,
+    level: str,
+    low: float,
+    high: float,
+) -> float:
+    """The mean of a batch's bounded ratios before anything is masked or vetoed: what normalised weights are divided by.
+
+    Over tokens where each has its own ratio, over trajectories where each has one, as slime and verl average.
+
+    Args:
+      old_logprobs, behaviour_logprobs: per trajectory, as `importance_weights`; also of vetoed ones.
+      name, level, low, high: as there; "mask" bounds by `high` alone here.
+
+    Returns:
+      1 where there is nothing to average, or nothing but 0.
+    """
+    low = 0.0 if name == "mask" else low
+    pairs = [pair for pair in zip(old_logprobs, behaviour_logprobs, strict=True) if len(pair[0])]
+    bounded = [importance_weights(*pair, "truncate", level, low, high) for pair in pairs]
+    if level != "token":
+        bounded = [weights[:1] for weights in bounded]
+    mean = float(np.mean(np.concatenate(bounded))) if bounded else 1.0
+    return mean if mean > _SMALLEST_MEAN else 1.0

@@ -5,7 +5,8 @@ An episode of several trajectories, by `rl.multi_trajectory`, when advantages co
 
   full        each trajectory has the episode's whole advantage (slime's AgentFlow, MemAgent)
   divide      each has it divided by their number (LMIS's MemAgent)
-  statistics  each trajectory counts as an attempt in the group's mean and std (AgentFlow's Flow-GRPO, arXiv 2510.05592)
+  statistics  each trajectory counts as an attempt in the group's mean and std (AgentFlow's Flow-GRPO, 2510.05592),
+              where one without an action token is none, though the other two count its reward
 
 Advantages over turns read process rewards too (`process.py`) and count an episode as one sequence of turns.
 Here is everything around the pure functions: failed attempts, groups without signal, KL in the reward or in the
@@ -21,7 +22,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxagent.algorithms.advantages import GROUP_ADVANTAGES, whiten, zero_signal
+from jaxagent.algorithms.advantages import GROUP_ADVANTAGES, alone, whiten, zero_signal
 from jaxagent.algorithms.best_of_k import BEST_OF_K
 from jaxagent.algorithms.distill import sampled_advantages
 from jaxagent.algorithms.kl import kl_estimate
@@ -119,6 +120,10 @@ def _over_trajectories(
     for (g, s), c in zip(members, column, strict=True):
         values[g, c], mask[g, c] = scores[g, s], counted[g, s]
     advantages = estimator(values, mask)
+    single = (mask.sum(axis=1) == 1) & (scores.shape[1] == 1)  # planned with one attempt: no other has failed
+    if single.any():
+        advantages[single, :1] = estimator(values[single, :1], mask[single, :1])
+    advantages = np.where(alone(counted), 0.0, advantages)  # of several trajectories or not
     return [advantages[g, c] for (g, _), c in zip(members, column, strict=True)]
 
 
@@ -143,7 +148,7 @@ def _over_turns(rollout: Rollout, rl: RLConfig) -> dict[int, Signal]:
     steps, live = np.zeros(shape), np.zeros(shape, bool)
     for (g, s), found in attempts.items():
         steps[g, s, : len(found)], live[g, s, : len(found)] = found, counted[g, s]
-    silent = zero_signal(*(x.reshape(len(counted), -1) for x in (steps, live)))
+    silent = zero_signal(*(x.reshape(len(counted), -1) for x in (steps, live))) | alone(live.any(axis=2))[:, 0]
     advantages = TURN_ADVANTAGES[rl.advantage](steps, live)
     return {
         i: Signal(np.where(indices[i] >= 0, advantages[g, s, indices[i]], 0.0))

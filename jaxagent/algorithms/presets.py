@@ -11,7 +11,8 @@
 
 In: the groups of one rollout batch (and, where a choice asks, critic values and reference log-probs of their
 trajectories). Out: `Streams` with relative weights; `mini_batches` splits them into optimiser updates and normalises
-the weights of each. The learner never knows which algorithm it runs. Known combinations have names in `published.py`.
+the weights of each. The learner never knows which algorithm it runs. Known combinations have names in `published.py`;
+`checks.py` refuses those that mean nothing, `needs.py` says what the learner has to bring.
 Axis letters: N groups, G samples per group, T tokens.
 """
 
@@ -19,22 +20,27 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from jaxagent.algorithms import aggregate, corrections, distill, echo, estimate
-from jaxagent.algorithms.advantages import GROUP_ADVANTAGES, zero_signal
-from jaxagent.algorithms.best_of_k import BEST_OF_K
+from jaxagent.algorithms.advantages import zero_signal
+from jaxagent.algorithms.checks import check
 from jaxagent.algorithms.distill import Scores
 from jaxagent.algorithms.estimate import Signal
-from jaxagent.algorithms.kl import KL_ESTIMATORS
-from jaxagent.algorithms.policy_loss import OBJECTIVES
-from jaxagent.algorithms.process import TURN_ADVANTAGES
+from jaxagent.algorithms.needs import (
+    needs_critic,
+    needs_old,
+    needs_reference,
+    needs_student_top_k,
+    needs_support,
+    needs_teacher,
+    needs_whole_teacher,
+)
 from jaxagent.algorithms.rollout import Rollout, action_mask, rewards, trajectories, walk
 from jaxagent.algorithms.streams import Streams
-from jaxagent.algorithms.token_advantages import TOKEN_ADVANTAGES, WITH_OLD, WITHOUT_CRITIC
-from jaxagent.config import ConfigError, OPDConfig, RLConfig, nearest
+from jaxagent.config import OPDConfig, RLConfig
 from jaxagent.types import Episode, Group, Trajectory
 
 __all__ = ["check", "mini_batches", "most_targets", "needs_critic", "needs_old", "needs_reference",
@@ -42,37 +48,6 @@ __all__ = ["check", "mini_batches", "most_targets", "needs_critic", "needs_old",
            "trajectories", "warm_up"]  # fmt: skip
 
 warm_up = estimate.warm_up
-_IMPORTANCE = ("truncate", "mask")  # corrections that are weights known before the update
-
-
-def needs_critic(rl: RLConfig) -> bool:
-    """Whether the advantage reads `Rollout.values`."""
-    return rl.advantage in TOKEN_ADVANTAGES and rl.advantage not in WITHOUT_CRITIC
-
-
-def needs_reference(rl: RLConfig) -> bool:
-    """Whether a frozen reference is kept and `Rollout.reference` filled."""
-    return rl.kl.coefficient != 0
-
-
-def needs_teacher(rl: RLConfig) -> bool:
-    """Whether a teacher is opened and `Rollout.teacher` filled."""
-    return rl.distill.coefficient != 0
-
-
-def needs_student_top_k(rl: RLConfig) -> bool:
-    """Whether `Rollout.students` is filled."""
-    return needs_support(rl) and rl.distill.support != "teacher"
-
-
-def needs_support(rl: RLConfig) -> bool:
-    """Whether distributions are compared in top-k tokens, which travel with the streams."""
-    return needs_teacher(rl) and rl.distill.loss != "sampled" and rl.distill.support != "vocabulary"
-
-
-def needs_whole_teacher(rl: RLConfig) -> bool:
-    """Whether the loss itself runs the teacher, to compare whole vocabularies."""
-    return needs_teacher(rl) and rl.distill.loss != "sampled" and rl.distill.support == "vocabulary"
 
 
 def distillation_alone(rl: RLConfig, opd: OPDConfig) -> RLConfig:
@@ -101,98 +76,6 @@ def distillation_alone(rl: RLConfig, opd: OPDConfig) -> RLConfig:
 def refresh_due(rl: RLConfig, steps_done: int) -> bool:
     """Whether the reference becomes a copy of the policy now."""
     return needs_reference(rl) and rl.kl.refresh_every > 0 and steps_done % rl.kl.refresh_every == 0
-
-
-def needs_old(rl: RLConfig) -> bool:
-    """Whether the learner scores the samples before its first update, to fill `Rollout.old`."""
-    return rl.correction.name in _IMPORTANCE or rl.advantage in WITH_OLD
-
-
-def check(rl: RLConfig) -> None:
-    """Refuses names that do not exist and combinations that cannot mean anything, before any device work.
-
-    Raises:
-      ConfigError: naming the fields.
-    """
-    _known("rl.advantage", rl.advantage, (*GROUP_ADVANTAGES, *BEST_OF_K, *TURN_ADVANTAGES, *TOKEN_ADVANTAGES))
-    _known("rl.objective", rl.objective, OBJECTIVES)
-    _known("rl.correction.name", rl.correction.name, corrections.NAMES)
-    _known("rl.correction.level", rl.correction.level, corrections.LEVELS)
-    _known("rl.kl.estimator", rl.kl.estimator, KL_ESTIMATORS)
-    _known("rl.aggregation", rl.aggregation, aggregate.MODES)
-    constant = [rl.aggregation] + [rl.echo.denominator] * (rl.echo.coefficient != 0)
-    if {"constant", "constant_sum"}.intersection(constant) and rl.aggregation_constant <= 0:
-        raise ConfigError("Aggregation 'constant' needs rl.aggregation_constant > 0 (tokens).")
-    if rl.advantage in BEST_OF_K and not 1 <= rl.best_of <= rl.group_size:
-        raise ConfigError(f"rl.best_of must be 1 to rl.group_size ({rl.group_size}), got {rl.best_of}.")
-    if rl.objective == "sapo" and min(rl.tau_positive, rl.tau_negative) <= 0:
-        raise ConfigError("rl.tau_positive and rl.tau_negative must be above 0 for objective 'sapo'.")
-    if rl.critic.loss != "squared" and (rl.critic.bins < 2 or rl.critic.low >= rl.critic.high):
-        raise ConfigError(f"rl.critic.loss '{rl.critic.loss}' needs rl.critic.bins >= 2 and rl.critic.low < high.")
-    if rl.critic.loss == "hl_gauss" and rl.critic.sigma <= 0:
-        raise ConfigError("rl.critic.loss 'hl_gauss' needs rl.critic.sigma > 0 (bin widths).")
-    _check_correction(rl)
-    if rl.advantage == "no_reward" and rl.kl.coefficient != 0 and rl.kl.where == "reward":
-        raise ConfigError("rl.kl.where='reward' does nothing with rl.advantage='no_reward': use 'loss' or 'advantage'.")
-    if rl.objective == "none":
-        if rl.kl.coefficient != 0 and rl.kl.where != "loss":
-            raise ConfigError(f"rl.kl.where='{rl.kl.where}' does nothing with rl.objective='none': use 'loss'.")
-        if needs_teacher(rl) and rl.distill.loss == "sampled":
-            raise ConfigError("rl.distill.loss='sampled' is an advantage, which rl.objective='none' does not read.")
-    if rl.positive_nll.coefficient != 0 and rl.replay.per_step > 0 and rl.replay.use == "nll":
-        raise ConfigError("rl.positive_nll and rl.replay.use='nll' would share one mean over tokens: use one of them.")
-    if needs_teacher(rl):
-        _check_distill(rl)
-    if rl.staleness < 0:
-        raise ConfigError(f"rl.staleness must be 0 (on-policy) or more steps, got {rl.staleness}.")
-    if rl.updates_per_step < 1 or rl.epochs < 1:
-        raise ConfigError("rl.updates_per_step and rl.epochs must be at least 1.")
-
-
-def _check_correction(rl: RLConfig) -> None:
-    choice = rl.correction
-    if choice.name not in _IMPORTANCE:
-        if choice.veto or choice.normalise:
-            raise ConfigError(
-                f"rl.correction.veto and .normalise do nothing with rl.correction.name='{choice.name}': they need "
-                f"{' or '.join(_IMPORTANCE)}."
-            )
-        return
-    if rl.advantage in WITH_OLD:
-        raise ConfigError(
-            f"rl.advantage='{rl.advantage}' holds importance weights already: rl.correction.name must be none or opsm."
-        )
-    if rl.objective == "gspo" and choice.name == "mask":
-        raise ConfigError(
-            "rl.correction.name='mask' would take tokens out of the sequences that rl.objective='gspo' averages over: "
-            "use 'truncate'."
-        )
-
-
-def _check_distill(rl: RLConfig) -> None:
-    given = rl.distill
-    if not given.teacher:
-        raise ConfigError("rl.distill.coefficient is not 0: rl.distill.teacher must name a model folder or a server.")
-    if rl.drop_zero_signal and rl.advantage not in TOKEN_ADVANTAGES:
-        raise ConfigError(
-            "rl.distill needs rl.drop_zero_signal=False: where rewards are equal the teacher still judges."
-        )
-    if rl.refill.max_rounds > 1 or rl.keep_groups_frac < 1:
-        raise ConfigError(
-            "rl.distill needs rl.refill.max_rounds=1 and rl.keep_groups_frac=1: groups that these leave out could be "
-            "distilled too."
-        )
-    if needs_support(rl) and given.top_k < 1:
-        raise ConfigError(f"rl.distill.top_k must be at least 1, got {given.top_k}.")
-    if given.loss == "jsd" and not 0 < given.jsd_beta < 1:
-        raise ConfigError(f"rl.distill.jsd_beta must be between 0 and 1, got {given.jsd_beta}.")
-    if needs_whole_teacher(rl) and given.teacher.startswith(("http://", "https://")):
-        raise ConfigError(
-            "rl.distill.support='vocabulary' needs the teacher's weights, not its address: name a folder, or a top-k "
-            "support, or loss='sampled'."
-        )
-    if given.timeout_s <= 0 or given.retries < 0 or given.request_tokens < 1:
-        raise ConfigError("rl.distill needs timeout_s > 0, retries >= 0 and request_tokens >= 1.")
 
 
 def most_targets(rl: RLConfig, action_tokens: int, context_tokens: int) -> int:
@@ -228,18 +111,19 @@ def streams(
       teacher: its scores, one per trajectory; students: i32[T, K] the policy's most likely tokens, where needed.
 
     Returns:
-      Streams with relative weights (only sequences that take part), and counts for the metrics.
+      Streams with relative weights (only sequences that take part), and counts for the metrics; of no groups neither.
     """
+    if not groups:
+        return [], {}
     scores, counted = rewards(groups)
     rollout = Rollout(groups, progress, reference, old, values, teacher, students)
     signals = estimate.signals(rollout, rl)
-    factors, counts = _corrections(rollout, rl, list(signals))
-    signals = {i: signal for i, signal in signals.items() if i in factors}
+    factors, vetoed, counts = _corrections(rollout, rl, list(signals))
     sequences = []
     for i, (g, s, episode, trajectory) in enumerate(walk(groups)):
         signal, auxiliary = signals.get(i), _auxiliary(rollout, rl, episode, trajectory)
         if signal is not None or auxiliary:
-            policy = {} if signal is None else _policy(rollout, rl, i, trajectory, signal, factors[i])
+            policy = {} if signal is None else _policy(rollout, rl, i, trajectory, signal, factors[i], i in vetoed)
             sequences.append(Streams.of(trajectory, g * scores.shape[1] + s, **policy, **auxiliary))
     if teacher is not None:
         counts |= distill.metrics(trajectories(groups), teacher)
@@ -255,7 +139,9 @@ def streams(
 def mini_batches(sequences: Sequence[Streams], rl: RLConfig, seed: Sequence[int]) -> Iterator[list[Streams]]:
     """Yields the optimiser updates of one rollout batch: `epochs` times `updates_per_step` even, shuffled parts.
 
-    The trajectories of an episode stay together.
+    The trajectories of an episode stay together. Episodes that the policy term learns from and those that are there for
+    an auxiliary term alone (ECHO's of silent groups, replayed successes) are parted evenly each for itself: since every
+    update normalises on its own, a token would otherwise weigh the more, the fewer of the former its update has.
 
     Args:
       sequences: what `streams` gave.
@@ -267,9 +153,12 @@ def mini_batches(sequences: Sequence[Streams], rl: RLConfig, seed: Sequence[int]
     """
     whole = itertools.groupby(enumerate(sequences), lambda at: at[1].episode if at[1].episode >= 0 else -1 - at[0])
     episodes = [[sequence for _, sequence in members] for _, members in whole]
+    learnt = np.array([any(s.policy_weights.any() for s in episode) for episode in episodes], bool)
     for epoch in range(rl.epochs):
         order = np.random.default_rng([*seed, epoch]).permutation(len(episodes))
-        for part in np.array_split(order, rl.updates_per_step):
+        main = np.array_split(order[learnt[order]], rl.updates_per_step)
+        beside = np.array_split(order[~learnt[order]], rl.updates_per_step)[::-1]  # the longer parts to the shorter
+        for part in map(np.concatenate, zip(main, beside, strict=True)):
             if len(part):
                 yield _normalise([sequence for i in part for sequence in episodes[i]], rl)
 
@@ -294,10 +183,15 @@ def _normalise(sequences: list[Streams], rl: RLConfig) -> list[Streams]:
 
 
 def _policy(
-    rollout: Rollout, rl: RLConfig, i: int, trajectory: Trajectory, signal: Signal, factor: np.ndarray
+    rollout: Rollout, rl: RLConfig, i: int, trajectory: Trajectory, signal: Signal, factor: np.ndarray, vetoed: bool
 ) -> dict[str, np.ndarray]:
-    """Policy, KL-in-loss, entropy, z-loss and critic streams of one trajectory, with relative weights."""
+    """Policy, KL-in-loss, entropy, z-loss and critic streams of one trajectory, with relative weights.
+
+    Of a vetoed one the policy's alone, whose factors are 0: it counts in the policy term's denominator.
+    """
     mask = action_mask(trajectory)
+    if vetoed:
+        return dict(advantages=signal.advantages, policy_weights=mask, corrections=factor)
     given = dict(
         advantages=signal.advantages,
         policy_weights=mask,
@@ -324,30 +218,30 @@ def _policy(
 
 def _corrections(
     rollout: Rollout, rl: RLConfig, taking_part: list[int]
-) -> tuple[dict[int, np.ndarray], dict[str, float | None]]:
-    """Factors f64[T] of the trajectories that are not vetoed, by index, and counts for the metrics."""
+) -> tuple[dict[int, np.ndarray], set[int], dict[str, float | None]]:
+    """Factors f64[T] of trajectories by index, which of these are vetoed (factors 0), and counts for the metrics."""
     every = trajectories(rollout.groups)
     factors = {i: np.ones(len(every[i])) for i in taking_part}
-    if rl.correction.name not in _IMPORTANCE:
-        return factors, {}
+    if rl.correction.name not in corrections.IMPORTANCE:
+        return factors, set(), {}
     choice = rl.correction
-    for i in taking_part:
-        at = np.flatnonzero(action_mask(every[i]))
-        old, behaviour = rollout.old[i][at], every[i].logprobs[at]
-        if corrections.vetoed(old, behaviour, choice.veto):
-            del factors[i]
-            continue
-        weights = corrections.importance_weights(old, behaviour, choice.name, choice.level, choice.low, choice.high)
-        factors[i][at] = weights
-    used = [factors[i][action_mask(every[i]) > 0] for i in factors]
-    mean = float(np.mean(np.concatenate(used))) if used else None
-    if choice.normalise and mean:
-        factors = {i: factor / mean for i, factor in factors.items()}
-    return factors, {
-        "correction/weight_mean": mean,
-        "correction/zero_frac": float(np.mean(np.concatenate(used) == 0)) if used else None,
-        "correction/vetoed": float(len(taking_part) - len(factors)),
+    bounds = (choice.name, choice.level, choice.low, choice.high)
+    places = {i: np.flatnonzero(action_mask(every[i])) for i in taking_part}
+    old = {i: rollout.old[i][at] for i, at in places.items()}
+    behaviour = {i: every[i].logprobs[at] for i, at in places.items()}
+    vetoed = {i for i in taking_part if corrections.vetoed(old[i], behaviour[i], choice.veto)}
+    for i, at in places.items():
+        factors[i][at] = 0.0 if i in vetoed else corrections.importance_weights(old[i], behaviour[i], *bounds)
+    used = np.concatenate([factors[i][at] for i, at in places.items()]) if places else np.zeros(0)
+    counts = {
+        "correction/weight_mean": float(np.mean(used)) if len(used) else None,
+        "correction/zero_frac": float(np.mean(used == 0)) if len(used) else None,
+        "correction/vetoed": float(len(vetoed)),
     }
+    if choice.normalise:
+        mean = corrections.batch_mean(list(old.values()), list(behaviour.values()), *bounds)
+        factors = {i: factor / mean for i, factor in factors.items()}
+    return factors, vetoed, counts
 
 
 def _auxiliary(rollout: Rollout, rl: RLConfig, episode: Episode, trajectory: Trajectory) -> dict[str, np.ndarray]:
@@ -360,8 +254,3 @@ def _auxiliary(rollout: Rollout, rl: RLConfig, episode: Episode, trajectory: Tra
     if rl.positive_nll.coefficient != 0 and positive:
         given["nll_weights"] = rl.positive_nll.coefficient * action_mask(trajectory)
     return given
-
-
-def _known(field: str, name: str, valid: Iterable[str]) -> None:
-    if name not in valid:
-        raise ConfigError(f"config.{field} has no choice '{name}'. {nearest(name, valid)}")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxagent.algorithms.advantages import group_mean_std
+from jaxagent.algorithms.advantages import alone, group_mean_std
 from jaxagent.algorithms.rollout import action_mask
 from jaxagent.types import Episode
 
@@ -66,12 +66,16 @@ def turn_mean_std(rewards: Array, mask: Array) -> Array:
       mask: bool[N, G, K], turns of attempts that count.
 
     Returns:
-      float[N, G, K], 0 where masked out. A group of one turn in all keeps its reward, as in `advantages.py`.
+      float[N, G, K], 0 where masked out. As in `advantages.py` a group planned with one attempt keeps its reward where
+      that has one turn in all, and an attempt that is left alone has 0 in all its turns.
     """
     xp = rewards.__array_namespace__()
     flat = (rewards.shape[0], rewards.shape[1] * rewards.shape[2])
     normal = xp.reshape(group_mean_std(xp.reshape(rewards, flat), xp.reshape(mask, flat)), rewards.shape)
-    return xp.where(mask, xp.flip(xp.cumsum(xp.flip(normal, 2), axis=2), 2), 0.0)
+    if rewards.shape[1] == 1:
+        normal = xp.where(xp.sum(mask, axis=2, keepdims=True) < 2, xp.where(mask, rewards, 0.0), normal)
+    compared = mask & ~alone(xp.any(mask, axis=2))[:, :, None]
+    return xp.where(compared, xp.flip(xp.cumsum(xp.flip(normal, 2), axis=2), 2), 0.0)
 
 
 TURN_ADVANTAGES: dict[str, Callable[[Array, Array], Array]] = {"turn_mean_std": turn_mean_std}

@@ -2,7 +2,8 @@
 
 A config file applies one to its `rl` section and may change fields afterwards; what then stands in the config is the
 whole truth, and no code knows the name any more. Every preset sets the same fields, so that it means the same on top of
-any other. What belongs to a run and not to an algorithm (learning rate, group size, steps) is left alone.
+any other. What belongs to a run and not to an algorithm (learning rate, group size, steps) is left alone, but for one
+thing: an objective without a ratio is right for a step's first update alone, so `apply` sets one update per step.
 Where published code differs from the paper: docs/algorithms.md. No jax.
 """
 
@@ -31,7 +32,7 @@ _GRPO = {
     "objective": "ppo_clip",
     "clip_low": 0.2,
     "clip_high": 0.2,
-    "clip_dual": 3.0,
+    "clip_dual": 3.0,  # verl's default; read by "dual_clip" alone
     "tau_positive": 1.0,
     "tau_negative": 1.05,
     "correction.name": "none",
@@ -55,6 +56,7 @@ _GRPO = {
     "echo.schedule": "constant",
     "echo.targets": "env_only",
     "echo.denominator": "full_observation",
+    "echo.max_tokens": 0,
     "positive_nll.coefficient": 0.0,
     "positive_nll.min_reward": 1.0,
     "distill.coefficient": 0.0,
@@ -64,12 +66,12 @@ _GRPO = {
 }
 _CLIP_HIGHER = _GRPO | {"clip_high": 0.28, "drop_zero_signal": True, "aggregation": "token_mean"}
 _DAPO = _CLIP_HIGHER | {"refill.max_rounds": 10}  # its recipe's bound of generation batches
-_RAGEN = _CLIP_HIGHER | {"advantage": "gae_bilevel", "whiten_advantages": True, "drop_zero_signal": False,
-                         "critic.turn_gamma": 0.95}  # fmt: skip
+_DUAL_CLIP = _GRPO | {"objective": "dual_clip"}  # verl's default loss, and that of code built on it
+_STARPO = _DUAL_CLIP | {"advantage": "gae", "whiten_advantages": True, "aggregation": "token_mean"}
 
 PUBLISHED: dict[str, Published] = {
     "grpo": Published(
-        "DeepSeekMath, arXiv 2402.03300, section 4.1", _GRPO | {"kl.coefficient": 0.04}
+        "DeepSeekMath, arXiv 2402.03300, section 4.1, with verl's dual clip", _DUAL_CLIP | {"kl.coefficient": 0.04}
     ),
     "dapo": Published("DAPO, arXiv 2503.14476", _DAPO),
     "dr_grpo": Published(
@@ -87,9 +89,9 @@ PUBLISHED: dict[str, Published] = {
                  "kl.where": "reward", "aggregation": "token_mean"},
     ),
     "reinforce_pp_baseline": Published(
-        "REINFORCE++ with a group baseline, arXiv 2501.03262",
-        _GRPO | {"advantage": "group_mean", "whiten_advantages": True, "kl.coefficient": 0.01, "kl.estimator": "k1",
-                 "kl.where": "advantage", "aggregation": "token_mean"},
+        "REINFORCE++ with a group baseline, arXiv 2501.03262, as OpenRLHF's scripts set it",
+        _GRPO | {"advantage": "group_mean", "whiten_advantages": True, "kl.coefficient": 1e-5, "kl.estimator": "k2",
+                 "aggregation": "token_mean"},
     ),
     "gspo": Published(
         "Group Sequence Policy Optimization, arXiv 2507.18071",
@@ -102,7 +104,7 @@ PUBLISHED: dict[str, Published] = {
     "sapo": Published("Soft Adaptive Policy Optimization, arXiv 2511.20347", _GRPO | {"objective": "sapo"}),
     "grpo_process": Published(
         "GRPO with process supervision, DeepSeekMath, arXiv 2402.03300, section 4.1.3; a step is a turn",
-        _GRPO | {"advantage": "turn_mean_std", "kl.coefficient": 0.04},
+        _DUAL_CLIP | {"advantage": "turn_mean_std", "kl.coefficient": 0.04},
     ),
     "pkpo": Published(
         "Pass@K Policy Optimization, arXiv 2505.15201; rl.best_of is its k",
@@ -119,8 +121,9 @@ PUBLISHED: dict[str, Published] = {
         _DAPO | {"correction.name": "mask", "correction.low": 0.5, "correction.high": 5.0},
     ),
     "mis": Published(
-        "Masked importance sampling as slime sets it: truncation to 0.5..2 and a veto, on DAPO",
-        _DAPO | {"correction.name": "truncate", "correction.low": 0.5, "correction.veto": 1e-4},
+        "Masked importance sampling as slime's mis.yaml sets it, on DAPO",
+        _DAPO | {"correction.name": "mask", "correction.low": 0.5, "correction.veto": 1e-4,
+                 "correction.normalise": True},
     ),
     "opsm": Published(
         "Off-policy sequence masking as slime has it, after DeepSeek-V3.2 (arXiv 2512.02556), on GRPO",
@@ -128,12 +131,12 @@ PUBLISHED: dict[str, Published] = {
     ),
     "flow_grpo": Published(
         "Flow-GRPO of AgentFlow, arXiv 2510.05592: every turn is a sample, and the group's statistics are over turns",
-        _GRPO | {"clip_high": 0.3, "multi_trajectory": "statistics", "kl.coefficient": 0.001,
+        _DUAL_CLIP | {"clip_high": 0.3, "multi_trajectory": "statistics", "kl.coefficient": 0.001,
                  "aggregation": "token_mean"},
     ),
     "memagent": Published(
         "MemAgent, arXiv 2507.02259: no std; every turn is a sample with the episode's whole advantage",
-        _GRPO | {"advantage": "group_mean", "kl.coefficient": 0.001, "aggregation": "token_mean"},
+        _DUAL_CLIP | {"advantage": "group_mean", "kl.coefficient": 0.001, "aggregation": "token_mean"},
     ),
     "polar": Published(
         "NVIDIA-NeMo/ProRL-Agent-Server, bridge to the trainer",
@@ -149,9 +152,13 @@ PUBLISHED: dict[str, Published] = {
         "VAPO, arXiv 2504.05118; its value pre-training is rl.critic.warmup_updates",
         _CLIP_HIGHER | {"advantage": "gae_adaptive", "drop_zero_signal": False, "positive_nll.coefficient": 0.1},
     ),
-    "ragen": Published("RAGEN (arXiv 2504.20073), bi-level GAE; without its filter of groups", _RAGEN),
+    "ragen": Published(
+        "StarPO of RAGEN (arXiv 2504.20073) with PPO, as the base of its train_all.sh sets it",
+        _STARPO | {"kl.coefficient": 0.001, "kl.estimator": "k1", "kl.where": "reward"},
+    ),
     "starpo_s": Published(
-        "StarPO-S of RAGEN (arXiv 2504.20073): with its filter of groups", _RAGEN | {"keep_groups_frac": 0.25}
+        "StarPO-S of RAGEN (arXiv 2504.20073) with PPO: clip higher, no KL, a filter of groups",
+        _STARPO | {"clip_high": 0.28, "keep_groups_frac": 0.25},
     ),
     "vtrace": Published(
         "IMPALA's V-trace (arXiv 1802.01561) over tokens",
@@ -176,3 +183,5 @@ def apply(rl: ConfigDict, name: str) -> None:
     if name not in PUBLISHED:
         raise ConfigError(f"No published algorithm '{name}'. {nearest(name, PUBLISHED)}")
     rl.update_from_flattened_dict(PUBLISHED[name].fields)
+    if rl.objective == "reinforce":
+        rl.updates_per_step = rl.epochs = 1

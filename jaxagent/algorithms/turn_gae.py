@@ -95,8 +95,9 @@ def bilevel_gae(
 
     Between last tokens e_k: A_k = r_k + turn_gamma V(e_{k+1}) - V(e_k) + turn_gamma lam A_{k+1}. At e_k itself the
     token's advantage is A_k; inside the turn it is the ordinary recursion with gamma and lam, started from A_k.
-    RAGEN (arXiv 2504.20073) and VAGEN, as their released code has it. There a turn ends where the reward is not 0, so
-    that turns without reward melt into the next; here turns are the environment's.
+    VAGEN's bi-level GAE, an extension in RAGEN's released code (arXiv 2504.20073) that its configs leave off. There a
+    turn ends where the reward is not 0, so that turns without reward melt into the next; here turns are the
+    environment's.
 
     Args:
       rewards, values, mask, turns, gamma, lam: as `turn_gae`; gamma is per token.

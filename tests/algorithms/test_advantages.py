@@ -6,10 +6,15 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxagent.algorithms import presets
 from jaxagent.algorithms.advantages import GROUP_ADVANTAGES, group_mean, group_mean_std, whiten, zero_signal
+from jaxagent.algorithms.best_of_k import BEST_OF_K
+from jaxagent.algorithms.process import TURN_ADVANTAGES
+from jaxagent.types import StopReason
 
 
 class HandNumbers(chex.TestCase):
@@ -62,9 +67,9 @@ class OtherBaselines(chex.TestCase):
 COMPILED = {name: jax.jit(function) for name, function in GROUP_ADVANTAGES.items()}
 
 
-def by_definition(name: str, kept: list[float]) -> list[float]:
-    """The counted rewards of one group, in plain Python."""
-    if name == "no_reward":
+def by_definition(name: str, kept: list[float], planned: int) -> list[float]:
+    """The counted rewards of one group of `planned` attempts, in plain Python."""
+    if name == "no_reward" or len(kept) < 2 <= planned:
         return [0.0] * len(kept)
     if len(kept) < 2 or name == "no_baseline":
         return kept
@@ -89,6 +94,30 @@ def test_masked_groups_equal_their_counted_attempts_alone(seed, size, name, equa
     single = COMPILED[name](rewards.astype(np.float32), mask)
     assert not got[~mask].any()
     for group, keep, row in zip(rewards, mask, got, strict=True):
-        np.testing.assert_allclose(row[keep], by_definition(name, [float(r) for r in group[keep]]), atol=1e-9)
+        np.testing.assert_allclose(row[keep], by_definition(name, [float(r) for r in group[keep]], size), atol=1e-9)
     if not equal:  # equal rewards of 0.3 give rounding over 1e-6
         np.testing.assert_allclose(single, got, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [*GROUP_ADVANTAGES, *BEST_OF_K, *TURN_ADVANTAGES])
+@pytest.mark.parametrize("rule", ["full", "statistics"])
+def test_what_the_failures_of_others_leave_alone_has_no_advantage(rl, make_group, name, rule):
+    """One success of eight: the sandbox failed seven times. A group that was planned with one attempt keeps its R."""
+    config = rl(advantage=name, multi_trajectory=rule, drop_zero_signal=False)
+    lone = make_group(("paoa", 1.0), *[("pa", 0.0, StopReason.ENV_ERROR)] * 7)
+    for group in (lone, make_group(("paoa paa", 1.0), ("pa", 1.0, StopReason.TIMEOUT))):
+        trained = presets.streams([group], config, 0.0)[0]
+        assert trained and not any(s.advantages.any() for s in trained)
+        assert all(s.policy_weights.any() for s in trained)  # they count in the means, as every group without signal
+    planned = presets.streams([make_group(("paoa", 0.75)), make_group(("pa", 0.5))], config, 0.0)[0]
+    kept = 0.0 if name == "no_reward" else 1.0
+    np.testing.assert_allclose(planned[0].advantages, np.array([0, 0.75, 0, 0.75]) * kept)
+    np.testing.assert_allclose(planned[1].advantages, np.array([0, 0.5]) * kept)
+
+
+def test_a_group_of_one_keeps_its_reward_beside_one_of_several_trajectories(rl, make_group):
+    config = rl(advantage="group_mean", multi_trajectory="statistics", drop_zero_signal=False)
+    groups = [make_group(("pa", 0.75)), make_group(("pa paa", 0.5))]
+    one, *both = presets.streams(groups, config, 0.0)[0]
+    np.testing.assert_allclose(one.advantages, [0, 0.75])
+    assert not any(s.advantages.any() for s in both)  # two trajectories of one reward

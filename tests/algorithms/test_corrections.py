@@ -1,5 +1,6 @@
 """Importance weights: numbers by hand, plain Python as the witness, what they do to streams; sequence masking."""
 
+import dataclasses
 import math
 
 import chex
@@ -9,9 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configs.search_r1 import get_config
+from jaxagent import config
 from jaxagent.algorithms import presets
-from jaxagent.algorithms.corrections import importance_weights, vetoed
+from jaxagent.algorithms.corrections import batch_mean, importance_weights, vetoed
 from jaxagent.algorithms.policy_loss import Tokens, opsm_factor
+from jaxagent.algorithms.rollout import action_mask
 
 RHO = np.log(np.array([1.0, 3.0, 0.25]))  # product 0.75
 
@@ -69,24 +73,76 @@ def _old(kinds: str, *ratios: float) -> np.ndarray:
     return out
 
 
-def test_a_masked_token_stays_in_the_denominator_and_a_vetoed_trajectory_does_not(rl, make_group):
+def test_what_is_masked_or_vetoed_stays_in_the_denominator(rl, make_group):
     group = make_group(("paoa", 1.0), ("paa", 0.0), ("pa", 0.0))
     old = [_old("paoa", 1.0, 8.0), _old("paa", 0.6, 2.0), _old("pa", 1e-6)]
     changes = dict(name="mask", low=0.5, high=5.0, veto=1e-4)
-    config = rl(correction=changes, updates_per_step=1)
-    streams, counts = presets.streams([group], config, 0.0, old=old)
-    assert len(streams) == 2 and counts["correction/vetoed"] == 1
-    assert counts["correction/zero_frac"] == pytest.approx(1 / 4)
-    assert counts["correction/weight_mean"] == pytest.approx((1 + 0 + 0.6 + 2) / 4)
-    (update,) = presets.mini_batches(streams, config, (0, 0))
-    first, second = sorted(update, key=lambda s: -len(s.trajectory))
-    np.testing.assert_allclose(first.policy_weights, [0, 1 / 4, 0, 0], rtol=1e-6)
-    np.testing.assert_allclose(second.policy_weights, [0, 0.6 / 4, 2 / 4], rtol=1e-6)
+    held = dict(
+        kl=dict(coefficient=0.1), entropy_coefficient=0.01
+    )  # of the vetoed attempt nothing but its length counts
+    chosen = rl(correction=changes, updates_per_step=1, **held)
+    streams, counts = presets.streams([group], chosen, 0.0, old=old, reference=old)
+    assert counts["correction/vetoed"] == 1 and counts["correction/zero_frac"] == pytest.approx(2 / 5)
+    assert counts["correction/weight_mean"] == pytest.approx((1 + 0 + 0.6 + 2 + 0) / 5)
+    (update,) = presets.mini_batches(streams, chosen, (0, 0))
+    first, second, vetoed_one = sorted(update, key=lambda s: -len(s.trajectory))
+    np.testing.assert_allclose(first.policy_weights, [0, 1 / 5, 0, 0], rtol=1e-6)
+    np.testing.assert_allclose(second.policy_weights, [0, 0.6 / 5, 2 / 5], rtol=1e-6)
     np.testing.assert_allclose(first.old_logprobs[[1, 3]], [-1, -1 + np.log(8)], rtol=1e-6)
-    _, scaled = presets.streams([group], rl(correction=changes | dict(normalise=True)), 0.0, old=old)
+    np.testing.assert_allclose(second.kl_weights, [0, 0.1 / 4, 0.1 / 4], rtol=1e-6)
+    assert not vetoed_one.targets.any()
+    normalised = rl(correction=changes | dict(normalise=True))
+    streams, scaled = presets.streams([group], normalised, 0.0, old=old)
     assert scaled == counts
-    streams, _ = presets.streams([group], rl(correction=changes | dict(normalise=True)), 0.0, old=old)
-    np.testing.assert_allclose(streams[1].corrections[1:], np.array([0.6, 2.0]) / (3.6 / 4), rtol=1e-6)
+    mean = (1 + 5 + 0.6 + 2 + 1e-6) / 5  # of all five, bounded by 5, before one is masked and one vetoed
+    np.testing.assert_allclose(streams[1].corrections[1:], np.array([0.6, 2.0]) / mean, rtol=1e-6)
+
+
+def test_the_mean_is_over_whatever_has_a_ratio_of_its_own():
+    old, behaviour = [np.log([2.0]), np.log([0.5, 1.0, 1.0]), np.zeros(0)], [np.zeros(1), np.zeros(3), np.zeros(0)]
+    assert batch_mean(old, behaviour, "truncate", "token", 0.0, 1.5) == pytest.approx((1.5 + 0.5 + 1 + 1) / 4)
+    assert batch_mean(old, behaviour, "truncate", "sequence", 0.0, 9.0) == pytest.approx((2 + 0.5) / 2)
+    assert batch_mean(old, behaviour, "mask", "geometric", 0.9, 9.0) == pytest.approx((2 + 0.5 ** (1 / 3)) / 2)
+    assert batch_mean([], [], "mask", "token", 0.0, 2.0) == 1.0
+    assert batch_mean([np.full(1, -99.0)], [np.zeros(1)], "mask", "token", 0.0, 2.0) == 1.0  # not a division by 2e-9
+
+
+def slime_weights(old: list[np.ndarray], behaviour: list[np.ndarray]) -> list[np.ndarray]:
+    """Weights of the policy loss's tokens as slime's mis.py makes them with its mis.yaml, per sequence.
+
+    Ratios truncated at 2 and divided by their mean over every token; then the mask of what lies in 0.5 to 2, which
+    holds nothing of a sequence with a ratio below 1e-4. The sum is divided by all tokens.
+    """
+    ratios = [np.exp(np.clip(a - b, -20, 20)) for a, b in zip(old, behaviour, strict=True)]
+    truncated = [np.minimum(r, 2.0) for r in ratios]
+    tokens = sum(map(len, ratios))
+    mean = sum(t.sum() for t in truncated) / tokens
+    inside = [(r >= 0.5) & (r <= 2.0) & (r.min() >= 1e-4) for r in ratios]
+    return [t / mean * kept / tokens for t, kept in zip(truncated, inside, strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_preset_mis_equals_slimes_masked_importance_sampling(make_group, seed):
+    rng = np.random.default_rng(seed)
+    cfg = dataclasses.replace(config.parse(get_config("laptop+mis")).rl, updates_per_step=1)
+    kinds = ["p" + "".join(rng.choice(list("aao"), rng.integers(2, 12))) + "a" for _ in range(8)]
+    group = make_group(*((k, float(i % 2)) for i, k in enumerate(kinds)))
+    every = presets.trajectories([group])
+    actions = [action_mask(t) > 0 for t in every]
+    old = [(t.logprobs + rng.normal(0, 0.8, len(t))).astype(np.float32) for t in every]
+    old[3][np.flatnonzero(actions[3])[-1]] = -1 - 9.5  # a ratio of 7e-5: the whole attempt is vetoed
+    streams, counts = presets.streams([group], cfg, 0.0, old=old)
+    assert counts["correction/vetoed"] == 1 and len(streams) == 8
+    (update,) = presets.mini_batches(streams, cfg, (0, 0))
+    place = {id(t): i for i, t in enumerate(every)}
+    expected = slime_weights(
+        [o[at].astype(np.float64) for o, at in zip(old, actions, strict=True)],
+        [t.logprobs[at].astype(np.float64) for t, at in zip(every, actions, strict=True)],
+    )
+    assert sum((w == 0).sum() for w in expected) > 10
+    for s in update:
+        i = place[id(s.trajectory)]
+        np.testing.assert_allclose(s.policy_weights[actions[i]], expected[i], rtol=1e-5)
 
 
 def test_on_policy_samples_are_not_changed(rl, make_group):

@@ -194,6 +194,49 @@ def test_mini_batches_part_evenly_cover_each_epoch_and_normalise_each_update(rl,
     assert list(presets.mini_batches([], rl(), (0, 0))) == []
 
 
+@pytest.mark.parametrize("silent_frac", [0.5, 0.25, 0.0])
+@pytest.mark.parametrize("updates", [1, 2, 4])
+def test_what_is_there_for_an_auxiliary_term_is_spread_evenly_over_the_updates(rl, make_group, updates, silent_frac):
+    """A token of the policy term weighs the same in every update, however silent groups are shuffled in."""
+    silent = round(8 * silent_frac)
+    groups = [make_group(("paoa", 1.0), ("paoa", 0.0)) for _ in range(8 - silent)]
+    groups += [make_group(("paoa", 1.0), ("paoa", 1.0)) for _ in range(silent)]
+    for seed in range(5):
+        config = rl(echo=ECHO, updates_per_step=updates)
+        parts = list(presets.mini_batches(presets.streams(groups, config, 0.0)[0], config, (seed, 0)))
+        assert [len(part) for part in parts] == [16 // updates] * updates
+        assert sorted(id(s.trajectory) for part in parts for s in part) == sorted(
+            id(t) for t in presets.trajectories(groups)
+        )
+        for part in parts:
+            live = [s for s in part if s.policy_weights.any()]
+            assert len(live) == (16 - 2 * silent) // updates
+            for s in live:
+                np.testing.assert_allclose(s.policy_weights[[1, 3]], 1 / (2 * len(live)), rtol=1e-6)
+
+
+def test_uneven_numbers_make_updates_whose_sizes_differ_by_one(rl, make_group):
+    groups = [make_group(("pao", 1.0), ("pa", 0.0), ("pa", 0.0)), make_group(("pao", 1.0), ("pao", 1.0))]
+    config = rl(echo=ECHO, updates_per_step=3)
+    groups += [make_group(("pa", 1.0), ("pa", 0.0))]
+    parts = list(presets.mini_batches(presets.streams(groups, config, 0.0)[0], config, (0, 0)))
+    assert [sum(bool(s.policy_weights.any()) for s in part) for part in parts] == [2, 2, 1]
+    assert [len(part) for part in parts] == [2, 3, 2]
+
+
+def test_without_auxiliary_terms_updates_are_the_shuffled_episodes_cut_evenly(rl, make_group):
+    groups = [make_group(*[("pa", float(i == 0)) for i in range(5)]) for _ in range(3)]
+    made = presets.streams(groups, rl(), 0.0)[0]
+    parts = list(presets.mini_batches(made, rl(updates_per_step=4), (3, 5)))
+    order = np.random.default_rng([3, 5, 0]).permutation(15)
+    expected = [[id(made[i].trajectory) for i in part] for part in np.array_split(order, 4)]
+    assert [[id(s.trajectory) for s in part] for part in parts] == expected
+
+
+def test_no_groups_give_nothing(rl):
+    assert presets.streams([], rl(), 0.0) == ([], {})
+
+
 def test_most_targets(rl):
     assert presets.most_targets(rl(), 36, 256) == 36
     assert presets.most_targets(rl(echo=ECHO), 36, 256) == 256
@@ -201,6 +244,7 @@ def test_most_targets(rl):
 
 
 TRUNCATE = dict(name="truncate", low=0.0, high=2.0)
+ONE_UPDATE = dict(updates_per_step=1, epochs=1)
 IN_REWARD = dict(coefficient=0.1, where="reward")
 TEACHER = dict(coefficient=1.0, teacher="runs/x/policy", loss="sampled")
 
@@ -230,6 +274,13 @@ def test_check_refuses_what_cannot_mean_anything(rl):
         (dict(aggregation="mean"), r"rl\.aggregation .* Did you mean"),
         (dict(kl=dict(estimator="k4")), r"rl\.kl\.estimator .* Did you mean 'k"),
         (dict(advantage="vtrace", correction=TRUNCATE), "holds importance weights already"),
+        (dict(advantage="vtrace", correction=dict(name="opsm")), "'opsm' with rl.advantage='vtrace' would measure"),
+        (dict(advantage="gae", multi_trajectory="divide"), "multi_trajectory='divide' does nothing with .*'gae'"),
+        (dict(advantage="turn_mean_std", multi_trajectory="statistics"), "multi_trajectory='statistics' does nothing"),
+        (dict(advantage="gae_bilevel", kl=IN_REWARD), "kl.where='reward' would lose the KL"),
+        (dict(objective="reinforce", updates_per_step=2), "only the first is on-policy: set both to 1"),
+        (dict(objective="reinforce", updates_per_step=1, epochs=3), "only the first is on-policy: set both to 1"),
+        (ONE_UPDATE | dict(objective="reinforce", staleness=4), "rl.staleness=4 steps old: set rl.correction.name"),
         (dict(advantage="vtrace_turns", correction=TRUNCATE), "holds importance weights already"),
         (dict(objective="gspo", correction=TRUNCATE | dict(name="mask")), "take tokens out of the sequences"),
         (dict(correction=dict(name="opsm", veto=1e-4)), "veto and .normalise do nothing with .*'opsm'"),
@@ -243,6 +294,10 @@ def test_check_refuses_what_cannot_mean_anything(rl):
     ):
         with pytest.raises(ConfigError, match=message):
             presets.check(rl(**changes))
+    presets.check(rl(objective="reinforce", **ONE_UPDATE))
+    presets.check(rl(objective="reinforce", staleness=4, correction=TRUNCATE, **ONE_UPDATE))
+    presets.check(rl(objective="importance_sampling", staleness=4, updates_per_step=2))
+    presets.check(rl(advantage="gae_bilevel", kl=dict(coefficient=0.1, where="loss")))
     with pytest.raises(ConfigError, match=r"rl\.aggregation_constant"):
         presets.check(rl(aggregation="constant", aggregation_constant=0.0))
 

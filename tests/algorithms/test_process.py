@@ -51,7 +51,11 @@ class ByHand(chex.TestCase):
         got = self.variant(turn_mean_std)(rewards, mask)
         np.testing.assert_allclose(got[0], [[0.0, -1.0], [0, 0], [0, 0], [0, 0]], atol=1e-5)
         lone = self.variant(turn_mean_std)(rewards, mask & (rewards == 3.0))
-        np.testing.assert_allclose(lone[0, 0], [3.0, 0.0])
+        assert not lone.any()  # the others failed
+        lone = self.variant(turn_mean_std)(rewards, mask & jnp.array([True, False, False, False])[:, None])
+        assert not lone.any()  # of two turns
+        planned = self.variant(turn_mean_std)(rewards[:, :1], jnp.array([[[True, False]]]))
+        np.testing.assert_allclose(planned[0, 0], [3.0, 0.0])
 
 
 compiled = jax.jit(turn_mean_std)
@@ -69,7 +73,7 @@ def test_equals_a_loop_over_the_turns_that_count(seed, keep, equal):
         kept = [float(r) for r in rewards[g][mask[g]]]
         mean, std = (statistics.mean(kept), statistics.stdev(kept) + 1e-6) if len(kept) > 1 else (0.0, 1.0)
         for s in range(3):
-            for k in np.flatnonzero(mask[g, s]):
+            for k in np.flatnonzero(mask[g, s] * (mask[g].any(axis=1).sum() > 1)):  # one left alone has none
                 expected[g, s, k] = sum((rewards[g, s, j] - mean) / std for j in range(k, 4) if mask[g, s, j])
     np.testing.assert_allclose(turn_mean_std(rewards, mask), expected, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(compiled(rewards.astype(np.float32), mask), expected, rtol=1e-5, atol=1e-5)

@@ -55,7 +55,7 @@ def test_it_keeps_successes_in_task_order_with_the_advantage_of_their_group():
     buffer = ReplayBuffer(CFG, 0)
     buffer.record([group("a", [1.0, 0.0, 0.0, 0.0]), group("b", [1.0, 1.0], failed=[1])], 3, "group_mean")
     kept = buffer.get_state()
-    assert [(s["task_id"], s["step"], s["advantage"]) for s in kept] == [("a", 3, 0.75), ("b", 3, 1.0)]
+    assert [(s["task_id"], s["step"], s["advantage"]) for s in kept] == [("a", 3, 0.75), ("b", 3, 0.0)]  # left alone
     alone = ReplayBuffer(CFG, 0)  # an advantage along tokens is none of an attempt
     alone.record([group("a", [1.0, 0.0])], 0, "gae")
     assert [s["advantage"] for s in alone.get_state()] == [0.0]
