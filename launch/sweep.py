@@ -20,8 +20,8 @@ import sys
 from collections.abc import Sequence
 
 from jaxagent.config import ConfigError
+from jaxagent.launch import grid, table
 from jaxagent.observe.files import REPORT_FILE, SUMMARY_FILE
-from launch import grid, table
 
 _ARRAY = """#!/bin/bash
 #SBATCH --job-name=sweep

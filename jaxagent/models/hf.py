@@ -56,7 +56,7 @@ def check_folder(folder: str | pathlib.Path) -> None:
     if not pathlib.Path(folder).is_dir():
         raise ConfigError(
             f"model.path: there is no folder '{folder}'. It must be a model in Hugging Face's layout; "
-            f"`python -m data_pipelines.smollm2 --out={folder}` makes a small one."
+            f"`python -m jaxagent.data_pipelines.smollm2 --out={folder}` makes a small one."
         )
 
 
