@@ -1,6 +1,7 @@
 """Imports go one way only, and worker processes start without jax: the house rules, read from the source."""
 
 import ast
+import os
 import pathlib
 import subprocess
 import sys
@@ -101,4 +102,23 @@ def test_types_config_rewards_envs_and_data_start_without_jax():
         "    if loaded: sys.exit(f'{name} brings in {loaded}')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_the_folders_beside_the_package_are_its_subpackages():
+    # One mechanism for checkouts and editable installs: jaxagent/__init__.py; wheels are tests/test_wheel.py's.
+    code = (
+        "import jaxagent.configs, jaxagent.launch.grid, jaxagent.data_pipelines.write as w\n"
+        "assert list(jaxagent.configs.__path__) == ['configs'], jaxagent.configs.__path__\n"
+        "import sys; assert not {'configs', 'launch', 'data_pipelines'} & set(sys.modules)\n"
+    )
+    code = code.replace("['configs']", repr([str(ROOT / "configs")]))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT.parent,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
