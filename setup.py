@@ -75,7 +75,8 @@ setup(
         "jetstream": ["google-jetstream"],  # archived; it brings TensorFlow for its tokenizers
         "tensorboard": ["tensorboard"],
         "test": TEST,
-        "peers": ["transformers>=5", "trl", "google-tunix", TORCH],  # what benchmarks/ compares with
+        # What benchmarks/ compares with. Later versions of Tunix want an older transformers and other arguments.
+        "peers": ["transformers>=5", "trl==1.16.0", "google-tunix==0.1.5", TORCH],
         "dev": [*TEST, "tensorboard"],
     },
 )
