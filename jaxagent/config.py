@@ -588,10 +588,10 @@ def nearest(name: str, valid: typing.Iterable[str]) -> str:
 
 
 def _build(cls: type, value: Any, path: str) -> Any:
-    if not isinstance(value, Mapping) and not hasattr(value, "to_dict"):
+    if (to_dict := getattr(value, "to_dict", None)) is not None:
+        value = to_dict()
+    if not isinstance(value, Mapping):
         raise ConfigError(f"{path} must be a section with fields, got {value!r}.")
-    if hasattr(value, "to_dict"):
-        value = value.to_dict()
     hints = typing.get_type_hints(cls)
     for name in value:
         if name not in hints:
@@ -603,7 +603,7 @@ def _build(cls: type, value: Any, path: str) -> Any:
 
 
 def _convert(hint: Any, value: Any, path: str) -> Any:
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _build(hint, value, path)
     origin = typing.get_origin(hint)
     if origin is Literal:
