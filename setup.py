@@ -1,5 +1,7 @@
 """Packaging of jaxagent. `pip install -e '.[test]'` for development, `.[cuda]` or `.[tpu]` on accelerators."""
 
+from pathlib import Path
+
 from setuptools import find_namespace_packages, setup
 
 # torch is the parity oracle only. This version installs a CPU build from the package index; others bring CUDA.
@@ -7,15 +9,40 @@ TORCH = "torch==2.13.0"
 DENSE = ["faiss-cpu"]
 GGUF = ["gguf"]
 TEST = ["pytest", "hypothesis", "ruff", "chex", "openai", "transformers>=5", TORCH, *DENSE, *GGUF]
+# Folders beside jaxagent/ that are its subpackages: see jaxagent/__init__.py.
+BESIDE = ("configs", "launch", "data_pipelines")
 
 setup(
     name="jaxagent",
     version="0.1.0",
     description="Reinforcement learning of language-model agents in JAX",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
     license="Apache-2.0",
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)),
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
     python_requires=">=3.11",
-    packages=find_namespace_packages(include=["jaxagent*", "data_pipelines*", "launch*", "configs*"]),
-    package_data={"jaxagent.observe": ["*.css", "*.js"], "jaxagent.sandbox": ["native/*.c", "native/*.h"]},
+    packages=[
+        *find_namespace_packages(include=["jaxagent", "jaxagent.*"], exclude=["*.__pycache__"]),
+        *(
+            f"jaxagent.{package}"
+            for folder in BESIDE
+            for package in find_namespace_packages(include=[folder, f"{folder}.*"], exclude=["*.__pycache__"])
+        ),
+    ],
+    package_dir={f"jaxagent.{folder}": folder for folder in BESIDE},
+    package_data={
+        "jaxagent": ["py.typed"],
+        "jaxagent.launch": ["*.sh"],
+        "jaxagent.observe": ["*.css", "*.js"],
+        "jaxagent.sandbox": ["native/*.c", "native/*.h"],
+    },
     install_requires=[
         "jax>=0.10.2",
         "flax",
@@ -48,7 +75,8 @@ setup(
         "jetstream": ["google-jetstream"],  # archived; it brings TensorFlow for its tokenizers
         "tensorboard": ["tensorboard"],
         "test": TEST,
-        "peers": ["transformers>=5", "trl", "google-tunix", TORCH],  # what benchmarks/ compares with
+        # What benchmarks/ compares with. Later versions of Tunix want an older transformers and other arguments.
+        "peers": ["transformers>=5", "trl==1.16.0", "google-tunix==0.1.5", TORCH],
         "dev": [*TEST, "tensorboard"],
     },
 )

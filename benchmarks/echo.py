@@ -20,8 +20,8 @@ import jax
 import numpy as np
 
 from benchmarks.train_step import Learner, Shape
-from configs import echo
 from jaxagent.config import parse
+from jaxagent.configs import echo
 from jaxagent.learner.update import shard
 
 TERMINAL = Shape(prompt=12, action=8, observation=5, last=3)

@@ -29,8 +29,8 @@ import numpy as np
 
 from benchmarks import workloads
 from benchmarks.train_step import Learner
-from configs import search_r1
 from jaxagent.config import EngineConfig, SamplingConfig, parse
+from jaxagent.configs import search_r1
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel

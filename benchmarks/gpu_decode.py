@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import device_profile
-from configs import search_r1
 from jaxagent.config import parse
+from jaxagent.configs import search_r1
 from jaxagent.engine import automaton, functions
 from jaxagent.engine.executor import Executor
 from jaxagent.engine.lm import LanguageModel

@@ -21,9 +21,9 @@ import numpy as np
 import optax
 
 from benchmarks import device_profile
-from configs import search_r1
 from jaxagent.algorithms.sft import sft
 from jaxagent.config import parse
+from jaxagent.configs import search_r1
 from jaxagent.learner import forward, loss
 from jaxagent.learner.batching import Packer
 from jaxagent.learner.update import make_update, shard

@@ -282,6 +282,7 @@ class Tunix:
 
     def __init__(self, model: TinyModel) -> None:
         import jax.numpy as jnp
+        from flax import nnx
         from tunix.generate import sampler
         from tunix.models.qwen2 import model as qwen2
         from tunix.models.qwen2 import params
@@ -300,9 +301,8 @@ class Tunix:
             norm_eps=spec.norm_eps,
             use_tied_embedding=spec.tie_embeddings,
         )
-        self._model = params.create_model_from_safe_tensors(
-            str(model.folder), config, dtype=jnp.float32, mode="original"
-        )
+        with nnx.use_eager_sharding(False):  # its weights name mesh axes, and here is no mesh
+            self._model = params.create_model_from_safe_tensors(str(model.folder), config, dtype=jnp.float32)
         self._samplers: dict[tuple[int, int, int], Any] = {}
         self._calls = 0
 

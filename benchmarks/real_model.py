@@ -55,7 +55,7 @@ def text_ids(repetition: int, count: int, vocab: int) -> np.ndarray:
 
 def problems(repetition: int) -> list[list[dict[str, str]]]:
     """TASKS conversations with a problem each, other ones in every repetition."""
-    from data_pipelines import arithmetic
+    from jaxagent.data_pipelines import arithmetic
     from jaxagent.envs import python
 
     rows = itertools.islice(arithmetic.generate(repetition), TASKS)
@@ -69,8 +69,8 @@ class Ours:
     def __init__(self, folder: str) -> None:
         import jax
 
-        from configs import gsm8k_python
         from jaxagent import build, config, devices
+        from jaxagent.configs import gsm8k_python
         from jaxagent.data.tokenizer import Tokenizer
         from jaxagent.engine import automaton
         from jaxagent.engine.driver import Driver

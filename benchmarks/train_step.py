@@ -19,9 +19,9 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from configs import search_r1
 from jaxagent.algorithms import presets
 from jaxagent.config import Config, parse
+from jaxagent.configs import search_r1
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.programs import make_programs
 from jaxagent.models import params, sharding

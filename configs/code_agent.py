@@ -16,9 +16,9 @@ qwen2.5-3b: GRPO with programs in ```python blocks, on tasks with hidden tests (
 
 from ml_collections import ConfigDict
 
-from configs import gsm8k_python
 from jaxagent.algorithms import published
 from jaxagent.config import ConfigError, nearest
+from jaxagent.configs import gsm8k_python
 
 
 def get_config(preset: str = "laptop") -> ConfigDict:

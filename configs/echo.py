@@ -16,9 +16,9 @@ qwen3-8b: the published hyper-parameters. Not run by us: `--dry_run` says what i
 
 from ml_collections import ConfigDict
 
-from configs import endless_terminals
-from configs.search_r1 import optimizer
 from jaxagent.config import ConfigError, nearest
+from jaxagent.configs import endless_terminals
+from jaxagent.configs.search_r1 import optimizer
 
 
 def get_config(preset: str = "laptop") -> ConfigDict:

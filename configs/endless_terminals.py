@@ -15,10 +15,10 @@ qwen2.5-7b: the published hyper-parameters. Not run by us: `--dry_run` says what
 
 from ml_collections import ConfigDict
 
-from configs import search_r1
-from configs.search_r1 import optimizer
 from jaxagent.algorithms import published
 from jaxagent.config import ConfigError, nearest
+from jaxagent.configs import search_r1
+from jaxagent.configs.search_r1 import optimizer
 
 
 def get_config(preset: str = "laptop") -> ConfigDict:

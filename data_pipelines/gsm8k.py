@@ -81,7 +81,7 @@ def build(train: Path, test: Path, out: Path, progress: Callable[[str, int], Non
     Raises:
       ConfigError: as `read`; or an empty split.
     """
-    from data_pipelines import write  # imports TFDS: not for --help
+    from jaxagent.data_pipelines import write  # imports TFDS: not for --help
 
     splits = {"train": read(train, "train"), "test": read(test, "test")}
     return write.write_tasks(out, splits, description="GSM8K with numbers as answers.", progress=progress)

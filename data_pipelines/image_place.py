@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_pipelines.sandbox_places import SandboxedPlace
+from jaxagent.data_pipelines.sandbox_places import SandboxedPlace
 from jaxagent.envs.terminal_tasks.task import TerminalTask
 from jaxagent.envs.terminal_tasks.verify import VerifierError
 from jaxagent.sandbox import choose

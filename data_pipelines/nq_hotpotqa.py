@@ -4,7 +4,8 @@
     python -m data_pipelines.nq_hotpotqa --train=nq=nq/train.jsonl --train=hotpotqa=hotpotqa/train.jsonl \\
         --test=hotpotqa=hotpot_dev_v1_simplified.json --out=data/nq_hotpotqa
 
-Then `--config.data.source=data/nq_hotpotqa`. The passages are indexed by `data_pipelines.corpus`. Inputs, freely mixed:
+Then `--config.data.source=data/nq_hotpotqa --config.stages=rl`. The passages are indexed by `data_pipelines.corpus`.
+Inputs, freely mixed:
   .parquet  Search-R1's files (data_source, prompt, reward_model, extra_info; columns checked in jaxagent/data/rows.py)
   .jsonl    FlashRAG's raw sets ({"id", "question", "golden_answers"})
   .json     one list of {"question", "answer": text or [text]}: HotpotQA's own release and copies of it
@@ -87,7 +88,7 @@ def build(
     Raises:
       ConfigError: a missing file, a malformed row, two rows with one id, or an empty split.
     """
-    from data_pipelines import write  # imports TFDS: not for --help
+    from jaxagent.data_pipelines import write  # imports TFDS: not for --help
 
     readers = {"train": Reader(skip_malformed, 0), "test": Reader(skip_malformed, max_test_rows_per_source)}
     splits = {"train": readers["train"].read(train, "train")}
@@ -175,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             console.print(
                 f"  {len(reader.problems):,} malformed rows left out; the first: {reader.problems[0]}", markup=False
             )
-    console.print(f"written to {args.out}; train with --config.data.source={args.out}", markup=False)
+    console.print(f"written to {args.out}; train with --config.data.source={args.out} --config.stages=rl", markup=False)
     return 0
 
 

@@ -27,16 +27,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from data_pipelines import generated, terminal_check
-from data_pipelines.local_place import HomePlace, missing_programs
-from data_pipelines.sandbox_places import SandboxPlaces
-from data_pipelines.terminal_demonstrations import demonstrations
-from data_pipelines.terminal_templates.draft import Draft, Draw, to_row
-from data_pipelines.terminal_templates.table import HELD_OUT, LAPTOP, TEMPLATES, Template
-from data_pipelines.terminal_templates.words import WORDS
 from jaxagent.config import ConfigError
 from jaxagent.data.files import splits
 from jaxagent.data.sources import load_tasks
+from jaxagent.data_pipelines import generated, terminal_check
+from jaxagent.data_pipelines.local_place import HomePlace, missing_programs
+from jaxagent.data_pipelines.sandbox_places import SandboxPlaces
+from jaxagent.data_pipelines.terminal_demonstrations import demonstrations
+from jaxagent.data_pipelines.terminal_templates.draft import Draft, Draw, to_row
+from jaxagent.data_pipelines.terminal_templates.table import HELD_OUT, LAPTOP, TEMPLATES, Template
+from jaxagent.data_pipelines.terminal_templates.words import WORDS
 from jaxagent.envs.terminal_tasks import dialogue, rows
 from jaxagent.envs.terminal_tasks.task import TerminalTask
 from jaxagent.main import exit_code

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from data_pipelines.local_place import HomePlace
 from jaxagent.config import ConfigError
+from jaxagent.data_pipelines.local_place import HomePlace
 from jaxagent.envs.terminal_tasks import dialogue
 from jaxagent.envs.terminal_tasks.rows import KEY
 

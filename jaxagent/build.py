@@ -10,8 +10,7 @@ import contextlib
 import dataclasses
 import datetime
 import hashlib
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import jax
 
 from jaxagent import resume
 from jaxagent.config import Config, ConfigError, SamplingConfig, check_folder
-from jaxagent.data import sources
+from jaxagent.data import sources, texts
 from jaxagent.data.sources import TaskSource
 from jaxagent.data.tasks import balanced_sample
 from jaxagent.data.tokenizer import Tokenizer
@@ -182,7 +181,7 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
     for repeated in more_than_an_epoch(cfg, len(train)):
         note(repeated)
     heldout = balanced_sample(heldout, cfg.data.num_eval, cfg.data.seed)
-    tokenizer = _tokenizer(cfg, dataset, family.tokens, note)
+    tokenizer = _tokenizer(cfg, dataset, train, family, note)
     spec = _spec(cfg, tokenizer)
     with jax.set_mesh(mesh):
         note(kernels.report(spec, cfg.engine.page_tokens, cfg.rl.batch.row_tokens))
@@ -229,19 +228,21 @@ def base_folder(cfg: Config) -> Path:
     return Path(cfg.model.path) if given else Path(cfg.workdir) / "base"
 
 
-def _tokenizer(cfg: Config, dataset: Path, tokens: Sequence[str], note: Callable[[str], None]) -> Tokenizer:
+def _tokenizer(cfg: Config, dataset: Path, train: TaskSource, family: Family, note: Callable[[str], None]) -> Tokenizer:
     path = cfg.tokenizer.path or cfg.model.path
     if path:
         return Tokenizer.load(path)
-    texts = dataset / "texts.jsonl"
-    if not texts.is_file():
-        raise ConfigError(f"Nothing to train a tokenizer on: no '{texts}'. Set tokenizer.path or model.path.")
     folder = _tokenizer_folder(cfg)
     if not (folder / "tokenizer.json").is_file():
         note(f"training a tokenizer of {cfg.tokenizer.vocab_size} tokens")
-        with texts.open(encoding="utf-8") as lines:
-            tokenizer = Tokenizer.train([json.loads(line)["text"] for line in lines], cfg.tokenizer.vocab_size, tokens)
-        tokenizer.save(folder)
+        corpus = cfg.env.retriever.corpus
+        found = texts.of_dataset(
+            dataset,
+            train,
+            lambda prompt: (message.content for message in family.prompt(prompt)),
+            Path(corpus) if corpus else sources.corpus_of(dataset),
+        )
+        Tokenizer.train(found, cfg.tokenizer.vocab_size, family.tokens).save(folder)
     return Tokenizer.load(folder)
 
 

@@ -623,15 +623,15 @@ def check_folder(path: str | pathlib.Path) -> None:
         hub = f"A model of the Hugging Face hub is downloaded first: hf download {path} --local-dir {path}. "
         raise ConfigError(
             f"The folder '{path}' does not exist. {hub if named else ''}A small model for a laptop is made by: "
-            f"python -m data_pipelines.smollm2 --out={path}"
+            f"python -m jaxagent.data_pipelines.smollm2 --out={path}"
         )
 
 
 def _build(cls: type, value: Any, path: str) -> Any:
-    if not isinstance(value, Mapping) and not hasattr(value, "to_dict"):
+    if (to_dict := getattr(value, "to_dict", None)) is not None:
+        value = to_dict()
+    if not isinstance(value, Mapping):
         raise ConfigError(f"{path} must be a section with fields, got {value!r}.")
-    if hasattr(value, "to_dict"):
-        value = value.to_dict()
     hints = typing.get_type_hints(cls, include_extras=True)
     for name in value:
         if name not in hints:
@@ -643,7 +643,7 @@ def _build(cls: type, value: Any, path: str) -> Any:
 
 
 def _convert(hint: Any, value: Any, path: str) -> Any:
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _build(hint, value, path)
     origin = typing.get_origin(hint)
     if origin is Annotated:

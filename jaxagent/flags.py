@@ -1,7 +1,8 @@
 """Command line -> `Invocation`: one config file, overrides, and what to do with them.
 
-`--config=FILE[:PRESET]` names a Python file whose `get_config(preset)` returns a ConfigDict; every
-`--config.section.field=value` replaces one of its values. Every mistake becomes a `ConfigError` of one line.
+`--config=FILE[:PRESET]` names a Python file whose `get_config(preset)` returns a ConfigDict, or one that comes with the
+package by its name alone (`--config=search_r1`); every `--config.section.field=value` replaces one of its values. Every
+mistake becomes a `ConfigError` of one line.
 Imports no jax: `--help` and errors answer at once.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import inspect
 import pathlib
 import re
@@ -24,7 +26,7 @@ from jaxagent import config as schema
 from jaxagent import relations
 from jaxagent.config import MODEL_SHAPE, Config, ConfigError, nearest, parse
 
-CHIPS = ("cpu", "a100", "h100", "h200", "v5e", "v5p", "v6e")  # what --dry_run_chip may name; numbers in plan_chips.py
+CHIPS = ("cpu", "a100", "h100", "h200", "v5e", "v5p", "v6e")  # what --dry_run_chip may name; numbers in plan/chips.py
 HELP = ("--help", "-h", "-help", "--helpfull")
 
 _OVERRIDE = re.compile(r"--?config\.([^=]+)")
@@ -80,7 +82,7 @@ def parse_config(
     Raises:
       ConfigError: as `parse_argv`.
     """
-    argv = _joined(argv)
+    argv = [_with_preset_file(arg) for arg in _joined(argv)]
     for arg in argv[1:]:
         _check_override(arg)
     argv = [_quoted(arg) for arg in _last(argv)]
@@ -204,6 +206,25 @@ def _check_override(arg: str) -> None:
         raise ConfigError(f"'{path}' is a section: set one of its fields, {', '.join(typing.get_type_hints(cls))}.")
 
 
+def _with_preset_file(arg: str) -> str:
+    """`--config=search_r1:laptop` with the path of the package's own file; any other argument as it is."""
+    match = _FILE.fullmatch(arg)
+    name, colon, preset = match[1].partition(":") if match else ("", "", "")
+    if not name.isidentifier() or pathlib.Path(name).is_file():
+        return arg
+    known = {file.stem: file for file in preset_files()}
+    if name not in known:
+        raise ConfigError(f"There is no config '{name}'. {nearest(name, known)}")
+    return f"--config={known[name]}{colon}{preset}"
+
+
+def preset_files() -> list[pathlib.Path]:
+    """The config files that come with the package, sorted; `--config` takes their names without folder and ".py"."""
+    spec = importlib.util.find_spec("jaxagent.configs")
+    folders = spec.submodule_search_locations or [] if spec else []
+    return sorted(file for folder in folders for file in pathlib.Path(folder).glob("*.py"))
+
+
 def _check_file(path: str) -> None:
     file = pathlib.Path(path)
     if file.is_file():
@@ -211,9 +232,8 @@ def _check_file(path: str) -> None:
         return
     if file.is_dir():
         raise ConfigError(f"Config '{path}' is a folder, not a Python file.")
-    folder = file.parent if file.parent.is_dir() else pathlib.Path("configs")
-    known = sorted(str(p) for p in folder.glob("*.py"))
-    raise ConfigError(f"Config file '{path}' does not exist. {nearest(path, known) if known else ''}".rstrip())
+    known = [*sorted(str(p) for p in file.parent.glob("*.py")), *(p.stem for p in preset_files())]
+    raise ConfigError(f"Config file '{path}' does not exist. {nearest(path, known)}")
 
 
 def _one_line(error: Exception) -> str:

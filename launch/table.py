@@ -9,7 +9,7 @@ import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 
-from launch.grid import Run
+from jaxagent.launch.grid import Run
 
 # Before the first stage that evaluates and after the last one: a summary has "eval/em_before_<stage>" of each. A
 # terminal agent has "solved" in place of "em". A gain is a run's own after - before. Columns that no run has are left

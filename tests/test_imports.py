@@ -1,6 +1,7 @@
 """Imports go one way only, and worker processes start without jax: the house rules, read from the source."""
 
 import ast
+import os
 import pathlib
 import subprocess
 import sys
@@ -35,7 +36,8 @@ PROGRAMS = {
     "engine/jetstream.py": {"data"},
     "envs/retriever/server.py": {"main"},
 }
-TOP = ("launch", "data_pipelines", "tests", "benchmarks")  # may import jaxagent, never the other way
+# May import the rooms, never the other way. Subpackages by name (jaxagent.launch), folders beside the rooms.
+TOP = ("configs", "launch", "data_pipelines", "tests", "benchmarks")
 NO_JAX_ROOMS = ("ranges", "relations", "types", "config", "command", "rewards", "envs", "sandbox", "data")
 NO_JAX = ("jax", "flax", "optax", "orbax", "jaxlib")
 
@@ -65,6 +67,8 @@ def test_imports_go_one_way(path):
     room = _room(path)
     for name in _imports(path):
         parts = name.split(".")
+        if parts[1:2] and parts[1] in TOP:
+            parts = parts[1:]
         # Built-in data sets are made on first use, by what stands around the rooms.
         made_here = (
             parts[0] == "data_pipelines" and LEVEL.get(room, LEVEL["loop"]) >= LEVEL["loop"] and room not in ALSO
@@ -110,4 +114,23 @@ def test_types_config_rewards_envs_and_data_start_without_jax():
         "    if loaded: sys.exit(f'{name} brings in {loaded}')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_the_folders_beside_the_package_are_its_subpackages():
+    # One mechanism for checkouts and editable installs: jaxagent/__init__.py; wheels are tests/test_wheel.py's.
+    code = (
+        "import jaxagent.configs, jaxagent.launch.grid, jaxagent.data_pipelines.write as w\n"
+        "assert list(jaxagent.configs.__path__) == ['configs'], jaxagent.configs.__path__\n"
+        "import sys; assert not {'configs', 'launch', 'data_pipelines'} & set(sys.modules)\n"
+    )
+    code = code.replace("['configs']", repr([str(ROOT / "configs")]))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT.parent,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -60,7 +60,8 @@ def test_one_file_of_demonstrations(tmp_path, capsys):
 
 def test_a_model_folder_that_is_not_there(tmp_path, capsys):
     line = refused(capsys, tmp_path / "run", f"--config.model.path={tmp_path / 'smollm2'}")
-    assert f"'{tmp_path / 'smollm2'}' does not exist" in line and "python -m data_pipelines.smollm2 --out=" in line
+    assert f"'{tmp_path / 'smollm2'}' does not exist" in line
+    assert "python -m jaxagent.data_pipelines.smollm2 --out=" in line
 
 
 def test_a_stage_is_run_once(tmp_path, capsys):

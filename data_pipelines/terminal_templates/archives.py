@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
-from data_pipelines.terminal_templates.draft import Draft, Draw, keep, lines, write_files
-from data_pipelines.terminal_templates.program import call
+from jaxagent.data_pipelines.terminal_templates.draft import Draft, Draw, keep, lines, write_files
+from jaxagent.data_pipelines.terminal_templates.program import call
 
 
 def _tree(draw: Draw, folder: str, low: int = 2, high: int = 5) -> dict[str, str]:

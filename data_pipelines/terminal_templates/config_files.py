@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from data_pipelines.terminal_templates.draft import Draft, Draw, keep, lines
-from data_pipelines.terminal_templates.program import call
-from data_pipelines.terminal_templates.words import PEOPLE, SERVICES
+from jaxagent.data_pipelines.terminal_templates.draft import Draft, Draw, keep, lines
+from jaxagent.data_pipelines.terminal_templates.program import call
+from jaxagent.data_pipelines.terminal_templates.words import PEOPLE, SERVICES
 
 
 def _ini(sections: dict[str, dict[str, str]]) -> str:

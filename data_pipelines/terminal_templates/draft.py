@@ -9,8 +9,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from data_pipelines.terminal_templates.program import call, program
-from data_pipelines.terminal_templates.words import WORDS
+from jaxagent.data_pipelines.terminal_templates.program import call, program
+from jaxagent.data_pipelines.terminal_templates.words import WORDS
 from jaxagent.envs.terminal_tasks.rows import KEY
 
 T = TypeVar("T")

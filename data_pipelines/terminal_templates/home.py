@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from data_pipelines.terminal_templates.draft import Draft, Draw, lines
-from data_pipelines.terminal_templates.program import call
+from jaxagent.data_pipelines.terminal_templates.draft import Draft, Draw, lines
+from jaxagent.data_pipelines.terminal_templates.program import call
 
 Picture = Mapping[str, tuple]
 

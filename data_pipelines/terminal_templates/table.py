@@ -5,8 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from data_pipelines.terminal_templates import archives, config_files, home, system, tables, text, trees, version_control
-from data_pipelines.terminal_templates.draft import Draft, Draw
+from jaxagent.data_pipelines.terminal_templates import (
+    archives,
+    config_files,
+    home,
+    system,
+    tables,
+    text,
+    trees,
+    version_control,
+)
+from jaxagent.data_pipelines.terminal_templates.draft import Draft, Draw
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from data_pipelines.terminal_templates.draft import Draft, Draw, keep, lines
-from data_pipelines.terminal_templates.program import call
-from data_pipelines.terminal_templates.words import CITIES, PEOPLE
+from jaxagent.data_pipelines.terminal_templates.draft import Draft, Draw, keep, lines
+from jaxagent.data_pipelines.terminal_templates.program import call
+from jaxagent.data_pipelines.terminal_templates.words import CITIES, PEOPLE
 
 
 def _csv(header: str, rows: Sequence[Sequence[object]]) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from data_pipelines.terminal_templates.draft import Draft, Draw, keep, lines
-from data_pipelines.terminal_templates.program import call
+from jaxagent.data_pipelines.terminal_templates.draft import Draft, Draw, keep, lines
+from jaxagent.data_pipelines.terminal_templates.program import call
 
 
 def count_lines(draw: Draw) -> Draft:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from data_pipelines.terminal_templates.draft import Draft, Draw, keep, lines
-from data_pipelines.terminal_templates.program import call
+from jaxagent.data_pipelines.terminal_templates.draft import Draft, Draw, keep, lines
+from jaxagent.data_pipelines.terminal_templates.program import call
 
 
 def _name(path: str) -> str:

@@ -6,9 +6,9 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from data_pipelines.terminal_templates.draft import Draft, Draw, lines, write_files
-from data_pipelines.terminal_templates.program import call
-from data_pipelines.terminal_templates.words import PEOPLE
+from jaxagent.data_pipelines.terminal_templates.draft import Draft, Draw, lines, write_files
+from jaxagent.data_pipelines.terminal_templates.program import call
+from jaxagent.data_pipelines.terminal_templates.words import PEOPLE
 
 _QUIET = "export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1"
 

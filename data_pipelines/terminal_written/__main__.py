@@ -30,12 +30,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from configs import endless_terminals
-from data_pipelines.image_place import ImagePlaces
-from data_pipelines.terminal_written import solve
-from data_pipelines.terminal_written.task import STAGES, Rejected, checked, written
 from jaxagent import config as schema
 from jaxagent.config import ConfigError
+from jaxagent.configs import endless_terminals
+from jaxagent.data_pipelines.image_place import ImagePlaces
+from jaxagent.data_pipelines.terminal_written import solve
+from jaxagent.data_pipelines.terminal_written.task import STAGES, Rejected, checked, written
 from jaxagent.main import exit_code
 from jaxagent.observe import jsonl
 from jaxagent.rewards.chat_client import ChatClient, Endpoint

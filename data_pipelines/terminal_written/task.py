@@ -7,8 +7,8 @@ import hashlib
 import json
 from pathlib import Path
 
-from data_pipelines.image_place import ImagePlaces
-from data_pipelines.terminal_written import prompts
+from jaxagent.data_pipelines.image_place import ImagePlaces
+from jaxagent.data_pipelines.terminal_written import prompts
 from jaxagent.envs.terminal_tasks import folders
 from jaxagent.envs.terminal_tasks.task import TerminalTask
 from jaxagent.envs.terminal_tasks.verify import VerifierError, prepare, verify

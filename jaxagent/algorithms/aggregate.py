@@ -51,8 +51,8 @@ def sequence_scales(counts: Array, mode: str, constant: float, episodes: Array |
     elif mode == "sequence_mean":
         divisor = xp.maximum(counts, 1) * sequences
     elif mode == "rollout_mean":
-        episodes = xp.arange(len(counts)) if episodes is None else episodes
-        same = (episodes[:, None] == episodes) & some  # [n, n]
+        owners: Array = xp.arange(len(counts)) if episodes is None else episodes
+        same = (owners[:, None] == owners) & some  # [n, n]
         trajectories = xp.maximum(xp.sum(same, axis=1), 1)
         rollouts = xp.sum(xp.where(some, 1.0 / trajectories, 0.0))
         divisor = xp.maximum(counts, 1) * trajectories * xp.where(rollouts > 0, rollouts, 1.0)

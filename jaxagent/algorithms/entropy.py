@@ -26,7 +26,8 @@ class EntropyControl:
     @classmethod
     def start(cls, rl: RLConfig, saved: Mapping[str, float | list[float]]) -> EntropyControl:
         """As a bundle has it, else from `rl.entropy_coefficient`."""
-        coefficient, active = saved.get(_RESULT, (rl.entropy_coefficient, True))
+        state = saved.get(_RESULT)
+        coefficient, active = state if isinstance(state, list) else (rl.entropy_coefficient, True)
         return cls(rl.entropy_control, float(coefficient), bool(active))
 
     @property

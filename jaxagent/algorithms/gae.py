@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 
 def gae(
-    rewards: jax.Array, values: jax.Array, mask: jax.Array, gamma: float, lam: float
+    rewards: jax.Array, values: jax.Array, mask: jax.Array, gamma: float, lam: float | jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """delta_k = r_k + gamma v_{k+1} - v_k;  A_k = delta_k + gamma lam A_{k+1}, over action tokens k, and v_end = 0.
 
@@ -24,7 +24,7 @@ def gae(
       values: f32[T], the value of the state each token was sampled in.
       mask: bool[T], True for action tokens. What stands elsewhere in the inputs is never read.
       gamma: discount per action token.
-      lam: lambda of the exponential average.
+      lam: lambda of the exponential average, a number or f32[].
 
     Returns:
       advantages and returns (advantages + values), f32[T], 0 outside the mask.

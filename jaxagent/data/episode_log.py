@@ -162,7 +162,7 @@ def _get(row: Mapping[str, Any], column: str, kind: type, where: str) -> Any:
 
 def _number(row: Mapping[str, Any], column: str, where: str) -> float:
     value = row.get(column)
-    if type(value) not in (int, float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ConfigError(f"{where}: column '{column}' must be a finite number, got {value!r}.")
     return float(value)
 

@@ -101,12 +101,15 @@ class Environment(Protocol):
 
     async def start(self) -> Sequence[Message]:
         """The prompt. Expensive preparation (a sandbox, a user simulator) belongs here, not into the constructor."""
+        ...
 
     async def step(self, action: str) -> Step:
         """Acts on the policy's text, which ends with its stop string, if one was completed."""
+        ...
 
     async def verify(self, transcript: Transcript) -> Verdict:
         """Judges the finished episode, also one that ended at a turn, token or time limit (`transcript.ended`)."""
+        ...
 
     async def close(self) -> None:
         """Releases everything. Called exactly once, also when `start` failed."""

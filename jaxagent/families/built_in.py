@@ -29,7 +29,7 @@ Settings = tuple[Mapping[str, Any], Callable[..., None]]  # what a data set is m
 
 
 def _geography(cfg: Config) -> Settings:
-    from data_pipelines import geography
+    from jaxagent.data_pipelines import geography
 
     return dict(
         num_cities=cfg.data.num_cities,
@@ -42,7 +42,7 @@ def _geography(cfg: Config) -> Settings:
 
 
 def _terminal(cfg: Config) -> Settings:
-    from data_pipelines import terminal
+    from jaxagent.data_pipelines import terminal
 
     return dict(
         num=cfg.data.num_tasks,
@@ -65,13 +65,13 @@ def _of_python(cfg: Config) -> Mapping[str, Any]:
 
 
 def _arithmetic(cfg: Config) -> Settings:
-    from data_pipelines import arithmetic
+    from jaxagent.data_pipelines import arithmetic
 
     return _of_python(cfg), arithmetic.write
 
 
 def _python_tasks(cfg: Config) -> Settings:
-    from data_pipelines import python_tasks
+    from jaxagent.data_pipelines import python_tasks
 
     return _of_python(cfg), python_tasks.write
 

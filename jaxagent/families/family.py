@@ -34,9 +34,11 @@ class Family(Protocol):
 
     def prompt(self, text: str) -> tuple[Message, ...]:
         """The messages of a task's prompt, for demonstrations."""
+        ...
 
     def observation(self, action: str, text: str) -> Observation:
         """What an environment shows after an action, given only its text, for demonstrations."""
+        ...
 
     def open(self, dataset: Path, tasks: Sequence[Task], workers: Workers, note: Callable[[str], None]) -> None:
         """Takes what the environments share.
@@ -53,6 +55,7 @@ class Family(Protocol):
 
     def environment(self, task: Task) -> Environment:
         """A fresh attempt. Only while open."""
+        ...
 
     def close(self, workers: Workers) -> None:
         """Gives everything back."""

@@ -31,9 +31,11 @@ class Protocol(typing.Protocol):
 
     def prompt(self, text: str) -> Sequence[Message]:
         """The prompt of a task."""
+        ...
 
     def observation(self, action: str, text: str) -> Observation:
         """What an environment shows after an action, given only its text."""
+        ...
 
 
 def load(path: str | Path) -> list[dict[str, Any]]:

@@ -49,6 +49,7 @@ class Policy(Protocol):
         deadline_s: float,
     ) -> Generation:
         """Samples one turn after appending `new_tokens` to the session's sequence."""
+        ...
 
     def close(self, session: Any) -> None:
         """Ends the sequence, also in the middle of a turn."""
@@ -94,7 +95,7 @@ class _Attempt:
         self._conversation = Conversation(rollout.tokenizer, rollout.template, rollout.config.observation_tokens)
         self._environment: Environment | None = None
         self._verdict = Verdict(0.0)
-        self._metrics = dict.fromkeys(
+        self._metrics: dict[str, float] = dict.fromkeys(
             ("env_s", "engine_s", "open_s", "queue_s", "prefill_s", "decode_s", "cached_tokens", "overshoots"), 0.0
         )
 
@@ -156,6 +157,8 @@ class _Attempt:
                     step = await environment.step(action)
                 if step.stop_reason is not None:
                     return step.stop_reason
+                if step.observation is None:
+                    raise ValueError("the environment's step has neither an observation nor a stop reason")
                 self._conversation.add_observation(step.observation)
                 if len(self._conversation) >= self._rollout.config.context_tokens:
                     return StopReason.TOKEN_LIMIT

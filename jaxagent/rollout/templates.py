@@ -39,9 +39,11 @@ class Template(Protocol):
 
     def prompt(self, messages: Sequence[Message]) -> str:
         """The text that the policy's first turn continues."""
+        ...
 
     def observation(self, observation: Observation, ended_by: str) -> Spans:
         """The text between the policy's turn and its next one. `ended_by`: the EOS text that it sampled, or ""."""
+        ...
 
 
 class Plain:

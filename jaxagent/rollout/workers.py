@@ -27,6 +27,7 @@ class Rollout(Protocol):
 
     async def __call__(self, task: Task, sample: int) -> Episode:
         """Runs attempt number `sample`."""
+        ...
 
 
 async def run_groups(

@@ -127,9 +127,18 @@ def demonstrations_file(parts: Parts, name: str) -> Path:
     """`name`.jsonl of the config's demonstrations, or of the dataset. One file holds whole episodes and no curriculum.
 
     Raises:
-      ConfigError: one file, and a curriculum is wanted.
+      ConfigError: one file, and a curriculum is wanted; or the config names none and the dataset has none.
     """
-    given = Path(parts.cfg.warm_start.demonstrations or parts.dataset)
+    if not parts.cfg.warm_start.demonstrations:
+        own = parts.dataset / f"{name}.jsonl"
+        if not own.is_file():
+            others = ",".join(stage for stage in parts.cfg.stages if stage != "warm_start") or "rl"
+            raise ConfigError(
+                f"The stage warm_start needs demonstrations and this data has none: no file '{own}'. Leave the stage "
+                f"out (--config.stages={others}), or name demonstrations (--config.warm_start.demonstrations)."
+            )
+        return own
+    given = Path(parts.cfg.warm_start.demonstrations)
     if given.suffix != ".jsonl":
         return given / f"{name}.jsonl"
     if name == "curriculum":
