@@ -378,7 +378,7 @@ class CorrectionConfig:
     level: str  # whose ratio a token has: its own, its sequence's product or geometric mean
     low: ZeroToOne  # a ratio of 1, on-policy, always counts in full
     high: Annotated[float, at_least(1)]
-    veto: ZeroToOne  # trajectories with a token whose ratio is below are left out; 0 = none
+    veto: ZeroToOne  # a trajectory with a token whose ratio is below counts 0; 0 = none
     normalise: bool  # divide the weights by their mean over the rollout batch
     opsm_delta: NonNegativeFloat  # read by "opsm": drift of a sequence, nats per token, from which bad ones are masked
 
