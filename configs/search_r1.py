@@ -72,7 +72,7 @@ def offline(learning_rate: float, updates: int, examples: int) -> ConfigDict:
     """How the laptop learns from data."""
     config = ConfigDict({"updates": updates, "examples": examples})
     config.optimizer = optimizer(learning_rate, schedule="linear")
-    config.batch = ConfigDict({"row_tokens": 256, "micro_rows": 4, "targets_multiple": 32})
+    config.batch = ConfigDict({"row_tokens": 256, "micro_rows": 4, "targets_multiple": 32, "share_prefix": False})
     return config
 
 
@@ -185,7 +185,9 @@ def laptop() -> ConfigDict:
     config.warm_start.curriculum_sequences = 42
     config.warm_start.batch_sequences = 19
     config.warm_start.optimizer = optimizer(3e-3, schedule="linear")
-    config.warm_start.batch = ConfigDict({"row_tokens": 288, "micro_rows": 8, "targets_multiple": 32})
+    config.warm_start.batch = ConfigDict(
+        {"row_tokens": 288, "micro_rows": 8, "targets_multiple": 32, "share_prefix": False}
+    )
     config.warm_start.curriculum_steps = 200
     config.warm_start.early_answer_frac = 0.8
     config.warm_start.gate_every = 100
@@ -252,7 +254,7 @@ def laptop() -> ConfigDict:
     config.rl.replay.update(min_reward=1.0, low=0.5, high=0.95)
     config.rl.tool_epsilon = 0.0
     config.rl.optimizer = optimizer(2e-4, schedule="linear")
-    config.rl.batch = ConfigDict({"row_tokens": 256, "micro_rows": 4, "targets_multiple": 32})
+    config.rl.batch = ConfigDict({"row_tokens": 256, "micro_rows": 4, "targets_multiple": 32, "share_prefix": False})
     config.rl.kl = ConfigDict({"coefficient": 0.0, "estimator": "k3", "where": "loss", "refresh_every": 0})
     config.rl.critic = ConfigDict()
     config.rl.critic.gamma = 1.0

@@ -83,6 +83,7 @@ def policy_forward(
             batch.head_positions,
             batch.targets,
             jnp.where(batch.ce_weights != 0, 1.0, jnp.float32(temperature)),
+            shared=batch.ends is not None,
         )
         return exact.with_value(logprobs, same), entropy, *extras
 
@@ -160,4 +161,4 @@ def _flat(a: jax.Array) -> jax.Array:
 
 
 def _heads(params: Params, spec: ModelSpec, batch: Batch) -> jax.Array:
-    return forward_packed(params, spec, batch.tokens, batch.positions, batch.segments, batch.head_positions)
+    return forward_packed(params, spec, batch.tokens, batch.positions, batch.segments, batch.head_positions, batch.ends)

@@ -10,7 +10,7 @@ import jax
 
 from jaxagent.algorithms import presets
 from jaxagent.algorithms.streams import Streams
-from jaxagent.config import Config
+from jaxagent.config import BatchConfig, Config
 from jaxagent.learner import forward, loss, score
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer
@@ -20,7 +20,7 @@ from jaxagent.learner.teacher import Distiller, Weights, distiller
 from jaxagent.learner.teacher_http import HttpTeacher
 from jaxagent.learner.update import Update, make_update
 from jaxagent.models import critic as critics
-from jaxagent.models import lora, params, sharding
+from jaxagent.models import kernels, lora, params, sharding
 from jaxagent.models.exact import Tiling
 from jaxagent.models.spec import ModelSpec
 
@@ -78,7 +78,9 @@ def make_programs(
       The programs, and the stage's state before its first update.
     """
     rl = cfg.rl
-    packer = Packer(rl.batch, longest_targets(cfg), cfg.mesh.data * cfg.mesh.fsdp)
+    with jax.set_mesh(mesh):
+        share = shared_multiple(cfg, rl.batch, spec, cfg.numerics == "exact")
+    packer = Packer(rl.batch, longest_targets(cfg), cfg.mesh.data * cfg.mesh.fsdp, share)
     updates = rl.steps * rl.updates_per_step * rl.epochs
     critic_updates = updates + rl.critic.warmup_updates * (rl.critic.warmup_epochs - 1)
     optimizer = make_optimizer(rl.optimizer, updates)
@@ -154,6 +156,18 @@ def tiling(cfg: Config) -> Tiling | None:
     if cfg.numerics == "fast":
         return None
     return Tiling(cfg.engine.tile_rows, cfg.engine.page_tokens, cfg.engine.cache_dtype)
+
+
+def shared_multiple(cfg: Config, batch: BatchConfig, spec: ModelSpec, exact: bool = False) -> int:
+    """`share` of a `Packer`: 0 where beginnings are not shared or attention cannot. Call under `jax.set_mesh`.
+
+    Exact scoring reads sequences in pages, so it shares whole ones.
+    """
+    if not batch.share_prefix:
+        return 0
+    pages = cfg.engine.page_tokens
+    chosen = kernels.prefixes(kernels.platform(), spec, pages, batch.row_tokens, exact)
+    return 0 if chosen.name != "shared" else pages if exact else 1
 
 
 def longest_targets(cfg: Config) -> int:

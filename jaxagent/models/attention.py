@@ -84,7 +84,8 @@ def attend_pages(
       keys, values: [B, K, D, C] and [B, K, C, D]: blocks of C keys. What lies past a position may be anything finite.
       blocks: i32[M, Q], the block of each page of a sequence, which N / M rows in a row share; the last one also of all
         further pages. Rows that share read a page once, in one product: other roundings than one by one.
-      starts: i32[M], where in its block page 0 begins, page j then page_tokens * j further on. None: at 0, every page.
+      starts: i32[M], where in its block page 0 begins, page j then page_tokens * j further on; or i32[M, J], where page
+        j begins (plain code only). None: at 0, every page.
 
     Returns:
       [N, H, D] in the dtype of `q`.
@@ -105,6 +106,9 @@ def attend_pages(
             block = jax.lax.dynamic_index_in_dim(own_blocks, j, axis=1, keepdims=False)  # the last one past the end
             if own_starts is None:
                 return keys[block], values[block]
+            if own_starts.ndim == 2:
+                begins = jax.lax.dynamic_index_in_dim(own_starts, j, axis=1, keepdims=False)
+                return pages.cut(keys, values, block, begins, page_tokens)
             return pages.cut(keys, values, block, own_starts + j * page_tokens, page_tokens)
 
         new = _attend_group(cut(q), cut(positions), page_tokens, keys.shape[1], read)
@@ -146,7 +150,7 @@ def _attend_group(
     return out.reshape(m, r, h, d).astype(q.dtype)
 
 
-def packed(segments: jax.Array) -> Attend:
+def packed(segments: jax.Array, ends: jax.Array | None = None) -> Attend:
     """Attention of packed training rows: causal, and only inside a segment. Keeps no cache.
 
     Queries go in blocks, each against the keys up to its own end: what causality hides is mostly not computed, and
@@ -154,6 +158,8 @@ def packed(segments: jax.Array) -> Attend:
 
     Args:
       segments: i32[B, T], which sequence of the row each token belongs to; 0 is padding.
+      ends: i32[B, T], of rows in which sequences share their beginnings, depth first: the column behind the last query
+        that may see a key. Then it is the mask, not `segments`, and no accelerator's kernel is used (kernels.py).
 
     Returns:
       An `Attend` over the flat rows N = B * T.
@@ -161,12 +167,12 @@ def packed(segments: jax.Array) -> Attend:
     b, t = segments.shape
     block = max(QUERY_BLOCK, -(-t // MAX_BLOCKS))
     spans = [(start, min(start + block, t)) for start in range(0, t, block)]
-    masks = [_visible(segments, start, stop) for start, stop in spans]
+    masks = [_visible(segments, ends, start, stop) for start, stop in spans]
 
     def attend(cache: None, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, None]:
         q, k, v = (split_rows(x, b, t) for x in (q, k, v))
         kernel = _PACKED.get(kernels.packed(kernels.platform(), str(q.dtype), t).name)
-        if kernel is not None:
+        if kernel is not None and ends is None:
             local = jax.shard_map(kernel, in_specs=(P(ROWS, None), *[_HEADS] * 3), out_specs=_HEADS, check_vma=False)
             return merge_rows(local(segments, q, k, v)), None
         outs = [
@@ -178,7 +184,9 @@ def packed(segments: jax.Array) -> Attend:
     return attend
 
 
-def _visible(segments: jax.Array, start: int, stop: int) -> jax.Array:
+def _visible(segments: jax.Array, ends: jax.Array | None, start: int, stop: int) -> jax.Array:
     """bool[B, stop - start, stop]: which of the first `stop` tokens the queries start..stop may see."""
     causal = jnp.arange(start, stop)[:, None] >= jnp.arange(stop)[None, :]
+    if ends is not None:
+        return (jnp.arange(start, stop)[:, None] < ends[:, None, :stop]) & causal[None]
     return (segments[:, start:stop, None] == segments[:, None, :stop]) & causal[None]

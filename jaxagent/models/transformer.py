@@ -72,6 +72,7 @@ def forward_packed(
     positions: jax.Array,
     segments: jax.Array,
     head_positions: jax.Array,
+    ends: jax.Array | None = None,
 ) -> jax.Array:
     """Hidden states at the R places of each packed row whose NEXT token is a target.
 
@@ -79,6 +80,7 @@ def forward_packed(
       params, spec: the model.
       tokens, positions, segments: i32[B, T]; segments 0 is padding; B split over data and fsdp.
       head_positions: i32[B, R], indices into T; unused ones may point anywhere inside the row.
+      ends: i32[B, T] of rows that are trees, see `attention.packed`.
 
     Returns:
       compute_dtype[B, R, E].
@@ -90,7 +92,7 @@ def forward_packed(
         spec,
         sharding.merge_rows(jnp.asarray(tokens)),
         sharding.merge_rows(jnp.asarray(positions)),
-        packed(segments),
+        packed(segments, ends),
         unroll=spec.remat == "none",
     )
     return jnp.take_along_axis(sharding.split_rows(x, b, t), head_positions[:, :, None], axis=1)
