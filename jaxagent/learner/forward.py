@@ -161,4 +161,5 @@ def _flat(a: jax.Array) -> jax.Array:
 
 
 def _heads(params: Params, spec: ModelSpec, batch: Batch) -> jax.Array:
-    return forward_packed(params, spec, batch.tokens, batch.positions, batch.segments, batch.head_positions, batch.ends)
+    places = batch.tokens, batch.positions, batch.segments, batch.head_positions
+    return forward_packed(params, spec, *places, batch.ends, batch.longest)

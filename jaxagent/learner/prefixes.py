@@ -17,6 +17,14 @@ import numpy as np
 Element = dict[str, np.ndarray]  # one sequence: "tokens" [n], and per target "head_positions", "targets", ... [r]
 
 
+@dataclasses.dataclass(frozen=True)
+class Sharing:
+    """How a packer shares. Part of the shapes of its batches."""
+
+    multiple: int  # beginnings are shared in multiples of so many tokens; 1 shares all of them
+    longest: int  # tokens of the longest sequence; where an update holds a longer one, this doubles for it
+
+
 @dataclasses.dataclass
 class _Row:
     """The sequences of a row while it is filled, by their index in sorted order."""
@@ -27,13 +35,13 @@ class _Row:
     common: int  # tokens that the sequence now looked at has in common with the row's last member
 
 
-def shared_rows(elements: Sequence[Element], row_tokens: int, row_targets: int, unit: int) -> list[Element]:
+def shared_rows(elements: Sequence[Element], row_tokens: int, row_targets: int, multiple: int) -> list[Element]:
     """Packs sequences into rows, each where it adds the fewest tokens.
 
     Args:
       elements: sequences that fit a row, at least one.
       row_tokens, row_targets: what a row holds.
-      unit: beginnings are shared in multiples of so many tokens; 1 shares all of them.
+      multiple: of `Sharing`.
 
     Returns:
       Rows of arrays [row_tokens] ("tokens", "positions", "segments", "ends") and [row_targets] (all others).
@@ -42,7 +50,7 @@ def shared_rows(elements: Sequence[Element], row_tokens: int, row_targets: int, 
     elements = sorted(elements, key=lambda element: element["tokens"].astype(">u4").tobytes())
     rows: list[_Row] = []
     for i, element in enumerate(elements):
-        common = common_prefix(elements[i - 1]["tokens"], element["tokens"]) // unit * unit if i else 0
+        common = common_prefix(elements[i - 1]["tokens"], element["tokens"]) // multiple * multiple if i else 0
         for row in rows:
             row.common = min(row.common, common)
         length, targets = len(element["tokens"]), len(element["targets"])
@@ -58,7 +66,7 @@ def shared_rows(elements: Sequence[Element], row_tokens: int, row_targets: int, 
         row.tokens += length - row.common
         row.targets += targets
         row.common = length
-    return [_lay_out([elements[i] for i in row.members], row_tokens, row_targets, unit) for row in rows]
+    return [_lay_out([elements[i] for i in row.members], row_tokens, row_targets, multiple) for row in rows]
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
@@ -68,7 +76,7 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     return int(differ.argmax()) if differ.any() else n
 
 
-def _lay_out(members: list[Element], row_tokens: int, row_targets: int, unit: int) -> Element:
+def _lay_out(members: list[Element], row_tokens: int, row_targets: int, multiple: int) -> Element:
     """One row of members in sorted order."""
     tokens, positions, segments = np.zeros((3, row_tokens), np.int32)
     ends = np.full(row_tokens, row_tokens, np.int32)  # padding sees padding
@@ -77,7 +85,7 @@ def _lay_out(members: list[Element], row_tokens: int, row_targets: int, unit: in
     targets = []
     for before, member in zip([None, *members], members, strict=False):
         own = member["tokens"]
-        common = 0 if before is None else common_prefix(before["tokens"], own) // unit * unit
+        common = 0 if before is None else common_prefix(before["tokens"], own) // multiple * multiple
         ends[path[common:]] = used  # nothing that follows may see them
         new = np.arange(used, used + len(own) - common)
         tree += common == 0

@@ -15,6 +15,7 @@ from jaxagent.learner import forward, loss, score
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer
 from jaxagent.learner.optimizer import make_optimizer
+from jaxagent.learner.prefixes import Sharing
 from jaxagent.learner.state import Frozen, TrainState, init_state
 from jaxagent.learner.teacher import Distiller, Weights, distiller
 from jaxagent.learner.teacher_http import HttpTeacher
@@ -79,7 +80,7 @@ def make_programs(
     """
     rl = cfg.rl
     with jax.set_mesh(mesh):
-        share = shared_multiple(cfg, rl.batch, spec, cfg.numerics == "exact")
+        share = sharing(cfg, rl.batch, spec, cfg.numerics == "exact")
     packer = Packer(rl.batch, longest_targets(cfg), cfg.mesh.data * cfg.mesh.fsdp, share)
     updates = rl.steps * rl.updates_per_step * rl.epochs
     critic_updates = updates + rl.critic.warmup_updates * (rl.critic.warmup_epochs - 1)
@@ -158,16 +159,17 @@ def tiling(cfg: Config) -> Tiling | None:
     return Tiling(cfg.engine.tile_rows, cfg.engine.page_tokens, cfg.engine.cache_dtype)
 
 
-def shared_multiple(cfg: Config, batch: BatchConfig, spec: ModelSpec, exact: bool = False) -> int:
-    """`share` of a `Packer`: 0 where beginnings are not shared or attention cannot. Call under `jax.set_mesh`.
+def sharing(cfg: Config, batch: BatchConfig, spec: ModelSpec, exact: bool = False) -> Sharing | None:
+    """How a stage's packer shares what sequences begin with alike; None where it is not asked to, or attention cannot.
 
-    Exact scoring reads sequences in pages, so it shares whole ones.
+    Exact scoring reads sequences page by page, so it shares whole pages. Call under `jax.set_mesh` for another chip.
     """
-    if not batch.share_prefix:
-        return 0
     pages = cfg.engine.page_tokens
     chosen = kernels.prefixes(kernels.platform(), spec, pages, batch.row_tokens, exact)
-    return 0 if chosen.name != "shared" else pages if exact else 1
+    if not batch.share_prefix or chosen.name != "shared":
+        return None
+    # The last token of a trajectory is only a target, never an input.
+    return Sharing(pages if exact else 1, max(1, min(cfg.env.context_tokens - 1, batch.row_tokens)))
 
 
 def longest_targets(cfg: Config) -> int:

@@ -150,7 +150,7 @@ def _attend_group(
     return out.reshape(m, r, h, d).astype(q.dtype)
 
 
-def packed(segments: jax.Array, ends: jax.Array | None = None) -> Attend:
+def packed(segments: jax.Array) -> Attend:
     """Attention of packed training rows: causal, and only inside a segment. Keeps no cache.
 
     Queries go in blocks, each against the keys up to its own end: what causality hides is mostly not computed, and
@@ -158,8 +158,6 @@ def packed(segments: jax.Array, ends: jax.Array | None = None) -> Attend:
 
     Args:
       segments: i32[B, T], which sequence of the row each token belongs to; 0 is padding.
-      ends: i32[B, T], of rows in which sequences share their beginnings, depth first: the column behind the last query
-        that may see a key. Then it is the mask, not `segments`, and no accelerator's kernel is used (kernels.py).
 
     Returns:
       An `Attend` over the flat rows N = B * T.
@@ -167,12 +165,12 @@ def packed(segments: jax.Array, ends: jax.Array | None = None) -> Attend:
     b, t = segments.shape
     block = max(QUERY_BLOCK, -(-t // MAX_BLOCKS))
     spans = [(start, min(start + block, t)) for start in range(0, t, block)]
-    masks = [_visible(segments, ends, start, stop) for start, stop in spans]
+    masks = [_visible(segments, start, stop) for start, stop in spans]
 
     def attend(cache: None, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, None]:
         q, k, v = (split_rows(x, b, t) for x in (q, k, v))
         kernel = _PACKED.get(kernels.packed(kernels.platform(), str(q.dtype), t).name)
-        if kernel is not None and ends is None:
+        if kernel is not None:
             local = jax.shard_map(kernel, in_specs=(P(ROWS, None), *[_HEADS] * 3), out_specs=_HEADS, check_vma=False)
             return merge_rows(local(segments, q, k, v)), None
         outs = [
@@ -184,9 +182,7 @@ def packed(segments: jax.Array, ends: jax.Array | None = None) -> Attend:
     return attend
 
 
-def _visible(segments: jax.Array, ends: jax.Array | None, start: int, stop: int) -> jax.Array:
+def _visible(segments: jax.Array, start: int, stop: int) -> jax.Array:
     """bool[B, stop - start, stop]: which of the first `stop` tokens the queries start..stop may see."""
     causal = jnp.arange(start, stop)[:, None] >= jnp.arange(stop)[None, :]
-    if ends is not None:
-        return (jnp.arange(start, stop)[:, None] < ends[:, None, :stop]) & causal[None]
     return (segments[:, start:stop, None] == segments[:, None, :stop]) & causal[None]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxagent.models import rope, sharding
+from jaxagent.models import rope, sharding, trees
 from jaxagent.models.attention import Attend, packed
 from jaxagent.models.int8 import Int8Array
 from jaxagent.models.layers import contract, rms_norm, swiglu
@@ -73,6 +73,7 @@ def forward_packed(
     segments: jax.Array,
     head_positions: jax.Array,
     ends: jax.Array | None = None,
+    longest: int = 0,
 ) -> jax.Array:
     """Hidden states at the R places of each packed row whose NEXT token is a target.
 
@@ -80,7 +81,7 @@ def forward_packed(
       params, spec: the model.
       tokens, positions, segments: i32[B, T]; segments 0 is padding; B split over data and fsdp.
       head_positions: i32[B, R], indices into T; unused ones may point anywhere inside the row.
-      ends: i32[B, T] of rows that are trees, see `attention.packed`.
+      ends, longest: of rows in which sequences share their beginnings, see `trees.shared`; None: they share nothing.
 
     Returns:
       compute_dtype[B, R, E].
@@ -92,7 +93,7 @@ def forward_packed(
         spec,
         sharding.merge_rows(jnp.asarray(tokens)),
         sharding.merge_rows(jnp.asarray(positions)),
-        packed(segments, ends),
+        packed(segments) if ends is None else trees.shared(ends, longest),
         unroll=spec.remat == "none",
     )
     return jnp.take_along_axis(sharding.split_rows(x, b, t), head_positions[:, :, None], axis=1)

@@ -20,7 +20,7 @@ from rich.table import Table
 from jaxagent.algorithms import presets
 from jaxagent.config import Config
 from jaxagent.learner.batching import Packer
-from jaxagent.learner.programs import longest_targets, shared_multiple
+from jaxagent.learner.programs import longest_targets, sharing
 from jaxagent.models import hf, lora
 from jaxagent.models import params as model_params
 from jaxagent.models.spec import ModelSpec
@@ -75,7 +75,7 @@ def plan(cfg: Config, chip: str, report: Callable[[programs.Program], None]) -> 
     spec.check_context(cfg.env.context_tokens)
     mesh, compiled_for = topology.mesh_for(cfg.mesh, chip)
     with jax.set_mesh(mesh):
-        share = shared_multiple(cfg, cfg.rl.batch, spec, cfg.numerics == "exact")
+        share = sharing(cfg, cfg.rl.batch, spec, cfg.numerics == "exact")
     packer = Packer(cfg.rl.batch, longest_targets(cfg), cfg.mesh.data * cfg.mesh.fsdp, share)
     resident = programs.resident_bytes(cfg, spec, mesh)
     compiled = programs.compile_all(cfg, spec, mesh, packer.empty(), report)

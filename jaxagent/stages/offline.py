@@ -56,7 +56,7 @@ def train(
         and metrics. Compiles what it needs.
       keep_reference: whether the state keeps the policy that the stage began with.
     """
-    share = programs.shared_multiple(parts.cfg, cfg.batch, parts.spec)
+    share = programs.sharing(parts.cfg, cfg.batch, parts.spec)
     packer = Packer(cfg.batch, programs.action_tokens(parts.cfg), parts.row_shards, share)
     optimizer = make_optimizer(cfg.optimizer, cfg.updates)
     with saved.compiles.warm_up(), jax.set_mesh(parts.mesh):

@@ -12,6 +12,7 @@ from jaxagent.algorithms.streams import Streams
 from jaxagent.config import BatchConfig, MeshConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.learner.batching import Packer
+from jaxagent.learner.prefixes import Sharing
 from jaxagent.models import hf, sharding
 from jaxagent.models import params as model_params
 from jaxagent.models.spec import ModelSpec
@@ -67,7 +68,7 @@ def teacher_folder(tmp_path_factory, spec):
 def make_packer():
     def make(row_tokens=24, micro_rows=4, longest_targets=8, row_shards=1, share=0):
         config = BatchConfig(row_tokens, micro_rows, targets_multiple=4, share_prefix=share > 0)
-        return Packer(config, longest_targets, row_shards, share)
+        return Packer(config, longest_targets, row_shards, Sharing(share, row_tokens // 2) if share else None)
 
     return make
 
