@@ -12,6 +12,7 @@ from jaxagent.algorithms.streams import Streams
 from jaxagent.learner.forward import policy_forward
 from jaxagent.learner.prefixes import common_prefix
 from jaxagent.learner.score import policy_scorer
+from jaxagent.models import trees
 from jaxagent.models.exact import Tiling
 from tests.learner.test_update import SIDES, assert_trees_close, critic_of, total_loss_and_gradient
 
@@ -63,8 +64,11 @@ def test_common_prefix():
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_loss_and_gradient_are_those_of_whole_sequences(spec, make_params, make_packer, make_trees, make_mesh, side):
+def test_loss_and_gradient_are_those_of_whole_sequences(
+    spec, make_params, make_packer, make_trees, make_mesh, monkeypatch, side
+):
     """Deep trees, with policy, KL, entropy, cross-entropy and value targets; on one device and on eight."""
+    monkeypatch.setattr(trees, "QUERY_BLOCK", 8)  # of rows of 40 tokens: the last blocks gather the keys of their path
     streams = make_trees(14, seed=5)
     whole = make_packer(row_tokens=40, longest_targets=40).pack(streams)
     shared = make_packer(row_tokens=40, longest_targets=40, row_shards=4, share=1).pack(streams)
@@ -101,5 +105,12 @@ def test_exact_logprobs_are_the_same_bits(spec, make_params, make_packer, make_t
 def test_without_sharing_nothing_is_compiled_for_it(make_streams, make_packer):
     (batch, *_) = make_packer().pack(make_streams(3))
     assert batch.ends is None and make_packer().empty().ends is None
-    trees = [*make_packer(share=1).pack(make_streams(3)), make_packer(share=1).empty()]
-    assert len({jax.tree.structure(b) for b in trees}) == 1
+
+
+def test_shapes_do_not_depend_on_the_data(make_trees, make_packer):
+    packer = make_packer(share=1, longest_targets=20)  # made for sequences of up to 12 tokens
+    batches = [packer.empty(), *(b for seed in (0, 1, 2) for b in packer.pack(make_trees(4 + 3 * seed, seed, high=12)))]
+    assert len({jax.tree.structure(b) for b in batches}) == 1
+    assert len({tuple(np.shape(leaf) for leaf in jax.tree.leaves(b)) for b in batches}) == 1
+    (longer, *_) = packer.pack(make_trees(4, low=18))
+    assert longer.longest == 24
