@@ -21,6 +21,8 @@ from jaxagent.models.lora_array import LoraArray
 from jaxagent.models.params import Layers, Params, param_specs
 from jaxagent.models.spec import ModelSpec
 
+MOST_WRITTEN_OUT = 8  # layers of a packed forward pass that are a program's own lines, and not turns of a loop
+
 
 def hidden(
     params: Params,
@@ -87,14 +89,14 @@ def forward_packed(
       compute_dtype[B, R, E].
     """
     b, t = tokens.shape
-    # Without rematerialisation the model is small: written out, its layers need no stacking of what backward keeps.
+    # Written out, layers need no stacking of what backward keeps; of a deep model that would take minutes to compile.
     x, _ = hidden(
         params,
         spec,
         sharding.merge_rows(jnp.asarray(tokens)),
         sharding.merge_rows(jnp.asarray(positions)),
         packed(segments) if ends is None else trees.shared(ends, longest),
-        unroll=spec.remat == "none",
+        unroll=spec.remat == "none" and spec.num_layers <= MOST_WRITTEN_OUT,
     )
     return jnp.take_along_axis(sharding.split_rows(x, b, t), head_positions[:, :, None], axis=1)
 
