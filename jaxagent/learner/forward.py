@@ -63,7 +63,9 @@ def policy_forward(
         # Logits are linear in x; at temperature 1 this is the identity.
         x = jnp.where((batch.ce_weights != 0)[..., None], hidden * jnp.asarray(temperature, hidden.dtype), hidden)
         b, r, e = x.shape
-        of_targets = token_scores(params, spec, x.reshape(b * r, e), batch.targets.reshape(b * r), temperature)
+        # Rows that share have room for many more targets than most of them hold.
+        live = None if batch.ends is None else _flat(batch.sequence >= 0)
+        of_targets = token_scores(params, spec, x.reshape(b * r, e), batch.targets.reshape(b * r), temperature, live)
         rows = sharding.out(sharding.row_axes(x), None)
         wanted = of_targets[: 3 if log_z else 2]
         logprobs, entropy, *normalisers = (score.reshape(b, r, out_sharding=rows) for score in wanted)
