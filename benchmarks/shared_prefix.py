@@ -21,6 +21,7 @@ import numpy as np
 
 from configs import search_r1
 from jaxagent import config as schema
+from jaxagent import devices
 from jaxagent.algorithms.streams import Streams
 from jaxagent.config import BatchConfig, MeshConfig
 from jaxagent.learner.batching import Packer
@@ -132,6 +133,7 @@ def _step(
 
 def main() -> None:
     """The command line."""
+    devices.use_huge_pages()  # as a run does
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smollm2", action="store_true", help="30 layers and 49,152 tokens instead of 6 and 8,192")
     parser.add_argument("--repetitions", type=int, default=5)

@@ -87,8 +87,8 @@ def test_loss_and_gradient_are_those_of_whole_sequences(
         return
     # The mask does this: who sees a neighbour's tokens has another loss.
     nosy = [dataclasses.replace(b, ends=np.full_like(b.ends, b.ends.shape[1])) for b in shared]
-    with pytest.raises(AssertionError):
-        np.testing.assert_allclose(graded(make_mesh(), nosy)[0], loss, rtol=1e-4)
+    wrong, _ = graded(make_mesh(), nosy)
+    assert abs(wrong - loss) > 1e-4 * abs(loss)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)])
