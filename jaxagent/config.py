@@ -275,6 +275,7 @@ class BatchConfig:
     row_tokens: PositiveInt  # T: tokens of one packed row
     micro_rows: PositiveInt  # rows per micro-batch over all devices
     targets_multiple: PositiveInt  # log-prob positions per row are padded to a multiple of this
+    share_prefix: bool  # what sequences of an update begin with alike is computed once per row
 
 
 @dataclasses.dataclass(frozen=True)
