@@ -77,7 +77,7 @@ def offline(learning_rate: float, updates: int, examples: int) -> ConfigDict:
     """How the laptop learns from data."""
     config = ConfigDict({"updates": updates, "examples": examples})
     config.optimizer = optimizer(learning_rate, schedule="linear")
-    config.batch = ConfigDict({"row_tokens": 256, "micro_rows": 4, "targets_multiple": 32})
+    config.batch = ConfigDict({"row_tokens": 256, "micro_rows": 4, "targets_multiple": 32, "share_prefix": False})
     return config
 
 
@@ -192,7 +192,9 @@ def laptop() -> ConfigDict:
     config.warm_start.curriculum_sequences = 42
     config.warm_start.batch_sequences = 19
     config.warm_start.optimizer = optimizer(3e-3, schedule="linear")
-    config.warm_start.batch = ConfigDict({"row_tokens": 288, "micro_rows": 8, "targets_multiple": 32})
+    config.warm_start.batch = ConfigDict(
+        {"row_tokens": 288, "micro_rows": 8, "targets_multiple": 32, "share_prefix": False}
+    )
     config.warm_start.curriculum_steps = 200
     config.warm_start.early_answer_frac = 0.8
     config.warm_start.gate_every = 100
@@ -259,7 +261,7 @@ def laptop() -> ConfigDict:
     config.rl.replay.update(min_reward=1.0, low=0.5, high=0.95)
     config.rl.tool_epsilon = 0.0
     config.rl.optimizer = optimizer(2e-4, schedule="linear")
-    config.rl.batch = ConfigDict({"row_tokens": 256, "micro_rows": 4, "targets_multiple": 32})
+    config.rl.batch = ConfigDict({"row_tokens": 256, "micro_rows": 4, "targets_multiple": 32, "share_prefix": False})
     config.rl.kl = ConfigDict({"coefficient": 0.0, "estimator": "k3", "where": "loss", "refresh_every": 0})
     config.rl.critic = ConfigDict()
     config.rl.critic.gamma = 1.0
@@ -384,7 +386,6 @@ def smollm2() -> ConfigDict:
     config.warm_start.gate_family = "one_hop"
     config.warm_start.gate_questions = 2  # of each of five relations
     config.warm_start.batch.row_tokens = 320
-    config.rl.batch.row_tokens = 320
     config.rl.aggregation_constant = 72.0  # most sampled tokens of an episode
     return config
 
@@ -400,7 +401,7 @@ def smollm2_scale(config: ConfigDict) -> None:
     config.model.num_kv_heads = 0
     config.model.head_dim = 0
     config.model.mlp_dim = 0
-    config.model.remat = "layer"  # 30 layers written out would take minutes to compile
+    config.model.remat = "dots"  # matrix products are kept; 30 layers written out would take minutes to compile
     config.model.logprob_chunk_tokens = 128  # of 49,152 logits each
     config.tokenizer.use_chat_template = True
     config.data.num_curriculum = 0
@@ -416,7 +417,7 @@ def smollm2_scale(config: ConfigDict) -> None:
     config.warm_start.curriculum_steps = 0
     config.warm_start.batch_sequences = 8
     config.warm_start.optimizer = optimizer(2e-4, schedule="linear")
-    config.warm_start.batch = ConfigDict({"row_tokens": 288, "micro_rows": 2, "targets_multiple": 32})
+    config.warm_start.batch.update(row_tokens=288, micro_rows=2)
     config.warm_start.gate_every = 40  # never: a bundle here would lie in memory beside what RL begins with
 
     config.rl.steps = 14
@@ -424,7 +425,8 @@ def smollm2_scale(config: ConfigDict) -> None:
     config.rl.group_size = 8
     config.rl.updates_per_step = 1
     config.rl.optimizer = optimizer(2e-5, schedule="linear", warmup_steps=2)
-    config.rl.batch = ConfigDict({"row_tokens": 288, "micro_rows": 2, "targets_multiple": 32})
+    # A row holds the eight attempts of a group as a tree: their prompt, and what else they begin with alike, once.
+    config.rl.batch.update(row_tokens=640, micro_rows=1, share_prefix=True)
     config.eval.every = 0  # before and after
     config.checkpoint = ConfigDict({"every": 7, "keep": 1})
 

@@ -184,7 +184,8 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
     tokenizer = _tokenizer(cfg, dataset, train, family, note)
     spec = _spec(cfg, tokenizer)
     with jax.set_mesh(mesh):
-        note(kernels.report(spec, cfg.engine.page_tokens, cfg.rl.batch.row_tokens))
+        batch, exact = cfg.rl.batch, cfg.numerics == "exact"
+        note(kernels.report(spec, cfg.engine.page_tokens, batch.row_tokens, batch.share_prefix, exact))
     template = open_template(tokenizer, cfg.tokenizer.use_chat_template, CHAT_DATE)
 
     def conversation() -> Conversation:

@@ -275,6 +275,7 @@ class BatchConfig:
     row_tokens: PositiveInt  # T: tokens of one packed row
     micro_rows: PositiveInt  # rows per micro-batch over all devices
     targets_multiple: PositiveInt  # log-prob positions per row are padded to a multiple of this
+    share_prefix: bool  # what sequences of an update begin with alike is computed once per row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -378,7 +379,7 @@ class CorrectionConfig:
     level: str  # whose ratio a token has: its own, its sequence's product or geometric mean
     low: ZeroToOne  # a ratio of 1, on-policy, always counts in full
     high: Annotated[float, at_least(1)]
-    veto: ZeroToOne  # trajectories with a token whose ratio is below are left out; 0 = none
+    veto: ZeroToOne  # a trajectory with a token whose ratio is below counts 0; 0 = none
     normalise: bool  # divide the weights by their mean over the rollout batch
     opsm_delta: NonNegativeFloat  # read by "opsm": drift of a sequence, nats per token, from which bad ones are masked
 

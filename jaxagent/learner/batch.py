@@ -18,7 +18,7 @@ class Batch:
 
     tokens: Array  # i32[B, T]
     positions: Array  # i32[B, T]  position inside the token's own sequence
-    segments: Array  # i32[B, T]  1, 2, ... per sequence of the row; 0 = padding
+    segments: Array  # i32[B, T]  1, 2, ... per sequence of the row, or per tree of them; 0 = padding
     head_positions: Array  # i32[B, R]  row index of the token BEFORE the target: where it is predicted
     targets: Array  # i32[B, R]  the token to score
     behaviour_logprobs: Array  # f32[B, R] as recorded when sampled
@@ -39,3 +39,7 @@ class Batch:
     offset: Array  # i32[B, R]  the target's index in that sequence
     support: Array | None = None  # i32[B, R, K]  tokens in which a teacher is compared, where it is in top-k's
     teacher_logprobs: Array | None = None  # f32[B, R, K]  -inf: an entry that does not count
+    ends: Array | None = None  # i32[B, T]  where beginnings are shared: the column behind the last that may see a token
+    longest: int = flax.struct.field(
+        pytree_node=False, default=0
+    )  # with `ends`: no sequence has more tokens in its row

@@ -4,6 +4,7 @@ In: `Streams` (ragged, NumPy). Out: `Batch`es of [micro_rows, row_tokens] with [
 Several short sequences share a row under different segment ids (grain's first-fit packing, over two capacities at
 once: tokens and targets); rows and targets that are missing are padding of weight 0, so shapes never change.
 A row holds the tokens a target is predicted FROM: everything behind a sequence's last target is cut off.
+With `batch.share_prefix` what sequences begin with alike stands in a row once (prefixes.py).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from jaxagent.algorithms.distill import Support
 from jaxagent.algorithms.streams import Streams
 from jaxagent.config import BatchConfig, ConfigError
 from jaxagent.learner.batch import Batch
+from jaxagent.learner.prefixes import Sharing, shared_rows
 
 _STREAMS = (
     "old_logprobs", "reference_logprobs", "advantages", "returns", "old_values",
@@ -35,7 +37,7 @@ class Packer:
     that is still trained: R doubles for the update that holds it (and a new shape compiles).
     """
 
-    def __init__(self, config: BatchConfig, longest_targets: int, row_shards: int = 1):
+    def __init__(self, config: BatchConfig, longest_targets: int, row_shards: int = 1, sharing: Sharing | None = None):
         """Fixes the shapes.
 
         Args:
@@ -43,6 +45,7 @@ class Packer:
           longest_targets: most targets one sequence can have (from the config's turn limits). Where nearly every token
             is a target (ECHO, SFT on observations) give `row_tokens`, or targets run out before a row is full.
           row_shards: devices over which rows are split (data * fsdp).
+          sharing: what sequences begin with alike stands in a row once; None: every sequence stands whole.
 
         Raises:
           ConfigError: rows that cannot be split evenly, or sizes that are not positive.
@@ -55,8 +58,10 @@ class Packer:
             )
         self.row_tokens = config.row_tokens
         self.micro_rows = config.micro_rows
-        # A quarter of the row, so that several short sequences fit beside each other before targets run out.
-        wanted = max(longest_targets, config.row_tokens // 4)
+        self.sharing = sharing
+        # A quarter of the row, so that several short sequences fit beside each other before targets run out; more where
+        # the prompts that fill most of a row stand there once.
+        wanted = max(longest_targets, 3 * config.row_tokens // 4 if sharing else config.row_tokens // 4)
         multiple = config.targets_multiple
         self.row_targets = min(-(-wanted // multiple) * multiple, config.row_tokens)
 
@@ -77,15 +82,21 @@ class Packer:
         row_targets = self.row_targets
         while row_targets < max(len(element["targets"]) for element in elements):
             row_targets = min(2 * row_targets, self.row_tokens)
-        rows = list(_pack_rows(elements, self.row_tokens, row_targets))
+        longest = self.sharing.longest if self.sharing else 0
+        if self.sharing:
+            rows = shared_rows(elements, self.row_tokens, row_targets, self.sharing.multiple)
+            while longest < max(len(element["tokens"]) for element in elements):
+                longest *= 2
+        else:
+            rows = list(_pack_rows(elements, self.row_tokens, row_targets))
         return [
-            self._stack(rows[start : start + self.micro_rows], row_targets)
+            self._stack(rows[start : start + self.micro_rows], row_targets, longest)
             for start in range(0, len(rows), self.micro_rows)
         ]
 
     def empty(self) -> Batch:
         """A micro-batch of padding only: what `warm_up` compiles with."""
-        return self._stack([], self.row_targets)
+        return self._stack([], self.row_targets, self.sharing.longest if self.sharing else 0)
 
     def _element(self, index: int, streams: Streams) -> dict[str, np.ndarray] | None:
         (at,) = np.nonzero(streams.targets)
@@ -108,9 +119,10 @@ class Packer:
             "behaviour_logprobs": np.asarray(trajectory.logprobs[at], np.float32),
         } | {name: getattr(streams, name)[at] for name in _STREAMS}
 
-    def _stack(self, rows: list[dict[str, np.ndarray]], row_targets: int) -> Batch:
+    def _stack(self, rows: list[dict[str, np.ndarray]], row_targets: int, longest: int) -> Batch:
         missing = self.micro_rows - len(rows)
         widths = dict.fromkeys(("tokens", "positions", "segments"), self.row_tokens)
+        widths |= {"ends": self.row_tokens} if self.sharing else {}
         widths |= dict.fromkeys((*_TARGET_INTS, *_FLOATS), row_targets)
 
         def stack(name: str, width: int) -> np.ndarray:
@@ -118,7 +130,7 @@ class Packer:
             padding = np.full((missing, width), -1 if name == "sequence" else 0, dtype)
             return np.concatenate([np.stack([row[name] for row in rows]).astype(dtype), padding]) if rows else padding
 
-        return Batch(**{name: stack(name, width) for name, width in widths.items()})
+        return Batch(**{name: stack(name, width) for name, width in widths.items()}, longest=longest)
 
 
 def check_context(config: BatchConfig, context_tokens: int) -> None:

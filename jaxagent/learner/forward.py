@@ -63,7 +63,9 @@ def policy_forward(
         # Logits are linear in x; at temperature 1 this is the identity.
         x = jnp.where((batch.ce_weights != 0)[..., None], hidden * jnp.asarray(temperature, hidden.dtype), hidden)
         b, r, e = x.shape
-        of_targets = token_scores(params, spec, x.reshape(b * r, e), batch.targets.reshape(b * r), temperature)
+        # Rows that share have room for many more targets than most of them hold.
+        live = None if batch.ends is None else _flat(batch.sequence >= 0)
+        of_targets = token_scores(params, spec, x.reshape(b * r, e), batch.targets.reshape(b * r), temperature, live)
         rows = sharding.out(sharding.row_axes(x), None)
         wanted = of_targets[: 3 if log_z else 2]
         logprobs, entropy, *normalisers = (score.reshape(b, r, out_sharding=rows) for score in wanted)
@@ -83,6 +85,7 @@ def policy_forward(
             batch.head_positions,
             batch.targets,
             jnp.where(batch.ce_weights != 0, 1.0, jnp.float32(temperature)),
+            shared=batch.ends is not None,
         )
         return exact.with_value(logprobs, same), entropy, *extras
 
@@ -160,4 +163,5 @@ def _flat(a: jax.Array) -> jax.Array:
 
 
 def _heads(params: Params, spec: ModelSpec, batch: Batch) -> jax.Array:
-    return forward_packed(params, spec, batch.tokens, batch.positions, batch.segments, batch.head_positions)
+    places = batch.tokens, batch.positions, batch.segments, batch.head_positions
+    return forward_packed(params, spec, *places, batch.ends, batch.longest)

@@ -10,17 +10,18 @@ import jax
 
 from jaxagent.algorithms import presets
 from jaxagent.algorithms.streams import Streams
-from jaxagent.config import Config
+from jaxagent.config import BatchConfig, Config
 from jaxagent.learner import forward, loss, score
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer
 from jaxagent.learner.optimizer import make_optimizer
+from jaxagent.learner.prefixes import Sharing
 from jaxagent.learner.state import Frozen, TrainState, init_state
 from jaxagent.learner.teacher import Distiller, Weights, distiller
 from jaxagent.learner.teacher_http import HttpTeacher
 from jaxagent.learner.update import Update, make_update
 from jaxagent.models import critic as critics
-from jaxagent.models import lora, params, sharding
+from jaxagent.models import kernels, lora, params, sharding
 from jaxagent.models.exact import Tiling
 from jaxagent.models.spec import ModelSpec
 
@@ -78,7 +79,9 @@ def make_programs(
       The programs, and the stage's state before its first update.
     """
     rl = cfg.rl
-    packer = Packer(rl.batch, longest_targets(cfg), cfg.mesh.data * cfg.mesh.fsdp)
+    with jax.set_mesh(mesh):
+        share = sharing(cfg, rl.batch, spec, cfg.numerics == "exact")
+    packer = Packer(rl.batch, longest_targets(cfg), cfg.mesh.data * cfg.mesh.fsdp, share)
     updates = rl.steps * rl.updates_per_step * rl.epochs
     critic_updates = updates + rl.critic.warmup_updates * (rl.critic.warmup_epochs - 1)
     optimizer = make_optimizer(rl.optimizer, updates)
@@ -154,6 +157,19 @@ def tiling(cfg: Config) -> Tiling | None:
     if cfg.numerics == "fast":
         return None
     return Tiling(cfg.engine.tile_rows, cfg.engine.page_tokens, cfg.engine.cache_dtype)
+
+
+def sharing(cfg: Config, batch: BatchConfig, spec: ModelSpec, exact: bool = False) -> Sharing | None:
+    """How a stage's packer shares what sequences begin with alike; None where it is not asked to, or attention cannot.
+
+    Exact scoring reads sequences page by page, so it shares whole pages. Call under `jax.set_mesh` for another chip.
+    """
+    pages = cfg.engine.page_tokens
+    chosen = kernels.prefixes(kernels.platform(), spec, pages, batch.row_tokens, exact)
+    if not batch.share_prefix or chosen.name != "shared":
+        return None
+    # The last token of a trajectory is only a target, never an input.
+    return Sharing(pages if exact else 1, max(1, min(cfg.env.context_tokens - 1, batch.row_tokens)))
 
 
 def longest_targets(cfg: Config) -> int:

@@ -84,7 +84,8 @@ def attend_pages(
       keys, values: [B, K, D, C] and [B, K, C, D]: blocks of C keys. What lies past a position may be anything finite.
       blocks: i32[M, Q], the block of each page of a sequence, which N / M rows in a row share; the last one also of all
         further pages. Rows that share read a page once, in one product: other roundings than one by one.
-      starts: i32[M], where in its block page 0 begins, page j then page_tokens * j further on. None: at 0, every page.
+      starts: i32[M], where in its block page 0 begins, page j then page_tokens * j further on; or i32[M, J], where page
+        j begins (plain code only). None: at 0, every page.
 
     Returns:
       [N, H, D] in the dtype of `q`.
@@ -105,6 +106,9 @@ def attend_pages(
             block = jax.lax.dynamic_index_in_dim(own_blocks, j, axis=1, keepdims=False)  # the last one past the end
             if own_starts is None:
                 return keys[block], values[block]
+            if own_starts.ndim == 2:
+                begins = jax.lax.dynamic_index_in_dim(own_starts, j, axis=1, keepdims=False)
+                return pages.cut(keys, values, block, begins, page_tokens)
             return pages.cut(keys, values, block, own_starts + j * page_tokens, page_tokens)
 
         new = _attend_group(cut(q), cut(positions), page_tokens, keys.shape[1], read)

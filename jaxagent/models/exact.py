@@ -53,6 +53,7 @@ def packed_logprobs(
     head_positions: jax.Array,
     targets: jax.Array,
     temperature: jax.Array,
+    shared: bool = False,
 ) -> jax.Array:
     """Log-probs of the targets of packed rows, as `engine.functions.generate` records them.
 
@@ -63,13 +64,15 @@ def packed_logprobs(
       head_positions: i32[B, R] the places before the targets.
       targets: i32[B, R].
       temperature: f32[B, R], positive.
+      shared: the sequences of a row share whole pages of their beginnings, as in the engine's cache. Static.
 
     Returns:
       f32[B, R]. Not differentiable: see `with_value`.
     """
     b = tokens.shape[0]
     params = _as_generation(params, spec)
-    x = _hidden(params, spec, tiling, tokens, positions)  # [B, T, E]
+    starts = _page_starts(positions, tiling.page_tokens) if shared else None
+    x = _hidden(params, spec, tiling, tokens, positions, starts)  # [B, T, E]
     x = jnp.take_along_axis(x, head_positions[:, :, None], axis=1)
     rows = [_to_tiles(a, tiling.tile_rows) for a in (x, targets, temperature)]
 
@@ -111,7 +114,27 @@ def _as_generation(params: Params, spec: ModelSpec) -> Params:
     return params.replace(layers=transformer.unstack(params.layers))
 
 
-def _hidden(params: Params, spec: ModelSpec, tiling: Tiling, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+def _page_starts(positions: jax.Array, page_tokens: int) -> jax.Array:
+    """i32[B, T, Q]: the column where page j of each token's sequence begins, in rows that share whole pages.
+
+    Depth first, that is the last column up to the token's own which holds position j * page_tokens: whatever lies
+    between belongs to the same sequence or branched off behind it. Of a page past the token's position: any column.
+    """
+    t = positions.shape[1]
+    columns = jnp.arange(t, dtype=jnp.int32)[None, :, None]
+    pages = jnp.arange(-(-t // page_tokens), dtype=jnp.int32)
+    begins = positions[:, :, None] == pages * page_tokens
+    return jax.lax.cummax(jnp.where(begins, columns, 0), axis=1)
+
+
+def _hidden(
+    params: Params,
+    spec: ModelSpec,
+    tiling: Tiling,
+    tokens: jax.Array,
+    positions: jax.Array,
+    starts: jax.Array | None,
+) -> jax.Array:
     """[B, T, E] hidden states, tile after tile in the order of the rows."""
     b, t = tokens.shape
     dtype, depth = tiling.cache_dtype, t + tiling.page_tokens
@@ -121,16 +144,17 @@ def _hidden(params: Params, spec: ModelSpec, tiling: Tiling, tokens: jax.Array, 
         _RowCache(blank(kv_heads, head_dim, depth), blank(kv_heads, depth, head_dim)) for _ in range(spec.num_layers)
     )
     all_tokens, all_positions = (_to_tiles(a, tiling.tile_rows) for a in (tokens, positions))
+    all_starts = None if starts is None else _to_tiles(starts, tiling.tile_rows)
     x = jnp.zeros(
         (*all_tokens.shape, spec.embed_dim), spec.compute_dtype, out_sharding=jax.P(None, sharding.ROWS, None)
     )
 
     def tile(i: jax.Array, carry: tuple[tuple[_RowCache, ...], jax.Array]) -> tuple[tuple[_RowCache, ...], jax.Array]:
         cache, x = carry
-        at = all_positions[i]
+        at, begins = all_positions[i], None if starts is None else all_starts[i]
 
         def attend(layer: _RowCache, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, _RowCache]:
-            return _attend(layer, q, k, v, at, i, t, tiling.page_tokens)
+            return _attend(layer, q, k, v, at, begins, i, t, tiling.page_tokens)
 
         new, cache = transformer.hidden(params, spec, all_tokens[i], at, attend, cache, unroll=True)
         return cache, x.at[i].set(new)
@@ -145,25 +169,28 @@ def _attend(
     k: jax.Array,
     v: jax.Array,
     positions: jax.Array,
+    starts: jax.Array | None,
     tile: jax.Array,
     t: int,
     page_tokens: int,
 ) -> tuple[jax.Array, _RowCache]:
     """Rows tile * N.. of the packed rows, counted in each shard: written, then attended from their own first token."""
 
-    def local(layer: _RowCache, q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array, tile: jax.Array):
+    def local(
+        layer: _RowCache, q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array, starts, tile: jax.Array
+    ):
         rows = tile * len(q) + jnp.arange(len(q))
         row, column = rows // t, rows % t
         # Rows that only fill the last tile lie past the end: they are not written, and read the last packed row.
         keys = layer.keys.at[row, :, :, column].set(k.astype(layer.keys.dtype), mode="drop")
         values = layer.values.at[row, :, column].set(v.astype(layer.values.dtype), mode="drop")
         own, first = jnp.minimum(row, len(keys) - 1)[:, None], column - positions
-        out = attend_pages(q, positions, page_tokens, keys, values, own, first)
+        out = attend_pages(q, positions, page_tokens, keys, values, own, first if starts is None else starts)
         return out, _RowCache(keys, values)
 
     return jax.shard_map(
-        local, in_specs=(_KEYS, _HEADS, _HEADS, _HEADS, _ROWS, jax.P()), out_specs=(_HEADS, _KEYS)
-    )(layer, q, k, v, positions, tile)  # fmt: skip
+        local, in_specs=(_KEYS, _HEADS, _HEADS, _HEADS, _ROWS, _ROWS, jax.P()), out_specs=(_HEADS, _KEYS)
+    )(layer, q, k, v, positions, starts, tile)  # fmt: skip
 
 
 def _to_tiles(a: jax.Array, tile_rows: int) -> jax.Array:

@@ -67,13 +67,26 @@ def packed(on: str, dtype: str, row_tokens: int) -> Choice:
     return Choice("tokamax")
 
 
-def report(spec: ModelSpec, page_tokens: int, row_tokens: int) -> str:
-    """One line for the log: "attention: pages triton, packed rows tokamax"."""
+def prefixes(on: str, spec: ModelSpec, page_tokens: int, row_tokens: int, exact: bool) -> Choice:
+    """Whether packed rows may be trees ("shared") or hold every sequence whole: only plain code knows their mask."""
+    rows = packed(on, str(spec.compute_dtype), row_tokens).name
+    if rows != "xla":
+        return Choice("whole", f"{rows} has no mask for shared beginnings")
+    pages = paged(on, spec.head_dim, page_tokens).name
+    if exact and pages != "xla":
+        return Choice("whole", f"exact scoring by {pages} takes sequences that lie in one piece")
+    return Choice("shared")
+
+
+def report(spec: ModelSpec, page_tokens: int, row_tokens: int, share_prefix: bool = False, exact: bool = False) -> str:
+    """One line for the log: "attention: pages triton, packed rows tokamax", and prefixes where a config shares them."""
     on = platform()
     chosen = {
         "pages": paged(on, spec.head_dim, page_tokens),
         "packed rows": packed(on, str(spec.compute_dtype), row_tokens),
     }
+    if share_prefix:
+        chosen["prefixes"] = prefixes(on, spec, page_tokens, row_tokens, exact)
     words = [f"{what} {c.name}" + (f" ({c.because})" if c.because else "") for what, c in chosen.items()]
     return "attention: " + ", ".join(words)
 

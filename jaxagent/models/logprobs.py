@@ -52,9 +52,18 @@ def token_logprobs(
 
 
 def token_scores(
-    params: Params, spec: ModelSpec, x: jax.Array, targets: jax.Array, temperature: jax.Array | float
+    params: Params,
+    spec: ModelSpec,
+    x: jax.Array,
+    targets: jax.Array,
+    temperature: jax.Array | float,
+    live: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """As `token_logprobs`, and log Z f32[N]: the logarithm of the sum of exp(logits / temperature)."""
+    """As `token_logprobs`, and log Z f32[N]: the logarithm of the sum of exp(logits / temperature).
+
+    `live`: bool[N], which targets count. Chunks are then made of those first, and those without any are not computed;
+    what the other targets get is not said.
+    """
     n, shards = x.shape[0], sharding.row_shards(x)
     rows = n // shards  # on one device
     chunks = -(-rows // max(1, spec.logprob_chunk_tokens // shards))
@@ -69,9 +78,20 @@ def token_scores(
     def merge(a: jax.Array) -> jax.Array:
         return sharding.merge_rows(a.swapaxes(0, 1).reshape(shards, chunks * length)[:, :rows])
 
-    temperature = jnp.asarray(temperature, jnp.float32)
-    logprobs, entropy, log_z = _score(spec, head(params, spec), split(x), split(targets), temperature)
-    return merge(logprobs), merge(entropy), merge(log_z)
+    temperature, used = jnp.asarray(temperature, jnp.float32), None
+    if live is not None and chunks > 1:
+        live = sharding.split_rows(live, shards, rows)
+        order = jnp.argsort(~live, axis=1, stable=True)
+        x, targets = (_permuted(a, order) for a in (x, targets))
+        used = -(-live.sum(axis=1).max() // length)
+    found = [merge(a) for a in _score(spec, head(params, spec), split(x), split(targets), temperature, used)]
+    return tuple(found) if used is None else tuple(_permuted(a, jnp.argsort(order, axis=1)) for a in found)
+
+
+def _permuted(a: jax.Array, order: jax.Array) -> jax.Array:
+    """a[N, ...] with the rows of each of S shards in another order, i32[S, N / S]."""
+    a = sharding.split_rows(a, *order.shape)
+    return sharding.merge_rows(jnp.take_along_axis(a, order.reshape(*order.shape, *(1,) * (a.ndim - 2)), axis=1))
 
 
 def block_sums(weights: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -109,16 +129,29 @@ def head_logits(weights: jax.Array, spec: ModelSpec, x: jax.Array) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _score(
-    spec: ModelSpec, weights: jax.Array, x: jax.Array, targets: jax.Array, temperature: jax.Array
+    spec: ModelSpec,
+    weights: jax.Array,
+    x: jax.Array,
+    targets: jax.Array,
+    temperature: jax.Array,
+    used: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(log-prob of the target, entropy, log Z), each f32[C, S, N], of C chunks of hidden states x[C, S, N, E].
 
-    Differentiated by hand, in `weights` and `x`: given the normalisers, a logit's gradient is one elementwise formula.
+    Of the first `used` i32[] chunks, where given; the others get zeros. Differentiated by hand, in `weights` and `x`:
+    given the normalisers, a logit's gradient is one elementwise formula.
     """
-    return _score_forward(spec, weights, x, targets, temperature)[0]
+    return _score_forward(spec, weights, x, targets, temperature, used)[0]
 
 
-def _score_forward(spec: ModelSpec, weights: jax.Array, x: jax.Array, targets: jax.Array, temperature: jax.Array):
+def _score_forward(
+    spec: ModelSpec,
+    weights: jax.Array,
+    x: jax.Array,
+    targets: jax.Array,
+    temperature: jax.Array,
+    used: jax.Array | None,
+):
     only = x.shape[0] == 1  # then its logits are kept: nothing is saved by computing them again
 
     def chunk(xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array | None, ...]:
@@ -133,12 +166,21 @@ def _score_forward(spec: ModelSpec, weights: jax.Array, x: jax.Array, targets: j
         entropy = jnp.log(total) - (unnormalised * shifted).sum(axis=-1) / total
         return picked - jnp.log(total), entropy, top + jnp.log(total), scores if only else None
 
-    logprobs, entropy, log_total, scores = lax.map(chunk, (x, targets))
-    return (logprobs, entropy, log_total), (weights, x, targets, temperature, log_total, entropy, scores)
+    def chunk_if_used(xs: tuple) -> tuple[jax.Array | None, ...]:
+        def unused(xs: tuple) -> tuple[jax.Array | None, ...]:
+            return (*(jnp.zeros_like(xs[1], jnp.float32),) * 3, None)
+
+        return lax.cond(xs[0] < used, chunk, unused, xs[1:])
+
+    if used is None:
+        logprobs, entropy, log_total, scores = lax.map(chunk, (x, targets))
+    else:
+        logprobs, entropy, log_total, scores = lax.map(chunk_if_used, (jnp.arange(len(x)), x, targets))
+    return (logprobs, entropy, log_total), (weights, x, targets, temperature, used, log_total, entropy, scores)
 
 
 def _score_backward(spec: ModelSpec, kept: tuple[jax.Array | None, ...], gradients: tuple[jax.Array, ...]):
-    weights, x, targets, temperature, log_total, entropy, scores = kept
+    weights, x, targets, temperature, used, log_total, entropy, scores = kept
     rows = jax.typeof(x).sharding.spec[1] if sharding.in_mesh() else None
 
     def chunk(to_weights: jax.Array, xs: tuple) -> tuple[jax.Array, jax.Array]:
@@ -154,8 +196,17 @@ def _score_backward(spec: ModelSpec, kept: tuple[jax.Array | None, ...], gradien
         return to_weights, contract("snv,ve->sne", to_scores, weights, sharding.out(rows, None, None))
 
     none = sharding.constrain(jnp.zeros(weights.shape[::-1], jnp.float32), P(None, "tensor"))
-    to_weights, to_x = lax.scan(chunk, none, (x, targets, scores, log_total, entropy, *gradients))
-    return to_weights.T.astype(weights.dtype), to_x, None, jnp.zeros_like(temperature)
+    xs = (x, targets, scores, log_total, entropy, *gradients)
+    if used is None:
+        to_weights, to_x = lax.scan(chunk, none, xs)
+    else:
+
+        def chunk_if_used(to_weights: jax.Array, xs: tuple) -> tuple[jax.Array, jax.Array]:
+            skip = lambda to_weights, xs: (to_weights, jnp.zeros_like(xs[0]))  # noqa: E731
+            return lax.cond(xs[0] < used, chunk, skip, to_weights, xs[1:])
+
+        to_weights, to_x = lax.scan(chunk_if_used, none, (jnp.arange(len(x)), *xs))
+    return to_weights.T.astype(weights.dtype), to_x, None, jnp.zeros_like(temperature), None
 
 
 _score.defvjp(_score_forward, _score_backward)

@@ -13,13 +13,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxagent.models import rope, sharding
+from jaxagent.models import rope, sharding, trees
 from jaxagent.models.attention import Attend, packed
 from jaxagent.models.int8 import Int8Array
 from jaxagent.models.layers import contract, rms_norm, swiglu
 from jaxagent.models.lora_array import LoraArray
 from jaxagent.models.params import Layers, Params, param_specs
 from jaxagent.models.spec import ModelSpec
+
+MOST_WRITTEN_OUT = 8  # layers of a packed forward pass that are a program's own lines, and not turns of a loop
 
 
 def hidden(
@@ -72,6 +74,8 @@ def forward_packed(
     positions: jax.Array,
     segments: jax.Array,
     head_positions: jax.Array,
+    ends: jax.Array | None = None,
+    longest: int = 0,
 ) -> jax.Array:
     """Hidden states at the R places of each packed row whose NEXT token is a target.
 
@@ -79,19 +83,20 @@ def forward_packed(
       params, spec: the model.
       tokens, positions, segments: i32[B, T]; segments 0 is padding; B split over data and fsdp.
       head_positions: i32[B, R], indices into T; unused ones may point anywhere inside the row.
+      ends, longest: of rows in which sequences share their beginnings, see `trees.shared`; None: they share nothing.
 
     Returns:
       compute_dtype[B, R, E].
     """
     b, t = tokens.shape
-    # Without rematerialisation the model is small: written out, its layers need no stacking of what backward keeps.
+    # Written out, layers need no stacking of what backward keeps; of a deep model that would take minutes to compile.
     x, _ = hidden(
         params,
         spec,
         sharding.merge_rows(jnp.asarray(tokens)),
         sharding.merge_rows(jnp.asarray(positions)),
-        packed(segments),
-        unroll=spec.remat == "none",
+        packed(segments) if ends is None else trees.shared(ends, longest),
+        unroll=spec.remat == "none" and spec.num_layers <= MOST_WRITTEN_OUT,
     )
     return jnp.take_along_axis(sharding.split_rows(x, b, t), head_positions[:, :, None], axis=1)
 

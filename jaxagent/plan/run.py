@@ -13,13 +13,14 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from rich.console import Console
 from rich.table import Table
 
 from jaxagent.algorithms import presets
 from jaxagent.config import Config
 from jaxagent.learner.batching import Packer
-from jaxagent.learner.programs import longest_targets
+from jaxagent.learner.programs import longest_targets, sharing
 from jaxagent.models import hf, lora
 from jaxagent.models import params as model_params
 from jaxagent.models.spec import ModelSpec
@@ -73,7 +74,9 @@ def plan(cfg: Config, chip: str, report: Callable[[programs.Program], None]) -> 
     spec = model_spec(cfg)
     spec.check_context(cfg.env.context_tokens)
     mesh, compiled_for = topology.mesh_for(cfg.mesh, chip)
-    packer = Packer(cfg.rl.batch, longest_targets(cfg), cfg.mesh.data * cfg.mesh.fsdp)
+    with jax.set_mesh(mesh):
+        share = sharing(cfg, cfg.rl.batch, spec, cfg.numerics == "exact")
+    packer = Packer(cfg.rl.batch, longest_targets(cfg), cfg.mesh.data * cfg.mesh.fsdp, share)
     resident = programs.resident_bytes(cfg, spec, mesh)
     compiled = programs.compile_all(cfg, spec, mesh, packer.empty(), report)
     work = costs.count(cfg, spec, packer.row_targets)

@@ -56,7 +56,8 @@ def train(
         and metrics. Compiles what it needs.
       keep_reference: whether the state keeps the policy that the stage began with.
     """
-    packer = Packer(cfg.batch, programs.action_tokens(parts.cfg), parts.row_shards)
+    share = programs.sharing(parts.cfg, cfg.batch, parts.spec)
+    packer = Packer(cfg.batch, programs.action_tokens(parts.cfg), parts.row_shards, share)
     optimizer = make_optimizer(cfg.optimizer, cfg.updates)
     with saved.compiles.warm_up(), jax.set_mesh(parts.mesh):
         update = make_update(forward.policy_forward(parts.spec), loss.SUPERVISED, optimizer, parts.mesh)

@@ -44,7 +44,8 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
     if not held_out:
         raise ConfigError("outcome_model.held_out_frac leaves no task to measure with.")
     examples = _examples(training, cfg.loss, cfg.min_reward)
-    packer = Packer(cfg.training.batch, programs.action_tokens(parts.cfg) + 1, parts.row_shards)
+    share = programs.sharing(parts.cfg, cfg.training.batch, parts.spec)
+    packer = Packer(cfg.training.batch, programs.action_tokens(parts.cfg) + 1, parts.row_shards, share)
     optimizer = make_optimizer(cfg.training.optimizer, cfg.training.updates)
     score_value = forward.value_forward(parts.spec)
     with saved.compiles.warm_up(), jax.set_mesh(parts.mesh):

@@ -26,6 +26,7 @@ from jaxagent.learner import forward, loss
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer
 from jaxagent.learner.optimizer import make_optimizer
+from jaxagent.learner.programs import sharing
 from jaxagent.learner.state import init_state
 from jaxagent.learner.update import make_update
 from jaxagent.models.params import Params
@@ -42,8 +43,9 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
     """Supervised learning on demonstrations until the gate opens; returns the trained policy."""
     cfg = parts.cfg.warm_start
     # The curriculum is trained on every token of a row, whole episodes on the few that are sampled.
-    curriculum = Packer(cfg.batch, cfg.batch.row_tokens, parts.row_shards)
-    full = Packer(cfg.batch, parts.cfg.env.max_turns * parts.cfg.env.turn_tokens, parts.row_shards)
+    share = sharing(parts.cfg, cfg.batch, parts.spec)
+    curriculum = Packer(cfg.batch, cfg.batch.row_tokens, parts.row_shards, share)
+    full = Packer(cfg.batch, parts.cfg.env.max_turns * parts.cfg.env.turn_tokens, parts.row_shards, share)
     optimizer = make_optimizer(cfg.optimizer, cfg.max_steps)
     with saved.compiles.warm_up(), jax.set_mesh(parts.mesh):
         update = make_update(forward.policy_forward(parts.spec), loss.SUPERVISED, optimizer, parts.mesh)

@@ -8,11 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxagent.config import EngineConfig, SamplingConfig
+from jaxagent.algorithms.streams import Streams
+from jaxagent.config import BatchConfig, EngineConfig, SamplingConfig
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
+from jaxagent.learner.batching import Packer, unpack
+from jaxagent.learner.prefixes import Sharing
 from jaxagent.models import exact, params, sharding
+from jaxagent.types import Trajectory
 from tests.engine.test_lm import COOL, SPEC, VOCAB, mesh_of
 
 CONTEXT = 150
@@ -120,6 +124,28 @@ def test_recorded_logprobs_are_the_trainers_to_the_bit(remat: str) -> None:
     episodes = play(spec, mesh, CONFIG, list(range(24)), 24)
     assert_bits_equal(episodes, scores(spec, mesh, CONFIG, episodes, 0.7, 4, 256, 1))
     assert_bits_equal(episodes, scores(spec, mesh, CONFIG, episodes, 0.7, 3, 200, 2))
+
+
+def test_rows_that_share_pages_of_their_beginnings_score_the_same_bits() -> None:
+    mesh = mesh_of()
+    episodes = play(WIDE, mesh, CONFIG, list(range(24)), 24)
+    streams = []
+    for tokens, at, _ in episodes.values():
+        zeros, mask = np.zeros(len(tokens), np.int32), np.isin(np.arange(len(tokens)), at)
+        trajectory = Trajectory(tokens.astype(np.int32), mask.astype(np.uint8), zeros.astype(np.float32), zeros, zeros)
+        streams.append(Streams.of(trajectory, policy_weights=mask))
+    batch = BatchConfig(row_tokens=400, micro_rows=2, targets_multiple=16, share_prefix=True)
+    batches = Packer(batch, 60, sharing=Sharing(CONFIG.page_tokens, CONTEXT)).pack(streams)
+    assert sum(np.count_nonzero(b.segments) for b in batches) < 0.8 * sum(len(s.trajectory) for s in streams)
+    tiling = exact.Tiling(CONFIG.tile_rows, CONFIG.page_tokens, CONFIG.cache_dtype)
+    program, got = jax.jit(exact.packed_logprobs, static_argnums=(1, 2), static_argnames="shared"), []
+    with jax.set_mesh(mesh):
+        for b in batches:
+            arrays = b.tokens, b.positions, b.head_positions, b.targets, np.full(b.targets.shape, 0.7, np.float32)
+            placed = [jax.device_put(x, sharding.rows(mesh, 2)) for x in arrays]
+            got.append(np.asarray(program(weights_of(WIDE, mesh), WIDE, tiling, *placed, shared=True)))
+    scored = unpack(batches, got, streams)
+    assert_bits_equal(episodes, {i: found[1:] for i, found in zip(episodes, scored, strict=True)})
 
 
 def test_an_episode_does_not_know_who_else_is_there() -> None:

@@ -12,6 +12,7 @@ from jaxagent.algorithms.streams import Streams
 from jaxagent.config import BatchConfig, MeshConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.learner.batching import Packer
+from jaxagent.learner.prefixes import Sharing
 from jaxagent.models import hf, sharding
 from jaxagent.models import params as model_params
 from jaxagent.models.spec import ModelSpec
@@ -65,8 +66,9 @@ def teacher_folder(tmp_path_factory, spec):
 
 @pytest.fixture(scope="session")
 def make_packer():
-    def make(row_tokens=24, micro_rows=4, longest_targets=8, row_shards=1):
-        return Packer(BatchConfig(row_tokens, micro_rows, targets_multiple=4), longest_targets, row_shards)
+    def make(row_tokens=24, micro_rows=4, longest_targets=8, row_shards=1, share=0):
+        config = BatchConfig(row_tokens, micro_rows, targets_multiple=4, share_prefix=share > 0)
+        return Packer(config, longest_targets, row_shards, Sharing(share, row_tokens // 2) if share else None)
 
     return make
 
@@ -114,6 +116,22 @@ def make_streams():
                     ce_weights=stream(observed, 0.3),
                 )
             )
+        return sequences
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_trees(make_streams):
+    """As `make_streams`, but most sequences begin as an earlier one does: targets, too, lie in what they share."""
+
+    def make(n, seed=0, low=5, high=20):
+        rng = np.random.default_rng([seed, 1])
+        sequences = make_streams(n, seed, low, high)
+        for i in range(1, n):
+            tokens, other = sequences[i].trajectory.tokens, sequences[rng.integers(i)].trajectory.tokens
+            common = int(rng.integers(0, min(len(tokens), len(other)) + 1))
+            tokens[:common] = other[:common]
         return sequences
 
     return make

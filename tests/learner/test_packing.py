@@ -16,10 +16,10 @@ STREAMS = ("advantages", "policy_weights", "ce_weights", "reference_logprobs", "
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 2**32), n=st.integers(1, 12))
-def test_every_target_is_scored_once_where_its_own_sequence_predicts_it(make_streams, make_packer, seed, n):
-    streams = make_streams(n, seed)
-    batches = make_packer().pack(streams)
+@given(seed=st.integers(0, 2**32), n=st.integers(1, 12), share=st.sampled_from((0, 1, 3)))
+def test_every_target_is_scored_once_where_its_own_sequence_predicts_it(make_trees, make_packer, seed, n, share):
+    streams = make_trees(n, seed)
+    batches = make_packer(share=share).pack(streams)
     seen = [np.zeros(len(s.trajectory), int) for s in streams]
     for batch in batches:
         for row in range(len(batch.tokens)):
@@ -29,15 +29,23 @@ def test_every_target_is_scored_once_where_its_own_sequence_predicts_it(make_str
                 seen[batch.sequence[row, r]][at] += 1
                 assert batch.targets[row, r] == s.trajectory.tokens[at]
                 assert batch.positions[row, head] == at - 1
-                # The whole context of the target stands before it in the row, in one segment.
-                start = head - (at - 1)
-                np.testing.assert_array_equal(batch.tokens[row, start : head + 1], s.trajectory.tokens[:at])
-                assert len(set(batch.segments[row, start : head + 1])) == 1 and batch.segments[row, head] > 0
+                # What its place may see is the whole context of the target, in order, and nothing else.
+                seen_by = _visible(batch, row, head)
+                np.testing.assert_array_equal(batch.tokens[row, seen_by], s.trajectory.tokens[:at])
+                np.testing.assert_array_equal(batch.positions[row, seen_by], np.arange(at))
+                assert set(batch.segments[row, seen_by]) == {batch.segments[row, head]} != {0}
                 for name in STREAMS:
                     assert getattr(batch, name)[row, r] == getattr(s, name)[at]
                 assert batch.behaviour_logprobs[row, r] == s.trajectory.logprobs[at]
     for counts, s in zip(seen, streams, strict=True):
         np.testing.assert_array_equal(counts, s.targets.astype(int))
+
+
+def _visible(batch, row, query):
+    columns = np.arange(query + 1)
+    if batch.ends is not None:
+        return columns[query < batch.ends[row, : query + 1]]
+    return columns[batch.segments[row, : query + 1] == batch.segments[row, query]]
 
 
 @settings(max_examples=20, deadline=None)
@@ -93,10 +101,10 @@ def test_mistakes_are_told_in_one_line(make_streams, make_packer):
     with pytest.raises(ConfigError, match=r"mesh\.data \* mesh\.fsdp \(4\)"):
         make_packer(micro_rows=6, row_shards=4)
     with pytest.raises(ConfigError, match="at least 1"):
-        Packer(BatchConfig(0, 1, 1), 1)
+        Packer(BatchConfig(0, 1, 1, False), 1)
     with pytest.raises(ConfigError, match=r"env\.context_tokens - 1 \(300\)"):
-        check_context(BatchConfig(256, 8, 32), 301)
-    check_context(BatchConfig(256, 8, 32), 257)
+        check_context(BatchConfig(256, 8, 32, False), 301)
+    check_context(BatchConfig(256, 8, 32, False), 257)
     with pytest.raises(ValueError, match="first token cannot be a target"):
         (s,) = make_streams(1)
         make_packer().pack([dataclasses.replace(s, ce_weights=np.ones(len(s.trajectory), np.float32))])

@@ -37,6 +37,22 @@ def test_a_fallback_on_a_gpu_is_in_the_report(monkeypatch):
     assert "pages triton" in report and "packed rows xla (tokamax is not installed" in report
 
 
+def test_beginnings_are_shared_where_plain_code_attends_and_else_the_report_says_why_not(monkeypatch):
+    spec = dataclasses.replace(tiny.spec(), compute_dtype="bfloat16", head_dim=128)
+    assert kernels.report(spec, 64, 256, share_prefix=True, exact=True).endswith("prefixes shared")
+    assert "splash" in kernels.prefixes("tpu", spec, 128, 256, False).because
+    monkeypatch.setattr(kernels, "_has_tokamax", lambda: False)
+    assert kernels.prefixes("gpu", spec, 64, 256, False) == kernels.Choice("shared")
+    assert "triton" in kernels.prefixes("gpu", spec, 64, 256, True).because
+    monkeypatch.setattr(kernels, "platform", lambda: "gpu")
+    monkeypatch.setattr(kernels, "_has_tokamax", lambda: True)
+    monkeypatch.setattr(kernels.jax, "default_backend", lambda: "gpu")
+    assert kernels.report(spec, 64, 256, share_prefix=True).endswith(
+        "whole (tokamax has no mask for shared beginnings)"
+    )
+    assert "prefixes" not in kernels.report(spec, 64, 256)
+
+
 def test_where_segments_begin():
     segments = np.array([[1, 1, 2, 0, 0], [3, 3, 3, 3, 3]])
     assert packed_gpu.first_of_segment(segments).tolist() == [[0, 0, 2, 3, 3], [0, 0, 0, 0, 0]]

@@ -104,3 +104,24 @@ def test_backward_holds_one_chunk():
     grad = jax.jit(jax.grad(lambda w, x, t: logprobs.token_logprobs(w, spec, x, t, 1.0)[0].sum()))
     compiled = grad.lower(weights, x, targets).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 0.2 * n * 4096 * 4
+
+
+def test_chunks_in_which_no_target_counts_are_not_computed():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(23, 16)).astype(np.float32)
+    targets, live = rng.integers(0, 61, 23).astype(np.int32), rng.random(23) < 0.4
+    spec = tiny.spec(logprob_chunk_tokens=5)
+    weights = params.init(spec, jax.random.key(0))
+
+    def loss(weights, x, live):
+        scores = logprobs.token_scores(weights, spec, x, targets, 0.9, live)
+        return sum((jnp.where(known, s, 0.0) * (1 + jnp.arange(23))).sum() for s in scores), scores
+
+    known = live  # the weights of the loss, whether or not the head is told
+    graded = [jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(weights, x, told) for told in (None, live)]
+    ((_, whole), whole_grads), ((_, parts), parts_grads) = graded
+    for a, b in zip(whole, parts, strict=True):
+        np.testing.assert_allclose(np.where(live, b, 0), np.where(live, a, 0), rtol=1e-5, atol=1e-6)
+    computed = np.count_nonzero(parts[2])
+    assert live.sum() <= computed <= live.sum() + 4 < 23 == np.count_nonzero(whole[2])
+    assert tiny.worst_relative(whole_grads, parts_grads) < 1e-5

@@ -50,6 +50,20 @@ def test_rematerialisation_changes_no_number(remat, unroll):
     assert tiny.worst_relative(plain, changed) < 1e-5
 
 
+@pytest.mark.parametrize("remat", ["none", "layer"])
+def test_a_deep_models_program_does_not_grow_with_depth(remat):
+    def operations(layers):
+        spec = tiny.spec(num_layers=layers, remat=remat)
+        weights = jax.eval_shape(lambda: params.init(spec, jax.random.key(0)))
+        row = np.zeros((1, 8), np.int32)
+        traced = jax.make_jaxpr(lambda w: transformer.forward_packed(w, spec, row, row, row, row))(weights)
+        return str(traced).count(" = ")
+
+    deep = transformer.MOST_WRITTEN_OUT + 1
+    assert operations(deep) == operations(deep + 5)
+    assert remat == "layer" or operations(2) < operations(3)  # few layers are written out
+
+
 @pytest.mark.parametrize("unroll", [False, True])
 def test_each_layer_gets_its_own_cache_and_returns_a_new_one(unroll):
     spec = tiny.spec(num_layers=3)
