@@ -19,11 +19,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from configs import search_r1
 from jaxagent import config as schema
 from jaxagent import devices
 from jaxagent.algorithms.streams import Streams
 from jaxagent.config import BatchConfig, MeshConfig
+from jaxagent.configs import search_r1
 from jaxagent.learner.batching import Packer
 from jaxagent.learner.forward import policy_forward
 from jaxagent.learner.loss import Objective
