@@ -12,7 +12,7 @@ from data_pipelines import generated, terminal, terminal_check
 from data_pipelines.local_place import HomePlace, missing_programs
 from data_pipelines.sandbox_places import SandboxPlaces
 from data_pipelines.terminal_demonstrations import demonstrations as demonstrate
-from data_pipelines.terminal_templates import home, words
+from data_pipelines.terminal_templates import home, version_control, words
 from data_pipelines.terminal_templates.draft import Draft, Draw, lines, to_row
 from data_pipelines.terminal_templates.program import call, program
 from data_pipelines.terminal_templates.table import HELD_OUT, LAPTOP, TEMPLATES
@@ -115,6 +115,16 @@ def test_cheap_tricks_score_nothing():
     rewards = attempts(cases)
     assert rewards[: len(chosen)] == [0.0] * len(chosen)
     assert [r for r, text in zip(rewards[len(chosen) :], about_text, strict=True) if text] == [0.0] * sum(about_text)
+
+
+@needs_programs
+def test_a_tag_in_the_place_of_a_branch_is_not_done():
+    """Git takes "main" for the tag of that name, and the branch of that name would not be looked at."""
+    row = to_row(version_control.merge_branch(Draw("a")), "merge_branch", 1, "train")
+    (oracle,) = row["metadata"]["terminal"]["commands"][:1]
+    top = oracle.split()[1]
+    cheat = f"{oracle}; git tag main && git reset -q --hard main^1"
+    assert attempts([(row, (oracle,)), (row, (cheat,)), (row, (oracle, f"git -C {top} tag main main^1"))]) == [1, 0, 1]
 
 
 ABOUT_TEXT = {
