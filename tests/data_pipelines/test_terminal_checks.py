@@ -97,6 +97,7 @@ def test_git_sees_what_is_there():
         "mv .git ../x; ln -s ../x .git",
         "mv .git ../x; echo gitdir: ../x > .git",
         "rm -rf .git/objects; ln -s /proc/self .git/objects",
+        "mv .git/objects ../x; mkdir -p .git/objects/info; echo $PWD/../x > .git/objects/info/alternates",
         "rm .git/HEAD; mkfifo .git/HEAD",
         "rm .git/config; mkfifo .git/config",
         "mkdir -p .git/refs/a; cd .git/refs/a; i=0; while [ $((i += 1)) -lt 2100 ]; do echo $i; done | xargs mkdir",
