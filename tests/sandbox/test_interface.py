@@ -292,6 +292,8 @@ def test_pool(places):
 def test_specs_are_checked():
     for wrong in (
         lambda: Limits(processes=0),
+        lambda: Limits(cpus=float("nan")),
+        lambda: Limits(cpus=float("inf")),
         lambda: Spec(layers="/a"),
         lambda: Spec(layers=("relative",)),
         lambda: Spec(layers=("/a:b",)),
