@@ -304,6 +304,17 @@ def test_specs_are_checked():
             wrong()
 
 
+def test_a_limit_that_the_kernel_does_not_take_leaves_no_group(places):
+    backend = places.backend("namespaces")
+    if "pids" not in backend.owner.cgroups.controllers:
+        pytest.skip("processes are not limited by control groups here")
+    root = backend.owner.cgroups._roots["pids"]
+    before = sorted(root.iterdir())
+    with pytest.raises(SandboxError, match="no control group can be made"):
+        places.run(backend.start(Spec(limits=Limits(processes=2**62))))
+    assert sorted(root.iterdir()) == before
+
+
 def test_a_back_end_that_fails_late_is_passed_over(places, monkeypatch):
     """What it had made by then does not stand in the way of the next one; every reason is told."""
     places.backend("namespaces-python")
