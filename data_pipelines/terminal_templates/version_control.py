@@ -110,7 +110,7 @@ def branch_and_tag(draw: Draw) -> Draft:
             call("git_says", top, ["log", "-1", "--format=%s", f"refs/heads/{branch}"], f"add {names[at]}"),
             call("git_says", top, ["log", "-1", "--format=%s", f"refs/tags/{tag}"], f"add {names[at]}"),
             call("git_says", top, ["rev-parse", "--abbrev-ref", "HEAD"], "main"),
-            call("git_says", top, ["log", "-1", "--format=%s", "main"], f"add {names[-1]}"),
+            call("git_says", top, ["log", "-1", "--format=%s", "refs/heads/main"], f"add {names[-1]}"),
         ),
         setup=history.script,
         initial=(call("git_says", top, ["log", "-1", "--format=%s"], f"add {names[-1]}"),),
@@ -200,7 +200,7 @@ def merge_branch(draw: Draw) -> Draft:
     history.commit(f"add {b}", {f"{b}.txt": f"{b}\n"})
     history.run("checkout -q main")
     history.commit(f"add {c}", {f"{c}.txt": f"{c}\n"})
-    message = f"merge {branch}"
+    message, main = f"merge {branch}", "refs/heads/main"  # "main" alone could be a tag
     return Draft(
         f"In the git repository {top}, merge the branch {branch} into main with a merge commit whose message is "
         f"'{message}', and then delete the branch {branch}.",
@@ -209,11 +209,11 @@ def merge_branch(draw: Draw) -> Draft:
             "git log --format=%s",
         ),
         (
-            call("git_says", top, ["log", "-1", "--format=%s", "main"], message),
-            call("git_says", top, ["log", "--format=%s", "main^1"], f"add {c}\nadd {a}"),
-            call("git_says", top, ["log", "-1", "--format=%s", "main^2"], f"add {b}"),
-            call("git_says", top, ["for-each-ref", "--format=%(refname)", "refs/heads"], "refs/heads/main"),
-            *(call("git_says", top, ["show", f"main:{name}.txt"], name) for name in (a, b, c)),
+            call("git_says", top, ["log", "-1", "--format=%s", main], message),
+            call("git_says", top, ["log", "--format=%s", f"{main}^1"], f"add {c}\nadd {a}"),
+            call("git_says", top, ["log", "-1", "--format=%s", f"{main}^2"], f"add {b}"),
+            call("git_says", top, ["for-each-ref", "--format=%(refname)", "refs/heads"], main),
+            *(call("git_says", top, ["show", f"{main}:{name}.txt"], name) for name in (a, b, c)),
         ),
         setup=history.script,
         initial=(call("git_says", top, ["log", "-1", "--format=%s", branch], f"add {b}"),),

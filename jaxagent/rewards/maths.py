@@ -37,16 +37,18 @@ DROPPED = re.compile(  # but not a part of two backslashes, which end a row of a
     r"|\\left(?![a-z])|\\right(?![a-z])|\\displaystyle|\\[!,;: ]|\\\$|\$|\\\(|\\\)|\^\s*\\circ|\^\s*\{\s*\\circ\s*\}|°"
 )
 TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
-# A unit at the end; to a power only where it is no letter that may stand for a number, as in \mathrm{e}^2.
+# A unit at the end, which e and i are not; to a power only where it is no letter that may stand for a number.
 UNIT = re.compile(
-    r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}$"
-    r"|\\(?:(?:text|mbox)\s*\{\s+[A-Za-z]|(?:text|mathrm|mbox)\s*\{\s*[A-Za-z]{2})[A-Za-z/ ]*\}"
+    r"\\(?:text|mathrm|mbox)\s*\{(?!\s*[ei]\s*\})[^{}]*\}$"
+    r"|\\(?:(?:text|mbox)\s*\{\s+(?![ei]\s*\})[A-Za-z]|(?:text|mathrm|mbox)\s*\{\s*[A-Za-z]{2})[A-Za-z/ ]*\}"
     r"\s*\^\s*(?:-?[0-9]|\{\s*-?[0-9]\s*\})$"
 )
 PIECE = re.compile(r"\\boxed(?![A-Za-z])\s*(\{)?|\\.|[{}]", re.DOTALL)
 _PART = r"[^{}$\s\\]|\\\S|\{(?:[^{}$]|\{[^{}$]*\})*\}"
-# What \boxed without braces holds: all up to the next $ of the line, else all up to white space. A word is none.
+# What \boxed without braces holds: all up to the next $ of the line, else all up to white space. Words and signs with
+# no number or command among them are none: they stand in sentences about boxes.
 BARE = re.compile(rf"(?=[-+−.(0-9\\])(?:(?:{_PART}|[ \t])+(?=\$)|(?:{_PART})+)")
+ANSWERS = re.compile(r"[0-9]|\\[A-Za-z]")
 MAX_BARE_CHARS = 200
 TOKEN = re.compile(r"\\sqrt(?![A-Za-z])(?:\s*\[[^][{}]*\])?|\\[A-Za-z]+|\\.|\s+|.", re.DOTALL)
 VARIABLE = re.compile(r"[A-Za-z]{1,2}\s*=(?!=)\s*")
@@ -77,7 +79,8 @@ def last_boxed(text: str) -> str | None:
             opened.append(start)
         elif piece[0].startswith("\\boxed"):
             bare = BARE.match(text, piece.end(), piece.end() + MAX_BARE_CHARS)
-            last, start = (bare[0].strip().rstrip(",;:!?"), -1) if bare else (last, start)
+            if bare and ANSWERS.search(bare[0]):
+                last, start = bare[0].strip().rstrip(",;:!?"), -1
     return last
 
 

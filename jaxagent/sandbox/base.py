@@ -40,7 +40,7 @@ class Limits:
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
-            if getattr(self, field.name) <= 0:
+            if not 0 < getattr(self, field.name) < float("inf"):  # nor NaN, which JSON can say
                 raise ConfigError(f"sandbox limit '{field.name}' must be positive, not {getattr(self, field.name)}")
 
 

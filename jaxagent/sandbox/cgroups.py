@@ -118,14 +118,19 @@ class Cgroups:
                 return dataclasses.replace(group, before=_memory_events(group.directories) or (0, 0))
         self._made += 1
         directories = []
-        for root in sorted(set(self._roots.values())):
-            directory = root / str(self._made)
-            directory.mkdir()
-            directories.append(directory)
-            mine = {c for c, r in self._roots.items() if r == root}
-            for name, value in settings(limits, mine, self._version):
-                if name not in SWAP or (directory / name).exists():
-                    (directory / name).write_text(value)
+        try:
+            for root in sorted(set(self._roots.values())):
+                directory = root / str(self._made)
+                directory.mkdir()
+                directories.append(directory)
+                mine = {c for c, r in self._roots.items() if r == root}
+                for name, value in settings(limits, mine, self._version):
+                    if name not in SWAP or (directory / name).exists():
+                        (directory / name).write_text(value)
+        except OSError:  # a number that the kernel does not take
+            for directory in directories:
+                directory.rmdir()
+            raise
         return Group(limits, tuple(directories))
 
     def free(self, group: Group) -> None:

@@ -1,7 +1,8 @@
-"""Who comes in to a worker: connections are counted, and must ask for something soon.
+"""Who comes in to a worker: connections are counted, and must show the token soon.
 
-A connection that has not sent the whole head of a request holds a descriptor, and nobody knows yet whether it has the
-token. So it has `HEAD_S`, and where there are too many connections, the oldest of those makes room for the newest.
+A connection that has not sent a request with the token holds a descriptor. So it has `HEAD_S` before it says anything
+and as much again from then on, and where there are too many connections, the oldest of those makes room for the newest.
+What it sends does not count: a stranger can hold a connection with a whole head, too, by a body that never ends.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ HEAD_S = 10.0
 MOST = 4096  # connections
 BACKLOG = 128
 TOLD_EVERY_S = 60.0
-HEAD_END = b"\r\n\r\n"
 
 
 def raise_descriptors() -> int:
@@ -35,54 +35,64 @@ class Door:
     Args:
       inside: makes the protocol that serves requests.
       most: connections at once.
-      head_s: for the first request's head.
+      head_s: for the first byte, and from there to the first request that is let in.
     """
 
     def __init__(self, inside: Callable[[], asyncio.Protocol], most: int = MOST, head_s: float = HEAD_S):
         self.inside, self.most, self.head_s = inside, most, head_s
         self.open: set[_Guest] = set()
-        self.waiting: dict[_Guest, None] = {}  # those without a whole head, the oldest first
+        self.waiting: dict[_Guest, None] = {}  # strangers, the oldest first
 
     def __call__(self) -> asyncio.Protocol:
         """The protocol of a new connection."""
         return _Guest(self)
 
 
+def let_in(transport: asyncio.Transport | None) -> None:
+    """The connection has shown the token: it may stay. One that came through no door stays anyway."""
+    guest = transport.get_protocol() if transport is not None else None
+    if isinstance(guest, _Guest):
+        guest.known()
+
+
 class _Guest(asyncio.Protocol):
-    """One connection: passes everything on, and ends where the head does not come."""
+    """One connection: passes everything on, and ends where nobody lets it in."""
 
     def __init__(self, door: Door):
         self._door, self._inside = door, door.inside()
         self._transport: asyncio.Transport | None = None
         self._late: asyncio.TimerHandle | None = None
-        self._seen = b""  # the last bytes, as long as there is no whole head
+        self._silent = True
 
     def connection_made(self, transport: Any) -> None:
         door, self._transport = self._door, transport
         door.open.add(self)
         door.waiting[self] = None
-        self._late = asyncio.get_running_loop().call_later(door.head_s, self.end)
+        self._wait()
         self._inside.connection_made(transport)
         if len(door.open) > door.most:
             next(iter(door.waiting)).end()
 
     def end(self) -> None:
         """Closes the connection without an answer."""
-        self._forget()
+        self.known()
         if self._transport is not None:
             self._transport.abort()
 
-    def _forget(self) -> None:
+    def _wait(self) -> None:
+        self._late = asyncio.get_running_loop().call_later(self._door.head_s, self.end)
+
+    def known(self) -> None:
+        """Nothing is waited for any more."""
         self._door.waiting.pop(self, None)
         if self._late is not None:
             self._late.cancel()
 
     def data_received(self, data: bytes) -> None:
-        if self in self._door.waiting:
-            self._seen += data
-            if HEAD_END in self._seen:
-                self._forget()
-            self._seen = self._seen[-len(HEAD_END) :]
+        if self._silent and self in self._door.waiting:  # a loop that was held up reads this as its time is over
+            self._late.cancel()
+            self._wait()
+        self._silent = False
         self._inside.data_received(data)
 
     def eof_received(self) -> bool | None:
@@ -90,7 +100,7 @@ class _Guest(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._door.open.discard(self)
-        self._forget()
+        self.known()
         self._inside.connection_lost(error)
 
     def pause_writing(self) -> None:

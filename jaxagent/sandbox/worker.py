@@ -124,6 +124,7 @@ class Worker:
             refused = _failure("SandboxError", "the token is wrong", 401)
             refused.force_close()  # a stranger's connection is not kept
             return refused
+        door.let_in(request.transport)
         name = request.headers.get(CLIENT, "")
         if not name:
             return _failure("SandboxError", f"no {CLIENT} header", 400)

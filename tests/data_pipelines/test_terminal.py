@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import itertools
 import json
+import time
 
 import pytest
 
@@ -11,7 +12,7 @@ from data_pipelines import generated, terminal, terminal_check
 from data_pipelines.local_place import HomePlace, missing_programs
 from data_pipelines.sandbox_places import SandboxPlaces
 from data_pipelines.terminal_demonstrations import demonstrations as demonstrate
-from data_pipelines.terminal_templates import home, words
+from data_pipelines.terminal_templates import home, version_control, words
 from data_pipelines.terminal_templates.draft import Draft, Draw, lines, to_row
 from data_pipelines.terminal_templates.program import call, program
 from data_pipelines.terminal_templates.table import HELD_OUT, LAPTOP, TEMPLATES
@@ -116,6 +117,16 @@ def test_cheap_tricks_score_nothing():
     assert [r for r, text in zip(rewards[len(chosen) :], about_text, strict=True) if text] == [0.0] * sum(about_text)
 
 
+@needs_programs
+def test_a_tag_in_the_place_of_a_branch_is_not_done():
+    """Git takes "main" for the tag of that name, and the branch of that name would not be looked at."""
+    row = to_row(version_control.merge_branch(Draw("a")), "merge_branch", 1, "train")
+    (oracle,) = row["metadata"]["terminal"]["commands"][:1]
+    top = oracle.split()[1]
+    cheat = f"{oracle}; git tag main && git reset -q --hard main^1"
+    assert attempts([(row, (oracle,)), (row, (cheat,)), (row, (oracle, f"git -C {top} tag main main^1"))]) == [1, 0, 1]
+
+
 ABOUT_TEXT = {
     *("replace_word", "count_in_each", "csv_column", "csv_filter", "csv_sum", "largest_rows", "missing_lines"),
     *("first_occurrences", "longest_line", "word_frequency", "totals_by_city", "csv_to_json", "archive_folder"),
@@ -216,10 +227,12 @@ def test_a_late_command_is_killed_and_the_oracle_shares_one_shell():
     result, pid = asyncio.run(late())
     assert result.timed_out and result.exit_status == 137 and result.output == "begun\n"
     with pytest.raises(OSError):  # what a command left in the background ended with the place
-        for _ in range(100):
+        end = time.monotonic() + 60  # it was sent SIGKILL; when it goes is the kernel's business
+        while time.monotonic() < end:
             with open(f"/proc/{pid}/stat") as file:
-                if file.read().rpartition(")")[2].split()[0] == "Z":
+                if file.read().rpartition(")")[2].split()[0] in "ZX":
                     raise OSError
+            time.sleep(0.01)
 
     async def one_shell():
         draft = Draft("x", ("mkdir a; cd a", "touch b"), (call("content", "a/b", ""),))

@@ -97,6 +97,7 @@ def test_git_sees_what_is_there():
         "mv .git ../x; ln -s ../x .git",
         "mv .git ../x; echo gitdir: ../x > .git",
         "rm -rf .git/objects; ln -s /proc/self .git/objects",
+        "mv .git/objects ../x; mkdir -p .git/objects/info; echo $PWD/../x > .git/objects/info/alternates",
         "rm .git/HEAD; mkfifo .git/HEAD",
         "rm .git/config; mkfifo .git/config",
         "mkdir -p .git/refs/a; cd .git/refs/a; i=0; while [ $((i += 1)) -lt 2100 ]; do echo $i; done | xargs mkdir",
@@ -151,7 +152,15 @@ def sparse():
     return bytes(block) + bytes(1024)
 
 
+def less_than_nothing():
+    """A member whose size is negative, so that those of all members add up to little."""
+    pax = [("n", -BOMB, 0), ("a", BOMB, BOMB)]  # name, size it unpacks to, where its only piece of data is
+    headers = [{"GNU.sparse.size": str(size), "GNU.sparse.map": f"{max(at, 0)},0"} for _, size, at in pax]
+    return tar_of([(name, 0, {"pax_headers": h}) for (name, _, _), h in zip(pax, headers, strict=True)], gzip.compress)
+
+
 BOMBS = {
+    "negative sizes": less_than_nothing,
     "a member": lambda: tar_of([("a", BOMB, {})], lambda b: gzip.compress(b, 1)),
     "a header": lambda: tar_of([("a", 0, {"pax_headers": {"comment": "x" * BOMB}})], lambda b: gzip.compress(b, 1)),
     "many members": lambda: gzip.compress(tar_of([("a", 0, {})], bytes)[:512] * (BOMB // 512), 1),
@@ -193,9 +202,19 @@ def test_an_honest_archive_is_read(at_home, how):
 
 def test_gzip_files_that_are_not_whole_or_say_something_else(at_home):
     whole = gzip.compress(b"fig\nlime\n")
-    (at_home / "b").write_bytes(whole)
-    checks.gzipped("b", "fig\nlime\n")
-    for content in (whole[:-1], whole[:-8], b"", b"fig\n", gzip.compress(b"fig\nlime\n\n"), gzip.compress(b"fig\n")):
+    for content in (whole, gzip.compress(b"fig\n") + gzip.compress(b"lime\n"), whole + bytes(512)):
+        (at_home / "b").write_bytes(content)
+        checks.gzipped("b", "fig\nlime\n")
+    others = (
+        gzip.compress(b"") + b"fig\nlime\n",
+        whole + gzip.compress(b"x"),
+        whole[:-1],
+        whole[:-8],
+        b"",
+        b"fig\nlime\n",
+        bz2.compress(b"fig\nlime\n"),
+    )
+    for content in (*others, gzip.compress(b"fig\nlime\n\n"), gzip.compress(b"fig\n")):
         (at_home / "b").write_bytes(content)
         with pytest.raises(SystemExit):
             checks.gzipped("b", "fig\nlime\n")

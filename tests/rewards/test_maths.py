@@ -34,6 +34,8 @@ SHARED = Path(__file__).resolve().parents[2].parent / "shared/data"
         (r"\boxed \frac{\sqrt{2}}{2} is", r"\frac{\sqrt{2}}{2}"),
         (r"$x = \boxed 5\sqrt 2$ and $3$", r"5\sqrt 2"), (r"{\boxed 5}", "5"), (r"\boxed (1,2)", "(1,2)"),
         (r"\boxed \{1,2\}", r"\{1,2\}"), (r"it goes into \boxed form", None), (r"\boxedanswer{5}", None),
+        (r"\boxed{6}. The \boxed. is one", "6"), (r"\boxed{6}, \boxed (as above) or \boxed -like", "6"),
+        (r"\boxed{6} with \boxed \{ and \}", "6"),
         (r"\boxed{6}, which is a \boxed answer", "6"), (r"\boxed", None), (r"\boxed{5} in \boxed{", None),
         (r"\\boxed{7}", None),  # a line break, then text
         ("7", None),
@@ -96,6 +98,7 @@ def test_equal(a, b):
         (r"\sqrt{2}", r"\sqrt{3}"), ("3", "three"), (r"\sqrt12", r"\sqrt{12}"), (r"5\mathrm{e}^2", "5"),
         (r"\frac{\pi}42", r"\frac{\pi}{42}"), (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}12\end{pmatrix}"),
         (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 1 \ 2 \end{pmatrix}"), (r"5\text{x}^2", "5"),
+        (r"2\mathrm{i}", "2"), (r"3\text{ e}", "3"), (r"3\text{ e}^2", "3"),
     ],
 )  # fmt: skip
 def test_not_equal(a, b):

@@ -292,6 +292,8 @@ def test_pool(places):
 def test_specs_are_checked():
     for wrong in (
         lambda: Limits(processes=0),
+        lambda: Limits(cpus=float("nan")),
+        lambda: Limits(cpus=float("inf")),
         lambda: Spec(layers="/a"),
         lambda: Spec(layers=("relative",)),
         lambda: Spec(layers=("/a:b",)),
@@ -300,6 +302,17 @@ def test_specs_are_checked():
     ):
         with pytest.raises(ConfigError):
             wrong()
+
+
+def test_a_limit_that_the_kernel_does_not_take_leaves_no_group(places):
+    backend = places.backend("namespaces")
+    if "pids" not in backend.owner.cgroups.controllers:
+        pytest.skip("processes are not limited by control groups here")
+    root = backend.owner.cgroups._roots["pids"]
+    before = sorted(root.iterdir())
+    with pytest.raises(SandboxError, match="no control group can be made"):
+        places.run(backend.start(Spec(limits=Limits(processes=2**62))))
+    assert sorted(root.iterdir()) == before
 
 
 def test_a_back_end_that_fails_late_is_passed_over(places, monkeypatch):

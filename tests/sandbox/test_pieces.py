@@ -271,6 +271,22 @@ def test_kills_for_memory(files, counted, tmp_path):
     assert cgroups.Group(Limits(), directories, before=(0, 1)).oom_kills() == counted
 
 
+def test_a_group_that_is_used_again_counts_anew(tmp_path):
+    """What its last sandbox used and lost is not the next one's."""
+    groups, limits = cgroups.Cgroups("r1", "", ""), Limits()
+    files = {"memory.oom_control": "oom_kill 3", "memory.limit_in_bytes": "9000000", MAX: "9000000"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    groups._roots["memory"] = tmp_path
+    groups.free(cgroups.Group(limits, (tmp_path,)))
+    group = groups.make(limits)
+    assert group.directories == (tmp_path,) and group.oom_kills() == 0
+    (tmp_path / "memory.oom_control").write_text("oom_kill 4")
+    assert group.oom_kills() == 0  # of this one, the limit was not reached
+    (tmp_path / MAX).write_text("9000000")
+    assert group.oom_kills() == 1
+
+
 def test_settings():
     limits = Limits(memory_bytes=1000, disk_bytes=24, processes=10, cpus=0.5)
     assert dict(cgroups.settings(limits, {"memory", "pids", "cpu"}, 2)) == {

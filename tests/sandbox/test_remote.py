@@ -183,50 +183,81 @@ def test_malformed_requests_are_the_clients_mistake(places):
     places.run(main(places.backend("namespaces")))
 
 
-class Lines(asyncio.Protocol):
-    """Answers nothing."""
-
-
 async def ends(reader):
     async with asyncio.timeout(60):
         with contextlib.suppress(ConnectionError):
             return await reader.read()
 
 
-def test_strangers_do_not_fill_the_door(places):
-    """Half-open connections make room; one with a whole head stays; one of a wrong token is not kept."""
+STRANGERS = {
+    "half a head": b"GET /health HTTP/1.1\r\nHost: x\r\n",
+    "an empty line": b"\r\n\r\n",
+    "a body that does not come": b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n",
+    "a wrong token": b"PUT / HTTP/1.1\r\nAuthorization: Bearer \xff\r\nTransfer-Encoding: chunked\r\n\r\n9\r\n",
+    "what no handler sees": b"GET /health HTTP/1.1\r\nHost: x\r\nExpect: x\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("what", STRANGERS)
+def test_strangers_do_not_fill_the_door(what, places):
+    """Connections without the token make room for others; those with it stay."""
+    hello = f"GET /health HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n{CLIENT}: x\r\n\r\n".encode()
 
     async def main(local):
         async with workers(local, most=8) as urls:
             address = "127.0.0.1", int(urls[0].rpartition(":")[2])
-            half = [await asyncio.open_connection(*address) for _ in range(20)]
-            for _, writer in half:
-                writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n")
             remote = Remote(urls, TOKEN)
+            reader, known = await asyncio.open_connection(*address)
+            known.write(hello)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+            strangers = [await asyncio.open_connection(*address) for _ in range(20)]
+            for _, writer in strangers:
+                writer.write(STRANGERS[what])
             await asyncio.gather(*[remote.connect() for _ in range(4)])
-            await asyncio.gather(*[ends(reader) for reader, _ in half[:12]])
-            reader, writer = await asyncio.open_connection(*address)
-            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\r\n\r\n")
-            assert (await ends(reader)).startswith(b"HTTP/1.1 401 ")  # and the connection ends
+            await asyncio.gather(*[ends(reader) for reader, _ in strangers[:12]])
+            known.write(hello)
+            await reader.readuntil(b"HTTP/1.1 200 ")
             await remote.close()
-            for _, writer in half:
+            for _, writer in [(reader, known), *strangers]:
                 writer.close()
 
     places.run(main(places.backend("namespaces")))
 
 
-def test_a_head_has_some_time(places):
+def test_a_connection_of_a_wrong_token_is_not_kept(places):
+    async def main(local):
+        async with workers(local) as urls:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(urls[0].rpartition(":")[2]))
+            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\r\n\r\n")
+            assert (await ends(reader)).startswith(b"HTTP/1.1 401 ")  # and the connection ends
+            writer.close()
+
+    places.run(main(places.backend("namespaces")))
+
+
+class Known(asyncio.Protocol):
+    """Lets in who says so."""
+
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def data_received(self, data):
+        if data == b"token":
+            door.let_in(self.transport)
+
+
+def test_a_stranger_has_some_time(places):
     async def main():
-        made = door.Door(Lines, head_s=0.1)
+        made = door.Door(Known, head_s=0.1)
         server = await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0)
         address = server.sockets[0].getsockname()
-        late, good = [await asyncio.open_connection(*address) for _ in range(2)]
-        good[1].write(b"GET / HTTP/1.1\r\n\r")
-        good[1].write(b"\n")
-        await ends(late[0])
+        silent, wrong, good = [await asyncio.open_connection(*address) for _ in range(3)]
+        wrong[1].write(b"GET / HTTP/1.1\r\n\r\n")
+        good[1].write(b"token")
+        await asyncio.gather(ends(silent[0]), ends(wrong[0]))
         assert len(made.open) == 1 and not made.waiting
-        good[1].close()
-        late[1].close()
+        for _, writer in (silent, wrong, good):
+            writer.close()
 
         async def gone():
             return not made.open
