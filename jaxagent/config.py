@@ -661,7 +661,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         kind, allowed = typing.get_args(hint)
         value = _convert(kind, value, path)
         if value not in allowed:
-            need = allowed if math.isfinite(value) else "finite"
+            need = "finite" if isinstance(value, float) and not math.isfinite(value) else allowed
             raise ConfigError(f"{path} must be {need}, got {value!r}.")
         return value
     if origin is Literal:

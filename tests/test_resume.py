@@ -219,6 +219,8 @@ def test_contents_are_compared_by_name():
     config, host = cfg(), {"config": to_dict(cfg())}
     resume.check_identity({}, now, config, host)  # a bundle from before there was any
     resume.check_identity(now, now, config, host)
+    for model in ({"rope_theta": 1e4}, now["model"] | {"of_later_code": 1}):  # a bundle of another version of the code
+        resume.check_identity(now | {"model": model}, now, config, host)
     with pytest.raises(ConfigError, match=r"The model .* has changed .*: norm_eps was 1e-05 and is 1e-06"):
         resume.check_identity(now | {"model": {"rope_theta": 1e4, "norm_eps": 1e-5}}, now, config, host)
     with pytest.raises(ConfigError, match="The held-out data has changed"):

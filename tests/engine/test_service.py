@@ -12,6 +12,7 @@ import threading
 import aiohttp
 import numpy as np
 import pytest
+from aiohttp import web
 
 from jaxagent.engine import completion_form, connections, scheduler, scoring
 from jaxagent.engine.service import Completions
@@ -262,11 +263,6 @@ def test_a_client_that_has_gone_gives_up_its_slot(monkeypatch, stream):
 
     monkeypatch.setattr(scheduler.Scheduler, "dispatch", gated)
 
-    async def until(condition):
-        async with asyncio.timeout(WAIT_S):
-            while not condition():
-                await asyncio.sleep(0.01)
-
     def in_hand():
         return [*driver._queue, *driver._held_requests]
 
@@ -290,6 +286,12 @@ def test_a_client_that_has_gone_gives_up_its_slot(monkeypatch, stream):
         talk(driver, scene)
 
 
+async def until(condition):
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
 async def closed(reader):
     """Whether the other side hangs up."""
     with contextlib.suppress(ConnectionError):
@@ -305,6 +307,28 @@ def test_who_sends_no_request_is_cut_off(engine, sent):
             writer.write(sent)
             assert await closed(reader)
             writer.close()
+
+    asyncio.run(run())
+
+
+def test_who_does_not_read_the_answer_is_cut_off():
+    """Closing would not do: a socket is kept until what was written to it is read."""
+    answered = []
+
+    async def large(request):
+        answered.append(request.transport.get_extra_info("socket"))
+        return web.Response(body=bytes(64 << 20))
+
+    async def run():
+        app = web.Application()
+        app.router.add_get("/", large)
+        with socket.create_server(("127.0.0.1", 0)) as sock, socket.socket() as client:
+            async with connections.serving(app, sock, idle_s=0.3):
+                client.setblocking(False)
+                loop = asyncio.get_running_loop()
+                await loop.sock_connect(client, sock.getsockname())
+                await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+                await until(lambda: answered and answered[0].fileno() == -1)
 
     asyncio.run(run())
 
