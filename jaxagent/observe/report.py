@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxagent.observe import charts, jsonl, report_episodes, report_logs
+from jaxagent.observe import charts, files, jsonl, report_episodes, report_logs
 from jaxagent.observe.files import CONFIG_FILE, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
 from jaxagent.observe.text import duration, number
 
@@ -78,10 +78,7 @@ def write_report(workdir: str | os.PathLike[str], results: Mapping[str, Any] | N
     summary = measured | _load(workdir / SUMMARY_FILE) | measured | (results or {})
     pairs = report_episodes.choose(report_logs.evaluations(workdir), _EPISODES)
     path = workdir / REPORT_FILE
-    temporary = path.with_suffix(".tmp")
-    text = page(workdir.name, records, pairs, report_logs.browsed(workdir, config), summary, config)
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    files.replace(path, page(workdir.name, records, pairs, report_logs.browsed(workdir, config), summary, config))
     return path
 
 

@@ -279,7 +279,7 @@ def test_a_client_that_has_gone_gives_up_its_slot(monkeypatch, stream):
         finally:
             dispatches.release(10_000)
         await until(lambda: not in_hand())
-        assert driver.stats()["sampled_tokens"] < 45
+        assert driver.stats().get("sampled_tokens", 0.0) < 45  # none, where all had gone before the first dispatch
         assert (await ask(client, prompt="abc", max_tokens=3))[0] == 200
 
     with toys.running(stops=("no such",)) as driver:

@@ -86,7 +86,7 @@ def test_page_is_self_contained_and_shows_every_token(tmp_path):
     assert page.loads == [] and "http" not in text and "@import" not in text
     assert page.tokens.replace("↵", "") == "Who? <b>\né!<i>São</i>again"
     assert "+0.500" in text and "odd/one" in text and "tool &lt;died&gt;" in text
-    assert not (tmp_path / "report.tmp").exists()
+    assert not list(tmp_path.glob(".report*"))
 
 
 def _browsed(text: str) -> list[dict]:
