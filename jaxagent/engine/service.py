@@ -63,7 +63,11 @@ class Completions:
         routes += [web.get("/v1/models", self._models), web.get("/v1/models/{name:.+}", self._one_model)]
         routes += [web.post("/v1/score", self._score), web.get("/v1/tokenizer", self._describe_tokenizer)]
         app.add_routes([*routes, web.get("/metrics", self._metrics)])
+        app.on_cleanup.append(self._close)
         return app
+
+    async def _close(self, app: web.Application) -> None:
+        self._readers.shutdown(wait=False, cancel_futures=True)
 
     # ---------------------------------------------------------------- completions
 

@@ -333,6 +333,23 @@ def test_who_does_not_read_the_answer_is_cut_off():
     asyncio.run(run())
 
 
+def test_its_threads_end_with_it(engine):
+    def readers():
+        return {thread for thread in threading.enumerate() if thread.name.startswith("reader")}
+
+    before, during = readers(), []
+
+    async def scene(client):
+        assert (await ask(client, prompt="abc", max_tokens=1))[0] == 200
+        during.extend(readers() - before)
+
+    talk(engine, scene)
+    assert during
+    for thread in during:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+
+
 def test_half_a_body_is_not_waited_for(engine, monkeypatch):
     monkeypatch.setattr("jaxagent.engine.service.BODY_TIMEOUT_S", 0.2)
 
