@@ -98,8 +98,13 @@ class Completions:
         sampled = 0
 
         async def send(data: bytes) -> None:
-            async with asyncio.timeout(WRITE_TIMEOUT_S):  # whoever does not read is not waited for
-                await response.write(b"data: " + data + b"\n\n")
+            try:
+                async with asyncio.timeout(WRITE_TIMEOUT_S):
+                    await response.write(b"data: " + data + b"\n\n")
+            except TimeoutError:  # whoever does not read is told nothing more, not even of that
+                if request.transport is not None:
+                    request.transport.abort()
+                raise ConnectionResetError("the client does not read its stream") from None
 
         async with contextlib.aclosing(self._pieces(ask, prompts)) as arriving:
             try:

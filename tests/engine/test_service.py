@@ -350,6 +350,32 @@ def test_its_threads_end_with_it(engine):
         assert not thread.is_alive()
 
 
+def test_who_does_not_read_a_stream_is_cut_off_and_gets_no_second_answer(engine, monkeypatch):
+    write, written = web.StreamResponse.write, []
+
+    async def stuck(self, data):
+        written.append(data)
+        await (write(self, data) if len(written) == 1 else asyncio.sleep(WAIT_S))
+
+    monkeypatch.setattr(web.StreamResponse, "write", stuck)
+    monkeypatch.setattr("jaxagent.engine.service.WRITE_TIMEOUT_S", 0.2)
+    body = json.dumps({"prompt": "abc", "max_tokens": 30, "stream": True}).encode()
+
+    async def run():
+        async with serving(engine) as url:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+            writer.write(head + body)
+            got = b""
+            with contextlib.suppress(ConnectionError):
+                while more := await asyncio.wait_for(reader.read(1 << 16), WAIT_S):
+                    got += more
+            assert got.count(b"HTTP/1.1") == 1 and len(written) == 2
+            writer.close()
+
+    asyncio.run(run())
+
+
 def test_half_a_body_is_not_waited_for(engine, monkeypatch):
     monkeypatch.setattr("jaxagent.engine.service.BODY_TIMEOUT_S", 0.2)
 
