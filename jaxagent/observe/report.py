@@ -75,7 +75,11 @@ def write_report(workdir: str | os.PathLike[str], results: Mapping[str, Any] | N
     config = _load(workdir / CONFIG_FILE)
     measured = so_far(records)
     # A summary may be older than the records: of the run before it was told to go on.
-    summary = measured | _load(workdir / SUMMARY_FILE) | measured | (results or {})
+    ended = _load(workdir / SUMMARY_FILE)
+    summary = measured | ended | measured | (results or {})
+    counts = [found["failed_episodes"] for found in (ended, measured) if "failed_episodes" in found]
+    if results is None and counts:  # records lack some failures (a gate's, dropped attempts), an older summary others
+        summary["failed_episodes"] = {where: max(c.get(where, 0) for c in counts) for where in counts[0] | counts[-1]}
     pairs = report_episodes.choose(report_logs.evaluations(workdir), _EPISODES)
     path = workdir / REPORT_FILE
     files.replace(path, page(workdir.name, records, pairs, report_logs.browsed(workdir, config), summary, config))

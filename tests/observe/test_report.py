@@ -176,6 +176,13 @@ def test_a_running_run_shows_what_it_has_measured(tmp_path):
     assert ">None<" not in text
 
 
+def test_failures_that_only_the_summary_knows_are_shown(tmp_path):
+    _log(tmp_path / METRICS_FILE, {"stage": "rl", "step": 2, "episode/count": 8.0, "stop/env_error": 0.5})
+    summary = {"failed_episodes": {"warm_start.gate": 5, "rl": 3}}  # of the run before it was told to go on
+    (tmp_path / SUMMARY_FILE).write_text(json.dumps(summary))
+    assert "episodes failed (warm_start.gate 5, rl 4)" in report.write_report(tmp_path).read_text()
+
+
 def test_axes_have_names():
     svg = charts.line_chart("t", {"a": [(0, 1.0), (1, 2.0)]}, x="k", y="score <1>")
     xml.etree.ElementTree.fromstring(svg)
