@@ -111,7 +111,7 @@ def test_only_missing_attempts_are_played(finished, tmp_path, capsys, monkeypatc
         (["--checkpoint=policy_folder"], "no folder 'policy_folder'"),
         (["--config.model.mlp_dim=96"], "config.model.mlp_dim is 96, checkpoint"),
         (["--config.tokenizer.vocab_size=600"], "config.tokenizer.vocab_size is 600, checkpoint"),
-        ([f"--checkpoint={GOLDEN}"], f", but {GOLDEN / 'config.json'} says "),
+        ([f"--checkpoint={GOLDEN}"], f"config.model is another model than {GOLDEN / 'config.json'}: "),
         (["--greedy", "--samples=3"], "greedy attempts at a task are all alike"),
         (["--temperature=1e-9"], "must be 0 (greedy) or at least 1e-06, got 1e-09"),
         (["--temperature=nan"], "must be 0 (greedy) or at least 1e-06, got nan"),
