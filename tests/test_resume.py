@@ -195,7 +195,11 @@ def test_every_refused_field_exists():
         ([], ["rl.group_size=2", "numerics=fast"], "numerics exact -> fast, rl.group_size 4 -> 2"),
         ([], ["rl.optimizer.learning_rate=0.5"], "rl.optimizer.learning_rate 0.0002 -> 0.5"),
         (["model.num_layers=0"], ["model.num_layers=1"], "model.num_layers 0 -> 1"),  # 0: as the model's folder says
-        ([], ["tokenizer.vocab_size=9", "model.path=x"], "model.path '' -> x, model.family qwen3 -> '', tokenizer.vocab_size 512 -> 9"),
+        (
+            [],
+            ["tokenizer.vocab_size=9", "model.path=x"],
+            "model.path '' -> x, model.family qwen3 -> '', tokenizer.vocab_size 512 -> 9",
+        ),
         ([], ["model.lora.alpha=3"], "model.lora.alpha 32 -> 3"),  # there are no adapters
         ([], ["stages=rl"], "stages ['warm_start', 'rl'] -> ['rl']"),
     ],
