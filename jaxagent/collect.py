@@ -14,6 +14,7 @@ from jaxagent.engine.driver import Driver
 from jaxagent.evaluation.held_out import deadline_s
 from jaxagent.experience import Experience
 from jaxagent.rollout import early_stop, hindsight, schedule, selection, strategies
+from jaxagent.rollout.failures import Failures
 from jaxagent.rollout.statistics import action_tokens, episode_metrics
 from jaxagent.rollout.workers import STOP_TIMEOUT_S
 from jaxagent.types import Episode, Group, Task
@@ -21,8 +22,8 @@ from jaxagent.types import Episode, Group, Task
 
 def collect(
     parts: Parts, driver: Driver, experience: Experience, step: int, steps_before: int = 0
-) -> tuple[selection.Selection, dict[str, float]]:
-    """The rollouts of one step, and their metrics.
+) -> tuple[selection.Selection, dict[str, float], Failures]:
+    """The rollouts of one step, their metrics, and what failed of all that was begun, also in groups that are dropped.
 
     Attempts are numbered over the run, in which an earlier stage took `steps_before` steps: no two share randomness.
     """
@@ -31,6 +32,7 @@ def collect(
     sampling = dataclasses.replace(rl.sampling, temperature=temperature(rl, step))
     rollout = parts.rollout(driver, sampling, attempts, rl.tool_epsilon)
     before, more = driver.stats(), {}
+    begun: list[Group] = []
 
     def play(number: int, wanted: int) -> list[Group]:
         """Round `number` of the step; more than one with dynamic sampling."""
@@ -42,11 +44,14 @@ def collect(
 
         deadline = deadline_s(parts, len(tasks) * attempts)
         if not strategies.oversamples(rl):
-            return parts.workers.collect(tasks, attempts, attempt, deadline)
+            groups = parts.workers.collect(tasks, attempts, attempt, deadline)
+            begun.extend(groups)
+            return groups
         groups = early_stop.run_until_enough(
             tasks, attempts, rl.group_size, wanted, attempt, parts.cfg.engine.slots, deadline
         )
         groups = parts.workers.run(groups, deadline + STOP_TIMEOUT_S)
+        begun.extend(groups)
         kept = early_stop.usable(groups, rl.oversample.min_group, wanted)
         for name, count in early_stop.oversample_metrics(groups, rl.group_size, kept).items():
             more[name] = more.get(name, 0.0) + count
@@ -62,7 +67,7 @@ def collect(
         metrics["sampling/temperature"] = sampling.temperature
     metrics |= {f"engine/{k}": v - before.get(k, 0.0) for k, v in driver.stats().items()}
     metrics["rollout/action_tokens"] = float(action_tokens(chosen.played))
-    return chosen, metrics
+    return chosen, metrics, Failures.of(episode for group in begun for episode in group.episodes)
 
 
 def temperature(rl: RLConfig, step: int) -> float:

@@ -54,6 +54,7 @@ def bound(host: str, port: int) -> socket.socket:
         except OSError:
             out.close()
             raise
-    except OSError as error:
-        raise ConfigError(f"Cannot listen on {host}, port {port}: {error.strerror}.") from error
+    except (OSError, UnicodeError) as error:  # a name that cannot be one of a machine is a UnicodeError
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"Cannot listen on {host}, port {port}: {why}.") from error
     return out

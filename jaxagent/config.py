@@ -610,6 +610,17 @@ def to_dict(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
+def absent(config: Mapping[str, Any], cls: type = Config, path: str = "config") -> list[str]:
+    """Full paths of fields and sections of the schema that a config stored by another version of it lacks."""
+    found = []
+    for name, hint in typing.get_type_hints(cls).items():
+        if name not in config:
+            found.append(f"{path}.{name}")
+        elif dataclasses.is_dataclass(hint) and isinstance(config[name], Mapping):
+            found += absent(config[name], hint, f"{path}.{name}")
+    return found
+
+
 def nearest(name: str, valid: typing.Iterable[str]) -> str:
     """ " Did you mean 'x'?" for the closest valid name, or a list of all of them."""
     valid = list(valid)
@@ -639,7 +650,7 @@ def _build(cls: type, value: Any, path: str) -> Any:
             raise ConfigError(f"Unknown config field '{path}.{name}'. {nearest(name, hints)}")
     missing = [name for name in hints if name not in value]
     if missing:
-        raise ConfigError(f"Config field '{path}.{missing[0]}' is missing.")
+        raise ConfigError(f"Config field '{path}.{missing[0]}' is missing. configs/search_r1.py sets every field.")
     return cls(**{name: _convert(hint, value[name], f"{path}.{name}") for name, hint in hints.items()})
 
 
@@ -651,7 +662,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         kind, allowed = typing.get_args(hint)
         value = _convert(kind, value, path)
         if value not in allowed:
-            need = allowed if math.isfinite(value) else "finite"
+            need = "finite" if isinstance(value, float) and not math.isfinite(value) else allowed
             raise ConfigError(f"{path} must be {need}, got {value!r}.")
         return value
     if origin is Literal:

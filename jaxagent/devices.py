@@ -64,7 +64,11 @@ def keep_compiled_programs() -> None:
 
     if jax.config.jax_compilation_cache_dir:
         return
-    jax.config.update("jax_compilation_cache_dir", str(compiled_folder()))
+    try:
+        folder = compiled_folder()
+    except RuntimeError:  # a user without a home, as containers have them
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", LEAST_COMPILE_S)
     jax.config.update("jax_compilation_cache_max_size", MOST_COMPILED_BYTES)
 
@@ -74,6 +78,9 @@ def compiled_folder() -> Path:
 
     Programs for a CPU use the instructions of the machine that compiled them, and a home folder may be shared by
     different machines: each kind of processor has a folder of its own.
+
+    Raises:
+      RuntimeError: the user has neither a home nor a cache folder.
     """
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return caches / "jaxagent" / "compiled" / _processor()

@@ -28,7 +28,7 @@ from absl import flags as absl_flags
 
 from jaxagent import devices, flags
 from jaxagent.command import Parser, count, number
-from jaxagent.config import Config, ConfigError, nearest
+from jaxagent.config import Config, ConfigError, absent, nearest
 from jaxagent.main import exit_code, quiet_libraries
 from jaxagent.observe.files import CONFIG_FILE
 from jaxagent.ranges import Range, at_least, between
@@ -92,9 +92,15 @@ def stored_config(workdir: str) -> Mapping[str, Any]:
         raise ConfigError(f"There is no run in '{workdir}': it has no {CONFIG_FILE}. Say --config=FILE[:PRESET].")
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        return stored | {"stages": tuple(stored["stages"])}
+        stored = stored | {"stages": tuple(stored["stages"])}
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is no run's config ({type(error).__name__}: {error}).") from error
+    if missing := absent(stored):
+        raise ConfigError(
+            f"{path} was written by another version of this code and lacks {', '.join(missing)}. Add that to the file, "
+            "with the values of your config file, or say --config=FILE[:PRESET] and what the run overrode."
+        )
+    return stored
 
 
 def parser() -> argparse.ArgumentParser:

@@ -37,7 +37,6 @@ from jaxagent.observe import health
 from jaxagent.observe.files import POLICY_FOLDER
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout import replay, strategies
-from jaxagent.rollout.failures import Failures
 from jaxagent.run import Run, open_run
 from jaxagent.stages import dpo, outcome_model, rft, sample, sft, warm_start
 from jaxagent.stages.stage import StageProgram, nothing_to_check
@@ -189,7 +188,7 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params, stage: St
                 saved.save(state, stage, 0, experience.get_state())
         while step < rl.steps:
             started = time.monotonic()
-            chosen, rollout = collect(parts, driver, experience, step, before)
+            chosen, rollout, failures = collect(parts, driver, experience, step, before)
             collected = time.monotonic()
             played = [episode for group in chosen.played for episode in group.episodes]
             if cfg.log_episodes:
@@ -213,7 +212,7 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params, stage: St
             saved.results["logprob_gap_max"] = health.largest(
                 saved.results.get("logprob_gap_max"), metrics.get("logprob_gap/max")
             )
-            saved.failed.tell_step(stage, step, Failures.of(played))
+            saved.failed.tell_step(stage, step, failures)
             if step == rl.steps or (cfg.eval.every and step % cfg.eval.every == 0):
                 with served.newest():
                     record_evaluation(parts, saved, driver, stage, step, metrics)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ from jaxagent.failed import FailedEpisodes, end
 from jaxagent.learner import checkpoint
 from jaxagent.learner.checkpoint import Checkpointer
 from jaxagent.learner.state import TrainState
-from jaxagent.observe import health, jsonl, report
+from jaxagent.observe import files, health, jsonl, report
 from jaxagent.observe.compiles import CompileCounter
 from jaxagent.observe.episodes import episode_record
 from jaxagent.observe.files import (
@@ -361,7 +360,5 @@ def open_run(cfg: Config, progress: Progress, stopping: Stopping) -> Iterator[Ru
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replaces a file as a whole, so that a full disk leaves the old one. What is not finite becomes null."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(jsonl.plain(value), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    """What is not finite becomes null."""
+    files.replace(path, json.dumps(jsonl.plain(value), indent=2, allow_nan=False) + "\n")

@@ -87,8 +87,9 @@ def runs(
             cfg = flags.parse_argv(["sweep", *args]).config
             presets.check(cfg.rl)
             base = _base(cfg, share, args, workdir, bases) if share else None
-            for earlier in (folder, base.workdir) if base else (folder,):
-                _check_earlier(earlier, cfg, everywhere)
+            _check_earlier(folder, cfg, everywhere)
+            if base:
+                _check_earlier(base.workdir, cfg, [field for field in everywhere if field != "stages"])
             if folder in [run.workdir for run in out]:
                 raise ConfigError(f"--grid and --seeds name {folder.name} twice: it would be one run, counted twice.")
             out.append(Run(point, seed, folder, (sys.executable, "-m", "jaxagent.main", *args), base))
@@ -104,7 +105,9 @@ def _check_earlier(folder: pathlib.Path, cfg: Config, fields: Sequence[str]) -> 
     wanted = json.loads(json.dumps(to_dict(cfg)))
     for field in fields:
         was, now = (functools.reduce(lambda at, name: at.get(name, {}), field.split("."), d) for d in (stored, wanted))
-        if was != now and field != "stages":  # a shared run has the first ones alone
+        if field == "stages" and not (folder / SUMMARY_FILE).exists():
+            continue  # taken over from a shared run, which has the first ones alone, and not gone on with yet
+        if was != now:
             raise ConfigError(f"{folder} was made with {field}={was}, not {now}: use another --workdir.")
 
 

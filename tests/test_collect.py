@@ -77,7 +77,7 @@ def steps_of(parts, experience, steps):
     """Per step: what was learnt from, and the metrics."""
     out = []
     for step in steps:
-        chosen, metrics = collect(parts, DRIVER, experience, step)
+        chosen, metrics, _ = collect(parts, DRIVER, experience, step)
         groups = [(g.task.id, [(e.sample, e.reward) for e in g.episodes]) for g in chosen.groups]
         replayed = [s.trajectories[0].tokens.tolist() for s in experience.replay.candidates(step)]
         out.append(json.dumps([groups, replayed, metrics | experience.record(chosen.played, step)]))
@@ -129,10 +129,29 @@ def test_oversampling_in_the_loop():
     changes = {"tasks_per_step": 2, "group_size": 3, "oversample.extra_tasks": 1, "oversample.extra_attempts": 2}
     with Workers(8) as workers:
         parts = Parts(workers, changes, 0.02)
-        chosen, metrics = collect(parts, DRIVER, Experience(SOURCE, parts.cfg), 0)
+        chosen, metrics, _ = collect(parts, DRIVER, Experience(SOURCE, parts.cfg), 0)
     assert len(chosen.groups) == 2 and all(len(g.episodes) == 5 and len(g.valid) >= 2 for g in chosen.groups)
     assert metrics["sampling/attempts_cancelled"] > 0 and metrics["sampling/groups_dropped"] == 1.0
     assert parts.sampled == [(1.0, 5, 0.0)]
+
+
+def test_failures_are_of_all_that_was_begun():
+    """Also of groups that oversampling drops: else a dead environment would be no failure at all, step after step."""
+
+    class Dead(Parts):
+        def rollout(self, *arguments):
+            async def play(task, sample):
+                return Episode(task, sample, (), 0.0, {}, StopReason.ENV_ERROR, 0, error="nobody listens")
+
+            return play
+
+    with Workers(8) as workers:
+        for extra, attempts in ((0, 6), (1, 9)):
+            changes = {"tasks_per_step": 2, "group_size": 3, "oversample.extra_tasks": extra}
+            parts = Dead(workers, changes)
+            chosen, _, failures = collect(parts, DRIVER, Experience(SOURCE, parts.cfg), 0)
+            assert failures.all and failures.played == attempts and failures.reason == "env_error: nobody listens"
+            assert not any(group.valid for group in chosen.groups)
 
 
 def test_relabelled_data_cannot_be_played():
@@ -153,7 +172,7 @@ def test_hindsight_goes_into_the_buffer_alone():
     with Workers(8) as workers:
         parts = Parts(workers, {"tasks_per_step": 3, "group_size": 3, "replay.per_step": 1, "replay.capacity": 99})
         experience = Experience(SOURCE, parts.cfg, [], hook)
-        chosen, _ = collect(parts, DRIVER, experience, 0)
+        chosen, *_ = collect(parts, DRIVER, experience, 0)
         metrics = experience.record(chosen.played, 0)
         episodes = [e for g in chosen.played for e in g.episodes]
         failed = sum(e.reward < 1 for e in episodes)

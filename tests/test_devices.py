@@ -51,3 +51,20 @@ def test_other_processors_have_other_folders(monkeypatch):
     here = devices.compiled_folder()
     monkeypatch.setattr(devices.Path, "read_text", lambda *_, **__: "flags : another machine")
     assert devices.compiled_folder() != here
+
+
+def test_a_user_without_a_home_compiles_anew(monkeypatch):
+    import jax
+
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(devices.Path, "home", no_home)
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    try:
+        devices.keep_compiled_programs()
+        assert jax.config.jax_compilation_cache_dir is None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)

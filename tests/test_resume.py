@@ -184,7 +184,7 @@ def cfg(*changes: str):
 
 
 def test_every_refused_field_exists():
-    fields = {path.removeprefix("config.") for path, _ in flags.fields()}
+    fields = {field.path.removeprefix("config.") for field in flags.fields()}
     assert set(resume.REFUSED) <= fields
 
 
@@ -195,7 +195,11 @@ def test_every_refused_field_exists():
         ([], ["rl.group_size=2", "numerics=fast"], "numerics exact -> fast, rl.group_size 4 -> 2"),
         ([], ["rl.optimizer.learning_rate=0.5"], "rl.optimizer.learning_rate 0.0002 -> 0.5"),
         (["model.num_layers=0"], ["model.num_layers=1"], "model.num_layers 0 -> 1"),  # 0: as the model's folder says
-        ([], ["tokenizer.vocab_size=9", "model.path=x"], "model.path '' -> x, tokenizer.vocab_size 512 -> 9"),
+        (
+            [],
+            ["tokenizer.vocab_size=9", "model.path=x"],
+            "model.path '' -> x, model.family qwen3 -> '', tokenizer.vocab_size 512 -> 9",
+        ),
         ([], ["model.lora.alpha=3"], "model.lora.alpha 32 -> 3"),  # there are no adapters
         ([], ["stages=rl"], "stages ['warm_start', 'rl'] -> ['rl']"),
     ],
@@ -219,6 +223,8 @@ def test_contents_are_compared_by_name():
     config, host = cfg(), {"config": to_dict(cfg())}
     resume.check_identity({}, now, config, host)  # a bundle from before there was any
     resume.check_identity(now, now, config, host)
+    for model in ({"rope_theta": 1e4}, now["model"] | {"of_later_code": 1}):  # a bundle of another version of the code
+        resume.check_identity(now | {"model": model}, now, config, host)
     with pytest.raises(ConfigError, match=r"The model .* has changed .*: norm_eps was 1e-05 and is 1e-06"):
         resume.check_identity(now | {"model": {"rope_theta": 1e4, "norm_eps": 1e-5}}, now, config, host)
     with pytest.raises(ConfigError, match="The held-out data has changed"):

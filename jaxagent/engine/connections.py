@@ -49,7 +49,10 @@ class _Watch:
         idle = sorted((c for c in connections if not self._since[c][0]), key=lambda c: self._since[c][1])
         for rank, connection in enumerate(idle):
             if rank < len(connections) - most or now - self._since[connection][1] > idle_s:
+                transport = connection.transport
                 connection.force_close()
+                if transport is not None:  # closing alone would wait until all that was written is read
+                    transport.abort()
 
 
 @contextlib.asynccontextmanager

@@ -63,7 +63,11 @@ class Completions:
         routes += [web.get("/v1/models", self._models), web.get("/v1/models/{name:.+}", self._one_model)]
         routes += [web.post("/v1/score", self._score), web.get("/v1/tokenizer", self._describe_tokenizer)]
         app.add_routes([*routes, web.get("/metrics", self._metrics)])
+        app.on_cleanup.append(self._close)
         return app
+
+    async def _close(self, app: web.Application) -> None:
+        self._readers.shutdown(wait=False, cancel_futures=True)
 
     # ---------------------------------------------------------------- completions
 
@@ -94,8 +98,13 @@ class Completions:
         sampled = 0
 
         async def send(data: bytes) -> None:
-            async with asyncio.timeout(WRITE_TIMEOUT_S):  # whoever does not read is not waited for
-                await response.write(b"data: " + data + b"\n\n")
+            try:
+                async with asyncio.timeout(WRITE_TIMEOUT_S):
+                    await response.write(b"data: " + data + b"\n\n")
+            except TimeoutError:  # whoever does not read is told nothing more, not even of that
+                if request.transport is not None:
+                    request.transport.abort()
+                raise ConnectionResetError("the client does not read its stream") from None
 
         async with contextlib.aclosing(self._pieces(ask, prompts)) as arriving:
             try:

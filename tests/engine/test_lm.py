@@ -47,6 +47,18 @@ def mesh_of(data: int = 1, fsdp: int = 1, tensor: int = 1) -> jax.sharding.Mesh:
     return sharding.make_mesh(MeshConfig(data, fsdp, tensor))
 
 
+def test_layers_are_laid_out_once_per_update():
+    """One tree per layer, so that no program cuts them out of the stack; what lies so already is taken as it is."""
+    model, mesh = LanguageModel(SPEC, "float32"), mesh_of()
+    with jax.set_mesh(mesh):
+        weights = params.init(SPEC, jax.random.key(0), params.shardings(SPEC, mesh, sharding.TRAIN))
+        placed = model.place(weights)
+        assert model.place(placed) is placed
+    assert isinstance(placed.layers, tuple) and len(placed.layers) == SPEC.num_layers
+    for i, layer in enumerate(placed.layers):
+        jax.tree.map(lambda one, stack, i=i: np.testing.assert_array_equal(one, stack[i]), layer, weights.layers)
+
+
 async def episodes(driver: Driver, count: int, sampling: SamplingConfig = COOL):
     """Episodes of three turns over a prompt shared by pairs: [(sequence, sampled positions, log-probs)]."""
     rng = np.random.default_rng(0)

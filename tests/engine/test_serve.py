@@ -199,6 +199,7 @@ def test_int8(folder, capsys):
         (["--model={tmp_path}", "--stops=a"], "Unrecognized arguments: --stops=a"),
         ([], "--model"),
         (["--model={tmp_path}", "--host=192.0.2.1"], "Cannot listen on 192.0.2.1, port 8001: "),
+        (["--model={tmp_path}", "--host=a..b"], "Cannot listen on a..b, port 8001: "),
     ],
 )
 def test_a_mistake_at_the_start_is_one_line(tmp_path, capsys, flags, message):

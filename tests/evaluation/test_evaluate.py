@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from configs import search_r1
 from jaxagent import evaluate
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Verdict
@@ -110,7 +111,7 @@ def test_only_missing_attempts_are_played(finished, tmp_path, capsys, monkeypatc
         (["--checkpoint=policy_folder"], "no folder 'policy_folder'"),
         (["--config.model.mlp_dim=96"], "config.model.mlp_dim is 96, checkpoint"),
         (["--config.tokenizer.vocab_size=600"], "config.tokenizer.vocab_size is 600, checkpoint"),
-        ([f"--checkpoint={GOLDEN}"], f", but {GOLDEN / 'config.json'} says "),
+        ([f"--checkpoint={GOLDEN}"], f"config.model is another model than {GOLDEN / 'config.json'}: "),
         (["--greedy", "--samples=3"], "greedy attempts at a task are all alike"),
         (["--temperature=1e-9"], "must be 0 (greedy) or at least 1e-06, got 1e-09"),
         (["--temperature=nan"], "must be 0 (greedy) or at least 1e-06, got nan"),
@@ -135,6 +136,17 @@ def test_no_run(tmp_path, capsys):
     assert evaluate.main(["evaluate", "--greedy"]) == 2
     assert "No run: say --config.workdir=RUN" in capsys.readouterr().err
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_config_of_another_version_names_all_that_it_lacks(tmp_path, capsys):
+    stored = search_r1.get_config().to_dict()
+    del stored["env"]["max_failed_steps"], stored["env"]["python"]["system"], stored["checkpoint"]
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    assert evaluate.main(command(tmp_path)) == 2
+    error = capsys.readouterr().err
+    assert all(f"config.{name}" in error for name in ("env.max_failed_steps", "env.python.system", "checkpoint"))
+    assert error.startswith(f"error: {tmp_path / 'config.json'} was written by another version")
+    assert error.count("\n") == 1 and "--config=FILE" in error
 
 
 def test_a_run_without_checkpoints(finished, tmp_path, capsys):

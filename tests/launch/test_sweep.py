@@ -73,6 +73,17 @@ def test_a_finished_run_with_another_fixed_value_is_not_taken_for_this_one(tmp_p
     assert "was made with rl.steps=2, not 4: use another --workdir." in capsys.readouterr().err
 
 
+def test_a_finished_run_of_other_stages_is_not_taken_for_this_one(tmp_path, fake_runs, capsys):
+    args = [f"--config={CONFIG}", f"--workdir={tmp_path}"]
+    assert sweep.main([*args, "--config.stages=rl"]) == 0
+    (tmp_path / "seed=0" / "config.json").write_text('{"stages": ["rl"]}')
+    assert sweep.main([*args, "--config.stages=rl"]) == 0
+    assert sweep.main([*args, "--config.stages=warm_start,rl"]) == 2
+    assert "was made with stages=['rl'], not ['warm_start', 'rl']" in capsys.readouterr().err
+    (tmp_path / "seed=0" / "summary.json").unlink()  # as one that has taken over a shared run's stages
+    assert sweep.main([*args, "--config.stages=warm_start,rl"]) == 0
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

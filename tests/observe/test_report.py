@@ -86,7 +86,7 @@ def test_page_is_self_contained_and_shows_every_token(tmp_path):
     assert page.loads == [] and "http" not in text and "@import" not in text
     assert page.tokens.replace("↵", "") == "Who? <b>\né!<i>São</i>again"
     assert "+0.500" in text and "odd/one" in text and "tool &lt;died&gt;" in text
-    assert not (tmp_path / "report.tmp").exists()
+    assert not list(tmp_path.glob(".report*"))
 
 
 def _browsed(text: str) -> list[dict]:
@@ -174,6 +174,13 @@ def test_a_running_run_shows_what_it_has_measured(tmp_path):
     assert "+0.500" in text and "held-out solved, greedy <span" in text and "nothing was measured" in text
     assert "rl 4, rl.eval 1" in text and "no &lt;server&gt;" in text
     assert ">None<" not in text
+
+
+def test_failures_that_only_the_summary_knows_are_shown(tmp_path):
+    _log(tmp_path / METRICS_FILE, {"stage": "rl", "step": 2, "episode/count": 8.0, "stop/env_error": 0.5})
+    summary = {"failed_episodes": {"warm_start.gate": 5, "rl": 3}}  # of the run before it was told to go on
+    (tmp_path / SUMMARY_FILE).write_text(json.dumps(summary))
+    assert "episodes failed (warm_start.gate 5, rl 4)" in report.write_report(tmp_path).read_text()
 
 
 def test_axes_have_names():
