@@ -114,7 +114,7 @@ def test_only_missing_attempts_are_played(finished, tmp_path, capsys, monkeypatc
         ([f"--checkpoint={GOLDEN}"], f"config.model is another model than {GOLDEN / 'config.json'}: "),
         (["--greedy", "--samples=3"], "greedy attempts at a task are all alike"),
         (["--temperature=1e-9"], "must be 0 (greedy) or at least 1e-06, got 1e-09"),
-        (["--temperature=nan"], "must be 0 (greedy) or at least 1e-06, got nan"),
+        (["--temperature=nan"], "must be a number, at least 0, got 'nan'"),
         (["--samples=4", "--k=8"], "--k=8 needs --samples=8 or more, got 4"),
         (["--k=0"], "must be a whole number, at least 1, got '0'"),
         (["--sampels=4"], "Unknown flag '--sampels=4'. Did you mean 'samples'?"),
