@@ -54,7 +54,7 @@ class Completions:
         self._gauges = gauges  # what was measured once, for /metrics
         self._scoring, self._being_scored = scoring, 0
         self._name, self._created = name, int(time.time())
-        self._readers = concurrent.futures.ThreadPoolExecutor(READERS, "reader")
+        self._readers: concurrent.futures.Executor | None = None  # while an application of it is served
 
     def app(self) -> web.Application:
         """The web application."""
@@ -63,10 +63,12 @@ class Completions:
         routes += [web.get("/v1/models", self._models), web.get("/v1/models/{name:.+}", self._one_model)]
         routes += [web.post("/v1/score", self._score), web.get("/v1/tokenizer", self._describe_tokenizer)]
         app.add_routes([*routes, web.get("/metrics", self._metrics)])
-        app.on_cleanup.append(self._close)
+        app.cleanup_ctx.append(self._reading)
         return app
 
-    async def _close(self, app: web.Application) -> None:
+    async def _reading(self, app: web.Application) -> AsyncIterator[None]:
+        self._readers = concurrent.futures.ThreadPoolExecutor(READERS, "reader")
+        yield
         self._readers.shutdown(wait=False, cancel_futures=True)
 
     # ---------------------------------------------------------------- completions
