@@ -616,7 +616,7 @@ def absent(config: Mapping[str, Any], cls: type = Config, path: str = "config") 
     for name, hint in typing.get_type_hints(cls).items():
         if name not in config:
             found.append(f"{path}.{name}")
-        elif dataclasses.is_dataclass(hint) and isinstance(config[name], Mapping):
+        elif isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(config[name], Mapping):
             found += absent(config[name], hint, f"{path}.{name}")
     return found
 
