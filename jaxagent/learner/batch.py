@@ -40,6 +40,5 @@ class Batch:
     support: Array | None = None  # i32[B, R, K]  tokens in which a teacher is compared, where it is in top-k's
     teacher_logprobs: Array | None = None  # f32[B, R, K]  -inf: an entry that does not count
     ends: Array | None = None  # i32[B, T]  where beginnings are shared: the column behind the last that may see a token
-    longest: int = flax.struct.field(
-        pytree_node=False, default=0
-    )  # with `ends`: no sequence has more tokens in its row
+    # With `ends`: no sequence has more tokens in its row.
+    longest: int = flax.struct.field(pytree_node=False, default=0)
