@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.sides import Side, reply_with, requests
-from jaxagent import devices
+from jaxagent.runs import devices
 
 SEQUENCES = (1, 8, 32)
 PROMPT_TOKENS, NEW_TOKENS = 128, 64
@@ -69,7 +69,7 @@ class Ours:
     def __init__(self, folder: str) -> None:
         import jax
 
-        from jaxagent import build, config, devices
+        from jaxagent import config
         from jaxagent.configs import gsm8k_python
         from jaxagent.data.tokenizer import Tokenizer
         from jaxagent.engine import automaton
@@ -79,6 +79,8 @@ class Ours:
         from jaxagent.models import hf, params, sharding
         from jaxagent.observe.compiles import CompileCounter
         from jaxagent.rollout.templates import open_template
+        from jaxagent.runs import devices
+        from jaxagent.runs.parts import CHAT_DATE
 
         raw = gsm8k_python.get_config("smollm2")
         raw.model.path, raw.rl.tasks_per_step, raw.rl.group_size = folder, TASKS, GROUP
@@ -87,7 +89,7 @@ class Ours:
         devices.keep_compiled_programs()
         self.compiles = CompileCounter().__enter__()
         self.tokenizer = Tokenizer.load(folder)
-        self.template = open_template(self.tokenizer, True, build.CHAT_DATE)
+        self.template = open_template(self.tokenizer, True, CHAT_DATE)
         spec, mesh = hf.read_spec(folder, self.cfg.model), sharding.make_mesh(self.cfg.mesh)
         weights = hf.load(Path(folder), spec, params.shardings(spec, mesh, sharding.TRAIN))
         self.vocab = spec.vocab_size

@@ -20,7 +20,6 @@ import jax
 import numpy as np
 
 from jaxagent import config as schema
-from jaxagent import devices
 from jaxagent.algorithms.streams import Streams
 from jaxagent.config import BatchConfig, MeshConfig
 from jaxagent.configs import search_r1
@@ -33,6 +32,7 @@ from jaxagent.learner.state import TrainState, init_state
 from jaxagent.learner.update import Update, make_update
 from jaxagent.models import params, sharding
 from jaxagent.models.spec import ModelSpec
+from jaxagent.runs import devices
 from jaxagent.types import TokenKind, Trajectory
 
 SMOLLM2 = ModelSpec(

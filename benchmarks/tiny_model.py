@@ -7,10 +7,10 @@ from pathlib import Path
 
 import jax
 
-from jaxagent import devices
 from jaxagent.config import MeshConfig
 from jaxagent.models import hf, params, sharding
 from jaxagent.models.spec import ModelSpec
+from jaxagent.runs import devices
 
 SPEC = ModelSpec(
     family="qwen2",

@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
+from jaxagent.config.command import exit_code
 from jaxagent.data_pipelines import generated
 from jaxagent.data_pipelines.terminal_templates.words import PEOPLE
 from jaxagent.envs import python
-from jaxagent.main import exit_code
 
 TRAIN, HELDOUT, HELDOUT_TEMPLATES = "train", "heldout", "heldout_templates"
 HELDOUT_FRAC = 0.2

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
+from jaxagent.config.command import exit_code
 from jaxagent.data import files
 from jaxagent.envs.retriever.base import Passage
-from jaxagent.main import exit_code
 
 CHUNK = 4096  # passages encoded between two savings of the position
 _PASSAGES_PER_TELL = 1024  # drawing the bar more often would cost more than reading

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
+from jaxagent.config.command import exit_code
 from jaxagent.data import files
-from jaxagent.main import exit_code
 from jaxagent.rewards import maths
 
 MARK = "####"

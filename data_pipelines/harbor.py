@@ -21,13 +21,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxagent.config import ConfigError
+from jaxagent.config.command import exit_code
 from jaxagent.data.sources import HELD_OUT, TRAIN
 from jaxagent.data_pipelines import generated, terminal_check
 from jaxagent.data_pipelines.image_place import ImagePlaces
 from jaxagent.data_pipelines.local_place import RootPlace, has_user_namespaces
 from jaxagent.envs.terminal_tasks import folders, rows
 from jaxagent.envs.terminal_tasks.task import TerminalTask
-from jaxagent.main import exit_code
 
 
 async def open_root(task: TerminalTask) -> RootPlace:

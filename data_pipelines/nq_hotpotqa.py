@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
+from jaxagent.config.command import exit_code
 from jaxagent.data import files, rows
-from jaxagent.main import exit_code
 
 # AgentFlow's copies of the test sets end every question with an instruction for its own agent, from here on.
 _APPENDED_INSTRUCTION = "When ready, output the final answer enclosed in"

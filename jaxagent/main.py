@@ -12,15 +12,12 @@ the command or config, or a path that cannot be used (one line on stderr), 1 a f
 from __future__ import annotations
 
 import functools
-import os
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-from jaxagent import devices, flags
-from jaxagent.config import Config, ConfigError
-from jaxagent.learner import disk
-from jaxagent.stopping import Stopped
+from jaxagent.config import Config, flags
+from jaxagent.config.command import exit_code, quiet_libraries
+from jaxagent.runs import devices
 
 _HELP = """
 Flags:
@@ -40,43 +37,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if flags.wants_help(argv):
         return exit_code(lambda: print(help_text(flags.config_of_help(argv))))
     return exit_code(lambda: _run(flags.parse_argv(argv)))
-
-
-def exit_code(command: Callable[[], int | None]) -> int:
-    """Runs a command; what a user or an operator can mend becomes one line on stderr and an exit code."""
-    try:
-        return command() or 0
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except Exception as error:
-        if not disk.is_full(error):
-            if not isinstance(error, OSError) or (line := path_error(error)) is None:
-                raise
-            print(f"error: {line}", file=sys.stderr)
-            return 2
-        where = f" ({error.filename})" if getattr(error, "filename", None) else ""
-        print(f"error: no space left on the disk{where}. Free some and run again to resume.", file=sys.stderr)
-        return 1
-    except Stopped as stopped:
-        print(stopped, file=sys.stderr)
-        return stopped.code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-
-
-def path_error(error: OSError) -> str | None:
-    """One line for a file or folder that cannot be used; None where no path of the user's is to blame.
-
-    Files of this package are not the user's: that one of them is missing is a mistake of the program's.
-    """
-    names = [
-        os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes, os.PathLike))
-    ]
-    if not names or Path(names[0]).absolute().is_relative_to(Path(__file__).parent):
-        return None
-    return f"Cannot use {' -> '.join(map(repr, names))}: {error.strerror}."
 
 
 def help_text(config: Config | None = None) -> str:
@@ -106,13 +66,6 @@ def _run(invocation: flags.Invocation) -> None:
     from jaxagent import loop
 
     loop.run(invocation.config)
-
-
-def quiet_libraries() -> None:
-    """Other people's notes about their own work stay out of the progress display; errors do not."""
-    import absl.logging
-
-    absl.logging.set_verbosity(absl.logging.ERROR)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,8 @@ import sys
 import typing
 from collections.abc import Sequence
 
-from jaxagent import flags
 from jaxagent.algorithms import presets
-from jaxagent.config import Config, ConfigError, Stage, nearest, to_dict
+from jaxagent.config import Config, ConfigError, Stage, flags, nearest, to_dict
 from jaxagent.observe.files import CONFIG_FILE, SUMMARY_FILE
 
 _OF_NO_STAGE = ("workdir", "stages", "eval", "checkpoint")  # what may differ between runs that share a stage

@@ -20,13 +20,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from jaxagent.command import Parser, number, seconds
 from jaxagent.config import ConfigError, nearest
+from jaxagent.config.command import Parser, exit_code, number, seconds
+from jaxagent.config.ranges import at_least
 from jaxagent.launch import grid, table
-from jaxagent.main import exit_code
 from jaxagent.observe.files import LOCK_FILE, REPORT_FILE, SUMMARY_FILE
 from jaxagent.observe.jsonl import lock
-from jaxagent.ranges import at_least
 
 _ARRAY = """#!/bin/bash
 #SBATCH --job-name=sweep

@@ -12,10 +12,10 @@ import pytest
 
 from configs.search_r1 import get_config
 from jaxagent import config
-from jaxagent.collect import collect
 from jaxagent.data import files, sources
-from jaxagent.experience import Experience
+from jaxagent.rollout.experience import Experience
 from jaxagent.rollout.workers import Workers
+from jaxagent.runs.collect import collect
 from jaxagent.types import Episode, StopReason, TokenKind, Trajectory
 
 

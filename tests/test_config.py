@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from configs import search_r1
 from jaxagent import config as schema
+from jaxagent.config.parse import build
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,7 @@ def test_integers_become_floats_where_a_float_is_meant():
 
 
 def test_lists_become_tuples_so_that_a_section_is_hashable():
-    parsed = schema._build(Sizes, {"sizes": [8, 16]}, "config")
+    parsed = build(Sizes, {"sizes": [8, 16]}, "config")
     assert parsed.sizes == (8, 16)
     assert isinstance(hash(parsed), int)
 
@@ -44,7 +45,7 @@ def test_lists_become_tuples_so_that_a_section_is_hashable():
 )
 def test_what_is_wrong_in_a_sequence_is_named(value, message):
     with pytest.raises(schema.ConfigError, match=re.escape(message)):
-        schema._build(Sizes, {"sizes": value}, "config")
+        build(Sizes, {"sizes": value}, "config")
 
 
 def _set(raw: dict, path: str, value) -> None:

@@ -5,12 +5,12 @@ import pathlib
 import subprocess
 import sys
 
-from jaxagent import devices
+from jaxagent.runs import devices
 
 # Compiles one program under `keep_compiled_programs` and prints how many came from the folder.
 PROGRAM = """
 import jax, jax.numpy as jnp
-from jaxagent import devices
+from jaxagent.runs import devices
 hits = []
 jax.monitoring.register_event_listener(lambda event, **_: hits.append(event == "/jax/compilation_cache/cache_hits"))
 devices.LEAST_COMPILE_S = 0.0

@@ -6,10 +6,11 @@ import json
 import numpy as np
 import pytest
 
-from jaxagent import build, flags
 from jaxagent import main as cli
+from jaxagent.config import flags
 from jaxagent.models import hf
 from jaxagent.observe import jsonl
+from jaxagent.runs.parts import open_parts
 from tests import tiny_run
 from tests.models import tiny
 
@@ -20,7 +21,7 @@ STEPS = 12
 def teacher(tmp_path_factory):
     """(folder of a random teacher wider than the student, dataset of both)."""
     workdir = tmp_path_factory.mktemp("teacher")
-    with build.open_parts(flags.parse_argv(tiny_run.argv(workdir)).config, print) as parts:
+    with open_parts(flags.parse_argv(tiny_run.argv(workdir)).config, print) as parts:
         spec = dataclasses.replace(parts.spec, embed_dim=48, embed_init_std=0.3)  # sharper than the student begins
         hf.save(workdir / "policy", tiny.random_params(spec, 7), spec, "float32", workdir / "tokenizer")
         return workdir / "policy", parts.dataset

@@ -20,15 +20,15 @@ from jaxagent import main as cli
 from jaxagent.config import ConfigError
 from jaxagent.envs.retriever.base import RetrieverError
 from jaxagent.envs.search import SearchEnvironment
-from jaxagent.evaluation import held_out
 from jaxagent.families.search import SearchFamily
 from jaxagent.observe import jsonl
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout.failures import Failures
 from jaxagent.rollout.workers import Workers
-from jaxagent.run import open_run
-from jaxagent.stages import warm_start
-from jaxagent.stopping import Stopping
+from jaxagent.runs.evaluation import held_out
+from jaxagent.runs.stages import warm_start
+from jaxagent.runs.stopping import Stopping
+from jaxagent.runs.workdir import open_run
 from jaxagent.types import Episode, Group, StopReason, Task
 from tests import tiny_run
 

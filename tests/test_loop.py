@@ -14,14 +14,14 @@ import jax
 import numpy as np
 import pytest
 
-from jaxagent import flags, loop
+from jaxagent import loop
 from jaxagent import main as cli
-from jaxagent.build import open_parts
-from jaxagent.config import Stage
+from jaxagent.config import Stage, flags
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.evaluation import policy as policies
 from jaxagent.models import hf
 from jaxagent.observe import jsonl
+from jaxagent.runs.evaluation import policy as policies
+from jaxagent.runs.parts import open_parts
 from jaxagent.types import TokenKind
 from tests import tiny_run
 

@@ -6,12 +6,12 @@ import shutil
 import jax
 import numpy as np
 
-from jaxagent import flags
 from jaxagent import main as cli
-from jaxagent.build import open_parts
-from jaxagent.evaluation import policy as policies
+from jaxagent.config import flags
 from jaxagent.models import hf, lora, peft
 from jaxagent.observe import jsonl
+from jaxagent.runs.evaluation import policy as policies
+from jaxagent.runs.parts import open_parts
 from tests import tiny_run
 from tests.test_loop import numbers, summary
 

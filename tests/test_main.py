@@ -11,7 +11,7 @@ import pytest
 
 from jaxagent import main as cli
 from jaxagent.config import MODEL_SHAPE, Config
-from jaxagent.stopping import Stopped
+from jaxagent.runs.stopping import Stopped
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CONFIG = "--config=" + str(ROOT / "configs/search_r1.py")
@@ -25,7 +25,7 @@ def runs(monkeypatch):
     module.run = seen.append
     monkeypatch.setitem(sys.modules, "jaxagent.loop", module)
     monkeypatch.setattr("jaxagent.loop", module, raising=False)
-    monkeypatch.setattr("jaxagent.devices.provide", lambda mesh: None)
+    monkeypatch.setattr("jaxagent.runs.devices.provide", lambda mesh: None)
     return seen
 
 

@@ -11,11 +11,11 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import search_r1
-from jaxagent import build, flags, relations
 from jaxagent import config as schema
 from jaxagent.algorithms import published
-from jaxagent.config import ConfigError
-from jaxagent.ranges import Range, at_least, between, more_than
+from jaxagent.config import ConfigError, flags, relations
+from jaxagent.config.ranges import Range, at_least, between, more_than
+from jaxagent.runs import parts
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 NAN, INF = float("nan"), float("inf")
@@ -138,9 +138,9 @@ def test_numbers_that_contradict_each_other_are_named(changes, named):
 
 
 def test_a_step_of_more_than_one_epoch_is_said():
-    told = list(build.more_than_an_epoch(changed({"rl.tasks_per_step": 100_000}), 1_126))
+    told = list(parts.more_than_an_epoch(changed({"rl.tasks_per_step": 100_000}), 1_126))
     assert told == ["rl.tasks_per_step is 100000, there are 1126 training tasks: one step plays 88.8 epochs"]
-    assert not list(build.more_than_an_epoch(changed({"rl.tasks_per_step": 1_126}), 1_126))
+    assert not list(parts.more_than_an_epoch(changed({"rl.tasks_per_step": 1_126}), 1_126))
 
 
 def test_every_number_of_the_schema_has_a_range():

@@ -6,11 +6,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jaxagent import build, flags
-from jaxagent.config import ConfigError
+from jaxagent.config import ConfigError, flags
 from jaxagent.data import texts
 from jaxagent.data_pipelines import nq_hotpotqa
-from jaxagent.stages import warm_start
+from jaxagent.runs.parts import open_parts
+from jaxagent.runs.stages import warm_start
 from jaxagent.types import Task
 from tests import tiny_run
 
@@ -43,7 +43,7 @@ def own(tmp_path):
 
 def _open(workdir, *extra):
     cfg = flags.parse_argv(tiny_run.argv(workdir, *extra)).config
-    return build.open_parts(cfg, lambda line: None)
+    return open_parts(cfg, lambda line: None)
 
 
 def test_a_tokenizer_is_trained_on_prompts_answers_and_passages(own, tmp_path):

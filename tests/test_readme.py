@@ -2,7 +2,7 @@
 
 import re
 
-from jaxagent import flags
+from jaxagent.config import flags
 from tests.tiny_run import FLAGS, ROOT
 
 

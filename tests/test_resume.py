@@ -8,11 +8,11 @@ import shutil
 
 import pytest
 
-from jaxagent import flags, provenance, resume
 from jaxagent import main as cli
-from jaxagent.config import ConfigError, to_dict
+from jaxagent.config import ConfigError, flags, to_dict
 from jaxagent.learner import digests
 from jaxagent.observe.files import RUN_FILE
+from jaxagent.runs import provenance, resume
 from tests import tiny_run
 
 

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from jaxagent.stopping import Stopped
+from jaxagent.runs.stopping import Stopped
 
 PREAMBLE = """
 import signal, sys, time
-from jaxagent.main import exit_code
-from jaxagent.stopping import Stopping
+from jaxagent.config.command import exit_code
+from jaxagent.runs.stopping import Stopping
 def run():
     with Stopping() as stopping:
         stopping.training = {training}

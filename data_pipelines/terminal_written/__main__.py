@@ -32,11 +32,11 @@ from typing import Any
 
 from jaxagent import config as schema
 from jaxagent.config import ConfigError
+from jaxagent.config.command import exit_code
 from jaxagent.configs import endless_terminals
 from jaxagent.data_pipelines.image_place import ImagePlaces
 from jaxagent.data_pipelines.terminal_written import solve
 from jaxagent.data_pipelines.terminal_written.task import STAGES, Rejected, checked, written
-from jaxagent.main import exit_code
 from jaxagent.observe import jsonl
 from jaxagent.rewards.chat_client import ChatClient, Endpoint
 from jaxagent.sandbox.images import bases

@@ -16,8 +16,8 @@ from jaxagent.envs.terminal import TerminalEnvironment
 from jaxagent.envs.terminal_tasks import rows
 from jaxagent.envs.terminal_tasks.task import TerminalTask
 from jaxagent.envs.terminal_tasks.verify import VerifierError
-from jaxagent.evaluation.pass_at_k import pass_at_k
 from jaxagent.rewards.chat_client import CallError, ChatClient
+from jaxagent.runs.evaluation.pass_at_k import pass_at_k
 from jaxagent.sandbox.base import Sandbox, SandboxError
 from jaxagent.types import Task
 

@@ -23,8 +23,8 @@ import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from jaxagent.config import ConfigError
-from jaxagent.learner import digests, disk
+from jaxagent.config import ConfigError, disk
+from jaxagent.learner import digests
 from jaxagent.learner.state import TrainState
 
 Host = dict[str, Any]  # JSON-able

@@ -1,4 +1,4 @@
-"""A teacher behind HTTP: `python -m jaxagent.engine.serve` on another machine scores token ids (its POST /v1/score).
+"""A teacher behind HTTP: `python -m jaxagent.gateway.serve` on another machine scores token ids (its POST /v1/score).
 
 Requests hold whole trajectories up to a bound on tokens; a few are under way at once. A refused connection, a 5xx or
 429 status and a timeout are tried again; any other bad answer ends the step. All attempts of one request together stay

@@ -18,8 +18,8 @@ from jax.experimental import topologies
 from jax.sharding import AxisType
 
 from jaxagent.config import ConfigError, MeshConfig
-from jaxagent.devices import count
 from jaxagent.models import sharding
+from jaxagent.runs.devices import count
 
 
 @dataclasses.dataclass(frozen=True)

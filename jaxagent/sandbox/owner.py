@@ -25,7 +25,7 @@ from jaxagent.sandbox import cgroups, uids
 from jaxagent.sandbox.base import SandboxError
 
 PROCESS = "jaxagent-sandbox-"  # followed by the run's id: an argument of every outermost process
-LABEL = "jaxagent.run"  # of containers
+LABEL = "jaxagent.runs.workdir"  # of containers
 KILL_TIMEOUT_S = 10.0
 ENGINE_TIMEOUT_S = 60.0
 TURN_TIMEOUT_S = 300.0  # others start in seconds, or in minutes where they sweep a large run

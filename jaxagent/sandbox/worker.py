@@ -26,8 +26,8 @@ from typing import Any
 
 from aiohttp import web
 
-from jaxagent.command import Parser, bound, count, port, seconds
 from jaxagent.config import ConfigError
+from jaxagent.config.command import Parser, bound, count, port, seconds
 from jaxagent.sandbox import choose, door
 from jaxagent.sandbox.base import (
     MAX_FILE_BYTES,

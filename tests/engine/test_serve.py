@@ -12,7 +12,7 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.engine import serve
+from jaxagent.gateway import serve
 from jaxagent.models import hf, params
 from jaxagent.models.spec import round_up
 from tests.engine.test_lm import SPEC

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from jaxagent.engine import completion_form, connections, scheduler, scoring
-from jaxagent.engine.service import Completions
+from jaxagent.engine import scheduler, scoring
+from jaxagent.gateway import completion_form, connections
+from jaxagent.gateway.service import Completions
 from tests.engine import toys
 
 WAIT_S = 30.0
@@ -358,7 +359,7 @@ def test_who_does_not_read_a_stream_is_cut_off_and_gets_no_second_answer(engine,
         await (write(self, data) if len(written) == 1 else asyncio.sleep(WAIT_S))
 
     monkeypatch.setattr(web.StreamResponse, "write", stuck)
-    monkeypatch.setattr("jaxagent.engine.service.WRITE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("jaxagent.gateway.service.WRITE_TIMEOUT_S", 0.2)
     body = json.dumps({"prompt": "abc", "max_tokens": 30, "stream": True}).encode()
 
     async def run():
@@ -377,7 +378,7 @@ def test_who_does_not_read_a_stream_is_cut_off_and_gets_no_second_answer(engine,
 
 
 def test_half_a_body_is_not_waited_for(engine, monkeypatch):
-    monkeypatch.setattr("jaxagent.engine.service.BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("jaxagent.gateway.service.BODY_TIMEOUT_S", 0.2)
 
     async def run():
         async with serving(engine) as url:

@@ -10,7 +10,7 @@ import pytest
 
 from jaxagent.config import ConfigError
 from jaxagent.engine.requests import EngineError
-from jaxagent.evaluation.attempts import Attempt, AttemptLog, play
+from jaxagent.runs.evaluation.attempts import Attempt, AttemptLog, play
 from jaxagent.types import Episode, StopReason, Task, TokenKind, Trajectory
 
 TASKS = [Task(f"t{i}", "Who?", ("me",), "one_hop/x") for i in range(3)]

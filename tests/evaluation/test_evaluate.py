@@ -13,9 +13,9 @@ from jaxagent import evaluate
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Verdict
 from jaxagent.envs.search import SearchEnvironment
-from jaxagent.evaluation import policy
-from jaxagent.evaluation.pass_at_k import pass_at_k
 from jaxagent.observe import jsonl
+from jaxagent.runs.evaluation import policy
+from jaxagent.runs.evaluation.pass_at_k import pass_at_k
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests/models/golden/qwen3-tied"  # of another shape

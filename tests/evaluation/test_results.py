@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxagent.evaluation.attempts import Attempt
-from jaxagent.evaluation.results import curves, summarise, table
+from jaxagent.runs.evaluation.attempts import Attempt
+from jaxagent.runs.evaluation.results import curves, summarise, table
 from jaxagent.types import Task
 
 

@@ -11,7 +11,8 @@ from aiohttp import web
 
 from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.engine import scoring, serve
+from jaxagent.engine import scoring
+from jaxagent.gateway import serve
 from jaxagent.learner import teacher
 from jaxagent.learner.teacher_http import HttpTeacher, TeacherError
 from jaxagent.models import hf, params, sharding

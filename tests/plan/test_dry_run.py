@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from jaxagent import flags
+from jaxagent.config import flags
 from jaxagent.plan.chips import CHIPS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxagent.evaluation.held_out import summarised
 from jaxagent.rollout.statistics import by_kind
+from jaxagent.runs.evaluation.held_out import summarised
 from jaxagent.types import Episode, StopReason, Task
 
 

@@ -121,7 +121,7 @@ def test_kill_9_with_podman(places, podman, small_root):
     after = Owner()
     try:
         assert run in after.swept and leftovers(run) == []
-        listed = podman.call("ps", "-aq", "--filter", f"label=jaxagent.run={run}")
+        listed = podman.call("ps", "-aq", "--filter", f"label=jaxagent.runs.workdir={run}")
         assert listed == ""
     finally:
         after.close()
@@ -147,7 +147,7 @@ def test_what_engines_are_told(tmp_path, monkeypatch):
             f"--memory {2**21}",
             f"--memory-swap {2**21}",
             "--pids-limit 10",
-            f"--label jaxagent.run={owner.id}",
+            f"--label jaxagent.runs.workdir={owner.id}",
         ):
             assert part in line, part
         assert words[-4:-2] == ["debian:12", "/.jaxagent-helper"] or helper.helper() is None

@@ -16,8 +16,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from jaxagent.command import bound
 from jaxagent.config import ConfigError
+from jaxagent.config.command import bound
 from jaxagent.sandbox import door
 from jaxagent.sandbox import worker as worker_module
 from jaxagent.sandbox.base import Backend, FileError, Limits, SandboxClosed, SandboxError, Spec

@@ -16,7 +16,7 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.families.search import SearchFamily
 from jaxagent.rollout.conversation import Conversation
 from jaxagent.rollout.templates import Plain
-from jaxagent.stages import sft as stage
+from jaxagent.runs.stages import sft as stage
 from jaxagent.types import TokenKind
 
 USES = {"prompt": "Where is Kumasi?", "turns": [

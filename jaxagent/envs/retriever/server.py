@@ -15,9 +15,8 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from jaxagent.command import Parser, bound, port, seconds
+from jaxagent.config.command import Parser, bound, exit_code, port, seconds
 from jaxagent.envs.retriever.base import Retriever, RetrieverError, read_corpus
-from jaxagent.main import exit_code
 
 MAX_BODY_BYTES = 16 * 2**20
 MAX_TOPK = 1000

@@ -10,13 +10,13 @@ import math
 import time
 from collections.abc import Sequence
 
-from jaxagent.build import Parts
 from jaxagent.config import SamplingConfig
 from jaxagent.engine.driver import Driver
-from jaxagent.failed import end
 from jaxagent.rollout.failures import Failures
 from jaxagent.rollout.statistics import by_kind, mean
-from jaxagent.run import Run
+from jaxagent.runs.failed import end
+from jaxagent.runs.parts import Parts
+from jaxagent.runs.workdir import Run
 from jaxagent.types import Episode, Task
 
 GREEDY = SamplingConfig(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)

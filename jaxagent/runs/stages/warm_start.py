@@ -18,10 +18,8 @@ from typing import Any
 import jax
 
 from jaxagent.algorithms.sft import sft
-from jaxagent.build import Parts
 from jaxagent.config import ConfigError, nearest
 from jaxagent.engine.driver import Driver
-from jaxagent.evaluation.held_out import GREEDY, play
 from jaxagent.learner import forward, loss
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer
@@ -33,7 +31,9 @@ from jaxagent.models.params import Params
 from jaxagent.rollout import demonstrations
 from jaxagent.rollout.failures import Failures
 from jaxagent.rollout.statistics import by_kind
-from jaxagent.run import Run
+from jaxagent.runs.evaluation.held_out import GREEDY, play
+from jaxagent.runs.parts import Parts
+from jaxagent.runs.workdir import Run
 from jaxagent.types import Task, Trajectory
 
 WARM_START = "warm_start"

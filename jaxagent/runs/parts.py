@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 
-from jaxagent import resume
 from jaxagent.config import Config, ConfigError, SamplingConfig, check_folder
 from jaxagent.data import sources, texts
 from jaxagent.data.sources import TaskSource
@@ -37,6 +36,7 @@ from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.prompts import check_prompts, some
 from jaxagent.rollout.templates import Template, open_template
 from jaxagent.rollout.workers import Workers
+from jaxagent.runs import resume
 from jaxagent.types import Task
 
 WARM_UP_TIMEOUT_S = 1800.0  # compiling a large model's engine can take long, but not for ever

@@ -16,21 +16,10 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}  # as the shell has them
-NAMES = {signal.SIGINT: "interrupted", signal.SIGTERM: "SIGTERM"}
+from jaxagent.config.errors import EXIT_CODES, Stopped
+
 ANSWER_S = 2.0  # for the main thread to run the handler
 NOTHING_LOST = " while no step was under way: nothing is lost, and the same command continues."
-
-
-class Stopped(SystemExit):
-    """Ends a run with the signal's exit code. `str` is the line that `main` prints."""
-
-    def __init__(self, signum: signal.Signals, text: str):
-        super().__init__(EXIT_CODES[signum])
-        self._text = f"{NAMES[signum]}{text}"
-
-    def __str__(self) -> str:
-        return self._text
 
 
 class Stopping:

@@ -7,15 +7,15 @@ import time
 import jax
 import jax.numpy as jnp
 
-from jaxagent.build import Parts
 from jaxagent.data.tasks import TaskIterator
 from jaxagent.engine.driver import Driver
-from jaxagent.evaluation.held_out import deadline_s
 from jaxagent.learner.state import TrainState
 from jaxagent.models.params import Params
 from jaxagent.rollout.failures import Failures
 from jaxagent.rollout.statistics import episode_metrics
-from jaxagent.run import Run
+from jaxagent.runs.evaluation.held_out import deadline_s
+from jaxagent.runs.parts import Parts
+from jaxagent.runs.workdir import Run
 from jaxagent.types import Episode, Task
 
 SAMPLE = "sample"

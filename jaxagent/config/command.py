@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import socket
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
-from jaxagent.config import ConfigError
-from jaxagent.ranges import SECONDS, Range, at_least, between
+from jaxagent.config import disk
+from jaxagent.config.errors import ConfigError, Stopped
+from jaxagent.config.ranges import SECONDS, Range, at_least, between
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,6 +39,50 @@ def number(kind: type[int] | type[float], allowed: Range) -> Callable[[str], flo
 count = number(int, at_least(1))
 port = number(int, between(0, 65535))
 seconds = number(float, SECONDS)
+
+
+def exit_code(command: Callable[[], int | None]) -> int:
+    """Runs a command; what a user or an operator can mend becomes one line on stderr and an exit code."""
+    try:
+        return command() or 0
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except Exception as error:
+        if not disk.is_full(error):
+            if not isinstance(error, OSError) or (line := path_error(error)) is None:
+                raise
+            print(f"error: {line}", file=sys.stderr)
+            return 2
+        where = f" ({error.filename})" if getattr(error, "filename", None) else ""
+        print(f"error: no space left on the disk{where}. Free some and run again to resume.", file=sys.stderr)
+        return 1
+    except Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        return stopped.code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def path_error(error: OSError) -> str | None:
+    """One line for a file or folder that cannot be used; None where no path of the user's is to blame.
+
+    Files of this package are not the user's: that one of them is missing is a mistake of the program's.
+    """
+    names = [
+        os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes, os.PathLike))
+    ]
+    if not names or Path(names[0]).absolute().is_relative_to(Path(__file__).parents[1]):
+        return None
+    return f"Cannot use {' -> '.join(map(repr, names))}: {error.strerror}."
+
+
+def quiet_libraries() -> None:
+    """Other people's notes about their own work stay out of the progress display; errors do not."""
+    import absl.logging
+
+    absl.logging.set_verbosity(absl.logging.ERROR)
 
 
 def bound(host: str, port: int) -> socket.socket:

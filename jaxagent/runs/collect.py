@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxagent.build import Parts
 from jaxagent.config import RLConfig
 from jaxagent.engine.driver import Driver
-from jaxagent.evaluation.held_out import deadline_s
-from jaxagent.experience import Experience
 from jaxagent.rollout import early_stop, hindsight, schedule, selection, strategies
+from jaxagent.rollout.experience import Experience
 from jaxagent.rollout.failures import Failures
 from jaxagent.rollout.statistics import action_tokens, episode_metrics
 from jaxagent.rollout.workers import STOP_TIMEOUT_S
+from jaxagent.runs.evaluation.held_out import deadline_s
+from jaxagent.runs.parts import Parts
 from jaxagent.types import Episode, Group, Task
 
 

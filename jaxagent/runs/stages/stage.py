@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from jaxagent.build import Parts
 from jaxagent.config import Config
 from jaxagent.engine.driver import Driver
 from jaxagent.models.params import Params
-from jaxagent.run import Run
+from jaxagent.runs.parts import Parts
+from jaxagent.runs.workdir import Run
 
 
 @dataclasses.dataclass(frozen=True)

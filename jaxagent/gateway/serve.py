@@ -1,6 +1,6 @@
 """The engine as a server of its own: HTTP completions with token ids and log-probs, on one machine's devices.
 
-    python -m jaxagent.engine.serve --model=runs/search_r1/policy --port=8001 --stop='</search>' --stop='</answer>'
+    python -m jaxagent.gateway.serve --model=runs/search_r1/policy --port=8001 --stop='</search>' --stop='</answer>'
 
     POST /v1/completions  {"prompt": "text" or [ids] or a list of either, "max_tokens": 16, "temperature": 1.0,
                            "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 0, "n": 1, "stop": [], "stream": false,
@@ -26,18 +26,18 @@ from collections.abc import Sequence
 
 import jax
 
-from jaxagent import devices
-from jaxagent.command import Parser, bound, count, number, port, seconds
 from jaxagent.config import EngineConfig, LoraConfig, MeshConfig, ModelConfig
+from jaxagent.config.command import Parser, bound, count, exit_code, number, port, seconds
+from jaxagent.config.ranges import at_least
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.engine import automaton, connections, int8
+from jaxagent.engine import automaton, int8
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.scoring import Scoring
-from jaxagent.engine.service import Completions
-from jaxagent.main import exit_code
+from jaxagent.gateway import connections
+from jaxagent.gateway.service import Completions
 from jaxagent.models import hf, params, sharding
-from jaxagent.ranges import at_least
+from jaxagent.runs import devices
 
 WARM_UP_TIMEOUT_S = 1800.0
 
@@ -110,7 +110,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
         """Defaults shown, the text above left as it is."""
 
-    parser = Parser(prog="jaxagent.engine.serve", description=__doc__, formatter_class=Help)
+    parser = Parser(prog="jaxagent.gateway.serve", description=__doc__, formatter_class=Help)
     parser.add_argument("--model", required=True, help="Hugging Face folder: weights, config.json, tokenizer")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=port, default=8001, help="port to listen on")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from jaxagent.algorithms import dpo
 from jaxagent.algorithms.dpo import Pair
-from jaxagent.build import Parts
 from jaxagent.config import ConfigError
 from jaxagent.engine.driver import Driver
 from jaxagent.learner import forward
@@ -14,8 +13,9 @@ from jaxagent.learner.batching import Packer
 from jaxagent.learner.score import policy_scorer
 from jaxagent.learner.state import TrainState
 from jaxagent.models.params import Params
-from jaxagent.run import Run
-from jaxagent.stages import offline
+from jaxagent.runs.parts import Parts
+from jaxagent.runs.stages import offline
+from jaxagent.runs.workdir import Run
 
 DPO = "dpo"
 

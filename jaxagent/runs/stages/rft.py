@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from jaxagent.algorithms.rft import successes
 from jaxagent.algorithms.sft import sft
-from jaxagent.build import Parts
 from jaxagent.config import ConfigError
 from jaxagent.engine.driver import Driver
 from jaxagent.models.params import Params
-from jaxagent.run import Run
-from jaxagent.stages import offline
+from jaxagent.runs.parts import Parts
+from jaxagent.runs.stages import offline
+from jaxagent.runs.workdir import Run
 from jaxagent.types import Episode
 
 RFT = "rft"

@@ -15,12 +15,10 @@ import jax
 import numpy as np
 
 from jaxagent.algorithms.streams import Streams
-from jaxagent.build import Parts
 from jaxagent.config import ConfigError, OfflineConfig, Stage
 from jaxagent.data import episode_log
 from jaxagent.data.episode_log import EpisodeLog
 from jaxagent.engine.driver import Driver
-from jaxagent.evaluation.held_out import record_evaluation
 from jaxagent.learner import forward, loss, programs
 from jaxagent.learner.batching import Packer, check_context
 from jaxagent.learner.optimizer import make_optimizer
@@ -28,7 +26,9 @@ from jaxagent.learner.state import TrainState, init_state
 from jaxagent.learner.update import Update, make_update
 from jaxagent.models.params import Params
 from jaxagent.observe.files import EPISODES_FOLDER
-from jaxagent.run import Run
+from jaxagent.runs.evaluation.held_out import record_evaluation
+from jaxagent.runs.parts import Parts
+from jaxagent.runs.workdir import Run
 
 Example = TypeVar("Example")
 ToStreams = Callable[[TrainState, Sequence[Example]], tuple[list[Streams], dict[str, float]]]

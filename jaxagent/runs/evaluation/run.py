@@ -15,20 +15,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxagent import devices, loop
-from jaxagent.build import Parts, open_parts
+from jaxagent import loop
 from jaxagent.config import LEAST_TEMPERATURE, Config, ConfigError, SamplingConfig, to_dict
 from jaxagent.data.tasks import balanced_sample
 from jaxagent.engine.requests import EngineError
-from jaxagent.evaluation import policy
-from jaxagent.evaluation.attempts import ATTEMPTS_FILE, AttemptLog, Key, play
-from jaxagent.evaluation.held_out import deadline_s
-from jaxagent.evaluation.results import ALL, curves, summarise, table
 from jaxagent.observe import charts, files, report
 from jaxagent.observe.files import EVALUATIONS_FOLDER
 from jaxagent.observe.progress import Progress
 from jaxagent.observe.text import duration, number
 from jaxagent.rollout.workers import STOP_TIMEOUT_S
+from jaxagent.runs import devices
+from jaxagent.runs.evaluation import policy
+from jaxagent.runs.evaluation.attempts import ATTEMPTS_FILE, AttemptLog, Key, play
+from jaxagent.runs.evaluation.held_out import deadline_s
+from jaxagent.runs.evaluation.results import ALL, curves, summarise, table
+from jaxagent.runs.parts import Parts, open_parts
 from jaxagent.types import Episode, Task
 
 EVALUATION_FILE = "evaluation.json"

@@ -7,9 +7,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxagent.evaluation.attempts import Attempt, Key
-from jaxagent.evaluation.pass_at_k import Estimate, estimate
 from jaxagent.observe.text import number
+from jaxagent.runs.evaluation.attempts import Attempt, Key
+from jaxagent.runs.evaluation.pass_at_k import Estimate, estimate
 from jaxagent.types import Task
 
 ALL = "all"

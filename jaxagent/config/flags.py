@@ -22,9 +22,7 @@ from typing import Any, NamedTuple
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from jaxagent import config as schema
-from jaxagent import relations
-from jaxagent.config import MODEL_SHAPE, Config, ConfigError, nearest, parse
+from jaxagent.config import MODEL_SHAPE, Config, ConfigError, nearest, parse, relations
 
 CHIPS = ("cpu", "a100", "h100", "h200", "v5e", "v5p", "v6e")  # what --dry_run_chip may name; numbers in plan/chips.py
 HELP = ("--help", "-h", "-help", "--helpfull")
@@ -138,7 +136,7 @@ def fields(cls: type = Config, prefix: str = "config") -> Iterator[Field]:
             kind = "|".join(repr(option) if option == "" else str(option) for option in typing.get_args(hint))
         else:
             kind = str(hint) if typing.get_origin(hint) else hint.__name__
-        yield Field(path, kind, str(allowed), _meanings()[cls.__name__].get(name, ""))
+        yield Field(path, kind, str(allowed), _meanings(cls).get(name, ""))
 
 
 @functools.cache
@@ -148,10 +146,9 @@ def _kinds() -> dict[str, str]:
 
 
 @functools.cache
-def _meanings() -> dict[str, dict[str, str]]:
-    """Name of a section's class -> name of a field -> the comment beside it."""
-    _, *parts = re.split(r"^class (\w+)", inspect.getsource(schema), flags=re.MULTILINE)
-    return {name: dict(_MEANING.findall(body)) for name, body in zip(parts[::2], parts[1::2], strict=True)}
+def _meanings(cls: type) -> dict[str, str]:
+    """Name of a section's field -> the comment beside it."""
+    return dict(_MEANING.findall(inspect.getsource(cls)))
 
 
 def _with_given_model(config: ConfigDict, given: Collection[str]) -> ConfigDict:

@@ -16,7 +16,6 @@ import numpy as np
 
 from jaxagent.algorithms import dpo, outcome
 from jaxagent.algorithms.streams import Streams
-from jaxagent.build import Parts
 from jaxagent.config import ConfigError
 from jaxagent.engine.driver import Driver
 from jaxagent.learner import forward, programs
@@ -29,8 +28,9 @@ from jaxagent.learner.state import init_state
 from jaxagent.learner.update import Update, make_trainable
 from jaxagent.models import critic as critics
 from jaxagent.models.params import Params
-from jaxagent.run import Run
-from jaxagent.stages import offline
+from jaxagent.runs.parts import Parts
+from jaxagent.runs.stages import offline
+from jaxagent.runs.workdir import Run
 from jaxagent.types import Episode, Group
 
 OUTCOME_MODEL = "outcome_model"

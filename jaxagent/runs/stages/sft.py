@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 
 from jaxagent.algorithms.sft import sft
-from jaxagent.build import Parts
 from jaxagent.config import ConfigError
 from jaxagent.engine.driver import Driver
 from jaxagent.learner.batching import check_context
 from jaxagent.learner.state import TrainState
 from jaxagent.models.params import Params
 from jaxagent.rollout import demonstrations
-from jaxagent.run import Run
-from jaxagent.stages import offline
+from jaxagent.runs.parts import Parts
+from jaxagent.runs.stages import offline
+from jaxagent.runs.workdir import Run
 from jaxagent.types import Trajectory
 
 SFT = "sft"

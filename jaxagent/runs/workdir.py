@@ -18,10 +18,8 @@ from typing import Any
 
 import jax
 
-from jaxagent import provenance, resume
 from jaxagent.config import Config, ConfigError, to_dict
 from jaxagent.data import episode_log
-from jaxagent.failed import FailedEpisodes, end
 from jaxagent.learner import checkpoint
 from jaxagent.learner.checkpoint import Checkpointer
 from jaxagent.learner.state import TrainState
@@ -42,7 +40,9 @@ from jaxagent.observe.files import (
 from jaxagent.observe.jsonl import JsonlLog, lock
 from jaxagent.observe.metrics import MetricsWriter
 from jaxagent.observe.progress import Progress
-from jaxagent.stopping import Stopping
+from jaxagent.runs import provenance, resume
+from jaxagent.runs.failed import FailedEpisodes, end
+from jaxagent.runs.stopping import Stopping
 from jaxagent.types import Episode
 
 

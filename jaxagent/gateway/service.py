@@ -22,12 +22,13 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.engine import completion_form, scoring
-from jaxagent.engine.completion_form import Ask, BadRequest
-from jaxagent.engine.cut import Cut
+from jaxagent.engine import scoring
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.requests import BusyError, EngineError, Sampled
 from jaxagent.engine.scoring import ScoreRequest, Scoring
+from jaxagent.gateway import completion_form
+from jaxagent.gateway.completion_form import Ask, BadRequest
+from jaxagent.gateway.cut import Cut
 
 MAX_BODY_BYTES = 16 * 2**20
 MAX_SCORING = 64  # requests to /v1/score in hand

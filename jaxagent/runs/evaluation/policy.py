@@ -16,13 +16,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxagent.build import Parts
 from jaxagent.config import Config, ConfigError, to_dict
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.learner import checkpoint
 from jaxagent.learner.programs import merger
 from jaxagent.models import hf, lora, params, sharding
 from jaxagent.models.params import Params
+from jaxagent.runs.parts import Parts
 
 LATEST = "latest"
 # What a bundle's config must share with the one it is evaluated with: the shape, and how text becomes tokens.

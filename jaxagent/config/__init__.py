@@ -1,0 +1,58 @@
+"""The config schema: every field, its type, its range and its meaning. No values: those stand in `configs/*.py`.
+
+A config file's `get_config(preset)` returns an `ml_collections.ConfigDict`. `parse(config)` checks it against
+these frozen dataclasses *before any device work* and converts it once, so that the rest of the code reads
+`cfg.rl.group_size` and never a default. Errors are `ConfigError`s of one line that name the nearest valid field.
+Imports nothing slow: `--help` and config errors answer at once.
+"""
+
+from jaxagent.config.data import CurriculumConfig as CurriculumConfig
+from jaxagent.config.data import DataConfig as DataConfig
+from jaxagent.config.data import Seed as Seed
+from jaxagent.config.engine import LEAST_TEMPERATURE as LEAST_TEMPERATURE
+from jaxagent.config.engine import EngineConfig as EngineConfig
+from jaxagent.config.engine import SamplingConfig as SamplingConfig
+from jaxagent.config.env import EnvConfig as EnvConfig
+from jaxagent.config.env import PythonConfig as PythonConfig
+from jaxagent.config.env import RetrieverConfig as RetrieverConfig
+from jaxagent.config.env import RewardConfig as RewardConfig
+from jaxagent.config.env import SandboxConfig as SandboxConfig
+from jaxagent.config.env import ShapingConfig as ShapingConfig
+from jaxagent.config.env import TerminalConfig as TerminalConfig
+from jaxagent.config.errors import ConfigError as ConfigError
+from jaxagent.config.errors import nearest as nearest
+from jaxagent.config.learner import BatchConfig as BatchConfig
+from jaxagent.config.learner import OfflineConfig as OfflineConfig
+from jaxagent.config.learner import OptimizerConfig as OptimizerConfig
+from jaxagent.config.model import MODEL_SHAPE as MODEL_SHAPE
+from jaxagent.config.model import LoraConfig as LoraConfig
+from jaxagent.config.model import MeshConfig as MeshConfig
+from jaxagent.config.model import ModelConfig as ModelConfig
+from jaxagent.config.model import TokenizerConfig as TokenizerConfig
+from jaxagent.config.model import check_folder as check_folder
+from jaxagent.config.parse import absent as absent
+from jaxagent.config.parse import parse as parse
+from jaxagent.config.parse import to_dict as to_dict
+from jaxagent.config.rl import CorrectionConfig as CorrectionConfig
+from jaxagent.config.rl import CriticConfig as CriticConfig
+from jaxagent.config.rl import DistillConfig as DistillConfig
+from jaxagent.config.rl import EchoConfig as EchoConfig
+from jaxagent.config.rl import EntropyControlConfig as EntropyControlConfig
+from jaxagent.config.rl import KLConfig as KLConfig
+from jaxagent.config.rl import OversampleConfig as OversampleConfig
+from jaxagent.config.rl import PositiveNLLConfig as PositiveNLLConfig
+from jaxagent.config.rl import RefillConfig as RefillConfig
+from jaxagent.config.rl import ReplayConfig as ReplayConfig
+from jaxagent.config.rl import RLConfig as RLConfig
+from jaxagent.config.rl import TemperatureConfig as TemperatureConfig
+from jaxagent.config.run import CheckpointConfig as CheckpointConfig
+from jaxagent.config.run import Config as Config
+from jaxagent.config.run import EvalConfig as EvalConfig
+from jaxagent.config.run import Stage as Stage
+from jaxagent.config.stages import DPOConfig as DPOConfig
+from jaxagent.config.stages import OPDConfig as OPDConfig
+from jaxagent.config.stages import OutcomeModelConfig as OutcomeModelConfig
+from jaxagent.config.stages import RFTConfig as RFTConfig
+from jaxagent.config.stages import SampleConfig as SampleConfig
+from jaxagent.config.stages import SFTConfig as SFTConfig
+from jaxagent.config.stages import WarmStartConfig as WarmStartConfig

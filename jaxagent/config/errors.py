@@ -1,0 +1,33 @@
+"""A mistake of the user's, and the nearest valid name. On the lowest floor: every room raises these."""
+
+from __future__ import annotations
+
+import difflib
+import signal
+import typing
+
+
+class ConfigError(ValueError):
+    """A user's mistake, told in one line. `main` prints it and exits with code 2."""
+
+
+def nearest(name: str, valid: typing.Iterable[str]) -> str:
+    """ " Did you mean 'x'?" for the closest valid name, or a list of all of them."""
+    valid = list(valid)
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    return f"Did you mean '{close[0]}'?" if close else f"Valid: {', '.join(valid)}."
+
+
+EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}  # as the shell has them
+NAMES = {signal.SIGINT: "interrupted", signal.SIGTERM: "SIGTERM"}
+
+
+class Stopped(SystemExit):
+    """Ends a run with the signal's exit code. `str` is the line that `main` prints."""
+
+    def __init__(self, signum: signal.Signals, text: str):
+        super().__init__(EXIT_CODES[signum])
+        self._text = f"{NAMES[signum]}{text}"
+
+    def __str__(self) -> str:
+        return self._text

@@ -1,0 +1,77 @@
+"""Sections of the model, the mesh it lies on and its tokenizer."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import re
+from typing import Literal
+
+from jaxagent.config.errors import ConfigError
+from jaxagent.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """Sizes of the mesh axes; their product is the number of devices used."""
+
+    data: PositiveInt  # copies of the model, each on its own part of the batch
+    fsdp: PositiveInt  # shards of the parameters and of the batch
+    tensor: PositiveInt  # shards of heads and of the MLP
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters (arXiv 2106.09685) beside frozen weights; read by the RL stage. See models/lora.py."""
+
+    rank: NonNegativeInt  # 0 = off: all weights are trained
+    alpha: PositiveFloat  # an adapter's product is scaled by alpha / rank
+    rank_stabilised: bool  # by alpha / sqrt(rank) instead (arXiv 2312.03732)
+    targets: str  # projections with adapters, "q_proj,v_proj"; "all-linear" = all but the vocabulary head
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """The policy. With a `path`, the shape is read from its config.json; fields below must agree with it or be 0."""
+
+    path: str  # a Hugging Face folder; "" = random init from the fields below. Given by flag, it clears MODEL_SHAPE
+    family: Literal["", "qwen2", "qwen3", "llama"]
+    num_layers: NonNegativeInt
+    embed_dim: NonNegativeInt
+    num_heads: NonNegativeInt
+    num_kv_heads: NonNegativeInt
+    head_dim: NonNegativeInt
+    mlp_dim: NonNegativeInt
+    vocab_multiple: PositiveInt  # vocabulary rows are padded up to a multiple of this
+    rope_theta: NonNegativeFloat
+    tie_embeddings: bool
+    embed_init_std: NonNegativeFloat  # also the scale at which each layer starts to add to the residual stream
+    param_dtype: Literal["float32", "bfloat16"]  # master weights
+    compute_dtype: Literal["float32", "bfloat16"]
+    remat: Literal["none", "layer", "dots"]  # what the backward pass recomputes
+    logprob_chunk_tokens: PositiveInt  # tokens whose [V] logits exist at once
+    lora: LoraConfig
+
+
+# Fields of ModelConfig that a Hugging Face folder describes: left "" or 0, or equal to what it says.
+MODEL_SHAPE = ("family", "num_layers", "embed_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim")
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerConfig:
+    """Where the tokenizer comes from."""
+
+    path: str  # folder with tokenizer.json; "" = model.path when set, else trained on the dataset
+    vocab_size: PositiveInt  # when trained here
+    use_chat_template: bool  # render prompts with the tokenizer's own chat template
+
+
+def check_folder(path: str | pathlib.Path) -> None:
+    """Raises ConfigError where a model's or tokenizer's folder is none, and says how to get one of the hub's."""
+    if not pathlib.Path(path).is_dir():
+        named = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(path))
+        hub = f"A model of the Hugging Face hub is downloaded first: hf download {path} --local-dir {path}. "
+        raise ConfigError(
+            f"The folder '{path}' does not exist. {hub if named else ''}A small model for a laptop is made by: "
+            f"python -m jaxagent.data_pipelines.smollm2 --out={path}"
+        )

@@ -1,0 +1,68 @@
+"""The root of the schema: the whole truth of one run."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from jaxagent.config.data import DataConfig, Seed
+from jaxagent.config.engine import EngineConfig
+from jaxagent.config.env import EnvConfig
+from jaxagent.config.model import MeshConfig, ModelConfig, TokenizerConfig
+from jaxagent.config.ranges import NonNegativeInt, PositiveInt
+from jaxagent.config.rl import RLConfig
+from jaxagent.config.stages import (
+    DPOConfig,
+    OPDConfig,
+    OutcomeModelConfig,
+    RFTConfig,
+    SampleConfig,
+    SFTConfig,
+    WarmStartConfig,
+)
+
+# What `Config.stages` can name; loop.py says how each is done.
+Stage = Literal["warm_start", "sample", "sft", "rft", "dpo", "outcome_model", "opd", "rl"]
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    """Held-out evaluation."""
+
+    every: NonNegativeInt  # RL steps; 0 = only before and after
+    sampled: bool  # also with rl.sampling, beside greedy
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """Bundles of state, optimiser, task position, RNG, config and metrics position."""
+
+    every: NonNegativeInt  # steps; 0 = only at stage ends, on SIGTERM and on Ctrl-C
+    keep: PositiveInt
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The whole truth of one run."""
+
+    workdir: str
+    seed: Seed
+    numerics: Literal["exact", "fast"]  # exact: the trainer's log-probs are the engine's, bit for bit
+    mesh: MeshConfig
+    model: ModelConfig
+    tokenizer: TokenizerConfig
+    data: DataConfig
+    env: EnvConfig
+    engine: EngineConfig
+    stages: tuple[Stage, ...]  # what a run does, in order, each at most once
+    warm_start: WarmStartConfig
+    sample: SampleConfig
+    sft: SFTConfig
+    rft: RFTConfig
+    dpo: DPOConfig
+    outcome_model: OutcomeModelConfig
+    opd: OPDConfig
+    rl: RLConfig
+    eval: EvalConfig
+    checkpoint: CheckpointConfig
+    log_episodes: bool  # RL and greedy evaluation episodes too, token by token, to episodes/*.jsonl of the workdir

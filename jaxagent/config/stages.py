@@ -1,0 +1,99 @@
+"""Sections of the stages beside RL."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Literal
+
+from jaxagent.config.learner import BatchConfig, OfflineConfig, OptimizerConfig
+from jaxagent.config.ranges import (
+    FiniteFloat,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ZeroToOne,
+    between,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStartConfig:
+    """Supervised warm start on demonstrations, ended by accuracy per relation, not by a fixed count."""
+
+    demonstrations: str  # full.jsonl, or a folder with it and curriculum.jsonl; "" = the dataset's own
+    max_steps: NonNegativeInt
+    curriculum_sequences: PositiveInt  # demonstrations per update of the curriculum
+    batch_sequences: PositiveInt  # and after it
+    optimizer: OptimizerConfig
+    batch: BatchConfig
+    curriculum_steps: NonNegativeInt  # first steps: one short passage, loss on observation tokens too
+    early_answer_frac: ZeroToOne  # of the harder kinds' demonstrations, what ends too early: what RL has to unlearn
+    gate_every: PositiveInt  # steps between two looks at the gate
+    gate_family: str  # of kinds: "one_hop" looks at "one_hop/capital", "one_hop/currency", ...
+    gate_accuracy: ZeroToOne  # greedy score on training tasks that every kind of the family must reach
+    gate_questions: PositiveInt  # tasks per kind
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleConfig:
+    """Attempts of the current policy at training tasks, logged without training, with rl.sampling."""
+
+    steps: NonNegativeInt
+    tasks_per_step: PositiveInt  # of the shuffled training tasks; none comes twice before each came once
+    attempts: PositiveInt  # at each of them
+
+
+@dataclasses.dataclass(frozen=True)
+class SFTConfig:
+    """Supervised fine-tuning on demonstrations, with demonstrations of not using the tool among them."""
+
+    demonstrations: str  # jsonl, as the warm start's; "" = the dataset's full.jsonl
+    negatives: str  # jsonl of the same form; "" = none
+    negative_frac: Annotated[float, between(0, 1, without="high")]  # of the examples of an update
+    aggregation: Literal["token_mean", "sequence_mean"]
+    training: OfflineConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class RFTConfig:
+    """Rejection-sampling fine-tuning: imitate one's own distinct successes."""
+
+    episodes: str  # file or folder of logged episodes; "" = this run's own
+    min_reward: FiniteFloat  # from which an attempt is a success
+    per_task: PositiveInt  # successes of one task, at most
+    aggregation: Literal["token_mean", "sequence_mean"]
+    training: OfflineConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class DPOConfig:
+    """Direct preference optimisation on the best and worst attempts at a task."""
+
+    episodes: str  # as rft.episodes
+    pairs_per_task: PositiveInt
+    min_gap: NonNegativeFloat  # least difference of a pair's rewards; equal rewards never make one
+    beta: PositiveFloat
+    length_normalised: bool  # per action token instead of summed
+    nll_coefficient: NonNegativeFloat  # of the chosen attempt's NLL per action token; 0 = off
+    training: OfflineConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class OutcomeModelConfig:
+    """A model of an episode's outcome: the policy's weights with a scalar head, trained on logged episodes."""
+
+    episodes: str  # as rft.episodes
+    loss: Literal["binary", "bradley_terry"]
+    min_reward: FiniteFloat  # from which an attempt is a success
+    held_out_frac: Annotated[float, between(0, 1, without="both")]  # of the tasks: they measure accuracy and AUC
+    training: OfflineConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class OPDConfig:
+    """The stage "opd", on-policy distillation: `rl` with its teacher, without its reward."""
+
+    steps: NonNegativeInt
+    coefficient: PositiveFloat  # in this stage in place of rl.distill.coefficient
+    learning_rate: PositiveFloat  # in place of rl.optimizer.learning_rate: exact divergences bear more than rewards
