@@ -27,7 +27,7 @@ from typing import Any
 from absl import flags as absl_flags
 
 from jaxagent.config import Config, ConfigError, absent, flags, nearest
-from jaxagent.config.command import Parser, count, exit_code, number
+from jaxagent.config.command import Parser, count, exit_code, number, quiet_libraries
 from jaxagent.config.ranges import Range, at_least, between
 from jaxagent.observe.files import CONFIG_FILE
 from jaxagent.runs import devices

@@ -11,11 +11,11 @@ the command or config, or a path that cannot be used (one line on stderr), 1 a f
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from jaxagent.config import Config, flags
+from jaxagent.config import Config, flags, to_dict
 from jaxagent.config.command import exit_code, quiet_libraries
 from jaxagent.runs import devices
 
@@ -43,14 +43,24 @@ def help_text(config: Config | None = None) -> str:
     """What `--help` prints: the commands, the flags, every field with its type, range, meaning, and value if given."""
     rows = []
     for field in flags.fields():
-        value = ""
-        if config is not None:
-            value = f"={functools.reduce(getattr, field.path.split('.')[1:], config)}"
         kind = f"{field.kind}, {field.allowed}" if field.allowed else field.kind
-        rows.append((f"--{field.path}{value}", f"{kind}: {field.meaning}" if field.meaning else kind))
+        meaning = f"of {field.of}: {field.meaning}" if field.of and field.meaning else field.meaning
+        rows.append((f"--{field.path}{_value(config, field)}", f"{kind}: {meaning}" if meaning else kind))
     width = max(len(name) for name, _ in rows)
     listing = "\n".join(f"  {name:<{width}}  {text}" for name, text in rows)
     return f"{__doc__}{_HELP.format(chips=', '.join(flags.CHIPS))}{listing}"
+
+
+def _value(config: Config | None, field: flags.Field) -> str:
+    """ "=7", what a config has; "" of a section that is off and of what another choice has."""
+    value: Any = {"config": config and to_dict(config)}
+    for part in field.path.split("."):
+        if not isinstance(value, Mapping) or part not in value or field.of not in ("", value.get("name", field.of)):
+            return ""
+        value = value[part]
+    if isinstance(value, Mapping):
+        return f"={value['name']}" if "name" in value else ""
+    return f"={value}"
 
 
 def _run(invocation: flags.Invocation) -> None:

@@ -10,7 +10,7 @@ import types
 import pytest
 
 from jaxagent import main as cli
-from jaxagent.config import MODEL_SHAPE, Config
+from jaxagent.config import MODEL_SHAPE, Config, ConfigError
 from jaxagent.runs.stopping import Stopped
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -131,7 +131,7 @@ def test_a_broken_config_file_is_named(runs, monkeypatch, capsys, tmp_path, sour
 
 def test_errors_from_the_run_are_one_line_too(runs, monkeypatch, capsys):
     def fail(config):
-        raise cli.ConfigError("row 3 is malformed")
+        raise ConfigError("row 3 is malformed")
 
     monkeypatch.setattr(sys.modules["jaxagent.loop"], "run", fail)
     assert cli.main(["main", CONFIG]) == 2

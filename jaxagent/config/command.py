@@ -54,12 +54,12 @@ def exit_code(command: Callable[[], int | None]) -> int:
                 raise
             print(f"error: {line}", file=sys.stderr)
             return 2
-        where = f" ({error.filename})" if getattr(error, "filename", None) else ""
+        where = f" ({name})" if (name := getattr(error, "filename", None)) else ""
         print(f"error: no space left on the disk{where}. Free some and run again to resume.", file=sys.stderr)
         return 1
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
-        return stopped.code
+        return stopped.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -27,6 +27,7 @@ class Stopped(SystemExit):
 
     def __init__(self, signum: signal.Signals, text: str):
         super().__init__(EXIT_CODES[signum])
+        self.exit_code = EXIT_CODES[signum]
         self._text = f"{NAMES[signum]}{text}"
 
     def __str__(self) -> str:

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from jaxagent.config import MODEL_SHAPE, Config, ConfigError, nearest, parse, relations
+from jaxagent.config import MODEL_SHAPE, Config, ConfigError, nearest, overrides, parse, relations
+from jaxagent.config.parse import hints, kind
 
 CHIPS = ("cpu", "a100", "h100", "h200", "v5e", "v5p", "v6e")  # what --dry_run_chip may name; numbers in plan/chips.py
 HELP = ("--help", "-h", "-help", "--helpfull")
@@ -80,20 +81,12 @@ def parse_config(
     Raises:
       ConfigError: as `parse_argv`.
     """
-    argv = [_with_preset_file(arg) for arg in _joined(argv)]
-    for arg in argv[1:]:
-        _check_override(arg)
-    argv = [_quoted(arg) for arg in _last(argv)]
+    argv, changes = _split([_with_preset_file(arg) for arg in _joined(argv)])
     source = next((m[1] for m in map(_FILE.fullmatch, argv[1:]) if m), None)
     if source is not None:
         _check_file(source.split(":")[0])
         config_flags.DEFINE_config_file("config", None, "FILE[:PRESET]", flag_values=values, sys_argv=argv)
-    elif stored is not None:
-        given = (arg.partition("=")[2] for arg in argv[1:] if (m := _OVERRIDE.match(arg)) and m[1] == "workdir")
-        config_flags.DEFINE_config_dict(
-            "config", ConfigDict(dict(stored(next(given, "")))), flag_values=values, sys_argv=argv
-        )
-    else:
+    elif stored is None:
         raise ConfigError("No config: say --config=FILE[:PRESET], for example --config=configs/search_r1.py.")
     try:
         rest = values(argv)
@@ -101,17 +94,21 @@ def parse_config(
         if isinstance(own := _of_the_file(error), ConfigError):
             raise own from None
         if isinstance(own, flags.Error):
-            raise ConfigError(_one_line(own)) from error
+            raise ConfigError(" ".join(str(own).split())) from error
         raise ConfigError(_blame(own, source or "the stored config")) from error
     if len(rest) > 1:
         raise ConfigError(f"Unexpected argument '{rest[1]}': fields are set as --config.section.field=value.")
-    if not isinstance(values.config, ConfigDict):
+    if source is None and stored is not None:
+        config = dict(stored(dict(changes).get("workdir", "")))
+    elif isinstance(values.config, ConfigDict):
+        config = values.config.to_dict()
+    else:
         if isinstance(failure := getattr(values.config, "_error", None), OSError):  # ml_collections puts it off
-            raise ConfigError(_blame(failure, source)) from failure
+            raise ConfigError(_blame(failure, str(source))) from failure
         raise ConfigError(f"get_config() of {source} must return a ConfigDict, got {type(values.config).__name__}.")
-    config = parse(_with_given_model(values.config, {m[1] for m in map(_OVERRIDE.match, argv[1:]) if m}))
-    relations.check(config)
-    return config
+    parsed = parse(_with_given_model(overrides.apply(config, changes), {field for field, _ in changes}))
+    relations.check(parsed)
+    return parsed
 
 
 class Field(NamedTuple):
@@ -121,43 +118,62 @@ class Field(NamedTuple):
     kind: str  # "int", "loss|reward|advantage", ...
     allowed: str  # the range of a number, "at least 1"; "" for others
     meaning: str  # the schema's comment; "" where there is none
+    of: str = ""  # the entry of a choice that has this field
 
 
-def fields(cls: type = Config, prefix: str = "config") -> Iterator[Field]:
-    """Yields every config field, in the order of the schema."""
-    for name, hint in typing.get_type_hints(cls, include_extras=True).items():
-        path, allowed = f"{prefix}.{name}", ""
-        if dataclasses.is_dataclass(hint):
-            yield from fields(hint, path)
-            continue
-        if typing.get_origin(hint) is typing.Annotated:
-            hint, allowed = typing.get_args(hint)
-        if typing.get_origin(hint) is typing.Literal:
-            kind = "|".join(repr(option) if option == "" else str(option) for option in typing.get_args(hint))
+def fields(cls: type = Config, prefix: str = "config", of: str = "") -> Iterator[Field]:
+    """Yields every config field, in the order of the schema: a choice with its names, then the fields of each."""
+    for name, hint in hints(cls).items():
+        path, wanted = f"{prefix}.{name}", kind(hint)
+        meaning = _meanings(cls).get(name, "")
+        off = "none|" if wanted.optional else ""
+        if wanted.choice is not None:
+            yield Field(path, off + "|".join(wanted.choice.entries), "", meaning, of)
+            for entry, inner in wanted.choice.entries.items():
+                yield from fields(inner, path, entry)
+        elif wanted.is_section:
+            if wanted.optional:
+                yield Field(path, "none|on", "", meaning, of)
+            yield from fields(wanted.value, path, of)
         else:
-            kind = str(hint) if typing.get_origin(hint) else hint.__name__
-        yield Field(path, kind, str(allowed), _meanings(cls).get(name, ""))
+            yield Field(path, off + _kind_text(wanted.value), str(wanted.allowed or ""), meaning, of)
 
 
-@functools.cache
-def _kinds() -> dict[str, str]:
-    """Full path of every config field -> its type."""
-    return {field.path: field.kind for field in fields()}
+def _kind_text(hint: Any) -> str:
+    if typing.get_origin(hint) is typing.Literal:
+        return "|".join(repr(option) if option == "" else str(option) for option in typing.get_args(hint))
+    return str(hint) if typing.get_origin(hint) else hint.__name__
 
 
 @functools.cache
 def _meanings(cls: type) -> dict[str, str]:
-    """Name of a section's field -> the comment beside it."""
-    return dict(_MEANING.findall(inspect.getsource(cls)))
+    """Name of a section's field -> the comment beside it, in the class or in one that it extends."""
+    bases = [base for base in reversed(cls.__mro__) if dataclasses.is_dataclass(base)]
+    return {name: text for base in bases for name, text in _MEANING.findall(inspect.getsource(base))}
 
 
-def _with_given_model(config: ConfigDict, given: Collection[str]) -> ConfigDict:
+def _with_given_model(config: dict[str, Any], given: Collection[str]) -> dict[str, Any]:
     """A model that is given on the command line brings its own shape; a shape that is given there stays a demand."""
-    if "model.path" in given and config.model.path:
-        for field in MODEL_SHAPE:
-            if f"model.{field}" not in given:
-                config.model[field] = "" if field == "family" else 0
+    if "model.path" in given and config["model"]["path"]:
+        own = {field: "" if field == "family" else 0 for field in MODEL_SHAPE if f"model.{field}" not in given}
+        config = config | {"model": config["model"] | own}
     return config
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """A command line without its overrides, and these: ("rl.steps", "7")."""
+    rest, changes = [], []
+    args = iter(argv)
+    for arg in args:
+        if not (match := _OVERRIDE.match(arg)):
+            rest.append(arg)
+            continue
+        if arg[match.end() :] == "" and (value := next(args, None)) is not None:  # "--config.rl.steps 7"
+            arg += f"={value}"
+        if len(arg) == match.end():
+            raise ConfigError(f"{arg} has no value: say {arg}=VALUE.")
+        changes.append((match[1], arg[match.end() + 1 :]))
+    return rest, changes
 
 
 def _joined(argv: Sequence[str]) -> list[str]:
@@ -169,38 +185,6 @@ def _joined(argv: Sequence[str]) -> list[str]:
         else:
             out.append(arg)
     return out
-
-
-def _last(argv: Sequence[str]) -> list[str]:
-    """Of an override that is given twice the last one, for tuples too (ml_collections would join them)."""
-    names = [(m := _OVERRIDE.match(arg)) and m[1] for arg in argv]
-    return [arg for i, arg in enumerate(argv) if names[i] is None or names[i] not in names[i + 1 :]]
-
-
-def _quoted(arg: str) -> str:
-    """`--config.stages=a,b` as the tuple ('a','b'): ml_collections would read one text with a comma in it."""
-    match = _OVERRIDE.match(arg)
-    if not match or not _kinds().get(f"config.{match[1]}", "").startswith("tuple"):
-        return arg
-    value = arg[match.end() + 1 :]
-    return arg if "(" in value else f"{arg[: match.end()]}={tuple(value.strip(',').split(','))!r}"
-
-
-def _check_override(arg: str) -> None:
-    """Names the full path and the nearest valid field, which ml_collections' own error does not."""
-    match = _OVERRIDE.match(arg)
-    if not match:
-        return
-    cls, path = Config, "config"
-    for part in match[1].split("."):
-        if not dataclasses.is_dataclass(cls):
-            raise ConfigError(f"'{path}' is a value: it has no field '{part}'.")
-        hints = typing.get_type_hints(cls)
-        if part.split("[")[0] not in hints:
-            raise ConfigError(f"Unknown config field '{path}.{part}'. {nearest(part, hints)}")
-        cls, path = hints[part.split("[")[0]], f"{path}.{part}"
-    if dataclasses.is_dataclass(cls):
-        raise ConfigError(f"'{path}' is a section: set one of its fields, {', '.join(typing.get_type_hints(cls))}.")
 
 
 def _with_preset_file(arg: str) -> str:
@@ -231,13 +215,6 @@ def _check_file(path: str) -> None:
         raise ConfigError(f"Config '{path}' is a folder, not a Python file.")
     known = [*sorted(str(p) for p in file.parent.glob("*.py")), *(p.stem for p in preset_files())]
     raise ConfigError(f"Config file '{path}' does not exist. {nearest(path, known)}")
-
-
-def _one_line(error: Exception) -> str:
-    match = re.match(r"flag --(config\.[^=]+)=(.*?): ", str(error))
-    if match and (kind := _kinds().get(match[1])):
-        return f"{match[1]} must be {kind}, got '{match[2]}'."
-    return " ".join(str(error).split()).replace("flag --config.", "config.")
 
 
 def _of_the_file(error: BaseException) -> BaseException:

@@ -1,4 +1,7 @@
-"""Config file -> `Config`: names, types and ranges of every field are checked before any device work."""
+"""Config file -> `Config`: names, types and ranges of every field are checked before any device work.
+
+A section `X | None` that is None, or that a config leaves out, is off.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,45 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
+from jaxagent.config.choice import Choice
 from jaxagent.config.errors import ConfigError, nearest
 from jaxagent.config.run import Config
+
+
+class Kind(NamedTuple):
+    """A type hint of the schema, taken apart."""
+
+    value: Any  # the type itself: a class, a Literal or a tuple
+    optional: bool  # None is a value, too
+    choice: Choice | None
+    allowed: Any  # the range of a number; None for others
+
+    @property
+    def is_section(self) -> bool:
+        """Whether it is a dataclass, and not a choice among several."""
+        return self.choice is None and dataclasses.is_dataclass(self.value)
+
+
+def kind(hint: Any) -> Kind:
+    """Takes a type hint apart."""
+    optional, choice, allowed = False, None, None
+    while True:
+        origin, inner = typing.get_origin(hint), typing.get_args(hint)
+        if origin is Annotated:
+            hint, mark = inner
+            choice, allowed = (mark, allowed) if isinstance(mark, Choice) else (choice, mark)
+        elif origin in (types.UnionType, typing.Union) and types.NoneType in inner:
+            (hint,) = (h for h in inner if h is not types.NoneType)
+            optional = True
+        else:
+            return Kind(hint, optional, choice, allowed)
+
+
+def hints(cls: type) -> dict[str, Any]:
+    """The fields of a section, with their types."""
+    return typing.get_type_hints(cls, include_extras=True)
 
 
 def parse(config: Mapping[str, Any]) -> Config:
@@ -23,48 +61,68 @@ def parse(config: Mapping[str, Any]) -> Config:
     return build(Config, config, "config")
 
 
-def to_dict(config: Any) -> dict[str, Any]:
-    """A plain nested dict of a parsed config (for checkpoints and reports)."""
-    return dataclasses.asdict(config)
+def to_dict(section: Any) -> dict[str, Any]:
+    """A plain nested dict of a parsed config, or of a section of it; a choice's has its "name"."""
+    return {name: _plain(hint, getattr(section, name)) for name, hint in hints(type(section)).items()}
 
 
 def absent(config: Mapping[str, Any], cls: type = Config, path: str = "config") -> list[str]:
-    """Full paths of fields and sections of the schema that a config stored by another version of it lacks."""
-    found = []
-    for name, hint in typing.get_type_hints(cls).items():
+    """Full paths of what the schema demands and a config stored by another version of it lacks."""
+    missing = []
+    for name, hint in hints(cls).items():
         if name not in config:
-            found.append(f"{path}.{name}")
-        elif isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(config[name], Mapping):
-            found += absent(config[name], hint, f"{path}.{name}")
-    return found
+            missing += [] if _has_default(cls, name) else [f"{path}.{name}"]
+        elif kind(hint).is_section and isinstance(config[name], Mapping):
+            missing += absent(config[name], kind(hint).value, f"{path}.{name}")
+    return missing
 
 
 def build(cls: type, value: Any, path: str) -> Any:
-    if (to_dict := getattr(value, "to_dict", None)) is not None:
-        value = to_dict()
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{path} must be a section with fields, got {value!r}.")
-    hints = typing.get_type_hints(cls, include_extras=True)
+    """A section `cls` from a mapping of its fields; those with a default may be left out.
+
+    Raises:
+      ConfigError: as `parse`.
+    """
+    value = _as_mapping(value, path)
+    fields = hints(cls)
     for name in value:
-        if name not in hints:
-            raise ConfigError(f"Unknown config field '{path}.{name}'. {nearest(name, hints)}")
-    missing = [name for name in hints if name not in value]
-    if missing:
-        raise ConfigError(f"Config field '{path}.{missing[0]}' is missing. configs/search_r1.py sets every field.")
-    return cls(**{name: convert(hint, value[name], f"{path}.{name}") for name, hint in hints.items()})
+        if name not in fields:
+            raise ConfigError(f"Unknown config field '{path}.{name}'. {nearest(name, fields)}")
+    for name in fields:
+        if name not in value and not _has_default(cls, name):
+            raise ConfigError(f"Config field '{path}.{name}' is missing. configs/search_r1.py sets every field.")
+    given = {name: convert(fields[name], v, f"{path}.{name}") for name, v in value.items()}
+    try:
+        return cls(**given)
+    except ValueError as error:  # what a class says of its fields together
+        raise error if isinstance(error, ConfigError) else ConfigError(f"{path}: {error}") from error
 
 
 def convert(hint: Any, value: Any, path: str) -> Any:
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return build(hint, value, path)
+    """A value of a field of type `hint`.
+
+    Raises:
+      ConfigError: as `parse`.
+    """
+    wanted = kind(hint)
+    if value is None and wanted.optional:
+        return None
+    if wanted.choice is not None:
+        section = dict(_as_mapping(wanted.choice.spelled_out(value), path))
+        if "name" not in section:
+            raise ConfigError(f"{path} must name its choice: {path}.name, one of {', '.join(wanted.choice.entries)}.")
+        return build(wanted.choice.entry(section.pop("name"), path), section, path)
+    if wanted.is_section:
+        return build(wanted.value, value, path)
+    value = _plain_value(wanted.value, value, path)
+    if wanted.allowed is not None and value not in wanted.allowed:
+        need = "finite" if isinstance(value, float) and not math.isfinite(value) else wanted.allowed
+        raise ConfigError(f"{path} must be {need}, got {value!r}.")
+    return value
+
+
+def _plain_value(hint: Any, value: Any, path: str) -> Any:
     origin = typing.get_origin(hint)
-    if origin is Annotated:
-        kind, allowed = typing.get_args(hint)
-        value = convert(kind, value, path)
-        if value not in allowed:
-            need = "finite" if isinstance(value, float) and not math.isfinite(value) else allowed
-            raise ConfigError(f"{path} must be {need}, got {value!r}.")
-        return value
     if origin is Literal:
         options = typing.get_args(hint)
         if value not in options:
@@ -79,8 +137,30 @@ def convert(hint: Any, value: Any, path: str) -> Any:
         return tuple(convert(inner, v, f"{path}[{i}]") for i, v in enumerate(value))
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if isinstance(hint, types.UnionType):
-        hint = tuple(h for h in typing.get_args(hint))
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise ConfigError(f"{path} must be {getattr(hint, '__name__', hint)}, got {type(value).__name__} {value!r}.")
     return value
+
+
+def _plain(hint: Any, value: Any) -> Any:
+    wanted = kind(hint)
+    if value is None:
+        return None
+    if wanted.choice is not None:
+        return {"name": wanted.choice.name_of(value), **to_dict(value)}
+    if wanted.is_section:
+        return to_dict(value)
+    return tuple(_plain(typing.get_args(wanted.value)[0], v) for v in value) if isinstance(value, tuple) else value
+
+
+def _as_mapping(value: Any, path: str) -> Mapping[str, Any]:
+    if (to_plain := getattr(value, "to_dict", None)) is not None:
+        value = to_plain()
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{path} must be a section with fields, got {value!r}.")
+    return value
+
+
+def _has_default(cls: type, name: str) -> bool:
+    field = cls.__dataclass_fields__[name]
+    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING

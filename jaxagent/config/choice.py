@@ -1,0 +1,85 @@
+"""A choice brings its constants: a config field whose value is one entry of a dict, with that entry's own fields.
+
+    OBJECTIVES = {"ppo_clip": PPOClip, "sapo": SoftGate}           # in the room that owns the choice
+    objective: Annotated[Objective, Choice("jaxagent.algorithms.objectives:OBJECTIVES")]      # in the schema
+    config.rl.objective = ConfigDict({"name": "sapo", "tau_positive": 1.0})                   # in a recipe
+    --config.rl.objective=sapo --config.rl.objective.tau_positive=2                           # on the command line
+    --config.rl.objective=my_package.my_module:MyObjective                                    # one of yours
+
+An entry is a frozen dataclass. Its fields are the constants, which may have defaults: the published values, which a
+config that names the entry alone takes, and which the run's config.json then holds. Its methods are the mathematics.
+The dict is named by its path and imported when a config is read, so that the schema stands below every room.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from typing import Any
+
+from jaxagent.config.errors import ConfigError, nearest
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What a field of the schema is annotated with; see the module."""
+
+    options: str  # "module:DICT", names to frozen dataclasses
+    otherwise: str = (
+        ""  # "name:field": any other text is that entry's field, as a path is of "files:path"; "" = refused
+    )
+
+    @property
+    def entries(self) -> dict[str, type]:
+        """The entries that come with the package, by name."""
+        module, _, name = self.options.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+    def entry(self, name: Any, path: str) -> type:
+        """The class that a config names: one of `entries`, or one of the user's as "package.module:Class".
+
+        Raises:
+          ConfigError: there is none; names the config field `path` and the nearest entry.
+        """
+        entries = self.entries
+        if name in entries:
+            return entries[name]
+        if not isinstance(name, str) or ":" not in name:
+            raise ConfigError(f"{path} has no choice {name!r}. {nearest(str(name), entries)}")
+        return imported(name, path)
+
+    def name_of(self, chosen: Any) -> str:
+        """The name under which a config names the class of `chosen`."""
+        cls = type(chosen)
+        known = [name for name, entry in self.entries.items() if entry is cls]
+        return known[0] if known else f"{cls.__module__}:{cls.__qualname__}"
+
+    def spelled_out(self, value: Any) -> Any:
+        """A text in a config as the section it stands for; a section as it is."""
+        if not isinstance(value, str):
+            return value
+        name, _, field = self.otherwise.partition(":")
+        return {"name": name, field: value} if field and self._is_other(value) else {"name": value}
+
+    def _is_other(self, text: str) -> bool:
+        return text not in self.entries and not all(map(str.isidentifier, text.replace(":", ".", 1).split(".")))
+
+
+def imported(name: str, path: str) -> type:
+    """The frozen dataclass "package.module:Class" of the user's own.
+
+    Raises:
+      ConfigError: it cannot be imported, or is none; names the config field `path`.
+    """
+    module, _, cls = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), cls)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{path}='{name}': Python finds no module '{error.name}'. Install it, or put its folder into PYTHONPATH."
+        ) from error
+    except AttributeError as error:
+        raise ConfigError(f"{path}='{name}': {error}.") from error
+    if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
+        raise ConfigError(f"{path}='{name}' must be a dataclass, whose fields are its settings.")
+    return found

@@ -1,0 +1,96 @@
+"""`--config.section.field=value`: text from a command line into a config, read by the schema's types.
+
+A choice is set by its name, which takes the constants that its class declares: `--config.rl.objective=sapo` (or
+`.name=sapo`). A section that may be off is opened by setting a field of it, or by "on", and closed by "none".
+"""
+
+from __future__ import annotations
+
+import ast
+import typing
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from jaxagent.config.errors import ConfigError, nearest
+from jaxagent.config.parse import Kind, hints, kind
+from jaxagent.config.run import Config
+
+OFF, ON = ("none", "off"), "on"
+
+
+def apply(config: dict[str, Any], overrides: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """A config with fields replaced; of a field that is given twice the last one.
+
+    Args:
+      config: plain and nested, before `parse`.
+      overrides: ("rl.steps", "7"). Names of choices count before the fields of what they choose.
+
+    Raises:
+      ConfigError: an unknown field, or a text that is no value of its type; names the full path.
+    """
+    for path, text in sorted(overrides, key=lambda override: override[0].removesuffix(".name").count(".")):
+        config = _set(Kind(Config, False, None, None), config, path.split("."), text, "config")
+    return config
+
+
+def _set(wanted: Kind, value: Any, parts: list[str], text: str, path: str) -> Any:
+    """`value` with the field at `parts` below it replaced."""
+    if not parts:
+        return _whole(wanted, value, text, path)
+    if wanted.choice is not None:
+        value = wanted.choice.spelled_out(value)
+        if parts == ["name"]:
+            return _whole(wanted, value, text, path)
+        if value is None:
+            raise ConfigError(f"{path} is off: name a choice first, --{path}={next(iter(wanted.choice.entries))}.")
+        cls = wanted.choice.entry(value.get("name"), path)
+    elif wanted.is_section:
+        cls = wanted.value
+    else:
+        raise ConfigError(f"'{path}' is a value: it has no field '{parts[0]}'.")
+    fields = hints(cls)
+    if parts[0] not in fields:
+        raise ConfigError(f"Unknown config field '{path}.{parts[0]}'. {nearest(parts[0], fields)}")
+    value = dict(value or {})
+    first, *rest = parts
+    return value | {first: _set(kind(fields[first]), value.get(first), rest, text, f"{path}.{first}")}
+
+
+def _whole(wanted: Kind, value: Any, text: str, path: str) -> Any:
+    if wanted.optional and text in OFF and not (wanted.choice and text in wanted.choice.entries):
+        return None
+    if wanted.choice is not None:
+        new, old = wanted.choice.spelled_out(text), wanted.choice.spelled_out(value)
+        wanted.choice.entry(new["name"], path)
+        return old if len(new) == 1 and old is not None and old.get("name") == new["name"] else new
+    if wanted.is_section:
+        if wanted.optional and text == ON:
+            return value or {}
+        raise ConfigError(f"'{path}' is a section: set one of its fields, {', '.join(hints(wanted.value))}.")
+    return read(wanted.value, text, path)
+
+
+def read(hint: Any, text: str, path: str) -> Any:
+    """The value of type `hint` that a text says; its range is `parse`'s business.
+
+    Raises:
+      ConfigError: it is of another type.
+    """
+    if typing.get_origin(hint) is Literal:
+        return next((option for option in typing.get_args(hint) if str(option) == text), text)
+    if typing.get_origin(hint) is tuple:
+        inner = kind(typing.get_args(hint)[0]).value
+        if text.startswith(("(", "[")):
+            try:
+                return tuple(ast.literal_eval(text))
+            except (ValueError, SyntaxError) as error:
+                raise ConfigError(f"{path} must be a sequence, got '{text}'.") from error
+        return tuple(read(inner, part.strip(), path) for part in text.strip(",").split(",")) if text.strip(",") else ()
+    if hint is bool:
+        if text.lower() not in ("true", "false", "1", "0"):
+            raise ConfigError(f"{path} must be bool, true or false, got '{text}'.")
+        return text.lower() in ("true", "1")
+    try:
+        return hint(text)
+    except ValueError as error:
+        raise ConfigError(f"{path} must be {hint.__name__}, got '{text}'.") from error
