@@ -26,8 +26,8 @@ from jaxagent.data.sources import HELD_OUT, TRAIN
 from jaxagent.data_pipelines import generated, terminal_check
 from jaxagent.data_pipelines.image_place import ImagePlaces
 from jaxagent.data_pipelines.local_place import RootPlace, has_user_namespaces
-from jaxagent.envs.terminal_tasks import folders, rows
-from jaxagent.envs.terminal_tasks.task import TerminalTask
+from jaxagent.envs.terminal import folders, rows
+from jaxagent.envs.terminal.task import TerminalTask
 
 
 async def open_root(task: TerminalTask) -> RootPlace:

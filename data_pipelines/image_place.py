@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxagent.data_pipelines.sandbox_places import SandboxedPlace
-from jaxagent.envs.terminal_tasks.task import TerminalTask
-from jaxagent.envs.terminal_tasks.verify import VerifierError
+from jaxagent.envs.terminal.task import TerminalTask
+from jaxagent.envs.terminal.verify import VerifierError
 from jaxagent.sandbox import choose
 from jaxagent.sandbox.base import MIB, Backend, Limits, Sandbox
 from jaxagent.sandbox.images import bases

@@ -22,8 +22,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jaxagent.envs.terminal_tasks.task import Image, TerminalTask
-from jaxagent.envs.terminal_tasks.verify import Result, VerifierError
+from jaxagent.envs.terminal.task import Image, TerminalTask
+from jaxagent.envs.terminal.verify import Result, VerifierError
 
 PROGRAMS = ("sh", "python3", "git", "tar", "gzip", "awk", "sed", "grep", "find", "sort", "comm", "sha256sum")
 OUTPUT_BYTES = 100_000  # kept of a command's output: its beginning

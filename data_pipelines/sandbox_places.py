@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxagent.config import ConfigError
-from jaxagent.envs.terminal_tasks import sandbox_place
-from jaxagent.envs.terminal_tasks.task import TerminalTask
-from jaxagent.envs.terminal_tasks.verify import VerifierError
+from jaxagent.envs.terminal import sandbox_place
+from jaxagent.envs.terminal.task import TerminalTask
+from jaxagent.envs.terminal.verify import VerifierError
 from jaxagent.sandbox import choose
 from jaxagent.sandbox.base import MIB, Backend, Limits, Sandbox, SandboxError, Spec
 from jaxagent.sandbox.owner import Owner

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from jaxagent.envs.terminal_tasks.task import TerminalTask
-from jaxagent.envs.terminal_tasks.verify import Place, prepare, solve, verify
+from jaxagent.envs.terminal.task import TerminalTask
+from jaxagent.envs.terminal.verify import Place, prepare, solve, verify
 
 
 class ClosablePlace(Place, Protocol):

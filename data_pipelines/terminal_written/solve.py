@@ -12,12 +12,12 @@ from typing import Any
 
 from jaxagent.config import EnvConfig
 from jaxagent.envs.base import Transcript
-from jaxagent.envs.terminal import TerminalEnvironment
-from jaxagent.envs.terminal_tasks import rows
-from jaxagent.envs.terminal_tasks.task import TerminalTask
-from jaxagent.envs.terminal_tasks.verify import VerifierError
+from jaxagent.envs.terminal import rows
+from jaxagent.envs.terminal.environment import TerminalAttempt
+from jaxagent.envs.terminal.task import TerminalTask
+from jaxagent.envs.terminal.verify import VerifierError
 from jaxagent.rewards.chat_client import CallError, ChatClient
-from jaxagent.runs.evaluation.pass_at_k import pass_at_k
+from jaxagent.rollout.pass_at_k import pass_at_k
 from jaxagent.sandbox.base import Sandbox, SandboxError
 from jaxagent.types import Task
 
@@ -40,7 +40,7 @@ async def attempt(
 ) -> Attempt:
     """Plays one attempt, within the environment's own deadline."""
     row = rows.folder_row(task)
-    environment = TerminalEnvironment(Task(row["id"], row["prompt"], (), metadata=row["metadata"]), env, take)
+    environment = TerminalAttempt(Task(row["id"], row["prompt"], (), metadata=row["metadata"]), env, take)
     turns: list[tuple[str, str]] = []
     try:
         async with asyncio.timeout(env.episode_timeout_s):

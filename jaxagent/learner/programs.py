@@ -179,5 +179,4 @@ def longest_targets(cfg: Config) -> int:
 
 def action_tokens(cfg: Config) -> int:
     """Most tokens that the policy can sample in one trajectory."""
-    turns = cfg.env.max_turns + int(cfg.env.final_turn)
-    return min(turns * cfg.env.turn_tokens, cfg.env.context_tokens)
+    return min(cfg.env.most_turns * cfg.env.turn_tokens, cfg.env.context_tokens)

@@ -88,8 +88,7 @@ def count(cfg: Config, spec: ModelSpec, row_targets: int) -> Work:
     """The work of one RL step. `row_targets` is R, the log-prob positions of a packed row."""
     env, rl = cfg.env, cfg.rl
     episodes = rl.tasks_per_step * rl.group_size
-    turns = env.max_turns + int(env.final_turn)
-    sampled = min(turns * env.turn_tokens, env.context_tokens)
+    sampled = min(env.most_turns * env.turn_tokens, env.context_tokens)
     prefill = env.context_tokens - sampled
     rows = math.ceil(episodes * env.context_tokens / rl.batch.row_tokens)
     micro = math.ceil(rows / rl.batch.micro_rows)

@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxagent.config import EnvConfig, SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.envs.base import Environment, Verdict
+from jaxagent.envs.base import Attempt, Verdict
 from jaxagent.rollout.conversation import Conversation
 from jaxagent.rollout.forced import NEVER, ForcedTools
 from jaxagent.rollout.templates import Template
@@ -60,7 +60,7 @@ class MultiTurn:
     """The rollout with everything that is the same for all episodes. `await rollout(task, sample)`.
 
     Attributes:
-      make_environment: task -> a fresh environment.
+      begin: task -> a fresh attempt of the environment.
       policy: the engine, or anything that generates.
       tokenizer, template: how text becomes tokens.
       config: turn, observation and context budgets, and the episode's deadline.
@@ -70,7 +70,7 @@ class MultiTurn:
       forced: turns that begin with a random tool call.
     """
 
-    make_environment: Callable[[Task], Environment]
+    begin: Callable[[Task], Attempt]
     policy: Policy
     tokenizer: Tokenizer
     template: Template
@@ -93,7 +93,7 @@ class _Attempt:
         self._task = task
         self._sample = sample
         self._conversation = Conversation(rollout.tokenizer, rollout.template, rollout.config.observation_tokens)
-        self._environment: Environment | None = None
+        self._environment: Attempt | None = None
         self._verdict = Verdict(0.0)
         self._metrics: dict[str, float] = dict.fromkeys(
             ("env_s", "engine_s", "open_s", "queue_s", "prefill_s", "decode_s", "cached_tokens", "overshoots"), 0.0
@@ -122,7 +122,7 @@ class _Attempt:
     async def _attempt(self) -> StopReason:
         """Everything that may fail."""
         with _seconds(self._metrics, "env_s"):
-            self._environment = self._rollout.make_environment(self._task)
+            self._environment = self._rollout.begin(self._task)
             messages = await self._environment.start()
         self._conversation.add_prompt(messages)
         length, limit = len(self._conversation), self._rollout.config.context_tokens
@@ -141,7 +141,7 @@ class _Attempt:
         self._verdict = verdict
         return stop_reason
 
-    async def _converse(self, environment: Environment) -> StopReason:
+    async def _converse(self, environment: Attempt) -> StopReason:
         policy, task = self._rollout.policy, self._task
         domain = str(task.metadata.get("domain", ""))
         with _seconds(self._metrics, "open_s"), _engine_failures():
@@ -165,7 +165,7 @@ class _Attempt:
         finally:
             policy.close(session)
 
-    def _force_tool(self, environment: Environment) -> None:
+    def _force_tool(self, environment: Attempt) -> None:
         rollout, conversation = self._rollout, self._conversation
         if rollout.forced.epsilon <= 0:
             return

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxagent.envs.search_rewards import MOVES
+from jaxagent.envs.search.rewards import MOVES
 from jaxagent.rewards.format import THINK_ANSWER, follows, format_match
 from jaxagent.rewards.view import View
 from jaxagent.types import Task

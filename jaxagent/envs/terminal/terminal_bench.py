@@ -12,9 +12,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxagent.config import ConfigError
-from jaxagent.envs.terminal_tasks import fields
-from jaxagent.envs.terminal_tasks.fields import Fields
-from jaxagent.envs.terminal_tasks.task import Image, Limits, Script, TerminalTask, level_of
+from jaxagent.envs.terminal import fields
+from jaxagent.envs.terminal.fields import Fields
+from jaxagent.envs.terminal.task import Image, Limits, Script, TerminalTask, level_of
 
 AGENT_TIMEOUT_S, TEST_TIMEOUT_S, BUILD_TIMEOUT_S = 360.0, 60.0, 600.0
 CPUS, MEMORY_MB, STORAGE_MB = 1.0, 2048, 10240  # the layout has no such fields: Harbor's defaults

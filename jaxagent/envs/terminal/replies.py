@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 
 from jaxagent.envs import tags
-from jaxagent.envs.terminal_tasks.dialogue import Style
+from jaxagent.envs.terminal.dialogue import Style
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from jaxagent.envs.terminal_tasks.task import Script, TerminalTask
+from jaxagent.envs.terminal.task import Script, TerminalTask
 
 REWARD_TXT, REWARD_JSON = "/logs/verifier/reward.txt", "/logs/verifier/reward.json"
 _REWARD_FOLDER = "/logs/verifier"

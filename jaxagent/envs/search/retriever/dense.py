@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxagent.config import ConfigError
-from jaxagent.envs.retriever.base import Passage
-from jaxagent.envs.retriever.encoders import Encoder, open_encoder
+from jaxagent.envs.search.retriever.base import Passage
+from jaxagent.envs.search.retriever.encoders import Encoder, open_encoder
 
 TopK = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]  # f32[Q, E], k -> scores f32[Q, k], rows i64[Q, k]
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError, nearest
-from jaxagent.envs.terminal_tasks import folders
-from jaxagent.envs.terminal_tasks.task import Limits, TerminalTask, inline
+from jaxagent.envs.terminal import folders
+from jaxagent.envs.terminal.task import Limits, TerminalTask, inline
 from jaxagent.types import Task
 
 KEY = "terminal"

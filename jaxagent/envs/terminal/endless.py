@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
-from jaxagent.envs.terminal_tasks import fields
-from jaxagent.envs.terminal_tasks.fields import Fields
-from jaxagent.envs.terminal_tasks.task import HOME, Image, Limits, Script, TerminalTask, level_of
+from jaxagent.envs.terminal import fields
+from jaxagent.envs.terminal.fields import Fields
+from jaxagent.envs.terminal.task import HOME, Image, Limits, Script, TerminalTask, level_of
 
 FINAL_TEST = f"{HOME}/test_final.py"  # where the published environment writes the final test
 AGENT_TIMEOUT_S = 300.0  # `max_time` of the published rows

@@ -20,9 +20,9 @@ import re
 from pathlib import Path
 
 from jaxagent.config import ConfigError
-from jaxagent.envs.terminal_tasks import fields
-from jaxagent.envs.terminal_tasks.fields import Fields
-from jaxagent.envs.terminal_tasks.task import Image, Limits, Script, TerminalTask, level_of
+from jaxagent.envs.terminal import fields
+from jaxagent.envs.terminal.fields import Fields
+from jaxagent.envs.terminal.task import Image, Limits, Script, TerminalTask, level_of
 
 TIMEOUT_S = 600.0  # Harbor's own defaults, for agent, verifier and build
 CPUS, MEMORY_MB, STORAGE_MB = 1.0, 2048, 10240

@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxagent.config import ConfigError, nearest
-from jaxagent.envs.terminal_tasks import endless, harbor, terminal_bench
-from jaxagent.envs.terminal_tasks.task import TerminalTask
+from jaxagent.envs.terminal import endless, harbor, terminal_bench
+from jaxagent.envs.terminal.task import TerminalTask
 
 _READERS = {"task.toml": harbor, "task.yaml": terminal_bench, "task.json": endless}
 

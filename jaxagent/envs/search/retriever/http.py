@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 
-from jaxagent.envs.retriever.base import Passage, RetrieverError, RetrieverTimeout
+from jaxagent.envs.search.retriever.base import Passage, RetrieverError, RetrieverTimeout
 
 FIRST_PAUSE_S = 0.1  # before the first retry; doubled for each further one
 CONNECTIONS = 256  # at once, to the one server

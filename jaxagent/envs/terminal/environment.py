@@ -15,25 +15,31 @@ The test is brought in only at the end and runs in fresh processes, after the ag
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import re
 import shlex
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
-from jaxagent.config import ConfigError, EnvConfig, TerminalConfig
-from jaxagent.envs.base import Message, Observation, Step, Transcript, Verdict
-from jaxagent.envs.terminal_tasks import dialogue, replies, rows
-from jaxagent.envs.terminal_tasks import sandbox_place as place
-from jaxagent.envs.terminal_tasks.task import TerminalTask
-from jaxagent.envs.terminal_tasks.verify import PlaceBroken, VerifierError, prepare, verify
+from jaxagent.config import ConfigError, SandboxConfig
+from jaxagent.config.ranges import PositiveFloat, PositiveInt, Seconds, SecondsOrZero
+from jaxagent.data import files, sources
+from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
+from jaxagent.envs.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes
+from jaxagent.envs.tags import clean
+from jaxagent.envs.terminal import dialogue, replies, rows
+from jaxagent.envs.terminal import sandbox_place as place
+from jaxagent.envs.terminal.task import TerminalTask
+from jaxagent.envs.terminal.verify import PlaceBroken, VerifierError, prepare, verify
+from jaxagent.sandbox import base as sandbox_base
+from jaxagent.sandbox.images.many import Wanted
 from jaxagent.types import StopReason, Task, TokenKind
 
 SOLVED = "solved"  # the verdict's component
 _ENTER_TIMEOUT_S = 30.0
 _CLEANED_BYTES = 1000  # room for escape sequences and line ends that are not shown
-_ANSI = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\-_])")
 
 
 class Sandbox(place.Sandbox, Protocol):
@@ -47,22 +53,6 @@ class Sandbox(place.Sandbox, Protocol):
 
 
 Take = Callable[[TerminalTask], Awaitable[Sandbox]]
-
-
-def check(config: EnvConfig) -> None:
-    """Raises ConfigError for settings under which the attempt's own time could never be over."""
-    if config.terminal.agent_timeout_s >= config.episode_timeout_s:
-        raise ConfigError(
-            f"env.terminal.agent_timeout_s={config.terminal.agent_timeout_s:g} must be less than env.episode_timeout_s="
-            f"{config.episode_timeout_s:g}, which makes an episode a failure and also covers start and verification."
-        )
-
-
-def messages(style: dialogue.Style, instruction: str) -> tuple[Message, ...]:
-    """The prompt of a task. The plain format has no system prompt: its policy learns the protocol from examples."""
-    if style == "plain":
-        return (Message("user", f"{instruction}\n"),)
-    return (Message("system", dialogue.SYSTEM[style]), Message("user", instruction))
 
 
 def observed(style: dialogue.Style, reply: replies.Reply, text: str) -> Observation:
@@ -79,8 +69,93 @@ def warnings_text(reply: replies.Reply) -> str:
     return "WARNINGS:\n" + "".join(f"- {line}\n" for line in reply.warnings) + "\n" if reply.warnings else ""
 
 
-class TerminalEnvironment:
-    """One attempt at one task. See `envs.base.Environment`.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Terminal(Environment):
+    """Terminal tasks: every attempt has a shell in a sandbox of its own."""
+
+    tools: Literal["plain", "endless", "qwen3_xml"] = "endless"  # how commands are written; see dialogue.py
+    command_timeout_s: Seconds = 10.0
+    output_chars: PositiveInt = 1_000  # of a command's output, at most
+    agent_timeout_s: SecondsOrZero = 60.0  # the attempt's own, then reward 0, not verified; 0 = what the task says
+    verifier_timeout_s: SecondsOrZero = 0.0  # 0 = what the task says
+    verify_overlong: bool = False  # also judge an attempt whose tokens ran out; else it gets 0 without verification
+    initial_test: bool = False  # run the test of the initial state, if there is one, at the start of every attempt
+    solved_reward: PositiveFloat = 1.0  # from which an attempt counts as solved, in reports
+    sandbox: SandboxConfig = dataclasses.field(default_factory=SandboxConfig)
+
+    score = SOLVED
+    calls = "commands"
+
+    def __post_init__(self) -> None:
+        """Refuses settings under which the attempt's own time could never be over."""
+        if self.agent_timeout_s >= self.episode_timeout_s:
+            raise ConfigError(
+                f"env.agent_timeout_s={self.agent_timeout_s:g} must be less than env.episode_timeout_s="
+                f"{self.episode_timeout_s:g}, which makes an episode a failure and also covers start and verification."
+            )
+
+    @property
+    def stop_strings(self) -> Sequence[str]:  # type: ignore[override]
+        """What ends a command."""
+        return dialogue.STOP_STRINGS[self.tools]
+
+    @property
+    def tokens(self) -> Sequence[str]:  # type: ignore[override]
+        """The tags of the dialogue."""
+        return dialogue.TAGS[self.tools]
+
+    def messages(self, text: str) -> tuple[Message, ...]:
+        """The prompt of a task. The plain format has no system prompt: its policy learns it from examples."""
+        if self.tools == "plain":
+            return (Message("user", f"{text}\n"),)
+        return (Message("system", dialogue.SYSTEM[self.tools]), Message("user", text))
+
+    def observation(self, action: str, text: str) -> Observation:
+        """An output, with the warnings before it that the action has earned."""
+        return observed(self.tools, replies.parse(self.tools, action), text)
+
+    @contextlib.contextmanager
+    def open(self, here: Opening) -> Iterator[Callable[[Task], TerminalAttempt]]:
+        """Finds a back end that works, builds the tasks' own images and begins to fill the pool."""
+        known = [rows.from_task(task) for task in here.tasks]
+        sandboxes = Sandboxes(self.sandbox, "env.sandbox")
+
+        async def take(task: TerminalTask) -> sandbox_base.Sandbox:
+            return await sandboxes.take(own_image(task))
+
+        try:
+            here.note(here.run(sandboxes.open(here.note), OPEN_TIMEOUT_S))
+            if self.sandbox.images:
+                if here.dataset is not None and sources.TRAIN in files.splits(here.dataset):
+                    train = sources.load_tasks(here.dataset, sources.TRAIN, need_answers=False)
+                    known += map(rows.from_task, train)  # before their attempts count
+                wanted = {task.id: image for task in known if (image := own_image(task)) is not None}
+                timeout_s = OPEN_TIMEOUT_S + sum(image.timeout_s for image in wanted.values())
+                if wanted:
+                    here.note(here.run(sandboxes.build(list(wanted.values())), timeout_s))
+            yield lambda task: TerminalAttempt(task, self, take)
+        finally:
+            here.run(sandboxes.close(), CLOSE_TIMEOUT_S)
+
+
+def own_image(task: TerminalTask) -> Wanted | None:
+    """The image that the task's folder describes, if it does."""
+    image = task.image
+    if not (image.name or image.dockerfile or image.definition):
+        return None
+    return Wanted(
+        id=task.id,
+        dockerfile=image.dockerfile,
+        definition=image.definition,
+        name=image.name,
+        context=image.context or Path(),
+        timeout_s=task.limits.build_timeout_s,
+        directory=task.workdir or "/",
+    )
+
+
+class TerminalAttempt:
+    """One attempt at one task. See `envs.base.Attempt`.
 
     Args:
       task: a row of a dataset of terminal tasks.
@@ -88,9 +163,9 @@ class TerminalEnvironment:
       take: gives a sandbox that nobody used, with the task's image; it is closed here.
     """
 
-    def __init__(self, task: Task, config: EnvConfig, take: Take):
-        self._config: TerminalConfig = config.terminal
-        self._task = _with_limits(rows.from_task(task), config.terminal)
+    def __init__(self, task: Task, config: Terminal, take: Take):
+        self._config = config
+        self._task = _with_limits(rows.from_task(task), config)
         self._take = take
         self._sandbox: Sandbox | None = None
         self._place: place.SandboxPlace | None = None
@@ -98,8 +173,8 @@ class TerminalEnvironment:
         self._oom_kills: int | None = None  # before the agent came
         self._lost = False  # the sandbox died for want of memory
         self._ends_at = 0.0  # of time.monotonic()
-        self.stop_strings: Sequence[str] = dialogue.STOP_STRINGS[config.terminal.tools]
-        self.tool_prefixes: Sequence[str] = dialogue.PREFIXES[config.terminal.tools]
+        self.stop_strings: Sequence[str] = config.stop_strings
+        self.tool_prefixes: Sequence[str] = dialogue.PREFIXES[config.tools]
         names = ("commands", "failed_commands", "timed_out_commands", "invalid_actions", "warnings", "unverified")
         names += ("broken_places",)
         self.counters: dict[str, float] = dict.fromkeys(names, 0.0)
@@ -119,7 +194,7 @@ class TerminalEnvironment:
                 raise VerifierError(f"{self._task.id}: the shell cannot start in {self._task.workdir!r}")
         self._oom_kills = await self._sandbox.oom_kills()
         self._ends_at = time.monotonic() + self._task.limits.agent_timeout_s
-        return messages(self._config.tools, self._task.instruction)
+        return self._config.messages(self._task.instruction)
 
     async def step(self, action: str) -> Step:
         """Runs a command, ends, or says that there is no command."""
@@ -219,12 +294,7 @@ def shown(output: bytes, truncated: bool, chars: int, at_end: bool) -> str:
     return text[-chars:] if at_end else text[:chars]
 
 
-def clean(output: bytes) -> str:
-    """What a terminal printed as text: no escape sequences, no carriage returns, no blanks at the end."""
-    return _ANSI.sub("", output.decode("utf-8", "replace")).replace("\r", "").rstrip()
-
-
-def _with_limits(task: TerminalTask, config: TerminalConfig) -> TerminalTask:
+def _with_limits(task: TerminalTask, config: Terminal) -> TerminalTask:
     """The task with the config's time limits, and without its initial test where that is not wanted."""
     limits = dataclasses.replace(
         task.limits,

@@ -1,7 +1,7 @@
 """A retrieval server that speaks the published `POST /retrieve` protocol, over BM25 or a dense index.
 
-    python -m jaxagent.envs.retriever.server --corpus=corpus.jsonl --port=8000
-    python -m jaxagent.envs.retriever.server --corpus=corpus.jsonl --index=INDEX_FOLDER --port=8000
+    python -m jaxagent.envs.search.retriever.server --corpus=corpus.jsonl --port=8000
+    python -m jaxagent.envs.search.retriever.server --corpus=corpus.jsonl --index=INDEX_FOLDER --port=8000
 
 Clients: `env.retriever.backend="http"` of any number of runs, or Search-R1's own code. `GET /health` answers 200.
 """
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from jaxagent.config.command import Parser, bound, exit_code, port, seconds
-from jaxagent.envs.retriever.base import Retriever, RetrieverError, read_corpus
+from jaxagent.envs.search.retriever.base import Retriever, RetrieverError, read_corpus
 
 MAX_BODY_BYTES = 16 * 2**20
 MAX_TOPK = 1000
@@ -61,10 +61,10 @@ def open_local(corpus: str, index: str) -> Retriever:
     """BM25 over a jsonl corpus, or a dense index folder over it when `index` is not empty."""
     passages = read_corpus(corpus)
     if not index:
-        from jaxagent.envs.retriever.bm25 import Bm25
+        from jaxagent.envs.search.retriever.bm25 import Bm25
 
         return Bm25(passages)
-    from jaxagent.envs.retriever.dense import Dense
+    from jaxagent.envs.search.retriever.dense import Dense
 
     return Dense.load(index, passages)
 
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def serve(arguments: Sequence[str] | None) -> None:
     """Serves until interrupted, from an address taken before the corpus is read."""
-    parser = Parser(prog="jaxagent.envs.retriever.server", description=__doc__.split("\n")[0])
+    parser = Parser(prog="jaxagent.envs.search.retriever.server", description=__doc__.split("\n")[0])
     parser.add_argument("--corpus", required=True, help='jsonl of {"id", "contents"}')
     parser.add_argument("--index", default="", help="folder of a dense index over that corpus; without it, BM25")
     parser.add_argument("--host", default="127.0.0.1")

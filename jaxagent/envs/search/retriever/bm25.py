@@ -17,7 +17,7 @@ from types import ModuleType
 
 import numpy as np
 
-from jaxagent.envs.retriever.base import Passage
+from jaxagent.envs.search.retriever.base import Passage
 
 WORD = re.compile(r"\w+")
 K1, B = 0.9, 0.4  # the values of Anserini / Pyserini, on which Search-R1's BM25 server is built

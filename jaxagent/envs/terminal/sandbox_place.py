@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
-from jaxagent.envs.terminal_tasks.task import TerminalTask
-from jaxagent.envs.terminal_tasks.verify import PlaceBroken, Result, VerifierError, removal
+from jaxagent.envs.terminal.task import TerminalTask
+from jaxagent.envs.terminal.verify import PlaceBroken, Result, VerifierError, removal
 
 OUTPUT_BYTES = 100_000  # kept of a command's output
 _TIMEOUT_S = 60.0  # of the small commands that move files

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from jaxagent.config import ConfigError
-from jaxagent.envs.retriever.bm25 import words
+from jaxagent.envs.search.retriever.bm25 import words
 
 Kind = Literal["query", "passage"]
 MAX_TOKENS = 256  # per text, as in Search-R1's server
