@@ -502,7 +502,7 @@ class TemperatureConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RLConfig:
-    """The reinforcement-learning stage. Names are checked by `algorithms.presets.check`, which knows them all."""
+    """The reinforcement-learning stage. Names are checked by `algorithms.checks.check`, which knows them all."""
 
     steps: NonNegativeInt
     tasks_per_step: PositiveInt

@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxagent import devices, loop
+from jaxagent import devices
 from jaxagent.build import Parts, open_parts
+from jaxagent.checks import check
 from jaxagent.config import LEAST_TEMPERATURE, Config, ConfigError, SamplingConfig, to_dict
 from jaxagent.data.tasks import balanced_sample
 from jaxagent.engine.requests import EngineError
@@ -67,7 +68,7 @@ def run(cfg: Config, options: Options) -> dict[str, Any]:
     cfg = dataclasses.replace(policy.configured(cfg, source), seed=options.seed)
     if options.split == HELD_OUT and options.tasks is not None:
         cfg = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, num_eval=options.tasks))
-    loop.check(cfg)
+    check(cfg)
     devices.keep_compiled_programs()
     with Progress() as progress, open_parts(cfg, progress.note) as parts:
         tasks = parts.heldout
