@@ -17,8 +17,8 @@ import re
 import subprocess
 import sys
 
-from jaxagent import devices
 from jaxagent.observe import jsonl
+from jaxagent.runs import devices
 from tests import tiny_run
 
 FOLDER = pathlib.Path(__file__).parent
