@@ -51,7 +51,8 @@ PYTHON_FLAGS = (
 def argv(workdir: pathlib.Path, *extra: str, preset: str = "laptop", config: str = "search_r1") -> list[str]:
     """argv of a tiny run; `extra` flags come last and win."""
     file = f"--config={ROOT / 'configs' / config}.py:{preset}"
-    own = SEARCH_FLAGS.split() if config == "search_r1" else []
+    generated = not any(flag.startswith("--config.data.source=") for flag in extra)
+    own = SEARCH_FLAGS.split() if config == "search_r1" and generated else []
     return ["main", file, f"--config.workdir={workdir}", *FLAGS.split(), *own, *extra]
 
 

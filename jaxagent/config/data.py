@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from jaxagent.config.choice import Choice
+from jaxagent.config.env import EnvConfig
 from jaxagent.config.ranges import FiniteFloat, PositiveFloat, PositiveInt, ZeroToOne, between
 
 Seed = Annotated[int, between(0, 2**32 - 1)]  # what every generator of random numbers here takes
@@ -14,6 +17,10 @@ Seed = Annotated[int, between(0, 2**32 - 1)]  # what every generator of random n
 @dataclasses.dataclass(frozen=True)
 class SourceConfig:
     """Where tasks come from: `data.dataset.Files`, or what a run makes for itself, a `data.dataset.Generated`."""
+
+    def folder(self, workdir: str, seed: int, env: EnvConfig, note: Callable[[str], None]) -> pathlib.Path:
+        """The folder or file of the tasks, which are made under `workdir` where they are not there yet."""
+        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -167,8 +167,7 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
     for folder in filter(None, (cfg.model.path, cfg.tokenizer.path)):
         check_folder(folder)  # before a dataset is made
     environment = cfg.env
-    if not isinstance(environment, Environment):
-        raise ConfigError(f"config.env: {type(environment).__qualname__} must extend jaxagent.envs.base.Environment.")
+    assert isinstance(environment, Environment)  # runs.checks has seen to it
     mesh = sharding.make_mesh(cfg.mesh)
     dataset = cfg.data.source.folder(cfg.workdir, cfg.data.seed, cfg.env, note)
     train, heldout = sources.open_train_and_held_out(dataset, cfg.data, environment.needs_answers)

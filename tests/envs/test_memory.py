@@ -6,8 +6,8 @@ import pytest
 
 from configs import gsm8k_python
 from jaxagent import config as schema
-from jaxagent.envs import hidden_tests
 from jaxagent.envs.base import Transcript
+from jaxagent.envs.python import hidden_tests
 from jaxagent.envs.python.environment import PythonAttempt
 from jaxagent.envs.terminal.environment import TerminalAttempt
 from jaxagent.envs.terminal.verify import VerifierError
