@@ -47,7 +47,7 @@ class Driver:
       cfg: sizes.
       context: tokens of the longest sequence, prompt and everything after it.
       mesh: with axes data, fsdp and tensor.
-      seed: of the run; with task, sample, turn and position it fixes every random number.
+      seed: of the run; with task, sample, conversation, turn and position it fixes every random number.
       truncation: whether requests may use top-p, top-k or min-p (their programs are compiled at start).
       exact: whether tokens and log-probs may depend on nothing but their own sequence, bit for bit.
       max_waiting: turns that may be in hand beyond the number of slots; one more is refused with `BusyError`. None:
@@ -186,14 +186,18 @@ class Driver:
         with self._work:
             self._check()
 
-    async def open(self, task_id: str, sample: int, group_size: int = 1, domain: str = "") -> Session:
-        """A new sequence: attempt `sample` at a task. It costs nothing until its first turn.
+    async def open(
+        self, task_id: str, sample: int, group_size: int = 1, domain: str = "", conversation: int = 0
+    ) -> Session:
+        """A new sequence: a conversation of attempt `sample` at a task. It costs nothing until its first turn.
 
         Args:
-          task_id, sample: what all its random numbers are keyed by.
+          task_id, sample: what all its random numbers are keyed by, together with `conversation`.
           group_size: attempts i * group_size up to (i + 1) * group_size are wanted together: the fewer of them are
             not closed yet, the sooner their turns are admitted.
           domain: slots are shared evenly over the domains that want them.
+          conversation: of the attempt, counted from 0: an attempt of several sequences gives each another number, so
+            that they draw other random numbers at the same turn.
 
         Raises:
           EngineError: the engine is dead.
@@ -203,7 +207,7 @@ class Driver:
             self._opened += 1
             group = self._groups.setdefault((task_id, group_size, sample // group_size), OpenGroup(group_size))
             group.finished.discard(sample)  # an episode may have several sessions, one after the other
-            return Session(task_id, sample, self._opened, self._life, group, domain)
+            return Session(task_id, sample, self._opened, self._life, group, domain, conversation)
 
     async def generate(
         self,
@@ -238,7 +242,7 @@ class Driver:
             tokens=tokens,
             budget=budget,
             sampling=sampling,
-            key=request_key(self._seed, session.task_id, session.sample, turn),
+            key=request_key(self._seed, session.task_id, session.sample, turn, session.conversation),
             future=loop.create_future(),
             loop=loop,
             since_s=time.monotonic(),
