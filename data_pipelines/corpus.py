@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 from jaxagent.config import ConfigError
 from jaxagent.data import files
 from jaxagent.envs.retriever.base import Passage
+from jaxagent.io.files import replace
 from jaxagent.main import exit_code
 
 CHUNK = 4096  # passages encoded between two savings of the position
@@ -135,9 +135,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(value, indent=2) + "\n")
-    os.replace(partial, path)
+    replace(path, json.dumps(value, indent=2) + "\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -22,10 +22,10 @@ from collections.abc import Sequence
 
 from jaxagent.command import Parser, number, seconds
 from jaxagent.config import ConfigError, nearest
+from jaxagent.io import files
 from jaxagent.launch import grid, table
 from jaxagent.main import exit_code
 from jaxagent.observe.files import LOCK_FILE, REPORT_FILE, SUMMARY_FILE
-from jaxagent.observe.jsonl import lock
 from jaxagent.ranges import at_least
 
 _ARRAY = """#!/bin/bash
@@ -87,7 +87,7 @@ def sweep(args: argparse.Namespace, fixed: Sequence[str]) -> int:
     failed = []
     if not args.table_only:
         with open(args.workdir / LOCK_FILE, "ab") as alone:
-            lock(alone.fileno(), args.workdir)
+            files.lock(alone.fileno(), args.workdir)
             failed = [run for run in runs if not execute(run, args.run_timeout_s)]
     print(table.write(runs, args.workdir))
     for run in failed:

@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 LEVELS = (
     ("ranges",),
     ("types", "config"),
-    ("command",),
+    ("command", "io"),
     ("models", "algorithms", "rewards"),
     ("engine", "envs", "sandbox", "data"),
     ("gateway", "rollout", "learner"),
@@ -24,7 +24,7 @@ LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 # Said by the design beside the order: observe is fed values, and reads none of the rooms that make them. The report
 # reads what data has written: logged episodes, and the tokenizer that tells their text.
 ALSO = {
-    "observe": {"types", "config", "data"},
+    "observe": {"types", "config", "io", "data"},
     "flags": {"config", "relations"},
     "relations": {"config"},
     "devices": {"config"},
@@ -38,7 +38,7 @@ PROGRAMS = {
 }
 # May import the rooms, never the other way. Subpackages by name (jaxagent.launch), folders beside the rooms.
 TOP = ("configs", "launch", "data_pipelines", "tests", "benchmarks")
-NO_JAX_ROOMS = ("ranges", "relations", "types", "config", "command", "rewards", "envs", "sandbox", "data")
+NO_JAX_ROOMS = ("ranges", "relations", "types", "config", "command", "io", "rewards", "envs", "sandbox", "data")
 NO_JAX = ("jax", "flax", "optax", "orbax", "jaxlib")
 
 

@@ -24,7 +24,8 @@ from jaxagent.evaluation import policy
 from jaxagent.evaluation.attempts import ATTEMPTS_FILE, AttemptLog, Key, play
 from jaxagent.evaluation.held_out import deadline_s
 from jaxagent.evaluation.results import ALL, curves, summarise, table
-from jaxagent.observe import charts, files, report
+from jaxagent.io import files
+from jaxagent.observe import charts, report
 from jaxagent.observe.files import EVALUATIONS_FOLDER
 from jaxagent.observe.progress import Progress
 from jaxagent.observe.text import duration, number
