@@ -14,8 +14,8 @@ LEVELS = (
     ("ranges",),
     ("types", "config"),
     ("command",),
-    ("models", "algorithms", "rewards"),
-    ("engine", "envs", "sandbox", "data"),
+    ("models", "algorithms", "rewards", "sandbox"),
+    ("engine", "envs", "data"),
     ("gateway", "rollout", "learner"),
     ("loop",),
     ("main",),
@@ -24,6 +24,7 @@ LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 # Said by the design beside the order: observe is fed values, and reads none of the rooms that make them. The report
 # reads what data has written: logged episodes, and the tokenizer that tells their text.
 ALSO = {
+    "sandbox": {"ranges", "config", "command"},  # else self-contained
     "observe": {"types", "config", "data"},
     "flags": {"config", "relations"},
     "relations": {"config"},
