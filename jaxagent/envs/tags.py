@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 MAX_CHARS = 1_000_000  # of a reply: what comes behind is not read
 Mark = re.Pattern[str]
-_ANSI = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\-_])")
 
 
 def spans(opening: Mark, closing: Mark, text: str) -> Iterator[tuple[re.Match[str], re.Match[str]]]:
@@ -45,8 +44,3 @@ def outside(opening: Mark, closing: Mark, text: str) -> str:
 def pair(name: str, flags: re.RegexFlag = re.NOFLAG) -> tuple[Mark, Mark]:
     """The marks <name> and </name>."""
     return re.compile(f"<{name}>", flags), re.compile(f"</{name}>", flags)
-
-
-def clean(output: bytes) -> str:
-    """What a terminal printed as text: no escape sequences, no carriage returns, no blanks at the end."""
-    return _ANSI.sub("", output.decode("utf-8", "replace")).replace("\r", "").rstrip()

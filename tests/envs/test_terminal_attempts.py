@@ -16,10 +16,10 @@ from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Opening, Transcript
 from jaxagent.envs.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes
-from jaxagent.envs.tags import clean
 from jaxagent.envs.terminal import dialogue
 from jaxagent.envs.terminal.environment import TerminalAttempt, own_image, shown
 from jaxagent.envs.terminal.verify import VerifierError
+from jaxagent.envs.terminal_text import clean
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.templates import Plain
 from jaxagent.rollout.workers import Workers

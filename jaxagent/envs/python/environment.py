@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 from jaxagent.config import ConfigError, SandboxConfig
 from jaxagent.config.ranges import PositiveInt, Seconds
@@ -25,22 +25,12 @@ from jaxagent.envs.python import formats, hidden_tests
 from jaxagent.envs.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes
 from jaxagent.rewards import maths, unit_tests
 from jaxagent.rewards.view import View
-from jaxagent.sandbox.base import SandboxError
+from jaxagent.sandbox.base import Sandbox, SandboxError
 from jaxagent.types import StopReason, Task
 
 SOLVED = "solved"  # the verdict's component
 RUN = f"{hidden_tests.WRITE}; exec python3 -u -B {hidden_tests.MAIN}"
 _TRY_TIMEOUT_S = 60.0
-
-
-class Sandbox(hidden_tests.Sandbox, Protocol):
-    """What is asked of a sandbox; `jaxagent.sandbox.base.Sandbox` has it."""
-
-    async def stop_processes(self) -> None:
-        """Kills every process inside."""
-
-    async def close(self) -> None:
-        """Ends everything."""
 
 
 Take = Callable[[], Awaitable[Sandbox]]
@@ -212,7 +202,7 @@ class PythonAttempt:
         self.counters["programs"] += 1
         argv = ("sh", "-c", RUN, "sh", *hidden_tests.arguments({**self._files, hidden_tests.MAIN: code}))
         # A character has up to four bytes, and frames that are not shown come on top.
-        result: Any = await self._sandbox.execute(argv, config.run_timeout_s, 8 * config.output_chars + 4000)
+        result = await self._sandbox.execute(argv, config.run_timeout_s, 8 * config.output_chars + 4000)
         output = formats.shown(result.output, result.truncated, config.output_chars, config.traceback)
         self.counters["failed_programs"] += result.exit_code != 0
         self.counters["timed_out_programs"] += result.timed_out

@@ -19,7 +19,7 @@ from typing import Literal
 from jaxagent.envs import tags
 from jaxagent.envs.base import Message, Observation
 from jaxagent.envs.python.hidden_tests import MAX_FILE_CHARS
-from jaxagent.envs.tags import clean
+from jaxagent.envs.terminal_text import clean
 from jaxagent.rewards import maths
 from jaxagent.types import TokenKind
 
