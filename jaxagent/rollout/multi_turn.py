@@ -47,8 +47,10 @@ class Policy(Protocol):
         sampling: SamplingConfig,
         turn: int,
         deadline_s: float,
+        *,
+        stop_strings: Sequence[str],
     ) -> Generation:
-        """Samples one turn after appending `new_tokens` to the session's sequence."""
+        """Samples one turn after appending `new_tokens` to the session's sequence; ends at a stop string."""
         ...
 
     def close(self, session: Any) -> None:
@@ -149,7 +151,7 @@ class _Attempt:
         try:
             while True:
                 self._force_tool(environment)
-                generation = await self._generate(session)
+                generation = await self._generate(session, environment.stop_strings)
                 action = self._conversation.add_action(generation)
                 if generation.finish == "length":
                     return StopReason.TOKEN_LIMIT
@@ -174,7 +176,7 @@ class _Attempt:
         forced = bool(text) and conversation.force(text, rollout.config.context_tokens - len(conversation))
         self._metrics["forced_turns"] = self._metrics.get("forced_turns", 0.0) + forced
 
-    async def _generate(self, session: Any) -> Generation:
+    async def _generate(self, session: Any, stop_strings: Sequence[str]) -> Generation:
         rollout, conversation = self._rollout, self._conversation
         budget = min(rollout.config.turn_tokens, rollout.config.context_tokens - len(conversation))
         with _seconds(self._metrics, "engine_s"), _engine_failures():
@@ -185,6 +187,7 @@ class _Attempt:
                 rollout.sampling,
                 conversation.turns,
                 rollout.request_timeout_s,
+                stop_strings=stop_strings,
             )
             if not np.isfinite(generation.logprobs).all():
                 raise ValueError("the log-prob of a sampled token is not finite: are the weights?")

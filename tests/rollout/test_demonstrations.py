@@ -187,7 +187,7 @@ class Forced:
     async def open(self, task_id, sample, group_size, domain):
         self.at = 0
 
-    async def generate(self, session, new_tokens, max_tokens, sampling, turn, deadline_s):
+    async def generate(self, session, new_tokens, max_tokens, sampling, turn, deadline_s, *, stop_strings):
         assert self.at == len(self.tokens) or list(new_tokens) == self.tokens[self.at : self.at + len(new_tokens)]
         self.at = min(self.at + len(new_tokens), len(self.tokens))
         rest = self.tokens[self.at :]

@@ -17,7 +17,7 @@ from jaxagent.envs.search.retriever.bm25 import Bm25
 from jaxagent.envs.search.rewards import ExactMatch, extract_answer
 from jaxagent.rewards import text
 from jaxagent.rewards.composite import Composite, Part
-from jaxagent.rewards.length import linear_length
+from jaxagent.rewards.length import soft_overlong
 from jaxagent.rewards.view import View
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.templates import Plain
@@ -224,7 +224,7 @@ def test_cancellation_cleans_up_and_passes_through(trained):
 
 def test_overshoot_is_counted(trained):
     class Overshooting(ScriptedPolicy):
-        async def generate(self, *arguments):
+        async def generate(self, *arguments, **named):
             generation = await super().generate(*arguments)
             extra = self.tokenizer.encode("\n")
             tokens = generation.tokens.tolist() + extra
@@ -261,7 +261,7 @@ class _Shaped(SearchAttempt):
         reward = Composite(
             (
                 Part("em", text.em, 1.0, 0.0, 1.0),
-                Part("length", partial(linear_length, max_tokens=64, at_zero=0.0, at_max=-1.0), 0.5, -1.0, 0.0, True),
+                Part("length", partial(soft_overlong, max_tokens=64, buffer_tokens=64), 0.5, -1.0, 0.0, True),
             ),
             shaping_cap=1.0,
         )
