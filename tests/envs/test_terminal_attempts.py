@@ -161,7 +161,7 @@ def test_the_time_limit_gives_0_without_verification(attempt):
 @pytest.fixture(params=["endless", "echo"])
 def published(request, attempt):
     """Attempts by a published recipe's own settings: its format, limits and rules; and how it writes things."""
-    tools = make_config(request.param).env.terminal.tools
+    tools = make_config(request.param).env.tools
     assert tools == {"endless": "endless", "echo": "qwen3_xml"}[request.param]
 
     def play(*actions, **changes):
