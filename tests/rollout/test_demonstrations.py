@@ -233,15 +233,15 @@ def test_a_demonstration_is_a_rollout(name, template, actions):
 
 def test_a_whole_tool_conversation_is_the_templates_own_text():
     """Against the template applied to the whole conversation, in which every message has its end."""
-    family, *_ = make("python/fenced")
+    environment, *_ = make("python/fenced")
     tokenizer = make_tokenizer("smollm2")
     chat = open_template(tokenizer, True, DATE)
     row = {"prompt": "What is 6 times 7?", "turns": [
         {"action": "```python\nprint(6 * 7)\n```", "observation": "Output:\n42"},
         {"action": "The answer is \\boxed{42}.", "observation": ""},
     ]}  # fmt: skip
-    shown = demonstrations.trajectory(row, Conversation(tokenizer, chat, 50), family)
-    roles = [*family.prompt(row["prompt"])]
+    shown = demonstrations.trajectory(row, Conversation(tokenizer, chat, 50), environment)
+    roles = [*environment.messages(row["prompt"])]
     for turn in row["turns"]:
         roles.append(Message("assistant", turn["action"]))
         if turn["observation"]:
@@ -274,18 +274,20 @@ def test_a_demonstration_without_an_end_is_refused():
 
 
 def test_messages_are_taken_as_they_stand():
-    family, *_ = make("python/fenced")
+    environment, *_ = make("python/fenced")
     tokenizer = make_tokenizer("chatml")
     row = {"prompt": [{"role": "user", "content": "Hi"}], "turns": [{"action": "Ho", "observation": ""}]}
-    shown = demonstrations.trajectory(row, Conversation(tokenizer, open_template(tokenizer, True, DATE), 50), family)
+    shown = demonstrations.trajectory(
+        row, Conversation(tokenizer, open_template(tokenizer, True, DATE), 50), environment
+    )
     assert tokenizer.decode(shown.tokens) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHo<|im_end|>"
 
 
 def test_kinds_of_what_an_invalid_action_is_shown():
-    family, _, _ = make("search/chat")
-    warned = family.observation("I do not know.", INVALID_ACTION)
+    environment, _ = make("search/chat")
+    warned = environment.observation("I do not know.", INVALID_ACTION)
     assert warned == Observation(((INVALID_ACTION.strip(), TokenKind.WARNING),), "user")
-    assert family.observation("<search> x</search>", "\n\nx\n\n").parts == (("x", TokenKind.OBSERVATION),)
+    assert environment.observation("<search> x</search>", "\n\nx\n\n").parts == (("x", TokenKind.OBSERVATION),)
 
 
 @pytest.mark.parametrize("template", ["chatml", "qwen", "llama3", "smollm2"])

@@ -83,7 +83,7 @@ def parse_action(text: str) -> tuple[str, str] | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Search(Environment):
-    """Questions, a search engine for all attempts, and Search-R1's protocol. The defaults are the published ones."""
+    """Questions, a search engine for all attempts, and Search-R1's protocol."""
 
     prompt: Literal["search_r1", "plain", "chat"] = "search_r1"  # the published text, "Question: ...\n", a short one
     final_turn: bool = False  # one more generation with search disabled after max_turns (N+1 variant)

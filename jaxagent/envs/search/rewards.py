@@ -65,7 +65,7 @@ def retrieval_hit(response: str, answers: Sequence[str]) -> bool:
 class ExactMatch:
     """Search-R1's outcome reward, as a `rewards.view.Reward`: 1 for an exact match of the final answer, else 0."""
 
-    min_answers: Annotated[int, between(1, 2)] = 2  # 2: as published, in prompt + response, where the prompt holds one
+    min_answers: Annotated[int, between(1, 2)] = 1  # 2: as published, in prompt + response, where the prompt holds one
 
     def __call__(self, view: View) -> dict[str, float]:
         """The trained reward and its components, each in [0, 1]: "em", "sub_em", "answered", "well_formed", ..."""
