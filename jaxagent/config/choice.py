@@ -85,6 +85,9 @@ def imported(name: str, path: str) -> type:
         ) from error
     except Exception as error:  # whatever the user's own module raises
         raise ConfigError(f"{path}='{name}': {type(error).__name__}: {' '.join(str(error).split())}.") from error
-    if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
-        raise ConfigError(f"{path}='{name}' must be a dataclass, whose fields are its settings.")
+    if not (isinstance(found, type) and "__dataclass_fields__" in vars(found) and found.__dataclass_params__.frozen):
+        raise ConfigError(
+            f"{path}='{name}' must be a dataclass whose fields are its settings: write @dataclasses.dataclass("
+            "frozen=True) above it."
+        )
     return found

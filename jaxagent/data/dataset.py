@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxagent.config import EnvConfig, SourceConfig
+from jaxagent.config import ConfigError, EnvConfig, SourceConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +39,13 @@ class Files(SourceConfig):
 @dataclasses.dataclass(frozen=True)
 class Generated(SourceConfig):
     """Tasks that are written under the run's workdir when they are first needed."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a class without `write`."""
+        if type(self).write is Generated.write:
+            raise ConfigError(
+                f"{type(self).__module__}:{type(self).__qualname__} needs a method write(folder, seed, env)."
+            )
 
     def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
         """Makes the data set.

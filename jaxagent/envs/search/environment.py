@@ -102,7 +102,9 @@ class Search(Environment):
     tokens = TAGS
 
     def __post_init__(self) -> None:
-        """Refuses settings that would silently make every reward 0."""
+        """Refuses settings that would silently make every reward 0, or none."""
+        if not callable(self.reward):
+            raise ConfigError(f"env.reward: {type(self.reward).__qualname__} needs a method __call__(view).")
         min_answers = getattr(self.reward, "min_answers", 1)
         if self.prompt != "search_r1" and min_answers > 1:
             raise ConfigError(

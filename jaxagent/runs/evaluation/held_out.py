@@ -35,7 +35,8 @@ def evaluate(parts: Parts, driver: Driver) -> tuple[dict[str, float | None], lis
     score, calls = parts.environment.score, parts.environment.calls
     episodes = play(parts, driver, parts.heldout, GREEDY)
     metrics = {f"eval/{name}": value for name, value in by_kind(episodes, score).items()}
-    metrics[f"eval/{calls}"] = mean(e.metrics.get(calls, 0.0) for e in episodes if not e.stop_reason.is_failure)
+    if calls:
+        metrics[f"eval/{calls}"] = mean(e.metrics.get(calls, 0.0) for e in episodes if not e.stop_reason.is_failure)
     metrics["eval/n"] = float(len(episodes))
     tries = list(episodes)
     if parts.cfg.eval.sampled:
