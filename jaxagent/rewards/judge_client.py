@@ -14,41 +14,48 @@ import asyncio
 import dataclasses
 import secrets
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
 from jaxagent.config import ConfigError
+from jaxagent.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Seconds
 from jaxagent.rewards.chat_client import CallError, ChatClient, Endpoint
 from jaxagent.rewards.judge import Judgement, ReplyError, Rubric, combine, messages, parse_reply
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class JudgeSettings:
     """Where the judge is and how it is asked."""
 
     url: str  # up to and without /chat/completions, e.g. "http://127.0.0.1:8000/v1"
     model: str
-    api_key: str  # sent as a bearer token; "" = none
-    calls: int  # of one ensemble; each has its own nonce and seed
-    quorum: int  # usable replies that are needed
-    how: Literal["majority", "mean"]
-    temperature: float
-    max_tokens: int  # of a reply
-    max_chars: int  # of each judged text
-    timeout_s: float  # for one attempt
-    retries: int  # further attempts of one call
-    deadline_s: float  # for everything
+    token_file: str = ""  # a file with what is sent as a bearer token; "" = none
+    calls: PositiveInt = 3  # of one ensemble; each has its own nonce and seed
+    quorum: PositiveInt = 2  # usable replies that are needed
+    how: Literal["majority", "mean"] = "majority"
+    temperature: NonNegativeFloat = 1.0
+    max_tokens: PositiveInt = 512  # of a reply
+    max_chars: PositiveInt = 8_000  # of each judged text
+    timeout_s: Seconds = 60.0  # for one attempt
+    retries: NonNegativeInt = 2  # further attempts of one call
+    deadline_s: Seconds = 120.0  # for everything
 
     def __post_init__(self) -> None:
         if not 1 <= self.quorum <= self.calls:
             raise ConfigError(f"judge quorum={self.quorum} must be in 1..calls={self.calls}")
-        if self.how not in ("majority", "mean"):
-            raise ConfigError(f"judge how='{self.how}' must be majority or mean")
-        self.endpoint  # noqa: B018  checks the URL
+        Endpoint(self.url, self.model, "", self.timeout_s, self.retries)  # checks the URL
 
-    @property
     def endpoint(self) -> Endpoint:
-        """What one call goes to."""
-        return Endpoint(self.url, self.model, self.api_key, self.timeout_s, self.retries)
+        """What one call goes to.
+
+        Raises:
+          ConfigError: the token's file cannot be read.
+        """
+        try:
+            token = Path(self.token_file).read_text(encoding="utf-8").strip() if self.token_file else ""
+        except OSError as error:
+            raise ConfigError(f"judge token_file='{self.token_file}': {error.strerror}.") from error
+        return Endpoint(self.url, self.model, token, self.timeout_s, self.retries)
 
 
 class HttpJudge:
@@ -56,7 +63,7 @@ class HttpJudge:
 
     def __init__(self, settings: JudgeSettings):
         self._settings = settings
-        self._chat = ChatClient(settings.endpoint)
+        self._chat = ChatClient(settings.endpoint())
 
     async def ask(self, rubric: Rubric, material: Mapping[str, str]) -> Judgement:
         """Asks `calls` times at once. Calls that the deadline cuts off are failures like others.

@@ -1,6 +1,7 @@
 """The published protocol, letter for letter: prompt, documents, actions, invalid text, turns."""
 
 import asyncio
+import dataclasses
 
 import pytest
 from hypothesis import given
@@ -9,10 +10,13 @@ from hypothesis import strategies as st
 from jaxagent.config import ConfigError
 from jaxagent.envs.base import Step, Transcript
 from jaxagent.envs.search import environment as search
-from jaxagent.envs.search.environment import Search
+from jaxagent.envs.search.environment import REWARDS, Search
+from jaxagent.envs.search.judged import Judged
 from jaxagent.envs.search.retriever.backends import Bm25Config
 from jaxagent.envs.search.retriever.base import Passage
-from jaxagent.envs.search.rewards import REWARDS, Efficiency, Overlong, Shaping
+from jaxagent.envs.search.rewards import Efficiency, Overlong, Shaping
+from jaxagent.rewards.judge import Judgement
+from jaxagent.rewards.judge_client import JudgeSettings
 from jaxagent.types import StopReason, Task, TokenKind
 
 TASK = Task("t", "who wrote hamlet", ("William Shakespeare",))
@@ -161,6 +165,28 @@ def test_shaping_is_added_under_its_cap_and_reported():
     assert found.components["shaping"] == -0.25
     with pytest.raises(ConfigError, match=r"overlong\.buffer_tokens must be 1 to 1000"):
         config(shaping=Shaping(Overlong(2000, 0.4)))
+
+
+def test_a_judge_in_place_of_exact_match():
+    class Judge:
+        async def ask(self, rubric, material):
+            self.asked = dict(material)
+            return Judgement(1.0, {"right": 1.0}, 3, ())
+
+    settings = JudgeSettings(url="http://x/v1", model="judge")
+    cfg = dataclasses.replace(config(min_answers=1), reward=Judged(judge=settings), shaping=Shaping(Overlong(100, 0.4)))
+    judge = Judge()
+
+    def judged(*turns):
+        attempt = search.SearchAttempt(TASK, cfg, Found([]), judge)
+        transcript = Transcript("", turns, action_tokens=(10,) * len(turns))
+        return asyncio.run(attempt.verify(transcript))
+
+    found = judged(("<answer> the bard of Avon </answer>", ""))
+    assert found.reward == 1.0 and found.components["judged"] == 1.0 and found.components["em"] == 0.0
+    assert judge.asked == {"question": TASK.prompt, "reference": "\n".join(TASK.answers), "answer": "the bard of Avon"}
+    del judge.asked
+    assert judged(("I give up.", "")).reward == 0.0 and not hasattr(judge, "asked")
 
 
 def test_what_was_only_read_is_no_answer():

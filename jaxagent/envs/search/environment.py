@@ -25,9 +25,11 @@ from jaxagent.config.choice import Choice
 from jaxagent.data import sources
 from jaxagent.envs import tags
 from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
+from jaxagent.envs.search.judged import Judged
 from jaxagent.envs.search.retriever.backends import Bm25Config, RetrieverConfig
 from jaxagent.envs.search.retriever.base import Retriever, RetrieverError
-from jaxagent.envs.search.rewards import ExactMatch, Shaping, shaped
+from jaxagent.envs.search.rewards import ExactMatch, ExactMatchAndFormat, Shaping, shaped
+from jaxagent.rewards.judge_client import HttpJudge
 from jaxagent.rewards.view import Reward, ToolCall, View
 from jaxagent.types import StopReason, Task, TokenKind
 
@@ -36,6 +38,8 @@ _TRY_TIMEOUT_S = 20.0  # for the first answer; a search engine that is up gives 
 STOP_STRINGS = ("</search>", "</answer>")
 TOOL_PREFIXES = ("<search>", "<answer>")  # how each of its actions begins
 TAGS = ("<search>", "</search>", "<information>", "</information>", "<answer>", "</answer>")
+# Names of `config.env.reward`. Any frozen dataclass that is a `rewards.view.Reward` can stand there by its path.
+REWARDS: dict[str, type] = {"em": ExactMatch, "em_format": ExactMatchAndFormat, "judge": Judged}
 _ACTIONS = {name: tags.pair(name) for name in ("search", "answer")}
 
 PROMPTS = {
@@ -87,7 +91,7 @@ class Search(Environment):
 
     prompt: Literal["search_r1", "plain", "chat"] = "search_r1"  # the published text, "Question: ...\n", a short one
     final_turn: bool = False  # one more generation with search disabled after max_turns (N+1 variant)
-    reward: Annotated[Reward, Choice("jaxagent.envs.search.rewards:REWARDS")] = dataclasses.field(
+    reward: Annotated[Reward, Choice("jaxagent.envs.search.environment:REWARDS")] = dataclasses.field(
         default_factory=ExactMatch
     )
     shaping: Shaping | None = None  # of the reward
@@ -141,12 +145,14 @@ class Search(Environment):
     @contextlib.contextmanager
     def open(self, here: Opening) -> Iterator[Callable[[Task], SearchAttempt]]:
         """Opens the retriever over the configured corpus, or the dataset's own, and asks it one question."""
-        retriever = self.retriever.open(self.corpus(here.dataset) if here.dataset else None)
-        try:
+        with contextlib.ExitStack() as opened:
+            judge = HttpJudge(self.reward.judge) if isinstance(self.reward, Judged) else None
+            if judge is not None:
+                opened.callback(lambda: here.run(judge.close(), _CLOSE_TIMEOUT_S))
+            retriever = self.retriever.open(self.corpus(here.dataset) if here.dataset else None)
+            opened.callback(lambda: here.run(retriever.close(), _CLOSE_TIMEOUT_S))
             here.run(self._try(retriever, here.tasks[0].prompt if here.tasks else "?"), 2 * _TRY_TIMEOUT_S)
-            yield lambda task: SearchAttempt(task, self, retriever)
-        finally:
-            here.run(retriever.close(), _CLOSE_TIMEOUT_S)
+            yield lambda task: SearchAttempt(task, self, retriever, judge)
 
     async def _try(self, retriever: Retriever, question: str) -> None:
         """Nothing found is an answer; a search engine that is down, or is another program, is a mistake."""
@@ -182,8 +188,9 @@ class SearchAttempt:
     stop_strings: Sequence[str] = STOP_STRINGS
     tool_prefixes: Sequence[str] = TOOL_PREFIXES
 
-    def __init__(self, task: Task, config: Search, retriever: Retriever):
+    def __init__(self, task: Task, config: Search, retriever: Retriever, judge: HttpJudge | None = None):
         self._task = task
+        self._judge = judge
         self._config = config
         self._retriever = retriever
         self._turns_left = config.most_turns
@@ -224,6 +231,8 @@ class SearchAttempt:
             tool_calls=tuple(ToolCall("search", {"query": query}) for query in self._queries),
             action_tokens=transcript.action_tokens,
         )
+        if self._judge is not None and isinstance(config.reward, Judged):
+            view = await config.reward.ask(self._judge, view)
         given = reward(view)
         scores = dict(given) if isinstance(given, Mapping) else {"reward": given, config.score: given}
         scores = {name.removeprefix("outcome/"): value for name, value in scores.items()}

@@ -69,8 +69,7 @@ class ExactMatch:
 
     def __call__(self, view: View) -> dict[str, float]:
         """The trained reward and its components, each in [0, 1]: "em", "sub_em", "answered", "well_formed", ..."""
-        text = view.prompt + view.response if self.min_answers > 1 else view.actions
-        prediction = extract_answer(text, self.min_answers)
+        prediction = extract_answer(self.answer_text(view), self.min_answers)
         answers = view.task.answers
         matched = prediction is not None and exact_match(prediction, answers)
         valid, hit = well_formed(view.response), retrieval_hit(view.response, answers)
@@ -82,6 +81,10 @@ class ExactMatch:
             "well_formed": float(valid),
             "retrieval_hit": float(hit),
         }
+
+    def answer_text(self, view: View) -> str:
+        """Where the answer is looked for: prompt + response as published, or the policy's own text."""
+        return view.prompt + view.response if self.min_answers > 1 else view.actions
 
     def value(self, prediction: str | None, matched: bool, valid: bool, hit: bool) -> float:
         """What is trained, of a final answer, whether it is right, the format and what was found."""
@@ -110,10 +113,6 @@ class ExactMatchAndFormat(ExactMatch):
         if valid:
             return self.structure_score + (self.retrieval_score if hit else 0.0)
         return 0.0 if prediction is None else self.final_format_score
-
-
-# Names of `config.env.reward`. Any dataclass that is a `rewards.view.Reward` can stand there by its path.
-REWARDS: dict[str, type] = {"em": ExactMatch, "em_format": ExactMatchAndFormat}
 
 
 @dataclasses.dataclass(frozen=True)
