@@ -4,7 +4,7 @@
     python -m data_pipelines.corpus --corpus=corpus.jsonl --index=index --encoder=/ckpt/e5-base-v2
 
 Every line is {"id": ..., "contents": "Title\\ntext"}. Then `--config.env.retriever.corpus=corpus.jsonl`, and for
-the index `--config.env.retriever.backend=dense --config.env.retriever.index=index`. BM25 needs no index of its own.
+the index `--config.env.retriever=dense --config.env.retriever.index=index`. BM25 needs no index of its own.
 
 The encoder is a Hugging Face folder (transformers and torch installed), or "hashing:SIZE" for a trial without a model.
 The corpus is read from disk as it goes. An interrupted run of the same command goes on where it stopped.

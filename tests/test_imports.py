@@ -110,3 +110,12 @@ def test_the_folders_beside_the_package_are_its_subpackages():
         timeout=120,
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_data_pipelines_stand_below_the_runs():
+    """A run makes its data set with them, so none of them may need a run."""
+    for path in (ROOT / "data_pipelines").rglob("*.py"):
+        for name in _imports(path):
+            parts = name.split(".")
+            if parts[0] == "jaxagent" and len(parts) > 1 and parts[1] in LEVEL:
+                assert LEVEL[parts[1]] < LEVEL["runs"], f"{path} must not import {parts[1]}"

@@ -10,10 +10,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from jaxagent.config import EnvConfig
 from jaxagent.envs.base import Transcript
 from jaxagent.envs.terminal import rows
-from jaxagent.envs.terminal.environment import TerminalAttempt
+from jaxagent.envs.terminal.environment import Terminal, TerminalAttempt
 from jaxagent.envs.terminal.task import TerminalTask
 from jaxagent.envs.terminal.verify import VerifierError
 from jaxagent.rewards.chat_client import CallError, ChatClient
@@ -36,7 +35,7 @@ class Attempt:
 
 
 async def attempt(
-    chat: ChatClient, task: TerminalTask, env: EnvConfig, take: Take, seed: int, temperature: float, max_tokens: int
+    chat: ChatClient, task: TerminalTask, env: Terminal, take: Take, seed: int, temperature: float, max_tokens: int
 ) -> Attempt:
     """Plays one attempt, within the environment's own deadline."""
     row = rows.folder_row(task)
@@ -56,7 +55,7 @@ async def attempt(
                 messages.append({"role": "assistant", "content": reply})
                 messages.append({"role": step.observation.role, "content": seen})
             verdict = await environment.verify(Transcript(prompt, tuple(turns), ended=step.stop_reason))
-        return Attempt(verdict.reward >= env.terminal.solved_reward, len(turns), step.stop_reason.value)
+        return Attempt(verdict.reward >= env.solved_reward, len(turns), step.stop_reason.value)
     except (CallError, VerifierError, SandboxError, TimeoutError) as error:
         return Attempt(None, len(turns), f"{type(error).__name__}: {error}")
     finally:

@@ -139,11 +139,11 @@ def test_no_run(tmp_path, capsys):
 
 def test_a_config_of_another_version_names_all_that_it_lacks(tmp_path, capsys):
     stored = search_r1.get_config().to_dict()
-    del stored["env"]["max_failed_steps"], stored["env"]["python"]["system"], stored["checkpoint"]
+    del stored["engine"]["slots"], stored["data"]["eval_source"], stored["checkpoint"]
     (tmp_path / "config.json").write_text(json.dumps(stored))
     assert evaluate.main(command(tmp_path)) == 2
     error = capsys.readouterr().err
-    assert all(f"config.{name}" in error for name in ("env.max_failed_steps", "env.python.system", "checkpoint"))
+    assert all(f"config.{name}" in error for name in ("engine.slots", "data.eval_source", "checkpoint"))
     assert error.startswith(f"error: {tmp_path / 'config.json'} was written by another version")
     assert error.count("\n") == 1 and "--config=FILE" in error
 

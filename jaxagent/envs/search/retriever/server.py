@@ -3,7 +3,7 @@
     python -m jaxagent.envs.search.retriever.server --corpus=corpus.jsonl --port=8000
     python -m jaxagent.envs.search.retriever.server --corpus=corpus.jsonl --index=INDEX_FOLDER --port=8000
 
-Clients: `env.retriever.backend="http"` of any number of runs, or Search-R1's own code. `GET /health` answers 200.
+Clients: `env.retriever.name="http"` of any number of runs, or Search-R1's own code. `GET /health` answers 200.
 """
 
 from __future__ import annotations
