@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from jaxagent.config import ConfigError, EnvConfig
-from jaxagent.data import sources
 from jaxagent.types import StopReason, Task, TokenKind
 
 
@@ -182,6 +181,8 @@ class Environment(EnvConfig):
 
     def corpus(self, dataset: Path) -> Path | None:
         """Passages that belong to the tasks, for the training of a tokenizer; None = there are none."""
+        from jaxagent.data import sources  # late: settings are read without numpy
+
         return sources.corpus_of(dataset)
 
     def identity(self, dataset: Path) -> Mapping[str, str]:

@@ -15,8 +15,7 @@ from jaxagent.envs.search.judged import Judged
 from jaxagent.envs.search.retriever.backends import Bm25Config
 from jaxagent.envs.search.retriever.base import Passage
 from jaxagent.envs.search.rewards import Efficiency, Overlong, Shaping
-from jaxagent.rewards.judge import Judgement
-from jaxagent.rewards.judge_client import JudgeSettings
+from jaxagent.rewards.judge import Judgement, JudgeSettings
 from jaxagent.types import StopReason, Task, TokenKind
 
 TASK = Task("t", "who wrote hamlet", ("William Shakespeare",))

@@ -12,8 +12,8 @@ from aiohttp import web
 
 from jaxagent.config import ConfigError
 from jaxagent.rewards import chat_client
-from jaxagent.rewards.judge import Item, JudgeError, Rubric
-from jaxagent.rewards.judge_client import HttpJudge, JudgeSettings
+from jaxagent.rewards.judge import Item, JudgeError, JudgeSettings, Rubric
+from jaxagent.rewards.judge_client import HttpJudge
 
 RUBRIC = Rubric((Item("correct", "Is it right?"),), low=0, high=10)
 SETTINGS = JudgeSettings(

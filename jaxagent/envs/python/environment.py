@@ -22,7 +22,6 @@ from jaxagent.config.ranges import PositiveInt, Seconds
 from jaxagent.envs import tags
 from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
 from jaxagent.envs.python import formats, hidden_tests
-from jaxagent.envs.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes
 from jaxagent.rewards import maths, unit_tests
 from jaxagent.rewards.view import View
 from jaxagent.sandbox.base import Sandbox, SandboxError
@@ -91,18 +90,20 @@ class Python(Environment):
             hidden_tests.files_of(task)
             if self.judge == "tests":
                 hidden_tests.of_task(task)
+        from jaxagent.envs.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes  # late: loads every back end
+
         sandboxes = Sandboxes(self.sandbox, "env.sandbox")
         try:
             here.note(here.run(sandboxes.open(), OPEN_TIMEOUT_S))
-            here.run(_try(sandboxes), 2 * _TRY_TIMEOUT_S)
+            here.run(_try(sandboxes.take), 2 * _TRY_TIMEOUT_S)
             yield lambda task: PythonAttempt(task, self, sandboxes.take)
         finally:
             here.run(sandboxes.close(), CLOSE_TIMEOUT_S)
 
 
-async def _try(sandboxes: Sandboxes) -> None:
+async def _try(take: Take) -> None:
     try:
-        async with await sandboxes.take() as sandbox:
+        async with await take() as sandbox:
             said = await sandbox.execute(("python3", "-c", "print(6 * 7)"), _TRY_TIMEOUT_S, 1000)
     except SandboxError as failure:
         raise ConfigError(f"env.sandbox: {failure}") from failure

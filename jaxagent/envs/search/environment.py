@@ -22,14 +22,12 @@ from typing import Annotated, Literal
 
 from jaxagent.config import ConfigError
 from jaxagent.config.choice import Choice
-from jaxagent.data import sources
 from jaxagent.envs import tags
 from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
-from jaxagent.envs.search.judged import Judged
+from jaxagent.envs.search.judged import Judge, Judged
 from jaxagent.envs.search.retriever.backends import Bm25Config, RetrieverConfig
 from jaxagent.envs.search.retriever.base import Retriever, RetrieverError
 from jaxagent.envs.search.rewards import ExactMatch, ExactMatchAndFormat, Shaping, shaped
-from jaxagent.rewards.judge_client import HttpJudge
 from jaxagent.rewards.view import Reward, ToolCall, View
 from jaxagent.types import StopReason, Task, TokenKind
 
@@ -146,8 +144,9 @@ class Search(Environment):
     def open(self, here: Opening) -> Iterator[Callable[[Task], SearchAttempt]]:
         """Opens the retriever over the configured corpus, or the dataset's own, and asks it one question."""
         with contextlib.ExitStack() as opened:
-            judge = HttpJudge(self.reward.judge) if isinstance(self.reward, Judged) else None
-            if judge is not None:
+            judge = None
+            if isinstance(self.reward, Judged):
+                judge = self.reward.open()
                 opened.callback(lambda: here.run(judge.close(), _CLOSE_TIMEOUT_S))
             retriever = self.retriever.open(self.corpus(here.dataset) if here.dataset else None)
             opened.callback(lambda: here.run(retriever.close(), _CLOSE_TIMEOUT_S))
@@ -167,7 +166,7 @@ class Search(Environment):
 
     def corpus(self, dataset: Path) -> Path | None:
         """The passages that are searched, as far as they lie here."""
-        return self.retriever.passages(sources.corpus_of(dataset))
+        return self.retriever.passages(super().corpus(dataset))
 
     def identity(self, dataset: Path) -> dict[str, str]:
         """The passages' digest."""
@@ -188,7 +187,7 @@ class SearchAttempt:
     stop_strings: Sequence[str] = STOP_STRINGS
     tool_prefixes: Sequence[str] = TOOL_PREFIXES
 
-    def __init__(self, task: Task, config: Search, retriever: Retriever, judge: HttpJudge | None = None):
+    def __init__(self, task: Task, config: Search, retriever: Retriever, judge: Judge | None = None):
         self._task = task
         self._judge = judge
         self._config = config

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Protocol
 
 from jaxagent.envs.search.rewards import ExactMatch, extract_answer
-from jaxagent.rewards.judge import Item, Rubric, judged
-from jaxagent.rewards.judge_client import HttpJudge, JudgeSettings
+from jaxagent.rewards.judge import Item, Judgement, JudgeSettings, Rubric, judged
 from jaxagent.rewards.view import View
 
 RUBRIC = Rubric((Item("right", "Is the answer right, by one of the reference answers?"),), low=0, high=1)
+
+
+class Judge(Protocol):
+    """What asks: `rewards.judge_client.HttpJudge`."""
+
+    async def ask(self, rubric: Rubric, material: Mapping[str, str]) -> Judgement:
+        """One judgement; raises JudgeError where there are too few usable replies."""
+        ...
+
+    async def close(self) -> None:
+        """Closes the connections."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,7 +30,13 @@ class Judged(ExactMatch):
 
     judge: JudgeSettings
 
-    async def ask(self, judge: HttpJudge, view: View) -> View:
+    def open(self) -> Judge:
+        """The judge, for all attempts."""
+        from jaxagent.rewards.judge_client import HttpJudge  # late: settings are read without aiohttp
+
+        return HttpJudge(self.judge)
+
+    async def ask(self, judge: Judge, view: View) -> View:
         """The view with the judge's score; an attempt without an answer costs no call and has 0.
 
         Raises:

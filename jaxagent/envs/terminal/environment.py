@@ -21,20 +21,20 @@ import shlex
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from jaxagent.config import ConfigError, SandboxConfig
 from jaxagent.config.ranges import PositiveFloat, PositiveInt, Seconds, SecondsOrZero
-from jaxagent.data import files, sources
 from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
-from jaxagent.envs.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes
 from jaxagent.envs.terminal import dialogue, replies, rows, sandbox_workspace
 from jaxagent.envs.terminal.task import TerminalTask
 from jaxagent.envs.terminal.verify import VerifierError, WorkspaceBroken, prepare, verify
 from jaxagent.envs.terminal_text import clean
 from jaxagent.sandbox.base import Sandbox
-from jaxagent.sandbox.images.many import Wanted
 from jaxagent.types import StopReason, Task, TokenKind
+
+if TYPE_CHECKING:
+    from jaxagent.sandbox.images.many import Wanted
 
 SOLVED = "solved"  # the verdict's component
 _ENTER_TIMEOUT_S = 30.0
@@ -107,6 +107,9 @@ class Terminal(Environment):
     def open(self, here: Opening) -> Iterator[Callable[[Task], TerminalAttempt]]:
         """Finds a back end that works, builds the tasks' own images and begins to fill the pool."""
         known = [rows.from_task(task) for task in here.tasks]
+        from jaxagent.data import files, sources
+        from jaxagent.envs.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes  # late: loads every back end
+
         sandboxes = Sandboxes(self.sandbox, "env.sandbox")
 
         async def take(task: TerminalTask) -> Sandbox:
@@ -129,6 +132,8 @@ class Terminal(Environment):
 
 def own_image(task: TerminalTask) -> Wanted | None:
     """The image that the task's folder describes, if it does."""
+    from jaxagent.sandbox.images.many import Wanted
+
     image = task.image
     if not (image.name or image.dockerfile or image.definition):
         return None
