@@ -119,7 +119,7 @@ class Ours:
 
     def step(self, repetition: int) -> dict[str, float]:
         """Seconds of a GRPO step, and of its two parts."""
-        from jaxagent.algorithms import presets
+        from jaxagent.algorithms import compose
 
         began = time.perf_counter()
         prompts = [self.tokenizer.encode(self._prompt(messages)) for messages in problems(repetition)]
@@ -127,9 +127,9 @@ class Ours:
         generations = self._sample(asked, TURN_TOKENS)
         sampled = time.perf_counter()
         groups = _groups(prompts, generations)
-        streams, _ = presets.streams(groups, self.cfg.rl, 0.0)
-        for part in presets.mini_batches(streams, self.cfg.rl, (0, repetition)):
-            self.state, metrics = self.programs.update(self.state, self.programs.pack(part))
+        streams, _ = compose.streams(groups, self.cfg.rl, 0.0)
+        for part in compose.mini_batches(streams, self.cfg.rl, (0, repetition)):
+            self.state, metrics = self.programs.train(self.state, part, self.cfg.rl.sampling.temperature, 0)
         self.driver.update_params(self.state.policy, int(self.state.step))
         ended = time.perf_counter()
         assert metrics["policy/update_applied"] == 1.0, metrics

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from jaxagent.algorithms import presets
+from jaxagent.algorithms import compose, samples
 from jaxagent.config import Config, parse
 from jaxagent.configs import search_r1
 from jaxagent.learner.batch import Batch
@@ -104,11 +104,10 @@ class Learner:
 
     def updates(self) -> Iterator[list[Batch]]:
         """The packed micro-batches of every update of a step."""
-        values = None
-        if self.programs.values is not None:
-            (values,) = self.programs.values(self.state.critic, presets.trajectories(self.groups))
-        streams, _ = presets.streams(self.groups, self.cfg.rl, 0.0, None, values)
-        for part in presets.mini_batches(streams, self.cfg.rl, (0, 0)):
+        rl = self.cfg.rl
+        scores = self.programs.score(self.state, samples.trajectories(self.groups), rl.sampling.temperature)
+        streams, _ = compose.streams(self.groups, rl, 0.0, scores)
+        for part in compose.mini_batches(streams, rl, (0, 0)):
             yield self.programs.packer.pack(part)
 
 

@@ -12,28 +12,29 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import gc
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxagent.algorithms import presets
+from jaxagent.algorithms import compose
+from jaxagent.algorithms.compose import as_opd
 from jaxagent.algorithms.entropy import EntropyControl
-from jaxagent.config import LEAST_TEMPERATURE, Config, ConfigError, RLConfig, Stage, relations
+from jaxagent.algorithms.samples import trajectories
+from jaxagent.config import Config, ConfigError, RLConfig, Stage
 from jaxagent.engine.driver import Driver
-from jaxagent.learner.batching import check_context
 from jaxagent.learner.programs import Programs, make_programs
 from jaxagent.learner.state import TrainState
 from jaxagent.learner.teacher import check_teacher, open_teacher
-from jaxagent.models import lora
 from jaxagent.models.params import Params
 from jaxagent.observe import health
 from jaxagent.observe.files import POLICY_FOLDER
 from jaxagent.observe.progress import Progress
-from jaxagent.rollout import replay, strategies
 from jaxagent.rollout.experience import Experience
 from jaxagent.runs import devices
+from jaxagent.runs.checks import OPD, RL, check
 from jaxagent.runs.collect import collect, temperature
 from jaxagent.runs.evaluation.held_out import record_evaluation
 from jaxagent.runs.parts import Parts, open_parts
@@ -43,8 +44,6 @@ from jaxagent.runs.stopping import Stopping
 from jaxagent.runs.workdir import Run, open_run
 from jaxagent.types import Group
 
-EXACT_TILE_ROWS = 64
-OPD, RL = "opd", "rl"
 OUTDATED = "OUTDATED"  # a file in <workdir>/policy: the run has gone on since it was exported
 
 
@@ -87,7 +86,6 @@ def run(cfg: Config) -> dict[str, Any]:
             del params
             for stage in stages:
                 policy.append(STAGES[stage].run(parts, saved, driver, policy.pop()))
-                saved.host = {}  # the next stage begins at its own step 0
                 gc.collect()  # its optimiser state, where a cycle still holds it
         parts.export(policy.pop(), policy_folder)
         outdated.unlink(missing_ok=True)
@@ -114,55 +112,6 @@ def left(saved: Run) -> tuple[Stage, ...]:
     return () if done else cfg.stages[cfg.stages.index(at) :]
 
 
-def check(cfg: Config) -> None:
-    """Refuses what cannot work, before anything is opened.
-
-    Raises:
-      ConfigError: naming the fields.
-    """
-    if not cfg.workdir.strip():
-        raise ConfigError("config.workdir is empty: name the folder of the run, such as runs/first.")
-    if not cfg.stages:
-        raise ConfigError("config.stages is empty: name at least one stage.")
-    if twice := [stage for i, stage in enumerate(cfg.stages) if stage in cfg.stages[:i]]:
-        raise ConfigError(f"config.stages names '{twice[0]}' twice: a stage is run once.")
-    relations.check(cfg)
-    presets.check(cfg.rl)
-    lora.check(cfg.model.lora)
-    strategies.check(cfg.rl)
-    if OPD in cfg.stages:
-        check_opd(cfg)
-    with_adapters = [at for at, stage in enumerate(cfg.stages) if stage in (OPD, RL)]
-    if cfg.model.lora.rank and with_adapters and with_adapters[0] < len(cfg.stages) - 1:
-        raise ConfigError(
-            f"config.stages: with model.lora '{cfg.stages[with_adapters[0]]}' must be the last stage, since those "
-            "after it would train the merged policy in full. Start another run with model.path set to this policy."
-        )
-    check_context(cfg.rl.batch, cfg.env.context_tokens)
-    if cfg.numerics == "exact" and cfg.engine.tile_rows < EXACT_TILE_ROWS:
-        raise ConfigError(
-            f"numerics='exact' needs engine.tile_rows of {EXACT_TILE_ROWS} or more, got {cfg.engine.tile_rows}: "
-            "below that XLA's reductions depend on what they are fused with."
-        )
-    sampling = cfg.rl.sampling
-    if sampling.greedy or (sampling.top_p, sampling.top_k, sampling.min_p) != (1.0, 0, 0.0):
-        raise ConfigError(
-            f"rl.sampling must have temperature >= {LEAST_TEMPERATURE:g} (below, sampling is greedy), top_p=1, top_k=0 "
-            "and min_p=0: the trainer scores the whole vocabulary, so a truncated behaviour distribution would be "
-            "another one."
-        )
-
-
-def check_opd(cfg: Config) -> None:
-    """Refuses a stage "opd" that cannot work."""
-    if cfg.model.lora.rank and RL in cfg.stages:
-        raise ConfigError(
-            "config.model.lora.rank: the stages 'opd' and 'rl' would both train adapters, on different weights: run "
-            "one of them, and the other in a run of its own with model.path at the first one's policy."
-        )
-    presets.check(as_opd(cfg).rl)
-
-
 def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params, stage: Stage = RL) -> Params:
     """Reinforcement learning; returns the trained policy. Logs and bundles go under the name `stage`."""
     cfg, rl = parts.cfg, parts.cfg.rl
@@ -171,55 +120,49 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params, stage: St
     before = cfg.opd.steps if stage == RL and OPD in cfg.stages else 0  # steps of the other stage that samples so
     with saved.compiles.warm_up():
         programs, state = make_programs(cfg, parts.spec, parts.mesh, params, open_teacher(cfg, parts.mesh))
-        step, resumed = saved.step_of(stage), saved.resumes(stage)
-        if resumed:
-            state, _ = saved.checkpoints.restore(state)
-            state = programs.update.merged(state)
+        if saved.resumes(stage):
+            state = programs.update.merged(saved.restored(stage, state))
             experience.set_state(saved.host["tasks"])
         elif cfg.model.lora.rank:
             parts.keep_base(params)
         served = Served(driver, rl.staleness)
         served.update(state)
     del params  # the state has them until its first update; later they would be in memory for nothing
-    with saved.stage(stage, rl.steps, step):
-        if not resumed:
-            record_evaluation(parts, saved, driver, stage, 0, {})
-            if saved.due(0):
-                saved.save(state, stage, 0, experience.get_state())
-        while step < rl.steps:
-            started = time.monotonic()
-            chosen, rollout, failures = collect(parts, driver, experience, step, before)
-            collected = time.monotonic()
-            played = [episode for group in chosen.played for episode in group.episodes]
-            if cfg.log_episodes:
-                saved.log_episodes(stage, step, played)
-            state, metrics = learn(parts, programs, state, chosen.groups, experience, step, entropy.apply(rl))
-            rollout |= experience.record(chosen.played, step)
-            metrics["policy/entropy_coefficient"] = entropy.applied
-            entropy = entropy.after(metrics)
-            entropy.save(saved.results)
-            if presets.refresh_due(rl, step + 1):
-                state = state.replace(reference=state.params)  # updates donate no parameters
-            served.update(state)
-            ended = time.monotonic()
-            step += 1
-            metrics |= rollout | {
-                "time/rollout_s": collected - started,
-                "time/learn_s": ended - collected,
-                "tokens_per_s": sum(len(t) for e in played for t in e.trajectories) / (ended - started),
-                "policy_version": float(state.step),
-            }
-            saved.results["logprob_gap_max"] = health.largest(
-                saved.results.get("logprob_gap_max"), metrics.get("logprob_gap/max")
-            )
-            saved.failed.tell_step(stage, step, failures)
-            if step == rl.steps or (cfg.eval.every and step % cfg.eval.every == 0):
-                with served.newest():
-                    record_evaluation(parts, saved, driver, stage, step, metrics)
-            else:
-                saved.record(stage, step, metrics | {"time/step_s": time.monotonic() - started})
-            if saved.due(step) or step == rl.steps:
-                saved.save(state, stage, step, experience.get_state())
+    first = functools.partial(record_evaluation, parts, saved, driver, stage, 0, {})
+
+    def bundle() -> tuple[TrainState, dict[str, Any]]:
+        return state, experience.get_state()
+
+    for step in saved.steps(stage, rl.steps, bundle, first=first):
+        started = time.monotonic()
+        chosen, rollout, failures = collect(parts, driver, experience, step, before)
+        collected = time.monotonic()
+        played = [episode for group in chosen.played for episode in group.episodes]
+        if cfg.log_episodes:
+            saved.log_episodes(stage, step, played)
+        state, metrics = learn(parts, programs, state, chosen.groups, experience, step, entropy.apply(rl))
+        rollout |= experience.record(chosen.played, step)
+        metrics["policy/entropy_coefficient"] = entropy.applied
+        entropy = entropy.after(metrics)
+        entropy.save(saved.results)
+        if compose.refresh_due(rl, step + 1):
+            state = state.replace(reference=state.params)  # updates donate no parameters
+        served.update(state)
+        ended = time.monotonic()
+        metrics |= rollout | {
+            "time/rollout_s": collected - started,
+            "time/learn_s": ended - collected,
+            "tokens_per_s": sum(len(t) for e in played for t in e.trajectories) / (ended - started),
+            "policy_version": float(state.step),
+        }
+        gaps = saved.results.get("logprob_gap_max"), metrics.get("logprob_gap/max")
+        saved.results["logprob_gap_max"] = health.largest(*gaps)
+        saved.failed.tell_step(stage, step + 1, failures)
+        if saved.evaluates(step + 1, rl.steps):
+            with served.newest():
+                record_evaluation(parts, saved, driver, stage, step + 1, metrics)
+        else:
+            saved.record(stage, step + 1, metrics | {"time/step_s": time.monotonic() - started})
     if cfg.model.lora.rank:
         parts.export_adapter(state.params, Path(cfg.workdir) / "adapter")
     return state.policy
@@ -256,11 +199,6 @@ def opd_stage(parts: Parts, saved: Run, driver: Driver, params: Params) -> Param
     return rl_stage(dataclasses.replace(parts, cfg=as_opd(parts.cfg)), saved, driver, params, OPD)
 
 
-def as_opd(cfg: Config) -> Config:
-    """The config whose RL stage is this config's stage "opd"."""
-    return dataclasses.replace(cfg, rl=presets.distillation_alone(cfg.rl, cfg.opd))
-
-
 def learn(
     parts: Parts,
     programs: Programs,
@@ -269,36 +207,19 @@ def learn(
     experience: Experience,
     step: int,
     rl: RLConfig,
-) -> tuple[TrainState, dict[str, float]]:
+) -> tuple[TrainState, dict[str, float | None]]:
     """Groups -> streams -> optimiser updates. The metrics of the first update are those of exactly on-policy data."""
     at = temperature(rl, step)
-    trajectories = presets.trajectories(groups)
-    values = reference = old = teacher = students = None
-    if programs.values is not None:
-        (values,) = programs.values(state.critic, trajectories)
-    if programs.reference is not None:
-        reference, _ = programs.reference(programs.reference_weights(state), trajectories, at)
-    if programs.old is not None:
-        old, _ = programs.old(state.policy, trajectories, at)
-    streams, metrics = [], {}
-    if groups:  # dynamic sampling may find none
-        if programs.distiller is not None:
-            teacher, students = programs.distiller(state.policy, trajectories, at)
-        streams, metrics = presets.streams(groups, rl, step / rl.steps, reference, values, old, teacher, students)
+    scores = programs.score(state, trajectories(groups), at)
+    streams, metrics = compose.streams(groups, rl, step / rl.steps, scores)
     if experience.replay is not None:
-        past, counts = replay.choose(
-            experience.replay.candidates(step), lambda t: programs.replay(state.policy, t, at)[0], rl.replay
-        )
-        unused = 1 + max((s.episode for s in streams), default=-1)
-        streams += replay.streams(past, rl.replay, rl.correction, unused)
-        metrics |= {"replay/used": float(len(past)), "replay/scored": float(counts)}
+        policy = functools.partial(programs.policy_logprobs, state, temperature=at)
+        replayed, counts = experience.replay.replayed(step, policy, rl.correction, streams)
+        streams, metrics = streams + replayed, metrics | counts
     updates: list[dict[str, float]] = []
-    for part in presets.mini_batches(streams, rl, (parts.cfg.seed, step)):
-        if not (batches := programs.pack(part)):
-            continue  # nothing in it to learn: no signal, and no observation either
-        train_policy = programs.values is None or step * rl.updates_per_step * rl.epochs >= rl.critic.warmup_updates
-        state, of_update = programs.update(state, batches, train_policy, at, programs.teacher)
-        updates.append(of_update)
+    for part in compose.mini_batches(streams, rl, (parts.cfg.seed, step)):
+        state, of_update = programs.train(state, part, at, step)
+        updates += [of_update] if of_update else []  # none: no signal, and no observation either
     return state, metrics | merge(updates)
 
 

@@ -11,7 +11,7 @@ import sys
 import typing
 from collections.abc import Sequence
 
-from jaxagent.algorithms import presets
+from jaxagent.algorithms import checks
 from jaxagent.config import Config, ConfigError, Stage, flags, nearest, to_dict
 from jaxagent.observe.files import CONFIG_FILE, SUMMARY_FILE
 
@@ -84,7 +84,7 @@ def runs(
             args = [f"--config={source}:{preset}" if preset else f"--config={source}", *changes]
             args += [f"--config.seed={seed}", f"--config.workdir={folder}"]
             cfg = flags.parse_argv(["sweep", *args]).config
-            presets.check(cfg.rl)
+            checks.check(cfg.rl)
             base = _base(cfg, share, args, workdir, bases) if share else None
             _check_earlier(folder, cfg, everywhere)
             if base:

@@ -104,14 +104,14 @@ def test_never_is_a_choice_and_another_reason_is_told_again(tmp_path):
 def test_an_evaluation_of_nothing_is_null_and_nothing_begins_after_it(tmp_path):
     with opened(tmp_path) as (saved, out):
         saved.begin({}, types.SimpleNamespace(devices=np.zeros(0)))
-        stage = saved.stage("rl", 4, 0)
-        stage.__enter__()  # opens the logs
+        steps = saved.steps("rl", 4, lambda: (None, {}))
+        next(steps)  # opens the logs
         with pytest.raises(SystemExit, match=DEAD):
             held_out.record_evaluation(parts(saved.cfg, [episode()] * 8), saved, None, "rl", 0, {})
         held_out.record_evaluation(parts(saved.cfg, [episode()] * 8), saved, None, "rl", 2, {})  # training has begun
         mixed = [episode("two_hop/y"), episode(failed=False)]
         held_out.record_evaluation(parts(saved.cfg, mixed), saved, None, "rl", 4, {})
-        stage.__exit__(None, None, None)
+        steps.close()
         saved.finish({"seed": 0, **saved.results})
     _, dead, half = jsonl.read(tmp_path / "metrics.jsonl")
     scores = ("eval/em", "eval/em_sampled", "eval/em_one_hop", "eval/em/one_hop/x", "eval/searches")

@@ -9,6 +9,7 @@ import pytest
 from configs import echo
 from jaxagent import config, loop
 from jaxagent.learner.batching import Packer
+from jaxagent.learner.programs import Programs
 from jaxagent.types import Episode, Group, StopReason, Task, TokenKind, Trajectory
 
 RL = dataclasses.replace(config.parse(echo.get_config()).rl, updates_per_step=2)
@@ -36,9 +37,7 @@ def test_an_update_without_targets_is_left_out(rewards, updates):
         return state + 1, {"loss/total": 0.5}
 
     packer = Packer(RL.batch, 4, 1)
-    programs = types.SimpleNamespace(
-        values=None, reference=None, old=None, distiller=None, pack=packer.pack, update=update, teacher=None
-    )
+    programs = Programs(RL, packer, update)
     groups = [Group(Task(f"t{g}", "q", ()), [attempt(i, r) for i, r in enumerate(rewards)]) for g in range(2)]
     parts = types.SimpleNamespace(cfg=types.SimpleNamespace(seed=0))
     experience = types.SimpleNamespace(replay=None)

@@ -6,11 +6,11 @@ import pytest
 
 from configs import code_agent, gsm8k_python
 from jaxagent import config as schema
-from jaxagent import loop
 from jaxagent import main as cli
 from jaxagent.config import ConfigError
 from jaxagent.families.python import PythonFamily
 from jaxagent.observe import jsonl
+from jaxagent.runs import checks
 from tests import tiny_run
 
 CONFIGS = {"code_agent": code_agent, "gsm8k_python": gsm8k_python}
@@ -45,7 +45,7 @@ def test_a_tiny_run(tmp_path, sandbox, config, family, capsys):
 )
 def test_presets(config, preset):
     cfg = schema.parse(CONFIGS[config].get_config(preset))
-    loop.check(cfg)
+    checks.check(cfg)
     family = PythonFamily(cfg)
     assert family.needs_answers == (config == "gsm8k_python")
     assert cfg.env.name == "python" and cfg.env.python.judge == ("tests" if config == "code_agent" else "answer")

@@ -6,11 +6,11 @@ import pytest
 
 from configs import echo, endless_terminals
 from jaxagent import config as schema
-from jaxagent import loop
 from jaxagent import main as cli
 from jaxagent.data.sources import load_tasks
 from jaxagent.families.terminal import TerminalFamily
 from jaxagent.observe import jsonl
+from jaxagent.runs import checks
 from tests import tiny_run
 
 
@@ -37,7 +37,7 @@ def test_a_tiny_run(tmp_path, sandbox, capsys):
 @pytest.mark.parametrize("preset", ["laptop", "qwen2.5-7b", "laptop+grpo"])
 def test_presets_of_endless_terminals(preset):
     cfg = schema.parse(endless_terminals.get_config(preset))
-    loop.check(cfg)
+    checks.check(cfg)
     TerminalFamily(cfg)
     if preset == "qwen2.5-7b":  # as published
         rl = cfg.rl
@@ -53,7 +53,7 @@ def test_presets_of_endless_terminals(preset):
 @pytest.mark.parametrize("preset", ["laptop", "laptop-grpo", "qwen3-8b", "qwen3-8b-grpo"])
 def test_presets_of_echo(preset):
     cfg = schema.parse(echo.get_config(preset))
-    loop.check(cfg)
+    checks.check(cfg)
     TerminalFamily(cfg)
     assert (cfg.rl.echo.coefficient, cfg.rl.advantage) == (0.0 if "grpo" in preset else 0.05, "group_mean_std")
     if preset == "qwen3-8b":  # as published

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxagent.algorithms.rollout import action_mask
+from jaxagent.algorithms.samples import action_mask
 from jaxagent.algorithms.streams import Streams
 from jaxagent.types import Episode, Group, Trajectory
 

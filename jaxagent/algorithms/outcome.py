@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from jaxagent.algorithms.dpo import Pair
-from jaxagent.algorithms.rollout import action_mask
+from jaxagent.algorithms.samples import action_mask
 from jaxagent.algorithms.streams import Streams
 from jaxagent.types import Episode, TokenKind, Trajectory
 

@@ -1,6 +1,6 @@
 """What the blind learner knows about one trajectory: one number per token and component.
 
-In: a `types.Trajectory`. Out: `Streams`, made by an algorithm (`presets.py`) or by `sft.py`, normalised over one
+In: a `types.Trajectory`. Out: `Streams`, made by an algorithm (`compose.py`) or by `sft.py`, normalised over one
 optimiser update by `aggregate.py`, packed by `learner/batching.py`. NumPy only. Axis letters: T tokens.
 
 The learner's loss is, with nothing hidden,

@@ -1,7 +1,7 @@
 """Advantages of single tokens, from rewards, and a critic's values, along one trajectory.
 
-Every function takes a `Path` and the config of the critic and gives an `Estimate`; its line in `TOKEN_ADVANTAGES` is
-the name that `rl.advantage` may have. Pure and jittable; vmapped over trajectories by `estimate.py`.
+Every function takes a `TokenPath` and the config of the critic and gives an `Estimate`; its line in `TOKEN_ADVANTAGES`
+is the name that `rl.advantage` may have. Pure and jittable; vmapped over trajectories by `estimate.py`.
 Axis letter: T tokens.
 """
 
@@ -18,7 +18,7 @@ from jaxagent.algorithms.turn_gae import bilevel_gae, turn_gae, turn_vtrace, vtr
 from jaxagent.config import CriticConfig
 
 
-class Path(NamedTuple):
+class TokenPath(NamedTuple):
     """One padded trajectory. What stands outside the mask is never read."""
 
     rewards: jax.Array  # f32[T] for emitting each token: the episode's on the last action, KL in the reward on each
@@ -36,12 +36,12 @@ class Estimate(NamedTuple):
     learnt: jax.Array  # bool[T] where the critic learns them
 
 
-def token_gae(path: Path, critic: CriticConfig) -> Estimate:
+def token_gae(path: TokenPath, critic: CriticConfig) -> Estimate:
     """GAE over action tokens (`gae.gae`)."""
     return Estimate(*gae(path.rewards, path.values, path.mask, critic.gamma, critic.lam), path.mask)
 
 
-def discounted_return(path: Path, critic: CriticConfig) -> Estimate:
+def discounted_return(path: TokenPath, critic: CriticConfig) -> Estimate:
     """A_t = sum over action tokens k >= t of gamma^(k - t) r_k: no critic. GAE with values 0 and lambda 1.
 
     "REINFORCE++" (Hu et al., arXiv 2501.03262), eq. 6, whitened afterwards by `rl.whiten_advantages`.
@@ -49,7 +49,7 @@ def discounted_return(path: Path, critic: CriticConfig) -> Estimate:
     return Estimate(*gae(path.rewards, jnp.zeros_like(path.values), path.mask, critic.gamma, 1.0), path.mask)
 
 
-def adaptive_gae(path: Path, critic: CriticConfig) -> Estimate:
+def adaptive_gae(path: TokenPath, critic: CriticConfig) -> Estimate:
     """GAE with lambda = 1 - 1 / (alpha * action tokens) for the policy and another lambda for the critic's targets.
 
     "VAPO" (Yue et al., arXiv 2504.05118), section 4.2: alpha 0.05, the critic's lambda 1. Below 1 / alpha
@@ -62,28 +62,28 @@ def adaptive_gae(path: Path, critic: CriticConfig) -> Estimate:
     return Estimate(advantages, returns, path.mask)
 
 
-def over_turns(path: Path, critic: CriticConfig) -> Estimate:
+def over_turns(path: TokenPath, critic: CriticConfig) -> Estimate:
     """GAE whose step is a turn (`turn_gae.turn_gae`)."""
     return Estimate(*turn_gae(path.rewards, path.values, path.mask, path.turns, critic.turn_gamma, critic.lam))
 
 
-def bilevel(path: Path, critic: CriticConfig) -> Estimate:
+def bilevel(path: TokenPath, critic: CriticConfig) -> Estimate:
     """GAE over turns, then over the tokens of each (`turn_gae.bilevel_gae`)."""
     estimate = bilevel_gae(*path[:4], critic.gamma, critic.lam, critic.turn_gamma)
     return Estimate(*estimate, path.mask)
 
 
-def off_policy(path: Path, critic: CriticConfig) -> Estimate:
+def off_policy(path: TokenPath, critic: CriticConfig) -> Estimate:
     """V-trace (`turn_gae.vtrace`)."""
     return Estimate(*vtrace(*path[:3], path.log_rho, critic.gamma, critic.lam), path.mask)
 
 
-def off_policy_turns(path: Path, critic: CriticConfig) -> Estimate:
+def off_policy_turns(path: TokenPath, critic: CriticConfig) -> Estimate:
     """V-trace whose step is a turn (`turn_gae.turn_vtrace`)."""
     return Estimate(*turn_vtrace(*path, critic.turn_gamma, critic.lam))
 
 
-TOKEN_ADVANTAGES: dict[str, Callable[[Path, CriticConfig], Estimate]] = {
+TOKEN_ADVANTAGES: dict[str, Callable[[TokenPath, CriticConfig], Estimate]] = {
     "gae": token_gae,
     "gae_adaptive": adaptive_gae,
     "gae_turns": over_turns,

@@ -15,7 +15,7 @@ from jax.scipy.special import erf
 
 
 @dataclasses.dataclass(frozen=True)
-class Support:
+class Bins:
     """N bins of equal width over [low, high]. Static under jit."""
 
     low: float
@@ -34,12 +34,12 @@ class Support:
         return self.low + self.width * (jnp.arange(self.bins) + 0.5)
 
 
-def expectation(logits: jax.Array, support: Support) -> jax.Array:
+def expectation(logits: jax.Array, support: Bins) -> jax.Array:
     """The values, f32[...], of logits f32[..., N]: the mean of the bins' centres. 0 logits: the middle."""
     return jax.nn.softmax(logits, axis=-1) @ support.centres
 
 
-def two_hot(returns: jax.Array, support: Support) -> jax.Array:
+def two_hot(returns: jax.Array, support: Bins) -> jax.Array:
     """f32[...] -> f32[..., N] on the two centres around the return, whose mean is the return. Eq. 3.3 (Two-Hot).
 
     Returns beyond the outermost centres count as these.
@@ -49,7 +49,7 @@ def two_hot(returns: jax.Array, support: Support) -> jax.Array:
     return jnp.maximum(1.0 - jnp.abs(at - jnp.arange(support.bins)), 0.0)
 
 
-def hl_gauss(returns: jax.Array, support: Support) -> jax.Array:
+def hl_gauss(returns: jax.Array, support: Bins) -> jax.Array:
     """f32[...] -> f32[..., N]: a normal distribution around the return, cut off at low and high. HL-Gauss.
 
     The mass of bin i is (F(edge_{i+1}) - F(edge_i)) / (F(high) - F(low)), F the normal distribution function with mean
@@ -64,7 +64,7 @@ def hl_gauss(returns: jax.Array, support: Support) -> jax.Array:
 TARGETS = {"hl_gauss": hl_gauss, "two_hot": two_hot}
 
 
-def categorical_value_loss(logits: jax.Array, returns: jax.Array, support: Support, target: str) -> jax.Array:
+def categorical_value_loss(logits: jax.Array, returns: jax.Array, support: Bins, target: str) -> jax.Array:
     """Cross-entropy -sum over bins of target * log softmax(logits), less the target's own entropy: 0 when perfect.
 
     The entropy changes no gradient; without it a loss could not be read.

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from jaxagent.config import ConfigError, EngineConfig
-from jaxagent.engine import automaton, batching, functions
+from jaxagent.engine import automaton, batching, functions, programs
 from jaxagent.engine.model import Model, Params
 from jaxagent.models import kernels
 
@@ -125,14 +125,8 @@ class Executor:
         is_eos = np.zeros(model.vocab_size, bool)
         is_eos[list(eos_ids)] = True
         self._stops = jax.device_put(functions.StopTables(stops.table, is_eos), jax.P())
-        init_state = jax.jit(functions.init_state, static_argnums=(0, 1, 2, 3))
-        self._prefill = jax.jit(functions.prefill, static_argnums=0, donate_argnums=2)
-        self._copy = jax.jit(functions.copy_pages, static_argnums=0, donate_argnums=1)
-        self._begin = jax.jit(functions.begin, donate_argnums=0)
-        self._free = jax.jit(functions.free, donate_argnums=0)
-        self._generate = jax.jit(functions.generate, static_argnums=(0, 7, 8), donate_argnums=3)
         s = self.sizes
-        self._state = init_state(model, s.all_slots, s.pages * s.shards, s.page_tokens)
+        self._state = programs.init_state(model, s.all_slots, s.pages * s.shards, s.page_tokens)
 
     def set_params(self, params: Params) -> None:
         """Takes new weights: laid out as generation wants them; what lies so already is shared."""
@@ -142,7 +136,7 @@ class Executor:
         """Caches spans, at most `sizes.prefill_rows` tokens per shard; tables i32[S,Q]. Returns what was issued."""
         s = self.sizes
         call = batching.lay_out(spans, s.shards, s.slots, s.prefill_tiles, s.tile_rows, s.share)
-        self._state = self._prefill(
+        self._state = programs.prefill(
             self.model, self.params, self._state, tables, call.tokens, call.positions, call.slot, np.int32(call.tiles)
         )
         return call
@@ -156,11 +150,11 @@ class Executor:
                 part = all_pairs[start : start + _COPIES]
                 pairs[shard, : len(part)] = np.reshape(part, (-1, 2))
             source, target = np.ascontiguousarray(pairs.reshape(-1, 2).T)
-            self._state = self._copy(self.model, self._state, source, target)
+            self._state = programs.copy_pages(self.model, self._state, source, target)
 
     def begin(self, requests: functions.Requests) -> None:
         """Starts turns."""
-        self._state = self._begin(self._state, requests)
+        self._state = programs.begin(self._state, requests)
 
     def wait(self) -> None:
         """Returns when everything issued so far is done, so that prefill and decode can be timed apart."""
@@ -174,7 +168,7 @@ class Executor:
         return self._dispatch(tables, lanes, tiles, truncated)
 
     def _dispatch(self, tables: np.ndarray, lanes: np.ndarray, tiles: int, truncated: bool) -> functions.StepResult:
-        self._state, packed = self._generate(
+        self._state, packed = programs.generate(
             self.model,
             self.params,
             self._stops,
@@ -189,7 +183,7 @@ class Executor:
 
     def free(self, mask: np.ndarray) -> None:
         """Stops the slots of mask bool[S]."""
-        self._state = self._free(self._state, mask)
+        self._state = programs.free(self._state, mask)
 
     def warm_up(self) -> None:
         """Runs every program once on padding: afterwards nothing compiles. Needs parameters."""

@@ -21,7 +21,7 @@ TRASH = ROOT  # the page that padding rows write to: never handed out
 
 
 @dataclasses.dataclass(eq=False)
-class Sequence:
+class PagedSequence:
     """The pages of one sequence. Made by `PageStore.open`; read `pages`, change nothing."""
 
     pages: list[int] = dataclasses.field(default_factory=list)
@@ -63,7 +63,7 @@ class PageStore:
         self._refs = [0] * pages
         self._idle = 0  # pages that only the tree uses
         self._tree = PrefixTree(page_tokens)
-        self._open: dict[Sequence, None] = {}
+        self._open: dict[PagedSequence, None] = {}
         self._life = 0
 
     @property
@@ -81,13 +81,13 @@ class PageStore:
         """Pages that sequences use, each counted once."""
         return self._total - len(self._free) - self._idle
 
-    def open(self) -> Sequence:
+    def open(self) -> PagedSequence:
         """A new sequence without pages; `admit` it next, `release` it in the end."""
-        seq = Sequence(life=self._life)
+        seq = PagedSequence(life=self._life)
         self._open[seq] = None
         return seq
 
-    def admit(self, seq: Sequence, tokens: np.ndarray, needed: int) -> Admission | None:
+    def admit(self, seq: PagedSequence, tokens: np.ndarray, needed: int) -> Admission | None:
         """Gives a sequence its first pages, those that hold a prefix of its tokens already where there are any.
 
         The last token is never counted as cached: a turn begins by decoding from it. The copies must be issued before
@@ -137,7 +137,7 @@ class PageStore:
         match = self._tree.match(tokens[:-1])
         return len(match.pages) * self.page_tokens + (match.tail[1] if match.tail else 0)
 
-    def grow(self, seq: Sequence, needed: int) -> bool:
+    def grow(self, seq: PagedSequence, needed: int) -> bool:
         """Gives a sequence pages for all positions below `needed`; False if there are too few: nothing has changed.
 
         Raises:
@@ -150,7 +150,7 @@ class PageStore:
         seq.pages += self._take(fresh)
         return True
 
-    def commit(self, seq: Sequence, tokens: np.ndarray) -> None:
+    def commit(self, seq: PagedSequence, tokens: np.ndarray) -> None:
         """Lets others find what a sequence has cached; costs only what is new since its last commit.
 
         A full page that equals one of the tree's is given back and `seq.pages` names the tree's instead: read it anew
@@ -183,7 +183,7 @@ class PageStore:
                 seq.pages[i] = kept
         seq.committed = len(tokens)
 
-    def release(self, seq: Sequence) -> None:
+    def release(self, seq: PagedSequence) -> None:
         """Ends a sequence, or takes its pages from it; what it committed can be found until it is evicted.
 
         Raises:
@@ -202,7 +202,7 @@ class PageStore:
         for page in self._tree.clear():
             self._drop(page)
 
-    def _must_be_open(self, seq: Sequence) -> None:
+    def _must_be_open(self, seq: PagedSequence) -> None:
         if seq not in self._open:
             raise ValueError("The sequence is not open in this store.")
 
@@ -241,7 +241,7 @@ class PageStore:
     def check(self) -> None:
         """Raises AssertionError naming the first broken invariant; linear in the pages, for tests."""
         pages, free = range(TRASH + 1, self._total + 1), set(self._free)
-        users: dict[int, list[tuple[Sequence, int]]] = {page: [] for page in pages}
+        users: dict[int, list[tuple[PagedSequence, int]]] = {page: [] for page in pages}
         for seq in self._open:
             for i, page in enumerate(seq.pages):
                 assert page in users, f"a sequence lists page {page}, which is not its to have"

@@ -15,7 +15,7 @@ import numpy as np
 from jaxagent.config import SamplingConfig
 from jaxagent.engine import functions
 from jaxagent.engine.automaton import Automaton
-from jaxagent.engine.pages import Sequence as PageList
+from jaxagent.engine.pages import PagedSequence
 from jaxagent.engine.priority import Claim, OpenGroup
 from jaxagent.engine.sampling import SamplingParams
 from jaxagent.types import Generation
@@ -49,7 +49,7 @@ class Session:
     broken: bool = False  # a turn was abandoned: what it would have sampled is missing
     # ---
     shard: int = 0  # of the mesh, where its pages are
-    pages: PageList | None = None  # None: nothing is cached
+    pages: PagedSequence | None = None  # None: nothing is cached
     cached: int = 0  # leading tokens that the pages hold
 
 

@@ -17,7 +17,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from jaxagent.config import EnvConfig
 from jaxagent.types import StopReason, TokenKind
+
+
+def most_turns(config: EnvConfig) -> int:
+    """Most generations of an episode, with the final one that may not use a tool."""
+    return config.max_turns + int(config.final_turn)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 from jaxagent.config import ConfigError, EnvConfig, RewardConfig
 from jaxagent.envs import tags
-from jaxagent.envs.base import Message, Observation, Step, Transcript, Verdict
+from jaxagent.envs.base import Message, Observation, Step, Transcript, Verdict, most_turns
 from jaxagent.envs.retriever.base import Retriever
 from jaxagent.envs.search_rewards import score
 from jaxagent.rewards import length, tool_efficiency
@@ -111,7 +111,7 @@ def shaped_reward(config: EnvConfig) -> Composite | None:
     shaping = config.reward.shaping
     if shaping.overlong_weight == shaping.efficiency_weight == 0:
         return None
-    most = (config.max_turns + int(config.final_turn)) * config.turn_tokens
+    most = most_turns(config) * config.turn_tokens
     if shaping.overlong_weight and not 0 < shaping.overlong_buffer_tokens <= most:
         raise ConfigError(
             f"env.reward.shaping.overlong_buffer_tokens must be 1 to {most} (all an episode can sample), "
@@ -152,7 +152,7 @@ class SearchEnvironment:
         self._task = task
         self._config = config
         self._retriever = retriever
-        self._turns_left = config.max_turns + int(config.final_turn)
+        self._turns_left = most_turns(config)
         self._queries: list[str] = []
         self.counters: dict[str, float] = {"searches": 0.0, "invalid_actions": 0.0, "empty_searches": 0.0}
 

@@ -18,7 +18,7 @@ import numpy as np
 from jaxagent.algorithms.kl import kl_estimate, kl_loss
 from jaxagent.algorithms.policy_loss import OBJECTIVES, Tokens, opsm_factor
 from jaxagent.algorithms.segments import sequence_mean
-from jaxagent.algorithms.value_bins import Support, categorical_value_loss, expectation
+from jaxagent.algorithms.value_bins import Bins, categorical_value_loss, expectation
 from jaxagent.algorithms.value_loss import clipped_value_loss
 from jaxagent.config import RLConfig
 from jaxagent.learner.batch import Batch
@@ -42,7 +42,7 @@ class Objective:
     tau_positive: float  # of SAPO
     tau_negative: float
     value_loss: str  # "squared", or a target of algorithms/value_bins.py
-    value_bins: Support | None  # None with "squared"
+    value_bins: Bins | None  # None with "squared"
 
     @classmethod
     def of(cls, rl: RLConfig) -> Objective:
@@ -64,10 +64,10 @@ class Objective:
         )
 
 
-def value_bins(rl: RLConfig) -> Support | None:
+def value_bins(rl: RLConfig) -> Bins | None:
     """The bins of the critic's value; None where it is one number."""
     critic = rl.critic
-    return None if critic.loss == "squared" else Support(critic.low, critic.high, critic.bins, critic.sigma)
+    return None if critic.loss == "squared" else Bins(critic.low, critic.high, critic.bins, critic.sigma)
 
 
 SUPERVISED = Objective(

@@ -1,4 +1,8 @@
-"""The RL stage's compiled programs, made once from the config: packing, update, critic values, reference, teacher."""
+"""The RL stage's programs, described once from the config: packing, update, critic values, log-probs, teacher.
+
+`describe` compiles nothing and allocates nothing: a dry run lowers what it gives from abstract arrays (`first_state`
+under `jax.eval_shape`). `make_programs` compiles the same for a run.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+import optax
 
-from jaxagent.algorithms import presets
+from jaxagent.algorithms import compose, estimate
+from jaxagent.algorithms.needs import needs_critic, needs_old, needs_reference
+from jaxagent.algorithms.samples import ModelScores
 from jaxagent.algorithms.streams import Streams
-from jaxagent.config import BatchConfig, Config
+from jaxagent.config import BatchConfig, Config, RLConfig
+from jaxagent.envs.base import most_turns
 from jaxagent.learner import forward, loss, score
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer
@@ -24,26 +33,54 @@ from jaxagent.models import critic as critics
 from jaxagent.models import kernels, lora, params, sharding
 from jaxagent.models.exact import Tiling
 from jaxagent.models.spec import ModelSpec
+from jaxagent.types import Trajectory
 
 Tree = Any  # a pytree of arrays
 
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-    """What an RL step calls. Holds compiled programs, no arrays."""
+    """What an RL step calls. Holds jitted programs, and no arrays but a teacher's."""
 
+    rl: RLConfig
     packer: Packer
     update: Update
-    values: score.Scorer | None  # PPO's critic
-    reference: score.Scorer | None  # log-probs under the frozen reference
-    old: score.Scorer | None  # log-probs under the policy as it stands before a step's first update
-    replay: score.Scorer | None  # the same of past successes, where they are replayed
+    logprobs: score.Scorer | None = None  # under weights of the policy's shape, where the algorithm reads any
+    values: score.Scorer | None = None  # of PPO's critic
     distiller: Distiller | None = None  # what asks the teacher
 
-    def pack(self, streams: Sequence[Streams]) -> list[Batch]:
-        """The micro-batches of one update."""
-        batches = self.packer.pack(streams)
-        return batches if self.distiller is None else self.distiller.batches(batches, streams)
+    def score(self, state: TrainState, trajectories: Sequence[Trajectory], temperature: float) -> ModelScores:
+        """What models say of a step's trajectories before its first update, as far as the algorithm reads it."""
+        given: dict[str, Any] = {}
+        if self.values is not None:
+            (given["values"],) = self.values(state.critic, trajectories)
+        if needs_reference(self.rl):
+            given["reference"], _ = self.logprobs(self.reference_weights(state), trajectories, temperature)
+        if needs_old(self.rl):
+            given["old"] = self.policy_logprobs(state, trajectories, temperature)
+        if self.distiller is not None:
+            given["teacher"], given["students"] = self.distiller(state.policy, trajectories, temperature)
+        return ModelScores(**given)
+
+    def policy_logprobs(
+        self, state: TrainState, trajectories: Sequence[Trajectory], temperature: float
+    ) -> list[np.ndarray]:
+        """f32[T] of each trajectory under the policy as it is now, 0 outside action tokens."""
+        return self.logprobs(state.policy, trajectories, temperature)[0]
+
+    def train(
+        self, state: TrainState, streams: Sequence[Streams], temperature: float, step: int
+    ) -> tuple[TrainState, dict[str, float]]:
+        """One optimiser update of an RL step; the state as it was and no metrics where nothing has a weight."""
+        if not (batches := self.batches(self.packer.pack(streams), streams)):
+            return state, {}
+        updates = step * self.rl.updates_per_step * self.rl.epochs
+        train_policy = self.values is None or updates >= self.rl.critic.warmup_updates
+        return self.update(state, batches, train_policy, temperature, self.teacher)
+
+    def batches(self, packed: list[Batch], streams: Sequence[Streams]) -> list[Batch]:
+        """The packed `streams` with the tokens in which they are compared to the teacher, where they are."""
+        return packed if self.distiller is None else self.distiller.batches(packed, streams)
 
     @property
     def teacher(self) -> Tree | None:
@@ -58,6 +95,21 @@ class Programs:
             return state.frozen.base
         return self.update.merged(state.replace(params=state.reference)).policy
 
+    def warm_up(self, state: TrainState) -> TrainState:
+        """Compiles everything, on padding; the state it returns takes the place of the one it was given."""
+        estimate.warm_up(self.rl)
+        if self.values is not None:
+            self.values.warm_up(state.critic)
+        (empty,) = self.batches([self.packer.empty()], [])
+        state = self.update.warm_up(state, empty, self.teacher)
+        if needs_reference(self.rl):
+            self.logprobs.warm_up(self.reference_weights(state))
+        if needs_old(self.rl) or self.rl.replay.per_step:
+            self.logprobs.warm_up(state.policy)
+        if self.distiller is not None:
+            self.distiller.warm_up(state.policy)
+        return state
+
 
 def make_programs(
     cfg: Config,
@@ -71,75 +123,78 @@ def make_programs(
     Args:
       cfg: the run's config.
       spec, mesh: of the policy.
-      policy: its parameters, in training shardings; critic and reference start as copies of it. With LoRA they are
-        the frozen base, and new adapters are trained.
+      policy: its parameters, in training shardings.
       teacher: opened, with rl.distill.
 
     Returns:
       The programs, and the stage's state before its first update.
     """
-    rl = cfg.rl
+    programs = describe(cfg, spec, mesh, teacher)
+    with jax.set_mesh(mesh):
+        new = adapters(cfg, spec, mesh) if cfg.model.lora.rank else None
+        state = first_state(cfg, policy, new)
+    return programs, programs.warm_up(state)
+
+
+def describe(
+    cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, teacher: Weights | HttpTeacher | None = None
+) -> Programs:
+    """The programs of an RL step, none of them compiled. Args as of `make_programs`."""
+    rl, config = cfg.rl, cfg.model.lora
+    optimizer, critic_optimizer = optimizers(rl)
     with jax.set_mesh(mesh):
         share = sharing(cfg, rl.batch, spec, cfg.numerics == "exact")
     packer = Packer(rl.batch, longest_targets(cfg), cfg.mesh.data * cfg.mesh.fsdp, share)
+    logprobs = values = None
+    if needs_reference(rl) or needs_old(rl) or rl.replay.per_step:
+        score_policy = forward.policy_forward(spec, tiling(cfg), config)
+        logprobs = score.policy_scorer(score_policy, rl.sampling.temperature, packer, mesh)
+    if needs_critic(rl):
+        values = score.value_scorer(forward.value_forward(spec), packer, mesh, loss.value_bins(rl))
+    judge = None if teacher is None else distiller(rl, spec, mesh, packer, teacher)
+    compare = None if judge is None else judge.compare
+    update = make_update(
+        forward.policy_forward(spec, tiling(cfg), config, rl.z_coefficient != 0, compare),
+        loss.Objective.of(rl),
+        optimizer,
+        mesh,
+        forward.value_forward(spec) if needs_critic(rl) else None,
+        critic_optimizer,
+        rl.critic.warmup_epochs,
+        merger(cfg) if config.rank else None,
+    )
+    return Programs(rl, packer, update, logprobs, values, judge)
+
+
+def first_state(cfg: Config, policy: Tree, adapters: lora.Adapters | None) -> TrainState:
+    """The stage's state before its first update. Call under `jax.set_mesh`; `jax.eval_shape` makes it abstract.
+
+    Critic and reference start as copies of the policy. With LoRA the policy's parameters are the frozen base, and the
+    `adapters` are trained.
+    """
+    rl, critic = cfg.rl, None
+    if needs_critic(rl):
+        bins = loss.value_bins(rl)
+        critic = critics.from_policy(policy, bins.bins if bins else 0)
+    optimizer, critic_optimizer = optimizers(rl)
+    trained, frozen = policy, None
+    if adapters is not None:
+        trained, frozen = adapters, Frozen(policy, merger(cfg)(policy, adapters))
+    return init_state(trained, optimizer, critic, critic_optimizer, keeps_reference(cfg)).replace(frozen=frozen)
+
+
+def optimizers(rl: RLConfig) -> tuple[optax.GradientTransformation, optax.GradientTransformation | None]:
+    """Of the policy, and of its critic where there is one: each for as many updates as the stage makes."""
     updates = rl.steps * rl.updates_per_step * rl.epochs
     critic_updates = updates + rl.critic.warmup_updates * (rl.critic.warmup_epochs - 1)
-    optimizer = make_optimizer(rl.optimizer, updates)
-    score_policy, score_value = forward.policy_forward(spec, tiling(cfg), cfg.model.lora), None
-    critic = critic_optimizer = values = reference = old = replay = None
-    presets.warm_up(rl)
-    with jax.set_mesh(mesh):
-        if presets.needs_critic(rl):
-            bins = loss.value_bins(rl)
-            critic, score_value = critics.from_policy(policy, bins.bins if bins else 0), forward.value_forward(spec)
-            critic_optimizer = make_optimizer(rl.critic.optimizer, critic_updates)
-            values = score.value_scorer(score_value, packer, mesh, bins)
-            values.warm_up(critic)
-        if presets.needs_reference(rl) or presets.needs_old(rl) or rl.replay.per_step:
-            scorer = score.policy_scorer(score_policy, rl.sampling.temperature, packer, mesh)
-            reference = scorer if presets.needs_reference(rl) else None
-            old = scorer if presets.needs_old(rl) else None
-            replay = scorer if rl.replay.per_step else None
-        judge = None if teacher is None else distiller(rl, spec, mesh, packer, teacher)
-        trained, merge = trained_and_merge(cfg, spec, mesh, policy)
-        state = init_state(trained, optimizer, critic, critic_optimizer, keeps_reference(cfg))
-        train_policy = forward.policy_forward(
-            spec, tiling(cfg), cfg.model.lora, rl.z_coefficient != 0, None if judge is None else judge.compare
-        )
-        update = make_update(
-            train_policy,
-            loss.Objective.of(rl),
-            optimizer,
-            mesh,
-            score_value,
-            critic_optimizer,
-            rl.critic.warmup_epochs,
-            merge,
-        )
-        if merge is not None:
-            state = update.merged(state.replace(frozen=Frozen(policy, None)))
-        programs = Programs(packer, update, values, reference, old, replay, judge)
-        (empty,) = [packer.empty()] if judge is None else judge.batches([packer.empty()], [])
-        state = update.warm_up(state, empty, programs.teacher)
-    if reference is not None:
-        reference.warm_up(programs.reference_weights(state))
-    if old is not None or replay is not None:
-        (old or replay).warm_up(state.policy)
-    if judge is not None:
-        judge.warm_up(state.policy)
-    return programs, state
+    critic = make_optimizer(rl.critic.optimizer, critic_updates) if needs_critic(rl) else None
+    return make_optimizer(rl.optimizer, updates), critic
 
 
-def trained_and_merge(
-    cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy: Tree
-) -> tuple[Tree, Callable[[Tree, Tree], Tree] | None]:
-    """What the RL stage trains, and how weights to serve are made of it: the policy itself; with LoRA new adapters."""
-    config = cfg.model.lora
-    if not config.rank:
-        return policy, None
-    specs = lora.adapter_specs(spec, config)
-    where = params.shardings_of(specs, mesh, sharding.TRAIN)
-    return params.init_of(specs, jax.random.key(cfg.seed), where), merger(cfg)
+def adapters(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> lora.Adapters:
+    """New LoRA adapters, in training shardings."""
+    specs = lora.adapter_specs(spec, cfg.model.lora)
+    return params.init_of(specs, jax.random.key(cfg.seed), params.shardings_of(specs, mesh, sharding.TRAIN))
 
 
 def merger(cfg: Config) -> Callable[[Tree, Tree], Tree]:
@@ -149,7 +204,7 @@ def merger(cfg: Config) -> Callable[[Tree, Tree], Tree]:
 
 def keeps_reference(cfg: Config) -> bool:
     """Whether the state holds a reference: with LoRA, whose base is one, only where it follows the policy."""
-    return presets.needs_reference(cfg.rl) and (not cfg.model.lora.rank or cfg.rl.kl.refresh_every > 0)
+    return needs_reference(cfg.rl) and (not cfg.model.lora.rank or cfg.rl.kl.refresh_every > 0)
 
 
 def tiling(cfg: Config) -> Tiling | None:
@@ -174,10 +229,9 @@ def sharing(cfg: Config, batch: BatchConfig, spec: ModelSpec, exact: bool = Fals
 
 def longest_targets(cfg: Config) -> int:
     """Targets of the longest trajectory that the environment's limits allow."""
-    return presets.most_targets(cfg.rl, action_tokens(cfg), cfg.env.context_tokens)
+    return compose.most_targets(cfg.rl, action_tokens(cfg), cfg.env.context_tokens)
 
 
 def action_tokens(cfg: Config) -> int:
     """Most tokens that the policy can sample in one trajectory."""
-    turns = cfg.env.max_turns + int(cfg.env.final_turn)
-    return min(turns * cfg.env.turn_tokens, cfg.env.context_tokens)
+    return min(most_turns(cfg.env) * cfg.env.turn_tokens, cfg.env.context_tokens)

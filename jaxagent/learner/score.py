@@ -13,12 +13,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxagent.algorithms.samples import action_mask
 from jaxagent.algorithms.streams import Streams
-from jaxagent.algorithms.value_bins import Support, expectation
+from jaxagent.algorithms.value_bins import Bins, expectation
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer, unpack
 from jaxagent.learner.update import shard
-from jaxagent.types import TokenKind, Trajectory
+from jaxagent.types import Trajectory
 
 Tree = Any  # a pytree of arrays
 
@@ -37,7 +38,7 @@ class Scorer:
     ) -> tuple[list[np.ndarray], ...]:
         """One list per output of the program, one f32[T] per trajectory in it. Another temperature compiles nothing."""
         at = np.float32(self.temperature if temperature is None else temperature)
-        streams = [Streams.of(t, policy_weights=_actions(t)) for t in trajectories]
+        streams = [Streams.of(t, policy_weights=action_mask(t)) for t in trajectories]
         batches = self.packer.pack(streams)
         with jax.set_mesh(self.mesh):
             results = [self.program(params, shard(batch, self.mesh), at) for batch in batches]
@@ -76,7 +77,7 @@ def value_scorer(
     forward: Callable[[Tree, Batch], jax.Array],
     packer: Packer,
     mesh: jax.sharding.Mesh,
-    bins: Support | None = None,
+    bins: Bins | None = None,
 ) -> Scorer:
     """Scores (values,) of the states in which action tokens were sampled; `bins` of a critic that classifies."""
 
@@ -85,9 +86,3 @@ def value_scorer(
         return (out if bins is None else expectation(out, bins),)
 
     return Scorer(mesh, packer, jax.jit(values), 1.0)
-
-
-def _actions(trajectory: Trajectory) -> np.ndarray:
-    mask = (trajectory.kinds == TokenKind.ACTION).astype(np.float32)
-    mask[:1] = 0.0
-    return mask

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from jaxagent.algorithms import presets
 from jaxagent.algorithms.distill import Scores, Support
-from jaxagent.algorithms.rollout import action_mask
+from jaxagent.algorithms.needs import needs_student_top_k, needs_support, needs_teacher, needs_whole_teacher
+from jaxagent.algorithms.samples import action_mask
 from jaxagent.algorithms.streams import Streams
 from jaxagent.config import Config, ConfigError, RLConfig
 from jaxagent.data.tokenizer import Tokenizer
@@ -100,6 +100,20 @@ class Teacher(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
+class LocalTeacher:
+    """A `Teacher` whose weights are in this process."""
+
+    scorer: TopScorer
+    params: Tree
+
+    def __call__(
+        self, trajectories: Sequence[Trajectory], candidates: Sequence[np.ndarray] | None, temperature: float
+    ) -> list[Scores]:
+        """Scores under its own weights."""
+        return self.scorer(self.params, trajectories, temperature, candidates)
+
+
+@dataclasses.dataclass(frozen=True)
 class Distiller:
     """What a step with `rl.distill` asks before its first update, and what its loss reads."""
 
@@ -126,7 +140,9 @@ class Distiller:
         return with_support(batches, supports, self.width)
 
     def warm_up(self, policy: Tree) -> None:
-        """Compiles what scores the policy's own tokens."""
+        """Compiles what scores the policy's own tokens, and the teacher that is in this process."""
+        if isinstance(self.teacher, LocalTeacher):
+            self.teacher.scorer.warm_up(self.teacher.params)
         if self.student is not None:
             self.student.warm_up(policy)
 
@@ -138,22 +154,20 @@ def distiller(
     packer: Packer,
     opened: Weights | HttpTeacher,
 ) -> Distiller:
-    """What `rl.distill` runs on the device beside the update, the teacher's part compiled; `spec` is the policy's."""
+    """What `rl.distill` runs on the device beside the update, not compiled yet; `spec` is the policy's."""
     k = rl.distill.top_k
-    student = top_scorer(spec, packer, mesh, k, 0) if presets.needs_student_top_k(rl) else None
+    student = top_scorer(spec, packer, mesh, k, 0) if needs_student_top_k(rl) else None
     asked = k if student is not None else 0  # candidates
-    own = k if presets.needs_support(rl) and rl.distill.support != "student" else 1  # the likeliest, for the metrics
+    own = k if needs_support(rl) and rl.distill.support != "student" else 1  # the likeliest, for the metrics
     teacher_spec = None
     if isinstance(opened, Weights):
-        scorer = top_scorer(opened.spec, packer, mesh, own, asked)
-        scorer.warm_up(opened.params)
-        teacher: Teacher = lambda paths, candidates, at: scorer(opened.params, paths, at, candidates)  # noqa: E731
-        teacher_spec = opened.spec if presets.needs_whole_teacher(rl) else None
+        teacher: Teacher = LocalTeacher(top_scorer(opened.spec, packer, mesh, own, asked), opened.params)
+        teacher_spec = opened.spec if needs_whole_teacher(rl) else None
     else:
         teacher = lambda paths, candidates, at: opened.score(paths, candidates, own, at)  # noqa: E731
     whole = teacher_spec is not None
     compare = None if rl.distill.loss == "sampled" else forward.compare_to_teacher(spec, rl.distill, teacher_spec)
-    width = 0 if not presets.needs_support(rl) else asked + own * (rl.distill.support != "student")
+    width = 0 if not needs_support(rl) else asked + own * (rl.distill.support != "student")
     return Distiller(teacher, student, compare, opened.params if whole else None, width)
 
 
@@ -163,7 +177,7 @@ def check_teacher(cfg: Config, tokenizer: Tokenizer) -> None:
     Raises:
       ConfigError: no such folder or server, another tokenizer, or a context that is too short.
     """
-    if not presets.needs_teacher(cfg.rl):
+    if not needs_teacher(cfg.rl):
         return
     if is_address(cfg.rl.distill.teacher):
         _http(cfg).check(tokenizer, cfg.env.context_tokens)
@@ -195,7 +209,7 @@ def check_same_tokens(ours: Sequence[bytes], theirs: Sequence[bytes], whose: str
 
 def open_teacher(cfg: Config, mesh: jax.sharding.Mesh) -> Weights | HttpTeacher | None:
     """The teacher that `check_teacher` found good, its weights read; None where the algorithm has none."""
-    if not presets.needs_teacher(cfg.rl):
+    if not needs_teacher(cfg.rl):
         return None
     if is_address(cfg.rl.distill.teacher):
         return _http(cfg)

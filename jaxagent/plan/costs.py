@@ -11,8 +11,9 @@ import math
 
 import jax
 
-from jaxagent.algorithms import presets
+from jaxagent.algorithms.needs import needs_critic, needs_old, needs_reference
 from jaxagent.config import Config, LoraConfig
+from jaxagent.learner.programs import action_tokens
 from jaxagent.models import lora
 from jaxagent.models import params as model_params
 from jaxagent.models.spec import ModelSpec
@@ -88,16 +89,15 @@ def count(cfg: Config, spec: ModelSpec, row_targets: int) -> Work:
     """The work of one RL step. `row_targets` is R, the log-prob positions of a packed row."""
     env, rl = cfg.env, cfg.rl
     episodes = rl.tasks_per_step * rl.group_size
-    turns = env.max_turns + int(env.final_turn)
-    sampled = min(turns * env.turn_tokens, env.context_tokens)
+    sampled = action_tokens(cfg)
     prefill = env.context_tokens - sampled
     rows = math.ceil(episodes * env.context_tokens / rl.batch.row_tokens)
     micro = math.ceil(rows / rl.batch.micro_rows)
     padded_rows = micro * rl.batch.micro_rows
-    forwards = presets.needs_reference(rl) + presets.needs_critic(rl) + presets.needs_old(rl)
+    forwards = needs_reference(rl) + needs_critic(rl) + needs_old(rl)
     one_forward = forward_flops(spec, padded_rows * rl.batch.row_tokens, rl.batch.row_tokens, padded_rows * row_targets)
     one_train = train_flops(spec, padded_rows, rl.batch.row_tokens, row_targets, cfg.model.lora)
-    critic_train = train_flops(spec, padded_rows, rl.batch.row_tokens, row_targets) if presets.needs_critic(rl) else 0.0
+    critic_train = train_flops(spec, padded_rows, rl.batch.row_tokens, row_targets) if needs_critic(rl) else 0.0
     mean_keys = env.context_tokens / 2
     waves = math.ceil(episodes / cfg.engine.slots)
     return Work(

@@ -7,6 +7,7 @@ compiler's account of each program. The mesh may be of virtual CPU devices or of
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -15,18 +16,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxagent.algorithms import presets
+from jaxagent.algorithms.needs import needs_reference
 from jaxagent.config import Config
 from jaxagent.engine import functions
+from jaxagent.engine import programs as engine
 from jaxagent.engine.executor import Sizes
 from jaxagent.engine.lm import LanguageModel
-from jaxagent.learner import forward, state
-from jaxagent.learner.batch import Batch
-from jaxagent.learner.loss import Objective, value_bins
-from jaxagent.learner.optimizer import make_optimizer
-from jaxagent.learner.programs import keeps_reference, merger, tiling
-from jaxagent.learner.update import make_update
-from jaxagent.models import critic as critic_model
+from jaxagent.families import make_family
+from jaxagent.learner import state
+from jaxagent.learner.programs import Programs, first_state
 from jaxagent.models import lora, sharding
 from jaxagent.models import params as model_params
 from jaxagent.models.spec import ModelSpec
@@ -77,31 +75,20 @@ def resident_bytes(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> dic
 
 def abstract_state(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> state.TrainState:
     """The learner's state as abstract arrays. Call under `jax.set_mesh(mesh)`."""
-    params = trained = model_params.abstract(spec, mesh, sharding.TRAIN)
-    frozen = None
+    policy = model_params.abstract(spec, mesh, sharding.TRAIN)
+    adapters = None
     if cfg.model.lora.rank:
-        trained = model_params.abstract_of(lora.adapter_specs(spec, cfg.model.lora), mesh, sharding.TRAIN)
-        frozen = state.Frozen(params, jax.eval_shape(merger(cfg), params, trained))
-    optimizer = make_optimizer(cfg.rl.optimizer, cfg.rl.steps)
-    critic = critic_optimizer = None
-    if presets.needs_critic(cfg.rl):
-        bins = value_bins(cfg.rl)
-        critic = jax.eval_shape(lambda params: critic_model.from_policy(params, bins.bins if bins else 0), params)
-        critic_optimizer = make_optimizer(cfg.rl.critic.optimizer, cfg.rl.steps)
-    made = jax.eval_shape(
-        lambda trained, critic: state.init_state(trained, optimizer, critic, critic_optimizer, keeps_reference(cfg)),
-        trained,
-        critic,
-    )
-    return made.replace(frozen=frozen)
+        adapters = model_params.abstract_of(lora.adapter_specs(spec, cfg.model.lora), mesh, sharding.TRAIN)
+    made = jax.eval_shape(functools.partial(first_state, cfg), policy, adapters)
+    return jax.tree.map(lambda x: _abstract(x.shape, x.dtype, mesh, x.sharding.spec if x.sharding else jax.P()), made)
 
 
 def compile_all(
-    cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, empty: Batch, report: Callable[[Program], None]
+    cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, learner: Programs, report: Callable[[Program], None]
 ) -> list[Program]:
     """Compiles the large programs of a run: update, scoring, prefill, decode. `report` hears of each as it is done.
 
-    `empty` is a micro-batch of padding: it says the shapes.
+    `learner` is what `learner.programs.describe` gave for the same config.
     """
     done: list[Program] = []
 
@@ -110,21 +97,12 @@ def compile_all(
         report(done[-1])
 
     with jax.set_mesh(mesh):
-        train = abstract_state(cfg, spec, mesh)
-        batch = jax.tree.map(lambda x: _abstract(x.shape, x.dtype, mesh, jax.P(sharding.ROWS)), empty)
+        train, update = abstract_state(cfg, spec, mesh), learner.update
+        rows = jax.P(sharding.ROWS)
+        batch = jax.tree.map(lambda x: _abstract(x.shape, x.dtype, mesh, rows), learner.packer.empty())
         temperature = _abstract((), jnp.float32, mesh, jax.P())
-        ppo = train.critic is not None
-        update = make_update(
-            forward.policy_forward(spec, tiling(cfg), cfg.model.lora, log_z=cfg.rl.z_coefficient != 0),
-            Objective.of(cfg.rl),
-            make_optimizer(cfg.rl.optimizer, cfg.rl.steps),
-            mesh,
-            forward.value_forward(spec) if ppo else None,
-            make_optimizer(cfg.rl.critic.optimizer, cfg.rl.steps) if ppo else None,
-            merge=merger(cfg) if train.frozen is not None else None,
-        )
         trained = [("policy", update.policy, train.params, train.opt_state, train.frozen)]
-        if ppo:
+        if update.critic is not None:
             trained.append(("critic", update.critic, train.critic, train.critic_opt_state, None))
         for name, trainable, params, opt_state, frozen in trained:
             grads, tally = jax.eval_shape(trainable.zeros, params, batch, temperature, frozen)
@@ -134,10 +112,9 @@ def compile_all(
         if train.frozen is not None:
             carried = lora.carried(train.frozen.base, train.params, cfg.model.lora)
             add("policy: adapters into weights", lora.products, carried, cfg.model.compute_dtype)
-        if presets.needs_reference(cfg.rl):
-            score = jax.jit(forward.policy_forward(spec, tiling(cfg)))
+        if needs_reference(cfg.rl):
             weights = train.reference if train.frozen is None else train.frozen.base
-            add("reference: log-probs", score, weights, batch, temperature)
+            add("reference: log-probs", learner.logprobs.program, weights, batch, temperature)
         _compile_engine(cfg, spec, mesh, train.policy, add)
     return done
 
@@ -154,20 +131,18 @@ def _compile_engine(
     rows = _abstract((sizes.prefill_tiles, sizes.tile_rows * sizes.shards), jnp.int32, mesh, jax.P())
     count = _abstract((), jnp.int32, mesh, jax.P())
     own = _abstract((rows.shape[0], rows.shape[1] // sizes.share), jnp.int32, mesh, jax.P())
-    prefill = jax.jit(functions.prefill, static_argnums=0, donate_argnums=2)
     name = f"engine: prefill {sizes.prefill_rows * sizes.shards} tokens"
-    add(name, prefill, model, rollout, decode, tables, rows, rows, own, count)
-    states = 2 * sum(len(stop) for stop in ("</search>", "</answer>"))  # of the automaton, generously
+    add(name, engine.prefill, model, rollout, decode, tables, rows, rows, own, count)
+    states = max(1, 2 * sum(map(len, make_family(cfg).stop_strings)))  # of the automaton, generously
     stops = functions.StopTables(
         _abstract((states, spec.padded_vocab_size), jnp.int16, mesh, jax.P()),
         _abstract((spec.padded_vocab_size,), jnp.bool_, mesh, jax.P()),
     )
-    generate = jax.jit(functions.generate, static_argnums=(0, 7, 8), donate_argnums=3)
-    static = (cfg.engine.steps_per_dispatch, sampling_is_truncated(cfg))
+    static = (cfg.engine.steps_per_dispatch, False)  # training samples from the whole vocabulary
     lanes = _abstract((sizes.slots // sizes.tile_rows, sizes.tile_rows * sizes.shards), jnp.int32, mesh, jax.P())
     add(
         f"engine: decode {cfg.engine.slots} slots",
-        generate,
+        engine.generate,
         model,
         rollout,
         stops,
@@ -177,12 +152,6 @@ def _compile_engine(
         count,
         *static,
     )
-
-
-def sampling_is_truncated(cfg: Config) -> bool:
-    """Whether training samples with top-p, top-k or min-p: the decode program then sorts."""
-    sampling_config = cfg.rl.sampling
-    return sampling_config.top_p < 1 or sampling_config.top_k > 0 or sampling_config.min_p > 0
 
 
 def device_bytes(tree: Tree) -> int:

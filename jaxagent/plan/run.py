@@ -13,20 +13,20 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-import jax
 from rich.console import Console
 from rich.table import Table
 
-from jaxagent.algorithms import presets
+from jaxagent.algorithms.needs import needs_teacher
 from jaxagent.config import Config
-from jaxagent.learner.batching import Packer
-from jaxagent.learner.programs import longest_targets, sharing
-from jaxagent.models import hf, lora
+from jaxagent.families import make_family
+from jaxagent.learner.programs import describe
+from jaxagent.models import hf
 from jaxagent.models import params as model_params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.observe.files import PLAN_FILE
 from jaxagent.plan import costs, programs, topology
 from jaxagent.plan.chips import CHIPS
+from jaxagent.runs.checks import check
 
 _GB = 1e9
 
@@ -69,17 +69,15 @@ def run(cfg: Config, chip: str, console: Console | None = None) -> Plan:
 
 def plan(cfg: Config, chip: str, report: Callable[[programs.Program], None]) -> Plan:
     """The plan of a config on a chip; `report` is called with each `programs.Program` when it is compiled."""
-    presets.check(cfg.rl)
-    lora.check(cfg.model.lora)
+    check(cfg)
+    make_family(cfg)
     spec = model_spec(cfg)
     spec.check_context(cfg.env.context_tokens)
     mesh, compiled_for = topology.mesh_for(cfg.mesh, chip)
-    with jax.set_mesh(mesh):
-        share = sharing(cfg, cfg.rl.batch, spec, cfg.numerics == "exact")
-    packer = Packer(cfg.rl.batch, longest_targets(cfg), cfg.mesh.data * cfg.mesh.fsdp, share)
+    learner = describe(cfg, spec, mesh)
     resident = programs.resident_bytes(cfg, spec, mesh)
-    compiled = programs.compile_all(cfg, spec, mesh, packer.empty(), report)
-    work = costs.count(cfg, spec, packer.row_targets)
+    compiled = programs.compile_all(cfg, spec, mesh, learner, report)
+    work = costs.count(cfg, spec, learner.packer.row_targets)
     numbers = CHIPS[chip]
     return Plan(
         chip=chip,
@@ -129,7 +127,7 @@ def assumptions(cfg: Config, chip: str, compiled_for: str) -> list[str]:
         "FLOPs by formula (matrix products and attention), recomputation included",
         "the allocator's own overhead and library workspaces are not counted",
     ]
-    if presets.needs_teacher(cfg.rl) or "opd" in cfg.stages:
+    if needs_teacher(cfg.rl) or "opd" in cfg.stages:
         out.append("rl.distill: the teacher's weights, its forward pass and its part of the loss are not counted")
     if compiled_for != chip:
         out.append(

@@ -26,7 +26,7 @@ import numpy as np
 
 from jaxagent.algorithms import corrections
 from jaxagent.algorithms.advantages import GROUP_ADVANTAGES
-from jaxagent.algorithms.rollout import action_mask, rewards
+from jaxagent.algorithms.samples import action_mask, rewards
 from jaxagent.algorithms.streams import Streams
 from jaxagent.config import CorrectionConfig, ReplayConfig
 from jaxagent.types import Episode, Group, Trajectory
@@ -88,6 +88,26 @@ class ReplayBuffer:
         """All that is kept, in this step's random order."""
         order = np.random.default_rng([self._seed, step, len(self._kept)]).permutation(len(self._kept))
         return [self._kept[i] for i in order]
+
+    def replayed(
+        self,
+        step: int,
+        policy: Callable[[list[Trajectory]], list[np.ndarray]],
+        correction: CorrectionConfig,
+        beside: Sequence[Streams],
+    ) -> tuple[list[Streams], dict[str, float]]:
+        """Streams of the past successes that a step learns from, beside those of its own samples, and metrics.
+
+        Args:
+          step: the RL step.
+          policy: trajectories -> f32[T] each, their log-probs under the policy before the step's first update.
+          correction: of the use "policy".
+          beside: the streams of the step's samples.
+        """
+        chosen, scored = choose(self.candidates(step), policy, self._cfg)
+        unused = 1 + max((s.episode for s in beside), default=-1)
+        given = streams(chosen, self._cfg, correction, unused)
+        return given, {"replay/used": float(len(chosen)), "replay/scored": float(scored)}
 
     def get_state(self) -> list[dict[str, Any]]:
         """Everything, as JSON values."""

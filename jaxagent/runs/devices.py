@@ -83,10 +83,10 @@ def compiled_folder() -> Path:
       RuntimeError: the user has neither a home nor a cache folder.
     """
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return caches / "jaxagent" / "compiled" / _processor()
+    return caches / "jaxagent" / "compiled" / processor()
 
 
-def _processor() -> str:
+def processor() -> str:
     """A short name for what this machine's CPU can do."""
     features = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -174,14 +174,55 @@ class Run:
         """The steps of a stage that the newest bundle holds; 0 for a stage that begins."""
         return self.host["step"] if self.resumes(stage) else 0
 
-    @contextlib.contextmanager
-    def stage(self, name: str, total: int, step: int) -> Iterator[None]:
-        """Times a stage, over resumes, and shows it. Its state is restored, and its last bundle is complete after it.
+    def restored(self, stage: str, state: TrainState) -> TrainState:
+        """The state that the newest bundle holds of this stage; a stage that begins keeps the one given."""
+        if not self.resumes(stage):
+            return state
+        with self.compiles.warm_up():
+            return self.checkpoints.restore(state)[0]
+
+    def steps(
+        self,
+        stage: str,
+        total: int,
+        bundle: Callable[[], tuple[TrainState, Mapping[str, Any]]],
+        *,
+        first: Callable[[], None] | None = None,
+        save_after: Callable[[int], bool] | None = None,
+        over: Callable[[], bool] = lambda: False,
+    ) -> Iterator[int]:
+        """Yields the number of every step of a stage that is left, and saves a bundle after those that are due.
+
+        The stage's state is restored before. It is timed, over resumes, and shown; when the last step has been yielded
+        and the loop over them ends, its last bundle is complete.
+
+        Args:
+          stage: its name.
+          total: steps of the whole stage.
+          bundle: the learner's state and the task iterator's as they are now.
+          first: called before step 0 of a stage that begins: its first evaluation.
+          save_after: whether a bundle is due after so many steps that are not all; by default where the config says so.
+          over: whether the stage ends before its last step.
 
         Raises:
           Stopped: SIGTERM or Ctrl-C has asked for the end, and everything is saved.
           OSError: the disk is full, or failed.
         """
+        begins, done = not self.resumes(stage), self.step_of(stage)
+        with self._stage_open(stage, total, done):
+            if begins and first is not None:
+                first()
+                if self._due(0):
+                    self._save(stage, 0, *bundle())
+            while done < total and not over():
+                yield done
+                done += 1
+                due = self._due(done) if save_after is None else self.terminating or save_after(done)
+                if due or done == total or over():
+                    self._save(stage, done, *bundle())
+
+    @contextlib.contextmanager
+    def _stage_open(self, name: str, total: int, step: int) -> Iterator[None]:
         if not self._opened:
             self._open()
         if not self.resumes(name):
@@ -193,6 +234,7 @@ class Run:
             yield
             self._wait()
             self._stopping.end_if_asked(self._saved_step)
+            self.host = {}  # the next stage begins at its own step 0
         finally:
             self._stopping.training = False
             self._clock()
@@ -237,23 +279,18 @@ class Run:
 
     # ---- bundles
 
-    def due(self, step: int) -> bool:
+    def evaluates(self, step: int, total: int) -> bool:
+        """Whether a stage of `total` steps evaluates after so many of them."""
+        every = self.cfg.eval.every
+        return step == total or bool(every and step % every == 0)
+
+    def _due(self, step: int) -> bool:
         """Whether a bundle is to be saved after a step that is not the stage's last: by the config, or by a signal."""
         every = self.cfg.checkpoint.every
         return self.terminating or bool(every and step % every == 0)
 
-    def save(self, state: TrainState, stage: str, step: int, tasks: Mapping[str, Any]) -> None:
-        """Starts writing a bundle, inside `stage`; on SIGTERM or Ctrl-C, waits until it is complete and ends the run.
-
-        Args:
-          state: of the learner.
-          stage, step: how far the run is.
-          tasks: the task iterator's state.
-
-        Raises:
-          Stopped: a signal has asked for it.
-          OSError: the disk is full, or failed.
-        """
+    def _save(self, stage: str, step: int, state: TrainState, tasks: Mapping[str, Any]) -> None:
+        """Starts writing a bundle; on SIGTERM or Ctrl-C, waits until it is complete and ends the run."""
         self._clock()
         host = {
             "stage": stage,
@@ -274,7 +311,6 @@ class Run:
         self._saved_stages.add(stage)
         with self.compiles.warm_up() if first else contextlib.nullcontext():
             self.checkpoints.save(self._last_bundle, state, host)
-
         self._saved_step = step
         if self.terminating:
             self._wait()

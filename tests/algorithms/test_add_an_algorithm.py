@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 
-from jaxagent.algorithms import presets
+from jaxagent.algorithms import checks, compose
 from jaxagent.algorithms.advantages import GROUP_ADVANTAGES
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/add_an_algorithm.md"
@@ -19,9 +19,9 @@ def test_the_page_runs(make_group, rl, monkeypatch):
     names["check_group_median"]()
 
     config = rl(advantage="group_median", updates_per_step=1)
-    presets.check(config)
+    checks.check(config)
     group = make_group(("paoa", 1.0), ("pa", 0.0), ("pa", 0.0))
-    streams, _ = presets.streams([group], config, 0.0)
+    streams, _ = compose.streams([group], config, 0.0)
     np.testing.assert_allclose(streams[0].advantages, [0, 1, 0, 1])
-    (update,) = presets.mini_batches(streams, config, (0, 0))
+    (update,) = compose.mini_batches(streams, config, (0, 0))
     np.testing.assert_allclose(sum(s.policy_weights.sum() for s in update), 1.0)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxagent.algorithms import presets
+from jaxagent.algorithms import compose
 from jaxagent.algorithms.advantages import GROUP_ADVANTAGES, group_mean, group_mean_std, whiten, zero_signal
 from jaxagent.algorithms.best_of_k import BEST_OF_K
 from jaxagent.algorithms.process import TURN_ADVANTAGES
@@ -106,10 +106,10 @@ def test_what_the_failures_of_others_leave_alone_has_no_advantage(rl, make_group
     config = rl(advantage=name, multi_trajectory=rule, drop_zero_signal=False)
     lone = make_group(("paoa", 1.0), *[("pa", 0.0, StopReason.ENV_ERROR)] * 7)
     for group in (lone, make_group(("paoa paa", 1.0), ("pa", 1.0, StopReason.TIMEOUT))):
-        trained = presets.streams([group], config, 0.0)[0]
+        trained = compose.streams([group], config, 0.0)[0]
         assert trained and not any(s.advantages.any() for s in trained)
         assert all(s.policy_weights.any() for s in trained)  # they count in the means, as every group without signal
-    planned = presets.streams([make_group(("paoa", 0.75)), make_group(("pa", 0.5))], config, 0.0)[0]
+    planned = compose.streams([make_group(("paoa", 0.75)), make_group(("pa", 0.5))], config, 0.0)[0]
     kept = 0.0 if name == "no_reward" else 1.0
     np.testing.assert_allclose(planned[0].advantages, np.array([0, 0.75, 0, 0.75]) * kept)
     np.testing.assert_allclose(planned[1].advantages, np.array([0, 0.5]) * kept)
@@ -118,6 +118,6 @@ def test_what_the_failures_of_others_leave_alone_has_no_advantage(rl, make_group
 def test_a_group_of_one_keeps_its_reward_beside_one_of_several_trajectories(rl, make_group):
     config = rl(advantage="group_mean", multi_trajectory="statistics", drop_zero_signal=False)
     groups = [make_group(("pa", 0.75)), make_group(("pa paa", 0.5))]
-    one, *both = presets.streams(groups, config, 0.0)[0]
+    one, *both = compose.streams(groups, config, 0.0)[0]
     np.testing.assert_allclose(one.advantages, [0, 0.75])
     assert not any(s.advantages.any() for s in both)  # two trajectories of one reward

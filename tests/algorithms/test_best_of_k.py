@@ -12,7 +12,7 @@ from absl.testing import parameterized
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxagent.algorithms import presets
+from jaxagent.algorithms import checks, compose
 from jaxagent.algorithms.best_of_k import BEST_OF_K, max_at_k, pass_at_k
 from jaxagent.config import ConfigError
 
@@ -96,7 +96,7 @@ def test_the_expected_gradient_is_that_of_max_at_k():
 def test_trains_by_its_name_and_refuses_a_k_beyond_the_group(rl, make_group):
     group = make_group(("pa", 1.0), ("pa", 0.0), ("pa", 0.0))
     config = rl(advantage="max_at_k", best_of=2, group_size=3)
-    presets.check(config)
-    np.testing.assert_allclose([s.advantages[1] for s in presets.streams([group], config, 0.0)[0]], [2, 0, 0])
+    checks.check(config)
+    np.testing.assert_allclose([s.advantages[1] for s in compose.streams([group], config, 0.0)[0]], [2, 0, 0])
     with pytest.raises(ConfigError, match=r"rl\.best_of must be 1 to rl\.group_size \(3\), got 4"):
-        presets.check(rl(advantage="pass_at_k", best_of=4, group_size=3))
+        checks.check(rl(advantage="pass_at_k", best_of=4, group_size=3))

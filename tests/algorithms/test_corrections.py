@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from configs.search_r1 import get_config
 from jaxagent import config
-from jaxagent.algorithms import presets
+from jaxagent.algorithms import compose, needs, samples
 from jaxagent.algorithms.corrections import batch_mean, importance_weights, vetoed
 from jaxagent.algorithms.policy_loss import Tokens, opsm_factor
-from jaxagent.algorithms.rollout import action_mask
+from jaxagent.algorithms.samples import ModelScores, action_mask
 
 RHO = np.log(np.array([1.0, 3.0, 0.25]))  # product 0.75
 
@@ -81,10 +81,10 @@ def test_what_is_masked_or_vetoed_stays_in_the_denominator(rl, make_group):
         kl=dict(coefficient=0.1), entropy_coefficient=0.01
     )  # of the vetoed attempt nothing but its length counts
     chosen = rl(correction=changes, updates_per_step=1, **held)
-    streams, counts = presets.streams([group], chosen, 0.0, old=old, reference=old)
+    streams, counts = compose.streams([group], chosen, 0.0, ModelScores(old=old, reference=old))
     assert counts["correction/vetoed"] == 1 and counts["correction/zero_frac"] == pytest.approx(2 / 5)
     assert counts["correction/weight_mean"] == pytest.approx((1 + 0 + 0.6 + 2 + 0) / 5)
-    (update,) = presets.mini_batches(streams, chosen, (0, 0))
+    (update,) = compose.mini_batches(streams, chosen, (0, 0))
     first, second, vetoed_one = sorted(update, key=lambda s: -len(s.trajectory))
     np.testing.assert_allclose(first.policy_weights, [0, 1 / 5, 0, 0], rtol=1e-6)
     np.testing.assert_allclose(second.policy_weights, [0, 0.6 / 5, 2 / 5], rtol=1e-6)
@@ -92,7 +92,7 @@ def test_what_is_masked_or_vetoed_stays_in_the_denominator(rl, make_group):
     np.testing.assert_allclose(second.kl_weights, [0, 0.1 / 4, 0.1 / 4], rtol=1e-6)
     assert not vetoed_one.targets.any()
     normalised = rl(correction=changes | dict(normalise=True))
-    streams, scaled = presets.streams([group], normalised, 0.0, old=old)
+    streams, scaled = compose.streams([group], normalised, 0.0, ModelScores(old=old))
     assert scaled == counts
     mean = (1 + 5 + 0.6 + 2 + 1e-6) / 5  # of all five, bounded by 5, before one is masked and one vetoed
     np.testing.assert_allclose(streams[1].corrections[1:], np.array([0.6, 2.0]) / mean, rtol=1e-6)
@@ -127,13 +127,13 @@ def test_preset_mis_equals_slimes_masked_importance_sampling(make_group, seed):
     cfg = dataclasses.replace(config.parse(get_config("laptop+mis")).rl, updates_per_step=1)
     kinds = ["p" + "".join(rng.choice(list("aao"), rng.integers(2, 12))) + "a" for _ in range(8)]
     group = make_group(*((k, float(i % 2)) for i, k in enumerate(kinds)))
-    every = presets.trajectories([group])
+    every = samples.trajectories([group])
     actions = [action_mask(t) > 0 for t in every]
     old = [(t.logprobs + rng.normal(0, 0.8, len(t))).astype(np.float32) for t in every]
     old[3][np.flatnonzero(actions[3])[-1]] = -1 - 9.5  # a ratio of 7e-5: the whole attempt is vetoed
-    streams, counts = presets.streams([group], cfg, 0.0, old=old)
+    streams, counts = compose.streams([group], cfg, 0.0, ModelScores(old=old))
     assert counts["correction/vetoed"] == 1 and len(streams) == 8
-    (update,) = presets.mini_batches(streams, cfg, (0, 0))
+    (update,) = compose.mini_batches(streams, cfg, (0, 0))
     place = {id(t): i for i, t in enumerate(every)}
     expected = slime_weights(
         [o[at].astype(np.float64) for o, at in zip(old, actions, strict=True)],
@@ -147,13 +147,13 @@ def test_preset_mis_equals_slimes_masked_importance_sampling(make_group, seed):
 
 def test_on_policy_samples_are_not_changed(rl, make_group):
     group = make_group(("paoa", 1.0), ("paa", 0.0))
-    old = [t.logprobs for t in presets.trajectories([group])]
+    old = [t.logprobs for t in samples.trajectories([group])]
     corrected = rl(correction=dict(name="truncate", low=0.0, high=2.0))
-    assert presets.needs_old(corrected) and not presets.needs_old(rl()) and not presets.needs_old(
+    assert needs.needs_old(corrected) and not needs.needs_old(rl()) and not needs.needs_old(
         rl(correction=dict(name="opsm"))
     )  # fmt: skip
-    plain = presets.streams([group], rl(), 0.0)[0]
-    for a, b in zip(plain, presets.streams([group], corrected, 0.0, old=old)[0], strict=True):
+    plain = compose.streams([group], rl(), 0.0)[0]
+    for a, b in zip(plain, compose.streams([group], corrected, 0.0, ModelScores(old=old))[0], strict=True):
         for field in ("advantages", "policy_weights", "old_logprobs", "corrections"):
             np.testing.assert_array_equal(getattr(a, field), getattr(b, field))
 

@@ -12,9 +12,12 @@ from absl.testing import parameterized
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxagent.algorithms import distill, estimate, presets
+from configs.search_r1 import get_config
+from jaxagent import config as schema
+from jaxagent.algorithms import checks, compose, distill, estimate, needs, samples
 from jaxagent.algorithms.distill import DIVERGENCES, Scores, renormalise, sampled_advantages, support_of
 from jaxagent.algorithms.policy_loss import OBJECTIVES, Tokens
+from jaxagent.algorithms.samples import ModelScores
 from jaxagent.config import ConfigError, OPDConfig
 from jaxagent.types import StopReason
 
@@ -201,20 +204,20 @@ def groups(make_group):
 
 
 def test_sampled_is_an_advantage_and_comes_on_top_of_the_rewards(groups, rl):
-    teacher = [told(t, i) for i, t in enumerate(presets.trajectories(groups))]
+    teacher = [told(t, i) for i, t in enumerate(samples.trajectories(groups))]
     one = dict(coefficient=0.5, teacher="x", loss="sampled")
     alone = rl(advantage="no_reward", drop_zero_signal=False, distill=one)
-    presets.check(alone)
-    streams, metrics = presets.streams(groups, alone, 0.0, teacher=teacher)
+    checks.check(alone)
+    streams, metrics = compose.streams(groups, alone, 0.0, ModelScores(teacher=teacher))
     assert len(streams) == 2  # not the failed one
     for stream, scores in zip(streams, teacher, strict=False):
         mask = stream.trajectory.action_mask
         np.testing.assert_allclose(stream.advantages, np.where(mask, 0.5 * (scores.logprobs + 1.0), 0), rtol=1e-6)
         np.testing.assert_array_equal(stream.policy_weights, mask)
         assert not stream.distill_weights.any() and stream.support is None
-    assert metrics["distill/reverse_kl"] == distill.metrics(presets.trajectories(groups), teacher)["distill/reverse_kl"]
-    both, _ = presets.streams(
-        groups, rl(advantage="no_baseline", drop_zero_signal=False, distill=one), 0.0, teacher=teacher
+    assert metrics["distill/reverse_kl"] == distill.metrics(samples.trajectories(groups), teacher)["distill/reverse_kl"]
+    both, _ = compose.streams(
+        groups, rl(advantage="no_baseline", drop_zero_signal=False, distill=one), 0.0, ModelScores(teacher=teacher)
     )
     for stream, with_reward in zip(streams, both, strict=True):
         np.testing.assert_allclose(with_reward.advantages, stream.advantages + stream.trajectory.action_mask, rtol=1e-6)
@@ -222,41 +225,41 @@ def test_sampled_is_an_advantage_and_comes_on_top_of_the_rewards(groups, rl):
 
 @pytest.mark.parametrize("support", ["vocabulary", "teacher", "student"])
 def test_divergences_are_weights_of_the_loss(groups, rl, support):
-    every = presets.trajectories(groups)
+    every = samples.trajectories(groups)
     students = [np.full((len(t), 2), 5, np.int32) for t in every]
     teacher = [told(t, i)._replace(candidate_logprobs=np.zeros((len(t), 2), np.float32)) for i, t in enumerate(every)]
     given = dict(coefficient=0.5, teacher="x", loss="jsd", support=support, top_k=2)
     config = rl(advantage="no_reward", drop_zero_signal=False, updates_per_step=1, distill=given)
-    assert presets.needs_whole_teacher(config) == (support == "vocabulary")
-    assert presets.needs_support(config) == (support != "vocabulary")
-    assert presets.needs_student_top_k(config) == (support == "student")
-    streams, _ = presets.streams(groups, config, 0.0, teacher=teacher, students=students)
+    assert needs.needs_whole_teacher(config) == (support == "vocabulary")
+    assert needs.needs_support(config) == (support != "vocabulary")
+    assert needs.needs_student_top_k(config) == (support == "student")
+    streams, _ = compose.streams(groups, config, 0.0, ModelScores(teacher=teacher, students=students))
     for stream, scores in zip(streams, teacher, strict=False):
         np.testing.assert_array_equal(stream.distill_weights, 0.5 * stream.trajectory.action_mask)
         assert not stream.advantages.any()
         ids = {"vocabulary": None, "teacher": scores.top_ids, "student": students[0][: len(stream.trajectory)]}[support]
         assert (stream.support is None) if ids is None else np.array_equal(stream.support.ids, ids)
-    (update,) = presets.mini_batches(streams, config, (0, 0))
+    (update,) = compose.mini_batches(streams, config, (0, 0))
     np.testing.assert_allclose(sum(s.distill_weights.sum() for s in update), 0.5, rtol=1e-6)  # a token mean
     assert all((s.support is None) == (support == "vocabulary") for s in update)
 
 
-@pytest.mark.parametrize(
-    ("changes", "distillation", "message"),
-    [
-        ({}, {"teacher": ""}, "rl.distill.teacher must name"),
-        ({"drop_zero_signal": True}, {}, "drop_zero_signal=False"),
-        ({"drop_zero_signal": True, "advantage": "pass_at_k"}, {}, "drop_zero_signal=False"),
-        ({}, {"loss": "jsd", "jsd_beta": 1.0}, "jsd_beta"),
-        ({}, {"loss": "reverse_kl", "support": "union", "top_k": 0}, "top_k"),
-        ({}, {"loss": "reverse_kl", "teacher": "http://x"}, "needs the teacher's weights"),
-        ({}, {"timeout_s": 0.0}, "timeout_s > 0"),
-    ],
-)
+REFUSED = [  # changes of rl and of rl.distill, and what is said of them
+    ({}, {"teacher": ""}, "rl.distill.teacher must name"),
+    ({"drop_zero_signal": True}, {}, "drop_zero_signal=False"),
+    ({"drop_zero_signal": True, "advantage": "pass_at_k"}, {}, "drop_zero_signal=False"),
+    ({}, {"loss": "jsd", "jsd_beta": 1.0}, "jsd_beta"),
+    ({}, {"loss": "reverse_kl", "support": "union", "top_k": 0}, "top_k"),
+    ({}, {"loss": "reverse_kl", "teacher": "http://x"}, "needs the teacher's weights"),
+    ({}, {"timeout_s": 0.0}, "timeout_s > 0"),
+]
+
+
+@pytest.mark.parametrize(("changes", "distillation", "message"), REFUSED)
 def test_what_cannot_be_distilled_is_refused(rl, changes, distillation, message):
     given = {"coefficient": 1.0, "teacher": "x"} | distillation
     with pytest.raises(ConfigError, match=message):
-        presets.check(rl(**({"drop_zero_signal": False} | changes), distill=given))
+        checks.check(rl(**({"drop_zero_signal": False} | changes), distill=given))
 
 
 def test_the_stage_leaves_nothing_but_the_teacher(rl):
@@ -264,12 +267,13 @@ def test_the_stage_leaves_nothing_but_the_teacher(rl):
         advantage="gae", echo=dict(coefficient=0.1), positive_nll=dict(coefficient=0.1), distill=dict(teacher="x"),
         replay=dict(per_step=2), refill=dict(max_rounds=3), keep_groups_frac=0.5,
     )  # fmt: skip
-    assert not presets.needs_teacher(mixed)
-    alone = presets.distillation_alone(mixed, OPDConfig(steps=7, coefficient=2.0, learning_rate=1e-3))
-    presets.check(alone)
+    assert not needs.needs_teacher(mixed)
+    cfg = dataclasses.replace(schema.parse(get_config()), rl=mixed, opd=OPDConfig(7, 2.0, 1e-3))
+    alone = compose.as_opd(cfg).rl
+    checks.check(alone)
     assert (alone.steps, alone.distill.coefficient, alone.distill.teacher) == (7, 2.0, "x")
     assert alone.optimizer.learning_rate == 1e-3
-    assert presets.needs_teacher(alone) and not presets.needs_critic(alone)
+    assert needs.needs_teacher(alone) and not needs.needs_critic(alone)
     assert alone.echo.coefficient == alone.positive_nll.coefficient == alone.replay.per_step == 0
     assert alone.refill.max_rounds == alone.keep_groups_frac == 1  # every attempt, whatever its reward
 
@@ -278,7 +282,8 @@ def test_teacher_advantages_by_hand(make_group):
     """Coefficient 0.5; log q - log p = -1 - (-2) = 1 on the action, nothing on prompt and observation."""
     (episode,) = make_group(("pao", 1.0)).episodes
     trajectory = dataclasses.replace(episode.trajectories[0], logprobs=np.float32([0, -2, 0]))
-    teacher = [types.SimpleNamespace(logprobs=np.array([7.0, -1.0, 7.0]))]
+    teacher = types.SimpleNamespace(logprobs=np.array([7.0, -1.0, 7.0]))
+    sample = types.SimpleNamespace(trajectory=trajectory, teacher=teacher, mask=samples.action_mask(trajectory))
     rl = types.SimpleNamespace(distill=types.SimpleNamespace(coefficient=0.5))
-    found = estimate.teacher_advantages(types.SimpleNamespace(teacher=teacher), rl, 0, trajectory)
+    found = estimate.teacher_advantages(sample, rl)
     np.testing.assert_array_equal(found, [0.0, 0.5, 0.0])

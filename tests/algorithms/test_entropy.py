@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from jaxagent.algorithms import presets
+from jaxagent.algorithms import compose
 from jaxagent.algorithms.entropy import EntropyControl, next_coefficient
 from jaxagent.config import EntropyControlConfig
 
@@ -63,5 +63,5 @@ def test_off_or_without_a_measurement_nothing_moves(rl, make_group):
 def test_the_coefficient_is_inside_the_weights(rl, make_group):
     config = rl(entropy_coefficient=0.1, entropy_control=dict(target=0.5, step=0.25, maximum=0.6))
     control = EntropyControl.start(config, {}).after(measured(0.2))
-    (one, _), _ = presets.streams([make_group(("pa", 1.0), ("pa", 0.0))], control.apply(config), 0.0)
+    (one, _), _ = compose.streams([make_group(("pa", 1.0), ("pa", 0.0))], control.apply(config), 0.0)
     np.testing.assert_allclose(one.entropy_weights, [0, 0.35], rtol=1e-6)

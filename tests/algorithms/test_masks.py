@@ -29,9 +29,9 @@ from jaxagent.algorithms.best_of_k import BEST_OF_K
 from jaxagent.algorithms.policy_loss import OBJECTIVES, Tokens, opsm_factor
 from jaxagent.algorithms.process import turn_mean_std
 from jaxagent.algorithms.segments import sequence_mean
-from jaxagent.algorithms.token_advantages import TOKEN_ADVANTAGES, Path
+from jaxagent.algorithms.token_advantages import TOKEN_ADVANTAGES, TokenPath
 from jaxagent.algorithms.turn_gae import turn_starts
-from jaxagent.algorithms.value_bins import Support, categorical_value_loss
+from jaxagent.algorithms.value_bins import Bins, categorical_value_loss
 
 SHAPE = (4, 6)
 TURNS = np.array([0, 0, 1, 1, 3, 3], np.int32)
@@ -65,7 +65,7 @@ def grouped(function, *more):
 
 def along(name):
     def one(mask, *inputs):
-        estimate = TOKEN_ADVANTAGES[name](Path(inputs[0], inputs[1], mask, jnp.asarray(TURNS), inputs[2]), CRITIC)
+        estimate = TOKEN_ADVANTAGES[name](TokenPath(inputs[0], inputs[1], mask, jnp.asarray(TURNS), inputs[2]), CRITIC)
         return estimate.advantages, estimate.returns
 
     return jax.vmap(one)
@@ -102,7 +102,7 @@ def divergence(name, p, q):
     return (values[name],)
 
 
-BINS = Support(low=-1.0, high=1.0, bins=4, sigma=0.75)
+BINS = Bins(low=-1.0, high=1.0, bins=4, sigma=0.75)
 
 
 def in_bins(name):

@@ -10,8 +10,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxagent.algorithms import presets
+from jaxagent.algorithms import checks, compose
 from jaxagent.algorithms.process import by_turn, token_rewards, turn_mean_std
+from jaxagent.algorithms.samples import ModelScores
 from jaxagent.types import Group, StopReason
 
 
@@ -86,8 +87,8 @@ def test_streams_over_turns_count_the_outcome_once_and_drop_groups_without_signa
         episode(make_group, "pa", "00", 9.0, (9.0,), StopReason.ENV_ERROR),
     ]
     config = rl(advantage="turn_mean_std")
-    presets.check(config)
-    one, two, three = presets.streams([Group(attempts[0].task, attempts)], config, 0.0)[0]
+    checks.check(config)
+    one, two, three = compose.streams([Group(attempts[0].task, attempts)], config, 0.0)[0]
     steps = [0.5, 1.0, 0.25, 0.0]
     normal = [(r - statistics.mean(steps)) / (statistics.stdev(steps) + 1e-6) for r in steps]
     np.testing.assert_allclose(one.advantages, [0, normal[0] + normal[1], 0, normal[1]], rtol=1e-6)
@@ -95,16 +96,16 @@ def test_streams_over_turns_count_the_outcome_once_and_drop_groups_without_signa
     np.testing.assert_allclose(three.advantages, [0, normal[3], normal[3]], rtol=1e-6)
     alike = [dataclasses.replace(e, reward=1.0, turn_rewards=(0.0, 0.0)) for e in attempts[:1]] * 2
     group = Group(attempts[0].task, alike)  # turns 0 and 1 in both: they differ, so there is a signal
-    assert len(presets.streams([group], config, 0.0)[0]) == 2
+    assert len(compose.streams([group], config, 0.0)[0]) == 2
     silent = Group(attempts[0].task, [dataclasses.replace(e, reward=0.0) for e in alike])
-    assert presets.streams([silent], config, 0.0)[0] == []
+    assert compose.streams([silent], config, 0.0)[0] == []
 
 
 def test_kl_in_the_reward_is_taken_from_its_turn(rl, make_group):
     one = episode(make_group, "paoa", "0001", 1.0, (0.5,))  # behaviour log-prob -1
     reference = [np.array([0, -3.0, 9.0, -1.5], np.float32)]
     config = rl(advantage="turn_mean_std", kl=dict(coefficient=0.1, estimator="k1", where="reward"))
-    (got,) = presets.streams([Group(one.task, [one])], config, 0.0, reference=reference)[0]
+    (got,) = compose.streams([Group(one.task, [one])], config, 0.0, ModelScores(reference=reference))[0]
     steps = [0.5 - 0.2, 1.0 - 0.05]
     normal = [(r - statistics.mean(steps)) / (statistics.stdev(steps) + 1e-6) for r in steps]
     np.testing.assert_allclose(got.advantages, [0, sum(normal), 0, normal[1]], rtol=1e-5, atol=1e-6)
@@ -113,5 +114,5 @@ def test_kl_in_the_reward_is_taken_from_its_turn(rl, make_group):
 def test_advantages_along_tokens_read_them(rl, make_group):
     one = episode(make_group, "paaoa", "00001", 1.0, (0.5, 0.25))
     config = rl(advantage="return", critic=dict(gamma=1.0))
-    (got,) = presets.streams([Group(one.task, [one])], config, 0.0)[0]
+    (got,) = compose.streams([Group(one.task, [one])], config, 0.0)[0]
     np.testing.assert_allclose(got.advantages, [0, 1.75, 1.75, 0, 1.25], rtol=1e-6)

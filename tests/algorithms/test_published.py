@@ -7,7 +7,7 @@ import pytest
 
 from configs.search_r1 import get_config
 from jaxagent import config
-from jaxagent.algorithms import corrections, presets
+from jaxagent.algorithms import checks, corrections, needs
 from jaxagent.algorithms.advantages import GROUP_ADVANTAGES
 from jaxagent.algorithms.aggregate import MODES
 from jaxagent.algorithms.best_of_k import BEST_OF_K
@@ -23,7 +23,7 @@ from jaxagent.config import ConfigError
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_preset_on_top_of_a_config_is_a_valid_config(name):
     cfg = config.parse(get_config(f"laptop+{name}"))
-    presets.check(cfg.rl)
+    checks.check(cfg.rl)
     assert cfg.workdir.endswith(f"_{name}") and PUBLISHED[name].source
 
 
@@ -41,7 +41,7 @@ def test_names_mean_what_their_papers_say():
     assert (rl["starpo_s"].keep_groups_frac, rl["ragen"].keep_groups_frac) == (0.25, 1.0)
     assert (rl["dr_grpo"].advantage, rl["dr_grpo"].aggregation) == ("group_mean", "constant")
     assert rl["reinforce_pp"].kl.where == "reward"
-    assert {name for name in rl if presets.needs_critic(rl[name])} >= {"ppo"}
+    assert {name for name in rl if needs.needs_critic(rl[name])} >= {"ppo"}
 
 
 # What released code sets, field by field: RAGEN's config/base.yaml and train_all.sh (USE_BASE), slime's mis.yaml,

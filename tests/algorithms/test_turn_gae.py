@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from configs.search_r1 import get_config
 from jaxagent import config
-from jaxagent.algorithms import presets
+from jaxagent.algorithms import compose, needs
 from jaxagent.algorithms.gae import gae
-from jaxagent.algorithms.token_advantages import TOKEN_ADVANTAGES, Path
+from jaxagent.algorithms.samples import ModelScores
+from jaxagent.algorithms.token_advantages import TOKEN_ADVANTAGES, TokenPath
 from jaxagent.algorithms.turn_gae import turn_vtrace, vtrace
 
 # Two turns, of two and one actions, an observation between: nan is never read.
@@ -53,7 +54,7 @@ class ByHand(chex.TestCase, parameterized.TestCase):
     )
     def test_estimate(self, advantages, returns, learnt):
         name = self._testMethodName.removeprefix("test_estimate_").split("__")[0]
-        path = Path(*map(jnp.asarray, (REWARDS, VALUES, MASK, TURNS, RHO)))
+        path = TokenPath(*map(jnp.asarray, (REWARDS, VALUES, MASK, TURNS, RHO)))
         got = self.variant(lambda path: TOKEN_ADVANTAGES[name](path, CRITIC))(path)
         for found, expected in zip(got, (advantages, returns, learnt), strict=True):
             np.testing.assert_allclose(found[MASK], expected, rtol=1e-5, atol=1e-7)
@@ -133,7 +134,7 @@ def test_equals_loops_over_action_tokens_alone(seed, name, keep):
     arrays = [rng.normal(size=T).astype(np.float32) for _ in range(2)] + [rng.normal(0, 2, T).astype(np.float32)]
     for x in arrays:
         x[~mask] = rng.choice([np.nan, np.inf, 1e30])
-    got = run(Path(arrays[0], arrays[1], mask, turns, arrays[2]), name=name)
+    got = run(TokenPath(arrays[0], arrays[1], mask, turns, arrays[2]), name=name)
     r, v, log_rho = ([float(x) for x in a[mask]] for a in arrays)
     advantages, returns = by_loops(name, r, v, list(turns[mask]), list(np.exp(log_rho)))
     np.testing.assert_allclose(np.asarray(got.advantages)[mask], advantages, rtol=1e-5, atol=1e-5)
@@ -144,7 +145,7 @@ def test_equals_loops_over_action_tokens_alone(seed, name, keep):
 def test_adaptive_lambda_is_0_where_its_formula_is_negative():
     """alpha 0.05, as published, and three tokens: 1 - 1 / 0.15 < 0. With lambda 0 an advantage is its own delta."""
     critic = dataclasses.replace(CRITIC, gamma=1.0, adaptive_alpha=0.05)
-    path = Path(
+    path = TokenPath(
         np.float32([0, 0, 1]), np.float32([0.5, 0.25, 0.5]), np.ones(3, bool), np.zeros(3, np.int32), np.zeros(3)
     )
     got = jax.jit(lambda path: TOKEN_ADVANTAGES["gae_adaptive"](path, critic))(path)
@@ -156,7 +157,7 @@ def test_vtrace_on_policy_is_gae():
     rng = np.random.default_rng(0)
     rewards, values = rng.normal(size=(2, T)).astype(np.float32)
     ones = np.ones(T, bool)
-    got = run(Path(rewards, values, ones, np.zeros(T, np.int32), np.zeros(T, np.float32)), name="vtrace")
+    got = run(TokenPath(rewards, values, ones, np.zeros(T, np.int32), np.zeros(T, np.float32)), name="vtrace")
     expected = gae(jnp.asarray(rewards), jnp.asarray(values), jnp.asarray(ones), CRITIC.gamma, CRITIC.lam)
     np.testing.assert_allclose(got.advantages, expected[0], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(got.returns, expected[1], rtol=1e-5, atol=1e-6)
@@ -177,11 +178,11 @@ def test_vtrace_reads_the_learners_log_probs_and_turns_train_the_critic_at_first
     values, old = [np.zeros(3, np.float32)], [np.array([0, -1, -2], np.float32)]
     critic = dict(gamma=1.0, lam=1.0, turn_gamma=1.0, value_coefficient=1.0)
     config = rl(advantage="vtrace", critic=critic)
-    assert presets.needs_old(config) and presets.needs_critic(config)
-    (s,), _ = presets.streams([group], config, 0.0, values=values, old=old)
+    assert needs.needs_old(config) and needs.needs_critic(config)
+    (s,), _ = compose.streams([group], config, 0.0, ModelScores(values=values, old=old))
     np.testing.assert_allclose(s.advantages, [0, np.exp(-1), np.exp(-1)], rtol=1e-6)
     np.testing.assert_array_equal(s.old_logprobs, old[0])
-    (s,), _ = presets.streams([group], rl(advantage="gae_turns", critic=critic), 0.0, values=values)
+    (s,), _ = compose.streams([group], rl(advantage="gae_turns", critic=critic), 0.0, ModelScores(values=values))
     np.testing.assert_array_equal(s.value_weights, [0, 1, 0])
     np.testing.assert_array_equal(s.advantages, [0, 1, 1])
 
@@ -189,7 +190,7 @@ def test_vtrace_reads_the_learners_log_probs_and_turns_train_the_critic_at_first
 def test_good_attempts_are_imitated_also_where_a_group_has_no_signal(rl, make_group):
     groups = [make_group(("paoa", 1.0), ("pa", 1.0)), make_group(("paa", 1.0), ("pa", 0.0))]
     config = rl(positive_nll=dict(coefficient=0.1, min_reward=1.0), updates_per_step=1)
-    (update,) = presets.mini_batches(presets.streams(groups, config, 0.0)[0], config, (0, 0))
+    (update,) = compose.mini_batches(compose.streams(groups, config, 0.0)[0], config, (0, 0))
     weights = {len(s.trajectory): s.nll_weights for s in update if s.nll_weights.any()}
     assert len(update) == 4 and sum(s.policy_weights.any() for s in update) == 2
     np.testing.assert_allclose(weights[4], np.array([0, 0.1, 0, 0.1]) / 5, rtol=1e-6)  # five tokens are positive

@@ -12,12 +12,12 @@ from absl.testing import parameterized
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxagent.algorithms import presets
-from jaxagent.algorithms.value_bins import TARGETS, Support, categorical_value_loss, expectation, hl_gauss, two_hot
+from jaxagent.algorithms import checks
+from jaxagent.algorithms.value_bins import TARGETS, Bins, categorical_value_loss, expectation, hl_gauss, two_hot
 from jaxagent.config import ConfigError
 
-FOUR = Support(low=0.0, high=4.0, bins=4, sigma=1.0)  # centres .5, 1.5, 2.5, 3.5
-WIDE = Support(low=-1.0, high=2.0, bins=30, sigma=0.75)
+FOUR = Bins(low=0.0, high=4.0, bins=4, sigma=1.0)  # centres .5, 1.5, 2.5, 3.5
+WIDE = Bins(low=-1.0, high=2.0, bins=30, sigma=0.75)
 
 
 class ByHand(chex.TestCase, parameterized.TestCase):
@@ -94,7 +94,7 @@ def test_absurd_returns_and_logits_stay_finite():
 
 
 def test_check(rl):
-    presets.check(rl(critic=dict(loss="hl_gauss", bins=2, low=0.0, high=1.0, sigma=0.5)))
+    checks.check(rl(critic=dict(loss="hl_gauss", bins=2, low=0.0, high=1.0, sigma=0.5)))
     for changes in (dict(bins=1), dict(low=1.0, high=1.0), dict(sigma=0.0)):
         with pytest.raises(ConfigError, match=r"rl\.critic\.loss 'hl_gauss' needs"):
-            presets.check(rl(critic=dict(loss="hl_gauss") | changes))
+            checks.check(rl(critic=dict(loss="hl_gauss") | changes))

@@ -5,21 +5,21 @@ import copy
 import numpy as np
 import pytest
 
-from jaxagent.engine.pages import TRASH, Admission, PageStore, Sequence
+from jaxagent.engine.pages import TRASH, Admission, PagedSequence, PageStore
 
 
 def ids(text: str) -> np.ndarray:
     return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
 
-def start(store: PageStore, text: str, needed: int | None = None) -> tuple[Sequence, Admission | None]:
+def start(store: PageStore, text: str, needed: int | None = None) -> tuple[PagedSequence, Admission | None]:
     seq = store.open()
     admission = store.admit(seq, ids(text), needed or len(text))
     store.check()
     return seq, admission
 
 
-def run(store: PageStore, text: str) -> Sequence:
+def run(store: PageStore, text: str) -> PagedSequence:
     """A sequence whose tokens are all cached; its pages must suffice."""
     seq, admission = start(store, text)
     assert admission is not None
@@ -214,7 +214,7 @@ def test_misuse() -> None:
         lambda: store.admit(seq, ids("ab"), 2),  # has pages
         lambda: store.admit(store.open(), ids("ab"), 1),  # no page for the last token
         lambda: store.commit(seq, ids("aaaab")),  # beyond its pages
-        lambda: store.grow(Sequence(), 1),
+        lambda: store.grow(PagedSequence(), 1),
         lambda: PageStore(8, 4).release(seq),
     ):
         with pytest.raises(ValueError):
@@ -246,7 +246,7 @@ class Simulation:
         self.store = PageStore(pages, page_tokens)
         self.pool = np.zeros((pages, page_tokens), np.int64)
         self.context = 6 * page_tokens
-        self.live: list[tuple[Sequence, np.ndarray, int]] = []  # handle, its tokens, the weights that compute it
+        self.live: list[tuple[PagedSequence, np.ndarray, int]] = []  # handle, its tokens, the weights that compute it
         self.past: list[np.ndarray] = [np.zeros(0, np.int32)]  # sequences to begin like
         self.committed: list[np.ndarray] = []  # since the last forget
         self.life = 0
@@ -255,12 +255,12 @@ class Simulation:
     def text(self, size: int) -> np.ndarray:
         return self.rng.integers(0, 2, size, np.int32) * 1000
 
-    def expect(self, seq: Sequence, tokens: np.ndarray, life: int) -> None:
+    def expect(self, seq: PagedSequence, tokens: np.ndarray, life: int) -> None:
         at = np.arange(len(tokens))
         held = self.pool[np.array(seq.pages, int)[at // self.store.page_tokens], at % self.store.page_tokens]
         np.testing.assert_array_equal(held, hashes(tokens, life))
 
-    def write(self, seq: Sequence, tokens: np.ndarray, since: int, life: int) -> None:
+    def write(self, seq: PagedSequence, tokens: np.ndarray, since: int, life: int) -> None:
         at = np.arange(since, len(tokens))
         pages = np.array(seq.pages, int)[at // self.store.page_tokens]
         self.pool[pages, at % self.store.page_tokens] = hashes(tokens, life)[since:]

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxagent.algorithms import presets
+from jaxagent.algorithms import compose, samples
 from jaxagent.algorithms.streams import Streams
 from jaxagent.config import CorrectionConfig, EchoConfig, KLConfig, PositiveNLLConfig
 from jaxagent.learner import loss as losses
@@ -107,7 +107,7 @@ def plain(spec, make_mesh, make_params, make_packer, groups):
     packer = make_packer(micro_rows=1, longest_targets=20)
     rows = [
         packer.pack([Streams.of(t, policy_weights=t.action_mask.astype(np.float32))])
-        for t in presets.trajectories(groups)
+        for t in samples.trajectories(groups)
     ]
     batch = jax.tree.map(lambda *x: np.concatenate(x), *(row for (row,) in rows))
 
@@ -162,7 +162,7 @@ def test_equals_the_definition(cfg, groups, plain, sharded, make_packer, aggrega
         correction=CorrectionConfig("none", "token", 0.0, 2.0, 0.0, False, 1e-4),
         echo=EchoConfig(0.0, "constant", "env_only", "full_observation", 0),
     )  # fmt: skip
-    (update,) = presets.mini_batches(presets.streams(groups, rl, 0.0)[0], rl, (0, 0))
+    (update,) = compose.mini_batches(compose.streams(groups, rl, 0.0)[0], rl, (0, 0))
     batches = make_packer(micro_rows=4, longest_targets=20, row_shards=4).pack(update)
     assert len(batches) > 1 and max(b.segments.max() for b in batches) > 1  # micro-batched, and packed
     loss, gradient = sharded(batches)

@@ -1,6 +1,6 @@
 """On-policy distillation by sampled tokens, without a model: a table of logits comes nearer to its teacher's.
 
-The whole path but the forward pass: sampled tokens -> advantages (`presets.streams`) -> weights of one update
+The whole path but the forward pass: sampled tokens -> advantages (`compose.streams`) -> weights of one update
 (`mini_batches`) -> the learner's loss -> its gradient on the table. What falls is the exact reverse KL, over all
 contexts and the whole vocabulary, and not the estimate that is trained on.
 """
@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxagent.algorithms import presets
+from jaxagent.algorithms import checks, compose, samples
 from jaxagent.algorithms.distill import Scores
+from jaxagent.algorithms.samples import ModelScores
 from jaxagent.config import CorrectionConfig, KLConfig
 from jaxagent.learner import loss as losses
 from jaxagent.learner.batch import Batch
@@ -72,7 +73,7 @@ def test_the_exact_reverse_kl_falls(cfg, objective, whiten):
         distill=dataclasses.replace(cfg.rl.distill, coefficient=1.0, teacher="t", loss="sampled"),
         kl=KLConfig(0.0, "k3", "loss", 0), correction=CorrectionConfig("none", "token", 0.0, 2.0, 0.0, False, 1e-4),
     )  # fmt: skip
-    presets.check(rl)
+    checks.check(rl)
 
     @jax.jit
     def gradient(table, before, batch):
@@ -89,11 +90,11 @@ def test_the_exact_reverse_kl_falls(cfg, objective, whiten):
         group = sample(rng, student)
         told = [
             Scores(scores(teacher, t.tokens), np.zeros((ACTIONS + 1, 1), np.int32), *[np.zeros((ACTIONS + 1, 0))] * 2)
-            for t in presets.trajectories([group])
+            for t in samples.trajectories([group])
         ]
-        streams, metrics = presets.streams([group], rl, step / STEPS, teacher=told)
+        streams, metrics = compose.streams([group], rl, step / STEPS, ModelScores(teacher=told))
         estimates.append(metrics["distill/reverse_kl"])
-        (update,) = presets.mini_batches(streams, rl, (0, step))
+        (update,) = compose.mini_batches(streams, rl, (0, step))
         before = np.stack([s.trajectory.tokens[:-1] for s in update])
         table = table - 6.0 * np.asarray(gradient(table, before, batch_of(update)), np.float64)
     assert exact[0] > 0.9 and exact[-1] < 0.15 * exact[0], exact

@@ -29,7 +29,7 @@ def lora_cfg(cfg):
 def build(cfg, spec, mesh, base):
     """A state with adapters, and plain SGD, whose step is the gradient itself."""
     optimizer = optax.sgd(RATE)
-    adapters, merge = programs.trained_and_merge(cfg, spec, mesh, base)
+    adapters, merge = programs.adapters(cfg, spec, mesh), programs.merger(cfg)
     with jax.set_mesh(mesh):
         state = init_state(adapters, optimizer).replace(frozen=Frozen(base, None))
     update = make_update(policy_forward(spec, None, CONFIG), OBJECTIVE, optimizer, mesh, merge=merge)
@@ -106,7 +106,7 @@ def test_values_are_those_of_the_merged_weights_bit_for_bit(
 def test_the_base_is_in_no_optimiser_and_no_checkpoint(lora_cfg, spec, make_params, make_mesh, tmp_path):
     mesh = make_mesh()
     base = make_params(mesh)
-    adapters, merge = programs.trained_and_merge(lora_cfg, spec, mesh, base)
+    adapters, merge = programs.adapters(lora_cfg, spec, mesh), programs.merger(lora_cfg)
     with jax.set_mesh(mesh):
         state = init_state(adapters, optax.adamw(1e-3)).replace(frozen=Frozen(base, merge(base, adapters)))
     size = sum(x.size for x in jax.tree.leaves(adapters))
@@ -131,7 +131,7 @@ def test_the_reference_is_the_base_itself(lora_cfg):
     assert programs.keeps_reference(follows)
     frozen = Frozen("base", "merged")
     state = init_state({}, optax.sgd(0.1)).replace(frozen=frozen)
-    made = programs.Programs(None, None, None, None, None, None)
+    made = programs.Programs(cfg.rl, None, None)
     assert made.reference_weights(state) == "base"
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from configs.search_r1 import get_config
 from jaxagent import config
-from jaxagent.algorithms.value_bins import Support
+from jaxagent.algorithms.value_bins import Bins
 from jaxagent.learner import loss as losses
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.loss import Objective
@@ -110,7 +110,7 @@ def test_the_divergence_to_a_teacher_is_told_from_log_z_by_its_name():
 def test_a_critic_in_bins_has_cross_entropy_and_the_metrics_of_its_mean():
     batch, _, _ = random_batch(np.random.default_rng(8), 2, 6, 0.5)
     live = batch.value_weights > 0
-    bins = Support(low=-3.0, high=3.0, bins=6, sigma=0.75)
+    bins = Bins(low=-3.0, high=3.0, bins=6, sigma=0.75)
     objective = dataclasses.replace(OBJECTIVE, value_loss="two_hot", value_bins=bins)
     logits = np.random.default_rng(9).normal(size=(2, 6, 6)).astype(np.float32)
     poisoned = np.where(live[..., None], logits, np.nan)
@@ -252,7 +252,7 @@ def test_the_objective_is_read_from_the_config_field_by_field():
     )  # fmt: skip
     assert Objective.of(changed) == Objective(
         temperature=0.7, policy="sapo", clip_low=0.1, clip_high=0.3, clip_dual=4.0, kl_estimator="k2", opsm_delta=0.5,
-        value_clip=0.25, tau_positive=1.5, tau_negative=2.5, value_loss="two_hot", value_bins=Support(0.0, 2.0, 3, 0.5),
+        value_clip=0.25, tau_positive=1.5, tau_negative=2.5, value_loss="two_hot", value_bins=Bins(0.0, 2.0, 3, 0.5),
     )  # fmt: skip
     greedy = dataclasses.replace(base, sampling=dataclasses.replace(base.sampling, temperature=0.0))
     plain = Objective.of(dataclasses.replace(greedy, correction=dataclasses.replace(base.correction, name="truncate")))

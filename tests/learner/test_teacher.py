@@ -119,7 +119,7 @@ def test_adapters_are_distilled_as_the_weights_that_they_make(both, cfg, make_pa
     (spec, base), (teacher_spec, weights), mesh = both
     adapters = LoraConfig(rank=2, alpha=4.0, rank_stabilised=False, targets="q_proj,o_proj,down_proj")
     cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, lora=adapters))
-    trained, merge = programs.trained_and_merge(cfg, spec, mesh, base)
+    trained, merge = programs.adapters(cfg, spec, mesh), programs.merger(cfg)
     distill = dataclasses.replace(cfg.rl.distill, loss="forward_kl", support="vocabulary")
     compare = compare_to_teacher(spec, distill, teacher_spec)
     forward = policy_forward(spec, None, adapters, log_z=True, compare=compare)

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxagent.algorithms.value_bins import Support
+from jaxagent.algorithms.value_bins import Bins
 from jaxagent.learner import loss as losses
 from jaxagent.learner.forward import policy_forward, value_forward
 from jaxagent.learner.loss import Objective
@@ -186,7 +186,7 @@ def test_warm_up_epochs_are_so_many_updates_of_the_critic(spec, make_params, mak
 
 
 def test_a_critic_in_bins_learns_its_returns_on_eight_devices(spec, make_params, make_packer, make_streams, make_mesh):
-    mesh, bins = make_mesh(2, 2, 2), Support(low=-0.5, high=1.5, bins=8, sigma=0.75)
+    mesh, bins = make_mesh(2, 2, 2), Bins(low=-0.5, high=1.5, bins=8, sigma=0.75)
     objective = dataclasses.replace(OBJECTIVE, value_loss="hl_gauss", value_bins=bins)
     optimizer, forward = optax.adam(3e-3), value_forward(spec)
     train = make_trainable(

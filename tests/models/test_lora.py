@@ -116,16 +116,16 @@ def test_the_two_products_beside_one(equation, expected):
     assert lora_array.beside(equation) == expected
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (dict(rank=-1), "config.model.lora.rank must be 0 (off) or positive, got -1."),
-        (dict(targets="q_proj,v_porj"), "no projection 'v_porj'. Did you mean 'v_proj'?"),
-        (dict(targets="all_linear"), "no projection 'all_linear'. Did you mean 'all-linear'?"),
-        (dict(targets=""), "no projection ''. Valid: q_proj, "),
-        (dict(alpha=0.0), "config.model.lora.alpha must be positive, got 0.0."),
-    ],
-)
+REFUSED = [  # changes of the adapters, and what is said of them
+    (dict(rank=-1), "config.model.lora.rank must be 0 (off) or positive, got -1."),
+    (dict(targets="q_proj,v_porj"), "no projection 'v_porj'. Did you mean 'v_proj'?"),
+    (dict(targets="all_linear"), "no projection 'all_linear'. Did you mean 'all-linear'?"),
+    (dict(targets=""), "no projection ''. Valid: q_proj, "),
+    (dict(alpha=0.0), "config.model.lora.alpha must be positive, got 0.0."),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED)
 def test_mistakes_are_named(changes, message):
     import dataclasses
 

@@ -23,16 +23,16 @@ def test_off_by_default(preset):
     assert found.temperature.schedule == "constant"
 
 
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        (dict(keep_groups_frac=0.5, group_size=1), "need rl.group_size of 2"),
-        (dict(oversample__extra_attempts=1, oversample__min_group=9), r"rl.group_size \(8\)"),
-        (dict(curriculum__name="learnabilty"), "Did you mean 'learnability'"),
-        (dict(replay__per_step=4, replay__coefficient=0.0), "rl.replay.coefficient"),
-        (dict(replay__per_step=4, replay__use="policy"), "needs rl.correction.name of 'truncate'"),
-    ],
-)
+REFUSED = [  # changes of rl, and what is said of them
+    (dict(keep_groups_frac=0.5, group_size=1), "need rl.group_size of 2"),
+    (dict(oversample__extra_attempts=1, oversample__min_group=9), r"rl.group_size \(8\)"),
+    (dict(curriculum__name="learnabilty"), "Did you mean 'learnability'"),
+    (dict(replay__per_step=4, replay__coefficient=0.0), "rl.replay.coefficient"),
+    (dict(replay__per_step=4, replay__use="policy"), "needs rl.correction.name of 'truncate'"),
+]
+
+
+@pytest.mark.parametrize("changes, message", REFUSED)
 def test_refusals(changes, message):
     with pytest.raises(ConfigError, match=message):
         strategies.check(rl(**changes))

@@ -118,6 +118,5 @@ def test_what_is_refused(parts, tmp_path):
     (tmp_path / "full.jsonl").write_text(json.dumps(USES))
     (tmp_path / "negatives.jsonl").write_text(json.dumps(NEEDS_NONE) + "\n" + json.dumps(OFFERS_NONE))
     (tmp_path / "broken.jsonl").write_text(json.dumps(NEEDS_NONE) + '\n{"prompt": "q", "turns": []}')
-    refused("sft.negative_frac must be more than 0", str(tmp_path / "negatives.jsonl"), 0.0)
     refused("no file", str(tmp_path / "none.jsonl"), 0.1)
     refused("row 2: column 'turns'", str(tmp_path / "broken.jsonl"), 0.1)

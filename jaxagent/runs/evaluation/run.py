@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxagent import loop
 from jaxagent.config import LEAST_TEMPERATURE, Config, ConfigError, SamplingConfig, to_dict
 from jaxagent.data.tasks import balanced_sample
 from jaxagent.engine.requests import EngineError
@@ -25,6 +24,7 @@ from jaxagent.observe.progress import Progress
 from jaxagent.observe.text import duration, number
 from jaxagent.rollout.workers import STOP_TIMEOUT_S
 from jaxagent.runs import devices
+from jaxagent.runs.checks import check
 from jaxagent.runs.evaluation import policy
 from jaxagent.runs.evaluation.attempts import ATTEMPTS_FILE, AttemptLog, Key, play
 from jaxagent.runs.evaluation.held_out import deadline_s
@@ -68,7 +68,7 @@ def run(cfg: Config, options: Options) -> dict[str, Any]:
     cfg = dataclasses.replace(policy.configured(cfg, source), seed=options.seed)
     if options.split == HELD_OUT and options.tasks is not None:
         cfg = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, num_eval=options.tasks))
-    loop.check(cfg)
+    check(cfg)
     devices.keep_compiled_programs()
     with Progress() as progress, open_parts(cfg, progress.note) as parts:
         tasks = parts.heldout

@@ -48,4 +48,4 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
 
 def check(parts: Parts) -> None:
     """Raises ConfigError for missing or malformed logs."""
-    offline.check(parts, DPO, parts.cfg.dpo.episodes, parts.cfg.dpo.training)
+    offline.check(parts, DPO, parts.cfg.dpo.episodes)

@@ -6,6 +6,7 @@ trained policy. Evaluated before and after, and every `eval.every` updates, as R
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from jaxagent.data import episode_log
 from jaxagent.data.episode_log import EpisodeLog
 from jaxagent.engine.driver import Driver
 from jaxagent.learner import forward, loss, programs
-from jaxagent.learner.batching import Packer, check_context
+from jaxagent.learner.batching import Packer
 from jaxagent.learner.optimizer import make_optimizer
 from jaxagent.learner.state import TrainState, init_state
 from jaxagent.learner.update import Update, make_update
@@ -62,29 +63,24 @@ def train(
     with saved.compiles.warm_up(), jax.set_mesh(parts.mesh):
         update = make_update(forward.policy_forward(parts.spec), loss.SUPERVISED, optimizer, parts.mesh)
         state = update.warm_up(init_state(params, optimizer, keep_reference=keep_reference), packer.empty())
-        if saved.resumes(stage):
-            state, _ = saved.checkpoints.restore(state)
+        state = saved.restored(stage, state)
         driver.update_params(state.params, int(state.step))
         to_streams = prepare(packer, state)
-    step = saved.step_of(stage)
-    with saved.stage(stage, cfg.updates, step):
-        if not saved.resumes(stage):
-            record_evaluation(parts, saved, driver, stage, 0, {"examples": float(len(examples))})
-            if saved.due(0):
-                saved.save(state, stage, 0, {})
-        while step < cfg.updates:
-            started = time.monotonic()
-            chosen = [examples[i] for i in order(len(examples), cfg.examples, (parts.cfg.seed, step))]
-            state, metrics = _step(update, packer, state, *to_streams(state, chosen))
-            step += 1
-            metrics["time/step_s"] = time.monotonic() - started
-            if step == cfg.updates or (parts.cfg.eval.every and step % parts.cfg.eval.every == 0):
-                driver.update_params(state.params, int(state.step))
-                record_evaluation(parts, saved, driver, stage, step, metrics)
-            else:
-                saved.record(stage, step, metrics)
-            if saved.due(step) or step == cfg.updates:
-                saved.save(state, stage, step, {})
+    first = functools.partial(record_evaluation, parts, saved, driver, stage, 0, {"examples": float(len(examples))})
+
+    def bundle() -> tuple[TrainState, dict]:
+        return state, {}
+
+    for step in saved.steps(stage, cfg.updates, bundle, first=first):
+        started = time.monotonic()
+        chosen = [examples[i] for i in order(len(examples), cfg.examples, (parts.cfg.seed, step))]
+        state, metrics = _step(update, packer, state, *to_streams(state, chosen))
+        metrics["time/step_s"] = time.monotonic() - started
+        if saved.evaluates(step + 1, cfg.updates):
+            driver.update_params(state.params, int(state.step))
+            record_evaluation(parts, saved, driver, stage, step + 1, metrics)
+        else:
+            saved.record(stage, step + 1, metrics)
     return state.params
 
 
@@ -120,13 +116,12 @@ def read_episodes(parts: Parts, saved: Run, path: str) -> EpisodeLog:
     return log
 
 
-def check(parts: Parts, stage: Stage, episodes: str, training: OfflineConfig) -> None:
+def check(parts: Parts, stage: Stage, episodes: str) -> None:
     """What can be known of a stage before it begins.
 
     Raises:
-      ConfigError: no logged episodes, and no stage before this one that logs some; rows too short.
+      ConfigError: no logged episodes, and no stage before this one that logs some.
     """
-    check_context(training.batch, parts.cfg.env.context_tokens)
     stages = parts.cfg.stages
     before = stages[: stages.index(stage)]
     logs = "sample" in before or (parts.cfg.log_episodes and ("rl" in before or "opd" in before))

@@ -24,7 +24,7 @@ from jaxagent.learner.batching import Packer
 from jaxagent.learner.loss import Tally
 from jaxagent.learner.optimizer import make_optimizer
 from jaxagent.learner.score import Scorer, value_scorer
-from jaxagent.learner.state import init_state
+from jaxagent.learner.state import TrainState, init_state
 from jaxagent.learner.update import Update, make_trainable
 from jaxagent.models import critic as critics
 from jaxagent.models.params import Params
@@ -56,24 +56,22 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
         state = update.warm_up(state, packer.empty())
         score = value_scorer(score_value, packer, parts.mesh)
         score.warm_up(state.params)
-        if saved.resumes(OUTCOME_MODEL):
-            state, _ = saved.checkpoints.restore(state)
-    step = saved.step_of(OUTCOME_MODEL)
-    with saved.stage(OUTCOME_MODEL, cfg.training.updates, step):
-        while step < cfg.training.updates:
-            started = time.monotonic()
-            at = offline.order(len(examples), cfg.training.examples, (parts.cfg.seed, step))
-            streams = _streams(score, state.params, [examples[i] for i in at], cfg.loss, cfg.min_reward)
-            state, metrics = update(state, packer.pack(streams))
-            step += 1
-            metrics["time/step_s"] = time.monotonic() - started
-            if step == cfg.training.updates:
-                found = _held_out(score, state.params, training, held_out, cfg.loss, cfg.min_reward)
-                metrics |= found
-                saved.results |= found
-            saved.record(OUTCOME_MODEL, step, metrics)
-            if saved.due(step) or step == cfg.training.updates:
-                saved.save(state, OUTCOME_MODEL, step, {})
+        state = saved.restored(OUTCOME_MODEL, state)
+
+    def bundle() -> tuple[TrainState, dict]:
+        return state, {}
+
+    for step in saved.steps(OUTCOME_MODEL, cfg.training.updates, bundle):
+        started = time.monotonic()
+        chosen = offline.order(len(examples), cfg.training.examples, (parts.cfg.seed, step))
+        streams = _streams(score, state.params, [examples[i] for i in chosen], cfg.loss, cfg.min_reward)
+        state, metrics = update(state, packer.pack(streams))
+        metrics["time/step_s"] = time.monotonic() - started
+        if step + 1 == cfg.training.updates:
+            measured = _held_out(score, state.params, training, held_out, cfg.loss, cfg.min_reward)
+            metrics |= measured
+            saved.results |= measured
+        saved.record(OUTCOME_MODEL, step + 1, metrics)
     folder = Path(parts.cfg.workdir) / OUTCOME_MODEL
     parts.export(state.params.backbone.replace(head=state.reference.head), folder)
     np.save(folder / "value_head.npy", np.asarray(state.params.value_head))
@@ -81,11 +79,8 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
 
 
 def check(parts: Parts) -> None:
-    """Raises ConfigError for missing or malformed logs, or rows without room for the end of an episode."""
-    cfg = parts.cfg.outcome_model
-    offline.check(parts, OUTCOME_MODEL, cfg.episodes, cfg.training)
-    if cfg.training.batch.row_tokens < parts.cfg.env.context_tokens:
-        raise ConfigError("outcome_model.training.batch.row_tokens must be env.context_tokens or more.")
+    """Raises ConfigError for missing or malformed logs."""
+    offline.check(parts, OUTCOME_MODEL, parts.cfg.outcome_model.episodes)
 
 
 def _examples(training: Sequence[Episode], loss: str, min_reward: float) -> Sequence[Any]:

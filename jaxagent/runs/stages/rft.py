@@ -32,4 +32,4 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
 
 def check(parts: Parts) -> None:
     """Raises ConfigError for missing or malformed logs."""
-    offline.check(parts, RFT, parts.cfg.rft.episodes, parts.cfg.rft.training)
+    offline.check(parts, RFT, parts.cfg.rft.episodes)

@@ -27,29 +27,23 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
     tasks = TaskIterator(parts.train, parts.cfg.seed, shuffle=True)
     with saved.compiles.warm_up(), jax.set_mesh(parts.mesh):
         state = TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=())
-    step = saved.step_of(SAMPLE)
+    state = saved.restored(SAMPLE, state)
     if saved.resumes(SAMPLE):
-        with saved.compiles.warm_up():
-            state, _ = saved.checkpoints.restore(state)
         tasks.set_state(saved.host["tasks"])
     driver.update_params(state.params, 0)
     play = parts.rollout(driver, parts.cfg.rl.sampling, cfg.attempts)
-    with saved.stage(SAMPLE, cfg.steps, step):
-        while step < cfg.steps:
-            started, first = time.monotonic(), step * cfg.attempts
+    for step in saved.steps(SAMPLE, cfg.steps, lambda: (state, tasks.get_state())):
+        started, first = time.monotonic(), step * cfg.attempts
 
-            async def attempt(task: Task, sample: int, first: int = first) -> Episode:
-                return await play(task, first + sample)  # numbered over the stage: no two share randomness
+        async def attempt(task: Task, sample: int, first: int = first) -> Episode:
+            return await play(task, first + sample)  # numbered over the stage: no two share randomness
 
-            chosen = tasks.take(cfg.tasks_per_step)
-            deadline = deadline_s(parts, len(chosen) * cfg.attempts)
-            groups = parts.workers.collect(chosen, cfg.attempts, attempt, deadline)
-            driver.check()  # else every attempt of a dead engine would count as sampled
-            played = [episode for group in groups for episode in group.episodes]
-            saved.log_episodes(SAMPLE, step, played)
-            step += 1
-            saved.failed.tell_step(SAMPLE, step, Failures.of(played))
-            saved.record(SAMPLE, step, episode_metrics(groups) | {"time/step_s": time.monotonic() - started})
-            if saved.due(step) or step == cfg.steps:
-                saved.save(state, SAMPLE, step, tasks.get_state())
+        chosen = tasks.take(cfg.tasks_per_step)
+        deadline = deadline_s(parts, len(chosen) * cfg.attempts)
+        groups = parts.workers.collect(chosen, cfg.attempts, attempt, deadline)
+        driver.check()  # else every attempt of a dead engine would count as sampled
+        played = [episode for group in groups for episode in group.episodes]
+        saved.log_episodes(SAMPLE, step, played)
+        saved.failed.tell_step(SAMPLE, step + 1, Failures.of(played))
+        saved.record(SAMPLE, step + 1, episode_metrics(groups) | {"time/step_s": time.monotonic() - started})
     return state.params

@@ -14,9 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxagent.algorithms.sft import sft
-from jaxagent.config import ConfigError
 from jaxagent.engine.driver import Driver
-from jaxagent.learner.batching import check_context
 from jaxagent.learner.state import TrainState
 from jaxagent.models.params import Params
 from jaxagent.rollout import demonstrations
@@ -73,8 +71,4 @@ def to_trajectory(parts: Parts, row: dict) -> Trajectory:
 
 def check(parts: Parts) -> None:
     """Raises ConfigError for missing or malformed demonstrations."""
-    cfg = parts.cfg.sft
-    check_context(cfg.training.batch, parts.cfg.env.context_tokens)
     load(parts)
-    if cfg.negatives and cfg.negative_frac == 0:
-        raise ConfigError("sft.negatives is given: sft.negative_frac must be more than 0.")

@@ -17,9 +17,8 @@ class StageProgram:
     """One entry of `loop.STAGES`.
 
     `run` gets the policy that the stage before left (random or loaded for the first; overwritten from the bundle where
-    `saved.resumes(stage)`) and returns the one it leaves. It does its steps inside `saved.stage(name, ...)`, saves
-    bundles with `saved.save(state, name, step, ...)` where `saved.due(step)` and after its last step, and goes on at
-    `saved.step_of(name)`. The engine serves whatever the stage last gave `driver.update_params`.
+    `saved.resumes(stage)`) and returns the one it leaves. `for step in saved.steps(name, ...)` goes on where the bundle
+    ends, saves and stops. The engine serves whatever the stage last gave `driver.update_params`.
     """
 
     run: Callable[[Parts, Run, Driver, Params], Params]

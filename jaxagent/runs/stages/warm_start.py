@@ -24,8 +24,8 @@ from jaxagent.learner import forward, loss
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer
 from jaxagent.learner.optimizer import make_optimizer
-from jaxagent.learner.programs import sharing
-from jaxagent.learner.state import init_state
+from jaxagent.learner.programs import action_tokens, sharing
+from jaxagent.learner.state import TrainState, init_state
 from jaxagent.learner.update import make_update
 from jaxagent.models.params import Params
 from jaxagent.rollout import demonstrations
@@ -45,40 +45,43 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
     # The curriculum is trained on every token of a row, whole episodes on the few that are sampled.
     share = sharing(parts.cfg, cfg.batch, parts.spec)
     curriculum = Packer(cfg.batch, cfg.batch.row_tokens, parts.row_shards, share)
-    full = Packer(cfg.batch, parts.cfg.env.max_turns * parts.cfg.env.turn_tokens, parts.row_shards, share)
+    full = Packer(cfg.batch, action_tokens(parts.cfg), parts.row_shards, share)
     optimizer = make_optimizer(cfg.optimizer, cfg.max_steps)
     with saved.compiles.warm_up(), jax.set_mesh(parts.mesh):
         update = make_update(forward.policy_forward(parts.spec), loss.SUPERVISED, optimizer, parts.mesh)
         state = init_state(params, optimizer)
         for packer in (curriculum, full) if cfg.curriculum_steps else (full,):
             state = update.warm_up(state, packer.empty())
-    step = saved.step_of(WARM_START)
-    if step:
-        with saved.compiles.warm_up():
-            state, _ = saved.checkpoints.restore(state)
-    tasks = gate_tasks(parts)
-    with saved.stage(WARM_START, cfg.max_steps, step):
-        for batches in Demonstrations(parts, curriculum, full).batches(step):
-            if saved.results.get("warm_start/gate_open"):  # found out just before the run was interrupted
-                break
-            started = time.monotonic()
-            state, metrics = update(state, batches)
-            step += 1
-            metrics = {"loss": metrics["ce/nll"], "policy/grad_norm": metrics["policy/grad_norm"]}
-            metrics["time/step_s"] = time.monotonic() - started
-            is_gate = step % cfg.gate_every == 0 and step > cfg.curriculum_steps
-            if is_gate:
-                driver.update_params(state.params, step)
-                scores, failures = gate(parts, driver, tasks)
-                metrics |= scores
-                worst = scores["gate/worst_accuracy"]
-                saved.results["warm_start/gate_open"] = worst is not None and worst >= cfg.gate_accuracy
-                saved.failed.tell_step("warm_start.gate", step, failures)
-                saved.results["warm_start/steps"] = step
-            saved.record(WARM_START, step, metrics)
-            ends = step == cfg.max_steps or (is_gate and saved.results["warm_start/gate_open"])
-            if ends or saved.terminating or (is_gate and parts.cfg.checkpoint.every):
-                saved.save(state, WARM_START, step, {})
+    state = saved.restored(WARM_START, state)
+    tasks, demonstrated = gate_tasks(parts), Demonstrations(parts, curriculum, full).batches(saved.step_of(WARM_START))
+
+    def bundle() -> tuple[TrainState, dict]:
+        return state, {}
+
+    def is_gate(done: int) -> bool:
+        return done % cfg.gate_every == 0 and done > cfg.curriculum_steps
+
+    for step in saved.steps(
+        WARM_START,
+        cfg.max_steps,
+        bundle,
+        save_after=lambda done: is_gate(done) and parts.cfg.checkpoint.every > 0,
+        over=lambda: saved.results.get("warm_start/gate_open", False),
+    ):
+        batches, done = next(demonstrated), step + 1
+        started = time.monotonic()
+        state, metrics = update(state, batches)
+        metrics = {"loss": metrics["ce/nll"], "policy/grad_norm": metrics["policy/grad_norm"]}
+        metrics["time/step_s"] = time.monotonic() - started
+        if is_gate(done):
+            driver.update_params(state.params, done)
+            scores, failures = gate(parts, driver, tasks)
+            metrics |= scores
+            worst = scores["gate/worst_accuracy"]
+            saved.results["warm_start/gate_open"] = worst is not None and worst >= cfg.gate_accuracy
+            saved.failed.tell_step("warm_start.gate", done, failures)
+            saved.results["warm_start/steps"] = done
+        saved.record(WARM_START, done, metrics)
     return state.params
 
 

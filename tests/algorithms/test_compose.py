@@ -5,10 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from configs.search_r1 import get_config
 from jaxagent import config
-from jaxagent.algorithms import presets
+from jaxagent.algorithms import checks, compose, needs, samples
 from jaxagent.algorithms.distill import Scores
-from jaxagent.algorithms.rollout import action_mask
+from jaxagent.algorithms.samples import ModelScores, action_mask
 from jaxagent.config import ConfigError
 from jaxagent.types import StopReason
 
@@ -17,7 +18,7 @@ ECHO = dict(coefficient=0.05)
 
 def test_grpo_gives_every_action_token_its_attempts_advantage(rl, make_group):
     group = make_group(("ppaoa", 1.0), ("ppa", 0.0))
-    streams, counts = presets.streams([group], rl(), 0.0)
+    streams, counts = compose.streams([group], rl(), 0.0)
     std = 0.5**0.5  # unbiased, of (1, 0)
     np.testing.assert_allclose(streams[0].advantages, np.array([0, 0, 0.5, 0, 0.5]) / std, rtol=1e-5)
     np.testing.assert_allclose(streams[1].advantages, np.array([0, 0, -0.5]) / std, rtol=1e-5)
@@ -26,7 +27,7 @@ def test_grpo_gives_every_action_token_its_attempts_advantage(rl, make_group):
 
 
 def test_all_trajectories_of_an_episode_get_the_full_advantage(rl, make_group):
-    streams, _ = presets.streams([make_group(("pa paa", 1.0), ("pa", 0.0))], rl(advantage="group_mean"), 0.0)
+    streams, _ = compose.streams([make_group(("pa paa", 1.0), ("pa", 0.0))], rl(advantage="group_mean"), 0.0)
     assert [s.advantages.max() for s in streams[:2]] == [0.5, 0.5]
 
 
@@ -35,7 +36,7 @@ def test_several_trajectories_by_the_three_published_rules(rl, make_group):
 
     def advantages(rule):
         config = rl(advantage="group_mean", multi_trajectory=rule)
-        return [s.advantages.max() + s.advantages.min() for s in presets.streams([group], config, 0.0)[0]]
+        return [s.advantages.max() + s.advantages.min() for s in compose.streams([group], config, 0.0)[0]]
 
     np.testing.assert_allclose(advantages("full"), [2 / 3, 2 / 3, -1 / 3, -1 / 3], rtol=1e-6)
     np.testing.assert_allclose(advantages("divide"), [1 / 3, 1 / 3, -1 / 3, -1 / 3], rtol=1e-6)
@@ -45,8 +46,8 @@ def test_several_trajectories_by_the_three_published_rules(rl, make_group):
 def test_an_episodes_trajectories_stay_in_one_update_and_count_once(rl, make_group):
     groups = [make_group(("pa paa pa", 1.0), ("paa", 0.0)) for _ in range(4)]
     config = rl(aggregation="rollout_mean", updates_per_step=4)
-    streams = presets.streams(groups, config, 0.0)[0]
-    updates = list(presets.mini_batches(streams, config, (0, 0)))
+    streams = compose.streams(groups, config, 0.0)[0]
+    updates = list(compose.mini_batches(streams, config, (0, 0)))
     episodes = [{s.episode for s in update} for update in updates]
     assert sum(map(len, episodes)) == 8 and len(set.union(*episodes)) == 8
     for update in updates:
@@ -57,14 +58,14 @@ def test_an_episodes_trajectories_stay_in_one_update_and_count_once(rl, make_gro
 
 def test_the_reference_is_refreshed_on_schedule(rl):
     config = rl(kl=dict(coefficient=0.1, refresh_every=3))
-    assert [step for step in range(1, 8) if presets.refresh_due(config, step)] == [3, 6]
-    assert not any(presets.refresh_due(rl(kl=dict(coefficient=0.1)), step) for step in range(1, 8))
+    assert [step for step in range(1, 8) if compose.refresh_due(config, step)] == [3, 6]
+    assert not any(compose.refresh_due(rl(kl=dict(coefficient=0.1)), step) for step in range(1, 8))
 
 
 def test_failed_attempts_change_no_statistic_and_are_not_trained(rl, make_group):
     attempts = [("pa", 1.0), ("pa", 0.0), ("pa", 0.0)]
-    clean, _ = presets.streams([make_group(*attempts)], rl(), 0.0)
-    failed, counts = presets.streams([make_group(*attempts, ("pa", 0.0, StopReason.ENV_ERROR))], rl(), 0.0)
+    clean, _ = compose.streams([make_group(*attempts)], rl(), 0.0)
+    failed, counts = compose.streams([make_group(*attempts, ("pa", 0.0, StopReason.ENV_ERROR))], rl(), 0.0)
     assert counts["groups/failed_episodes"] == 1 and len(failed) == len(clean) == 3
     for a, b in zip(clean, failed, strict=True):
         np.testing.assert_array_equal(a.advantages, b.advantages)
@@ -72,17 +73,17 @@ def test_failed_attempts_change_no_statistic_and_are_not_trained(rl, make_group)
 
 def test_groups_without_signal_are_dropped_or_kept(rl, make_group):
     groups = [make_group(("pa", 1.0), ("pa", 1.0)), make_group(("pa", 1.0), ("pa", 0.0))]
-    dropped, counts = presets.streams(groups, rl(drop_zero_signal=True), 0.0)
+    dropped, counts = compose.streams(groups, rl(drop_zero_signal=True), 0.0)
     assert len(dropped) == 2 and counts["groups/zero_signal_frac"] == 0.5
-    kept, _ = presets.streams(groups, rl(drop_zero_signal=False), 0.0)
+    kept, _ = compose.streams(groups, rl(drop_zero_signal=False), 0.0)
     assert len(kept) == 4 and not kept[0].advantages.any() and kept[0].policy_weights.any()
 
 
 def test_episodes_without_an_action_are_no_trajectory(rl, make_group):
     groups = [make_group(("ppo", 1.0), ("pa", 0.0), ("pa", 1.0))]
-    assert len(presets.trajectories(groups)) == 2
-    assert len(presets.streams(groups, rl(), 0.0)[0]) == 2
-    assert presets.streams([make_group(("ppo", 1.0))], rl(), 0.0)[0] == []
+    assert len(samples.trajectories(groups)) == 2
+    assert len(compose.streams(groups, rl(), 0.0)[0]) == 2
+    assert compose.streams([make_group(("ppo", 1.0))], rl(), 0.0)[0] == []
 
 
 def test_nothing_predicts_a_trajectorys_first_token(make_trajectory):
@@ -92,7 +93,7 @@ def test_nothing_predicts_a_trajectorys_first_token(make_trajectory):
 def test_along_tokens_failed_attempts_are_not_trained_and_the_last_token_needs_no_place_in_a_row(rl, make_group):
     group = make_group(("paaoa", 1.0), ("pa", 1.0, StopReason.TIMEOUT))
     config = rl(advantage="return", critic=dict(gamma=1.0), batch=dict(row_tokens=4))  # five tokens: four inputs
-    (only,) = presets.streams([group], config, 0.0)[0]
+    (only,) = compose.streams([group], config, 0.0)[0]
     np.testing.assert_array_equal(only.advantages, [0, 1, 1, 0, 1])
 
 
@@ -100,7 +101,7 @@ def test_ppo_puts_the_reward_on_the_last_action_and_skips_the_observation(rl, ma
     group = make_group(("ppaooao", 1.0))
     critic = dict(gamma=0.5, lam=1.0, value_coefficient=2.0)
     values = [np.array([9, 9, 0.25, 9, 9, 0.5, 9], np.float32)]  # 9: never read
-    (s,), _ = presets.streams([group], rl(advantage="gae", critic=critic), 0.0, values=values)
+    (s,), _ = compose.streams([group], rl(advantage="gae", critic=critic), 0.0, ModelScores(values=values))
     # last action: 1 - .5 = .5; first: .5 * .5 - .25 + .5 * .5 = .25; returns = value + advantage
     np.testing.assert_allclose(s.advantages, [0, 0, 0.25, 0, 0, 0.5, 0], rtol=1e-6)
     np.testing.assert_allclose(s.returns, [0, 0, 0.5, 0, 0, 1.0, 0], rtol=1e-6)
@@ -111,8 +112,8 @@ def test_ppo_puts_the_reward_on_the_last_action_and_skips_the_observation(rl, ma
 def test_ppo_whitens_over_all_action_tokens_of_the_batch(rl, make_group):
     groups = [make_group(("ppaoa", 1.0), ("paa", 0.0)), make_group(("pa", 1.0))]
     config = rl(advantage="gae", whiten_advantages=True)
-    values = [np.zeros(len(t), np.float32) for t in presets.trajectories(groups)]
-    streams, _ = presets.streams(groups, config, 0.0, values=values)
+    values = [np.zeros(len(t), np.float32) for t in samples.trajectories(groups)]
+    streams, _ = compose.streams(groups, config, 0.0, ModelScores(values=values))
     actions = np.concatenate([s.advantages[s.policy_weights > 0] for s in streams])
     np.testing.assert_allclose([actions.mean(), actions.std(ddof=1)], [0, 1], atol=1e-6)
     assert all(not s.advantages[s.policy_weights == 0].any() for s in streams)
@@ -122,7 +123,7 @@ def test_kl_in_reward_is_taken_from_the_reward(rl, make_group):
     group = make_group(("pa", 1.0), ("pa", 1.0), ("pa", 0.0))  # behaviour log-prob -1 on every action
     config = rl(advantage="group_mean", kl=dict(coefficient=0.1, estimator="k1", where="reward"))
     reference = [np.array([0, lp], np.float32) for lp in (-1.0, -3.0, -1.0)]
-    streams, _ = presets.streams([group], config, 0.0, reference=reference)
+    streams, _ = compose.streams([group], config, 0.0, ModelScores(reference=reference))
     rewards = np.array([1.0, 1.0 - 0.1 * 2.0, 0.0])
     np.testing.assert_allclose([s.advantages[1] for s in streams], rewards - rewards.mean(), rtol=1e-6)
     assert not any(s.kl_weights.any() for s in streams)
@@ -131,7 +132,7 @@ def test_kl_in_reward_is_taken_from_the_reward(rl, make_group):
 def test_kl_in_loss_and_entropy_are_weights(rl, make_group):
     config = rl(kl=dict(coefficient=0.1, where="loss"), entropy_coefficient=0.01)
     reference = [np.array([0, -2.0], np.float32)] * 2
-    (s, _), _ = presets.streams([make_group(("pa", 1.0), ("pa", 0.0))], config, 0.0, reference=reference)
+    (s, _), _ = compose.streams([make_group(("pa", 1.0), ("pa", 0.0))], config, 0.0, ModelScores(reference=reference))
     np.testing.assert_allclose(s.kl_weights, [0, 0.1])
     np.testing.assert_allclose(s.entropy_weights, [0, 0.01])
     np.testing.assert_allclose(s.reference_logprobs, [0, -2.0])
@@ -144,9 +145,9 @@ def test_every_term_is_a_mean_over_the_update_times_its_coefficient(rl, make_gro
         z_coefficient=0.02, kl=dict(coefficient=0.1, where="loss"), positive_nll=dict(coefficient=0.3, min_reward=1.0),
         echo=dict(coefficient=0.05, schedule="linear_decay", denominator="token_mean"), aggregation="sequence_mean",
     )  # fmt: skip
-    zeros = [np.zeros(len(t), np.float32) for t in presets.trajectories([group])]
-    streams, _ = presets.streams([group], config, 0.5, reference=zeros, values=zeros)
-    (update,) = presets.mini_batches(streams, config, (0, 0))
+    zeros = [np.zeros(len(t), np.float32) for t in samples.trajectories([group])]
+    streams, _ = compose.streams([group], config, 0.5, ModelScores(reference=zeros, values=zeros))
+    (update,) = compose.mini_batches(streams, config, (0, 0))
     sums = {name: float(sum(getattr(s, f"{name}_weights").sum() for s in update)) for name in
             ("policy", "kl", "entropy", "z", "value", "nll", "ce")}  # fmt: skip
     expected = dict(policy=1.0, kl=0.1, entropy=0.01, z=0.02, value=2.0, nll=0.3)  # not of the failed attempt
@@ -163,15 +164,15 @@ def test_echo_is_grpo_plus_observation_weights(rl, make_group):
         make_group(("paooa", 1.0), ("paow", 0.0), ("pao", 0.0, StopReason.TIMEOUT)),
         make_group(("paooo", 1.0), ("pa", 1.0)),  # no signal: world model only
     ]
-    plain, _ = presets.streams(groups, rl(), 0.0)
-    echoed, _ = presets.streams(groups, rl(echo=ECHO), 0.0)
+    plain, _ = compose.streams(groups, rl(), 0.0)
+    echoed, _ = compose.streams(groups, rl(echo=ECHO), 0.0)
     assert len(plain) == 2 and len(echoed) == 5
     for a, b in zip(plain, echoed[:2], strict=True):
         np.testing.assert_array_equal(a.policy_weights, b.policy_weights)
         np.testing.assert_array_equal(a.advantages, b.advantages)
     assert not any(s.policy_weights.any() for s in echoed[2:])
     np.testing.assert_allclose(echoed[1].ce_weights, [0, 0, 0.05, 0], rtol=1e-6)
-    (update,) = presets.mini_batches(echoed, rl(echo=ECHO, updates_per_step=1), (0, 0))
+    (update,) = compose.mini_batches(echoed, rl(echo=ECHO, updates_per_step=1), (0, 0))
     got = sorted(float(s.ce_weights.sum()) for s in update)
     # targets / (observation tokens + .001) / 5 sequences * .05; one of the two of "paow" is a warning
     expected = sorted(0.05 / 5 * n / (full + 1e-3) for n, full in ((2, 2), (1, 2), (1, 1), (3, 3), (0, 0)))
@@ -180,18 +181,18 @@ def test_echo_is_grpo_plus_observation_weights(rl, make_group):
 
 def test_mini_batches_part_evenly_cover_each_epoch_and_normalise_each_update(rl, make_group):
     groups = [make_group(("paoa", 1.0), ("paa", 0.0), ("pa", 0.0)) for _ in range(3)]
-    streams, _ = presets.streams(groups, rl(), 0.0)
-    updates = list(presets.mini_batches(streams, rl(updates_per_step=2, epochs=2), (1, 7)))
+    streams, _ = compose.streams(groups, rl(), 0.0)
+    updates = list(compose.mini_batches(streams, rl(updates_per_step=2, epochs=2), (1, 7)))
     assert [len(u) for u in updates] == [5, 4, 5, 4]
     for epoch in (updates[:2], updates[2:]):
         assert {id(s.trajectory) for u in epoch for s in u} == {id(s.trajectory) for s in streams}
     for update in updates:
         np.testing.assert_allclose(sum(s.policy_weights.sum() for s in update), 1.0, rtol=1e-6)
-    again = list(presets.mini_batches(streams, rl(updates_per_step=2, epochs=2), (1, 7)))
+    again = list(compose.mini_batches(streams, rl(updates_per_step=2, epochs=2), (1, 7)))
     assert [[id(s.trajectory) for s in u] for u in updates] == [[id(s.trajectory) for s in u] for u in again]
     first, _, second, _ = ({id(s.trajectory) for s in u} for u in updates)
     assert first != second  # every epoch is shuffled anew
-    assert list(presets.mini_batches([], rl(), (0, 0))) == []
+    assert list(compose.mini_batches([], rl(), (0, 0))) == []
 
 
 @pytest.mark.parametrize("silent_frac", [0.5, 0.25, 0.0])
@@ -203,10 +204,10 @@ def test_what_is_there_for_an_auxiliary_term_is_spread_evenly_over_the_updates(r
     groups += [make_group(("paoa", 1.0), ("paoa", 1.0)) for _ in range(silent)]
     for seed in range(5):
         config = rl(echo=ECHO, updates_per_step=updates)
-        parts = list(presets.mini_batches(presets.streams(groups, config, 0.0)[0], config, (seed, 0)))
+        parts = list(compose.mini_batches(compose.streams(groups, config, 0.0)[0], config, (seed, 0)))
         assert [len(part) for part in parts] == [16 // updates] * updates
         assert sorted(id(s.trajectory) for part in parts for s in part) == sorted(
-            id(t) for t in presets.trajectories(groups)
+            id(t) for t in samples.trajectories(groups)
         )
         for part in parts:
             live = [s for s in part if s.policy_weights.any()]
@@ -219,28 +220,28 @@ def test_uneven_numbers_make_updates_whose_sizes_differ_by_one(rl, make_group):
     groups = [make_group(("pao", 1.0), ("pa", 0.0), ("pa", 0.0)), make_group(("pao", 1.0), ("pao", 1.0))]
     config = rl(echo=ECHO, updates_per_step=3)
     groups += [make_group(("pa", 1.0), ("pa", 0.0))]
-    parts = list(presets.mini_batches(presets.streams(groups, config, 0.0)[0], config, (0, 0)))
+    parts = list(compose.mini_batches(compose.streams(groups, config, 0.0)[0], config, (0, 0)))
     assert [sum(bool(s.policy_weights.any()) for s in part) for part in parts] == [2, 2, 1]
     assert [len(part) for part in parts] == [2, 3, 2]
 
 
 def test_without_auxiliary_terms_updates_are_the_shuffled_episodes_cut_evenly(rl, make_group):
     groups = [make_group(*[("pa", float(i == 0)) for i in range(5)]) for _ in range(3)]
-    made = presets.streams(groups, rl(), 0.0)[0]
-    parts = list(presets.mini_batches(made, rl(updates_per_step=4), (3, 5)))
+    made = compose.streams(groups, rl(), 0.0)[0]
+    parts = list(compose.mini_batches(made, rl(updates_per_step=4), (3, 5)))
     order = np.random.default_rng([3, 5, 0]).permutation(15)
     expected = [[id(made[i].trajectory) for i in part] for part in np.array_split(order, 4)]
     assert [[id(s.trajectory) for s in part] for part in parts] == expected
 
 
 def test_no_groups_give_nothing(rl):
-    assert presets.streams([], rl(), 0.0) == ([], {})
+    assert compose.streams([], rl(), 0.0) == ([], {})
 
 
 def test_most_targets(rl):
-    assert presets.most_targets(rl(), 36, 256) == 36
-    assert presets.most_targets(rl(echo=ECHO), 36, 256) == 256
-    assert presets.most_targets(rl(echo=ECHO | dict(max_tokens=64)), 36, 256) == 100
+    assert compose.most_targets(rl(), 36, 256) == 36
+    assert compose.most_targets(rl(echo=ECHO), 36, 256) == 256
+    assert compose.most_targets(rl(echo=ECHO | dict(max_tokens=64)), 36, 256) == 100
 
 
 TRUNCATE = dict(name="truncate", low=0.0, high=2.0)
@@ -249,63 +250,66 @@ IN_REWARD = dict(coefficient=0.1, where="reward")
 TEACHER = dict(coefficient=1.0, teacher="runs/x/policy", loss="sampled")
 
 
-def test_distillation_alone_keeps_the_pull_to_the_reference(rl, make_group):
+def test_the_stage_opd_keeps_the_pull_to_the_reference(rl, make_group):
     """KL in the reward, which the stage does not have, goes into the advantage: it is not lost."""
     given = rl(kl=dict(coefficient=0.05, where="reward", estimator="k1"), distill=TEACHER)
-    alone = presets.distillation_alone(given, config.OPDConfig(steps=1, coefficient=1.0, learning_rate=1e-3))
-    presets.check(alone)
+    alone = compose.as_opd(dataclasses.replace(config.parse(get_config()), rl=given)).rl
+    checks.check(alone)
     group = make_group(("pa", 1.0), ("pa", 0.0))  # behaviour log-prob -1
     none = np.zeros((2, 1), np.float32)
     teacher = [Scores(np.array([0.0, -1.0], np.float32), none.astype(np.int32), none, none)] * 2
     reference = [np.array([0.0, -3.0], np.float32)] * 2
-    made, _ = presets.streams([group], alone, 0.0, reference=reference, teacher=teacher)
+    made, _ = compose.streams([group], alone, 0.0, ModelScores(reference=reference, teacher=teacher))
     for s in made:  # the teacher agrees, the reference finds it less likely by 2 nats
         np.testing.assert_allclose(s.advantages, [0, -0.05 * 2], rtol=1e-6)
 
 
+REFUSED = (  # changes of rl, and what is said of them
+    (
+        dict(advantage="group_mean_sd"),
+        r"rl\.advantage has no choice 'group_mean_sd'. Did you mean 'group_mean_std'",
+    ),
+    (dict(objective="gpso"), r"rl\.objective .* Did you mean 'gspo'"),
+    (dict(aggregation="mean"), r"rl\.aggregation .* Did you mean"),
+    (dict(kl=dict(estimator="k4")), r"rl\.kl\.estimator .* Did you mean 'k"),
+    (dict(advantage="vtrace", correction=TRUNCATE), "holds importance weights already"),
+    (dict(advantage="vtrace", correction=dict(name="opsm")), "'opsm' with rl.advantage='vtrace' would measure"),
+    (dict(advantage="gae", multi_trajectory="divide"), "multi_trajectory='divide' does nothing with .*'gae'"),
+    (dict(advantage="turn_mean_std", multi_trajectory="statistics"), "multi_trajectory='statistics' does nothing"),
+    (dict(advantage="gae_bilevel", kl=IN_REWARD), "kl.where='reward' would lose the KL"),
+    (dict(objective="reinforce", updates_per_step=2), "only the first is on-policy: set both to 1"),
+    (dict(objective="reinforce", updates_per_step=1, epochs=3), "only the first is on-policy: set both to 1"),
+    (ONE_UPDATE | dict(objective="reinforce", staleness=4), "rl.staleness=4 steps old: set rl.correction.name"),
+    (dict(advantage="vtrace_turns", correction=TRUNCATE), "holds importance weights already"),
+    (dict(objective="gspo", correction=TRUNCATE | dict(name="mask")), "take tokens out of the sequences"),
+    (dict(correction=dict(name="opsm", veto=1e-4)), "veto and .normalise do nothing with .*'opsm'"),
+    (dict(correction=dict(name="none", normalise=True)), "veto and .normalise do nothing with .*'none'"),
+    (dict(advantage="no_reward", kl=IN_REWARD), "kl.where='reward' does nothing with rl.advantage='no_reward'"),
+    (dict(objective="none", kl=IN_REWARD), "kl.where='reward' does nothing with rl.objective='none'"),
+    (dict(objective="none", distill=TEACHER), "loss='sampled' is an advantage"),
+    (dict(distill=TEACHER, drop_zero_signal=False, refill=dict(max_rounds=2)), "refill.max_rounds=1"),
+    (dict(distill=TEACHER, drop_zero_signal=False, keep_groups_frac=0.5), "keep_groups_frac=1"),
+    (dict(positive_nll=dict(coefficient=0.1), replay=dict(per_step=2, use="nll")), "use one of them"),
+)
+
+
 def test_check_refuses_what_cannot_mean_anything(rl):
-    presets.check(rl())
-    for changes, message in (
-        (
-            dict(advantage="group_mean_sd"),
-            r"rl\.advantage has no choice 'group_mean_sd'. Did you mean 'group_mean_std'",
-        ),
-        (dict(objective="gpso"), r"rl\.objective .* Did you mean 'gspo'"),
-        (dict(aggregation="mean"), r"rl\.aggregation .* Did you mean"),
-        (dict(kl=dict(estimator="k4")), r"rl\.kl\.estimator .* Did you mean 'k"),
-        (dict(advantage="vtrace", correction=TRUNCATE), "holds importance weights already"),
-        (dict(advantage="vtrace", correction=dict(name="opsm")), "'opsm' with rl.advantage='vtrace' would measure"),
-        (dict(advantage="gae", multi_trajectory="divide"), "multi_trajectory='divide' does nothing with .*'gae'"),
-        (dict(advantage="turn_mean_std", multi_trajectory="statistics"), "multi_trajectory='statistics' does nothing"),
-        (dict(advantage="gae_bilevel", kl=IN_REWARD), "kl.where='reward' would lose the KL"),
-        (dict(objective="reinforce", updates_per_step=2), "only the first is on-policy: set both to 1"),
-        (dict(objective="reinforce", updates_per_step=1, epochs=3), "only the first is on-policy: set both to 1"),
-        (ONE_UPDATE | dict(objective="reinforce", staleness=4), "rl.staleness=4 steps old: set rl.correction.name"),
-        (dict(advantage="vtrace_turns", correction=TRUNCATE), "holds importance weights already"),
-        (dict(objective="gspo", correction=TRUNCATE | dict(name="mask")), "take tokens out of the sequences"),
-        (dict(correction=dict(name="opsm", veto=1e-4)), "veto and .normalise do nothing with .*'opsm'"),
-        (dict(correction=dict(name="none", normalise=True)), "veto and .normalise do nothing with .*'none'"),
-        (dict(advantage="no_reward", kl=IN_REWARD), "kl.where='reward' does nothing with rl.advantage='no_reward'"),
-        (dict(objective="none", kl=IN_REWARD), "kl.where='reward' does nothing with rl.objective='none'"),
-        (dict(objective="none", distill=TEACHER), "loss='sampled' is an advantage"),
-        (dict(distill=TEACHER, drop_zero_signal=False, refill=dict(max_rounds=2)), "refill.max_rounds=1"),
-        (dict(distill=TEACHER, drop_zero_signal=False, keep_groups_frac=0.5), "keep_groups_frac=1"),
-        (dict(positive_nll=dict(coefficient=0.1), replay=dict(per_step=2, use="nll")), "use one of them"),
-    ):
+    checks.check(rl())
+    for changes, message in REFUSED:
         with pytest.raises(ConfigError, match=message):
-            presets.check(rl(**changes))
-    presets.check(rl(objective="reinforce", **ONE_UPDATE))
-    presets.check(rl(objective="reinforce", staleness=4, correction=TRUNCATE, **ONE_UPDATE))
-    presets.check(rl(objective="importance_sampling", staleness=4, updates_per_step=2))
-    presets.check(rl(advantage="gae_bilevel", kl=dict(coefficient=0.1, where="loss")))
+            checks.check(rl(**changes))
+    checks.check(rl(objective="reinforce", **ONE_UPDATE))
+    checks.check(rl(objective="reinforce", staleness=4, correction=TRUNCATE, **ONE_UPDATE))
+    checks.check(rl(objective="importance_sampling", staleness=4, updates_per_step=2))
+    checks.check(rl(advantage="gae_bilevel", kl=dict(coefficient=0.1, where="loss")))
     with pytest.raises(ConfigError, match=r"rl\.aggregation_constant"):
-        presets.check(rl(aggregation="constant", aggregation_constant=0.0))
+        checks.check(rl(aggregation="constant", aggregation_constant=0.0))
 
 
 def test_the_reference_and_the_critic_are_asked_for_only_when_read(rl):
-    assert presets.needs_critic(rl(advantage="gae")) and not presets.needs_critic(rl())
-    assert presets.needs_reference(rl(kl=dict(coefficient=0.1))) and not presets.needs_reference(rl())
-    assert not presets.needs_critic(rl(advantage="return"))
+    assert needs.needs_critic(rl(advantage="gae")) and not needs.needs_critic(rl())
+    assert needs.needs_reference(rl(kl=dict(coefficient=0.1))) and not needs.needs_reference(rl())
+    assert not needs.needs_critic(rl(advantage="return"))
 
 
 def test_reinforce_plus_plus_gives_each_token_what_comes_after_it(rl, make_group):
@@ -313,12 +317,14 @@ def test_reinforce_plus_plus_gives_each_token_what_comes_after_it(rl, make_group
     kl = dict(coefficient=0.1, estimator="k1", where="reward")
     reference = [np.array([0, -1.0], np.float32), np.array([0, -3.0, 9.0, -1.5], np.float32)]
     config = rl(advantage="return", kl=kl, critic=dict(gamma=1.0))
-    first, second = presets.streams([group], config, 0.0, reference=reference)[0]
+    first, second = compose.streams([group], config, 0.0, ModelScores(reference=reference))[0]
     # Token rewards: 0; -0.1 * (-1 + 3) = -0.2 and -0.1 * (-1 + 1.5) + 1 = 0.95.
     np.testing.assert_allclose(first.advantages, [0, 0])
     np.testing.assert_allclose(second.advantages, [0, 0.75, 0, 0.95], rtol=1e-6)
     assert not second.value_weights.any() and not second.kl_weights.any()
-    white = presets.streams([group], dataclasses.replace(config, whiten_advantages=True), 0.0, reference=reference)[0]
+    white = compose.streams(
+        [group], dataclasses.replace(config, whiten_advantages=True), 0.0, ModelScores(reference=reference)
+    )[0]
     values = np.array([0.0, 0.75, 0.95])
     expected = (values - values.mean()) / values.std(ddof=1)
     np.testing.assert_allclose([*white[0].advantages[1:], *white[1].advantages[[1, 3]]], expected, rtol=1e-5)
@@ -328,6 +334,8 @@ def test_kl_in_the_advantage_is_taken_token_by_token_after_the_baseline(rl, make
     group = make_group(("pa", 0.0), ("paoa", 1.0))
     kl = dict(coefficient=0.1, estimator="k1", where="advantage")
     reference = [np.array([0, -1.0], np.float32), np.array([0, -3.0, 9.0, -1.5], np.float32)]
-    first, second = presets.streams([group], rl(advantage="group_mean", kl=kl), 0.0, reference=reference)[0]
+    first, second = compose.streams([group], rl(advantage="group_mean", kl=kl), 0.0, ModelScores(reference=reference))[
+        0
+    ]
     np.testing.assert_allclose(first.advantages, [0, -0.5])
     np.testing.assert_allclose(second.advantages, [0, 0.5 - 0.2, 0, 0.5 - 0.05], rtol=1e-6)

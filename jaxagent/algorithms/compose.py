@@ -9,8 +9,8 @@
     rl.distill        a teacher's judgement            distill.py, in the advantage or the loss
     rl.echo, ...      auxiliary terms: on where their coefficient is not 0
 
-In: the groups of one rollout batch (and, where a choice asks, critic values and reference log-probs of their
-trajectories). Out: `Streams` with relative weights; `mini_batches` splits them into optimiser updates and normalises
+In: the groups of one rollout batch, and what models say of their trajectories (`ModelScores`), as far as a choice
+reads it. Out: `Streams` with relative weights; `mini_batches` splits them into optimiser updates and normalises
 the weights of each. The learner never knows which algorithm it runs. Known combinations have names in `published.py`;
 `checks.py` refuses those that mean nothing, `needs.py` says what the learner has to bring.
 Axis letters: N groups, G samples per group, T tokens.
@@ -21,43 +21,29 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxagent.algorithms import aggregate, corrections, distill, echo, estimate
 from jaxagent.algorithms.advantages import zero_signal
-from jaxagent.algorithms.checks import check
-from jaxagent.algorithms.distill import Scores
 from jaxagent.algorithms.estimate import Signal
-from jaxagent.algorithms.needs import (
-    needs_critic,
-    needs_old,
-    needs_reference,
-    needs_student_top_k,
-    needs_support,
-    needs_teacher,
-    needs_whole_teacher,
-)
-from jaxagent.algorithms.rollout import Rollout, action_mask, rewards, trajectories, walk
+from jaxagent.algorithms.needs import needs_reference, needs_support
+from jaxagent.algorithms.samples import NO_SCORES, ModelScores, Sample, rewards, samples
 from jaxagent.algorithms.streams import Streams
-from jaxagent.config import OPDConfig, RLConfig
-from jaxagent.types import Episode, Group, Trajectory
-
-__all__ = ["check", "mini_batches", "most_targets", "needs_critic", "needs_old", "needs_reference",
-           "needs_student_top_k", "needs_support", "needs_teacher", "needs_whole_teacher", "streams",
-           "trajectories", "warm_up"]  # fmt: skip
-
-warm_up = estimate.warm_up
+from jaxagent.config import Config, RLConfig
+from jaxagent.types import Group
 
 
-def distillation_alone(rl: RLConfig, opd: OPDConfig) -> RLConfig:
-    """The stage's config with the teacher in place of the reward, and of whatever else the algorithm trains on.
+def as_opd(cfg: Config) -> Config:
+    """The config whose RL stage is this config's stage "opd": the teacher in place of the reward.
 
     What only holds the policy (KL, entropy, z-loss) stays: KL in the reward, which there is none of, becomes KL in the
     advantage. All attempts are used, since none needs a reward.
     """
+    rl, opd = cfg.rl, cfg.opd
     where = "advantage" if rl.kl.where == "reward" else rl.kl.where
-    return dataclasses.replace(
+    taught = dataclasses.replace(
         rl,
         steps=opd.steps,
         optimizer=dataclasses.replace(rl.optimizer, learning_rate=opd.learning_rate),
@@ -71,6 +57,7 @@ def distillation_alone(rl: RLConfig, opd: OPDConfig) -> RLConfig:
         keep_groups_frac=1.0,
         distill=dataclasses.replace(rl.distill, coefficient=opd.coefficient),
     )
+    return dataclasses.replace(cfg, rl=taught)
 
 
 def refresh_due(rl: RLConfig, steps_done: int) -> bool:
@@ -92,42 +79,35 @@ def most_targets(rl: RLConfig, action_tokens: int, context_tokens: int) -> int:
 
 
 def streams(
-    groups: Sequence[Group],
-    rl: RLConfig,
-    progress: float,
-    reference: Sequence[np.ndarray] | None = None,
-    values: Sequence[np.ndarray] | None = None,
-    old: Sequence[np.ndarray] | None = None,
-    teacher: Sequence[Scores] | None = None,
-    students: Sequence[np.ndarray] | None = None,
-) -> tuple[list[Streams], dict[str, float]]:
+    groups: Sequence[Group], rl: RLConfig, progress: float, scores: ModelScores = NO_SCORES
+) -> tuple[list[Streams], dict[str, float | None]]:
     """Runs the configured algorithm on one rollout batch.
 
     Args:
       groups: finished groups.
       rl: the stage's config.
       progress: steps done / steps planned.
-      reference, values, old: f32[T] per trajectory of `trajectories(groups)`, where needed.
-      teacher: its scores, one per trajectory; students: i32[T, K] the policy's most likely tokens, where needed.
+      scores: what models say of `samples.trajectories(groups)`, as far as `needs.py` asks for it.
 
     Returns:
       Streams with relative weights (only sequences that take part), and counts for the metrics; of no groups neither.
     """
     if not groups:
         return [], {}
-    scores, counted = rewards(groups)
-    rollout = Rollout(groups, progress, reference, old, values, teacher, students)
-    signals = estimate.signals(rollout, rl)
-    factors, vetoed, counts = _corrections(rollout, rl, list(signals))
-    sequences = []
-    for i, (g, s, episode, trajectory) in enumerate(walk(groups)):
-        signal, auxiliary = signals.get(i), _auxiliary(rollout, rl, episode, trajectory)
-        if signal is not None or auxiliary:
-            policy = {} if signal is None else _policy(rollout, rl, i, trajectory, signal, factors[i], i in vetoed)
-            sequences.append(Streams.of(trajectory, g * scores.shape[1] + s, **policy, **auxiliary))
-    if teacher is not None:
-        counts |= distill.metrics(trajectories(groups), teacher)
-    silent = zero_signal(scores, counted)
+    outcomes, counted = rewards(groups)
+    batch = samples(groups, scores)
+    signals = estimate.signals(groups, batch, rl)
+    factors, counts = _corrections([sample for sample, signal in zip(batch, signals, strict=True) if signal], rl)
+    factor, sequences = iter(factors), []
+    for sample, signal in zip(batch, signals, strict=True):
+        given = _auxiliary(sample, rl, progress)
+        if signal is not None:
+            given |= _policy(sample, rl, signal, next(factor))
+        if given:
+            sequences.append(Streams.of(sample.trajectory, sample.group * outcomes.shape[1] + sample.attempt, **given))
+    if scores.teacher is not None:
+        counts |= distill.metrics([sample.trajectory for sample in batch], scores.teacher)
+    silent = zero_signal(outcomes, counted)
     return sequences, counts | {
         "groups/zero_signal": float(np.sum(silent)),
         "groups/zero_signal_frac": float(np.mean(silent)),
@@ -182,75 +162,78 @@ def _normalise(sequences: list[Streams], rl: RLConfig) -> list[Streams]:
     ]
 
 
-def _policy(
-    rollout: Rollout, rl: RLConfig, i: int, trajectory: Trajectory, signal: Signal, factor: np.ndarray, vetoed: bool
-) -> dict[str, np.ndarray]:
-    """Policy, KL-in-loss, entropy, z-loss and critic streams of one trajectory, with relative weights.
+class _Factor(NamedTuple):
+    """What a sample's policy weights are multiplied with, and whether `rl.correction.veto` takes it out altogether."""
+
+    weights: np.ndarray  # f64[T], all 0 where vetoed
+    vetoed: bool
+
+
+def _policy(sample: Sample, rl: RLConfig, signal: Signal, factor: _Factor) -> dict[str, np.ndarray]:
+    """Policy, KL-in-loss, entropy, z-loss and critic streams of one sample, with relative weights.
 
     Of a vetoed one the policy's alone, whose factors are 0: it counts in the policy term's denominator.
     """
-    mask = action_mask(trajectory)
-    if vetoed:
-        return dict(advantages=signal.advantages, policy_weights=mask, corrections=factor)
-    given = dict(
-        advantages=signal.advantages,
-        policy_weights=mask,
+    mask = sample.mask
+    given = dict(advantages=signal.advantages, policy_weights=mask)
+    if factor.vetoed:
+        return given | dict(corrections=factor.weights)
+    given |= dict(
         entropy_weights=mask * np.float32(rl.entropy_coefficient),
         z_weights=mask * np.float32(rl.z_coefficient),
     )
     if rl.kl.coefficient != 0 and rl.kl.where == "loss":
-        given |= dict(reference_logprobs=rollout.reference[i], kl_weights=mask * np.float32(rl.kl.coefficient))
-    if rollout.old is not None:
-        given |= dict(old_logprobs=rollout.old[i], corrections=factor)
-    if rollout.teacher is not None and rl.distill.loss != "sampled":
+        given |= dict(reference_logprobs=sample.reference, kl_weights=mask * np.float32(rl.kl.coefficient))
+    if sample.old is not None:
+        given |= dict(old_logprobs=sample.old, corrections=factor.weights)
+    if sample.teacher is not None and rl.distill.loss != "sampled":
         given |= dict(distill_weights=mask * np.float32(rl.distill.coefficient))
         if needs_support(rl):
-            student = None if rollout.students is None else rollout.students[i]
-            given |= dict(support=distill.support_of(rl.distill.support, rollout.teacher[i], student))
+            given |= dict(support=distill.support_of(rl.distill.support, sample.teacher, sample.student))
     if signal.returns is not None:
         given |= dict(
             returns=signal.returns,
-            old_values=rollout.values[i] * mask,
+            old_values=sample.values * mask,
             value_weights=signal.learnt * np.float32(rl.critic.value_coefficient),
         )
     return given
 
 
-def _corrections(
-    rollout: Rollout, rl: RLConfig, taking_part: list[int]
-) -> tuple[dict[int, np.ndarray], set[int], dict[str, float | None]]:
-    """Factors f64[T] of trajectories by index, which of these are vetoed (factors 0), and counts for the metrics."""
-    every = trajectories(rollout.groups)
-    factors = {i: np.ones(len(every[i])) for i in taking_part}
-    if rl.correction.name not in corrections.IMPORTANCE:
-        return factors, set(), {}
+def _corrections(learnt: Sequence[Sample], rl: RLConfig) -> tuple[list[_Factor], dict[str, float | None]]:
+    """The factor of each sample that takes part, and counts for the metrics."""
     choice = rl.correction
+    if choice.name not in corrections.IMPORTANCE:
+        return [_Factor(np.ones(len(sample.mask)), False) for sample in learnt], {}
     bounds = (choice.name, choice.level, choice.low, choice.high)
-    places = {i: np.flatnonzero(action_mask(every[i])) for i in taking_part}
-    old = {i: rollout.old[i][at] for i, at in places.items()}
-    behaviour = {i: every[i].logprobs[at] for i, at in places.items()}
-    vetoed = {i for i in taking_part if corrections.vetoed(old[i], behaviour[i], choice.veto)}
-    for i, at in places.items():
-        factors[i][at] = 0.0 if i in vetoed else corrections.importance_weights(old[i], behaviour[i], *bounds)
-    used = np.concatenate([factors[i][at] for i, at in places.items()]) if places else np.zeros(0)
+    old = [sample.old[sample.mask > 0] for sample in learnt]
+    behaviour = [sample.trajectory.logprobs[sample.mask > 0] for sample in learnt]
+    pairs = list(zip(old, behaviour, strict=True))
+    vetoed = [corrections.vetoed(*pair, choice.veto) for pair in pairs]
+    weights = [
+        np.zeros(len(pair[0])) if veto else corrections.importance_weights(*pair, *bounds)
+        for pair, veto in zip(pairs, vetoed, strict=True)
+    ]
+    used = np.concatenate(weights) if weights else np.zeros(0)
     counts = {
         "correction/weight_mean": float(np.mean(used)) if len(used) else None,
         "correction/zero_frac": float(np.mean(used == 0)) if len(used) else None,
-        "correction/vetoed": float(len(vetoed)),
+        "correction/vetoed": float(sum(vetoed)),
     }
-    if choice.normalise:
-        mean = corrections.batch_mean(list(old.values()), list(behaviour.values()), *bounds)
-        factors = {i: factor / mean for i, factor in factors.items()}
-    return factors, vetoed, counts
+    mean = corrections.batch_mean(old, behaviour, *bounds) if choice.normalise else 1.0
+    factors = [np.ones(len(sample.mask)) for sample in learnt]
+    for factor, sample, of_actions in zip(factors, learnt, weights, strict=True):
+        factor[sample.mask > 0] = of_actions
+    return [_Factor(factor / mean, veto) for factor, veto in zip(factors, vetoed, strict=True)], counts
 
 
-def _auxiliary(rollout: Rollout, rl: RLConfig, episode: Episode, trajectory: Trajectory) -> dict[str, np.ndarray]:
+def _auxiliary(sample: Sample, rl: RLConfig, progress: float) -> dict[str, np.ndarray]:
     """Streams of the auxiliary terms, also of attempts in groups without signal; ECHO's of failed ones too."""
     given = {}
     if rl.echo.coefficient != 0:
-        coefficient = echo.coefficient(rl.echo.coefficient, rl.echo.schedule, rollout.progress)
-        given["ce_weights"] = coefficient * echo.target_mask(trajectory.kinds, rl.echo.targets, rl.echo.max_tokens)
-    positive = episode.reward >= rl.positive_nll.min_reward and not episode.stop_reason.is_failure
+        coefficient = echo.coefficient(rl.echo.coefficient, rl.echo.schedule, progress)
+        kinds = sample.trajectory.kinds
+        given["ce_weights"] = coefficient * echo.target_mask(kinds, rl.echo.targets, rl.echo.max_tokens)
+    positive = sample.episode.reward >= rl.positive_nll.min_reward and not sample.episode.stop_reason.is_failure
     if rl.positive_nll.coefficient != 0 and positive:
-        given["nll_weights"] = rl.positive_nll.coefficient * action_mask(trajectory)
+        given["nll_weights"] = rl.positive_nll.coefficient * sample.mask
     return given

@@ -1,0 +1,68 @@
+"""The one check of a config, called by a run, by its dry run and by an evaluation: what one refuses, all refuse."""
+
+from __future__ import annotations
+
+from jaxagent.algorithms import checks as algorithm
+from jaxagent.algorithms.compose import as_opd
+from jaxagent.config import LEAST_TEMPERATURE, Config, ConfigError, relations
+from jaxagent.learner.batching import check_context
+from jaxagent.models import lora
+from jaxagent.rollout import strategies
+
+EXACT_TILE_ROWS = 64
+OPD, RL = "opd", "rl"  # the stages that sample, and train adapters
+
+
+def check(cfg: Config) -> None:
+    """Refuses what cannot work, before anything is opened and before any device work.
+
+    Raises:
+      ConfigError: naming the fields.
+    """
+    if not cfg.workdir.strip():
+        raise ConfigError("config.workdir is empty: name the folder of the run, such as runs/first.")
+    if not cfg.stages:
+        raise ConfigError("config.stages is empty: name at least one stage.")
+    if twice := [stage for i, stage in enumerate(cfg.stages) if stage in cfg.stages[:i]]:
+        raise ConfigError(f"config.stages names '{twice[0]}' twice: a stage is run once.")
+    relations.check(cfg)
+    algorithm.check(cfg.rl)
+    lora.check(cfg.model.lora)
+    strategies.check(cfg.rl)
+    if OPD in cfg.stages:
+        _check_opd(cfg)
+    with_adapters = [at for at, stage in enumerate(cfg.stages) if stage in (OPD, RL)]
+    if cfg.model.lora.rank and with_adapters and with_adapters[0] < len(cfg.stages) - 1:
+        raise ConfigError(
+            f"config.stages: with model.lora '{cfg.stages[with_adapters[0]]}' must be the last stage, since those "
+            "after it would train the merged policy in full. Start another run with model.path set to this policy."
+        )
+    check_context(cfg.rl.batch, cfg.env.context_tokens)
+    for stage in filter(cfg.stages.__contains__, ("sft", "rft", "dpo", "outcome_model")):
+        check_context(getattr(cfg, stage).training.batch, cfg.env.context_tokens)
+    if "sft" in cfg.stages and cfg.sft.negatives and cfg.sft.negative_frac == 0:
+        raise ConfigError("sft.negatives is given: sft.negative_frac must be more than 0.")
+    if "outcome_model" in cfg.stages and cfg.outcome_model.training.batch.row_tokens < cfg.env.context_tokens:
+        raise ConfigError("outcome_model.training.batch.row_tokens must be env.context_tokens or more.")
+    if cfg.numerics == "exact" and cfg.engine.tile_rows < EXACT_TILE_ROWS:
+        raise ConfigError(
+            f"numerics='exact' needs engine.tile_rows of {EXACT_TILE_ROWS} or more, got {cfg.engine.tile_rows}: "
+            "below that XLA's reductions depend on what they are fused with."
+        )
+    sampling = cfg.rl.sampling
+    if sampling.greedy or (sampling.top_p, sampling.top_k, sampling.min_p) != (1.0, 0, 0.0):
+        raise ConfigError(
+            f"rl.sampling must have temperature >= {LEAST_TEMPERATURE:g} (below, sampling is greedy), top_p=1, top_k=0 "
+            "and min_p=0: the trainer scores the whole vocabulary, so a truncated behaviour distribution would be "
+            "another one."
+        )
+
+
+def _check_opd(cfg: Config) -> None:
+    """Refuses a stage "opd" that cannot work."""
+    if cfg.model.lora.rank and RL in cfg.stages:
+        raise ConfigError(
+            "config.model.lora.rank: the stages 'opd' and 'rl' would both train adapters, on different weights: run "
+            "one of them, and the other in a run of its own with model.path at the first one's policy."
+        )
+    algorithm.check(as_opd(cfg).rl)
