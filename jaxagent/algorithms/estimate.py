@@ -19,6 +19,7 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
+import chex
 import jax
 import numpy as np
 
@@ -202,6 +203,7 @@ def _estimates(paths: list[Path], rl: RLConfig) -> list[Estimate]:
         block = paths[start : start + _ROWS]
         padded = Path(*(np.zeros((_ROWS, width), dtype) for dtype in _DTYPES))
         for row, path in enumerate(block):
+            chex.assert_equal_shape(list(path))
             for target, stream in zip(padded, path, strict=True):
                 used = min(len(stream), width)  # the tail behind the last action may be longer than a row
                 target[row, :used] = stream[:used]

@@ -5,6 +5,7 @@ All take and return flat rows [N, ...]. Reductions and norms are float32 whateve
 
 from __future__ import annotations
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -33,6 +34,8 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
 
     See Zhang and Sennrich, Root Mean Square Layer Normalization (https://arxiv.org/abs/1910.07467).
     """
+    chex.assert_shape(scale, x.shape[-1:])
+    chex.assert_type([x, scale], float)
     wide = x.astype(jnp.float32)
     inverse = lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
     return (wide * inverse * scale.astype(jnp.float32)).astype(x.dtype)
