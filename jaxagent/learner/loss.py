@@ -106,6 +106,7 @@ class Extras(NamedTuple):
     divergence: jax.Array | None = None  # f32[B, R] to a teacher's, in nats; finite at targets without weight too
 
 
+@jax.named_scope("policy_loss")
 def policy_loss(
     logprobs: jax.Array, entropy: jax.Array, batch: Batch, objective: Objective, extras: Extras | None = None
 ) -> tuple[jax.Array, Tally]:
@@ -139,7 +140,8 @@ def policy_loss(
         return sequence_mean(jax.lax.stop_gradient(values), policy, batch.sequence)
 
     tokens = Tokens(on_policy, old, batch.advantages, mean_over_sequence)
-    surrogate, clipped = OBJECTIVES[objective.policy](tokens, objective)
+    with jax.named_scope(objective.policy):
+        surrogate, clipped = OBJECTIVES[objective.policy](tokens, objective)
     if objective.opsm_delta is not None:
         surrogate = opsm_factor(tokens, objective.opsm_delta) * surrogate
     divergence = kl_loss(jnp.where(kl, logprobs, batch.reference_logprobs), batch.reference_logprobs,
@@ -175,6 +177,7 @@ def policy_loss(
     return sum(losses.values()), _tally(sums, maxima)
 
 
+@jax.named_scope("value_loss")
 def value_loss(values: jax.Array, batch: Batch, objective: Objective) -> tuple[jax.Array, Tally]:
     """The critic's term of a micro-batch: `values` f32[B, R], or logits f32[B, R, N] -> f32[] and its tally."""
     check(batch)

@@ -198,7 +198,8 @@ def make_trainable(
     def apply(params: Tree, opt_state: Tree, step: jax.Array, grads: Tree, tally: Tally) -> tuple:
         norm = optax.tree.norm(grads)
         live = jnp.isfinite(norm) & (tally.sums["targets"] > 0)
-        updates, new_opt_state = optimizer.update(grads, opt_state, params)
+        with jax.named_scope("optimizer"):
+            updates, new_opt_state = optimizer.update(grads, opt_state, params)
         new = (optax.apply_updates(params, updates), new_opt_state, step + 1)
         params, opt_state, step = jax.tree.map(lambda n, o: jnp.where(live, n, o), new, (params, opt_state, step))
         return params, opt_state, step, {"grad_norm": norm, "update_applied": live.astype(jnp.float32)}

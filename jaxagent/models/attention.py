@@ -33,6 +33,7 @@ _PACKED = {"tokamax": packed_gpu.attend, "splash": packed_tpu.attend}
 MAX_BLOCKS = 8  # per row: more blocks skip little more and compile longer
 
 
+@jax.named_scope("attend_dense")
 def attend_dense(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
     """softmax(q k^T / sqrt(D)) v, scores and softmax in float32.
 
@@ -68,6 +69,7 @@ def attend_dense(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> j
     return out.astype(v.dtype).transpose(0, 3, 1, 2, 4).reshape(b, c, h, d)
 
 
+@jax.named_scope("attend_pages")
 def attend_pages(
     q: jax.Array,
     positions: jax.Array,

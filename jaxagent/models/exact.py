@@ -45,6 +45,7 @@ class _RowCache:
     values: jax.Array  # [B, K, T + page_tokens, D]
 
 
+@jax.named_scope("exact_logprobs")
 def packed_logprobs(
     params: Params,
     spec: ModelSpec,

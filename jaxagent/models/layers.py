@@ -29,6 +29,7 @@ def contract(equation: str, x: jax.Array, w: jax.Array | LoraArray, out: P | Non
     return jnp.einsum(equation, x, w, precision=precision, preferred_element_type=dtype or x.dtype, out_sharding=out)
 
 
+@jax.named_scope("norm")
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     """x / rms(x) * scale over the last axis, in float32, returned in the dtype of `x`.
 

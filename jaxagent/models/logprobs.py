@@ -52,6 +52,7 @@ def token_logprobs(
     return token_scores(params, spec, x, targets, temperature)[:2]
 
 
+@jax.named_scope("token_scores")
 def token_scores(
     params: Params,
     spec: ModelSpec,
@@ -110,6 +111,7 @@ def block_sums(weights: jax.Array) -> tuple[jax.Array, jax.Array]:
     return blocks, blocks.sum(axis=-1)
 
 
+@jax.named_scope("row_logprobs")
 def row_logprobs(scores: jax.Array, targets: jax.Array, temperature: jax.Array) -> jax.Array:
     """Log-probs f32[N] of targets i32[N] under softmax(scores / temperature), as sampling computes them.
 
@@ -128,6 +130,7 @@ def row_logprobs(scores: jax.Array, targets: jax.Array, temperature: jax.Array) 
     return (chosen - peak)[:, 0] - jnp.log(sums.sum(axis=-1))
 
 
+@jax.named_scope("head")
 def head_logits(weights: jax.Array, spec: ModelSpec, x: jax.Array) -> jax.Array:
     """f32[..., V] for x[..., E]."""
     scores = contract("...e,ve->...v", x, weights, dtype=jnp.float32)

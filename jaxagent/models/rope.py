@@ -32,6 +32,7 @@ def frequencies(spec: ModelSpec) -> np.ndarray:
     return _yarn(plain, scaling, spec.rope_theta, d)
 
 
+@jax.named_scope("rope")
 def table(spec: ModelSpec, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(cos, sin) of the angles of each row: f32[N, D/2] each, from positions i32[N]."""
     chex.assert_rank(positions, 1)
@@ -43,6 +44,7 @@ def table(spec: ModelSpec, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jax.lax.optimization_barrier((jnp.cos(angles) * scale, jnp.sin(angles) * scale))
 
 
+@jax.named_scope("rope")
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     """Turns dimension pairs (i, i + D/2) of x[N, H, D] by the angles whose cos and sin are f32[N, D/2]."""
     chex.assert_rank(x, 3)

@@ -39,6 +39,7 @@ class TopLogprobs(NamedTuple):
     candidate_logprobs: jax.Array  # f32[N, C]
 
 
+@jax.named_scope("map_scores")
 def map_scores(function: Callable[..., Tree], sides: Sequence[Side], *rest: jax.Array) -> Tree:
     """`function(*logits, *rest)` of every token, chunk by chunk; the backward pass computes the logits again.
 

@@ -109,6 +109,7 @@ def forward_packed(
     return jnp.take_along_axis(sharding.split_rows(x, b, t), head_positions[:, :, None], axis=1)
 
 
+@jax.named_scope("embed")
 def embed(params: Params, spec: ModelSpec, tokens: jax.Array) -> jax.Array:
     """Rows of the embedding array: compute_dtype[N, E] for tokens i32[N]."""
     chex.assert_rank(tokens, 1)
