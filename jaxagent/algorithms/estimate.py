@@ -207,7 +207,8 @@ def _estimates(paths: list[Path], rl: RLConfig) -> list[Estimate]:
             for target, stream in zip(padded, path, strict=True):
                 used = min(len(stream), width)  # the tail behind the last action may be longer than a row
                 target[row, :used] = stream[:used]
-        rows = jax.device_get(_estimate_rows(padded, name=rl.advantage, critic=rl.critic))
+        with jax.transfer_guard("disallow"):
+            rows = jax.device_get(_estimate_rows(jax.device_put(padded), name=rl.advantage, critic=rl.critic))
         for row, path in enumerate(block):
             full = [np.zeros(len(path.mask), np.float32) for _ in rows]
             used = min(len(path.mask), width)
