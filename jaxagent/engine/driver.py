@@ -314,8 +314,9 @@ class Driver:
                     self._slots = executor.sizes.usable * executor.sizes.shards
                     self._ready = True
                     self._work.notify_all()
-                while self._step(executor, scheduler):
-                    pass
+                with jax.transfer_guard("disallow"):
+                    while self._step(executor, scheduler):
+                        pass
             self._die(EngineError("The engine was stopped."), None)
         except BaseException as error:  # whatever it is, nobody may be left waiting
             self._die(EngineError(f"Generation failed: {type(error).__name__}: {error}"), error)

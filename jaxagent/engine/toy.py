@@ -26,7 +26,7 @@ class Toy:
 
     def place(self, params: jax.Array) -> jax.Array:
         """Replicated."""
-        return jax.reshard(params, jax.P(None, None))
+        return jax.device_put(params, jax.P(None, None))
 
     def init_cache(self, pages: int, page_tokens: int) -> jax.Array:
         """The tokens themselves: i32[P, page_tokens]."""

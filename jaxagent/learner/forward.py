@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jaxagent.algorithms.distill import DIVERGENCES, renormalise
 from jaxagent.config import DistillConfig, LoraConfig
-from jaxagent.learner.batch import Batch
+from jaxagent.learner.batch import Batch, check
 from jaxagent.learner.loss import Extras
 from jaxagent.learner.state import Frozen
 from jaxagent.models import critic as critic_model
@@ -163,5 +163,6 @@ def _flat(a: jax.Array) -> jax.Array:
 
 
 def _heads(params: Params, spec: ModelSpec, batch: Batch) -> jax.Array:
+    check(batch)
     places = batch.tokens, batch.positions, batch.segments, batch.head_positions
     return forward_packed(params, spec, *places, batch.ends, batch.longest)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
+import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from jaxagent.algorithms.segments import sequence_mean
 from jaxagent.algorithms.value_bins import Bins, categorical_value_loss, expectation
 from jaxagent.algorithms.value_loss import clipped_value_loss
 from jaxagent.config import RLConfig
-from jaxagent.learner.batch import Batch
+from jaxagent.learner.batch import Batch, check
 
 # Upper edges for quantiles of the log importance ratio: 257 of them, dense at 0 (5e-4 apart), reaching +-2.
 RATIO_EDGES = (0.01 * np.sinh(np.linspace(-6.0, 6.0, 257))).astype(np.float32)
@@ -105,6 +106,7 @@ class Extras(NamedTuple):
     divergence: jax.Array | None = None  # f32[B, R] to a teacher's, in nats; finite at targets without weight too
 
 
+@jax.named_scope("policy_loss")
 def policy_loss(
     logprobs: jax.Array, entropy: jax.Array, batch: Batch, objective: Objective, extras: Extras | None = None
 ) -> tuple[jax.Array, Tally]:
@@ -119,6 +121,10 @@ def policy_loss(
     Returns:
       f32[] share of the update's loss, and its tally.
     """
+    check(batch)
+    given = [logprobs, entropy, *(extra for extra in extras or () if extra is not None)]
+    chex.assert_shape(given, batch.targets.shape)
+    chex.assert_type(given, float)
     policy, kl = batch.policy_weights != 0, batch.kl_weights != 0
     ce, nll, bonus = batch.ce_weights != 0, batch.nll_weights != 0, batch.entropy_weights != 0
     z, distilled = batch.z_weights != 0, batch.distill_weights != 0
@@ -134,7 +140,8 @@ def policy_loss(
         return sequence_mean(jax.lax.stop_gradient(values), policy, batch.sequence)
 
     tokens = Tokens(on_policy, old, batch.advantages, mean_over_sequence)
-    surrogate, clipped = OBJECTIVES[objective.policy](tokens, objective)
+    with jax.named_scope(objective.policy):
+        surrogate, clipped = OBJECTIVES[objective.policy](tokens, objective)
     if objective.opsm_delta is not None:
         surrogate = opsm_factor(tokens, objective.opsm_delta) * surrogate
     divergence = kl_loss(jnp.where(kl, logprobs, batch.reference_logprobs), batch.reference_logprobs,
@@ -170,9 +177,13 @@ def policy_loss(
     return sum(losses.values()), _tally(sums, maxima)
 
 
+@jax.named_scope("value_loss")
 def value_loss(values: jax.Array, batch: Batch, objective: Objective) -> tuple[jax.Array, Tally]:
     """The critic's term of a micro-batch: `values` f32[B, R], or logits f32[B, R, N] -> f32[] and its tally."""
+    check(batch)
     live, bins = batch.value_weights != 0, objective.value_bins
+    chex.assert_shape(values, batch.targets.shape if bins is None else (*batch.targets.shape, bins.bins))
+    chex.assert_type(values, float)
     old, returns = jnp.where(live, batch.old_values, 0.0), jnp.where(live, batch.returns, 0.0)
     if bins is None:
         values = jnp.where(live, values, 0.0)

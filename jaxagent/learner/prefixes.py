@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import chex
 import numpy as np
 
 Element = dict[str, np.ndarray]  # one sequence: "tokens" [n], and per target "head_positions", "targets", ... [r]
@@ -71,6 +72,8 @@ def shared_rows(elements: Sequence[Element], row_tokens: int, row_targets: int, 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     """How many tokens two sequences begin with alike."""
+    chex.assert_rank([a, b], 1)
+    chex.assert_type([a, b], int)
     n = min(len(a), len(b))
     differ = a[:n] != b[:n]
     return int(differ.argmax()) if differ.any() else n

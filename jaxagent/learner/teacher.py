@@ -25,7 +25,7 @@ from jaxagent.learner import forward
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer, unpack, with_support
 from jaxagent.learner.teacher_http import HttpTeacher
-from jaxagent.learner.update import shard
+from jaxagent.learner.update import scalar, shard
 from jaxagent.models import hf, params, sharding
 from jaxagent.models.spec import ModelSpec
 from jaxagent.types import Trajectory
@@ -47,7 +47,7 @@ class TopScorer:
 
     mesh: jax.sharding.Mesh
     packer: Packer
-    program: Callable[[Tree, Batch, np.float32], Any]  # see forward.top_forward
+    program: Callable[[Tree, Batch, jax.Array], Any]  # see forward.top_forward
     candidates: int  # C
 
     def __call__(
@@ -65,8 +65,8 @@ class TopScorer:
             return []
         streams = [Streams.of(t, policy_weights=action_mask(t)) for t in trajectories]
         batches = self._with_candidates(self.packer.pack(streams), candidates)
-        at = np.float32(temperature)
-        with jax.set_mesh(self.mesh):
+        at = scalar(temperature, self.mesh)
+        with jax.set_mesh(self.mesh), jax.transfer_guard("disallow"):
             found = jax.device_get([self.program(weights, shard(batch, self.mesh), at) for batch in batches])
         return [
             Scores(*one) for one in zip(*(unpack(batches, x, streams) for x in zip(*found, strict=True)), strict=True)
@@ -76,7 +76,7 @@ class TopScorer:
         """Compiles, by scoring padding."""
         with jax.set_mesh(self.mesh):
             for batch in self._with_candidates([self.packer.empty()], []):
-                jax.block_until_ready(self.program(weights, shard(batch, self.mesh), np.float32(1)))
+                jax.block_until_ready(self.program(weights, shard(batch, self.mesh), scalar(1, self.mesh)))
 
     def _with_candidates(self, batches: list[Batch], candidates: Sequence[np.ndarray] | None) -> list[Batch]:
         if not self.candidates:

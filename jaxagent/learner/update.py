@@ -60,10 +60,10 @@ class Update:
         Returns:
           The next state and the update's metrics as Python floats.
         """
-        with jax.set_mesh(self.mesh):
+        with jax.set_mesh(self.mesh), jax.transfer_guard("disallow"):
             batches = [shard(batch, self.mesh) for batch in batches]
             metrics: dict[str, float] = {}
-            at = np.float32(self.temperature if temperature is None else temperature)
+            at = scalar(self.temperature if temperature is None else temperature, self.mesh)
             if train_policy:
                 params, opt_state, step, pending = self.policy.step(
                     state.params, state.opt_state, state.step, batches, at, state.frozen, teacher
@@ -109,7 +109,7 @@ class Trainable:
         opt_state: Tree,
         step: jax.Array,
         batches: Sequence[Batch],
-        temperature: np.float32,
+        temperature: jax.Array,
         frozen: Tree | None = None,
         teacher: Tree | None = None,
     ) -> tuple:
@@ -198,7 +198,8 @@ def make_trainable(
     def apply(params: Tree, opt_state: Tree, step: jax.Array, grads: Tree, tally: Tally) -> tuple:
         norm = optax.tree.norm(grads)
         live = jnp.isfinite(norm) & (tally.sums["targets"] > 0)
-        updates, new_opt_state = optimizer.update(grads, opt_state, params)
+        with jax.named_scope("optimizer"):
+            updates, new_opt_state = optimizer.update(grads, opt_state, params)
         new = (optax.apply_updates(params, updates), new_opt_state, step + 1)
         params, opt_state, step = jax.tree.map(lambda n, o: jnp.where(live, n, o), new, (params, opt_state, step))
         return params, opt_state, step, {"grad_norm": norm, "update_applied": live.astype(jnp.float32)}
@@ -215,3 +216,8 @@ def make_trainable(
 def shard(batch: Batch, mesh: jax.sharding.Mesh) -> Batch:
     """Puts a host batch on the mesh, rows split over data and fsdp."""
     return jax.device_put(batch, jax.NamedSharding(mesh, jax.P(("data", "fsdp"))))
+
+
+def scalar(value: float, mesh: jax.sharding.Mesh) -> jax.Array:
+    """Puts a number on every device of the mesh: f32[]. Explicitly, as all that an update or a scorer transfers."""
+    return jax.device_put(np.float32(value), jax.NamedSharding(mesh, jax.P()))

@@ -8,6 +8,7 @@ a token costs depends on the length of sequences, not on that of rows.
 
 from __future__ import annotations
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -27,6 +28,8 @@ def shared(ends: jax.Array, longest: int) -> Attend:
     Returns:
       An `Attend` over the flat rows N = B * T. A query that sees no key (padding) gets something finite.
     """
+    chex.assert_rank(ends, 2)
+    chex.assert_type(ends, int)
     b, t = ends.shape
     size = max(QUERY_BLOCK, -(-t // MAX_BLOCKS))
     spans = [(start, min(start + size, t)) for start in range(0, t, size)]
