@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # What stands right may import what stands left; rooms of one level do not import each other.
 LEVELS = (
     ("config",),
-    ("types",),
+    ("types", "io"),
     ("sandbox", "rewards", "models", "algorithms", "data"),
     ("envs", "engine", "observe"),
     ("rollout", "learner"),
@@ -25,7 +25,7 @@ LEVELS = (
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 # May import the rooms, never the other way. Subpackages by name (jaxagent.launch), folders beside the rooms.
 TOP = ("configs", "launch", "data_pipelines", "tests", "benchmarks")
-NO_JAX_ROOMS = ("config", "types", "rewards", "envs", "sandbox", "data")
+NO_JAX_ROOMS = ("config", "types", "io", "rewards", "envs", "sandbox", "data")
 NO_JAX = ("jax", "flax", "optax", "orbax", "jaxlib")
 
 

@@ -16,15 +16,14 @@ import collections
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
 import jax
 import numpy as np
 
-from jaxagent.config import ConfigError, EngineConfig, SamplingConfig
-from jaxagent.engine.automaton import Automaton
+from jaxagent.config import ConfigError, SamplingConfig
 from jaxagent.engine.delivery import deliver
 from jaxagent.engine.executor import Executor, count_compiles
 from jaxagent.engine.model import Model, Params
@@ -32,6 +31,7 @@ from jaxagent.engine.priority import OpenGroup
 from jaxagent.engine.requests import BusyError, EngineError, Request, Sampled, Session, empty_generation
 from jaxagent.engine.sampling import request_key
 from jaxagent.engine.scheduler import Scheduler
+from jaxagent.engine.setup import EngineSetup
 from jaxagent.types import Generation
 
 
@@ -42,36 +42,13 @@ class Driver:
       model: an `engine.model.Model`.
       params: its parameters; may lie in any sharding of the mesh.
       version: policy version of `params`.
-      stops: the stop automaton.
-      eos_ids: tokens that end a turn.
-      cfg: sizes.
-      context: tokens of the longest sequence, prompt and everything after it.
+      setup: everything else that is fixed.
       mesh: with axes data, fsdp and tensor.
-      seed: of the run; with task, sample, turn and position it fixes every random number.
-      truncation: whether requests may use top-p, top-k or min-p (their programs are compiled at start).
-      exact: whether tokens and log-probs may depend on nothing but their own sequence, bit for bit.
-      max_waiting: turns that may be in hand beyond the number of slots; one more is refused with `BusyError`. None:
-        the callers see to it themselves, as rollout workers do, which are no more than the slots.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        params: Params,
-        version: int,
-        stops: Automaton,
-        eos_ids: Iterable[int],
-        cfg: EngineConfig,
-        context: int,
-        mesh: jax.sharding.Mesh,
-        seed: int,
-        truncation: bool,
-        exact: bool,
-        max_waiting: int | None = None,
-    ) -> None:
-        self._model, self._stops, self._eos_ids = model, stops, tuple(eos_ids)
-        self._cfg, self._context, self._mesh, self._seed = cfg, context, mesh, seed
-        self._truncation, self._exact, self._max_waiting = truncation, exact, max_waiting
+    def __init__(self, model: Model, params: Params, version: int, setup: EngineSetup, mesh: jax.sharding.Mesh) -> None:
+        self._model, self._setup, self._mesh = model, setup, mesh
+        self._timeout_s = setup.cfg.request_timeout_s
         # Everything below is shared between threads and guarded by `_work`, but for `_scheduler`, the thread's own.
         self._work = threading.Condition()
         self._weights: tuple[Params, int] | None = None  # to take before the next dispatch
@@ -134,7 +111,7 @@ class Driver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop(self._cfg.request_timeout_s)
+        self.stop(self._timeout_s)
 
     @property
     def model(self) -> Model:
@@ -169,9 +146,8 @@ class Driver:
             self._check()
             self._weights = (params, version)
             self._work.notify_all()
-            timeout_s = self._cfg.request_timeout_s
-            if not self._work.wait_for(lambda: self._weights is None or self._error is not None, timeout_s):
-                raise EngineError(f"The engine did not take new weights within {timeout_s:.0f} s.")
+            if not self._work.wait_for(lambda: self._weights is None or self._error is not None, self._timeout_s):
+                raise EngineError(f"The engine did not take new weights within {self._timeout_s:.0f} s.")
             self._check()
 
     def stats(self) -> dict[str, float]:
@@ -186,14 +162,18 @@ class Driver:
         with self._work:
             self._check()
 
-    async def open(self, task_id: str, sample: int, group_size: int = 1, domain: str = "") -> Session:
-        """A new sequence: attempt `sample` at a task. It costs nothing until its first turn.
+    async def open(
+        self, task_id: str, sample: int, group_size: int = 1, domain: str = "", conversation: int = 0
+    ) -> Session:
+        """A new sequence: a conversation of attempt `sample` at a task. It costs nothing until its first turn.
 
         Args:
-          task_id, sample: what all its random numbers are keyed by.
+          task_id, sample: what all its random numbers are keyed by, together with `conversation`.
           group_size: attempts i * group_size up to (i + 1) * group_size are wanted together: the fewer of them are
             not closed yet, the sooner their turns are admitted.
           domain: slots are shared evenly over the domains that want them.
+          conversation: of the attempt, counted from 0: an attempt of several sequences gives each another number, so
+            that they draw other random numbers at the same turn.
 
         Raises:
           EngineError: the engine is dead.
@@ -203,7 +183,7 @@ class Driver:
             self._opened += 1
             group = self._groups.setdefault((task_id, group_size, sample // group_size), OpenGroup(group_size))
             group.finished.discard(sample)  # an episode may have several sessions, one after the other
-            return Session(task_id, sample, self._opened, self._life, group, domain)
+            return Session(task_id, sample, self._opened, self._life, group, domain, conversation)
 
     async def generate(
         self,
@@ -229,7 +209,7 @@ class Driver:
           ValueError: nothing to continue from, or truncation without `truncation=True`.
         """
         tokens = np.concatenate([session.tokens, np.asarray(new_tokens, np.int32)])
-        budget = min(max_tokens, self._context - len(tokens))
+        budget = min(max_tokens, self._setup.context - len(tokens))
         if not len(tokens):
             raise ValueError("A turn needs at least one token to continue from.")
         loop = asyncio.get_running_loop()
@@ -238,13 +218,13 @@ class Driver:
             tokens=tokens,
             budget=budget,
             sampling=sampling,
-            key=request_key(self._seed, session.task_id, session.sample, turn),
+            key=request_key(self._setup.seed, session.task_id, session.sample, turn, session.conversation),
             future=loop.create_future(),
             loop=loop,
             since_s=time.monotonic(),
             on_tokens=on_tokens,
         )
-        if request.truncated and not self._truncation:
+        if request.truncated and not self._setup.truncation:
             raise ValueError("The driver was made without truncation: top_p, top_k and min_p must be off.")
         with self._work:
             self._check()
@@ -254,7 +234,8 @@ class Driver:
                 session.tokens = tokens
                 return empty_generation()
             in_hand = len(self._queue) + len(self._held_requests)
-            if self._max_waiting is not None and in_hand >= self._slots + self._max_waiting:
+            most = self._setup.max_waiting
+            if most is not None and in_hand >= self._slots + most:
                 raise BusyError(f"The engine is busy: {in_hand} turns are in hand already.")
             session.request = request
             self._queue.append(request)
@@ -304,12 +285,10 @@ class Driver:
         compiles = count_compiles(self._stats)
         try:
             with jax.set_mesh(self._mesh):
-                executor = Executor(
-                    self._model, self._stops, self._eos_ids, self._cfg, self._context, self._truncation, self._exact
-                )
+                executor = Executor(self._model, self._setup)
                 self._take_weights(executor)
                 executor.warm_up()
-                scheduler = Scheduler(executor, self._context, self._stops)
+                scheduler = Scheduler(executor, self._setup.context, self._setup.stops)
                 with self._work:
                     self._slots = executor.sizes.usable * executor.sizes.shards
                     self._ready = True
@@ -334,7 +313,7 @@ class Driver:
             self._held_requests = [*scheduler.requests, *arrived]  # first: whoever waits is told of what fails below
             if self._weights is not None:
                 self._take_weights(executor)
-                scheduler.forget(self._cfg.kv_on_update == "recompute")
+                scheduler.forget(self._setup.cfg.kv_on_update == "recompute")
         if gone:
             scheduler.drop(gone)
         scheduler.submit(arrived)

@@ -19,8 +19,9 @@ import jax
 import numpy as np
 
 from jaxagent.config import ConfigError, EngineConfig
-from jaxagent.engine import automaton, batching, functions, programs
+from jaxagent.engine import batching, functions, programs
 from jaxagent.engine.model import Model, Params
+from jaxagent.engine.setup import EngineSetup
 from jaxagent.models import kernels
 
 _COPIES = 64  # pages copied by one call, per shard
@@ -98,34 +99,20 @@ class Executor:
 
     Args:
       model: what to run.
-      stops: the stop automaton, for the model's vocabulary.
-      eos_ids: tokens that end a turn by themselves.
-      cfg: slots, pages and steps per dispatch.
-      context: tokens of the longest sequence.
-      truncation: whether requests may use top-p, top-k or min-p; the program for it is compiled only then.
-      exact: config.numerics, see `Sizes.of`.
+      setup: what its programs are compiled for.
 
     Raises:
       ConfigError: see `Sizes.of`.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        stops: automaton.Automaton,
-        eos_ids: tuple[int, ...],
-        cfg: EngineConfig,
-        context: int,
-        truncation: bool,
-        exact: bool,
-    ) -> None:
-        self.model, self.truncation = model, truncation
-        self.sizes = Sizes.of(cfg, context, exact)
-        self.steps = cfg.steps_per_dispatch
+    def __init__(self, model: Model, setup: EngineSetup) -> None:
+        self.model, self.truncation = model, setup.truncation
+        self.sizes = Sizes.of(setup.cfg, setup.context, setup.exact)
+        self.steps = setup.cfg.steps_per_dispatch
         self.params: Params | None = None
         is_eos = np.zeros(model.vocab_size, bool)
-        is_eos[list(eos_ids)] = True
-        self._stops = jax.device_put(functions.StopTables(stops.table, is_eos), jax.P())
+        is_eos[list(setup.eos_ids)] = True
+        self._stops = jax.device_put(functions.StopTables(setup.stops.table, is_eos), jax.P())
         s = self.sizes
         self._state = programs.init_state(model, s.all_slots, s.pages * s.shards, s.page_tokens)
 

@@ -43,6 +43,7 @@ class Session:
     life: object  # which start of the driver it belongs to
     group: OpenGroup
     domain: str
+    conversation: int = 0  # of the attempt
     tokens: np.ndarray = dataclasses.field(default_factory=lambda: _none(np.int32))  # i32, all turns so far
     request: Request | None = None  # the turn in progress
     closed: bool = False

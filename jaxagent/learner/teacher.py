@@ -27,7 +27,7 @@ from jaxagent.learner.batching import Packer, unpack, with_support
 from jaxagent.learner.teacher_http import HttpTeacher
 from jaxagent.learner.update import scalar, shard
 from jaxagent.models import hf, params, sharding
-from jaxagent.models.spec import ModelSpec
+from jaxagent.models.spec import Computing, ModelSpec
 from jaxagent.types import Trajectory
 
 Tree = Any  # a pytree of arrays
@@ -234,8 +234,7 @@ def _http(cfg: Config) -> HttpTeacher:
 
 def _spec(cfg: Config) -> ModelSpec:
     """The teacher's shape, from its config.json; how it is computed, from the policy's config."""
-    model = dataclasses.replace(
-        cfg.model, path=cfg.rl.distill.teacher, family="", num_layers=0, embed_dim=0, num_heads=0, num_kv_heads=0,
-        head_dim=0, mlp_dim=0, rope_theta=0.0, param_dtype=cfg.model.compute_dtype, remat="none",
-    )  # fmt: skip
-    return hf.read_spec(cfg.rl.distill.teacher, model)
+    model = cfg.model
+    dtype = model.compute_dtype
+    computing = Computing(model.vocab_multiple, dtype, dtype, "none", model.logprob_chunk_tokens)
+    return hf.read_spec(cfg.rl.distill.teacher, computing)

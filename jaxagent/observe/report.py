@@ -18,7 +18,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxagent.observe import charts, files, jsonl, report_episodes, report_logs
+from jaxagent.io import files
+from jaxagent.observe import charts, jsonl, report_episodes, report_logs
 from jaxagent.observe.files import CONFIG_FILE, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
 from jaxagent.observe.text import duration, number
 

@@ -16,9 +16,7 @@ NumPy only. The buffer forgets its oldest attempts first, and is saved whole wit
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -29,6 +27,7 @@ from jaxagent.algorithms.advantages import GROUP_ADVANTAGES
 from jaxagent.algorithms.samples import action_mask, rewards
 from jaxagent.algorithms.streams import Streams
 from jaxagent.config import CorrectionConfig, ReplayConfig
+from jaxagent.data import codec
 from jaxagent.types import Episode, Group, Trajectory
 
 
@@ -113,13 +112,16 @@ class ReplayBuffer:
         """Everything, as JSON values."""
         return [
             dataclasses.asdict(dataclasses.replace(s, trajectories=()))
-            | {"trajectories": [_encode(t) for t in s.trajectories]}
+            | {"trajectories": [codec.encode_trajectory(t) for t in s.trajectories]}
             for s in self._kept
         ]
 
     def set_state(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Goes on from what `get_state` gave."""
-        kept = [Success(**{**item, "trajectories": tuple(_decode(t) for t in item["trajectories"])}) for item in state]
+        kept = []
+        for item in state:
+            trajectories = tuple(codec.decode_trajectory(t, "the bundle's replay") for t in item["trajectories"])
+            kept.append(Success(**{**item, "trajectories": trajectories}))
         self._kept = kept[-self._cfg.capacity :]
 
 
@@ -197,21 +199,3 @@ def streams(
                 )
             )
     return out
-
-
-_FIELDS = (("tokens", "<i4"), ("kinds", "u1"), ("logprobs", "<f4"), ("policy_versions", "<i4"), ("turns", "<i4"))
-
-
-def _encode(trajectory: Trajectory) -> str:
-    raw = b"".join(np.ascontiguousarray(getattr(trajectory, name), dtype).tobytes() for name, dtype in _FIELDS)
-    return base64.b64encode(zlib.compress(raw)).decode()
-
-
-def _decode(text: str) -> Trajectory:
-    raw = zlib.decompress(base64.b64decode(text))
-    length = len(raw) // sum(np.dtype(dtype).itemsize for _, dtype in _FIELDS)
-    arrays, at = {}, 0
-    for name, dtype in _FIELDS:
-        arrays[name] = np.frombuffer(raw, dtype, length, at).astype(np.dtype(dtype).newbyteorder("="))
-        at += arrays[name].nbytes
-    return Trajectory(**arrays)

@@ -59,6 +59,23 @@ def test_turns_continue_one_sequence() -> None:
         assert driver.stats()["sampled_tokens"] == 20
 
 
+def test_conversations_of_one_attempt_draw_other_numbers() -> None:
+    async def sampled(driver, **conversation):
+        session = await driver.open("t", 0, **conversation)
+        try:
+            return (await turn(driver, session, letters("hello"), 7, toys.SAMPLED)).tokens.tolist()
+        finally:
+            driver.close(session)
+
+    async def play(driver):
+        return [await sampled(driver), *[await sampled(driver, conversation=number) for number in (0, 1, 1, 2)]]
+
+    with toys.running(stops=()) as driver:
+        unnumbered, first, second, again, third = asyncio.run(play(driver))
+    assert unnumbered == first and second == again
+    assert len({tuple(tokens) for tokens in (first, second, third)}) == 3
+
+
 def test_ends_at_stop_eos_and_context() -> None:
     async def episodes(driver):
         session = await driver.open("t", 0)
