@@ -42,10 +42,11 @@ for token, kind, turn, logprob in zip(
     sampled = f"{logprob:8.3f}" if kind == TokenKind.ACTION else " " * 8
     print(f"{turn:3} {TokenKind(kind).name:12} {sampled}  {parts.tokenizer.decode([token])!r}")
 
-# %% A reward. Weights at random answer nothing right: all rewards are 0, and a group of equal rewards teaches nothing.
-# To see a gradient we pay for what such a policy can already do, by chance: writing the letter e.
-paid = [dataclasses.replace(episode, reward=float(episode.text.count("e"))) for episode in group.episodes]
-group = Group(task, paid)
+# %% The reward. Weights at random answer nothing right, and a group of equal rewards teaches nothing. To see a gradient
+# there too, we pay such a policy for what it can already do, by chance: writing the letter e.
+if len({episode.reward for episode in group.episodes}) == 1:
+    paid = [dataclasses.replace(episode, reward=float(episode.text.count("e"))) for episode in group.episodes]
+    group = Group(task, paid)
 
 # %% Groups -> streams: one number per token for the advantage, and for the weight of every term of the loss.
 streams, counts = presets.streams([group], cfg.rl, progress=0.0)
