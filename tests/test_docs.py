@@ -107,13 +107,14 @@ def test_the_command_is_one(command, page, stops_when_parsed, monkeypatch, tmp_p
         assert arguments == ["--help"]
     elif module == "jaxagent.main" and arguments:
         loop.check(flags.parse_argv([module, *arguments]).config)
-    elif arguments or module not in PROGRAMS_WITHOUT_FLAGS:
+    elif arguments or module not in NAMED_ALONE:
         check_flags(module, arguments, tmp_path, monkeypatch)
 
 
-PROGRAMS_WITHOUT_FLAGS = ("data_pipelines.smollm2", "data_pipelines.corpus", "data_pipelines.nq_hotpotqa",
+# Programs that need flags, and that running text names without any.
+NAMED_ALONE = ("data_pipelines.smollm2", "data_pipelines.corpus", "data_pipelines.nq_hotpotqa",
                           "data_pipelines.python_tasks", "jaxagent.engine.serve", "jaxagent.envs.retriever.server",
-                          "jaxagent.evaluate", "jaxagent.main")  # fmt: skip
+                          "jaxagent.evaluate", "jaxagent.main", "launch.sweep")  # fmt: skip
 
 
 def check_flags(module: str, arguments: Sequence[str], tmp_path: pathlib.Path, monkeypatch) -> None:
