@@ -112,9 +112,17 @@ def test_the_command_is_one(command, page, stops_when_parsed, monkeypatch, tmp_p
 
 
 # Programs that need flags, and that running text names without any.
-NAMED_ALONE = ("data_pipelines.smollm2", "data_pipelines.corpus", "data_pipelines.nq_hotpotqa",
-                          "data_pipelines.python_tasks", "jaxagent.engine.serve", "jaxagent.envs.retriever.server",
-                          "jaxagent.evaluate", "jaxagent.main", "launch.sweep")  # fmt: skip
+NAMED_ALONE = (
+    "data_pipelines.corpus",
+    "data_pipelines.nq_hotpotqa",
+    "data_pipelines.python_tasks",
+    "data_pipelines.smollm2",
+    "jaxagent.engine.serve",
+    "jaxagent.envs.retriever.server",
+    "jaxagent.evaluate",
+    "jaxagent.main",
+    "launch.sweep",
+)
 
 
 def check_flags(module: str, arguments: Sequence[str], tmp_path: pathlib.Path, monkeypatch) -> None:
