@@ -140,7 +140,7 @@ class Curriculum:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on from statistics taken with `get_state`.
+        """Continues from statistics taken with `get_state`.
 
         Raises:
           ConfigError: they are of other data.

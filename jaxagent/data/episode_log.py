@@ -24,7 +24,7 @@ EVALUATION = ".eval.jsonl"  # how the names of logs of held-out episodes end: no
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeLog:
-    """What `read` found."""
+    """The content of one log, or of several."""
 
     episodes: Sequence[Episode]
     dropped: int  # last lines that a killed process left unfinished, one per file at most
@@ -43,7 +43,7 @@ def task_record(task: Task) -> dict[str, Any]:
 
 
 def record(episode: Episode, stage: str, step: int) -> dict[str, Any]:
-    """One line of a log. Log-probs and versions are those of action tokens alone: elsewhere they mean nothing."""
+    """One line of a log. Log-probs and versions are written for action tokens only; other tokens have none."""
     return {
         "stage": stage,
         "step": step,

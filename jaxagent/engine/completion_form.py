@@ -87,7 +87,7 @@ def parse(raw: bytes, vocab_size: int) -> Ask:
     """Reads the body of a request for completions.
 
     Raises:
-      BadRequest: a mistake of the client's, told in one line.
+      BadRequest: a mistake of the client's, described in one line.
     """
     body = parse_json(raw)
     if not isinstance(body, dict) or body.get("prompt") is None:
@@ -165,7 +165,7 @@ def _stops(stop: str | list) -> tuple[str, ...]:
 
 
 def _unicode(text: str, name: str) -> int:
-    """How many bytes it is in UTF-8."""
+    """The number of bytes of a text in UTF-8."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:

@@ -29,7 +29,7 @@ class _Watch:
         self._since: dict[asyncio.BaseProtocol, tuple[bool, float]] = {}  # (a request is being answered, since when)
 
     def middleware(self) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
-        """What tells it of requests."""
+        """The middleware that notes when a request begins and ends."""
 
         @web.middleware
         async def watch(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -43,7 +43,7 @@ class _Watch:
         return watch
 
     def sweep(self, server: web.Server, most: int, idle_s: float) -> None:
-        """Closes what has been idle too long, or is too much."""
+        """Closes connections that have been idle too long, and the longest idle ones above the limit."""
         now, connections = time.monotonic(), server.connections
         self._since = {c: self._since.get(c, (False, now)) for c in connections}
         idle = sorted((c for c in connections if not self._since[c][0]), key=lambda c: self._since[c][1])

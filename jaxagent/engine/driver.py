@@ -49,7 +49,7 @@ class Driver:
       mesh: with axes data, fsdp and tensor.
       seed: of the run; with task, sample, turn and position it fixes every random number.
       truncation: whether requests may use top-p, top-k or min-p (their programs are compiled at start).
-      exact: whether tokens and log-probs may depend on nothing but their own sequence, bit for bit.
+      exact: whether a sequence's tokens and log-probs must not depend, by one bit, on what else is being generated.
       max_waiting: turns that may be in hand beyond the number of slots; one more is refused with `BusyError`. None:
         the callers see to it themselves, as rollout workers do, which are no more than the slots.
     """
@@ -113,7 +113,7 @@ class Driver:
             raise EngineError(f"The engine was not warm after {timeout_s:.0f} s.")
 
     def stop(self, timeout_s: float) -> None:
-        """Ends the thread; whoever still waits gets an EngineError.
+        """Ends the thread. Turns that still wait raise an EngineError.
 
         Raises:
           EngineError: the thread did not end in time (it is inside a device call).
@@ -138,29 +138,29 @@ class Driver:
 
     @property
     def model(self) -> Model:
-        """What it serves."""
+        """The functions of the model that the engine runs."""
         return self._model
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
-        """Where."""
+        """The mesh of devices that hold the parameters and the cache."""
         return self._mesh
 
     @property
     def params(self) -> Params:
-        """The weights it has, as generation wants them once it is started."""
+        """The weights that are served; once the driver is started, in the layout that generation uses."""
         with self._work:
             return self._held[0]
 
     def update_params(self, params: Params, version: int) -> None:
-        """Swaps the weights between two dispatches and returns when it is done: from then on nothing holds the old.
+        """Swaps the weights between two dispatches and returns when that is done; it then holds no old ones.
 
         What sessions have cached stays as the old weights computed it, or with config.engine.kv_on_update="recompute"
         is computed again; new sessions never see it. Arrays that generation wants as they are (the embedding, say)
         are shared, not copied: a caller who donates them must not do so while turns are in progress.
 
         Raises:
-          EngineError: the engine is dead or did not come round to it in time.
+          EngineError: the engine is dead, or did not swap the weights in time.
         """
         with self._work:
             if self._thread is None:  # taken at the next start
@@ -323,7 +323,7 @@ class Driver:
             jax.monitoring.unregister_event_duration_listener(compiles)
 
     def _step(self, executor: Executor, scheduler: Scheduler) -> bool:
-        """One round: take what has arrived, then one dispatch. False when it is time to stop."""
+        """One round: takes the requests that have arrived, then runs one dispatch. False when the thread must stop."""
         with self._work:
             self._work.wait_for(lambda: self._has_work(scheduler))
             if self._stopping:
@@ -363,7 +363,7 @@ class Driver:
             self._work.notify_all()
 
     def _die(self, error: EngineError, cause: BaseException | None) -> None:
-        """Tells everyone who waits. The driver serves nobody until it is started again."""
+        """Ends every waiting turn with the error. The driver serves no turn until it is started again."""
         error.__cause__ = cause
         with self._work:
             self._error = error

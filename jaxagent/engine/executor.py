@@ -159,11 +159,11 @@ class Executor:
             self._state = self._copy(self.model, self._state, source, target)
 
     def begin(self, requests: functions.Requests) -> None:
-        """Starts turns."""
+        """Starts a turn in every slot that `requests` names."""
         self._state = self._begin(self._state, requests)
 
     def wait(self) -> None:
-        """Returns when everything issued so far is done, so that prefill and decode can be timed apart."""
+        """Blocks until the device has done everything issued so far, so that prefill and decode can be timed apart."""
         jax.block_until_ready(self._state.slots.position)
 
     def generate(

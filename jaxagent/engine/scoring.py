@@ -55,7 +55,7 @@ def parse(text: str, vocab: int, context: int) -> ScoreRequest:
     """Reads a body.
 
     Raises:
-      ValueError: a mistake of the client's, told in one line.
+      ValueError: a mistake of the client's, described in one line.
     """
     try:
         body = json.loads(text)

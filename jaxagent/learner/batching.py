@@ -45,7 +45,7 @@ class Packer:
           longest_targets: most targets one sequence can have (from the config's turn limits). Where nearly every token
             is a target (ECHO, SFT on observations) give `row_tokens`, or targets run out before a row is full.
           row_shards: devices over which rows are split (data * fsdp).
-          sharing: what sequences begin with alike stands in a row once; None: every sequence stands whole.
+          sharing: the common beginning of sequences is stored once per row; None = every sequence is stored whole.
 
         Raises:
           ConfigError: rows that cannot be split evenly, or sizes that are not positive.
@@ -150,7 +150,7 @@ def unpack(batches: Sequence[Batch], values: Sequence[np.ndarray], streams: Sequ
     """Scatters per-target values back to sequences.
 
     Args:
-      batches: what `Packer.pack(streams)` gave.
+      batches: as `Packer.pack(streams)` returned them.
       values: [B, R, ...] of each batch, at least one where there are streams.
       streams: the packed sequences.
 
@@ -170,7 +170,7 @@ def with_support(batches: Sequence[Batch], supports: Sequence[Support], width: i
     """The batches with `support` and `teacher_logprobs` i32 and f32 [B, R, width]; padding has no entry that counts.
 
     Args:
-      batches: what `Packer.pack` gave.
+      batches: as `Packer.pack` returned them.
       supports: [T, width] of each sequence that was packed.
       width: K.
     """

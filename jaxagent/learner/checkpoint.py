@@ -95,7 +95,7 @@ class Checkpointer:
         return self._pending is None
 
     def host(self, step: int | None = None) -> Host:
-        """What the host saved in the bundle of `step` (None = newest): enough to know what state to expect.
+        """The host's part of the bundle of `step` (None = newest), which says what state to expect.
 
         Raises:
           ConfigError: there is no bundle, or it is damaged.
@@ -177,7 +177,7 @@ def bundles(directory: str | pathlib.Path) -> list[int]:
 
 
 def read_host(directory: str | pathlib.Path, number: int) -> Host:
-    """What the host saved in a bundle. Only reads, so another process may be training in that directory."""
+    """The host's part of a bundle. The call only reads, so another process may be training in that directory."""
     path = pathlib.Path(directory).absolute() / str(number)
     with _reading(path.parent, number):
         return json.loads(ocp.load_checkpointables(path, {"host": None})["host"]["json"])
@@ -220,7 +220,7 @@ def check(directory: str | pathlib.Path, number: int) -> bool:
 
 @contextlib.contextmanager
 def _reading(directory: pathlib.Path, number: int) -> Iterator[None]:
-    """Whatever else a library raises about a bundle is one line."""
+    """Turns every other error that a library raises about a bundle into a ConfigError of one line."""
     try:
         yield
     except ConfigError:

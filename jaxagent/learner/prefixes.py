@@ -19,7 +19,7 @@ Element = dict[str, np.ndarray]  # one sequence: "tokens" [n], and per target "h
 
 @dataclasses.dataclass(frozen=True)
 class Sharing:
-    """How a packer shares. Part of the shapes of its batches."""
+    """How a packer shares the beginnings of sequences. It is part of the shapes of its batches."""
 
     multiple: int  # beginnings are shared in multiples of so many tokens; 1 shares all of them
     longest: int  # tokens of the longest sequence; where an update holds a longer one, this doubles for it
@@ -70,7 +70,7 @@ def shared_rows(elements: Sequence[Element], row_tokens: int, row_targets: int, 
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
-    """How many tokens two sequences begin with alike."""
+    """The number of leading tokens that two sequences have in common."""
     n = min(len(a), len(b))
     differ = a[:n] != b[:n]
     return int(differ.argmax()) if differ.any() else n

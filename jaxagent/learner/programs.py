@@ -37,7 +37,7 @@ class Programs:
     values: score.Scorer | None  # PPO's critic
     reference: score.Scorer | None  # log-probs under the frozen reference
     old: score.Scorer | None  # log-probs under the policy as it stands before a step's first update
-    replay: score.Scorer | None  # the same of past successes, where they are replayed
+    replay: score.Scorer | None  # log-probs of past successes under that policy, where they are replayed
     distiller: Distiller | None = None  # what asks the teacher
 
     def pack(self, streams: Sequence[Streams]) -> list[Batch]:
@@ -51,7 +51,7 @@ class Programs:
         return None if self.distiller is None else self.distiller.weights
 
     def reference_weights(self, state: TrainState) -> Tree:
-        """What KL is measured to. With LoRA the base, which is there anyway, or with the last refresh's adapters."""
+        """The weights that KL is measured to: with LoRA the base, alone or with the adapters of the last refresh."""
         if state.frozen is None:
             return state.reference
         if state.reference is None:
@@ -133,7 +133,7 @@ def make_programs(
 def trained_and_merge(
     cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, policy: Tree
 ) -> tuple[Tree, Callable[[Tree, Tree], Tree] | None]:
-    """What the RL stage trains, and how weights to serve are made of it: the policy itself; with LoRA new adapters."""
+    """The tree that RL trains and how it is merged into weights to serve: (policy, None); LoRA: (adapters, merge)."""
     config = cfg.model.lora
     if not config.rank:
         return policy, None
@@ -148,19 +148,19 @@ def merger(cfg: Config) -> Callable[[Tree, Tree], Tree]:
 
 
 def keeps_reference(cfg: Config) -> bool:
-    """Whether the state holds a reference: with LoRA, whose base is one, only where it follows the policy."""
+    """Whether the state holds a reference of its own. With LoRA the frozen base is one until it is refreshed."""
     return presets.needs_reference(cfg.rl) and (not cfg.model.lora.rank or cfg.rl.kl.refresh_every > 0)
 
 
 def tiling(cfg: Config) -> Tiling | None:
-    """What the trainer must know of the engine to score exactly as it samples; None for fast numerics."""
+    """The sizes of the engine that exact scoring has to share with it; None for fast numerics."""
     if cfg.numerics == "fast":
         return None
     return Tiling(cfg.engine.tile_rows, cfg.engine.page_tokens, cfg.engine.cache_dtype)
 
 
 def sharing(cfg: Config, batch: BatchConfig, spec: ModelSpec, exact: bool = False) -> Sharing | None:
-    """How a stage's packer shares what sequences begin with alike; None where it is not asked to, or attention cannot.
+    """How a stage's packer shares the common beginnings of sequences; None if it is off, or attention cannot do it.
 
     Exact scoring reads sequences page by page, so it shares whole pages. Call under `jax.set_mesh` for another chip.
     """

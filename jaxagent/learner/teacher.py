@@ -96,12 +96,12 @@ class Teacher(Protocol):
     def __call__(
         self, trajectories: Sequence[Trajectory], candidates: Sequence[np.ndarray] | None, temperature: float
     ) -> list[Scores]:
-        """One per trajectory; candidates i32[T, C] of each, None where C is 0."""
+        """The scores of each trajectory; `candidates` are i32[T, C] of each, None if C is 0."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Distiller:
-    """What a step with `rl.distill` asks before its first update, and what its loss reads."""
+    """Gets the teacher's scores before a step's first update, and puts into batches what the loss reads of them."""
 
     teacher: Teacher
     student: TopScorer | None  # the policy's own top-k tokens, where the support has them
@@ -138,7 +138,7 @@ def distiller(
     packer: Packer,
     opened: Weights | HttpTeacher,
 ) -> Distiller:
-    """What `rl.distill` runs on the device beside the update, the teacher's part compiled; `spec` is the policy's."""
+    """Makes the `Distiller` of `rl.distill` and compiles the teacher's part; `spec` is the policy's."""
     k = rl.distill.top_k
     student = top_scorer(spec, packer, mesh, k, 0) if presets.needs_student_top_k(rl) else None
     asked = k if student is not None else 0  # candidates

@@ -29,7 +29,7 @@ _KEYS = jax.P(sharding.ROWS, "tensor", None, None)
 
 @dataclasses.dataclass(frozen=True)
 class Tiling:
-    """What of the engine is part of its numbers. Static under jit."""
+    """The sizes of the engine that change how its numbers are rounded. Static under jit."""
 
     tile_rows: int
     page_tokens: int
@@ -88,7 +88,7 @@ def packed_logprobs(
 
 @jax.custom_vjp
 def with_value(plain: jax.Array, exact: jax.Array) -> jax.Array:
-    """The value of `exact` with the gradient of `plain`: two roundings of the same function of the weights."""
+    """The value of `exact` with the gradient of `plain`; both compute the same function with different rounding."""
     del plain
     return exact
 

@@ -62,7 +62,7 @@ def token_scores(
     """As `token_logprobs`, and log Z f32[N]: the logarithm of the sum of exp(logits / temperature).
 
     `live`: bool[N], which targets count. Chunks are then made of those first, and those without any are not computed;
-    what the other targets get is not said.
+    the results of the other targets are unspecified.
     """
     n, shards = x.shape[0], sharding.row_shards(x)
     rows = n // shards  # on one device

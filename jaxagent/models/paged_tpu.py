@@ -38,7 +38,7 @@ def attend_pages(
     starts: jax.Array | None,
     interpret: bool = False,
 ) -> jax.Array:
-    """See `attention.attend_pages`, whose arguments these are. `interpret`: without a TPU, for tests.
+    """As `attention.attend_pages`, by a Mosaic kernel. `interpret` runs the kernel without a TPU, for tests.
 
     Pages that begin anywhere (`starts`, exact scoring) are first copied into a pool of their own: registers cannot be
     cut at any lane. Every row then costs a copy of its sequence.

@@ -40,7 +40,7 @@ async def run_until_enough(
       enough: complete groups that end the round.
       rollout: runs one attempt.
       concurrency: attempts running at once.
-      deadline_s: seconds after which it ends in any case.
+      deadline_s: seconds after which the round ends in any case.
     """
     table: list[list[Episode | None]] = [[None] * attempts for _ in tasks]
     running: dict[tuple[int, int], asyncio.Task[Episode]] = {}

@@ -44,7 +44,7 @@ class Success:
 
 
 class Chosen(NamedTuple):
-    """An attempt to replay."""
+    """An attempt that is to be replayed."""
 
     success: Success
     logprobs: list[np.ndarray]  # f32[T] per trajectory, under the policy as it is now
@@ -85,12 +85,12 @@ class ReplayBuffer:
         self._kept = self._kept[-self._cfg.capacity :]
 
     def candidates(self, step: int) -> list[Success]:
-        """All that is kept, in this step's random order."""
+        """All successes that are kept, in this step's random order."""
         order = np.random.default_rng([self._seed, step, len(self._kept)]).permutation(len(self._kept))
         return [self._kept[i] for i in order]
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Everything, as JSON values."""
+        """All successes that are kept, as JSON values."""
         return [
             dataclasses.asdict(dataclasses.replace(s, trajectories=()))
             | {"trajectories": [_encode(t) for t in s.trajectories]}
@@ -98,7 +98,7 @@ class ReplayBuffer:
         ]
 
     def set_state(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Goes on from what `get_state` gave."""
+        """Continues from a state that `get_state` returned."""
         kept = [Success(**{**item, "trajectories": tuple(_decode(t) for t in item["trajectories"])}) for item in state]
         self._kept = kept[-self._cfg.capacity :]
 
