@@ -20,7 +20,7 @@ _QUESTION_MARK = "Question:"  # what stands before the question in Search-R1's r
 
 
 class RowError(ValueError):
-    """What is wrong with a row, and in which column. Whoever knows the file and the row number adds them."""
+    """What is wrong with a row, and in which column. The caller, who knows the file and the row, adds them."""
 
     def __init__(self, column: str, problem: str):
         super().__init__(f"column '{column}': {problem}")

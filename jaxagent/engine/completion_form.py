@@ -1,7 +1,7 @@
 """What a completion looks like on the wire: OpenAI's request, answer and error, with token ids beside the text.
 
 bytes of a body -> `Ask`, or `BadRequest`; pieces of choices -> the answer's JSON. No engine and no web server in here.
-A field that is null is absent. What OpenAI has and this server has not is refused where it asks for something.
+A field that is null counts as absent. A request for a feature of OpenAI's that this server lacks is refused.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Serving a web application with a bound on connections: how many, and how long one may stay without a request.
 
-aiohttp itself waits for a request's head for ever. Here whoever has sent none for `idle_s`, not a byte, half a head or
-nothing after an answer, or does not read that answer, is cut off; beyond `most` connections those idle longest go
-first. A handler whose client has gone is cancelled.
+aiohttp itself waits for a request's head for ever. Here a client is cut off if it sends no whole head for `idle_s` (no
+byte, half a head, or nothing after an answer), or does not read its answer; beyond `most` connections the longest idle
+ones are closed first. A handler whose client has gone is cancelled.
 """
 
 from __future__ import annotations

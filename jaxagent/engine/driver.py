@@ -4,9 +4,9 @@ Coroutines of any event loop `open` a session, `generate` turn by turn, and `clo
 Between two dispatches the thread takes what has arrived: new weights, closed sessions, new turns; the scheduler decides
 what runs next. Nothing here knows what a model is.
 
-Rules that hold: sessions may outnumber slots and pages, they wait their turn, see `priority`; weights change between
-dispatches only, and each token carries the version that sampled it; an error of the device ends the driver and
-reaches everyone who waits.
+Rules that hold: there may be more sessions than slots and pages, and their turns then wait (see `priority`); weights
+change between dispatches only, and each token carries the version that sampled it; an error of the device ends the
+driver, and every waiting turn raises it.
 """
 
 from __future__ import annotations
@@ -317,7 +317,7 @@ class Driver:
                 while self._step(executor, scheduler):
                     pass
             self._die(EngineError("The engine was stopped."), None)
-        except BaseException as error:  # whatever it is, nobody may be left waiting
+        except BaseException as error:  # whatever it is, no turn may be left waiting
             self._die(EngineError(f"Generation failed: {type(error).__name__}: {error}"), error)
         finally:
             jax.monitoring.unregister_event_duration_listener(compiles)
@@ -330,7 +330,7 @@ class Driver:
                 return False
             arrived, self._queue = self._queue, []
             gone, self._gone = self._gone, []
-            self._held_requests = [*scheduler.requests, *arrived]  # first: whoever waits is told of what fails below
+            self._held_requests = [*scheduler.requests, *arrived]  # first: an error below reaches them too
             if self._weights is not None:
                 self._take_weights(executor)
                 scheduler.forget(self._cfg.kv_on_update == "recompute")

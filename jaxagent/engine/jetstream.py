@@ -1,4 +1,4 @@
-"""Our engine as google-jetstream's abstract `Engine`, for whoever has that package's orchestrator or clients.
+"""Our engine as google-jetstream's abstract `Engine`, for users of that package's orchestrator or clients.
 
     pip install 'jaxagent[jetstream]'
 

@@ -1,13 +1,13 @@
 """Who generates next: admission by pages, shared prefixes, chunked prefill, preemption. Host decisions only.
 
-Between two dispatches the driver lets it admit what waits, in the order of `priority`. A turn needs a free slot and
-pages for its context; what the prefix tree holds of it is shared or copied, the rest is prefilled, at most
-`Sizes.prefill_rows` tokens per shard and round, so that a long prompt does not stall those who generate. Pages for
-new tokens are taken dispatch by dispatch. When there are none, idle prefixes are evicted, then sessions lose theirs:
-those whose environment works, those that wait, from the end of the queue, and last the youngest with a slot, never one
-older than who asks. Whoever lost pages is prefilled again when its turn comes and goes on as if nothing had
-happened: randomness is keyed by position, so its tokens are the same. The oldest that generates can always go on, since
-one sequence fits, and where nobody generates the first of the queue gets in: no deadlock.
+Between two dispatches the driver lets it admit waiting turns, in the order of `priority`. A turn needs a free slot and
+pages for its context. What the prefix tree holds of the context is shared or copied; the rest is prefilled, at most
+`Sizes.prefill_rows` tokens per shard and round, so that a long prompt does not stall turns that generate. Pages for
+new tokens are taken dispatch by dispatch. When no page is free, idle prefixes are evicted; then sessions lose their
+pages: first those whose environment works, then waiting ones from the end of the queue, last the youngest with a slot,
+and never one older than the session that asks. A session that lost its pages is prefilled again when its turn comes;
+randomness is keyed by position, so its tokens are the same. There is no deadlock: the oldest turn that generates can
+always go on, since one sequence fits, and if no turn generates, the first of the queue gets in.
 
 Owned by the driver's thread. Device work is issued in the order of the decisions, which is why a page may be handed out
 while work issued earlier still reads it.

@@ -142,7 +142,7 @@ class Completions:
             for _ in tasks:
                 while not isinstance(item := await queue.get(), asyncio.Task):
                     yield item
-                item.result()  # where one is refused, the others have no one to answer
+                item.result()  # if one is refused, the others have no client to answer
         finally:
             for task in tasks:
                 task.cancel()

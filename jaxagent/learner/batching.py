@@ -4,7 +4,7 @@ In: `Streams` (ragged, NumPy). Out: `Batch`es of [micro_rows, row_tokens] with [
 Several short sequences share a row under different segment ids (grain's first-fit packing, over two capacities at
 once: tokens and targets); rows and targets that are missing are padding of weight 0, so shapes never change.
 A row holds the tokens a target is predicted FROM: everything behind a sequence's last target is cut off.
-With `batch.share_prefix` what sequences begin with alike stands in a row once (prefixes.py).
+With `batch.share_prefix` sequences of a row store their common beginning once (prefixes.py).
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 In: the `TrainState` on the mesh and a JSON-able dict of what the host owns (stage, task position, RNG seeds, config,
 metrics position). Out: `DIRECTORY/STEP/`, written in the background and renamed into place when complete, so that a
-killed run finds the last complete bundle; older ones beyond `keep` are deleted. What is written last, before the
-renaming, is a digest of every file (digests.py), and a bundle is compared with it before it is read: a damaged one is
-one line that names the file and the bundle before it. A full disk is an `OSError` with ENOSPC, whoever met it.
+killed run finds the last complete bundle; older ones beyond `keep` are deleted. Last, before
+the renaming, a digest of every file is written (digests.py), and a bundle is compared with it before it is read. A
+damaged bundle is an error of one line that names the file and the bundle before. A full disk is an `OSError` with
+ENOSPC, whichever library met it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether an error is a full disk: libraries have names of their own for it."""
+"""Whether an error means a full disk: libraries report one in different ways."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
 In: `TrainState` and the `Batch`es of one update (see batching.py). Out: the next state and scalar metrics.
 Weights are normalised over the whole update, so adding up micro-batch gradients IS the full-batch gradient; two
-programs run, "accumulate" once per micro-batch and "apply" once per update, and the number of micro-batches is no
-shape. An update without any weighted target, or with a gradient that is not finite, leaves the state as it was.
+programs run, "accumulate" once per micro-batch and "apply" once per update, and neither is compiled anew for another
+number of micro-batches. An update without any weighted target, or with a gradient that is not finite, leaves the state
+as it was.
 """
 
 from __future__ import annotations

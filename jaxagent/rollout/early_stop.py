@@ -1,7 +1,7 @@
 """Oversampling with early stop: more attempts than needed, until enough groups are complete; the rest is cancelled.
 
-Slow attempts do not hold up a step. The price: WHICH attempts are used depends on which ended first, so a run with this
-is not reproducible to the bit, and favours what is fast to sample. It is off unless asked for (`rl.oversample`).
+Slow attempts do not hold up a step. The price: WHICH attempts are used depends on which ended first, so a run that
+oversamples is not reproducible to the bit, and favours attempts that are fast. It is off by default (`rl.oversample`).
 """
 
 from __future__ import annotations

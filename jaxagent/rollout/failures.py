@@ -1,4 +1,4 @@
-"""What failed in a batch of episodes, for people: how many, and the reason that most of them give."""
+"""A summary of failed episodes for people: how many failed, and the most frequent reason."""
 
 from __future__ import annotations
 

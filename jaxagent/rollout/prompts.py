@@ -1,4 +1,4 @@
-"""Whether prompts fit: looked at when a run starts, since one without room for a turn fails every attempt at it."""
+"""Whether prompts fit, checked when a run starts: every attempt at a prompt without room for a turn would fail."""
 
 from __future__ import annotations
 

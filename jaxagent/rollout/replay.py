@@ -4,7 +4,7 @@ WebRL (Qi et al., arXiv 2411.02337, section 3.3): of the past successes those ar
 policy as it is now lies in [1 / 0.95, 1 / 0.5]: neither what it would do anyhow, nor what is too far from it. Its code
 has 0.5 < exp(mean token log-prob) <= 0.95, as here.
 
-They are of another policy, and so never in an on-policy group. A use is
+Past successes were sampled by another policy, so they are never in an on-policy group. `rl.replay.use` is
 
   nll     their negative log-likelihood, a mean over their tokens, times `coefficient`
   policy  the policy objective with the advantage that they had in their own group, times `coefficient` and the
