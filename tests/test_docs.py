@@ -1,8 +1,9 @@
 """What README and docs/ say is true: their commands parse, their links lead somewhere, the primer's numbers come out.
 
-No command of a page trains here. `python -m jaxagent.main` lines are parsed and checked as a run would check them;
-every other `python -m` line is started in this process up to the point where it has parsed its flags. Pages with Python
-of their own (rewards, add_an_environment, add_an_algorithm, README) are run by the tests of what they describe.
+No command of a page trains here. `python -m jaxagent.main` lines are parsed and checked as a run would check them,
+`--help` is run, and every other `python -m` line is started in this process up to the point where it has parsed its
+flags. Pages with Python of their own (rewards, add_an_environment, add_an_algorithm, README) are run by the tests of
+what they describe.
 """
 
 import argparse
@@ -94,7 +95,7 @@ def test_every_kind_of_command_is_found():
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")
 @pytest.mark.parametrize(("command", "page"), CASES)
-def test_the_command_is_one(command, page, stops_when_parsed, monkeypatch, tmp_path):
+def test_the_command_is_one(command, page, stops_when_parsed, monkeypatch, tmp_path, capsys):
     module, *arguments = command
     assert importlib.util.find_spec(module), f"there is no module {module}"
     if page.name == "add_an_algorithm.md":
@@ -103,8 +104,11 @@ def test_the_command_is_one(command, page, stops_when_parsed, monkeypatch, tmp_p
         assert all((ROOT / path).exists() for path in arguments if not path.startswith("-"))
     elif module == "jaxagent.observe.report":
         assert len(arguments) == 1
-    elif "--help" in arguments:
-        assert arguments == ["--help"]
+    elif arguments == ["--help"]:
+        monkeypatch.setattr(sys, "argv", command)
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        assert ended.value.code == 0 and "--" in capsys.readouterr().out
     elif module == "jaxagent.main" and arguments:
         loop.check(flags.parse_argv([module, *arguments]).config)
     elif arguments or module not in NAMED_ALONE:
