@@ -2,8 +2,8 @@
 
 Owned and called by the driver's thread alone, inside `jax.set_mesh`. There is one program of each kind (of decode one
 per tile size), whatever the number of turns and the lengths of their sequences; `warm_up` compiles them all. The decode
-state is donated from call to call, so the cache is updated in place. Calls are issued in order and, but for `generate`,
-not waited for.
+state is donated from call to call, so the cache is updated in place. Calls are issued in order; only
+`generate` waits for its result.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Sizes:
     slots: int  # per shard, whole tiles
     usable: int  # of them, as many as the config has: the rest is padding
     tile_rows: int  # per shard
-    decode_tiles: tuple[int, ...]  # rows of a decode tile, per shard: the smallest that holds all who are active
+    decode_tiles: tuple[int, ...]  # rows of a decode tile, per shard: the smallest that holds all active slots
     share: int  # rows of prefill that belong to one sequence and read its pages together
     prefill_tiles: int  # of one prefill call, at most
-    pages: int  # per shard, the one that is nobody's included
+    pages: int  # per shard, the unused page 0 included
     page_tokens: int
     table: int  # pages of the longest sequence
 
@@ -144,7 +144,7 @@ class Executor:
         self._state = _issue(programs.begin, self._state, requests)
 
     def wait(self) -> None:
-        """Returns when everything issued so far is done, so that prefill and decode can be timed apart."""
+        """Blocks until the device has done everything issued so far, so that prefill and decode can be timed apart."""
         jax.block_until_ready(self._state.slots.position)
 
     def generate(

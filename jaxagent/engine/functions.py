@@ -74,7 +74,7 @@ class Requests:
 
     @classmethod
     def blank(cls, slots: int) -> Requests:
-        """No request in any slot; whoever has some fills them in."""
+        """Requests with no slot in the mask; the caller fills in its own."""
         zeros = functools.partial(np.zeros, slots)
         return cls(
             mask=zeros(bool),

@@ -4,7 +4,7 @@ In: `Streams` (ragged, NumPy). Out: `Batch`es of [micro_rows, row_tokens] with [
 Several short sequences share a row under different segment ids (grain's first-fit packing, over two capacities at
 once: tokens and targets); rows and targets that are missing are padding of weight 0, so shapes never change.
 A row holds the tokens a target is predicted FROM: everything behind a sequence's last target is cut off.
-With `batch.share_prefix` what sequences begin with alike stands in a row once (prefixes.py).
+With `batch.share_prefix` sequences of a row store their common beginning once (prefixes.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Packer:
           longest_targets: most targets one sequence can have (from the config's turn limits). Where nearly every token
             is a target (ECHO, SFT on observations) give `row_tokens`, or targets run out before a row is full.
           row_shards: devices over which rows are split (data * fsdp).
-          sharing: what sequences begin with alike stands in a row once; None: every sequence stands whole.
+          sharing: the common beginning of sequences is stored once per row; None = every sequence is stored whole.
 
         Raises:
           ConfigError: rows that cannot be split evenly, or sizes that are not positive.
@@ -143,7 +143,7 @@ def unpack(batches: Sequence[Batch], values: Sequence[np.ndarray], streams: Sequ
     """Scatters per-target values back to sequences.
 
     Args:
-      batches: what `Packer.pack(streams)` gave.
+      batches: as `Packer.pack(streams)` returned them.
       values: [B, R, ...] of each batch, at least one where there are streams.
       streams: the packed sequences.
 
@@ -164,7 +164,7 @@ def with_support(batches: Sequence[Batch], supports: Sequence[Support], width: i
     """The batches with `support` and `teacher_logprobs` i32 and f32 [B, R, width]; padding has no entry that counts.
 
     Args:
-      batches: what `Packer.pack` gave.
+      batches: as `Packer.pack` returned them.
       supports: [T, width] of each sequence that was packed.
       width: K.
     """

@@ -96,8 +96,8 @@ def compare_to_teacher(spec: ModelSpec, distill: DistillConfig, teacher: ModelSp
     """Divergences f32[B, R] to a teacher, in nats, 0 where they have no weight.
 
     With a spec of the `teacher` its parameters are the last argument, and whole vocabularies (their common part) are
-    compared, a chunk of tokens at a time. Without, the batch says the support and what the teacher thinks of it. Both
-    distributions are at the temperature, and of the ordinary pass whatever the numerics.
+    compared, a chunk of tokens at a time. Without a spec, the batch holds the support and the teacher's log-probs of
+    it. Both distributions are at the temperature, and from the ordinary forward pass whatever the numerics.
     """
     divergence = functools.partial(DIVERGENCES[distill.loss], beta=distill.jsd_beta)
 

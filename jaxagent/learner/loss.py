@@ -30,7 +30,7 @@ RATIO_EDGES = (0.01 * np.sinh(np.linspace(-6.0, 6.0, 257))).astype(np.float32)
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """What of the losses is not in the weights. Static under jit, but for the temperature."""
+    """The losses' choices and constants that are not in the weights. Static under jit, but for the temperature."""
 
     temperature: float  # of the sampled distribution whose log-probs policy tokens have; an update may name another
     policy: str  # of algorithms/policy_loss.py
@@ -95,12 +95,12 @@ class Tally:
     maxima: dict[str, Any]  # f32[]
 
     def add(self, other: Tally) -> Tally:
-        """The tally of both."""
+        """The tally of both micro-batches together."""
         return Tally(jax.tree.map(jnp.add, self.sums, other.sums), jax.tree.map(jnp.maximum, self.maxima, other.maxima))
 
 
 class Extras(NamedTuple):
-    """What a loss may read of the targets' distributions beside log-probs and entropies; None: not computed."""
+    """What a loss may read of the targets' distributions beside log-probs and entropies; None = not computed."""
 
     log_z: jax.Array | None = None  # f32[B, R] logarithms of the softmax's normalisers
     divergence: jax.Array | None = None  # f32[B, R] to a teacher's, in nats; finite at targets without weight too

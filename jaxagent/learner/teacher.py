@@ -96,7 +96,7 @@ class Teacher(Protocol):
     def __call__(
         self, trajectories: Sequence[Trajectory], candidates: Sequence[np.ndarray] | None, temperature: float
     ) -> list[Scores]:
-        """One per trajectory; candidates i32[T, C] of each, None where C is 0."""
+        """The scores of each trajectory; `candidates` are i32[T, C] of each, None if C is 0."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +115,7 @@ class LocalTeacher:
 
 @dataclasses.dataclass(frozen=True)
 class Distiller:
-    """What a step with `rl.distill` asks before its first update, and what its loss reads."""
+    """Gets the teacher's scores before a step's first update, and puts into batches what the loss reads of them."""
 
     teacher: Teacher
     student: TopScorer | None  # the policy's own top-k tokens, where the support has them

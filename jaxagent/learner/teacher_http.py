@@ -31,7 +31,7 @@ class TeacherError(RuntimeError):
 
 
 class HttpTeacher:
-    """Scores trajectories. Blocks: made for the loop's own thread, which has nothing else to do meanwhile.
+    """Scores trajectories. Calls block: they run in the loop's own thread, which has nothing else to do meanwhile.
 
     Args:
       url: the server's address, e.g. "http://127.0.0.1:8001".

@@ -2,7 +2,7 @@
 
 `attend_dense`: all keys of a row at once, for packed training rows. `attend_pages`: page after page of each query's own
 sequence with a running softmax, for the engine's cache and for exact scoring: what a query gets then depends on its own
-sequence alone, bit for bit, not on who else is in the batch (docs/design.md, "Exact numerics").
+sequence alone, bit for bit, not on what else is in the batch (docs/design.md, "Exact numerics").
 """
 
 from __future__ import annotations

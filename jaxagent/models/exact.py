@@ -3,7 +3,7 @@
 XLA picks kernels by shape, so a matrix product of 64 rows and one of 1024 round differently, and so do norms and
 softmaxes. Here every row goes through programs of one shape, `tile_rows` rows at a time, and attends to its own
 sequence in pages that start at its own first token (docs/design.md, "Exact numerics"). What a token gets then depends
-on its own sequence alone: not on who shares the batch, on packing, or on whether it is decoded, prefilled or trained.
+on its own sequence alone: not on the rest of the batch, on packing, or on whether it is decoded, prefilled or trained.
 
 Axis letters: B packed rows, T tokens per row, R targets per row, n tiles, N rows of a tile over all shards, E embed.
 """
@@ -30,7 +30,7 @@ _KEYS = jax.P(sharding.ROWS, "tensor", None, None)
 
 @dataclasses.dataclass(frozen=True)
 class Tiling:
-    """What of the engine is part of its numbers. Static under jit."""
+    """The sizes of the engine that change how its numbers are rounded. Static under jit."""
 
     tile_rows: int
     page_tokens: int

@@ -24,7 +24,7 @@ class Int8Array:
         return (self.qvalue.astype(jnp.float32) * self.scale).astype(dtype)
 
     def after(self, x: jax.Array) -> Int8Array:
-        """The same, multiplied out no sooner than `x` is there: adds a zero that the compiler cannot know.
+        """The array, multiplied out no sooner than `x` is computed: adds a zero that the compiler cannot see.
 
         Otherwise XLA multiplies all layers out ahead of the loops that use them, and all of them are in memory at once.
         (An optimisation barrier does not keep XLA:CPU from it.)

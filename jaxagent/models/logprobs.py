@@ -64,7 +64,7 @@ def token_scores(
     """As `token_logprobs`, and log Z f32[N]: the logarithm of the sum of exp(logits / temperature).
 
     `live`: bool[N], which targets count. Chunks are then made of those first, and those without any are not computed;
-    what the other targets get is not said.
+    the results of the other targets are unspecified.
     """
     chex.assert_rank(x, 2)
     chex.assert_shape([targets] if live is None else [targets, live], x.shape[:1])
