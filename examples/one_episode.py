@@ -12,10 +12,10 @@ import contextlib
 import dataclasses
 import sys
 
-from jaxagent.algorithms import presets
+from jaxagent.algorithms import compose
 from jaxagent.config import flags
 from jaxagent.learner.programs import make_programs
-from jaxagent.runs import parts as build
+from jaxagent.runs.parts import open_parts
 from jaxagent.types import Group, TokenKind
 
 MINE = ["--config.workdir=runs/one_episode", "--config.rl.updates_per_step=1", "--config.rl.optimizer.warmup_steps=0"]
@@ -24,7 +24,7 @@ cfg = flags.parse_argv(["", "--config=search_r1", *MINE, *given]).config
 
 # %% The parts: tasks, a tokenizer, an environment with its search engine, a model, and an engine that samples from it.
 opened = contextlib.ExitStack()
-parts = opened.enter_context(build.open_parts(cfg, print))
+parts = opened.enter_context(open_parts(cfg, print))
 params = parts.init_params()  # random weights, or those of config.model.path
 engine = opened.enter_context(parts.engine(params, version=0))
 
@@ -50,14 +50,14 @@ if len({episode.reward for episode in group.episodes}) == 1:
     group = Group(task, paid)
 
 # %% Groups -> streams: one number per token for the advantage, and for the weight of every term of the loss.
-streams, counts = presets.streams([group], cfg.rl, progress=0.0)
+streams, counts = compose.streams([group], cfg.rl, progress=0.0)
 for stream in streams:
     actions = stream.trajectory.action_mask
     print(f"attempt {stream.episode}: {actions.sum()} sampled tokens, advantage {stream.advantages[actions][0]:+.2f}")
 
 # %% Streams -> packed rows -> one optimiser update. On its own tokens the loss falls.
 programs, state = make_programs(cfg, parts.spec, parts.mesh, params)
-(update,) = presets.mini_batches(streams, cfg.rl, seed=(0, 0))
+(update,) = compose.mini_batches(streams, cfg.rl, seed=(0, 0))
 batches = programs.pack(update)
 state, metrics = programs.update(state, batches)
 _, again = programs.update(state, batches)

@@ -25,7 +25,7 @@ from tests.wrong_arrays import B, F, I, array, refuses
 T, FLAGS, IDS = array(F, 3), array(B, 3), array(I, 3)
 GROUP = array(F, 2, 3), array(B, 2, 3)
 TOKENS = array(F, 2, 3), array(F, 2, 3), array(F, 2, 3)
-BINS = value_bins.Support(0.0, 1.0, 3, 0.75)
+BINS = value_bins.Bins(0.0, 1.0, 3, 0.75)
 CASES = [
     (gae.check_tokens, (FLAGS, T, T)),
     (gae.gae, (T, T, FLAGS, 0.9, 0.8)),
