@@ -217,4 +217,5 @@ def test_links_lead_somewhere(page):
 def test_files_that_are_named_exist(page):
     """`models/exact.py` and `jaxagent/loop.py`: from the root of the sources, or from the package."""
     for name in re.findall(r"`([\w.]+(?:/\w+)+\.(?:py|md))`", page.read_text(encoding="utf-8")):
-        assert (ROOT / name).exists() or (ROOT / "jaxagent" / name).exists(), name
+        of_a_task = name == "tests/test_outputs.py"  # in a task's own folder
+        assert of_a_task or (ROOT / name).exists() or (ROOT / "jaxagent" / name).exists(), name
