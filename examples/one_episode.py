@@ -58,9 +58,8 @@ for stream in streams:
 # %% Streams -> packed rows -> one optimiser update. On its own tokens the loss falls.
 programs, state = make_programs(cfg, parts.spec, parts.mesh, params)
 (update,) = compose.mini_batches(streams, cfg.rl, seed=(0, 0))
-batches = programs.pack(update)
-state, metrics = programs.update(state, batches)
-_, again = programs.update(state, batches)
+state, metrics = programs.train(state, update, cfg.rl.sampling.temperature, step=0)
+_, again = programs.train(state, update, cfg.rl.sampling.temperature, step=1)
 print(f"largest gap between the engine's log-probs and the trainer's: {metrics['policy/logprob_gap_max']}")
 print(f"gradient norm {metrics['policy/grad_norm']:.3f}")
 print(f"loss before the step {metrics['loss/policy']:.5f}, after it {again['loss/policy']:.5f}")

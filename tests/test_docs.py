@@ -212,3 +212,11 @@ def test_links_lead_somewhere(page):
             assert heading in {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}, target
         if file.suffix == ".py" and re.fullmatch(r"`\w+`", label):
             assert re.search(rf"^(def|class) {label[1:-1]}\b", file.read_text(), re.MULTILINE), f"{label} in {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_are_named_exist(page):
+    """`models/exact.py` and `jaxagent/loop.py`: from the root of the sources, or from the package."""
+    for name in re.findall(r"`([\w.]+(?:/\w+)+\.(?:py|md))`", page.read_text(encoding="utf-8")):
+        of_a_task = name == "tests/test_outputs.py"  # in a task's own folder
+        assert of_a_task or (ROOT / name).exists() or (ROOT / "jaxagent" / name).exists(), name
