@@ -2,7 +2,7 @@
 
 import types
 
-from jaxagent.loop import Served
+from jaxagent.stages.served import Served
 
 
 class Engine:

@@ -16,7 +16,7 @@ import aiohttp
 import numpy as np
 
 from jaxagent.algorithms.distill import Scores
-from jaxagent.algorithms.samples import action_mask
+from jaxagent.algorithms.streams import action_mask
 from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.types import Trajectory
