@@ -17,13 +17,12 @@ import numpy as np
 
 from jaxagent.algorithms.distill import Scores, Support
 from jaxagent.algorithms.needs import needs_student_top_k, needs_support, needs_teacher, needs_whole_teacher
-from jaxagent.algorithms.samples import action_mask
-from jaxagent.algorithms.streams import Streams
+from jaxagent.algorithms.streams import Streams, action_mask
 from jaxagent.config import Config, ConfigError, RLConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.learner import forward
 from jaxagent.learner.batch import Batch
-from jaxagent.learner.batching import Packer, unpack, with_support
+from jaxagent.learner.batching import Packer, unpack
 from jaxagent.learner.teacher_http import HttpTeacher
 from jaxagent.learner.update import scalar, shard
 from jaxagent.models import hf, params, sharding
@@ -169,6 +168,28 @@ def distiller(
     compare = None if rl.distill.loss == "sampled" else forward.compare_to_teacher(spec, rl.distill, teacher_spec)
     width = 0 if not needs_support(rl) else asked + own * (rl.distill.support != "student")
     return Distiller(teacher, student, compare, opened.params if whole else None, width)
+
+
+def with_support(batches: Sequence[Batch], supports: Sequence[Support], width: int) -> list[Batch]:
+    """The batches with `support` and `teacher_logprobs` i32 and f32 [B, R, width]; padding has no entry that counts.
+
+    Args:
+      batches: what `Packer.pack` gave.
+      supports: [T, width] of each sequence that was packed.
+      width: K.
+    """
+    starts = np.cumsum([0, *(len(support.ids) for support in supports)])
+    ids = np.concatenate([np.zeros((0, width), np.int32), *(support.ids for support in supports)])
+    logprobs = np.concatenate([np.zeros((0, width), np.float32), *(support.teacher_logprobs for support in supports)])
+    out = []
+    for batch in batches:
+        real = batch.sequence >= 0
+        at = starts[batch.sequence[real]] + batch.offset[real]
+        tokens = np.zeros((*real.shape, width), np.int32)
+        known = np.full((*real.shape, width), -np.inf, np.float32)
+        tokens[real], known[real] = ids[at], logprobs[at]
+        out.append(batch.replace(support=tokens, teacher_logprobs=known))
+    return out
 
 
 def check_teacher(cfg: Config, tokenizer: Tokenizer) -> None:

@@ -21,6 +21,7 @@ import optax
 from jaxagent.learner import loss as losses
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.loss import Objective, Tally
+from jaxagent.learner.metrics import policy_metrics, value_metrics
 from jaxagent.learner.state import TrainState
 
 Tree = Any  # a pytree of arrays
@@ -164,8 +165,8 @@ def make_update(
 
     critic = None
     if value_forward is not None:
-        critic = make_trainable(value_loss, critic_optimizer, losses.value_metrics)
-    policy = make_trainable(policy_loss, optimizer, losses.policy_metrics)
+        critic = make_trainable(value_loss, critic_optimizer, value_metrics)
+    policy = make_trainable(policy_loss, optimizer, policy_metrics)
     return Update(mesh, policy, critic, critic_warmup_epochs, objective.temperature, merge)
 
 

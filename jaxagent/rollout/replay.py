@@ -24,8 +24,7 @@ import numpy as np
 
 from jaxagent.algorithms import corrections
 from jaxagent.algorithms.advantages import GROUP_ADVANTAGES
-from jaxagent.algorithms.samples import action_mask, rewards
-from jaxagent.algorithms.streams import Streams
+from jaxagent.algorithms.streams import Streams, action_mask, rewards
 from jaxagent.config import CorrectionConfig, ReplayConfig
 from jaxagent.data import codec
 from jaxagent.types import Episode, Group, Trajectory
