@@ -99,7 +99,7 @@ HOLDS = {
     "no /dev/ptmx": "rm -f /dev/ptmx; sleep 100 &",
     "closed terminals": "chmod 0 /dev/pts/ptmx /dev/ptmx 2>/dev/null; sleep 100 &",
     "every terminal": f"/usr/bin/python3 -c '{TERMINALS}'",
-    "every process, and no shell": f"/usr/bin/python3 -c '{PROCESSES}'; while [ ! -e /tmp/full ]; do :; done; exec true",
+    "every process, and no shell": f"python3 -c '{PROCESSES}'; while [ ! -e /tmp/full ]; do :; done; exec true",
     "few descriptors for process 1": "prlimit --pid 1 --nofile=3:3; sleep 100 &",
     "no files for process 1": "prlimit --pid 1 --fsize=0:0; sleep 100 &",
 }
