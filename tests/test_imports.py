@@ -3,6 +3,7 @@
 import ast
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -22,6 +23,8 @@ LEVELS = (
     ("main", "evaluate"),
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+# Kept so that it could be a package of its own.
+SELF_CONTAINED = {"sandbox": {"config", "io"}}
 # May import the rooms, never the other way. Subpackages by name (jaxagent.launch), folders beside the rooms.
 TOP = ("configs", "launch", "data_pipelines", "tests", "benchmarks")
 NO_JAX_ROOMS = ("config", "types", "io", "rewards", "envs", "sandbox", "data")
@@ -61,6 +64,7 @@ def test_imports_go_one_way(path):
         assert parts[0] not in TOP, f"{path} imports {name}"  # `Choice`s name what stands there by its path
         if parts[0] == "jaxagent" and len(parts) > 1 and parts[1] != room:
             assert LEVEL[parts[1]] < LEVEL[room], f"{room} must not import {parts[1]} ({path})"
+            assert parts[1] in SELF_CONTAINED.get(room, LEVEL), f"{room} must not import {parts[1]} ({path})"
 
 
 @pytest.mark.parametrize("path", [p for p in _files() if _room(p) == "algorithms"], ids=lambda p: p.name)
@@ -119,3 +123,13 @@ def test_data_pipelines_stand_below_the_runs():
             parts = name.split(".")
             if parts[0] == "jaxagent" and len(parts) > 1 and parts[1] in LEVEL:
                 assert LEVEL[parts[1]] < LEVEL["runs"], f"{path} must not import {parts[1]}"
+
+
+def test_the_path_of_a_task_to_an_update_is_short():
+    """The table in docs/design.md, whose files exist and can be read in one sitting."""
+    page = (ROOT / "docs/design.md").read_text()
+    section = page.split("## The path of a task to an update")[1].split("\n## ")[0]
+    files = [ROOT / "jaxagent" / name for name in re.findall(r"^\| `([\w/]+\.py)`", section, re.MULTILINE)]
+    assert files[0].name == "types.py" and files[-1].name == "loss.py"
+    assert len(set(files)) == len(files) <= 12
+    assert sum(len(file.read_text().splitlines()) for file in files) <= 2200

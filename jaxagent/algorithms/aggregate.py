@@ -19,6 +19,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import chex
 import numpy as np
 
 from jaxagent.algorithms.streams import Streams
@@ -43,6 +44,9 @@ def sequence_scales(counts: Array, mode: str, constant: float, episodes: Array |
     Raises:
       ValueError: unknown mode.
     """
+    chex.assert_rank(counts, 1)
+    if episodes is not None:
+        chex.assert_equal_shape([counts, episodes])
     xp = counts.__array_namespace__()
     some = counts > 0
     sequences = xp.maximum(xp.sum(some), 1)

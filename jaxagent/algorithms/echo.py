@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import chex
 import numpy as np
 
 from jaxagent.types import TokenKind
@@ -42,6 +43,8 @@ def target_mask(kinds: np.ndarray, targets: str, max_tokens: int) -> np.ndarray:
     Returns:
       bool[T]; never True for the first token, which nothing predicts.
     """
+    chex.assert_rank(kinds, 1)
+    chex.assert_type(kinds, int)
     mask = np.isin(kinds, _TARGET_KINDS[targets])
     mask[:1] = False
     if max_tokens > 0:
@@ -85,6 +88,8 @@ def world_scales(
       ValueError: unknown denominator.
     """
     targets, observed = np.asarray(target_counts, np.float64), np.asarray(observation_counts, np.float64)
+    chex.assert_rank([targets, observed], 1)
+    chex.assert_equal_shape([targets, observed])
     sequences = max(len(targets), 1)
     match denominator:
         case "full_observation":

@@ -11,7 +11,7 @@ An episode of several trajectories, by `rl.multi_trajectory`, when advantages co
 
 Advantages over turns read process rewards too (`process.py`) and count an episode as one sequence of turns.
 Here is everything around the pure functions: failed attempts, groups without signal, KL in the reward or in the
-advantage, whitening, padding. Axis letters: N groups, G samples per group, T tokens.
+advantage, whitening. Axis letters: N groups, G samples per group, T tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
-import jax
 import numpy as np
 
 from jaxagent.algorithms.advantages import GROUP_ADVANTAGES, alone, whiten, zero_signal
@@ -29,9 +28,9 @@ from jaxagent.algorithms.best_of_k import BEST_OF_K
 from jaxagent.algorithms.distill import sampled_advantages
 from jaxagent.algorithms.kl import kl_estimate
 from jaxagent.algorithms.process import TURN_ADVANTAGES, by_turn, token_rewards
-from jaxagent.algorithms.samples import Sample, rewards
-from jaxagent.algorithms.token_advantages import TOKEN_ADVANTAGES, Estimate, TokenPath
-from jaxagent.config import CriticConfig, RLConfig
+from jaxagent.algorithms.streams import Sample, rewards
+from jaxagent.algorithms.token_advantages import TOKEN_ADVANTAGES, TokenPath, estimates
+from jaxagent.config import RLConfig
 from jaxagent.types import Group
 
 
@@ -175,7 +174,7 @@ def _along_tokens(groups: Sequence[Group], samples: Sequence[Sample], rl: RLConf
         if not sample.episode.stop_reason.is_failure
     }
     given: list[Signal | None] = [None] * len(samples)
-    for i, estimate in zip(paths, _estimates(list(paths.values()), rl), strict=True):
+    for i, estimate in zip(paths, estimates(list(paths.values()), rl), strict=True):
         learnt = () if samples[i].values is None else (estimate.returns, estimate.learnt)
         given[i] = Signal(estimate.advantages, *learnt)
     return given
@@ -189,41 +188,3 @@ def _path(sample: Sample, reward: np.ndarray, rl: RLConfig) -> TokenPath:
     log_rho = zero if sample.old is None else sample.old - sample.trajectory.logprobs
     values = zero if sample.values is None else sample.values
     return TokenPath(reward, values, sample.mask > 0, sample.trajectory.turns, log_rho)
-
-
-def warm_up(rl: RLConfig) -> None:
-    """Compiles what the advantage runs on the device."""
-    if rl.advantage in TOKEN_ADVANTAGES:
-        zero = np.zeros(1, np.float32)
-        _estimates([TokenPath(zero, zero, np.zeros(1, bool), np.zeros(1, np.int32), zero)], rl)
-
-
-_DTYPES = TokenPath(np.float32, np.float32, bool, np.int32, np.float32)
-_ROWS = 64  # trajectories per call: a static shape, so that nothing compiles twice
-
-
-@functools.partial(jax.jit, static_argnames=("name", "critic"))
-def _estimate_rows(rows: TokenPath, name: str, critic: CriticConfig) -> Estimate:
-    return jax.vmap(lambda path: TOKEN_ADVANTAGES[name](path, critic))(rows)
-
-
-def _estimates(paths: list[TokenPath], rl: RLConfig) -> list[Estimate]:
-    """Estimates of ragged trajectories, f32[T] each."""
-    # One row more than a packed row: the last token of a trajectory is a target, never an input.
-    width = rl.batch.row_tokens + 1
-    out = []
-    for start in range(0, len(paths), _ROWS):
-        block = paths[start : start + _ROWS]
-        padded = TokenPath(*(np.zeros((_ROWS, width), dtype) for dtype in _DTYPES))
-        for row, path in enumerate(block):
-            for target, stream in zip(padded, path, strict=True):
-                used = min(len(stream), width)  # the tail behind the last action may be longer than a row
-                target[row, :used] = stream[:used]
-        rows = jax.device_get(_estimate_rows(padded, name=rl.advantage, critic=rl.critic))
-        for row, path in enumerate(block):
-            full = [np.zeros(len(path.mask), np.float32) for _ in rows]
-            used = min(len(path.mask), width)
-            for target, row_of in zip(full, rows, strict=True):
-                target[:used] = row_of[row, :used]
-            out.append(Estimate(*full))
-    return out

@@ -1,4 +1,4 @@
-"""What an algorithm asks of the learner beside samples: a critic, a reference, the policy's own scores, a teacher."""
+"""What an algorithm asks of the learner: a critic, a reference, the policy's own scores, a teacher, targets."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from jaxagent.config import RLConfig
 
 
 def needs_critic(rl: RLConfig) -> bool:
-    """Whether the advantage reads `Rollout.values`."""
+    """Whether the advantage reads `Sample.values`."""
     return rl.advantage in TOKEN_ADVANTAGES and rl.advantage not in WITHOUT_CRITIC
 
 
 def needs_reference(rl: RLConfig) -> bool:
-    """Whether a frozen reference is kept and `Rollout.reference` filled."""
+    """Whether a frozen reference is kept and `Sample.reference` filled."""
     return rl.kl.coefficient != 0
 
 
 def needs_teacher(rl: RLConfig) -> bool:
-    """Whether a teacher is opened and `Rollout.teacher` filled."""
+    """Whether a teacher is opened and `Sample.teacher` filled."""
     return rl.distill.coefficient != 0
 
 
 def needs_student_top_k(rl: RLConfig) -> bool:
-    """Whether `Rollout.students` is filled."""
+    """Whether `Sample.student` is filled."""
     return needs_support(rl) and rl.distill.support != "teacher"
 
 
@@ -38,5 +38,23 @@ def needs_whole_teacher(rl: RLConfig) -> bool:
 
 
 def needs_old(rl: RLConfig) -> bool:
-    """Whether the learner scores the samples before its first update, to fill `Rollout.old`."""
+    """Whether the learner scores the samples before its first update, to fill `Sample.old`."""
     return rl.correction.name in corrections.IMPORTANCE or rl.advantage in WITH_OLD
+
+
+def refresh_due(rl: RLConfig, steps_done: int) -> bool:
+    """Whether the reference becomes a copy of the policy now."""
+    return needs_reference(rl) and rl.kl.refresh_every > 0 and steps_done % rl.kl.refresh_every == 0
+
+
+def most_targets(rl: RLConfig, action_tokens: int, context_tokens: int) -> int:
+    """Most tokens of one trajectory that the loss can need: fixes the shape of a batch before the first one exists.
+
+    Args:
+      rl: the stage's config.
+      action_tokens: most tokens the policy can sample in one trajectory.
+      context_tokens: most tokens of one trajectory.
+    """
+    if rl.echo.coefficient == 0:
+        return min(action_tokens, context_tokens)
+    return min(action_tokens + rl.echo.max_tokens, context_tokens) if rl.echo.max_tokens else context_tokens

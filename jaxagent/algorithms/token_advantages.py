@@ -1,21 +1,24 @@
 """Advantages of single tokens, from rewards, and a critic's values, along one trajectory.
 
 Every function takes a `TokenPath` and the config of the critic and gives an `Estimate`; its line in `TOKEN_ADVANTAGES`
-is the name that `rl.advantage` may have. Pure and jittable; vmapped over trajectories by `estimate.py`.
+is the name that `rl.advantage` may have. Pure and jittable; vmapped over padded trajectories by `estimates`.
 Axis letter: T tokens.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxagent.algorithms.gae import gae
 from jaxagent.algorithms.turn_gae import bilevel_gae, turn_gae, turn_vtrace, vtrace
-from jaxagent.config import CriticConfig
+from jaxagent.config import CriticConfig, RLConfig
 
 
 class TokenPath(NamedTuple):
@@ -95,3 +98,43 @@ TOKEN_ADVANTAGES: dict[str, Callable[[TokenPath, CriticConfig], Estimate]] = {
 
 WITHOUT_CRITIC = ("return",)  # all others read values
 WITH_OLD = ("vtrace", "vtrace_turns")  # read log_rho
+
+
+def warm_up(rl: RLConfig) -> None:
+    """Compiles what the advantage runs on the device."""
+    if rl.advantage in TOKEN_ADVANTAGES:
+        zero = np.zeros(1, np.float32)
+        estimates([TokenPath(zero, zero, np.zeros(1, bool), np.zeros(1, np.int32), zero)], rl)
+
+
+_DTYPES = TokenPath(np.float32, np.float32, bool, np.int32, np.float32)
+_ROWS = 64  # trajectories per call: a static shape, so that nothing compiles twice
+
+
+@functools.partial(jax.jit, static_argnames=("name", "critic"))
+def _estimate_rows(rows: TokenPath, name: str, critic: CriticConfig) -> Estimate:
+    return jax.vmap(lambda path: TOKEN_ADVANTAGES[name](path, critic))(rows)
+
+
+def estimates(paths: list[TokenPath], rl: RLConfig) -> list[Estimate]:
+    """Estimates of ragged trajectories, f32[T] each."""
+    # One row more than a packed row: the last token of a trajectory is a target, never an input.
+    width = rl.batch.row_tokens + 1
+    out = []
+    for start in range(0, len(paths), _ROWS):
+        block = paths[start : start + _ROWS]
+        padded = TokenPath(*(np.zeros((_ROWS, width), dtype) for dtype in _DTYPES))
+        for row, path in enumerate(block):
+            chex.assert_equal_shape(list(path))
+            for target, stream in zip(padded, path, strict=True):
+                used = min(len(stream), width)  # the tail behind the last action may be longer than a row
+                target[row, :used] = stream[:used]
+        with jax.transfer_guard("disallow"):
+            rows = jax.device_get(_estimate_rows(jax.device_put(padded), name=rl.advantage, critic=rl.critic))
+        for row, path in enumerate(block):
+            full = [np.zeros(len(path.mask), np.float32) for _ in rows]
+            used = min(len(path.mask), width)
+            for target, row_of in zip(full, rows, strict=True):
+                target[:used] = row_of[row, :used]
+            out.append(Estimate(*full))
+    return out

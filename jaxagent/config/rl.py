@@ -149,7 +149,7 @@ class TemperatureConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RLConfig:
-    """The reinforcement-learning stage. Names are checked by `algorithms.presets.check`, which knows them all."""
+    """The reinforcement-learning stage. `algorithms.checks` knows which choices go together."""
 
     steps: NonNegativeInt
     tasks_per_step: PositiveInt

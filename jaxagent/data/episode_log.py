@@ -20,7 +20,7 @@ EVALUATION = ".eval.jsonl"  # how the names of logs of held-out episodes end: no
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeLog:
-    """What `read` found."""
+    """The content of one log, or of several."""
 
     episodes: Sequence[Episode]
     dropped: int  # last lines that a killed process left unfinished, one per file at most

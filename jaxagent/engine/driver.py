@@ -4,9 +4,9 @@ Coroutines of any event loop `open` a session, `generate` turn by turn, and `clo
 Between two dispatches the thread takes what has arrived: new weights, closed sessions, new turns; the scheduler decides
 what runs next. Nothing here knows what a model is.
 
-Rules that hold: sessions may outnumber slots and pages, they wait their turn, see `priority`; weights change between
-dispatches only, and each token carries the version that sampled it; an error of the device ends the driver and
-reaches everyone who waits.
+Rules that hold: there may be more sessions than slots and pages, and their turns then wait (see `priority`); weights
+change between dispatches only, and each token carries the version that sampled it; an error of the device ends the
+driver, and every waiting turn raises it.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Driver:
             raise EngineError(f"The engine was not warm after {timeout_s:.0f} s.")
 
     def stop(self, timeout_s: float) -> None:
-        """Ends the thread; whoever still waits gets an EngineError.
+        """Ends the thread. Turns that still wait raise an EngineError.
 
         Raises:
           EngineError: the thread did not end in time (it is inside a device call).
@@ -118,29 +118,29 @@ class Driver:
 
     @property
     def model(self) -> Model:
-        """What it serves."""
+        """The functions of the model that the engine runs."""
         return self._model
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
-        """Where."""
+        """The mesh of devices that hold the parameters and the cache."""
         return self._mesh
 
     @property
     def params(self) -> Params:
-        """The weights it has, as generation wants them once it is started."""
+        """The weights that are served; once the driver is started, in the layout that generation uses."""
         with self._work:
             return self._held[0]
 
     def update_params(self, params: Params, version: int) -> None:
-        """Swaps the weights between two dispatches and returns when it is done: from then on nothing holds the old.
+        """Swaps the weights between two dispatches and returns when that is done; it then holds no old ones.
 
         What sessions have cached stays as the old weights computed it, or with config.engine.kv_on_update="recompute"
         is computed again; new sessions never see it. Arrays that generation wants as they are (the embedding, say)
         are shared, not copied: a caller who donates them must not do so while turns are in progress.
 
         Raises:
-          EngineError: the engine is dead or did not come round to it in time.
+          EngineError: the engine is dead, or did not swap the weights in time.
         """
         with self._work:
             if self._thread is None:  # taken at the next start
@@ -304,16 +304,17 @@ class Driver:
                     self._slots = executor.sizes.usable * executor.sizes.shards
                     self._ready = True
                     self._work.notify_all()
-                while self._step(executor, scheduler):
-                    pass
+                with jax.transfer_guard("disallow"):
+                    while self._step(executor, scheduler):
+                        pass
             self._die(EngineError("The engine was stopped."), None)
-        except BaseException as error:  # whatever it is, nobody may be left waiting
+        except BaseException as error:  # whatever it is, no turn may be left waiting
             self._die(EngineError(f"Generation failed: {type(error).__name__}: {error}"), error)
         finally:
             jax.monitoring.unregister_event_duration_listener(compiles)
 
     def _step(self, executor: Executor, scheduler: Scheduler) -> bool:
-        """One round: take what has arrived, then one dispatch. False when it is time to stop."""
+        """One round: takes the requests that have arrived, then runs one dispatch. False when the thread must stop."""
         with self._work:
             self._work.wait_for(lambda: self._has_work(scheduler))
             if self._stopping:
@@ -323,7 +324,7 @@ class Driver:
             if self._stops.changed:
                 executor.set_stops(self._stops.table)
                 self._stops.changed = False
-            self._held_requests = [*scheduler.requests, *arrived]  # first: whoever waits is told of what fails below
+            self._held_requests = [*scheduler.requests, *arrived]  # first: an error below reaches them too
             if self._weights is not None:
                 self._take_weights(executor)
                 scheduler.forget(self._setup.cfg.kv_on_update == "recompute")
@@ -356,7 +357,7 @@ class Driver:
             self._work.notify_all()
 
     def _die(self, error: EngineError, cause: BaseException | None) -> None:
-        """Tells everyone who waits. The driver serves nobody until it is started again."""
+        """Ends every waiting turn with the error. The driver serves no turn until it is started again."""
         error.__cause__ = cause
         with self._work:
             self._error = error

@@ -47,6 +47,7 @@ def uniforms(keys: jax.Array, positions: jax.Array) -> jax.Array:
     return jax.vmap(draw)(keys, positions)
 
 
+@jax.named_scope("sample")
 def sample(
     logits: jax.Array, uniform: jax.Array, params: SamplingParams, truncated: bool
 ) -> tuple[jax.Array, jax.Array]:

@@ -96,7 +96,7 @@ def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer, dict[st
 
 
 def open_scoring(driver: Driver, int8_matrices: bool) -> Scoring | None:
-    """What scores with the driver's own weights; None where they are no plain arrays."""
+    """Scoring with the driver's own weights; None if the weights are no plain arrays (int8)."""
     return None if int8_matrices else Scoring(driver.model.spec, driver.mesh)
 
 
@@ -104,7 +104,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
 
     class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-        """Defaults shown, the text above left as it is."""
+        """Shows the defaults of flags and leaves the line breaks of the text above them."""
 
     parser = Parser(prog="jaxagent.gateway.serve", description=__doc__, formatter_class=Help)
     parser.add_argument("--model", required=True, help="Hugging Face folder: weights, config.json, tokenizer")

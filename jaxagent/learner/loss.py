@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
+import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from jaxagent.algorithms.segments import sequence_mean
 from jaxagent.algorithms.value_bins import Bins, categorical_value_loss, expectation
 from jaxagent.algorithms.value_loss import clipped_value_loss
 from jaxagent.config import RLConfig
-from jaxagent.learner.batch import Batch
+from jaxagent.learner.batch import Batch, check
 
 # Upper edges for quantiles of the log importance ratio: 257 of them, dense at 0 (5e-4 apart), reaching +-2.
 RATIO_EDGES = (0.01 * np.sinh(np.linspace(-6.0, 6.0, 257))).astype(np.float32)
@@ -29,7 +30,7 @@ RATIO_EDGES = (0.01 * np.sinh(np.linspace(-6.0, 6.0, 257))).astype(np.float32)
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """What of the losses is not in the weights. Static under jit, but for the temperature."""
+    """The losses' choices and constants that are not in the weights. Static under jit, but for the temperature."""
 
     temperature: float  # of the sampled distribution whose log-probs policy tokens have; an update may name another
     policy: str  # of algorithms/policy_loss.py
@@ -94,17 +95,18 @@ class Tally:
     maxima: dict[str, Any]  # f32[]
 
     def add(self, other: Tally) -> Tally:
-        """The tally of both."""
+        """The tally of both micro-batches together."""
         return Tally(jax.tree.map(jnp.add, self.sums, other.sums), jax.tree.map(jnp.maximum, self.maxima, other.maxima))
 
 
 class Extras(NamedTuple):
-    """What a loss may read of the targets' distributions beside log-probs and entropies; None: not computed."""
+    """What a loss may read of the targets' distributions beside log-probs and entropies; None = not computed."""
 
     log_z: jax.Array | None = None  # f32[B, R] logarithms of the softmax's normalisers
     divergence: jax.Array | None = None  # f32[B, R] to a teacher's, in nats; finite at targets without weight too
 
 
+@jax.named_scope("policy_loss")
 def policy_loss(
     logprobs: jax.Array, entropy: jax.Array, batch: Batch, objective: Objective, extras: Extras | None = None
 ) -> tuple[jax.Array, Tally]:
@@ -119,6 +121,10 @@ def policy_loss(
     Returns:
       f32[] share of the update's loss, and its tally.
     """
+    check(batch)
+    given = [logprobs, entropy, *(extra for extra in extras or () if extra is not None)]
+    chex.assert_shape(given, batch.targets.shape)
+    chex.assert_type(given, float)
     policy, kl = batch.policy_weights != 0, batch.kl_weights != 0
     ce, nll, bonus = batch.ce_weights != 0, batch.nll_weights != 0, batch.entropy_weights != 0
     z, distilled = batch.z_weights != 0, batch.distill_weights != 0
@@ -134,7 +140,8 @@ def policy_loss(
         return sequence_mean(jax.lax.stop_gradient(values), policy, batch.sequence)
 
     tokens = Tokens(on_policy, old, batch.advantages, mean_over_sequence)
-    surrogate, clipped = OBJECTIVES[objective.policy](tokens, objective)
+    with jax.named_scope(objective.policy):
+        surrogate, clipped = OBJECTIVES[objective.policy](tokens, objective)
     if objective.opsm_delta is not None:
         surrogate = opsm_factor(tokens, objective.opsm_delta) * surrogate
     divergence = kl_loss(jnp.where(kl, logprobs, batch.reference_logprobs), batch.reference_logprobs,
@@ -170,9 +177,13 @@ def policy_loss(
     return sum(losses.values()), _tally(sums, maxima)
 
 
+@jax.named_scope("value_loss")
 def value_loss(values: jax.Array, batch: Batch, objective: Objective) -> tuple[jax.Array, Tally]:
     """The critic's term of a micro-batch: `values` f32[B, R], or logits f32[B, R, N] -> f32[] and its tally."""
+    check(batch)
     live, bins = batch.value_weights != 0, objective.value_bins
+    chex.assert_shape(values, batch.targets.shape if bins is None else (*batch.targets.shape, bins.bins))
+    chex.assert_type(values, float)
     old, returns = jnp.where(live, batch.old_values, 0.0), jnp.where(live, batch.returns, 0.0)
     if bins is None:
         values = jnp.where(live, values, 0.0)
@@ -194,48 +205,6 @@ def value_loss(values: jax.Array, batch: Batch, objective: Objective) -> tuple[j
     return loss, _tally(sums, {})
 
 
-def policy_metrics(tally: Tally) -> dict[str, float]:
-    """Scalars of one update from its (host) tally. Means are over tokens, not over weights."""
-    s, tokens = tally.sums, max(float(tally.sums["policy_tokens"]), 1.0)
-    out = {name: float(value) for name, value in s.items() if name.startswith("loss/")}
-    return out | {
-        "loss/total": sum(out.values()),
-        "policy/tokens": float(s["policy_tokens"]),
-        "policy/entropy": float(s["entropy"]) / tokens,
-        "policy/clip_frac": float(s["clipped"]) / tokens,
-        "policy/kl_behaviour": float(s["kl_behaviour"]) / tokens,
-        "policy/kl_reference": float(s["kl"]) / max(float(s["kl_tokens"]), 1.0),
-        "policy/ratio_p99": _ratio_quantile(np.asarray(s["ratios_below"]), float(s["policy_tokens"]), 0.99),
-        "policy/ratio_max": float(np.exp(tally.maxima["log_ratio"])),
-        "policy/logprob_gap_mean": float(s["gap"]) / tokens,
-        "policy/logprob_gap_max": float(tally.maxima["gap"]),
-        "ce/tokens": float(s["ce_tokens"]),
-        "ce/nll": float(s["nll"]) / max(float(s["ce_tokens"]), 1.0),
-    }
-
-
-def value_metrics(tally: Tally) -> dict[str, float]:
-    """Scalars of one critic update. `explained_variance` is 0 for the best constant and 1 for a perfect critic."""
-    s, tokens = tally.sums, max(float(tally.sums["targets"]), 1.0)
-    error = float(s["squared_error"]) / tokens
-    variance = max(float(s["squared_returns"]) / tokens - (float(s["returns"]) / tokens) ** 2, 0.0)
-    return {
-        "loss/value": float(s["loss/value"]),
-        "critic/squared_error": error,
-        "critic/constant_squared_error": variance,
-        "critic/explained_variance": 1.0 - error / variance if variance > 1e-8 else 0.0,
-        "critic/clip_frac": float(s["clipped"]) / tokens,
-    }
-
-
 def _tally(sums: dict[str, jax.Array], maxima: dict[str, jax.Array]) -> Tally:
     f32 = lambda tree: jax.tree.map(lambda x: jax.lax.stop_gradient(x).astype(jnp.float32), tree)  # noqa: E731
     return Tally(f32(sums), f32(maxima))
-
-
-def _ratio_quantile(counts_below: np.ndarray, tokens: float, quantile: float) -> float:
-    """The upper edge of the histogram bin that holds the quantile (never below the true one, 5 % too high at most)."""
-    if tokens == 0:
-        return 1.0
-    index = min(int(np.searchsorted(counts_below, quantile * tokens)), len(RATIO_EDGES) - 1)
-    return float(np.exp(RATIO_EDGES[index]))

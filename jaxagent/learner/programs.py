@@ -14,10 +14,9 @@ import jax
 import numpy as np
 import optax
 
-from jaxagent.algorithms import compose, estimate
-from jaxagent.algorithms.needs import needs_critic, needs_old, needs_reference
-from jaxagent.algorithms.samples import ModelScores
-from jaxagent.algorithms.streams import Streams
+from jaxagent.algorithms import token_advantages
+from jaxagent.algorithms.needs import most_targets, needs_critic, needs_old, needs_reference
+from jaxagent.algorithms.streams import ModelScores, Streams
 from jaxagent.config import BatchConfig, Config, RLConfig
 from jaxagent.learner import forward, loss, score
 from jaxagent.learner.batch import Batch
@@ -87,7 +86,7 @@ class Programs:
         return None if self.distiller is None else self.distiller.weights
 
     def reference_weights(self, state: TrainState) -> Tree:
-        """What KL is measured to. With LoRA the base, which is there anyway, or with the last refresh's adapters."""
+        """The weights that KL is measured to: with LoRA the base, alone or with the adapters of the last refresh."""
         if state.frozen is None:
             return state.reference
         if state.reference is None:
@@ -96,7 +95,7 @@ class Programs:
 
     def warm_up(self, state: TrainState) -> TrainState:
         """Compiles everything, on padding; the state it returns takes the place of the one it was given."""
-        estimate.warm_up(self.rl)
+        token_advantages.warm_up(self.rl)
         if self.values is not None:
             self.values.warm_up(state.critic)
         (empty,) = self.batches([self.packer.empty()], [])
@@ -207,14 +206,14 @@ def keeps_reference(cfg: Config) -> bool:
 
 
 def tiling(cfg: Config) -> Tiling | None:
-    """What the trainer must know of the engine to score exactly as it samples; None for fast numerics."""
+    """The sizes of the engine that exact scoring has to share with it; None for fast numerics."""
     if cfg.numerics == "fast":
         return None
     return Tiling(cfg.engine.tile_rows, cfg.engine.page_tokens, cfg.engine.cache_dtype)
 
 
 def sharing(cfg: Config, batch: BatchConfig, spec: ModelSpec, exact: bool = False) -> Sharing | None:
-    """How a stage's packer shares what sequences begin with alike; None where it is not asked to, or attention cannot.
+    """How a stage's packer shares the common beginnings of sequences; None if it is off, or attention cannot do it.
 
     Exact scoring reads sequences page by page, so it shares whole pages. Call under `jax.set_mesh` for another chip.
     """
@@ -228,7 +227,7 @@ def sharing(cfg: Config, batch: BatchConfig, spec: ModelSpec, exact: bool = Fals
 
 def longest_targets(cfg: Config) -> int:
     """Targets of the longest trajectory that the environment's limits allow."""
-    return compose.most_targets(cfg.rl, action_tokens(cfg), cfg.env.context_tokens)
+    return most_targets(cfg.rl, action_tokens(cfg), cfg.env.context_tokens)
 
 
 def action_tokens(cfg: Config) -> int:

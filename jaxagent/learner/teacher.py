@@ -17,15 +17,14 @@ import numpy as np
 
 from jaxagent.algorithms.distill import Scores, Support
 from jaxagent.algorithms.needs import needs_student_top_k, needs_support, needs_teacher, needs_whole_teacher
-from jaxagent.algorithms.samples import action_mask
-from jaxagent.algorithms.streams import Streams
+from jaxagent.algorithms.streams import Streams, action_mask
 from jaxagent.config import Config, ConfigError, RLConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.learner import forward
 from jaxagent.learner.batch import Batch
-from jaxagent.learner.batching import Packer, unpack, with_support
+from jaxagent.learner.batching import Packer, unpack
 from jaxagent.learner.teacher_http import HttpTeacher
-from jaxagent.learner.update import shard
+from jaxagent.learner.update import scalar, shard
 from jaxagent.models import hf, params, sharding
 from jaxagent.models.spec import Computing, ModelSpec
 from jaxagent.types import Trajectory
@@ -47,7 +46,7 @@ class TopScorer:
 
     mesh: jax.sharding.Mesh
     packer: Packer
-    program: Callable[[Tree, Batch, np.float32], Any]  # see forward.top_forward
+    program: Callable[[Tree, Batch, jax.Array], Any]  # see forward.top_forward
     candidates: int  # C
 
     def __call__(
@@ -65,8 +64,8 @@ class TopScorer:
             return []
         streams = [Streams.of(t, policy_weights=action_mask(t)) for t in trajectories]
         batches = self._with_candidates(self.packer.pack(streams), candidates)
-        at = np.float32(temperature)
-        with jax.set_mesh(self.mesh):
+        at = scalar(temperature, self.mesh)
+        with jax.set_mesh(self.mesh), jax.transfer_guard("disallow"):
             found = jax.device_get([self.program(weights, shard(batch, self.mesh), at) for batch in batches])
         return [
             Scores(*one) for one in zip(*(unpack(batches, x, streams) for x in zip(*found, strict=True)), strict=True)
@@ -76,7 +75,7 @@ class TopScorer:
         """Compiles, by scoring padding."""
         with jax.set_mesh(self.mesh):
             for batch in self._with_candidates([self.packer.empty()], []):
-                jax.block_until_ready(self.program(weights, shard(batch, self.mesh), np.float32(1)))
+                jax.block_until_ready(self.program(weights, shard(batch, self.mesh), scalar(1, self.mesh)))
 
     def _with_candidates(self, batches: list[Batch], candidates: Sequence[np.ndarray] | None) -> list[Batch]:
         if not self.candidates:
@@ -96,7 +95,7 @@ class Teacher(Protocol):
     def __call__(
         self, trajectories: Sequence[Trajectory], candidates: Sequence[np.ndarray] | None, temperature: float
     ) -> list[Scores]:
-        """One per trajectory; candidates i32[T, C] of each, None where C is 0."""
+        """The scores of each trajectory; `candidates` are i32[T, C] of each, None if C is 0."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +114,7 @@ class LocalTeacher:
 
 @dataclasses.dataclass(frozen=True)
 class Distiller:
-    """What a step with `rl.distill` asks before its first update, and what its loss reads."""
+    """Gets the teacher's scores before a step's first update, and puts into batches what the loss reads of them."""
 
     teacher: Teacher
     student: TopScorer | None  # the policy's own top-k tokens, where the support has them
@@ -169,6 +168,28 @@ def distiller(
     compare = None if rl.distill.loss == "sampled" else forward.compare_to_teacher(spec, rl.distill, teacher_spec)
     width = 0 if not needs_support(rl) else asked + own * (rl.distill.support != "student")
     return Distiller(teacher, student, compare, opened.params if whole else None, width)
+
+
+def with_support(batches: Sequence[Batch], supports: Sequence[Support], width: int) -> list[Batch]:
+    """The batches with `support` and `teacher_logprobs` i32 and f32 [B, R, width]; padding has no entry that counts.
+
+    Args:
+      batches: what `Packer.pack` gave.
+      supports: [T, width] of each sequence that was packed.
+      width: K.
+    """
+    starts = np.cumsum([0, *(len(support.ids) for support in supports)])
+    ids = np.concatenate([np.zeros((0, width), np.int32), *(support.ids for support in supports)])
+    logprobs = np.concatenate([np.zeros((0, width), np.float32), *(support.teacher_logprobs for support in supports)])
+    out = []
+    for batch in batches:
+        real = batch.sequence >= 0
+        at = starts[batch.sequence[real]] + batch.offset[real]
+        tokens = np.zeros((*real.shape, width), np.int32)
+        known = np.full((*real.shape, width), -np.inf, np.float32)
+        tokens[real], known[real] = ids[at], logprobs[at]
+        out.append(batch.replace(support=tokens, teacher_logprobs=known))
+    return out
 
 
 def check_teacher(cfg: Config, tokenizer: Tokenizer) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxagent.algorithms.distill import Scores
-from jaxagent.algorithms.samples import action_mask
+from jaxagent.algorithms.streams import action_mask
 from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.io.http import HttpClient, HttpError
@@ -31,7 +31,7 @@ class TeacherError(RuntimeError):
 
 
 class HttpTeacher:
-    """Scores trajectories. Blocks: made for the loop's own thread, which has nothing else to do meanwhile.
+    """Scores trajectories. Calls block: they run in the loop's own thread, which has nothing else to do meanwhile.
 
     Args:
       url: the server's address, e.g. "http://127.0.0.1:8001".

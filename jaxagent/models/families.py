@@ -1,6 +1,6 @@
 """Hugging Face's config.json <-> `ModelSpec`, for Qwen2 / Qwen2.5, Qwen3 (dense) and Llama 3.
 
-Whatever a config asks for that this code does not compute is an error, never ignored: a model that loads is right.
+A setting of config.json that this code does not compute is an error and never ignored, so a model that loads is right.
 """
 
 from __future__ import annotations

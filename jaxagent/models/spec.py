@@ -123,7 +123,7 @@ class ModelSpec:
 
 @dataclasses.dataclass(frozen=True)
 class FamilyFeatures:
-    """What tells the families apart."""
+    """The features in which the families differ."""
 
     qkv_bias: bool  # bias on the q, k and v projections
     qk_norm: bool  # RMSNorm on each head of q and k

@@ -132,6 +132,6 @@ class Progress:
         return [*_BEFORE_SCORE, *score, *_AFTER_SCORE]
 
     def _latest(self, name: str) -> str:
-        """A dash where nothing was measured."""
+        """The latest value as text; a dash if it was not measured."""
         value = self._history[name][-1]
         return "-" if value is None else number(value)

@@ -70,7 +70,7 @@ def write_report(workdir: str | os.PathLike[str], results: Mapping[str, Any] | N
     records = list(jsonl.read(workdir / METRICS_FILE))
     config = _load(workdir / CONFIG_FILE)
     measured = so_far(records)
-    # A summary may be older than the records: of the run before it was told to go on.
+    # A summary may be older than the records: it is of the time before the run was continued.
     ended = _load(workdir / SUMMARY_FILE)
     summary = measured | ended | measured | (results or {})
     counts = [found["failed_episodes"] for found in (ended, measured) if "failed_episodes" in found]
@@ -83,7 +83,7 @@ def write_report(workdir: str | os.PathLike[str], results: Mapping[str, Any] | N
 
 
 def so_far(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a summary would say of the evaluations and of failed episodes in the records of an unfinished run."""
+    """The part of a summary about evaluations and failed episodes, from the records of an unfinished run."""
     found: dict[str, Any] = {}
     failed: dict[str, int] = {}
     for record in records:

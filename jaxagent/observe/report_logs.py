@@ -32,7 +32,7 @@ def evaluations(workdir: pathlib.Path, limit: int = READ_BYTES) -> list[Record]:
 
 
 def browsed(workdir: pathlib.Path, config: Mapping[str, Any], limit: int = SHOWN_BYTES) -> tuple[list[Record], str]:
-    """What the page's browser gets, newest first, and a sentence about what that is of how much.
+    """The episodes that the page can browse, newest first, and a sentence that says how many of all they are.
 
     Evaluation episodes have at least half of `limit`; see `compact` for the form.
     """

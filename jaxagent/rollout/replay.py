@@ -4,7 +4,7 @@ WebRL (Qi et al., arXiv 2411.02337, section 3.3): of the past successes those ar
 policy as it is now lies in [1 / 0.95, 1 / 0.5]: neither what it would do anyhow, nor what is too far from it. Its code
 has 0.5 < exp(mean token log-prob) <= 0.95, as here.
 
-They are of another policy, and so never in an on-policy group. A use is
+Past successes were sampled by another policy, so they are never in an on-policy group. `rl.replay.use` is
 
   nll     their negative log-likelihood, a mean over their tokens, times `coefficient`
   policy  the policy objective with the advantage that they had in their own group, times `coefficient` and the
@@ -24,8 +24,7 @@ import numpy as np
 
 from jaxagent.algorithms import corrections
 from jaxagent.algorithms.advantages import GROUP_ADVANTAGES
-from jaxagent.algorithms.samples import action_mask, rewards
-from jaxagent.algorithms.streams import Streams
+from jaxagent.algorithms.streams import Streams, action_mask, rewards
 from jaxagent.config import CorrectionConfig, ReplayConfig
 from jaxagent.data import codec
 from jaxagent.types import Group, Trajectory
@@ -43,7 +42,7 @@ class Success:
 
 
 class Chosen(NamedTuple):
-    """An attempt to replay."""
+    """An attempt that is to be replayed."""
 
     success: Success
     logprobs: list[np.ndarray]  # f32[T] per trajectory, under the policy as it is now
@@ -83,7 +82,7 @@ class ReplayBuffer:
         self._kept = self._kept[-self._cfg.capacity :]
 
     def candidates(self, step: int) -> list[Success]:
-        """All that is kept, in this step's random order."""
+        """All successes that are kept, in this step's random order."""
         order = np.random.default_rng([self._seed, step, len(self._kept)]).permutation(len(self._kept))
         return [self._kept[i] for i in order]
 
@@ -108,7 +107,7 @@ class ReplayBuffer:
         return given, {"replay/used": float(len(chosen)), "replay/scored": float(scored)}
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Everything, as JSON values."""
+        """All successes that are kept, as JSON values."""
         return [
             dataclasses.asdict(dataclasses.replace(s, trajectories=()))
             | {"trajectories": [codec.encode_trajectory(t) for t in s.trajectories]}

@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import re
 
 import pytest
 
@@ -92,11 +93,49 @@ def test_unknown_names_are_one_line():
         get_config("lapto+gspo")
 
 
-def test_the_page_has_a_row_for_each_and_names_every_choice():
-    page = (pathlib.Path(__file__).resolve().parents[2] / "docs/algorithms.md").read_text()
-    table = page.split("| preset | formula |", 1)[1].split("\n\n", 1)[0]
-    rows = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
-    assert sorted(rows) == sorted(PUBLISHED)
+# The constants that a choice reads: a page that names the choice shows them, whatever their values are.
+CONSTANTS = {
+    ("objective", "ppo_clip"): ["clip_low", "clip_high"],
+    ("objective", "dual_clip"): ["clip_low", "clip_high", "clip_dual"],
+    ("objective", "gspo"): ["clip_low", "clip_high"],
+    ("objective", "cispo"): ["clip_low", "clip_high"],
+    ("objective", "sapo"): ["tau_positive", "tau_negative"],
+    ("advantage", "gae"): ["critic.gamma", "critic.lam"],
+    ("advantage", "gae_adaptive"): ["critic.gamma", "critic.adaptive_alpha", "critic.returns_lam"],
+    ("advantage", "vtrace"): ["critic.gamma", "critic.lam"],
+    ("advantage", "max_at_k"): ["best_of"],
+    ("advantage", "pass_at_k"): ["best_of"],
+    ("correction.name", "truncate"): ["correction.level", "correction.low", "correction.high"],
+    ("correction.name", "mask"): ["correction.level", "correction.low", "correction.high"],
+    ("correction.name", "opsm"): ["correction.opsm_delta"],
+}
+
+
+def settings(name: str) -> str:
+    """What the page shows of a preset: the choices of every algorithm, their constants, and what is not neutral."""
+    fields, neutral = PUBLISHED[name].fields, PUBLISHED["sapo"].fields | {"objective": "ppo_clip"}
+    shown = []
+    for field in ("advantage", "objective", "correction.name", "aggregation"):
+        if field != "correction.name" or fields[field] != "none":
+            shown += [field, *CONSTANTS.get((field, fields[field]), [])]
+    if fields["kl.coefficient"]:
+        shown += ["kl.coefficient", "kl.estimator", "kl.where"]
+    shown += [field for field in fields if fields[field] != neutral[field] and field not in shown]
+    return "\n".join(f"rl.{field} = {fields[field]!r}".replace("'", '"') for field in shown)
+
+
+PAGE = (pathlib.Path(__file__).resolve().parents[2] / "docs/algorithms.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_page_has_a_heading_for_each_with_its_settings(name):
+    _, section = PAGE.split(f"\n### `{name}`\n")
+    assert section.split("```python\n", 1)[1].split("\n```", 1)[0] == settings(name)
+
+
+def test_the_page_names_every_choice_and_no_other_preset():
+    published = PAGE.split("## Published combinations", 1)[1].split("\n## ", 1)[0]
+    assert sorted(re.findall(r"^### `(\w+)`$", published, re.MULTILINE)) == sorted(PUBLISHED)
     advantages = (*GROUP_ADVANTAGES, *BEST_OF_K, *TURN_ADVANTAGES, *TOKEN_ADVANTAGES)
     for name in (*advantages, *OBJECTIVES, *corrections.NAMES, *KL_ESTIMATORS, *MODES, "squared", *TARGETS):
-        assert f"`{name}`" in page, name
+        assert f"`{name}`" in PAGE, name

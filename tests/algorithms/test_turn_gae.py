@@ -17,7 +17,7 @@ from configs.search_r1 import get_config
 from jaxagent import config
 from jaxagent.algorithms import compose, needs
 from jaxagent.algorithms.gae import gae
-from jaxagent.algorithms.samples import ModelScores
+from jaxagent.algorithms.streams import ModelScores
 from jaxagent.algorithms.token_advantages import TOKEN_ADVANTAGES, TokenPath
 from jaxagent.algorithms.turn_gae import turn_vtrace, vtrace
 

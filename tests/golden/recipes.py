@@ -30,8 +30,7 @@ ARRIVAL = re.compile(
 )
 
 # Enough of a warm start that the policy searches, runs commands and is rewarded for form: losses and gradients that
-# are all zero would compare nothing. (Predicted observations see to that in
-# the terminal and in Python.)
+# are all zero would compare nothing. (Predicted observations see to that in the terminal and in Python.)
 _COMMON = (
     "--config.numerics=exact --config.seed=0 --config.checkpoint.every=0 --config.rl.tasks_per_step=4 "
     "--config.rl.steps=3 --config.env.episode_timeout_s=300 --config.engine.request_timeout_s=300"

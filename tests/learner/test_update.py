@@ -12,6 +12,7 @@ from jaxagent.algorithms.value_bins import Bins
 from jaxagent.learner import loss as losses
 from jaxagent.learner.forward import policy_forward, value_forward
 from jaxagent.learner.loss import Objective
+from jaxagent.learner.metrics import value_metrics
 from jaxagent.learner.score import value_scorer
 from jaxagent.learner.state import init_state
 from jaxagent.learner.update import make_trainable, make_update, shard
@@ -191,7 +192,7 @@ def test_a_critic_in_bins_learns_its_returns_on_eight_devices(spec, make_params,
     optimizer, forward = optax.adam(3e-3), value_forward(spec)
     train = make_trainable(
         lambda critic, batch, *_: losses.value_loss(forward(critic, batch), batch, objective), optimizer,
-        losses.value_metrics,
+        value_metrics,
     )  # fmt: skip
     packer, streams = make_packer(micro_rows=4, longest_targets=20, row_shards=4), make_streams(4)
     actions = [s.value_weights > 0 for s in streams]
@@ -293,3 +294,22 @@ def test_a_few_updates_learn_a_sequence_by_heart(spec, make_params, make_packer,
         state, metrics = update(state, batches)
         first = first or metrics["ce/nll"]
     assert first > 3.0 and metrics["ce/nll"] < 0.3
+
+
+def test_weights_left_on_the_host_are_refused_and_not_moved_at_every_update(
+    spec, make_params, make_packer, make_streams, one
+):
+    batches = make_packer(micro_rows=2, longest_targets=20).pack(make_streams(2))
+    state, update = build(spec, one, make_params(one))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device transfer"):
+        update(state.replace(params=jax.device_get(state.params)), batches)
+
+
+def test_a_profile_reads_like_the_code(spec, make_params, make_packer, make_streams, one):
+    (batch, *_) = make_packer(micro_rows=2, longest_targets=20).pack(make_streams(2))
+    with jax.set_mesh(one):
+        lowered = jax.jit(side_loss(spec, "policy")).lower(make_params(one), shard(batch, one))
+    text = lowered.as_text(debug_info=True)
+    scopes = ("embed", "attention/norm", "attention/rope", "attention/attend_dense", "mlp", "token_scores", "head")
+    for scope in (*scopes, "policy_loss/ppo_clip"):
+        assert f"/{scope}/" in text or f'"{scope}/' in text, scope  # the second in the body of a loop
