@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jaxagent.config import ConfigError, EnvConfig, SourceConfig
+from jaxagent.config.choice import Choice
 from jaxagent.config.ranges import NonNegativeInt, PositiveInt, ZeroToOne
 from jaxagent.data.dataset import Files, Generated
+from jaxagent.envs import ENVIRONMENTS, Search, Terminal
 from jaxagent.envs import Python as PythonEnv
-from jaxagent.envs import Search, Terminal
 
 E = TypeVar("E", bound=EnvConfig)
 
@@ -120,8 +121,10 @@ SOURCES: dict[str, type[SourceConfig]] = {
 def _of(env: EnvConfig, wanted: type[E], source: SourceConfig) -> E:
     """The environment's settings, which must be of the kind that the source's demonstrations are for."""
     if not isinstance(env, wanted):
+        name = Choice("jaxagent.data_pipelines.sources:SOURCES").name_of(source)
+        (right,) = (name for name, cls in ENVIRONMENTS.items() if cls is wanted)
         raise ConfigError(
-            f"data.source={type(source).__name__} makes tasks for the environment {wanted.__name__}, and config.env is "
-            f"{type(env).__name__}: set data.source to tasks of that one."
+            f"data.source='{name}' makes tasks for the environment '{right}', and config.env is "
+            f"'{Choice('jaxagent.envs:ENVIRONMENTS').name_of(env)}': set data.source to tasks of that one."
         )
     return env

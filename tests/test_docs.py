@@ -123,7 +123,7 @@ NAMED_ALONE = (
     "data_pipelines.python_tasks",
     "data_pipelines.smollm2",
     "jaxagent.gateway.serve",
-    "jaxagent.envs.retriever.server",
+    "jaxagent.envs.search.retriever.server",
     "jaxagent.evaluate",
     "jaxagent.main",
     "launch.sweep",

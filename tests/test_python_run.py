@@ -62,4 +62,4 @@ def test_an_unknown_preset_is_named(config):
 def test_tasks_of_another_family_are_refused(tmp_path, capsys):
     flags = ("--config.env=python", "--config.env.judge=tests", "--config.stages=rl")
     assert cli.main(tiny_run.argv(tmp_path / "run", *flags)) == 2
-    assert "metadata.hidden_tests must be an object of tests" in capsys.readouterr().err
+    assert "makes tasks for the environment 'search', and config.env is 'python'" in capsys.readouterr().err

@@ -184,7 +184,7 @@ def cfg(*changes: str):
 
 
 def test_every_refused_field_exists():
-    fields = {field.path.removeprefix("config.") for field in flags.fields()}
+    fields = {field.path.removeprefix("config.") for field in flags.fields()} | {"env.name"}
     assert set(resume.REFUSED) <= fields
 
 

@@ -66,4 +66,4 @@ def test_presets_of_echo(preset):
 def test_tasks_of_another_family_are_refused(tmp_path, capsys):
     flags = ("--config.env=terminal", "--config.stages=rl")
     assert cli.main(tiny_run.argv(tmp_path / "run", *flags)) == 2
-    assert "no 'terminal' object: it is no terminal task" in capsys.readouterr().err
+    assert "makes tasks for the environment 'search', and config.env is 'terminal'" in capsys.readouterr().err

@@ -109,6 +109,7 @@ class TerminalHere(TerminalAttempt):
         limits = types.SimpleNamespace(agent_timeout_s=60.0)
         self._config, self._turns_left, self._ends_at = config, config.max_turns, float("inf")
         self._task, self._sandbox = types.SimpleNamespace(limits=limits), Sandbox()
+        self.stop_strings = config.stop_strings
         self.counters = dict.fromkeys(
             ("commands", "failed_commands", "timed_out_commands", "invalid_actions", "warnings"), 0.0
         )

@@ -225,7 +225,7 @@ def test_cancellation_cleans_up_and_passes_through(trained):
 def test_overshoot_is_counted(trained):
     class Overshooting(ScriptedPolicy):
         async def generate(self, *arguments, **named):
-            generation = await super().generate(*arguments)
+            generation = await super().generate(*arguments, **named)
             extra = self.tokenizer.encode("\n")
             tokens = generation.tokens.tolist() + extra
             self.sessions[0].tokens += extra
@@ -309,8 +309,8 @@ def test_a_reward_that_is_no_number_fails_the_attempt(trained, verdict, named):
 def test_a_logprob_that_is_no_number_is_the_engine_s_failure(trained, monkeypatch):
     generate = ScriptedPolicy.generate
 
-    async def broken(self, *arguments):
-        generation = await generate(self, *arguments)
+    async def broken(self, *arguments, **named):
+        generation = await generate(self, *arguments, **named)
         generation.logprobs[-1] = np.nan
         return generation
 
