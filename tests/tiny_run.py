@@ -19,8 +19,8 @@ FLAGS = (
     "--config.warm_start.gate_questions=1 --config.warm_start.curriculum_sequences=4 "
     "--config.warm_start.batch_sequences=4 --config.warm_start.batch.row_tokens=400 "
     "--config.env.context_tokens=400 --config.rl.batch.row_tokens=400 "
-    "--config.rl.steps=4 --config.rl.tasks_per_step=2 --config.rl.group_size=4 --config.rl.drop_zero_signal=false "
-    "--config.eval.every=2 --config.checkpoint.every=1"
+    "--config.rl.steps=4 --config.rl.tasks_per_step=2 --config.rl.group_size=4 "
+    "--config.rl.advantage.drop_zero_signal=false --config.eval.every=2 --config.checkpoint.every=1"
 )
 
 
@@ -31,7 +31,7 @@ TERMINAL_FLAGS = (
     "--config.env.context_tokens=128 --config.env.terminal.verify_overlong=true "
     "--config.env.terminal.sandbox.warm=4 --config.warm_start.batch.row_tokens=128 "
     "--config.warm_start.curriculum_steps=0 --config.warm_start.max_steps=3 --config.rl.steps=2 "
-    "--config.rl.batch.row_tokens=128 --config.rl.critic.warmup_updates=1"
+    "--config.rl.batch.row_tokens=128"
 )
 
 
@@ -48,7 +48,9 @@ PYTHON_FLAGS = (
 def argv(workdir: pathlib.Path, *extra: str, preset: str = "laptop", config: str = "search_r1") -> list[str]:
     """argv of a tiny run; `extra` flags come last and win."""
     file = f"--config={ROOT / 'configs' / config}.py:{preset}"
-    return ["main", file, f"--config.workdir={workdir}", *FLAGS.split(), *extra]
+    along_tokens = preset in ("laptop-ppo", "laptop+vtrace")  # an advantage that knows no groups
+    flags = [flag for flag in FLAGS.split() if not (along_tokens and "drop_zero_signal" in flag)]
+    return ["main", file, f"--config.workdir={workdir}", *flags, *extra]
 
 
 def start(workdir: pathlib.Path, *extra: str) -> subprocess.Popen:

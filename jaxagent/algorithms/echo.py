@@ -15,10 +15,11 @@ B counts every sequence of the update, those without observations too. CE is tak
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
 
 import numpy as np
 
+from jaxagent.config.ranges import PositiveFloat
 from jaxagent.types import TokenKind
 
 _EPSILON = 1e-3  # published; keeps an empty denominator harmless
@@ -67,34 +68,54 @@ def coefficient(initial: float, schedule: str, progress: float) -> float:
     raise ValueError(f"unknown ECHO schedule '{schedule}'")
 
 
-def world_scales(
-    target_counts: Sequence[int], observation_counts: Sequence[int], denominator: str, constant: float
-) -> np.ndarray:
-    """The factor of every target of a sequence, before the coefficient.
+@dataclasses.dataclass(frozen=True)
+class FullObservation:
+    """Every sequence's observation tokens, warnings included, and the number of sequences: the published default."""
 
-    Args:
-      target_counts: [n] targets of each sequence of the optimiser update.
-      observation_counts: [n] observation tokens of each, warnings included.
-      denominator: see the module docstring.
-      constant: tokens; only read by "constant" and "constant_sum".
+    def __call__(self, targets: np.ndarray, observed: np.ndarray) -> np.ndarray:
+        return 1.0 / ((observed + _EPSILON) * max(len(targets), 1))
 
-    Returns:
-      f64[n].
 
-    Raises:
-      ValueError: unknown denominator.
-    """
-    targets, observed = np.asarray(target_counts, np.float64), np.asarray(observation_counts, np.float64)
-    sequences = max(len(targets), 1)
-    match denominator:
-        case "full_observation":
-            return 1.0 / ((observed + _EPSILON) * sequences)
-        case "targets":
-            return 1.0 / ((targets + _EPSILON) * sequences)
-        case "token_mean":
-            return np.full(len(targets), 1.0 / (targets.sum() + _EPSILON))
-        case "constant":
-            return np.full(len(targets), 1.0 / (constant * sequences))
-        case "constant_sum":
-            return np.full(len(targets), 1.0 / constant)
-    raise ValueError(f"unknown ECHO denominator '{denominator}'")
+@dataclasses.dataclass(frozen=True)
+class Targets:
+    """Every sequence's targets, and the number of sequences."""
+
+    def __call__(self, targets: np.ndarray, observed: np.ndarray) -> np.ndarray:
+        return 1.0 / ((targets + _EPSILON) * max(len(targets), 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenMean:
+    """All targets of the optimiser update."""
+
+    def __call__(self, targets: np.ndarray, observed: np.ndarray) -> np.ndarray:
+        return np.full(len(targets), 1.0 / (targets.sum() + _EPSILON))
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """A constant, and the number of sequences."""
+
+    constant: PositiveFloat = 3000.0  # tokens; Dr. GRPO's limit
+
+    def __call__(self, targets: np.ndarray, observed: np.ndarray) -> np.ndarray:
+        return np.full(len(targets), 1.0 / (self.constant * max(len(targets), 1)))
+
+
+@dataclasses.dataclass(frozen=True)
+class ConstantSum(Constant):
+    """A constant alone: the published "seq_mean_token_sum_norm"."""
+
+    def __call__(self, targets: np.ndarray, observed: np.ndarray) -> np.ndarray:
+        return np.full(len(targets), 1.0 / self.constant)
+
+
+# What `rl.echo.denominator` can name: targets and observation tokens f64[n] of the update's sequences -> the factor of
+# every target of a sequence, f64[n], before the coefficient.
+DENOMINATORS: dict[str, type] = {
+    "full_observation": FullObservation,
+    "targets": Targets,
+    "token_mean": TokenMean,
+    "constant": Constant,
+    "constant_sum": ConstantSum,
+}

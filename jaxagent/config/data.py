@@ -1,11 +1,11 @@
-"""Sections of tasks: where they come from, and which come next."""
+"""Sections of tasks: where they come from."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated
 
-from jaxagent.config.ranges import FiniteFloat, NonNegativeInt, PositiveFloat, PositiveInt, ZeroToOne, between
+from jaxagent.config.ranges import NonNegativeInt, PositiveInt, between
 
 Seed = Annotated[int, between(0, 2**32 - 1)]  # what every generator of random numbers here takes
 
@@ -22,17 +22,3 @@ class DataConfig:
     num_curriculum: NonNegativeInt  # geography's one-passage demonstrations
     num_demonstrations: NonNegativeInt  # whole episodes, of the built-in sources
     num_eval: PositiveInt  # held-out tasks, spread evenly over families of kinds ("one_hop", "two_hop") and over kinds
-
-
-@dataclasses.dataclass(frozen=True)
-class CurriculumConfig:
-    """Which tasks come next. See data/curriculum.py for the formulas."""
-
-    name: Literal["off", "target", "failed", "learnability"]  # off: whole shuffled epochs
-    target: ZeroToOne  # read by "target": the success rate that is looked for
-    width: PositiveFloat  # read by "target": distance from it at which a task's chance is 0
-    explore: ZeroToOne  # part of the draws that go evenly over all tasks
-    success_reward: FiniteFloat  # from which an attempt counts as a success
-    decay: Annotated[float, between(0, 1, without="low")]  # of a task's older attempts, per new group; 1 = never
-    prior: ZeroToOne  # success rate of a task not met yet
-    prior_attempts: PositiveFloat  # how many attempts the prior counts as

@@ -49,7 +49,8 @@ def kind(hint: Any) -> Kind:
 
 def hints(cls: type) -> dict[str, Any]:
     """The fields of a section, with their types."""
-    return typing.get_type_hints(cls, include_extras=True)
+    known = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: known[field.name] for field in dataclasses.fields(cls)}
 
 
 def parse(config: Mapping[str, Any]) -> Config:
@@ -63,7 +64,16 @@ def parse(config: Mapping[str, Any]) -> Config:
 
 def to_dict(section: Any) -> dict[str, Any]:
     """A plain nested dict of a parsed config, or of a section of it; a choice's has its "name"."""
-    return {name: _plain(hint, getattr(section, name)) for name, hint in hints(type(section)).items()}
+    return {name: plain(hint, getattr(section, name)) for name, hint in hints(type(section)).items()}
+
+
+def default(cls: type, name: str) -> Any:
+    """What a field that a config leaves out is, plain; None where it must be given."""
+    field = cls.__dataclass_fields__[name]
+    if not _has_default(cls, name):
+        return None
+    given = field.default if field.default is not dataclasses.MISSING else field.default_factory()
+    return plain(hints(cls)[name], given)
 
 
 def absent(config: Mapping[str, Any], cls: type = Config, path: str = "config") -> list[str]:
@@ -90,7 +100,7 @@ def build(cls: type, value: Any, path: str) -> Any:
             raise ConfigError(f"Unknown config field '{path}.{name}'. {nearest(name, fields)}")
     for name in fields:
         if name not in value and not _has_default(cls, name):
-            raise ConfigError(f"Config field '{path}.{name}' is missing. configs/search_r1.py sets every field.")
+            raise ConfigError(f"Config field '{path}.{name}' is missing: it has no default.")
     given = {name: convert(fields[name], v, f"{path}.{name}") for name, v in value.items()}
     try:
         return cls(**given)
@@ -142,7 +152,8 @@ def _plain_value(hint: Any, value: Any, path: str) -> Any:
     return value
 
 
-def _plain(hint: Any, value: Any) -> Any:
+def plain(hint: Any, value: Any) -> Any:
+    """The value of a parsed field of type `hint` as a config has it."""
     wanted = kind(hint)
     if value is None:
         return None
@@ -150,7 +161,7 @@ def _plain(hint: Any, value: Any) -> Any:
         return {"name": wanted.choice.name_of(value), **to_dict(value)}
     if wanted.is_section:
         return to_dict(value)
-    return tuple(_plain(typing.get_args(wanted.value)[0], v) for v in value) if isinstance(value, tuple) else value
+    return tuple(plain(typing.get_args(wanted.value)[0], v) for v in value) if isinstance(value, tuple) else value
 
 
 def _as_mapping(value: Any, path: str) -> Mapping[str, Any]:

@@ -33,8 +33,8 @@ class Experience:
         rl = cfg.rl
         self._rl, self._heldout, self._hook = rl, heldout, hook
         self._tasks = TaskIterator(source, cfg.seed, shuffle=True)
-        self._curriculum = Curriculum(source, rl.curriculum, cfg.seed) if rl.curriculum.name != "off" else None
-        self.replay = ReplayBuffer(rl.replay, cfg.seed) if rl.replay.per_step else None
+        self._curriculum = Curriculum(source, rl.curriculum, cfg.seed) if rl.curriculum else None
+        self.replay = ReplayBuffer(rl.replay, cfg.seed) if rl.replay else None
 
     def take(self, count: int, step: int, number: int) -> list[Task]:
         """The tasks of round `number` of a step."""
