@@ -45,6 +45,7 @@ from jaxagent.config import EngineConfig, SamplingConfig
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
+from jaxagent.engine.setup import EngineSetup
 from jaxagent.types import Generation
 
 SECTIONS = ("static", "ragged", "prefill", "train")
@@ -94,19 +95,9 @@ def open_engine(model: TinyModel, sequences: Sequence[int], turns: int) -> Itera
         cache_dtype="float32",
         request_timeout_s=600.0,
     )
-    with Driver(
-        model=lm,
-        params=model.params,
-        version=0,
-        stops=automaton.build((), (), lm.vocab_size),
-        eos_ids=(),
-        cfg=cfg,
-        context=max(sequences),
-        mesh=model.mesh,
-        seed=0,
-        truncation=False,
-        exact=model.exact,
-    ) as driver:
+    stops = automaton.build((), (), lm.vocab_size)
+    setup = EngineSetup(cfg=cfg, context=max(sequences), stops=stops, eos_ids=(), exact=model.exact)
+    with Driver(lm, model.params, 0, setup, model.mesh) as driver:
         began = time.perf_counter()
         driver.start(_DEADLINE_S)
         note(f"ours: warm after {time.perf_counter() - began:.1f} s")

@@ -34,6 +34,7 @@ from jaxagent.configs import search_r1
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
+from jaxagent.engine.setup import EngineSetup
 from jaxagent.models import exact, params, sharding
 from jaxagent.models.spec import ModelSpec
 
@@ -92,7 +93,8 @@ def play(
         await asyncio.gather(*(one(int(i)) for i in order))
 
     model = LanguageModel(spec, cfg.cache_dtype)
-    with Driver(model, weights, 0, stops, (), cfg, CONTEXT, mesh, 0, False, exact=True) as driver:
+    setup = EngineSetup(cfg=cfg, context=CONTEXT, stops=stops, eos_ids=(), exact=True)
+    with Driver(model, weights, 0, setup, mesh) as driver:
         driver.start(600.0)
         asyncio.run(run(driver))
         stats = driver.stats()
@@ -197,8 +199,8 @@ def cost(repetitions: int) -> dict[str, float]:
     with contextlib.ExitStack() as stack:
         drivers = {}
         for name in learners:
-            driver = Driver(model, weights, 0, stops, (), cfg.engine, context, mesh, 0, False, exact=name == "exact")
-            drivers[name] = stack.enter_context(driver)
+            setup = EngineSetup(cfg=cfg.engine, context=context, stops=stops, eos_ids=(), exact=name == "exact")
+            drivers[name] = driver = stack.enter_context(Driver(model, weights, 0, setup, mesh))
             driver.start(600.0)
 
         async def rollout(driver: Driver) -> None:

@@ -26,6 +26,7 @@ from jaxagent.configs import search_r1
 from jaxagent.engine import automaton, functions
 from jaxagent.engine.executor import Executor
 from jaxagent.engine.lm import LanguageModel
+from jaxagent.engine.setup import EngineSetup
 from jaxagent.models import kernels, params, sharding
 from jaxagent.models.spec import ModelSpec
 
@@ -56,7 +57,8 @@ def measure(
     cfg = dataclasses.replace(parse(raw).engine, prefill_tokens=128)
     stops = automaton.build(["no such"], [b"ab"] * spec.padded_vocab_size, spec.padded_vocab_size)
     model = LanguageModel(spec, cfg.cache_dtype)
-    executor = Executor(model, stops, (), cfg, table * page_tokens, truncation=False, exact=False)
+    setup = EngineSetup(cfg=cfg, context=table * page_tokens, stops=stops, eos_ids=(), exact=False)
+    executor = Executor(model, setup)
     executor.set_params(weights)
     slots = executor.sizes.all_slots
     tables = np.zeros((slots, table), np.int32)

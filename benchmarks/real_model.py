@@ -75,6 +75,7 @@ class Ours:
         from jaxagent.engine import automaton
         from jaxagent.engine.driver import Driver
         from jaxagent.engine.lm import LanguageModel
+        from jaxagent.engine.setup import EngineSetup
         from jaxagent.learner.programs import make_programs
         from jaxagent.models import hf, params, sharding
         from jaxagent.observe.compiles import CompileCounter
@@ -93,19 +94,14 @@ class Ours:
         spec, mesh = hf.read_spec(folder, self.cfg.model), sharding.make_mesh(self.cfg.mesh)
         weights = hf.load(Path(folder), spec, params.shardings(spec, mesh, sharding.TRAIN))
         self.vocab = spec.vocab_size
-        self.driver = Driver(
-            model=LanguageModel(spec, self.cfg.engine.cache_dtype),
-            params=weights,
-            version=0,
-            stops=automaton.build((), (), spec.padded_vocab_size),
-            eos_ids=(),
+        setup = EngineSetup(
             cfg=self.cfg.engine,
             context=self.cfg.env.context_tokens,
-            mesh=mesh,
-            seed=0,
-            truncation=False,
+            stops=automaton.build((), (), spec.padded_vocab_size),
+            eos_ids=(),
             exact=False,
         )
+        self.driver = Driver(LanguageModel(spec, self.cfg.engine.cache_dtype), weights, 0, setup, mesh)
         self.driver.start(ANSWER_TIMEOUT_S)
         self.programs, self.state = make_programs(self.cfg, spec, mesh, weights)
         jax.block_until_ready(self.state.params)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from jaxagent.config import ConfigError
 from jaxagent.config.command import exit_code
 from jaxagent.data import files
 from jaxagent.envs.retriever.base import Passage
+from jaxagent.io.files import replace
 
 CHUNK = 4096  # passages encoded between two savings of the position
 _PASSAGES_PER_TELL = 1024  # drawing the bar more often would cost more than reading
@@ -135,9 +135,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(value, indent=2) + "\n")
-    os.replace(partial, path)
+    replace(path, json.dumps(value, indent=2) + "\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,9 +4,9 @@
     python -m data_pipelines.harbor check DIR --images=FOLDER --base 'debian:12=debootstrap:bookworm'
     python -m data_pipelines.harbor write DIR --out=data/endless_terminals --heldout=100
 
-check: every oracle solution must score 1 and an idle agent 0. DIR is one task or a folder of tasks. With --images each
-task's own image is built, kept in that folder, and the task runs in a sandbox with it. Without, the tasks run with this
-machine's programs as their image (`local_place.RootPlace`) and no sandbox: only for tasks that you trust.
+check: every oracle solution must score 1 and an idle agent 0. DIR is one task or a folder of tasks. Each task runs in a
+sandbox with its own image, which is built first: on the bases that --base names, and kept in --images. Without --images
+every base is this machine's own /usr (`--base '*=host'`) and nothing is kept.
 
 write: a dataset to train on (`--config.data.source=OUT`) whose rows name the directories, which must stay where they
 are. Shuffled with --seed; the last --heldout are the held-out split, as Endless Terminals has it (100, seed 42).
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,21 +25,28 @@ from jaxagent.config import ConfigError
 from jaxagent.config.command import exit_code
 from jaxagent.data.sources import HELD_OUT, TRAIN
 from jaxagent.data_pipelines import generated, terminal_check
-from jaxagent.data_pipelines.image_place import ImagePlaces
-from jaxagent.data_pipelines.local_place import RootPlace, has_user_namespaces
+from jaxagent.data_pipelines.sandbox_workspaces import ImageWorkspaces
 from jaxagent.envs.terminal_tasks import folders, rows
 from jaxagent.envs.terminal_tasks.task import TerminalTask
 
 
-async def open_root(task: TerminalTask) -> RootPlace:
-    """A new place with the task's image built in it."""
-    place = RootPlace(task.image)
+def check(tasks: Sequence[TerminalTask], images: Path, table: Sequence[str], network: bool, jobs: int) -> int:
+    """Checks every task in a sandbox with its own image; returns the exit status.
+
+    Args:
+      images: where built images are kept.
+      table: what FROM may name, as `sandbox.images.bases` has it.
+      network: whether build steps have this machine's network.
+      jobs: tasks at once.
+
+    Raises:
+      ConfigError: the table is wrong, or no back end works here.
+    """
+    workspaces = ImageWorkspaces(images, table, network)
     try:
-        await place.build(task.limits.build_timeout_s)
-    except BaseException:
-        await place.close()
-        raise
-    return place
+        return terminal_check.report(tasks, workspaces.open, jobs)
+    finally:
+        workspaces.close()
 
 
 def write(tasks: Sequence[TerminalTask], out: Path | None, heldout: int, seed: int) -> None:
@@ -70,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--heldout", type=int, default=100, help="tasks that are not trained on (write)")
     parser.add_argument("--seed", type=int, default=42, help="of the shuffle (write)")
     parser.add_argument("--jobs", type=int, default=2, help="tasks at once")
-    parser.add_argument("--images", type=Path, help="folder of built images; then tasks run in sandboxes")
+    parser.add_argument("--images", type=Path, help="folder in which built images are kept")
     parser.add_argument("--base", action="append", default=[], metavar="NAME=SOURCE", help="what FROM may name")
     parser.add_argument("--network", action="store_true", help="build steps have this machine's network")
     args = parser.parse_args(argv)
@@ -79,22 +87,14 @@ def main(argv: list[str] | None = None) -> int:
         if args.action == "write":
             write(tasks, args.out, args.heldout, args.seed)
             return 0
-        places = ImagePlaces(args.images, args.base, args.network) if args.images else None
+        if args.images:
+            return check(tasks, args.images, args.base, args.network, args.jobs)
+        with tempfile.TemporaryDirectory(prefix="jaxagent-images-", ignore_cleanup_errors=True) as folder:
+            Path(folder).chmod(0o711)  # the sandboxes' user passes through
+            return check(tasks, Path(folder), args.base or ["*=host"], args.network, args.jobs)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    if places is not None:
-        try:
-            return terminal_check.report(tasks, places.open, args.jobs)
-        except ConfigError as error:  # no back end works here
-            print(error, file=sys.stderr)
-            return 2
-        finally:
-            places.close()
-    if not has_user_namespaces():
-        print("No user name spaces (unshare) here: tasks with absolute paths need a sandbox.", file=sys.stderr)
-        return 2
-    return terminal_check.report(tasks, open_root, args.jobs)
 
 
 if __name__ == "__main__":

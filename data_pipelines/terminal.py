@@ -32,8 +32,8 @@ from jaxagent.config.command import exit_code
 from jaxagent.data.files import splits
 from jaxagent.data.sources import load_tasks
 from jaxagent.data_pipelines import generated, terminal_check
-from jaxagent.data_pipelines.local_place import HomePlace, missing_programs
-from jaxagent.data_pipelines.sandbox_places import SandboxPlaces
+from jaxagent.data_pipelines.home_workspace import HomeWorkspace, missing_programs
+from jaxagent.data_pipelines.sandbox_workspaces import SandboxWorkspaces
 from jaxagent.data_pipelines.terminal_demonstrations import demonstrations
 from jaxagent.data_pipelines.terminal_templates.draft import Draft, Draw, to_row
 from jaxagent.data_pipelines.terminal_templates.table import HELD_OUT, LAPTOP, TEMPLATES, Template
@@ -123,16 +123,16 @@ def check(folder: Path, jobs: int, sandbox: str) -> int:
       ConfigError: programs are missing, or no such back end works.
     """
     if sandbox != "none":
-        places = SandboxPlaces(choose.SAFE if sandbox == "auto" else sandbox.split(","), warm=jobs)
-        return terminal_check.report(read_tasks(folder), places.open, jobs, places)
+        workspaces = SandboxWorkspaces(choose.SAFE if sandbox == "auto" else sandbox.split(","), warm=jobs)
+        return terminal_check.report(read_tasks(folder), workspaces.open, jobs, workspaces)
     if missing := missing_programs():
         raise ConfigError(f"Generated tasks need programs that are missing here: {', '.join(missing)}.")
     return terminal_check.report(read_tasks(folder), _open_home, jobs)
 
 
-async def _open_home(task: TerminalTask) -> HomePlace:
+async def _open_home(task: TerminalTask) -> HomeWorkspace:
     del task  # every generated task starts from an empty home directory
-    return HomePlace()
+    return HomeWorkspace()
 
 
 def _fresh(name: str, template: Template, key: str, seen: set[str]) -> dict[str, Any] | None:

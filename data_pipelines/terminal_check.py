@@ -1,7 +1,7 @@
 """Checks tasks by running them: the initial test must pass, the oracle must score 1 and an idle agent 0.
 
-Used by `python -m data_pipelines.terminal check` and `python -m data_pipelines.harbor check`. Each attempt has a place
-of its own. What fails is a named finding; nothing is dropped in silence.
+Used by `python -m data_pipelines.terminal check` and `python -m data_pipelines.harbor check`. Each attempt has a
+workspace of its own. What fails is a named finding; nothing is dropped in silence.
 """
 
 from __future__ import annotations
@@ -12,24 +12,12 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
 
 from jaxagent.envs.terminal_tasks.task import TerminalTask
-from jaxagent.envs.terminal_tasks.verify import Place, prepare, solve, verify
-
-
-class ClosablePlace(Place, Protocol):
-    """A place that a check opens and closes."""
-
-    async def before_verification(self, task: TerminalTask) -> None:
-        """Called when the agent has finished."""
-
-    async def close(self) -> None:
-        """Kills and removes everything."""
-
+from jaxagent.envs.terminal_tasks.verify import Workspace, prepare, solve, verify
 
 PROGRESS_TASKS = 100  # between two lines that say how far the check is
-Open = Callable[[TerminalTask], Awaitable[ClosablePlace]]
+Open = Callable[[TerminalTask], Awaitable[Workspace]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,26 +42,26 @@ class Finding:
         return f"{self.id}: the oracle scored {self.oracle:g} and an idle agent {self.idle:g}.{said}"
 
 
-async def check(task: TerminalTask, open_place: Open) -> Finding:
+async def check(task: TerminalTask, open_workspace: Open) -> Finding:
     """Runs oracle and idle agent on one task."""
     oracle = idle = None
     try:
-        oracle, said = await _attempt(task, open_place, works=True)
-        idle, _ = await _attempt(task, open_place, works=False)
+        oracle, said = await _attempt(task, open_workspace, works=True)
+        idle, _ = await _attempt(task, open_workspace, works=False)
     except RuntimeError as error:  # of the verifier or of the sandbox: one task's, never the end of the check
         return Finding(task.id, oracle, idle, " ".join(str(error).split()))
     return Finding(task.id, oracle, idle, oracle_said="" if oracle == 1.0 else said)
 
 
 async def check_all(
-    tasks: Sequence[TerminalTask], open_place: Open, jobs: int, progress: Callable[[Finding], None] = lambda _: None
+    tasks: Sequence[TerminalTask], open_workspace: Open, jobs: int, progress: Callable[[Finding], None] = lambda _: None
 ) -> list[Finding]:
     """`check` on every task, `jobs` at once; findings in the order of the tasks."""
     gate = asyncio.Semaphore(jobs)
 
     async def one(task: TerminalTask) -> Finding:
         async with gate:
-            finding = await check(task, open_place)
+            finding = await check(task, open_workspace)
             progress(finding)
             return finding
 
@@ -82,7 +70,7 @@ async def check_all(
 
 def report(
     tasks: Sequence[TerminalTask],
-    open_place: Open,
+    open_workspace: Open,
     jobs: int,
     opened: contextlib.AbstractAsyncContextManager[object] | None = None,
 ) -> int:
@@ -90,9 +78,9 @@ def report(
 
     Args:
       tasks: what to check.
-      open_place: gives a place that nobody used.
+      open_workspace: gives a workspace that nobody used.
       jobs: tasks at once.
-      opened: what the places need for as long as tasks are checked.
+      opened: what the workspaces need for as long as tasks are checked.
 
     Raises:
       ConfigError: `opened` cannot be opened here.
@@ -110,7 +98,7 @@ def report(
 
     async def everything() -> list[Finding]:
         async with opened or contextlib.nullcontext():
-            return await check_all(tasks, open_place, jobs, progress)
+            return await check_all(tasks, open_workspace, jobs, progress)
 
     findings = asyncio.run(everything())
     oracle = sum(finding.oracle == 1.0 for finding in findings)
@@ -124,12 +112,12 @@ def report(
     return 0 if findings and all(finding.good for finding in findings) else 1
 
 
-async def _attempt(task: TerminalTask, open_place: Open, works: bool) -> tuple[float, str]:
-    place = await open_place(task)
+async def _attempt(task: TerminalTask, open_workspace: Open, works: bool) -> tuple[float, str]:
+    workspace = await open_workspace(task)
     try:
-        await prepare(place, task)
-        said = (await solve(place, task)).output if works else ""
-        await place.before_verification(task)
-        return await verify(place, task), said
+        await prepare(workspace, task)
+        said = (await solve(workspace, task)).output if works else ""
+        await workspace.before_verification(task)
+        return await verify(workspace, task), said
     finally:
-        await place.close()
+        await workspace.close()

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from jaxagent.config import ConfigError
-from jaxagent.data_pipelines.local_place import HomePlace
+from jaxagent.data_pipelines.home_workspace import HomeWorkspace
 from jaxagent.envs.terminal_tasks import dialogue
 from jaxagent.envs.terminal_tasks.rows import KEY
 
@@ -93,8 +93,8 @@ def _in_a_home(number: int, about: Mapping[str, Any]) -> str:
 
 
 async def _run(command: str) -> str:
-    place = HomePlace()
+    workspace = HomeWorkspace()
     try:
-        return (await place.run(command, timeout_s=_TIMEOUT_S)).output
+        return (await workspace.run(command, timeout_s=_TIMEOUT_S)).output
     finally:
-        await place.close()
+        await workspace.close()

@@ -1,6 +1,6 @@
 """Runs a grid over config fields, one run after another or as a Slurm array, and ends in a table and a plot.
 
-    python -m launch.sweep --config=configs/search_r1.py --grid rl.objective.clip_high=0.2,0.28 --seeds=0,1 --workdir=runs/s
+    python -m launch.sweep --config=configs/search_r1.py --grid rl.objective.clip_high=0.2,0.28 --workdir=runs/s
     python -m launch.sweep --config=configs/search_r1.py --grid preset=laptop,laptop+gspo --seeds=0,1 --workdir=runs/s
     python -m launch.sweep ... --config.rl.steps=20   # the same in all runs
     python -m launch.sweep ... --share=warm_start     # runs that differ only after the warm start share one per seed
@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from jaxagent.config import ConfigError, nearest
 from jaxagent.config.command import Parser, exit_code, number, seconds
 from jaxagent.config.ranges import at_least
+from jaxagent.io import files
 from jaxagent.launch import grid, table
 from jaxagent.observe.files import LOCK_FILE, REPORT_FILE, SUMMARY_FILE
-from jaxagent.observe.jsonl import lock
 
 _ARRAY = """#!/bin/bash
 #SBATCH --job-name=sweep
@@ -86,7 +86,7 @@ def sweep(args: argparse.Namespace, fixed: Sequence[str]) -> int:
     failed = []
     if not args.table_only:
         with open(args.workdir / LOCK_FILE, "ab") as alone:
-            lock(alone.fileno(), args.workdir)
+            files.lock(alone.fileno(), args.workdir)
             failed = [run for run in runs if not execute(run, args.run_timeout_s)]
     print(table.write(runs, args.workdir))
     for run in failed:

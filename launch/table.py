@@ -9,6 +9,7 @@ import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 
+from jaxagent.io import files
 from jaxagent.launch.grid import Run
 
 # Before the first stage that evaluates and after the last one: a summary has "eval/em_before_<stage>" of each. A
@@ -87,8 +88,8 @@ def write(runs: Sequence[Run], workdir: pathlib.Path) -> str:
         seeds = max(len(values) for values in row.values())
         lines.append(f"| {name} | {seeds} | " + " | ".join(_cell(row[column]) for column in columns) + " |")
     text = "\n".join(lines) + "\n"
-    (workdir / "sweep.md").write_text(text)
-    (workdir / "sweep.svg").write_text(plot(table))
+    files.replace(workdir / "sweep.md", text)
+    files.replace(workdir / "sweep.svg", plot(table))
     return text
 
 

@@ -87,7 +87,7 @@ def test_stages_chain_in_one_config(tmp_path, teacher):
     # What one stage ends with is what the next begins with: the same greedy episodes, log-probs included.
     shown = {}
     for r in jsonl.read(tmp_path / "run" / "episodes.jsonl"):
-        tokens = [t["logprob"] for t in r["trajectories"]] + [t["text"] for t in r["trajectories"]]
-        shown.setdefault((r["stage"], r["step"]), {})[r["task"]] = tokens
+        tokens = [t["logprobs"] for t in r["trajectories"]] + [t["tokens"] for t in r["trajectories"]]
+        shown.setdefault((r["stage"], r["step"]), {})[r["task"]["id"]] = tokens
     assert shown["sft", 0] != shown["sft", 12] == shown["rl", 0] != shown["rl", 2] == shown["opd", 0] != shown["opd", 2]
     assert (tmp_path / "run" / "policy" / "model.safetensors").is_file()

@@ -85,11 +85,10 @@ def test_episodes_are_token_exact(finished):
     """Token texts of an episode join to the text, and only sampled tokens carry a log-prob."""
     for record in jsonl.read(finished / "episodes.jsonl"):
         for trajectory in record["trajectories"]:
-            text = "".join(trajectory["text"])
-            assert text.startswith(f"Question: {record['prompt']}\n")
-            sampled = [kind == TokenKind.ACTION for kind in trajectory["kind"]]
-            assert sampled == [logprob is not None for logprob in trajectory["logprob"]]
-            assert any(sampled)
+            text = "".join(trajectory["texts"])
+            assert text.startswith(f"Question: {record['task']['prompt']}\n")
+            assert len(trajectory["texts"]) == len(trajectory["tokens"]) == len(trajectory["kinds"])
+            assert trajectory["kinds"].count(TokenKind.ACTION) == len(trajectory["logprobs"]) > 0
 
 
 def test_the_exported_policy_is_a_model_folder(finished):

@@ -34,7 +34,7 @@ from jaxagent import config as schema
 from jaxagent.config import ConfigError
 from jaxagent.config.command import exit_code
 from jaxagent.configs import endless_terminals
-from jaxagent.data_pipelines.image_place import ImagePlaces
+from jaxagent.data_pipelines.sandbox_workspaces import ImageWorkspaces
 from jaxagent.data_pipelines.terminal_written import solve
 from jaxagent.data_pipelines.terminal_written.task import STAGES, Rejected, checked, written
 from jaxagent.observe import jsonl
@@ -49,8 +49,8 @@ RETRIES = 5  # of a request
 class Pipeline:
     """What ideas share. Used on one asyncio loop."""
 
-    def __init__(self, args: argparse.Namespace, writer: ChatClient, solver: ChatClient, places: ImagePlaces):
-        self._args, self._writer, self._solver, self._places = args, writer, solver, places
+    def __init__(self, args: argparse.Namespace, writer: ChatClient, solver: ChatClient, workspaces: ImageWorkspaces):
+        self._args, self._writer, self._solver, self._places = args, writer, solver, workspaces
         self._env = schema.parse(endless_terminals.get_config("qwen2.5-7b")).env  # the published recipe's
 
     async def idea(self, index: int) -> dict[str, Any]:
@@ -95,7 +95,7 @@ async def run(args: argparse.Namespace, log: jsonl.JsonlLog, todo: Sequence[int]
     """Works on the ideas, `args.jobs` at once; a record is on disk when its idea has ended."""
     key, solver_name = os.environ.get("CHAT_API_KEY", ""), args.solver or args.model
     ends = [Endpoint(args.url, model, key, args.timeout_s, RETRIES) for model in (args.model, solver_name)]
-    places = ImagePlaces(args.images, args.base, args.network)
+    workspaces = ImageWorkspaces(args.images, args.base, args.network)
     rest, counts, started = iter(todo), Counter(), time.monotonic()
 
     async def work(pipeline: Pipeline) -> None:
@@ -109,11 +109,11 @@ async def run(args: argparse.Namespace, log: jsonl.JsonlLog, todo: Sequence[int]
 
     try:
         async with ChatClient(ends[0]) as writer, ChatClient(ends[1]) as solver, asyncio.TaskGroup() as workers:
-            pipeline = Pipeline(args, writer, solver, places)
+            pipeline = Pipeline(args, writer, solver, workspaces)
             for _ in range(min(args.jobs, len(todo))):
                 workers.create_task(work(pipeline))
     finally:
-        places.close()
+        workspaces.close()
 
 
 def main(argv: list[str] | None = None) -> int:

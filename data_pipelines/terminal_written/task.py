@@ -7,7 +7,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from jaxagent.data_pipelines.image_place import ImagePlaces
+from jaxagent.data_pipelines.sandbox_workspaces import ImageWorkspaces
 from jaxagent.data_pipelines.terminal_written import prompts
 from jaxagent.envs.terminal_tasks import folders
 from jaxagent.envs.terminal_tasks.task import TerminalTask
@@ -87,7 +87,7 @@ async def written(chat: ChatClient, seed: int, index: int, base: str, max_tokens
     return Files(task, truth, initial, final, definition)
 
 
-async def checked(folder: Path, places: ImagePlaces) -> TerminalTask:
+async def checked(folder: Path, workspaces: ImageWorkspaces) -> TerminalTask:
     """Builds the image, runs the initial test in it, and makes sure that an agent that does nothing fails.
 
     Raises:
@@ -97,15 +97,15 @@ async def checked(folder: Path, places: ImagePlaces) -> TerminalTask:
     task = dataclasses.replace(task, limits=dataclasses.replace(task.limits, build_timeout_s=BUILD_TIMEOUT_S))
     stage = "image"
     try:
-        place = await places.open(task)
+        workspace = await workspaces.open(task)
         try:
             stage = "initial test"
-            await prepare(place, task)
+            await prepare(workspace, task)
             stage = "final test"
-            await place.before_verification(task)
-            reward = await verify(place, task)
+            await workspace.before_verification(task)
+            reward = await verify(workspace, task)
         finally:
-            await place.close()
+            await workspace.close()
     except (VerifierError, SandboxError) as error:
         raise Rejected(stage, str(error)) from error
     if reward != 0:

@@ -12,10 +12,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import chex
+
 Array = Any  # numpy.ndarray or jax.Array
 
 STD_EPSILON = 1e-6  # added to the standard deviation, as published implementations do
 WHITEN_EPSILON = 1e-8  # added to the variance, as verl does
+
+
+def check_groups(rewards: Array, mask: Array) -> None:
+    """Refuses with an AssertionError what is not float[N, G] and bool[N, G]: other shapes would broadcast."""
+    chex.assert_rank([rewards, mask], 2)
+    chex.assert_equal_shape([rewards, mask])
+    chex.assert_type([rewards, mask], [float, bool])
 
 
 def group_mean_std(rewards: Array, mask: Array) -> Array:
@@ -31,6 +40,7 @@ def group_mean(rewards: Array, mask: Array) -> Array:
 
     Dr. GRPO: "Understanding R1-Zero-Like Training" (Liu et al., arXiv 2503.20783), section 3.2.
     """
+    check_groups(rewards, mask)
     xp = rewards.__array_namespace__()
     rewards = xp.where(mask, rewards, 0.0)
     count = xp.sum(mask, axis=1, keepdims=True)
@@ -43,6 +53,7 @@ def leave_one_out(rewards: Array, mask: Array) -> Array:
 
     RLOO: "Back to Basics" (Ahmadian et al., arXiv 2402.14740), eq. 7 (after Kool et al., 2019).
     """
+    check_groups(rewards, mask)
     xp = rewards.__array_namespace__()
     count = xp.sum(mask, axis=1, keepdims=True)
     return group_mean(rewards, mask) * xp.where(count < 2, 1.0, count / xp.maximum(count - 1, 1))
@@ -58,18 +69,22 @@ def leave_one_out_std(rewards: Array, mask: Array) -> Array:
 
 def no_baseline(rewards: Array, mask: Array) -> Array:
     """A = R (Williams, "Simple statistical gradient-following algorithms", 1992)."""
+    check_groups(rewards, mask)
     xp = rewards.__array_namespace__()
     return xp.where(mask & ~alone(mask), rewards, 0.0)
 
 
 def no_reward(rewards: Array, mask: Array) -> Array:
     """A = 0: the reward is measured and not trained on, as in distillation alone."""
+    check_groups(rewards, mask)
     xp = rewards.__array_namespace__()
     return xp.zeros_like(xp.where(mask, rewards, 0.0))
 
 
 def alone(mask: Array) -> Array:
     """bool[N, 1]: groups planned with several attempts of which at most one counts. Args: mask as above."""
+    chex.assert_rank(mask, 2)
+    chex.assert_type(mask, bool)
     xp = mask.__array_namespace__()
     return (xp.sum(mask, axis=1, keepdims=True) < 2) & (mask.shape[1] > 1)
 
@@ -80,6 +95,7 @@ def zero_signal(rewards: Array, mask: Array) -> Array:
     A group of one counted attempt is such a group when others of it failed; a group that was planned with one
     attempt (G = 1) is not.
     """
+    check_groups(rewards, mask)
     xp = rewards.__array_namespace__()
     if rewards.shape[1] == 1:
         return ~mask[:, 0]
@@ -93,6 +109,8 @@ def whiten(values: Array, mask: Array) -> Array:
 
     Fewer than two of them, or equal ones, become 0.
     """
+    chex.assert_equal_shape([values, mask])
+    chex.assert_type([values, mask], [float, bool])
     xp = values.__array_namespace__()
     values = xp.where(mask, values, 0.0)
     count = xp.sum(mask)

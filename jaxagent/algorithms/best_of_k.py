@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxagent.algorithms.advantages import STD_EPSILON, alone, root
+from jaxagent.algorithms.advantages import STD_EPSILON, alone, check_groups, root
 
 Array = Any  # numpy.ndarray or jax.Array
 
@@ -59,6 +59,7 @@ def _ordered(rewards: Array, mask: Array, k: int) -> tuple[Array, Array, Array, 
 
     Equal rewards are ordered by index: no sum above depends on it.
     """
+    check_groups(rewards, mask)
     xp = rewards.__array_namespace__()
     rewards = xp.where(mask, rewards, 0.0)
     index = xp.arange(rewards.shape[1])

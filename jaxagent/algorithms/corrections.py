@@ -49,6 +49,7 @@ def importance_weights(
     Raises:
       ValueError: unknown name or level.
     """
+    _check(old_logprobs, behaviour_logprobs)
     log_rho = old_logprobs.astype(np.float64) - behaviour_logprobs.astype(np.float64)
     match level:
         case "token":
@@ -73,6 +74,7 @@ def vetoed(old_logprobs: np.ndarray, behaviour_logprobs: np.ndarray, veto: float
 
     The veto of masked importance sampling (MIS); published threshold 1e-4. 0 = never. Args as above.
     """
+    _check(old_logprobs, behaviour_logprobs)
     log_rho = old_logprobs.astype(np.float64) - behaviour_logprobs.astype(np.float64)
     return bool(veto > 0 and np.any(log_rho < np.log(veto)))
 
@@ -103,6 +105,14 @@ def batch_mean(
         bounded = [weights[:1] for weights in bounded]
     mean = float(np.mean(np.concatenate(bounded))) if bounded else 1.0
     return mean if mean > _SMALLEST_MEAN else 1.0
+
+
+def _check(old_logprobs: np.ndarray, behaviour_logprobs: np.ndarray) -> None:
+    import chex  # loads jax, which the entries below do without
+
+    chex.assert_rank([old_logprobs, behaviour_logprobs], 1)
+    chex.assert_equal_shape([old_logprobs, behaviour_logprobs])
+    chex.assert_type([old_logprobs, behaviour_logprobs], float)
 
 
 @dataclasses.dataclass(frozen=True)

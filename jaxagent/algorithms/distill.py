@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -58,6 +59,8 @@ def sampled_advantages(student_logprobs: Array, teacher_logprobs: Array, mask: A
     Returns:
       float[T], 0 outside the mask. Runs on NumPy and JAX arrays.
     """
+    chex.assert_equal_shape([student_logprobs, teacher_logprobs, mask])
+    chex.assert_type([student_logprobs, teacher_logprobs, mask], [float, float, bool])
     xp = student_logprobs.__array_namespace__()
     difference = xp.where(mask, teacher_logprobs, 0.0) - xp.where(mask, student_logprobs, 0.0)
     return difference if xp is np else jax.lax.stop_gradient(difference)
@@ -71,6 +74,8 @@ def renormalise(scores: jax.Array, support: jax.Array, temperature: float) -> ja
       support: bool[..., V]; where it is empty everything is 0.
       temperature: positive.
     """
+    chex.assert_equal_rank([scores, support])  # a support of [..., 1] is a live token's whole vocabulary
+    chex.assert_type([scores, support], [float, bool])
     # Double where: what is not in the support must give neither a value nor a gradient, whatever it holds.
     scores = jnp.where(support, scores.astype(jnp.float32), 0.0) / temperature
     return jnp.where(support, jax.nn.log_softmax(jnp.where(support, scores, _EXCLUDED)), 0.0)
@@ -97,6 +102,7 @@ def jsd(student: jax.Array, teacher: jax.Array, support: jax.Array, beta: float)
       support: bool[..., V].
       beta: in (0, 1).
     """
+    chex.assert_equal_shape([student, teacher])
     teacher = jax.lax.stop_gradient(teacher)
     mixture = jnp.logaddexp(teacher + np.log(beta), student + np.log1p(-beta))
     return beta * _kl(teacher, mixture, support) + (1.0 - beta) * _kl(student, mixture, support)
@@ -115,6 +121,8 @@ def support_of(which: str, teacher: Scores, student_ids: np.ndarray) -> Support:
     """
     if which == "teacher":
         return Support(teacher.top_ids, teacher.top_logprobs)
+    chex.assert_rank([student_ids, teacher.top_ids], 2)
+    chex.assert_equal_shape([student_ids, teacher.candidate_logprobs])
     if which == "student":
         return Support(student_ids, teacher.candidate_logprobs)
     twice = (teacher.top_ids[:, :, None] == student_ids[:, None, :]).any(axis=2)
@@ -146,4 +154,7 @@ def metrics(trajectories: Sequence[Trajectory], teacher: Sequence[Scores]) -> di
 
 def _kl(a: jax.Array, b: jax.Array, support: jax.Array) -> jax.Array:
     """sum exp(a) (a - b) over the support."""
+    chex.assert_equal_shape([a, b])
+    chex.assert_equal_rank([a, support])
+    chex.assert_type([a, b, support], [float, float, bool])
     return jnp.sum(jnp.where(support, jnp.exp(a) * (a - b), 0.0), axis=-1)

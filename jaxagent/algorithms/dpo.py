@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import chex
 import numpy as np
 
 from jaxagent.algorithms.samples import action_mask
@@ -89,6 +90,8 @@ def streams(
       Streams per trajectory, normalised, and "dpo/loss", "dpo/nll", "dpo/accuracy" (pairs with m > 0), "dpo/margin".
     """
     masks = [action_mask(t).astype(np.float64) for pair in batch for t in pair.trajectories]
+    for of_trajectory in zip(masks, logprobs, reference, strict=True):
+        chex.assert_equal_shape(of_trajectory)
     counts = [mask.sum() for mask in masks]
     gains = [float(np.sum(m * (np.asarray(p, np.float64) - r)))
              for m, p, r in zip(masks, logprobs, reference, strict=True)]  # fmt: skip

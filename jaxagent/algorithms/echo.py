@@ -43,6 +43,10 @@ def target_mask(kinds: np.ndarray, targets: str, max_tokens: int) -> np.ndarray:
     Returns:
       bool[T]; never True for the first token, which nothing predicts.
     """
+    import chex  # loads jax, which a config is read without
+
+    chex.assert_rank(kinds, 1)
+    chex.assert_type(kinds, int)
     mask = np.isin(kinds, _TARGET_KINDS[targets])
     mask[:1] = False
     if max_tokens > 0:
@@ -69,49 +73,66 @@ def coefficient(initial: float, schedule: str, progress: float) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class FullObservation:
+class Denominator:
+    """What the targets of an optimiser update are divided by."""
+
+    def __call__(self, targets: np.ndarray, observed: np.ndarray) -> np.ndarray:
+        """The factor of every target of a sequence, f64[n], before the coefficient.
+
+        Args:
+          targets: f64[n] of each sequence of the update.
+          observed: f64[n] observation tokens of each, warnings included.
+        """
+        import chex
+
+        chex.assert_rank([targets, observed], 1)
+        chex.assert_equal_shape([targets, observed])
+        return 1.0 / self.divisor(targets, observed, max(len(targets), 1))
+
+    def divisor(self, targets: np.ndarray, observed: np.ndarray, sequences: int) -> np.ndarray:
+        """f64[n], not 0 anywhere."""
+        raise NotImplementedError
+
+
+class FullObservation(Denominator):
     """Every sequence's observation tokens, warnings included, and the number of sequences: the published default."""
 
-    def __call__(self, targets: np.ndarray, observed: np.ndarray) -> np.ndarray:
-        return 1.0 / ((observed + _EPSILON) * max(len(targets), 1))
+    def divisor(self, targets: np.ndarray, observed: np.ndarray, sequences: int) -> np.ndarray:
+        return (observed + _EPSILON) * sequences
 
 
-@dataclasses.dataclass(frozen=True)
-class Targets:
+class Targets(Denominator):
     """Every sequence's targets, and the number of sequences."""
 
-    def __call__(self, targets: np.ndarray, observed: np.ndarray) -> np.ndarray:
-        return 1.0 / ((targets + _EPSILON) * max(len(targets), 1))
+    def divisor(self, targets: np.ndarray, observed: np.ndarray, sequences: int) -> np.ndarray:
+        return (targets + _EPSILON) * sequences
 
 
-@dataclasses.dataclass(frozen=True)
-class TokenMean:
+class TokenMean(Denominator):
     """All targets of the optimiser update."""
 
-    def __call__(self, targets: np.ndarray, observed: np.ndarray) -> np.ndarray:
-        return np.full(len(targets), 1.0 / (targets.sum() + _EPSILON))
+    def divisor(self, targets: np.ndarray, observed: np.ndarray, sequences: int) -> np.ndarray:
+        return np.full(len(targets), targets.sum() + _EPSILON)
 
 
 @dataclasses.dataclass(frozen=True)
-class Constant:
+class Constant(Denominator):
     """A constant, and the number of sequences."""
 
     constant: PositiveFloat = 3000.0  # tokens; Dr. GRPO's limit
 
-    def __call__(self, targets: np.ndarray, observed: np.ndarray) -> np.ndarray:
-        return np.full(len(targets), 1.0 / (self.constant * max(len(targets), 1)))
+    def divisor(self, targets: np.ndarray, observed: np.ndarray, sequences: int) -> np.ndarray:
+        return np.full(len(targets), self.constant * sequences)
 
 
-@dataclasses.dataclass(frozen=True)
 class ConstantSum(Constant):
     """A constant alone: the published "seq_mean_token_sum_norm"."""
 
-    def __call__(self, targets: np.ndarray, observed: np.ndarray) -> np.ndarray:
-        return np.full(len(targets), 1.0 / self.constant)
+    def divisor(self, targets: np.ndarray, observed: np.ndarray, sequences: int) -> np.ndarray:
+        return np.full(len(targets), self.constant)
 
 
-# What `rl.echo.denominator` can name: targets and observation tokens f64[n] of the update's sequences -> the factor of
-# every target of a sequence, f64[n], before the coefficient.
+# What `rl.echo.denominator` can name.
 DENOMINATORS: dict[str, type] = {
     "full_observation": FullObservation,
     "targets": Targets,

@@ -21,6 +21,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
+import chex
 import jax
 import numpy as np
 
@@ -208,10 +209,12 @@ def _estimates(paths: list[TokenPath], rl: RLConfig) -> list[Estimate]:
         block = paths[start : start + _ROWS]
         padded = TokenPath(*(np.zeros((_ROWS, width), dtype) for dtype in _DTYPES))
         for row, path in enumerate(block):
+            chex.assert_equal_shape(list(path))
             for target, stream in zip(padded, path, strict=True):
                 used = min(len(stream), width)  # the tail behind the last action may be longer than a row
                 target[row, :used] = stream[:used]
-        rows = jax.device_get(_estimate_rows(padded, advantage=rl.advantage))
+        with jax.transfer_guard("disallow"):
+            rows = jax.device_get(_estimate_rows(jax.device_put(padded), advantage=rl.advantage))
         for row, path in enumerate(block):
             full = [np.zeros(len(path.mask), np.float32) for _ in rows]
             used = min(len(path.mask), width)

@@ -6,7 +6,7 @@
 
 An advantage of your own extends one of these three, in a module of yours, and is named by its path:
 `--config.rl.advantage=my_package.my_module:MyAdvantage`. `estimate.py` does everything around the formulas.
-No jax before an entry along tokens is called: a config is read without it.
+No jax before an entry is called: a config is read without it.
 Axis letters: N tasks, G attempts per group, K turns, T tokens.
 """
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
-from jaxagent.algorithms import advantages, best_of_k
 from jaxagent.algorithms.value_losses import Squared
 from jaxagent.config.choice import Choice
 from jaxagent.config.learner import OptimizerConfig
@@ -51,42 +50,54 @@ class GroupMeanStd(GroupAdvantage):
     """GRPO (arXiv 2402.03300): the group's mean is taken off, and the rest divided by its standard deviation."""
 
     def __call__(self, rewards: Array, mask: Array) -> Array:
-        return advantages.group_mean_std(rewards, mask)
+        from jaxagent.algorithms.advantages import group_mean_std
+
+        return group_mean_std(rewards, mask)
 
 
 class GroupMean(GroupAdvantage):
     """Dr. GRPO (arXiv 2503.20783): the group's mean is taken off."""
 
     def __call__(self, rewards: Array, mask: Array) -> Array:
-        return advantages.group_mean(rewards, mask)
+        from jaxagent.algorithms.advantages import group_mean
+
+        return group_mean(rewards, mask)
 
 
 class LeaveOneOut(GroupAdvantage):
     """RLOO (arXiv 2402.14740): the mean of the others is taken off."""
 
     def __call__(self, rewards: Array, mask: Array) -> Array:
-        return advantages.leave_one_out(rewards, mask)
+        from jaxagent.algorithms.advantages import leave_one_out
+
+        return leave_one_out(rewards, mask)
 
 
 class LeaveOneOutStd(GroupAdvantage):
     """Polar: as RLOO, divided by the group's standard deviation."""
 
     def __call__(self, rewards: Array, mask: Array) -> Array:
-        return advantages.leave_one_out_std(rewards, mask)
+        from jaxagent.algorithms.advantages import leave_one_out_std
+
+        return leave_one_out_std(rewards, mask)
 
 
 class NoBaseline(GroupAdvantage):
     """The reward itself (Williams, 1992)."""
 
     def __call__(self, rewards: Array, mask: Array) -> Array:
-        return advantages.no_baseline(rewards, mask)
+        from jaxagent.algorithms.advantages import no_baseline
+
+        return no_baseline(rewards, mask)
 
 
 class NoReward(GroupAdvantage):
     """0: the reward is measured and not trained on."""
 
     def __call__(self, rewards: Array, mask: Array) -> Array:
-        return advantages.no_reward(rewards, mask)
+        from jaxagent.algorithms.advantages import no_reward
+
+        return no_reward(rewards, mask)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,14 +111,18 @@ class MaxAtK(BestOfK):
     """Pass@K Policy Optimization (arXiv 2505.15201): what an attempt adds to the best of k."""
 
     def __call__(self, rewards: Array, mask: Array) -> Array:
-        return best_of_k.max_at_k(rewards, mask, self.k)
+        from jaxagent.algorithms.best_of_k import max_at_k
+
+        return max_at_k(rewards, mask, self.k)
 
 
 class PassAtK(BestOfK):
     """Pass@k Training (arXiv 2508.10751): GRPO whose samples are subsets of k attempts."""
 
     def __call__(self, rewards: Array, mask: Array) -> Array:
-        return best_of_k.pass_at_k(rewards, mask, self.k)
+        from jaxagent.algorithms.best_of_k import pass_at_k
+
+        return pass_at_k(rewards, mask, self.k)
 
 
 @dataclasses.dataclass(frozen=True)

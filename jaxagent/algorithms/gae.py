@@ -7,8 +7,16 @@ of the next, with no step of discount for what lies between. Axis letter: T toke
 
 from __future__ import annotations
 
+import chex
 import jax
 import jax.numpy as jnp
+
+
+def check_tokens(mask: jax.Array, *streams: jax.Array) -> None:
+    """Refuses with an AssertionError what is not bool[T] and float[T]: other shapes would broadcast."""
+    chex.assert_rank(mask, 1)
+    chex.assert_equal_shape([mask, *streams])
+    chex.assert_type([mask, *streams], [bool, *[float] * len(streams)])
 
 
 def gae(
@@ -29,6 +37,7 @@ def gae(
     Returns:
       advantages and returns (advantages + values), f32[T], 0 outside the mask.
     """
+    check_tokens(mask, rewards, values)
 
     def step(carry: tuple, token: tuple) -> tuple:
         next_value, next_advantage = carry

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import chex
 import jax
 
 Array = Any  # numpy.ndarray or jax.Array
@@ -32,6 +33,8 @@ def kl_estimate(logprobs: Array, reference_logprobs: Array, estimator: str) -> A
     Raises:
       ValueError: unknown estimator.
     """
+    chex.assert_equal_shape([logprobs, reference_logprobs])
+    chex.assert_type([logprobs, reference_logprobs], float)
     xp = logprobs.__array_namespace__()
     d = logprobs - reference_logprobs
     match estimator:

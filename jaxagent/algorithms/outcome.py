@@ -16,6 +16,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 
+import chex
 import jax
 import numpy as np
 
@@ -77,6 +78,7 @@ def auc(scores: np.ndarray, labels: np.ndarray) -> float:
       scores: f[N].
       labels: bool[N].
     """
+    _check(scores, labels)
     good, bad = np.sort(scores[labels]), np.sort(scores[~labels])
     if not len(good) or not len(bad):
         return float("nan")
@@ -86,14 +88,22 @@ def auc(scores: np.ndarray, labels: np.ndarray) -> float:
 
 def accuracy(scores: np.ndarray, labels: np.ndarray, threshold: float) -> float:
     """The fraction of f[N] scores on their label's side of the threshold."""
+    _check(scores, labels)
     return float(np.mean((scores > threshold) == labels))
 
 
 def best_threshold(scores: np.ndarray, labels: np.ndarray) -> float:
     """The threshold with the best accuracy on these (training) episodes: Bradley-Terry scores have no zero."""
+    _check(scores, labels)
     order = np.sort(scores)
     candidates = np.concatenate([[order[0] - 1], (order[1:] + order[:-1]) / 2, [order[-1] + 1]])
     return float(candidates[np.argmax([accuracy(scores, labels, c) for c in candidates])])
+
+
+def _check(scores: np.ndarray, labels: np.ndarray) -> None:
+    chex.assert_rank([scores, labels], 1)
+    chex.assert_equal_shape([scores, labels])
+    chex.assert_type([scores, labels], [float, bool])
 
 
 def _at_end(trajectory: Trajectory, weight: float, label: float) -> Streams:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -35,6 +36,7 @@ def clipped_policy_loss(
     Returns:
       loss f32[...], and f32[...] 1 where the clipped branch is active (no gradient), else 0.
     """
+    _check(logprobs, old_logprobs, advantages)
     old_logprobs, advantages = jax.lax.stop_gradient((old_logprobs, advantages))
     ratio = _ratio(logprobs, old_logprobs)
     plain = -ratio * advantages
@@ -55,6 +57,7 @@ def dual_clip_loss(
     See "Mastering Complex Control in MOBA Games with Deep Reinforcement Learning" (Ye et al., arXiv 1912.09729), eq. 5.
     Args as `clipped_policy_loss`; clip_dual: c > 1 + clip_high.
     """
+    _check(logprobs, old_logprobs, advantages)
     loss, clipped = clipped_policy_loss(logprobs, old_logprobs, advantages, clip_low, clip_high)
     bound = -clip_dual * jax.lax.stop_gradient(advantages)
     capped = (advantages < 0) & (loss > bound)
@@ -80,6 +83,7 @@ def sequence_ratio_loss(
       logprobs, old_logprobs, advantages, clip_low, clip_high: as `clipped_policy_loss`.
       mean_log_ratio: f32[...] of the sequence each token belongs to.
     """
+    _check(logprobs, old_logprobs, advantages, mean_log_ratio)
     own = logprobs - jax.lax.stop_gradient(logprobs)  # 0, with the gradient of log p
     log_ratio = jnp.clip(jax.lax.stop_gradient(mean_log_ratio), -MAX_LOG_RATIO, MAX_LOG_RATIO)
     return clipped_policy_loss(log_ratio + own, jnp.zeros_like(log_ratio), advantages, clip_low, clip_high)
@@ -92,6 +96,7 @@ def cispo_loss(
 
     See "MiniMax-M1" (arXiv 2506.13585), eq. 4. Published without a lower bound: clip_low >= 1.
     """
+    _check(logprobs, old_logprobs, advantages)
     ratio = jax.lax.stop_gradient(_ratio(logprobs, old_logprobs))
     bounded = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
     return -bounded * jax.lax.stop_gradient(advantages) * logprobs, (bounded != ratio).astype(jnp.float32)
@@ -106,6 +111,7 @@ def soft_gate_loss(
     and less the farther r is from it. See "Soft Adaptive Policy Optimization" (Gao et al., arXiv 2511.20347); published
     taus 1.0 and 1.05. Args as `clipped_policy_loss`.
     """
+    _check(logprobs, old_logprobs, advantages)
     advantages = jax.lax.stop_gradient(advantages)
     tau = jnp.where(advantages > 0, tau_positive, tau_negative)
     gate = jax.nn.sigmoid(tau * (_ratio(logprobs, old_logprobs) - 1.0)) * (4.0 / tau)
@@ -114,12 +120,14 @@ def soft_gate_loss(
 
 def importance_sampling_loss(logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Array) -> Losses:
     """-r A: the policy gradient corrected for the policy that sampled, with no bound on how far it goes."""
+    _check(logprobs, old_logprobs, advantages)
     old_logprobs, advantages = jax.lax.stop_gradient((old_logprobs, advantages))
     return -_ratio(logprobs, old_logprobs) * advantages, jnp.zeros_like(logprobs)
 
 
 def reinforce_loss(logprobs: jax.Array, advantages: jax.Array) -> Losses:
     """-A log p (Williams, 1992): exact for samples of the policy itself only."""
+    _check(logprobs, advantages)
     return -jax.lax.stop_gradient(advantages) * logprobs, jnp.zeros_like(logprobs)
 
 
@@ -143,6 +151,7 @@ def opsm_factor(tokens: Tokens, delta: float) -> jax.Array:
     What the policy has already left behind is not pushed down further. "DeepSeek-V3.2" (arXiv 2512.02556), section
     3.1; the constant 1e-4 is slime's. The denominator of the loss is not changed.
     """
+    _check(tokens.logprobs, tokens.old_logprobs, tokens.advantages)
     drift = tokens.sequence_mean(tokens.old_logprobs - tokens.logprobs)
     return jnp.where((tokens.advantages < 0) & (drift > delta), 0.0, 1.0)
 
@@ -150,3 +159,8 @@ def opsm_factor(tokens: Tokens, delta: float) -> jax.Array:
 def _ratio(logprobs: jax.Array, old_logprobs: jax.Array) -> jax.Array:
     old_logprobs = jax.lax.stop_gradient(old_logprobs)
     return jnp.exp(jnp.clip(logprobs - old_logprobs, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+
+
+def _check(*arrays: jax.Array) -> None:
+    chex.assert_equal_shape(arrays)  # others would broadcast
+    chex.assert_type(arrays, float)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import chex
 import numpy as np
 
 from jaxagent.algorithms.advantages import alone, group_mean_std
@@ -68,6 +69,9 @@ def turn_mean_std(rewards: Array, mask: Array) -> Array:
       float[N, G, K], 0 where masked out. As in `advantages.py` a group planned with one attempt keeps its reward where
       that has one turn in all, and an attempt that is left alone has 0 in all its turns.
     """
+    chex.assert_rank([rewards, mask], 3)
+    chex.assert_equal_shape([rewards, mask])
+    chex.assert_type([rewards, mask], [float, bool])
     xp = rewards.__array_namespace__()
     flat = (rewards.shape[0], rewards.shape[1] * rewards.shape[2])
     normal = xp.reshape(group_mean_std(xp.reshape(rewards, flat), xp.reshape(mask, flat)), rewards.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -19,6 +20,9 @@ def sequence_mean(values: jax.Array, mask: jax.Array, sequence: jax.Array) -> ja
     Returns:
       f32[B, R]; 0 for a sequence without masked targets.
     """
+    chex.assert_rank([values, mask, sequence], 2)
+    chex.assert_equal_shape([values, mask, sequence])
+    chex.assert_type([values, mask, sequence], [float, bool, int])
     first = jnp.ones_like(sequence[:, :1], bool)
     change = sequence[:, 1:] != sequence[:, :-1]
     starts, ends = jnp.concatenate([first, change], 1), jnp.concatenate([change, first], 1)

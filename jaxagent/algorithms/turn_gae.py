@@ -6,12 +6,18 @@ the mask. What stands outside the mask in the inputs is never read. Axis letter:
 
 from __future__ import annotations
 
+import chex
 import jax
 import jax.numpy as jnp
+
+from jaxagent.algorithms.gae import check_tokens
 
 
 def turn_starts(mask: jax.Array, turns: jax.Array) -> jax.Array:
     """bool[T]: the first action token of each turn. Reversed arguments, reversed result: the last ones."""
+    check_tokens(mask)
+    chex.assert_equal_shape([mask, turns])
+    chex.assert_type(turns, int)
 
     def step(before: jax.Array, token: tuple) -> tuple:
         is_action, turn = token
@@ -55,6 +61,7 @@ def turn_vtrace(
     Returns:
       advantages f32[T], returns f32[T] (V_k + e_k) and bool[T] where they are a target for the critic: first tokens.
     """
+    check_tokens(mask, rewards, values, log_rho)
     rewards, values = jnp.where(mask, rewards, 0.0), jnp.where(mask, values, 0.0)
     log_rho = jnp.where(mask, log_rho, 0.0)
     starts = turn_starts(mask, turns)
@@ -106,6 +113,7 @@ def bilevel_gae(
     Returns:
       advantages and returns (advantages + values), f32[T].
     """
+    check_tokens(mask, rewards, values)
     rewards, values = jnp.where(mask, rewards, 0.0), jnp.where(mask, values, 0.0)
     ends = turn_starts(mask[::-1], turns[::-1])[::-1]
 
@@ -141,6 +149,7 @@ def vtrace(
     Returns:
       advantages and returns, f32[T].
     """
+    check_tokens(mask, rewards, values, log_rho)
     rewards, values = jnp.where(mask, rewards, 0.0), jnp.where(mask, values, 0.0)
     rho = jnp.exp(jnp.minimum(jnp.where(mask, log_rho, 0.0), 0.0))
 

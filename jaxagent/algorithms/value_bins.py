@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import erf
@@ -36,6 +37,8 @@ class Bins:
 
 def expectation(logits: jax.Array, support: Bins) -> jax.Array:
     """The values, f32[...], of logits f32[..., N]: the mean of the bins' centres. 0 logits: the middle."""
+    chex.assert_axis_dimension(logits, -1, support.bins)
+    chex.assert_type(logits, float)
     return jax.nn.softmax(logits, axis=-1) @ support.centres
 
 
@@ -44,6 +47,7 @@ def two_hot(returns: jax.Array, support: Bins) -> jax.Array:
 
     Returns beyond the outermost centres count as these.
     """
+    chex.assert_type(returns, float)
     at = (returns - support.low) / support.width - 0.5
     at = jnp.clip(at, 0.0, support.bins - 1.0)[..., None]
     return jnp.maximum(1.0 - jnp.abs(at - jnp.arange(support.bins)), 0.0)
@@ -55,6 +59,7 @@ def hl_gauss(returns: jax.Array, support: Bins) -> jax.Array:
     The mass of bin i is (F(edge_{i+1}) - F(edge_i)) / (F(high) - F(low)), F the normal distribution function with mean
     the return (brought into [low, high]) and standard deviation sigma * width.
     """
+    chex.assert_type(returns, float)
     edges = support.low + support.width * jnp.arange(support.bins + 1)
     returns = jnp.clip(returns, support.low, support.high)[..., None]
     below = erf((edges - returns) / (jnp.sqrt(2.0) * support.sigma * support.width))  # 2 F - 1
@@ -78,6 +83,8 @@ def categorical_value_loss(logits: jax.Array, returns: jax.Array, support: Bins,
     Returns:
       f32[...], not negative.
     """
+    chex.assert_shape(logits, (*returns.shape, support.bins))
+    chex.assert_type([logits, returns], float)
     goal = jax.lax.stop_gradient(TARGETS[target](returns, support))
     own = jnp.where(goal > 0, goal * jnp.log(jnp.where(goal > 0, goal, 1.0)), 0.0)
     return jnp.sum(own - goal * jax.nn.log_softmax(logits, axis=-1), axis=-1)

@@ -5,6 +5,7 @@ In: values and returns of any shape. Out: losses of that shape; the caller's wei
 
 from __future__ import annotations
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -26,6 +27,8 @@ def clipped_value_loss(
     Returns:
       loss f32[...], and f32[...] 1 where the clipped branch is active, else 0.
     """
+    chex.assert_equal_shape([values, old_values, returns])
+    chex.assert_type([values, old_values, returns], float)
     old_values, returns = jax.lax.stop_gradient((old_values, returns))
     plain = 0.5 * jnp.square(values - returns)
     if clip == 0:

@@ -1,4 +1,4 @@
-"""Whether an error is a full disk: libraries have names of their own for it."""
+"""Whether an error means a full disk: libraries report one in different ways."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CODES = (errno.ENOSPC, errno.EDQUOT)
 def is_full(error: BaseException | None) -> bool:
     """Whether the error, or one that it was raised from, says that a disk or a quota is full.
 
-    tensorstore raises a ValueError, safetensors an error of its own; both carry the system's words.
+    tensorstore raises a ValueError, safetensors an error of its own; both errors carry the operating system's message.
     """
     while error is not None:
         if isinstance(error, OSError) and error.errno is not None:

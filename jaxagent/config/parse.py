@@ -98,10 +98,10 @@ def build(cls: type, value: Any, path: str) -> Any:
     for name in value:
         if name not in fields:
             raise ConfigError(f"Unknown config field '{path}.{name}'. {nearest(name, fields)}")
+    given = {name: convert(fields[name], v, f"{path}.{name}") for name, v in value.items()}
     for name in fields:
         if name not in value and not _has_default(cls, name):
             raise ConfigError(f"Config field '{path}.{name}' is missing: it has no default.")
-    given = {name: convert(fields[name], v, f"{path}.{name}") for name, v in value.items()}
     try:
         return cls(**given)
     except ValueError as error:  # what a class says of its fields together

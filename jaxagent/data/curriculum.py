@@ -2,7 +2,7 @@
 
 Every task has a running success rate, of its attempts so far with older ones counting less. `weights` turns rates into
 chances; `Curriculum` draws, learns what came out, and is saved with the checkpoint. A draw depends on (seed, step,
-round) and on the statistics alone, never on who finished first.
+round) and on the statistics alone, never on which attempt finished first.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Curriculum:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on from statistics taken with `get_state`.
+        """Continues from statistics taken with `get_state`.
 
         Raises:
           ConfigError: they are of other data.

@@ -1,6 +1,6 @@
 """One raw row of a data file -> one `types.Task`, or a `RowError` that names the column at fault.
 
-Three layouts are understood, told apart by their columns:
+Three layouts are understood, recognised by their columns:
   ours:       id, prompt, answers [str], kind (optional), metadata (optional: a JSON object as text, or a mapping)
   Search-R1:  data_source, prompt [{role, content}], reward_model {ground_truth {target [str]}},
               extra_info {split, index}, often also `question`: the parquet that Search-R1's and verl's scripts write
@@ -20,7 +20,7 @@ _QUESTION_MARK = "Question:"  # what stands before the question in Search-R1's r
 
 
 class RowError(ValueError):
-    """What is wrong with a row, and in which column. Whoever knows the file and the row number adds them."""
+    """What is wrong with a row, and in which column. The caller, who knows the file and the row, adds them."""
 
     def __init__(self, column: str, problem: str):
         super().__init__(f"column '{column}': {problem}")
@@ -177,7 +177,7 @@ def _show(value: Any) -> str:
 
 
 def check(row: Any, place: str, need_answers: bool) -> types.Task:
-    """`to_task`, with a failure told as one line for the user.
+    """`to_task`, which turns a failure into one line for the user.
 
     Raises:
       config.ConfigError: naming `place` (file and row) and the column.

@@ -1,6 +1,6 @@
 """A path of the config -> `TaskSource`: a checked, random-access sequence of `types.Task`. No JAX, no TensorFlow.
 
-All rows are looked at once when a source opens, so that a malformed row is told before any device work and not
+All rows are looked at once when a source opens, so that a malformed row is an error before any device work and not
 after an hour of training. Tasks themselves stay on disk (or in Arrow memory) and are decoded when asked for.
 """
 

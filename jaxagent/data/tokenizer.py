@@ -124,11 +124,11 @@ class Tokenizer:
             (folder / name).write_text(text, "utf-8")
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of `text`, nothing added. Added tokens' literal text becomes their id."""
+        """Token ids of `text`, with nothing added. The literal text of an added token becomes its id."""
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def least_tokens(self, text: str) -> int:
-        """So many tokens the text has at least, without encoding it: what is far too long need not be.
+        """A lower bound of a text's number of tokens, without encoding it: far too long a text is never encoded.
 
         Raises:
           UnicodeEncodeError: half of a surrogate pair in it.

@@ -4,9 +4,9 @@ Coroutines of any event loop `open` a session, `generate` turn by turn, and `clo
 Between two dispatches the thread takes what has arrived: new weights, closed sessions, new turns; the scheduler decides
 what runs next. Nothing here knows what a model is.
 
-Rules that hold: sessions may outnumber slots and pages, they wait their turn, see `priority`; weights change between
-dispatches only, and each token carries the version that sampled it; an error of the device ends the driver and
-reaches everyone who waits.
+Rules that hold: there may be more sessions than slots and pages, and their turns then wait (see `priority`); weights
+change between dispatches only, and each token carries the version that sampled it; an error of the device ends the
+driver, and every waiting turn raises it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ import collections
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
 import jax
 import numpy as np
 
-from jaxagent.config import ConfigError, EngineConfig, SamplingConfig
-from jaxagent.engine.automaton import Automaton
+from jaxagent.config import ConfigError, SamplingConfig
 from jaxagent.engine.delivery import deliver
 from jaxagent.engine.executor import Executor, count_compiles
 from jaxagent.engine.model import Model, Params
@@ -32,6 +31,7 @@ from jaxagent.engine.priority import OpenGroup
 from jaxagent.engine.requests import BusyError, EngineError, Request, Sampled, Session, empty_generation
 from jaxagent.engine.sampling import request_key
 from jaxagent.engine.scheduler import Scheduler
+from jaxagent.engine.setup import EngineSetup
 from jaxagent.types import Generation
 
 
@@ -42,36 +42,13 @@ class Driver:
       model: an `engine.model.Model`.
       params: its parameters; may lie in any sharding of the mesh.
       version: policy version of `params`.
-      stops: the stop automaton.
-      eos_ids: tokens that end a turn.
-      cfg: sizes.
-      context: tokens of the longest sequence, prompt and everything after it.
+      setup: everything else that is fixed.
       mesh: with axes data, fsdp and tensor.
-      seed: of the run; with task, sample, turn and position it fixes every random number.
-      truncation: whether requests may use top-p, top-k or min-p (their programs are compiled at start).
-      exact: whether tokens and log-probs may depend on nothing but their own sequence, bit for bit.
-      max_waiting: turns that may be in hand beyond the number of slots; one more is refused with `BusyError`. None:
-        the callers see to it themselves, as rollout workers do, which are no more than the slots.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        params: Params,
-        version: int,
-        stops: Automaton,
-        eos_ids: Iterable[int],
-        cfg: EngineConfig,
-        context: int,
-        mesh: jax.sharding.Mesh,
-        seed: int,
-        truncation: bool,
-        exact: bool,
-        max_waiting: int | None = None,
-    ) -> None:
-        self._model, self._stops, self._eos_ids = model, stops, tuple(eos_ids)
-        self._cfg, self._context, self._mesh, self._seed = cfg, context, mesh, seed
-        self._truncation, self._exact, self._max_waiting = truncation, exact, max_waiting
+    def __init__(self, model: Model, params: Params, version: int, setup: EngineSetup, mesh: jax.sharding.Mesh) -> None:
+        self._model, self._setup, self._mesh = model, setup, mesh
+        self._timeout_s = setup.cfg.request_timeout_s
         # Everything below is shared between threads and guarded by `_work`, but for `_scheduler`, the thread's own.
         self._work = threading.Condition()
         self._weights: tuple[Params, int] | None = None  # to take before the next dispatch
@@ -113,7 +90,7 @@ class Driver:
             raise EngineError(f"The engine was not warm after {timeout_s:.0f} s.")
 
     def stop(self, timeout_s: float) -> None:
-        """Ends the thread; whoever still waits gets an EngineError.
+        """Ends the thread. Turns that still wait raise an EngineError.
 
         Raises:
           EngineError: the thread did not end in time (it is inside a device call).
@@ -134,33 +111,33 @@ class Driver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop(self._cfg.request_timeout_s)
+        self.stop(self._timeout_s)
 
     @property
     def model(self) -> Model:
-        """What it serves."""
+        """The functions of the model that the engine runs."""
         return self._model
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
-        """Where."""
+        """The mesh of devices that hold the parameters and the cache."""
         return self._mesh
 
     @property
     def params(self) -> Params:
-        """The weights it has, as generation wants them once it is started."""
+        """The weights that are served; once the driver is started, in the layout that generation uses."""
         with self._work:
             return self._held[0]
 
     def update_params(self, params: Params, version: int) -> None:
-        """Swaps the weights between two dispatches and returns when it is done: from then on nothing holds the old.
+        """Swaps the weights between two dispatches and returns when that is done; it then holds no old ones.
 
         What sessions have cached stays as the old weights computed it, or with config.engine.kv_on_update="recompute"
         is computed again; new sessions never see it. Arrays that generation wants as they are (the embedding, say)
         are shared, not copied: a caller who donates them must not do so while turns are in progress.
 
         Raises:
-          EngineError: the engine is dead or did not come round to it in time.
+          EngineError: the engine is dead, or did not swap the weights in time.
         """
         with self._work:
             if self._thread is None:  # taken at the next start
@@ -169,9 +146,8 @@ class Driver:
             self._check()
             self._weights = (params, version)
             self._work.notify_all()
-            timeout_s = self._cfg.request_timeout_s
-            if not self._work.wait_for(lambda: self._weights is None or self._error is not None, timeout_s):
-                raise EngineError(f"The engine did not take new weights within {timeout_s:.0f} s.")
+            if not self._work.wait_for(lambda: self._weights is None or self._error is not None, self._timeout_s):
+                raise EngineError(f"The engine did not take new weights within {self._timeout_s:.0f} s.")
             self._check()
 
     def stats(self) -> dict[str, float]:
@@ -186,14 +162,18 @@ class Driver:
         with self._work:
             self._check()
 
-    async def open(self, task_id: str, sample: int, group_size: int = 1, domain: str = "") -> Session:
-        """A new sequence: attempt `sample` at a task. It costs nothing until its first turn.
+    async def open(
+        self, task_id: str, sample: int, group_size: int = 1, domain: str = "", conversation: int = 0
+    ) -> Session:
+        """A new sequence: a conversation of attempt `sample` at a task. It costs nothing until its first turn.
 
         Args:
-          task_id, sample: what all its random numbers are keyed by.
+          task_id, sample: what all its random numbers are keyed by, together with `conversation`.
           group_size: attempts i * group_size up to (i + 1) * group_size are wanted together: the fewer of them are
             not closed yet, the sooner their turns are admitted.
           domain: slots are shared evenly over the domains that want them.
+          conversation: of the attempt, counted from 0: an attempt of several sequences gives each another number, so
+            that they draw other random numbers at the same turn.
 
         Raises:
           EngineError: the engine is dead.
@@ -203,7 +183,7 @@ class Driver:
             self._opened += 1
             group = self._groups.setdefault((task_id, group_size, sample // group_size), OpenGroup(group_size))
             group.finished.discard(sample)  # an episode may have several sessions, one after the other
-            return Session(task_id, sample, self._opened, self._life, group, domain)
+            return Session(task_id, sample, self._opened, self._life, group, domain, conversation)
 
     async def generate(
         self,
@@ -229,7 +209,7 @@ class Driver:
           ValueError: nothing to continue from, or truncation without `truncation=True`.
         """
         tokens = np.concatenate([session.tokens, np.asarray(new_tokens, np.int32)])
-        budget = min(max_tokens, self._context - len(tokens))
+        budget = min(max_tokens, self._setup.context - len(tokens))
         if not len(tokens):
             raise ValueError("A turn needs at least one token to continue from.")
         loop = asyncio.get_running_loop()
@@ -238,13 +218,13 @@ class Driver:
             tokens=tokens,
             budget=budget,
             sampling=sampling,
-            key=request_key(self._seed, session.task_id, session.sample, turn),
+            key=request_key(self._setup.seed, session.task_id, session.sample, turn, session.conversation),
             future=loop.create_future(),
             loop=loop,
             since_s=time.monotonic(),
             on_tokens=on_tokens,
         )
-        if request.truncated and not self._truncation:
+        if request.truncated and not self._setup.truncation:
             raise ValueError("The driver was made without truncation: top_p, top_k and min_p must be off.")
         with self._work:
             self._check()
@@ -254,7 +234,8 @@ class Driver:
                 session.tokens = tokens
                 return empty_generation()
             in_hand = len(self._queue) + len(self._held_requests)
-            if self._max_waiting is not None and in_hand >= self._slots + self._max_waiting:
+            most = self._setup.max_waiting
+            if most is not None and in_hand >= self._slots + most:
                 raise BusyError(f"The engine is busy: {in_hand} turns are in hand already.")
             session.request = request
             self._queue.append(request)
@@ -304,36 +285,35 @@ class Driver:
         compiles = count_compiles(self._stats)
         try:
             with jax.set_mesh(self._mesh):
-                executor = Executor(
-                    self._model, self._stops, self._eos_ids, self._cfg, self._context, self._truncation, self._exact
-                )
+                executor = Executor(self._model, self._setup)
                 self._take_weights(executor)
                 executor.warm_up()
-                scheduler = Scheduler(executor, self._context, self._stops)
+                scheduler = Scheduler(executor, self._setup.context, self._setup.stops)
                 with self._work:
                     self._slots = executor.sizes.usable * executor.sizes.shards
                     self._ready = True
                     self._work.notify_all()
-                while self._step(executor, scheduler):
-                    pass
+                with jax.transfer_guard("disallow"):
+                    while self._step(executor, scheduler):
+                        pass
             self._die(EngineError("The engine was stopped."), None)
-        except BaseException as error:  # whatever it is, nobody may be left waiting
+        except BaseException as error:  # whatever it is, no turn may be left waiting
             self._die(EngineError(f"Generation failed: {type(error).__name__}: {error}"), error)
         finally:
             jax.monitoring.unregister_event_duration_listener(compiles)
 
     def _step(self, executor: Executor, scheduler: Scheduler) -> bool:
-        """One round: take what has arrived, then one dispatch. False when it is time to stop."""
+        """One round: takes the requests that have arrived, then runs one dispatch. False when the thread must stop."""
         with self._work:
             self._work.wait_for(lambda: self._has_work(scheduler))
             if self._stopping:
                 return False
             arrived, self._queue = self._queue, []
             gone, self._gone = self._gone, []
-            self._held_requests = [*scheduler.requests, *arrived]  # first: whoever waits is told of what fails below
+            self._held_requests = [*scheduler.requests, *arrived]  # first: an error below reaches them too
             if self._weights is not None:
                 self._take_weights(executor)
-                scheduler.forget(self._cfg.kv_on_update == "recompute")
+                scheduler.forget(self._setup.cfg.kv_on_update == "recompute")
         if gone:
             scheduler.drop(gone)
         scheduler.submit(arrived)
@@ -363,7 +343,7 @@ class Driver:
             self._work.notify_all()
 
     def _die(self, error: EngineError, cause: BaseException | None) -> None:
-        """Tells everyone who waits. The driver serves nobody until it is started again."""
+        """Ends every waiting turn with the error. The driver serves no turn until it is started again."""
         error.__cause__ = cause
         with self._work:
             self._error = error

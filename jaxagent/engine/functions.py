@@ -74,7 +74,7 @@ class Requests:
 
     @classmethod
     def blank(cls, slots: int) -> Requests:
-        """No request in any slot; whoever has some fills them in."""
+        """Requests with no slot in the mask; the caller fills in its own."""
         zeros = functools.partial(np.zeros, slots)
         return cls(
             mask=zeros(bool),
@@ -138,6 +138,7 @@ def init_state(model: Model, slots: int, pages: int, page_tokens: int) -> Decode
     )
 
 
+@jax.named_scope("prefill")
 def prefill(
     model: Model,
     params: Params,
@@ -173,6 +174,7 @@ def _tables_of(tables: jax.Array, slot: jax.Array) -> jax.Array:
     return jnp.where(slot[:, None] >= 0, tables[slot], 0)  # padding writes to the page that is nobody's
 
 
+@jax.named_scope("begin")
 def begin(state: DecodeState, requests: Requests) -> DecodeState:
     """Starts a turn in every slot of `requests.mask`."""
     requests = jax.tree.map(lambda x: jax.reshard(x, jax.P(*ROWS, *(None,) * (x.ndim - 1))), requests)
@@ -191,18 +193,21 @@ def begin(state: DecodeState, requests: Requests) -> DecodeState:
     )
 
 
+@jax.named_scope("free")
 def free(state: DecodeState, mask: jax.Array) -> DecodeState:
     """Stops generation in the slots of mask bool[S]."""
     active = state.slots.active & ~jax.reshard(mask, ROWS)
     return state.replace(slots=state.slots.replace(active=active))
 
 
+@jax.named_scope("copy_pages")
 def copy_pages(model: Model, state: DecodeState, source: jax.Array, target: jax.Array) -> DecodeState:
     """Copies page source[i] to target[i], i32[n] each; n is split over the mesh and (0, 0) copies nothing."""
     source, target = (jax.reshard(x, ROWS) for x in (source, target))
     return state.replace(cache=model.copy_pages(state.cache, source, target))
 
 
+@jax.named_scope("generate")
 def generate(
     model: Model,
     params: Params,

@@ -35,7 +35,7 @@ class Int8LanguageModel(LanguageModel):
     """A `LanguageModel` whose placed parameters are int8, one tree per layer."""
 
     def lay_out(self, params: Params) -> Params:
-        """Quantised. An embedding that is looked up only stays as it is."""
+        """The weights with their matrices quantised. An embedding that is only looked up stays as it is."""
         params = super().lay_out(params)
         name = "embed" if params.head is None else "head"
         quantised = {name: quantise(getattr(params, name), -1)}
@@ -45,13 +45,13 @@ class Int8LanguageModel(LanguageModel):
     def extend(
         self, params: Params, cache: Cache, tokens: jax.Array, positions: jax.Array, tables: jax.Array
     ) -> tuple[jax.Array, Cache]:
-        """See `Model.extend`."""
+        """As `LanguageModel.extend`. A tied embedding is multiplied out here, not ahead of the loop over steps."""
         if params.head is None:
             params = params.replace(embed=params.embed.after(positions))
         return super().extend(params, cache, tokens, positions, tables)
 
     def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
-        """See `Model.logits`."""
+        """As `LanguageModel.logits`. The head is multiplied out here, not ahead of the loop over steps."""
         name = "embed" if params.head is None else "head"
         return super().logits(params.replace(**{name: getattr(params, name).after(hidden)}), hidden)
 

@@ -1,4 +1,4 @@
-"""Our engine as google-jetstream's abstract `Engine`, for whoever has that package's orchestrator or clients.
+"""Our engine as google-jetstream's abstract `Engine`, for users of that package's orchestrator or clients.
 
     pip install 'jaxagent[jetstream]'
 
@@ -141,7 +141,7 @@ class JetStreamEngine(engine_api.Engine):
         )
 
     def init_decode_state(self) -> State:
-        """No turn in any slot."""
+        """The decode state in which no slot has a turn."""
         sizes = self._sizes
 
         def make() -> State:
@@ -162,17 +162,17 @@ class JetStreamEngine(engine_api.Engine):
         return tokenizer_pb2.TokenizerParameters(path=self._tokenizer_path, extra_ids=0)
 
     def build_tokenizer(self, metadata: tokenizer_pb2.TokenizerParameters) -> TextTokenizer:
-        """Ours; the default reads SentencePiece models only."""
+        """This project's tokenizer, since JetStream's own reads only SentencePiece models."""
         return TextTokenizer(Tokenizer.load(metadata.path))
 
     @property
     def max_concurrent_decodes(self) -> int:
-        """S."""
+        """S, the number of slots: every slot can generate at once."""
         return self._sizes.slots
 
     @property
     def samples_per_slot(self) -> int:
-        """One."""
+        """Always one: a request is sampled once."""
         return 1
 
     @property
@@ -182,12 +182,12 @@ class JetStreamEngine(engine_api.Engine):
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
-        """As given."""
+        """The mesh that the engine was made with."""
         return self._mesh
 
     @property
     def colocated_cpus(self) -> None:
-        """Not used."""
+        """None: no CPU devices are used beside the mesh."""
         return None
 
 
@@ -205,12 +205,12 @@ class TextTokenizer(tokenizer_api.Tokenizer):
         return padded, len(ids)
 
     def decode(self, token_ids: list[int], **_: Any) -> str:
-        """The text."""
+        """The text of token ids."""
         return self._tokenizer.decode(token_ids)
 
     @property
     def pad_id(self) -> int:
-        """Anything: lengths say what is padding."""
+        """The id of padding. Any id will do, since lengths say which tokens are padding."""
         return 0
 
     @property
@@ -225,7 +225,7 @@ class TextTokenizer(tokenizer_api.Tokenizer):
 
     @property
     def stop_tokens(self) -> set[int]:
-        """All of them; padding is an ordinary token."""
+        """All tokens that end a turn. The id of padding is not added to them, as it is an ordinary token's."""
         return set(self._tokenizer.eos_ids)
 
 

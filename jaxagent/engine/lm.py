@@ -39,7 +39,7 @@ class LanguageModel:
         return self.spec.padded_vocab_size
 
     def place(self, params: model_params.Params) -> model_params.Params:
-        """Compute dtype, whole over fsdp, split over tensor, one tree per layer; what is placed already as it is.
+        """Weights in compute dtype, whole over fsdp, split over tensor, one tree per layer; placed ones as they are.
 
         Layers are taken out of their stack here, once per weight update: a program that cuts them out of the stack
         copies all of them at every dispatch, and takes twice as long to compile (measured with 30 layers). One small
@@ -48,11 +48,11 @@ class LanguageModel:
         if isinstance(params.layers, tuple):
             return params
         placed = _lay_out(self, params)
-        layers = tuple(_take(placed.layers, np.int32(i)) for i in range(self.spec.num_layers))
+        layers = tuple(_take(placed.layers, jax.device_put(np.int32(i))) for i in range(self.spec.num_layers))
         return placed.replace(layers=layers)
 
     def lay_out(self, params: model_params.Params) -> model_params.Params:
-        """Compute dtype, whole over fsdp, split over tensor, still in stacks; what is so already as it is."""
+        """Weights in compute dtype, whole over fsdp, split over tensor, still stacked; such ones as they are."""
 
         def one(array: model_params.ArraySpec, weights: jax.Array) -> jax.Array:
             return jax.reshard(weights.astype(self.spec.compute_dtype), sharding.COMPUTE.partition(array.axes))
@@ -67,7 +67,7 @@ class LanguageModel:
     def extend(
         self, params: model_params.Params, cache: Cache, tokens: jax.Array, positions: jax.Array, tables: jax.Array
     ) -> tuple[jax.Array, Cache]:
-        """See `Model.extend`; hidden states [N, E]."""
+        """Caches one tile of tokens (arguments: `Model.extend`); returns their hidden states [N, E] and the cache."""
 
         def attend(layer: kv.LayerCache, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, kv.LayerCache]:
             return kv.attend(layer, q, k, v, tables, positions)
@@ -75,11 +75,11 @@ class LanguageModel:
         return transformer.hidden(params, self.spec, tokens, positions, attend, cache, unroll=True)
 
     def logits(self, params: model_params.Params, hidden: jax.Array) -> jax.Array:
-        """See `Model.logits`."""
+        """Next-token logits f32[N, V] of the hidden states that `extend` returned."""
         return jax.reshard(logprobs.logits(params, self.spec, hidden), jax.P(*ROWS, None))
 
     def copy_pages(self, cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
-        """See `Model.copy_pages`."""
+        """Copies pages within the cache of every layer (arguments: `Model.copy_pages`)."""
         return kv.copy_pages(cache, source, target)
 
 

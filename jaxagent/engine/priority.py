@@ -1,4 +1,4 @@
-"""Who is admitted next: pure functions on what the queue knows. Fair over domains, then nearly complete groups first.
+"""Which turn is admitted next: pure functions of the queue. Fair over domains, then nearly complete groups first.
 
 A free slot goes to the domain that holds fewest, and of several to the one that was served longest ago. A slot is held
 for one turn, so a flood of one domain delays another by a turn, and with fewer slots than domains they take turns.

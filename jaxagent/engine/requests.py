@@ -26,7 +26,7 @@ class EngineError(RuntimeError):
 
 
 class BusyError(EngineError):
-    """As many turns wait as may. The session is as it was: the same turn can be asked for again, later."""
+    """The queue of turns is full. The session has not changed: the same turn can be requested again later."""
 
 
 def _none(dtype: type) -> np.ndarray:
@@ -43,6 +43,7 @@ class Session:
     life: object  # which start of the driver it belongs to
     group: OpenGroup
     domain: str
+    conversation: int = 0  # of the attempt
     tokens: np.ndarray = dataclasses.field(default_factory=lambda: _none(np.int32))  # i32, all turns so far
     request: Request | None = None  # the turn in progress
     closed: bool = False
@@ -62,7 +63,7 @@ class Sampled:
     versions: np.ndarray = dataclasses.field(default_factory=lambda: _none(np.int32))
 
     def __add__(self, more: Sampled) -> Sampled:
-        """This, then that."""
+        """The tokens of this part of a turn followed by those of the next part."""
         pairs = zip(vars(self).values(), vars(more).values(), strict=True)
         return Sampled(*(np.concatenate(pair) for pair in pairs))
 
@@ -82,8 +83,8 @@ class Request:
     slot: int = -1
     prefilled: int = 0  # leading tokens that are cached, or whose caching has been issued
     before: Sampled = dataclasses.field(default_factory=Sampled)  # sampled before an interruption
-    on_tokens: Callable[[Sampled], None] | None = None  # told of tokens as they come, in its own loop
-    told: int = 0  # tokens it has been told of
+    on_tokens: Callable[[Sampled], None] | None = None  # called with new tokens as they come, in the caller's own loop
+    told: int = 0  # tokens that `on_tokens` has been called with
     admitted: bool = False  # has had a slot
     cached_tokens: int = 0  # context tokens that needed no prefill when it was first admitted
     queue_s: float = 0.0
@@ -99,7 +100,7 @@ class Request:
 
     @property
     def claim(self) -> Claim:
-        """What the order of admission asks."""
+        """What the order of admission reads of this turn."""
         return Claim(self.session.domain, self.session.group.unfinished, self.session.number)
 
     @property

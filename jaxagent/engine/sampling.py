@@ -31,10 +31,10 @@ class SamplingParams:
     min_p: jax.Array  # f32[S]  0 = off
 
 
-def request_key(seed: int, task_id: str, sample: int, turn: int) -> np.ndarray:
-    """u32[2] key of one turn of one attempt. Slot, arrival and batch have no part in it."""
-    text = f"{seed}\0{task_id}\0{sample}\0{turn}".encode()
-    return np.frombuffer(hashlib.blake2b(text, digest_size=8).digest(), "<u4")
+def request_key(seed: int, task_id: str, sample: int, turn: int, conversation: int = 0) -> np.ndarray:
+    """u32[2] key of one turn of one of an attempt's conversations. Slot, arrival and batch have no part in it."""
+    text = f"{seed}\0{task_id}\0{sample}\0{turn}" + (f"\0{conversation}" if conversation else "")
+    return np.frombuffer(hashlib.blake2b(text.encode(), digest_size=8).digest(), "<u4")
 
 
 def uniforms(keys: jax.Array, positions: jax.Array) -> jax.Array:
@@ -47,6 +47,7 @@ def uniforms(keys: jax.Array, positions: jax.Array) -> jax.Array:
     return jax.vmap(draw)(keys, positions)
 
 
+@jax.named_scope("sample")
 def sample(
     logits: jax.Array, uniform: jax.Array, params: SamplingParams, truncated: bool
 ) -> tuple[jax.Array, jax.Array]:

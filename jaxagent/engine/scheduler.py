@@ -1,13 +1,13 @@
 """Who generates next: admission by pages, shared prefixes, chunked prefill, preemption. Host decisions only.
 
-Between two dispatches the driver lets it admit what waits, in the order of `priority`. A turn needs a free slot and
-pages for its context; what the prefix tree holds of it is shared or copied, the rest is prefilled, at most
-`Sizes.prefill_rows` tokens per shard and round, so that a long prompt does not stall those who generate. Pages for
-new tokens are taken dispatch by dispatch. When there are none, idle prefixes are evicted, then sessions lose theirs:
-those whose environment works, those that wait, from the end of the queue, and last the youngest with a slot, never one
-older than who asks. Whoever lost pages is prefilled again when its turn comes and goes on as if nothing had
-happened: randomness is keyed by position, so its tokens are the same. The oldest that generates can always go on, since
-one sequence fits, and where nobody generates the first of the queue gets in: no deadlock.
+Between two dispatches the driver lets it admit waiting turns, in the order of `priority`. A turn needs a free slot and
+pages for its context. What the prefix tree holds of the context is shared or copied; the rest is prefilled, at most
+`Sizes.prefill_rows` tokens per shard and round, so that a long prompt does not stall turns that generate. Pages for
+new tokens are taken dispatch by dispatch. When no page is free, idle prefixes are evicted; then sessions lose their
+pages: first those whose environment works, then waiting ones from the end of the queue, last the youngest with a slot,
+and never one older than the session that asks. A session that lost its pages is prefilled again when its turn comes;
+randomness is keyed by position, so its tokens are the same. There is no deadlock: the oldest turn that generates can
+always go on, since one sequence fits, and if no turn generates, the first of the queue gets in.
 
 Owned by the driver's thread. Device work is issued in the order of the decisions, which is why a page may be handed out
 while work issued earlier still reads it.
@@ -34,7 +34,7 @@ from jaxagent.types import Generation
 
 
 class Scheduler:
-    """Slots, pages and the order of turns.
+    """Decides which turns have slots and pages, and what the device does next.
 
     Args:
       executor: the device side.
@@ -67,11 +67,11 @@ class Scheduler:
 
     @property
     def requests(self) -> list[Request]:
-        """Every turn in the scheduler's hands."""
+        """Every turn that waits or generates."""
         return [*self._waiting, *self._prefilling, *(r for r in self.ledger.requests if r is not None)]
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """New turns."""
+        """Puts new turns into the queue."""
         self._waiting += requests
 
     def drop(self, sessions: Iterable[Session]) -> None:
@@ -92,10 +92,10 @@ class Scheduler:
             self._release(session)
 
     def forget(self, recompute: bool) -> None:
-        """The weights have changed: cached prefixes serve nobody new.
+        """Call when the weights have changed: no new sequence gets a prefix that the old weights cached.
 
         Args:
-          recompute: sessions lose what the old weights cached, too, and turns in progress are prefilled again.
+          recompute: open sessions too lose what the old weights cached, and turns in progress are prefilled again.
         """
         for store in self.stores:
             store.forget()
@@ -187,7 +187,7 @@ class Scheduler:
         self._waiting = [self._waiting[i] for i in order]
 
     def _give_pages(self, request: Request, copies: list[tuple[int, int, int]]) -> bool:
-        """Pages for a turn's context; what is cached of it already is in `request.prefilled`."""
+        """Gives a turn pages for its context; `request.prefilled` is what is cached of it. False: too few."""
         session, store = request.session, self.stores[request.session.shard]
         while True:
             if session.pages is not None:
@@ -207,10 +207,10 @@ class Scheduler:
                 return False
 
     def _make_room(self, asking: Request) -> bool:
-        """Takes the pages of one session of the shard; False if there is none to take from.
+        """Takes the pages of one session of the shard. Returns False if no session may lose its pages.
 
-        Whoever waits takes from those behind it in the queue; whoever generates takes from all who wait, old as they
-        may be, and from younger ones that have a slot.
+        A waiting turn takes pages from turns behind it in the queue. A generating turn takes them from all waiting
+        turns, however old, and from younger ones that have a slot.
         """
         generating = asking.slot >= 0
         # Not `session.request`, which other threads change.
@@ -254,7 +254,7 @@ class Scheduler:
         self.stats["preemptions"] += 1
 
     def _spans(self, room: list[int]) -> Iterator[Span]:
-        """What is prefilled now, first come first served, and takes it off the room of its shard."""
+        """The spans to prefill now, first come first served; subtracts them from the room of their shard."""
         for request in self._prefilling:
             shard = request.session.shard
             stop = min(len(request.tokens) - 1, request.prefilled + room[shard])
@@ -297,7 +297,7 @@ class Scheduler:
         return finished
 
     def _tell(self) -> None:
-        """Passes on new tokens of turns that want them as they come."""
+        """Calls `on_tokens` of the turns that have one with their new tokens."""
         for request in self.ledger.requests:
             if request is not None and request.on_tokens is not None:
                 new = self.ledger.sampled(request.slot, request.told - len(request.before.tokens))
@@ -323,7 +323,7 @@ class Scheduler:
     # ---------------------------------------------------------------- pages and slots
 
     def _commit(self, request: Request, tokens: np.ndarray) -> None:
-        """Lets others find what is cached; the session may get shared pages in exchange for its own."""
+        """Enters what a session has cached into the tree; the session may get shared pages in exchange for its own."""
         self.stores[request.session.shard].commit(request.session.pages, tokens)
         if request.slot >= 0:
             self._show(request)

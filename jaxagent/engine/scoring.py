@@ -55,7 +55,7 @@ def parse(text: str, vocab: int, context: int) -> ScoreRequest:
     """Reads a body.
 
     Raises:
-      ValueError: a mistake of the client's, told in one line.
+      ValueError: a mistake of the client's, described in one line.
     """
     try:
         body = json.loads(text)
@@ -107,7 +107,7 @@ class Scoring:
     def __call__(
         self, params: Params, request: ScoreRequest, given_up: threading.Event | None = None
     ) -> list[dict[str, Any]]:
-        """The answer for each sequence, ready for JSON. Blocks while the device works, or until nobody waits for it."""
+        """The answer for each sequence, ready for JSON. Blocks while the device works, or until the client is gone."""
         answers: list[dict[str, Any]] = [{name: [] for name in OUTPUTS} for _ in request.sequences]
         with self.lock, jax.set_mesh(self.mesh):
             for part in _parts(request):

@@ -26,7 +26,7 @@ class Toy:
 
     def place(self, params: jax.Array) -> jax.Array:
         """Replicated."""
-        return jax.reshard(params, jax.P(None, None))
+        return jax.device_put(params, jax.P(None, None))
 
     def init_cache(self, pages: int, page_tokens: int) -> jax.Array:
         """The tokens themselves: i32[P, page_tokens]."""
@@ -35,7 +35,7 @@ class Toy:
     def extend(
         self, params: jax.Array, cache: jax.Array, tokens: jax.Array, positions: jax.Array, tables: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """See `Model.extend`; the logits at once."""
+        """Caches one tile of tokens (arguments: `Model.extend`); returns their logits already, and the cache."""
 
         def local(params: jax.Array, cache: jax.Array, tokens: jax.Array, positions: jax.Array, tables: jax.Array):
             page_tokens = cache.shape[1]
@@ -53,12 +53,12 @@ class Toy:
         )
 
     def logits(self, params: jax.Array, hidden: jax.Array) -> jax.Array:
-        """See `Model.logits`."""
+        """What `extend` returned: those are logits already."""
         del params
         return hidden
 
     def copy_pages(self, cache: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
-        """See `Model.copy_pages`."""
+        """Copies pages of tokens within the cache (arguments: `Model.copy_pages`)."""
 
         def local(cache: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
             return cache.at[target].set(cache[source])

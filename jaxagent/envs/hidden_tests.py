@@ -15,10 +15,11 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.rewards.unit_tests import required_tests
+from jaxagent.sandbox.base import Sandbox
 from jaxagent.types import Task
 
 MAX_FILE_CHARS = 30_000  # of one of a task's files: the kernel takes 128 KiB in one argument, a character has up to 4
@@ -50,23 +51,6 @@ while data:
     data = data[os.write(out, data):]
 os._exit(0)
 """
-
-
-class Sandbox(Protocol):
-    """What is asked of a sandbox; `jaxagent.sandbox.base.Sandbox` has it."""
-
-    async def execute(
-        self,
-        argv: Sequence[str],
-        deadline_s: float,
-        output_bytes: int,
-        env: Mapping[str, str] | None = None,
-        directory: str = "",
-    ) -> Any:
-        """Runs a program in a fresh process: `output`, `exit_code`, `timed_out`, `truncated`."""
-
-    async def oom_kills(self) -> int | None:
-        """Processes killed so far because the sandbox reached its own memory limit; None where nobody counts."""
 
 
 @dataclasses.dataclass(frozen=True)

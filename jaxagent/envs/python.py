@@ -24,14 +24,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 from jaxagent.config import ConfigError, EnvConfig
 from jaxagent.envs import hidden_tests, tags
 from jaxagent.envs.base import Message, Observation, Step, Transcript, Verdict
-from jaxagent.envs.terminal import clean
+from jaxagent.envs.terminal_text import clean
 from jaxagent.rewards import maths, unit_tests
 from jaxagent.rewards.view import View
+from jaxagent.sandbox.base import Sandbox
 from jaxagent.types import StopReason, Task, TokenKind
 
 Format = Literal["plain", "fenced", "qwen3_xml"]
@@ -93,16 +94,6 @@ _DONE: dict[Format, str] = {"plain": "<done>", "fenced": "<done>", "qwen3_xml": 
 _ANSWER = tags.pair("answer")
 # The frames of a traceback, or of a syntax error; what is left of it is the message.
 _FRAMES = re.compile(r'^(?:Traceback \(most recent call last\):\n|  File ".*\n)(?:  .*\n)*', re.MULTILINE)
-
-
-class Sandbox(hidden_tests.Sandbox, Protocol):
-    """What is asked of a sandbox; `jaxagent.sandbox.base.Sandbox` has it."""
-
-    async def stop_processes(self) -> None:
-        """Kills every process inside."""
-
-    async def close(self) -> None:
-        """Ends everything."""
 
 
 Take = Callable[[], Awaitable[Sandbox]]
@@ -298,7 +289,7 @@ class PythonEnvironment:
         self.counters["programs"] += 1
         argv = ("sh", "-c", RUN, "sh", *hidden_tests.arguments({**self._files, hidden_tests.MAIN: code}))
         # A character has up to four bytes, and frames that are not shown come on top.
-        result: Any = await self._sandbox.execute(argv, config.run_timeout_s, 8 * config.output_chars + 4000)
+        result = await self._sandbox.execute(argv, config.run_timeout_s, 8 * config.output_chars + 4000)
         output = shown(result.output, result.truncated, config.output_chars, config.traceback)
         self.counters["failed_programs"] += result.exit_code != 0
         self.counters["timed_out_programs"] += result.timed_out

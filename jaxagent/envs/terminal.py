@@ -6,7 +6,7 @@ Task (a row as `terminal_tasks.rows` reads it) + a sandbox in -> observations an
     its turns are used up          the test runs; the last turn's command has run too
     its time is over               reward 0, no test (published by Endless Terminals)
     its tokens ran out             reward 0, no test (published by ECHO), or the test, by `verify_overlong`
-    it broke its own place         reward 0: the test cannot start, nothing can be written, or the sandbox or the test
+    it broke its own sandbox       reward 0: the test cannot start, nothing can be written, or the sandbox or the test
                                    was killed for having used up the sandbox's memory ("broken_places")
     sandbox, setup or test fail    an exception: the episode failed, which is no reward of 0
 
@@ -16,34 +16,22 @@ The test is brought in only at the end and runs in fresh processes, after the ag
 from __future__ import annotations
 
 import dataclasses
-import re
 import shlex
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
 
 from jaxagent.config import ConfigError, EnvConfig, TerminalConfig
 from jaxagent.envs.base import Message, Observation, Step, Transcript, Verdict
-from jaxagent.envs.terminal_tasks import dialogue, replies, rows
-from jaxagent.envs.terminal_tasks import sandbox_place as place
+from jaxagent.envs.terminal_tasks import dialogue, replies, rows, sandbox_workspace
 from jaxagent.envs.terminal_tasks.task import TerminalTask
-from jaxagent.envs.terminal_tasks.verify import PlaceBroken, VerifierError, prepare, verify
+from jaxagent.envs.terminal_tasks.verify import VerifierError, WorkspaceBroken, prepare, verify
+from jaxagent.envs.terminal_text import clean
+from jaxagent.sandbox.base import Sandbox
 from jaxagent.types import StopReason, Task, TokenKind
 
 SOLVED = "solved"  # the verdict's component
 _ENTER_TIMEOUT_S = 30.0
 _CLEANED_BYTES = 1000  # room for escape sequences and line ends that are not shown
-_ANSI = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\-_])")
-
-
-class Sandbox(place.Sandbox, Protocol):
-    """What is asked of a sandbox; `jaxagent.sandbox.base.Sandbox` has it."""
-
-    async def run(self, command: str, deadline_s: float, output_bytes: int) -> Any:
-        """Runs a command in the attempt's shell; the result has `output`, `exit_code`, `timed_out`, `truncated`."""
-
-    async def close(self) -> None:
-        """Ends everything."""
 
 
 Take = Callable[[TerminalTask], Awaitable[Sandbox]]
@@ -93,7 +81,7 @@ class TerminalEnvironment:
         self._task = _with_limits(rows.from_task(task), config.terminal)
         self._take = take
         self._sandbox: Sandbox | None = None
-        self._place: place.SandboxPlace | None = None
+        self._workspace: sandbox_workspace.SandboxWorkspace | None = None
         self._turns_left = config.max_turns
         self._oom_kills: int | None = None  # before the agent came
         self._lost = False  # the sandbox died for want of memory
@@ -107,10 +95,10 @@ class TerminalEnvironment:
     async def start(self) -> Sequence[Message]:
         """Brings the initial state about; the attempt's time begins when that is done."""
         self._sandbox = await self._take(self._task)
-        self._place = place.SandboxPlace(self._sandbox)
-        await prepare(self._place, self._task)
+        self._workspace = sandbox_workspace.SandboxWorkspace(self._sandbox)
+        await prepare(self._workspace, self._task)
         if self._task.setup is None:  # else one has run; an image without a shell would look like the agent's work
-            began = await self._place.run(":", timeout_s=_ENTER_TIMEOUT_S, cwd="/")
+            began = await self._workspace.run(":", timeout_s=_ENTER_TIMEOUT_S, cwd="/")
             if began.exit_status != 0 or began.timed_out:
                 raise VerifierError(f"{self._task.id}: no shell starts in its image: {began.output.strip()[:200]}")
         if enter := _enter(self._task.workdir, self._task.env):
@@ -158,9 +146,9 @@ class TerminalEnvironment:
             return self._broken()
         oom_kills = await self._sandbox.oom_kills()
         try:
-            await self._place.before_verification(self._task)
-            reward = await verify(self._place, self._task)
-        except PlaceBroken:
+            await self._workspace.before_verification(self._task)
+            reward = await verify(self._workspace, self._task)
+        except WorkspaceBroken:
             return self._broken()
         except RuntimeError as failure:  # of the verifier or the sandbox
             if not await self._is_broken(oom_kills):
@@ -174,7 +162,7 @@ class TerminalEnvironment:
         if await self._memory_ran_out(oom_kills):
             return True
         try:
-            return not await self._place.is_usable(self._task, place.ROOM_BYTES)
+            return not await self._workspace.is_usable(self._task, sandbox_workspace.ROOM_BYTES)
         except RuntimeError:
             return await self._memory_ran_out(self._oom_kills)
 
@@ -217,11 +205,6 @@ def shown(output: bytes, truncated: bool, chars: int, at_end: bool) -> str:
     half = len(output) // 2 if truncated else 0
     text = clean(output[half:] if at_end else output[: len(output) - half])
     return text[-chars:] if at_end else text[:chars]
-
-
-def clean(output: bytes) -> str:
-    """What a terminal printed as text: no escape sequences, no carriage returns, no blanks at the end."""
-    return _ANSI.sub("", output.decode("utf-8", "replace")).replace("\r", "").rstrip()
 
 
 def _with_limits(task: TerminalTask, config: TerminalConfig) -> TerminalTask:

@@ -1,7 +1,7 @@
 """What a completion looks like on the wire: OpenAI's request, answer and error, with token ids beside the text.
 
 bytes of a body -> `Ask`, or `BadRequest`; pieces of choices -> the answer's JSON. No engine and no web server in here.
-A field that is null is absent. What OpenAI has and this server has not is refused where it asks for something.
+A field that is null counts as absent. A request for a feature of OpenAI's that this server lacks is refused.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def parse(raw: bytes, vocab_size: int) -> Ask:
     """Reads the body of a request for completions.
 
     Raises:
-      BadRequest: a mistake of the client's, told in one line.
+      BadRequest: a mistake of the client's, described in one line.
     """
     body = parse_json(raw)
     if not isinstance(body, dict) or body.get("prompt") is None:
@@ -165,7 +165,7 @@ def _stops(stop: str | list) -> tuple[str, ...]:
 
 
 def _unicode(text: str, name: str) -> int:
-    """How many bytes it is in UTF-8."""
+    """The number of bytes of a text in UTF-8."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:

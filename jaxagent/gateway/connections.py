@@ -1,8 +1,8 @@
 """Serving a web application with a bound on connections: how many, and how long one may stay without a request.
 
-aiohttp itself waits for a request's head for ever. Here whoever has sent none for `idle_s`, not a byte, half a head or
-nothing after an answer, or does not read that answer, is cut off; beyond `most` connections those idle longest go
-first. A handler whose client has gone is cancelled.
+aiohttp itself waits for a request's head for ever. Here a client is cut off if it sends no whole head for `idle_s` (no
+byte, half a head, or nothing after an answer), or does not read its answer; beyond `most` connections the longest idle
+ones are closed first. A handler whose client has gone is cancelled.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Watch:
         self._since: dict[asyncio.BaseProtocol, tuple[bool, float]] = {}  # (a request is being answered, since when)
 
     def middleware(self) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
-        """What tells it of requests."""
+        """The middleware that notes when a request begins and ends."""
 
         @web.middleware
         async def watch(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -43,7 +43,7 @@ class _Watch:
         return watch
 
     def sweep(self, server: web.Server, most: int, idle_s: float) -> None:
-        """Closes what has been idle too long, or is too much."""
+        """Closes connections that have been idle too long, and the longest idle ones above the limit."""
         now, connections = time.monotonic(), server.connections
         self._since = {c: self._since.get(c, (False, now)) for c in connections}
         idle = sorted((c for c in connections if not self._since[c][0]), key=lambda c: self._since[c][1])

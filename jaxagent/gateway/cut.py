@@ -1,8 +1,8 @@
 """The text of one choice as its tokens come in, up to the first of the request's own stop strings.
 
 tokens of a dispatch -> text that is certain, and where each token begins in it. The engine's automaton knows the stop
-strings it was started with; these come with a request, so they are looked for here, between two dispatches: what was
-sampled beyond them is thrown away. A stop string's own text is left out, as OpenAI does; its tokens are kept.
+strings it was started with. Those of a request are found here, between two dispatches, and what was sampled beyond one
+is thrown away. A stop string's own text is left out, as OpenAI does; its tokens are kept.
 """
 
 from __future__ import annotations

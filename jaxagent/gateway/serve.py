@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 import jax
 
-from jaxagent.config import EngineConfig, LoraConfig, MeshConfig, ModelConfig
+from jaxagent.config import EngineConfig, MeshConfig
 from jaxagent.config.command import Parser, bound, count, exit_code, number, port, seconds
 from jaxagent.config.ranges import at_least
 from jaxagent.data.tokenizer import Tokenizer
@@ -34,9 +34,11 @@ from jaxagent.engine import automaton, int8
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.scoring import Scoring
+from jaxagent.engine.setup import EngineSetup
 from jaxagent.gateway import connections
 from jaxagent.gateway.service import Completions
 from jaxagent.models import hf, params, sharding
+from jaxagent.models.spec import Computing
 from jaxagent.runs import devices
 
 WARM_UP_TIMEOUT_S = 1800.0
@@ -48,14 +50,15 @@ def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer, dict[st
     Raises:
       ConfigError: a folder that cannot be served.
     """
-    model = ModelConfig(
-        path=options.model, family="", num_layers=0, embed_dim=0, num_heads=0, num_kv_heads=0, head_dim=0, mlp_dim=0,
-        vocab_multiple=64, rope_theta=0.0, tie_embeddings=False, embed_init_std=0.0, param_dtype=options.dtype,
-        compute_dtype=options.dtype, remat="none", logprob_chunk_tokens=1024,
-        lora=LoraConfig(rank=0, alpha=1.0, rank_stabilised=False, targets="all-linear"),
-    )  # fmt: skip
     tokenizer = Tokenizer.load(options.model)
-    spec = hf.read_spec(options.model, model)
+    computing = Computing(
+        vocab_multiple=64,
+        compute_dtype=options.dtype,
+        param_dtype=options.dtype,
+        remat="none",
+        logprob_chunk_tokens=1024,
+    )
+    spec = hf.read_spec(options.model, computing)
     tokenizer.check_fits(spec.vocab_size)
     spec.check_context(options.context)
     mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=1, tensor=options.tensor))
@@ -71,7 +74,6 @@ def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer, dict[st
         request_timeout_s=options.timeout_s,
     )
     weights = hf.load(options.model, spec, params.shardings(spec, mesh, sharding.COMPUTE))
-    stops = automaton.build(options.stop, tokenizer.token_bytes(), spec.padded_vocab_size)
     language_model, gauges = LanguageModel(spec, cfg.cache_dtype), {}
     if options.int8:
         plain, language_model = language_model, int8.Int8LanguageModel(spec, cfg.cache_dtype)
@@ -81,26 +83,20 @@ def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer, dict[st
             gap = int8.measure(plain, plain.place(weights), quantised, texts)
         weights, gauges = quantised, {"int8_logprob_gap_mean": gap.mean, "int8_logprob_gap_max": gap.max}
         print(f"int8: log-probs differ by {gap.mean:.4f} on average, {gap.max:.4f} at most", file=sys.stderr)
-    eos_ids, waiting = tokenizer.eos_ids, options.max_waiting
-    driver = Driver(
-        language_model,
-        weights,
-        0,
-        stops,
-        eos_ids,
-        cfg,
-        options.context,
-        mesh,
-        0,
-        True,
-        options.exact,
-        max_waiting=waiting,
+    setup = EngineSetup(
+        cfg=cfg,
+        context=options.context,
+        stops=automaton.build(options.stop, tokenizer.token_bytes(), spec.padded_vocab_size),
+        eos_ids=tokenizer.eos_ids,
+        exact=options.exact,
+        truncation=True,
+        max_waiting=options.max_waiting,
     )
-    return driver, tokenizer, gauges
+    return Driver(language_model, weights, 0, setup, mesh), tokenizer, gauges
 
 
 def open_scoring(driver: Driver, int8_matrices: bool) -> Scoring | None:
-    """What scores with the driver's own weights; None where they are no plain arrays."""
+    """Scoring with the driver's own weights; None if the weights are no plain arrays (int8)."""
     return None if int8_matrices else Scoring(driver.model.spec, driver.mesh)
 
 
@@ -108,7 +104,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
 
     class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-        """Defaults shown, the text above left as it is."""
+        """Shows the defaults of flags and leaves the line breaks of the text above them."""
 
     parser = Parser(prog="jaxagent.gateway.serve", description=__doc__, formatter_class=Help)
     parser.add_argument("--model", required=True, help="Hugging Face folder: weights, config.json, tokenizer")

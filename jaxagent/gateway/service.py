@@ -39,7 +39,7 @@ STATISTICS = ("queue_s", "prefill_s", "decode_s", "cached_tokens")  # of a Gener
 
 
 class Completions:
-    """Requests -> the driver -> answers. Lives as long as the server."""
+    """Answers HTTP requests by turns of the driver. Lives as long as the server."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Completions:
             try:
                 async with asyncio.timeout(WRITE_TIMEOUT_S):
                     await response.write(b"data: " + data + b"\n\n")
-            except TimeoutError:  # whoever does not read is told nothing more, not even of that
+            except TimeoutError:  # a client that does not read gets nothing more, not even this error
                 if request.transport is not None:
                     request.transport.abort()
                 raise ConnectionResetError("the client does not read its stream") from None
@@ -130,7 +130,7 @@ class Completions:
         return response
 
     async def _pieces(self, ask: Ask, prompts: list[list[int]]) -> AsyncIterator[dict[str, Any]]:
-        """Pieces of all choices, as they are sampled. Whoever stops asking for more gives up all choices."""
+        """Yields pieces of all choices as they are sampled. Closing the generator gives up all choices."""
         queue: asyncio.Queue[dict[str, Any] | asyncio.Task] = asyncio.Queue()
         tasks = [
             asyncio.create_task(self._choice(ask, prompt, i * ask.n + number, number, queue.put_nowait))
@@ -143,7 +143,7 @@ class Completions:
             for _ in tasks:
                 while not isinstance(item := await queue.get(), asyncio.Task):
                     yield item
-                item.result()  # where one is refused, the others have no one to answer
+                item.result()  # if one is refused, the others have no client to answer
         finally:
             for task in tasks:
                 task.cancel()
@@ -186,7 +186,7 @@ class Completions:
         last = completion_form.piece(index, cut.flush(), [], [], [], [])
         last["finish_reason"] = "length" if end is not None and end.finish == "length" else "stop"
         last["stop_string"] = cut.stop if end is None else end.stop_string
-        # A turn that was cut short has told nothing of these.
+        # A turn that was cut short reports none of these.
         put(last | {name: None if end is None else getattr(end, name) for name in STATISTICS})
 
     def _prompt(self, prompt: str | list[int]) -> list[int]:
@@ -257,7 +257,7 @@ class Completions:
 
     @web.middleware
     async def _errors(self, request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
-        """Whatever goes wrong before an answer has begun is told in OpenAI's form."""
+        """Turns every error that comes before an answer has begun into a reply in OpenAI's form."""
         param, code, headers = None, None, {}
         try:
             return await handler(request)
@@ -321,7 +321,7 @@ def _json(data: Any, status: int = 200, headers: Mapping[str, str] | None = None
 
 
 def _usage(ask: Ask, prompts: list[list[int]], sampled: int, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Cached: of each prompt, what no choice had to compute. None where a choice was cut short: it told nothing."""
+    """Counts of tokens. How many of the prompts were cached is None if a choice was cut short, which reports none."""
     least: dict[int, int] = {}
     for choice in choices:
         if (cached := choice["cached_tokens"]) is None:

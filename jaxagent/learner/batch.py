@@ -7,9 +7,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import chex
 import flax.struct
 
 Array = Any  # numpy.ndarray on the host, jax.Array on the mesh (B sharded over data and fsdp)
+
+STREAMS = (
+    "old_logprobs", "reference_logprobs", "advantages", "returns", "old_values",
+    "policy_weights", "kl_weights", "entropy_weights", "z_weights", "ce_weights", "nll_weights", "distill_weights",
+    "value_weights",
+)  # fmt: skip
+FLOATS = ("behaviour_logprobs", *STREAMS)
+PER_TARGET = ("head_positions", "targets", "sequence", "offset", *FLOATS)
 
 
 @flax.struct.dataclass
@@ -42,3 +51,15 @@ class Batch:
     ends: Array | None = None  # i32[B, T]  where beginnings are shared: the column behind the last that may see a token
     # With `ends`: no sequence has more tokens in its row.
     longest: int = flax.struct.field(pytree_node=False, default=0)
+
+
+def check(batch: Batch) -> None:
+    """Refuses with an AssertionError a batch of other shapes or types than above: some would broadcast."""
+    per_token = [a for a in (batch.tokens, batch.positions, batch.segments, batch.ends) if a is not None]
+    per_target = [getattr(batch, name) for name in PER_TARGET]
+    chex.assert_rank([batch.tokens, batch.targets], 2)
+    chex.assert_equal_shape(per_token)
+    chex.assert_equal_shape(per_target)
+    chex.assert_equal_shape_prefix([batch.tokens, batch.targets], 1)
+    chex.assert_type(per_token, int)
+    chex.assert_type(per_target, [float if name in FLOATS else int for name in PER_TARGET])

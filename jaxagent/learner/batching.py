@@ -4,13 +4,14 @@ In: `Streams` (ragged, NumPy). Out: `Batch`es of [micro_rows, row_tokens] with [
 Several short sequences share a row under different segment ids (grain's first-fit packing, over two capacities at
 once: tokens and targets); rows and targets that are missing are padding of weight 0, so shapes never change.
 A row holds the tokens a target is predicted FROM: everything behind a sequence's last target is cut off.
-With `batch.share_prefix` what sequences begin with alike stands in a row once (prefixes.py).
+With `batch.share_prefix` sequences of a row store their common beginning once (prefixes.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import chex
 import grain
 import numpy as np
 from grain import experimental as grain_experimental
@@ -18,16 +19,8 @@ from grain import experimental as grain_experimental
 from jaxagent.algorithms.distill import Support
 from jaxagent.algorithms.streams import Streams
 from jaxagent.config import BatchConfig, ConfigError
-from jaxagent.learner.batch import Batch
+from jaxagent.learner.batch import FLOATS, PER_TARGET, STREAMS, Batch
 from jaxagent.learner.prefixes import Sharing, shared_rows
-
-_STREAMS = (
-    "old_logprobs", "reference_logprobs", "advantages", "returns", "old_values",
-    "policy_weights", "kl_weights", "entropy_weights", "z_weights", "ce_weights", "nll_weights", "distill_weights",
-    "value_weights",
-)  # fmt: skip
-_FLOATS = ("behaviour_logprobs", *_STREAMS)
-_TARGET_INTS = ("head_positions", "targets", "sequence", "offset")
 
 
 class Packer:
@@ -45,7 +38,7 @@ class Packer:
           longest_targets: most targets one sequence can have (from the config's turn limits). Where nearly every token
             is a target (ECHO, SFT on observations) give `row_tokens`, or targets run out before a row is full.
           row_shards: devices over which rows are split (data * fsdp).
-          sharing: what sequences begin with alike stands in a row once; None: every sequence stands whole.
+          sharing: the common beginning of sequences is stored once per row; None = every sequence is stored whole.
 
         Raises:
           ConfigError: rows that cannot be split evenly, or sizes that are not positive.
@@ -117,16 +110,16 @@ class Packer:
             "sequence": np.full(len(at), index, np.int32),
             "offset": at.astype(np.int32),
             "behaviour_logprobs": np.asarray(trajectory.logprobs[at], np.float32),
-        } | {name: getattr(streams, name)[at] for name in _STREAMS}
+        } | {name: getattr(streams, name)[at] for name in STREAMS}
 
     def _stack(self, rows: list[dict[str, np.ndarray]], row_targets: int, longest: int) -> Batch:
         missing = self.micro_rows - len(rows)
         widths = dict.fromkeys(("tokens", "positions", "segments"), self.row_tokens)
         widths |= {"ends": self.row_tokens} if self.sharing else {}
-        widths |= dict.fromkeys((*_TARGET_INTS, *_FLOATS), row_targets)
+        widths |= dict.fromkeys(PER_TARGET, row_targets)
 
         def stack(name: str, width: int) -> np.ndarray:
-            dtype = np.float32 if name in _FLOATS else np.int32
+            dtype = np.float32 if name in FLOATS else np.int32
             padding = np.full((missing, width), -1 if name == "sequence" else 0, dtype)
             return np.concatenate([np.stack([row[name] for row in rows]).astype(dtype), padding]) if rows else padding
 
@@ -150,7 +143,7 @@ def unpack(batches: Sequence[Batch], values: Sequence[np.ndarray], streams: Sequ
     """Scatters per-target values back to sequences.
 
     Args:
-      batches: what `Packer.pack(streams)` gave.
+      batches: as `Packer.pack(streams)` returned them.
       values: [B, R, ...] of each batch, at least one where there are streams.
       streams: the packed sequences.
 
@@ -160,6 +153,7 @@ def unpack(batches: Sequence[Batch], values: Sequence[np.ndarray], streams: Sequ
     shape, dtype = (values[0].shape[2:], values[0].dtype) if len(values) else ((), np.float32)
     out = [np.zeros((len(s.trajectory), *shape), dtype) for s in streams]
     for batch, value in zip(batches, values, strict=True):
+        chex.assert_equal_shape_prefix([value, batch.sequence], 2)
         real = batch.sequence >= 0
         for i, offset, v in zip(batch.sequence[real], batch.offset[real], np.asarray(value)[real], strict=True):
             out[i][offset] = v
@@ -170,7 +164,7 @@ def with_support(batches: Sequence[Batch], supports: Sequence[Support], width: i
     """The batches with `support` and `teacher_logprobs` i32 and f32 [B, R, width]; padding has no entry that counts.
 
     Args:
-      batches: what `Packer.pack` gave.
+      batches: as `Packer.pack` returned them.
       supports: [T, width] of each sequence that was packed.
       width: K.
     """

@@ -2,9 +2,10 @@
 
 In: the `TrainState` on the mesh and a JSON-able dict of what the host owns (stage, task position, RNG seeds, config,
 metrics position). Out: `DIRECTORY/STEP/`, written in the background and renamed into place when complete, so that a
-killed run finds the last complete bundle; older ones beyond `keep` are deleted. What is written last, before the
-renaming, is a digest of every file (digests.py), and a bundle is compared with it before it is read: a damaged one is
-one line that names the file and the bundle before it. A full disk is an `OSError` with ENOSPC, whoever met it.
+killed run finds the last complete bundle; older ones beyond `keep` are deleted. Last, before
+the renaming, a digest of every file is written (digests.py), and a bundle is compared with it before it is read. A
+damaged bundle is an error of one line that names the file and the bundle before. A full disk is an `OSError` with
+ENOSPC, whichever library met it.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Checkpointer:
         return self._pending is None
 
     def host(self, step: int | None = None) -> Host:
-        """What the host saved in the bundle of `step` (None = newest): enough to know what state to expect.
+        """The host's part of the bundle of `step` (None = newest), which says what state to expect.
 
         Raises:
           ConfigError: there is no bundle, or it is damaged.
@@ -177,7 +178,7 @@ def bundles(directory: str | pathlib.Path) -> list[int]:
 
 
 def read_host(directory: str | pathlib.Path, number: int) -> Host:
-    """What the host saved in a bundle. Only reads, so another process may be training in that directory."""
+    """The host's part of a bundle. The call only reads, so another process may be training in that directory."""
     path = pathlib.Path(directory).absolute() / str(number)
     with _reading(path.parent, number):
         return json.loads(ocp.load_checkpointables(path, {"host": None})["host"]["json"])
@@ -220,7 +221,7 @@ def check(directory: str | pathlib.Path, number: int) -> bool:
 
 @contextlib.contextmanager
 def _reading(directory: pathlib.Path, number: int) -> Iterator[None]:
-    """Whatever else a library raises about a bundle is one line."""
+    """Turns every other error that a library raises about a bundle into a ConfigError of one line."""
     try:
         yield
     except ConfigError:

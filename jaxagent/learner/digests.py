@@ -1,4 +1,4 @@
-"""Digests of a folder's files: what was written is what is read, or it is told which file is not.
+"""Digests of a folder's files: a file that changed after it was written is found, and named, when it is read.
 
 `write` leaves one file with the SHA-256 of every other; `check` compares. Files are read by a few threads at once (the
 digest itself runs outside Python's lock), so the cost is that of reading the folder, at a gigabyte or more per second.

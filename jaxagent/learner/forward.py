@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxagent.algorithms.distill import renormalise
 from jaxagent.algorithms.teachers import Divergence
 from jaxagent.config import LoraConfig
-from jaxagent.learner.batch import Batch
+from jaxagent.learner.batch import Batch, check
 from jaxagent.learner.loss import Extras
 from jaxagent.learner.state import Frozen
 from jaxagent.models import critic as critic_model
@@ -97,8 +97,8 @@ def compare_to_teacher(spec: ModelSpec, divergence: Divergence, teacher: ModelSp
     """Divergences f32[B, R] to a teacher, in nats, 0 where they have no weight.
 
     With a spec of the `teacher` its parameters are the last argument, and whole vocabularies (their common part) are
-    compared, a chunk of tokens at a time. Without, the batch says the support and what the teacher thinks of it. Both
-    distributions are at the temperature, and of the ordinary pass whatever the numerics.
+    compared, a chunk of tokens at a time. Without a spec, the batch holds the support and the teacher's log-probs of
+    it. Both distributions are at the temperature, and from the ordinary forward pass whatever the numerics.
     """
 
     def compare(
@@ -163,5 +163,6 @@ def _flat(a: jax.Array) -> jax.Array:
 
 
 def _heads(params: Params, spec: ModelSpec, batch: Batch) -> jax.Array:
+    check(batch)
     places = batch.tokens, batch.positions, batch.segments, batch.head_positions
     return forward_packed(params, spec, *places, batch.ends, batch.longest)

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ from jaxagent.algorithms.policy_loss import Losses, Tokens
 from jaxagent.algorithms.segments import sequence_mean
 from jaxagent.algorithms.value_losses import Categorical, Squared
 from jaxagent.config import RLConfig
-from jaxagent.learner.batch import Batch
+from jaxagent.learner.batch import Batch, check
 
 # Upper edges for quantiles of the log importance ratio: 257 of them, dense at 0 (5e-4 apart), reaching +-2.
 RATIO_EDGES = (0.01 * np.sinh(np.linspace(-6.0, 6.0, 257))).astype(np.float32)
@@ -37,12 +38,12 @@ class Tally:
     maxima: dict[str, Any]  # f32[]
 
     def add(self, other: Tally) -> Tally:
-        """The tally of both."""
+        """The tally of both micro-batches together."""
         return Tally(jax.tree.map(jnp.add, self.sums, other.sums), jax.tree.map(jnp.maximum, self.maxima, other.maxima))
 
 
 class Extras(NamedTuple):
-    """What a loss may read of the targets' distributions beside log-probs and entropies; None: not computed."""
+    """What a loss may read of the targets' distributions beside log-probs and entropies; None = not computed."""
 
     log_z: jax.Array | None = None  # f32[B, R] logarithms of the softmax's normalisers
     divergence: jax.Array | None = None  # f32[B, R] to a teacher's, in nats; finite at targets without weight too
@@ -61,6 +62,7 @@ def policy_loss_of(rl: RLConfig) -> PolicyLoss:
     )
 
 
+@jax.named_scope("policy_loss")
 def policy_loss(
     logprobs: jax.Array,
     entropy: jax.Array,
@@ -84,6 +86,10 @@ def policy_loss(
     Returns:
       f32[] share of the update's loss, and its tally.
     """
+    check(batch)
+    given = [logprobs, entropy, *(extra for extra in extras or () if extra is not None)]
+    chex.assert_shape(given, batch.targets.shape)
+    chex.assert_type(given, float)
     policy, kl = batch.policy_weights != 0, batch.kl_weights != 0
     ce, nll, bonus = batch.ce_weights != 0, batch.nll_weights != 0, batch.entropy_weights != 0
     z, distilled = batch.z_weights != 0, batch.distill_weights != 0
@@ -99,7 +105,8 @@ def policy_loss(
         return sequence_mean(jax.lax.stop_gradient(values), policy, batch.sequence)
 
     tokens = Tokens(on_policy, old, batch.advantages, mean_over_sequence)
-    surrogate, clipped = objective(tokens)
+    with jax.named_scope(type(objective).__name__):
+        surrogate, clipped = objective(tokens)
     if opsm is not None:
         surrogate = opsm(tokens) * surrogate
     reference = batch.reference_logprobs
@@ -135,6 +142,7 @@ def policy_loss(
     return sum(losses.values()), _tally(sums, maxima)
 
 
+@jax.named_scope("value_loss")
 def value_loss(outputs: jax.Array, batch: Batch, loss_of: Squared | Categorical) -> tuple[jax.Array, Tally]:
     """The critic's term of a micro-batch.
 
@@ -146,6 +154,9 @@ def value_loss(outputs: jax.Array, batch: Batch, loss_of: Squared | Categorical)
     Returns:
       f32[] share of the update's loss, and its tally.
     """
+    check(batch)
+    chex.assert_shape(outputs, (*batch.targets.shape, loss_of.heads) if loss_of.heads else batch.targets.shape)
+    chex.assert_type(outputs, float)
     live = batch.value_weights != 0
     old, returns = jnp.where(live, batch.old_values, 0.0), jnp.where(live, batch.returns, 0.0)
     outputs = jnp.where(live[..., None] if loss_of.heads else live, outputs, 0.0)

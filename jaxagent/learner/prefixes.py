@@ -1,8 +1,8 @@
 """Rows in which sequences that begin alike share their beginning: a tree per row, depth first.
 
 In: the sequences of one update, as `batching.Packer` cuts them. Out: rows as `batching` packs them without sharing, but
-a token that several sequences have in common stands there once. In depth-first order everything that may see a token
-follows it directly, so one number per token says who that is: the column behind its last descendant (`Batch.ends`).
+a token that several sequences have in common is stored once. In depth-first order all tokens that may see a token
+follow it directly, so one number per token is enough: the column behind its last descendant (`Batch.ends`).
 A query at column q sees the key at column k if k <= q < ends[k]. Targets are never shared: each sequence has its own,
 several may be predicted at one column.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import chex
 import numpy as np
 
 Element = dict[str, np.ndarray]  # one sequence: "tokens" [n], and per target "head_positions", "targets", ... [r]
@@ -19,7 +20,7 @@ Element = dict[str, np.ndarray]  # one sequence: "tokens" [n], and per target "h
 
 @dataclasses.dataclass(frozen=True)
 class Sharing:
-    """How a packer shares. Part of the shapes of its batches."""
+    """How a packer shares the beginnings of sequences. It is part of the shapes of its batches."""
 
     multiple: int  # beginnings are shared in multiples of so many tokens; 1 shares all of them
     longest: int  # tokens of the longest sequence; where an update holds a longer one, this doubles for it
@@ -71,6 +72,8 @@ def shared_rows(elements: Sequence[Element], row_tokens: int, row_targets: int, 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     """How many tokens two sequences begin with alike."""
+    chex.assert_rank([a, b], 1)
+    chex.assert_type([a, b], int)
     n = min(len(a), len(b))
     differ = a[:n] != b[:n]
     return int(differ.argmax()) if differ.any() else n

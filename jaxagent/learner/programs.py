@@ -87,7 +87,7 @@ class Programs:
         return None if self.distiller is None else self.distiller.weights
 
     def reference_weights(self, state: TrainState) -> Tree:
-        """What KL is measured to. With LoRA the base, which is there anyway, or with the last refresh's adapters."""
+        """The weights that KL is measured to: with LoRA the base, alone or with the adapters of the last refresh."""
         if state.frozen is None:
             return state.reference
         if state.reference is None:
@@ -208,14 +208,14 @@ def keeps_reference(cfg: Config) -> bool:
 
 
 def tiling(cfg: Config) -> Tiling | None:
-    """What the trainer must know of the engine to score exactly as it samples; None for fast numerics."""
+    """The sizes of the engine that exact scoring has to share with it; None for fast numerics."""
     if cfg.numerics == "fast":
         return None
     return Tiling(cfg.engine.tile_rows, cfg.engine.page_tokens, cfg.engine.cache_dtype)
 
 
 def sharing(cfg: Config, batch: BatchConfig, spec: ModelSpec, exact: bool = False) -> Sharing | None:
-    """How a stage's packer shares what sequences begin with alike; None where it is not asked to, or attention cannot.
+    """How a stage's packer shares the common beginnings of sequences; None if it is off, or attention cannot do it.
 
     Exact scoring reads sequences page by page, so it shares whole pages. Call under `jax.set_mesh` for another chip.
     """

@@ -18,7 +18,7 @@ from jaxagent.algorithms.streams import Streams
 from jaxagent.algorithms.value_losses import Categorical, Squared
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer, unpack
-from jaxagent.learner.update import shard
+from jaxagent.learner.update import scalar, shard
 from jaxagent.types import Trajectory
 
 Tree = Any  # a pytree of arrays
@@ -30,17 +30,17 @@ class Scorer:
 
     mesh: jax.sharding.Mesh
     packer: Packer
-    program: Callable[[Tree, Batch, np.float32], tuple[jax.Array, ...]]
+    program: Callable[[Tree, Batch, jax.Array], tuple[jax.Array, ...]]
     temperature: float  # that of a call which names none
 
     def __call__(
         self, params: Tree, trajectories: Sequence[Trajectory], temperature: float | None = None
     ) -> tuple[list[np.ndarray], ...]:
         """One list per output of the program, one f32[T] per trajectory in it. Another temperature compiles nothing."""
-        at = np.float32(self.temperature if temperature is None else temperature)
+        at = scalar(self.temperature if temperature is None else temperature, self.mesh)
         streams = [Streams.of(t, policy_weights=action_mask(t)) for t in trajectories]
         batches = self.packer.pack(streams)
-        with jax.set_mesh(self.mesh):
+        with jax.set_mesh(self.mesh), jax.transfer_guard("disallow"):
             results = [self.program(params, shard(batch, self.mesh), at) for batch in batches]
         outputs = zip(*jax.device_get(results), strict=True) if results else [[]] * self._outputs(params)
         return tuple(unpack(batches, output, streams) for output in outputs)
@@ -49,12 +49,12 @@ class Scorer:
         """Compiles, by scoring padding."""
         with jax.set_mesh(self.mesh):
             empty = shard(self.packer.empty(), self.mesh)
-            jax.block_until_ready(self.program(params, empty, np.float32(self.temperature)))
+            jax.block_until_ready(self.program(params, empty, scalar(self.temperature, self.mesh)))
 
     def _outputs(self, params: Tree) -> int:
         with jax.set_mesh(self.mesh):
             empty = shard(self.packer.empty(), self.mesh)
-            return len(jax.eval_shape(self.program, params, empty, np.float32(self.temperature)))
+            return len(jax.eval_shape(self.program, params, empty, scalar(self.temperature, self.mesh)))
 
 
 def policy_scorer(
@@ -81,7 +81,7 @@ def value_scorer(
 ) -> Scorer:
     """Scores (values,) of the states in which action tokens were sampled; `loss` says what the head gives."""
 
-    def values(critic: Tree, batch: Batch, _: np.float32) -> tuple[jax.Array]:
+    def values(critic: Tree, batch: Batch, _: jax.Array) -> tuple[jax.Array]:
         return (loss.values(forward(critic, batch)),)
 
     return Scorer(mesh, packer, jax.jit(values), 1.0)

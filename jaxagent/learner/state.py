@@ -14,7 +14,7 @@ Tree = Any  # a pytree of arrays
 
 @flax.struct.dataclass
 class Frozen:
-    """The weights around LoRA adapters: not trained, not in checkpoints."""
+    """The frozen weights that LoRA adapters change: not trained, and not in checkpoints."""
 
     base: Tree
     merged: Tree  # base and adapters multiplied out: the policy

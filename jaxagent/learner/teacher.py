@@ -25,9 +25,9 @@ from jaxagent.learner import forward
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer, unpack, with_support
 from jaxagent.learner.teacher_http import HttpTeacher
-from jaxagent.learner.update import shard
+from jaxagent.learner.update import scalar, shard
 from jaxagent.models import hf, params, sharding
-from jaxagent.models.spec import ModelSpec
+from jaxagent.models.spec import Computing, ModelSpec
 from jaxagent.types import Trajectory
 
 Tree = Any  # a pytree of arrays
@@ -47,7 +47,7 @@ class TopScorer:
 
     mesh: jax.sharding.Mesh
     packer: Packer
-    program: Callable[[Tree, Batch, np.float32], Any]  # see forward.top_forward
+    program: Callable[[Tree, Batch, jax.Array], Any]  # see forward.top_forward
     candidates: int  # C
 
     def __call__(
@@ -65,8 +65,8 @@ class TopScorer:
             return []
         streams = [Streams.of(t, policy_weights=action_mask(t)) for t in trajectories]
         batches = self._with_candidates(self.packer.pack(streams), candidates)
-        at = np.float32(temperature)
-        with jax.set_mesh(self.mesh):
+        at = scalar(temperature, self.mesh)
+        with jax.set_mesh(self.mesh), jax.transfer_guard("disallow"):
             found = jax.device_get([self.program(weights, shard(batch, self.mesh), at) for batch in batches])
         return [
             Scores(*one) for one in zip(*(unpack(batches, x, streams) for x in zip(*found, strict=True)), strict=True)
@@ -76,7 +76,7 @@ class TopScorer:
         """Compiles, by scoring padding."""
         with jax.set_mesh(self.mesh):
             for batch in self._with_candidates([self.packer.empty()], []):
-                jax.block_until_ready(self.program(weights, shard(batch, self.mesh), np.float32(1)))
+                jax.block_until_ready(self.program(weights, shard(batch, self.mesh), scalar(1, self.mesh)))
 
     def _with_candidates(self, batches: list[Batch], candidates: Sequence[np.ndarray] | None) -> list[Batch]:
         if not self.candidates:
@@ -96,7 +96,7 @@ class Teacher(Protocol):
     def __call__(
         self, trajectories: Sequence[Trajectory], candidates: Sequence[np.ndarray] | None, temperature: float
     ) -> list[Scores]:
-        """One per trajectory; candidates i32[T, C] of each, None where C is 0."""
+        """The scores of each trajectory; `candidates` are i32[T, C] of each, None if C is 0."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +115,7 @@ class LocalTeacher:
 
 @dataclasses.dataclass(frozen=True)
 class Distiller:
-    """What a step with `rl.distill` asks before its first update, and what its loss reads."""
+    """Gets the teacher's scores before a step's first update, and puts into batches what the loss reads of them."""
 
     teacher: Teacher
     student: TopScorer | None  # the policy's own top-k tokens, where the support has them
@@ -230,8 +230,7 @@ def _http(server: Server) -> HttpTeacher:
 
 def _spec(cfg: Config, path: str) -> ModelSpec:
     """The teacher's shape, from its config.json; how it is computed, from the policy's config."""
-    model = dataclasses.replace(
-        cfg.model, path=path, family="", num_layers=0, embed_dim=0, num_heads=0, num_kv_heads=0,
-        head_dim=0, mlp_dim=0, rope_theta=0.0, param_dtype=cfg.model.compute_dtype, remat="none",
-    )  # fmt: skip
-    return hf.read_spec(path, model)
+    model = cfg.model
+    dtype = model.compute_dtype
+    computing = Computing(model.vocab_multiple, dtype, dtype, "none", model.logprob_chunk_tokens)
+    return hf.read_spec(path, computing)

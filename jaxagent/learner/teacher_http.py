@@ -1,8 +1,8 @@
 """A teacher behind HTTP: `python -m jaxagent.gateway.serve` on another machine scores token ids (its POST /v1/score).
 
-Requests hold whole trajectories up to a bound on tokens; a few are under way at once. A refused connection, a 5xx or
-429 status and a timeout are tried again; any other bad answer ends the step. All attempts of one request together stay
-within `timeout_s * (retries + 1)` seconds plus short pauses.
+Requests hold whole trajectories up to a bound on tokens; a few are under way at once. All attempts of one request
+(io/http.py says what is tried again) together stay within `timeout_s * (retries + 1)` seconds plus short pauses; a
+request that fails ends the step.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import aiohttp
 import numpy as np
 
 from jaxagent.algorithms.distill import Scores
 from jaxagent.algorithms.samples import action_mask
 from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.io.http import HttpClient, HttpError
 from jaxagent.types import Trajectory
 
-FIRST_PAUSE_S = 0.1  # before the first retry; doubled for each further one
 REQUESTS_AT_ONCE = 4
+HEAD_BYTES = 1 << 16  # of an answer, beside its numbers
+NUMBER_BYTES = 32  # of a number as JSON, and what stands beside it
 
 
 class TeacherError(RuntimeError):
@@ -30,7 +31,7 @@ class TeacherError(RuntimeError):
 
 
 class HttpTeacher:
-    """Scores trajectories. Blocks: made for the loop's own thread, which has nothing else to do meanwhile.
+    """Scores trajectories. Calls block: they run in the loop's own thread, which has nothing else to do meanwhile.
 
     Args:
       url: the server's address, e.g. "http://127.0.0.1:8001".
@@ -46,7 +47,7 @@ class HttpTeacher:
     def check(self, tokenizer: Tokenizer, context_tokens: int) -> None:
         """Raises ConfigError when the server does not answer, has another tokenizer or too short a context."""
         try:
-            told = asyncio.run(self._ask_all([("GET", "/v1/tokenizer", None)]))[0]
+            told = asyncio.run(self._ask_all([("GET", "/v1/tokenizer", HEAD_BYTES, None)]))[0]
             same = (told["vocab_size"], told["digest"]) == (tokenizer.vocab_size, tokenizer.digest())
             context = int(told["context"])
         except (TeacherError, KeyError, TypeError, ValueError) as failure:
@@ -82,6 +83,7 @@ class HttpTeacher:
           TeacherError: no good answer after all attempts.
         """
         at = [np.flatnonzero(action_mask(t)) for t in trajectories]
+        width = 0 if candidates is None or not candidates else candidates[0].shape[1]
         requests = []
         for part in self._parts(trajectories):
             body: dict[str, Any] = {
@@ -92,8 +94,8 @@ class HttpTeacher:
             }
             if candidates is not None:
                 body["candidates"] = [candidates[i][at[i]].tolist() for i in part]
-            requests.append(("POST", "/v1/score", body))
-        width = 0 if candidates is None or not candidates else candidates[0].shape[1]
+            numbers = sum(len(at[i]) for i in part) * (1 + 2 * top_k + width)
+            requests.append(("POST", "/v1/score", HEAD_BYTES * len(part) + NUMBER_BYTES * numbers, body))
         try:
             answers = [one for answer in asyncio.run(self._ask_all(requests)) for one in answer["scores"]]
             return [
@@ -118,11 +120,11 @@ class HttpTeacher:
         if part:
             yield part
 
-    async def _ask_all(self, requests: Sequence[tuple[str, str, Any]]) -> list[Any]:
-        """Answers in the order of the requests (method, path, body)."""
-        timeout, turn = aiohttp.ClientTimeout(total=self._timeout_s), asyncio.Semaphore(REQUESTS_AT_ONCE)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
-            tasks = [asyncio.ensure_future(self._ask(session, turn, *request)) for request in requests]
+    async def _ask_all(self, requests: Sequence[tuple[str, str, int, Any]]) -> list[Any]:
+        """Answers in the order of the requests (method, path, bytes of the answer at most, body)."""
+        turn = asyncio.Semaphore(REQUESTS_AT_ONCE)
+        async with HttpClient(self._timeout_s, HEAD_BYTES, self._retries) as client:
+            tasks = [asyncio.ensure_future(self._ask(client, turn, *request)) for request in requests]
             try:
                 return await asyncio.gather(*tasks)
             finally:
@@ -130,31 +132,16 @@ class HttpTeacher:
                     task.cancel()
 
     async def _ask(
-        self, session: aiohttp.ClientSession, turn: asyncio.Semaphore, method: str, path: str, body: Any
+        self, client: HttpClient, turn: asyncio.Semaphore, method: str, path: str, max_bytes: int, body: Any
     ) -> Any:
-        for attempt in range(self._retries + 1):
-            if attempt:
-                await asyncio.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1))
-            try:
-                async with turn, session.request(method, self._url + path, json=body) as response:
-                    text, status = await response.text(errors="replace"), response.status
-            except TimeoutError:
-                problem = f"did not answer in {self._timeout_s:g} s"
-                continue
-            except aiohttp.InvalidURL:
-                raise TeacherError(f"'{self._url}' is not an address") from None
-            except aiohttp.ClientError as failure:
-                problem = f"is not reached: {failure}"
-                continue
-            if status == 200:
-                try:
-                    return json.loads(text)
-                except ValueError as failure:
-                    raise TeacherError(f"{self._url} sent no JSON: {failure}") from failure
-            problem = f"answered {status}: {' '.join(text.split())[:200]}"
-            if status < 500 and status != 429:
-                break
-        raise TeacherError(f"{self._url}{path} {problem}")
+        url = self._url + path
+        try:
+            async with turn:  # a request that waits for its turn has not begun
+                return json.loads(await client.request(method, url, json=body, max_bytes=max_bytes))
+        except HttpError as failure:
+            raise TeacherError(str(failure)) from failure
+        except ValueError as failure:
+            raise TeacherError(f"{url} sent no JSON: {failure}") from failure
 
 
 def _scatter(answer: dict[str, Any], length: int, at: np.ndarray, k: int, candidates: int) -> Scores:

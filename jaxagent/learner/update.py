@@ -2,8 +2,9 @@
 
 In: `TrainState` and the `Batch`es of one update (see batching.py). Out: the next state and scalar metrics.
 Weights are normalised over the whole update, so adding up micro-batch gradients IS the full-batch gradient; two
-programs run, "accumulate" once per micro-batch and "apply" once per update, and the number of micro-batches is no
-shape. An update without any weighted target, or with a gradient that is not finite, leaves the state as it was.
+programs run, "accumulate" once per micro-batch and "apply" once per update, and neither is compiled anew for another
+number of micro-batches. An update without any weighted target, or with a gradient that is not finite, leaves the state
+as it was.
 """
 
 from __future__ import annotations
@@ -54,17 +55,17 @@ class Update:
             hold them).
           batches: all micro-batches of the update, at least one.
           train_policy: False for the critic's warm-up.
-          temperature: that the update's policy targets were sampled at, a number of the program and not a constant of
-            it: another one compiles nothing. None = the objective's, for runs in which it never changes.
-          teacher: the weights of another model that the policy's loss runs; None = it runs none.
+          temperature: at which the update's policy targets were sampled. It is a run-time argument, so changing it
+            compiles nothing. None = the objective's temperature, for runs in which it never changes.
+          teacher: the weights of another model that the policy's loss runs; None = the loss runs no other model.
 
         Returns:
           The next state and the update's metrics as Python floats.
         """
-        with jax.set_mesh(self.mesh):
+        with jax.set_mesh(self.mesh), jax.transfer_guard("disallow"):
             batches = [shard(batch, self.mesh) for batch in batches]
             metrics: dict[str, float] = {}
-            at = np.float32(self.temperature if temperature is None else temperature)
+            at = scalar(self.temperature if temperature is None else temperature, self.mesh)
             if train_policy:
                 params, opt_state, step, pending = self.policy.step(
                     state.params, state.opt_state, state.step, batches, at, state.frozen, teacher
@@ -81,7 +82,7 @@ class Update:
             return state, metrics
 
     def merged(self, state: TrainState) -> TrainState:
-        """The state with the weights to serve made of its adapters; as it is without LoRA."""
+        """The state, with LoRA with its adapters merged into the weights to serve; without LoRA unchanged."""
         if self.merge is None:
             return state
         with jax.set_mesh(self.mesh):
@@ -89,7 +90,7 @@ class Update:
         return state.replace(frozen=state.frozen.replace(merged=merged))
 
     def warm_up(self, state: TrainState, empty: Batch, teacher: Tree | None = None) -> TrainState:
-        """Compiles everything by an update on padding alone, which changes no number of the state."""
+        """Compiles every program by an update on padding alone, which changes no number of the state."""
         return self(state, [empty], teacher=teacher)[0]
 
 
@@ -110,7 +111,7 @@ class Trainable:
         opt_state: Tree,
         step: jax.Array,
         batches: Sequence[Batch],
-        temperature: np.float32,
+        temperature: jax.Array,
         frozen: Tree | None = None,
         teacher: Tree | None = None,
     ) -> tuple:
@@ -181,7 +182,7 @@ def make_trainable(
     optimizer: optax.GradientTransformation,
     summarise: Callable[[Tally], dict[str, float]],
 ) -> Trainable:
-    """Jits the programs of one tree, given what is frozen and a teacher. Gradients: f32, in donated buffers."""
+    """Jits the programs that train one tree of parameters. Gradients are f32 and accumulate in donated buffers."""
 
     def zeros(
         params: Tree, batch: Batch, temperature: jax.Array, frozen: Tree | None = None, teacher: Tree | None = None
@@ -206,7 +207,8 @@ def make_trainable(
     def apply(params: Tree, opt_state: Tree, step: jax.Array, grads: Tree, tally: Tally) -> tuple:
         norm = optax.tree.norm(grads)
         live = jnp.isfinite(norm) & (tally.sums["targets"] > 0)
-        updates, new_opt_state = optimizer.update(grads, opt_state, params)
+        with jax.named_scope("optimizer"):
+            updates, new_opt_state = optimizer.update(grads, opt_state, params)
         new = (optax.apply_updates(params, updates), new_opt_state, step + 1)
         params, opt_state, step = jax.tree.map(lambda n, o: jnp.where(live, n, o), new, (params, opt_state, step))
         return params, opt_state, step, {"grad_norm": norm, "update_applied": live.astype(jnp.float32)}
@@ -223,3 +225,8 @@ def make_trainable(
 def shard(batch: Batch, mesh: jax.sharding.Mesh) -> Batch:
     """Puts a host batch on the mesh, rows split over data and fsdp."""
     return jax.device_put(batch, jax.NamedSharding(mesh, jax.P(("data", "fsdp"))))
+
+
+def scalar(value: float, mesh: jax.sharding.Mesh) -> jax.Array:
+    """Puts a number on every device of the mesh: f32[]. Explicitly, as all that an update or a scorer transfers."""
+    return jax.device_put(np.float32(value), jax.NamedSharding(mesh, jax.P()))

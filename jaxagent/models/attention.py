@@ -2,7 +2,7 @@
 
 `attend_dense`: all keys of a row at once, for packed training rows. `attend_pages`: page after page of each query's own
 sequence with a running softmax, for the engine's cache and for exact scoring: what a query gets then depends on its own
-sequence alone, bit for bit, not on who else is in the batch (docs/design.md, "Exact numerics").
+sequence alone, bit for bit, not on what else is in the batch (docs/design.md, "Exact numerics").
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
@@ -32,6 +33,7 @@ _PACKED = {"tokamax": packed_gpu.attend, "splash": packed_tpu.attend}
 MAX_BLOCKS = 8  # per row: more blocks skip little more and compile longer
 
 
+@jax.named_scope("attend_dense")
 def attend_dense(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
     """softmax(q k^T / sqrt(D)) v, scores and softmax in float32.
 
@@ -47,6 +49,11 @@ def attend_dense(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> j
     Returns:
       [b, C, H, D] in the dtype of `q`.
     """
+    chex.assert_rank(q, 4)
+    chex.assert_shape(k, (q.shape[0], None, None, q.shape[3]))
+    chex.assert_equal_shape([k, v])
+    chex.assert_shape(mask, (*q.shape[:2], k.shape[1]))
+    chex.assert_type([q, k, v, mask], [float, float, float, bool])
     b, c, h, d = q.shape
     kv_heads, group = k.shape[2], h // k.shape[2]
     q = (q * d**-0.5).reshape(b, c, kv_heads, group, d).transpose(0, 2, 3, 1, 4)  # [b, K, G, C, D]
@@ -62,6 +69,7 @@ def attend_dense(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> j
     return out.astype(v.dtype).transpose(0, 3, 1, 2, 4).reshape(b, c, h, d)
 
 
+@jax.named_scope("attend_pages")
 def attend_pages(
     q: jax.Array,
     positions: jax.Array,
@@ -90,6 +98,10 @@ def attend_pages(
     Returns:
       [N, H, D] in the dtype of `q`.
     """
+    chex.assert_rank([q, positions, keys, values, blocks], [3, 1, 4, 4, 2])
+    chex.assert_equal_shape_prefix([q, positions], 1)
+    chex.assert_shape(values, (*keys.shape[:2], keys.shape[3], keys.shape[2]))
+    chex.assert_type([q, keys, values, positions, blocks], [float, float, float, int, int])
     n, h, d = q.shape
     m = len(blocks)
     kernel = _PAGED.get(kernels.paged(kernels.platform(), d, page_tokens).name)
@@ -162,6 +174,8 @@ def packed(segments: jax.Array) -> Attend:
     Returns:
       An `Attend` over the flat rows N = B * T.
     """
+    chex.assert_rank(segments, 2)
+    chex.assert_type(segments, int)
     b, t = segments.shape
     block = max(QUERY_BLOCK, -(-t // MAX_BLOCKS))
     spans = [(start, min(start + block, t)) for start in range(0, t, block)]

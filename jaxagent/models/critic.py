@@ -26,6 +26,7 @@ def from_policy(params: Params, bins: int = 0) -> Critic:
     return Critic(backbone=backbone, value_head=jnp.repeat(head[:, None], bins, axis=1) if bins else head)
 
 
+@jax.named_scope("value_head")
 def values(critic: Critic, x: jax.Array) -> jax.Array:
     """Values f32[...] of hidden states x[..., E], or logits f32[..., N]."""
     head = critic.value_head.astype(jnp.float32)

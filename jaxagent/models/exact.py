@@ -3,7 +3,7 @@
 XLA picks kernels by shape, so a matrix product of 64 rows and one of 1024 round differently, and so do norms and
 softmaxes. Here every row goes through programs of one shape, `tile_rows` rows at a time, and attends to its own
 sequence in pages that start at its own first token (docs/design.md, "Exact numerics"). What a token gets then depends
-on its own sequence alone: not on who shares the batch, on packing, or on whether it is decoded, prefilled or trained.
+on its own sequence alone: not on the rest of the batch, on packing, or on whether it is decoded, prefilled or trained.
 
 Axis letters: B packed rows, T tokens per row, R targets per row, n tiles, N rows of a tile over all shards, E embed.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,7 @@ _KEYS = jax.P(sharding.ROWS, "tensor", None, None)
 
 @dataclasses.dataclass(frozen=True)
 class Tiling:
-    """What of the engine is part of its numbers. Static under jit."""
+    """The sizes of the engine that change how its numbers are rounded. Static under jit."""
 
     tile_rows: int
     page_tokens: int
@@ -44,6 +45,7 @@ class _RowCache:
     values: jax.Array  # [B, K, T + page_tokens, D]
 
 
+@jax.named_scope("exact_logprobs")
 def packed_logprobs(
     params: Params,
     spec: ModelSpec,
@@ -69,6 +71,10 @@ def packed_logprobs(
     Returns:
       f32[B, R]. Not differentiable: see `with_value`.
     """
+    chex.assert_rank([tokens, targets], 2)
+    chex.assert_equal_shape([tokens, positions])
+    chex.assert_equal_shape([head_positions, targets, temperature])
+    chex.assert_type([tokens, positions, head_positions, targets, temperature], [int, int, int, int, float])
     b = tokens.shape[0]
     params = _as_generation(params, spec)
     starts = _page_starts(positions, tiling.page_tokens) if shared else None
@@ -89,6 +95,8 @@ def packed_logprobs(
 @jax.custom_vjp
 def with_value(plain: jax.Array, exact: jax.Array) -> jax.Array:
     """The value of `exact` with the gradient of `plain`: two roundings of the same function of the weights."""
+    chex.assert_equal_shape([plain, exact])
+    chex.assert_type([plain, exact], float)
     del plain
     return exact
 

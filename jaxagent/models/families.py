@@ -1,6 +1,6 @@
 """Hugging Face's config.json <-> `ModelSpec`, for Qwen2 / Qwen2.5, Qwen3 (dense) and Llama 3.
 
-Whatever a config asks for that this code does not compute is an error, never ignored: a model that loads is right.
+A setting of config.json that this code does not compute is an error and never ignored, so a model that loads is right.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxagent.config import MODEL_SHAPE, ConfigError, ModelConfig
 from jaxagent.models.rope import yarn_attention_factor
-from jaxagent.models.spec import FAMILY_FEATURES, ModelSpec, RopeScaling, round_up
+from jaxagent.models.spec import FAMILY_FEATURES, Computing, ModelSpec, RopeScaling, round_up
 
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 
@@ -33,12 +33,13 @@ KV_HEADS = {"qwen2": 32, "qwen3": 32}  # elsewhere as many as there are heads
 HEAD_DIM = {"qwen3": 128}  # elsewhere hidden_size / num_attention_heads
 
 
-def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig, source: str) -> ModelSpec:
+def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: str) -> ModelSpec:
     """The spec of a Hugging Face model.
 
     Args:
       hf: its parsed config.json.
-      model: what config.json does not say (dtypes, remat, chunks, vocabulary padding).
+      model: what config.json does not say (dtypes, remat, chunks, vocabulary padding). A `ModelConfig` may state the
+        shape too, so that a dry run needs no folder; it must be the same.
       source: the file's name, for error messages.
 
     Raises:
@@ -85,9 +86,8 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig, source: str) -> Mode
         remat=model.remat,
         logprob_chunk_tokens=model.logprob_chunk_tokens,
     )
-    # A preset may state the shape, so that a dry run needs no folder; it must be the same.
-    stated = {field: getattr(model, field) for field in MODEL_SHAPE if getattr(model, field) not in ("", 0)}
-    other = {field: value for field, value in stated.items() if value != getattr(spec, field)}
+    stated = {field: getattr(model, field) for field in MODEL_SHAPE} if isinstance(model, ModelConfig) else {}
+    other = {field: value for field, value in stated.items() if value not in ("", 0, getattr(spec, field))}
     if other:
         listed = ", ".join(f"{field} is {value!r} ({getattr(spec, field)!r} there)" for field, value in other.items())
         raise ConfigError(f"config.model is another model than {source}: {listed}. Say the same, or 0 or ''.")

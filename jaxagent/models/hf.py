@@ -23,7 +23,7 @@ from jaxagent.config import ConfigError, ModelConfig, check_folder
 from jaxagent.models import families
 from jaxagent.models.hf_layout import from_stored, stored_slices, to_stored
 from jaxagent.models.params import ArraySpec, Params, param_specs
-from jaxagent.models.spec import ModelSpec
+from jaxagent.models.spec import Computing, ModelSpec
 
 # What belongs to the tokenizer and to generation, copied as it is.
 ASSETS = (
@@ -43,7 +43,7 @@ ROWS_AT_ONCE = 8192  # of two tensors that are compared
 FILE_BYTES = 4_000_000_000  # an exported model larger than this is split into several files
 
 
-def read_spec(folder: str | pathlib.Path, model: ModelConfig) -> ModelSpec:
+def read_spec(folder: str | pathlib.Path, model: ModelConfig | Computing) -> ModelSpec:
     """The spec of a Hugging Face folder, from its config.json.
 
     Raises:

@@ -6,6 +6,7 @@ used here, so these few lines do without it.
 
 from __future__ import annotations
 
+import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ class Int8Array:
         return (self.qvalue.astype(jnp.float32) * self.scale).astype(dtype)
 
     def after(self, x: jax.Array) -> Int8Array:
-        """The same, multiplied out no sooner than `x` is there: adds a zero that the compiler cannot know.
+        """The array, multiplied out no sooner than `x` is computed: adds a zero that the compiler cannot see.
 
         Otherwise XLA multiplies all layers out ahead of the loops that use them, and all of them are in memory at once.
         (An optimisation barrier does not keep XLA:CPU from it.)
@@ -34,6 +35,7 @@ class Int8Array:
 
 def quantise(weights: jax.Array, summed: int | tuple[int, ...]) -> Int8Array:
     """Rounds to whole multiples of 1/127 of the largest weight of each output channel; `summed` are the other axes."""
+    chex.assert_type(weights, float)
     wide = weights.astype(jnp.float32)
     peak = jnp.max(jnp.abs(wide), axis=summed, keepdims=True)
     scale = jnp.where(peak > 0, peak / 127, 1.0)

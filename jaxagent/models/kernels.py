@@ -27,7 +27,7 @@ class Choice:
 
 
 def platform() -> str:
-    """Of the mesh in use (which may be of a chip that this host does not have), else of the default device."""
+    """The platform of the mesh in use (perhaps of a chip that this host does not have), else of the default device."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return getattr(device, "platform", None) or jax.default_backend()
 
@@ -38,7 +38,7 @@ def on_gpu() -> bool:
 
 
 def paged(on: str, head_dim: int, page_tokens: int) -> Choice:
-    """For rows that attend to pages."""
+    """Chooses the kernel for rows that attend to pages of the cache."""
     if on == "tpu":
         if not paged_tpu.supports(head_dim, page_tokens):
             return Choice("xla", f"head_dim {head_dim} and page_tokens {page_tokens} are not multiples of 128")
@@ -51,7 +51,7 @@ def paged(on: str, head_dim: int, page_tokens: int) -> Choice:
 
 
 def packed(on: str, dtype: str, row_tokens: int) -> Choice:
-    """For packed training rows."""
+    """Chooses the attention kernel for packed training rows."""
     if on == "tpu":
         if not packed_tpu.supports(row_tokens):
             return Choice("xla", f"rows of {row_tokens} tokens are not a multiple of 128")

@@ -5,6 +5,7 @@ All take and return flat rows [N, ...]. Reductions and norms are float32 whateve
 
 from __future__ import annotations
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -28,11 +29,14 @@ def contract(equation: str, x: jax.Array, w: jax.Array | LoraArray, out: P | Non
     return jnp.einsum(equation, x, w, precision=precision, preferred_element_type=dtype or x.dtype, out_sharding=out)
 
 
+@jax.named_scope("norm")
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     """x / rms(x) * scale over the last axis, in float32, returned in the dtype of `x`.
 
     See Zhang and Sennrich, Root Mean Square Layer Normalization (https://arxiv.org/abs/1910.07467).
     """
+    chex.assert_shape(scale, x.shape[-1:])
+    chex.assert_type([x, scale], float)
     wide = x.astype(jnp.float32)
     inverse = lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
     return (wide * inverse * scale.astype(jnp.float32)).astype(x.dtype)

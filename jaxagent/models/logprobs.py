@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -51,6 +52,7 @@ def token_logprobs(
     return token_scores(params, spec, x, targets, temperature)[:2]
 
 
+@jax.named_scope("token_scores")
 def token_scores(
     params: Params,
     spec: ModelSpec,
@@ -62,8 +64,11 @@ def token_scores(
     """As `token_logprobs`, and log Z f32[N]: the logarithm of the sum of exp(logits / temperature).
 
     `live`: bool[N], which targets count. Chunks are then made of those first, and those without any are not computed;
-    what the other targets get is not said.
+    the results of the other targets are unspecified.
     """
+    chex.assert_rank(x, 2)
+    chex.assert_shape([targets] if live is None else [targets, live], x.shape[:1])
+    chex.assert_type([x, targets], [float, int])
     n, shards = x.shape[0], sharding.row_shards(x)
     rows = n // shards  # on one device
     chunks = -(-rows // max(1, spec.logprob_chunk_tokens // shards))
@@ -99,11 +104,14 @@ def block_sums(weights: jax.Array) -> tuple[jax.Array, jax.Array]:
 
     The sum of these sums is the engine's and exact scoring's normaliser: one order of additions for both.
     """
+    chex.assert_rank(weights, 2)
+    chex.assert_type(weights, float)
     rows, vocab = weights.shape
     blocks = jnp.pad(weights, ((0, 0), (0, -vocab % SUM_BLOCK))).reshape(rows, -1, SUM_BLOCK)
     return blocks, blocks.sum(axis=-1)
 
 
+@jax.named_scope("row_logprobs")
 def row_logprobs(scores: jax.Array, targets: jax.Array, temperature: jax.Array) -> jax.Array:
     """Log-probs f32[N] of targets i32[N] under softmax(scores / temperature), as sampling computes them.
 
@@ -112,6 +120,9 @@ def row_logprobs(scores: jax.Array, targets: jax.Array, temperature: jax.Array) 
       targets: i32[N].
       temperature: f32[N], positive.
     """
+    chex.assert_rank(scores, 2)
+    chex.assert_shape([targets, temperature], scores.shape[:1])
+    chex.assert_type([scores, targets, temperature], [float, int, float])
     scaled = scores / temperature[:, None]
     peak = jnp.max(scaled, axis=-1, keepdims=True)
     _, sums = block_sums(jnp.exp(scaled - peak))
@@ -119,6 +130,7 @@ def row_logprobs(scores: jax.Array, targets: jax.Array, temperature: jax.Array) 
     return (chosen - peak)[:, 0] - jnp.log(sums.sum(axis=-1))
 
 
+@jax.named_scope("head")
 def head_logits(weights: jax.Array, spec: ModelSpec, x: jax.Array) -> jax.Array:
     """f32[..., V] for x[..., E]."""
     scores = contract("...e,ve->...v", x, weights, dtype=jnp.float32)

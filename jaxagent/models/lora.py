@@ -50,7 +50,7 @@ ADAPTER_DTYPE = "float32"  # masters of what is trained, whatever the base is st
 
 
 def check(config: LoraConfig) -> None:
-    """Refuses what is no adapter.
+    """Refuses settings that describe no adapter.
 
     Raises:
       ConfigError: naming the field, and the nearest projection.
@@ -91,14 +91,14 @@ def adapter_specs(spec: ModelSpec, config: LoraConfig) -> Adapters:
 
 
 def adapt(base: Params, adapters: Adapters, config: LoraConfig) -> Params:
-    """The model whose targeted projections carry their adapters beside them: what gradients are taken of."""
+    """The model with each adapter beside its projection, not multiplied out: gradients are taken through this form."""
     return base.replace(layers=base.layers.replace(**carried(base, adapters, config)))
 
 
 def merge(base: Params, adapters: Adapters, config: LoraConfig, dtype: str) -> Params:
     """The model with its adapters multiplied out, in `dtype` where targeted; all else are the base's own arrays.
 
-    Not to be jitted as a whole: what comes out of jit is copied, also where it only passes through.
+    Do not jit the whole function: jit copies every array that it returns, even one that only passes through.
     """
     return base.replace(layers=base.layers.replace(**products(carried(base, adapters, config), dtype)))
 

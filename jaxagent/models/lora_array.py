@@ -15,7 +15,7 @@ from jaxagent.models import sharding
 
 @flax.struct.dataclass
 class Adapter:
-    """What is trained of one projection. Inputs and outputs are one axis or two, as in the matrix: heads apart."""
+    """The trained arrays of one projection. Inputs and outputs have one axis or two, as in the matrix (heads apart)."""
 
     a: jax.Array  # [L, inputs.., r]
     b: jax.Array  # [L, r, outputs..]
@@ -31,7 +31,7 @@ class LoraArray:
     scale: float = flax.struct.field(pytree_node=False)
 
     def laid_out(self, dtype: str, where: P) -> LoraArray:
-        """One layer's, cast and laid out for use: `where` is the layout of the matrix."""
+        """The array of one layer, cast and laid out for use; `where` is the layout of the matrix."""
         inputs = self.a.ndim - 1
 
         def place(x: jax.Array, where: P) -> jax.Array:

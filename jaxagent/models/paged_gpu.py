@@ -35,7 +35,7 @@ def attend_pages(
     starts: jax.Array | None,
     interpret: bool = False,
 ) -> jax.Array:
-    """See `attention.attend_pages`, whose arguments these are. `interpret`: without a GPU, for tests."""
+    """As `attention.attend_pages`, by a Triton kernel. `interpret` runs the kernel without a GPU, for tests."""
     n, h, d = q.shape
     kv_heads = keys.shape[1]
     group = h // kv_heads

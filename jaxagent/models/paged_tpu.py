@@ -4,8 +4,8 @@ The arithmetic of `attention.attend_pages`, page after page with a running softm
 one sequence, for all its key heads and for the rows that share it. The tables lie in scalar memory, so the next page is
 on its way while this one is computed; past a sequence's last page the index stays where it is and nothing is read.
 
-New tokens are written by a kernel of its own: XLA's scatter wants pages in another layout than this one's, and would
-copy the whole cache to and fro in every step of decode.
+New tokens are written by a kernel of its own: XLA's scatter wants pages in another layout than this one, and would
+copy the whole cache into that layout and back in every step of decode.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def attend_pages(
     starts: jax.Array | None,
     interpret: bool = False,
 ) -> jax.Array:
-    """See `attention.attend_pages`, whose arguments these are. `interpret`: without a TPU, for tests.
+    """As `attention.attend_pages`, by a Mosaic kernel. `interpret` runs the kernel without a TPU, for tests.
 
     Pages that begin anywhere (`starts`, exact scoring) are first copied into a pool of their own: registers cannot be
     cut at any lane. Every row then costs a copy of its sequence.
@@ -100,8 +100,8 @@ def write(
     Args:
       keys, values: [P, K, D, C] and [P, K, C, D], given away.
       k, v: [N, K, D].
-      page, offset: i32[N], where each goes. Rows of one page lie side by side; of a page that rows apart name (the one
-        that takes what nobody reads) any of them may win.
+      page, offset: i32[N], where each goes. Rows of one page lie side by side; if rows apart name one page (the
+        unused page, which nothing reads), any of them may win.
       interpret: without a TPU, for tests.
 
     Returns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import chex
 import jax
 
 # A finite stand-in for -inf: a row with nothing to see then gives a mean of values instead of NaN.
@@ -21,6 +22,9 @@ def cut(
     Returns:
       [m, K, D, page_tokens] and [m, K, page_tokens, D]. A start too near the end of its block is moved back.
     """
+    chex.assert_rank([keys, values, block, start], [4, 4, 1, 1])
+    chex.assert_equal_shape([block, start])
+    chex.assert_type([block, start], int)
     _, kv_heads, head_dim, _ = keys.shape
 
     def one(block: jax.Array, start: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -112,7 +112,7 @@ def param_specs(spec: ModelSpec) -> Params:
         return ArraySpec(tuple(sizes.values()), spec.param_dtype, tuple(sizes), mean, std, HFArray(name, dims, shape))
 
     def layer(name: str, *args, **kwargs) -> ArraySpec:
-        """The same, stacked over layers."""
+        """An ArraySpec of the layers: with a leading axis L."""
         one = array("model.layers.{layer}." + name, *args, **kwargs)
         return dataclasses.replace(one, shape=(spec.num_layers, *one.shape), axes=("layers", *one.axes))
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,8 +32,11 @@ def frequencies(spec: ModelSpec) -> np.ndarray:
     return _yarn(plain, scaling, spec.rope_theta, d)
 
 
+@jax.named_scope("rope")
 def table(spec: ModelSpec, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(cos, sin) of the angles of each row: f32[N, D/2] each, from positions i32[N]."""
+    chex.assert_rank(positions, 1)
+    chex.assert_type(positions, int)
     angles = positions.astype(jnp.float32)[:, None] * jnp.asarray(frequencies(spec))[None, :]
     scale = spec.rope_scaling.attention_factor if spec.rope_scaling else 1.0
     # Behind a barrier: XLA would rather compute them again for every head of every layer (a CPU spends a fifteenth of
@@ -40,8 +44,12 @@ def table(spec: ModelSpec, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jax.lax.optimization_barrier((jnp.cos(angles) * scale, jnp.sin(angles) * scale))
 
 
+@jax.named_scope("rope")
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     """Turns dimension pairs (i, i + D/2) of x[N, H, D] by the angles whose cos and sin are f32[N, D/2]."""
+    chex.assert_rank(x, 3)
+    chex.assert_shape([cos, sin], (x.shape[0], x.shape[2] // 2))
+    chex.assert_type([x, cos, sin], float)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = cos[:, None, :], sin[:, None, :]
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
@@ -38,6 +39,7 @@ class TopLogprobs(NamedTuple):
     candidate_logprobs: jax.Array  # f32[N, C]
 
 
+@jax.named_scope("map_scores")
 def map_scores(function: Callable[..., Tree], sides: Sequence[Side], *rest: jax.Array) -> Tree:
     """`function(*logits, *rest)` of every token, chunk by chunk; the backward pass computes the logits again.
 
@@ -50,6 +52,8 @@ def map_scores(function: Callable[..., Tree], sides: Sequence[Side], *rest: jax.
     Returns:
       What `function` gives, with the leading axis N.
     """
+    chex.assert_rank([side.x for side in sides], 2)
+    chex.assert_equal_shape_prefix([*(side.x for side in sides), *rest], 1)
     n, shards = sides[0].x.shape[0], sharding.row_shards(sides[0].x)
     rows = n // shards  # on one device
     most = min(side.spec.logprob_chunk_tokens for side in sides)
@@ -102,6 +106,8 @@ def top_logprobs(
       k: at least 1, at most V.
       temperature: positive.
     """
+    chex.assert_rank([x, targets, candidates], [2, 1, 2])
+    chex.assert_type([x, targets, candidates], [float, int, int])
 
     def score(scores: jax.Array, targets: jax.Array, candidates: jax.Array) -> TopLogprobs:
         logp = jax.nn.log_softmax(scores / temperature)

@@ -108,7 +108,7 @@ def row_shards(x: jax.Array) -> int:
 def split_rows(x: jax.Array, outer: int, inner: int) -> jax.Array:
     """[N, ...] -> [outer, inner, ...]; what splits N over the mesh splits `outer`, and nothing splits `inner`.
 
-    Said, not inferred: for mesh axes of size 1 inference may leave the name on the inner axis, where it is in the way.
+    The sharding is stated, not inferred: for mesh axes of size 1 inference may leave the name on the inner axis.
     """
     x = jnp.asarray(x)
     spec = jax.typeof(x).sharding.spec

@@ -32,6 +32,17 @@ class RopeScaling:
 
 
 @dataclasses.dataclass(frozen=True)
+class Computing:
+    """How a model is computed: what a Hugging Face folder, which has its shape, does not say. See `ModelConfig`."""
+
+    vocab_multiple: int
+    compute_dtype: Literal["float32", "bfloat16"]
+    param_dtype: Literal["float32", "bfloat16"]
+    remat: Literal["none", "layer", "dots"]
+    logprob_chunk_tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelSpec:
     """One decoder-only transformer: RMSNorm, grouped-query attention with RoPE, SwiGLU."""
 
@@ -112,7 +123,7 @@ class ModelSpec:
 
 @dataclasses.dataclass(frozen=True)
 class FamilyFeatures:
-    """What tells the families apart."""
+    """The features in which the families differ."""
 
     qkv_bias: bool  # bias on the q, k and v projections
     qk_norm: bool  # RMSNorm on each head of q and k

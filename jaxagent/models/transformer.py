@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -49,6 +50,9 @@ def hidden(
     Returns:
       (x compute_dtype[N, E], the new cache, in the form it came).
     """
+    chex.assert_rank([tokens, positions], 1)
+    chex.assert_equal_shape([tokens, positions])
+    chex.assert_type([tokens, positions], int)
     x = embed(params, spec, tokens)
     angles = rope.table(spec, positions)
 
@@ -88,6 +92,10 @@ def forward_packed(
     Returns:
       compute_dtype[B, R, E].
     """
+    chex.assert_rank([tokens, head_positions], 2)
+    chex.assert_equal_shape([tokens, positions, segments])
+    chex.assert_equal_shape_prefix([tokens, head_positions], 1)
+    chex.assert_type([tokens, positions, segments, head_positions], int)
     b, t = tokens.shape
     # Written out, layers need no stacking of what backward keeps; of a deep model that would take minutes to compile.
     x, _ = hidden(
@@ -101,8 +109,11 @@ def forward_packed(
     return jnp.take_along_axis(sharding.split_rows(x, b, t), head_positions[:, :, None], axis=1)
 
 
+@jax.named_scope("embed")
 def embed(params: Params, spec: ModelSpec, tokens: jax.Array) -> jax.Array:
     """Rows of the embedding array: compute_dtype[N, E] for tokens i32[N]."""
+    chex.assert_rank(tokens, 1)
+    chex.assert_type(tokens, int)
     rows = sharding.row_axes(tokens)
     table = sharding.constrain(params.embed.astype(spec.compute_dtype), P("tensor", None))
     return table.at[tokens].get(out_sharding=sharding.out(rows, None))

@@ -1,13 +1,14 @@
-"""Attention of packed training rows that are trees: what sequences begin with alike stands in a row once.
+"""Attention of packed training rows that are trees: the common beginning of sequences is stored in a row once.
 
 Columns are in depth-first order, so one number per key is the whole mask: the column behind the last query that may see
-it. And all that a block of queries may see of what lies before it, the first of them may see too: it is the path from
-the root to that query, never longer than a sequence. So a block gathers its path and attends to it and to itself: what
-a token costs depends on the length of sequences, not on that of rows.
+the key. Of the columns before a block of queries, the block may see those that its first query may see: the path from
+the root to that query, which is never longer than a sequence. So a block gathers this path and attends to it and to
+itself, and the cost of a token depends on the length of sequences, not on that of rows.
 """
 
 from __future__ import annotations
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -27,6 +28,8 @@ def shared(ends: jax.Array, longest: int) -> Attend:
     Returns:
       An `Attend` over the flat rows N = B * T. A query that sees no key (padding) gets something finite.
     """
+    chex.assert_rank(ends, 2)
+    chex.assert_type(ends, int)
     b, t = ends.shape
     size = max(QUERY_BLOCK, -(-t // MAX_BLOCKS))
     spans = [(start, min(start + size, t)) for start in range(0, t, size)]

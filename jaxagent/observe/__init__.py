@@ -1,1 +1,1 @@
-"""What a person sees of a run. Fed values from outside; never called from inside maths."""
+"""What a person sees of a run. Other rooms pass it numbers; no maths calls it."""

@@ -57,7 +57,7 @@ class CompileCounter:
 
     @property
     def names_after_warm_up(self) -> list[str]:
-        """Which functions they were: the first thing to know when the count is not 0."""
+        """The names of the functions that were compiled outside `warm_up()`."""
         with self._lock:
             return [name for name, expected in self._names if not expected]
 

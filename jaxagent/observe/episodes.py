@@ -1,7 +1,7 @@
-"""Episodes as records of `episodes.jsonl`: every token with its kind and log-prob, for the report and for people.
+"""Records of `episodes.jsonl` (data/codec.py, with the text of every token beside it), and how the report shows them.
 
-Episode in -> a JSON-ready dict. Token texts are cut from the bytes the tokenizer gives, so that a character
-split over two tokens is shown with the token that completes it.
+Token texts are cut from the bytes the tokenizer gives, so that a character split over two tokens is shown with the
+token that completes it.
 """
 
 from __future__ import annotations
@@ -10,31 +10,18 @@ import codecs
 from collections.abc import Sequence
 from typing import Any
 
-from jaxagent.types import Episode, TokenKind, Trajectory
+from jaxagent.data import codec
+from jaxagent.types import Episode, TokenKind
+
+Record = dict[str, Any]
 
 
-def episode_record(
-    episode: Episode, token_bytes: Sequence[bytes], *, stage: str, step: int, split: str
-) -> dict[str, Any]:
+def episode_record(episode: Episode, token_bytes: Sequence[bytes], *, stage: str, step: int, split: str) -> Record:
     """One line of `episodes.jsonl`. `token_bytes[id]` are a token's bytes; `split` is e.g. "train" or "eval"."""
-    return {
-        "stage": stage,
-        "step": step,
-        "split": split,
-        "task": episode.task.id,
-        "kind": episode.task.kind,
-        "prompt": episode.task.prompt,
-        "answers": list(episode.task.answers),
-        "sample": episode.sample,
-        "reward": episode.reward,
-        "rewards": dict(episode.rewards),
-        "turn_rewards": list(episode.turn_rewards),
-        "stop_reason": str(episode.stop_reason),
-        "error": episode.error,
-        "turns": episode.turns,
-        "metrics": dict(episode.metrics),
-        "trajectories": [_tokens(trajectory, token_bytes) for trajectory in episode.trajectories],
-    }
+    record = {"stage": stage, "step": step, "split": split, **codec.encode_episode(episode)}
+    for trajectory in record["trajectories"]:
+        trajectory["texts"] = token_texts(trajectory["tokens"], token_bytes)
+    return record
 
 
 def token_texts(tokens: Sequence[int], token_bytes: Sequence[bytes]) -> list[str]:
@@ -46,16 +33,39 @@ def token_texts(tokens: Sequence[int], token_bytes: Sequence[bytes]) -> list[str
     return texts
 
 
-def _tokens(trajectory: Trajectory, token_bytes: Sequence[bytes]) -> dict[str, list[Any]]:
-    """Columns, one entry per token: text, kind, log-prob (null where not sampled), turn, policy version."""
-    sampled = trajectory.kinds == TokenKind.ACTION
+def shown(record: Record, token_bytes: Sequence[bytes] | None = None) -> Record:
+    """A line of a log as the report shows it: the task's fields beside the episode's, trajectories as texts.
+
+    A trajectory's columns have one entry per token: text, kind, log-prob (None where not sampled), turn, version. Lines
+    of `episodes.jsonl` had this form in earlier versions; those of data/episode_log.py get their texts from
+    `token_bytes`, or show the ids.
+    """
+    if isinstance(record["task"], str):
+        return record
+    task = record["task"]
     return {
-        "text": token_texts(trajectory.tokens.tolist(), token_bytes),
-        "kind": trajectory.kinds.tolist(),
-        "logprob": [
-            round(value, 5) if action else None
-            for value, action in zip(trajectory.logprobs.tolist(), sampled.tolist(), strict=True)
-        ],
-        "turn": trajectory.turns.tolist(),
-        "version": trajectory.policy_versions.tolist(),
+        "split": "train",
+        **record,
+        **{key: task[key] for key in ("kind", "prompt", "answers")},
+        "task": task["id"],
+        "trajectories": [_columns(t, token_bytes) for t in record["trajectories"]],
+    }
+
+
+def _columns(trajectory: Record, token_bytes: Sequence[bytes] | None) -> dict[str, Sequence[Any]]:
+    tokens, kinds = trajectory["tokens"], trajectory["kinds"]
+    texts = trajectory.get("texts")
+    if texts is None:
+        if token_bytes is not None and max(tokens, default=-1) < len(token_bytes):
+            texts = token_texts(tokens, token_bytes)
+        else:
+            texts = [f" {token}" for token in tokens]
+    logprobs, versions = iter(trajectory["logprobs"]), iter(trajectory["policy_versions"])
+    sampled = [kind == TokenKind.ACTION for kind in kinds]
+    return {
+        "text": texts,
+        "kind": kinds,
+        "logprob": [next(logprobs) if action else None for action in sampled],
+        "turn": trajectory["turns"],
+        "version": [next(versions) if action else -1 for action in sampled],
     }

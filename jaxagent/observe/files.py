@@ -1,9 +1,4 @@
-"""What a workdir holds, by name, and how one of its files is written."""
-
-from __future__ import annotations
-
-import os
-import pathlib
+"""What a workdir holds, by name."""
 
 METRICS_FILE = "metrics.jsonl"  # one record per step; see metrics.py
 EPISODES_FOLDER = "episodes"  # logs of whole episodes for stages that learn from data; see data/episode_log.py
@@ -18,17 +13,3 @@ TENSORBOARD_FOLDER = "tensorboard"
 PLAN_FILE = "plan.json"  # what --dry_run printed
 CHECKPOINTS_FOLDER = "checkpoints"  # a bundle per folder; see learner/checkpoint.py
 POLICY_FOLDER = "policy"  # the exported model
-
-
-def replace(path: pathlib.Path, text: str) -> None:
-    """Writes a file as a whole: a full disk or a kill leaves the old one, and of two processes the later one wins.
-
-    Raises:
-      OSError: the disk is full, or failed.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

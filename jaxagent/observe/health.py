@@ -1,6 +1,6 @@
-"""What of a step's numbers a person must hear of at once: not a number, or an update that was left out.
+"""Numbers of a step that a person must see at once: those that are not finite, and updates that were left out.
 
-metrics.jsonl has no NaN, since JSON has none: it shows null. The reason is said here.
+metrics.jsonl shows null for such a number, since JSON has no NaN; these messages say what it was.
 """
 
 from __future__ import annotations

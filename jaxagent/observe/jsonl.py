@@ -7,7 +7,6 @@ however the process ends: two processes never write one log.
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import json
 import math
@@ -17,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from jaxagent.config import ConfigError
+from jaxagent.io import files
 
 
 class JsonlLog:
@@ -38,7 +38,7 @@ class JsonlLog:
         # Unbuffered: what a full disk refuses is told by the write, and not once more when the file is closed.
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115  open for the life of this object
         try:
-            lock(self._file.fileno(), self.path)
+            files.lock(self._file.fileno(), self.path)
             self.position, end = _end_of_record(self.path, position)
         except ConfigError:
             self._file.close()
@@ -109,22 +109,6 @@ def check(path: str | os.PathLike[str], position: int, parse: bool) -> None:
     if parse:
         for _ in itertools.islice(read(path), position):
             pass
-
-
-def lock(fd: int, path: pathlib.Path) -> None:
-    """Holds `path`, open as `fd`, until that is closed or the process ends, however it ends.
-
-    Raises:
-      ConfigError: another process holds it.
-    """
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ConfigError(
-            f"'{path}' is being written by another process: wait for it, end it, or use another folder."
-        ) from None
-    except OSError:
-        pass  # a file system without locks
 
 
 def _end_of_record(path: pathlib.Path, position: int | None) -> tuple[int, int]:

@@ -25,7 +25,7 @@ _FLUSH_S = 30.0  # after which TensorBoard sees a record at the latest, when ano
 
 
 class MetricsWriter:
-    """Writes records to both. `position` goes into the checkpoint and comes back as `position=` on resume."""
+    """Writes records to both logs. Checkpoints keep `position`, and a resumed run passes it to `__init__`."""
 
     def __init__(self, workdir: str | os.PathLike[str], position: int = 0):
         """Opens the workdir's logs at `position` records; what an interrupted run wrote after it is dropped.
@@ -63,7 +63,7 @@ class MetricsWriter:
             self._flush()
 
     def close(self) -> None:
-        """Flushes and closes both; a second call does nothing."""
+        """Flushes and closes both logs; a second call does nothing."""
         self._log.close()
         with contextlib.suppress(OSError, ValueError):  # a view, written anew when the run goes on; closed already
             self._board.close()

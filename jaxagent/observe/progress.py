@@ -133,6 +133,6 @@ class Progress:
         return table
 
     def _latest(self, name: str) -> str:
-        """A dash where nothing was measured."""
+        """The latest value as text; a dash if it was not measured."""
         value = self._history[name][-1]
         return "-" if value is None else number(value)

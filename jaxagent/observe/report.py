@@ -18,7 +18,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxagent.observe import charts, files, jsonl, report_episodes, report_logs
+from jaxagent.io import files
+from jaxagent.observe import charts, jsonl, report_episodes, report_logs
 from jaxagent.observe.files import CONFIG_FILE, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
 from jaxagent.observe.text import duration, number
 
@@ -74,7 +75,7 @@ def write_report(workdir: str | os.PathLike[str], results: Mapping[str, Any] | N
     records = list(jsonl.read(workdir / METRICS_FILE))
     config = _load(workdir / CONFIG_FILE)
     measured = so_far(records)
-    # A summary may be older than the records: of the run before it was told to go on.
+    # A summary may be older than the records: it is of the time before the run was continued.
     ended = _load(workdir / SUMMARY_FILE)
     summary = measured | ended | measured | (results or {})
     counts = [found["failed_episodes"] for found in (ended, measured) if "failed_episodes" in found]
@@ -87,7 +88,7 @@ def write_report(workdir: str | os.PathLike[str], results: Mapping[str, Any] | N
 
 
 def so_far(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a summary would say of the evaluations and of failed episodes in the records of an unfinished run."""
+    """The part of a summary about evaluations and failed episodes, from the records of an unfinished run."""
     found: dict[str, Any] = {}
     failed: dict[str, int] = {}
     for record in records:

@@ -75,7 +75,7 @@ def browser(records: Sequence[Record], said: str) -> str:
 
     Args:
       records: newest first.
-      said: what they are of how many.
+      said: the sentence that says how many of all episodes they are.
     """
     data = json.dumps(records, ensure_ascii=False, separators=(",", ":"))
     data = data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")  # no tag can begin in it
@@ -96,7 +96,7 @@ def browser(records: Sequence[Record], said: str) -> str:
 
 
 def _folded(spans: Sequence[str]) -> str:
-    """All of it, or beginning and end with what lies between folded away."""
+    """The whole text, or its beginning and end with the middle folded away."""
     if len(spans) <= _HEAD + _TAIL + 40:
         return "".join(spans)
     head, middle, tail = spans[:_HEAD], spans[_HEAD:-_TAIL], spans[-_TAIL:]

@@ -7,18 +7,17 @@ of a log are read.
 
 from __future__ import annotations
 
-import functools
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.data.episode_log import EVALUATION
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.observe.episodes import token_texts
+from jaxagent.observe.episodes import shown
 from jaxagent.observe.files import EPISODES_FILE, EPISODES_FOLDER
-from jaxagent.types import StopReason
+from jaxagent.types import StopReason, TokenKind
 
 READ_BYTES = 16_000_000  # of a log, from its beginning and its end together
 SHOWN_BYTES = 6_000_000  # of all episodes that can be browsed, as they stand in the page
@@ -29,11 +28,11 @@ Record = dict[str, Any]
 def evaluations(workdir: pathlib.Path, limit: int = READ_BYTES) -> list[Record]:
     """Evaluation episodes in the order of the log: all, or the first and the last `limit` bytes' worth together."""
     path = workdir / EPISODES_FILE
-    return [json.loads(line) for line in _ends(path, limit)]
+    return [shown(json.loads(line)) for line in _ends(path, limit)]
 
 
 def browsed(workdir: pathlib.Path, config: Mapping[str, Any], limit: int = SHOWN_BYTES) -> tuple[list[Record], str]:
-    """What the page's browser gets, newest first, and a sentence about what that is of how much.
+    """The episodes that the page can browse, newest first, and a sentence that says how many of all they are.
 
     Evaluation episodes have at least half of `limit`; see `compact` for the form.
     """
@@ -42,11 +41,10 @@ def browsed(workdir: pathlib.Path, config: Mapping[str, Any], limit: int = SHOWN
         for path in (workdir / EPISODES_FOLDER).glob("*.jsonl")
         if not path.name.endswith(EVALUATION)  # these stand in EPISODES_FILE too
     )
-    found, whole, used = _newest(workdir / EPISODES_FILE, limit // 2 if logs else limit, compact)
+    found, whole, used = _newest(workdir / EPISODES_FILE, limit // 2 if logs else limit, None)
     table = _token_table(workdir, config) if logs else []
-    of_log = functools.partial(compact_log, table=table)
     for index, path in enumerate(logs):
-        more, all_of_it, bytes_used = _newest(path, (limit - used) // (len(logs) - index), of_log)
+        more, all_of_it, bytes_used = _newest(path, (limit - used) // (len(logs) - index), table)
         found, whole, used = found + more, whole and all_of_it, used + bytes_used
     names = ", ".join([EPISODES_FILE, *(f"{EPISODES_FOLDER}/{path.name}" for path in logs)])
     said = f"All {len(found):,} logged episodes"
@@ -57,56 +55,25 @@ def browsed(workdir: pathlib.Path, config: Mapping[str, Any], limit: int = SHOWN
 
 
 def compact(record: Mapping[str, Any]) -> Record:
-    """A record of episodes.py for the page: equal values as run lengths, log-probs of sampled tokens only."""
-    trajectories = [
-        (t["text"], t["kind"], t["turn"], *_sampled(t["logprob"], t["version"])) for t in record["trajectories"]
-    ]
-    return _compact(record, record, record["task"], record["split"], trajectories)
-
-
-def compact_log(record: Mapping[str, Any], table: Sequence[bytes] | None) -> Record:
-    """The same of a record of data/episode_log.py; `table[id]` are a token's bytes, None = ids stand for them."""
-    task = record["task"]
-
-    def known(tokens: Sequence[int]) -> bool:
-        return table is not None and max(tokens, default=-1) < len(table)
-
-    trajectories = [
-        (
-            token_texts(t["tokens"], table) if known(t["tokens"]) else [f" {token}" for token in t["tokens"]],
-            t["kinds"],
-            t["turns"],
-            t["logprobs"],
-            t["policy_versions"],
-        )
-        for t in record["trajectories"]
-    ]
-    return _compact(record, task, task["id"], "train", trajectories)
-
-
-def _compact(record: Record, task: Record, name: str, split: str, trajectories: Sequence[tuple]) -> Record:
+    """What `episodes.shown` gives for the page: equal values as run lengths, log-probs of sampled tokens only."""
+    keys = ("split", "task", "kind", "prompt", "answers", "stage", "step", "sample", "rewards", "stop_reason", "error")
     return {
-        "split": split,
-        "task": name,
-        **{key: task[key] for key in ("kind", "prompt", "answers")},
-        **{key: record[key] for key in ("stage", "step", "sample", "rewards", "stop_reason", "error", "turns")},
+        **{key: record[key] for key in (*keys, "turns")},
         "reward": None if StopReason(record["stop_reason"]).is_failure else record["reward"],
-        "trajectories": [
-            {
-                "text": text,
-                "kind": "".join(map(str, kinds)),
-                "turn": _runs(turns),
-                "logprob": [None if value is None else round(value, 3) for value in logprobs],
-                "version": _runs(versions),
-            }
-            for text, kinds, turns, logprobs, versions in trajectories
-        ],
+        "trajectories": [_compact(t) for t in record["trajectories"]],
     }
 
 
-def _sampled(logprobs: Sequence[float | None], versions: Sequence[int]) -> tuple[list[float], list[int]]:
-    at = [i for i, value in enumerate(logprobs) if value is not None]
-    return [logprobs[i] for i in at], [versions[i] for i in at]
+def _compact(columns: Mapping[str, Any]) -> Record:
+    at = [i for i, kind in enumerate(columns["kind"]) if kind == TokenKind.ACTION]
+    logprobs = [columns["logprob"][i] for i in at]  # None: it was not finite
+    return {
+        "text": columns["text"],
+        "kind": "".join(map(str, columns["kind"])),
+        "turn": _runs(columns["turn"]),
+        "logprob": [None if value is None else round(value, 3) for value in logprobs],
+        "version": _runs([columns["version"][i] for i in at]),
+    }
 
 
 def _token_table(workdir: pathlib.Path, config: Mapping[str, Any]) -> list[bytes] | None:
@@ -120,12 +87,12 @@ def _token_table(workdir: pathlib.Path, config: Mapping[str, Any]) -> list[bytes
     return None
 
 
-def _newest(path: pathlib.Path, limit: int, convert: Callable[[Record], Record]) -> tuple[list[Record], bool, int]:
-    """(records, newest first, whether that is the whole log, bytes used)."""
+def _newest(path: pathlib.Path, limit: int, table: Sequence[bytes] | None) -> tuple[list[Record], bool, int]:
+    """(records, newest first, whether that is the whole log, bytes used). `table[id]` are a token's bytes."""
     found, used = [], 0
     lines = list(_ends(path, READ_BYTES, tail_only=True)) if path.is_file() else []
     for line in reversed(lines):
-        record = convert(json.loads(line))
+        record = compact(shown(json.loads(line), table))
         size = len(json.dumps(record, separators=(",", ":")))
         if used + size > limit:
             return found, False, used

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from jaxagent.config import Config
 from jaxagent.families import make_family
+from jaxagent.io import files
 from jaxagent.learner.programs import describe
 from jaxagent.models import hf
 from jaxagent.models import params as model_params
@@ -61,7 +62,7 @@ def run(cfg: Config, chip: str, console: Console | None = None) -> Plan:
         console.print(f"- {line}", style="dim", highlight=False)
     path = pathlib.Path(cfg.workdir) / PLAN_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(to_dict(result), indent=2) + "\n")
+    files.replace(path, json.dumps(to_dict(result), indent=2) + "\n")
     console.print(f"Written to {path}")
     return result
 

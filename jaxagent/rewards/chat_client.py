@@ -3,24 +3,19 @@
     async with ChatClient(Endpoint(url="http://127.0.0.1:8000/v1", model="judge", api_key="", ...)) as chat:
         text = await chat.complete([{"role": "user", "content": "Hello"}], temperature=1.0, max_tokens=64, seed=0)
 
-A refused connection, a timeout, 429 and 5xx are tried again; any other status is a failed call.
+io/http.py says what is tried again; whatever else goes wrong is a failed call.
 """
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import aiohttp
 
 from jaxagent.config import ConfigError
+from jaxagent.io.http import HttpClient, HttpError
 
-FIRST_PAUSE_S = 0.2  # before the first retry; doubled for each further one
 MAX_REPLY_BYTES = 1 << 20
-CONNECTIONS = 256  # at once, to the one server
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,16 +37,13 @@ class CallError(Exception):
     """A call has failed: the server, or what it sent. The message says how, in one line."""
 
 
-class _Transient(CallError):
-    """A call has failed in a way that another attempt may not meet."""
-
-
 class ChatClient:
     """Must be used and closed on one asyncio loop."""
 
     def __init__(self, endpoint: Endpoint):
-        self._endpoint = endpoint
-        self._session: aiohttp.ClientSession | None = None
+        self._model, self._url = endpoint.model, f"{endpoint.url.rstrip('/')}/chat/completions"
+        headers = {"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else None
+        self._client = HttpClient(endpoint.timeout_s, MAX_REPLY_BYTES, endpoint.retries, headers)
 
     async def __aenter__(self) -> ChatClient:
         return self
@@ -67,58 +59,22 @@ class ChatClient:
         Raises:
           CallError: no reply after all attempts, or one that is no chat completion, without text, or cut off.
         """
-        endpoint = self._endpoint
         body = {
-            "model": endpoint.model,
+            "model": self._model,
             "messages": list(messages),
             "temperature": temperature,
             "max_tokens": max_tokens,
             "seed": seed,
         }
-        for attempt in range(endpoint.retries + 1):
-            try:
-                return _content(await self._post(body))
-            except _Transient:
-                if attempt == endpoint.retries:
-                    raise
-                await asyncio.sleep(FIRST_PAUSE_S * 2**attempt)
-        raise AssertionError("unreachable")
+        try:
+            reply = await self._client.request("POST", self._url, json=body)
+        except HttpError as failure:
+            raise CallError(str(failure)) from failure
+        return _content(reply)
 
     async def close(self) -> None:
         """Closes the connections."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
-
-    async def _post(self, body: dict[str, Any]) -> bytes:
-        endpoint = self._endpoint
-        if self._session is None:  # made here: a session belongs to the running loop
-            self._session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=endpoint.timeout_s),
-                connector=aiohttp.TCPConnector(limit=CONNECTIONS),
-                auto_decompress=False,  # what is sent compressed against our word is not read
-                headers={"Accept-Encoding": "identity"}
-                | ({"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}),
-            )
-        url = f"{endpoint.url.rstrip('/')}/chat/completions"
-        data = bytearray()
-        try:
-            async with self._session.post(url, json=body, allow_redirects=False) as response:
-                async for chunk in response.content.iter_any():
-                    data += chunk
-                    if len(data) > MAX_REPLY_BYTES:
-                        raise CallError(f"{url} sent more than {MAX_REPLY_BYTES} bytes")
-                status = response.status
-        except TimeoutError as failure:
-            raise _Transient(f"{url} did not answer in {endpoint.timeout_s:g} s") from failure
-        except aiohttp.InvalidURL as failure:
-            raise CallError(f"'{url}' is not a URL") from failure
-        except aiohttp.ClientError as failure:
-            raise _Transient(f"{url}: {type(failure).__name__}") from failure
-        if status == 200:
-            return bytes(data)
-        error = f"{url} answered {status}"
-        raise _Transient(error) if status >= 500 or status == 429 else CallError(error)
+        await self._client.close()
 
 
 def _content(body: bytes) -> str:

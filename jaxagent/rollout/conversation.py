@@ -48,7 +48,7 @@ class Conversation:
 
     @property
     def turns(self) -> int:
-        """Actions so far."""
+        """Number of actions so far."""
         return len(self._texts)
 
     @property

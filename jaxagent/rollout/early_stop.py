@@ -1,7 +1,7 @@
 """Oversampling with early stop: more attempts than needed, until enough groups are complete; the rest is cancelled.
 
-Slow attempts do not hold up a step. The price: WHICH attempts are used depends on which ended first, so a run with this
-is not reproducible to the bit, and favours what is fast to sample. It is off unless asked for (`rl.oversample`).
+Slow attempts do not hold up a step. The price: WHICH attempts are used depends on which ended first, so a run that
+oversamples is not reproducible to the bit, and favours attempts that are fast. It is off by default (`rl.oversample`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ async def run_until_enough(
       enough: complete groups that end the round.
       rollout: runs one attempt.
       concurrency: attempts running at once.
-      deadline_s: seconds after which it ends in any case.
+      deadline_s: seconds after which the round ends in any case.
     """
     table: list[list[Episode | None]] = [[None] * attempts for _ in tasks]
     running: dict[tuple[int, int], asyncio.Task[Episode]] = {}

@@ -1,4 +1,4 @@
-"""What failed in a batch of episodes, for people: how many, and the reason that most of them give."""
+"""A summary of failed episodes for people: how many failed, and the most frequent reason."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Failures:
 
     @classmethod
     def of(cls, episodes: Iterable[Episode]) -> Self:
-        """Counts."""
+        """Counts the failures among episodes."""
         played = [e for e in episodes if not (e.stop_reason is StopReason.CANCELLED and e.error == ENOUGH)]
         reasons = collections.Counter(f"{e.stop_reason}: {e.error}" for e in played if e.stop_reason.is_failure)
         return cls(reasons.total(), len(played), next((reason for reason, _ in reasons.most_common(1)), ""))
 
     @property
     def all(self) -> bool:
-        """Every episode failed: nothing was measured."""
+        """Whether every episode failed, so that nothing was measured."""
         return 0 < self.played == self.failed
 
     def __str__(self) -> str:

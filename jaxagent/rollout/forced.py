@@ -17,7 +17,7 @@ _UNIT = 2.0**-64
 
 @dataclasses.dataclass(frozen=True)
 class ForcedTools:
-    """How often, and with which randomness."""
+    """How often a turn begins with a forced tool call, and the seed of that choice."""
 
     epsilon: float  # chance per turn; 0 = never
     seed: int  # of the run

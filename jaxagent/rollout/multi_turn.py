@@ -60,7 +60,7 @@ class MultiTurn:
     """The rollout with everything that is the same for all episodes. `await rollout(task, sample)`.
 
     Attributes:
-      make_environment: task -> a fresh environment.
+      make_environment: makes a fresh environment for a task.
       policy: the engine, or anything that generates.
       tokenizer, template: how text becomes tokens.
       config: turn, observation and context budgets, and the episode's deadline.
@@ -120,7 +120,7 @@ class _Attempt:
         return self._episode(stop_reason, error, time.monotonic() - started)
 
     async def _attempt(self) -> StopReason:
-        """Everything that may fail."""
+        """Plays the attempt: every step of it may fail."""
         with _seconds(self._metrics, "env_s"):
             self._environment = self._rollout.make_environment(self._task)
             messages = await self._environment.start()

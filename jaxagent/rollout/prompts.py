@@ -1,4 +1,4 @@
-"""Whether prompts fit: looked at when a run starts, since one without room for a turn fails every attempt at it."""
+"""Whether prompts fit, checked when a run starts: every attempt at a prompt without room for a turn would fail."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_prompts(
       prompt: the family's, a task's text -> its messages.
       conversation: an empty one.
       env: its `context_tokens` is the limit.
-      note: told of prompts that leave less than one full turn.
+      note: called with a line about prompts that leave less than one full turn.
 
     Raises:
       ConfigError: prompts that leave no room for a single token of the policy.

@@ -4,7 +4,7 @@ WebRL (Qi et al., arXiv 2411.02337, section 3.3): of the past successes those ar
 policy as it is now lies in [1 / 0.95, 1 / 0.5]: neither what it would do anyhow, nor what is too far from it. Its code
 has 0.5 < exp(mean token log-prob) <= 0.95, as here.
 
-They are of another policy, and so never in an on-policy group. A use is
+Past successes were sampled by another policy, so they are never in an on-policy group. `rl.replay.use` is
 
   nll     their negative log-likelihood, a mean over their tokens, times `coefficient`
   policy  the policy objective with the advantage that they had in their own group, times `coefficient` and the
@@ -16,9 +16,7 @@ NumPy only. The buffer forgets its oldest attempts first, and is saved whole wit
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -29,6 +27,7 @@ from jaxagent.algorithms.estimators import GroupAdvantage
 from jaxagent.algorithms.samples import action_mask, rewards
 from jaxagent.algorithms.streams import Streams
 from jaxagent.config import ReplayConfig
+from jaxagent.data import codec
 from jaxagent.types import Episode, Group, Trajectory
 
 
@@ -44,7 +43,7 @@ class Success:
 
 
 class Chosen(NamedTuple):
-    """An attempt to replay."""
+    """An attempt that is to be replayed."""
 
     success: Success
     logprobs: list[np.ndarray]  # f32[T] per trajectory, under the policy as it is now
@@ -85,7 +84,7 @@ class ReplayBuffer:
         self._kept = self._kept[-self._cfg.capacity :]
 
     def candidates(self, step: int) -> list[Success]:
-        """All that is kept, in this step's random order."""
+        """All successes that are kept, in this step's random order."""
         order = np.random.default_rng([self._seed, step, len(self._kept)]).permutation(len(self._kept))
         return [self._kept[i] for i in order]
 
@@ -110,16 +109,19 @@ class ReplayBuffer:
         return given, {"replay/used": float(len(chosen)), "replay/scored": float(scored)}
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Everything, as JSON values."""
+        """All successes that are kept, as JSON values."""
         return [
             dataclasses.asdict(dataclasses.replace(s, trajectories=()))
-            | {"trajectories": [_encode(t) for t in s.trajectories]}
+            | {"trajectories": [codec.encode_trajectory(t) for t in s.trajectories]}
             for s in self._kept
         ]
 
     def set_state(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Goes on from what `get_state` gave."""
-        kept = [Success(**{**item, "trajectories": tuple(_decode(t) for t in item["trajectories"])}) for item in state]
+        kept = []
+        for item in state:
+            trajectories = tuple(codec.decode_trajectory(t, "the bundle's replay") for t in item["trajectories"])
+            kept.append(Success(**{**item, "trajectories": trajectories}))
         self._kept = kept[-self._cfg.capacity :]
 
 
@@ -195,21 +197,3 @@ def streams(
                 )
             )
     return out
-
-
-_FIELDS = (("tokens", "<i4"), ("kinds", "u1"), ("logprobs", "<f4"), ("policy_versions", "<i4"), ("turns", "<i4"))
-
-
-def _encode(trajectory: Trajectory) -> str:
-    raw = b"".join(np.ascontiguousarray(getattr(trajectory, name), dtype).tobytes() for name, dtype in _FIELDS)
-    return base64.b64encode(zlib.compress(raw)).decode()
-
-
-def _decode(text: str) -> Trajectory:
-    raw = zlib.decompress(base64.b64decode(text))
-    length = len(raw) // sum(np.dtype(dtype).itemsize for _, dtype in _FIELDS)
-    arrays, at = {}, 0
-    for name, dtype in _FIELDS:
-        arrays[name] = np.frombuffer(raw, dtype, length, at).astype(np.dtype(dtype).newbyteorder("="))
-        at += arrays[name].nbytes
-    return Trajectory(**arrays)

@@ -58,6 +58,6 @@ def action_tokens(groups: Sequence[Group]) -> int:
 
 
 def mean(values: Iterable[float]) -> float | None:
-    """None of nothing."""
+    """The mean of numbers; None of no numbers."""
     values = list(values)
     return float(np.mean(values)) if values else None

@@ -52,11 +52,11 @@ class Plain:
     after_message = ""
 
     def prompt(self, messages: Sequence[Message]) -> str:
-        """See `Template`."""
+        """The contents of all messages, joined."""
         return "".join(message.content for message in messages)
 
     def observation(self, observation: Observation, ended_by: str) -> Spans:
-        """See `Template`."""
+        """The parts of the observation as they are."""
         return list(observation.parts)
 
 
@@ -83,13 +83,14 @@ class Chat:
         self.after_message = self._frame("user")[1]  # a template that cannot be used fails here, before any training
 
     def prompt(self, messages: Sequence[Message]) -> str:
-        """See `Template`."""
+        """The messages rendered by the template, up to where the policy's message begins."""
         return self._render([{"role": m.role, "content": m.content} for m in messages], True)
 
     def observation(self, observation: Observation, ended_by: str) -> Spans:
-        """See `Template`. The template's own end-of-turn mark is left out where the policy sampled it itself.
+        """The observation as a message of its role, rendered by the template.
 
-        A policy that ended its message cannot go on with it: what would have continued it is shown as a user message.
+        If the policy sampled the end-of-turn mark itself, the template's own mark is left out. A policy that ended its
+        message cannot go on with it: an observation that would have continued it is shown as a user message.
         """
         if not observation.role and not ended_by:
             return list(observation.parts)

@@ -23,7 +23,7 @@ STOP_TIMEOUT_S = 30.0  # for cancelled episodes to clean up after themselves
 
 
 class Rollout(Protocol):
-    """An attempt at a task. See `multi_turn.MultiTurn`."""
+    """A function that plays one attempt at a task, such as `multi_turn.MultiTurn`."""
 
     async def __call__(self, task: Task, sample: int) -> Episode:
         """Runs attempt number `sample`."""
@@ -65,7 +65,7 @@ async def run_groups(
 
 
 async def guarded(rollout: Rollout, task: Task, sample: int) -> Episode:
-    """The attempt's episode; a rollout that raises is one that failed."""
+    """The attempt's episode; if the rollout raises, an episode that failed."""
     try:
         return await rollout(task, sample)
     except Exception as failure:
@@ -74,7 +74,7 @@ async def guarded(rollout: Rollout, task: Task, sample: int) -> Episode:
 
 
 def no_episode(task: Task, sample: int, stop_reason: StopReason, error: str) -> Episode:
-    """What stands for an attempt that left nothing."""
+    """The empty episode that stands for an attempt that returned none."""
     return Episode(task, sample, (), 0.0, {}, stop_reason, 0, error=error)
 
 

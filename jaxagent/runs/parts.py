@@ -24,6 +24,7 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
+from jaxagent.engine.setup import EngineSetup
 from jaxagent.families import make_family
 from jaxagent.families.built_in import dataset as make_dataset
 from jaxagent.families.family import Family
@@ -143,20 +144,15 @@ class Parts:
     def engine(self, policy: Params, version: int) -> Iterator[Driver]:
         """A started, warmed-up engine that serves `policy`."""
         model = LanguageModel(self.spec, self.cfg.engine.cache_dtype)
-        stops = automaton.build(self.family.stop_strings, self.tokenizer.token_bytes(), model.vocab_size)
-        with Driver(
-            model=model,
-            params=policy,
-            version=version,
-            stops=stops,
-            eos_ids=self.tokenizer.eos_ids,
+        setup = EngineSetup(
             cfg=self.cfg.engine,
             context=self.cfg.env.context_tokens,
-            mesh=self.mesh,
-            seed=self.cfg.seed,
-            truncation=False,
+            stops=automaton.build(self.family.stop_strings, self.tokenizer.token_bytes(), model.vocab_size),
+            eos_ids=self.tokenizer.eos_ids,
             exact=self.cfg.numerics == "exact",
-        ) as driver:
+            seed=self.cfg.seed,
+        )
+        with Driver(model, policy, version, setup, self.mesh) as driver:
             driver.start(WARM_UP_TIMEOUT_S)
             yield driver
 

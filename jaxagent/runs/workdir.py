@@ -20,10 +20,11 @@ import jax
 
 from jaxagent.config import Config, ConfigError, to_dict
 from jaxagent.data import episode_log
+from jaxagent.io import files
 from jaxagent.learner import checkpoint
 from jaxagent.learner.checkpoint import Checkpointer
 from jaxagent.learner.state import TrainState
-from jaxagent.observe import files, health, jsonl, report
+from jaxagent.observe import health, jsonl, report
 from jaxagent.observe.compiles import CompileCounter
 from jaxagent.observe.episodes import episode_record
 from jaxagent.observe.files import (
@@ -37,7 +38,7 @@ from jaxagent.observe.files import (
     RUN_FILE,
     SUMMARY_FILE,
 )
-from jaxagent.observe.jsonl import JsonlLog, lock
+from jaxagent.observe.jsonl import JsonlLog
 from jaxagent.observe.metrics import MetricsWriter
 from jaxagent.observe.progress import Progress
 from jaxagent.runs import provenance, resume
@@ -388,7 +389,7 @@ def open_run(cfg: Config, progress: Progress, stopping: Stopping) -> Iterator[Ru
     with contextlib.ExitStack() as stack:
         # First of all: opening the checkpoints removes what another process may be writing there.
         alone = stack.enter_context(open(workdir / LOCK_FILE, "ab"))
-        lock(alone.fileno(), workdir)
+        files.lock(alone.fileno(), workdir)
         compiles = stack.enter_context(CompileCounter())
         run = Run(cfg, progress, compiles, stopping)
         stack.callback(run.close)

@@ -7,12 +7,11 @@ import shutil
 
 from jaxagent.config import ConfigError
 from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
-from jaxagent.sandbox.connection import start_helper
+from jaxagent.sandbox.connection import start_sandbox
 from jaxagent.sandbox.local import ENTER, NO_TERMINAL_LIMIT, START_TIMEOUT_S, LocalBackend, enter_group
 from jaxagent.sandbox.owner import Owner
 
-HELPER = "/tmp/.jaxagent-helper"
-PYTHON = "/usr/bin/python3"
+PROGRAM = "/tmp/.jaxagent-init"
 
 
 class Apptainer(LocalBackend):
@@ -37,9 +36,8 @@ class Apptainer(LocalBackend):
         """Of the whole command."""
         words = [self._program, "exec", "--containall", "--cleanenv", "--writable-tmpfs", "--no-home", "--no-privs"]
         words += ["--net", "--network", "none", "--hostname", spec.hostname, "--userns", "--no-init"]
-        helper = self.public_helper()
-        words += ["--bind", f"{helper}:{HELPER}:ro", spec.root or spec.image]
-        return [*words, *([HELPER] if self.program else [PYTHON, "-I", "-S", HELPER]), "agent", self.owner.process_name]
+        words += ["--bind", f"{self.public_program()}:{PROGRAM}:ro", spec.root or spec.image]
+        return [*words, *self.command_inside(PROGRAM)]
 
     async def start(self, spec: Spec) -> Sandbox:
         """See `base.Backend`. Inside, programs run as this user: `spec.uid` is not changed."""
@@ -47,7 +45,7 @@ class Apptainer(LocalBackend):
             raise ConfigError("apptainer starts sandboxes from a spec's 'image' or 'root', without layers")
         group = self.make_group(spec.limits)
 
-        sandbox = await start_helper(
+        sandbox = await start_sandbox(
             ["sh", "-c", ENTER, *self.arguments(spec)],
             self.describe_inside(spec).encode(),
             spec,

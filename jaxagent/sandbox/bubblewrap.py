@@ -6,7 +6,7 @@ import os
 import shutil
 
 from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
-from jaxagent.sandbox.connection import start_helper
+from jaxagent.sandbox.connection import start_sandbox
 from jaxagent.sandbox.local import (
     ENTER,
     NO_TERMINAL_LIMIT,
@@ -17,8 +17,6 @@ from jaxagent.sandbox.local import (
     enter_group,
 )
 from jaxagent.sandbox.owner import Owner
-
-PYTHON = "/usr/bin/python3"  # inside, where there is no compiled helper
 
 
 class Bubblewrap(LocalBackend):
@@ -57,7 +55,7 @@ class Bubblewrap(LocalBackend):
         except BaseException:
             on_closed()
             raise
-        sandbox = await start_helper(
+        sandbox = await start_sandbox(
             ["sh", "-c", ENTER, self._bwrap, *arguments],
             directives,
             spec,
@@ -84,8 +82,6 @@ class Bubblewrap(LocalBackend):
         for path, parts in WRITABLE.items():
             words += ["--size", str(spec.limits.disk_bytes // parts), "--tmpfs", path]
         words += ["--remount-ro", "/dev"]
-        helper = self.public_helper()
-        inside = f"/run/jaxagent/{helper.name}"
-        words += ["--ro-bind", str(helper), inside]
-        words += ["--", *([inside] if self.program else [PYTHON, "-I", "-S", inside]), "agent"]
-        return [*words, self.owner.process_name]
+        program = self.public_program()
+        inside = f"/run/jaxagent/{program.name}"
+        return [*words, "--ro-bind", str(program), inside, "--", *self.command_inside(inside)]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import os
 import re
 import signal
@@ -17,6 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from jaxagent.io.files import try_lock
 from jaxagent.sandbox.base import Limits
 from jaxagent.sandbox.together import Together
 
@@ -183,7 +183,8 @@ def _lock(directory: Path) -> int:
     """Raises OSError where somebody else has it."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not try_lock(fd):
+            raise BlockingIOError(f"{directory} is locked")
     except OSError:
         os.close(fd)
         raise

@@ -9,7 +9,7 @@ from jaxagent.config import ConfigError, nearest
 from jaxagent.sandbox.apptainer import Apptainer
 from jaxagent.sandbox.base import Backend, SandboxError, Spec
 from jaxagent.sandbox.bubblewrap import Bubblewrap
-from jaxagent.sandbox.engine import CGROUPFS, Engine
+from jaxagent.sandbox.container_engine import CGROUPFS, ContainerEngine
 from jaxagent.sandbox.namespaces import Namespaces
 from jaxagent.sandbox.owner import Owner
 from jaxagent.sandbox.plain import Plain
@@ -19,9 +19,9 @@ SAFE: dict[str, Callable[[Owner], Backend]] = {  # best first
     "namespaces": Namespaces,
     "namespaces-python": lambda owner: Namespaces(owner, compiled=False),
     "bubblewrap": Bubblewrap,
-    "podman": lambda owner: Engine(owner, ("podman",)),
-    "podman-cgroupfs": lambda owner: Engine(owner, CGROUPFS),
-    "docker": lambda owner: Engine(owner, ("docker",)),
+    "podman": lambda owner: ContainerEngine(owner, ("podman",)),
+    "podman-cgroupfs": lambda owner: ContainerEngine(owner, CGROUPFS),
+    "docker": lambda owner: ContainerEngine(owner, ("docker",)),
     "apptainer": Apptainer,
 }
 UNSAFE: dict[str, Callable[[Owner], Backend]] = {"plain": Plain}

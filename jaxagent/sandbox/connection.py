@@ -1,4 +1,4 @@
-"""A sandbox whose inside is our helper (`native/`, `agent.py`), reached by frames over a socket to its process."""
+"""A sandbox on this host, reached by frames over a socket to the program inside it (`init_program.py`)."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class _Frames(asyncio.Protocol):
             self.waiting.set_exception(SandboxClosed(DIED))
 
 
-class HelperSandbox(Sandbox):
-    """See `base.Sandbox`. Made by `start_helper`."""
+class LocalSandbox(Sandbox):
+    """See `base.Sandbox`. Made by `start_sandbox`."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ def _error_text(body: bytes) -> str:
     return body[4:].decode("utf-8", "replace")[:500] or "the sandbox sent a malformed answer"
 
 
-async def start_helper(
+async def start_sandbox(
     argv: Sequence[str],
     directives: bytes,
     spec: Spec,
@@ -234,11 +234,11 @@ async def start_helper(
     remove: Callable[[], None] | None = None,
     env: Mapping[str, str] | None = None,
     oom_kills: Callable[[], int | None] = lambda: None,
-) -> HelperSandbox:
-    """Starts a process that runs the helper on its standard input and output, and waits until it is ready.
+) -> LocalSandbox:
+    """Starts a process that runs the program inside on its standard input and output, and waits until it is ready.
 
     Args:
-      auxiliary: standard error is a socket over which the helper sends its upper directory; else it is an error text.
+      auxiliary: standard error is a socket over which it sends its upper directory; else it is an error text.
       user: user and group id to start the process as.
       env: of that process.
       remove: called in a thread before the process is waited for.
@@ -268,7 +268,7 @@ async def start_helper(
         raise SandboxError(f"{executable or argv[0]} does not start: {failure}") from failure
     finally:
         theirs.close(), other_side.close()
-    sandbox = HelperSandbox(spec, process, on_closed, remove, oom_kills)
+    sandbox = LocalSandbox(spec, process, on_closed, remove, oom_kills)
     mine.setblocking(False)
     side.setblocking(False)
     sandbox._auxiliary = side

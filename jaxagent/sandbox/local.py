@@ -10,18 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxagent.config import ConfigError
-from jaxagent.sandbox import seccomp, wire
+from jaxagent.sandbox import init_program, seccomp, wire
 from jaxagent.sandbox.base import Backend, Limits, SandboxError, Spec
 from jaxagent.sandbox.cgroups import CONTROLLERS, Group
-from jaxagent.sandbox.connection import HelperSandbox
-from jaxagent.sandbox.helper import helper
+from jaxagent.sandbox.connection import LocalSandbox
 from jaxagent.sandbox.owner import Owner, sandbox_uid
 from jaxagent.sandbox.root import Roots
 
 START_TIMEOUT_S = 60.0
-# The owner puts the waiting shell into its control groups before it becomes the program.
+# The host puts the waiting shell into its control groups before it becomes the program.
 ENTER = 'read -r go || exit 70; exec "$0" "$@"'
-SCRIPT = Path(__file__).parent / "agent.py"
+PYTHON = "/usr/bin/python3"  # inside, where there is no compiled program
 NO_TERMINAL_LIMIT = "one sandbox can take all terminals of the host"
 WITHOUT = {
     "memory": "memory is limited per process only",
@@ -35,12 +34,12 @@ class LocalBackend(Backend):
 
     def __init__(self, owner: Owner, compiled: bool = True):
         self.owner = owner
-        self.program = helper() if compiled else None  # None: the same in Python
+        self.program = init_program.compiled() if compiled else None  # None: the same in Python
         self.uid = sandbox_uid()
         self.roots = Roots(owner.path, self.uid)
         self.filter = seccomp.program()
         self.filter_of_root = seccomp.program(tracing=True)
-        self._running: set[HelperSandbox] = set()
+        self._running: set[LocalSandbox] = set()
 
     def common_gaps(self) -> list[str]:
         """Protections that this host and user cannot give, whatever the back end."""
@@ -64,7 +63,7 @@ class LocalBackend(Backend):
             raise SandboxError(f"no control group can be made: {failure}") from failure
 
     def count_oom_kills(self, group: Group | None) -> Callable[[], int | None]:
-        """What `start_helper` wants: counts processes killed for memory."""
+        """What `start_sandbox` wants: counts processes killed for memory."""
         return group.oom_kills if group is not None else lambda: None
 
     def free_group(self, group: Group | None) -> None:
@@ -73,7 +72,7 @@ class LocalBackend(Backend):
             self.owner.cgroups.free(group)
 
     def describe_inside(self, spec: Spec, processes: bool = True) -> wire.Directives:
-        """Environment, resource limits and filter: what the helper applies to itself in every back end."""
+        """Environment, resource limits and filter: what the program inside applies to itself in every back end."""
         directives = wire.Directives()
         for name, value in spec.environment().items():
             directives.text("e", f"{name}={value}")
@@ -86,17 +85,33 @@ class LocalBackend(Backend):
         directives.filter(self.filter if spec.uid else self.filter_of_root)
         return directives
 
-    def public_helper(self) -> Path:
-        """A copy of the helper, or of its counterpart in Python, that the sandboxes' user can read and run."""
-        path = self.owner.path / ("helper" if self.program else "agent.py")
+    def public_program(self) -> Path:
+        """A copy of the program that serves a sandbox, which the sandboxes' user can read and run."""
+        path = self.owner.path / ("init" if self.program else "init.pyz")
         if not path.exists():
             part = path.with_suffix(".part")
-            shutil.copyfile(self.program or SCRIPT, part)
+            if self.program:
+                shutil.copyfile(self.program, part)
+            else:
+                init_program.write_archive(part)
             part.chmod(0o755)
             part.rename(path)
         return path
 
-    def keep(self, sandbox: HelperSandbox) -> HelperSandbox:
+    def command_on_host(self, mode: str) -> tuple[list[str], str]:
+        """Arguments and executable that start the program on this host, with `mode` "launch" or "serve"."""
+        name = self.owner.process_name
+        if self.program:
+            return [name, mode, name], str(self.program)
+        python = [sys.executable, *init_program.PYTHON_FLAGS, str(self.public_program())]
+        return [*python, mode, name], sys.executable
+
+    def command_inside(self, path: str) -> list[str]:
+        """The command that serves from inside a sandbox that something else made, in which the program is at `path`."""
+        python = [] if self.program else [PYTHON, *init_program.PYTHON_FLAGS]
+        return [*python, path, "serve", self.owner.process_name]
+
+    def keep(self, sandbox: LocalSandbox) -> LocalSandbox:
         """Remembers a sandbox until it is closed."""
         self._running = {s for s in self._running if not s.closed} | {sandbox}
         return sandbox
@@ -124,13 +139,6 @@ def enter_group(group: Group | None, pid: int) -> None:
     """Puts a process into a control group. Raises OSError."""
     for procs in group.procs() if group else []:
         Path(procs).write_text(str(pid))
-
-
-def launcher(program: Path | None, name: str, mode: str) -> tuple[list[str], str]:
-    """Arguments and executable of the helper on this host."""
-    if program:
-        return [name, mode, name], str(program)
-    return [sys.executable, "-I", "-S", str(SCRIPT), mode, name], sys.executable
 
 
 def resource_limits(limits: Limits, memory: bool) -> dict[int, int]:

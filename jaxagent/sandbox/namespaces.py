@@ -5,7 +5,7 @@ size; a host user id for each sandbox, to which the layers of one user on disk a
 capabilities, a seccomp filter, an empty environment; control groups where they can be made, else resource limits. The
 outermost process dies with the thread that started it.
 
-The launcher is the compiled helper, or `agent.py` in an isolated Python where there is no compiler.
+The launcher is compiled from `native/`, or where there is no compiler the same program in Python (`init_program.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 from jaxagent.sandbox import wire
 from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
-from jaxagent.sandbox.connection import start_helper
-from jaxagent.sandbox.local import START_TIMEOUT_S, LocalBackend, check_root, launcher
+from jaxagent.sandbox.connection import start_sandbox
+from jaxagent.sandbox.local import START_TIMEOUT_S, LocalBackend, check_root
 from jaxagent.sandbox.owner import Owner
 from jaxagent.sandbox.root import OPEN
 
@@ -40,7 +40,7 @@ class Namespaces(LocalBackend):
         super().__init__(owner, compiled)
         self.name = "namespaces" if self.program else "namespaces-python"
         self.missing = tuple(self.common_gaps())
-        self._argv, self._executable = launcher(self.program, owner.process_name, "launch")
+        self._argv, self._executable = self.command_on_host("launch")
         self._mount_point = owner.path / "mount"
         self._mount_point.mkdir(exist_ok=True)
         self._mount_point.chmod(0o755)
@@ -79,7 +79,7 @@ class Namespaces(LocalBackend):
         except BaseException:
             on_closed()
             raise
-        sandbox = await start_helper(
+        sandbox = await start_sandbox(
             self._argv,
             directives,
             spec,

@@ -10,7 +10,6 @@ start returns, whoever removed it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import shutil
@@ -21,6 +20,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from jaxagent.io.files import try_lock
 from jaxagent.sandbox import cgroups, uids
 from jaxagent.sandbox.base import SandboxError
 
@@ -56,7 +56,8 @@ class Owner:
             cgroups.remove_abandoned(lambda run: any((place / f"{run}.lock").exists() for place in places))
             path = self.base / f"{self.id}.lock"
             self._lock = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not try_lock(self._lock):
+                raise SandboxError(f"{path} is locked already")
             os.write(self._lock, f"{os.getpid()} {_started(os.getpid())}".encode())
             self.path.mkdir(mode=0o711)
             self.path.chmod(0o711)  # the sandboxes' user passes through, and cannot list
@@ -101,21 +102,13 @@ def _one_at_a_time(base: Path) -> Iterator[None]:
     fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     end = time.monotonic() + TURN_TIMEOUT_S
     try:
-        while not _locked(fd):
+        while not try_lock(fd):
             if time.monotonic() > end:
                 raise SandboxError(f"another process has been starting sandboxes in {base} for {TURN_TIMEOUT_S:.0f} s")
             time.sleep(0.01)
         yield
     finally:
         os.close(fd)
-
-
-def _locked(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _sweep(base: Path) -> list[str]:
@@ -141,7 +134,7 @@ def _is_dead(fd: int) -> bool:
     ended, that moment is waited for.
     """
     end = time.monotonic() + KILL_TIMEOUT_S
-    while not _locked(fd):
+    while not try_lock(fd):
         pid, _, started = os.pread(fd, 100, 0).decode().partition(" ")
         if not pid.isdigit() or _started(int(pid)) == started or time.monotonic() > end:
             return False

@@ -6,8 +6,8 @@ import dataclasses
 import shutil
 
 from jaxagent.sandbox.base import Sandbox, Spec
-from jaxagent.sandbox.connection import start_helper
-from jaxagent.sandbox.local import ENTER, START_TIMEOUT_S, LocalBackend, check_root, enter_group, launcher
+from jaxagent.sandbox.connection import start_sandbox
+from jaxagent.sandbox.local import ENTER, START_TIMEOUT_S, LocalBackend, check_root, enter_group
 from jaxagent.sandbox.owner import Owner
 
 
@@ -18,7 +18,7 @@ class Plain(LocalBackend):
         super().__init__(owner, compiled)
         self.name = "plain (unsafe)"
         self.missing = ("all isolation: programs act on this host as this user, with the network", "disk limits")
-        self._argv, self._executable = launcher(self.program, owner.process_name, "agent")
+        self._argv, self._executable = self.command_on_host("serve")
         self._started = 0
 
     async def start(self, spec: Spec) -> Sandbox:
@@ -34,7 +34,7 @@ class Plain(LocalBackend):
             self.free_group(group)
             shutil.rmtree(directory, ignore_errors=True)
 
-        sandbox = await start_helper(
+        sandbox = await start_sandbox(
             ["sh", "-c", ENTER, self._executable, *self._argv[1:]],
             self.describe_inside(spec, processes=False).encode(),
             spec,

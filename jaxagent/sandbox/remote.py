@@ -7,13 +7,13 @@ import base64
 import contextlib
 import dataclasses
 import itertools
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import aiohttp
-
 from jaxagent.config import ConfigError
+from jaxagent.io.http import HttpClient, HttpError, HttpStatus
 from jaxagent.sandbox import wire
 from jaxagent.sandbox.base import (
     MAX_FILE_BYTES,
@@ -32,6 +32,7 @@ from jaxagent.sandbox.worker import CLIENT
 START_TIMEOUT_S = 90.0
 LATE_S = 30.0  # beyond a command's deadline, for the worker's own escalation and the network
 FILE_TIMEOUT_S = 120.0
+MAX_REPLY_BYTES = 2 * MAX_FILE_BYTES  # a file, or a long listing
 HEARTBEAT_S = 10.0
 MAX_UNENDED = 10_000  # of a worker: one that is gone so long has closed them when its lease ran out
 ENDED_PER_BEAT = 64
@@ -55,8 +56,8 @@ class Remote(Backend):
         self.name = "remote"
         self.missing: tuple[str, ...] = ("unknown until `connect` has asked the workers",)
         self._running = {url.rstrip("/"): 0 for url in urls}
-        self._headers = {"Authorization": f"Bearer {token}", CLIENT: secrets.token_hex(8)}
-        self._session: aiohttp.ClientSession | None = None
+        headers = {"Authorization": f"Bearer {token}", CLIENT: secrets.token_hex(8)}
+        self._client = HttpClient(FILE_TIMEOUT_S, MAX_REPLY_BYTES, headers=headers, connections=0)
         self._heart: asyncio.Future | None = None
         self._unended: dict[str, set[str]] = {url: set() for url in self._running}  # names by worker
         self._ending: set[asyncio.Task] = set()
@@ -99,25 +100,17 @@ class Remote(Backend):
         Raises:
           SandboxClosed: no answer.
         """
-        if self._session is None:  # made here: a session belongs to the running loop
-            self._session = aiohttp.ClientSession(
-                headers=self._headers, connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(None)
-            )
+        if self._heart is None:  # made here: it belongs to the running loop
             self._heart = asyncio.gather(*[self._beat(url) for url in self._running])
         try:
-            async with (
-                asyncio.timeout(timeout_s),
-                self._session.request(method, url, **more) as response,
-            ):
-                if response.status == 200:
-                    return await response.read() if raw else await response.json()
-                said = await response.json()
-        except TimeoutError as failure:
-            raise SandboxClosed(f"{url} did not answer in {timeout_s:g} s") from failure
-        except (aiohttp.ClientError, ValueError) as failure:
-            raise SandboxClosed(f"{url}: {type(failure).__name__}: {failure}") from failure
-        said = said if isinstance(said, dict) else {}
-        raise KINDS.get(said.get("kind"), SandboxError)(said.get("error", f"status {response.status}"))
+            answer = await self._client.request(method, url, timeout_s=timeout_s, **more)
+            return answer if raw else json.loads(answer)
+        except HttpStatus as refusal:
+            raise _raised(refusal) from None
+        except HttpError as failure:
+            raise SandboxClosed(str(failure)) from failure
+        except ValueError as failure:
+            raise SandboxClosed(f"{url} sent no JSON: {failure}") from failure
 
     async def end(self, url: str, name: str) -> int | None:
         """Has a worker close a sandbox. Where it does not answer, it is told again after the next heartbeats.
@@ -158,9 +151,8 @@ class Remote(Backend):
             self._heart.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._heart
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+            self._heart = None
+        await self._client.close()
 
 
 class RemoteSandbox(Sandbox):
@@ -240,6 +232,16 @@ class RemoteSandbox(Sandbox):
         except (SandboxClosed, asyncio.CancelledError):
             await self.close()
             raise
+
+
+def _raised(refusal: HttpStatus) -> Exception:
+    """What the worker raised; `SandboxClosed` where the answer is none of a worker's."""
+    try:
+        said = json.loads(refusal.body)
+    except ValueError:
+        return SandboxClosed(str(refusal))
+    said = said if isinstance(said, dict) else {}
+    return KINDS.get(said.get("kind"), SandboxError)(said.get("error", f"status {refusal.status}"))
 
 
 def _result(answer: dict[str, Any]) -> CommandResult:

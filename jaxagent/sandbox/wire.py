@@ -1,6 +1,6 @@
-"""Frames between the owner of a sandbox and its inside: u32 size, u8 type, u32 id, data; all little-endian.
+"""Frames between the host and the program inside a sandbox: u32 size, u8 type, u32 id, data; all little-endian.
 
-Before "go" (z) the owner sends directives, one per frame, that say what to make (see `Directives`). Then requests:
+Before "go" (z) the host sends directives, one per frame, that say what to make (see `Directives`). Then requests:
 
   R  run in the shell: f64 deadline_s, u64 bytes to keep, u64 flood bytes, 16 characters nonce, 0, quoted command, 0
   X  fresh process: the same three numbers, u32 number of arguments, then directory, arguments, environment, each with 0

@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import re
 import typing
 
 import pytest
@@ -97,11 +98,41 @@ def test_unknown_names_are_one_line():
         get_config("lapto+gspo")
 
 
-def test_the_page_has_a_row_for_each_and_names_every_choice():
-    page = (pathlib.Path(__file__).resolve().parents[2] / "docs/algorithms.md").read_text()
-    table = page.split("| preset | formula |", 1)[1].split("\n\n", 1)[0]
-    rows = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
-    assert sorted(rows) == sorted(PUBLISHED)
+# What a page need not say: what is off, and what belongs to the run.
+NEUTRAL = {
+    "drop_zero_signal": False, "multi_trajectory": "full", "whiten_advantages": False, "keep_groups_frac": 1.0,
+    "refresh_every": 0, "veto": 0.0, "normalise": False, "tasks_per_round": 0,
+}  # fmt: skip
+OF_THE_RUN = ("critic", "constant")
+
+
+def settings(name: str) -> str:
+    """What the page shows of a preset: its choices, their constants, and what else is not neutral."""
+    lines = []
+    for field, value in PUBLISHED[name].fields.items():
+        constants = dict(value) if isinstance(value, dict) else {}
+        if value is not None and NEUTRAL.get(field) != value and constants.keys() <= {"name"}:
+            lines.append((field, constants.get("name", value)))
+        elif "name" in constants:
+            lines.append((field, constants.pop("name")))
+        for constant, number in constants.items():
+            if constant not in ("name", *OF_THE_RUN) and NEUTRAL.get(constant) != number:
+                lines.append((f"{field}.{constant}", number["name"] if isinstance(number, dict) else number))
+    return "\n".join(f"rl.{field} = {value!r}".replace("'", '"') for field, value in lines)
+
+
+PAGE = (pathlib.Path(__file__).resolve().parents[2] / "docs/algorithms.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_page_has_a_heading_for_each_with_its_settings(name):
+    _, section = PAGE.split(f"\n### `{name}`\n")
+    assert section.split("```python\n", 1)[1].split("\n```", 1)[0] == settings(name)
+
+
+def test_the_page_names_every_choice_and_no_other_preset():
+    published = PAGE.split("## Published combinations", 1)[1].split("\n## ", 1)[0]
+    assert sorted(re.findall(r"^### `(\w+)`$", published, re.MULTILINE)) == sorted(PUBLISHED)
     estimators = typing.get_args(kind(hints(config.KLConfig)["estimator"]).value)
     for name in (*ADVANTAGES, *OBJECTIVES, *CORRECTIONS, *AGGREGATIONS, *VALUE_LOSSES, *estimators):
-        assert f"`{name}`" in page, name
+        assert f"`{name}`" in PAGE, name

@@ -6,18 +6,15 @@ import random
 import pytest
 
 from data_pipelines import harbor, terminal_check
-from data_pipelines.local_place import RootPlace, dockerfile_steps, has_user_namespaces
+from data_pipelines.sandbox_workspaces import ImageWorkspaces
 from jaxagent.data.sources import HELD_OUT, TRAIN, load_tasks
 from jaxagent.envs.terminal_tasks import folders, rows
 from jaxagent.envs.terminal_tasks.verify import VerifierError, prepare, verify
 from jaxagent.sandbox.base import SandboxError
 from tests.envs import terminal_folders as made
 
-needs_root = pytest.mark.skipif(not has_user_namespaces(), reason="no user name spaces (unshare) on this machine")
 
-
-@needs_root
-def test_both_schemas_check(tmp_path, capsys):
+def test_both_schemas_check(tmp_path, images, capsys):
     made.harbor(tmp_path / "one")
     made.harbor(tmp_path / "two", made.HARBOR_2, made.TEST_JSON)
     assert harbor.main(["check", str(tmp_path)]) == 0
@@ -26,8 +23,7 @@ def test_both_schemas_check(tmp_path, capsys):
     )
 
 
-@needs_root
-def test_what_is_wrong_is_named(tmp_path, capsys):
+def test_what_is_wrong_is_named(tmp_path, images, capsys):
     made.write(made.harbor(tmp_path / "a") / "solution" / "solve.sh", "echo I cannot\n")
     made.harbor(tmp_path / "b", test="mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt\n")
     made.harbor(tmp_path / "c", test="exit 0\n")
@@ -37,7 +33,7 @@ def test_what_is_wrong_is_named(tmp_path, capsys):
     assert "a: the oracle scored 0 and an idle agent 0. The oracle printed: I cannot" in out
     assert "b: the oracle scored 1 and an idle agent 1." in out
     assert "c: c: neither /logs/verifier/reward.txt nor" in out
-    assert "d: build failed at 'RUN echo oh no; false': oh no" in out
+    assert "d: image d: step 1 (RUN echo oh no; false) ended with status 1. It printed: oh no" in out
     assert "4 tasks (4 of level 1): oracle scores 1 on 1, an idle agent 0 on 1, 2 errors" in out
 
 
@@ -54,55 +50,40 @@ def test_tasks_with_images_of_their_own(tmp_path, images, capsys):
     assert harbor.main(["check", str(tmp_path / "tasks"), flags[0], "--base=x"]) == 2
 
 
-@needs_root
-def test_what_an_agent_left_at_the_tests_places_is_gone(tmp_path):
+def test_what_an_agent_left_at_the_tests_paths_is_gone(tmp_path, images):
     """A forged reward, a reward that is a link to a file with a 1, a prepared /tests: none counts."""
 
     async def attempt(folder, agent):
         task = folders.read_task(folder)
-        place = await harbor.open_root(task)
+        workspace = await workspaces.open(task)
         try:
-            await prepare(place, task)
-            done = await place.run(agent, timeout_s=20)
+            await prepare(workspace, task)
+            done = await workspace.run(agent, timeout_s=20)
             assert done.exit_status == 0, done.output
-            return await verify(place, task)
+            return await verify(workspace, task)
         finally:
-            await place.close()
+            await workspace.close()
 
+    def run(folder, agent):
+        nonlocal workspaces
+        workspaces = ImageWorkspaces(images, ["*=host"], network=False)  # for one event loop
+        try:
+            return asyncio.run(attempt(folder, agent))
+        finally:
+            workspaces.close()
+
+    workspaces = None
     silent = made.harbor(tmp_path / "silent", test="exit 0\n")
     forge = "mkdir -p /logs/verifier && echo 1 > /logs/verifier/reward.txt"
     with pytest.raises(VerifierError, match="neither"):
-        asyncio.run(attempt(silent, forge))
+        run(silent, forge)
     linked = made.harbor(tmp_path / "linked", test="ln -s ../../tmp/one /logs/verifier/reward.txt\n")
     with pytest.raises(VerifierError, match="neither"):  # a reward is never read through a link
-        asyncio.run(attempt(linked, "echo 1 > /tmp/one"))
+        run(linked, "echo 1 > /tmp/one")
     honest = made.harbor(tmp_path / "honest")
     tamper = "mkdir -p /tests && echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh && chmod 444 /tests/test.sh"
-    assert asyncio.run(attempt(honest, tamper)) == 0.0
-    assert asyncio.run(attempt(honest, "cd /app && echo 'Hello, world!' > hello.txt")) == 1.0
-
-
-@needs_root
-def test_a_root_of_its_own(tmp_path):
-    async def look():
-        place = RootPlace(folders.read_task(made.harbor(tmp_path / "t")).image)
-        try:
-            await place.build(20)
-            listing = await place.run("pwd; ls; ls /home /work /root/.ssh 2>&1 | grep -c No", timeout_s=20)
-            slow = await place.run("trap '' INT TERM; echo begun; while :; do sleep 0.1; done", timeout_s=1.5)
-            return listing.output.split(), slow
-        finally:
-            await place.close()
-            assert not place.folder.exists()
-
-    listing, slow = asyncio.run(look())
-    assert listing[:2] == ["/app", "greeting.txt"]
-    assert slow.timed_out and slow.exit_status == 137
-
-
-def test_a_dockerfile_is_cut_into_steps():
-    text = "# c\nFROM a\nRUN x \\\n  && y\n\ncopy a b\n"
-    assert dockerfile_steps(text) == [("FROM", "a"), ("RUN", "x    && y"), ("COPY", "a b")]
+    assert run(honest, tamper) == 0.0
+    assert run(honest, "cd /app && echo 'Hello, world!' > hello.txt") == 1.0
 
 
 def test_the_command_names_a_malformed_task(tmp_path, capsys):
@@ -147,4 +128,4 @@ def test_a_sandbox_that_fails_is_one_tasks_error(tmp_path, capsys):
 
 
 def test_no_tasks_is_no_success():
-    assert terminal_check.report([], harbor.open_root, 1) == 1
+    assert terminal_check.report([], None, 1) == 1

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from data_pipelines import generated, terminal, terminal_check
-from data_pipelines.local_place import HomePlace, missing_programs
-from data_pipelines.sandbox_places import SandboxPlaces
+from data_pipelines.home_workspace import HomeWorkspace, missing_programs
+from data_pipelines.sandbox_workspaces import SandboxWorkspaces
 from data_pipelines.terminal_demonstrations import demonstrations as demonstrate
 from data_pipelines.terminal_templates import home, version_control, words
 from data_pipelines.terminal_templates.draft import Draft, Draw, lines, to_row
@@ -38,14 +38,14 @@ def to_task(row):
 
 async def attempt(row, *commands):
     """The reward of an agent that sends these commands, each in a fresh shell."""
-    task, place = to_task(row), HomePlace()
+    task, workspace = to_task(row), HomeWorkspace()
     try:
-        await prepare(place, task)
+        await prepare(workspace, task)
         for command in commands:
-            await place.run(command, timeout_s=20)
-        return await verify(place, task)
+            await workspace.run(command, timeout_s=20)
+        return await verify(workspace, task)
     finally:
-        await place.close()
+        await workspace.close()
 
 
 def attempts(cases, jobs=2):
@@ -216,17 +216,17 @@ def test_a_wrong_initial_state_is_an_error_and_not_a_zero():
 @needs_programs
 def test_a_late_command_is_killed_and_the_oracle_shares_one_shell():
     async def late():
-        place = HomePlace()
+        workspace = HomeWorkspace()
         try:
-            result = await place.run("echo begun; trap '' TERM; sleep 60", timeout_s=0.5)
-            left = await place.run("sleep 61 & echo $!", timeout_s=5)
+            result = await workspace.run("echo begun; trap '' TERM; sleep 60", timeout_s=0.5)
+            left = await workspace.run("sleep 61 & echo $!", timeout_s=5)
             return result, int(left.output)
         finally:
-            await place.close()
+            await workspace.close()
 
     result, pid = asyncio.run(late())
     assert result.timed_out and result.exit_status == 137 and result.output == "begun\n"
-    with pytest.raises(OSError):  # what a command left in the background ended with the place
+    with pytest.raises(OSError):  # what a command left in the background ended with the workspace
         end = time.monotonic() + 60  # it was sent SIGKILL; when it goes is the kernel's business
         while time.monotonic() < end:
             with open(f"/proc/{pid}/stat") as file:
@@ -236,13 +236,13 @@ def test_a_late_command_is_killed_and_the_oracle_shares_one_shell():
 
     async def one_shell():
         draft = Draft("x", ("mkdir a; cd a", "touch b"), (call("content", "a/b", ""),))
-        place, task = HomePlace(), to_task(to_row(draft, "t", 1, "train"))
+        workspace, task = HomeWorkspace(), to_task(to_row(draft, "t", 1, "train"))
         try:
-            await prepare(place, task)
-            await solve(place, task)
-            return await verify(place, task)
+            await prepare(workspace, task)
+            await solve(workspace, task)
+            return await verify(workspace, task)
         finally:
-            await place.close()
+            await workspace.close()
 
     assert asyncio.run(one_shell()) == 1.0
 
@@ -317,12 +317,12 @@ def test_tasks_are_checked_in_sandboxes(tmp_path, capsys):
     out = tmp_path / "tasks"
     assert terminal.main([f"--out={out}", "--num=84", "--seed=11"]) == 0
     chosen = terminal.read_tasks(out)[::7]
-    places = SandboxPlaces(choose.SAFE, warm=2)
+    workspaces = SandboxWorkspaces(choose.SAFE, warm=2)
     broken = dataclasses.replace(chosen[0], id="broken", oracle=chosen[0].setup)
     other = dataclasses.replace(chosen[0], id="other", image=Image(name="debian:12"))
     capsys.readouterr()
     try:
-        status = terminal_check.report([*chosen, broken, other], places.open, 2, places)
+        status = terminal_check.report([*chosen, broken, other], workspaces.open, 2, workspaces)
     except ConfigError as failure:
         pytest.skip(str(failure))
     said = capsys.readouterr().out.splitlines()

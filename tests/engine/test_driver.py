@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jaxagent.config import ConfigError
+from jaxagent.engine import executor
 from jaxagent.engine.requests import BusyError, EngineError
 from jaxagent.engine.scheduler import Scheduler
 from jaxagent.engine.toy import Toy
@@ -56,6 +57,23 @@ def test_turns_continue_one_sequence() -> None:
     with toys.running() as driver:
         asyncio.run(episode(driver))
         assert driver.stats()["sampled_tokens"] == 20
+
+
+def test_conversations_of_one_attempt_draw_other_numbers() -> None:
+    async def sampled(driver, **conversation):
+        session = await driver.open("t", 0, **conversation)
+        try:
+            return (await turn(driver, session, letters("hello"), 7, toys.SAMPLED)).tokens.tolist()
+        finally:
+            driver.close(session)
+
+    async def play(driver):
+        return [await sampled(driver), *[await sampled(driver, conversation=number) for number in (0, 1, 1, 2)]]
+
+    with toys.running(stops=()) as driver:
+        unnumbered, first, second, again, third = asyncio.run(play(driver))
+    assert unnumbered == first and second == again
+    assert len({tuple(tokens) for tokens in (first, second, third)}) == 3
 
 
 def test_ends_at_stop_eos_and_context() -> None:
@@ -456,3 +474,37 @@ def test_slots_must_divide_over_the_mesh() -> None:
     driver = toys.make(6, data=4)
     with pytest.raises(ConfigError, match="slots: 6 does not divide"):
         driver.start(60)
+
+
+def test_what_the_thread_moves_to_the_device_beside_its_calls_fails(monkeypatch) -> None:
+    dispatch = Scheduler.dispatch
+
+    def with_a_stray_array(scheduler, version):
+        jax.numpy.asarray(np.zeros(3))
+        return dispatch(scheduler, version)
+
+    async def one_turn(driver):
+        await turn(driver, await driver.open("t", 0), letters("hello"))
+
+    monkeypatch.setattr(Scheduler, "dispatch", with_a_stray_array)
+    with toys.running() as driver, pytest.raises(EngineError, match="Disallowed host-to-device transfer"):
+        asyncio.run(one_turn(driver))
+
+
+def test_calls_move_little_and_never_weights(monkeypatch) -> None:
+    moved, issue = [], executor._issue
+
+    def counted(program, *arguments):
+        moved.append([x for x in jax.tree.leaves(arguments) if isinstance(x, np.ndarray)])
+        return issue(program, *arguments)
+
+    async def one_turn(driver):
+        await turn(driver, await driver.open("t", 0), letters("hello"))
+
+    monkeypatch.setattr(executor, "_issue", counted)
+    weights = toys.weights()
+    with toys.running() as driver:
+        moved.clear()
+        asyncio.run(one_turn(driver))
+    assert moved and all(sum(x.nbytes for x in arrays) < 1 << 16 for arrays in moved)
+    assert not any(x.shape == weights.shape and x.dtype == weights.dtype for arrays in moved for x in arrays)

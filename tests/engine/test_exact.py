@@ -13,6 +13,7 @@ from jaxagent.config import BatchConfig, EngineConfig, SamplingConfig
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
+from jaxagent.engine.setup import EngineSetup
 from jaxagent.learner.batching import Packer, unpack
 from jaxagent.learner.prefixes import Sharing
 from jaxagent.models import exact, params, sharding
@@ -70,7 +71,8 @@ def play(spec, mesh, cfg: EngineConfig, order: list[int], concurrency: int, samp
 
         await asyncio.gather(*(episode(i) for i in order))
 
-    with Driver(model, weights_of(spec, mesh), 0, stops, (), cfg, CONTEXT, mesh, 0, False, True) as driver:
+    setup = EngineSetup(cfg=cfg, context=CONTEXT, stops=stops, eos_ids=(), exact=True)
+    with Driver(model, weights_of(spec, mesh), 0, setup, mesh) as driver:
         driver.start(300)
         asyncio.run(run(driver))
     return out

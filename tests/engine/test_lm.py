@@ -13,6 +13,7 @@ from jaxagent.config import EngineConfig, MeshConfig, SamplingConfig
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
+from jaxagent.engine.setup import EngineSetup
 from jaxagent.models import logprobs, params, sharding, transformer
 from jaxagent.models.spec import ModelSpec
 from tests.models import tiny
@@ -38,7 +39,8 @@ def driver_for(mesh: jax.sharding.Mesh, spec: ModelSpec = SPEC, truncation: bool
         weights = params.init(spec, jax.random.key(0), params.shardings(spec, mesh, sharding.TRAIN))
     stops = automaton.build(["no such"], [b"ab"] * VOCAB, spec.padded_vocab_size)
     model = LanguageModel(spec, cfg.cache_dtype)
-    return Driver(model, weights, 0, stops, (), cfg, CONTEXT, mesh, 0, truncation, exact=False)
+    setup = EngineSetup(cfg=cfg, context=CONTEXT, stops=stops, eos_ids=(), exact=False, truncation=truncation)
+    return Driver(model, weights, 0, setup, mesh)
 
 
 def mesh_of(data: int = 1, fsdp: int = 1, tensor: int = 1) -> jax.sharding.Mesh:

@@ -139,6 +139,11 @@ def test_uniforms_depend_on_key_and_position_only() -> None:
 
 
 def test_keys_differ_in_every_part() -> None:
-    parts = itertools.product((0, 1), ("a", "b", "1"), (0, 1, 11), (0, 1, 11))
+    parts = itertools.product((0, 1), ("a", "b", "1"), (0, 1, 11), (0, 1, 11), (0, 1, 11))
     keys = {sampling.request_key(*part).tobytes() for part in parts}
-    assert len(keys) == 2 * 3 * 3 * 3
+    assert len(keys) == 2 * 3 * 3 * 3 * 3
+
+
+def test_the_first_conversation_has_the_keys_of_runs_before_conversations_were_numbered() -> None:
+    before = {(0, "a", 0, 0): "ae7c2bfd6294189a", (17, "task 3", 5, 2): "15d498dd2851ba22"}
+    assert {part: sampling.request_key(*part, conversation=0).tobytes().hex() for part in before} == before

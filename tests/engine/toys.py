@@ -9,6 +9,7 @@ import numpy as np
 from jaxagent.config import EngineConfig, SamplingConfig
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
+from jaxagent.engine.setup import EngineSetup
 from jaxagent.engine.toy import Toy, toy_bonus
 
 VOCAB = 26  # token i is the letter i
@@ -75,20 +76,17 @@ def make(
     **changes,
 ) -> Driver:
     letters = [bytes([ord("a") + i]) for i in range(VOCAB)]
-    return Driver(
-        model=model or Toy(VOCAB),
-        params=weights() if params is None else params,
-        version=7,
-        stops=automaton.build(stops, letters, VOCAB),
-        eos_ids=eos,
+    setup = EngineSetup(
         cfg=config(slots, **changes),
         context=CONTEXT,
-        mesh=mesh_of(data),
-        seed=3,
-        truncation=truncation,
+        stops=automaton.build(stops, letters, VOCAB),
+        eos_ids=tuple(eos),
         exact=exact,
+        truncation=truncation,
+        seed=3,
         max_waiting=max_waiting,
     )
+    return Driver(model or Toy(VOCAB), weights() if params is None else params, 7, setup, mesh_of(data))
 
 
 @contextlib.contextmanager

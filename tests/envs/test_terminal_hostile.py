@@ -58,7 +58,7 @@ def test_a_broken_place_is_counted(attempt):
 
 
 def test_an_honest_failure_stays_one(attempt):
-    """The place is as it should be: so the task is at fault."""
+    """The workspace is as it should be: so the task is at fault."""
     _, failure, environment = attempt(cmd("true"), "<done>", of=task(final_test="raise SystemExit(7)"))
     assert isinstance(failure, VerifierError) and environment.counters["broken_places"] == 0
 
@@ -216,16 +216,16 @@ def test_no_process_is_left_when_the_reward_is_read(attempt, layered, tmp_path):
     seen = []
 
     async def then(environment):
-        place = environment._place
-        read = place.read
+        workspace = environment._workspace
+        read = workspace.read
 
         async def late(path, max_bytes):  # as on a busy machine
             if not seen:
-                await place._sandbox.execute(("sleep", "0.5"), 10, 100, None, "/")
+                await workspace._sandbox.execute(("sleep", "0.5"), 10, 100, None, "/")
             seen.append(path)
             return await read(path, max_bytes)
 
-        place.read = late
+        workspace.read = late
 
     _, verdict, _ = attempt(cmd(program), "<done>", of=layered, then=then)
     assert seen and verdict.reward == 0.25

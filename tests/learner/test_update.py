@@ -279,3 +279,12 @@ def test_a_few_updates_learn_a_sequence_by_heart(spec, make_params, make_packer,
         state, metrics = update(state, batches)
         first = first or metrics["ce/nll"]
     assert first > 3.0 and metrics["ce/nll"] < 0.3
+
+
+def test_weights_left_on_the_host_are_refused_and_not_moved_at_every_update(
+    spec, make_params, make_packer, make_streams, one
+):
+    batches = make_packer(micro_rows=2, longest_targets=20).pack(make_streams(2))
+    state, update = build(spec, one, make_params(one))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device transfer"):
+        update(state.replace(params=jax.device_get(state.params)), batches)

@@ -15,7 +15,7 @@ from jaxagent import types
 from jaxagent.data import episode_log
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.observe import charts, jsonl, report, report_episodes, report_logs
-from jaxagent.observe.episodes import episode_record
+from jaxagent.observe.episodes import episode_record, shown
 from jaxagent.observe.files import EPISODES_FILE, EPISODES_FOLDER, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
 
 PROMPT, ACTION, OBSERVATION, WARNING = (int(kind) for kind in types.TokenKind)
@@ -63,8 +63,8 @@ class _Text(html.parser.HTMLParser):
 
 def test_token_texts_join_to_the_text_and_split_characters_are_kept():
     record = episode_record(_episode(), BYTES, stage="rl", step=3, split="eval")
-    (columns,) = record["trajectories"]
-    assert "".join(columns["text"]) == "Who? <b>\né!<i>São</i>again"
+    assert "".join(record["trajectories"][0]["texts"]) == "Who? <b>\né!<i>São</i>again"
+    (columns,) = shown(record)["trajectories"]
     assert len({len(column) for column in columns.values()}) == 1
     logprobs = [value for value in columns["logprob"] if value is not None]
     assert logprobs == [-0.25] * len("é!".encode())
@@ -103,14 +103,15 @@ def test_all_logged_episodes_can_be_browsed_those_of_training_too(tmp_path):
     """Training episodes are logged as token ids: their text comes from the run's tokenizer."""
     evil = dataclasses.replace(_episode("q0", 0.0), task=types.Task("q0", "</script><b>", ("x",), ""))
     failed = _episode("q2", 0.0, types.StopReason.TIMEOUT)
-    shown = [episode_record(e, BYTES, stage="rl", step=2, split="eval") for e in (evil, failed)]
-    _log(tmp_path / EPISODES_FILE, *shown)
+    evaluated = [episode_record(e, BYTES, stage="rl", step=2, split="eval") for e in (evil, failed)]
+    _log(tmp_path / EPISODES_FILE, *evaluated)
     tokenizer = Tokenizer.train(["some text"], 300, [])
     tokenizer.save(tmp_path / "tokenizer")
     ids = np.array(tokenizer.encode("Who? é! yes"), np.int32)
     kinds = np.full(len(ids), ACTION, np.uint8)
     kinds[0] = PROMPT
-    flat = types.Trajectory(ids, kinds, np.full(len(ids), -0.12345, np.float32), kinds * 5, kinds * 0)
+    logprobs, versions = np.float32(-0.12345) * kinds, np.where(kinds == ACTION, 5, -1)
+    flat = types.Trajectory(ids, kinds, logprobs, versions, kinds * 0)
     trained = dataclasses.replace(_episode("q1"), trajectories=(flat,))
     _log(tmp_path / EPISODES_FOLDER / "rl.jsonl", episode_log.record(trained, "rl", 1))
     _log(
@@ -132,6 +133,25 @@ def test_all_logged_episodes_can_be_browsed_those_of_training_too(tmp_path):
     assert columns["text"] == [f" {token}" for token in ids]
 
 
+def test_evaluations_logged_by_earlier_versions_are_shown_too(tmp_path):
+    record = dict(
+        stage="rl", step=3, split="eval", task="q1", kind="one_hop/x", prompt="Who?", answers=["A"], sample=0,
+        reward=1.0, rewards={"em": 1.0}, turn_rewards=[], stop_reason="answer", error="", turns=1, metrics={},
+    )  # fmt: skip
+    columns = dict(text=["Who?", " A", "."], kind=[0, 1, 2], logprob=[None, -0.25, None], turn=[0, 0, 0])
+    record["trajectories"] = [columns | {"version": [-1, 4, -1]}]
+    _log(tmp_path / EPISODES_FILE, record)
+    text = report.write_report(tmp_path).read_text()
+    page = _Text()
+    page.feed(text)
+    assert page.tokens == "Who? A."
+    (found,) = _browsed(text)
+    assert (found["task"], found["prompt"], found["split"]) == ("q1", "Who?", "eval")
+    assert found["trajectories"] == [
+        {"text": ["Who?", " A", "."], "kind": "012", "turn": [3, 0], "logprob": [-0.25], "version": [1, 4]}
+    ]
+
+
 def test_a_big_log_does_not_make_the_page_big(tmp_path):
     records = [episode_record(_episode(f"q{i}"), BYTES, stage="rl", step=i, split="eval") for i in range(200)]
     _log(tmp_path / EPISODES_FILE, *records)
@@ -146,7 +166,7 @@ def test_a_big_log_does_not_make_the_page_big(tmp_path):
 
 def test_the_end_of_a_long_episode_is_not_hidden():
     columns = {"text": [f"<{i}>" for i in range(1000)], "kind": [1] * 1000, "logprob": [-1.0] * 1000}
-    record = episode_record(_episode(), BYTES, stage="rl", step=3, split="eval")
+    record = shown(episode_record(_episode(), BYTES, stage="rl", step=3, split="eval"))
     record["trajectories"] = [columns | {"turn": [0] * 1000, "version": [0] * 1000}]
     text = report_episodes.section([[record]])
     page = _Text()

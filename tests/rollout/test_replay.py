@@ -10,6 +10,7 @@ import pytest
 from jaxagent.algorithms.corrections import Truncate
 from jaxagent.algorithms.estimators import GAE, GroupMean, GroupMeanStd
 from jaxagent.config import ReplayConfig
+from jaxagent.data import codec
 from jaxagent.rollout import replay
 from jaxagent.rollout.replay import Chosen, ReplayBuffer, Success
 from jaxagent.types import Episode, Group, StopReason, Task, TokenKind, Trajectory
@@ -80,6 +81,8 @@ def test_a_saved_buffer_is_the_same_to_the_bit():
     episode = Episode(task, 0, both, 1.0, {}, StopReason.ANSWER, 1)
     buffer.record([group("a", [1.0, 0.0]), Group(task, (episode,))], 1, GroupMeanStd())
     again.set_state(json.loads(json.dumps(buffer.get_state())))
+    bundled = buffer.get_state()[1]["trajectories"]
+    assert json.loads(json.dumps(bundled)) == [codec.encode_trajectory(t) for t in both], "the one codec"
     assert len(again) == len(buffer) == 2 and again.get_state() == buffer.get_state()
     for mine, theirs in zip(buffer.candidates(7), again.candidates(7), strict=True):
         assert dataclasses.replace(mine, trajectories=()) == dataclasses.replace(theirs, trajectories=())

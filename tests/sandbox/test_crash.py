@@ -76,12 +76,13 @@ class Secrets:
 owners.secrets = Secrets
 match sys.argv[2]:
     case "locked":  # its lock, and not yet its directory
-        flock = owners.fcntl.flock
-        def lock(fd, how):
-            flock(fd, how)
+        try_lock = owners.try_lock
+        def lock(fd):
+            taken = try_lock(fd)
             if os.readlink(f"/proc/self/fd/{fd}").endswith(f"{sys.argv[3]}.lock"):
                 os.kill(os.getpid(), signal.SIGKILL)
-        owners.fcntl.flock = lock
+            return taken
+        owners.try_lock = lock
     case "noted":
         Owner.note = deadly(Owner.note, 1)
     case "groups":

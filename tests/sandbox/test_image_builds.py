@@ -17,9 +17,9 @@ from jaxagent.sandbox import choose, snapshot
 from jaxagent.sandbox.base import Limits, SandboxError
 from jaxagent.sandbox.images import __main__ as command
 from jaxagent.sandbox.images import bases
+from jaxagent.sandbox.images.build_backend import BuildBackend
 from jaxagent.sandbox.images.built import BuildError
 from jaxagent.sandbox.images.many import Images, Wanted
-from jaxagent.sandbox.images.place import BuildPlace
 from jaxagent.sandbox.images.recipes import Builder
 from jaxagent.sandbox.images.store import Store
 from jaxagent.sandbox.owner import Owner
@@ -41,7 +41,7 @@ class Workshop:
             self._owner.close()
             pytest.skip(str(failure))
         self.backend, compiled = probed, probed.name == "namespaces"
-        self.places = {n: BuildPlace(self._owner, compiled, n, probed.roots) for n in (False, True)}
+        self.places = {n: BuildBackend(self._owner, compiled, n, probed.roots) for n in (False, True)}
         self.context = folder / "context"
         self.context.mkdir()
         self.said = []

@@ -13,7 +13,7 @@ import pytest
 from jaxagent.config import ConfigError
 from jaxagent.sandbox import connection, snapshot
 from jaxagent.sandbox.base import MIB, Limits, SandboxError, Spec
-from jaxagent.sandbox.helper import helper
+from jaxagent.sandbox.init_program import compiled
 
 NAMES = ("namespaces", "namespaces-python")
 
@@ -95,7 +95,7 @@ def test_a_snapshot_that_nobody_waits_for_ends(places, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", (*NAMES, "bubblewrap"))
 def test_a_given_root(places, name, tmp_path):
     """A root that is nothing but a static program: no file of the host is in it."""
-    program = helper()
+    program = compiled()
     if program is None:
         pytest.skip("no compiler, so no static program to make a root of")
     root = tmp_path / "root"

@@ -1,4 +1,4 @@
-"""The pieces without a sandbox: the filter, control groups' paths and settings, quoting, the compiled helper."""
+"""The pieces without a sandbox: the filter, control groups' paths and settings, quoting, the program inside."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxagent.sandbox import cgroups, helper, namespaces, seccomp, snapshot, together, uids, wire
+from jaxagent.sandbox import cgroups, init_program, namespaces, seccomp, snapshot, together, uids, wire
 from jaxagent.sandbox.base import Limits, SandboxError
 from jaxagent.sandbox.owner import Owner
 
@@ -325,9 +325,9 @@ def test_malformed_answers_are_errors(data):
             wire.parse_entries(data)
 
 
-def test_the_helper_is_compiled_once_and_can_be_missing(tmp_path, monkeypatch):
+def test_the_program_inside_is_compiled_once_and_can_be_missing(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    find = helper.helper.__wrapped__  # without what an earlier call found
+    find = init_program.compiled.__wrapped__  # without what an earlier call found
     with monkeypatch.context() as without:
         without.setattr(shutil, "which", lambda name: None)
         assert find() is None

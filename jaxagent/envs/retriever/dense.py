@@ -19,6 +19,7 @@ import numpy as np
 from jaxagent.config import ConfigError
 from jaxagent.envs.retriever.base import Passage
 from jaxagent.envs.retriever.encoders import Encoder, open_encoder
+from jaxagent.io import files
 
 TopK = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]  # f32[Q, E], k -> scores f32[Q, k], rows i64[Q, k]
 
@@ -84,7 +85,7 @@ def write_index(folder: str | Path, passages: Sequence[Passage], encoder_name: s
     vectors = open_encoder(encoder_name)([p.contents for p in passages], "passage")
     np.save(folder / "vectors.npy", vectors)
     facts = {"encoder": encoder_name, "passages": len(passages), "corpus": fingerprint(passages)}
-    (folder / "index.json").write_text(json.dumps(facts, indent=2) + "\n")
+    files.replace(folder / "index.json", json.dumps(facts, indent=2) + "\n")
 
 
 def fingerprint(passages: Sequence[Passage]) -> str:

@@ -1,8 +1,8 @@
-"""Starting a task in a place where commands run, and judging what an agent left there.
+"""Starting a task in a workspace, where commands run, and judging what an agent left there.
 
-A `Place` is what a sandbox offers; it is asked for nothing else. Verification runs in a fresh process that the agent
-never touched, after everything left at the tests' paths has been removed. When the verifier does not say a reward,
-that is a `VerifierError`, which an environment must let through (StopReason.ENV_ERROR): it is never a reward of 0.
+Verification runs in a fresh process that the agent never touched, after everything left at the tests' paths has been
+removed. When the verifier does not say a reward, that is a `VerifierError`, which an environment must let through
+(StopReason.ENV_ERROR): it is never a reward of 0.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class VerifierError(RuntimeError):
     """The task's own machinery failed, or gave no reward. Says nothing about the agent."""
 
 
-class PlaceBroken(VerifierError):
+class WorkspaceBroken(VerifierError):
     """What worked before the agent came works no more: no shell starts, or nothing can be written. Its reward is 0."""
 
 
@@ -44,13 +44,13 @@ class Result:
     timed_out: bool = False
 
 
-class Place(Protocol):
+class Workspace(Protocol):
     """Where commands of one attempt run, each in a fresh process, with the home directory as $HOME."""
 
     async def run(
         self, command: str, *, timeout_s: float, cwd: str = "", env: Mapping[str, str] | None = None
     ) -> Result:
-        """Runs a shell command to its end or its deadline. `cwd` "" is the place's own working directory."""
+        """Runs a shell command to its end or its deadline. `cwd` "" is the workspace's own working directory."""
 
     async def copy_in(self, source: Path, path: str) -> None:
         """Copies a file or folder to an absolute path inside, replacing what is there, links included."""
@@ -71,14 +71,17 @@ class Place(Protocol):
         would take for its author's.
 
         Raises:
-          PlaceBroken: nothing can run or be written any more.
+          WorkspaceBroken: nothing can run or be written any more.
         """
 
     async def stop_processes(self) -> None:
         """Kills all that runs."""
 
+    async def close(self) -> None:
+        """Kills all that runs and removes what is left."""
 
-async def prepare(place: Place, task: TerminalTask) -> None:
+
+async def prepare(workspace: Workspace, task: TerminalTask) -> None:
     """Brings the initial state about and, where the task has one, runs its initial test.
 
     Raises:
@@ -87,14 +90,14 @@ async def prepare(place: Place, task: TerminalTask) -> None:
     for part, script in (("setup", task.setup), ("initial test", task.initial_test)):
         if script is not None:
             timeout_s = task.limits.verifier_timeout_s if script is task.initial_test else _SETUP_TIMEOUT_S
-            result = await run_script(place, task, script, timeout_s)
+            result = await run_script(workspace, task, script, timeout_s)
             if result.timed_out or result.exit_status != 0:
                 raise VerifierError(f"{task.id}: the {part} {_how(result)}")
     if task.looks_at_processes:
-        await place.remember_processes()
+        await workspace.remember_processes()
 
 
-async def solve(place: Place, task: TerminalTask) -> Result:
+async def solve(workspace: Workspace, task: TerminalTask) -> Result:
     """Runs the oracle.
 
     Raises:
@@ -103,13 +106,13 @@ async def solve(place: Place, task: TerminalTask) -> Result:
     """
     if task.oracle is None:
         raise VerifierError(f"{task.id} has no oracle solution.")
-    result = await run_script(place, task, task.oracle, task.limits.agent_timeout_s, task.oracle_env)
+    result = await run_script(workspace, task, task.oracle, task.limits.agent_timeout_s, task.oracle_env)
     if result.timed_out:
         raise VerifierError(f"{task.id}: the oracle {_how(result)}")
     return result
 
 
-async def verify(place: Place, task: TerminalTask) -> float:
+async def verify(workspace: Workspace, task: TerminalTask) -> float:
     """Runs the final test and returns the reward it says.
 
     Raises:
@@ -118,8 +121,8 @@ async def verify(place: Place, task: TerminalTask) -> float:
     if task.final_test is None:
         raise VerifierError(f"{task.id} has no final test.")
     if task.reward_from == "reward_file":  # whatever the agent wrote there is no reward
-        await _fresh_folder(place, _REWARD_FOLDER)
-    result = await run_script(place, task, task.final_test, task.limits.verifier_timeout_s, task.verifier_env)
+        await _fresh_folder(workspace, _REWARD_FOLDER)
+    result = await run_script(workspace, task, task.final_test, task.limits.verifier_timeout_s, task.verifier_env)
     if result.timed_out:
         raise VerifierError(f"{task.id}: the final test {_how(result)}")
     try:
@@ -127,20 +130,20 @@ async def verify(place: Place, task: TerminalTask) -> float:
             return reward_of_status(result)
         if task.reward_from == "pytest_summary":
             return reward_of_summary(result)
-        await place.stop_processes()  # a program of the agent's that the test started may wait for the reward
-        txt = await _read(place, REWARD_TXT, MAX_TXT_BYTES)
-        return reward_of_files(txt, await _read(place, REWARD_JSON, MAX_JSON_BYTES), task.reward_range)
+        await workspace.stop_processes()  # a program of the agent's that the test started may wait for the reward
+        txt = await _read(workspace, REWARD_TXT, MAX_TXT_BYTES)
+        return reward_of_files(txt, await _read(workspace, REWARD_JSON, MAX_JSON_BYTES), task.reward_range)
     except ValueError as error:
         raise VerifierError(f"{task.id}: {error} The test {_how(result)}") from None
 
 
 async def run_script(
-    place: Place, task: TerminalTask, script: Script, timeout_s: float, env: Mapping[str, str] | None = None
+    workspace: Workspace, task: TerminalTask, script: Script, timeout_s: float, env: Mapping[str, str] | None = None
 ) -> Result:
     """Puts a script's files in place and runs it in the task's working directory."""
     for path, source in script.files.items():
-        await place.copy_in(source, path)
-    return await place.run(script.command, timeout_s=timeout_s, cwd=task.workdir, env={**task.env, **(env or {})})
+        await workspace.copy_in(source, path)
+    return await workspace.run(script.command, timeout_s=timeout_s, cwd=task.workdir, env={**task.env, **(env or {})})
 
 
 def reward_of_status(result: Result) -> float:
@@ -244,15 +247,15 @@ def removal(path: str) -> str:
     return f"{{ {above}; rm -rf {quoted} || chmod -R u+rwx {quoted}; }} >/dev/null 2>&1; rm -rf {quoted}"
 
 
-async def _fresh_folder(place: Place, path: str) -> None:
-    result = await place.run(f"{removal(path)} && mkdir -p {shlex.quote(path)}", timeout_s=_SETUP_TIMEOUT_S)
+async def _fresh_folder(workspace: Workspace, path: str) -> None:
+    result = await workspace.run(f"{removal(path)} && mkdir -p {shlex.quote(path)}", timeout_s=_SETUP_TIMEOUT_S)
     if result.timed_out or result.exit_status != 0:
         raise VerifierError(f"cannot make an empty {path}: it {_how(result)}")
 
 
-async def _read(place: Place, path: str, max_bytes: int) -> bytes | None:
+async def _read(workspace: Workspace, path: str, max_bytes: int) -> bytes | None:
     try:
-        return await place.read(path, max_bytes)
+        return await workspace.read(path, max_bytes)
     except FileNotFoundError:
         return None
 

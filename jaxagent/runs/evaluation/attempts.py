@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
-from jaxagent.data import episode_log
+from jaxagent.data import codec, episode_log
 from jaxagent.engine.requests import EngineError
 from jaxagent.observe import jsonl
 from jaxagent.rollout.workers import Rollout, guarded
@@ -54,7 +54,7 @@ def digest(task: Mapping[str, Any]) -> str:
 
 
 class AttemptLog:
-    """The file, and in memory what `Attempt`s keep of it. Lines are those of data/episode_log.py, with the text.
+    """The file, and in memory what `Attempt`s keep of it. Lines are those of data/episode_log.py.
 
     Attributes:
       attempts: by key; of an attempt that was played again the last.
@@ -82,16 +82,14 @@ class AttemptLog:
 
     def extend(self, episodes: Iterable[Episode]) -> None:
         """Appends attempts that have ended; when this returns they are on disk."""
-        records = [
-            episode_log.record(episode, self._stage, self._step) | {"text": episode.text} for episode in episodes
-        ]
+        records = [episode_log.record(episode, self._stage, self._step) for episode in episodes]
         self._log.extend(records)
         for record in records:
             self._keep(record)
 
     def check_same(self, tasks: Sequence[Task]) -> None:
         """Raises ConfigError where an attempt is at another task that had the same id, of a dataset made anew, say."""
-        now = {task.id: digest(episode_log.task_record(task)) for task in tasks}
+        now = {task.id: digest(codec.encode_task(task)) for task in tasks}
         for (name, _), attempt in self.attempts.items():
             if now.get(name, attempt.task) != attempt.task:
                 raise ConfigError(

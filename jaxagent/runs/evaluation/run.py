@@ -18,7 +18,8 @@ from typing import Any
 from jaxagent.config import LEAST_TEMPERATURE, Config, ConfigError, SamplingConfig, to_dict
 from jaxagent.data.tasks import balanced_sample
 from jaxagent.engine.requests import EngineError
-from jaxagent.observe import charts, files, report
+from jaxagent.io import files
+from jaxagent.observe import charts, report
 from jaxagent.observe.files import EVALUATIONS_FOLDER
 from jaxagent.observe.progress import Progress
 from jaxagent.observe.text import duration, number

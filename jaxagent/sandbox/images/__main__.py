@@ -21,20 +21,20 @@ from pathlib import Path
 from jaxagent.config import ConfigError
 from jaxagent.sandbox import choose
 from jaxagent.sandbox.base import SandboxError
-from jaxagent.sandbox.engine import Engine
-from jaxagent.sandbox.helper import cache_directory
-from jaxagent.sandbox.images import bases, debootstrap, oci, with_engine
+from jaxagent.sandbox.container_engine import ContainerEngine
+from jaxagent.sandbox.images import bases, container_images, debootstrap, oci
+from jaxagent.sandbox.images.build_backend import BuildBackend
 from jaxagent.sandbox.images.built import BuildError, Built
-from jaxagent.sandbox.images.place import BuildPlace
 from jaxagent.sandbox.images.recipes import Builder
 from jaxagent.sandbox.images.store import Store
+from jaxagent.sandbox.init_program import cache_directory
 from jaxagent.sandbox.owner import Owner
 
 ENGINES = ("podman", "podman-cgroupfs", "docker")
 
 
 def default_folder() -> Path:
-    """Where images are kept: a place that the sandboxes' user can reach."""
+    """Where images are kept: a folder that the sandboxes' user can reach."""
     return Path("/var/cache/jaxagent/images") if os.geteuid() == 0 else cache_directory() / "images"
 
 
@@ -87,13 +87,13 @@ async def _build(args: argparse.Namespace) -> Built:
     try:
         if args.engine:
             engine = await asyncio.to_thread(choose.SAFE[args.engine], owner)
-            assert isinstance(engine, Engine)
+            assert isinstance(engine, ContainerEngine)
             timeout_s = args.timeout_s or 3600.0
             if args.oci:
-                return await with_engine.load(engine, args.oci, timeout_s, args.name)
+                return await container_images.load(engine, args.oci, timeout_s, args.name)
             path, context = _recipe(args)
             pairs = dict(arg.partition("=")[::2] for arg in args.arg)
-            return await with_engine.build(engine, path, context, path.parent.name, timeout_s, args.network, pairs)
+            return await container_images.build(engine, path, context, path.parent.name, timeout_s, args.network, pairs)
         if args.oci:
             record = await oci.load(Store(args.store), args.oci, args.name)
             print(_line({**record, "kind": "bases"}))
@@ -106,8 +106,8 @@ async def _build(args: argparse.Namespace) -> Built:
 async def _recipe_here(args: argparse.Namespace, owner: Owner, table: tuple[bases.Base, ...]) -> Built:
     probed = await choose.choose_backend(owner, ("namespaces", "namespaces-python"))
     await probed.close()
-    place = BuildPlace(owner, probed.name == "namespaces", args.network, probed.roots)
-    builder = Builder(place, Store(args.store), table, print)
+    backend = BuildBackend(owner, probed.name == "namespaces", args.network, probed.roots)
+    builder = Builder(backend, Store(args.store), table, print)
     path, context = _recipe(args)
     name = path.resolve().parent.name
     try:
@@ -116,7 +116,7 @@ async def _recipe_here(args: argparse.Namespace, owner: Owner, table: tuple[base
         pairs = dict(arg.partition("=")[::2] for arg in args.arg)
         return await builder.dockerfile(path, context, name, args.timeout_s or 3600.0, pairs)
     finally:
-        await place.close()
+        await backend.close()
 
 
 def _recipe(args: argparse.Namespace) -> tuple[Path, Path]:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.sandbox.base import FileError, Sandbox, SandboxError, Spec
+from jaxagent.sandbox.images.build_backend import LIMITS, BuildBackend
 from jaxagent.sandbox.images.built import TAIL_CHARS, BuildError, Built
 from jaxagent.sandbox.images.context import Item
-from jaxagent.sandbox.images.place import LIMITS, BuildPlace
 from jaxagent.sandbox.images.store import TREE, Store, make_key
 
 MAX_LAYERS_TEXT = 3_800  # characters of all their paths: the kernel takes one page of mount options
@@ -38,15 +38,17 @@ class Steps:
     """Runs the steps of one image.
 
     Args:
-      place: where they run.
+      backend: where they run.
       store: where they are kept.
       image: its name, for messages.
       timeout_s: of the whole build, from now.
       progress: told of every step.
     """
 
-    def __init__(self, place: BuildPlace, store: Store, image: str, timeout_s: float, progress: Callable[[str], None]):
-        self.place, self.store, self.image, self.progress = place, store, image, progress
+    def __init__(
+        self, backend: BuildBackend, store: Store, image: str, timeout_s: float, progress: Callable[[str], None]
+    ):
+        self.backend, self.store, self.image, self.progress = backend, store, image, progress
         self._ends_at = time.monotonic() + timeout_s
         self.number = 0
 
@@ -57,7 +59,7 @@ class Steps:
             await self._program(sandbox, built, text, argv, env)
             return {}
 
-        told = ["run", list(argv), {**built.env, **env}, built.directory, built.uid, built.home, self.place.network]
+        told = ["run", list(argv), {**built.env, **env}, built.directory, built.uid, built.home, self.backend.network]
         return (await self.step(built, text, told, action))[0]
 
     async def workdir(self, built: Built, text: str, path: str) -> Built:
@@ -178,7 +180,7 @@ class Steps:
                 return found
             begin = time.monotonic()
             self._left_s(text)
-            async with await self.place.start(self._spec(built, as_root)) as sandbox:
+            async with await self.backend.start(self._spec(built, as_root)) as sandbox:
                 data = await action(sandbox)
                 if keep and data is not None:
                     await self._keep(sandbox, text, work)
@@ -196,7 +198,7 @@ class Steps:
 
     def _spec(self, built: Built, as_root: bool) -> Spec:
         spec = built.spec(LIMITS)
-        layers = (*spec.layers, *self.place.network_layer())
+        layers = (*spec.layers, *self.backend.network_layer())
         return dataclasses.replace(spec, layers=layers, uid=0 if as_root else spec.uid, hostname="build")
 
     def _left_s(self, text: str) -> float:
@@ -222,7 +224,7 @@ class Steps:
         raise BuildError(self.image, self.number, text, problem + self._hint(built, output), output[-TAIL_CHARS:])
 
     def _hint(self, built: Built, output: str) -> str:
-        if not self.place.network and _OFFLINE.search(output):
+        if not self.backend.network and _OFFLINE.search(output):
             return ", it seems for lack of the network, which builds have only where it is switched on (build_network)"
         if not built.root and os.strerror(errno.EROFS) in output:
             return ": the base 'host' is this machine's own /usr, which is read-only; debootstrap makes one that is not"

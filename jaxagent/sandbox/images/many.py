@@ -10,11 +10,11 @@ from pathlib import Path
 
 from jaxagent.config import ConfigError
 from jaxagent.sandbox.base import Backend, SandboxError
-from jaxagent.sandbox.engine import Engine
-from jaxagent.sandbox.images import bases, with_engine
+from jaxagent.sandbox.container_engine import ContainerEngine
+from jaxagent.sandbox.images import bases, container_images
 from jaxagent.sandbox.images.build import Steps
+from jaxagent.sandbox.images.build_backend import BuildBackend
 from jaxagent.sandbox.images.built import BuildError, Built
-from jaxagent.sandbox.images.place import BuildPlace
 from jaxagent.sandbox.images.recipes import Builder, begin
 from jaxagent.sandbox.images.store import Store
 from jaxagent.sandbox.namespaces import Namespaces
@@ -57,10 +57,10 @@ class Images:
         network: bool,
         progress: Callable[[str], None] = lambda line: None,
     ):
-        self._backend, self._network, self._place = backend, network, None
+        self._backend, self._network, self._build_backend = backend, network, None
         if isinstance(backend, Namespaces):
-            self._place = BuildPlace(backend.owner, backend.program is not None, network, backend.roots)
-            self._builder = Builder(self._place, store, tuple(table), progress)
+            self._build_backend = BuildBackend(backend.owner, backend.program is not None, network, backend.roots)
+            self._builder = Builder(self._build_backend, store, tuple(table), progress)
         self._known: dict[str, asyncio.Task[Built]] = {}
         self._gate = asyncio.Semaphore(os.cpu_count() or 1)
         self.failed: dict[str, str] = {}
@@ -100,22 +100,22 @@ class Images:
         raise failure
 
     async def _one(self, w: Wanted) -> Built:
-        if isinstance(self._backend, Engine):
+        if isinstance(self._backend, ContainerEngine):
             if w.dockerfile is not None:
-                return await with_engine.build(
+                return await container_images.build(
                     self._backend, w.dockerfile, w.context, w.id, w.timeout_s, network=self._network
                 )
             if w.definition is not None:
                 raise BuildError(w.id, 0, "", f"is an apptainer definition, which {self._backend.name} cannot build")
-            return await asyncio.to_thread(with_engine.inspect, self._backend, w.name, w.id)
-        if self._place is None:
+            return await asyncio.to_thread(container_images.inspect, self._backend, w.name, w.id)
+        if self._build_backend is None:
             raise BuildError(w.id, 0, "", f"cannot be built: sandboxes of {self._backend.name} take no layers")
         if w.dockerfile is not None:
             return await self._builder.dockerfile(w.dockerfile, w.context, w.id, w.timeout_s)
         if w.definition is not None:
             return await self._builder.definition(w.definition, w.context, w.id, w.timeout_s, w.directory)
         root = await bases.resolve(self._builder.table, w.name, w.id, self._builder.store, self._builder.progress)
-        steps = Steps(self._place, self._builder.store, w.id, w.timeout_s, self._builder.progress)
+        steps = Steps(self._build_backend, self._builder.store, w.id, w.timeout_s, self._builder.progress)
         return await begin(steps, root)
 
     async def close(self) -> None:
@@ -123,5 +123,5 @@ class Images:
         for task in self._known.values():
             task.cancel()
         await asyncio.gather(*self._known.values(), return_exceptions=True)
-        if self._place is not None:
-            await self._place.close()
+        if self._build_backend is not None:
+            await self._build_backend.close()

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from jaxagent.sandbox.images import bases, definition, dockerfile
 from jaxagent.sandbox.images.build import Steps
+from jaxagent.sandbox.images.build_backend import BuildBackend
 from jaxagent.sandbox.images.built import BuildError, Built
 from jaxagent.sandbox.images.context import Context, ContextError, Item
 from jaxagent.sandbox.images.dockerfile import Dockerfile, Instruction
-from jaxagent.sandbox.images.place import BuildPlace
 from jaxagent.sandbox.images.store import Store
 
 SHELL = ("/bin/sh", "-c")
@@ -29,13 +29,13 @@ class Builder:
     """Builds images on this machine.
 
     Args:
-      place: where steps run, with or without the network.
+      backend: where steps run, with or without the network.
       store: where layers are kept.
       table: what FROM may name.
       progress: told of every step that runs.
     """
 
-    place: BuildPlace
+    backend: BuildBackend
     store: Store
     table: Sequence[bases.Base]
     progress: Callable[[str], None] = lambda line: None
@@ -70,7 +70,7 @@ class Builder:
         if parsed.bootstrap == "scratch":
             source = "scratch"
         root = await bases.resolve(self.table, source, name, self.store, self.progress)
-        steps = Steps(self.place, self.store, name, timeout_s, self.progress)
+        steps = Steps(self.backend, self.store, name, timeout_s, self.progress)
         built = dataclasses.replace(root.built, directory="/")  # apptainer takes neither WORKDIR nor USER over
         for pattern, target in parsed.files:
             text = f"%files {pattern} {target}"
@@ -105,7 +105,7 @@ class _Dockerfile:
         args: Mapping[str, str],
     ):
         self._builder, self._parsed, self._context, self._name = builder, parsed, context, name
-        self._steps = Steps(builder.place, builder.store, name, timeout_s, builder.progress)
+        self._steps = Steps(builder.backend, builder.store, name, timeout_s, builder.progress)
         self._given = args
         self._stages: dict[str, Built] = {}
         self._notes: list[str] = []
@@ -239,7 +239,7 @@ class _Dockerfile:
                 args[name] = value
             elif name in globals_:
                 args[name] = globals_[name]
-            elif name in PROXIES and name in os.environ and self._builder.place.network:
+            elif name in PROXIES and name in os.environ and self._builder.backend.network:
                 args[name] = os.environ[name]
 
     def _words(self, i: Instruction, text: str, values: Mapping[str, str], whole: bool = False) -> list[str]:
@@ -332,9 +332,9 @@ def _relative(source: str, context: Path) -> str:
 
 def _ignore(path: Path, context: Path) -> str:
     """Docker's order: a file beside the Dockerfile with its name, else the context's."""
-    for place in (path.with_name(path.name + ".dockerignore"), context / ".dockerignore"):
-        if place.is_file():
-            return place.read_text("utf-8")
+    for ignored in (path.with_name(path.name + ".dockerignore"), context / ".dockerignore"):
+        if ignored.is_file():
+            return ignored.read_text("utf-8")
     return ""
 
 

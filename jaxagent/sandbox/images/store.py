@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
+from jaxagent.io.files import try_lock
 from jaxagent.sandbox.images.built import BuildError
 from jaxagent.sandbox.owner import remove_directory, sandbox_uid
 
@@ -75,15 +75,11 @@ class Store:
         lock = os.open(self.folder / "locks" / key, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         work, end = self.folder / "work" / key, time.monotonic() + timeout_s
         try:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > end:
-                        problem = f"waited {timeout_s:.0f} s for another process that makes the same"
-                        raise BuildError(image, 0, "", problem) from None
-                    await asyncio.sleep(LOCK_POLL_S)
+            while not try_lock(lock):
+                if time.monotonic() > end:
+                    problem = f"waited {timeout_s:.0f} s for another process that makes the same"
+                    raise BuildError(image, 0, "", problem)
+                await asyncio.sleep(LOCK_POLL_S)
             try:
                 await asyncio.to_thread(remove_directory, work)  # what a killed build left
                 work.mkdir()

@@ -1,5 +1,5 @@
-/* `helper launch`: makes namespaces and a root, then serves as process 1. `helper agent`: only serves, inside a place
-   that something else made. Both read directives from standard input first, so that no argument shows anything. */
+/* `init launch`: makes namespaces and a root, then serves as process 1. `init serve`: only serves, inside a sandbox that
+   something else made. Both read directives from standard input first, so that no argument shows anything. */
 #include "sandbox.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* What the parts of the helper share. The protocol is described in ../wire.py, the behaviour in ../agent.py,
-   which does the same where there is no C compiler. */
+/* What the parts of the program share. The protocol is described in ../wire.py; ../init does the same in Python where
+   there is no C compiler. */
 #ifndef JAXAGENT_SANDBOX_H
 #define JAXAGENT_SANDBOX_H
 #ifndef _GNU_SOURCE
@@ -27,7 +27,7 @@ struct bind {
   const char *source, *target;
 };
 
-/* Everything a sandbox is made of, as told by the owner before "go". */
+/* Everything a sandbox is made of, as the host says it before "go". */
 struct config {
   uint32_t parent, host_uid, disk_uid, inner_uid, host_network; /* disk_uid: whose the layers' files are */
   const char *cgroups[MAX_LISTED];
@@ -44,13 +44,13 @@ struct config {
 
 extern struct config config;
 extern int control_in, control_out; /* frames come and go here */
-extern int auxiliary; /* standard error; to `launch`, a socket to the owner for the upper directory */
+extern int auxiliary; /* standard error; to `launch`, a socket to the host for the upper directory */
 
 void take_control(void);                     /* moves descriptors 0 to 2 away from where programs could reach them */
-int read_frame(struct frame *frame);         /* 0, or -1 when the owner is gone */
+int read_frame(struct frame *frame);         /* 0, or -1 when the host is gone */
 void write_frame(uint8_t type, uint32_t id, const void *a, size_t a_size, const void *b, size_t b_size);
 void write_error(uint32_t id, int error, const char *text);
-void fail(const char *what) __attribute__((noreturn)); /* reports errno to the owner and ends the process */
+void fail(const char *what) __attribute__((noreturn)); /* reports errno to the host and ends the process */
 
 void launch(void);          /* namespaces and a new root; returns as process 1 of the new sandbox */
 void lock_down(void);       /* limits, no_new_privs, no capabilities, seccomp */

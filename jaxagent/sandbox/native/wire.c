@@ -55,7 +55,7 @@ void write_frame(uint8_t type, uint32_t id, const void *a, size_t a_size, const 
   for (int i = 0; left > 0;) {
     ssize_t n = writev(control_out, parts + i, 3 - i);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) _exit(0); /* the owner is gone */
+    if (n <= 0) _exit(0); /* the host is gone */
     left -= (size_t)n;
     while (i < 3 && (size_t)n >= parts[i].iov_len) n -= (ssize_t)parts[i++].iov_len;
     if (i < 3) parts[i].iov_base = (char *)parts[i].iov_base + n, parts[i].iov_len -= (size_t)n;

@@ -58,7 +58,7 @@ async def limit_is_active(sandbox):
     await sandbox.run("n=0; while [ $n -lt 150 ]; do sleep 30 & n=$((n + 1)); done 2>/dev/null", 10, 100)
     counted = await sandbox.execute(["sh", "-c", "echo /proc/[0-9]*"], 10, 10_000)
     await sandbox.stop_processes()
-    # Where the fresh process could not be forked, the helper killed what held the limit: active, too.
+    # Where the fresh process could not be forked, process 1 killed what held the limit: active, too.
     return len(counted.output.split()) < 100
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxagent.sandbox.base import FileError, Spec
-from jaxagent.sandbox.helper import helper
+from jaxagent.sandbox.init_program import compiled
 from tests.sandbox.conftest import ISOLATING
 
 NAMESPACES = ("namespaces", "namespaces-python")
@@ -43,7 +43,7 @@ def test_programs_and_configuration_cannot_be_changed(isolated, change):
 @pytest.mark.parametrize("name", NAMESPACES)
 def test_an_image_of_its_own(places, open_folder, name):
     """Its files belong to the sandboxes' user, and its /lib64 may be a link; the folder of the task stays writable."""
-    program = helper()
+    program = compiled()
     if program is None:
         pytest.skip("no compiler, so no static program to make a root of")
     root = open_folder / f"root-{name}"

@@ -22,7 +22,7 @@ LIMITS = Limits(  # of one step; what it writes lies in memory until the step is
 )
 
 
-class BuildPlace(Namespaces):
+class BuildBackend(Namespaces):
     """See `base.Backend`.
 
     Args:

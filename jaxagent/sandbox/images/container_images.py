@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jaxagent.sandbox.base import SandboxError
-from jaxagent.sandbox.engine import Engine
+from jaxagent.sandbox.container_engine import ContainerEngine
 from jaxagent.sandbox.images.built import BuildError, Built
 from jaxagent.sandbox.images.store import make_key
 
@@ -17,7 +17,7 @@ _STEP = re.compile(r"(?:STEP|Step) (\d+)/\d+ ?:\s*(.*)|\[(?:[\w.-]+ +)?(\d+)/\d+
 
 
 async def build(
-    engine: Engine,
+    engine: ContainerEngine,
     dockerfile: Path,
     context: Path,
     name: str,
@@ -37,7 +37,7 @@ async def build(
     return await asyncio.to_thread(inspect, engine, tag, name)
 
 
-async def load(engine: Engine, tar: Path, timeout_s: float, name: str = "") -> Built:
+async def load(engine: ContainerEngine, tar: Path, timeout_s: float, name: str = "") -> Built:
     """`load` of the engine. `name`: which image, where the tar holds several. Raises BuildError."""
     said = await _call(engine, tar.name, ["load", "--input", str(tar)], timeout_s)
     loaded = re.findall(r"Loaded image(?:\(s\)| ID)?: *(\S+)", said)
@@ -46,7 +46,7 @@ async def load(engine: Engine, tar: Path, timeout_s: float, name: str = "") -> B
     return await asyncio.to_thread(inspect, engine, name or loaded[0], tar.name)
 
 
-def inspect(engine: Engine, tag: str, name: str) -> Built:
+def inspect(engine: ContainerEngine, tag: str, name: str) -> Built:
     """What an image of the engine's store tells its programs. Raises BuildError where it has none of that name."""
     try:
         about = json.loads(engine.call("image", "inspect", tag))[0]
@@ -62,7 +62,7 @@ def inspect(engine: Engine, tag: str, name: str) -> Built:
     return Built(about.get("Id", tag), image=tag, env=env, directory=directory, uid=uid, user=user or "root", home=home)
 
 
-async def _call(engine: Engine, name: str, words: list[str], timeout_s: float) -> str:
+async def _call(engine: ContainerEngine, name: str, words: list[str], timeout_s: float) -> str:
     try:
         return await asyncio.to_thread(lambda: engine.call(*words, timeout_s=timeout_s, both=True))
     except SandboxError as error:

@@ -1,7 +1,7 @@
 """Back end (c): docker or podman, through their command line, which also follows DOCKER_HOST to another machine.
 
-A container is created with the helper in it, and the attached start is the connection to it. Starting takes a
-few hundred milliseconds, so use a warm pool.
+A container is created with our program as its process 1, and the attached start is the connection to it. Starting
+takes a few hundred milliseconds, so use a warm pool.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from jaxagent.config import ConfigError
 from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
-from jaxagent.sandbox.connection import start_helper
+from jaxagent.sandbox.connection import start_sandbox
 from jaxagent.sandbox.local import NO_TERMINAL_LIMIT, START_TIMEOUT_S, WRITABLE, LocalBackend
 from jaxagent.sandbox.owner import LABEL, Owner
 from jaxagent.sandbox.root import Roots
@@ -24,13 +24,12 @@ from jaxagent.sandbox.root import Roots
 COMMAND_TIMEOUT_S = 120.0
 # For root on hosts with both versions of control groups, where podman as it is configured fails.
 CGROUPFS = ("podman", "--runtime", "runc", "--cgroup-manager", "cgroupfs", "--events-backend", "none")
-HELPER = "/.jaxagent-helper"
-PYTHON = "/usr/bin/python3"  # inside, where there is no compiled helper
+PROGRAM = "/.jaxagent-init"
 MOST_PROCESSES = 30_000  # of one user, over all containers
 NO_ROOT = "would make user id 0 inside the host's root, without a user namespace between: set the spec's uid"
 
 
-class Engine(LocalBackend):
+class ContainerEngine(LocalBackend):
     """See `base.Backend`. Takes `Spec.image`; podman also a root, copy-on-write, given or made of the host's /usr.
 
     Args:
@@ -97,10 +96,10 @@ class Engine(LocalBackend):
             # Some runtimes keep the mode that the directory has in the image; podman cannot be told an owner.
             mode = "1777" if self.name == "podman" else f"1777,uid={spec.uid},gid={spec.uid}"
             words += ["--tmpfs", f"{path}:rw,exec,nosuid,nodev,size={limits.disk_bytes // parts},mode={mode}"]
-        if self.name == "podman":  # always on this host; docker may be on another, so there the helper is copied in
-            words += ["--volume", f"{self.public_helper()}:{HELPER}:ro"]
+        if self.name == "podman":  # always on this host; docker may be on another, so there it is copied in
+            words += ["--volume", f"{self.public_program()}:{PROGRAM}:ro"]
         words += self._root(spec)
-        return [*words, *([HELPER] if self.program else [PYTHON, "-I", "-S", HELPER]), "agent", self.owner.process_name]
+        return [*words, *self.command_inside(PROGRAM)]
 
     def _root(self, spec: Spec) -> list[str]:
         if spec.image:
@@ -135,7 +134,7 @@ class Engine(LocalBackend):
                     "rm", "--force", container
                 )
 
-        sandbox = await start_helper(
+        sandbox = await start_sandbox(
             [*self._command, "start", "--attach", "--interactive", container],
             self.describe_inside(spec, processes=False).encode(),
             spec,
@@ -150,7 +149,7 @@ class Engine(LocalBackend):
         if self.name == "podman":
             return container
         try:
-            self.call("cp", str(self.public_helper()), f"{container}:{HELPER}")
+            self.call("cp", str(self.public_program()), f"{container}:{PROGRAM}")
         except SandboxError:
             with contextlib.suppress(SandboxError):
                 self.call("rm", "--force", container)

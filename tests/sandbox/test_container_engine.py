@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.sandbox import choose, helper
+from jaxagent.sandbox import choose, init_program
 from jaxagent.sandbox.apptainer import Apptainer
 from jaxagent.sandbox.base import Limits, SandboxError, Spec
-from jaxagent.sandbox.engine import Engine
+from jaxagent.sandbox.container_engine import ContainerEngine
 from jaxagent.sandbox.owner import Owner
 from tests.sandbox.hostile.host import leftovers
 
@@ -91,12 +91,12 @@ def test_podman(places, podman, small_root):
 CRASH = """
 import asyncio, sys
 from jaxagent.sandbox.base import Spec
-from jaxagent.sandbox.engine import Engine
+from jaxagent.sandbox.container_engine import ContainerEngine
 from jaxagent.sandbox.owner import Owner
 
 async def main():
     owner = Owner()
-    backend = Engine(owner, tuple(sys.argv[2:]))
+    backend = ContainerEngine(owner, tuple(sys.argv[2:]))
     for _ in range(2):
         sandbox = await backend.start(Spec(root=sys.argv[1]))
         task = asyncio.create_task(sandbox.run("while :; do sleep 0.1; done", 600, 100))
@@ -135,7 +135,7 @@ def test_what_engines_are_told(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     owner = Owner()
     try:
-        engine = Engine(owner, ("docker",))
+        engine = ContainerEngine(owner, ("docker",))
         spec = Spec(image="debian:12", uid=77, limits=Limits(processes=9, memory_bytes=2**20, disk_bytes=2**20))
         words = engine.arguments(spec)
         line = " ".join(words)
@@ -150,7 +150,7 @@ def test_what_engines_are_told(tmp_path, monkeypatch):
             f"--label jaxagent.runs.workdir={owner.id}",
         ):
             assert part in line, part
-        assert words[-4:-2] == ["debian:12", "/.jaxagent-helper"] or helper.helper() is None
+        assert words[-4:-2] == ["debian:12", "/.jaxagent-init"] or init_program.compiled() is None
         with pytest.raises(ConfigError, match="uid"):
             asyncio.run(engine.start(Spec(image="debian:12", uid=0)))
         for wrong in (Spec(), Spec(root="/r"), Spec(image="a", root="/r"), Spec(image="a", layers=("/l",))):

@@ -125,7 +125,7 @@ static void remove_system_v(void) {
   }
 }
 
-static void kill_everything(void) {
+static void kill_all(void) {
   double end = now() + 5;
   for (;;) {
     if (getpid() == 1)
@@ -142,6 +142,10 @@ static void kill_everything(void) {
   reap();
   shell = fresh = 0;
   remove_system_v();
+}
+
+static void kill_everything(void) { /* and nobody writes to the terminals any more */
+  kill_all();
   for (int i = 0; i < n_old; i++) close(old_channels[i]);
   n_old = 0;
   if (terminal >= 0) close(terminal);
@@ -209,7 +213,7 @@ static void in_child(void) {
 
 static pid_t start(void) {
   pid_t pid = fork();
-  if (pid < 0 && errno == EAGAIN) kill_everything(), pid = fork(); /* a fork bomb holds every process */
+  if (pid < 0 && errno == EAGAIN) kill_all(), pid = fork(); /* a fork bomb holds every process */
   return pid;
 }
 
@@ -305,7 +309,7 @@ static int ready(void) { /* a shell, and a terminal for the command's output */
   return channel < 0 ? -1 : 0;
 }
 
-static void owner_gone(void) {
+static void host_gone(void) {
   if (getpid() != 1) kill_everything();
   _exit(0); /* process 1 of a pid namespace takes everything with it */
 }
@@ -318,7 +322,7 @@ static int surely_ready(void) {
     if (errno != ENOSPC || own_terminals() > OLD_CHANNELS + 2) break;
     if (now() > end) return errno = ENOSPC, -1;
     struct pollfd gone = {control_in, POLLRDHUP, 0};
-    if (poll(&gone, 1, 50) > 0) owner_gone();
+    if (poll(&gone, 1, 50) > 0) host_gone();
   }
   kill_everything();
   return ready();
@@ -370,7 +374,7 @@ static void run_in_shell(struct frame *frame) {
     struct timespec wait = {(time_t)(wake > t ? wake - t : 0), 0};
     wait.tv_nsec = (long)((wake > t ? wake - t - (double)wait.tv_sec : 0) * 1e9);
     if (ppoll(fds, 4, &wait, NULL) < 0 && errno != EINTR) fail("poll");
-    if (fds[0].revents) owner_gone();
+    if (fds[0].revents) host_gone();
     if (fds[2].revents & POLLOUT) {
       ssize_t n = write(terminal, sending + sent, to_send - sent);
       if (n > 0) sent += (size_t)n;
@@ -484,7 +488,7 @@ static void run_fresh(struct frame *frame) {
     if (n_old) wait_s = first(wait_s, DRAIN_MS / 1000.0);
     struct pollfd fds[3] = {{control_in, POLLRDHUP, 0}, {signals, POLLIN, 0}, {open_end ? pipes[0] : -1, POLLIN, 0}};
     if (poll(fds, 3, wait_s > 0 ? (int)(wait_s * 1000) + 1 : 0) < 0 && errno != EINTR) fail("poll");
-    if (fds[0].revents) owner_gone();
+    if (fds[0].revents) host_gone();
     if (fds[2].revents) open_end = bounded_read(pipes[0], &out, 1u << 22);
     if (fds[1].revents & POLLIN) reap();
     if (!flags && fresh && (now() >= end || out.total > request.flood)) {
@@ -515,7 +519,7 @@ void serve(void) {
     if (fds[1].revents) reap();
     if (!fds[0].revents) continue;
     struct frame frame;
-    if (read_frame(&frame)) owner_gone();
+    if (read_frame(&frame)) host_gone();
     switch (frame.type) {
       case 'R': run_in_shell(&frame); break;
       case 'X': run_fresh(&frame); break;

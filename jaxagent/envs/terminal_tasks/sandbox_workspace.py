@@ -1,19 +1,15 @@
-"""A sandbox as a `verify.Place`. Each command is a fresh process that no shell of the agent's has started.
-
-The sandbox is known by what it does (`execute`, `read`, `write`, `stop_processes`), since rooms of one level do not
-import each other.
-"""
+"""A sandbox as a `verify.Workspace`. Each command is a fresh process that no shell of the agent's has started."""
 
 from __future__ import annotations
 
 import secrets
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
 
 from jaxagent.envs.terminal_tasks.task import TerminalTask
-from jaxagent.envs.terminal_tasks.verify import PlaceBroken, Result, VerifierError, removal
+from jaxagent.envs.terminal_tasks.verify import Result, VerifierError, WorkspaceBroken, removal
+from jaxagent.sandbox.base import Sandbox
 
 OUTPUT_BYTES = 100_000  # kept of a command's output
 _TIMEOUT_S = 60.0  # of the small commands that move files
@@ -49,34 +45,8 @@ done
 """
 
 
-class Sandbox(Protocol):
-    """What is asked of a sandbox; `jaxagent.sandbox.base.Sandbox` has it."""
-
-    async def execute(
-        self,
-        argv: Sequence[str],
-        deadline_s: float,
-        output_bytes: int,
-        env: Mapping[str, str] | None = None,
-        directory: str = "",
-    ) -> Any:
-        """Runs a program in a fresh process; the result has `output` (bytes), `exit_code` and `timed_out`."""
-
-    async def read(self, path: str, max_bytes: int) -> bytes:
-        """A regular file's bytes; an error when there are more."""
-
-    async def write(self, path: str, data: bytes, mode: int = 0o644) -> None:
-        """Writes a file, parents included."""
-
-    async def stop_processes(self, spared: Sequence[tuple[int, int]] = ()) -> None:
-        """Kills every process inside, but stops those of `spared`, by process id and start."""
-
-    async def oom_kills(self) -> int | None:
-        """Processes killed so far because the sandbox reached its own memory limit; None where nobody counts."""
-
-
-class SandboxPlace:
-    """See the module."""
+class SandboxWorkspace:
+    """The workspace of one attempt. A sandbox that fails raises `SandboxError`, which is a RuntimeError."""
 
     def __init__(self, sandbox: Sandbox):
         self._sandbox = sandbox
@@ -86,14 +56,17 @@ class SandboxPlace:
     async def run(
         self, command: str, *, timeout_s: float, cwd: str = "", env: Mapping[str, str] | None = None
     ) -> Result:
-        """See `verify.Place`."""
+        """See `verify.Workspace`."""
         result = await self._sandbox.execute(
             ("sh", "-c", command), timeout_s, OUTPUT_BYTES, env, cwd or self._directory
         )
         return Result(result.exit_code, result.output.decode("utf-8", "replace"), result.timed_out)
 
     async def copy_in(self, source: Path, path: str) -> None:
-        """See `verify.Place`. Links may not lead out of a folder: a task's author has no right to files of the host."""
+        """See `verify.Workspace`.
+
+        Links may not lead out of a folder: a task's author has no right to files of the host.
+        """
         removed = await self.run(removal(path), timeout_s=_TIMEOUT_S)
         if removed.exit_status != 0:
             raise VerifierError(f"cannot remove {path}: {removed.output.strip()[:200]}")
@@ -107,14 +80,14 @@ class SandboxPlace:
             await self._sandbox.write(target, file.read_bytes(), file.stat().st_mode & 0o777)
 
     async def read(self, path: str, max_bytes: int) -> bytes:
-        """See `verify.Place`."""
+        """See `verify.Workspace`."""
         quoted = shlex.quote(path)
         if (await self.run(f"[ -f {quoted} ] && [ ! -L {quoted} ]", timeout_s=_TIMEOUT_S)).exit_status != 0:
             raise FileNotFoundError(path)
         return await self._sandbox.read(path, max_bytes)
 
     async def remember_processes(self) -> None:
-        """See `verify.Place`."""
+        """See `verify.Workspace`."""
         listed = await self._sandbox.execute(("sh", "-c", "cat /proc/[0-9]*/stat"), _TIMEOUT_S, OUTPUT_BYTES)
         lines = listed.output.decode("utf-8", "replace").splitlines()
         # "PID (name) state ...": the name may hold anything, also blanks and brackets. The start is field 22.
@@ -122,16 +95,23 @@ class SandboxPlace:
         self._spared = tuple((int(pid), int(rest[19])) for pid, rest in rows if pid.isdigit() and len(rest) > 19)
 
     async def before_verification(self, task: TerminalTask) -> None:
-        """See `verify.Place`. What was there before the agent is stopped, not killed: the test sees it in the process
-        table, and no program that the agent may have put into it runs beside the test."""
+        """See `verify.Workspace`.
+
+        What was there before the agent is stopped, not killed: the test sees it in the process table, and no program
+        that the agent may have put into it runs beside the test.
+        """
         await self._sandbox.stop_processes(self._spared)
         if not await self.is_usable(task, LEAST_ROOM_BYTES):
-            raise PlaceBroken(f"{task.id}: no shell starts, or nothing can be written, where the agent has been.")
+            raise WorkspaceBroken(f"{task.id}: no shell starts, or nothing can be written, where the agent has been.")
         await self._sandbox.execute(("sh", "-c", _UNSTEERED, "sh", *_steers(task)), _TIMEOUT_S, 1000, None, "/")
 
     async def stop_processes(self) -> None:
-        """See `verify.Place`."""
+        """See `verify.Workspace`."""
         await self._sandbox.stop_processes()
+
+    async def close(self) -> None:
+        """Ends the sandbox."""
+        await self._sandbox.close()
 
     async def is_usable(self, task: TerminalTask, room_bytes: int) -> bool:
         """Whether a shell starts in the task's directory and so much can be written. Makes directories that are missing

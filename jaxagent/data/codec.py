@@ -1,0 +1,177 @@
+"""The one codec: `types.Task`, `Trajectory` and `Episode` <-> values of JSON, with nothing lost.
+
+Logs of episodes and replay's part of a bundle hold what `encode_*` give; `decode_*` check every column. Log-probs and
+policy versions are those of action tokens alone, since elsewhere they are always 0 and -1. Log-probs are float32
+numbers, written so that they are read back bit for bit. Axis letters: T tokens of one trajectory, A its action tokens.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import math
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxagent.config import ConfigError
+from jaxagent.types import Episode, StopReason, Task, TokenKind, Trajectory
+
+
+def encode_task(task: Task) -> dict[str, Any]:
+    """A task as a JSON object."""
+    return dataclasses.asdict(task) | {"answers": list(task.answers), "metadata": dict(task.metadata)}
+
+
+def encode_trajectory(trajectory: Trajectory) -> dict[str, list[Any]]:
+    """A trajectory as columns: "tokens", "kinds" and "turns" of T entries, "logprobs" and "policy_versions" of A.
+
+    Raises:
+      ValueError: a token that was not sampled has a log-prob or a policy version, which would be lost.
+    """
+    t, actions = trajectory, trajectory.action_mask
+    if t.logprobs[~actions].any() or (t.policy_versions[~actions] != -1).any():
+        raise ValueError("a trajectory has log-probs or policy versions of tokens that the policy did not sample")
+    return {
+        "tokens": t.tokens.tolist(),
+        "kinds": t.kinds.tolist(),
+        "turns": t.turns.tolist(),
+        "logprobs": t.logprobs[actions].tolist(),
+        "policy_versions": t.policy_versions[actions].tolist(),
+    }
+
+
+def encode_episode(episode: Episode) -> dict[str, Any]:
+    """An episode as a JSON object; numbers that are not finite are for the writer to refuse or replace."""
+    return {
+        "task": encode_task(episode.task),
+        "sample": episode.sample,
+        "reward": episode.reward,
+        "rewards": dict(episode.rewards),
+        "turn_rewards": list(episode.turn_rewards),
+        "stop_reason": str(episode.stop_reason),
+        "turns": episode.turns,
+        "metrics": dict(episode.metrics),
+        "error": episode.error,
+        "text": episode.text,
+        "trajectories": [encode_trajectory(t) for t in episode.trajectories],
+    }
+
+
+def decode_task(row: Any, where: str) -> Task:
+    """The task.
+
+    Raises:
+      ConfigError: `row` is no task; names `where` and the column.
+    """
+    row = _object(row, where)
+    return Task(
+        id=_get(row, "id", str, where),
+        prompt=_get(row, "prompt", str, where),
+        answers=tuple(_get(row, "answers", list, where)),
+        kind=_get(row, "kind", str, where),
+        metadata=_get(row, "metadata", dict, where),
+    )
+
+
+def decode_episode(row: Any, where: str) -> Episode:
+    """The episode. Logs of earlier versions have no "turn_rewards" (none were kept then), and some no "text".
+
+    Raises:
+      ConfigError: `row` is no episode; names `where` and the column.
+    """
+    row = _object(row, where)
+    task = decode_task(_get(row, "task", dict, where), f"{where}, task")
+    reason = _get(row, "stop_reason", str, where)
+    if reason not in list(StopReason):
+        raise ConfigError(f"{where}: column 'stop_reason' must be one of {', '.join(StopReason)}, got '{reason}'.")
+    trajectories = _get(row, "trajectories", list, where)
+    return Episode(
+        task=task,
+        sample=_get(row, "sample", int, where),
+        trajectories=tuple(decode_trajectory(t, f"{where}, trajectories[{i}]") for i, t in enumerate(trajectories)),
+        reward=_number(row.get("reward"), "reward", where),
+        rewards=_get(row, "rewards", dict, where),
+        stop_reason=StopReason(reason),
+        turns=_get(row, "turns", int, where),
+        metrics=_get(row, "metrics", dict, where),
+        error=_get(row, "error", str, where),
+        text=_get({"text": ""} | row, "text", str, where),
+        turn_rewards=tuple(
+            _number(value, "turn_rewards", where)
+            for value in _get({"turn_rewards": []} | row, "turn_rewards", list, where)
+        ),
+    )
+
+
+def decode_trajectory(row: Any, where: str) -> Trajectory:
+    """The trajectory: of columns, or packed into a text as replay had it in bundles of earlier versions.
+
+    Raises:
+      ConfigError: `row` is no trajectory; names `where` and the column.
+    """
+    if isinstance(row, str):
+        return _unpacked(row, where)
+    row = _object(row, where)
+    tokens = _integers(row, "tokens", where, 0, 2**31 - 1)
+    kinds = _integers(row, "kinds", where, 0, max(TokenKind))
+    turns = _integers(row, "turns", where, 0, 2**31 - 1)
+    for name, column in (("kinds", kinds), ("turns", turns)):
+        if len(column) != len(tokens):
+            raise ConfigError(f"{where}: column '{name}' has {len(column)} entries for {len(tokens)} tokens.")
+    actions = kinds == TokenKind.ACTION
+    logprobs = _get(row, "logprobs", list, where)
+    versions = _integers(row, "policy_versions", where, -1, 2**31 - 1)
+    for name, column in (("logprobs", logprobs), ("policy_versions", versions)):
+        if len(column) != actions.sum():
+            raise ConfigError(f"{where}: column '{name}' has {len(column)} entries for {actions.sum()} action tokens.")
+    if not all(type(value) in (int, float) and math.isfinite(value) for value in logprobs):
+        raise ConfigError(f"{where}: column 'logprobs' must hold finite numbers.")
+    every_logprob, every_version = np.zeros(len(tokens), np.float32), np.full(len(tokens), -1, np.int32)
+    every_logprob[actions], every_version[actions] = logprobs, versions
+    return Trajectory(
+        tokens.astype(np.int32), kinds.astype(np.uint8), every_logprob, every_version, turns.astype(np.int32)
+    )
+
+
+def _unpacked(text: str, where: str) -> Trajectory:
+    """Base64 of zlib of the columns, one after the other."""
+    try:
+        raw = zlib.decompress(base64.b64decode(text))
+    except (ValueError, zlib.error) as error:
+        raise ConfigError(f"{where}: not a packed trajectory ({error}).") from None
+    dtypes = {"tokens": "<i4", "kinds": "u1", "logprobs": "<f4", "policy_versions": "<i4", "turns": "<i4"}
+    length, at, columns = len(raw) // sum(np.dtype(dtype).itemsize for dtype in dtypes.values()), 0, {}
+    for name, dtype in dtypes.items():
+        columns[name] = np.frombuffer(raw, dtype, length, at).astype(np.dtype(dtype).newbyteorder("="))
+        at += columns[name].nbytes
+    return Trajectory(**columns)
+
+
+def _object(row: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(row, dict):
+        raise ConfigError(f"{where}: expected an object, got {type(row).__name__}.")
+    return row
+
+
+def _get(row: Mapping[str, Any], column: str, kind: type, where: str) -> Any:
+    value = row.get(column)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        found = "is missing" if column not in row else f"must be {kind.__name__}, got {type(value).__name__}"
+        raise ConfigError(f"{where}: column '{column}' {found}.")
+    return value
+
+
+def _number(value: Any, column: str, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ConfigError(f"{where}: column '{column}' must be a finite number, got {value!r}.")
+    return float(value)
+
+
+def _integers(row: Mapping[str, Any], column: str, where: str, low: int, high: int) -> np.ndarray:
+    values = _get(row, column, list, where)
+    if not all(type(value) is int and low <= value <= high for value in values):
+        raise ConfigError(f"{where}: column '{column}' must hold integers from {low} to {high}.")
+    return np.array(values, np.int64)

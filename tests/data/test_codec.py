@@ -1,0 +1,125 @@
+"""The codec: every field of a task, a trajectory and an episode comes back, also from files of earlier versions."""
+
+import dataclasses
+import json
+import typing
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxagent.data import codec
+from jaxagent.types import Episode, StopReason, Task, TokenKind, Trajectory
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+INT32 = st.integers(0, 2**31 - 1)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | FINITE | st.text(),
+    lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+)
+# Of a token of a trajectory: (dtype, where the policy sampled it, elsewhere).
+COLUMNS = {
+    "tokens": ("i4", INT32, INT32),
+    "kinds": ("u1", st.just(TokenKind.ACTION), st.sampled_from([k for k in TokenKind if k != TokenKind.ACTION])),
+    "logprobs": ("f4", st.floats(width=32, allow_nan=False, allow_infinity=False), st.just(0.0)),
+    "policy_versions": ("i4", st.integers(-1, 2**31 - 1), st.just(-1)),
+    "turns": ("i4", INT32, INT32),
+}
+
+
+@st.composite
+def trajectories(draw):
+    sampled = draw(st.lists(st.booleans(), max_size=5))
+    return Trajectory(
+        **{
+            name: np.array([draw(here if action else elsewhere) for action in sampled], dtype)
+            for name, (dtype, here, elsewhere) in COLUMNS.items()
+        }
+    )
+
+
+# By the type of a field: of a dataclass to come, a field of a type that is not here fails.
+VALUES = {
+    str: st.text(),
+    int: st.integers(),
+    float: FINITE,
+    StopReason: st.sampled_from(StopReason),
+    tuple[str, ...]: st.lists(st.text(), max_size=3).map(tuple),
+    tuple[float, ...]: st.lists(FINITE, max_size=3).map(tuple),
+    Mapping[str, float]: st.dictionaries(st.text(), FINITE, max_size=3),
+    Mapping[str, typing.Any]: st.dictionaries(st.text(), JSON, max_size=3),
+    Sequence[Trajectory]: st.lists(trajectories(), max_size=2).map(tuple),
+}
+
+
+def instances(kind):
+    """Instances of a dataclass with a value for every field that it has."""
+    return st.fixed_dictionaries({name: VALUES[hint] for name, hint in typing.get_type_hints(kind).items()}).map(
+        lambda values: kind(**values)
+    )
+
+
+VALUES[Task] = instances(Task)
+
+
+def same(a, b) -> bool:
+    """Equal, and so in every field of dataclasses and to the bit in arrays."""
+    if dataclasses.is_dataclass(a):
+        return type(a) is type(b) and all(
+            same(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(type(a))
+        )
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, tuple):
+        return type(b) is tuple and len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and a == b
+
+
+def through_json(value):
+    return json.loads(json.dumps(value, allow_nan=False))
+
+
+@settings(max_examples=60, deadline=None)
+@given(instances(Task), trajectories(), instances(Episode))
+def test_every_field_comes_back(task, trajectory, episode):
+    assert set(COLUMNS) == {f.name for f in dataclasses.fields(Trajectory)}
+    assert same(codec.decode_task(through_json(codec.encode_task(task)), "here"), task)
+    assert same(codec.decode_trajectory(through_json(codec.encode_trajectory(trajectory)), "here"), trajectory)
+    assert same(codec.decode_episode(through_json(codec.encode_episode(episode)), "here"), episode)
+
+
+def columns(**changes) -> Trajectory:
+    fields = dict(
+        tokens=np.array([5, 9, 61000, 3], np.int32),
+        kinds=np.array([0, 1, 2, 1], np.uint8),
+        logprobs=np.array([0, -0.1, 0, -2.5], np.float32),
+        policy_versions=np.array([-1, 7, -1, 8], np.int32),
+        turns=np.array([0, 0, 0, 1], np.int32),
+    )
+    return Trajectory(**{name: np.asarray(value) for name, value in (fields | changes).items()})
+
+
+@pytest.mark.parametrize("changes", [{"logprobs": [0.5, -0.1, 0, -2.5]}, {"policy_versions": [-1, 7, 0, 8]}])
+def test_what_would_be_lost_is_refused(changes):
+    with pytest.raises(ValueError, match="did not sample"):
+        codec.encode_trajectory(columns(**changes))
+
+
+def test_a_trajectory_of_replay_in_a_bundle_of_an_earlier_version():
+    packed = "eJxjZWBg4ARij3cMDMxAmoGRiRFEnT1zZi8DGCgc+A8E7EAWiOZgQAUgxQDD4g1W"
+    assert same(codec.decode_trajectory(packed, "here"), columns())
+
+
+def test_an_episode_in_a_log_of_an_earlier_version():
+    """Which has neither its text nor the rewards of turns."""
+    line = (
+        '{"stage":"rl","step":3,"task":{"id":"t","prompt":"Who?","answers":["me"],"kind":"k","metadata":{}},"sample":2,'
+        '"reward":0.5,"rewards":{"em":0.5},"stop_reason":"answer","turns":2,"metrics":{"s":0.25},"error":"",'
+        '"trajectories":[{"tokens":[5,9,61000,3],"kinds":[0,1,2,1],"turns":[0,0,0,1],'
+        '"logprobs":[-0.10000000149011612,-2.5],"policy_versions":[7,8]}]}'
+    )
+    task = Task("t", "Who?", ("me",), "k")
+    want = Episode(task, 2, (columns(),), 0.5, {"em": 0.5}, StopReason.ANSWER, 2, {"s": 0.25})
+    assert same(codec.decode_episode(json.loads(line), "here"), want)

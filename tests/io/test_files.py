@@ -1,0 +1,61 @@
+"""A file is written whole or not at all, and one process at a time holds a lock."""
+
+import errno
+import os
+
+import pytest
+
+from jaxagent.config import ConfigError
+from jaxagent.io import files
+
+
+def test_what_cannot_be_written_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "summary.json"
+    files.replace(path, "old")
+
+    def full(*paths):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.os, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        files.replace(path, "new")
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_two_processes_do_not_take_each_other_s_file(tmp_path, monkeypatch):
+    """A report that is asked for while its run writes the same one."""
+    path, replace = tmp_path / "report.html", os.replace
+
+    def meanwhile(*paths):
+        monkeypatch.setattr(files.os, "replace", replace)
+        monkeypatch.setattr(files.os, "getpid", lambda: -1)
+        files.replace(path, "the other's")
+        assert path.read_text() == "the other's"
+        replace(*paths)
+
+    monkeypatch.setattr(files.os, "replace", meanwhile)
+    files.replace(path, "whole")
+    assert path.read_text() == "whole" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_lock_has_one_holder_until_it_is_closed(tmp_path):
+    with open(tmp_path / "log", "ab") as first, open(tmp_path / "log", "ab") as second:
+        assert files.try_lock(first.fileno())
+        assert not files.try_lock(second.fileno())
+        with pytest.raises(ConfigError, match=f"'{tmp_path}/log' is being written by another process"):
+            files.lock(second.fileno(), tmp_path / "log")
+        first.close()
+        files.lock(second.fileno(), tmp_path / "log")
+        with open(tmp_path / "log", "ab") as third:
+            assert not files.try_lock(third.fileno())
+
+
+def test_a_file_system_without_locks_is_written_all_the_same(tmp_path, monkeypatch):
+    def none(fd, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", none)
+    with open(tmp_path / "log", "ab") as log:
+        files.lock(log.fileno(), tmp_path / "log")
+        with pytest.raises(OSError, match="No locks"):  # whoever must have it learns of that
+            files.try_lock(log.fileno())

@@ -1,0 +1,163 @@
+"""The HTTP client against servers on loopback that are slow, busy, wrong, too talkative or gone."""
+
+import asyncio
+import contextlib
+import gzip
+
+import pytest
+from aiohttp import web
+
+from jaxagent.io import http
+from jaxagent.io.http import HttpClient, HttpError, HttpStatus, HttpTimeout, HttpUnreachable
+
+MAX_BYTES = 100
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(http, "FIRST_PAUSE_S", 0.001)
+
+
+@contextlib.asynccontextmanager
+async def serving(answer):
+    """The address of a server that answers its i-th request with `answer(i, request)`."""
+    seen = []
+
+    async def handle(request):
+        seen.append(request)
+        return await answer(len(seen) - 1, request)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/x", seen
+    finally:
+        await runner.cleanup()
+
+
+def ask(answer, retries=2, timeout_s=30.0, method="POST", **content):
+    """(the body, or the HttpError; the requests that the server saw)."""
+
+    async def run():
+        async with (
+            serving(answer) as (url, seen),
+            HttpClient(timeout_s, MAX_BYTES, retries, {"Authorization": "Bearer secret"}) as client,
+        ):
+            try:
+                return await client.request(method, url, **content), seen
+            except HttpError as failure:
+                assert "\n" not in str(failure)
+                return failure, seen
+
+    return asyncio.run(run())
+
+
+def always(status=200, body=b"", **headers):
+    async def answer(i, request):
+        return web.Response(status=status, body=body, headers=headers)
+
+    return answer
+
+
+def test_what_is_sent_arrives_and_the_answer_comes_back_as_bytes():
+    async def answer(i, request):
+        assert request.headers["Authorization"] == "Bearer secret" and request.query["a"] == "b"
+        return web.Response(body=request.method.encode() + await request.read())
+
+    assert ask(answer, method="PUT", params={"a": "b"}, data=b"\xff")[0] == b"PUT\xff"
+    assert ask(answer, params={"a": "b"}, json={"c": 1})[0] == b'POST{"c": 1}'
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_busy_server_is_asked_again_a_bounded_number_of_times(status):
+    async def answer(i, request):
+        return web.Response(status=status) if i < 2 else web.Response(body=b"good")
+
+    assert ask(answer)[0] == b"good"
+    failure, seen = ask(always(status, b"come  back\nlater"))
+    assert isinstance(failure, HttpStatus) and failure.status == status and len(seen) == 3
+    assert str(failure).endswith(f"/x answered {status}: come back later")
+
+
+@pytest.mark.parametrize("status", [201, 400, 401, 404])
+def test_any_other_status_fails_at_once(status):
+    failure, seen = ask(always(status, b'{"error": "no"}'))
+    assert isinstance(failure, HttpStatus) and failure.body == b'{"error": "no"}' and len(seen) == 1
+
+
+def test_a_redirect_is_not_followed_and_the_error_says_where_to():
+    failure, seen = ask(always(307, Location="/elsewhere"))
+    assert "answered 307: a redirect to /elsewhere, which is not followed" in str(failure) and len(seen) == 1
+
+
+def test_a_slow_answer_is_a_timeout_and_the_next_attempt_may_be_faster():
+    async def slow_once(i, request):
+        await asyncio.sleep(60 if i == 0 else 0)
+        return web.Response(body=b"good")
+
+    async def slow_in_the_middle(i, request):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"begun")
+        await asyncio.sleep(60)
+
+    assert ask(slow_once, timeout_s=0.5)[0] == b"good"
+    failure, seen = ask(slow_in_the_middle, retries=1, timeout_s=0.2)
+    assert isinstance(failure, HttpTimeout) and "did not answer in 0.2 s" in str(failure) and len(seen) == 2
+    assert isinstance(ask(slow_in_the_middle, retries=0, timeout_s=0.2)[0], HttpTimeout)
+
+
+def test_a_connection_that_breaks_off_is_tried_again():
+    async def broken_once(i, request):
+        if i == 0:
+            request.transport.abort()
+        return web.Response(body=b"good")
+
+    assert ask(broken_once)[0] == b"good"
+
+
+def test_nobody_listens():
+    async def run():
+        async with serving(always()) as (url, _):
+            pass
+        async with HttpClient(5.0, MAX_BYTES) as client:
+            with pytest.raises(HttpUnreachable, match=r"/x is not reached: .*127\.0\.0\.1"):
+                await client.request("GET", url)
+            with pytest.raises(HttpError, match="'no address' is not a URL"):
+                await client.request("GET", "no address")
+
+    asyncio.run(run())
+
+
+def test_an_answer_that_is_too_long_is_not_read_to_its_end():
+    async def endless(i, request):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b"x" * 1000)
+
+    failure, seen = ask(endless)
+    assert str(failure).endswith("sent more than 100 bytes") and len(seen) == 1
+    assert ask(always(body=b"x" * MAX_BYTES))[0] == b"x" * MAX_BYTES
+    assert isinstance(ask(always(body=b"x" * (MAX_BYTES + 1)))[0], HttpError)
+    assert ask(always(body=b"x" * (MAX_BYTES + 1)), max_bytes=MAX_BYTES + 1)[0] == b"x" * (MAX_BYTES + 1)
+
+
+def test_a_compressed_answer_does_not_grow():
+    packed = gzip.compress(b"0" * 10_000)
+    answer, seen = ask(always(body=packed, **{"Content-Encoding": "gzip"}))
+    assert answer == packed and seen[0].headers["Accept-Encoding"] == "identity"
+
+
+def test_a_client_that_is_closed_serves_another_loop_afresh():
+    client = HttpClient(5.0, MAX_BYTES)
+
+    async def run():
+        async with serving(always(body=b"good")) as (url, _), client:
+            return await client.request("GET", url)
+
+    assert [asyncio.run(run()) for _ in range(2)] == [b"good"] * 2
