@@ -19,7 +19,8 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from jaxagent.algorithms import compose, samples
+from jaxagent.algorithms import compose
+from jaxagent.algorithms.streams import sampled_trajectories
 from jaxagent.config import Config, parse
 from jaxagent.configs import search_r1
 from jaxagent.learner.batch import Batch
@@ -105,7 +106,7 @@ class Learner:
     def updates(self) -> Iterator[list[Batch]]:
         """The packed micro-batches of every update of a step."""
         rl = self.cfg.rl
-        scores = self.programs.score(self.state, samples.trajectories(self.groups), rl.sampling.temperature)
+        scores = self.programs.score(self.state, sampled_trajectories(self.groups), rl.sampling.temperature)
         streams, _ = compose.streams(self.groups, rl, 0.0, scores)
         for part in compose.mini_batches(streams, rl, (0, 0)):
             yield self.programs.packer.pack(part)

@@ -9,22 +9,22 @@ the engine takes the arrays that the update returned, and lays their layers out 
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import functools
 import gc
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from jaxagent.algorithms import compose
-from jaxagent.algorithms.compose import as_opd
 from jaxagent.algorithms.entropy import EntropyControl
-from jaxagent.algorithms.samples import trajectories
+from jaxagent.algorithms.needs import refresh_due
+from jaxagent.algorithms.opd import as_opd
+from jaxagent.algorithms.streams import sampled_trajectories
 from jaxagent.config import Config, ConfigError, RLConfig, Stage
 from jaxagent.engine.driver import Driver
+from jaxagent.learner.metrics import over_updates
 from jaxagent.learner.programs import Programs, make_programs
 from jaxagent.learner.state import TrainState
 from jaxagent.learner.teacher import check_teacher, open_teacher
@@ -39,6 +39,7 @@ from jaxagent.runs.collect import collect, temperature
 from jaxagent.runs.evaluation.held_out import record_evaluation
 from jaxagent.runs.parts import Parts, open_parts
 from jaxagent.runs.stages import dpo, outcome_model, rft, sample, sft, warm_start
+from jaxagent.runs.stages.served import Served
 from jaxagent.runs.stages.stage import StageProgram, nothing_to_check
 from jaxagent.runs.stopping import Stopping
 from jaxagent.runs.workdir import Run, open_run
@@ -145,7 +146,7 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params, stage: St
         metrics["policy/entropy_coefficient"] = entropy.applied
         entropy = entropy.after(metrics)
         entropy.save(saved.results)
-        if compose.refresh_due(rl, step + 1):
+        if refresh_due(rl, step + 1):
             state = state.replace(reference=state.params)  # updates donate no parameters
         served.update(state)
         ended = time.monotonic()
@@ -168,32 +169,6 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params, stage: St
     return state.policy
 
 
-class Served:
-    """Which weights the engine has: the newest, or with `rl.staleness` those of so many steps ago.
-
-    Staleness is an experiment on one machine: what a run would see whose rollouts are that much older. The weights of
-    the steps between are kept. They are not in bundles: a resumed run starts with no lag and gets it back step by step.
-    """
-
-    def __init__(self, driver: Driver, staleness: int):
-        self._driver = driver
-        self._past: collections.deque[tuple[Params, int]] = collections.deque(maxlen=staleness + 1)
-
-    def update(self, state: TrainState) -> None:
-        """A step's weights exist: rollouts get the oldest that are kept."""
-        self._past.append((state.policy, int(state.step)))
-        self._driver.update_params(*self._past[0])
-
-    @contextlib.contextmanager
-    def newest(self) -> Iterator[None]:
-        """For evaluation. Where nothing lags the engine is left alone, and keeps what it has cached."""
-        if len(self._past) > 1:
-            self._driver.update_params(*self._past[-1])
-        yield
-        if len(self._past) > 1:
-            self._driver.update_params(*self._past[0])
-
-
 def opd_stage(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
     """On-policy distillation: the RL stage with a teacher's judgement in place of the reward."""
     return rl_stage(dataclasses.replace(parts, cfg=as_opd(parts.cfg)), saved, driver, params, OPD)
@@ -210,7 +185,7 @@ def learn(
 ) -> tuple[TrainState, dict[str, float | None]]:
     """Groups -> streams -> optimiser updates. The metrics of the first update are those of exactly on-policy data."""
     at = temperature(rl, step)
-    scores = programs.score(state, trajectories(groups), at)
+    scores = programs.score(state, sampled_trajectories(groups), at)
     streams, metrics = compose.streams(groups, rl, step / rl.steps, scores)
     if experience.replay is not None:
         policy = functools.partial(programs.policy_logprobs, state, temperature=at)
@@ -220,21 +195,7 @@ def learn(
     for part in compose.mini_batches(streams, rl, (parts.cfg.seed, step)):
         state, of_update = programs.train(state, part, at, step)
         updates += [of_update] if of_update else []  # none: no signal, and no observation either
-    return state, metrics | merge(updates)
-
-
-def merge(updates: list[dict[str, float]]) -> dict[str, float]:
-    """Means over a step's updates; the engine-versus-trainer gap is the first's, before any weight has moved."""
-    if not updates:
-        return {}
-    metrics = {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
-    if tokens := sum(u.get("policy/tokens", 0.0) for u in updates):  # a part without any says nothing of the entropy
-        metrics["policy/entropy"] = sum(u["policy/entropy"] * u["policy/tokens"] for u in updates) / tokens
-    if "policy/logprob_gap_max" in metrics:
-        del metrics["policy/logprob_gap_max"], metrics["policy/logprob_gap_mean"]
-        metrics["logprob_gap/max"] = updates[0]["policy/logprob_gap_max"]
-        metrics["logprob_gap/mean"] = updates[0]["policy/logprob_gap_mean"]
-    return metrics
+    return state, metrics | over_updates(updates)
 
 
 def summary(saved: Run) -> dict[str, Any]:

@@ -46,7 +46,7 @@ REFUSED = [
     {"rl.sampling.top_k": 5},
     {"rl.sampling.min_p": 0.1},
     {"rl.sampling.temperature": 0.0},
-    {"rl.batch.row_tokens": 64},
+    {"rl.batch.row_tokens": 254},  # env.context_tokens is 256, and the last token is no input
     {"env.turn_tokens": 400},
     *(OFFLINE | {f"{stage}.training.batch.row_tokens": 64} for stage in ("sft", "rft", "dpo", "outcome_model")),
     OFFLINE | {"outcome_model.training.batch.row_tokens": 255},
@@ -60,6 +60,12 @@ REFUSED = [
     ),
 ]
 OPTIONS = evaluation.Options("latest", "held_out", None, 1, None, None, True, None, 1.0, False, None)
+
+
+def test_rows_may_lack_the_last_token_alone():
+    raw = get_config().to_dict()
+    put(raw, "rl.batch.row_tokens", 255)
+    checks.check(config.parse(raw))
 
 
 @pytest.mark.parametrize("changes", REFUSED, ids=repr)

@@ -2,7 +2,7 @@
 
 import types
 
-from jaxagent.loop import Served
+from jaxagent.runs.stages.served import Served
 
 
 class Engine:

@@ -28,53 +28,9 @@ from jaxagent.algorithms import aggregate, distill, echo, estimate
 from jaxagent.algorithms.advantages import zero_signal
 from jaxagent.algorithms.corrections import Importance
 from jaxagent.algorithms.estimate import Signal
-from jaxagent.algorithms.estimators import NoReward
-from jaxagent.algorithms.samples import NO_SCORES, ModelScores, Sample, rewards, samples
-from jaxagent.algorithms.streams import Streams
-from jaxagent.config import Config, RLConfig
+from jaxagent.algorithms.streams import NO_SCORES, ModelScores, Sample, Streams, rewards, samples
+from jaxagent.config import RLConfig
 from jaxagent.types import Group
-
-
-def as_opd(cfg: Config) -> Config:
-    """The config whose RL stage is this config's stage "opd": the teacher in place of the reward.
-
-    What only holds the policy (KL, entropy, z-loss) stays: KL in the reward, which there is none of, becomes KL in the
-    advantage. All attempts are used, since none needs a reward.
-    """
-    rl, opd = cfg.rl, cfg.opd
-    kl = dataclasses.replace(rl.kl, where="advantage") if rl.kl_in("reward") else rl.kl
-    taught = dataclasses.replace(
-        rl,
-        steps=opd.steps,
-        optimizer=dataclasses.replace(rl.optimizer, learning_rate=opd.learning_rate),
-        advantage=NoReward(),
-        kl=kl,
-        echo=None,
-        positive_nll=None,
-        replay=None,
-        refill=None,
-        keep_groups_frac=1.0,
-        distill=opd.distill,
-    )
-    return dataclasses.replace(cfg, rl=taught)
-
-
-def refresh_due(rl: RLConfig, steps_done: int) -> bool:
-    """Whether the reference becomes a copy of the policy now."""
-    return rl.kl is not None and rl.kl.refresh_every > 0 and steps_done % rl.kl.refresh_every == 0
-
-
-def most_targets(rl: RLConfig, action_tokens: int, context_tokens: int) -> int:
-    """Most tokens of one trajectory that the loss can need: fixes the shape of a batch before the first one exists.
-
-    Args:
-      rl: the stage's config.
-      action_tokens: most tokens the policy can sample in one trajectory.
-      context_tokens: most tokens of one trajectory.
-    """
-    if rl.echo is None:
-        return min(action_tokens, context_tokens)
-    return min(action_tokens + rl.echo.max_tokens, context_tokens) if rl.echo.max_tokens else context_tokens
 
 
 def streams(
@@ -86,7 +42,7 @@ def streams(
       groups: finished groups.
       rl: the stage's config.
       progress: steps done / steps planned.
-      scores: what models say of `samples.trajectories(groups)`, as far as a choice reads it.
+      scores: what models say of `sampled_trajectories(groups)`, as far as a choice reads it.
 
     Returns:
       Streams with relative weights (only sequences that take part), and counts for the metrics; of no groups neither.

@@ -23,8 +23,7 @@ from collections.abc import Sequence
 import chex
 import numpy as np
 
-from jaxagent.algorithms.samples import action_mask
-from jaxagent.algorithms.streams import Streams
+from jaxagent.algorithms.streams import Streams, action_mask
 from jaxagent.types import Episode, Group, Trajectory
 
 

@@ -11,26 +11,24 @@ An episode of several trajectories, by `rl.advantage.multi_trajectory`, when adv
 
 Advantages over turns read process rewards too (`process.py`) and count an episode as one sequence of turns.
 Here is everything around the pure functions: failed attempts, groups without signal, KL in the reward or in the
-advantage, whitening, padding. Axis letters: N groups, G samples per group, T tokens.
+advantage, whitening. Axis letters: N groups, G samples per group, T tokens.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 
-import chex
-import jax
 import numpy as np
 
 from jaxagent.algorithms.advantages import alone, whiten, zero_signal
 from jaxagent.algorithms.distill import sampled_advantages
-from jaxagent.algorithms.estimators import Estimate, GroupAdvantage, TokenAdvantage, TokenPath, TurnAdvantage
+from jaxagent.algorithms.estimators import GroupAdvantage, TokenAdvantage, TokenPath, TurnAdvantage
 from jaxagent.algorithms.kl import kl_estimate
 from jaxagent.algorithms.process import by_turn, token_rewards
-from jaxagent.algorithms.samples import Sample, rewards
+from jaxagent.algorithms.streams import Sample, rewards
+from jaxagent.algorithms.token_advantages import estimates
 from jaxagent.config import KLConfig, RLConfig
 from jaxagent.types import Group
 
@@ -168,7 +166,7 @@ def _along_tokens(groups: Sequence[Group], samples: Sequence[Sample], rl: RLConf
         if not sample.episode.stop_reason.is_failure
     }
     given: list[Signal | None] = [None] * len(samples)
-    for i, estimate in zip(paths, _estimates(list(paths.values()), rl), strict=True):
+    for i, estimate in zip(paths, estimates(list(paths.values()), rl), strict=True):
         learnt = () if samples[i].values is None else (estimate.returns, estimate.learnt)
         given[i] = Signal(estimate.advantages, *learnt)
     return given
@@ -182,43 +180,3 @@ def _path(sample: Sample, reward: np.ndarray, rl: RLConfig) -> TokenPath:
     log_rho = zero if sample.old is None else sample.old - sample.trajectory.logprobs
     values = zero if sample.values is None else sample.values
     return TokenPath(reward, values, sample.mask > 0, sample.trajectory.turns, log_rho)
-
-
-def warm_up(rl: RLConfig) -> None:
-    """Compiles what the advantage runs on the device."""
-    if isinstance(rl.advantage, TokenAdvantage):
-        zero = np.zeros(1, np.float32)
-        _estimates([TokenPath(zero, zero, np.zeros(1, bool), np.zeros(1, np.int32), zero)], rl)
-
-
-_DTYPES = TokenPath(np.float32, np.float32, bool, np.int32, np.float32)
-_ROWS = 64  # trajectories per call: a static shape, so that nothing compiles twice
-
-
-@functools.partial(jax.jit, static_argnames="advantage")
-def _estimate_rows(rows: TokenPath, advantage: TokenAdvantage) -> Estimate:
-    return jax.vmap(advantage)(rows)
-
-
-def _estimates(paths: list[TokenPath], rl: RLConfig) -> list[Estimate]:
-    """Estimates of ragged trajectories, f32[T] each."""
-    # One row more than a packed row: the last token of a trajectory is a target, never an input.
-    width = rl.batch.row_tokens + 1
-    out = []
-    for start in range(0, len(paths), _ROWS):
-        block = paths[start : start + _ROWS]
-        padded = TokenPath(*(np.zeros((_ROWS, width), dtype) for dtype in _DTYPES))
-        for row, path in enumerate(block):
-            chex.assert_equal_shape(list(path))
-            for target, stream in zip(padded, path, strict=True):
-                used = min(len(stream), width)  # the tail behind the last action may be longer than a row
-                target[row, :used] = stream[:used]
-        with jax.transfer_guard("disallow"):
-            rows = jax.device_get(_estimate_rows(jax.device_put(padded), advantage=rl.advantage))
-        for row, path in enumerate(block):
-            full = [np.zeros(len(path.mask), np.float32) for _ in rows]
-            used = min(len(path.mask), width)
-            for target, row_of in zip(full, rows, strict=True):
-                target[:used] = row_of[row, :used]
-            out.append(Estimate(*full))
-    return out

@@ -21,8 +21,7 @@ import jax
 import numpy as np
 
 from jaxagent.algorithms.dpo import Pair
-from jaxagent.algorithms.samples import action_mask
-from jaxagent.algorithms.streams import Streams
+from jaxagent.algorithms.streams import Streams, action_mask
 from jaxagent.types import Episode, TokenKind, Trajectory
 
 # z f32[...], y f32[...] -> loss f32[...] per episode, before its weight.

@@ -14,7 +14,7 @@ import chex
 import numpy as np
 
 from jaxagent.algorithms.advantages import alone, group_mean_std
-from jaxagent.algorithms.samples import action_mask
+from jaxagent.algorithms.streams import action_mask
 from jaxagent.types import Episode
 
 Array = Any  # numpy.ndarray or jax.Array

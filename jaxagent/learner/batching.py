@@ -16,7 +16,6 @@ import grain
 import numpy as np
 from grain import experimental as grain_experimental
 
-from jaxagent.algorithms.distill import Support
 from jaxagent.algorithms.streams import Streams
 from jaxagent.config import BatchConfig, ConfigError
 from jaxagent.learner.batch import FLOATS, PER_TARGET, STREAMS, Batch
@@ -126,19 +125,6 @@ class Packer:
         return Batch(**{name: stack(name, width) for name, width in widths.items()}, longest=longest)
 
 
-def check_context(config: BatchConfig, context_tokens: int) -> None:
-    """Refuses rows that cannot hold the longest trajectory, before any training.
-
-    Raises:
-      ConfigError: `context_tokens` (prompt, actions and observations of one trajectory) do not fit one row.
-    """
-    if context_tokens - 1 > config.row_tokens:  # the last token is only a target, never an input
-        raise ConfigError(
-            f"batch.row_tokens ({config.row_tokens}) must hold a whole trajectory: at least "
-            f"env.context_tokens - 1 ({context_tokens - 1})."
-        )
-
-
 def unpack(batches: Sequence[Batch], values: Sequence[np.ndarray], streams: Sequence[Streams]) -> list[np.ndarray]:
     """Scatters per-target values back to sequences.
 
@@ -157,28 +143,6 @@ def unpack(batches: Sequence[Batch], values: Sequence[np.ndarray], streams: Sequ
         real = batch.sequence >= 0
         for i, offset, v in zip(batch.sequence[real], batch.offset[real], np.asarray(value)[real], strict=True):
             out[i][offset] = v
-    return out
-
-
-def with_support(batches: Sequence[Batch], supports: Sequence[Support], width: int) -> list[Batch]:
-    """The batches with `support` and `teacher_logprobs` i32 and f32 [B, R, width]; padding has no entry that counts.
-
-    Args:
-      batches: as `Packer.pack` returned them.
-      supports: [T, width] of each sequence that was packed.
-      width: K.
-    """
-    starts = np.cumsum([0, *(len(support.ids) for support in supports)])
-    ids = np.concatenate([np.zeros((0, width), np.int32), *(support.ids for support in supports)])
-    logprobs = np.concatenate([np.zeros((0, width), np.float32), *(support.teacher_logprobs for support in supports)])
-    out = []
-    for batch in batches:
-        real = batch.sequence >= 0
-        at = starts[batch.sequence[real]] + batch.offset[real]
-        tokens = np.zeros((*real.shape, width), np.int32)
-        known = np.full((*real.shape, width), -np.inf, np.float32)
-        tokens[real], known[real] = ids[at], logprobs[at]
-        out.append(batch.replace(support=tokens, teacher_logprobs=known))
     return out
 
 

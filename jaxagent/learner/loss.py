@@ -174,48 +174,6 @@ def value_loss(outputs: jax.Array, batch: Batch, loss_of: Squared | Categorical)
     return loss, _tally(sums, {})
 
 
-def policy_metrics(tally: Tally) -> dict[str, float]:
-    """Scalars of one update from its (host) tally. Means are over tokens, not over weights."""
-    s, tokens = tally.sums, max(float(tally.sums["policy_tokens"]), 1.0)
-    out = {name: float(value) for name, value in s.items() if name.startswith("loss/")}
-    return out | {
-        "loss/total": sum(out.values()),
-        "policy/tokens": float(s["policy_tokens"]),
-        "policy/entropy": float(s["entropy"]) / tokens,
-        "policy/clip_frac": float(s["clipped"]) / tokens,
-        "policy/kl_behaviour": float(s["kl_behaviour"]) / tokens,
-        "policy/kl_reference": float(s["kl"]) / max(float(s["kl_tokens"]), 1.0),
-        "policy/ratio_p99": _ratio_quantile(np.asarray(s["ratios_below"]), float(s["policy_tokens"]), 0.99),
-        "policy/ratio_max": float(np.exp(tally.maxima["log_ratio"])),
-        "policy/logprob_gap_mean": float(s["gap"]) / tokens,
-        "policy/logprob_gap_max": float(tally.maxima["gap"]),
-        "ce/tokens": float(s["ce_tokens"]),
-        "ce/nll": float(s["nll"]) / max(float(s["ce_tokens"]), 1.0),
-    }
-
-
-def value_metrics(tally: Tally) -> dict[str, float]:
-    """Scalars of one critic update. `explained_variance` is 0 for the best constant and 1 for a perfect critic."""
-    s, tokens = tally.sums, max(float(tally.sums["targets"]), 1.0)
-    error = float(s["squared_error"]) / tokens
-    variance = max(float(s["squared_returns"]) / tokens - (float(s["returns"]) / tokens) ** 2, 0.0)
-    return {
-        "loss/value": float(s["loss/value"]),
-        "critic/squared_error": error,
-        "critic/constant_squared_error": variance,
-        "critic/explained_variance": 1.0 - error / variance if variance > 1e-8 else 0.0,
-        "critic/clip_frac": float(s["clipped"]) / tokens,
-    }
-
-
 def _tally(sums: dict[str, jax.Array], maxima: dict[str, jax.Array]) -> Tally:
     f32 = lambda tree: jax.tree.map(lambda x: jax.lax.stop_gradient(x).astype(jnp.float32), tree)  # noqa: E731
     return Tally(f32(sums), f32(maxima))
-
-
-def _ratio_quantile(counts_below: np.ndarray, tokens: float, quantile: float) -> float:
-    """The upper edge of the histogram bin that holds the quantile (never below the true one, 5 % too high at most)."""
-    if tokens == 0:
-        return 1.0
-    index = min(int(np.searchsorted(counts_below, quantile * tokens)), len(RATIO_EDGES) - 1)
-    return float(np.exp(RATIO_EDGES[index]))

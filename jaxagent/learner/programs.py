@@ -14,9 +14,9 @@ import jax
 import numpy as np
 import optax
 
-from jaxagent.algorithms import compose, estimate
-from jaxagent.algorithms.samples import ModelScores
-from jaxagent.algorithms.streams import Streams
+from jaxagent.algorithms import token_advantages
+from jaxagent.algorithms.needs import most_targets
+from jaxagent.algorithms.streams import ModelScores, Streams
 from jaxagent.config import BatchConfig, Config, RLConfig
 from jaxagent.envs.base import most_turns
 from jaxagent.learner import forward, loss, score
@@ -96,7 +96,7 @@ class Programs:
 
     def warm_up(self, state: TrainState) -> TrainState:
         """Compiles everything, on padding; the state it returns takes the place of the one it was given."""
-        estimate.warm_up(self.rl)
+        token_advantages.warm_up(self.rl)
         if self.values is not None:
             self.values.warm_up(state.critic)
         (empty,) = self.batches([self.packer.empty()], [])
@@ -229,7 +229,7 @@ def sharing(cfg: Config, batch: BatchConfig, spec: ModelSpec, exact: bool = Fals
 
 def longest_targets(cfg: Config) -> int:
     """Targets of the longest trajectory that the environment's limits allow."""
-    return compose.most_targets(cfg.rl, action_tokens(cfg), cfg.env.context_tokens)
+    return most_targets(cfg.rl, action_tokens(cfg), cfg.env.context_tokens)
 
 
 def action_tokens(cfg: Config) -> int:

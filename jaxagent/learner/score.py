@@ -13,8 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxagent.algorithms.samples import action_mask
-from jaxagent.algorithms.streams import Streams
+from jaxagent.algorithms.streams import Streams, action_mask
 from jaxagent.algorithms.value_losses import Categorical, Squared
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer, unpack

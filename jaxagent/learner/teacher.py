@@ -16,14 +16,13 @@ import jax
 import numpy as np
 
 from jaxagent.algorithms.distill import Scores, Support
-from jaxagent.algorithms.samples import action_mask
-from jaxagent.algorithms.streams import Streams
+from jaxagent.algorithms.streams import Streams, action_mask
 from jaxagent.algorithms.teachers import Server, StudentTopK, TeacherTopK, Vocabulary
 from jaxagent.config import Config, ConfigError, DistillConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.learner import forward
 from jaxagent.learner.batch import Batch
-from jaxagent.learner.batching import Packer, unpack, with_support
+from jaxagent.learner.batching import Packer, unpack
 from jaxagent.learner.teacher_http import HttpTeacher
 from jaxagent.learner.update import scalar, shard
 from jaxagent.models import hf, params, sharding
@@ -169,6 +168,28 @@ def distiller(
     whole = teacher_spec is not None
     compare = None if distill.in_advantage else forward.compare_to_teacher(spec, loss, teacher_spec)
     return Distiller(teacher, student, compare, opened.params if whole else None, asked + told)
+
+
+def with_support(batches: Sequence[Batch], supports: Sequence[Support], width: int) -> list[Batch]:
+    """The batches with `support` and `teacher_logprobs` i32 and f32 [B, R, width]; padding has no entry that counts.
+
+    Args:
+      batches: what `Packer.pack` gave.
+      supports: [T, width] of each sequence that was packed.
+      width: K.
+    """
+    starts = np.cumsum([0, *(len(support.ids) for support in supports)])
+    ids = np.concatenate([np.zeros((0, width), np.int32), *(support.ids for support in supports)])
+    logprobs = np.concatenate([np.zeros((0, width), np.float32), *(support.teacher_logprobs for support in supports)])
+    out = []
+    for batch in batches:
+        real = batch.sequence >= 0
+        at = starts[batch.sequence[real]] + batch.offset[real]
+        tokens = np.zeros((*real.shape, width), np.int32)
+        known = np.full((*real.shape, width), -np.inf, np.float32)
+        tokens[real], known[real] = ids[at], logprobs[at]
+        out.append(batch.replace(support=tokens, teacher_logprobs=known))
+    return out
 
 
 def check_teacher(cfg: Config, tokenizer: Tokenizer) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxagent.algorithms.distill import Scores
-from jaxagent.algorithms.samples import action_mask
+from jaxagent.algorithms.streams import action_mask
 from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.io.http import HttpClient, HttpError

@@ -22,6 +22,7 @@ from jaxagent.algorithms.value_losses import Categorical, Squared
 from jaxagent.learner import loss as losses
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.loss import PolicyLoss, Tally
+from jaxagent.learner.metrics import policy_metrics, value_metrics
 from jaxagent.learner.state import TrainState
 
 Tree = Any  # a pytree of arrays
@@ -171,9 +172,9 @@ def make_update(
         del temperature, frozen, teacher  # values are of states, and a critic is trained whole
         return losses.value_loss(critic.forward(values, batch), batch, critic.loss)
 
-    policy, values = make_trainable(loss_of_policy, optimizer, losses.policy_metrics), None
+    policy, values = make_trainable(loss_of_policy, optimizer, policy_metrics), None
     if critic is not None:
-        values = make_trainable(loss_of_critic, critic.optimizer, losses.value_metrics)
+        values = make_trainable(loss_of_critic, critic.optimizer, value_metrics)
     return Update(mesh, policy, values, critic.warmup_epochs if critic else 1, temperature, merge)
 
 

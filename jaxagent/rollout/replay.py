@@ -24,8 +24,7 @@ import numpy as np
 
 from jaxagent.algorithms.corrections import Importance
 from jaxagent.algorithms.estimators import GroupAdvantage
-from jaxagent.algorithms.samples import action_mask, rewards
-from jaxagent.algorithms.streams import Streams
+from jaxagent.algorithms.streams import Streams, action_mask, rewards
 from jaxagent.config import ReplayConfig
 from jaxagent.data import codec
 from jaxagent.types import Episode, Group, Trajectory

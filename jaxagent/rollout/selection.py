@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jaxagent.algorithms.advantages import zero_signal
-from jaxagent.algorithms.samples import rewards
+from jaxagent.algorithms.streams import rewards
 from jaxagent.config import RefillConfig
 from jaxagent.types import Group
 

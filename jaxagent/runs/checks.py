@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from jaxagent.algorithms import checks as algorithm
-from jaxagent.algorithms.compose import as_opd
-from jaxagent.config import LEAST_TEMPERATURE, Config, ConfigError, relations
-from jaxagent.learner.batching import check_context
+from jaxagent.algorithms.opd import as_opd
+from jaxagent.config import LEAST_TEMPERATURE, BatchConfig, Config, ConfigError, relations
 from jaxagent.models import lora
 from jaxagent.rollout import strategies
 
@@ -37,9 +36,9 @@ def check(cfg: Config) -> None:
             f"config.stages: with model.lora '{cfg.stages[with_adapters[0]]}' must be the last stage, since those "
             "after it would train the merged policy in full. Start another run with model.path set to this policy."
         )
-    check_context(cfg.rl.batch, cfg.env.context_tokens)
+    _check_rows("rl", cfg.rl.batch, cfg.env.context_tokens)
     for stage in filter(cfg.stages.__contains__, ("sft", "rft", "dpo", "outcome_model")):
-        check_context(getattr(cfg, stage).training.batch, cfg.env.context_tokens)
+        _check_rows(f"{stage}.training", getattr(cfg, stage).training.batch, cfg.env.context_tokens)
     if "sft" in cfg.stages and cfg.sft.negatives and cfg.sft.negative_frac == 0:
         raise ConfigError("sft.negatives is given: sft.negative_frac must be more than 0.")
     if "outcome_model" in cfg.stages and cfg.outcome_model.training.batch.row_tokens < cfg.env.context_tokens:
@@ -55,6 +54,15 @@ def check(cfg: Config) -> None:
             f"rl.sampling must have temperature >= {LEAST_TEMPERATURE:g} (below, sampling is greedy), top_p=1, top_k=0 "
             "and min_p=0: the trainer scores the whole vocabulary, so a truncated behaviour distribution would be "
             "another one."
+        )
+
+
+def _check_rows(section: str, batch: BatchConfig, context_tokens: int) -> None:
+    """Refuses rows that cannot hold the longest trajectory."""
+    if context_tokens - 1 > batch.row_tokens:  # the last token is only a target, never an input
+        raise ConfigError(
+            f"{section}.batch.row_tokens ({batch.row_tokens}) must hold a whole trajectory: at least "
+            f"env.context_tokens - 1 ({context_tokens - 1})."
         )
 
 

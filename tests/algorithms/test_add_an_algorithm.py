@@ -21,12 +21,16 @@ PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/add_an_algorithm.md"
 MINE = [("rl.advantage", "my_advantage:GroupQuantile"), ("rl.objective", "my_objective:Quadratic")]
 
 
-@pytest.fixture
-def mine(tmp_path, monkeypatch):
+def write_files(folder, monkeypatch):
     """The page's files in a folder of the user's, which Python finds."""
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
-        (tmp_path / block.split("\n", 1)[0].removeprefix("# ")).write_text(block)
-    monkeypatch.syspath_prepend(tmp_path)
+        (folder / block.split("\n", 1)[0].removeprefix("# ")).write_text(block)
+    monkeypatch.syspath_prepend(folder)
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    write_files(tmp_path, monkeypatch)
     yield tmp_path
     for path in tmp_path.glob("*.py"):
         sys.modules.pop(path.stem, None)

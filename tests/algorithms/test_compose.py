@@ -7,9 +7,10 @@ import pytest
 
 from configs.search_r1 import get_config
 from jaxagent import config
-from jaxagent.algorithms import checks, compose, samples
+from jaxagent.algorithms import checks, compose, needs
 from jaxagent.algorithms.distill import Scores
-from jaxagent.algorithms.samples import ModelScores, action_mask
+from jaxagent.algorithms.opd import as_opd
+from jaxagent.algorithms.streams import ModelScores, action_mask, sampled_trajectories, samples
 from jaxagent.config import ConfigError
 from jaxagent.types import StopReason
 
@@ -24,6 +25,19 @@ def test_grpo_gives_every_action_token_its_attempts_advantage(rl, make_group):
     np.testing.assert_allclose(streams[1].advantages, np.array([0, 0, -0.5]) / std, rtol=1e-5)
     np.testing.assert_array_equal(streams[0].policy_weights, [0, 0, 1, 0, 1])
     assert counts["groups/zero_signal"] == 0 and counts["groups/failed_episodes"] == 0
+
+
+def test_samples_are_the_trajectories_with_an_action_each_with_its_scores(make_group):
+    groups = [make_group(("pa pp paa", 1.0), ("", 0.0)), make_group(("pp", 0.0), ("poa", 0.0))]
+    values = [np.full(2, 1.0), np.full(3, 2.0), np.full(3, 3.0)]
+    made = samples(groups, ModelScores(values=values))
+    assert [s.trajectory for s in made] == sampled_trajectories(groups)
+    assert [(s.group, s.attempt, s.values[0], s.reference) for s in made] == [
+        (0, 0, 1.0, None), (0, 0, 2.0, None), (1, 1, 3.0, None),
+    ]  # fmt: skip
+    assert [s.episode for s in made] == [groups[0].episodes[0]] * 2 + [groups[1].episodes[1]]
+    with pytest.raises(ValueError, match="zip"):
+        samples(groups, ModelScores(values=values[:2]))
 
 
 def test_all_trajectories_of_an_episode_get_the_full_advantage(rl, make_group):
@@ -58,8 +72,8 @@ def test_an_episodes_trajectories_stay_in_one_update_and_count_once(rl, make_gro
 
 def test_the_reference_is_refreshed_on_schedule(rl):
     config = rl(kl=dict(coefficient=0.1, refresh_every=3))
-    assert [step for step in range(1, 8) if compose.refresh_due(config, step)] == [3, 6]
-    assert not any(compose.refresh_due(rl(kl=dict(coefficient=0.1)), step) for step in range(1, 8))
+    assert [step for step in range(1, 8) if needs.refresh_due(config, step)] == [3, 6]
+    assert not any(needs.refresh_due(rl(kl=dict(coefficient=0.1)), step) for step in range(1, 8))
 
 
 def test_failed_attempts_change_no_statistic_and_are_not_trained(rl, make_group):
@@ -81,7 +95,7 @@ def test_groups_without_signal_are_dropped_or_kept(rl, make_group):
 
 def test_episodes_without_an_action_are_no_trajectory(rl, make_group):
     groups = [make_group(("ppo", 1.0), ("pa", 0.0), ("pa", 1.0))]
-    assert len(samples.trajectories(groups)) == 2
+    assert len(sampled_trajectories(groups)) == 2
     assert len(compose.streams(groups, rl(), 0.0)[0]) == 2
     assert compose.streams([make_group(("ppo", 1.0))], rl(), 0.0)[0] == []
 
@@ -112,7 +126,7 @@ def test_ppo_puts_the_reward_on_the_last_action_and_skips_the_observation(rl, ma
 def test_ppo_whitens_over_all_action_tokens_of_the_batch(rl, make_group):
     groups = [make_group(("ppaoa", 1.0), ("paa", 0.0)), make_group(("pa", 1.0))]
     config = rl(advantage="gae", whiten_advantages=True)
-    values = [np.zeros(len(t), np.float32) for t in samples.trajectories(groups)]
+    values = [np.zeros(len(t), np.float32) for t in sampled_trajectories(groups)]
     streams, _ = compose.streams(groups, config, 0.0, ModelScores(values=values))
     actions = np.concatenate([s.advantages[s.policy_weights > 0] for s in streams])
     np.testing.assert_allclose([actions.mean(), actions.std(ddof=1)], [0, 1], atol=1e-6)
@@ -146,7 +160,7 @@ def test_every_term_is_a_mean_over_the_update_times_its_coefficient(rl, make_gro
         positive_nll=dict(coefficient=0.3, min_reward=1.0),
         echo=dict(coefficient=0.05, schedule="linear_decay", denominator="token_mean"), aggregation="sequence_mean",
     )  # fmt: skip
-    zeros = [np.zeros(len(t), np.float32) for t in samples.trajectories([group])]
+    zeros = [np.zeros(len(t), np.float32) for t in sampled_trajectories([group])]
     streams, _ = compose.streams([group], config, 0.5, ModelScores(reference=zeros, values=zeros))
     (update,) = compose.mini_batches(streams, config, (0, 0))
     sums = {name: float(sum(getattr(s, f"{name}_weights").sum() for s in update)) for name in
@@ -208,7 +222,7 @@ def test_what_is_there_for_an_auxiliary_term_is_spread_evenly_over_the_updates(r
         parts = list(compose.mini_batches(compose.streams(groups, config, 0.0)[0], config, (seed, 0)))
         assert [len(part) for part in parts] == [16 // updates] * updates
         assert sorted(id(s.trajectory) for part in parts for s in part) == sorted(
-            id(t) for t in samples.trajectories(groups)
+            id(t) for t in sampled_trajectories(groups)
         )
         for part in parts:
             live = [s for s in part if s.policy_weights.any()]
@@ -240,9 +254,9 @@ def test_no_groups_give_nothing(rl):
 
 
 def test_most_targets(rl):
-    assert compose.most_targets(rl(), 36, 256) == 36
-    assert compose.most_targets(rl(echo=ECHO), 36, 256) == 256
-    assert compose.most_targets(rl(echo=ECHO | dict(max_tokens=64)), 36, 256) == 100
+    assert needs.most_targets(rl(), 36, 256) == 36
+    assert needs.most_targets(rl(echo=ECHO), 36, 256) == 256
+    assert needs.most_targets(rl(echo=ECHO | dict(max_tokens=64)), 36, 256) == 100
 
 
 TRUNCATE = dict(name="truncate", low=0.0, high=2.0)
@@ -255,7 +269,7 @@ TEACHER = dict(teacher="runs/x/policy")
 def test_the_stage_opd_keeps_the_pull_to_the_reference(rl, make_group):
     """KL in the reward, which the stage does not have, goes into the advantage: it is not lost."""
     given = rl(kl=dict(coefficient=0.05, where="reward", estimator="k1"))
-    alone = compose.as_opd(dataclasses.replace(config.parse(get_config("laptop-opd")), rl=given)).rl
+    alone = as_opd(dataclasses.replace(config.parse(get_config("laptop-opd")), rl=given)).rl
     alone = dataclasses.replace(alone, distill=rl(distill=TEACHER).distill)
     checks.check(alone)
     group = make_group(("pa", 1.0), ("pa", 0.0))  # behaviour log-prob -1

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from configs.search_r1 import get_config
 from jaxagent import config
-from jaxagent.algorithms import compose, samples
+from jaxagent.algorithms import compose
 from jaxagent.algorithms.corrections import batch_mean, importance_weights, vetoed
 from jaxagent.algorithms.policy_loss import Tokens, opsm_factor
-from jaxagent.algorithms.samples import ModelScores, action_mask
+from jaxagent.algorithms.streams import ModelScores, action_mask, sampled_trajectories
 
 RHO = np.log(np.array([1.0, 3.0, 0.25]))  # product 0.75
 
@@ -127,7 +127,7 @@ def test_preset_mis_equals_slimes_masked_importance_sampling(make_group, seed):
     cfg = dataclasses.replace(config.parse(get_config("laptop+mis")).rl, updates_per_step=1)
     kinds = ["p" + "".join(rng.choice(list("aao"), rng.integers(2, 12))) + "a" for _ in range(8)]
     group = make_group(*((k, float(i % 2)) for i, k in enumerate(kinds)))
-    every = samples.trajectories([group])
+    every = sampled_trajectories([group])
     actions = [action_mask(t) > 0 for t in every]
     old = [(t.logprobs + rng.normal(0, 0.8, len(t))).astype(np.float32) for t in every]
     old[3][np.flatnonzero(actions[3])[-1]] = -1 - 9.5  # a ratio of 7e-5: the whole attempt is vetoed
@@ -147,7 +147,7 @@ def test_preset_mis_equals_slimes_masked_importance_sampling(make_group, seed):
 
 def test_on_policy_samples_are_not_changed(rl, make_group):
     group = make_group(("paoa", 1.0), ("paa", 0.0))
-    old = [t.logprobs for t in samples.trajectories([group])]
+    old = [t.logprobs for t in sampled_trajectories([group])]
     corrected = rl(correction=dict(name="truncate", low=0.0, high=2.0))
     plain = compose.streams([group], rl(), 0.0)[0]
     for a, b in zip(plain, compose.streams([group], corrected, 0.0, ModelScores(old=old))[0], strict=True):

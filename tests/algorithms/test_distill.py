@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from configs.search_r1 import get_config
 from jaxagent import config as schema
-from jaxagent.algorithms import checks, compose, distill, estimate, samples
+from jaxagent.algorithms import checks, compose, distill, estimate
 from jaxagent.algorithms.distill import Scores, renormalise, sampled_advantages, support_of
 from jaxagent.algorithms.objectives import OBJECTIVES
+from jaxagent.algorithms.opd import as_opd
 from jaxagent.algorithms.policy_loss import Tokens
-from jaxagent.algorithms.samples import ModelScores
+from jaxagent.algorithms.streams import ModelScores, action_mask, sampled_trajectories
 from jaxagent.algorithms.teachers import JSD, Folder, ForwardKL, ReverseKL
 from jaxagent.config import ConfigError, DistillConfig, OPDConfig
 from jaxagent.types import StopReason
@@ -204,7 +205,7 @@ def groups(make_group):
 
 
 def test_sampled_is_an_advantage_and_comes_on_top_of_the_rewards(groups, rl):
-    teacher = [told(t, i) for i, t in enumerate(samples.trajectories(groups))]
+    teacher = [told(t, i) for i, t in enumerate(sampled_trajectories(groups))]
     one = dict(coefficient=0.5, teacher="./x", loss="sampled")
     alone = rl(advantage="no_reward", distill=one)
     checks.check(alone)
@@ -215,7 +216,7 @@ def test_sampled_is_an_advantage_and_comes_on_top_of_the_rewards(groups, rl):
         np.testing.assert_allclose(stream.advantages, np.where(mask, 0.5 * (scores.logprobs + 1.0), 0), rtol=1e-6)
         np.testing.assert_array_equal(stream.policy_weights, mask)
         assert not stream.distill_weights.any() and stream.support is None
-    assert metrics["distill/reverse_kl"] == distill.metrics(samples.trajectories(groups), teacher)["distill/reverse_kl"]
+    assert metrics["distill/reverse_kl"] == distill.metrics(sampled_trajectories(groups), teacher)["distill/reverse_kl"]
     both, _ = compose.streams(groups, rl(advantage="no_baseline", distill=one), 0.0, ModelScores(teacher=teacher))
     for stream, with_reward in zip(streams, both, strict=True):
         np.testing.assert_allclose(with_reward.advantages, stream.advantages + stream.trajectory.action_mask, rtol=1e-6)
@@ -223,7 +224,7 @@ def test_sampled_is_an_advantage_and_comes_on_top_of_the_rewards(groups, rl):
 
 @pytest.mark.parametrize("support", ["vocabulary", "teacher", "student"])
 def test_divergences_are_weights_of_the_loss(groups, rl, support):
-    every = samples.trajectories(groups)
+    every = sampled_trajectories(groups)
     students = [np.full((len(t), 2), 5, np.int32) for t in every]
     teacher = [told(t, i)._replace(candidate_logprobs=np.zeros((len(t), 2), np.float32)) for i, t in enumerate(every)]
     tokens = support if support == "vocabulary" else dict(name=support, top_k=2)
@@ -263,7 +264,7 @@ def test_the_stage_leaves_nothing_but_the_teacher(rl):
     )  # fmt: skip
     teacher = DistillConfig(Folder("./x"), coefficient=2.0)
     cfg = dataclasses.replace(schema.parse(get_config()), rl=mixed, opd=OPDConfig(7, 1e-3, teacher))
-    alone = compose.as_opd(cfg).rl
+    alone = as_opd(cfg).rl
     checks.check(alone)
     assert (alone.steps, alone.distill) == (7, teacher)
     assert alone.optimizer.learning_rate == 1e-3
@@ -276,7 +277,7 @@ def test_teacher_advantages_by_hand(make_group):
     (episode,) = make_group(("pao", 1.0)).episodes
     trajectory = dataclasses.replace(episode.trajectories[0], logprobs=np.float32([0, -2, 0]))
     teacher = types.SimpleNamespace(logprobs=np.array([7.0, -1.0, 7.0]))
-    sample = types.SimpleNamespace(trajectory=trajectory, teacher=teacher, mask=samples.action_mask(trajectory))
+    sample = types.SimpleNamespace(trajectory=trajectory, teacher=teacher, mask=action_mask(trajectory))
     rl = types.SimpleNamespace(distill=types.SimpleNamespace(coefficient=0.5))
     found = estimate.teacher_advantages(sample, rl)
     np.testing.assert_array_equal(found, [0.0, 0.5, 0.0])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxagent.algorithms import dpo, outcome, rft
-from jaxagent.algorithms.samples import action_mask
+from jaxagent.algorithms.streams import action_mask
 from jaxagent.types import Group, StopReason
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jaxagent.algorithms import checks, compose
 from jaxagent.algorithms.process import by_turn, token_rewards, turn_mean_std
-from jaxagent.algorithms.samples import ModelScores
+from jaxagent.algorithms.streams import ModelScores
 from jaxagent.types import Group, StopReason
 
 

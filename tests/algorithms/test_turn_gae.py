@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jaxagent.algorithms import compose
 from jaxagent.algorithms.estimators import AdaptiveGAE, TokenPath
 from jaxagent.algorithms.gae import gae
-from jaxagent.algorithms.samples import ModelScores
+from jaxagent.algorithms.streams import ModelScores
 from jaxagent.algorithms.turn_gae import turn_vtrace, vtrace
 from tests.algorithms.entries import TOKEN
 

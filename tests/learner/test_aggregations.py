@@ -13,11 +13,11 @@ import jax
 import numpy as np
 import pytest
 
-from jaxagent.algorithms import compose, samples
+from jaxagent.algorithms import compose
 from jaxagent.algorithms.aggregate import AGGREGATIONS
 from jaxagent.algorithms.estimators import GroupMeanStd
 from jaxagent.algorithms.objectives import PPOClip
-from jaxagent.algorithms.streams import Streams
+from jaxagent.algorithms.streams import Streams, sampled_trajectories
 from jaxagent.learner import loss as losses
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.forward import policy_forward
@@ -107,7 +107,7 @@ def plain(spec, make_mesh, make_params, make_packer, groups):
     packer = make_packer(micro_rows=1, longest_targets=20)
     rows = [
         packer.pack([Streams.of(t, policy_weights=t.action_mask.astype(np.float32))])
-        for t in samples.trajectories(groups)
+        for t in sampled_trajectories(groups)
     ]
     batch = jax.tree.map(lambda *x: np.concatenate(x), *(row for (row,) in rows))
 

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxagent.algorithms import checks, compose, samples
+from jaxagent.algorithms import checks, compose
 from jaxagent.algorithms.distill import Scores
 from jaxagent.algorithms.estimators import NoReward
 from jaxagent.algorithms.objectives import OBJECTIVES
-from jaxagent.algorithms.samples import ModelScores
+from jaxagent.algorithms.streams import ModelScores, sampled_trajectories
 from jaxagent.algorithms.teachers import Folder
 from jaxagent.config import DistillConfig
 from jaxagent.learner import loss as losses
@@ -90,7 +90,7 @@ def test_the_exact_reverse_kl_falls(cfg, objective, whiten):
         group = sample(rng, student)
         told = [
             Scores(scores(teacher, t.tokens), np.zeros((ACTIONS + 1, 1), np.int32), *[np.zeros((ACTIONS + 1, 0))] * 2)
-            for t in samples.trajectories([group])
+            for t in sampled_trajectories([group])
         ]
         streams, metrics = compose.streams([group], rl, step / STEPS, ModelScores(teacher=told))
         estimates.append(metrics["distill/reverse_kl"])

@@ -18,6 +18,7 @@ from jaxagent.algorithms.objectives import PPOClip, SoftGate
 from jaxagent.algorithms.value_losses import Squared, TwoHot
 from jaxagent.learner import loss as losses
 from jaxagent.learner.batch import Batch
+from jaxagent.learner.metrics import policy_metrics, value_metrics
 
 CLIPPED = PPOClip(clip_low=0.2, clip_high=0.28)
 LOSS = functools.partial(losses.policy_loss, objective=CLIPPED)
@@ -82,7 +83,7 @@ def test_z_loss_is_the_weighted_square_of_log_z_and_reads_it_nowhere_else():
     expected = 9.0 * batch.z_weights.sum()
     np.testing.assert_allclose(loss, reference_loss(logprobs, entropy, batch) + expected, rtol=1e-5)
     np.testing.assert_allclose(grad, 6.0 * batch.z_weights, rtol=1e-6)
-    np.testing.assert_allclose(losses.policy_metrics(jax.device_get(tally))["loss/z"], expected, rtol=1e-6)
+    np.testing.assert_allclose(policy_metrics(jax.device_get(tally))["loss/z"], expected, rtol=1e-6)
 
 
 def test_the_divergence_to_a_teacher_is_told_from_log_z_by_its_name():
@@ -93,7 +94,7 @@ def test_the_divergence_to_a_teacher_is_told_from_log_z_by_its_name():
     loss, tally = LOSS(jnp.asarray(logprobs), jnp.asarray(entropy), batch, extras)
     expected = 2.0 * batch.distill_weights.sum()
     np.testing.assert_allclose(loss, reference_loss(logprobs, entropy, batch) + expected, rtol=1e-5)
-    metrics = losses.policy_metrics(jax.device_get(tally))
+    metrics = policy_metrics(jax.device_get(tally))
     np.testing.assert_allclose([metrics["loss/distill"], metrics["loss/z"]], [expected, 0.0], rtol=1e-6)
 
 
@@ -114,7 +115,7 @@ def test_a_critic_in_bins_has_cross_entropy_and_the_metrics_of_its_mean():
         )
     np.testing.assert_allclose(loss, total, rtol=1e-5)
     error = np.mean(((p @ centres) - batch.returns)[live] ** 2)
-    np.testing.assert_allclose(losses.value_metrics(jax.device_get(tally))["critic/squared_error"], error, rtol=1e-5)
+    np.testing.assert_allclose(value_metrics(jax.device_get(tally))["critic/squared_error"], error, rtol=1e-5)
 
 
 class Variants(chex.TestCase):
@@ -143,7 +144,7 @@ class Variants(chex.TestCase):
         near = batch.old_values + np.clip(0.3 - batch.old_values, -0.5, 0.5)
         per_token = 0.5 * np.maximum((0.3 - batch.returns) ** 2, (near - batch.returns) ** 2)
         np.testing.assert_allclose(loss, np.sum((batch.value_weights * per_token)[live]), rtol=1e-5)
-        metrics = losses.value_metrics(jax.device_get(tally))
+        metrics = value_metrics(jax.device_get(tally))
         np.testing.assert_allclose(metrics["critic/constant_squared_error"], batch.returns[live].var(), rtol=1e-4)
         np.testing.assert_allclose(
             metrics["critic/explained_variance"],
@@ -158,7 +159,7 @@ def test_metrics_are_exact_over_tokens_and_add_up_over_micro_batches():
     rng = np.random.default_rng(3)
     parts = [random_batch(rng, 2, 5, 0.5) for _ in range(3)]
     tallies = [LOSS(jnp.asarray(lp), jnp.asarray(h), b)[1] for b, lp, h in parts]
-    metrics = losses.policy_metrics(jax.device_get(tallies[0].add(tallies[1]).add(tallies[2])))
+    metrics = policy_metrics(jax.device_get(tallies[0].add(tallies[1]).add(tallies[2])))
     join = lambda get: np.concatenate([get(*part).ravel() for part in parts])  # noqa: E731
     policy = join(lambda b, lp, h: b.policy_weights) > 0
     gap = join(lambda b, lp, h: lp - b.behaviour_logprobs)[policy]
@@ -190,7 +191,7 @@ def test_the_divergence_from_the_sampler_is_that_of_its_samples():
     batch = batch.replace(behaviour_logprobs=np.full((2, 8), np.log(0.5), np.float32))
     logprobs = jnp.log(jnp.tile(jnp.array([0.9, 0.1]), (2, 4)))
     _, tally = LOSS(logprobs, jnp.asarray(entropy), batch)
-    assert losses.policy_metrics(tally)["policy/kl_behaviour"] == pytest.approx(0.5 * np.log(0.25 / 0.09), rel=1e-5)
+    assert policy_metrics(tally)["policy/kl_behaviour"] == pytest.approx(0.5 * np.log(0.25 / 0.09), rel=1e-5)
 
 
 @pytest.mark.parametrize("spread", [1e-6, 0.01, 0.3])
@@ -199,7 +200,7 @@ def test_ratio_p99_is_the_quantile_to_a_bin(spread):
     gap = np.random.default_rng(5).normal(0, spread, (20, 50)).astype(np.float32)
     _, tally = LOSS(jnp.asarray(batch.behaviour_logprobs + gap), jnp.asarray(entropy), batch)
     exact = np.exp(np.quantile(gap, 0.99))
-    got = losses.policy_metrics(jax.device_get(tally))["policy/ratio_p99"]
+    got = policy_metrics(jax.device_get(tally))["policy/ratio_p99"]
     assert exact * 0.999 <= got <= exact * 1.05
 
 

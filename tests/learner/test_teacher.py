@@ -14,7 +14,7 @@ from jaxagent.algorithms.teachers import Folder, ForwardKL, ReverseKL
 from jaxagent.config import ConfigError, DistillConfig, LoraConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.learner import programs, teacher
-from jaxagent.learner.batching import unpack, with_support
+from jaxagent.learner.batching import unpack
 from jaxagent.learner.forward import compare_to_teacher, policy_forward
 from jaxagent.learner.state import Frozen, init_state
 from jaxagent.learner.update import make_update
@@ -103,8 +103,8 @@ def test_the_divergence_in_the_loss_equals_the_sum_written_out(both, cfg, make_p
     packer = make_packer(longest_targets=20)
     batches = packer.pack(streams)
     if not whole:
-        batches = with_support(batches, supports, K)
-        assert with_support([packer.empty()], [], K)[0].support.shape == batches[0].support.shape
+        batches = teacher.with_support(batches, supports, K)
+        assert teacher.with_support([packer.empty()], [], K)[0].support.shape == batches[0].support.shape
     compare = compare_to_teacher(spec, ReverseKL(), teacher_spec if whole else None)
     forward = jax.jit(policy_forward(spec, compare=compare))
     with jax.set_mesh(mesh):

@@ -13,6 +13,7 @@ from jaxagent.algorithms.objectives import GSPO, PPOClip
 from jaxagent.algorithms.value_losses import HLGauss, Squared
 from jaxagent.learner import loss as losses
 from jaxagent.learner.forward import policy_forward, value_forward
+from jaxagent.learner.metrics import value_metrics
 from jaxagent.learner.score import value_scorer
 from jaxagent.learner.state import init_state
 from jaxagent.learner.update import Critic, make_trainable, make_update, shard
@@ -177,7 +178,7 @@ def test_a_critic_in_bins_learns_its_returns_on_eight_devices(spec, make_params,
     optimizer, forward = optax.adam(3e-3), value_forward(spec)
     train = make_trainable(
         lambda critic, batch, *_: losses.value_loss(forward(critic, batch), batch, gauss), optimizer,
-        losses.value_metrics,
+        value_metrics,
     )  # fmt: skip
     packer, streams = make_packer(micro_rows=4, longest_targets=20, row_shards=4), make_streams(4)
     actions = [s.value_weights > 0 for s in streams]
