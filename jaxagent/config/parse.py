@@ -49,7 +49,8 @@ def kind(hint: Any) -> Kind:
 
 def hints(cls: type) -> dict[str, Any]:
     """The fields of a section, with their types."""
-    return typing.get_type_hints(cls, include_extras=True)
+    known = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: known[field.name] for field in dataclasses.fields(cls)}
 
 
 def parse(config: Mapping[str, Any]) -> Config:
@@ -111,7 +112,10 @@ def convert(hint: Any, value: Any, path: str) -> Any:
         section = dict(_as_mapping(wanted.choice.spelled_out(value), path))
         if "name" not in section:
             raise ConfigError(f"{path} must name its choice: {path}.name, one of {', '.join(wanted.choice.entries)}.")
-        return build(wanted.choice.entry(section.pop("name"), path), section, path)
+        cls = wanted.choice.entry(name := section.pop("name"), path)
+        if isinstance(wanted.value, type) and not issubclass(cls, wanted.value):
+            raise ConfigError(f"{path}='{name}' must extend {wanted.value.__module__}.{wanted.value.__qualname__}.")
+        return build(cls, section, path)
     if wanted.is_section:
         return build(wanted.value, value, path)
     value = _plain_value(wanted.value, value, path)
