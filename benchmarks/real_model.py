@@ -56,10 +56,10 @@ def text_ids(repetition: int, count: int, vocab: int) -> np.ndarray:
 def problems(repetition: int) -> list[list[dict[str, str]]]:
     """TASKS conversations with a problem each, other ones in every repetition."""
     from jaxagent.data_pipelines import arithmetic
-    from jaxagent.envs import python
+    from jaxagent.envs.python import formats
 
     rows = itertools.islice(arithmetic.generate(repetition), TASKS)
-    conversations = [python.messages("fenced", "answer", row["prompt"], SYSTEM) for row in rows]
+    conversations = [formats.messages("fenced", "answer", row["prompt"], SYSTEM) for row in rows]
     return [[{"role": m.role, "content": m.content} for m in messages] for messages in conversations]
 
 

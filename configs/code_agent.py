@@ -44,16 +44,15 @@ def laptop() -> ConfigDict:
     config.workdir = "runs/code_agent"
     config.tokenizer.vocab_size = 1536
 
-    config.data.source = "python_tasks"
-    config.data.num_tasks = 4_000
-    config.data.num_demonstrations = 12_000
+    config.data.source = ConfigDict({"name": "python_tasks", "num_tasks": 4_000, "num_demonstrations": 12_000})
+    config.data.source.early_answer_frac = 0.8
 
     config.env.max_turns = 4
     config.env.turn_tokens = 40
     config.env.observation_tokens = 32
     config.env.context_tokens = 160
-    config.env.python.judge = "tests"
-    config.env.python.judge_timeout_s = 15.0
+    config.env.judge = "tests"
+    config.env.judge_timeout_s = 15.0
 
     config.warm_start.batch_sequences = 24
     config.warm_start.gate_family = "first"
@@ -77,15 +76,15 @@ def qwen2_5_3b() -> ConfigDict:
     config.model.head_dim = 128
     config.model.mlp_dim = 11_008
     config.model.rope_theta = 1_000_000.0
-    config.data.source = "data/code"
+    config.data.source = ConfigDict({"name": "files", "path": "data/code"})
     gsm8k_python.chat_scale(config)
 
     config.env.max_turns = 6
     config.env.turn_tokens = 1024
     config.env.observation_tokens = 512
     config.env.context_tokens = 8192
-    config.env.python.judge = "tests"
-    config.env.python.output_chars = 2_000
+    config.env.judge = "tests"
+    config.env.output_chars = 2_000
     config.rl.steps = 200
     config.rl.tasks_per_step = 32
     config.rl.group_size = 8

@@ -9,7 +9,7 @@
         --workdir=runs/echo_ab
 
 Laptop: tasks, sandbox, policy and warm start of configs/endless_terminals.py. Commands are written in the short
-format there; with `--config.env.terminal.tools=qwen3_xml` they are ECHO's tool calls, which take longer to learn.
+format there; with `--config.env.tools=qwen3_xml` they are ECHO's tool calls, which take longer to learn.
 
 qwen3-8b: the published hyper-parameters. Not run by us: `--dry_run` says what it needs.
 """
@@ -85,14 +85,14 @@ def qwen3_8b_grpo() -> ConfigDict:
     config.tokenizer.vocab_size = 151_936
     endless_terminals.published_scale(config)
 
-    config.data.source = "data/echo"
+    config.data.source = ConfigDict({"name": "files", "path": "data/echo"})
     config.env.context_tokens = 34_096  # of the whole trajectory; longer ones get 0 without verification
-    config.env.terminal.tools = "qwen3_xml"
-    config.env.terminal.command_timeout_s = 30.0
-    config.env.terminal.agent_timeout_s = 600.0
-    config.env.terminal.verifier_timeout_s = 120.0
-    config.env.terminal.verify_overlong = False
-    config.env.terminal.solved_reward = 0.5
+    config.env.tools = "qwen3_xml"
+    config.env.command_timeout_s = 30.0
+    config.env.agent_timeout_s = 600.0
+    config.env.verifier_timeout_s = 120.0
+    config.env.verify_overlong = False
+    config.env.solved_reward = 0.5
 
     config.engine.pages = 65_536
     config.rl.steps = 1_096  # 2 epochs over 8,770 tasks

@@ -38,27 +38,34 @@ def get_config(preset: str = "laptop") -> ConfigDict:
     return config
 
 
+def sandbox() -> ConfigDict:
+    """A small sandbox of the best kind that works here."""
+    return ConfigDict({"warm": 16, "memory_mb": 256, "disk_mb": 16, "files": 1_000, "processes": 64, "cpus": 1.0})
+
+
 def terminal() -> ConfigDict:
     """What the terminal's laptop recipes have in common: data, environment, model and warm start."""
     config = search_r1.laptop()
     config.tokenizer.vocab_size = 1024
 
-    config.data.source = "terminal"
-    config.data.num_tasks = 4_000
-    config.data.num_demonstrations = 6_000
+    config.data.source = ConfigDict({"name": "terminal", "num_tasks": 4_000, "num_demonstrations": 6_000})
+    config.data.source.early_answer_frac = 0.8
 
-    config.env.name = "terminal"
+    config.env = ConfigDict({"name": "terminal", "tools": "plain"})
     config.env.max_turns = 6
     config.env.turn_tokens = 16
     config.env.observation_tokens = 32
     config.env.context_tokens = 192
     config.env.episode_timeout_s = 120.0
-    config.env.terminal.tools = "plain"
-    config.env.terminal.command_timeout_s = 10.0
-    config.env.terminal.agent_timeout_s = 60.0
-    config.env.terminal.initial_test = (
-        False  # tasks are checked when they are made; it would cost as much as the final test
-    )
+    config.env.max_failed_steps = 3
+    config.env.command_timeout_s = 10.0
+    config.env.output_chars = 1_000
+    config.env.agent_timeout_s = 60.0
+    config.env.verifier_timeout_s = 0.0
+    config.env.verify_overlong = False
+    config.env.initial_test = False  # tasks are checked when they are made; it would cost as much as the final test
+    config.env.solved_reward = 1.0
+    config.env.sandbox = sandbox()
 
     config.engine.slots = 64
     config.engine.pages = 320
@@ -68,7 +75,6 @@ def terminal() -> ConfigDict:
     config.warm_start.curriculum_steps = 0
     config.warm_start.batch_sequences = 24
     config.warm_start.batch.row_tokens = 192
-    config.warm_start.early_answer_frac = 0.8
     config.warm_start.gate_family = "level1"
     config.warm_start.gate_accuracy = 0.9
     config.warm_start.gate_questions = 12
@@ -111,13 +117,13 @@ def qwen2_5_7b() -> ConfigDict:
     config.tokenizer.vocab_size = 152_064
     published_scale(config)
 
-    config.data.source = "data/endless_terminals"
+    config.data.source = ConfigDict({"name": "files", "path": "data/endless_terminals"})
     config.data.seed = 42
-    config.env.terminal.tools = "endless"
-    config.env.terminal.command_timeout_s = 10.0
-    config.env.terminal.agent_timeout_s = 300.0
-    config.env.terminal.verifier_timeout_s = 10.0  # the same read limit bounds the published test
-    config.env.terminal.initial_test = False
+    config.env.tools = "endless"
+    config.env.command_timeout_s = 10.0
+    config.env.agent_timeout_s = 300.0
+    config.env.verifier_timeout_s = 10.0  # the same read limit bounds the published test
+    config.env.initial_test = False
 
     config.rl.steps = 1_351  # 10 epochs over 2,162 tasks
     config.rl.epochs = 2
@@ -143,13 +149,13 @@ def published_scale(config: ConfigDict) -> None:
     config.env.turn_tokens = 2048
     config.env.observation_tokens = 14_000  # the published cap is 50,000 characters
     config.env.context_tokens = 16_384
-    config.env.episode_timeout_s = 1800.0  # a failure; the attempt's own time is env.terminal.agent_timeout_s
-    config.env.terminal.output_chars = 50_000
-    config.env.terminal.sandbox.warm = 64
-    config.env.terminal.sandbox.memory_mb = 1024
-    config.env.terminal.sandbox.disk_mb = 2048
-    config.env.terminal.sandbox.files = 100_000
-    config.env.terminal.sandbox.processes = 256
+    config.env.episode_timeout_s = 1800.0  # a failure; the attempt's own time is env.agent_timeout_s
+    config.env.output_chars = 50_000
+    config.env.sandbox.warm = 64
+    config.env.sandbox.memory_mb = 1024
+    config.env.sandbox.disk_mb = 2048
+    config.env.sandbox.files = 100_000
+    config.env.sandbox.processes = 256
 
     config.engine.slots = 256
     config.engine.steps_per_dispatch = 16

@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 
 from jaxagent.algorithms import published
 from jaxagent.config import ConfigError, nearest
-from jaxagent.configs import search_r1
+from jaxagent.configs import endless_terminals, search_r1
 from jaxagent.configs.search_r1 import optimizer
 
 
@@ -51,15 +51,14 @@ def laptop() -> ConfigDict:
     config.workdir = "runs/gsm8k_python"
     config.tokenizer.vocab_size = 2560  # every number of three digits is one token
 
-    config.data.source = "arithmetic"
-    config.data.num_tasks = 6_000
-    config.data.num_demonstrations = 24_000
+    config.data.source = ConfigDict({"name": "arithmetic", "num_tasks": 6_000, "num_demonstrations": 24_000})
+    config.data.source.early_answer_frac = 0.8
 
     config.env.max_turns = 3
     config.env.turn_tokens = 24
     config.env.observation_tokens = 24
     config.env.context_tokens = 96
-    config.env.python.judge = "answer"
+    config.env.judge = "answer"
 
     config.warm_start.batch_sequences = 48
     config.warm_start.gate_family = "one_step"
@@ -72,12 +71,14 @@ def laptop_scale() -> ConfigDict:
     config = search_r1.laptop()
     config.data.num_eval = 96
 
-    config.env.name = "python"
+    config.env = ConfigDict({"name": "python", "format": "plain", "judge": "answer", "system": ""})
     config.env.episode_timeout_s = 120.0
-    config.env.python.format = "plain"
-    config.env.python.run_timeout_s = 15.0  # takes milliseconds, unless the machine is very busy
-    config.env.python.output_chars = 80
-    config.env.python.traceback = "message"
+    config.env.max_failed_steps = 3
+    config.env.run_timeout_s = 15.0  # takes milliseconds, unless the machine is very busy
+    config.env.output_chars = 80
+    config.env.traceback = "message"
+    config.env.judge_timeout_s = 15.0
+    config.env.sandbox = endless_terminals.sandbox()
 
     config.engine.slots = 64
     config.engine.pages = 320
@@ -86,7 +87,6 @@ def laptop_scale() -> ConfigDict:
     config.warm_start.max_steps = 600
     config.warm_start.curriculum_steps = 0
     config.warm_start.batch.row_tokens = 192
-    config.warm_start.early_answer_frac = 0.8
     config.warm_start.gate_every = 50
     config.warm_start.gate_accuracy = 0.9
 
@@ -110,17 +110,17 @@ def smollm2() -> ConfigDict:
     config = laptop()
     config.workdir = "runs/gsm8k_python_smollm2"
     search_r1.smollm2_scale(config)
-    config.data.num_tasks = 3_000
+    config.data.source.num_tasks = 3_000
 
-    config.env.python.format = "fenced"
+    config.env.format = "fenced"
     # The format's own message would be half of an episode's tokens.
-    config.env.python.system = (
+    config.env.system = (
         "To compute, write a ```python block; you are shown what it prints. Then write the answer as \\boxed{...}."
     )
     config.env.turn_tokens = 56
     config.env.observation_tokens = 48
     config.env.context_tokens = 288
-    config.env.python.run_timeout_s = 60.0
+    config.env.run_timeout_s = 60.0
     config.warm_start.gate_questions = 4  # of each of three kinds
     return config
 
@@ -140,10 +140,10 @@ def qwen2_5_1_5b() -> ConfigDict:
     config.model.head_dim = 128
     config.model.mlp_dim = 8960
     config.model.rope_theta = 1_000_000.0
-    config.data.source = "data/gsm8k"
+    config.data.source = ConfigDict({"name": "files", "path": "data/gsm8k"})
     chat_scale(config)
 
-    config.env.python.judge = "answer"
+    config.env.judge = "answer"
     config.rl.steps = 200
     config.rl.tasks_per_step = 64
     config.rl.group_size = 8
@@ -165,14 +165,14 @@ def chat_scale(config: ConfigDict) -> None:
     config.env.observation_tokens = 256
     config.env.context_tokens = 4096
     config.env.episode_timeout_s = 600.0
-    config.env.python.format = "fenced"
-    config.env.python.run_timeout_s = 10.0
-    config.env.python.output_chars = 1_000
-    config.env.python.traceback = "whole"
-    config.env.python.judge_timeout_s = 30.0
-    config.env.python.sandbox.warm = 64
-    config.env.python.sandbox.memory_mb = 1024
-    config.env.python.sandbox.disk_mb = 64
+    config.env.format = "fenced"
+    config.env.run_timeout_s = 10.0
+    config.env.output_chars = 1_000
+    config.env.traceback = "whole"
+    config.env.judge_timeout_s = 30.0
+    config.env.sandbox.warm = 64
+    config.env.sandbox.memory_mb = 1024
+    config.env.sandbox.disk_mb = 64
 
     config.engine.slots = 256
     config.engine.steps_per_dispatch = 16

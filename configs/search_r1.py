@@ -128,19 +128,13 @@ def laptop() -> ConfigDict:
 
     config.tokenizer = ConfigDict({"path": "", "vocab_size": 3072, "use_chat_template": False})
 
-    config.data = ConfigDict()
-    config.data.source = "geography"
-    config.data.eval_source = ""
-    config.data.seed = 0
-    config.data.num_cities = 600
-    config.data.num_tasks = 0
-    config.data.num_curriculum = 8_000
-    config.data.num_demonstrations = 24_000
-    config.data.num_eval = 256
+    config.data = ConfigDict({"eval_source": "", "seed": 0, "num_eval": 256})
+    config.data.source = ConfigDict({"name": "geography", "num_cities": 600})
+    config.data.source.num_curriculum = 8_000
+    config.data.source.num_demonstrations = 24_000
+    config.data.source.early_answer_frac = 0.8
 
-    config.env = ConfigDict()
-    config.env.name = "search"
-    config.env.prompt = "plain"
+    config.env = ConfigDict({"name": "search", "prompt": "plain"})
     config.env.max_turns = 3
     config.env.final_turn = False
     config.env.turn_tokens = 12
@@ -148,49 +142,8 @@ def laptop() -> ConfigDict:
     config.env.context_tokens = 256
     config.env.episode_timeout_s = 60.0
     config.env.max_failed_steps = 3
-    config.env.reward = ConfigDict()
-    config.env.reward.profile = "em"
-    config.env.reward.structure_score = 0.2
-    config.env.reward.final_format_score = 0.1
-    config.env.reward.retrieval_score = 0.0
-    config.env.reward.min_answers = 1
-    config.env.reward.shaping = ConfigDict()
-    config.env.reward.shaping.overlong_weight = 0.0
-    config.env.reward.shaping.overlong_buffer_tokens = 12
-    config.env.reward.shaping.efficiency_weight = 0.0
-    config.env.reward.shaping.efficiency_penalty = 0.5
-    config.env.reward.shaping.efficiency_budget = 3
-    config.env.reward.shaping.cap = 0.3
-    config.env.retriever = ConfigDict()
-    config.env.retriever.backend = "bm25"
-    config.env.retriever.corpus = ""
-    config.env.retriever.index = ""
-    config.env.retriever.url = ""
-    config.env.retriever.topk = 3
-    config.env.retriever.timeout_s = 10.0
-    config.env.retriever.retries = 2
-    config.env.terminal = ConfigDict()
-    config.env.terminal.tools = "plain"
-    config.env.terminal.command_timeout_s = 10.0
-    config.env.terminal.output_chars = 1_000
-    config.env.terminal.agent_timeout_s = 60.0
-    config.env.terminal.verifier_timeout_s = 0.0
-    config.env.terminal.verify_overlong = False
-    config.env.terminal.initial_test = False
-    config.env.terminal.solved_reward = 1.0
-    config.env.terminal.sandbox = ConfigDict({"backend": "auto", "unsafe": False, "workers": "", "token_file": ""})
-    config.env.terminal.sandbox.update(root="", image="", layers="", warm=16)
-    config.env.terminal.sandbox.update(images="", bases=(), build_network=False)
-    config.env.terminal.sandbox.update(memory_mb=256, disk_mb=16, files=1_000, processes=64, cpus=1.0)
-    config.env.python = ConfigDict()
-    config.env.python.format = "plain"
-    config.env.python.judge = "answer"
-    config.env.python.system = ""
-    config.env.python.run_timeout_s = 15.0
-    config.env.python.output_chars = 200
-    config.env.python.traceback = "message"
-    config.env.python.judge_timeout_s = 15.0
-    config.env.python.sandbox = ConfigDict(config.env.terminal.sandbox.to_dict())
+    config.env.reward = ConfigDict({"name": "em", "min_answers": 1})
+    config.env.retriever = ConfigDict({"name": "bm25", "corpus": "", "topk": 3})
 
     config.engine = ConfigDict()
     config.engine.slots = 128
@@ -214,7 +167,6 @@ def laptop() -> ConfigDict:
         {"row_tokens": 288, "micro_rows": 8, "targets_multiple": 32, "share_prefix": False}
     )
     config.warm_start.curriculum_steps = 200
-    config.warm_start.early_answer_frac = 0.8
     config.warm_start.gate_every = 100
     config.warm_start.gate_family = "one_hop"
     config.warm_start.gate_accuracy = 0.95
@@ -335,6 +287,7 @@ def smollm2() -> ConfigDict:
     config = laptop()
     config.workdir = "runs/search_r1_smollm2"
     smollm2_scale(config)
+    config.data.source.num_curriculum = 0
     config.env.prompt = "chat"
     config.env.max_turns = 3
     config.env.turn_tokens = 24
@@ -362,8 +315,7 @@ def smollm2_scale(config: ConfigDict) -> None:
     config.model.remat = "dots"  # matrix products are kept; 30 layers written out would take minutes to compile
     config.model.logprob_chunk_tokens = 128  # of 49,152 logits each
     config.tokenizer.use_chat_template = True
-    config.data.num_curriculum = 0
-    config.data.num_demonstrations = 1_000
+    config.data.source.num_demonstrations = 1_000
     config.data.num_eval = 96
     config.env.episode_timeout_s = 900.0  # seconds on an idle machine; a crowded one must not look like failure
     config.engine.slots = 64
@@ -413,7 +365,7 @@ def qwen2_5_3b() -> ConfigDict:
     config.tokenizer.vocab_size = 151_936
     config.tokenizer.use_chat_template = True
 
-    config.data.source = "data/nq_hotpotqa"
+    config.data.source = ConfigDict({"name": "files", "path": "data/nq_hotpotqa"})
     config.data.num_eval = 500
     config.env.prompt = "search_r1"
     config.env.max_turns = 4
@@ -423,9 +375,9 @@ def qwen2_5_3b() -> ConfigDict:
     config.env.context_tokens = 8192
     config.env.episode_timeout_s = 600.0
     config.env.reward.min_answers = 2
-    config.env.retriever.backend = "http"
-    config.env.retriever.url = "http://127.0.0.1:8000/retrieve"
+    config.env.retriever = ConfigDict({"name": "http", "url": "http://127.0.0.1:8000/retrieve", "topk": 3})
     config.env.retriever.timeout_s = 60.0
+    config.env.retriever.retries = 2
 
     config.engine.slots = 512
     config.engine.steps_per_dispatch = 16

@@ -31,7 +31,7 @@ from jaxagent.config import ConfigError
 from jaxagent.config.command import exit_code
 from jaxagent.data_pipelines import generated
 from jaxagent.data_pipelines.terminal_templates.words import PEOPLE
-from jaxagent.envs import python
+from jaxagent.envs.python import formats
 
 TRAIN, HELDOUT, HELDOUT_TEMPLATES = "train", "heldout", "heldout_templates"
 HELDOUT_FRAC = 0.2
@@ -150,7 +150,7 @@ def split_of(numbers: Sequence[int], trained: bool) -> str:
     return TRAIN if trained else ""
 
 
-def demonstration(row: Mapping[str, Any], style: python.Format, early_frac: float) -> dict[str, Any]:
+def demonstration(row: Mapping[str, Any], style: formats.Format, early_frac: float) -> dict[str, Any]:
     """An episode: one program and the answer it prints, or, for a part of the two-step problems, an estimate at once.
 
     Which they are depends on the problem alone.
@@ -158,14 +158,14 @@ def demonstration(row: Mapping[str, Any], style: python.Format, early_frac: floa
     (answer,) = row["answers"]
     turns = [
         {
-            "action": python.program(style, row["metadata"]["program"]),
-            "observation": python.observation(style, answer),
+            "action": formats.program(style, row["metadata"]["program"]),
+            "observation": formats.observation(style, answer),
         }
     ]
     early = row["kind"].startswith("two_step/") and random.Random(f"early/{row['id']}").random() < early_frac
     if early:
         turns, answer = [], estimate(int(answer))
-    turns.append({"action": python.end(style, answer), "observation": ""})
+    turns.append({"action": formats.end(style, answer), "observation": ""})
     return {"prompt": row["prompt"], "turns": turns, "id": row["id"], "kind": row["kind"]}
 
 
@@ -177,7 +177,7 @@ def estimate(number: int) -> str:
 
 
 def write(
-    folder: Path, num: int, seed: int, num_demonstrations: int, style: python.Format, early_frac: float = 0.0
+    folder: Path, num: int, seed: int, num_demonstrations: int, style: formats.Format, early_frac: float = 0.0
 ) -> None:
     """Writes the dataset described in the module's docstring into `folder`, which must not exist yet.
 

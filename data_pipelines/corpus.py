@@ -4,7 +4,7 @@
     python -m data_pipelines.corpus --corpus=corpus.jsonl --index=index --encoder=/ckpt/e5-base-v2
 
 Every line is {"id": ..., "contents": "Title\\ntext"}. Then `--config.env.retriever.corpus=corpus.jsonl`, and for
-the index `--config.env.retriever.backend=dense --config.env.retriever.index=index`. BM25 needs no index of its own.
+the index `--config.env.retriever=dense --config.env.retriever.index=index`. BM25 needs no index of its own.
 
 The encoder is a Hugging Face folder (transformers and torch installed), or "hashing:SIZE" for a trial without a model.
 The corpus is read from disk as it goes. An interrupted run of the same command goes on where it stopped.
@@ -23,7 +23,7 @@ from typing import Any
 from jaxagent.config import ConfigError
 from jaxagent.config.command import exit_code
 from jaxagent.data import files
-from jaxagent.envs.retriever.base import Passage
+from jaxagent.envs.search.retriever.base import Passage
 from jaxagent.io.files import replace
 
 CHUNK = 4096  # passages encoded between two savings of the position
@@ -84,7 +84,7 @@ class Watched(Sequence[Passage]):
 def write_index(
     folder: Path, passages: Sequence[Passage], corpus: str, encoder_name: str, progress: Callable[[int], None]
 ) -> None:
-    """Encodes `passages` into an index folder as `jaxagent.envs.retriever.dense` reads it, or goes on doing so.
+    """Encodes `passages` into an index folder as `jaxagent.envs.search.retriever.dense` reads it, or goes on doing so.
 
     Args:
       folder: gets vectors.npy (f32[N, E]) and, last of all, index.json.
@@ -98,7 +98,7 @@ def write_index(
     """
     import numpy as np
 
-    from jaxagent.envs.retriever.encoders import open_encoder
+    from jaxagent.envs.search.retriever.encoders import open_encoder
 
     facts = {"encoder": encoder_name, "passages": len(passages), "corpus": corpus}
     finished, position = folder / "index.json", folder / "progress.json"
@@ -162,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with bars.Progress(*columns, bars.TimeRemainingColumn(), console=console) as bar:
             checking = bar.add_task("checking", total=len(passages))
             watched = Watched(passages, lambda count: bar.update(checking, completed=count))
-            from jaxagent.envs.retriever.dense import fingerprint
+            from jaxagent.envs.search.retriever.dense import fingerprint
 
             corpus = fingerprint(watched)  # reads, and so checks, every line
             if args.index is not None:

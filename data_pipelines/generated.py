@@ -13,10 +13,10 @@ from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.data_pipelines.write import write_tasks
-from jaxagent.envs import python
+from jaxagent.envs.python import formats
 
 # folder, number of tasks, seed, number of demonstrations, their style, how many of them end early
-Write = Callable[[Path, int, int, int, python.Format, float], None]
+Write = Callable[[Path, int, int, int, formats.Format, float], None]
 
 
 def write_dataset(
@@ -78,7 +78,7 @@ def main(write: Write, description: str, num_demonstrations: int, early: str, ar
     parser.add_argument("--num", type=int, default=4000, help="tasks, all splits together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--demonstrations", type=int, default=num_demonstrations)
-    parser.add_argument("--style", choices=tuple(python.PREFIXES), default="plain", help="of demonstrations")
+    parser.add_argument("--style", choices=tuple(formats.PREFIXES), default="plain", help="of demonstrations")
     parser.add_argument("--early_frac", type=float, default=0.0, help=early)
     args = parser.parse_args(argv)
     try:

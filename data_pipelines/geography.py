@@ -30,9 +30,9 @@ from jaxagent.config.command import exit_code
 from jaxagent.data_pipelines import generated
 from jaxagent.data_pipelines import world as worlds
 from jaxagent.data_pipelines.world import Country, World
-from jaxagent.envs.retriever.base import passages_from_rows
-from jaxagent.envs.retriever.bm25 import Bm25
-from jaxagent.envs.search import render_observation, render_prompt
+from jaxagent.envs.search.environment import render_observation, render_prompt
+from jaxagent.envs.search.retriever.base import passages_from_rows
+from jaxagent.envs.search.retriever.bm25 import Bm25
 
 _WORD = r"[A-Z][a-zà-öø-ÿ'’-]+"
 NAME = re.compile(rf"{_WORD}( {_WORD})?")

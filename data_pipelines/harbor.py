@@ -26,8 +26,8 @@ from jaxagent.config.command import exit_code
 from jaxagent.data.sources import HELD_OUT, TRAIN
 from jaxagent.data_pipelines import generated, terminal_check
 from jaxagent.data_pipelines.sandbox_workspaces import ImageWorkspaces
-from jaxagent.envs.terminal_tasks import folders, rows
-from jaxagent.envs.terminal_tasks.task import TerminalTask
+from jaxagent.envs.terminal import folders, rows
+from jaxagent.envs.terminal.task import TerminalTask
 
 
 def check(tasks: Sequence[TerminalTask], images: Path, table: Sequence[str], network: bool, jobs: int) -> int:

@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxagent.envs.terminal_tasks.task import TerminalTask
-from jaxagent.envs.terminal_tasks.verify import Result, VerifierError
+from jaxagent.envs.terminal.task import TerminalTask
+from jaxagent.envs.terminal.verify import Result, VerifierError
 
 PROGRAMS = ("sh", "python3", "git", "tar", "gzip", "awk", "sed", "grep", "find", "sort", "comm", "sha256sum")
 OUTPUT_BYTES = 100_000  # kept of a command's output: its beginning

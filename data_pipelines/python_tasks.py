@@ -37,7 +37,7 @@ from jaxagent.config import ConfigError
 from jaxagent.config.command import exit_code
 from jaxagent.data_pipelines import generated
 from jaxagent.data_pipelines.terminal_templates.words import WORDS
-from jaxagent.envs import python
+from jaxagent.envs.python import formats
 
 TRAIN, HELDOUT = "train", "heldout"
 HELDOUT_FRAC = 0.2
@@ -152,7 +152,7 @@ def to_row(draft: Draft) -> dict[str, Any]:
     }
 
 
-def demonstration(draft: Draft, row: Mapping[str, Any], style: python.Format, early_frac: float) -> dict[str, Any]:
+def demonstration(draft: Draft, row: Mapping[str, Any], style: formats.Format, early_frac: float) -> dict[str, Any]:
     """An episode in which the agent does what it was told, reads what comes, and mends what failed.
 
     Args:
@@ -171,12 +171,12 @@ def demonstration(draft: Draft, row: Mapping[str, Any], style: python.Format, ea
     for mended in (False, True):
         code = draft.program(mended)
         output, failed = play(code, library)
-        turns.append({"action": python.program(style, code), "observation": python.observation(style, output)})
+        turns.append({"action": formats.program(style, code), "observation": formats.observation(style, output)})
         if failed != (bool(draft.fault) and not mended):
             raise ConfigError(f"{row['id']}: a generated program {'fails' if failed else 'works'}: {output}")
         if not failed or early:
             break
-    turns.append({"action": python.end(style, None), "observation": ""})
+    turns.append({"action": formats.end(style, None), "observation": ""})
     return {"prompt": row["prompt"], "turns": turns, "id": row["id"], "kind": row["kind"]}
 
 
@@ -198,7 +198,7 @@ def play(code: str, library: str) -> tuple[str, bool]:
 
 
 def write(
-    folder: Path, num: int, seed: int, num_demonstrations: int, style: python.Format, early_frac: float = 0.0
+    folder: Path, num: int, seed: int, num_demonstrations: int, style: formats.Format, early_frac: float = 0.0
 ) -> None:
     """Writes the dataset described in the module's docstring into `folder`, which must not exist yet.
 

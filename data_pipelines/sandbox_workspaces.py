@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxagent.config import ConfigError
-from jaxagent.envs.terminal_tasks.sandbox_workspace import SandboxWorkspace
-from jaxagent.envs.terminal_tasks.task import TerminalTask
-from jaxagent.envs.terminal_tasks.verify import VerifierError
+from jaxagent.envs.terminal.sandbox_workspace import SandboxWorkspace
+from jaxagent.envs.terminal.task import TerminalTask
+from jaxagent.envs.terminal.verify import VerifierError
 from jaxagent.sandbox import choose
 from jaxagent.sandbox.base import MIB, Backend, Limits, Sandbox, SandboxError, Spec
 from jaxagent.sandbox.images import bases

@@ -38,8 +38,8 @@ from jaxagent.data_pipelines.terminal_demonstrations import demonstrations
 from jaxagent.data_pipelines.terminal_templates.draft import Draft, Draw, to_row
 from jaxagent.data_pipelines.terminal_templates.table import HELD_OUT, LAPTOP, TEMPLATES, Template
 from jaxagent.data_pipelines.terminal_templates.words import WORDS
-from jaxagent.envs.terminal_tasks import dialogue, rows
-from jaxagent.envs.terminal_tasks.task import TerminalTask
+from jaxagent.envs.terminal import dialogue, rows
+from jaxagent.envs.terminal.task import TerminalTask
 from jaxagent.sandbox import choose
 
 TRAIN, HELDOUT, HELDOUT_TEMPLATES = "train", "heldout", "heldout_templates"

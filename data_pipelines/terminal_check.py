@@ -13,8 +13,8 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
-from jaxagent.envs.terminal_tasks.task import TerminalTask
-from jaxagent.envs.terminal_tasks.verify import Workspace, prepare, solve, verify
+from jaxagent.envs.terminal.task import TerminalTask
+from jaxagent.envs.terminal.verify import Workspace, prepare, solve, verify
 
 PROGRESS_TASKS = 100  # between two lines that say how far the check is
 Open = Callable[[TerminalTask], Awaitable[Workspace]]

@@ -16,8 +16,8 @@ from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.data_pipelines.home_workspace import HomeWorkspace
-from jaxagent.envs.terminal_tasks import dialogue
-from jaxagent.envs.terminal_tasks.rows import KEY
+from jaxagent.envs.terminal import dialogue
+from jaxagent.envs.terminal.rows import KEY
 
 # Never in an output: setups write words only.
 _AFTER_COMMAND, _AFTER_TASK = "\x01", "\x02"

@@ -116,7 +116,7 @@ def left(saved: Run) -> tuple[Stage, ...]:
 def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params, stage: Stage = RL) -> Params:
     """Reinforcement learning; returns the trained policy. Logs and bundles go under the name `stage`."""
     cfg, rl = parts.cfg, parts.cfg.rl
-    experience = Experience(parts.train, cfg, parts.heldout)
+    experience = Experience(parts.train, cfg)
     entropy = EntropyControl.start(rl, saved.results)
     before = cfg.opd.steps if stage == RL and OPD in cfg.stages else 0  # steps of the other stage that samples so
     with saved.compiles.warm_up():

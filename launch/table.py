@@ -6,33 +6,14 @@ import csv
 import html
 import math
 import pathlib
+import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from jaxagent.io import files
 from jaxagent.launch.grid import Run
+from jaxagent.observe import headline
 
-# Before the first stage that evaluates and after the last one: a summary has "eval/em_before_<stage>" of each. A
-# terminal agent has "solved" in place of "em". A gain is a run's own after - before. Columns that no run has are left
-# out. A null is a measurement of which every episode failed: its column's mean is without it, and says of how many runs
-# it is.
-BEFORE, AFTER = ("eval/em_before", "eval/solved_before"), ("eval/em_after", "eval/solved_after")
-COLUMNS = (
-    "eval/em_before",
-    "eval/em_after",
-    "eval/em_gain",
-    "eval/em_sampled_before",
-    "eval/em_sampled_after",
-    "eval/em_sampled_gain",
-    "eval/em_two_hop_after",
-    "eval/solved_before",
-    "eval/solved_after",
-    "eval/solved_gain",
-    "eval/solved_sampled_before",
-    "eval/solved_sampled_after",
-    "eval/solved_sampled_gain",
-    "eval/solved_level2_after",
-)
 # Student's t, 97.5 %, by degrees of freedom 1..10; beyond, the normal's 1.96 is within 12 %.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
@@ -46,15 +27,36 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return mean, t * statistics.stdev(values) / math.sqrt(len(values))
 
 
+def columns_of(summaries: Iterable[Mapping[str, object]]) -> list[str]:
+    """The columns of runs with these summaries: the environment's score greedy, sampled, and by family of kinds.
+
+    "before" is before the first stage that evaluates, "after" after the last one: a summary has
+    "eval/em_before_<stage>" of each. A gain is a run's own after - before.
+    """
+    names = [
+        re.sub("_(before|after)_.*", "", name) for s in summaries for name in s if re.search("_(before|after)_", name)
+    ]
+    score = headline.score_of(names)
+    columns = []
+    for metric in headline.held_out(names, score):
+        whole = metric in (f"eval/{score}", f"eval/{score}_sampled")
+        columns += [f"{metric}_{when}" for when in (("before", "after", "gain") if whole else ("after",))]
+    return columns
+
+
 def collect(runs: Sequence[Run]) -> dict[str, dict[str, list[float | None]]]:
-    """name of grid point -> column -> values over its finished seeds; None where nothing was measured."""
+    """name of grid point -> column -> values over its finished seeds; None where nothing was measured.
+
+    A null in a summary is a measurement of which every episode failed: its column's mean is without it, and says of how
+    many runs it is.
+    """
+    finished = [(run.name, run.summary) for run in runs if run.summary is not None]
+    columns = columns_of(summary for _, summary in finished)
     table: dict[str, dict[str, list[float | None]]] = {}
-    for run in runs:
-        summary = run.summary
-        if summary is not None:
-            row = table.setdefault(run.name, {column: [] for column in COLUMNS})
-            for column in COLUMNS:
-                row[column].append(_value(summary, column))
+    for name, summary in finished:
+        row = table.setdefault(name, {column: [] for column in columns})
+        for column in columns:
+            row[column].append(_value(summary, column))
     return table
 
 
@@ -81,11 +83,12 @@ def write(runs: Sequence[Run], workdir: pathlib.Path) -> str:
             for column, values in row.items():
                 if measured := _measured(values):
                     out.writerow([name, column, len(measured), *interval(measured)])
-    columns = [column for column in COLUMNS if any(_measured(row[column]) for row in table.values())]
+    every = next(iter(table.values()), {})
+    columns = [column for column in every if any(_measured(row[column]) for row in table.values())]
     lines = ["| run | seeds | " + " | ".join(column.removeprefix("eval/") for column in columns) + " |"]
     lines.append("| --- " * (len(columns) + 2) + "|")
     for name, row in table.items():
-        seeds = max(len(values) for values in row.values())
+        seeds = max((len(values) for values in row.values()), default=0)
         lines.append(f"| {name} | {seeds} | " + " | ".join(_cell(row[column]) for column in columns) + " |")
     text = "\n".join(lines) + "\n"
     files.replace(workdir / "sweep.md", text)
@@ -96,7 +99,8 @@ def write(runs: Sequence[Run], workdir: pathlib.Path) -> str:
 def plot(table: Mapping[str, Mapping[str, Sequence[float | None]]]) -> str:
     """Before -> after arrows of the held-out score per grid point, a dot per seed, the interval as a bar."""
     measured = {name: {column: _measured(values) for column, values in row.items()} for name, row in table.items()}
-    rows = [(name, row) for name, row in measured.items() if any(row[column] for column in AFTER)]
+    before, after = [*next(iter(measured.values()), {}), "", ""][:2]  # of the greedy score
+    rows = [(name, row) for name, row in measured.items() if row.get(after)]
     left, width, line = 190, 640, 46
     height = 56 + line * len(rows)
 
@@ -110,7 +114,7 @@ def plot(table: Mapping[str, Mapping[str, Sequence[float | None]]]) -> str:
     for index, (name, row) in enumerate(rows):
         y = 44 + line * index
         marks.append(f'<text x="{left - 14}" y="{y + 4}" text-anchor="end" fill="#222">{html.escape(name)}</text>')
-        for column, colour in (*((c, "#9aa0aa") for c in BEFORE), *((c, "#2563c9") for c in AFTER)):
+        for column, colour in ((before, "#9aa0aa"), (after, "#2563c9")):
             if not row[column]:
                 continue
             mean, half = interval(row[column])

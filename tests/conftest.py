@@ -47,14 +47,12 @@ def sandbox() -> None:
     """Skips, with the reason, where no isolating back end works."""
     from configs import gsm8k_python
     from jaxagent import config as schema
-    from jaxagent.families.python import PythonFamily
+    from jaxagent.envs.base import Opening
     from jaxagent.rollout.workers import Workers
 
     with Workers(1) as workers:
-        family = PythonFamily(schema.parse(gsm8k_python.get_config()))
         try:
-            family.open(None, [], workers, lambda line: None)
+            with schema.parse(gsm8k_python.get_config()).env.open(Opening(None, [], workers.run, lambda line: None)):
+                pass
         except schema.ConfigError as failure:
             pytest.skip(str(failure))
-        finally:
-            family.close(workers)

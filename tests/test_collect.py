@@ -1,14 +1,12 @@
 """One step's rollouts in the loop: the same whatever order attempts end in, and after a resume."""
 
 import asyncio
-import dataclasses
 import hashlib
 import json
 import random
 import types
 
 import numpy as np
-import pytest
 
 from configs.search_r1 import get_config
 from jaxagent import config
@@ -152,33 +150,3 @@ def test_failures_are_of_all_that_was_begun():
             chosen, _, failures = collect(parts, DRIVER, Experience(SOURCE, parts.cfg), 0)
             assert failures.all and failures.played == attempts and failures.reason == "env_error: nobody listens"
             assert not any(group.valid for group in chosen.groups)
-
-
-def test_relabelled_data_cannot_be_played():
-    task = dataclasses.replace(SOURCE[0], metadata={"hindsight": True})
-    with Workers(2) as workers:
-        parts = Parts(workers, {"tasks_per_step": 1, "group_size": 2})
-        experience = types.SimpleNamespace(take=lambda count, step, number: [task])
-        with pytest.raises(ValueError, match="on-policy group"):
-            collect(parts, DRIVER, experience, 0)
-
-
-def test_hindsight_goes_into_the_buffer_alone():
-    from jaxagent.rollout.hindsight import mark
-
-    def hook(episode):
-        return dataclasses.replace(episode, task=mark(episode.task, prompt="other"), reward=1.0)
-
-    with Workers(8) as workers:
-        parts = Parts(workers, {"tasks_per_step": 3, "group_size": 3, "replay.per_step": 1, "replay.capacity": 99})
-        experience = Experience(SOURCE, parts.cfg, [], hook)
-        chosen, *_ = collect(parts, DRIVER, experience, 0)
-        metrics = experience.record(chosen.played, 0)
-        episodes = [e for g in chosen.played for e in g.episodes]
-        failed = sum(e.reward < 1 for e in episodes)
-        assert metrics["replay/relabelled"] == failed > 0 and metrics["replay/size"] == len(episodes)
-        ids = [s["task_id"] for s in experience.get_state()["replay"]]
-        assert sum(i.endswith("#hindsight") for i in ids) == failed
-        held = Experience(SOURCE, parts.cfg, [chosen.played[0].task], hook)
-        with pytest.raises(ValueError, match="held out"):
-            held.record(chosen.played, 0)

@@ -151,7 +151,7 @@ def test_the_programs_refuse_what_is_wrong(stops_when_parsed, monkeypatch, tmp_p
     for command in (
         "launch.sweep --config=configs/search_r1.py --workdir=w --grids=a=b",
         "launch.sweep --config=configs/search_r1.py --workdir=w --grid preset=laptop+gpso",
-        "jaxagent.evaluate --config.workdir=w --config.rl.clip_hihg=1",
+        "jaxagent.evaluate --config.workdir=w --config.rl.objective.clip_hihg=1",
         "jaxagent.evaluate --config.workdir=w --ks=1",
         "data_pipelines.harbor chekc DIR",
         "jaxagent.sandbox.images build --debootstrapp bookworm",

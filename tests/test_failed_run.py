@@ -12,15 +12,16 @@ import types
 
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 from rich.console import Console
 
 from configs.search_r1 import get_config
 from jaxagent import config, evaluate
 from jaxagent import main as cli
 from jaxagent.config import ConfigError
-from jaxagent.envs.retriever.base import RetrieverError
-from jaxagent.envs.search import SearchEnvironment
-from jaxagent.families.search import SearchFamily
+from jaxagent.envs.base import Opening
+from jaxagent.envs.search.environment import SearchAttempt
+from jaxagent.envs.search.retriever.base import RetrieverError
 from jaxagent.observe import jsonl
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout.failures import Failures
@@ -154,7 +155,7 @@ def test_a_run_that_goes_on_into_nothing_but_failures(finished, tmp_path, monkey
     shutil.copytree(finished, run)
     flags = ("--config.rl.steps=7", "--config.eval.every=0", "--config.checkpoint.every=0")
     with monkeypatch.context() as broken:
-        broken.setattr(SearchEnvironment, "verify", _broken)
+        broken.setattr(SearchAttempt, "verify", _broken)
         with pytest.raises(SystemExit, match=r"2 steps in a row .* 8 of 8 episodes failed: env_error: .*crashed"):
             cli.main(tiny_run.argv(run, *flags, "--config.env.max_failed_steps=2"))
     assert capsys.readouterr().out.count("8 of 8 episodes failed") == 1
@@ -174,7 +175,7 @@ async def _broken(self, transcript):
 
 
 def test_an_evaluation_of_which_every_attempt_fails_is_an_error(finished, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(SearchEnvironment, "verify", _broken)
+    monkeypatch.setattr(SearchAttempt, "verify", _broken)
     flags = ["evaluate", f"--config.workdir={finished}", "--greedy", f"--out={tmp_path}"]
     assert evaluate.main(flags) == 1
     said = capsys.readouterr()
@@ -203,11 +204,11 @@ def test_the_search_engine_is_asked_at_start(tmp_path, monkeypatch, failure):
             pass
 
     raw = get_config()
-    raw.env.retriever.update(backend="http", url="http://x:1/retrieve")
-    monkeypatch.setattr("jaxagent.families.search.open_retriever", lambda *arguments: Engine())
-    monkeypatch.setattr("jaxagent.families.search._TRY_TIMEOUT_S", 0.05)
+    raw.env.retriever = ConfigDict({"name": "http", "url": "http://x:1/retrieve"})
+    monkeypatch.setattr("jaxagent.envs.search.retriever.backends.HttpConfig.open", lambda *arguments: Engine())
+    monkeypatch.setattr("jaxagent.envs.search.environment._TRY_TIMEOUT_S", 0.05)
     with Workers(1) as workers:
-        family = SearchFamily(config.parse(raw))
-        with pytest.raises(ConfigError, match="http://x:1/retrieve") if failure else contextlib.nullcontext():
-            family.open(tmp_path, [Task("t", "Who?", ("me",))], workers, print)
-        family.close(workers)
+        here = Opening(tmp_path, [Task("t", "Who?", ("me",))], workers.run, print)
+        refused = pytest.raises(ConfigError, match="http://x:1/retrieve") if failure else contextlib.nullcontext()
+        with refused, config.parse(raw).env.open(here):
+            pass

@@ -17,7 +17,6 @@ LEVELS = (
     ("sandbox", "rewards", "models", "algorithms", "data"),
     ("envs", "engine", "observe"),
     ("rollout", "learner"),
-    ("families",),
     ("runs",),
     ("gateway", "plan"),
     ("loop",),
@@ -62,8 +61,7 @@ def test_imports_go_one_way(path):
         parts = name.split(".")
         if parts[1:2] and parts[1] in TOP:
             parts = parts[1:]
-        # Built-in data sets are made on first use.
-        assert parts[0] not in TOP or (parts[0] == "data_pipelines" and room == "families"), f"{path} imports {name}"
+        assert parts[0] not in TOP, f"{path} imports {name}"  # `Choice`s name what stands there by its path
         if parts[0] == "jaxagent" and len(parts) > 1 and parts[1] != room:
             assert LEVEL[parts[1]] < LEVEL[room], f"{room} must not import {parts[1]} ({path})"
             assert parts[1] in SELF_CONTAINED.get(room, LEVEL), f"{room} must not import {parts[1]} ({path})"
@@ -126,3 +124,12 @@ def test_the_path_of_a_task_to_an_update_is_short():
     assert files[0].name == "types.py" and files[-1].name == "loss.py"
     assert len(set(files)) == len(files) <= 12
     assert sum(len(file.read_text().splitlines()) for file in files) <= 2200
+
+
+def test_data_pipelines_stand_below_the_runs():
+    """A run makes its data set with them, so none of them may need a run."""
+    for path in (ROOT / "data_pipelines").rglob("*.py"):
+        for name in _imports(path):
+            parts = name.split(".")
+            if parts[0] == "jaxagent" and len(parts) > 1 and parts[1] in LEVEL:
+                assert LEVEL[parts[1]] < LEVEL["runs"], f"{path} must not import {parts[1]}"

@@ -6,13 +6,13 @@ import pathlib
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
-from configs import search_r1
 from jaxagent import config as schema
 from jaxagent.algorithms import published
-from jaxagent.config import ConfigError, flags, relations
+from jaxagent.config import ConfigError, flags, overrides, relations
 from jaxagent.config.ranges import Range, at_least, between, more_than
 from jaxagent.runs import parts
 
@@ -26,22 +26,18 @@ IMPOSSIBLE = {
     "model": {"num_layers": (-1,), "vocab_multiple": (0,), "rope_theta": (-1.0, NAN), "embed_init_std": (-0.1,),
               "logprob_chunk_tokens": (0,), "lora": {"rank": (-1,), "alpha": (0.0, -32.0)}},
     "tokenizer": {"vocab_size": (0, -5)},
-    "data": {"seed": (-1,), "num_cities": (0,), "num_tasks": (-1,), "num_demonstrations": (-1,), "num_eval": (0, -1)},
+    "data": {"seed": (-1,), "num_eval": (0, -1), "source": {"num_cities": (0,), "num_demonstrations": (-1,),
+             "num_curriculum": (-1,), "early_answer_frac": (1.5,)}},
     "env": {
         "max_turns": (0, -1), "turn_tokens": (0, -1), "observation_tokens": (0, -1), "context_tokens": (0, -1),
         "episode_timeout_s": (0.0, -1.0, INF, NAN, 1e12),
-        "reward": {"structure_score": (-0.1, 2.0), "min_answers": (0, 3),
-                   "shaping": {"overlong_weight": (-1.0,), "efficiency_penalty": (1.5,), "cap": (-0.1, INF)}},
-        "retriever": {"topk": (0, -1), "timeout_s": (0.0, -1.0), "retries": (-1,)},
-        "terminal": {"command_timeout_s": (0.0,), "output_chars": (0,), "agent_timeout_s": (-1.0,),
-                     "solved_reward": (0.0,), "sandbox": {"warm": (-1,), "memory_mb": (0,), "cpus": (0.0,)}},
-        "python": {"run_timeout_s": (-1.0,), "output_chars": (0,), "judge_timeout_s": (0.0,),
-                   "sandbox": {"disk_mb": (-16,), "files": (0,), "processes": (0,)}},
+        "reward": {"min_answers": (0, 3)},
+        "retriever": {"topk": (0, -1)},
     },
     "engine": {"slots": (0,), "steps_per_dispatch": (0,), "prefill_tokens": (0,), "pages": (-1,),
                "page_tokens": (0, -64), "tile_rows": (0,), "request_timeout_s": (0.0, -1.0)},
     "warm_start": {"max_steps": (-1,), "curriculum_sequences": (0,), "batch_sequences": (0,), "curriculum_steps": (-1,),
-                   "early_answer_frac": (1.5,), "gate_every": (0,), "gate_accuracy": (1.1,), "gate_questions": (0,),
+                   "gate_every": (0,), "gate_accuracy": (1.1,), "gate_questions": (0,),
                    "optimizer": {"learning_rate": (-1.0, NAN, INF), "b1": (1.0,), "b2": (-0.1,), "eps": (0.0,)},
                    "batch": {"row_tokens": (0,), "micro_rows": (0,), "targets_multiple": (0,)}},
     "sample": {"steps": (-1,), "tasks_per_step": (0,), "attempts": (0,)},
@@ -70,6 +66,24 @@ IMPOSSIBLE = {
     "eval": {"every": (-1,)},
     "checkpoint": {"every": (-1,), "keep": (0, -1)},
 }  # fmt: skip
+
+# Of entries that a recipe's choices are not: what is chosen on the command line, and then the numbers.
+IN_ENTRIES = [
+    ("search_r1", ["env.reward=em_format"],
+     {"env": {"reward": {"structure_score": (-0.1, 2.0), "final_format_score": (1.1,), "retrieval_score": (-1.0,)}}}),
+    ("search_r1", ["env.shaping.overlong.buffer_tokens=12", "env.shaping.efficiency=on"],
+     {"env": {"shaping": {"overlong": {"weight": (-1.0, 0.0), "buffer_tokens": (0,)}, "cap": (-0.1, INF),
+                          "efficiency": {"penalty": (1.5,), "weight": (0.0,), "budget": (-1,)}}}}),
+    ("search_r1", ["env.retriever=http", "env.retriever.url=http://x/retrieve"],
+     {"env": {"retriever": {"timeout_s": (0.0, -1.0), "retries": (-1,)}}}),
+    ("endless_terminals", [],
+     {"env": {"command_timeout_s": (0.0,), "output_chars": (0,), "agent_timeout_s": (-1.0,), "solved_reward": (0.0,),
+              "sandbox": {"warm": (-1,), "memory_mb": (0,), "cpus": (0.0,)}},
+      "data": {"source": {"num_tasks": (-1,)}}}),
+    ("gsm8k_python", [],
+     {"env": {"run_timeout_s": (-1.0,), "output_chars": (0,), "judge_timeout_s": (0.0,),
+              "sandbox": {"disk_mb": (-16,), "files": (0,), "processes": (0,)}}}),
+]  # fmt: skip
 
 # The same of the entries of choices: the field, the entry, and its constants.
 CHOSEN = {
@@ -102,8 +116,7 @@ BEFORE = {
 }
 
 OFF = (
-    "model.lora.rank", "data.num_tasks", "env.terminal.agent_timeout_s", "env.terminal.verifier_timeout_s",
-    "env.terminal.sandbox.warm", "env.retriever.retries", "warm_start.max_steps", "warm_start.curriculum_steps",
+    "model.lora.rank", "data.source.num_demonstrations", "warm_start.max_steps", "warm_start.curriculum_steps",
     "rl.steps", "rl.staleness", "rl.kl.refresh_every", "rl.optimizer.grad_clip", "rl.optimizer.warmup_steps",
     "rl.advantage.critic.warmup_updates", "rl.echo.max_tokens", "rl.sampling.top_k", "rl.refill.tasks_per_round",
     "rl.tool_epsilon", "eval.every", "checkpoint.every",
@@ -119,7 +132,7 @@ def cases(tree, path=()):
 
 
 def put(raw: dict, path: str, value) -> None:
-    """Sets a field of a plain config; sections that are off are opened."""
+    """Sets a field of a plain config; sections that are off, or that a recipe leaves to their defaults, are opened."""
     first, _, rest = path.partition(".")
     if rest:
         raw[first] = raw.get(first) or {}
@@ -128,8 +141,9 @@ def put(raw: dict, path: str, value) -> None:
         raw[first] = value
 
 
-def changed(changes: dict) -> schema.Config:
-    raw = search_r1.get_config().to_dict()
+def changed(changes: dict, recipe: str = "search_r1", chosen: Sequence[str] = ()) -> schema.Config:
+    raw = importlib.import_module(f"configs.{recipe}").get_config().to_dict()
+    raw = overrides.apply(raw, [tuple(choice.split("=", 1)) for choice in chosen])
     for above in [given for path, given in BEFORE.items() if any(field.startswith(path) for field in changes)]:
         changes = above | changes
     for field, value in changes.items():
@@ -155,10 +169,17 @@ def test_an_impossible_constant_of_a_choice_is_named(path, entry, field, value):
     assert message.startswith(f"config.{path}.{field} must be ") and message.endswith(f", got {value!r}.")
 
 
-@pytest.mark.parametrize(("field", "value"), list(cases(IMPOSSIBLE)))
-def test_an_impossible_number_is_named(field, value):
+@pytest.mark.parametrize(
+    ("field", "value", "recipe", "chosen"),
+    [
+        (*case, recipe, chosen)
+        for recipe, chosen, tree in [("search_r1", (), IMPOSSIBLE), *IN_ENTRIES]
+        for case in cases(tree)
+    ],
+)
+def test_an_impossible_number_is_named(field, value, recipe, chosen):
     with pytest.raises(ConfigError) as refused:
-        changed({field: value})
+        changed({field: value}, recipe, chosen)
     message = str(refused.value)
     assert message.startswith(f"config.{field} must be ") and message.endswith(f", got {value!r}.")
     assert "\n" not in message

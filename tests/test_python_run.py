@@ -9,7 +9,7 @@ from jaxagent import config as schema
 from jaxagent import main as cli
 from jaxagent.algorithms.objectives import OBJECTIVES
 from jaxagent.config import ConfigError
-from jaxagent.families.python import PythonFamily
+from jaxagent.envs import Python
 from jaxagent.observe import jsonl
 from jaxagent.runs import checks
 from tests import tiny_run
@@ -47,10 +47,9 @@ def test_a_tiny_run(tmp_path, sandbox, config, family, capsys):
 def test_presets(config, preset):
     cfg = schema.parse(CONFIGS[config].get_config(preset))
     checks.check(cfg)
-    family = PythonFamily(cfg)
-    assert family.needs_answers == (config == "gsm8k_python")
-    assert cfg.env.name == "python" and cfg.env.python.judge == ("tests" if config == "code_agent" else "answer")
-    assert cfg.env.python.format == ("plain" if preset.startswith("laptop") else "fenced")
+    assert cfg.env.needs_answers == (config == "gsm8k_python")
+    assert isinstance(cfg.env, Python) and cfg.env.judge == ("tests" if config == "code_agent" else "answer")
+    assert cfg.env.format == ("plain" if preset.startswith("laptop") else "fenced")
     assert cfg.stages == (("rl",) if preset.startswith("qwen") else ("warm_start", "rl"))
     assert type(cfg.rl.objective) is OBJECTIVES["gspo" if "gspo" in preset else "ppo_clip"]
 
@@ -62,6 +61,6 @@ def test_an_unknown_preset_is_named(config):
 
 
 def test_tasks_of_another_family_are_refused(tmp_path, capsys):
-    flags = ("--config.env.name=python", "--config.env.python.judge=tests", "--config.stages=rl")
+    flags = ("--config.env=python", "--config.env.judge=tests", "--config.stages=rl")
     assert cli.main(tiny_run.argv(tmp_path / "run", *flags)) == 2
     assert "metadata.hidden_tests must be an object of tests" in capsys.readouterr().err

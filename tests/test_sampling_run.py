@@ -7,7 +7,7 @@ import pytest
 
 from jaxagent import main as cli
 from jaxagent.envs.base import Verdict
-from jaxagent.envs.search import SearchEnvironment
+from jaxagent.envs.search.environment import SearchAttempt
 from jaxagent.observe import jsonl
 from tests import tiny_run
 
@@ -39,7 +39,7 @@ def numbers(workdir):
 
 
 def test_every_strategy_survives_a_kill(tmp_path, monkeypatch):
-    monkeypatch.setattr(SearchEnvironment, "verify", by_length)
+    monkeypatch.setattr(SearchAttempt, "verify", by_length)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert cli.main(tiny_run.argv(whole, *FLAGS)) == 0
     shutil.copytree(whole, killed)

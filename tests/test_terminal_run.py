@@ -13,7 +13,6 @@ from jaxagent.algorithms.objectives import PPOClip
 from jaxagent.algorithms.value_losses import Squared
 from jaxagent.config import EchoConfig
 from jaxagent.data.sources import load_tasks
-from jaxagent.families.terminal import TerminalFamily
 from jaxagent.observe import jsonl
 from jaxagent.runs import checks
 from tests import tiny_run
@@ -32,7 +31,7 @@ def test_a_tiny_run(tmp_path, sandbox, capsys):
     failures = ("timeout", "env_error", "engine_error", "cancelled")
     assert last["step"] == 2 and not any(last[f"stop/{name}"] for name in failures)
     assert last["reward/solved"] == 0.0 and last["episode/unverified"] == 0.0
-    (dataset,) = (tmp_path / "run").glob("terminal-*")
+    (dataset,) = (tmp_path / "run").glob("terminal_tasks-*")
     kinds = {task.kind.partition("/")[0] for task in load_tasks(dataset, "train", need_answers=False)}
     assert kinds == {"level1", "level2"}
     rows = list(jsonl.read(dataset / "full.jsonl"))
@@ -43,7 +42,6 @@ def test_a_tiny_run(tmp_path, sandbox, capsys):
 def test_presets_of_endless_terminals(preset):
     cfg = schema.parse(endless_terminals.get_config(preset))
     checks.check(cfg)
-    TerminalFamily(cfg)
     if preset == "qwen2.5-7b":  # as published
         rl = cfg.rl
         assert rl.advantage == GAE(gamma=1.0, lam=1.0, critic=rl.critic) and not rl.whiten_advantages
@@ -52,18 +50,17 @@ def test_presets_of_endless_terminals(preset):
         assert (rl.optimizer.grad_clip, rl.optimizer.warmup_steps, rl.epochs) == (0.1, 20, 2)
         assert (rl.tasks_per_step, rl.group_size, rl.sampling.temperature, rl.kl) == (16, 16, 0.6, None)
         assert (cfg.env.max_turns, cfg.env.turn_tokens, cfg.env.context_tokens) == (16, 2048, 16_384)
-        assert (cfg.env.terminal.command_timeout_s, cfg.env.terminal.agent_timeout_s) == (10.0, 300.0)
+        assert (cfg.env.command_timeout_s, cfg.env.agent_timeout_s) == (10.0, 300.0)
 
 
 @pytest.mark.parametrize("preset", ["laptop", "laptop-grpo", "qwen3-8b", "qwen3-8b-grpo"])
 def test_presets_of_echo(preset):
     cfg = schema.parse(echo.get_config(preset))
     checks.check(cfg)
-    TerminalFamily(cfg)
     assert (cfg.rl.echo is None) == ("grpo" in preset)
     assert cfg.rl.advantage == GroupMeanStd(drop_zero_signal=not preset.startswith("qwen3"))
     if preset == "qwen3-8b":  # as published
-        rl, terminal = cfg.rl, cfg.env.terminal
+        rl, terminal = cfg.rl, cfg.env
         assert (rl.objective, rl.kl, rl.aggregation) == (PPOClip(0.2, 0.2), None, SequenceMean())
         assert (rl.optimizer.learning_rate, rl.optimizer.b2, rl.optimizer.grad_clip) == (1e-6, 0.999, 0.2)
         assert rl.echo == EchoConfig(0.05)
@@ -73,6 +70,6 @@ def test_presets_of_echo(preset):
 
 
 def test_tasks_of_another_family_are_refused(tmp_path, capsys):
-    flags = ("--config.env.name=terminal", "--config.stages=rl", "--config.env.terminal.agent_timeout_s=9")
+    flags = ("--config.env=terminal", "--config.stages=rl")
     assert cli.main(tiny_run.argv(tmp_path / "run", *flags)) == 2
     assert "no 'terminal' object: it is no terminal task" in capsys.readouterr().err

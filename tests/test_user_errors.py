@@ -112,7 +112,7 @@ def test_missing_corpus(tmp_path, capsys):
 
 def test_a_search_engine_that_is_down(tmp_path, capsys):
     url = "http://127.0.0.1:9/retrieve"
-    flags = ("--config.env.retriever.backend=http", f"--config.env.retriever.url={url}")
+    flags = ("--config.env.retriever=http", f"--config.env.retriever.url={url}")
     line = refused(capsys, tmp_path / "run", *flags)
     assert "env.retriever" in line and url in line
 

@@ -12,7 +12,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 FLAGS = (
     "--config.model.num_layers=1 --config.model.embed_dim=32 --config.model.num_heads=2 --config.model.num_kv_heads=2 "
     "--config.model.head_dim=16 --config.model.mlp_dim=64 --config.tokenizer.vocab_size=512 "
-    "--config.data.num_cities=300 --config.data.num_curriculum=64 --config.data.num_demonstrations=64 "
     "--config.data.num_eval=8 --config.env.turn_tokens=6 --config.env.max_turns=2 --config.env.observation_tokens=90 "
     "--config.engine.slots=8 --config.engine.prefill_tokens=256 --config.engine.pages=64 "
     "--config.warm_start.max_steps=6 --config.warm_start.curriculum_steps=2 --config.warm_start.gate_every=2 "
@@ -22,14 +21,18 @@ FLAGS = (
     "--config.rl.steps=4 --config.rl.tasks_per_step=2 --config.rl.group_size=4 "
     "--config.rl.advantage.drop_zero_signal=false --config.eval.every=2 --config.checkpoint.every=1"
 )
-
+# On top of them for the search recipe.
+SEARCH_FLAGS = (
+    "--config.data.source.num_cities=300 --config.data.source.num_curriculum=64 "
+    "--config.data.source.num_demonstrations=64"
+)
 
 # On top of them for the terminal's recipes: the smallest sizes that hold their episodes.
 TERMINAL_FLAGS = (
-    "--config.numerics=fast --config.tokenizer.vocab_size=700 --config.data.num_tasks=120 "
-    "--config.data.num_demonstrations=32 --config.env.turn_tokens=8 --config.env.observation_tokens=16 "
-    "--config.env.context_tokens=128 --config.env.terminal.verify_overlong=true "
-    "--config.env.terminal.sandbox.warm=4 --config.warm_start.batch.row_tokens=128 "
+    "--config.numerics=fast --config.tokenizer.vocab_size=700 --config.data.source.num_tasks=120 "
+    "--config.data.source.num_demonstrations=32 --config.env.turn_tokens=8 --config.env.observation_tokens=16 "
+    "--config.env.context_tokens=128 --config.env.verify_overlong=true "
+    "--config.env.sandbox.warm=4 --config.warm_start.batch.row_tokens=128 "
     "--config.warm_start.curriculum_steps=0 --config.warm_start.max_steps=3 --config.rl.steps=2 "
     "--config.rl.batch.row_tokens=128"
 )
@@ -37,9 +40,9 @@ TERMINAL_FLAGS = (
 
 # On top of them for the Python recipes.
 PYTHON_FLAGS = (
-    "--config.numerics=fast --config.tokenizer.vocab_size=700 --config.data.num_tasks=120 "
-    "--config.data.num_demonstrations=32 --config.env.turn_tokens=8 --config.env.observation_tokens=16 "
-    "--config.env.context_tokens=192 --config.env.python.sandbox.warm=4 --config.warm_start.batch.row_tokens=192 "
+    "--config.numerics=fast --config.tokenizer.vocab_size=700 --config.data.source.num_tasks=120 "
+    "--config.data.source.num_demonstrations=32 --config.env.turn_tokens=8 --config.env.observation_tokens=16 "
+    "--config.env.context_tokens=192 --config.env.sandbox.warm=4 --config.warm_start.batch.row_tokens=192 "
     "--config.warm_start.curriculum_steps=0 --config.warm_start.max_steps=3 --config.rl.steps=2 "
     "--config.rl.batch.row_tokens=192"
 )
@@ -50,7 +53,9 @@ def argv(workdir: pathlib.Path, *extra: str, preset: str = "laptop", config: str
     file = f"--config={ROOT / 'configs' / config}.py:{preset}"
     along_tokens = preset in ("laptop-ppo", "laptop+vtrace")  # an advantage that knows no groups
     flags = [flag for flag in FLAGS.split() if not (along_tokens and "drop_zero_signal" in flag)]
-    return ["main", file, f"--config.workdir={workdir}", *flags, *extra]
+    generated = not any(flag.startswith("--config.data.source=") for flag in extra)
+    own = SEARCH_FLAGS.split() if config == "search_r1" and generated else []
+    return ["main", file, f"--config.workdir={workdir}", *flags, *own, *extra]
 
 
 def start(workdir: pathlib.Path, *extra: str) -> subprocess.Popen:

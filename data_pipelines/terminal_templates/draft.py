@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from jaxagent.data_pipelines.terminal_templates.program import call, program
 from jaxagent.data_pipelines.terminal_templates.words import WORDS
-from jaxagent.envs.terminal_tasks.rows import KEY
+from jaxagent.envs.terminal.rows import KEY
 
 T = TypeVar("T")
 

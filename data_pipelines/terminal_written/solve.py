@@ -10,14 +10,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from jaxagent.config import EnvConfig
 from jaxagent.envs.base import Transcript
-from jaxagent.envs.terminal import TerminalEnvironment
-from jaxagent.envs.terminal_tasks import rows
-from jaxagent.envs.terminal_tasks.task import TerminalTask
-from jaxagent.envs.terminal_tasks.verify import VerifierError
+from jaxagent.envs.terminal import rows
+from jaxagent.envs.terminal.environment import Terminal, TerminalAttempt
+from jaxagent.envs.terminal.task import TerminalTask
+from jaxagent.envs.terminal.verify import VerifierError
 from jaxagent.rewards.chat_client import CallError, ChatClient
-from jaxagent.runs.evaluation.pass_at_k import pass_at_k
+from jaxagent.rollout.pass_at_k import pass_at_k
 from jaxagent.sandbox.base import Sandbox, SandboxError
 from jaxagent.types import Task
 
@@ -36,11 +35,11 @@ class Attempt:
 
 
 async def attempt(
-    chat: ChatClient, task: TerminalTask, env: EnvConfig, take: Take, seed: int, temperature: float, max_tokens: int
+    chat: ChatClient, task: TerminalTask, env: Terminal, take: Take, seed: int, temperature: float, max_tokens: int
 ) -> Attempt:
     """Plays one attempt, within the environment's own deadline."""
     row = rows.folder_row(task)
-    environment = TerminalEnvironment(Task(row["id"], row["prompt"], (), metadata=row["metadata"]), env, take)
+    environment = TerminalAttempt(Task(row["id"], row["prompt"], (), metadata=row["metadata"]), env, take)
     turns: list[tuple[str, str]] = []
     try:
         async with asyncio.timeout(env.episode_timeout_s):
@@ -56,7 +55,7 @@ async def attempt(
                 messages.append({"role": "assistant", "content": reply})
                 messages.append({"role": step.observation.role, "content": seen})
             verdict = await environment.verify(Transcript(prompt, tuple(turns), ended=step.stop_reason))
-        return Attempt(verdict.reward >= env.terminal.solved_reward, len(turns), step.stop_reason.value)
+        return Attempt(verdict.reward >= env.solved_reward, len(turns), step.stop_reason.value)
     except (CallError, VerifierError, SandboxError, TimeoutError) as error:
         return Attempt(None, len(turns), f"{type(error).__name__}: {error}")
     finally:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from jaxagent.data_pipelines.sandbox_workspaces import ImageWorkspaces
 from jaxagent.data_pipelines.terminal_written import prompts
-from jaxagent.envs.terminal_tasks import folders
-from jaxagent.envs.terminal_tasks.task import TerminalTask
-from jaxagent.envs.terminal_tasks.verify import VerifierError, prepare, verify
+from jaxagent.envs.terminal import folders
+from jaxagent.envs.terminal.task import TerminalTask
+from jaxagent.envs.terminal.verify import VerifierError, prepare, verify
 from jaxagent.rewards.chat_client import CallError, ChatClient
 from jaxagent.sandbox.base import SandboxError
 

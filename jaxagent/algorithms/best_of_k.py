@@ -2,7 +2,7 @@
 
 Rewards of the n counted attempts of a group -> one advantage per attempt, from ALL subsets of k of them, counted and
 not drawn. Functions of arrays, on NumPy or (jitted) JAX. Args of each: rewards float[N, G], mask bool[N, G] of the
-attempts that count, k the attempts per subset (`rl.best_of`); fewer than k attempts make one subset. Returns
+attempts that count, k the attempts per subset; fewer than k attempts make one subset. Returns
 float[N, G], 0 where masked out. A group planned with ONE attempt is plain REINFORCE, and an attempt that is left alone
 has 0, as in `advantages.py`.
 Axis letters: N tasks, G samples per group.

@@ -8,16 +8,12 @@ Imports nothing slow: `--help` and config errors answer at once.
 
 from jaxagent.config.data import DataConfig as DataConfig
 from jaxagent.config.data import Seed as Seed
+from jaxagent.config.data import SourceConfig as SourceConfig
 from jaxagent.config.engine import LEAST_TEMPERATURE as LEAST_TEMPERATURE
 from jaxagent.config.engine import EngineConfig as EngineConfig
 from jaxagent.config.engine import SamplingConfig as SamplingConfig
 from jaxagent.config.env import EnvConfig as EnvConfig
-from jaxagent.config.env import PythonConfig as PythonConfig
-from jaxagent.config.env import RetrieverConfig as RetrieverConfig
-from jaxagent.config.env import RewardConfig as RewardConfig
 from jaxagent.config.env import SandboxConfig as SandboxConfig
-from jaxagent.config.env import ShapingConfig as ShapingConfig
-from jaxagent.config.env import TerminalConfig as TerminalConfig
 from jaxagent.config.errors import ConfigError as ConfigError
 from jaxagent.config.errors import nearest as nearest
 from jaxagent.config.learner import BatchConfig as BatchConfig

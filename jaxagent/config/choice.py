@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 from typing import Any
 
 from jaxagent.config.errors import ConfigError, nearest
@@ -66,7 +67,11 @@ class Choice:
         return {"name": name, field: value} if field and self._is_other(value) else {"name": value}
 
     def _is_other(self, text: str) -> bool:
-        return text not in self.entries and not all(map(str.isidentifier, text.replace(":", ".", 1).split(".")))
+        if text in self.entries:
+            return False
+        module, colon, cls = text.partition(":")
+        a_class = bool(colon) and all(map(str.isidentifier, [*module.split("."), *cls.split(".")]))
+        return not a_class and (not text.isidentifier() or os.path.exists(text))
 
 
 def imported(name: str, path: str) -> type:
@@ -82,8 +87,11 @@ def imported(name: str, path: str) -> type:
         raise ConfigError(
             f"{path}='{name}': Python finds no module '{error.name}'. Install it, or put its folder into PYTHONPATH."
         ) from error
-    except AttributeError as error:
-        raise ConfigError(f"{path}='{name}': {error}.") from error
-    if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
-        raise ConfigError(f"{path}='{name}' must be a dataclass, whose fields are its settings.")
+    except Exception as error:  # whatever the user's own module raises
+        raise ConfigError(f"{path}='{name}': {type(error).__name__}: {' '.join(str(error).split())}.") from error
+    if not (isinstance(found, type) and "__dataclass_fields__" in vars(found) and found.__dataclass_params__.frozen):
+        raise ConfigError(
+            f"{path}='{name}' must be a dataclass whose fields are its settings: write @dataclasses.dataclass("
+            "frozen=True) above it."
+        )
     return found

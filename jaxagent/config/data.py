@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
+from collections.abc import Callable
 from typing import Annotated
 
-from jaxagent.config.ranges import NonNegativeInt, PositiveInt, between
+from jaxagent.config.choice import Choice
+from jaxagent.config.env import EnvConfig
+from jaxagent.config.ranges import PositiveInt, between
 
 Seed = Annotated[int, between(0, 2**32 - 1)]  # what every generator of random numbers here takes
 
 
 @dataclasses.dataclass(frozen=True)
-class DataConfig:
-    """Task sources. Those with a name are built on first use under the workdir; others are paths."""
+class SourceConfig:
+    """Where tasks come from: `data.dataset.Files`, or what a run makes for itself, a `data.dataset.Generated`."""
 
-    source: str  # a name of families/built_in.py (the laptop's), or a folder / file: array_record, parquet, jsonl
-    eval_source: str  # "" = the held-out split of `source`
+    def folder(self, workdir: str, seed: int, env: EnvConfig, note: Callable[[str], None]) -> pathlib.Path:
+        """The folder or file of the tasks, which are made under `workdir` where they are not there yet."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Task sources."""
+
+    # A source's name, one of yours as "package.module:Class", or a folder / file: array_record, parquet, jsonl.
+    source: Annotated[SourceConfig, Choice("jaxagent.data_pipelines.sources:SOURCES", otherwise="files:path")]
+    eval_source: str  # a folder / file of held-out tasks; "" = the held-out split of `source`
     seed: Seed  # of the world, not of the run: the held-out questions are the same for every run
-    num_cities: PositiveInt  # size of the geography world
-    num_tasks: NonNegativeInt  # of "terminal", "arithmetic" and "python_tasks", training and held-out together
-    num_curriculum: NonNegativeInt  # geography's one-passage demonstrations
-    num_demonstrations: NonNegativeInt  # whole episodes, of the built-in sources
     num_eval: PositiveInt  # held-out tasks, spread evenly over families of kinds ("one_hop", "two_hop") and over kinds

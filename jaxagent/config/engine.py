@@ -21,6 +21,7 @@ class EngineConfig:
     kv_on_update: Literal["keep", "recompute"]  # what sessions in progress have cached when weights change
     cache_dtype: Literal["float32", "bfloat16"]
     request_timeout_s: Seconds
+    stop_states: PositiveInt = 128  # of all stop strings in use at once; a string has about one per character
 
 
 # Below it sampling is greedy: logits divided by less lie further apart than f32 can tell, and their differences are

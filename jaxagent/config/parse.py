@@ -121,7 +121,10 @@ def convert(hint: Any, value: Any, path: str) -> Any:
         section = dict(_as_mapping(wanted.choice.spelled_out(value), path))
         if "name" not in section:
             raise ConfigError(f"{path} must name its choice: {path}.name, one of {', '.join(wanted.choice.entries)}.")
-        return build(wanted.choice.entry(section.pop("name"), path), section, path)
+        cls = wanted.choice.entry(name := section.pop("name"), path)
+        if wanted.value is not Any and isinstance(wanted.value, type) and not issubclass(cls, wanted.value):
+            raise ConfigError(f"{path}='{name}' must extend {wanted.value.__module__}.{wanted.value.__qualname__}.")
+        return build(cls, section, path)
     if wanted.is_section:
         return build(wanted.value, value, path)
     value = _plain_value(wanted.value, value, path)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
 
+from jaxagent.config.choice import Choice
 from jaxagent.config.data import DataConfig, Seed
 from jaxagent.config.engine import EngineConfig
 from jaxagent.config.env import EnvConfig
@@ -52,7 +53,7 @@ class Config:
     model: ModelConfig
     tokenizer: TokenizerConfig
     data: DataConfig
-    env: EnvConfig
+    env: Annotated[EnvConfig, Choice("jaxagent.envs:ENVIRONMENTS")]  # what the policy acts in
     engine: EngineConfig
     stages: tuple[Stage, ...]  # what a run does, in order, each at most once
     warm_start: WarmStartConfig

@@ -29,7 +29,6 @@ class WarmStartConfig:
     optimizer: OptimizerConfig
     batch: BatchConfig
     curriculum_steps: NonNegativeInt  # first steps: one short passage, loss on observation tokens too
-    early_answer_frac: ZeroToOne  # of the harder kinds' demonstrations, what ends too early: what RL has to unlearn
     gate_every: PositiveInt  # steps between two looks at the gate
     gate_family: str  # of kinds: "one_hop" looks at "one_hop/capital", "one_hop/currency", ...
     gate_accuracy: ZeroToOne  # greedy score on training tasks that every kind of the family must reach

@@ -28,6 +28,7 @@ class Automaton:
 
     stop_strings: tuple[str, ...]
     table: np.ndarray  # int16 or int32 [states, V]
+    token_bytes: Sequence[bytes] = dataclasses.field(repr=False, compare=False)  # of the vocabulary
 
     @property
     def num_stops(self) -> int:
@@ -79,7 +80,7 @@ def build(stop_strings: Sequence[str], token_bytes: Sequence[bytes], vocab_size:
         raise ValueError(f"{len(token_bytes)} tokens do not fit a vocabulary of {vocab_size}.")
     step, stop_of = _byte_automaton([s.encode() for s in stop_strings])
     table = _lift(step, stop_of, token_bytes, vocab_size, max(len(stop_strings), 1))
-    return Automaton(tuple(stop_strings), table)
+    return Automaton(tuple(stop_strings), table, token_bytes)
 
 
 def _byte_automaton(stops: list[bytes]) -> tuple[np.ndarray, np.ndarray]:

@@ -32,6 +32,7 @@ from jaxagent.engine.requests import BusyError, EngineError, Request, Sampled, S
 from jaxagent.engine.sampling import request_key
 from jaxagent.engine.scheduler import Scheduler
 from jaxagent.engine.setup import EngineSetup
+from jaxagent.engine.stop_table import StopTable
 from jaxagent.types import Generation
 
 
@@ -69,6 +70,8 @@ class Driver:
         """
         if self._thread is not None:
             raise EngineError("The engine is already started.")
+        self._stops = StopTable(self._setup.stops, self._setup.cfg.stop_states)
+        self._stops.changed = False  # the executor starts with the same
         self._queue: list[Request] = []  # submitted, not seen by the thread yet
         self._gone: list[Session] = []  # closed, or their turn abandoned, not seen by the thread yet
         self._held_requests: list[Request] = []  # the thread's, as of its last look
@@ -194,19 +197,21 @@ class Driver:
         turn: int,
         deadline_s: float,
         on_tokens: Callable[[Sampled], None] | None = None,
+        stop_strings: Sequence[str] | None = None,
     ) -> Generation:
         """Samples one turn after appending `new_tokens` (prompt, or observation) to the session's sequence.
 
         Ends at a stop string, an EOS token, `max_tokens` or the end of the context; where the context has no room for
-        a single token, the result is empty with finish "length". `on_tokens` is called, in the caller's loop, with what
+        a single token, the result is empty with finish "length". `stop_strings` are the turn's own; None = those that
+        the engine was made with. `on_tokens` is called, in the caller's loop, with what
         each dispatch sampled, before the whole turn is returned.
 
         Raises:
           TimeoutError: not done within `deadline_s` seconds; the session can only be closed then. So it is after
             the coroutine was cancelled.
           EngineError: the engine is dead, or the session is closed, broken or busy.
-          BusyError: too many turns wait, see `max_waiting`.
-          ValueError: nothing to continue from, or truncation without `truncation=True`.
+          BusyError: too many turns wait, see `max_waiting`; or the turns in hand fill `engine.stop_states`.
+          ValueError: nothing to continue from, truncation without `truncation=True`, or stop strings that cannot be.
         """
         tokens = np.concatenate([session.tokens, np.asarray(new_tokens, np.int32)])
         budget = min(max_tokens, self._setup.context - len(tokens))
@@ -218,6 +223,7 @@ class Driver:
             tokens=tokens,
             budget=budget,
             sampling=sampling,
+            stops=self._stops.default,
             key=request_key(self._setup.seed, session.task_id, session.sample, turn, session.conversation),
             future=loop.create_future(),
             loop=loop,
@@ -237,6 +243,11 @@ class Driver:
             most = self._setup.max_waiting
             if most is not None and in_hand >= self._slots + most:
                 raise BusyError(f"The engine is busy: {in_hand} turns are in hand already.")
+            if stop_strings is not None:
+                in_hand = (r.stops for r in (*self._queue, *self._held_requests))
+                if (block := self._stops.block(stop_strings, in_hand)) is None:
+                    raise BusyError("The engine is busy: stop strings of the turns in hand fill engine.stop_states.")
+                request.stops = block
             session.request = request
             self._queue.append(request)
             self._work.notify_all()
@@ -288,7 +299,7 @@ class Driver:
                 executor = Executor(self._model, self._setup)
                 self._take_weights(executor)
                 executor.warm_up()
-                scheduler = Scheduler(executor, self._setup.context, self._setup.stops)
+                scheduler = Scheduler(executor, self._setup.context)
                 with self._work:
                     self._slots = executor.sizes.usable * executor.sizes.shards
                     self._ready = True
@@ -310,6 +321,9 @@ class Driver:
                 return False
             arrived, self._queue = self._queue, []
             gone, self._gone = self._gone, []
+            if self._stops.changed:
+                executor.set_stops(self._stops.table)
+                self._stops.changed = False
             self._held_requests = [*scheduler.requests, *arrived]  # first: an error below reaches them too
             if self._weights is not None:
                 self._take_weights(executor)

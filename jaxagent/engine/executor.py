@@ -22,6 +22,7 @@ from jaxagent.config import ConfigError, EngineConfig
 from jaxagent.engine import batching, functions, programs
 from jaxagent.engine.model import Model, Params
 from jaxagent.engine.setup import EngineSetup
+from jaxagent.engine.stop_table import StopTable
 from jaxagent.models import kernels
 
 _COPIES = 64  # pages copied by one call, per shard
@@ -110,15 +111,19 @@ class Executor:
         self.sizes = Sizes.of(setup.cfg, setup.context, setup.exact)
         self.steps = setup.cfg.steps_per_dispatch
         self.params: Params | None = None
-        is_eos = np.zeros(model.vocab_size, bool)
-        is_eos[list(setup.eos_ids)] = True
-        self._stops = jax.device_put(functions.StopTables(setup.stops.table, is_eos), jax.P())
+        self._is_eos = np.zeros(model.vocab_size, bool)
+        self._is_eos[list(setup.eos_ids)] = True
+        self.set_stops(StopTable(setup.stops, setup.cfg.stop_states).table)
         s = self.sizes
         self._state = programs.init_state(model, s.all_slots, s.pages * s.shards, s.page_tokens)
 
     def set_params(self, params: Params) -> None:
         """Takes new weights: laid out as generation wants them; what lies so already is shared."""
         self.params = self.model.place(params)
+
+    def set_stops(self, table: np.ndarray) -> None:
+        """Takes the stop strings of all requests, a `StopTable.table`; its shape and dtype stay the same."""
+        self._stops = jax.device_put(functions.StopTables(table.copy(), self._is_eos), jax.P())
 
     def prefill(self, spans: Sequence[batching.Span], tables: np.ndarray) -> batching.PrefillCall:
         """Caches spans, at most `sizes.prefill_rows` tokens per shard; tables i32[S,Q]. Returns what was issued."""

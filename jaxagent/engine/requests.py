@@ -14,10 +14,10 @@ import numpy as np
 
 from jaxagent.config import SamplingConfig
 from jaxagent.engine import functions
-from jaxagent.engine.automaton import Automaton
 from jaxagent.engine.pages import PagedSequence
 from jaxagent.engine.priority import Claim, OpenGroup
 from jaxagent.engine.sampling import SamplingParams
+from jaxagent.engine.stop_table import Block
 from jaxagent.types import Generation
 
 
@@ -77,6 +77,7 @@ class Request:
     budget: int  # tokens to sample at most, from there
     sampling: SamplingConfig
     key: np.ndarray  # u32[2]
+    stops: Block  # ends at these strings
     future: asyncio.Future[Generation]
     loop: asyncio.AbstractEventLoop
     since_s: float  # when its present phase began
@@ -110,14 +111,14 @@ class Request:
         return not s.greedy and (s.top_p < 1 or s.top_k > 0 or s.min_p > 0)
 
 
-def rows_of(ready: Sequence[Request], slots: int, stops: Automaton) -> functions.Requests:
+def rows_of(ready: Sequence[Request], slots: int) -> functions.Requests:
     """Turns as `functions.begin` takes them; their contexts are cached."""
     rows = functions.Requests.blank(slots)
     at = [r.slot for r in ready]
     rows.mask[at] = True
     rows.token[at] = [r.tokens[-1] for r in ready]
     rows.position[at] = [len(r.tokens) - 1 for r in ready]
-    rows.automaton[at] = [stops.state_after(r.before.tokens) for r in ready]
+    rows.automaton[at] = [r.stops.state_after(r.before.tokens) for r in ready]
     rows.budget[at] = [r.budget for r in ready]
     rows.keys[at] = [r.key for r in ready]
     for field in dataclasses.fields(SamplingParams):
@@ -128,10 +129,9 @@ def rows_of(ready: Sequence[Request], slots: int, stops: Automaton) -> functions
 class Ledger:
     """Per-slot arrays of the turns that are generating."""
 
-    def __init__(self, slots: int, context: int, stops: Automaton) -> None:
+    def __init__(self, slots: int, context: int) -> None:
         self.requests: list[Request | None] = [None] * slots
         self.active = np.zeros(slots, bool)
-        self._stops = stops
         self._truncated = np.zeros(slots, bool)
         self._count = np.zeros(slots, np.int64)  # sampled tokens
         self._tokens = np.zeros((slots, context), np.int32)
@@ -184,7 +184,7 @@ class Ledger:
         sampled = self.drop(slot)
         request.session.tokens = np.concatenate([request.tokens, sampled.tokens])
         finish = functions.FINISH_NAMES[int(result.finish[slot])]
-        stop_string, overshoot = self._stops.decode(result.stop[slot]) if finish == "stop" else (None, 0)
+        stop_string, overshoot = request.stops.stops.decode(result.stop[slot]) if finish == "stop" else (None, 0)
         whole = request.before + sampled
         request.spend("decode_s", now_s)
         return request, Generation(

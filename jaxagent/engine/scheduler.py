@@ -24,7 +24,6 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from jaxagent.engine.automaton import Automaton
 from jaxagent.engine.batching import Span, padded
 from jaxagent.engine.executor import Executor
 from jaxagent.engine.pages import PageStore
@@ -39,14 +38,13 @@ class Scheduler:
     Args:
       executor: the device side.
       context: tokens of the longest sequence.
-      stops: the stop automaton.
     """
 
-    def __init__(self, executor: Executor, context: int, stops: Automaton) -> None:
+    def __init__(self, executor: Executor, context: int) -> None:
         sizes = executor.sizes
-        self._executor, self._sizes, self._stops = executor, sizes, stops
+        self._executor, self._sizes = executor, sizes
         self.stores = [PageStore(sizes.pages, sizes.page_tokens) for _ in range(sizes.shards)]
-        self.ledger = Ledger(sizes.all_slots, context, stops)
+        self.ledger = Ledger(sizes.all_slots, context)
         self.stats: collections.Counter[str] = collections.Counter()
         self._tables = np.zeros((sizes.all_slots, sizes.table), np.int32)
         self._free_slots = [
@@ -264,7 +262,7 @@ class Scheduler:
                 request.prefilled = stop
 
     def _begin(self, ready: list[Request]) -> None:
-        self._executor.begin(rows_of(ready, self._sizes.all_slots, self._stops))
+        self._executor.begin(rows_of(ready, self._sizes.all_slots))
         now = time.monotonic()
         for request in ready:
             request.spend("prefill_s", now)

@@ -14,7 +14,7 @@ class EngineSetup:
 
     cfg: EngineConfig  # sizes
     context: int  # tokens of the longest sequence, prompt and everything after it
-    stops: Automaton  # stop strings, for the model's vocabulary
+    stops: Automaton  # of requests that bring no stop strings of their own, for the model's vocabulary
     eos_ids: tuple[int, ...]  # tokens that end a turn by themselves
     exact: bool  # whether tokens and log-probs may depend on nothing but their own sequence, bit for bit
     truncation: bool = False  # whether requests may use top-p, top-k or min-p: their programs are compiled only then

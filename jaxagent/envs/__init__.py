@@ -1,1 +1,10 @@
-"""Environments: what a policy acts on. They import no JAX and never the engine."""
+"""Environments: what a policy acts in. One folder each; `config.env.name` chooses one, or names one of yours."""
+
+from __future__ import annotations
+
+from jaxagent.envs.base import Environment
+from jaxagent.envs.python.environment import Python
+from jaxagent.envs.search.environment import Search
+from jaxagent.envs.terminal.environment import Terminal
+
+ENVIRONMENTS: dict[str, type[Environment]] = {"search": Search, "terminal": Terminal, "python": Python}

@@ -1,10 +1,11 @@
-"""The interface of every environment: a task becomes messages, the policy's text becomes observations, then a verdict.
+"""The interface of every environment: its settings and what its attempts share, and one attempt at one task.
 
-    environment = SearchEnvironment(task, config, retriever)   # one object = one attempt
-    messages = await environment.start()
-    step = await environment.step(action)                      # until step.stop_reason is set
-    verdict = await environment.verify(transcript)             # once, unless the episode failed
-    await environment.close()                                  # always, even after an exception
+    with environment.open(here) as attempt_at:        # `environment` is config.env: a dataclass of settings
+        attempt = attempt_at(task)                    # one object = one attempt
+        messages = await attempt.start()
+        step = await attempt.step(action)             # until step.stop_reason is set
+        verdict = await attempt.verify(transcript)    # once, unless the episode failed
+        await attempt.close()                         # always, even after an exception
 
 An environment speaks text only: it knows no tokens, no model and no engine. Exceptions are allowed everywhere: the
 rollout turns a `TimeoutError` into StopReason.TIMEOUT and any other into StopReason.ENV_ERROR, and calls `close`.
@@ -13,17 +14,14 @@ Every await must be cancellable, since the rollout enforces the episode's deadli
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
-from jaxagent.config import EnvConfig
-from jaxagent.types import StopReason, TokenKind
-
-
-def most_turns(config: EnvConfig) -> int:
-    """Most generations of an episode, with the final one that may not use a tool."""
-    return config.max_turns + int(config.final_turn)
+from jaxagent.config import ConfigError, EnvConfig
+from jaxagent.types import StopReason, Task, TokenKind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +91,7 @@ class Verdict:
     turn_rewards: tuple[float, ...] = ()  # one per turn of the transcript, paid beside `reward`; () = none
 
 
-class Environment(Protocol):
+class Attempt(Protocol):
     """One attempt at one task. Single use: there is no reset.
 
     Attributes:
@@ -119,3 +117,74 @@ class Environment(Protocol):
 
     async def close(self) -> None:
         """Releases everything. Called exactly once, also when `start` failed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Opening:
+    """What an environment gets when a run opens it."""
+
+    dataset: Path | None  # file or folder of the run's tasks
+    tasks: Sequence[Task]  # the held-out ones: refuse tasks of a wrong kind now, not in the middle of training
+    run: Callable[[Coroutine[Any, Any, Any], float], Any]  # (coroutine, timeout_s): on the loop of the attempts
+    note: Callable[[str], None]  # prints a line
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Environment(EnvConfig):
+    """One environment: `config.env`. A subclass is a dataclass that adds settings, and says what follows from them.
+
+    It has `attempt`, or `open` where its attempts share something: a retriever, sandboxes, a server. Settings that
+    cannot work raise a ConfigError in `__post_init__`.
+
+    Attributes:
+      score: the component of the verdict that evaluation, reports and the warm start's gate look at, from 0 to 1.
+      calls: the counter of tool calls that evaluation reports; "" = none.
+      needs_answers: whether a task without gold answers is a mistake.
+      stop_strings: what ends a generation, of demonstrations; an attempt has its own, which may differ.
+      tokens: texts that a tokenizer trained for this run keeps whole.
+      rollout: the class that plays episodes, "module:Class", with the fields of `rollout.multi_turn.MultiTurn`.
+    """
+
+    score = "solved"
+    calls = ""
+    needs_answers = False
+    stop_strings: ClassVar[Sequence[str]] = ()
+    tokens: ClassVar[Sequence[str]] = ()
+    rollout = "jaxagent.rollout.multi_turn:MultiTurn"
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a class without attempts."""
+        own = type(self)
+        if own.attempt is Environment.attempt and own.open is Environment.open:
+            raise ConfigError(f"{own.__module__}:{own.__qualname__} needs a method attempt(task), or open(here).")
+
+    def attempt(self, task: Task) -> Attempt:
+        """A fresh attempt at a task, where attempts share nothing."""
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def open(self, here: Opening) -> Iterator[Callable[[Task], Attempt]]:
+        """Takes what attempts share, yields the function that begins an attempt, and gives everything back.
+
+        Raises:
+          ConfigError: something does not work on this machine, or with these tasks.
+        """
+        yield self.attempt
+
+    def messages(self, text: str) -> Sequence[Message]:
+        """The prompt of a task, for demonstrations: as `Attempt.start` gives it."""
+        return (Message("user", text),)
+
+    def observation(self, action: str, text: str) -> Observation:
+        """What an attempt shows after an action, given only its text, for demonstrations."""
+        return Observation(((text, TokenKind.OBSERVATION),))
+
+    def corpus(self, dataset: Path) -> Path | None:
+        """Passages that belong to the tasks, for the training of a tokenizer; None = there are none."""
+        from jaxagent.data import sources  # late: settings are read without numpy
+
+        return sources.corpus_of(dataset)
+
+    def identity(self, dataset: Path) -> Mapping[str, str]:
+        """Digests of what a resumed run must find unchanged, beside its tasks."""
+        return {}

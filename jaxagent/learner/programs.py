@@ -18,7 +18,6 @@ from jaxagent.algorithms import token_advantages
 from jaxagent.algorithms.needs import most_targets
 from jaxagent.algorithms.streams import ModelScores, Streams
 from jaxagent.config import BatchConfig, Config, RLConfig
-from jaxagent.envs.base import most_turns
 from jaxagent.learner import forward, loss, score
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer
@@ -234,4 +233,4 @@ def longest_targets(cfg: Config) -> int:
 
 def action_tokens(cfg: Config) -> int:
     """Most tokens that the policy can sample in one trajectory."""
-    return min(most_turns(cfg.env) * cfg.env.turn_tokens, cfg.env.context_tokens)
+    return min(cfg.env.most_turns * cfg.env.turn_tokens, cfg.env.context_tokens)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,20 +19,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from jaxagent.observe import headline
 from jaxagent.observe.text import duration, number, sparkline
 
-# Shown in this order where a record has them; everything else is in metrics.jsonl.
-HEADLINES = (
-    "loss",
-    "gate/worst_accuracy",
-    "reward/em",
-    "reward/solved",
+# Shown in this order where a record has them, the environment's score between the two; the rest is in metrics.jsonl.
+_BEFORE_SCORE = ("loss", "gate/worst_accuracy")
+_AFTER_SCORE = (
     "reward/mean",
-    "eval/em",
-    "eval/em_sampled",
-    "eval/em_two_hop",
-    "eval/solved",
-    "eval/solved_sampled",
     "policy/entropy",
     "policy/kl_reference",
     "policy/clip_frac",
@@ -58,6 +51,7 @@ class Progress:
         self._last_line_s = -math.inf
         self._stage, self._total, self._started_s, self._first_step = "", 0, time.monotonic(), 0
         self._history: dict[str, deque[float | None]] = {}
+        self._score = ""  # the environment's, known since the first evaluation
         self._bars = Bars(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=None),
@@ -96,7 +90,8 @@ class Progress:
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Shows the record of a finished step. Lines with an evaluation are always printed."""
-        numbers = {name: metrics[name] for name in HEADLINES if name in metrics}
+        self._score = headline.score_of(metrics) or self._score
+        numbers = {name: metrics[name] for name in self._headlines(metrics) if name in metrics}
         for name in FAILURES:
             if metrics.get(name) or (name in metrics and name in self._history):
                 numbers[name] = metrics[name]
@@ -126,11 +121,15 @@ class Progress:
 
     def _table(self) -> Table:
         table = Table.grid(padding=(0, 2))
-        for name in (*HEADLINES, *FAILURES):
+        for name in (*self._headlines(self._history), *FAILURES):
             if name in self._history:
                 values = [math.nan if value is None else value for value in self._history[name]]
                 table.add_row(f"[dim]{name}", f"[bold]{self._latest(name)}", f"[cyan]{sparkline(values)}")
         return table
+
+    def _headlines(self, names: Iterable[str]) -> list[str]:
+        score = [f"reward/{self._score}", *headline.held_out(names, self._score)]
+        return [*_BEFORE_SCORE, *score, *_AFTER_SCORE]
 
     def _latest(self, name: str) -> str:
         """The latest value as text; a dash if it was not measured."""

@@ -13,13 +13,14 @@ import html
 import json
 import os
 import pathlib
+import re
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxagent.io import files
-from jaxagent.observe import charts, jsonl, report_episodes, report_logs
+from jaxagent.observe import charts, headline, jsonl, report_episodes, report_logs
 from jaxagent.observe.files import CONFIG_FILE, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
 from jaxagent.observe.text import duration, number
 
@@ -32,15 +33,9 @@ _STAGE_TITLES = {
     "dpo": "Direct preference optimisation",
 }
 
-# What a person looks at first: (title, metric names, y axis). Everything else follows, grouped by topic.
-_FIRST: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("Held-out exact match", ("eval/em", "eval/em_sampled", "eval/em_two_hop", "eval/em_one_hop"), "unit"),
-    (
-        "Held-out tasks solved",
-        ("eval/solved", "eval/solved_sampled", "eval/solved_level2", "eval/solved_level1"),
-        "unit",
-    ),
-    ("Training reward", ("reward/em", "reward/solved", "reward/mean"), "zero"),
+Figure = tuple[str, tuple[str, ...], str]  # title, metric names, y axis
+# What a person looks at first, after the environment's score. Everything else follows, grouped by topic.
+_FIRST: tuple[Figure, ...] = (
     ("Loss", ("loss", "loss/action", "loss/observation"), "zero"),
     ("Gate: score on training tasks", ("gate/worst_accuracy", "gate/mean_accuracy"), "unit"),
     ("Entropy of the policy (nats per token)", ("policy/entropy",), "zero"),
@@ -181,13 +176,12 @@ def _subtitle(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
 
 def _tiles(summary: Mapping[str, Any]) -> str:
     tiles = []
-    for title, before, after in (
-        ("held-out EM, greedy", "eval/em_before_", "eval/em_after_"),
-        ("held-out EM, sampled", "eval/em_sampled_before_", "eval/em_sampled_after_"),
-        ("held-out EM, two-hop", "eval/em_two_hop_before_", "eval/em_two_hop_after_"),
-        ("held-out solved, greedy", "eval/solved_before_", "eval/solved_after_"),
-        ("held-out solved, sampled", "eval/solved_sampled_before_", "eval/solved_sampled_after_"),
-    ):
+    measured = [found[1] for name in summary if (found := re.match("(.*?)_(before|after)_", name))]
+    score = headline.score_of(measured)
+    for metric in headline.held_out(measured, score):
+        kind = metric.removeprefix(f"eval/{score}").strip("_") or "greedy"
+        title = f"held-out {score}, {kind.replace('_', ' ')}"
+        before, after = f"{metric}_before_", f"{metric}_after_"
         # Before the first stage that evaluates, after the last one.
         values = [v for name, v in summary.items() if name.startswith(after)]
         if not values:
@@ -231,7 +225,12 @@ def _tiles(summary: Mapping[str, Any]) -> str:
 def _stage(stage: str, records: Sequence[Mapping[str, Any]]) -> str:
     series = _series(records)
     figures, used = [], set(_TOTALS)
-    for title, names, axis in _FIRST:
+    score = headline.score_of(name for record in records for name in record)
+    scores: tuple[Figure, ...] = (
+        (f"Held-out score: {score}", tuple(headline.held_out(series, score)), "unit"),
+        ("Training reward", (f"reward/{score}", "reward/mean"), "zero"),
+    )
+    for title, names, axis in (*scores, *_FIRST):
         lines = {name: series[name] for name in names if name in series}
         used.update(lines)
         y = _unit(next(iter(lines), ""))

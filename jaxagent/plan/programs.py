@@ -21,7 +21,6 @@ from jaxagent.engine import functions
 from jaxagent.engine import programs as engine
 from jaxagent.engine.executor import Sizes
 from jaxagent.engine.lm import LanguageModel
-from jaxagent.families import make_family
 from jaxagent.learner import state
 from jaxagent.learner.programs import Programs, first_state
 from jaxagent.models import lora, sharding
@@ -132,9 +131,8 @@ def _compile_engine(
     own = _abstract((rows.shape[0], rows.shape[1] // sizes.share), jnp.int32, mesh, jax.P())
     name = f"engine: prefill {sizes.prefill_rows * sizes.shards} tokens"
     add(name, engine.prefill, model, rollout, decode, tables, rows, rows, own, count)
-    states = max(1, 2 * sum(map(len, make_family(cfg).stop_strings)))  # of the automaton, generously
     stops = functions.StopTables(
-        _abstract((states, spec.padded_vocab_size), jnp.int16, mesh, jax.P()),
+        _abstract((cfg.engine.stop_states, spec.padded_vocab_size), jnp.int16, mesh, jax.P()),
         _abstract((spec.padded_vocab_size,), jnp.bool_, mesh, jax.P()),
     )
     static = (cfg.engine.steps_per_dispatch, False)  # training samples from the whole vocabulary

@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxagent.config import Config
-from jaxagent.families import make_family
 from jaxagent.io import files
 from jaxagent.learner.programs import describe
 from jaxagent.models import hf
@@ -70,7 +69,6 @@ def run(cfg: Config, chip: str, console: Console | None = None) -> Plan:
 def plan(cfg: Config, chip: str, report: Callable[[programs.Program], None]) -> Plan:
     """The plan of a config on a chip; `report` is called with each `programs.Program` when it is compiled."""
     check(cfg)
-    make_family(cfg)
     spec = model_spec(cfg)
     spec.check_context(cfg.env.context_tokens)
     mesh, compiled_for = topology.mesh_for(cfg.mesh, chip)

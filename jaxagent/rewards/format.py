@@ -13,17 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from jaxagent.rewards.view import View
-
 Moves = Mapping[tuple[str, str], str]
-
-# Thinking, then an answer: the shortest useful table, and DeepSeek-R1's format.
-THINK_ANSWER: Moves = {
-    ("start", "<think>"): "in_think",
-    ("in_think", "</think>"): "after_think",
-    ("after_think", "<answer>"): "in_answer",
-    ("in_answer", "</answer>"): "end",
-}
 
 
 def follows(moves: Moves, text: str, *, start: str = "start", end: str = "end") -> bool:
@@ -39,8 +29,3 @@ def follows(moves: Moves, text: str, *, start: str = "start", end: str = "end") 
 
 def _allowed(text: str, state: str) -> bool:
     return state.startswith("in_") or not text.strip()
-
-
-def format_match(view: View, moves: Moves) -> float:
-    """1 when the whole response, observations included, follows the table, else 0."""
-    return float(follows(moves, view.response))

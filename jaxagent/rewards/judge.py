@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 from jaxagent.config import ConfigError
+from jaxagent.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Seconds
 from jaxagent.rewards.view import View
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -76,6 +77,30 @@ class Rubric:
                 raise ConfigError(f"rubric item '{item.name}': weight {item.weight} must be positive")
         if not self.items or self.low >= self.high:
             raise ConfigError("a rubric needs items, and low < high")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JudgeSettings:
+    """Where the judge is and how it is asked."""
+
+    url: str  # up to and without /chat/completions, e.g. "http://127.0.0.1:8000/v1"
+    model: str
+    token_file: str = ""  # a file with what is sent as a bearer token; "" = none
+    calls: PositiveInt = 3  # of one ensemble; each has its own nonce and seed
+    quorum: PositiveInt = 2  # usable replies that are needed
+    how: Literal["majority", "mean"] = "majority"
+    temperature: NonNegativeFloat = 1.0
+    max_tokens: PositiveInt = 512  # of a reply
+    max_chars: PositiveInt = 8_000  # of each judged text
+    timeout_s: Seconds = 60.0  # for one attempt
+    retries: NonNegativeInt = 2  # further attempts of one call
+    deadline_s: Seconds = 120.0  # for everything
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.quorum <= self.calls:
+            raise ConfigError(f"judge quorum={self.quorum} must be in 1..calls={self.calls}")
+        if not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"judge url='{self.url}' must start with http:// or https://")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,52 +11,29 @@ until the format fits would select among judges' opinions).
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import secrets
 from collections.abc import Mapping
-from typing import Literal
+from pathlib import Path
 
 from jaxagent.config import ConfigError
 from jaxagent.rewards.chat_client import CallError, ChatClient, Endpoint
-from jaxagent.rewards.judge import Judgement, ReplyError, Rubric, combine, messages, parse_reply
-
-
-@dataclasses.dataclass(frozen=True)
-class JudgeSettings:
-    """Where the judge is and how it is asked."""
-
-    url: str  # up to and without /chat/completions, e.g. "http://127.0.0.1:8000/v1"
-    model: str
-    api_key: str  # sent as a bearer token; "" = none
-    calls: int  # of one ensemble; each has its own nonce and seed
-    quorum: int  # usable replies that are needed
-    how: Literal["majority", "mean"]
-    temperature: float
-    max_tokens: int  # of a reply
-    max_chars: int  # of each judged text
-    timeout_s: float  # for one attempt
-    retries: int  # further attempts of one call
-    deadline_s: float  # for everything
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.quorum <= self.calls:
-            raise ConfigError(f"judge quorum={self.quorum} must be in 1..calls={self.calls}")
-        if self.how not in ("majority", "mean"):
-            raise ConfigError(f"judge how='{self.how}' must be majority or mean")
-        self.endpoint  # noqa: B018  checks the URL
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """What one call goes to."""
-        return Endpoint(self.url, self.model, self.api_key, self.timeout_s, self.retries)
+from jaxagent.rewards.judge import Judgement, JudgeSettings, ReplyError, Rubric, combine, messages, parse_reply
 
 
 class HttpJudge:
-    """A judge behind HTTP. Must be used and closed on one asyncio loop."""
+    """A judge behind HTTP. Must be used and closed on one asyncio loop.
+
+    Raises:
+      ConfigError: the token's file cannot be read.
+    """
 
     def __init__(self, settings: JudgeSettings):
         self._settings = settings
-        self._chat = ChatClient(settings.endpoint)
+        try:
+            token = Path(settings.token_file).read_text(encoding="utf-8").strip() if settings.token_file else ""
+        except OSError as error:
+            raise ConfigError(f"judge token_file='{settings.token_file}': {error.strerror}.") from error
+        self._chat = ChatClient(Endpoint(settings.url, settings.model, token, settings.timeout_s, settings.retries))
 
     async def ask(self, rubric: Rubric, material: Mapping[str, str]) -> Judgement:
         """Asks `calls` times at once. Calls that the deadline cuts off are failures like others.

@@ -37,6 +37,7 @@ class View:
     action_tokens: tuple[int, ...] = ()  # sampled tokens of each turn; () = not counted
     tests: Mapping[str, str] | None = None  # test id -> "passed", "failed", "skipped", "error", ...
     judged: float | None = None  # what `judge.combine` made of the judge's answers, in [0, 1]
+    prompt: str = ""  # contents of the prompt messages
 
     @property
     def actions(self) -> str:

@@ -21,7 +21,7 @@ from jaxagent.types import Trajectory
 
 
 class Protocol(typing.Protocol):
-    """How an environment and a policy speak; every `families.family.Family` is one.
+    """How an environment and a policy speak; every `envs.base.Environment` is one.
 
     Attributes:
       stop_strings: a generation ends with the first of these that it completes.
@@ -29,7 +29,7 @@ class Protocol(typing.Protocol):
 
     stop_strings: Sequence[str]
 
-    def prompt(self, text: str) -> Sequence[Message]:
+    def messages(self, text: str) -> Sequence[Message]:
         """The prompt of a task."""
         ...
 
@@ -72,7 +72,7 @@ def trajectory(row: dict[str, Any], conversation: Conversation, protocol: Protoc
     """
     prompt = row["prompt"]
     if isinstance(prompt, str):
-        conversation.add_prompt(protocol.prompt(prompt))
+        conversation.add_prompt(protocol.messages(prompt))
     else:
         conversation.add_prompt([Message(message["role"], message["content"]) for message in prompt])
     for turn in row["turns"]:

@@ -12,7 +12,6 @@ from jaxagent.config import Config
 from jaxagent.data.curriculum import Curriculum
 from jaxagent.data.sources import TaskSource
 from jaxagent.data.tasks import TaskIterator
-from jaxagent.rollout import hindsight
 from jaxagent.rollout.replay import ReplayBuffer
 from jaxagent.types import Group, Task
 
@@ -23,15 +22,10 @@ class Experience:
     Args:
       source: training tasks.
       cfg: the run's.
-      heldout: tasks of the evaluation, which nothing here may touch.
-      hook: hindsight relabelling of the environment, into the replay buffer; None = none.
     """
 
-    def __init__(
-        self, source: TaskSource, cfg: Config, heldout: Sequence[Task] = (), hook: hindsight.Hook | None = None
-    ):
-        rl = cfg.rl
-        self._rl, self._heldout, self._hook = rl, heldout, hook
+    def __init__(self, source: TaskSource, cfg: Config):
+        rl = self._rl = cfg.rl
         self._tasks = TaskIterator(source, cfg.seed, shuffle=True)
         self._curriculum = Curriculum(source, rl.curriculum, cfg.seed) if rl.curriculum else None
         self.replay = ReplayBuffer(rl.replay, cfg.seed) if rl.replay else None
@@ -49,12 +43,7 @@ class Experience:
             self._curriculum.record(played)
             metrics |= self._curriculum.metrics()
         if self.replay is not None:
-            relabelled = []
-            if self._hook is not None:
-                every = [episode for group in played for episode in group.episodes]
-                relabelled = hindsight.relabel(every, self._hook, self._heldout, self._rl.replay.min_reward)
-                metrics["replay/relabelled"] = float(len(relabelled))
-            self.replay.record(played, step, self._rl.advantage, relabelled)
+            self.replay.record(played, step, self._rl.advantage)
             metrics["replay/size"] = float(len(self.replay))
         return metrics
 

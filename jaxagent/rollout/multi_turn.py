@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxagent.config import EnvConfig, SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.envs.base import Environment, Verdict
+from jaxagent.envs.base import Attempt, Verdict
 from jaxagent.rollout.conversation import Conversation
 from jaxagent.rollout.forced import NEVER, ForcedTools
 from jaxagent.rollout.templates import Template
@@ -47,8 +47,10 @@ class Policy(Protocol):
         sampling: SamplingConfig,
         turn: int,
         deadline_s: float,
+        *,
+        stop_strings: Sequence[str],
     ) -> Generation:
-        """Samples one turn after appending `new_tokens` to the session's sequence."""
+        """Samples one turn after appending `new_tokens` to the session's sequence; ends at a stop string."""
         ...
 
     def close(self, session: Any) -> None:
@@ -60,7 +62,7 @@ class MultiTurn:
     """The rollout with everything that is the same for all episodes. `await rollout(task, sample)`.
 
     Attributes:
-      make_environment: makes a fresh environment for a task.
+      begin: task -> a fresh attempt of the environment.
       policy: the engine, or anything that generates.
       tokenizer, template: how text becomes tokens.
       config: turn, observation and context budgets, and the episode's deadline.
@@ -70,7 +72,7 @@ class MultiTurn:
       forced: turns that begin with a random tool call.
     """
 
-    make_environment: Callable[[Task], Environment]
+    begin: Callable[[Task], Attempt]
     policy: Policy
     tokenizer: Tokenizer
     template: Template
@@ -93,7 +95,7 @@ class _Attempt:
         self._task = task
         self._sample = sample
         self._conversation = Conversation(rollout.tokenizer, rollout.template, rollout.config.observation_tokens)
-        self._environment: Environment | None = None
+        self._environment: Attempt | None = None
         self._verdict = Verdict(0.0)
         self._metrics: dict[str, float] = dict.fromkeys(
             ("env_s", "engine_s", "open_s", "queue_s", "prefill_s", "decode_s", "cached_tokens", "overshoots"), 0.0
@@ -122,7 +124,7 @@ class _Attempt:
     async def _attempt(self) -> StopReason:
         """Plays the attempt: every step of it may fail."""
         with _seconds(self._metrics, "env_s"):
-            self._environment = self._rollout.make_environment(self._task)
+            self._environment = self._rollout.begin(self._task)
             messages = await self._environment.start()
         self._conversation.add_prompt(messages)
         length, limit = len(self._conversation), self._rollout.config.context_tokens
@@ -141,7 +143,7 @@ class _Attempt:
         self._verdict = verdict
         return stop_reason
 
-    async def _converse(self, environment: Environment) -> StopReason:
+    async def _converse(self, environment: Attempt) -> StopReason:
         policy, task = self._rollout.policy, self._task
         domain = str(task.metadata.get("domain", ""))
         with _seconds(self._metrics, "open_s"), _engine_failures():
@@ -149,7 +151,7 @@ class _Attempt:
         try:
             while True:
                 self._force_tool(environment)
-                generation = await self._generate(session)
+                generation = await self._generate(session, environment.stop_strings)
                 action = self._conversation.add_action(generation)
                 if generation.finish == "length":
                     return StopReason.TOKEN_LIMIT
@@ -165,7 +167,7 @@ class _Attempt:
         finally:
             policy.close(session)
 
-    def _force_tool(self, environment: Environment) -> None:
+    def _force_tool(self, environment: Attempt) -> None:
         rollout, conversation = self._rollout, self._conversation
         if rollout.forced.epsilon <= 0:
             return
@@ -174,7 +176,7 @@ class _Attempt:
         forced = bool(text) and conversation.force(text, rollout.config.context_tokens - len(conversation))
         self._metrics["forced_turns"] = self._metrics.get("forced_turns", 0.0) + forced
 
-    async def _generate(self, session: Any) -> Generation:
+    async def _generate(self, session: Any, stop_strings: Sequence[str]) -> Generation:
         rollout, conversation = self._rollout, self._conversation
         budget = min(rollout.config.turn_tokens, rollout.config.context_tokens - len(conversation))
         with _seconds(self._metrics, "engine_s"), _engine_failures():
@@ -185,6 +187,7 @@ class _Attempt:
                 rollout.sampling,
                 conversation.turns,
                 rollout.request_timeout_s,
+                stop_strings=stop_strings,
             )
             if not np.isfinite(generation.logprobs).all():
                 raise ValueError("the log-prob of a sampled token is not finite: are the weights?")

@@ -9,7 +9,7 @@ Past successes were sampled by another policy, so they are never in an on-policy
   nll     their negative log-likelihood, a mean over their tokens, times `coefficient`
   policy  the policy objective with the advantage that they had in their own group, times `coefficient` and the
           importance weights of `rl.correction`, from the policy that sampled them to the one before this step;
-          attempts without an advantage (their group was solved throughout, or hindsight made them) are not kept
+          attempts without an advantage (their group was solved throughout) are not kept
 
 NumPy only. The buffer forgets its oldest attempts first, and is saved whole with the checkpoint.
 """
@@ -27,7 +27,7 @@ from jaxagent.algorithms.estimators import GroupAdvantage
 from jaxagent.algorithms.streams import Streams, action_mask, rewards
 from jaxagent.config import ReplayConfig
 from jaxagent.data import codec
-from jaxagent.types import Episode, Group, Trajectory
+from jaxagent.types import Group, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Success:
     task_id: str
     step: int  # when it was sampled
     reward: float
-    advantage: float  # in its own group; 0 for a relabelled attempt, which has none
+    advantage: float  # in its own group
     trajectories: tuple[Trajectory, ...]  # each with an action token
 
 
@@ -58,14 +58,13 @@ class ReplayBuffer:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def record(self, groups: Sequence[Group], step: int, advantage: Any, relabelled: Sequence[Episode] = ()) -> None:
-        """Keeps the successes of a step, in task order, and what hindsight made of failures.
+    def record(self, groups: Sequence[Group], step: int, advantage: Any) -> None:
+        """Keeps the successes of a step, in task order.
 
         Args:
           groups: all that were played.
           step: the RL step.
           advantage: `rl.advantage`; attempts have one of their own only where it is one from groups.
-          relabelled: attempts of `hindsight.relabel`.
         """
         given = np.zeros((0, 0))
         if isinstance(advantage, GroupAdvantage) and groups:
@@ -76,7 +75,7 @@ class ReplayBuffer:
             for s, episode in enumerate(group.episodes)
             if not episode.stop_reason.is_failure and episode.reward >= self._cfg.min_reward
         ]
-        for episode, worth in [*found, *((episode, 0.0) for episode in relabelled)]:
+        for episode, worth in found:
             trajectories = tuple(t for t in episode.trajectories if action_mask(t).any())
             if trajectories and (worth or self._cfg.use == "nll"):
                 self._kept.append(Success(episode.task.id, step, float(episode.reward), worth, trajectories))

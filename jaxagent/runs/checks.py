@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxagent.algorithms import checks as algorithm
 from jaxagent.algorithms.opd import as_opd
 from jaxagent.config import LEAST_TEMPERATURE, BatchConfig, Config, ConfigError, relations
+from jaxagent.envs.base import Environment
 from jaxagent.models import lora
 from jaxagent.rollout import strategies
 
@@ -24,6 +25,8 @@ def check(cfg: Config) -> None:
         raise ConfigError("config.stages is empty: name at least one stage.")
     if twice := [stage for i, stage in enumerate(cfg.stages) if stage in cfg.stages[:i]]:
         raise ConfigError(f"config.stages names '{twice[0]}' twice: a stage is run once.")
+    if not isinstance(cfg.env, Environment):
+        raise ConfigError(f"config.env: {type(cfg.env).__qualname__} must extend jaxagent.envs.base.Environment.")
     relations.check(cfg)
     algorithm.check(cfg.rl)
     lora.check(cfg.model.lora)

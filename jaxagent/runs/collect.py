@@ -10,7 +10,7 @@ import dataclasses
 
 from jaxagent.config import RLConfig
 from jaxagent.engine.driver import Driver
-from jaxagent.rollout import early_stop, hindsight, schedule, selection, strategies
+from jaxagent.rollout import early_stop, schedule, selection, strategies
 from jaxagent.rollout.experience import Experience
 from jaxagent.rollout.failures import Failures
 from jaxagent.rollout.statistics import action_tokens, episode_metrics
@@ -59,7 +59,6 @@ def collect(
         return kept
 
     chosen = selection.refill(play, rl.tasks_per_step, refill)
-    hindsight.refuse_on_policy(chosen.played)
     chosen = dataclasses.replace(chosen, groups=selection.most_varied(chosen.groups, rl.keep_groups_frac))
     metrics = episode_metrics(chosen.played) | more
     if strategies.selects(rl):

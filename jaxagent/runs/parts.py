@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import jax
 
 from jaxagent.config import Config, ConfigError, SamplingConfig, check_folder
+from jaxagent.config.choice import imported
 from jaxagent.data import sources, texts
 from jaxagent.data.sources import TaskSource
 from jaxagent.data.tasks import balanced_sample
@@ -25,18 +25,15 @@ from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.setup import EngineSetup
-from jaxagent.families import make_family
-from jaxagent.families.built_in import dataset as make_dataset
-from jaxagent.families.family import Family
+from jaxagent.envs.base import Attempt, Environment, Opening
 from jaxagent.models import hf, kernels, lora, params, peft, sharding
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.rollout.conversation import Conversation
 from jaxagent.rollout.forced import ForcedTools
-from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.prompts import check_prompts, some
 from jaxagent.rollout.templates import Template, open_template
-from jaxagent.rollout.workers import Workers
+from jaxagent.rollout.workers import Rollout, Workers
 from jaxagent.runs import resume
 from jaxagent.types import Task
 
@@ -56,7 +53,8 @@ class Parts:
     tokenizer: Tokenizer
     template: Template
     spec: ModelSpec
-    family: Family
+    environment: Environment
+    attempt: Callable[[Task], Attempt]  # begins one
     workers: Workers
 
     @property
@@ -66,26 +64,20 @@ class Parts:
 
     def identity(self) -> dict[str, Any]:
         """What the saved state of a run is about, by content: see resume.py."""
-        found = {
+        return {
             "model": resume.of_spec(self.spec),
             "tokenizer": self.tokenizer.digest(),
             "tasks": self.train.fingerprint,
             "held_out": sources.fingerprint(self.heldout),
+            **self.environment.identity(self.dataset),
         }
-        retriever = self.cfg.env.retriever
-        corpus = Path(retriever.corpus) if retriever.corpus else sources.corpus_of(self.dataset)
-        if self.cfg.env.name == "search" and retriever.backend != "http" and corpus is not None:
-            with corpus.open("rb") as file:
-                found["corpus"] = hashlib.file_digest(file, "blake2b").hexdigest()[:32]
-        return found
 
-    def rollout(
-        self, driver: Driver, sampling: SamplingConfig, group_size: int, tool_epsilon: float = 0.0
-    ) -> MultiTurn:
+    def rollout(self, driver: Driver, sampling: SamplingConfig, group_size: int, tool_epsilon: float = 0.0) -> Rollout:
         """Episodes of the environment, sampled by `driver`, in groups of `group_size`; see rollout/forced.py."""
         cfg = self.cfg
-        return MultiTurn(
-            make_environment=self.family.environment,
+        player = imported(self.environment.rollout, "config.env.rollout")
+        return player(
+            begin=self.attempt,
             policy=driver,
             tokenizer=self.tokenizer,
             template=self.template,
@@ -147,7 +139,7 @@ class Parts:
         setup = EngineSetup(
             cfg=self.cfg.engine,
             context=self.cfg.env.context_tokens,
-            stops=automaton.build(self.family.stop_strings, self.tokenizer.token_bytes(), model.vocab_size),
+            stops=automaton.build(self.environment.stop_strings, self.tokenizer.token_bytes(), model.vocab_size),
             eos_ids=self.tokenizer.eos_ids,
             exact=self.cfg.numerics == "exact",
             seed=self.cfg.seed,
@@ -170,14 +162,15 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
     """
     for folder in filter(None, (cfg.model.path, cfg.tokenizer.path)):
         check_folder(folder)  # before a dataset is made
-    family = make_family(cfg)
+    environment = cfg.env
+    assert isinstance(environment, Environment)  # runs.checks has seen to it
     mesh = sharding.make_mesh(cfg.mesh)
-    dataset = make_dataset(cfg, note)
-    train, heldout = sources.open_train_and_held_out(dataset, cfg.data, family.needs_answers)
+    dataset = cfg.data.source.folder(cfg.workdir, cfg.data.seed, cfg.env, note)
+    train, heldout = sources.open_train_and_held_out(dataset, cfg.data, environment.needs_answers)
     for repeated in more_than_an_epoch(cfg, len(train)):
         note(repeated)
     heldout = balanced_sample(heldout, cfg.data.num_eval, cfg.data.seed)
-    tokenizer = _tokenizer(cfg, dataset, train, family, note)
+    tokenizer = _tokenizer(cfg, dataset, train, environment, note)
     spec = _spec(cfg, tokenizer)
     with jax.set_mesh(mesh):
         batch, exact = cfg.rl.batch, cfg.numerics == "exact"
@@ -188,24 +181,24 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
         return Conversation(tokenizer, template, cfg.env.observation_tokens)
 
     for name, tasks in (("held-out", heldout), ("training", some(train))):
-        check_prompts(name, tasks, family.prompt, conversation, cfg.env, note)
-    with Workers(cfg.engine.slots) as workers:
-        try:
-            family.open(dataset, heldout, workers, note)
-            yield Parts(
-                cfg=cfg,
-                mesh=mesh,
-                dataset=dataset,
-                train=train,
-                heldout=heldout,
-                tokenizer=tokenizer,
-                template=template,
-                spec=spec,
-                family=family,
-                workers=workers,
-            )
-        finally:
-            family.close(workers)
+        check_prompts(name, tasks, environment.messages, conversation, cfg.env, note)
+    with (
+        Workers(cfg.engine.slots) as workers,
+        environment.open(Opening(dataset, heldout, workers.run, note)) as attempt,
+    ):
+        yield Parts(
+            cfg=cfg,
+            mesh=mesh,
+            dataset=dataset,
+            train=train,
+            heldout=heldout,
+            tokenizer=tokenizer,
+            template=template,
+            spec=spec,
+            environment=environment,
+            attempt=attempt,
+            workers=workers,
+        )
 
 
 def more_than_an_epoch(cfg: Config, tasks: int) -> Iterator[str]:
@@ -225,21 +218,22 @@ def base_folder(cfg: Config) -> Path:
     return Path(cfg.model.path) if given else Path(cfg.workdir) / "base"
 
 
-def _tokenizer(cfg: Config, dataset: Path, train: TaskSource, family: Family, note: Callable[[str], None]) -> Tokenizer:
+def _tokenizer(
+    cfg: Config, dataset: Path, train: TaskSource, environment: Environment, note: Callable[[str], None]
+) -> Tokenizer:
     path = cfg.tokenizer.path or cfg.model.path
     if path:
         return Tokenizer.load(path)
     folder = _tokenizer_folder(cfg)
     if not (folder / "tokenizer.json").is_file():
         note(f"training a tokenizer of {cfg.tokenizer.vocab_size} tokens")
-        corpus = cfg.env.retriever.corpus
         found = texts.of_dataset(
             dataset,
             train,
-            lambda prompt: (message.content for message in family.prompt(prompt)),
-            Path(corpus) if corpus else sources.corpus_of(dataset),
+            lambda prompt: (message.content for message in environment.messages(prompt)),
+            environment.corpus(dataset),
         )
-        Tokenizer.train(found, cfg.tokenizer.vocab_size, family.tokens).save(folder)
+        Tokenizer.train(found, cfg.tokenizer.vocab_size, environment.tokens).save(folder)
     return Tokenizer.load(folder)
 
 

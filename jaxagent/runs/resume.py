@@ -93,8 +93,8 @@ def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], cfg: Config
     Raises:
       ConfigError: one is another.
     """
-    for name, called in _CONTENTS.items():
-        if name not in saved or name not in now or saved[name] == now[name]:
+    for name in now:
+        if name not in saved or saved[name] == now[name]:
             continue
         if name == "held_out" and host["config"]["data"]["num_eval"] != cfg.data.num_eval:
             continue  # asked for, and told
@@ -105,6 +105,7 @@ def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], cfg: Config
             if not fields:
                 continue
             what = f": {fields[0]} was {saved[name][fields[0]]!r} and is {now[name][fields[0]]!r}"
+        called = _CONTENTS.get(name, name)
         raise ConfigError(
             f"{called} has changed since {cfg.workdir} was trained with it{what}. Restore it, or use another workdir."
         )

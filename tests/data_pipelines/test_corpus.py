@@ -11,8 +11,8 @@ import pytest
 
 from data_pipelines import corpus
 from jaxagent.config import ConfigError
-from jaxagent.envs.retriever import dense
-from jaxagent.envs.retriever.base import read_corpus
+from jaxagent.envs.search.retriever import dense
+from jaxagent.envs.search.retriever.base import read_corpus
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared/data"

@@ -8,8 +8,8 @@ import pytest
 from data_pipelines import harbor, terminal_check
 from data_pipelines.sandbox_workspaces import ImageWorkspaces
 from jaxagent.data.sources import HELD_OUT, TRAIN, load_tasks
-from jaxagent.envs.terminal_tasks import folders, rows
-from jaxagent.envs.terminal_tasks.verify import VerifierError, prepare, verify
+from jaxagent.envs.terminal import folders, rows
+from jaxagent.envs.terminal.verify import VerifierError, prepare, verify
 from jaxagent.sandbox.base import SandboxError
 from tests.envs import terminal_folders as made
 

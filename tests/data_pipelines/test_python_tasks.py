@@ -13,10 +13,10 @@ from jaxagent import config as schema
 from jaxagent.config import ConfigError
 from jaxagent.data import sources
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.envs import hidden_tests, python
 from jaxagent.envs.base import Transcript
-from jaxagent.envs.python import PythonEnvironment
-from jaxagent.families.python import PythonFamily
+from jaxagent.envs.python import formats, hidden_tests
+from jaxagent.envs.python.environment import PythonAttempt
+from jaxagent.envs.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes
 from jaxagent.rollout import demonstrations
 from jaxagent.rollout.workers import Workers
 from jaxagent.types import StopReason, Task
@@ -127,7 +127,7 @@ def test_an_estimate_is_never_right():
     estimates = [(d, r) for d, r in zip(shown, rows, strict=True) if len(d["turns"]) == 1]
     assert 0.7 < len(estimates) / len(rows) < 0.9
     for demonstration, row in estimates:
-        found = python.find_answer("plain", demonstration["turns"][0]["action"])
+        found = formats.find_answer("plain", demonstration["turns"][0]["action"])
         assert found not in row["answers"] and abs(int(found) - int(row["answers"][0])) < 0.1 * int(row["answers"][0])
     easy = [arithmetic.demonstration(row, "plain", 1.0) for row in problems(60) if row["kind"].startswith("one_step/")]
     assert all(len(demonstration["turns"]) == 2 for demonstration in easy)
@@ -148,7 +148,7 @@ def test_a_whole_dataset(tmp_path, pipeline, capsys):
         assert not any(str(test.value) in task.prompt for task in heldout for test in hidden_tests.of_task(task)[:1])
     assert [row["id"] for row in demonstrations.load(tmp_path / "data/full.jsonl")][:20] == [t.id for t in train][:20]
     texts = [json.loads(line)["text"] for line in (tmp_path / "data/texts.jsonl").read_text().splitlines()]
-    tokenizer = Tokenizer.train(texts, 1536 if pipeline is python_tasks else 2560, python.TAGS["plain"])
+    tokenizer = Tokenizer.train(texts, 1536 if pipeline is python_tasks else 2560, formats.TAGS["plain"])
     for text in (".lagoon", " 37") if pipeline is python_tasks else ("084", "13", " 287", " 46"):
         assert len(tokenizer.encode(text)) == 1 + text.startswith("."), text
     assert pipeline.main(arguments) == 2 and "exists" in capsys.readouterr().err  # nothing is overwritten
@@ -161,23 +161,23 @@ def test_a_whole_dataset(tmp_path, pipeline, capsys):
 def test_demonstrations_are_what_a_real_sandbox_says(style):
     """Every action of a demonstration, played in the environment: the same observations, and a reward of 1."""
     raw = code_agent.get_config()
-    raw.env.python.update(format=style)
-    raw.env.python.sandbox.warm = 2
+    raw.env.update(format=style)
+    raw.env.sandbox.warm = 2
     cfg, chosen = schema.parse(raw), {}
     for draft, row in drafts(60):
         chosen.setdefault(row["kind"], (draft, row))
     with Workers(2) as workers:
-        family = PythonFamily(cfg)
+        sandboxes = Sandboxes(cfg.env.sandbox, "env.sandbox")
         try:
             try:
-                family.open(None, [], workers, print)
+                workers.run(sandboxes.open(), OPEN_TIMEOUT_S)
             except ConfigError as failure:
                 pytest.skip(str(failure))
             for draft, row in chosen.values():
                 shown = python_tasks.demonstration(draft, row, style, 0.0)
 
                 async def play(row=row, shown=shown):
-                    environment = PythonEnvironment(to_task(row), cfg.env, family._sandboxes.take)
+                    environment = PythonAttempt(to_task(row), cfg.env, sandboxes.take)
                     try:
                         steps = [await environment.step(turn["action"]) for turn in shown["turns"]]
                         return steps, await environment.verify(Transcript("", ()))
@@ -189,4 +189,4 @@ def test_demonstrations_are_what_a_real_sandbox_says(style):
                 assert said == [turn["observation"] for turn in shown["turns"][:-1]], row["kind"]
                 assert steps[-1].stop_reason == StopReason.ANSWER and verdict.reward == 1.0
         finally:
-            family.close(workers)
+            workers.run(sandboxes.close(), CLOSE_TIMEOUT_S)

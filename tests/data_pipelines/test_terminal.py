@@ -18,9 +18,9 @@ from data_pipelines.terminal_templates.program import call, program
 from data_pipelines.terminal_templates.table import HELD_OUT, LAPTOP, TEMPLATES
 from jaxagent.config import ConfigError
 from jaxagent.data.sources import load_tasks
-from jaxagent.envs.terminal_tasks import rows
-from jaxagent.envs.terminal_tasks.task import Image
-from jaxagent.envs.terminal_tasks.verify import VerifierError, prepare, solve, verify
+from jaxagent.envs.terminal import rows
+from jaxagent.envs.terminal.task import Image
+from jaxagent.envs.terminal.verify import VerifierError, prepare, solve, verify
 from jaxagent.rollout import demonstrations
 from jaxagent.sandbox import choose
 from jaxagent.types import Task

@@ -11,7 +11,7 @@ from data_pipelines import harbor
 from data_pipelines.terminal_written import __main__ as pipeline
 from data_pipelines.terminal_written import prompts
 from data_pipelines.terminal_written.task import _seed
-from jaxagent.envs.terminal_tasks import folders
+from jaxagent.envs.terminal import folders
 from jaxagent.observe import jsonl
 
 # As much of pytest as the tests below need: the machine's own Python may have none.

@@ -10,8 +10,8 @@ from collections import Counter
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.envs.retriever.base import Passage, read_corpus
-from jaxagent.envs.retriever.bm25 import K1, B, Bm25, words
+from jaxagent.envs.search.retriever.base import Passage, read_corpus
+from jaxagent.envs.search.retriever.bm25 import K1, B, Bm25, words
 
 CORPUS = [
     Passage("a", '"Kumasi"', "Kumasi is a city in Ghana. Another city there is Tema."),
@@ -103,5 +103,6 @@ def test_missing_corpus():
 def test_importing_it_starts_no_jax(before):
     """bm25s runs a JAX computation when it is imported; that would take the accelerator in every worker process."""
     after = "jax.config.update('jax_num_cpu_devices', 3)" if before else "assert 'jax' not in sys.modules"
-    code = f"import sys\n{before}\nimport jaxagent.envs.retriever.bm25\n{after}"  # that setting fails after the start
+    # That setting fails once jax has started.
+    code = f"import sys\n{before}\nimport jaxagent.envs.search.retriever.bm25\n{after}"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

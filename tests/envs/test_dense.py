@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.envs.retriever import dense
-from jaxagent.envs.retriever.base import Passage
-from jaxagent.envs.retriever.encoders import HashingEncoder, TransformersEncoder, open_encoder
+from jaxagent.envs.search.retriever import dense
+from jaxagent.envs.search.retriever.base import Passage
+from jaxagent.envs.search.retriever.encoders import HashingEncoder, TransformersEncoder, open_encoder
 
 PASSAGES = [Passage(str(i), f"t{i}", text) for i, text in enumerate(["red fox", "blue whale", "red whale", "red fox"])]
 

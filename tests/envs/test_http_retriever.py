@@ -13,11 +13,12 @@ import urllib.request
 import pytest
 from aiohttp import ClientSession, web
 
-from jaxagent.config import ConfigError, RetrieverConfig
-from jaxagent.envs.retriever import http, server
-from jaxagent.envs.retriever.backends import open_retriever
-from jaxagent.envs.retriever.base import Passage, RetrieverError, RetrieverTimeout
-from jaxagent.envs.retriever.bm25 import Bm25
+from jaxagent.config import ConfigError
+from jaxagent.config.parse import build
+from jaxagent.envs.search.retriever import http, server
+from jaxagent.envs.search.retriever.backends import RETRIEVERS
+from jaxagent.envs.search.retriever.base import Passage, RetrieverError, RetrieverTimeout
+from jaxagent.envs.search.retriever.bm25 import Bm25
 
 PASSAGES = [Passage("7", '"Ghana"', "The capital is Accra.\nIt is big."), Passage("8", "Togo", "The capital is Lomé.")]
 
@@ -181,16 +182,16 @@ def test_nobody_listens():
 
 
 def config(**changes):
-    fields = dict(backend="bm25", corpus="", index="", url="", topk=3, timeout_s=1.0, retries=0)
-    return RetrieverConfig(**(fields | changes))
+    return build(RETRIEVERS[changes.pop("name", "bm25")], changes, "config.env.retriever")
 
 
 def test_opening_the_configured_back_end(tmp_path):
-    assert isinstance(open_retriever(config(), PASSAGES), Bm25)
-    corpus = tmp_path / "corpus.jsonl"
+    own, corpus = tmp_path / "own.jsonl", tmp_path / "corpus.jsonl"
+    own.write_text("".join(json.dumps({"id": p.id, "contents": p.contents}) + "\n" for p in PASSAGES))
     corpus.write_text('{"id": 1, "contents": "a\\nb"}\n')
-    assert len(open_retriever(config(corpus=str(corpus)), PASSAGES)) == 1
-    assert isinstance(open_retriever(config(backend="http", url="http://x/retrieve"), []), http.HttpRetriever)
+    assert isinstance(opened := config().open(own), Bm25) and len(opened) == len(PASSAGES)
+    assert len(config(corpus=str(corpus)).open(own)) == 1
+    assert isinstance(config(name="http", url="http://x/retrieve").open(None), http.HttpRetriever)
 
 
 @pytest.mark.parametrize(
@@ -198,13 +199,13 @@ def test_opening_the_configured_back_end(tmp_path):
     [
         ({}, "nothing to search"),
         ({"corpus": "nowhere.jsonl"}, "no file 'nowhere.jsonl'"),
-        ({"backend": "http", "url": "localhost:8000"}, "env.retriever.url"),
-        ({"backend": "dense"}, "env.retriever.index"),
+        ({"name": "http", "url": "localhost:8000"}, "env.retriever.url"),
+        ({"name": "dense"}, "env.retriever.index"),
     ],
 )
 def test_incomplete_configs(changes, message):
     with pytest.raises(ConfigError, match=message):
-        open_retriever(config(**changes), [])
+        config(**changes).open(None)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +235,7 @@ def test_the_server_answers_at_the_port_it_took(tmp_path):
     (tmp_path / "corpus.jsonl").write_text('{"id": "1", "contents": "Ghana\\nAccra."}\n')
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "jaxagent.envs.retriever.server", f"--corpus={tmp_path / 'corpus.jsonl'}"]
+    command = [sys.executable, "-m", "jaxagent.envs.search.retriever.server", f"--corpus={tmp_path / 'corpus.jsonl'}"]
     process = subprocess.Popen([*command, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
         for _ in range(600):

@@ -6,11 +6,11 @@ import pytest
 
 from configs import gsm8k_python
 from jaxagent import config as schema
-from jaxagent.envs import hidden_tests
 from jaxagent.envs.base import Transcript
-from jaxagent.envs.python import PythonEnvironment
-from jaxagent.envs.terminal import TerminalEnvironment
-from jaxagent.envs.terminal_tasks.verify import VerifierError
+from jaxagent.envs.python import hidden_tests
+from jaxagent.envs.python.environment import PythonAttempt
+from jaxagent.envs.terminal.environment import TerminalAttempt
+from jaxagent.envs.terminal.verify import VerifierError
 from jaxagent.sandbox.base import CommandResult, SandboxClosed
 from jaxagent.types import StopReason, Task
 from tests.envs.test_terminal_attempts import cmd, make_config, task
@@ -63,7 +63,7 @@ def judged(sandbox, *said):
         async def take(of):
             return sandbox
 
-        environment = TerminalEnvironment(task(final_test="final"), make_config().env, take)
+        environment = TerminalAttempt(task(final_test="final"), make_config().env, take)
         await environment.start()
         steps = [await environment.step(action) for action in said]
         return steps[-1].stop_reason, await environment.verify(Transcript("", (), ())), environment.counters
@@ -128,14 +128,14 @@ class Dying:
 @pytest.mark.parametrize("kills", [0, None, 1])
 def test_submissions_and_programs_that_use_up_the_memory_fail(kills):
     raw = gsm8k_python.get_config("laptop")
-    raw.env.python.judge = "tests"
+    raw.env.judge = "tests"
     config = schema.parse(raw).env
 
     async def play():
         async def take():
             return Dying(kills)
 
-        environment = PythonEnvironment(Task("t", "Write f.", (), "", CODE), config, take)
+        environment = PythonAttempt(Task("t", "Write f.", (), "", CODE), config, take)
         step = await environment.step("<py>f = bytearray(10**12)</py>")
         return step.stop_reason, environment.counters, await environment.verify(Transcript("", (), ()))
 

@@ -9,10 +9,10 @@ from configs import code_agent, gsm8k_python
 from jaxagent import config as schema
 from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.envs import hidden_tests, python
-from jaxagent.envs.base import Transcript
-from jaxagent.envs.python import PythonEnvironment
-from jaxagent.families.python import PythonFamily
+from jaxagent.envs.base import Opening, Transcript
+from jaxagent.envs.python import formats, hidden_tests
+from jaxagent.envs.python.environment import PythonAttempt
+from jaxagent.envs.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.templates import Plain
 from jaxagent.rollout.workers import Workers
@@ -36,8 +36,8 @@ XML = "<tool_call>\n<function=python>\n<parameter=code>\n{}\n</parameter>\n</fun
 def make_config(judge, **changes):
     raw = (gsm8k_python if judge == "answer" else code_agent).get_config()
     raw.env.max_turns = changes.pop("max_turns", 4)
-    raw.env.python.sandbox.warm = 2
-    raw.env.python.update(changes)
+    raw.env.sandbox.warm = 2
+    raw.env.update(changes)
     return schema.parse(raw)
 
 
@@ -66,9 +66,9 @@ def py(code):
     ],
 )
 def test_programs(style, text, code):
-    assert python.find_program(style, text) == code
+    assert formats.find_program(style, text) == code
     if code and text.count("<py>") + text.count("```p") + text.count("<tool_call>") == 1 and "think" not in text:
-        assert python.program(style, code) == text  # what demonstrations write
+        assert formats.program(style, code) == text  # what demonstrations write
 
 
 @pytest.mark.parametrize(
@@ -84,20 +84,20 @@ def test_programs(style, text, code):
     ],
 )
 def test_answers_stand_outside_of_programs_and_thoughts(style, text, answer):
-    assert python.find_answer(style, text) == answer
+    assert formats.find_answer(style, text) == answer
 
 
 def test_prompts_name_what_the_parser_reads():
     for style in ("fenced", "qwen3_xml"):
         for judge in ("answer", "tests"):
-            system, user = python.messages(style, judge, "Do it.")
+            system, user = formats.messages(style, judge, "Do it.")
             assert (system.role, user.content) == ("system", "Do it.")
             assert ("\\boxed" in system.content) == (judge == "answer")
-        assert ("```python" in python.messages(style, "answer", "")[0].content) == (style == "fenced")
-    assert python.find_program("qwen3_xml", python.messages("qwen3_xml", "answer", "")[0].content) == "print(6 * 7)"
-    assert python.messages("plain", "answer", "Do it.")[0].content == "Do it.\n"
+        assert ("```python" in formats.messages(style, "answer", "")[0].content) == (style == "fenced")
+    assert formats.find_program("qwen3_xml", formats.messages("qwen3_xml", "answer", "")[0].content) == "print(6 * 7)"
+    assert formats.messages("plain", "answer", "Do it.")[0].content == "Do it.\n"
     for style in ("plain", "fenced"):  # a system message of the config's own
-        system, user = python.messages(style, "answer", "Do it.", "Use Python.")
+        system, user = formats.messages(style, "answer", "Do it.", "Use Python.")
         assert (system.role, system.content, user.content.strip()) == ("system", "Use Python.", "Do it.")
 
 
@@ -105,14 +105,14 @@ def test_what_is_shown_of_an_output():
     trace = (
         b'1\nTraceback (most recent call last):\n  File "m", line 3, in <module>\n    f()\n    ^^\nKeyError: 4\nend\n'
     )
-    assert python.shown(trace, False, 200, "whole") == trace.decode().rstrip()
-    assert python.shown(trace, False, 200, "message") == "1\nKeyError: 4\nend"
+    assert formats.shown(trace, False, 200, "whole") == trace.decode().rstrip()
+    assert formats.shown(trace, False, 200, "message") == "1\nKeyError: 4\nend"
     syntax = b'  File "main.py", line 1\n    a b\n    ^^^\nSyntaxError: invalid syntax\n'
-    assert python.shown(syntax, False, 200, "message") == "SyntaxError: invalid syntax"
-    assert python.shown(b"abcdefghij", False, 10, "whole") == "abcdefghij"
-    assert python.shown(b"abcdefghijk", False, 9, "whole") == "abcd\n...\nghijk"
-    assert python.shown(b"aaaabbbb", True, 4, "whole") == "aa\n...\nbb"  # the sandbox kept two halves
-    assert python.shown(b"\xff\x1b[31mred\r\n", False, 9, "whole") == "\N{REPLACEMENT CHARACTER}red"
+    assert formats.shown(syntax, False, 200, "message") == "SyntaxError: invalid syntax"
+    assert formats.shown(b"abcdefghij", False, 10, "whole") == "abcdefghij"
+    assert formats.shown(b"abcdefghijk", False, 9, "whole") == "abcd\n...\nghijk"
+    assert formats.shown(b"aaaabbbb", True, 4, "whole") == "aa\n...\nbb"  # the sandbox kept two halves
+    assert formats.shown(b"\xff\x1b[31mred\r\n", False, 9, "whole") == "\N{REPLACEMENT CHARACTER}red"
 
 
 # ---- attempts
@@ -120,17 +120,17 @@ def test_what_is_shown_of_an_output():
 
 @pytest.fixture(scope="module")
 def opened():
-    """A family whose sandboxes are open, and the loop on which they are."""
+    """Sandboxes that are open, and the loop on which they are."""
     with Workers(4) as workers:
-        family = PythonFamily(make_config("tests"))
+        sandboxes = Sandboxes(make_config("tests").env.sandbox, "env.sandbox")
         try:
             try:
-                family.open(None, [CODE], workers, lambda line: None)
+                workers.run(sandboxes.open(), OPEN_TIMEOUT_S)
             except ConfigError as failure:
                 pytest.skip(str(failure))
-            yield family, workers
+            yield sandboxes, workers
         finally:
-            family.close(workers)
+            workers.run(sandboxes.close(), CLOSE_TIMEOUT_S)
 
 
 class Recorded:
@@ -157,17 +157,17 @@ class Recorded:
 @pytest.fixture
 def attempt(opened):
     """Plays actions to the end; returns (steps, verdict, environment, sandboxes)."""
-    family, workers = opened
+    sandboxes, workers = opened
 
     def play(*actions, of=CODE, judge="tests", **changes):
         cfg, taken = make_config(judge, **changes), []
 
         async def take():
-            taken.append(Recorded(await family._sandboxes.take()))
+            taken.append(Recorded(await sandboxes.take()))
             return taken[-1]
 
         async def run():
-            environment = PythonEnvironment(of, cfg.env, take)
+            environment = PythonAttempt(of, cfg.env, take)
             try:
                 await environment.start()
                 steps = [await environment.step(action) for action in actions]
@@ -329,15 +329,15 @@ def test_values_are_compared_as_json():
     ],
 )
 def test_malformed_tasks_are_named(metadata, message):
-    family = PythonFamily(make_config("tests"))
-    with pytest.raises(ConfigError) as error:
-        family.open(None, [Task("c7", "x", (), "", metadata)], None, print)
+    here = Opening(None, [Task("c7", "x", (), "", metadata)], None, print)
+    with pytest.raises(ConfigError) as error, make_config("tests").env.open(here):
+        pass
     assert "task 'c7'" in str(error.value) and message in str(error.value)
 
 
 def test_slow_programs_must_not_look_like_failures():
     with pytest.raises(ConfigError, match=r"env.episode_timeout_s=120 must be more than .* = 135"):
-        PythonFamily(make_config("tests", run_timeout_s=30.0))  # 4 x 30 + 15
+        make_config("tests", run_timeout_s=30.0)  # 4 x 30 + 15
 
 
 # ---- whole episodes
@@ -356,9 +356,9 @@ class Dying:
 
 def rollout(cfg, moves, take):
     texts = [CODE.prompt, RIGHT, PROBLEM.prompt, "n = 347 * 52"] * 20
-    tokenizer = Tokenizer.train(texts, 400, python.TAGS["plain"])
+    tokenizer = Tokenizer.train(texts, 400, formats.TAGS["plain"])
     return tokenizer, MultiTurn(
-        make_environment=lambda t: PythonEnvironment(t, cfg.env, take),
+        begin=lambda t: PythonAttempt(t, cfg.env, take),
         policy=ScriptedPolicy(tokenizer, lambda task_id, sample: moves),
         tokenizer=tokenizer,
         template=Plain(),
@@ -369,9 +369,9 @@ def rollout(cfg, moves, take):
 
 
 def test_outputs_are_masked(opened):
-    family, workers = opened
+    sandboxes, workers = opened
     moves = (py("n = 347 * 52\nprint(n)"), "<answer>18044</answer>")
-    tokenizer, play = rollout(make_config("answer", max_turns=3), moves, family._sandboxes.take)
+    tokenizer, play = rollout(make_config("answer", max_turns=3), moves, sandboxes.take)
     episode = workers.collect([PROBLEM], 1, play, TIMEOUT_S)[0].episodes[0]
     assert (episode.stop_reason, episode.reward, episode.rewards) == (StopReason.ANSWER, 1.0, {"solved": 1.0})
     (t,) = episode.trajectories

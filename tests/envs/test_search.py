@@ -1,15 +1,21 @@
 """The published protocol, letter for letter: prompt, documents, actions, invalid text, turns."""
 
 import asyncio
+import dataclasses
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxagent.config import ConfigError, EnvConfig, RetrieverConfig, RewardConfig, ShapingConfig
-from jaxagent.envs import search
+from jaxagent.config import ConfigError
 from jaxagent.envs.base import Step, Transcript
-from jaxagent.envs.retriever.base import Passage
+from jaxagent.envs.search import environment as search
+from jaxagent.envs.search.environment import REWARDS, Search
+from jaxagent.envs.search.judged import Judged
+from jaxagent.envs.search.retriever.backends import Bm25Config
+from jaxagent.envs.search.retriever.base import Passage
+from jaxagent.envs.search.rewards import Efficiency, Overlong, Shaping
+from jaxagent.rewards.judge import Judgement, JudgeSettings
 from jaxagent.types import StopReason, Task, TokenKind
 
 TASK = Task("t", "who wrote hamlet", ("William Shakespeare",))
@@ -25,19 +31,16 @@ class Found:
         return [self.passages[:topk] for _ in queries]
 
 
-OFF = ShapingConfig(0.0, 12, 0.0, 0.5, 3, 0.3)
-
-
-def config(prompt="search_r1", max_turns=2, final_turn=False, profile="em", min_answers=2, topk=3, shaping=OFF):
-    return EnvConfig(
-        "search", prompt, max_turns, final_turn, 500, 500, 4096, 60.0, 3,
-        RewardConfig(profile, 0.2, 0.1, 0.0, min_answers, shaping), RetrieverConfig("bm25", "", "", "", topk, 1.0, 0),
-        None, None,  # env.terminal and env.python, which a search environment does not read
+def config(prompt="search_r1", max_turns=2, final_turn=False, reward="em", min_answers=2, topk=3, shaping=None):
+    return Search(
+        prompt=prompt, max_turns=max_turns, final_turn=final_turn, turn_tokens=500, observation_tokens=500,
+        context_tokens=4096, episode_timeout_s=60.0, reward=REWARDS[reward](min_answers=min_answers), shaping=shaping,
+        retriever=Bm25Config(topk=topk),
     )  # fmt: skip
 
 
 def play(actions, cfg, retriever):
-    environment = search.SearchEnvironment(TASK, cfg, retriever)
+    environment = search.SearchAttempt(TASK, cfg, retriever)
 
     async def steps():
         return [await environment.start()] + [await environment.step(action) for action in actions]
@@ -59,7 +62,7 @@ def test_the_published_prompt():
 @pytest.mark.parametrize("question", ["x", " x ", "x?", "x? "])
 def test_a_question_ends_in_one_question_mark(question):
     assert search.render_prompt("plain", question) == "Question: x?\n"
-    system, user = search.messages("chat", question)
+    system, user = config(prompt="chat", min_answers=1).messages(question)
     assert (system.role, user.role, user.content) == ("system", "user", "x?") and "<search>" in system.content
 
 
@@ -132,7 +135,7 @@ def test_an_answer_on_the_last_turn_counts():
 
 
 def verdict(cfg, *turns):
-    environment = search.SearchEnvironment(TASK, cfg, Found([]))
+    environment = search.SearchAttempt(TASK, cfg, Found([]))
     prompt = search.render_prompt(cfg.prompt, TASK.prompt)
     return asyncio.run(environment.verify(Transcript(prompt, turns)))
 
@@ -141,15 +144,15 @@ def test_verdicts():
     right = ("<think>x</think><answer>William Shakespeare</answer>", "")
     assert verdict(config(), right).reward == 1.0
     assert verdict(config(min_answers=1), right).reward == 1.0
-    assert verdict(config(profile="em_format"), right).reward == 1.0
-    assert verdict(config(profile="em_format"), ("<answer>William Shakespeare</answer>", "")).reward == 0.8
+    assert verdict(config(reward="em_format"), right).reward == 1.0
+    assert verdict(config(reward="em_format"), ("<answer>William Shakespeare</answer>", "")).reward == 0.8
     assert "reward" not in verdict(config(), right).components and verdict(config(), right).components["em"] == 1.0
 
 
 def test_shaping_is_added_under_its_cap_and_reported():
     """1,500 tokens can be sampled; 1,450 are half into the buffer of 100: -.5, times .4. One search repeated: -.5,
     times .2. Together -.3, which a cap of .25 cuts; the outcome and its parts keep their names."""
-    shaping = ShapingConfig(0.4, 100, 0.2, 0.5, 3, cap=0.25)
+    shaping = Shaping(Overlong(100, 0.4), Efficiency(0.2, 0.5, 3), cap=0.25)
     cfg = config(min_answers=1, max_turns=2, final_turn=True, shaping=shaping)
     environment, _ = play(["<search>hamlet</search>", "<search>hamlet</search>"], cfg, Found(FOUND))
     turns = (("<search>hamlet</search>", "\n"), ("<answer>William Shakespeare</answer>", ""))
@@ -159,8 +162,30 @@ def test_shaping_is_added_under_its_cap_and_reported():
     assert found.components["em"] == 1.0 and found.components["outcome"] == 1.0
     assert found.components["overlong"] == -0.5 and found.components["efficiency"] == -0.5
     assert found.components["shaping"] == -0.25
-    with pytest.raises(ConfigError, match="overlong_buffer_tokens must be 1 to 1000"):
-        search.check(config(shaping=ShapingConfig(0.4, 2000, 0.0, 0.5, 3, 0.3)))
+    with pytest.raises(ConfigError, match=r"overlong\.buffer_tokens must be 1 to 1000"):
+        config(shaping=Shaping(Overlong(2000, 0.4)))
+
+
+def test_a_judge_in_place_of_exact_match():
+    class Judge:
+        async def ask(self, rubric, material):
+            self.asked = dict(material)
+            return Judgement(1.0, {"right": 1.0}, 3, ())
+
+    settings = JudgeSettings(url="http://x/v1", model="judge")
+    cfg = dataclasses.replace(config(min_answers=1), reward=Judged(judge=settings), shaping=Shaping(Overlong(100, 0.4)))
+    judge = Judge()
+
+    def judged(*turns):
+        attempt = search.SearchAttempt(TASK, cfg, Found([]), judge)
+        transcript = Transcript("", turns, action_tokens=(10,) * len(turns))
+        return asyncio.run(attempt.verify(transcript))
+
+    found = judged(("<answer> the bard of Avon </answer>", ""))
+    assert found.reward == 1.0 and found.components["judged"] == 1.0 and found.components["em"] == 0.0
+    assert judge.asked == {"question": TASK.prompt, "reference": "\n".join(TASK.answers), "answer": "the bard of Avon"}
+    del judge.asked
+    assert judged(("I give up.", "")).reward == 0.0 and not hasattr(judge, "asked")
 
 
 def test_what_was_only_read_is_no_answer():
@@ -175,9 +200,9 @@ def test_what_was_only_read_is_no_answer():
 
 def test_a_reward_that_can_only_be_zero_is_refused():
     with pytest.raises(ConfigError, match="min_answers=2"):
-        search.check(config(prompt="plain", min_answers=2))
-    search.check(config(prompt="plain", min_answers=1))
-    search.check(config(prompt="search_r1", min_answers=2))
+        config(prompt="plain", min_answers=2)
+    config(prompt="plain", min_answers=1)
+    config(prompt="search_r1", min_answers=2)
 
 
 def test_a_step_is_either_observation_or_end():

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxagent.config import RewardConfig, ShapingConfig
-from jaxagent.envs.search_rewards import extract_answer, retrieval_hit, score, well_formed
+from jaxagent.envs.search.rewards import ExactMatch, ExactMatchAndFormat, extract_answer, retrieval_hit, well_formed
 from jaxagent.rewards.text import exact_match, normalize_answer, sub_exact_match
+from jaxagent.rewards.view import View
+from jaxagent.types import Task
 
 VECTORS = Path(__file__).resolve().parents[2].parent / "shared/data/reference-vectors"
 MARK = "<|im_start|>assistant"
@@ -24,8 +25,12 @@ def vectors(name: str) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def config(profile="em_format", s=0.2, f=0.1, r=0.0, min_answers=2) -> RewardConfig:
-    return RewardConfig(profile, s, f, r, min_answers, ShapingConfig(0.0, 12, 0.0, 0.5, 3, 0.3))
+def config(profile="em_format", s=0.2, f=0.1, r=0.0, min_answers=2) -> ExactMatch:
+    return ExactMatch(min_answers) if profile == "em" else ExactMatchAndFormat(min_answers, s, f, r)
+
+
+def score(reward: ExactMatch, text: str, response: str, answers: list[str]) -> dict[str, float]:
+    return reward(View(Task("t", "", tuple(answers)), ((response, ""),), prompt=text.removesuffix(response)))
 
 
 def test_normalize_answer_equals_the_published_function():

@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxagent.envs import python, search, search_rewards, tags
-from jaxagent.envs.terminal_tasks import dialogue, replies
+from jaxagent.envs import tags
+from jaxagent.envs.python import formats
+from jaxagent.envs.search import environment as search
+from jaxagent.envs.search import rewards as search_rewards
+from jaxagent.envs.terminal import dialogue, replies
 from jaxagent.rewards import format as format_reward
 from jaxagent.rewards import maths
 
@@ -20,10 +23,10 @@ MARKS = {
     "tool_call": (replies._CALL, r"<tool_call>(.*?)</tool_call>"),
     "function": (replies._FUNCTION, r"<function=[\w-]+>(.*?)</function>"),
     "parameter": (replies._PARAMETER, r"<parameter=command>(.*?)</parameter>"),
-    "py": (python._PROGRAM["plain"], r"<py>(.*?)</py>"),
-    "fence": (python._PROGRAM["fenced"], r"```(?:python|py)[ \t]*\n(.*?)```"),
+    "py": (formats.PROGRAM["plain"], r"<py>(.*?)</py>"),
+    "fence": (formats.PROGRAM["fenced"], r"```(?:python|py)[ \t]*\n(.*?)```"),
     "python": (
-        python._PROGRAM["qwen3_xml"],
+        formats.PROGRAM["qwen3_xml"],
         r"<tool_call>\s*<function=python>\s*<parameter=code>(.*?)</parameter>\s*</function>\s*</tool_call>",
     ),
     "answer": (search_rewards.ANSWER, r"<answer>(.*?)</answer>"),
@@ -53,8 +56,8 @@ def readers():
     for style in ("plain", "endless", "qwen3_xml"):
         yield f"terminal {style}", lambda text, style=style: replies.parse(style, text)
     for style in ("plain", "fenced", "qwen3_xml"):
-        yield f"program {style}", lambda text, style=style: python.find_program(style, text)
-        yield f"answer {style}", lambda text, style=style: python.find_answer(style, text)
+        yield f"program {style}", lambda text, style=style: formats.find_program(style, text)
+        yield f"answer {style}", lambda text, style=style: formats.find_answer(style, text)
     yield "search", search.parse_action
     yield "search answer", lambda text: search_rewards.extract_answer(text, 1)
     yield "search documents", lambda text: search_rewards.retrieval_hit(text, ["fig"])
@@ -111,4 +114,4 @@ def test_what_is_behind_a_million_characters_is_not_read(style):
     assert replies.parse(style, dialogue.done(style) + long).done
     assert not replies.parse(style, long + dialogue.done(style)).done
     assert search.parse_action(long + "<answer>a</answer>") is None
-    assert python.find_answer("fenced", long + r"\boxed{1}") is None
+    assert formats.find_answer("fenced", long + r"\boxed{1}") is None

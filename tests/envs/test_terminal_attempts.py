@@ -1,5 +1,6 @@
 """Attempts at terminal tasks in real sandboxes, by scripted policies: how they are answered, end and are judged."""
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -13,11 +14,12 @@ from configs import echo, endless_terminals
 from jaxagent import config as schema
 from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.envs.base import Transcript
-from jaxagent.envs.terminal import TerminalEnvironment, clean, shown
-from jaxagent.envs.terminal_tasks import dialogue
-from jaxagent.envs.terminal_tasks.verify import VerifierError
-from jaxagent.families.terminal import TerminalFamily
+from jaxagent.envs.base import Opening, Transcript
+from jaxagent.envs.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes
+from jaxagent.envs.terminal import dialogue
+from jaxagent.envs.terminal.environment import TerminalAttempt, own_image, shown
+from jaxagent.envs.terminal.verify import VerifierError
+from jaxagent.envs.terminal_text import clean
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.templates import Plain
 from jaxagent.rollout.workers import Workers
@@ -56,36 +58,41 @@ def make_config(recipe="laptop", **terminal):
     module, preset = RECIPES[recipe]
     raw = module.get_config(preset)
     raw.env.max_turns = terminal.pop("max_turns", 3)
-    raw.env.terminal.sandbox.warm = 2
-    raw.env.terminal.update(terminal)
+    raw.env.sandbox.warm = 2
+    raw.env.update(terminal)
     return schema.parse(raw)
 
 
 @pytest.fixture(scope="module")
 def opened():
-    """A family whose sandboxes are open, and the loop on which they are."""
+    """Sandboxes that are open, and the loop on which they are."""
     with Workers(4) as workers:
-        family = TerminalFamily(make_config())
+        sandboxes = Sandboxes(make_config().env.sandbox, "env.sandbox")
         try:
             try:
-                family.open(None, [task()], workers, lambda line: None)
+                workers.run(sandboxes.open(), OPEN_TIMEOUT_S)
             except ConfigError as failure:
                 pytest.skip(str(failure))
-            yield family, workers
+            yield sandboxes, workers
         finally:
-            family.close(workers)
+            workers.run(sandboxes.close(), CLOSE_TIMEOUT_S)
+
+
+def taken_from(sandboxes):
+    """What gives an attempt its sandbox."""
+    return lambda of: sandboxes.take(own_image(of))
 
 
 @pytest.fixture
 def attempt(opened):
     """Plays actions until the attempt ends, then verifies it; returns (steps, verdict or exception, environment)."""
-    family, workers = opened
+    sandboxes, workers = opened
 
-    def play(*actions, of=None, ended=None, then=None, by=family, **changes):
+    def play(*actions, of=None, ended=None, then=None, by=None, **changes):
         cfg = make_config(**changes)
 
         async def run():
-            environment = TerminalEnvironment(of or task(), cfg.env, by.take)
+            environment = TerminalAttempt(of or task(), cfg.env, by or taken_from(sandboxes))
             try:
                 await environment.start()
                 steps = [await environment.step(action) for action in actions]
@@ -154,7 +161,7 @@ def test_the_time_limit_gives_0_without_verification(attempt):
 @pytest.fixture(params=["endless", "echo"])
 def published(request, attempt):
     """Attempts by a published recipe's own settings: its format, limits and rules; and how it writes things."""
-    tools = make_config(request.param).env.terminal.tools
+    tools = make_config(request.param).env.tools
     assert tools == {"endless": "endless", "echo": "qwen3_xml"}[request.param]
 
     def play(*actions, **changes):
@@ -291,11 +298,12 @@ def test_kinds_of_what_the_harness_says(attempt):
 
 def test_settings_that_cannot_work_are_refused():
     raw = endless_terminals.get_config()
-    raw.env.terminal.agent_timeout_s = 500.0
+    raw.env.agent_timeout_s = 500.0
     with pytest.raises(ConfigError, match="agent_timeout_s=500 must be less than"):
-        TerminalFamily(schema.parse(raw))
-    with pytest.raises(ConfigError, match="no 'terminal' object"):
-        TerminalFamily(make_config()).open(None, [Task("q", "Who?", ("me",))], None, print)
+        schema.parse(raw)
+    here = Opening(None, [Task("q", "Who?", ("me",))], None, print)
+    with pytest.raises(ConfigError, match="no 'terminal' object"), make_config().env.open(here):
+        pass
 
 
 def harbor(folder):
@@ -320,8 +328,8 @@ def harbor(folder):
 @pytest.fixture
 def layered(opened, tmp_path):
     """A Harbor task whose image is a layer that is there."""
-    family, _ = opened
-    if not family._sandboxes._backend.name.startswith("namespaces"):
+    sandboxes, _ = opened
+    if not sandboxes._backend.name.startswith("namespaces"):
         pytest.skip("the back end that works here has no layers")
     layers = tmp_path / "layers"
     (layers / "copy/srv").mkdir(parents=True)
@@ -329,12 +337,12 @@ def layered(opened, tmp_path):
     for path in [tmp_path, *tmp_path.parents]:  # the sandboxes' user must reach the layer
         if path.stat().st_uid == os.getuid() and path != Path("/"):
             path.chmod(path.stat().st_mode | 0o011)
-    config = family._sandboxes._config
-    family._sandboxes._config = dataclasses.replace(config, layers=str(layers))
+    config = sandboxes._config
+    sandboxes._config = dataclasses.replace(config, layers=str(layers))
     try:
         yield harbor(tmp_path)
     finally:
-        family._sandboxes._config = config
+        sandboxes._config = config
 
 
 def test_a_task_with_an_image_that_is_not_there(attempt, tmp_path):
@@ -390,22 +398,22 @@ def test_a_test_of_the_hosts_files_is_refused(attempt, layered, tmp_path):
 
 def test_images_are_built(opened, attempt, tmp_path):
     """A Dockerfile's layers are what the attempt starts from; one that cannot be built is a named failure."""
-    family, workers = opened
-    if not family._sandboxes._backend.name.startswith("namespaces"):
+    sandboxes, workers = opened
+    if not sandboxes._backend.name.startswith("namespaces"):
         pytest.skip("the back end that works here has no layers")
     of = harbor(tmp_path)
     dockerfile = tmp_path / "copy/environment/Dockerfile"
     dockerfile.write_text("FROM base\nENV WORD='from the image'\nWORKDIR /srv\nRUN echo $WORD > given; ls /root\n")
     folder = Path(tempfile.mkdtemp(prefix="jaxagent-test-images-"))  # pytest's own is closed to the sandboxes' user
-    config = make_config(solved_reward=0.5)
-    sandbox = dataclasses.replace(config.env.terminal.sandbox, images=str(folder), bases=("base=host",))
-    terminal = dataclasses.replace(config.env.terminal, sandbox=sandbox)
-    config = dataclasses.replace(config, env=dataclasses.replace(config.env, terminal=terminal))
-    second, lines = TerminalFamily(config), []
+    env, lines = make_config(solved_reward=0.5).env, []
+    sandbox = dataclasses.replace(env.sandbox, images=str(folder), bases=("base=host",))
+    env = dataclasses.replace(env, sandbox=sandbox)
     place = str(harbor_copy(tmp_path, "broken", "RUN false"))
     broken = Task("broken", "x", (), "harbor", {"terminal": {"folder": place}})
-    try:
-        second.open(None, [of, broken, task()], workers, lines.append)
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder)
+        begin = stack.enter_context(env.open(Opening(None, [of, broken, task()], workers.run, lines.append)))
+        second = begin(task())._take
         assert lines[-1].startswith("images of 2 tasks: 1 built, 0 found, 1 failed\n  image broken: step 1 (RUN false)")
         said = (cmd("pwd; id -u; cat given"), cmd("mkdir -p /home/user; cp /srv/given /home/user/taken"), "<done>")
         steps, verdict, _ = attempt(*said, of=of, by=second, solved_reward=0.5)
@@ -413,9 +421,6 @@ def test_images_are_built(opened, attempt, tmp_path):
         assert verdict.reward == 0.75 and verdict.components == {"solved": 1.0}
         with pytest.raises(SandboxError, match=r"broken: image broken: step 1 \(RUN false\) ended with status 1"):
             attempt("<done>", of=broken, by=second)
-    finally:
-        second.close(workers)
-        shutil.rmtree(folder)
 
 
 def harbor_copy(folder, name, line):
@@ -427,14 +432,14 @@ def harbor_copy(folder, name, line):
 
 def test_a_whole_rollout(opened):
     """Through MultiTurn: tokens, kinds, and the four ways in which an episode can end without an answer."""
-    family, workers = opened
+    sandboxes, workers = opened
     tokenizer = Tokenizer.train(["Rename the file a to b. mv a b sleep 60"] * 20, 400, dialogue.TAGS["plain"])
 
     def play(*moves, of=None, **changes):
         cfg = make_config(**changes)
         policy = ScriptedPolicy(tokenizer, lambda task_id, sample: moves)
         rollout = MultiTurn(
-            make_environment=lambda t: TerminalEnvironment(t, cfg.env, family.take),
+            begin=lambda t: TerminalAttempt(t, cfg.env, taken_from(sandboxes)),
             policy=policy,
             tokenizer=tokenizer,
             template=Plain(),

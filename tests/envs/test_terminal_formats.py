@@ -5,8 +5,8 @@ import pathlib
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.envs.terminal_tasks import endless, folders, rows
-from jaxagent.envs.terminal_tasks.task import Limits, inline
+from jaxagent.envs.terminal import endless, folders, rows
+from jaxagent.envs.terminal.task import Limits, inline
 from jaxagent.types import Task
 from tests.envs import terminal_folders as made
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxagent.envs.terminal_tasks import endless
-from jaxagent.envs.terminal_tasks.verify import Result, VerifierError, reward_of_summary
+from jaxagent.envs.terminal import endless
+from jaxagent.envs.terminal.verify import Result, VerifierError, reward_of_summary
 from jaxagent.sandbox.base import FileError
 from tests.envs.test_terminal_attempts import attempt, cmd, harbor, layered, opened, task
 
@@ -155,8 +155,8 @@ except AssertionError:
 @pytest.fixture
 def with_pytest(opened):
     """Sandboxes whose /opt/bin has a pytest that is found first, as an image with a virtual environment has it."""
-    family, _ = opened
-    if not family._sandboxes._backend.name.startswith("namespaces"):
+    sandboxes, _ = opened
+    if not sandboxes._backend.name.startswith("namespaces"):
         pytest.skip("the back end that works here has no layers")
     top = Path(tempfile.mkdtemp(prefix="jaxagent-test-images-"))  # pytest's own is closed to the sandboxes' user
     top.chmod(0o711)
@@ -168,12 +168,12 @@ def with_pytest(opened):
     of = harbor(top)
     folder = top / "copy"
     (folder / "test_final_state.py").write_text("def test_state():\n    assert open('/home/user/n').read() == '7\\n'\n")
-    config = family._sandboxes._config
-    family._sandboxes._config = dataclasses.replace(config, layers=str(layers))
+    config = sandboxes._config
+    sandboxes._config = dataclasses.replace(config, layers=str(layers))
     try:
         yield of, endless._pytest(folder / "test_final_state.py", endless.FINAL_TEST)
     finally:
-        family._sandboxes._config = config
+        sandboxes._config = config
         shutil.rmtree(top)
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxagent.envs.terminal_tasks import dialogue
-from jaxagent.envs.terminal_tasks.replies import Reply, parse
+from jaxagent.envs.terminal import dialogue
+from jaxagent.envs.terminal.replies import Reply, parse
 
 STYLES = ("plain", "endless", "qwen3_xml")
 COMMAND = "printf '%s\\n' '</x>' > \"a b\""

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxagent.envs.terminal_tasks import dialogue
-from jaxagent.envs.terminal_tasks.verify import Result, reward_of_files, reward_of_status, reward_of_summary
+from jaxagent.envs.terminal import dialogue
+from jaxagent.envs.terminal.verify import Result, reward_of_files, reward_of_status, reward_of_summary
 
 
 @pytest.mark.parametrize(

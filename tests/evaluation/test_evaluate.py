@@ -12,10 +12,10 @@ from configs import search_r1
 from jaxagent import evaluate
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Verdict
-from jaxagent.envs.search import SearchEnvironment
+from jaxagent.envs.search.environment import SearchAttempt
 from jaxagent.observe import jsonl
+from jaxagent.rollout.pass_at_k import pass_at_k
 from jaxagent.runs.evaluation import policy
-from jaxagent.runs.evaluation.pass_at_k import pass_at_k
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests/models/golden/qwen3-tied"  # of another shape
@@ -68,7 +68,7 @@ def test_greedy_attempts_are_the_runs_own_last_evaluation(finished, tmp_path, ca
 
 
 def test_only_missing_attempts_are_played(finished, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(SearchEnvironment, "verify", by_length)
+    monkeypatch.setattr(SearchAttempt, "verify", by_length)
     whole, half = tmp_path / "whole", tmp_path / "half"
     assert evaluate.main(command(finished, *SAMPLED, f"--out={whole}")) == 0
     first, table = said(capsys), results(whole)
@@ -139,11 +139,11 @@ def test_no_run(tmp_path, capsys):
 
 def test_a_config_of_another_version_names_all_that_it_lacks(tmp_path, capsys):
     stored = search_r1.get_config().to_dict()
-    del stored["env"]["max_failed_steps"], stored["env"]["python"]["system"], stored["checkpoint"]
+    del stored["engine"]["slots"], stored["data"]["eval_source"], stored["checkpoint"]
     (tmp_path / "config.json").write_text(json.dumps(stored))
     assert evaluate.main(command(tmp_path)) == 2
     error = capsys.readouterr().err
-    assert all(f"config.{name}" in error for name in ("env.max_failed_steps", "env.python.system", "checkpoint"))
+    assert all(f"config.{name}" in error for name in ("engine.slots", "data.eval_source", "checkpoint"))
     assert error.startswith(f"error: {tmp_path / 'config.json'} was written by another version")
     assert error.count("\n") == 1 and "--config=FILE" in error
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from jaxagent.runs.evaluation.pass_at_k import BOOTSTRAP_SEED, bootstrap_interval, estimate, pass_at_k, wilson_interval
+from jaxagent.rollout.pass_at_k import BOOTSTRAP_SEED, bootstrap_interval, estimate, pass_at_k, wilson_interval
 
 
 @pytest.mark.parametrize("n", range(1, 8))

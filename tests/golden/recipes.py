@@ -30,24 +30,23 @@ ARRIVAL = re.compile(
 )
 
 # Enough of a warm start that the policy searches, runs commands and is rewarded for form: losses and gradients that
-# are all zero would compare nothing. (Predicted observations see to that in
-# the terminal and in Python.)
+# are all zero would compare nothing. (Predicted observations see to that in the terminal and in Python.)
 _COMMON = (
     "--config.numerics=exact --config.seed=0 --config.checkpoint.every=0 --config.rl.tasks_per_step=4 "
     "--config.rl.steps=3 --config.env.episode_timeout_s=300 --config.engine.request_timeout_s=300"
 )
 _SEARCH = (
     f"{_COMMON} --config.warm_start.max_steps=80 --config.warm_start.curriculum_steps=20 "
-    "--config.warm_start.gate_every=40 --config.warm_start.batch_sequences=8 --config.env.reward.profile=em_format "
+    "--config.warm_start.gate_every=40 --config.warm_start.batch_sequences=8 --config.env.reward=em_format "
     "--config.env.turn_tokens=12"
 )
 _TERMINAL = (
-    f"{tiny_run.TERMINAL_FLAGS} {_COMMON} --config.env.terminal.sandbox.unsafe=true --config.warm_start.max_steps=60 "
-    "--config.env.terminal.command_timeout_s=100 --config.env.terminal.agent_timeout_s=200"
+    f"{tiny_run.TERMINAL_FLAGS} {_COMMON} --config.env.sandbox.unsafe=true --config.warm_start.max_steps=60 "
+    "--config.env.command_timeout_s=100 --config.env.agent_timeout_s=200"
 )
 _PYTHON = (
-    f"{tiny_run.PYTHON_FLAGS} {_COMMON} --config.env.python.sandbox.unsafe=true --config.warm_start.max_steps=60 "
-    "--config.env.python.run_timeout_s=50 --config.env.python.judge_timeout_s=50"
+    f"{tiny_run.PYTHON_FLAGS} {_COMMON} --config.env.sandbox.unsafe=true --config.warm_start.max_steps=60 "
+    "--config.env.run_timeout_s=50 --config.env.judge_timeout_s=50"
 )
 
 

@@ -289,3 +289,13 @@ def test_weights_left_on_the_host_are_refused_and_not_moved_at_every_update(
     state, update = build(spec, one, make_params(one))
     with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device transfer"):
         update(state.replace(params=jax.device_get(state.params)), batches)
+
+
+def test_a_profile_reads_like_the_code(spec, make_params, make_packer, make_streams, one):
+    (batch, *_) = make_packer(micro_rows=2, longest_targets=20).pack(make_streams(2))
+    with jax.set_mesh(one):
+        lowered = jax.jit(side_loss(spec, "policy")).lower(make_params(one), shard(batch, one))
+    text = lowered.as_text(debug_info=True)
+    scopes = ("embed", "attention/norm", "attention/rope", "attention/attend_dense", "mlp", "token_scores", "head")
+    for scope in (*scopes, "policy_loss/ppo_clip"):
+        assert f"/{scope}/" in text or f'"{scope}/' in text, scope  # the second in the body of a loop

@@ -15,20 +15,20 @@ def _run(terminal: bool, log_every_s: float = 0.0) -> str:
     console = Console(file=out, force_terminal=terminal, width=300)
     with Progress(console, log_every_s) as progress:
         progress.stage("rl", total=3)
-        progress.update(1, {"reward/em": 0.25, "unknown": 5.0})
-        progress.update(2, {"reward/em": 0.5, "eval/em": 0.75})
+        progress.update(1, {"reward/mean": 0.25, "unknown": 5.0})
+        progress.update(2, {"reward/mean": 0.5, "reward/em": 0.25, "eval/em": 0.75, "eval/em_hard": 0.5})
         progress.note("saved")
-        progress.update(3, {"reward/em": 1})
+        progress.update(3, {"reward/mean": 1})
     return out.getvalue()
 
 
 def test_plain_lines_in_a_file():
     lines = _run(terminal=False).splitlines()
     assert lines[0] == "rl: 3 steps"
-    assert lines[1].startswith("rl 1/3  reward/em 0.25")
-    assert "eval/em 0.75" in lines[2]
+    assert lines[1].startswith("rl 1/3  reward/mean 0.25")
+    assert "reward/em 0.25  eval/em 0.75  eval/em_hard 0.5  reward/mean 0.5" in lines[2]
     assert lines[3] == "saved"
-    assert lines[4].startswith("rl 3/3  reward/em 1") and lines[4].endswith("left 0:00")
+    assert lines[4].startswith("rl 3/3  reward/mean 1") and lines[4].endswith("left 0:00")
     assert "\x1b" not in "".join(lines)
 
 
@@ -63,7 +63,7 @@ def test_failures_are_shown_once_there_are_some_and_nothing_measured_is_a_dash()
 
 def test_a_terminal_gets_a_table_and_a_bar():
     shown = _run(terminal=True)
-    assert "reward/em" in shown and "3/3" in shown and "█" in shown
+    assert "reward/mean" in shown and "3/3" in shown and "█" in shown
 
 
 @pytest.mark.parametrize(

@@ -185,13 +185,13 @@ def test_a_running_run_shows_what_it_has_measured(tmp_path):
         tmp_path / METRICS_FILE,
         {"stage": "rl", "step": 0, "eval/em": 0.25, "eval/n": 4.0, "eval/em/one_hop/x": 1.0},
         old | {"step": 1},
-        old | {"step": 2, "eval/em": 0.75, "eval/solved": None, "eval/n": 4.0, "eval/failed": 1.0},
+        old | {"step": 2, "eval/em": 0.75, "eval/em_two_hop": None, "eval/n": 4.0, "eval/failed": 1.0},
     )
     found = report.so_far(list(jsonl.read(tmp_path / METRICS_FILE)))
     assert found["failed_episodes"] == {"rl": 4, "rl.eval": 1}
     assert found["eval/em_before_rl"] == 0.25 and found["eval/em_after_rl"] == 0.75 and found["eval/n"] == 4.0
     text = report.write_report(tmp_path, {"first_failure": "no <server>"}).read_text()
-    assert "+0.500" in text and "held-out solved, greedy <span" in text and "nothing was measured" in text
+    assert "+0.500" in text and "held-out em, two hop <span" in text and "nothing was measured" in text
     assert "rl 4, rl.eval 1" in text and "no &lt;server&gt;" in text
     assert ">None<" not in text
 
@@ -214,7 +214,7 @@ def test_axes_have_names():
 
 def test_an_empty_or_killed_run_has_a_page_too(tmp_path):
     assert report.write_report(tmp_path).exists()
-    (tmp_path / METRICS_FILE).write_bytes(b'{"stage":"rl","step":1,"reward/em":0.5}\n{"sta')
+    (tmp_path / METRICS_FILE).write_bytes(b'{"stage":"rl","step":1,"reward/mean":0.5}\n{"sta')
     assert "Training reward" in report.write_report(tmp_path).read_text()
 
 

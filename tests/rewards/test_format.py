@@ -6,10 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxagent.envs.search_rewards import MOVES
-from jaxagent.rewards.format import THINK_ANSWER, follows, format_match
-from jaxagent.rewards.view import View
-from jaxagent.types import Task
+from jaxagent.envs.search.rewards import MOVES
+from jaxagent.rewards.format import follows
+
+THINK_ANSWER = {
+    ("start", "<think>"): "in_think",
+    ("in_think", "</think>"): "after_think",
+    ("after_think", "<answer>"): "in_answer",
+    ("in_answer", "</answer>"): "end",
+}
 
 
 @pytest.mark.parametrize(
@@ -31,8 +36,6 @@ from jaxagent.types import Task
 )
 def test_thinking_then_an_answer(response, good):
     assert follows(THINK_ANSWER, response) is good
-    half = len(response) // 2  # observations count too
-    assert format_match(View(Task("t", "", ()), ((response[:half], response[half:]),)), THINK_ANSWER) == float(good)
 
 
 def test_of_two_tags_that_fit_the_longer_one_is_read():

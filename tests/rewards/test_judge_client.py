@@ -12,12 +12,12 @@ from aiohttp import web
 
 from jaxagent.config import ConfigError
 from jaxagent.rewards import chat_client
-from jaxagent.rewards.judge import Item, JudgeError, Rubric
-from jaxagent.rewards.judge_client import HttpJudge, JudgeSettings
+from jaxagent.rewards.judge import Item, JudgeError, JudgeSettings, Rubric
+from jaxagent.rewards.judge_client import HttpJudge
 
 RUBRIC = Rubric((Item("correct", "Is it right?"),), low=0, high=10)
 SETTINGS = JudgeSettings(
-    url="http://localhost", model="judge-1", api_key="", calls=3, quorum=2, how="mean", temperature=0.5, max_tokens=64,
+    url="http://localhost", model="judge-1", calls=3, quorum=2, how="mean", temperature=0.5, max_tokens=64,
     max_chars=1000, timeout_s=5.0, retries=1, deadline_s=20.0,
 )  # fmt: skip
 
@@ -75,8 +75,10 @@ def good(body, score=10) -> str:
     return json.dumps({"nonce": nonce, "reason": "r", "scores": {"correct": score}})
 
 
-def test_an_ensemble_asks_n_times_with_fresh_nonces_and_averages():
-    judgement, bodies, headers = ask(lambda i, body: good(body, [10, 4, 4][body["seed"]]), api_key="secret")
+def test_an_ensemble_asks_n_times_with_fresh_nonces_and_averages(tmp_path):
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    judgement, bodies, headers = ask(lambda i, body: good(body, [10, 4, 4][body["seed"]]), token_file=str(token))
     assert judgement.score == pytest.approx(0.6) and judgement.valid == 3 and judgement.failures == ()
     assert sorted(body["seed"] for body in bodies) == [0, 1, 2]
     assert len({json.loads(good(body))["nonce"] for body in bodies}) == 3
@@ -211,7 +213,7 @@ def test_nobody_listens():
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("changes", [{"quorum": 0}, {"quorum": 4}, {"how": "median"}, {"url": "localhost:8000"}])
+@pytest.mark.parametrize("changes", [{"quorum": 0}, {"quorum": 4}, {"url": "localhost:8000"}])
 def test_senseless_settings_are_the_users_error(changes):
     with pytest.raises(ConfigError, match=f"{next(iter(changes))}="):
         dataclasses.replace(SETTINGS, **({"url": "http://x/v1"} | changes))

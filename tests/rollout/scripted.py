@@ -31,7 +31,7 @@ class ScriptedPolicy:
         self.sessions.append(session)
         return session
 
-    async def generate(self, session, new_tokens, max_tokens, sampling, turn, deadline_s):
+    async def generate(self, session, new_tokens, max_tokens, sampling, turn, deadline_s, *, stop_strings):
         assert not session.closed and turn == session.turns and len(new_tokens)
         self.calls.append((list(new_tokens), max_tokens, sampling, turn))
         await asyncio.sleep(0)

@@ -11,19 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs import search_r1
-from jaxagent import config as schema
-from jaxagent.config import ConfigError
+from jaxagent.config import ConfigError, SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import automaton
+from jaxagent.envs import Python, Search, Terminal
 from jaxagent.envs.base import Message, Observation, Verdict
-from jaxagent.envs.python import PythonEnvironment
-from jaxagent.envs.retriever.base import Passage
-from jaxagent.envs.search import INVALID_ACTION, SearchEnvironment
-from jaxagent.envs.terminal import TerminalEnvironment, messages
-from jaxagent.families.python import PythonFamily
-from jaxagent.families.search import SearchFamily
-from jaxagent.families.terminal import TerminalFamily
+from jaxagent.envs.python.environment import PythonAttempt
+from jaxagent.envs.search.environment import INVALID_ACTION, SearchAttempt
+from jaxagent.envs.search.retriever.base import Passage
+from jaxagent.envs.search.rewards import ExactMatch
+from jaxagent.envs.terminal.environment import TerminalAttempt
 from jaxagent.rollout import demonstrations
 from jaxagent.rollout.conversation import Conversation
 from jaxagent.rollout.multi_turn import MultiTurn
@@ -105,19 +102,19 @@ class Sandbox:
         pass
 
 
-class Terminal(TerminalEnvironment):
+class TerminalHere(TerminalAttempt):
     """Without what a task needs of a real machine."""
 
     def __init__(self, config):
         limits = types.SimpleNamespace(agent_timeout_s=60.0)
-        self._config, self._turns_left, self._ends_at = config.terminal, config.max_turns, float("inf")
+        self._config, self._turns_left, self._ends_at = config, config.max_turns, float("inf")
         self._task, self._sandbox = types.SimpleNamespace(limits=limits), Sandbox()
         self.counters = dict.fromkeys(
             ("commands", "failed_commands", "timed_out_commands", "invalid_actions", "warnings"), 0.0
         )
 
     async def start(self):
-        return messages(self._config.tools, "Tidy up.")
+        return self._config.messages("Tidy up.")
 
     async def verify(self, transcript):
         return Verdict(0.0)
@@ -128,24 +125,20 @@ async def sandbox():
 
 
 def make(name: str):
-    """(family, makes an environment, config) of a format."""
-    raw = search_r1.laptop()
-    raw.env.name, _, style = name.partition("/")
-    raw.env.update(max_turns=4, turn_tokens=2000, observation_tokens=14, context_tokens=8000)
-    raw.env.update(episode_timeout_s=300.0)
-    if raw.env.name == "search":
-        raw.env.prompt = style
-        cfg = schema.parse(raw)
-        return SearchFamily(cfg), lambda task: SearchEnvironment(task, cfg.env, Retriever()), cfg
-    if raw.env.name == "terminal":
-        raw.env.terminal.tools = style
-        cfg = schema.parse(raw)
-        return TerminalFamily(cfg), lambda task: Terminal(cfg.env), cfg
-    raw.env.python.format = style
-    cfg = schema.parse(raw)
-    return PythonFamily(cfg), lambda task: PythonEnvironment(task, cfg.env, sandbox), cfg
+    """(environment, begins an attempt) of a format."""
+    which, _, style = name.partition("/")
+    limits = dict(max_turns=4, turn_tokens=2000, observation_tokens=14, context_tokens=8000, episode_timeout_s=300.0)
+    if which == "search":
+        env = Search(prompt=style, reward=ExactMatch(min_answers=1), **limits)
+        return env, lambda task: SearchAttempt(task, env, Retriever())
+    if which == "terminal":
+        env = Terminal(tools=style, **limits)
+        return env, lambda task: TerminalHere(env)
+    env = Python(format=style, judge="answer", output_chars=200, traceback="message", **limits)
+    return env, lambda task: PythonAttempt(task, env, sandbox)
 
 
+SAMPLING = SamplingConfig(1.0, 1.0, 0, 0.0)
 FORMATS = [
     "search/plain", "search/search_r1", "search/chat", "python/plain", "python/fenced", "python/qwen3_xml",
     "terminal/plain", "terminal/endless", "terminal/qwen3_xml",
@@ -194,7 +187,7 @@ class Forced:
     async def open(self, task_id, sample, group_size, domain):
         self.at = 0
 
-    async def generate(self, session, new_tokens, max_tokens, sampling, turn, deadline_s):
+    async def generate(self, session, new_tokens, max_tokens, sampling, turn, deadline_s, *, stop_strings):
         assert self.at == len(self.tokens) or list(new_tokens) == self.tokens[self.at : self.at + len(new_tokens)]
         self.at = min(self.at + len(new_tokens), len(self.tokens))
         rest = self.tokens[self.at :]
@@ -218,18 +211,18 @@ class Forced:
 @settings(max_examples=12, deadline=None)
 @given(actions=st.lists(action, min_size=1, max_size=4))
 def test_a_demonstration_is_a_rollout(name, template, actions):
-    family, environment, cfg = make(name)
+    environment, begin = make(name)
     tokenizer = make_tokenizer(template)
     chat = open_template(tokenizer, template != "plain", DATE)
     task = Task("t", "Tidy up.", ("4",))
     prompt = task.prompt
-    turns = asyncio.run(converse(environment(task), actions, TEMPLATES[template][1], family.stop_strings))
-    new = Conversation(tokenizer, chat, cfg.env.observation_tokens)
-    shown = demonstrations.trajectory({"prompt": prompt, "turns": turns}, new, family)
+    turns = asyncio.run(converse(begin(task), actions, TEMPLATES[template][1], environment.stop_strings))
+    new = Conversation(tokenizer, chat, environment.observation_tokens)
+    shown = demonstrations.trajectory({"prompt": prompt, "turns": turns}, new, environment)
 
-    stops = automaton.build(family.stop_strings, tokenizer.token_bytes(), tokenizer.vocab_size)
+    stops = automaton.build(environment.stop_strings, tokenizer.token_bytes(), tokenizer.vocab_size)
     policy = Forced(shown.tokens, stops, tokenizer.eos_ids)
-    rollout = MultiTurn(environment, policy, tokenizer, chat, cfg.env, cfg.rl.sampling, 60.0)
+    rollout = MultiTurn(begin, policy, tokenizer, chat, environment, SAMPLING, 60.0)
     episode = asyncio.run(rollout(task, 0))
     assert episode.error == ""
     (played,) = episode.trajectories
@@ -240,15 +233,15 @@ def test_a_demonstration_is_a_rollout(name, template, actions):
 
 def test_a_whole_tool_conversation_is_the_templates_own_text():
     """Against the template applied to the whole conversation, in which every message has its end."""
-    family, *_ = make("python/fenced")
+    environment, *_ = make("python/fenced")
     tokenizer = make_tokenizer("smollm2")
     chat = open_template(tokenizer, True, DATE)
     row = {"prompt": "What is 6 times 7?", "turns": [
         {"action": "```python\nprint(6 * 7)\n```", "observation": "Output:\n42"},
         {"action": "The answer is \\boxed{42}.", "observation": ""},
     ]}  # fmt: skip
-    shown = demonstrations.trajectory(row, Conversation(tokenizer, chat, 50), family)
-    roles = [*family.prompt(row["prompt"])]
+    shown = demonstrations.trajectory(row, Conversation(tokenizer, chat, 50), environment)
+    roles = [*environment.messages(row["prompt"])]
     for turn in row["turns"]:
         roles.append(Message("assistant", turn["action"]))
         if turn["observation"]:
@@ -281,18 +274,20 @@ def test_a_demonstration_without_an_end_is_refused():
 
 
 def test_messages_are_taken_as_they_stand():
-    family, *_ = make("python/fenced")
+    environment, *_ = make("python/fenced")
     tokenizer = make_tokenizer("chatml")
     row = {"prompt": [{"role": "user", "content": "Hi"}], "turns": [{"action": "Ho", "observation": ""}]}
-    shown = demonstrations.trajectory(row, Conversation(tokenizer, open_template(tokenizer, True, DATE), 50), family)
+    shown = demonstrations.trajectory(
+        row, Conversation(tokenizer, open_template(tokenizer, True, DATE), 50), environment
+    )
     assert tokenizer.decode(shown.tokens) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHo<|im_end|>"
 
 
 def test_kinds_of_what_an_invalid_action_is_shown():
-    family, _, _ = make("search/chat")
-    warned = family.observation("I do not know.", INVALID_ACTION)
+    environment, _ = make("search/chat")
+    warned = environment.observation("I do not know.", INVALID_ACTION)
     assert warned == Observation(((INVALID_ACTION.strip(), TokenKind.WARNING),), "user")
-    assert family.observation("<search> x</search>", "\n\nx\n\n").parts == (("x", TokenKind.OBSERVATION),)
+    assert environment.observation("<search> x</search>", "\n\nx\n\n").parts == (("x", TokenKind.OBSERVATION),)
 
 
 @pytest.mark.parametrize("template", ["chatml", "qwen", "llama3", "smollm2"])

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from scripted import ScriptedPolicy
 
-from jaxagent.config import EnvConfig, RetrieverConfig, RewardConfig, SamplingConfig, ShapingConfig
-from jaxagent.envs.retriever.base import Passage
-from jaxagent.envs.retriever.bm25 import Bm25
-from jaxagent.envs.search import TOOL_PREFIXES, SearchEnvironment
+from jaxagent.config import SamplingConfig
+from jaxagent.envs.search.environment import TOOL_PREFIXES, Search, SearchAttempt
+from jaxagent.envs.search.retriever.backends import Bm25Config
+from jaxagent.envs.search.retriever.base import Passage
+from jaxagent.envs.search.retriever.bm25 import Bm25
+from jaxagent.envs.search.rewards import ExactMatch
 from jaxagent.rollout.forced import NEVER, ForcedTools
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.templates import Plain
@@ -18,10 +20,9 @@ from jaxagent.types import StopReason, Task, TokenKind
 
 TASK = Task("t1", "What is the calling code of Ghana?", ("233",))
 RETRIEVER = Bm25([Passage("0", "Ghana", "The calling code of Ghana is 233.")])
-CONFIG = EnvConfig(
-    "search", "plain", 3, False, 60, 300, 1000, 5.0, 3,
-    RewardConfig("em", 0.2, 0.1, 0.0, 1, ShapingConfig(0.0, 12, 0.0, 0.5, 3, 0.3)),
-    RetrieverConfig("bm25", "", "", "", 1, 1.0, 0), None, None,  # env.terminal, env.python
+CONFIG = Search(
+    prompt="plain", max_turns=3, turn_tokens=60, observation_tokens=300, context_tokens=1000, episode_timeout_s=5.0,
+    reward=ExactMatch(min_answers=1), retriever=Bm25Config(topk=1),
 )  # fmt: skip
 
 
@@ -39,7 +40,7 @@ class Scripted(ForcedTools):
 def play(tokenizer, script, forced, config=CONFIG):
     policy = ScriptedPolicy(tokenizer, lambda task, sample: script)
     rollout = MultiTurn(
-        lambda task: SearchEnvironment(task, config, RETRIEVER),
+        lambda task: SearchAttempt(task, config, RETRIEVER),
         policy, tokenizer, Plain(), config, SamplingConfig(1.0, 1.0, 0, 0.0), 2.0, forced=forced,
     )  # fmt: skip
     return asyncio.run(rollout(TASK, 2)), policy

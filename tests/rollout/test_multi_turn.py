@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 from scripted import ScriptedPolicy
 
-from jaxagent.config import EnvConfig, RetrieverConfig, RewardConfig, SamplingConfig, ShapingConfig
+from jaxagent.config import SamplingConfig
 from jaxagent.envs.base import Message, Observation, Step, Verdict
-from jaxagent.envs.retriever.base import Passage, RetrieverError, RetrieverTimeout
-from jaxagent.envs.retriever.bm25 import Bm25
-from jaxagent.envs.search import INVALID_ACTION, SearchEnvironment
-from jaxagent.envs.search_rewards import extract_answer
+from jaxagent.envs.search.environment import INVALID_ACTION, Search, SearchAttempt
+from jaxagent.envs.search.retriever.backends import Bm25Config
+from jaxagent.envs.search.retriever.base import Passage, RetrieverError, RetrieverTimeout
+from jaxagent.envs.search.retriever.bm25 import Bm25
+from jaxagent.envs.search.rewards import ExactMatch, extract_answer
 from jaxagent.rewards import text
 from jaxagent.rewards.composite import Composite, Part
-from jaxagent.rewards.length import linear_length
+from jaxagent.rewards.length import soft_overlong
 from jaxagent.rewards.view import View
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.templates import Plain
@@ -28,9 +29,8 @@ SEARCH, ANSWER = "<search> calling code Ghana</search>", "<answer> 233</answer>"
 SAMPLING = SamplingConfig(1.0, 1.0, 0, 0.0)
 
 
-def config(**changes) -> EnvConfig:
-    base = EnvConfig(
-        name="search",
+def config(**changes) -> Search:
+    base = Search(
         prompt="plain",
         max_turns=3,
         final_turn=False,
@@ -39,10 +39,8 @@ def config(**changes) -> EnvConfig:
         context_tokens=1000,
         episode_timeout_s=5.0,
         max_failed_steps=3,
-        reward=RewardConfig("em", 0.2, 0.1, 0.0, 1, ShapingConfig(0.0, 12, 0.0, 0.5, 3, 0.3)),
-        retriever=RetrieverConfig("bm25", "", "", "", 1, 1.0, 0),
-        terminal=None,  # a search environment does not read these
-        python=None,
+        reward=ExactMatch(min_answers=1),
+        retriever=Bm25Config(topk=1),
     )
     return dataclasses.replace(base, **changes)
 
@@ -50,7 +48,7 @@ def config(**changes) -> EnvConfig:
 def play(tokenizer, script, retriever=RETRIEVER, make=None, request_timeout_s=2.0, **changes):
     cfg = config(**changes)
     policy = ScriptedPolicy(tokenizer, lambda task, sample: script)
-    make = make or (lambda task: SearchEnvironment(task, cfg, retriever))
+    make = make or (lambda task: SearchAttempt(task, cfg, retriever))
     rollout = MultiTurn(make, policy, tokenizer, Plain(), cfg, SAMPLING, request_timeout_s)
     episode = asyncio.run(rollout(TASK, 2))
     assert all(session.closed for session in policy.sessions)
@@ -226,7 +224,7 @@ def test_cancellation_cleans_up_and_passes_through(trained):
 
 def test_overshoot_is_counted(trained):
     class Overshooting(ScriptedPolicy):
-        async def generate(self, *arguments):
+        async def generate(self, *arguments, **named):
             generation = await super().generate(*arguments)
             extra = self.tokenizer.encode("\n")
             tokens = generation.tokens.tolist() + extra
@@ -238,7 +236,7 @@ def test_overshoot_is_counted(trained):
 
     policy = Overshooting(trained, lambda task, sample: [ANSWER])
     cfg = config()
-    rollout = MultiTurn(lambda t: SearchEnvironment(t, cfg, RETRIEVER), policy, trained, Plain(), cfg, SAMPLING, 1.0)
+    rollout = MultiTurn(lambda t: SearchAttempt(t, cfg, RETRIEVER), policy, trained, Plain(), cfg, SAMPLING, 1.0)
     episode = asyncio.run(rollout(TASK, 0))
     assert episode.reward == 1.0 and episode.metrics["overshoots"] == 1 and episode.text.endswith(ANSWER)
     assert episode.trajectories[0].tokens.tolist() == policy.sessions[0].tokens
@@ -246,7 +244,7 @@ def test_overshoot_is_counted(trained):
 
 def test_the_engine_is_told_what_is_urgent(trained):
     policy, cfg = ScriptedPolicy(trained, lambda task, sample: [ANSWER]), config()
-    make = lambda task: SearchEnvironment(task, cfg, RETRIEVER)  # noqa: E731
+    make = lambda task: SearchAttempt(task, cfg, RETRIEVER)  # noqa: E731
     rollout = MultiTurn(make, policy, trained, Plain(), cfg, SAMPLING, 1.0, group_size=8)
     asyncio.run(rollout(TASK, 19))
     assert policy.opened == ("t1", 19, 8, "")
@@ -254,7 +252,7 @@ def test_the_engine_is_told_what_is_urgent(trained):
     assert policy.opened == ("t1", 19, 8, "airline")
 
 
-class _Shaped(SearchEnvironment):
+class _Shaped(SearchAttempt):
     """Search with a composite reward out of `jaxagent.rewards`, and a reward for each turn."""
 
     turn_rewards = (0.25, 0.75)
@@ -263,7 +261,7 @@ class _Shaped(SearchEnvironment):
         reward = Composite(
             (
                 Part("em", text.em, 1.0, 0.0, 1.0),
-                Part("length", partial(linear_length, max_tokens=64, at_zero=0.0, at_max=-1.0), 0.5, -1.0, 0.0, True),
+                Part("length", partial(soft_overlong, max_tokens=64, buffer_tokens=64), 0.5, -1.0, 0.0, True),
             ),
             shaping_cap=1.0,
         )
@@ -299,7 +297,7 @@ def test_turn_rewards_must_fit_the_turns(trained):
     ],
 )
 def test_a_reward_that_is_no_number_fails_the_attempt(trained, verdict, named):
-    class Judged(SearchEnvironment):
+    class Judged(SearchAttempt):
         async def verify(self, transcript):
             return verdict
 
@@ -319,6 +317,6 @@ def test_a_logprob_that_is_no_number_is_the_engine_s_failure(trained, monkeypatc
     monkeypatch.setattr(ScriptedPolicy, "generate", broken)
     cfg = config()
     policy = ScriptedPolicy(trained, lambda task, sample: [ANSWER])
-    rollout = MultiTurn(lambda t: SearchEnvironment(t, cfg, RETRIEVER), policy, trained, Plain(), cfg, SAMPLING, 1.0)
+    rollout = MultiTurn(lambda t: SearchAttempt(t, cfg, RETRIEVER), policy, trained, Plain(), cfg, SAMPLING, 1.0)
     episode = asyncio.run(rollout(TASK, 0))
     assert episode.stop_reason == StopReason.ENGINE_ERROR and "log-prob" in episode.error

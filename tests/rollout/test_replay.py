@@ -64,14 +64,13 @@ def test_it_keeps_successes_in_task_order_with_the_advantage_of_their_group():
     assert [s["advantage"] for s in alone.get_state()] == [0.0]
 
 
-def test_the_oldest_are_forgotten_first_and_hindsight_comes_last():
+def test_the_oldest_are_forgotten_first():
     buffer = ReplayBuffer(CFG, 0)
     for step in range(3):
         buffer.record([group(f"t{step}", [1.0, 1.0])], step, GroupMean())
     assert [s["step"] for s in buffer.get_state()] == [1, 1, 2, 2]
-    new = dataclasses.replace(group("new", [1.0]).episodes[0], reward=1.0)
-    buffer.record([group("x", [1.0])], 3, GroupMean(), [new])
-    assert [s["task_id"] for s in buffer.get_state()] == ["t2", "t2", "x", "new"]
+    buffer.record([group("x", [1.0])], 3, GroupMean())
+    assert [s["task_id"] for s in buffer.get_state()] == ["t1", "t2", "t2", "x"]
 
 
 def test_a_saved_buffer_is_the_same_to_the_bit():

@@ -15,7 +15,7 @@ KINDS = {**choose.SAFE, **choose.UNSAFE}
 ISOLATING = ("namespaces", "namespaces-python", "bubblewrap", "podman")  # the others need an image: test_engine.py
 
 
-class Places:
+class Backends:
     """Back ends by name, on one event loop."""
 
     def __init__(self):
@@ -52,8 +52,8 @@ class Places:
 
 
 @pytest.fixture(scope="session")
-def places():
-    made = Places()
+def backends():
+    made = Backends()
     yield made
     made.close()
 
@@ -61,16 +61,16 @@ def places():
 class InSandbox:
     """Calls an async function with a new sandbox of one back end."""
 
-    def __init__(self, places, name):
-        self.name, self._places = name, places
-        self.backend = places.backend(name)
+    def __init__(self, backends, name):
+        self.name, self._backends = name, backends
+        self.backend = backends.backend(name)
 
     def __call__(self, function, spec=None):
         async def main():
             async with await self.backend.start(spec or choose.Spec()) as sandbox:
                 return await function(sandbox)
 
-        return self._places.run(main())
+        return self._backends.run(main())
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +83,10 @@ def open_folder():
 
 
 @pytest.fixture(params=[*ISOLATING, "plain"])
-def anywhere(request, places):
-    return InSandbox(places, request.param)
+def anywhere(request, backends):
+    return InSandbox(backends, request.param)
 
 
 @pytest.fixture(params=ISOLATING)
-def isolated(request, places):
-    return InSandbox(places, request.param)
+def isolated(request, backends):
+    return InSandbox(backends, request.param)

@@ -46,11 +46,11 @@ def small_root(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def podman(places, small_root):
+def podman(backends, small_root):
     owner = Owner()
     for name in ("podman", "podman-cgroupfs"):
         try:
-            backend = places.run(choose.probe(choose.SAFE[name], owner, Spec(root=small_root)))
+            backend = backends.run(choose.probe(choose.SAFE[name], owner, Spec(root=small_root)))
             break
         except SandboxError as failure:
             reason = str(failure)
@@ -58,11 +58,11 @@ def podman(places, small_root):
         owner.close()
         pytest.skip(f"podman does not work here: {reason}")
     yield backend
-    places.run(backend.close())
+    backends.run(backend.close())
     owner.close()
 
 
-def test_podman(places, podman, small_root):
+def test_podman(backends, podman, small_root):
     async def main():
         spec = Spec(root=small_root, limits=Limits(processes=40, disk_bytes=2**24))
         async with await podman.start(spec) as sandbox:
@@ -85,7 +85,7 @@ def test_podman(places, podman, small_root):
         with pytest.raises(ConfigError, match="uid"):
             await podman.start(Spec(root=small_root, uid=0))
 
-    places.run(main())
+    backends.run(main())
 
 
 CRASH = """
@@ -107,7 +107,7 @@ asyncio.run(main())
 """
 
 
-def test_kill_9_with_podman(places, podman, small_root):
+def test_kill_9_with_podman(backends, podman, small_root):
     root = Path(__file__).parents[2]
     command = [sys.executable, "-c", CRASH, small_root, *podman._command]
     process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True)

@@ -122,8 +122,8 @@ def check_next_start(base, run):
 
 
 @pytest.mark.parametrize(("name", "count"), [("namespaces", 64), ("namespaces-python", 6), ("bubblewrap", 12)])
-def test_kill_9(name, count, places, base):
-    places.backend(name)  # skips where it does not work
+def test_kill_9(name, count, backends, base):
+    backends.backend(name)  # skips where it does not work
     owner = begin(BUSY, base, name, count)
     try:
         run = owner.stdout.readline().strip()
@@ -140,9 +140,9 @@ ROUNDS = int(os.environ.get("JAXAGENT_CRASH_ROUNDS", "3"))
 
 
 @pytest.mark.parametrize("name", ["namespaces", "bubblewrap"])
-def test_kill_9_at_any_moment(name, places, base):
+def test_kill_9_at_any_moment(name, backends, base):
     """While sandboxes start, work and close."""
-    places.backend(name)
+    backends.backend(name)
     draw = random.Random(0)
     for _ in range(ROUNDS):
         owner = begin(COMING_AND_GOING, base, name)
@@ -246,9 +246,9 @@ def test_directories_that_nobody_may_enter_are_removed(base):
 
 
 @pytest.mark.parametrize("name", ["namespaces", "namespaces-python", "bubblewrap"])
-def test_the_kernel_kills_what_cannot_notice(name, places, base):
+def test_the_kernel_kills_what_cannot_notice(name, backends, base):
     """Stopped, so that no process sees its socket close: what remains is the parent-death signal. No start helps."""
-    places.backend(name)
+    backends.backend(name)
     owner = begin(BUSY, base, name, 2)
     try:
         run = owner.stdout.readline().strip()
@@ -265,7 +265,7 @@ def test_the_kernel_kills_what_cannot_notice(name, places, base):
     check_next_start(base, run)
 
 
-def test_a_living_run_is_not_swept(places):
+def test_a_living_run_is_not_swept(backends):
     async def main(backend):
         async with await backend.start(Spec()) as sandbox:
             other = Owner()
@@ -273,7 +273,7 @@ def test_a_living_run_is_not_swept(places):
             other.close()
             assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
 
-    places.run(main(places.backend("namespaces")))
+    backends.run(main(backends.backend("namespaces")))
 
 
 def test_a_closed_run_leaves_nothing(tmp_path):

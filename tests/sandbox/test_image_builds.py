@@ -41,7 +41,7 @@ class Workshop:
             self._owner.close()
             pytest.skip(str(failure))
         self.backend, compiled = probed, probed.name == "namespaces"
-        self.places = {n: BuildBackend(self._owner, compiled, n, probed.roots) for n in (False, True)}
+        self.build_backends = {n: BuildBackend(self._owner, compiled, n, probed.roots) for n in (False, True)}
         self.context = folder / "context"
         self.context.mkdir()
         self.said = []
@@ -58,7 +58,7 @@ class Workshop:
 
     def builder(self, network=False):
         self.said.clear()
-        return Builder(self.places[network], Store(self.folder / "images"), TABLE, self.said.append)
+        return Builder(self.build_backends[network], Store(self.folder / "images"), TABLE, self.said.append)
 
     def dockerfile(self, text, timeout_s=60.0, args=None, network=False):
         path = self.write("Dockerfile", text)
@@ -80,8 +80,8 @@ class Workshop:
         return self.run(main())
 
     def close(self):
-        for place in (*self.places.values(), self.backend):
-            self.run(place.close())
+        for backend in (*self.build_backends.values(), self.backend):
+            self.run(backend.close())
         self._owner.close()
         self._runner.close()
 

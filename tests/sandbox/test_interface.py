@@ -273,7 +273,7 @@ def test_the_host_sees_no_privileged_user(isolated):
     isolated(check)
 
 
-def test_pool(places):
+def test_pool(backends):
     async def main(backend):
         pool = Pool(backend, Spec(), 3)
         pool.fill()
@@ -286,7 +286,7 @@ def test_pool(places):
         with pytest.raises(SandboxError):
             await pool.take()
 
-    places.run(main(places.backend("namespaces")))
+    backends.run(main(backends.backend("namespaces")))
 
 
 def test_specs_are_checked():
@@ -304,20 +304,20 @@ def test_specs_are_checked():
             wrong()
 
 
-def test_a_limit_that_the_kernel_does_not_take_leaves_no_group(places):
-    backend = places.backend("namespaces")
+def test_a_limit_that_the_kernel_does_not_take_leaves_no_group(backends):
+    backend = backends.backend("namespaces")
     if "pids" not in backend.owner.cgroups.controllers:
         pytest.skip("processes are not limited by control groups here")
     root = backend.owner.cgroups._roots["pids"]
     before = sorted(root.iterdir())
     with pytest.raises(SandboxError, match="no control group can be made"):
-        places.run(backend.start(Spec(limits=Limits(processes=2**62))))
+        backends.run(backend.start(Spec(limits=Limits(processes=2**62))))
     assert sorted(root.iterdir()) == before
 
 
-def test_a_back_end_that_fails_late_is_passed_over(places, monkeypatch):
+def test_a_back_end_that_fails_late_is_passed_over(backends, monkeypatch):
     """What it had made by then does not stand in the way of the next one; every reason is told."""
-    places.backend("namespaces-python")
+    backends.backend("namespaces-python")
     start = Namespaces.describe_outside
 
     def fails_late(self, *told):
@@ -341,11 +341,11 @@ def test_a_back_end_that_fails_late_is_passed_over(places, monkeypatch):
         finally:
             owner.close()
 
-    places.run(main())
+    backends.run(main())
 
 
-def test_the_command_that_says_what_works_here(places, monkeypatch, capsys):
-    places.backend("namespaces-python")
+def test_the_command_that_says_what_works_here(backends, monkeypatch, capsys):
+    backends.backend("namespaces-python")
     monkeypatch.setattr(choose, "SAFE", {name: choose.SAFE[name] for name in ("apptainer", "namespaces-python")})
     works = sandbox_command.main([]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -355,7 +355,7 @@ def test_the_command_that_says_what_works_here(places, monkeypatch, capsys):
     assert sandbox_command.main([]) == 1 and "none works here" in capsys.readouterr().out
 
 
-def test_choosing(places):
+def test_choosing(backends):
     async def main():
         owner = Owner()
         try:
@@ -371,4 +371,4 @@ def test_choosing(places):
         finally:
             owner.close()
 
-    places.run(main())
+    backends.run(main())

@@ -19,7 +19,7 @@ NAMES = ("namespaces", "namespaces-python")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_snapshot_and_start_from_it(places, name, tmp_path):
+def test_snapshot_and_start_from_it(backends, name, tmp_path):
     for path in [tmp_path, *tmp_path.parents]:  # the sandboxes' user must reach the layers
         if path.stat().st_uid == os.getuid() and path != Path("/"):
             path.chmod(path.stat().st_mode | 0o011)
@@ -46,11 +46,11 @@ def test_snapshot_and_start_from_it(places, name, tmp_path):
         async with await backend.start(Spec()) as sandbox:
             assert (await sandbox.run("ls; cat /etc/hosts | wc -l", 10, 100)).output == b"2\n"
 
-    places.run(main(places.backend(name)))
+    backends.run(main(backends.backend(name)))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_snapshot_takes_what_the_sandbox_took(places, name, tmp_path):
+def test_a_snapshot_takes_what_the_sandbox_took(backends, name, tmp_path):
     """Sparse files and hard links are free inside; a copy byte by byte made 64 MiB of these."""
 
     async def main(backend):
@@ -59,13 +59,13 @@ def test_a_snapshot_takes_what_the_sandbox_took(places, name, tmp_path):
             assert (await sandbox.run(make, 10, 100)).output == b"16\n"
             return await sandbox.snapshot(str(tmp_path / "layer"))
 
-    files = list(Path(places.run(main(places.backend(name))), "home/user").iterdir())
+    files = list(Path(backends.run(main(backends.backend(name))), "home/user").iterdir())
     assert len(files) == 16 and {p.stat().st_size for p in files} == {4 * MIB}
     assert sum(512 * p.stat().st_blocks for p in files) <= MIB
     assert (tmp_path / "layer/home/user/l8").stat().st_nlink == 9
 
 
-def test_a_snapshot_that_nobody_waits_for_ends(places, tmp_path, monkeypatch):
+def test_a_snapshot_that_nobody_waits_for_ends(backends, tmp_path, monkeypatch):
     """As where a build's deadline passes: the thread ends, and what it made is gone when the waiter returns."""
     begun = threading.Event()
 
@@ -89,11 +89,11 @@ def test_a_snapshot_that_nobody_waits_for_ends(places, tmp_path, monkeypatch):
                 await sandbox.snapshot(str(tmp_path / "layer"))
             assert os.listdir(tmp_path) == []
 
-    places.run(main(places.backend("namespaces")))
+    backends.run(main(backends.backend("namespaces")))
 
 
 @pytest.mark.parametrize("name", (*NAMES, "bubblewrap"))
-def test_a_given_root(places, name, tmp_path):
+def test_a_given_root(backends, name, tmp_path):
     """A root that is nothing but a static program: no file of the host is in it."""
     program = compiled()
     if program is None:
@@ -115,13 +115,13 @@ def test_a_given_root(places, name, tmp_path):
             assert "usr" not in names
             assert (await sandbox.execute(["/bin/program"], 10, 100)).exit_code == 0  # standard input is empty
 
-    places.run(main(places.backend(name)))
+    backends.run(main(backends.backend(name)))
 
 
-def test_wrong_layers(places):
+def test_wrong_layers(backends):
     async def main(backend):
         for spec in (Spec(layers=("/nonexistent",)), Spec(root="/nonexistent"), Spec(image="debian")):
             with pytest.raises(ConfigError):
                 await backend.start(spec)
 
-    places.run(main(places.backend("namespaces")))
+    backends.run(main(backends.backend("namespaces")))

@@ -46,7 +46,7 @@ async def workers(backend, count=1, most=64, **options):
             await runner.cleanup()
 
 
-def test_the_same_interface(places, tmp_path):
+def test_the_same_interface(backends, tmp_path):
     async def main(local):
         async with workers(local, folder=str(tmp_path)) as urls:
             remote = Remote(urls, TOKEN)
@@ -89,10 +89,10 @@ def test_the_same_interface(places, tmp_path):
                 await remote.start(Spec(layers=("/nonexistent",)))
             await remote.close()
 
-    places.run(main(places.backend("namespaces")))
+    backends.run(main(backends.backend("namespaces")))
 
 
-def test_many_on_several_workers(places):
+def test_many_on_several_workers(backends):
     async def main(local):
         async with workers(local, 3, max_sandboxes=4) as urls:
             remote = Remote([*urls, "http://127.0.0.1:1"], TOKEN)  # nobody listens there
@@ -106,10 +106,10 @@ def test_many_on_several_workers(places):
             await asyncio.gather(*[s.close() for s in [*sandboxes, again]])
             await remote.close()
 
-    places.run(main(places.backend("namespaces")))
+    backends.run(main(backends.backend("namespaces")))
 
 
-def test_tokens_and_clients(places):
+def test_tokens_and_clients(backends):
     async def main(local):
         with pytest.raises(ConfigError):
             Worker(local, "short", 1, 1.0)
@@ -138,7 +138,7 @@ def test_tokens_and_clients(places):
             await sandbox.close()
             await remote.close()
 
-    places.run(main(places.backend("namespaces")))
+    backends.run(main(backends.backend("namespaces")))
 
 
 SPEC = {"id": "0123456789abcdef", "limits": {}, "layers": []}
@@ -162,7 +162,7 @@ BAD_BODIES = [
 ]
 
 
-def test_malformed_requests_are_the_clients_mistake(places):
+def test_malformed_requests_are_the_clients_mistake(backends):
     """400 and what is wrong, without a traceback in the worker's log; the sandbox goes on."""
 
     async def main(local):
@@ -180,7 +180,7 @@ def test_malformed_requests_are_the_clients_mistake(places):
             async with session.post(f"{urls[0]}/sandboxes/{'f' * 16}/run", headers=headers, json=good) as answer:
                 assert (await answer.json())["exit_code"] == 0
 
-    places.run(main(places.backend("namespaces")))
+    backends.run(main(backends.backend("namespaces")))
 
 
 async def ends(reader):
@@ -199,7 +199,7 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("what", STRANGERS)
-def test_strangers_do_not_fill_the_door(what, places):
+def test_strangers_do_not_fill_the_door(what, backends):
     """Connections without the token make room for others; those with it stay."""
     hello = f"GET /health HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n{CLIENT}: x\r\n\r\n".encode()
 
@@ -221,10 +221,10 @@ def test_strangers_do_not_fill_the_door(what, places):
             for _, writer in [(reader, known), *strangers]:
                 writer.close()
 
-    places.run(main(places.backend("namespaces")))
+    backends.run(main(backends.backend("namespaces")))
 
 
-def test_a_connection_of_a_wrong_token_is_not_kept(places):
+def test_a_connection_of_a_wrong_token_is_not_kept(backends):
     async def main(local):
         async with workers(local) as urls:
             reader, writer = await asyncio.open_connection("127.0.0.1", int(urls[0].rpartition(":")[2]))
@@ -232,7 +232,7 @@ def test_a_connection_of_a_wrong_token_is_not_kept(places):
             assert (await ends(reader)).startswith(b"HTTP/1.1 401 ")  # and the connection ends
             writer.close()
 
-    places.run(main(places.backend("namespaces")))
+    backends.run(main(backends.backend("namespaces")))
 
 
 class Known(asyncio.Protocol):
@@ -246,7 +246,7 @@ class Known(asyncio.Protocol):
             door.let_in(self.transport)
 
 
-def test_a_stranger_has_some_time(places):
+def test_a_stranger_has_some_time(backends):
     async def main():
         made = door.Door(Known, head_s=0.1)
         server = await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0)
@@ -265,7 +265,7 @@ def test_a_stranger_has_some_time(places):
         await until(gone)
         server.close()
 
-    places.run(main())
+    backends.run(main())
 
 
 def test_a_worker_uses_all_descriptors_it_may_have():
@@ -289,7 +289,7 @@ def test_what_cannot_be_accepted_is_told_once(capsys):
     assert capsys.readouterr().err.count("\n") == 1 and others == [{"message": "else"}]
 
 
-def test_a_dead_clients_sandboxes_end(places):
+def test_a_dead_clients_sandboxes_end(backends):
     async def main(local):
         async with workers(local, lease_s=0.4) as urls:
             remote = Remote(urls, TOKEN)
@@ -301,7 +301,7 @@ def test_a_dead_clients_sandboxes_end(places):
                 await sandbox.run("true", 1, 1)
             await remote.close()
 
-    places.run(main(places.backend("namespaces")))
+    backends.run(main(backends.backend("namespaces")))
 
 
 class Stuck:
@@ -311,7 +311,7 @@ class Stuck:
         raise OSError("stuck")
 
 
-def test_a_sandbox_that_does_not_close_keeps_no_other(places):
+def test_a_sandbox_that_does_not_close_keeps_no_other(backends):
     async def main(local):
         worker = Worker(local, TOKEN, 8, 0.2)
         for name in "ab":  # two clients that died: the watch goes on after the first
@@ -327,7 +327,7 @@ def test_a_sandbox_that_does_not_close_keeps_no_other(places):
         await until(ended)
         await runner.cleanup()
 
-    places.run(main(places.backend("namespaces")))
+    backends.run(main(backends.backend("namespaces")))
 
 
 async def health(url):
@@ -363,7 +363,7 @@ class Gated(Backend):
 
 
 @pytest.mark.parametrize("how", ["cancelled", "late"])
-def test_a_start_that_nobody_waits_for_leaves_no_sandbox(how, places, monkeypatch):
+def test_a_start_that_nobody_waits_for_leaves_no_sandbox(how, backends, monkeypatch):
     """The worker goes on with it: only the client's DELETE of the name it chose can end it, since the lease is kept."""
 
     async def main(local):
@@ -390,10 +390,10 @@ def test_a_start_that_nobody_waits_for_leaves_no_sandbox(how, places, monkeypatc
                 assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
             await remote.close()
 
-    places.run(main(places.backend("namespaces")))
+    backends.run(main(backends.backend("namespaces")))
 
 
-def test_a_name_that_was_ended_never_starts(places):
+def test_a_name_that_was_ended_never_starts(backends):
     """A DELETE may overtake its POST."""
 
     async def main(local):
@@ -411,10 +411,10 @@ def test_a_name_that_was_ended_never_starts(places):
                     assert answer.status == status
             assert (await health(urls[0]))["running"] == 1
 
-    places.run(main(places.backend("namespaces")))
+    backends.run(main(backends.backend("namespaces")))
 
 
-def test_a_failed_end_is_repeated(places, monkeypatch):
+def test_a_failed_end_is_repeated(backends, monkeypatch):
     monkeypatch.setattr("jaxagent.sandbox.remote.HEARTBEAT_S", 0.1)
     close, failures = Worker._close, iter(range(2))
 
@@ -438,10 +438,10 @@ def test_a_failed_end_is_repeated(places, monkeypatch):
             await until(ended)
             await remote.close()
 
-    places.run(main(places.backend("namespaces")))
+    backends.run(main(backends.backend("namespaces")))
 
 
-def test_workers_that_do_not_answer_delay_no_others_heartbeat(places, monkeypatch):
+def test_workers_that_do_not_answer_delay_no_others_heartbeat(backends, monkeypatch):
     monkeypatch.setattr("jaxagent.sandbox.remote.HEARTBEAT_S", 0.05)
     monkeypatch.setattr("jaxagent.sandbox.remote.HEALTH_TIMEOUT_S", 1000.0)
     heard = []
@@ -470,10 +470,10 @@ def test_workers_that_do_not_answer_delay_no_others_heartbeat(places, monkeypatc
         await runner.cleanup()
         mute.close()
 
-    places.run(main())
+    backends.run(main())
 
 
-def test_clients_name_paths_in_the_workers_folder_only(places, tmp_path):
+def test_clients_name_paths_in_the_workers_folder_only(backends, tmp_path):
     folder, outside = tmp_path / "folder", tmp_path / "outside"
     for path in (folder / "layer" / "etc", folder / "half.part" / "d", outside):
         path.mkdir(parents=True)
@@ -507,12 +507,12 @@ def test_clients_name_paths_in_the_workers_folder_only(places, tmp_path):
             await remote.close()
         assert sorted(os.listdir(folder)) == ["half.part", "layer", "new"] and os.listdir(outside) == []
 
-    places.run(main(places.backend("namespaces")))
+    backends.run(main(backends.backend("namespaces")))
 
 
-def test_the_program(places, tmp_path):
+def test_the_program(backends, tmp_path):
     """python -m jaxagent.sandbox.worker, killed hard under a running command."""
-    places.backend("namespaces")
+    backends.backend("namespaces")
     (tmp_path / "token").write_text(TOKEN + "\n")
     root = Path(__file__).parents[2]
     command = [sys.executable, "-m", "jaxagent.sandbox.worker", f"--token_file={tmp_path / 'token'}", "--port=0"]
@@ -532,7 +532,7 @@ def test_the_program(places, tmp_path):
                 await running
             await remote.close()
 
-        places.run(main())
+        backends.run(main())
     finally:
         process.kill()
         process.wait()

@@ -13,7 +13,7 @@ from jaxagent import config
 from jaxagent.algorithms.sft import sft
 from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.families.search import SearchFamily
+from jaxagent.envs import Search
 from jaxagent.rollout.conversation import Conversation
 from jaxagent.rollout.templates import Plain
 from jaxagent.runs.stages import sft as stage
@@ -49,11 +49,9 @@ def test_the_last_of_an_updates_examples_make_room_and_every_negative_comes_befo
 @pytest.fixture(scope="module")
 def parts():
     cfg = config.parse(get_config())
-    tokenizer = Tokenizer.train(
-        [json.dumps(row) for row in (USES, NEEDS_NONE, OFFERS_NONE)] * 9, 320, SearchFamily.tokens
-    )
+    tokenizer = Tokenizer.train([json.dumps(row) for row in (USES, NEEDS_NONE, OFFERS_NONE)] * 9, 320, Search.tokens)
     return types.SimpleNamespace(
-        cfg=cfg, family=SearchFamily(cfg), tokenizer=tokenizer,
+        cfg=cfg, environment=cfg.env, tokenizer=tokenizer,
         conversation=lambda: Conversation(tokenizer, Plain(), cfg.env.observation_tokens),
     )  # fmt: skip
 
@@ -67,7 +65,7 @@ def texts(parts, trajectory) -> tuple[str, str]:
 
 def test_the_two_kinds_of_negatives(parts):
     one, two = (stage.to_trajectory(parts, row) for row in (NEEDS_NONE, OFFERS_NONE))
-    (usual,) = parts.family.prompt(NEEDS_NONE["prompt"])  # (1): the tool is offered and not used
+    (usual,) = parts.environment.messages(NEEDS_NONE["prompt"])  # (1): the tool is offered and not used
     assert texts(parts, one) == (usual.content, "<answer> 2</answer>") and "1 + 1" in usual.content
     assert texts(parts, two) == (
         "Search for Kumasi.",

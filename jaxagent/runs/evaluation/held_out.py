@@ -1,7 +1,7 @@
 """Held-out evaluation: the same tasks each time, greedy and sampled, by kind and by family of kinds.
 
-The score is the environment's own (`Family.score`): "em" of a search agent, "solved" of a terminal agent, whose mean
-over one attempt per task is pass@1.
+The score is the environment's own (`Environment.score`): "em" of a search agent, "solved" of a terminal agent, whose
+mean over one attempt per task is pass@1.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ def evaluate(parts: Parts, driver: Driver) -> tuple[dict[str, float | None], lis
       The greedy episodes.
       What failed, of all.
     """
-    score, calls = parts.family.score, parts.family.calls
+    score, calls = parts.environment.score, parts.environment.calls
     episodes = play(parts, driver, parts.heldout, GREEDY)
     metrics = {f"eval/{name}": value for name, value in by_kind(episodes, score).items()}
-    metrics[f"eval/{calls}"] = mean(e.metrics.get(calls, 0.0) for e in episodes if not e.stop_reason.is_failure)
+    if calls:
+        metrics[f"eval/{calls}"] = mean(e.metrics.get(calls, 0.0) for e in episodes if not e.stop_reason.is_failure)
     metrics["eval/n"] = float(len(episodes))
     tries = list(episodes)
     if parts.cfg.eval.sampled:

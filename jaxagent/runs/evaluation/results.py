@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxagent.observe.text import number
+from jaxagent.rollout.pass_at_k import Estimate, estimate
 from jaxagent.runs.evaluation.attempts import Attempt, Key
-from jaxagent.runs.evaluation.pass_at_k import Estimate, estimate
 from jaxagent.types import Task
 
 ALL = "all"

@@ -87,7 +87,7 @@ def run(cfg: Config, options: Options) -> dict[str, Any]:
         begin(out, record)
         progress.note(f"{source}: {len(tasks)} {options.split} tasks x {options.samples} attempts, in {out}")
         started = time.monotonic()
-        log = AttemptLog(out / ATTEMPTS_FILE, parts.family.score, source.stage, source.step)
+        log = AttemptLog(out / ATTEMPTS_FILE, parts.environment.score, source.stage, source.step)
         with contextlib.closing(log):
             log.check_same(tasks)
             todo = missing(tasks, options, log)
@@ -154,7 +154,7 @@ def evaluated(parts: Parts, options: Options, source: policy.Source) -> dict[str
         "split": options.split,
         "seed": options.seed,
         "temperature": options.temperature,
-        "score": parts.family.score,
+        "score": parts.environment.score,
         "tokenizer": parts.tokenizer.digest(),
         "config": sections | {"numerics": parts.cfg.numerics},
     }

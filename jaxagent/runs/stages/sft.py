@@ -66,7 +66,7 @@ def load(parts: Parts) -> tuple[list[dict], list[dict]]:
 
 def to_trajectory(parts: Parts, row: dict) -> Trajectory:
     """A demonstration as the trajectory that an episode with these texts would have been."""
-    return demonstrations.trajectory(row, parts.conversation(), parts.family)
+    return demonstrations.trajectory(row, parts.conversation(), parts.environment)
 
 
 def check(parts: Parts) -> None:

@@ -111,7 +111,7 @@ class Demonstrations:
             yield from itertools.islice(stream, last - max(step, first))
 
     def _trajectory(self, row: dict[str, Any]):
-        return demonstrations.trajectory(row, self.parts.conversation(), self.parts.family)
+        return demonstrations.trajectory(row, self.parts.conversation(), self.parts.environment)
 
 
 def _pack(packer: Packer, observations: bool, trajectories: list[Trajectory]) -> list[Batch]:
@@ -170,7 +170,7 @@ def gate(parts: Parts, driver: Driver, tasks: list[Task]) -> tuple[dict[str, flo
 
     The worst is None where all episodes of some kind failed: the gate stays shut for what was not measured.
     """
-    score, prefix = parts.family.score, f"{parts.family.score}/{parts.cfg.warm_start.gate_family}/"
+    score, prefix = parts.environment.score, f"{parts.environment.score}/{parts.cfg.warm_start.gate_family}/"
     episodes = play(parts, driver, tasks, GREEDY)
     scores = by_kind(episodes, score)
     kinds = {name.removeprefix(prefix): value for name, value in scores.items() if name.startswith(prefix)}

@@ -56,6 +56,15 @@ void launch(void);          /* namespaces and a new root; returns as process 1 o
 void lock_down(void);       /* limits, no_new_privs, no capabilities, seccomp */
 void serve(void) __attribute__((noreturn));
 
+struct output { /* of a command; the one that begins it sets keep, and head to its half */
+  char *bytes;
+  uint64_t keep, head, total;
+};
+
+int bounded_read(int fd, struct output *out, uint64_t most); /* reads what is there, but never for ever. 1: more may come;
+                                                                0: nobody writes any more */
+void answer(uint32_t id, struct output *out, int status, uint8_t flags); /* sends the result and frees the output */
+
 void file_get(struct frame *request);
 void file_put(struct frame *request);
 void file_list(struct frame *request);

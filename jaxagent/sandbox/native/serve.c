@@ -38,43 +38,6 @@ static int last_status, shell_status, fresh_status, terminal = -1, channel = -1;
 static char channel_path[64];
 static int old_channels[OLD_CHANNELS], n_old;
 
-/* ---- what is kept of an output: the first half of the allowed bytes and the last half */
-struct output {
-  char *bytes;
-  uint64_t keep, head, total;
-};
-
-static void take(struct output *out, const char *data, size_t n) {
-  for (size_t i = 0; i < n;) {
-    uint64_t tail = out->keep - out->head, at, run;
-    if (out->total < out->head)
-      at = out->total, run = out->head - at;
-    else if (tail == 0)
-      at = 0, run = n - i;
-    else
-      at = out->head + (out->total - out->head) % tail, run = out->keep - at;
-    if (run > n - i) run = n - i;
-    if (out->keep && !(out->total >= out->head && tail == 0)) memcpy(out->bytes + at, data + i, run);
-    out->total += run, i += run;
-  }
-}
-
-static void answer(uint32_t id, struct output *out, int status, uint8_t flags) {
-  char header[13], *ordered = NULL;
-  int32_t number = status;
-  memcpy(header, &number, 4), header[4] = (char)flags, memcpy(header + 5, &out->total, 8);
-  uint64_t size = out->total < out->keep ? out->total : out->keep;
-  if (out->total > out->keep && out->keep > out->head) { /* unroll the ring */
-    uint64_t tail = out->keep - out->head, start = (out->total - out->head) % tail;
-    if (!(ordered = malloc(size))) fail("memory");
-    memcpy(ordered, out->bytes, out->head);
-    memcpy(ordered + out->head, out->bytes + out->head + start, tail - start);
-    memcpy(ordered + out->head + tail - start, out->bytes + out->head, start);
-  }
-  write_frame('D', id, header, sizeof header, ordered ? ordered : out->bytes, size);
-  free(ordered), free(out->bytes);
-}
-
 static double now(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
@@ -252,20 +215,6 @@ static void drain_old(void) { /* a little of what background processes print, so
     else
       close(old_channels[i]), old_channels[i] = old_channels[--n_old];
   }
-}
-
-/* Reads what is there, but never for ever. 1: more may come; 0: nobody writes any more. */
-static int bounded_read(int fd, struct output *out, uint64_t most) {
-  static char data[1 << 16];
-  uint64_t start = out->total;
-  while (out->total - start < most) {
-    ssize_t n = read(fd, data, sizeof data);
-    if (n > 0)
-      take(out, data, (size_t)n);
-    else if (!(n < 0 && errno == EINTR))
-      return n < 0 && errno == EAGAIN;
-  }
-  return 1;
 }
 
 /* ---- the shell */

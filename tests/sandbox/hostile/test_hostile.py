@@ -125,10 +125,10 @@ async def one(backend, path, host, spec=SMALL):
 
 
 async def all_of_them(backend, host, programs=PROGRAMS, spec=SMALL):
-    places = asyncio.Semaphore(AT_ONCE)
+    gate = asyncio.Semaphore(AT_ONCE)
 
     async def placed(path):
-        async with places:
+        async with gate:
             return await one(backend, path, host, spec)
 
     before = host.listing(backend.owner.id)
@@ -139,11 +139,11 @@ async def all_of_them(backend, host, programs=PROGRAMS, spec=SMALL):
 
 
 @pytest.fixture(scope="module", params=ISOLATING)
-def batch(request, places, host):
-    backend = places.backend(request.param)
+def batch(request, backends, host):
+    backend = backends.backend(request.param)
     if not PYTHON.exists():
         pytest.skip(NO_PYTHON)
-    return places.run(all_of_them(backend, host), 300)
+    return backends.run(all_of_them(backend, host), 300)
 
 
 @pytest.mark.parametrize("program", [p.stem for p in PROGRAMS])
@@ -169,13 +169,13 @@ AS_ROOT = (
 
 
 @pytest.mark.parametrize("name", ["namespaces", "bubblewrap"])
-def test_root_inside_gets_no_further(places, host, name):
-    backend = places.backend(name)
+def test_root_inside_gets_no_further(backends, host, name):
+    backend = backends.backend(name)
     if not PYTHON.exists():
         pytest.skip(NO_PYTHON)
     programs = [path for path in PROGRAMS if path.stem in AS_ROOT]
     assert len(programs) == len(AS_ROOT)
-    batch = places.run(all_of_them(backend, host, programs, dataclasses.replace(SMALL, uid=0)), 300)
+    batch = backends.run(all_of_them(backend, host, programs, dataclasses.replace(SMALL, uid=0)), 300)
     assert {program: wrong for program, wrong in batch.wrong.items() if wrong} == {}
     assert not batch.changed and not batch.visitors
 
@@ -184,22 +184,22 @@ COUNTED = ("fork_bomb", "memory", "memory_in_the_shell", "processes_counted", "s
 
 
 @pytest.mark.parametrize("name", ["namespaces", "namespaces-python", "bubblewrap"])
-def test_limits_without_control_groups(places, host, name):
+def test_limits_without_control_groups(backends, host, name):
     """As on most container hosts: the limits of each process and of the user namespace do it, and the gap is told."""
-    backend = places.backend(name, control_groups=False)
+    backend = backends.backend(name, control_groups=False)
     assert "control groups cannot be made here" in backend.describe()
     if not PYTHON.exists():
         pytest.skip(NO_PYTHON)
     programs = [path for path in PROGRAMS if path.stem in COUNTED]
     assert len(programs) == len(COUNTED)
-    batch = places.run(all_of_them(backend, host, programs), 300)
+    batch = backends.run(all_of_them(backend, host, programs), 300)
     assert {program: wrong for program, wrong in batch.wrong.items() if wrong} == {}
     assert not batch.changed
 
 
-def test_the_checks_see_an_escape(places, host):
+def test_the_checks_see_an_escape(backends, host):
     """The same programs without isolation do get what the others must not: the bait, the listeners, a process."""
-    backend = places.backend("plain")
+    backend = backends.backend("plain")
     for name, said in (
         ("host_file_by_its_path.sh", "escaped"),
         ("tcp.py", "escaped"),
@@ -211,9 +211,9 @@ def test_the_checks_see_an_escape(places, host):
         path = next(p for p in PROGRAMS if p.name == name)
         try:
             if path.suffix == ".sh":
-                wrong = places.run(one(backend, path, host))
+                wrong = backends.run(one(backend, path, host))
             else:
-                wrong = places.run(unisolated(backend, path, host))
+                wrong = backends.run(unisolated(backend, path, host))
             assert any(said in w for w in wrong), name
         finally:
             host.bait.write_text(host.secret)

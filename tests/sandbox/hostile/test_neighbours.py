@@ -36,12 +36,12 @@ for name, good in (
 
 
 @pytest.fixture(params=OWN_USERS)
-def backend(request, places):
+def backend(request, backends):
     if os.geteuid() != 0:
         pytest.skip("sandboxes of a user who is not root share his id")
     if not PYTHON.exists():
         pytest.skip(NO_PYTHON)
-    made = places.backend(request.param)
+    made = backends.backend(request.param)
     if namespaces.ONE_USER in made.missing:
         pytest.skip(namespaces.ONE_USER)
     return made
@@ -56,7 +56,7 @@ def few_descriptors():
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_what_the_kernel_counts_per_user(places, backend, host, few_descriptors):
+def test_what_the_kernel_counts_per_user(backends, backend, host, few_descriptors):
     async def main():
         async with await backend.start(SMALL) as taker, await backend.start(SMALL) as there_already:
             command = await install(taker, "/tmp", PROGRAMS / "budgets_of_the_user.py", host, backend)
@@ -67,10 +67,10 @@ def test_what_the_kernel_counts_per_user(places, backend, host, few_descriptors)
                     found = await sandbox.execute([str(PYTHON), "-c", NEEDED], 30, 2000)
                     assert found.exit_code == 0 and b"False" not in found.output and b"True" in found.output, found
 
-    places.run(main())
+    backends.run(main())
 
 
-def test_the_runs_own_group_holds(places, backend):
+def test_the_runs_own_group_holds(backends, backend):
     """A sandbox below its own limit loses a process where all together are at theirs; that is not its doing."""
     groups = backend.owner.cgroups
     if "memory" not in groups.together.most:
@@ -91,11 +91,11 @@ def test_the_runs_own_group_holds(places, backend):
                     (group / name).write_text(before[name])
             return result, await sandbox.oom_kills()
 
-    result, killed = places.run(main())
+    result, killed = backends.run(main())
     assert b"Killed" in result.output and killed == 0
 
 
-def test_each_has_a_host_user(places, backend):
+def test_each_has_a_host_user(backends, backend):
     """Of a range that belongs to this run; one that has ended gives its own back."""
 
     def user(sandbox):
@@ -109,13 +109,13 @@ def test_each_has_a_host_user(places, backend):
         await asyncio.gather(second.close(), third.close())
         return seen
 
-    seen = places.run(main())
+    seen = backends.run(main())
     part = backend.owner.uids.part
     assert len(set(seen)) == 2
     assert all(0 < uid - uids.SHARED - part * uids.PER_RUN <= uids.PER_RUN for uid in seen)
 
 
-def test_a_kept_layer_is_every_users(places, backend, open_folder):
+def test_a_kept_layer_is_every_users(backends, backend, open_folder):
     """Whoever wrote it: on disk it belongs to one user, as which each sandbox sees itself."""
     if backend.name == "bubblewrap":
         pytest.skip("it keeps no layers")
@@ -131,11 +131,11 @@ def test_a_kept_layer_is_every_users(places, backend, open_folder):
                 twice = await other.snapshot(f"{folder}-twice")
         return [path.lstat() for top in (layer, twice) for path in Path(top).rglob("*")]
 
-    files = places.run(main())
+    files = backends.run(main())
     assert len(files) > 6 and {(file.st_uid, file.st_gid) for file in files} == {(uids.SHARED, uids.SHARED)}
 
 
-def test_where_layers_cannot_be_mapped_it_is_said(places, backend, monkeypatch):
+def test_where_layers_cannot_be_mapped_it_is_said(backends, backend, monkeypatch):
     """Sandboxes then share one user, as all layers on disk do."""
     if backend.name == "bubblewrap":
         pytest.skip("it maps no layers")
@@ -160,7 +160,7 @@ def test_where_layers_cannot_be_mapped_it_is_said(places, backend, monkeypatch):
             await made.close()
             owner.close()
 
-    shared, missing, free = places.run(main())
+    shared, missing, free = backends.run(main())
     assert shared == uids.SHARED and namespaces.ONE_USER in missing and (free - 1 - uids.SHARED) % uids.PER_RUN == 0
 
 

@@ -41,7 +41,7 @@ def test_programs_and_configuration_cannot_be_changed(isolated, change):
 
 
 @pytest.mark.parametrize("name", NAMESPACES)
-def test_an_image_of_its_own(places, open_folder, name):
+def test_an_image_of_its_own(backends, open_folder, name):
     """Its files belong to the sandboxes' user, and its /lib64 may be a link; the folder of the task stays writable."""
     program = compiled()
     if program is None:
@@ -52,7 +52,7 @@ def test_an_image_of_its_own(places, open_folder, name):
     shutil.copy(program, root / "usr/bin/program")
     for link, target in (("bin", "usr/bin"), ("lib64", "/usr/lib"), ("lib32", "usr/nothing")):
         (root / link).symlink_to(target)
-    backend = places.backend(name)
+    backend = backends.backend(name)
     if os.geteuid() == 0:
         for path in [root, *root.rglob("*")]:
             os.chown(path, backend.uid, backend.uid, follow_symlinks=False)
@@ -73,7 +73,7 @@ def test_an_image_of_its_own(places, open_folder, name):
                 await sandbox.write(path, b"x")
         assert not (root / "etc/x").exists()
 
-    places.run(main())
+    backends.run(main())
 
 
 TERMINALS = """
@@ -85,10 +85,21 @@ for i in range(300):
         break
 os.fork() or (os.setsid(), time.sleep(100))
 """
+PROCESSES = """
+import os, time
+os.fork() and os._exit(0)
+os.setsid()
+while True:
+    try:
+        os.fork() or time.sleep(1000)
+    except OSError:
+        open("/tmp/full", "w").close()
+"""
 HOLDS = {
     "no /dev/ptmx": "rm -f /dev/ptmx; sleep 100 &",
     "closed terminals": "chmod 0 /dev/pts/ptmx /dev/ptmx 2>/dev/null; sleep 100 &",
     "every terminal": f"/usr/bin/python3 -c '{TERMINALS}'",
+    "every process, and no shell": f"python3 -c '{PROCESSES}'; while [ ! -e /tmp/full ]; do :; done; exec true",
     "few descriptors for process 1": "prlimit --pid 1 --nofile=3:3; sleep 100 &",
     "no files for process 1": "prlimit --pid 1 --fsize=0:0; sleep 100 &",
 }
@@ -119,8 +130,8 @@ async def running(sandbox):
 
 
 @pytest.mark.parametrize("name", [n for n in ISOLATING if n != "podman"])
-def test_spared_processes_are_seen_and_do_nothing(places, name):
-    backend = places.backend(name)
+def test_spared_processes_are_seen_and_do_nothing(backends, name):
+    backend = backends.backend(name)
 
     async def main():
         async with await backend.start(Spec()) as sandbox:
@@ -140,7 +151,7 @@ def test_spared_processes_are_seen_and_do_nothing(places, name):
             await sandbox.stop_processes()
             assert await running(sandbox) == {}
 
-    places.run(main())
+    backends.run(main())
 
 
 def test_no_process_writes_into_another(isolated):

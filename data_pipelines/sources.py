@@ -1,0 +1,127 @@
+"""Names of `config.data.source`: the data sets that come with the package, and files of your own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from jaxagent.config import ConfigError, EnvConfig, SourceConfig
+from jaxagent.config.ranges import NonNegativeInt, PositiveInt, ZeroToOne
+from jaxagent.data.dataset import Files, Generated
+from jaxagent.envs import Python as PythonEnv
+from jaxagent.envs import Search, Terminal
+
+E = TypeVar("E", bound=EnvConfig)
+
+
+@dataclasses.dataclass(frozen=True)
+class Geography(Generated):
+    """Questions about countries and cities with short passages, for the search environment; see geography.py."""
+
+    num_cities: PositiveInt = 600  # size of the world
+    num_curriculum: NonNegativeInt = 8_000  # one-passage demonstrations
+    num_demonstrations: NonNegativeInt = 24_000  # whole episodes
+    early_answer_frac: ZeroToOne = 0.8  # of two-hop demonstrations, what answers too early: what RL has to unlearn
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """Demonstrations show as many passages as a search finds."""
+        return dict(
+            num_cities=self.num_cities,
+            seed=seed,
+            topk=_of(env, Search, self).retriever.topk,
+            early_answer_frac=self.early_answer_frac,
+            curriculum=self.num_curriculum,
+            full=self.num_demonstrations,
+        )
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes tasks, passages and demonstrations."""
+        from jaxagent.data_pipelines import geography
+
+        geography.write(folder, **self.settings(seed, env))
+
+
+@dataclasses.dataclass(frozen=True)
+class TerminalTasks(Generated):
+    """One or two small things to do in a shell; see terminal.py."""
+
+    num_tasks: NonNegativeInt = 4_000  # training and held-out together
+    num_demonstrations: NonNegativeInt = 6_000
+    early_answer_frac: ZeroToOne = 0.8  # of demonstrations of two things, what finishes after the first
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """Demonstrations are written as the environment's policy writes."""
+        return dict(
+            num=self.num_tasks,
+            seed=seed,
+            laptop=True,
+            num_demonstrations=self.num_demonstrations,
+            style=_of(env, Terminal, self).tools,
+            early_done_frac=self.early_answer_frac,
+        )
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes tasks and demonstrations."""
+        from jaxagent.data_pipelines import terminal
+
+        terminal.write(folder, **self.settings(seed, env))
+
+
+@dataclasses.dataclass(frozen=True)
+class _ForPython(Generated):
+    num_tasks: NonNegativeInt = 4_000  # training and held-out together
+    num_demonstrations: NonNegativeInt = 12_000
+    early_answer_frac: ZeroToOne = 0.8  # of the harder demonstrations, what ends too early: what RL has to unlearn
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """Demonstrations are written as the environment's policy writes."""
+        return dict(
+            num=self.num_tasks,
+            seed=seed,
+            num_demonstrations=self.num_demonstrations,
+            style=_of(env, PythonEnv, self).format,
+            early_frac=self.early_answer_frac,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Arithmetic(_ForPython):
+    """Word problems of one or two steps with large numbers; see arithmetic.py."""
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes problems and demonstrations."""
+        from jaxagent.data_pipelines import arithmetic
+
+        arithmetic.write(folder, **self.settings(seed, env))
+
+
+@dataclasses.dataclass(frozen=True)
+class PythonTasks(_ForPython):
+    """Small functions on top of a library whose description may be out of date; see python_tasks.py."""
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes tasks with hidden tests, and demonstrations."""
+        from jaxagent.data_pipelines import python_tasks
+
+        python_tasks.write(folder, **self.settings(seed, env))
+
+
+SOURCES: dict[str, type[SourceConfig]] = {
+    "files": Files,
+    "geography": Geography,
+    "terminal": TerminalTasks,
+    "arithmetic": Arithmetic,
+    "python_tasks": PythonTasks,
+}
+
+
+def _of(env: EnvConfig, wanted: type[E], source: SourceConfig) -> E:
+    """The environment's settings, which must be of the kind that the source's demonstrations are for."""
+    if not isinstance(env, wanted):
+        raise ConfigError(
+            f"data.source={type(source).__name__} makes tasks for the environment {wanted.__name__}, and config.env is "
+            f"{type(env).__name__}: set data.source to tasks of that one."
+        )
+    return env

@@ -1,0 +1,1 @@
+"""Agents that write and run Python programs."""

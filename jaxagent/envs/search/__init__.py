@@ -1,0 +1,1 @@
+"""Search-R1: an agent that searches, reads, searches again, and answers."""

@@ -1,0 +1,115 @@
+"""Dense retrieval: the inner product of a query's vector with every passage's, exactly (no approximate index).
+
+An index folder holds `vectors.npy` (f32[N, E], row i belongs to passage i of the corpus) and `index.json` (the name of
+the encoder for queries, N, and a fingerprint of the corpus). `write_index` makes one, `Dense.load` opens it. Scores
+come from FAISS where it is installed, else from NumPy: the same numbers, slower on millions of passages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxagent.config import ConfigError
+from jaxagent.envs.search.retriever.base import Passage
+from jaxagent.envs.search.retriever.encoders import Encoder, open_encoder
+from jaxagent.io import files
+
+TopK = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]  # f32[Q, E], k -> scores f32[Q, k], rows i64[Q, k]
+
+
+class Dense:
+    """A `Retriever` over passages with precomputed vectors.
+
+    Args:
+      passages: the corpus.
+      vectors: f32[N, E], row i for passage i; unit length where similarity shall be the cosine.
+      encoder: maps queries to f32[Q, E].
+    """
+
+    def __init__(self, passages: Sequence[Passage], vectors: np.ndarray, encoder: Encoder):
+        if len(passages) != len(vectors):
+            raise ConfigError(f"A dense index of {len(vectors)} vectors does not fit {len(passages)} passages.")
+        self._passages = passages
+        self._encoder = encoder
+        self._topk = _faiss_topk(vectors) or _numpy_topk(vectors)
+        self._one_at_a_time = asyncio.Lock()  # the encoder uses all cores by itself
+
+    @classmethod
+    def load(cls, folder: str | Path, passages: Sequence[Passage]) -> Dense:
+        """Opens an index folder over the corpus that it was made from.
+
+        Raises:
+          ConfigError: missing or malformed files, another corpus, or an encoder that cannot be opened.
+        """
+        folder = Path(folder)
+        try:
+            facts = json.loads((folder / "index.json").read_text())
+            vectors = np.load(folder / "vectors.npy", mmap_mode="r")
+            encoder, written = facts["encoder"], facts["corpus"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"'{folder}' is not a dense index ({type(error).__name__}: {error}).") from error
+        if written != fingerprint(passages):
+            raise ConfigError(f"The dense index '{folder}' was made from another corpus than the one configured.")
+        return cls(passages, vectors, open_encoder(encoder))
+
+    async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
+        """See `base.Retriever`. Runs in a thread, so that the event loop keeps turning."""
+        if not queries or not self._passages:
+            return [[] for _ in queries]
+        async with self._one_at_a_time:
+            return await asyncio.to_thread(self._search, list(queries), min(topk, len(self._passages)))
+
+    def _search(self, queries: list[str], topk: int) -> list[list[Passage]]:
+        scores, rows = self._topk(self._encoder(queries, "query"), topk)
+        order = np.lexsort((rows, -scores), axis=1)  # equal scores in corpus order
+        return [
+            [dataclasses.replace(self._passages[int(rows[q, i])], score=float(scores[q, i])) for i in order[q]]
+            for q in range(len(queries))
+        ]
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+
+def write_index(folder: str | Path, passages: Sequence[Passage], encoder_name: str) -> None:
+    """Encodes the corpus with `open_encoder(encoder_name)` and writes an index folder."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    vectors = open_encoder(encoder_name)([p.contents for p in passages], "passage")
+    np.save(folder / "vectors.npy", vectors)
+    facts = {"encoder": encoder_name, "passages": len(passages), "corpus": fingerprint(passages)}
+    files.replace(folder / "index.json", json.dumps(facts, indent=2) + "\n")
+
+
+def fingerprint(passages: Sequence[Passage]) -> str:
+    """A checksum of the corpus's ids and contents in order."""
+    value = 0
+    for passage in passages:
+        value = zlib.crc32(f"{passage.id}\0{passage.contents}\0".encode(), value)
+    return f"{len(passages)}:{value:08x}"
+
+
+def _faiss_topk(vectors: np.ndarray) -> TopK | None:
+    try:
+        import faiss
+    except ImportError:
+        return None
+    index = faiss.IndexFlatIP(vectors.shape[1])
+    index.add(np.ascontiguousarray(vectors, np.float32))
+    return lambda queries, k: index.search(np.ascontiguousarray(queries, np.float32), k)
+
+
+def _numpy_topk(vectors: np.ndarray) -> TopK:
+    def topk(queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        scores = queries @ vectors.T
+        rows = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+        return np.take_along_axis(scores, rows, axis=1), rows
+
+    return topk

@@ -1,0 +1,51 @@
+"""A path -> the terminal tasks there, whatever their format: told apart by the file that describes a task.
+
+task.toml   Harbor
+task.yaml   terminal-bench's older layout
+task.json   Endless Terminals
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxagent.config import ConfigError, nearest
+from jaxagent.envs.terminal import endless, harbor, terminal_bench
+from jaxagent.envs.terminal.task import TerminalTask
+
+_READERS = {"task.toml": harbor, "task.yaml": terminal_bench, "task.json": endless}
+
+
+def read_task(folder: Path) -> TerminalTask:
+    """One task directory of any format.
+
+    Raises:
+      ConfigError: no task there, several formats at once, or a malformed one.
+    """
+    if not folder.is_dir():
+        siblings = [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else []
+        raise ConfigError(f"No task folder {folder}.{' ' + nearest(folder.name, siblings) if siblings else ''}")
+    found = [name for name in _READERS if (folder / name).is_file()]
+    if len(found) != 1:
+        names = sorted(p.name for p in folder.iterdir())
+        problem = (
+            f"holds {' and '.join(found)}" if found else f"holds no {', '.join(_READERS)} (but: {', '.join(names)})"
+        )
+        raise ConfigError(f"{folder} {problem}: not one terminal task.")
+    return _READERS[found[0]].read(folder)
+
+
+def read_tasks(path: Path) -> list[TerminalTask]:
+    """All tasks below a path, by name: a task directory, a directory of them, or an Endless `tasks.json` list.
+
+    Raises:
+      ConfigError: none there, or a malformed one.
+    """
+    if path.is_file():
+        return endless.read_list(path)
+    if path.is_dir() and not any((path / name).is_file() for name in _READERS):
+        inner = [p for p in sorted(path.iterdir()) if p.is_dir() and any((p / name).is_file() for name in _READERS)]
+        if not inner:
+            raise ConfigError(f"{path} holds no task directories: no */{', no */'.join(_READERS)}.")
+        return [read_task(folder) for folder in inner]
+    return [read_task(path)]

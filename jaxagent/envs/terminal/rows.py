@@ -1,0 +1,83 @@
+"""Terminal tasks as rows of a dataset (`types.Task`), and back.
+
+A generated task is small, so its row holds it whole, in metadata["terminal"]:
+
+    setup, initial_test, final_test   programs: sh, python3, python3
+    commands                          the oracle, as an agent would send it, turn by turn
+    processes                         whether the final test looks at running processes
+    level, template                   also in the row's `kind`: "level1/copy_file"
+
+A task of another format stays on disk; metadata["terminal"] is then {"folder": path}, and the folder is read when the
+task is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxagent.config import ConfigError, nearest
+from jaxagent.envs.terminal import folders
+from jaxagent.envs.terminal.task import Limits, TerminalTask, inline
+from jaxagent.types import Task
+
+KEY = "terminal"
+LIMITS = Limits(  # of generated tasks: every one is a matter of milliseconds
+    agent_timeout_s=300.0, verifier_timeout_s=30.0, build_timeout_s=60.0, cpus=1.0, memory_mb=512, storage_mb=64
+)
+_PROGRAMS = ("setup", "initial_test", "final_test")
+_COLUMNS = (*_PROGRAMS, "commands", "processes", "level", "template")
+
+
+def folder_row(task: TerminalTask) -> dict[str, Any]:
+    """The row of a task that was read from a folder."""
+    kind = f"level{task.level}/{task.format}" if task.level else task.format
+    metadata = {KEY: {"folder": str(task.folder.absolute())}, "domain": task.format}
+    return {"id": task.id, "prompt": task.instruction, "answers": [], "kind": kind, "metadata": metadata}
+
+
+def from_task(task: Task) -> TerminalTask:
+    """The terminal task that a dataset's row describes.
+
+    Raises:
+      ConfigError: the row's metadata["terminal"] is missing or malformed, naming the task and the key; or the folder
+        that it names cannot be read.
+    """
+    place = f"task '{task.id}': metadata"
+    about = task.metadata.get(KEY)
+    if not isinstance(about, Mapping):
+        raise ConfigError(f"{place} has no '{KEY}' object: it is no terminal task. It has: {', '.join(task.metadata)}.")
+    if "folder" in about:
+        return folders.read_task(Path(str(about["folder"])))
+    for key in about:
+        if key not in _COLUMNS:
+            raise ConfigError(f"{place}: unknown key '{KEY}.{key}'. {nearest(key, _COLUMNS)}")
+    for key in _COLUMNS:
+        if key not in about:
+            raise ConfigError(f"{place}: key '{KEY}.{key}' is missing.")
+    for key in (*_PROGRAMS, "template"):
+        if not isinstance(about[key], str) or not (about[key].strip() or key == "setup"):
+            raise ConfigError(f"{place}: key '{KEY}.{key}' must be text, got {about[key]!r}.")
+    commands = about["commands"]
+    if not isinstance(commands, (list, tuple)) or not commands or not all(isinstance(c, str) and c for c in commands):
+        raise ConfigError(f"{place}: key '{KEY}.commands' must be a list of commands, got {commands!r}.")
+    if not isinstance(about["processes"], bool):
+        raise ConfigError(f"{place}: key '{KEY}.processes' must be true or false, got {about['processes']!r}.")
+    if about["level"] not in (1, 2, 3):
+        raise ConfigError(f"{place}: key '{KEY}.level' must be 1, 2 or 3, got {about['level']!r}.")
+    return TerminalTask(
+        id=task.id,
+        instruction=task.prompt,
+        format="generated",
+        limits=LIMITS,
+        setup=inline("sh", about["setup"]),
+        initial_test=inline("python3", about["initial_test"]),
+        final_test=inline("python3", about["final_test"]),
+        oracle=inline("sh", "\n".join(commands)),
+        commands=tuple(commands),
+        looks_at_processes=about["processes"],
+        level=about["level"],
+        template=about["template"],
+        metadata={k: v for k, v in task.metadata.items() if k != KEY},
+    )

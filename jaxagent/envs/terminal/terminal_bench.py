@@ -1,0 +1,73 @@
+"""terminal-bench's older layout, from before Harbor.
+
+task.yaml                 instruction, difficulty, category, tags, parser_name, max_agent_timeout_sec, ...
+Dockerfile, docker-compose.yaml
+run-tests.sh              run with TEST_DIR=/tests; prints pytest's short summary (`-rA`), which is the verdict
+tests/test_outputs.py     tests/ becomes /tests at verification
+solution.sh               the oracle (a solution.yaml of keystrokes is not supported and counts as none)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxagent.config import ConfigError
+from jaxagent.envs.terminal import fields
+from jaxagent.envs.terminal.fields import Fields
+from jaxagent.envs.terminal.task import Image, Limits, Script, TerminalTask, level_of
+
+AGENT_TIMEOUT_S, TEST_TIMEOUT_S, BUILD_TIMEOUT_S = 360.0, 60.0, 600.0
+CPUS, MEMORY_MB, STORAGE_MB = 1.0, 2048, 10240  # the layout has no such fields: Harbor's defaults
+TEST_DIR = "/tests"
+RUN_TESTS = f"{TEST_DIR}/run-tests.sh"
+
+_KEYS = (
+    *("instruction", "author_name", "author_email", "difficulty", "category", "tags", "parser_name"),
+    *("max_agent_timeout_sec", "max_test_timeout_sec", "run_tests_in_same_shell"),
+)
+
+
+def is_task(folder: Path) -> bool:
+    """True for a task directory of this format."""
+    return (folder / "task.yaml").is_file()
+
+
+def read(folder: Path) -> TerminalTask:
+    """One task directory.
+
+    Raises:
+      ConfigError: a file or key that is missing or malformed, or a feature that is not supported.
+    """
+    path = folder / "task.yaml"
+    about = Fields(fields.read_yaml(path), path, _KEYS)
+    if (parser := about.text("parser_name", "pytest")) != "pytest":
+        raise about.wrong("parser_name", "must be 'pytest': other parsers are not supported", parser)
+    if about.values.get("run_tests_in_same_shell"):
+        # An agent's own shell can make any test pass; see docs/terminal_tasks.md.
+        raise ConfigError(f"{path}: key 'run_tests_in_same_shell': tests run in a fresh process only.")
+    fields.python_file(folder / "tests" / "test_outputs.py")
+    fields.read_text(folder / "run-tests.sh")
+    fields.read_text(folder / "Dockerfile")
+    compose = next((p for p in (folder / "docker-compose.yaml", folder / "docker-compose.yml") if p.is_file()), None)
+    solution = folder / "solution.sh"
+    return TerminalTask(
+        id=folder.name,
+        instruction=about.text("instruction"),
+        format="terminal_bench",
+        limits=Limits(
+            about.number("max_agent_timeout_sec", AGENT_TIMEOUT_S),
+            about.number("max_test_timeout_sec", TEST_TIMEOUT_S),
+            BUILD_TIMEOUT_S,
+            CPUS,
+            MEMORY_MB,
+            STORAGE_MB,
+        ),
+        image=Image(dockerfile=folder / "Dockerfile", compose=compose, context=folder),
+        final_test=Script(f"bash {RUN_TESTS}", {TEST_DIR: folder / "tests", RUN_TESTS: folder / "run-tests.sh"}),
+        oracle=Script("bash /oracle/solution.sh", {"/oracle/solution.sh": solution}) if solution.is_file() else None,
+        reward_from="pytest_summary",
+        verifier_env={"TEST_DIR": TEST_DIR},
+        level=level_of(about.text("difficulty", "unknown")),
+        folder=folder,
+        metadata={k: v for k, v in about.values.items() if k != "instruction"},
+    )

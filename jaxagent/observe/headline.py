@@ -1,0 +1,25 @@
+"""Which numbers of an evaluation a person looks at first: its score, whatever the environment calls it.
+
+An evaluation's record begins with the environment's score, "eval/em" or "eval/solved"; "eval/em_sampled" is the same
+with sampling, "eval/em_two_hop" that of a family of kinds of tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+EVAL = "eval/"
+
+
+def score_of(names: Iterable[str]) -> str:
+    """The environment's score, of an evaluation's metrics in their order; "" where nothing was evaluated."""
+    return next((name.removeprefix(EVAL) for name in names if name.startswith(EVAL)), "")
+
+
+def held_out(names: Iterable[str], score: str) -> list[str]:
+    """The score's metrics among `names`: greedy, sampled, then greedy by family of kinds."""
+    if not score:
+        return []
+    known, greedy, sampled = set(names), f"{EVAL}{score}", f"{EVAL}{score}_sampled"
+    families = {name for name in known if name.startswith(f"{greedy}_") and not name.startswith(sampled)}
+    return [*(name for name in (greedy, sampled) if name in known), *sorted(families)]

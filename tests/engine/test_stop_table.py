@@ -1,0 +1,116 @@
+"""Each request ends at its own stop strings: the stacked table against string search, and the engine that uses it."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxagent.config import ConfigError
+from jaxagent.engine import automaton
+from jaxagent.engine.requests import BusyError
+from jaxagent.engine.stop_table import StopTable
+from tests.engine import toys
+from tests.engine.test_driver import chain, letters
+
+VOCABULARY = [b"a", b"b", b"ab", b"ba", b"aab", b"<", b"b<"]
+ROWS = 12
+
+
+def table(default=("ab<",), rows=ROWS) -> StopTable:
+    return StopTable(automaton.build(default, VOCABULARY, len(VOCABULARY)), rows)
+
+
+def ends(built: StopTable, block, tokens: list[int]) -> tuple[int, str] | None:
+    """Walks the stacked table as the device does: how many tokens until which stop string."""
+    row = block.first
+    for count, token in enumerate(tokens, 1):
+        entry = int(built.table[row, token])
+        if entry < 0:
+            return count, block.stops.decode(entry)[0]
+        row = entry
+    assert row == block.state_after(tokens)
+    return None
+
+
+strings = st.lists(st.text("ab<", min_size=1, max_size=4), min_size=1, max_size=2, unique=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sets=st.lists(strings, min_size=1, max_size=6), tokens=st.lists(st.integers(0, len(VOCABULARY) - 1), max_size=8))
+def test_every_set_stops_where_a_search_for_its_own_strings_stops(sets, tokens):
+    built = table()
+    for wanted in sets:
+        block = built.block(wanted, ())
+        text, found = "", None
+        for count, token in enumerate(tokens, 1):
+            text += VOCABULARY[token].decode()
+            at = [(text.find(s) + len(s), -len(s), s) for s in wanted if s in text]
+            if at:
+                found = count, min(at)[2]
+                break
+        assert ends(built, block, tokens) == found
+        assert ends(built, built.default, [2, 5]) == (2, "ab<")  # the default's rows are nobody else's
+
+
+def test_blocks_in_use_stay_and_the_least_recently_used_makes_room():
+    built = table()  # 3 states of 12 are the default's
+    assert built.block(("ab<",), ()) is built.default and built.changed
+    built.changed = False
+    first, second = built.block(("aaaa",), ()), built.block(("bbb",), ())  # 4 and 3 states: 2 rows are left
+    assert built.changed and built.block(("aaaa",), ()) is first  # used again: the second is older now
+    third = built.block(("<<<",), (first,))
+    assert third.first == second.first
+    assert built.block(("bbb",), (first, third)) is None
+    assert ends(built, first, [4, 0]) is None and ends(built, third, [5, 5, 5]) == (3, "<<<")
+    assert built.block(("bbb",), (first,)).first == third.first
+
+
+def test_strings_for_which_there_is_never_room_are_refused():
+    with pytest.raises(ConfigError, match=r"engine.stop_states=2 is too small: the stop strings \['ab<'\] need 3"):
+        table(rows=2)
+    with pytest.raises(ValueError, match=r"need 10 states, and engine.stop_states=12 leaves 9"):
+        table().block(("a" * 10,), ())
+    with pytest.raises(ValueError, match="must not be empty"):
+        table().block(("",), ())
+
+
+def test_turns_side_by_side_end_at_their_own_strings_and_nothing_compiles():
+    async def one(driver, number, stop_strings):
+        session = await driver.open("t", number)
+        try:
+            return await driver.generate(session, letters("a"), 5, toys.GREEDY, 0, 20.0, stop_strings=stop_strings)
+        finally:
+            driver.close(session)
+
+    async def play(driver):
+        compiles = driver.stats()["compiles"]
+        sets = [None, ("bc",), ("cd", "zz"), (), ("de",)]
+        found = await asyncio.gather(*[one(driver, number, stops) for number, stops in enumerate(sets)])
+        assert driver.stats()["compiles"] == compiles
+        return found
+
+    with toys.running(params=chain("abcdefghij"), stops=("ef",)) as driver:
+        found = asyncio.run(play(driver))
+    assert [generation.stop_string for generation in found] == ["ef", "bc", "cd", None, "de"]
+    assert [generation.tokens.tolist() for generation in found] == [
+        letters(t) for t in ("bcdef", "bc", "bcd", "bcdef", "bcde")
+    ]
+
+
+def test_a_turn_waits_for_room_among_the_stop_strings():
+    async def play(driver):
+        sessions = [await driver.open("t", number) for number in range(2)]
+        slow = asyncio.create_task(
+            driver.generate(sessions[0], letters("a"), 20, toys.GREEDY, 0, 20.0, stop_strings=("wxyz",))
+        )
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError, match=r"fill engine.stop_states"):
+            await driver.generate(sessions[1], letters("a"), 2, toys.GREEDY, 0, 20.0, stop_strings=("vwxy",))
+        assert len((await slow).tokens) == 20
+        again = await driver.generate(sessions[1], letters("a"), 2, toys.GREEDY, 0, 20.0, stop_strings=("vwxy",))
+        assert len(again.tokens) == 2
+
+    with toys.running(params=np.asarray(toys.weights()), stops=(), stop_states=6) as driver:
+        asyncio.run(play(driver))

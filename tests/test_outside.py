@@ -1,0 +1,121 @@
+"""Classes of another package, named by import path: docs/add_an_environment.md, run as it stands."""
+
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from jaxagent.observe import jsonl
+from tests import tiny_run
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs/add_an_environment.md").read_text()
+TINY = (
+    "--config.rl.steps=3 --config.rl.tasks_per_step=2 --config.rl.group_size=4 --config.data.num_eval=4 "
+    "--config.engine.slots=8 --config.engine.pages=64 --config.engine.prefill_tokens=256 "
+    "--config.rl.batch.row_tokens=128 --config.tokenizer.vocab_size=300 "
+    "--config.rl.advantage.drop_zero_signal=false --config.checkpoint.every=0"
+)
+MODEL = [flag for flag in tiny_run.FLAGS.split() if flag.startswith("--config.model.")]
+
+
+@pytest.fixture
+def package(tmp_path) -> pathlib.Path:
+    """A folder outside of the checkout with the page's code as my_package/guess.py."""
+    code = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "asyncio.run" not in block]
+    assert len(code) == 3
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package/guess.py").write_text("\n\n".join(code))
+    return tmp_path
+
+
+def run(folder: pathlib.Path, *flags: str) -> subprocess.CompletedProcess:
+    (command,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    words = shlex.split(command.replace("\\\n", " "))
+    assert words[:3] == ["python", "-m", "jaxagent.main"]
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"PYTHONPATH": f"{ROOT}:{folder}"}
+    return subprocess.run(
+        [sys.executable, *words[1:], *TINY.split(), *MODEL, *flags],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+def test_the_pages_own_command_trains(package):
+    done = run(package, "--config.env.max_turns=2", "--config.log_episodes=true")
+    assert done.returncode == 0, done.stderr[-3000:]
+    workdir = package / "runs/guess"
+    config = json.loads((workdir / "config.json").read_text())
+    assert config["env"] == {
+        "name": "my_package.guess:Guess", "hints": True, "max_turns": 2, "turn_tokens": 8, "observation_tokens": 16,
+        "context_tokens": 128, "episode_timeout_s": 600.0, "max_failed_steps": 3,
+    }  # fmt: skip
+    assert config["data"]["source"] == {"name": "my_package.guess:Numbers", "below": 5, "count": 60}
+    steps = [record for record in jsonl.read(workdir / "metrics.jsonl") if record["stage"] == "rl"]
+    assert [record["step"] for record in steps] == [0, 1, 2, 3]
+    for record in steps[1:]:
+        assert record["episode/guesses"] + record["episode/invalid_actions"] > 0 and "reward/guessed" in record
+        assert not record["stop/env_error"] and record["logprob_gap/max"] == 0.0
+    summary = json.loads((workdir / "summary.json").read_text())
+    assert "eval/guessed_after_rl" in summary and summary["compiles_after_warmup"] == 0
+    assert "held-out guessed, greedy" in (workdir / "report.html").read_text()
+    (folder,) = workdir.glob("numbers-*")
+    assert len(list(jsonl.read(folder / "train.jsonl"))) == 60
+
+
+BROKEN = {
+    "does not import": ("import no_such_thing", "env", "Python finds no module 'no_such_thing'"),
+    "raises": ("1 / 0", "env", "ZeroDivisionError: division by zero"),
+    "is not there": ("", "env", "has no attribute 'Mine'"),
+    "is no dataclass": ("class Mine(Environment): pass", "env", "must be a dataclass whose fields are its settings"),
+    "is none of the kind": (
+        "@dataclass(frozen=True)\nclass Mine: pass",
+        "env",
+        "must extend jaxagent.config.env.EnvConfig",
+    ),
+    "has no attempts": (
+        "@dataclass(frozen=True)\nclass Mine(Environment): pass",
+        "env",
+        "needs a method attempt(task)",
+    ),
+    "writes no tasks": ("@dataclass(frozen=True)\nclass Mine(Generated): pass", "data.source", "needs a method write("),
+    "is no reward": ("@dataclass(frozen=True)\nclass Mine: pass", "env.reward", "needs a method __call__(view)"),
+}
+HEAD = "\n".join(
+    (
+        "from dataclasses import dataclass",
+        "from jaxagent.data.dataset import Generated",
+        "from jaxagent.envs import Environment\n",
+    )
+)
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_is_wrong_with_a_class_of_ones_own_is_one_line(what, tmp_path, monkeypatch, capsys):
+    from jaxagent import main as cli
+
+    code, field, message = BROKEN[what]
+    name = f"outside_{list(BROKEN).index(what)}"
+    (tmp_path / f"{name}.py").write_text(HEAD + code + "\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert cli.main(["main", "--config=search_r1", f"--config.{field}={name}:Mine"]) == 2
+    error = capsys.readouterr().err
+    assert message in error and f"{name}:Mine" in error.replace("env.reward: Mine", f"{name}:Mine"), error
+    assert error.count("\n") == 1 and error.startswith("error: ")
+
+
+def test_a_reward_of_ones_own_is_the_search_environments(tmp_path, monkeypatch):
+    from jaxagent.config import flags
+
+    (tmp_path / "outside_reward.py").write_text(
+        "import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass Short:\n    most: int = 5\n"
+        "    def __call__(self, view):\n        return float(len(view.actions) <= self.most)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    argv = ["main", "--config=search_r1", "--config.env.reward=outside_reward:Short", "--config.env.reward.most=7"]
+    reward = flags.parse_argv(argv).config.env.reward
+    assert type(reward).__name__ == "Short" and reward.most == 7
