@@ -1,5 +1,6 @@
 """Numbers that mean nothing are refused by name, in one line, before jax is loaded; a 0 that means "off" is not."""
 
+import copy
 import functools
 import importlib
 import pathlib
@@ -145,7 +146,7 @@ def changed(changes: dict, recipe: str = "search_r1", chosen: Sequence[str] = ()
     raw = importlib.import_module(f"configs.{recipe}").get_config().to_dict()
     raw = overrides.apply(raw, [tuple(choice.split("=", 1)) for choice in chosen])
     for above in [given for path, given in BEFORE.items() if any(field.startswith(path) for field in changes)]:
-        changes = above | changes
+        changes = copy.deepcopy(above) | changes
     for field, value in changes.items():
         put(raw, field, value)
     config = schema.parse(raw)

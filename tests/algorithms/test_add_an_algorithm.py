@@ -51,8 +51,8 @@ def test_choices_of_a_users_own_go_through_the_whole_algorithm(mine, make_group)
     np.testing.assert_allclose(sum(s.policy_weights.sum() for s in update), 1.0)
 
     chosen = loss.policy_loss_of(cfg.rl).keywords["objective"]
-    tokens = Tokens(jnp.log(jnp.array([2.0])), jnp.zeros(1), jnp.array([-1.0]), lambda x: x)
-    np.testing.assert_allclose(jax.jit(chosen)(tokens)[0], [2.0 + 1.0 / (2 * 0.5)], rtol=1e-6)
+    jitted = jax.jit(lambda logprobs: chosen(Tokens(logprobs, jnp.zeros(1), jnp.array([-1.0]), lambda x: x))[0])
+    np.testing.assert_allclose(jitted(jnp.log(jnp.array([2.0]))), [2.0 + 1.0 / (2 * 0.5)], rtol=1e-6)  # a ratio of 2
     assert isinstance(hash(cfg.rl), int)  # static under jit
 
 
