@@ -24,7 +24,7 @@ from benchmarks import device_profile
 from jaxagent.algorithms.sft import sft
 from jaxagent.config import parse
 from jaxagent.configs import search_r1
-from jaxagent.learner import forward, loss
+from jaxagent.learner import forward
 from jaxagent.learner.batching import Packer
 from jaxagent.learner.update import make_update, shard
 from jaxagent.models import kernels, params, sharding
@@ -78,7 +78,7 @@ def main() -> None:
     with jax.set_mesh(mesh):
         print(kernels.report(spec, 64, args.tokens), flush=True)
         weights = params.init(spec, jax.random.key(0), params.shardings(spec, mesh, sharding.TRAIN))
-        policy = make_update(forward.policy_forward(spec), loss.SUPERVISED, optax.sgd(0.0), mesh).policy
+        policy = make_update(forward.policy_forward(spec), optax.sgd(0.0), mesh).policy
         on_device = shard(batch, mesh)
         one = np.float32(1.0)  # temperature
         grads, tally = policy.zeros(weights, on_device, one)

@@ -25,7 +25,7 @@ from jaxagent.config import BatchConfig, MeshConfig
 from jaxagent.configs import search_r1
 from jaxagent.learner.batching import Packer
 from jaxagent.learner.forward import policy_forward
-from jaxagent.learner.loss import Objective
+from jaxagent.learner.loss import policy_loss_of
 from jaxagent.learner.optimizer import make_optimizer
 from jaxagent.learner.prefixes import Sharing
 from jaxagent.learner.state import TrainState, init_state
@@ -104,7 +104,7 @@ def measure(spec: ModelSpec, policy: Any = None, repetitions: int = 5, row_token
     with jax.set_mesh(mesh):
         policy = policy or params.init(spec, jax.random.key(0), params.shardings(spec, mesh, sharding.TRAIN))
         state = init_state(policy, optimizer)
-        update = make_update(policy_forward(spec), Objective.of(rl), optimizer, mesh)
+        update = make_update(policy_forward(spec), optimizer, mesh, policy_loss_of(rl), rl.sampling.temperature)
     streams = group_streams(spec.vocab_size)
     found: dict[str, float] = {}
     seconds: dict[str, list[float]] = {}

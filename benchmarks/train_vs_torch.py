@@ -39,7 +39,6 @@ from benchmarks.peers import fastest_threads
 from benchmarks.sides import Side, reply_with, requests
 from benchmarks.tiny_model import TinyModel
 from jaxagent.config import OptimizerConfig
-from jaxagent.learner import loss
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.forward import policy_forward
 from jaxagent.learner.optimizer import make_optimizer
@@ -178,7 +177,7 @@ def our_steps(model: TinyModel, rows: int) -> dict[str, Step]:
 
 def _our_step(model: TinyModel, micro_rows: int) -> Step:
     optimizer = make_optimizer(ADAMW, 1000)
-    update = make_update(policy_forward(model.spec), loss.SUPERVISED, optimizer, model.mesh)
+    update = make_update(policy_forward(model.spec), optimizer, model.mesh)
     with jax.set_mesh(model.mesh):
         state = init_state(model.params, optimizer)
 

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from jaxagent.algorithms import published
 from jaxagent.config import ConfigError, nearest
-from jaxagent.configs import gsm8k_python
+from jaxagent.configs import gsm8k_python, search_r1
 
 
 def get_config(preset: str = "laptop") -> ConfigDict:
@@ -33,7 +33,7 @@ def get_config(preset: str = "laptop") -> ConfigDict:
         raise ConfigError(f"configs/code_agent.py has no preset '{preset}'. {nearest(preset, presets)}")
     config = presets[preset]()
     if plus:
-        published.apply(config.rl, algorithm)
+        published.apply(config, algorithm, search_r1.critic())
         config.workdir += f"_{algorithm}"
     return config
 
@@ -57,7 +57,6 @@ def laptop() -> ConfigDict:
     config.warm_start.batch_sequences = 24
     config.warm_start.gate_family = "first"
     config.warm_start.gate_questions = 8
-    config.rl.aggregation_constant = 160.0  # most sampled tokens of an episode
     return config
 
 
@@ -89,6 +88,5 @@ def qwen2_5_3b() -> ConfigDict:
     config.rl.steps = 200
     config.rl.tasks_per_step = 32
     config.rl.group_size = 8
-    config.rl.aggregation_constant = 6144.0
     config.rl.batch.row_tokens = 8192
     return config

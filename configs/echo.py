@@ -17,7 +17,7 @@ qwen3-8b: the published hyper-parameters. Not run by us: `--dry_run` says what i
 from ml_collections import ConfigDict
 
 from jaxagent.config import ConfigError, nearest
-from jaxagent.configs import endless_terminals
+from jaxagent.configs import endless_terminals, search_r1
 from jaxagent.configs.search_r1 import optimizer
 
 
@@ -37,8 +37,14 @@ def laptop() -> ConfigDict:
     """GRPO and ECHO in a real sandbox; learns in minutes on two CPU cores."""
     config = laptop_grpo()
     config.workdir = "runs/echo"
-    config.rl.echo.coefficient = 0.05
-    config.rl.echo.max_tokens = 0
+    config.rl.echo = published_echo()
+    return config
+
+
+def published_echo() -> ConfigDict:
+    """ECHO's own constants (arXiv 2605.24517)."""
+    config = ConfigDict({"coefficient": 0.05, "schedule": "constant", "targets": "env_only", "max_tokens": 0})
+    config.denominator = ConfigDict({"name": "full_observation"})
     return config
 
 
@@ -46,9 +52,8 @@ def laptop_grpo() -> ConfigDict:
     """The same without the prediction of observations."""
     config = endless_terminals.terminal()
     config.workdir = "runs/echo_grpo"
-    config.rl.advantage = "group_mean_std"
-    config.rl.clip_low = 0.2
-    config.rl.clip_high = 0.2
+    config.rl.advantage = search_r1.group_mean_std(drop_zero_signal=True)
+    config.rl.objective.clip_high = 0.2
     return config
 
 
@@ -56,11 +61,7 @@ def qwen3_8b() -> ConfigDict:
     """The published recipe on Qwen3-8B; the split over 8 GPUs is ours."""
     config = qwen3_8b_grpo()
     config.workdir = "runs/echo_qwen3-8b"
-    config.rl.echo.coefficient = 0.05
-    config.rl.echo.schedule = "constant"
-    config.rl.echo.targets = "env_only"
-    config.rl.echo.denominator = "full_observation"
-    config.rl.echo.max_tokens = 0
+    config.rl.echo = published_echo()
     return config
 
 
@@ -96,8 +97,8 @@ def qwen3_8b_grpo() -> ConfigDict:
     config.engine.pages = 65_536
     config.rl.steps = 1_096  # 2 epochs over 8,770 tasks
     config.rl.epochs = 1
+    config.rl.advantage.drop_zero_signal = False
     config.rl.sampling.temperature = 0.8
-    config.rl.aggregation_constant = 34_096.0
     config.rl.batch.row_tokens = 34_112  # a multiple of the page
     config.rl.optimizer = optimizer(1e-6, warmup_steps=20, b2=0.999, grad_clip=0.2)
     config.eval.every = 50

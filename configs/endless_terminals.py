@@ -33,7 +33,7 @@ def get_config(preset: str = "laptop") -> ConfigDict:
         raise ConfigError(f"configs/endless_terminals.py has no preset '{preset}'. {nearest(preset, presets)}")
     config = presets[preset]()
     if plus:
-        published.apply(config.rl, algorithm)
+        published.apply(config, algorithm, search_r1.critic())
         config.workdir += f"_{algorithm}"
     return config
 
@@ -82,8 +82,7 @@ def terminal() -> ConfigDict:
     config.rl.steps = 50
     config.rl.tasks_per_step = 12
     config.rl.group_size = 8
-    config.rl.aggregation = "sequence_mean"
-    config.rl.aggregation_constant = 96.0  # most sampled tokens of an episode
+    config.rl.aggregation = ConfigDict({"name": "sequence_mean"})
     config.rl.batch.row_tokens = 192
     config.eval.every = 10
     return config
@@ -93,13 +92,8 @@ def laptop() -> ConfigDict:
     """PPO with a critic in a real sandbox; learns in minutes on two CPU cores."""
     config = terminal()
     config.workdir = "runs/endless_terminals"
-    config.rl.advantage = "gae"
-    config.rl.whiten_advantages = False
-    config.rl.critic.gamma = 1.0
-    config.rl.critic.lam = 1.0
-    config.rl.clip_low = 0.2
-    config.rl.clip_high = 0.28
-    config.rl.critic.value_clip = 0.2
+    config.rl.advantage = search_r1.gae()
+    config.rl.advantage.critic.loss.value_clip = 0.2
     return config
 
 
@@ -135,9 +129,9 @@ def qwen2_5_7b() -> ConfigDict:
     config.rl.epochs = 2
     config.rl.sampling.temperature = 0.6
     config.rl.optimizer = optimizer(5e-7, warmup_steps=20, b2=0.999, grad_clip=0.1)
-    config.rl.critic.optimizer = optimizer(1e-6, warmup_steps=20, b2=0.999, grad_clip=0.1)
-    config.rl.critic.warmup_updates = 0
-    config.rl.critic.warmup_epochs = 1
+    config.rl.advantage.critic.optimizer = optimizer(1e-6, warmup_steps=20, b2=0.999, grad_clip=0.1)
+    config.rl.advantage.critic.warmup_updates = 0
+    config.rl.advantage.critic.warmup_epochs = 1
     config.eval.every = 50
     return config
 
@@ -176,8 +170,6 @@ def published_scale(config: ConfigDict) -> None:
     config.rl.tasks_per_step = 16
     config.rl.group_size = 16
     config.rl.updates_per_step = 1
-    config.rl.aggregation_constant = 32_768.0
-    config.rl.drop_zero_signal = False
     config.rl.batch.row_tokens = 16_384
     config.rl.batch.micro_rows = 8
     config.rl.batch.targets_multiple = 1024

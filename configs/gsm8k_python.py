@@ -40,7 +40,7 @@ def get_config(preset: str = "laptop") -> ConfigDict:
         raise ConfigError(f"configs/gsm8k_python.py has no preset '{preset}'. {nearest(preset, presets)}")
     config = presets[preset]()
     if plus:
-        published.apply(config.rl, algorithm)
+        published.apply(config, algorithm, search_r1.critic())
         config.workdir += f"_{algorithm}"
     return config
 
@@ -63,7 +63,6 @@ def laptop() -> ConfigDict:
     config.warm_start.batch_sequences = 48
     config.warm_start.gate_family = "one_step"
     config.warm_start.gate_questions = 12
-    config.rl.aggregation_constant = 72.0  # most sampled tokens of an episode
     return config
 
 
@@ -123,7 +122,6 @@ def smollm2() -> ConfigDict:
     config.env.context_tokens = 288
     config.env.run_timeout_s = 60.0
     config.warm_start.gate_questions = 4  # of each of three kinds
-    config.rl.aggregation_constant = 168.0  # most sampled tokens of an episode
     return config
 
 
@@ -187,7 +185,6 @@ def chat_scale(config: ConfigDict) -> None:
     config.stages = ("rl",)
 
     config.rl.updates_per_step = 2
-    config.rl.aggregation_constant = 2048.0
     config.rl.optimizer = optimizer(1e-6, b2=0.999)
     config.rl.batch.row_tokens = 4096
     config.rl.batch.micro_rows = 4

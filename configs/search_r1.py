@@ -53,7 +53,7 @@ def get_config(preset: str = "laptop") -> ConfigDict:
         raise ConfigError(f"configs/search_r1.py has no preset '{preset}'. {nearest(preset, presets)}")
     config = presets[preset]()
     if plus:
-        published.apply(config.rl, algorithm)
+        published.apply(config, algorithm, critic())
         config.workdir += f"_{algorithm}"
     return config
 
@@ -78,6 +78,24 @@ def offline(learning_rate: float, updates: int, examples: int) -> ConfigDict:
     config = ConfigDict({"updates": updates, "examples": examples})
     config.optimizer = optimizer(learning_rate, schedule="linear")
     config.batch = ConfigDict({"row_tokens": 256, "micro_rows": 4, "targets_multiple": 32, "share_prefix": False})
+    return config
+
+
+def group_mean_std(drop_zero_signal: bool) -> ConfigDict:
+    """GRPO's advantage."""
+    return ConfigDict({"name": "group_mean_std", "drop_zero_signal": drop_zero_signal, "multi_trajectory": "full"})
+
+
+def gae() -> ConfigDict:
+    """PPO's advantage."""
+    return ConfigDict({"name": "gae", "gamma": 1.0, "lam": 1.0, "critic": critic()})
+
+
+def critic() -> ConfigDict:
+    """How the laptop trains a critic: first, and faster than the policy."""
+    config = ConfigDict({"value_coefficient": 1.0, "warmup_updates": 10, "warmup_epochs": 4})
+    config.loss = ConfigDict({"name": "squared", "value_clip": 0.5})
+    config.optimizer = optimizer(1e-3)
     return config
 
 
@@ -169,7 +187,7 @@ def laptop() -> ConfigDict:
     config.dpo.training = offline(1e-4, updates=120, examples=16)
     config.outcome_model = ConfigDict({"episodes": "", "loss": "binary", "min_reward": 1.0, "held_out_frac": 0.2})
     config.outcome_model.training = offline(3e-4, updates=100, examples=32)
-    config.opd = ConfigDict({"steps": 24, "coefficient": 1.0, "learning_rate": 1e-3})
+    config.opd = ConfigDict({"steps": 24, "learning_rate": 1e-3})
 
     config.rl = ConfigDict()
     config.rl.steps = 70
@@ -178,76 +196,16 @@ def laptop() -> ConfigDict:
     config.rl.staleness = 0
     config.rl.updates_per_step = 2
     config.rl.epochs = 1
-    config.rl.advantage = "group_mean_std"
-    config.rl.best_of = 4
-    config.rl.multi_trajectory = "full"
+    config.rl.advantage = group_mean_std(drop_zero_signal=True)
     config.rl.whiten_advantages = False
-    config.rl.objective = "ppo_clip"
-    config.rl.clip_low = 0.2
-    config.rl.clip_high = 0.28
-    config.rl.clip_dual = 3.0
-    config.rl.tau_positive = 1.0
-    config.rl.tau_negative = 1.05
-    config.rl.correction = ConfigDict()
-    config.rl.correction.name = "none"
-    config.rl.correction.level = "token"
-    config.rl.correction.low = 0.0
-    config.rl.correction.high = 2.0
-    config.rl.correction.veto = 0.0
-    config.rl.correction.normalise = False
-    config.rl.correction.opsm_delta = 1e-4
-    config.rl.aggregation = "token_mean"
-    config.rl.aggregation_constant = 36.0  # most sampled tokens of an episode
-    config.rl.drop_zero_signal = True
+    config.rl.objective = ConfigDict({"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.28})
+    config.rl.aggregation = ConfigDict({"name": "token_mean"})
     config.rl.entropy_coefficient = 0.0
-    config.rl.entropy_control = ConfigDict({"target": 0.0, "step": 1e-4, "maximum": 5e-3})
-    config.rl.z_coefficient = 0.0
     config.rl.sampling = ConfigDict({"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0})
-    config.rl.temperature = ConfigDict({"schedule": "constant", "final": 1.0})
-    config.rl.refill = ConfigDict({"max_rounds": 1, "tasks_per_round": 0})
     config.rl.keep_groups_frac = 1.0
-    config.rl.oversample = ConfigDict({"extra_tasks": 0, "extra_attempts": 0, "min_group": 2})
-    config.rl.curriculum = ConfigDict({"name": "off", "target": 0.5, "width": 0.5, "explore": 0.1})
-    config.rl.curriculum.update(success_reward=1.0, decay=0.9, prior=0.5, prior_attempts=2.0)
-    config.rl.replay = ConfigDict({"per_step": 0, "capacity": 512, "use": "nll", "coefficient": 0.1})
-    config.rl.replay.update(min_reward=1.0, low=0.5, high=0.95)
     config.rl.tool_epsilon = 0.0
     config.rl.optimizer = optimizer(2e-4, schedule="linear")
     config.rl.batch = ConfigDict({"row_tokens": 256, "micro_rows": 4, "targets_multiple": 32, "share_prefix": False})
-    config.rl.kl = ConfigDict({"coefficient": 0.0, "estimator": "k3", "where": "loss", "refresh_every": 0})
-    config.rl.critic = ConfigDict()
-    config.rl.critic.gamma = 1.0
-    config.rl.critic.lam = 1.0
-    config.rl.critic.returns_lam = 1.0
-    config.rl.critic.adaptive_alpha = 0.05
-    config.rl.critic.turn_gamma = 1.0
-    config.rl.critic.loss = "squared"
-    config.rl.critic.bins = 51
-    config.rl.critic.low = -0.25  # rewards are 0 to 1; the width of a few bins beyond, for the spread of hl_gauss
-    config.rl.critic.high = 1.25
-    config.rl.critic.sigma = 0.75
-    config.rl.critic.value_clip = 0.5
-    config.rl.critic.value_coefficient = 1.0
-    config.rl.critic.warmup_updates = 10
-    config.rl.critic.warmup_epochs = 4
-    config.rl.critic.optimizer = optimizer(1e-3)
-    config.rl.echo = ConfigDict()
-    config.rl.echo.coefficient = 0.0
-    config.rl.echo.schedule = "constant"
-    config.rl.echo.targets = "env_only"
-    config.rl.echo.denominator = "full_observation"
-    config.rl.echo.max_tokens = 32  # per trajectory: two trajectories still share a row, and a step costs little more
-    config.rl.positive_nll = ConfigDict({"coefficient": 0.0, "min_reward": 1.0})
-    config.rl.distill = ConfigDict()
-    config.rl.distill.coefficient = 0.0
-    config.rl.distill.teacher = ""
-    config.rl.distill.loss = "sampled"
-    config.rl.distill.support = "vocabulary"
-    config.rl.distill.top_k = 20
-    config.rl.distill.jsd_beta = 0.5
-    config.rl.distill.timeout_s = 60.0
-    config.rl.distill.retries = 2
-    config.rl.distill.request_tokens = 8192
 
     config.eval = ConfigDict({"every": 10, "sampled": True})
     config.checkpoint = ConfigDict({"every": 10, "keep": 2})
@@ -260,7 +218,7 @@ def laptop_ppo() -> ConfigDict:
     config = laptop()
     config.workdir = "runs/search_r1_ppo"
     config.rl.steps = 50  # a step trains twice the model, and on every episode
-    config.rl.advantage = "gae"
+    config.rl.advantage = gae()
     config.rl.whiten_advantages = True
     return config
 
@@ -269,7 +227,8 @@ def laptop_echo() -> ConfigDict:
     """ECHO: GRPO plus cross-entropy on what the search engine returned, from the same forward pass."""
     config = laptop()
     config.workdir = "runs/search_r1_echo"
-    config.rl.echo.coefficient = 0.05
+    # Per trajectory 32 tokens: two trajectories still share a row, and a step costs little more.
+    config.rl.echo = ConfigDict({"coefficient": 0.05, "max_tokens": 32})
     return config
 
 
@@ -313,8 +272,8 @@ def laptop_opd() -> ConfigDict:
     config.model.num_kv_heads = 1
     config.model.mlp_dim = 256
     config.eval.every = 8
-    config.rl.distill.loss = "reverse_kl"  # over the whole vocabulary, in contexts that the student samples
-    config.rl.distill.teacher = "runs/search_r1/policy"
+    # Over the whole vocabulary, in contexts that the student samples.
+    config.opd.distill = ConfigDict({"teacher": "runs/search_r1/policy", "loss": {"name": "reverse_kl"}})
     config.tokenizer.path = "runs/search_r1/policy"
     return config
 
@@ -339,7 +298,6 @@ def smollm2() -> ConfigDict:
     config.warm_start.gate_family = "one_hop"
     config.warm_start.gate_questions = 2  # of each of five relations
     config.warm_start.batch.row_tokens = 320
-    config.rl.aggregation_constant = 72.0  # most sampled tokens of an episode
     return config
 
 
@@ -435,16 +393,15 @@ def qwen2_5_3b() -> ConfigDict:
     config.rl.tasks_per_step = 512
     config.rl.group_size = 5
     config.rl.updates_per_step = 2  # mini-batches of 256 questions
-    config.rl.clip_high = 0.2
-    config.rl.aggregation_constant = 2500.0  # most sampled tokens of an episode: five generations
-    config.rl.drop_zero_signal = False
+    config.rl.objective.clip_high = 0.2
+    config.rl.advantage.drop_zero_signal = False
     config.rl.entropy_coefficient = 0.001
     # Warm-up over 0.285 of the steps, in updates; betas of the published trainer.
     config.rl.optimizer = optimizer(1e-6, warmup_steps=573, b2=0.999)
     config.rl.batch.row_tokens = 8192
     config.rl.batch.micro_rows = 4
     config.rl.batch.targets_multiple = 256
-    config.rl.kl.coefficient = 0.001
+    config.rl.kl = ConfigDict({"coefficient": 0.001, "estimator": "k3", "where": "loss"})
     for stage in (config.sft, config.rft, config.dpo, config.outcome_model):
         stage.training.optimizer = optimizer(1e-6, b2=0.999)
         stage.training.batch = config.rl.batch

@@ -26,7 +26,7 @@ from typing import Any
 
 from absl import flags as absl_flags
 
-from jaxagent.config import Config, ConfigError, absent, flags, nearest
+from jaxagent.config import Config, ConfigError, absent, flags, nearest, parse
 from jaxagent.config.command import Parser, count, exit_code, number, quiet_libraries
 from jaxagent.config.ranges import Range, at_least, between
 from jaxagent.observe.files import CONFIG_FILE
@@ -94,11 +94,14 @@ def stored_config(workdir: str) -> Mapping[str, Any]:
         stored = stored | {"stages": tuple(stored["stages"])}
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is no run's config ({type(error).__name__}: {error}).") from error
-    if missing := absent(stored):
+    try:
+        parse(stored)
+    except ConfigError as error:
+        lacks = f" and lacks {', '.join(missing)}" if (missing := absent(stored)) else ""
         raise ConfigError(
-            f"{path} was written by another version of this code and lacks {', '.join(missing)}. Add that to the file, "
-            "with the values of your config file, or say --config=FILE[:PRESET] and what the run overrode."
-        )
+            f"{path} was written by another version of this code{lacks}: {error} Say --config=FILE[:PRESET] and what "
+            "the run overrode."
+        ) from error
     return stored
 
 

@@ -55,7 +55,9 @@ def _value(config: Config | None, field: flags.Field) -> str:
     """ "=7", what a config has; "" of a section that is off and of what another choice has."""
     value: Any = {"config": config and to_dict(config)}
     for part in field.path.split("."):
-        if not isinstance(value, Mapping) or part not in value or field.of not in ("", value.get("name", field.of)):
+        if not isinstance(value, Mapping) or part not in value:
+            return ""
+        if field.of and "name" in value and value["name"] not in field.of.split("|"):
             return ""
         value = value[part]
     if isinstance(value, Mapping):

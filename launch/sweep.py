@@ -1,6 +1,6 @@
 """Runs a grid over config fields, one run after another or as a Slurm array, and ends in a table and a plot.
 
-    python -m launch.sweep --config=configs/search_r1.py --grid rl.clip_high=0.2,0.28 --seeds=0,1 --workdir=runs/s
+    python -m launch.sweep --config=configs/search_r1.py --grid rl.objective.clip_high=0.2,0.28 --workdir=runs/s
     python -m launch.sweep --config=configs/search_r1.py --grid preset=laptop,laptop+gspo --seeds=0,1 --workdir=runs/s
     python -m launch.sweep ... --config.rl.steps=20   # the same in all runs
     python -m launch.sweep ... --share=warm_start     # runs that differ only after the warm start share one per seed

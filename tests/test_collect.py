@@ -10,6 +10,7 @@ import numpy as np
 
 from configs.search_r1 import get_config
 from jaxagent import config
+from jaxagent.config import overrides
 from jaxagent.data import files, sources
 from jaxagent.rollout.experience import Experience
 from jaxagent.rollout.workers import Workers
@@ -33,7 +34,7 @@ class MemoryRows(files.Rows):
 SOURCE = sources.TaskSource(MemoryRows(12), "memory", True)
 STRATEGIES = {
     "tasks_per_step": 2, "group_size": 3, "steps": 6, "refill.max_rounds": 3, "keep_groups_frac": 0.5,
-    "curriculum.name": "learnability", "replay.per_step": 2, "replay.capacity": 7, "temperature.schedule": "linear",
+    "curriculum": "learnability", "replay.per_step": 2, "replay.capacity": 7, "temperature.schedule": "linear",
     "temperature.final": 0.5, "tool_epsilon": 0.25,
 }  # fmt: skip
 
@@ -47,8 +48,7 @@ class Parts:
     """What `collect` needs, with attempts whose outcome is a function of (task, attempt) and whose duration is not."""
 
     def __init__(self, workers, changes, slowness=0.0):
-        raw = get_config()
-        raw.rl.update_from_flattened_dict(changes)
+        raw = overrides.apply(get_config().to_dict(), [(f"rl.{name}", str(value)) for name, value in changes.items()])
         self.cfg, self.workers, self.heldout, self.slowness = config.parse(raw), workers, [], slowness
         self.attempts, self.sampled = [], []
 
@@ -145,8 +145,8 @@ def test_failures_are_of_all_that_was_begun():
             return play
 
     with Workers(8) as workers:
-        for extra, attempts in ((0, 6), (1, 9)):
-            changes = {"tasks_per_step": 2, "group_size": 3, "oversample.extra_tasks": extra}
+        for more, attempts in (({}, 6), ({"oversample.extra_tasks": 1}, 9)):
+            changes = {"tasks_per_step": 2, "group_size": 3} | more
             parts = Dead(workers, changes)
             chosen, _, failures = collect(parts, DRIVER, Experience(SOURCE, parts.cfg), 0)
             assert failures.all and failures.played == attempts and failures.reason == "env_error: nobody listens"

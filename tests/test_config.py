@@ -21,15 +21,33 @@ def _raw() -> dict:
 
 
 def test_every_field_of_the_default_config_survives_a_round_trip():
-    raw = _raw()
-    assert schema.to_dict(schema.parse(raw)) == raw
-    assert schema.to_dict(schema.parse(ConfigDict(raw))) == raw
+    stored = schema.to_dict(schema.parse(_raw()))
+    assert schema.to_dict(schema.parse(stored)) == stored == schema.to_dict(schema.parse(ConfigDict(_raw())))
+    assert given(_raw(), stored)
+
+
+def given(part, whole) -> bool:
+    """Whether what a recipe says is what is stored, which holds more: defaults, and sections that are off."""
+    if isinstance(part, dict):
+        return all(name in whole and given(value, whole[name]) for name, value in part.items())
+    return part == whole
+
+
+def leaves(section: dict) -> int:
+    return sum(leaves(value) if isinstance(value, dict) else 1 for value in section.values())
+
+
+def test_a_run_says_what_it_has_chosen_and_little_more():
+    stored = schema.to_dict(schema.parse(_raw()))
+    assert leaves(stored["rl"]) <= 45
+    ppo = schema.to_dict(schema.parse(search_r1.get_config("laptop-ppo")))
+    assert leaves(ppo["rl"]) <= 60
 
 
 def test_integers_become_floats_where_a_float_is_meant():
     raw = _raw()
-    raw["rl"]["clip_low"] = 1
-    value = schema.parse(raw).rl.clip_low
+    raw["rl"]["objective"]["clip_low"] = 1
+    value = schema.parse(raw).rl.objective.clip_low
     assert value == 1.0 and isinstance(value, float)
 
 
@@ -51,7 +69,7 @@ def test_what_is_wrong_in_a_sequence_is_named(value, message):
 def _set(raw: dict, path: str, value) -> None:
     *sections, leaf = path.split(".")
     for section in sections:
-        raw = raw[section]
+        raw = raw.setdefault(section, {})
     raw[leaf] = value
 
 
@@ -62,7 +80,9 @@ def _set(raw: dict, path: str, value) -> None:
         ("rl.echo.target", "env_only", "Did you mean 'targets'?"),
         ("seed", "0", "config.seed must be int, got str '0'."),
         ("seed", True, "config.seed must be int, got bool True."),
-        ("rl.drop_zero_signal", 1, "config.rl.drop_zero_signal must be bool, got int 1."),
+        ("rl.advantage.drop_zero_signal", 1, "config.rl.advantage.drop_zero_signal must be bool, got int 1."),
+        ("rl.advantage.lam", 1.0, "Unknown config field 'config.rl.advantage.lam'."),  # of another advantage
+        ("rl.objective", "gpso", "config.rl.objective has no choice 'gpso'. Did you mean 'gspo'?"),
         ("rl.steps", 1.5, "config.rl.steps must be int, got float 1.5."),
         (
             "rl.kl.where",
@@ -83,8 +103,8 @@ def test_what_is_wrong_is_named_with_its_path(path, value, message):
 
 def test_a_missing_field_is_named():
     raw = _raw()
-    del raw["rl"]["kl"]["where"]
-    with pytest.raises(schema.ConfigError, match=r"'config\.rl\.kl\.where' is missing"):
+    del raw["rl"]["sampling"]["top_p"]
+    with pytest.raises(schema.ConfigError, match=r"'config\.rl\.sampling\.top_p' is missing"):
         schema.parse(raw)
 
 

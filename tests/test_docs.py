@@ -19,10 +19,10 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from jaxagent.algorithms.advantages import GROUP_ADVANTAGES
 from jaxagent.config import flags
 from jaxagent.runs import checks
 from launch import grid
+from tests.algorithms.test_add_an_algorithm import write_files
 from tests.tiny_run import FLAGS, ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -100,7 +100,7 @@ def test_the_command_is_one(command, page, stops_when_parsed, monkeypatch, tmp_p
     module, *arguments = command
     assert importlib.util.find_spec(module), f"there is no module {module}"
     if page.name == "add_an_algorithm.md":
-        monkeypatch.setitem(GROUP_ADVANTAGES, "group_median", None)  # the page adds it
+        write_files(tmp_path, monkeypatch)  # what the page adds
     if module == "pytest":
         assert all((ROOT / path).exists() for path in arguments if path.startswith("tests"))
     elif module == "jaxagent.observe.report":
@@ -151,7 +151,7 @@ def test_the_programs_refuse_what_is_wrong(stops_when_parsed, monkeypatch, tmp_p
     for command in (
         "launch.sweep --config=configs/search_r1.py --workdir=w --grids=a=b",
         "launch.sweep --config=configs/search_r1.py --workdir=w --grid preset=laptop+gpso",
-        "jaxagent.evaluate --config.workdir=w --config.rl.clip_hihg=1",
+        "jaxagent.evaluate --config.workdir=w --config.rl.objective.clip_hihg=1",
         "jaxagent.evaluate --config.workdir=w --ks=1",
         "data_pipelines.harbor chekc DIR",
         "jaxagent.sandbox.images build --debootstrapp bookworm",

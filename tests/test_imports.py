@@ -116,15 +116,6 @@ def test_the_folders_beside_the_package_are_its_subpackages():
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_data_pipelines_stand_below_the_runs():
-    """A run makes its data set with them, so none of them may need a run."""
-    for path in (ROOT / "data_pipelines").rglob("*.py"):
-        for name in _imports(path):
-            parts = name.split(".")
-            if parts[0] == "jaxagent" and len(parts) > 1 and parts[1] in LEVEL:
-                assert LEVEL[parts[1]] < LEVEL["runs"], f"{path} must not import {parts[1]}"
-
-
 def test_the_path_of_a_task_to_an_update_is_short():
     """The table in docs/design.md, whose files exist and can be read in one sitting."""
     page = (ROOT / "docs/design.md").read_text()
@@ -133,3 +124,12 @@ def test_the_path_of_a_task_to_an_update_is_short():
     assert files[0].name == "types.py" and files[-1].name == "loss.py"
     assert len(set(files)) == len(files) <= 12
     assert sum(len(file.read_text().splitlines()) for file in files) <= 2200
+
+
+def test_data_pipelines_stand_below_the_runs():
+    """A run makes its data set with them, so none of them may need a run."""
+    for path in (ROOT / "data_pipelines").rglob("*.py"):
+        for name in _imports(path):
+            parts = name.split(".")
+            if parts[0] == "jaxagent" and len(parts) > 1 and parts[1] in LEVEL:
+                assert LEVEL[parts[1]] < LEVEL["runs"], f"{path} must not import {parts[1]}"

@@ -184,7 +184,8 @@ def test_killed_interrupted_and_continued_without_periodic_bundles(finished, tmp
 
 @pytest.mark.parametrize("preset", ["laptop-ppo", "laptop-echo"])
 def test_other_algorithms_run(tmp_path, preset):
-    flags = ("--config.warm_start.max_steps=3", "--config.rl.steps=2", "--config.rl.critic.warmup_updates=1")
+    flags = ["--config.warm_start.max_steps=3", "--config.rl.steps=2"]
+    flags += ["--config.rl.advantage.critic.warmup_updates=1"] * (preset == "laptop-ppo")
     assert cli.main(tiny_run.argv(tmp_path / "run", *flags, preset=preset)) == 0
     last = list(jsonl.read(tmp_path / "run" / "metrics.jsonl"))[-1]
     assert summary(tmp_path / "run")["compiles_after_warmup"] == 0
@@ -197,7 +198,7 @@ def test_other_algorithms_run(tmp_path, preset):
 def test_a_correction_and_a_reference_that_follows_the_policy(tmp_path):
     """The critic learns in step 1, the policy moves in step 2, then the reference becomes a copy of it."""
     flags = ("--config.warm_start.max_steps=3", "--config.rl.steps=3", "--config.rl.updates_per_step=1",
-             "--config.rl.critic.warmup_updates=1", "--config.rl.kl.coefficient=0.1",
+             "--config.rl.advantage.critic.warmup_updates=1", "--config.rl.kl.coefficient=0.1",
              "--config.rl.kl.estimator=abs", "--config.rl.optimizer.warmup_steps=0",
              "--config.rl.kl.refresh_every=2")  # fmt: skip
     assert cli.main(tiny_run.argv(tmp_path / "run", *flags, preset="laptop+vtrace")) == 0

@@ -30,12 +30,12 @@ def runs(monkeypatch):
 
 
 def test_overrides_reach_the_loop(runs):
-    args = "--config.workdir=/x --config.seed=7 --config.rl.clip_low=1"
+    args = "--config.workdir=/x --config.seed=7 --config.rl.objective.clip_low=1"
     args += " --config.engine.prefill_tokens=512 --config.stages=rl"
     code = cli.main(["main", CONFIG, *args.split()])
     (config,) = runs
     assert code == 0
-    assert (config.workdir, config.seed, config.rl.clip_low) == ("/x", 7, 1.0)
+    assert (config.workdir, config.seed, config.rl.objective.clip_low) == ("/x", 7, 1.0)
     assert config.engine.prefill_tokens == 512
     assert config.stages == ("rl",)
 

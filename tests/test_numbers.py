@@ -1,8 +1,8 @@
 """Numbers that mean nothing are refused by name, in one line, before jax is loaded; a 0 that means "off" is not."""
 
+import copy
 import functools
 import importlib
-import operator
 import pathlib
 import re
 import subprocess
@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 
 import pytest
-from ml_collections import ConfigDict
 
 from jaxagent import config as schema
 from jaxagent.algorithms import published
@@ -47,31 +46,23 @@ IMPOSSIBLE = {
     "rft": {"min_reward": (NAN,), "per_task": (0,)},
     "dpo": {"pairs_per_task": (0,), "min_gap": (-0.5,), "beta": (0.0,), "nll_coefficient": (-0.2,)},
     "outcome_model": {"held_out_frac": (0.0, 1.0)},
-    "opd": {"steps": (-1,), "coefficient": (0.0,), "learning_rate": (0.0,)},
+    "opd": {"steps": (-1,), "learning_rate": (0.0,), "distill": {"coefficient": (0.0,)}},
     "rl": {
         "steps": (-1,), "tasks_per_step": (0, -2), "group_size": (0, -4), "staleness": (-1,), "updates_per_step": (0,),
-        "epochs": (0,), "best_of": (0,), "clip_low": (-0.1, 2.0), "clip_high": (-0.1, INF), "clip_dual": (0.5, 1.0),
-        "tau_positive": (0.0,), "aggregation_constant": (0.0,), "entropy_coefficient": (-0.01,),
-        "z_coefficient": (-1.0,), "keep_groups_frac": (0.0, 1.5), "tool_epsilon": (1.5,),
-        "correction": {"low": (-0.1, 1.5), "high": (0.0, 0.9), "veto": (1.5,), "opsm_delta": (-1.0,)},
+        "epochs": (0,), "entropy_coefficient": (-0.01,), "keep_groups_frac": (0.0, 1.5), "tool_epsilon": (1.5,),
         "sampling": {"temperature": (-1.0, NAN), "top_p": (0.0, 1.1), "top_k": (-1,), "min_p": (-0.1,)},
-        "temperature": {"final": (0.0,)},
-        "entropy_control": {"target": (-1.0,), "step": (0.0,), "maximum": (0.0,)},
-        "refill": {"max_rounds": (0,), "tasks_per_round": (-1,)},
-        "oversample": {"extra_tasks": (-1,), "extra_attempts": (-1,), "min_group": (1,)},
-        "curriculum": {"target": (1.5,), "width": (0.0,), "explore": (-0.1,), "decay": (0.0,), "prior": (2.0,),
-                       "prior_attempts": (0.0,)},
-        "replay": {"per_step": (-1,), "capacity": (0,), "coefficient": (-0.1,), "low": (-0.5,), "high": (1.5,)},
         "optimizer": {"learning_rate": (-1.0, NAN), "warmup_steps": (-1,), "weight_decay": (-0.01,),
                       "grad_clip": (-1.0,)},
-        "kl": {"coefficient": (-0.1,), "refresh_every": (-1,)},
-        "critic": {"gamma": (1.1,), "lam": (-0.1,), "returns_lam": (2.0,), "adaptive_alpha": (0.0,),
-                   "turn_gamma": (-1.0,), "bins": (1,), "low": (-INF,), "sigma": (0.0,), "value_clip": (-0.5,),
-                   "value_coefficient": (-1.0,), "warmup_updates": (-1,), "warmup_epochs": (0,)},
-        "echo": {"coefficient": (-0.05,), "max_tokens": (-1,)},
-        "positive_nll": {"coefficient": (-0.1,)},
-        "distill": {"coefficient": (-1.0,), "top_k": (0,), "jsd_beta": (0.0, 1.0), "timeout_s": (0.0,),
-                    "retries": (-1,), "request_tokens": (0,)},
+        "temperature": {"final": (0.0,)},
+        "z_loss": {"coefficient": (0.0, -1.0)},
+        "entropy_control": {"target": (0.0, -1.0), "step": (0.0,), "maximum": (0.0,)},
+        "refill": {"max_rounds": (0, 1), "tasks_per_round": (-1,)},
+        "oversample": {"extra_tasks": (-1,), "extra_attempts": (-1,), "min_group": (1,)},
+        "replay": {"per_step": (0, -1), "capacity": (0,), "coefficient": (0.0, -0.1), "low": (-0.5,), "high": (1.5,)},
+        "kl": {"coefficient": (0.0, -0.1), "refresh_every": (-1,)},
+        "echo": {"coefficient": (0.0, -0.05), "max_tokens": (-1,)},
+        "positive_nll": {"coefficient": (0.0, -0.1)},
+        "distill": {"coefficient": (0.0, -1.0)},
     },
     "eval": {"every": (-1,)},
     "checkpoint": {"every": (-1,), "keep": (0, -1)},
@@ -95,12 +86,41 @@ IN_ENTRIES = [
               "sandbox": {"disk_mb": (-16,), "files": (0,), "processes": (0,)}}}),
 ]  # fmt: skip
 
+# The same of the entries of choices: the field, the entry, and its constants.
+CHOSEN = {
+    "rl.objective": {
+        "ppo_clip": {"clip_low": (-0.1, 2.0), "clip_high": (-0.1, INF)}, "dual_clip": {"clip_dual": (0.5, 1.0)},
+        "sapo": {"tau_positive": (0.0,), "tau_negative": (-1.0,)},
+    },
+    "rl.advantage": {
+        "max_at_k": {"k": (0,)}, "gae": {"gamma": (1.1,), "lam": (-0.1,)},
+        "gae_adaptive": {"returns_lam": (2.0,), "alpha": (0.0,)}, "gae_bilevel": {"turn_gamma": (-1.0,)},
+    },
+    "rl.advantage.critic.loss": {
+        "squared": {"value_clip": (-0.5,)}, "hl_gauss": {"bins": (1,), "low": (-INF,), "sigma": (0.0,)},
+    },
+    "rl.aggregation": {"constant": {"constant": (0.0,)}},
+    "rl.echo.denominator": {"constant_sum": {"constant": (0.0,)}},
+    "rl.correction": {"truncate": {"low": (-0.1, 1.5), "high": (0.0, 0.9), "veto": (1.5,)}, "opsm": {"delta": (-1.0,)}},
+    "rl.curriculum": {
+        "target": {"target": (1.5,), "width": (0.0,)},
+        "failed": {"explore": (-0.1,), "decay": (0.0,), "prior": (2.0,), "prior_attempts": (0.0,)},
+    },
+    "rl.distill.teacher": {"http": {"timeout_s": (0.0,), "retries": (-1,), "request_tokens": (0,)}},
+    "rl.distill.loss": {"jsd": {"beta": (0.0, 1.0)}},
+    "rl.distill.loss.support": {"union": {"top_k": (0,)}},
+}  # fmt: skip
+# What must be chosen first, for a field below to be there.
+BEFORE = {
+    "rl.advantage.critic": {"rl.advantage": {"name": "gae"}},
+    "rl.distill.loss.support": {"rl.distill.loss": {"name": "jsd"}},
+}
+
 OFF = (
     "model.lora.rank", "data.source.num_demonstrations", "warm_start.max_steps", "warm_start.curriculum_steps",
-    "rl.steps", "rl.staleness", "rl.kl.coefficient", "rl.kl.refresh_every", "rl.optimizer.grad_clip",
-    "rl.optimizer.warmup_steps", "rl.correction.veto", "rl.critic.value_clip", "rl.critic.lam",
-    "rl.critic.warmup_updates", "rl.echo.coefficient", "rl.echo.max_tokens", "rl.sampling.top_k",
-    "rl.refill.tasks_per_round", "rl.replay.per_step", "rl.tool_epsilon", "eval.every", "checkpoint.every",
+    "rl.steps", "rl.staleness", "rl.kl.refresh_every", "rl.optimizer.grad_clip", "rl.optimizer.warmup_steps",
+    "rl.advantage.critic.warmup_updates", "rl.echo.max_tokens", "rl.sampling.top_k", "rl.refill.tasks_per_round",
+    "rl.tool_epsilon", "eval.every", "checkpoint.every",
 )  # fmt: skip
 
 
@@ -112,16 +132,42 @@ def cases(tree, path=()):
         yield from ((".".join(path), value) for value in tree)
 
 
+def put(raw: dict, path: str, value) -> None:
+    """Sets a field of a plain config; sections that are off, or that a recipe leaves to their defaults, are opened."""
+    first, _, rest = path.partition(".")
+    if rest:
+        raw[first] = raw.get(first) or {}
+        put(raw[first], rest, value)
+    else:
+        raw[first] = value
+
+
 def changed(changes: dict, recipe: str = "search_r1", chosen: Sequence[str] = ()) -> schema.Config:
     raw = importlib.import_module(f"configs.{recipe}").get_config().to_dict()
-    raw = ConfigDict(overrides.apply(raw, [tuple(choice.split("=", 1)) for choice in chosen]))
-    for path, value in changes.items():  # also of fields that the recipe leaves to the class's defaults
-        *sections, field = path.split(".")
-        section = functools.reduce(operator.getitem, sections, raw)
-        section[field] = value
+    raw = overrides.apply(raw, [tuple(choice.split("=", 1)) for choice in chosen])
+    for above in [given for path, given in BEFORE.items() if any(field.startswith(path) for field in changes)]:
+        changes = copy.deepcopy(above) | changes
+    for field, value in changes.items():
+        put(raw, field, value)
     config = schema.parse(raw)
     relations.check(config)
     return config
+
+
+@pytest.mark.parametrize(
+    ("path", "entry", "field", "value"),
+    [
+        (path, entry, field, value)
+        for path, entries in CHOSEN.items()
+        for entry, constants in entries.items()
+        for field, value in cases(constants)
+    ],
+)
+def test_an_impossible_constant_of_a_choice_is_named(path, entry, field, value):
+    with pytest.raises(ConfigError) as refused:
+        changed({path: {"name": entry, field: value}})
+    message = str(refused.value)
+    assert message.startswith(f"config.{path}.{field} must be ") and message.endswith(f", got {value!r}.")
 
 
 @pytest.mark.parametrize(
@@ -150,10 +196,12 @@ def test_a_zero_that_means_off_is_fine(field):
     [
         ({"env.context_tokens": 10}, ("env.turn_tokens (12)", "env.context_tokens (10)")),
         ({"rl.updates_per_step": 129}, ("rl.updates_per_step (129)", "(128)")),
-        ({"rl.critic.low": 2.0}, ("rl.critic.low (2)", "rl.critic.high (1.25)")),
-        ({"rl.replay.low": 0.95}, ("rl.replay.low (0.95)", "rl.replay.high (0.95)")),
-        ({"rl.entropy_control.target": 0.2, "rl.entropy_coefficient": 0.1}, ("rl.entropy_control.maximum (0.005)",)),
-        ({"rl.objective": "none"}, ("rl.objective='none'", "rl.positive_nll")),
+        (
+            {"rl.advantage.critic.loss": {"name": "two_hot", "low": 2.0}},
+            ("config.rl.advantage.critic.loss: low (2)", "high (1.25)"),
+        ),
+        ({"rl.replay": {"per_step": 1, "low": 0.95}}, ("rl.replay.low (0.95)", "rl.replay.high (0.95)")),
+        ({"rl.entropy_control": {}, "rl.entropy_coefficient": 0.1}, ("rl.entropy_control.maximum (0.005)",)),
     ],
 )
 def test_numbers_that_contradict_each_other_are_named(changes, named):

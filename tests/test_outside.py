@@ -19,7 +19,7 @@ TINY = (
     "--config.rl.steps=3 --config.rl.tasks_per_step=2 --config.rl.group_size=4 --config.data.num_eval=4 "
     "--config.engine.slots=8 --config.engine.pages=64 --config.engine.prefill_tokens=256 "
     "--config.rl.batch.row_tokens=128 --config.tokenizer.vocab_size=300 "
-    "--config.rl.drop_zero_signal=false --config.checkpoint.every=0"
+    "--config.rl.advantage.drop_zero_signal=false --config.checkpoint.every=0"
 )
 MODEL = [flag for flag in tiny_run.FLAGS.split() if flag.startswith("--config.model.")]
 

@@ -7,6 +7,7 @@ import pytest
 from configs import code_agent, gsm8k_python
 from jaxagent import config as schema
 from jaxagent import main as cli
+from jaxagent.algorithms.objectives import OBJECTIVES
 from jaxagent.config import ConfigError
 from jaxagent.envs import Python
 from jaxagent.observe import jsonl
@@ -50,7 +51,7 @@ def test_presets(config, preset):
     assert isinstance(cfg.env, Python) and cfg.env.judge == ("tests" if config == "code_agent" else "answer")
     assert cfg.env.format == ("plain" if preset.startswith("laptop") else "fenced")
     assert cfg.stages == (("rl",) if preset.startswith("qwen") else ("warm_start", "rl"))
-    assert cfg.rl.objective == ("gspo" if "gspo" in preset else "ppo_clip")
+    assert type(cfg.rl.objective) is OBJECTIVES["gspo" if "gspo" in preset else "ppo_clip"]
 
 
 @pytest.mark.parametrize("config", CONFIGS)

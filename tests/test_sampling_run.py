@@ -17,7 +17,7 @@ FLAGS = tuple(
         "stages=rl", "eval.every=0", "eval.sampled=false", "data.num_eval=2", "checkpoint.keep=9",
         "rl.group_size=3", "rl.temperature.schedule=cosine", "rl.temperature.final=0.5", "rl.refill.max_rounds=3",
         "rl.keep_groups_frac=0.5", "rl.batch.share_prefix=true", "engine.page_tokens=8", "engine.pages=600",
-        "rl.curriculum.name=learnability", "rl.replay.per_step=2", "rl.replay.low=0.0",
+        "rl.curriculum=learnability", "rl.replay.per_step=2", "rl.replay.low=0.0",
         "rl.replay.high=1.0", "rl.replay.capacity=5", "rl.tool_epsilon=0.25", "rl.optimizer.warmup_steps=0",
     )
 )  # fmt: skip

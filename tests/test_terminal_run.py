@@ -7,6 +7,11 @@ import pytest
 from configs import echo, endless_terminals
 from jaxagent import config as schema
 from jaxagent import main as cli
+from jaxagent.algorithms.aggregate import SequenceMean
+from jaxagent.algorithms.estimators import GAE, GroupMeanStd
+from jaxagent.algorithms.objectives import PPOClip
+from jaxagent.algorithms.value_losses import Squared
+from jaxagent.config import EchoConfig
 from jaxagent.data.sources import load_tasks
 from jaxagent.observe import jsonl
 from jaxagent.runs import checks
@@ -39,11 +44,11 @@ def test_presets_of_endless_terminals(preset):
     checks.check(cfg)
     if preset == "qwen2.5-7b":  # as published
         rl = cfg.rl
-        assert (rl.advantage, rl.critic.gamma, rl.critic.lam, rl.whiten_advantages) == ("gae", 1.0, 1.0, False)
-        assert (rl.clip_low, rl.clip_high, rl.critic.value_clip, rl.aggregation) == (0.2, 0.28, 0.2, "sequence_mean")
+        assert rl.advantage == GAE(gamma=1.0, lam=1.0, critic=rl.critic) and not rl.whiten_advantages
+        assert (rl.objective, rl.critic.loss, rl.aggregation) == (PPOClip(0.2, 0.28), Squared(0.2), SequenceMean())
         assert (rl.optimizer.learning_rate, rl.critic.optimizer.learning_rate) == (5e-7, 1e-6)
         assert (rl.optimizer.grad_clip, rl.optimizer.warmup_steps, rl.epochs) == (0.1, 20, 2)
-        assert (rl.tasks_per_step, rl.group_size, rl.sampling.temperature, rl.kl.coefficient) == (16, 16, 0.6, 0.0)
+        assert (rl.tasks_per_step, rl.group_size, rl.sampling.temperature, rl.kl) == (16, 16, 0.6, None)
         assert (cfg.env.max_turns, cfg.env.turn_tokens, cfg.env.context_tokens) == (16, 2048, 16_384)
         assert (cfg.env.command_timeout_s, cfg.env.agent_timeout_s) == (10.0, 300.0)
 
@@ -52,12 +57,13 @@ def test_presets_of_endless_terminals(preset):
 def test_presets_of_echo(preset):
     cfg = schema.parse(echo.get_config(preset))
     checks.check(cfg)
-    assert (cfg.rl.echo.coefficient, cfg.rl.advantage) == (0.0 if "grpo" in preset else 0.05, "group_mean_std")
+    assert (cfg.rl.echo is None) == ("grpo" in preset)
+    assert cfg.rl.advantage == GroupMeanStd(drop_zero_signal=not preset.startswith("qwen3"))
     if preset == "qwen3-8b":  # as published
         rl, terminal = cfg.rl, cfg.env
-        assert (rl.clip_low, rl.clip_high, rl.kl.coefficient, rl.aggregation) == (0.2, 0.2, 0.0, "sequence_mean")
+        assert (rl.objective, rl.kl, rl.aggregation) == (PPOClip(0.2, 0.2), None, SequenceMean())
         assert (rl.optimizer.learning_rate, rl.optimizer.b2, rl.optimizer.grad_clip) == (1e-6, 0.999, 0.2)
-        assert (rl.echo.targets, rl.echo.denominator, rl.echo.max_tokens) == ("env_only", "full_observation", 0)
+        assert rl.echo == EchoConfig(0.05)
         assert (rl.tasks_per_step, rl.group_size, rl.epochs, rl.sampling.temperature) == (16, 16, 1, 0.8)
         assert (cfg.env.context_tokens, terminal.verify_overlong, terminal.output_chars) == (34_096, False, 50_000)
         assert (terminal.command_timeout_s, terminal.verifier_timeout_s, terminal.agent_timeout_s) == (30, 120, 600)

@@ -18,8 +18,8 @@ FLAGS = (
     "--config.warm_start.gate_questions=1 --config.warm_start.curriculum_sequences=4 "
     "--config.warm_start.batch_sequences=4 --config.warm_start.batch.row_tokens=400 "
     "--config.env.context_tokens=400 --config.rl.batch.row_tokens=400 "
-    "--config.rl.steps=4 --config.rl.tasks_per_step=2 --config.rl.group_size=4 --config.rl.drop_zero_signal=false "
-    "--config.eval.every=2 --config.checkpoint.every=1"
+    "--config.rl.steps=4 --config.rl.tasks_per_step=2 --config.rl.group_size=4 "
+    "--config.rl.advantage.drop_zero_signal=false --config.eval.every=2 --config.checkpoint.every=1"
 )
 # On top of them for the search recipe.
 SEARCH_FLAGS = (
@@ -34,7 +34,7 @@ TERMINAL_FLAGS = (
     "--config.env.context_tokens=128 --config.env.verify_overlong=true "
     "--config.env.sandbox.warm=4 --config.warm_start.batch.row_tokens=128 "
     "--config.warm_start.curriculum_steps=0 --config.warm_start.max_steps=3 --config.rl.steps=2 "
-    "--config.rl.batch.row_tokens=128 --config.rl.critic.warmup_updates=1"
+    "--config.rl.batch.row_tokens=128"
 )
 
 
@@ -51,9 +51,11 @@ PYTHON_FLAGS = (
 def argv(workdir: pathlib.Path, *extra: str, preset: str = "laptop", config: str = "search_r1") -> list[str]:
     """argv of a tiny run; `extra` flags come last and win."""
     file = f"--config={ROOT / 'configs' / config}.py:{preset}"
+    along_tokens = preset in ("laptop-ppo", "laptop+vtrace")  # an advantage that knows no groups
+    flags = [flag for flag in FLAGS.split() if not (along_tokens and "drop_zero_signal" in flag)]
     generated = not any(flag.startswith("--config.data.source=") for flag in extra)
     own = SEARCH_FLAGS.split() if config == "search_r1" and generated else []
-    return ["main", file, f"--config.workdir={workdir}", *FLAGS.split(), *own, *extra]
+    return ["main", file, f"--config.workdir={workdir}", *flags, *own, *extra]
 
 
 def start(workdir: pathlib.Path, *extra: str) -> subprocess.Popen:

@@ -10,7 +10,6 @@ Axis letters: N tasks, G samples per group.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -80,16 +79,6 @@ def no_reward(rewards: Array, mask: Array) -> Array:
     check_groups(rewards, mask)
     xp = rewards.__array_namespace__()
     return xp.zeros_like(xp.where(mask, rewards, 0.0))
-
-
-GROUP_ADVANTAGES: dict[str, Callable[[Array, Array], Array]] = {
-    "group_mean_std": group_mean_std,
-    "group_mean": group_mean,
-    "leave_one_out": leave_one_out,
-    "leave_one_out_std": leave_one_out_std,
-    "no_baseline": no_baseline,
-    "no_reward": no_reward,
-}
 
 
 def alone(mask: Array) -> Array:

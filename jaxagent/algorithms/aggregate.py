@@ -1,79 +1,108 @@
-"""Aggregation: how per-token losses of an optimiser update become one number. Always an explicit choice.
+"""What `rl.aggregation` can name: how per-token losses of an optimiser update become one number.
 
 In: masks, or relative weights, of ALL sequences of one optimiser update. Out: weights such that
 `loss = sum(weights * per_token_loss)`, whatever the packing, micro-batching and sharding that follow.
-`sequence_scales` runs on NumPy and, jitted, on JAX arrays. Axis letter: n sequences.
-
-  token_mean     every token counts the same: w = m / sum(m)                          (DAPO, arXiv 2503.14476, eq. 8)
-  sequence_mean  every sequence counts the same: w = m / (sum_t(m) * sequences)       (GRPO, arXiv 2402.03300, eq. 3)
-  rollout_mean   every episode counts the same, and in it every trajectory: w = m / (sum_t(m) * trajectories of the
-                 episode * episodes); an attempt that fills many sequences weighs no more than others     (slime, Polar)
-  constant       no length in the divisor: w = m / (constant * sequences)             (Dr. GRPO, arXiv 2503.20783)
-
-"sequences" are those with at least one token in the mask.
+An aggregation runs on NumPy and, jitted, on JAX arrays. Axis letter: n sequences; "sequences" are those with at least
+one token in the mask. No jax: a config is read without it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import chex
 import numpy as np
 
-from jaxagent.algorithms.streams import Streams
+from jaxagent.config.ranges import PositiveFloat
+
+if TYPE_CHECKING:
+    from jaxagent.algorithms.streams import Streams
 
 Array = Any  # numpy.ndarray or jax.Array
 
-MODES = ("token_mean", "sequence_mean", "rollout_mean", "constant")
+
+@dataclasses.dataclass(frozen=True)
+class Aggregation:
+    """The factor of every token of a sequence is 1 / `divisor`."""
+
+    def __call__(self, counts: Array, episodes: Array | None = None) -> Array:
+        """The factors float[n]; 0 for a sequence without tokens.
+
+        Args:
+          counts: int or float [n], tokens in the mask of each sequence.
+          episodes: int [n], the episode of each sequence; None: each has one of its own.
+        """
+        import chex  # loads jax, which a config is read without
+
+        chex.assert_rank(counts, 1)
+        if episodes is not None:
+            chex.assert_equal_shape([counts, episodes])
+        xp = counts.__array_namespace__()
+        sequences = xp.maximum(xp.sum(counts > 0), 1)
+        return xp.where(counts > 0, 1.0 / self.divisor(counts, sequences, episodes), 0.0)
+
+    def divisor(self, counts: Array, sequences: Array, episodes: Array | None) -> Array:
+        """float[n], not 0 anywhere; `sequences` is their number. Other arguments as above."""
+        raise NotImplementedError
 
 
-def sequence_scales(counts: Array, mode: str, constant: float, episodes: Array | None = None) -> Array:
-    """The factor of every token of a sequence.
+class TokenMean(Aggregation):
+    """Every token counts the same: w = m / sum(m) (DAPO, arXiv 2503.14476, eq. 8)."""
 
-    Args:
-      counts: int or float [n], tokens in the mask of each sequence.
-      mode: one of `MODES`.
-      constant: tokens; only read by "constant".
-      episodes: int [n], the episode of each sequence; only read by "rollout_mean". None: each has one of its own.
+    def divisor(self, counts: Array, sequences: Array, episodes: Array | None) -> Array:
+        xp = counts.__array_namespace__()
+        return xp.maximum(xp.sum(counts), 1) * xp.ones_like(counts)
 
-    Returns:
-      float [n]; 0 for a sequence without tokens.
 
-    Raises:
-      ValueError: unknown mode.
+class SequenceMean(Aggregation):
+    """Every sequence counts the same: w = m / (sum_t(m) * sequences) (GRPO, arXiv 2402.03300, eq. 3)."""
+
+    def divisor(self, counts: Array, sequences: Array, episodes: Array | None) -> Array:
+        return counts.__array_namespace__().maximum(counts, 1) * sequences
+
+
+class RolloutMean(Aggregation):
+    """Every episode counts the same, and in it every trajectory (slime, Polar).
+
+    w = m / (sum_t(m) * trajectories of the episode * episodes): an attempt of many sequences weighs no more.
     """
-    chex.assert_rank(counts, 1)
-    if episodes is not None:
-        chex.assert_equal_shape([counts, episodes])
-    xp = counts.__array_namespace__()
-    some = counts > 0
-    sequences = xp.maximum(xp.sum(some), 1)
-    if mode == "token_mean":
-        divisor = xp.maximum(xp.sum(counts), 1) * xp.ones_like(counts)
-    elif mode == "sequence_mean":
-        divisor = xp.maximum(counts, 1) * sequences
-    elif mode == "rollout_mean":
+
+    def divisor(self, counts: Array, sequences: Array, episodes: Array | None) -> Array:
+        xp = counts.__array_namespace__()
+        some = counts > 0
         owners: Array = xp.arange(len(counts)) if episodes is None else episodes
         same = (owners[:, None] == owners) & some  # [n, n]
         trajectories = xp.maximum(xp.sum(same, axis=1), 1)
         rollouts = xp.sum(xp.where(some, 1.0 / trajectories, 0.0))
-        divisor = xp.maximum(counts, 1) * trajectories * xp.where(rollouts > 0, rollouts, 1.0)
-    elif mode == "constant":
-        divisor = constant * sequences * xp.ones_like(counts)
-    else:
-        raise ValueError(f"unknown aggregation '{mode}'")
-    return xp.where(some, 1.0 / divisor, 0.0)
+        return xp.maximum(counts, 1) * trajectories * xp.where(rollouts > 0, rollouts, 1.0)
 
 
-def normalise(streams: Sequence[Streams], names: Sequence[str], mode: str, constant: float) -> list[Streams]:
+@dataclasses.dataclass(frozen=True)
+class Constant(Aggregation):
+    """No length in the divisor: w = m / (constant * sequences) (Dr. GRPO, arXiv 2503.20783, section 3.2)."""
+
+    constant: PositiveFloat = 3000.0  # tokens: the most that an episode samples; the paper's own limit
+
+    def divisor(self, counts: Array, sequences: Array, episodes: Array | None) -> Array:
+        return self.constant * sequences * counts.__array_namespace__().ones_like(counts)
+
+
+AGGREGATIONS: dict[str, type] = {
+    "token_mean": TokenMean,
+    "sequence_mean": SequenceMean,
+    "rollout_mean": RolloutMean,
+    "constant": Constant,
+}
+
+
+def normalise(streams: Sequence[Streams], names: Sequence[str], aggregation: Aggregation) -> list[Streams]:
     """Scales relative weights to the factors of the loss.
 
     Args:
       streams: all sequences of ONE optimiser update.
       names: the weight streams to scale, each over its own non-zero tokens.
-      mode, constant: see `sequence_scales`.
+      aggregation: one of `AGGREGATIONS`.
 
     Returns:
       The same sequences in the same order with the named weights scaled (float64 inside, float32 out).
@@ -83,6 +112,6 @@ def normalise(streams: Sequence[Streams], names: Sequence[str], mode: str, const
     scaled: list[dict[str, np.ndarray]] = [{} for _ in streams]
     for name in names:
         counts = np.array([np.count_nonzero(getattr(s, name)) for s in streams], np.float64)
-        for out, s, scale in zip(scaled, streams, sequence_scales(counts, mode, constant, episodes), strict=True):
+        for out, s, scale in zip(scaled, streams, aggregation(counts, episodes), strict=True):
             out[name] = (getattr(s, name).astype(np.float64) * scale).astype(np.float32)
     return [dataclasses.replace(s, **changes) for s, changes in zip(streams, scaled, strict=True)]

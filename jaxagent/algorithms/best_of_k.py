@@ -2,7 +2,7 @@
 
 Rewards of the n counted attempts of a group -> one advantage per attempt, from ALL subsets of k of them, counted and
 not drawn. Functions of arrays, on NumPy or (jitted) JAX. Args of each: rewards float[N, G], mask bool[N, G] of the
-attempts that count, k the attempts per subset (`rl.best_of`); fewer than k attempts make one subset. Returns
+attempts that count, k the attempts per subset; fewer than k attempts make one subset. Returns
 float[N, G], 0 where masked out. A group planned with ONE attempt is plain REINFORCE, and an attempt that is left alone
 has 0, as in `advantages.py`.
 Axis letters: N tasks, G samples per group.
@@ -10,7 +10,6 @@ Axis letters: N tasks, G samples per group.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from jaxagent.algorithms.advantages import STD_EPSILON, alone, check_groups, root
@@ -53,9 +52,6 @@ def pass_at_k(rewards: Array, mask: Array, k: int) -> Array:
     with_i = (own + later) / _choose(n - 1, size - 1, k)
     counted = xp.sum(mask, axis=1, keepdims=True)
     return xp.where(mask & ~alone(mask), xp.where(counted < 2, rewards, with_i / (std + STD_EPSILON)), 0.0)
-
-
-BEST_OF_K: dict[str, Callable[[Array, Array, int], Array]] = {"max_at_k": max_at_k, "pass_at_k": pass_at_k}
 
 
 def _ordered(rewards: Array, mask: Array, k: int) -> tuple[Array, Array, Array, Array, Array]:

@@ -1,18 +1,17 @@
-"""An algorithm is a composition of choices, each a field of `rl` that names a pure function.
+"""An algorithm is a composition of choices, each a field of `rl` with the constants of what it names.
 
-    rl.advantage      what is better than expected     advantages.py, best_of_k.py (from groups), process.py (over
-                                                       turns), token_advantages.py (along tokens)
-    rl.objective      how an advantage moves a policy  policy_loss.py
+    rl.advantage      what is better than expected     estimators.py: from groups, over turns, or along tokens
+    rl.objective      how an advantage moves a policy  objectives.py
     rl.correction     samples of another policy        corrections.py
     rl.kl             the pull to a reference          kl.py, in the loss, the reward or the advantage
     rl.aggregation    how tokens become one number     aggregate.py
-    rl.distill        a teacher's judgement            distill.py, in the advantage or the loss
-    rl.echo, ...      auxiliary terms: on where their coefficient is not 0
+    rl.distill        a teacher's judgement            teachers.py, in the advantage or the loss
+    rl.echo, ...      auxiliary terms; each is None where it is off
 
 In: the groups of one rollout batch, and what models say of their trajectories (`ModelScores`), as far as a choice
 reads it. Out: `Streams` with relative weights; `mini_batches` splits them into optimiser updates and normalises
 the weights of each. The learner never knows which algorithm it runs. Known combinations have names in `published.py`;
-`checks.py` refuses those that mean nothing, `needs.py` says what the learner has to bring.
+`checks.py` refuses those that mean nothing.
 Axis letters: N groups, G samples per group, T tokens.
 """
 
@@ -25,10 +24,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxagent.algorithms import aggregate, corrections, distill, echo, estimate
+from jaxagent.algorithms import aggregate, distill, echo, estimate
 from jaxagent.algorithms.advantages import zero_signal
+from jaxagent.algorithms.corrections import Importance
 from jaxagent.algorithms.estimate import Signal
-from jaxagent.algorithms.needs import needs_support
 from jaxagent.algorithms.streams import NO_SCORES, ModelScores, Sample, Streams, rewards, samples
 from jaxagent.config import RLConfig
 from jaxagent.types import Group
@@ -43,7 +42,7 @@ def streams(
       groups: finished groups.
       rl: the stage's config.
       progress: steps done / steps planned.
-      scores: what models say of `sampled_trajectories(groups)`, as far as `needs.py` asks for it.
+      scores: what models say of `sampled_trajectories(groups)`, as far as a choice reads it.
 
     Returns:
       Streams with relative weights (only sequences that take part), and counts for the metrics; of no groups neither.
@@ -101,15 +100,14 @@ def mini_batches(sequences: Sequence[Streams], rl: RLConfig, seed: Sequence[int]
 
 def _normalise(sequences: list[Streams], rl: RLConfig) -> list[Streams]:
     names = ("policy_weights", "kl_weights", "entropy_weights", "z_weights", "distill_weights", "value_weights")
-    sequences = aggregate.normalise(sequences, names, rl.aggregation, rl.aggregation_constant)
+    sequences = aggregate.normalise(sequences, names, rl.aggregation)
     # VAPO (arXiv 2504.05118), eq. 11: over the tokens of positive examples, whatever the policy term does.
-    sequences = aggregate.normalise(sequences, ["nll_weights"], "token_mean", 0.0)
-    scales = echo.world_scales(
-        [np.count_nonzero(s.ce_weights) for s in sequences],
-        [np.count_nonzero(echo.target_mask(s.trajectory.kinds, "full_observation", 0)) for s in sequences],
-        rl.echo.denominator,
-        rl.aggregation_constant,
-    )
+    sequences = aggregate.normalise(sequences, ["nll_weights"], aggregate.TokenMean())
+    scales = np.zeros(len(sequences))
+    if rl.echo is not None:
+        targets = [np.count_nonzero(s.ce_weights) for s in sequences]
+        observed = [np.count_nonzero(echo.target_mask(s.trajectory.kinds, "full_observation", 0)) for s in sequences]
+        scales = rl.echo.denominator(np.array(targets, np.float64), np.array(observed, np.float64))
     return [
         dataclasses.replace(
             s, ce_weights=(s.ce_weights * scale).astype(np.float32), policy_weights=s.policy_weights * s.corrections
@@ -136,16 +134,16 @@ def _policy(sample: Sample, rl: RLConfig, signal: Signal, factor: _Factor) -> di
         return given | dict(corrections=factor.weights)
     given |= dict(
         entropy_weights=mask * np.float32(rl.entropy_coefficient),
-        z_weights=mask * np.float32(rl.z_coefficient),
+        z_weights=mask * np.float32(rl.z_loss.coefficient if rl.z_loss else 0.0),
     )
-    if rl.kl.coefficient != 0 and rl.kl.where == "loss":
+    if rl.kl_in("loss"):
         given |= dict(reference_logprobs=sample.reference, kl_weights=mask * np.float32(rl.kl.coefficient))
     if sample.old is not None:
         given |= dict(old_logprobs=sample.old, corrections=factor.weights)
-    if sample.teacher is not None and rl.distill.loss != "sampled":
+    if rl.distill is not None and not rl.distill.in_advantage:
         given |= dict(distill_weights=mask * np.float32(rl.distill.coefficient))
-        if needs_support(rl):
-            given |= dict(support=distill.support_of(rl.distill.support, sample.teacher, sample.student))
+        if rl.distill.top_k:
+            given |= dict(support=distill.support_of(rl.distill.loss.support.which, sample.teacher, sample.student))
     if signal.returns is not None:
         given |= dict(
             returns=signal.returns,
@@ -158,24 +156,20 @@ def _policy(sample: Sample, rl: RLConfig, signal: Signal, factor: _Factor) -> di
 def _corrections(learnt: Sequence[Sample], rl: RLConfig) -> tuple[list[_Factor], dict[str, float | None]]:
     """The factor of each sample that takes part, and counts for the metrics."""
     choice = rl.correction
-    if choice.name not in corrections.IMPORTANCE:
+    if not isinstance(choice, Importance):
         return [_Factor(np.ones(len(sample.mask)), False) for sample in learnt], {}
-    bounds = (choice.name, choice.level, choice.low, choice.high)
     old = [sample.old[sample.mask > 0] for sample in learnt]
     behaviour = [sample.trajectory.logprobs[sample.mask > 0] for sample in learnt]
     pairs = list(zip(old, behaviour, strict=True))
-    vetoed = [corrections.vetoed(*pair, choice.veto) for pair in pairs]
-    weights = [
-        np.zeros(len(pair[0])) if veto else corrections.importance_weights(*pair, *bounds)
-        for pair, veto in zip(pairs, vetoed, strict=True)
-    ]
+    vetoed = [choice.vetoes(*pair) for pair in pairs]
+    weights = [np.zeros(len(pair[0])) if veto else choice(*pair) for pair, veto in zip(pairs, vetoed, strict=True)]
     used = np.concatenate(weights) if weights else np.zeros(0)
     counts = {
         "correction/weight_mean": float(np.mean(used)) if len(used) else None,
         "correction/zero_frac": float(np.mean(used == 0)) if len(used) else None,
         "correction/vetoed": float(sum(vetoed)),
     }
-    mean = corrections.batch_mean(old, behaviour, *bounds) if choice.normalise else 1.0
+    mean = choice.mean(old, behaviour)
     factors = [np.ones(len(sample.mask)) for sample in learnt]
     for factor, sample, of_actions in zip(factors, learnt, weights, strict=True):
         factor[sample.mask > 0] = of_actions
@@ -184,12 +178,11 @@ def _corrections(learnt: Sequence[Sample], rl: RLConfig) -> tuple[list[_Factor],
 
 def _auxiliary(sample: Sample, rl: RLConfig, progress: float) -> dict[str, np.ndarray]:
     """Streams of the auxiliary terms, also of attempts in groups without signal; ECHO's of failed ones too."""
-    given = {}
-    if rl.echo.coefficient != 0:
+    given, imitated = {}, rl.positive_nll
+    if rl.echo is not None:
         coefficient = echo.coefficient(rl.echo.coefficient, rl.echo.schedule, progress)
         kinds = sample.trajectory.kinds
         given["ce_weights"] = coefficient * echo.target_mask(kinds, rl.echo.targets, rl.echo.max_tokens)
-    positive = sample.episode.reward >= rl.positive_nll.min_reward and not sample.episode.stop_reason.is_failure
-    if rl.positive_nll.coefficient != 0 and positive:
-        given["nll_weights"] = rl.positive_nll.coefficient * sample.mask
+    if imitated and sample.episode.reward >= imitated.min_reward and not sample.episode.stop_reason.is_failure:
+        given["nll_weights"] = imitated.coefficient * sample.mask
     return given

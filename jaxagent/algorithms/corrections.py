@@ -14,14 +14,18 @@ Masked importance sampling (MIS) as slime has it is `mask` with a veto and with 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-import chex
 import numpy as np
 
-NAMES = ("none", "truncate", "mask", "opsm")  # OPSM looks at the moving policy: `policy_loss.opsm_factor`
-IMPORTANCE = ("truncate", "mask")  # weights that are known before the update
-LEVELS = ("token", "sequence", "geometric")
+from jaxagent.config.ranges import NonNegativeFloat, ZeroToOne, at_least
+
+if TYPE_CHECKING:
+    import jax
+
+    from jaxagent.algorithms.policy_loss import Tokens
 
 _MAX_LOG_RATIO = 20.0  # of a ratio, before exp
 _SMALLEST_MEAN = 1e-8  # slime's: nothing is divided by less
@@ -104,6 +108,65 @@ def batch_mean(
 
 
 def _check(old_logprobs: np.ndarray, behaviour_logprobs: np.ndarray) -> None:
+    import chex  # loads jax, which the entries below do without
+
     chex.assert_rank([old_logprobs, behaviour_logprobs], 1)
     chex.assert_equal_shape([old_logprobs, behaviour_logprobs])
     chex.assert_type([old_logprobs, behaviour_logprobs], float)
+
+
+@dataclasses.dataclass(frozen=True)
+class Importance:
+    """Weights that are known before the update."""
+
+    reads_old: ClassVar[bool] = True
+    name: ClassVar[str]  # of `importance_weights`
+    level: Literal["token", "sequence", "geometric"] = "token"  # whose ratio: a token's, its sequence's product or mean
+    low: ZeroToOne = 0.0  # a ratio of 1, on-policy, always counts in full
+    high: Annotated[float, at_least(1)] = 2.0
+    veto: ZeroToOne = 0.0  # a trajectory with a token whose ratio is below counts 0; 0 = none
+    normalise: bool = False  # divide the weights by their mean over the rollout batch
+
+    def __call__(self, old_logprobs: np.ndarray, behaviour_logprobs: np.ndarray) -> np.ndarray:
+        """`importance_weights`, before the veto and the mean."""
+        return importance_weights(old_logprobs, behaviour_logprobs, self.name, self.level, self.low, self.high)
+
+    def vetoes(self, old_logprobs: np.ndarray, behaviour_logprobs: np.ndarray) -> bool:
+        """`vetoed`."""
+        return vetoed(old_logprobs, behaviour_logprobs, self.veto)
+
+    def mean(self, old_logprobs: Sequence[np.ndarray], behaviour_logprobs: Sequence[np.ndarray]) -> float:
+        """What the weights of a batch are divided by: `batch_mean` where they are normalised, else 1."""
+        bounds = (self.name, self.level, self.low, self.high)
+        return batch_mean(old_logprobs, behaviour_logprobs, *bounds) if self.normalise else 1.0
+
+
+class Truncate(Importance):
+    """TIS (Yao et al., 2025): the ratio, bounded. Defaults: token, 0 to 2."""
+
+    name: ClassVar[str] = "truncate"
+
+
+@dataclasses.dataclass(frozen=True)
+class Mask(Importance):
+    """IcePop (arXiv 2510.18855): the ratio inside its bounds, 0 outside."""
+
+    name: ClassVar[str] = "mask"
+    low: ZeroToOne = 0.5
+    high: Annotated[float, at_least(1)] = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class OPSM:
+    """Off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556, section 3.1): looks at the policy as it moves."""
+
+    delta: NonNegativeFloat = 1e-4  # drift of a sequence, nats per token, from which bad ones are masked; slime's
+
+    def __call__(self, tokens: Tokens) -> jax.Array:
+        """The factors of the per-token loss, f32[...]."""
+        from jaxagent.algorithms.policy_loss import opsm_factor
+
+        return opsm_factor(tokens, self.delta)
+
+
+CORRECTIONS: dict[str, type] = {"truncate": Truncate, "mask": Mask, "opsm": OPSM}

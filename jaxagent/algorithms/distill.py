@@ -18,7 +18,7 @@ Axis letters: T tokens, V vocabulary or support, K top-k tokens, C candidates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import chex
@@ -81,15 +81,13 @@ def renormalise(scores: jax.Array, support: jax.Array, temperature: float) -> ja
     return jnp.where(support, jax.nn.log_softmax(jnp.where(support, scores, _EXCLUDED)), 0.0)
 
 
-def reverse_kl(student: jax.Array, teacher: jax.Array, support: jax.Array, beta: float = 0.0) -> jax.Array:
+def reverse_kl(student: jax.Array, teacher: jax.Array, support: jax.Array) -> jax.Array:
     """KL(p || q) = sum p (log p - log q), f32[...], of log-probs f32[..., V] that `renormalise` gave."""
-    del beta
     return _kl(student, jax.lax.stop_gradient(teacher), support)
 
 
-def forward_kl(student: jax.Array, teacher: jax.Array, support: jax.Array, beta: float = 0.0) -> jax.Array:
+def forward_kl(student: jax.Array, teacher: jax.Array, support: jax.Array) -> jax.Array:
     """KL(q || p) = sum q (log q - log p), f32[...], of log-probs f32[..., V] that `renormalise` gave."""
-    del beta
     return _kl(jax.lax.stop_gradient(teacher), student, support)
 
 
@@ -108,13 +106,6 @@ def jsd(student: jax.Array, teacher: jax.Array, support: jax.Array, beta: float)
     teacher = jax.lax.stop_gradient(teacher)
     mixture = jnp.logaddexp(teacher + np.log(beta), student + np.log1p(-beta))
     return beta * _kl(teacher, mixture, support) + (1.0 - beta) * _kl(student, mixture, support)
-
-
-DIVERGENCES: dict[str, Callable[[jax.Array, jax.Array, jax.Array, float], jax.Array]] = {
-    "reverse_kl": reverse_kl,
-    "forward_kl": forward_kl,
-    "jsd": jsd,
-}
 
 
 def support_of(which: str, teacher: Scores, student_ids: np.ndarray) -> Support:

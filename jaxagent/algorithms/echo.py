@@ -15,11 +15,11 @@ B counts every sequence of the update, those without observations too. CE is tak
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
 
-import chex
 import numpy as np
 
+from jaxagent.config.ranges import PositiveFloat
 from jaxagent.types import TokenKind
 
 _EPSILON = 1e-3  # published; keeps an empty denominator harmless
@@ -43,6 +43,8 @@ def target_mask(kinds: np.ndarray, targets: str, max_tokens: int) -> np.ndarray:
     Returns:
       bool[T]; never True for the first token, which nothing predicts.
     """
+    import chex  # loads jax, which a config is read without
+
     chex.assert_rank(kinds, 1)
     chex.assert_type(kinds, int)
     mask = np.isin(kinds, _TARGET_KINDS[targets])
@@ -70,36 +72,71 @@ def coefficient(initial: float, schedule: str, progress: float) -> float:
     raise ValueError(f"unknown ECHO schedule '{schedule}'")
 
 
-def world_scales(
-    target_counts: Sequence[int], observation_counts: Sequence[int], denominator: str, constant: float
-) -> np.ndarray:
-    """The factor of every target of a sequence, before the coefficient.
+@dataclasses.dataclass(frozen=True)
+class Denominator:
+    """What the targets of an optimiser update are divided by."""
 
-    Args:
-      target_counts: [n] targets of each sequence of the optimiser update.
-      observation_counts: [n] observation tokens of each, warnings included.
-      denominator: see the module docstring.
-      constant: tokens; only read by "constant" and "constant_sum".
+    def __call__(self, targets: np.ndarray, observed: np.ndarray) -> np.ndarray:
+        """The factor of every target of a sequence, f64[n], before the coefficient.
 
-    Returns:
-      f64[n].
+        Args:
+          targets: f64[n] of each sequence of the update.
+          observed: f64[n] observation tokens of each, warnings included.
+        """
+        import chex
 
-    Raises:
-      ValueError: unknown denominator.
-    """
-    targets, observed = np.asarray(target_counts, np.float64), np.asarray(observation_counts, np.float64)
-    chex.assert_rank([targets, observed], 1)
-    chex.assert_equal_shape([targets, observed])
-    sequences = max(len(targets), 1)
-    match denominator:
-        case "full_observation":
-            return 1.0 / ((observed + _EPSILON) * sequences)
-        case "targets":
-            return 1.0 / ((targets + _EPSILON) * sequences)
-        case "token_mean":
-            return np.full(len(targets), 1.0 / (targets.sum() + _EPSILON))
-        case "constant":
-            return np.full(len(targets), 1.0 / (constant * sequences))
-        case "constant_sum":
-            return np.full(len(targets), 1.0 / constant)
-    raise ValueError(f"unknown ECHO denominator '{denominator}'")
+        chex.assert_rank([targets, observed], 1)
+        chex.assert_equal_shape([targets, observed])
+        return 1.0 / self.divisor(targets, observed, max(len(targets), 1))
+
+    def divisor(self, targets: np.ndarray, observed: np.ndarray, sequences: int) -> np.ndarray:
+        """f64[n], not 0 anywhere."""
+        raise NotImplementedError
+
+
+class FullObservation(Denominator):
+    """Every sequence's observation tokens, warnings included, and the number of sequences: the published default."""
+
+    def divisor(self, targets: np.ndarray, observed: np.ndarray, sequences: int) -> np.ndarray:
+        return (observed + _EPSILON) * sequences
+
+
+class Targets(Denominator):
+    """Every sequence's targets, and the number of sequences."""
+
+    def divisor(self, targets: np.ndarray, observed: np.ndarray, sequences: int) -> np.ndarray:
+        return (targets + _EPSILON) * sequences
+
+
+class TokenMean(Denominator):
+    """All targets of the optimiser update."""
+
+    def divisor(self, targets: np.ndarray, observed: np.ndarray, sequences: int) -> np.ndarray:
+        return np.full(len(targets), targets.sum() + _EPSILON)
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant(Denominator):
+    """A constant, and the number of sequences."""
+
+    constant: PositiveFloat = 3000.0  # tokens; Dr. GRPO's limit
+
+    def divisor(self, targets: np.ndarray, observed: np.ndarray, sequences: int) -> np.ndarray:
+        return np.full(len(targets), self.constant * sequences)
+
+
+class ConstantSum(Constant):
+    """A constant alone: the published "seq_mean_token_sum_norm"."""
+
+    def divisor(self, targets: np.ndarray, observed: np.ndarray, sequences: int) -> np.ndarray:
+        return np.full(len(targets), self.constant)
+
+
+# What `rl.echo.denominator` can name.
+DENOMINATORS: dict[str, type] = {
+    "full_observation": FullObservation,
+    "targets": Targets,
+    "token_mean": TokenMean,
+    "constant": Constant,
+    "constant_sum": ConstantSum,
+}

@@ -19,7 +19,7 @@ _RESULT, _MEASURED = "entropy_coefficient", "policy/entropy"
 class EntropyControl:
     """The controller's state: saved with a bundle, so that a resumed run goes on as if it had not stopped."""
 
-    config: EntropyControlConfig
+    config: EntropyControlConfig | None  # None: the coefficient stays where it is
     coefficient: float
     active: bool = True  # whether the last measured entropy was at the target or below
 
@@ -41,14 +41,14 @@ class EntropyControl:
 
     def after(self, metrics: Mapping[str, float]) -> EntropyControl:
         """The state after a step that measured `metrics["policy/entropy"]`; unchanged when off or nothing measured."""
-        if self.config.target <= 0 or not metrics.get("policy/tokens"):
+        if self.config is None or not metrics.get("policy/tokens"):
             return self
         coefficient, active = next_coefficient(self.coefficient, metrics[_MEASURED], self.config)
         return dataclasses.replace(self, coefficient=coefficient, active=active)
 
     def save(self, results: MutableMapping[str, object]) -> None:
         """Puts the state where `start` finds it; nothing when off."""
-        if self.config.target > 0:
+        if self.config is not None:
             results[_RESULT] = [self.coefficient, self.active]
 
 

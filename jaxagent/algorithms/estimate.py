@@ -1,8 +1,8 @@
-"""From samples to per-token advantages: runs the function that `rl.advantage` names.
+"""From samples to per-token advantages: runs what `rl.advantage` is.
 
 In: the groups of one rollout batch and their samples. Out: a `Signal` for each sample that takes part: its advantages,
 and the critic's targets where there is one.
-An episode of several trajectories, by `rl.multi_trajectory`, when advantages come from groups:
+An episode of several trajectories, by `rl.advantage.multi_trajectory`, when advantages come from groups:
 
   full        each trajectory has the episode's whole advantage (slime's AgentFlow, MemAgent)
   divide      each has it divided by their number (LMIS's MemAgent)
@@ -18,19 +18,18 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxagent.algorithms.advantages import GROUP_ADVANTAGES, alone, whiten, zero_signal
-from jaxagent.algorithms.best_of_k import BEST_OF_K
+from jaxagent.algorithms.advantages import alone, whiten, zero_signal
 from jaxagent.algorithms.distill import sampled_advantages
+from jaxagent.algorithms.estimators import GroupAdvantage, TokenAdvantage, TokenPath, TurnAdvantage
 from jaxagent.algorithms.kl import kl_estimate
-from jaxagent.algorithms.process import TURN_ADVANTAGES, by_turn, token_rewards
+from jaxagent.algorithms.process import by_turn, token_rewards
 from jaxagent.algorithms.streams import Sample, rewards
-from jaxagent.algorithms.token_advantages import TOKEN_ADVANTAGES, TokenPath, estimates
-from jaxagent.config import RLConfig
+from jaxagent.algorithms.token_advantages import estimates
+from jaxagent.config import KLConfig, RLConfig
 from jaxagent.types import Group
 
 
@@ -49,17 +48,14 @@ class Signal:
 
 def signals(groups: Sequence[Group], samples: Sequence[Sample], rl: RLConfig) -> list[Signal | None]:
     """One signal per sample; None where it takes no part."""
-    if rl.advantage in TOKEN_ADVANTAGES:
+    if isinstance(rl.advantage, TokenAdvantage):
         given = _along_tokens(groups, samples, rl)
     else:
-        given = (_over_turns if rl.advantage in TURN_ADVANTAGES else _group_relative)(groups, samples, rl)
-    if rl.kl.where == "advantage":
-        given = [s and s.plus(-kl_penalty(sample, rl)) for sample, s in zip(samples, given, strict=True)]
-    if rl.distill.loss == "sampled":
-        given = [
-            s and (s if sample.teacher is None else s.plus(teacher_advantages(sample, rl)))
-            for sample, s in zip(samples, given, strict=True)
-        ]
+        given = (_over_turns if isinstance(rl.advantage, TurnAdvantage) else _group_relative)(groups, samples, rl)
+    if rl.kl_in("advantage"):
+        given = [s and s.plus(-kl_penalty(sample, rl.kl)) for sample, s in zip(samples, given, strict=True)]
+    if rl.distill is not None and rl.distill.in_advantage:
+        given = [s and s.plus(teacher_advantages(sample, rl)) for sample, s in zip(samples, given, strict=True)]
     return _whitened(samples, given) if rl.whiten_advantages else given
 
 
@@ -74,12 +70,10 @@ def _whitened(samples: Sequence[Sample], given: Sequence[Signal | None]) -> list
     return [signal and dataclasses.replace(signal, advantages=next(parts)) for signal in given]
 
 
-def kl_penalty(sample: Sample, rl: RLConfig) -> np.ndarray:
+def kl_penalty(sample: Sample, kl: KLConfig) -> np.ndarray:
     """f64[T]: coefficient times the KL estimate of each action token, as a number: for rewards and advantages."""
-    if rl.kl.coefficient == 0:
-        return np.zeros(len(sample.trajectory))
-    estimate = kl_estimate(sample.trajectory.logprobs.astype(np.float64), sample.reference, rl.kl.estimator)
-    return np.where(sample.mask > 0, rl.kl.coefficient * estimate, 0.0)
+    estimate = kl_estimate(sample.trajectory.logprobs.astype(np.float64), sample.reference, kl.estimator)
+    return np.where(sample.mask > 0, kl.coefficient * estimate, 0.0)
 
 
 def teacher_advantages(sample: Sample, rl: RLConfig) -> np.ndarray:
@@ -91,20 +85,17 @@ def teacher_advantages(sample: Sample, rl: RLConfig) -> np.ndarray:
 def _group_relative(groups: Sequence[Group], samples: Sequence[Sample], rl: RLConfig) -> list[Signal | None]:
     """Every action token of an attempt has the attempt's advantage; so has every trajectory of an episode."""
     scores, counted = rewards(groups)
-    live = counted & ~(zero_signal(scores, counted)[:, None] & rl.drop_zero_signal)
-    if rl.kl.where == "reward":
+    live = counted & ~(zero_signal(scores, counted)[:, None] & rl.advantage.drop_zero_signal)
+    if rl.kl_in("reward"):
         for sample in samples:
-            scores[sample.group, sample.attempt] -= kl_penalty(sample, rl).sum()
-    if rl.advantage in BEST_OF_K:
-        estimator = functools.partial(BEST_OF_K[rl.advantage], k=rl.best_of)
-    else:
-        estimator = GROUP_ADVANTAGES[rl.advantage]
+            scores[sample.group, sample.attempt] -= kl_penalty(sample, rl.kl).sum()
+    estimator: GroupAdvantage = rl.advantage
     places = [(sample.group, sample.attempt) for sample in samples]
-    if rl.multi_trajectory == "statistics":
+    if estimator.multi_trajectory == "statistics":
         advantages = _over_trajectories(estimator, scores, counted, places)
     else:
         whole = estimator(scores, counted)
-        share = collections.Counter(places if rl.multi_trajectory == "divide" else set(places))
+        share = collections.Counter(places if estimator.multi_trajectory == "divide" else set(places))
         advantages = [whole[place] / share[place] for place in places]
     return [
         Signal(sample.mask * advantage) if live[place] else None
@@ -148,18 +139,19 @@ def _over_turns(groups: Sequence[Group], samples: Sequence[Sample], rl: RLConfig
             of_trajectories, attempts[place] = by_turn(sample.episode)
             attempts[place][-1] += sample.episode.reward
             turns += of_trajectories
-    if rl.kl.where == "reward":
+    if rl.kl_in("reward"):
         for sample, turn in zip(samples, turns, strict=True):
-            np.subtract.at(attempts[sample.group, sample.attempt], turn[turn >= 0], kl_penalty(sample, rl)[turn >= 0])
+            penalty = kl_penalty(sample, rl.kl)
+            np.subtract.at(attempts[sample.group, sample.attempt], turn[turn >= 0], penalty[turn >= 0])
     shape = (*counted.shape, max(map(len, attempts.values())))
     steps, live = np.zeros(shape), np.zeros(shape, bool)
     for place, given in attempts.items():
         steps[place][: len(given)], live[place][: len(given)] = given, counted[place]
     silent = zero_signal(*(x.reshape(len(counted), -1) for x in (steps, live))) | alone(live.any(axis=2))[:, 0]
-    advantages = TURN_ADVANTAGES[rl.advantage](steps, live)
+    advantages = rl.advantage(steps, live)
     return [
         Signal(np.where(turn >= 0, advantages[sample.group, sample.attempt, turn], 0.0))
-        if counted[sample.group, sample.attempt] and not (silent[sample.group] and rl.drop_zero_signal)
+        if counted[sample.group, sample.attempt] and not (silent[sample.group] and rl.advantage.drop_zero_signal)
         else None
         for sample, turn in zip(samples, turns, strict=True)
     ]
@@ -183,7 +175,7 @@ def _along_tokens(groups: Sequence[Group], samples: Sequence[Sample], rl: RLConf
 def _path(sample: Sample, reward: np.ndarray, rl: RLConfig) -> TokenPath:
     """What an advantage along tokens reads of one sample; `reward` f64[T] is its process reward."""
     zero = np.zeros(len(sample.mask), np.float32)
-    reward = reward - (kl_penalty(sample, rl) if rl.kl.where == "reward" else 0.0)
+    reward = reward - (kl_penalty(sample, rl.kl) if rl.kl_in("reward") else 0.0)
     reward[np.flatnonzero(sample.mask)[-1]] += sample.episode.reward
     log_rho = zero if sample.old is None else sample.old - sample.trajectory.logprobs
     values = zero if sample.values is None else sample.values

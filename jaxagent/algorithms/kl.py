@@ -23,8 +23,6 @@ import jax
 
 Array = Any  # numpy.ndarray or jax.Array
 
-KL_ESTIMATORS = ("k1", "k2", "k3", "k3+", "abs")
-
 _MAX_DIFFERENCE = 20.0  # of d inside exp: finite values and gradients
 _MAX_K3 = 10.0  # published implementations clamp k3 here
 

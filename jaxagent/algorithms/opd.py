@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from jaxagent.algorithms.estimators import NoReward
 from jaxagent.config import Config
 
 
@@ -14,19 +15,17 @@ def as_opd(cfg: Config) -> Config:
     advantage. All attempts are used, since none needs a reward.
     """
     rl, opd = cfg.rl, cfg.opd
-    where = "advantage" if rl.kl.where == "reward" else rl.kl.where
     taught = dataclasses.replace(
         rl,
         steps=opd.steps,
         optimizer=dataclasses.replace(rl.optimizer, learning_rate=opd.learning_rate),
-        advantage="no_reward",
-        kl=dataclasses.replace(rl.kl, where=where),
-        drop_zero_signal=False,
-        echo=dataclasses.replace(rl.echo, coefficient=0.0),
-        positive_nll=dataclasses.replace(rl.positive_nll, coefficient=0.0),
-        replay=dataclasses.replace(rl.replay, per_step=0),
-        refill=dataclasses.replace(rl.refill, max_rounds=1),
+        advantage=NoReward(),
+        kl=dataclasses.replace(rl.kl, where="advantage") if rl.kl_in("reward") else rl.kl,
+        echo=None,
+        positive_nll=None,
+        replay=None,
+        refill=None,
         keep_groups_frac=1.0,
-        distill=dataclasses.replace(rl.distill, coefficient=opd.coefficient),
+        distill=opd.distill,
     )
     return dataclasses.replace(cfg, rl=taught)

@@ -1,4 +1,4 @@
-"""Policy objectives, per token: how an advantage moves the policy. One function each, listed at the end.
+"""Policy objectives, per token: how an advantage moves the policy. `objectives.py` names them.
 
 In: log-probs and advantages of any shape. Out: losses of that shape, and 1 where clipping stops or caps the gradient;
 the caller's weights do every reduction. Gradients flow through `logprobs` alone. `old_logprobs` are those of the policy
@@ -8,7 +8,7 @@ that the ratio r = p / p_old is taken to: the one that sampled, or the learner's
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import chex
 import jax
@@ -131,6 +131,11 @@ def reinforce_loss(logprobs: jax.Array, advantages: jax.Array) -> Losses:
     return -jax.lax.stop_gradient(advantages) * logprobs, jnp.zeros_like(logprobs)
 
 
+def no_policy_loss(logprobs: jax.Array) -> Losses:
+    """0: auxiliary terms alone are trained."""
+    return jnp.zeros_like(logprobs), jnp.zeros_like(logprobs)
+
+
 class Tokens(NamedTuple):
     """What an objective may read, f32[...] each."""
 
@@ -138,30 +143,6 @@ class Tokens(NamedTuple):
     old_logprobs: jax.Array
     advantages: jax.Array
     sequence_mean: Callable[[jax.Array], jax.Array]  # any f32[...] -> the mean over each token's sequence, no gradient
-
-
-class Constants(Protocol):
-    """Where an objective reads its own: `config.RLConfig`, or the learner's `Objective`."""
-
-    clip_low: float
-    clip_high: float
-    clip_dual: float
-    tau_positive: float
-    tau_negative: float
-
-
-OBJECTIVES: dict[str, Callable[[Tokens, Constants], Losses]] = {
-    "ppo_clip": lambda t, c: clipped_policy_loss(*t[:3], c.clip_low, c.clip_high),
-    "dual_clip": lambda t, c: dual_clip_loss(*t[:3], c.clip_low, c.clip_high, c.clip_dual),
-    "gspo": lambda t, c: sequence_ratio_loss(
-        *t[:3], t.sequence_mean(t.logprobs - t.old_logprobs), c.clip_low, c.clip_high
-    ),
-    "cispo": lambda t, c: cispo_loss(*t[:3], c.clip_low, c.clip_high),
-    "sapo": lambda t, c: soft_gate_loss(*t[:3], c.tau_positive, c.tau_negative),
-    "importance_sampling": lambda t, c: importance_sampling_loss(*t[:3]),
-    "reinforce": lambda t, c: reinforce_loss(t.logprobs, t.advantages),
-    "none": lambda t, c: (jnp.zeros_like(t.logprobs), jnp.zeros_like(t.logprobs)),  # auxiliary terms alone
-}
 
 
 def opsm_factor(tokens: Tokens, delta: float) -> jax.Array:

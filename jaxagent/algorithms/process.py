@@ -8,7 +8,6 @@ Axis letters: N tasks, G samples per group, K turns, T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -80,6 +79,3 @@ def turn_mean_std(rewards: Array, mask: Array) -> Array:
         normal = xp.where(xp.sum(mask, axis=2, keepdims=True) < 2, xp.where(mask, rewards, 0.0), normal)
     compared = mask & ~alone(xp.any(mask, axis=2))[:, :, None]
     return xp.where(compared, xp.flip(xp.cumsum(xp.flip(normal, 2), axis=2), 2), 0.0)
-
-
-TURN_ADVANTAGES: dict[str, Callable[[Array, Array], Array]] = {"turn_mean_std": turn_mean_std}

@@ -28,4 +28,4 @@ def sft(demonstrations: Sequence[Trajectory], observations: bool, mode: str = "t
         mask = np.isin(demonstration.kinds, kinds)
         mask[:1] = False  # nothing predicts the first token
         streams.append(Streams.of(demonstration, ce_weights=mask.astype(np.float32)))
-    return aggregate.normalise(streams, ["ce_weights"], mode, 1.0)
+    return aggregate.normalise(streams, ["ce_weights"], aggregate.AGGREGATIONS[mode]())

@@ -6,7 +6,6 @@ these frozen dataclasses *before any device work* and converts it once, so that 
 Imports nothing slow: `--help` and config errors answer at once.
 """
 
-from jaxagent.config.data import CurriculumConfig as CurriculumConfig
 from jaxagent.config.data import DataConfig as DataConfig
 from jaxagent.config.data import Seed as Seed
 from jaxagent.config.data import SourceConfig as SourceConfig
@@ -29,8 +28,6 @@ from jaxagent.config.model import check_folder as check_folder
 from jaxagent.config.parse import absent as absent
 from jaxagent.config.parse import parse as parse
 from jaxagent.config.parse import to_dict as to_dict
-from jaxagent.config.rl import CorrectionConfig as CorrectionConfig
-from jaxagent.config.rl import CriticConfig as CriticConfig
 from jaxagent.config.rl import DistillConfig as DistillConfig
 from jaxagent.config.rl import EchoConfig as EchoConfig
 from jaxagent.config.rl import EntropyControlConfig as EntropyControlConfig
@@ -41,6 +38,7 @@ from jaxagent.config.rl import RefillConfig as RefillConfig
 from jaxagent.config.rl import ReplayConfig as ReplayConfig
 from jaxagent.config.rl import RLConfig as RLConfig
 from jaxagent.config.rl import TemperatureConfig as TemperatureConfig
+from jaxagent.config.rl import ZLossConfig as ZLossConfig
 from jaxagent.config.run import CheckpointConfig as CheckpointConfig
 from jaxagent.config.run import Config as Config
 from jaxagent.config.run import EvalConfig as EvalConfig

@@ -36,6 +36,10 @@ class Choice:
         module, _, name = self.options.partition(":")
         return getattr(importlib.import_module(module), name)
 
+    def make(self, name: str) -> Any:
+        """An entry with its published constants: what a field of the schema has as its default."""
+        return self.entries[name]()
+
     def entry(self, name: Any, path: str) -> type:
         """The class that a config names: one of `entries`, or one of the user's as "package.module:Class".
 

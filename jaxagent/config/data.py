@@ -1,15 +1,15 @@
-"""Sections of tasks: where they come from, and which come next."""
+"""Sections of tasks: where they come from."""
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated
 
 from jaxagent.config.choice import Choice
 from jaxagent.config.env import EnvConfig
-from jaxagent.config.ranges import FiniteFloat, PositiveFloat, PositiveInt, ZeroToOne, between
+from jaxagent.config.ranges import PositiveInt, between
 
 Seed = Annotated[int, between(0, 2**32 - 1)]  # what every generator of random numbers here takes
 
@@ -32,17 +32,3 @@ class DataConfig:
     eval_source: str  # a folder / file of held-out tasks; "" = the held-out split of `source`
     seed: Seed  # of the world, not of the run: the held-out questions are the same for every run
     num_eval: PositiveInt  # held-out tasks, spread evenly over families of kinds ("one_hop", "two_hop") and over kinds
-
-
-@dataclasses.dataclass(frozen=True)
-class CurriculumConfig:
-    """Which tasks come next. See data/curriculum.py for the formulas."""
-
-    name: Literal["off", "target", "failed", "learnability"]  # off: whole shuffled epochs
-    target: ZeroToOne  # read by "target": the success rate that is looked for
-    width: PositiveFloat  # read by "target": distance from it at which a task's chance is 0
-    explore: ZeroToOne  # part of the draws that go evenly over all tasks
-    success_reward: FiniteFloat  # from which an attempt counts as a success
-    decay: Annotated[float, between(0, 1, without="low")]  # of a task's older attempts, per new group; 1 = never
-    prior: ZeroToOne  # success rate of a task not met yet
-    prior_attempts: PositiveFloat  # how many attempts the prior counts as

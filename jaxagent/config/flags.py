@@ -129,8 +129,12 @@ def fields(cls: type = Config, prefix: str = "config", of: str = "") -> Iterator
         off = "none|" if wanted.optional else ""
         if wanted.choice is not None:
             yield Field(path, off + "|".join(wanted.choice.entries), "", meaning, of)
+            of_entries: dict[Field, list[str]] = {}  # those that several have are told once
             for entry, inner in wanted.choice.entries.items():
-                yield from fields(inner, path, entry)
+                for field in fields(inner, path):
+                    of_entries.setdefault(field, []).append(entry)
+            for field, entries in of_entries.items():
+                yield field._replace(of="|".join(filter(None, ("|".join(entries), field.of))))
         elif wanted.is_section:
             if wanted.optional:
                 yield Field(path, "none|on", "", meaning, of)

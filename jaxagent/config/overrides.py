@@ -1,18 +1,19 @@
 """`--config.section.field=value`: text from a command line into a config, read by the schema's types.
 
 A choice is set by its name, which takes the constants that its class declares: `--config.rl.objective=sapo` (or
-`.name=sapo`). A section that may be off is opened by setting a field of it, or by "on", and closed by "none".
+`.name=sapo`). Of another choice before it only sections remain that both have: an advantage's critic. A section that
+may be off is opened by setting a field of it, or by "on", and closed by "none".
 """
 
 from __future__ import annotations
 
 import ast
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from jaxagent.config.errors import ConfigError, nearest
-from jaxagent.config.parse import Kind, hints, kind
+from jaxagent.config.parse import Kind, default, hints, kind
 from jaxagent.config.run import Config
 
 OFF, ON = ("none", "off"), "on"
@@ -53,21 +54,30 @@ def _set(wanted: Kind, value: Any, parts: list[str], text: str, path: str) -> An
         raise ConfigError(f"Unknown config field '{path}.{parts[0]}'. {nearest(parts[0], fields)}")
     value = dict(value or {})
     first, *rest = parts
-    return value | {first: _set(kind(fields[first]), value.get(first), rest, text, f"{path}.{first}")}
+    given = value[first] if first in value else default(cls, first)
+    return value | {first: _set(kind(fields[first]), given, rest, text, f"{path}.{first}")}
 
 
 def _whole(wanted: Kind, value: Any, text: str, path: str) -> Any:
     if wanted.optional and text in OFF and not (wanted.choice and text in wanted.choice.entries):
         return None
     if wanted.choice is not None:
-        new, old = wanted.choice.spelled_out(text), wanted.choice.spelled_out(value)
-        wanted.choice.entry(new["name"], path)
-        return old if len(new) == 1 and old is not None and old.get("name") == new["name"] else new
+        new, old = wanted.choice.spelled_out(text), wanted.choice.spelled_out(value) or {}
+        entry = wanted.choice.entry(new["name"], path)
+        if len(new) == 1 and old.get("name") == new["name"]:
+            return old
+        return new | kept(old, entry)
     if wanted.is_section:
         if wanted.optional and text == ON:
             return value or {}
         raise ConfigError(f"'{path}' is a section: set one of its fields, {', '.join(hints(wanted.value))}.")
     return read(wanted.value, text, path)
+
+
+def kept(old: Mapping[str, Any], entry: type) -> dict[str, Any]:
+    """What a choice that takes another's place keeps of it: sections that both have, such as a critic. No constants."""
+    sections = {name for name, hint in hints(entry).items() if kind(hint).is_section}
+    return {name: value for name, value in old.items() if name in sections}
 
 
 def read(hint: Any, text: str, path: str) -> Any:

@@ -64,7 +64,16 @@ def parse(config: Mapping[str, Any]) -> Config:
 
 def to_dict(section: Any) -> dict[str, Any]:
     """A plain nested dict of a parsed config, or of a section of it; a choice's has its "name"."""
-    return {name: _plain(hint, getattr(section, name)) for name, hint in hints(type(section)).items()}
+    return {name: plain(hint, getattr(section, name)) for name, hint in hints(type(section)).items()}
+
+
+def default(cls: type, name: str) -> Any:
+    """What a field that a config leaves out is, plain; None where it must be given."""
+    field = cls.__dataclass_fields__[name]
+    if not _has_default(cls, name):
+        return None
+    given = field.default if field.default is not dataclasses.MISSING else field.default_factory()
+    return plain(hints(cls)[name], given)
 
 
 def absent(config: Mapping[str, Any], cls: type = Config, path: str = "config") -> list[str]:
@@ -89,10 +98,10 @@ def build(cls: type, value: Any, path: str) -> Any:
     for name in value:
         if name not in fields:
             raise ConfigError(f"Unknown config field '{path}.{name}'. {nearest(name, fields)}")
+    given = {name: convert(fields[name], v, f"{path}.{name}") for name, v in value.items()}
     for name in fields:
         if name not in value and not _has_default(cls, name):
-            raise ConfigError(f"Config field '{path}.{name}' is missing. configs/search_r1.py sets every field.")
-    given = {name: convert(fields[name], v, f"{path}.{name}") for name, v in value.items()}
+            raise ConfigError(f"Config field '{path}.{name}' is missing: it has no default.")
     try:
         return cls(**given)
     except ValueError as error:  # what a class says of its fields together
@@ -113,7 +122,7 @@ def convert(hint: Any, value: Any, path: str) -> Any:
         if "name" not in section:
             raise ConfigError(f"{path} must name its choice: {path}.name, one of {', '.join(wanted.choice.entries)}.")
         cls = wanted.choice.entry(name := section.pop("name"), path)
-        if isinstance(wanted.value, type) and not issubclass(cls, wanted.value):
+        if wanted.value is not Any and isinstance(wanted.value, type) and not issubclass(cls, wanted.value):
             raise ConfigError(f"{path}='{name}' must extend {wanted.value.__module__}.{wanted.value.__qualname__}.")
         return build(cls, section, path)
     if wanted.is_section:
@@ -146,7 +155,8 @@ def _plain_value(hint: Any, value: Any, path: str) -> Any:
     return value
 
 
-def _plain(hint: Any, value: Any) -> Any:
+def plain(hint: Any, value: Any) -> Any:
+    """The value of a parsed field of type `hint` as a config has it."""
     wanted = kind(hint)
     if value is None:
         return None
@@ -154,7 +164,7 @@ def _plain(hint: Any, value: Any) -> Any:
         return {"name": wanted.choice.name_of(value), **to_dict(value)}
     if wanted.is_section:
         return to_dict(value)
-    return tuple(_plain(typing.get_args(wanted.value)[0], v) for v in value) if isinstance(value, tuple) else value
+    return tuple(plain(typing.get_args(wanted.value)[0], v) for v in value) if isinstance(value, tuple) else value
 
 
 def _as_mapping(value: Any, path: str) -> Mapping[str, Any]:

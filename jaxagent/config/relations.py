@@ -35,17 +35,10 @@ def broken(cfg: Config) -> Iterator[str]:
             f"rl.updates_per_step ({rl.updates_per_step}) must be at most rl.tasks_per_step * rl.group_size "
             f"({rl.tasks_per_step * rl.group_size}): an update has one episode or more."
         )
-    for name, section in (("rl.critic", rl.critic), ("rl.replay", rl.replay)):
-        if section.low >= section.high:
-            yield f"{name}.low ({section.low:g}) must be less than {name}.high ({section.high:g})."
-    if rl.entropy_control.target > 0 and rl.entropy_coefficient > rl.entropy_control.maximum:
+    if rl.replay and rl.replay.low >= rl.replay.high:
+        yield f"rl.replay.low ({rl.replay.low:g}) must be less than rl.replay.high ({rl.replay.high:g})."
+    if rl.entropy_control and rl.entropy_coefficient > rl.entropy_control.maximum:
         yield (
             f"rl.entropy_coefficient ({rl.entropy_coefficient:g}) must be at most rl.entropy_control.maximum "
             f"({rl.entropy_control.maximum:g})."
-        )
-    learnt = (rl.positive_nll.coefficient, rl.echo.coefficient, rl.distill.coefficient, rl.replay.per_step)
-    if "rl" in cfg.stages and rl.objective == "none" and not any(learnt):
-        yield (
-            "rl.objective='none' trains on rl.positive_nll, rl.echo, rl.distill or rl.replay, and all of them are off: "
-            "nothing would be learnt."
         )

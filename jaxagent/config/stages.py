@@ -15,6 +15,7 @@ from jaxagent.config.ranges import (
     ZeroToOne,
     between,
 )
+from jaxagent.config.rl import DistillConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +92,8 @@ class OutcomeModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OPDConfig:
-    """The stage "opd", on-policy distillation: `rl` with its teacher, without its reward."""
+    """The stage "opd", on-policy distillation: `rl` with a teacher in place of its reward."""
 
     steps: NonNegativeInt
-    coefficient: PositiveFloat  # in this stage in place of rl.distill.coefficient
     learning_rate: PositiveFloat  # in place of rl.optimizer.learning_rate: exact divergences bear more than rewards
+    distill: DistillConfig | None = None  # the stage's teacher, in place of rl.distill

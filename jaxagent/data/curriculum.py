@@ -3,26 +3,69 @@
 Every task has a running success rate, of its attempts so far with older ones counting less. `weights` turns rates into
 chances; `Curriculum` draws, learns what came out, and is saved with the checkpoint. A draw depends on (seed, step,
 round) and on the statistics alone, never on which attempt finished first.
-
-  target        1 - |p - target| / width, at least 0     success-rate targeting
-  failed        1 - p                                    failed tasks come again
-  learnability  p (1 - p)                                "SFL": Rutherford et al., arXiv 2408.15099, section 4: the
-                                                         variance of a success, largest where a group disagrees most
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from jaxagent.config import ConfigError, CurriculumConfig
+from jaxagent.config.errors import ConfigError
+from jaxagent.config.ranges import FiniteFloat, PositiveFloat, ZeroToOne, between
 from jaxagent.data.sources import TaskSource
 from jaxagent.types import Group, Task
 
 
-def weights(success: np.ndarray, cfg: CurriculumConfig) -> np.ndarray:
+@dataclasses.dataclass(frozen=True)
+class BySuccess:
+    """What `rl.curriculum` can name: which success rates are worth most. The constants that all of them have."""
+
+    explore: ZeroToOne = 0.1  # part of the draws that go evenly over all tasks
+    success_reward: FiniteFloat = 1.0  # from which an attempt counts as a success
+    decay: Annotated[float, between(0, 1, without="low")] = 0.9  # of a task's older attempts, per group; 1 = never
+    prior: ZeroToOne = 0.5  # success rate of a task not met yet
+    prior_attempts: PositiveFloat = 2.0  # how many attempts the prior counts as
+
+    def __call__(self, success: np.ndarray) -> np.ndarray:
+        """float[N] success rates in [0, 1] -> float[N], not negative."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Target(BySuccess):
+    """Success-rate targeting: 1 - |p - target| / width, at least 0."""
+
+    target: ZeroToOne = 0.5  # the success rate that is looked for
+    width: PositiveFloat = 0.5  # distance from it at which a task's chance is 0
+
+    def __call__(self, success: np.ndarray) -> np.ndarray:
+        return np.maximum(1.0 - np.abs(success - self.target) / self.width, 0.0)
+
+
+class Failed(BySuccess):
+    """Failed tasks come again: 1 - p."""
+
+    def __call__(self, success: np.ndarray) -> np.ndarray:
+        return 1.0 - success
+
+
+class Learnability(BySuccess):
+    """p (1 - p), the variance of a success, largest where a group disagrees most.
+
+    "SFL": Rutherford et al., arXiv 2408.15099, section 4.
+    """
+
+    def __call__(self, success: np.ndarray) -> np.ndarray:
+        return success * (1.0 - success)
+
+
+CURRICULA: dict[str, type] = {"target": Target, "failed": Failed, "learnability": Learnability}
+
+
+def weights(success: np.ndarray, cfg: BySuccess) -> np.ndarray:
     """Chances of being drawn first.
 
     Args:
@@ -31,19 +74,8 @@ def weights(success: np.ndarray, cfg: CurriculumConfig) -> np.ndarray:
 
     Returns:
       f64[N], sum 1. Even, where the curriculum gives no task any weight.
-
-    Raises:
-      ValueError: a curriculum without a formula.
     """
-    match cfg.name:
-        case "target":
-            raw = np.maximum(1.0 - np.abs(success - cfg.target) / cfg.width, 0.0)
-        case "failed":
-            raw = 1.0 - success
-        case "learnability":
-            raw = success * (1.0 - success)
-        case _:
-            raise ValueError(f"no weights for curriculum '{cfg.name}'")
+    raw = cfg(success)
     total, even = raw.sum(), np.full(len(raw), 1.0 / len(raw))
     return even if total <= 0 else (1.0 - cfg.explore) * raw / total + cfg.explore * even
 
@@ -77,7 +109,7 @@ class Curriculum:
     multiplied by `decay` each time a new group of the task comes in.
     """
 
-    def __init__(self, source: TaskSource, cfg: CurriculumConfig, seed: int):
+    def __init__(self, source: TaskSource, cfg: BySuccess, seed: int):
         self._source, self._cfg, self._seed = source, cfg, seed
         self._successes = np.zeros(len(source))
         self._attempts = np.zeros(len(source))

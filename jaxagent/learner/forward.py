@@ -14,8 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxagent.algorithms.distill import DIVERGENCES, renormalise
-from jaxagent.config import DistillConfig, LoraConfig
+from jaxagent.algorithms.distill import renormalise
+from jaxagent.algorithms.teachers import Divergence
+from jaxagent.config import LoraConfig
 from jaxagent.learner.batch import Batch, check
 from jaxagent.learner.loss import Extras
 from jaxagent.learner.state import Frozen
@@ -92,14 +93,13 @@ def policy_forward(
     return forward
 
 
-def compare_to_teacher(spec: ModelSpec, distill: DistillConfig, teacher: ModelSpec | None) -> Compare:
+def compare_to_teacher(spec: ModelSpec, divergence: Divergence, teacher: ModelSpec | None) -> Compare:
     """Divergences f32[B, R] to a teacher, in nats, 0 where they have no weight.
 
     With a spec of the `teacher` its parameters are the last argument, and whole vocabularies (their common part) are
     compared, a chunk of tokens at a time. Without a spec, the batch holds the support and the teacher's log-probs of
     it. Both distributions are at the temperature, and from the ordinary forward pass whatever the numerics.
     """
-    divergence = functools.partial(DIVERGENCES[distill.loss], beta=distill.jsd_beta)
 
     def compare(
         params: Params, batch: Batch, x: jax.Array, temperature: jax.Array, weights: Params | None

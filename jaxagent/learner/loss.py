@@ -7,7 +7,8 @@ Axis letters: B packed rows, R target positions per row, K histogram edges.
 
 from __future__ import annotations
 
-import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import chex
@@ -16,75 +17,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxagent.algorithms.corrections import OPSM
 from jaxagent.algorithms.kl import kl_estimate, kl_loss
-from jaxagent.algorithms.policy_loss import OBJECTIVES, Tokens, opsm_factor
+from jaxagent.algorithms.objectives import NoObjective
+from jaxagent.algorithms.policy_loss import Losses, Tokens
 from jaxagent.algorithms.segments import sequence_mean
-from jaxagent.algorithms.value_bins import Bins, categorical_value_loss, expectation
-from jaxagent.algorithms.value_loss import clipped_value_loss
+from jaxagent.algorithms.value_losses import Categorical, Squared
 from jaxagent.config import RLConfig
 from jaxagent.learner.batch import Batch, check
 
 # Upper edges for quantiles of the log importance ratio: 257 of them, dense at 0 (5e-4 apart), reaching +-2.
 RATIO_EDGES = (0.01 * np.sinh(np.linspace(-6.0, 6.0, 257))).astype(np.float32)
-
-
-@dataclasses.dataclass(frozen=True)
-class Objective:
-    """The losses' choices and constants that are not in the weights. Static under jit, but for the temperature."""
-
-    temperature: float  # of the sampled distribution whose log-probs policy tokens have; an update may name another
-    policy: str  # of algorithms/policy_loss.py
-    clip_low: float
-    clip_high: float
-    clip_dual: float
-    kl_estimator: str
-    opsm_delta: float | None  # None = no off-policy sequence masking
-    value_clip: float
-    tau_positive: float  # of SAPO
-    tau_negative: float
-    value_loss: str  # "squared", or a target of algorithms/value_bins.py
-    value_bins: Bins | None  # None with "squared"
-
-    @classmethod
-    def of(cls, rl: RLConfig) -> Objective:
-        """The objective of the RL stage."""
-        temperature = rl.sampling.temperature or 1.0
-        return cls(
-            temperature=temperature,
-            policy=rl.objective,
-            clip_low=rl.clip_low,
-            clip_high=rl.clip_high,
-            clip_dual=rl.clip_dual,
-            kl_estimator=rl.kl.estimator,
-            opsm_delta=rl.correction.opsm_delta if rl.correction.name == "opsm" else None,
-            value_clip=rl.critic.value_clip,
-            tau_positive=rl.tau_positive,
-            tau_negative=rl.tau_negative,
-            value_loss=rl.critic.loss,
-            value_bins=value_bins(rl),
-        )
-
-
-def value_bins(rl: RLConfig) -> Bins | None:
-    """The bins of the critic's value; None where it is one number."""
-    critic = rl.critic
-    return None if critic.loss == "squared" else Bins(critic.low, critic.high, critic.bins, critic.sigma)
-
-
-SUPERVISED = Objective(
-    temperature=1.0,
-    policy="none",
-    clip_low=0.0,
-    clip_high=0.0,
-    clip_dual=0.0,
-    kl_estimator="k3",
-    opsm_delta=None,
-    value_clip=0.0,
-    tau_positive=1.0,
-    tau_negative=1.0,
-    value_loss="squared",
-    value_bins=None,
-)
 
 
 @flax.struct.dataclass
@@ -106,9 +49,28 @@ class Extras(NamedTuple):
     divergence: jax.Array | None = None  # f32[B, R] to a teacher's, in nats; finite at targets without weight too
 
 
+PolicyLoss = Callable[[jax.Array, jax.Array, Batch, Extras | None], tuple[jax.Array, Tally]]
+
+
+def policy_loss_of(rl: RLConfig) -> PolicyLoss:
+    """`policy_loss` with the choices of the RL stage."""
+    return functools.partial(
+        policy_loss,
+        objective=rl.objective,
+        kl_estimator=rl.kl.estimator if rl.kl else "k3",
+        opsm=rl.correction if isinstance(rl.correction, OPSM) else None,
+    )
+
+
 @jax.named_scope("policy_loss")
 def policy_loss(
-    logprobs: jax.Array, entropy: jax.Array, batch: Batch, objective: Objective, extras: Extras | None = None
+    logprobs: jax.Array,
+    entropy: jax.Array,
+    batch: Batch,
+    extras: Extras | None = None,
+    objective: Callable[[Tokens], Losses] = NoObjective(),  # noqa: B008
+    kl_estimator: str = "k3",
+    opsm: OPSM | None = None,
 ) -> tuple[jax.Array, Tally]:
     """Policy, KL, entropy, z-loss, cross-entropy and distillation terms of a micro-batch.
 
@@ -117,6 +79,9 @@ def policy_loss(
       entropy: f32[B, R] of the distributions the targets were drawn from.
       batch: streams, [B, R] each.
       extras: what the z-loss ("PaLM", arXiv 2204.02311, section 5) and distillation read; None: neither is on.
+      objective: of algorithms/objectives.py; without one auxiliary terms alone are trained.
+      kl_estimator: of algorithms/kl.py.
+      opsm: off-policy sequence masking; None: no sequence is masked.
 
     Returns:
       f32[] share of the update's loss, and its tally.
@@ -140,12 +105,12 @@ def policy_loss(
         return sequence_mean(jax.lax.stop_gradient(values), policy, batch.sequence)
 
     tokens = Tokens(on_policy, old, batch.advantages, mean_over_sequence)
-    with jax.named_scope(objective.policy):
-        surrogate, clipped = OBJECTIVES[objective.policy](tokens, objective)
-    if objective.opsm_delta is not None:
-        surrogate = opsm_factor(tokens, objective.opsm_delta) * surrogate
-    divergence = kl_loss(jnp.where(kl, logprobs, batch.reference_logprobs), batch.reference_logprobs,
-                         objective.kl_estimator)  # fmt: skip
+    with jax.named_scope(type(objective).__name__):
+        surrogate, clipped = objective(tokens)
+    if opsm is not None:
+        surrogate = opsm(tokens) * surrogate
+    reference = batch.reference_logprobs
+    divergence = kl_loss(jnp.where(kl, logprobs, reference), reference, kl_estimator)
     losses = {
         "loss/policy": jnp.sum(batch.policy_weights * surrogate),
         "loss/kl": jnp.sum(batch.kl_weights * divergence),
@@ -178,21 +143,25 @@ def policy_loss(
 
 
 @jax.named_scope("value_loss")
-def value_loss(values: jax.Array, batch: Batch, objective: Objective) -> tuple[jax.Array, Tally]:
-    """The critic's term of a micro-batch: `values` f32[B, R], or logits f32[B, R, N] -> f32[] and its tally."""
+def value_loss(outputs: jax.Array, batch: Batch, loss_of: Squared | Categorical) -> tuple[jax.Array, Tally]:
+    """The critic's term of a micro-batch.
+
+    Args:
+      outputs: of the critic's head, f32[B, R], or f32[B, R, N] where `loss_of` has N bins.
+      batch: streams, [B, R] each.
+      loss_of: of algorithms/value_losses.py.
+
+    Returns:
+      f32[] share of the update's loss, and its tally.
+    """
     check(batch)
-    live, bins = batch.value_weights != 0, objective.value_bins
-    chex.assert_shape(values, batch.targets.shape if bins is None else (*batch.targets.shape, bins.bins))
-    chex.assert_type(values, float)
+    chex.assert_shape(outputs, (*batch.targets.shape, loss_of.heads) if loss_of.heads else batch.targets.shape)
+    chex.assert_type(outputs, float)
+    live = batch.value_weights != 0
     old, returns = jnp.where(live, batch.old_values, 0.0), jnp.where(live, batch.returns, 0.0)
-    if bins is None:
-        values = jnp.where(live, values, 0.0)
-        per_token, clipped = clipped_value_loss(values, old, returns, objective.value_clip)
-    else:
-        logits = jnp.where(live[..., None], values, 0.0)
-        per_token = categorical_value_loss(logits, returns, bins, objective.value_loss)
-        clipped = jnp.zeros_like(returns)
-        values = jnp.where(live, expectation(logits, bins), 0.0)
+    outputs = jnp.where(live[..., None] if loss_of.heads else live, outputs, 0.0)
+    per_token, clipped = loss_of(outputs, old, returns)
+    values = jnp.where(live, loss_of.values(outputs), 0.0)
     loss = jnp.sum(batch.value_weights * per_token)
     sums = {
         "loss/value": loss,

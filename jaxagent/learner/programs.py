@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from jaxagent.algorithms import token_advantages
-from jaxagent.algorithms.needs import most_targets, needs_critic, needs_old, needs_reference
+from jaxagent.algorithms.needs import most_targets
 from jaxagent.algorithms.streams import ModelScores, Streams
 from jaxagent.config import BatchConfig, Config, RLConfig
 from jaxagent.learner import forward, loss, score
@@ -26,7 +26,7 @@ from jaxagent.learner.prefixes import Sharing
 from jaxagent.learner.state import Frozen, TrainState, init_state
 from jaxagent.learner.teacher import Distiller, Weights, distiller
 from jaxagent.learner.teacher_http import HttpTeacher
-from jaxagent.learner.update import Update, make_update
+from jaxagent.learner.update import Critic, Update, make_update
 from jaxagent.models import critic as critics
 from jaxagent.models import kernels, lora, params, sharding
 from jaxagent.models.exact import Tiling
@@ -52,9 +52,9 @@ class Programs:
         given: dict[str, Any] = {}
         if self.values is not None:
             (given["values"],) = self.values(state.critic, trajectories)
-        if needs_reference(self.rl):
+        if self.rl.kl is not None:
             given["reference"], _ = self.logprobs(self.reference_weights(state), trajectories, temperature)
-        if needs_old(self.rl):
+        if self.rl.reads_old:
             given["old"] = self.policy_logprobs(state, trajectories, temperature)
         if self.distiller is not None:
             given["teacher"], given["students"] = self.distiller(state.policy, trajectories, temperature)
@@ -73,7 +73,7 @@ class Programs:
         if not (batches := self.batches(self.packer.pack(streams), streams)):
             return state, {}
         updates = step * self.rl.updates_per_step * self.rl.epochs
-        train_policy = self.values is None or updates >= self.rl.critic.warmup_updates
+        train_policy = self.rl.critic is None or updates >= self.rl.critic.warmup_updates
         return self.update(state, batches, train_policy, temperature, self.teacher)
 
     def batches(self, packed: list[Batch], streams: Sequence[Streams]) -> list[Batch]:
@@ -100,9 +100,9 @@ class Programs:
             self.values.warm_up(state.critic)
         (empty,) = self.batches([self.packer.empty()], [])
         state = self.update.warm_up(state, empty, self.teacher)
-        if needs_reference(self.rl):
+        if self.rl.kl is not None:
             self.logprobs.warm_up(self.reference_weights(state))
-        if needs_old(self.rl) or self.rl.replay.per_step:
+        if self.rl.reads_old or self.rl.replay:
             self.logprobs.warm_up(state.policy)
         if self.distiller is not None:
             self.distiller.warm_up(state.policy)
@@ -143,22 +143,23 @@ def describe(
     with jax.set_mesh(mesh):
         share = sharing(cfg, rl.batch, spec, cfg.numerics == "exact")
     packer = Packer(rl.batch, longest_targets(cfg), cfg.mesh.data * cfg.mesh.fsdp, share)
-    logprobs = values = None
-    if needs_reference(rl) or needs_old(rl) or rl.replay.per_step:
+    logprobs = values = critic = None
+    if rl.kl or rl.reads_old or rl.replay:
         score_policy = forward.policy_forward(spec, tiling(cfg), config)
         logprobs = score.policy_scorer(score_policy, rl.sampling.temperature, packer, mesh)
-    if needs_critic(rl):
-        values = score.value_scorer(forward.value_forward(spec), packer, mesh, loss.value_bins(rl))
-    judge = None if teacher is None else distiller(rl, spec, mesh, packer, teacher)
+    if rl.critic is not None:
+        of_states = forward.value_forward(spec)
+        values = score.value_scorer(of_states, packer, mesh, rl.critic.loss)
+        critic = Critic(of_states, critic_optimizer, rl.critic.loss, rl.critic.warmup_epochs)
+    judge = None if teacher is None else distiller(rl.distill, spec, mesh, packer, teacher)
     compare = None if judge is None else judge.compare
     update = make_update(
-        forward.policy_forward(spec, tiling(cfg), config, rl.z_coefficient != 0, compare),
-        loss.Objective.of(rl),
+        forward.policy_forward(spec, tiling(cfg), config, rl.z_loss is not None, compare),
         optimizer,
         mesh,
-        forward.value_forward(spec) if needs_critic(rl) else None,
-        critic_optimizer,
-        rl.critic.warmup_epochs,
+        loss.policy_loss_of(rl),
+        rl.sampling.temperature or 1.0,
+        critic,
         merger(cfg) if config.rank else None,
     )
     return Programs(rl, packer, update, logprobs, values, judge)
@@ -171,9 +172,8 @@ def first_state(cfg: Config, policy: Tree, adapters: lora.Adapters | None) -> Tr
     `adapters` are trained.
     """
     rl, critic = cfg.rl, None
-    if needs_critic(rl):
-        bins = loss.value_bins(rl)
-        critic = critics.from_policy(policy, bins.bins if bins else 0)
+    if rl.critic is not None:
+        critic = critics.from_policy(policy, rl.critic.loss.heads)
     optimizer, critic_optimizer = optimizers(rl)
     trained, frozen = policy, None
     if adapters is not None:
@@ -183,9 +183,10 @@ def first_state(cfg: Config, policy: Tree, adapters: lora.Adapters | None) -> Tr
 
 def optimizers(rl: RLConfig) -> tuple[optax.GradientTransformation, optax.GradientTransformation | None]:
     """Of the policy, and of its critic where there is one: each for as many updates as the stage makes."""
-    updates = rl.steps * rl.updates_per_step * rl.epochs
-    critic_updates = updates + rl.critic.warmup_updates * (rl.critic.warmup_epochs - 1)
-    critic = make_optimizer(rl.critic.optimizer, critic_updates) if needs_critic(rl) else None
+    updates, critic = rl.steps * rl.updates_per_step * rl.epochs, None
+    if rl.critic is not None:
+        more = rl.critic.warmup_updates * (rl.critic.warmup_epochs - 1)
+        critic = make_optimizer(rl.critic.optimizer, updates + more)
     return make_optimizer(rl.optimizer, updates), critic
 
 
@@ -202,7 +203,7 @@ def merger(cfg: Config) -> Callable[[Tree, Tree], Tree]:
 
 def keeps_reference(cfg: Config) -> bool:
     """Whether the state holds a reference: with LoRA, whose base is one, only where it follows the policy."""
-    return needs_reference(cfg.rl) and (not cfg.model.lora.rank or cfg.rl.kl.refresh_every > 0)
+    return cfg.rl.kl is not None and (not cfg.model.lora.rank or cfg.rl.kl.refresh_every > 0)
 
 
 def tiling(cfg: Config) -> Tiling | None:

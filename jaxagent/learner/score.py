@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxagent.algorithms.streams import Streams, action_mask
-from jaxagent.algorithms.value_bins import Bins, expectation
+from jaxagent.algorithms.value_losses import Categorical, Squared
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer, unpack
 from jaxagent.learner.update import scalar, shard
@@ -76,12 +76,11 @@ def value_scorer(
     forward: Callable[[Tree, Batch], jax.Array],
     packer: Packer,
     mesh: jax.sharding.Mesh,
-    bins: Bins | None = None,
+    loss: Squared | Categorical,
 ) -> Scorer:
-    """Scores (values,) of the states in which action tokens were sampled; `bins` of a critic that classifies."""
+    """Scores (values,) of the states in which action tokens were sampled; `loss` says what the head gives."""
 
     def values(critic: Tree, batch: Batch, _: jax.Array) -> tuple[jax.Array]:
-        out = forward(critic, batch)
-        return (out if bins is None else expectation(out, bins),)
+        return (loss.values(forward(critic, batch)),)
 
     return Scorer(mesh, packer, jax.jit(values), 1.0)

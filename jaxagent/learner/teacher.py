@@ -16,9 +16,9 @@ import jax
 import numpy as np
 
 from jaxagent.algorithms.distill import Scores, Support
-from jaxagent.algorithms.needs import needs_student_top_k, needs_support, needs_teacher, needs_whole_teacher
 from jaxagent.algorithms.streams import Streams, action_mask
-from jaxagent.config import Config, ConfigError, RLConfig
+from jaxagent.algorithms.teachers import Server, StudentTopK, TeacherTopK, Vocabulary
+from jaxagent.config import Config, ConfigError, DistillConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.learner import forward
 from jaxagent.learner.batch import Batch
@@ -147,27 +147,27 @@ class Distiller:
 
 
 def distiller(
-    rl: RLConfig,
+    distill: DistillConfig,
     spec: ModelSpec,
     mesh: jax.sharding.Mesh,
     packer: Packer,
     opened: Weights | HttpTeacher,
 ) -> Distiller:
     """What `rl.distill` runs on the device beside the update, not compiled yet; `spec` is the policy's."""
-    k = rl.distill.top_k
-    student = top_scorer(spec, packer, mesh, k, 0) if needs_student_top_k(rl) else None
-    asked = k if student is not None else 0  # candidates
-    own = k if needs_support(rl) and rl.distill.support != "student" else 1  # the likeliest, for the metrics
+    loss, k = distill.loss, distill.top_k
+    asked = 0 if isinstance(loss.support, TeacherTopK) else k  # candidates: the student's own top k
+    student = top_scorer(spec, packer, mesh, asked, 0) if asked else None
+    told = 0 if isinstance(loss.support, StudentTopK) else k
+    own = told or 1  # the likeliest, for the metrics
     teacher_spec = None
     if isinstance(opened, Weights):
         teacher: Teacher = LocalTeacher(top_scorer(opened.spec, packer, mesh, own, asked), opened.params)
-        teacher_spec = opened.spec if needs_whole_teacher(rl) else None
+        teacher_spec = opened.spec if isinstance(loss.support, Vocabulary) else None
     else:
         teacher = lambda paths, candidates, at: opened.score(paths, candidates, own, at)  # noqa: E731
     whole = teacher_spec is not None
-    compare = None if rl.distill.loss == "sampled" else forward.compare_to_teacher(spec, rl.distill, teacher_spec)
-    width = 0 if not needs_support(rl) else asked + own * (rl.distill.support != "student")
-    return Distiller(teacher, student, compare, opened.params if whole else None, width)
+    compare = None if distill.in_advantage else forward.compare_to_teacher(spec, loss, teacher_spec)
+    return Distiller(teacher, student, compare, opened.params if whole else None, asked + told)
 
 
 def with_support(batches: Sequence[Batch], supports: Sequence[Support], width: int) -> list[Batch]:
@@ -198,15 +198,16 @@ def check_teacher(cfg: Config, tokenizer: Tokenizer) -> None:
     Raises:
       ConfigError: no such folder or server, another tokenizer, or a context that is too short.
     """
-    if not needs_teacher(cfg.rl):
+    if cfg.rl.distill is None:
         return
-    if is_address(cfg.rl.distill.teacher):
-        _http(cfg).check(tokenizer, cfg.env.context_tokens)
+    teacher = cfg.rl.distill.teacher
+    if isinstance(teacher, Server):
+        _http(teacher).check(tokenizer, cfg.env.context_tokens)
         return
-    path = Path(cfg.rl.distill.teacher)
+    path = Path(teacher.path)
     if not path.is_dir():
-        raise ConfigError(f"rl.distill.teacher: no folder '{path}'. A run exports its policy to <workdir>/policy.")
-    spec = _spec(cfg)
+        raise ConfigError(f"distill.teacher: no folder '{path}'. A run exports its policy to <workdir>/policy.")
+    spec = _spec(cfg, teacher.path)
     spec.check_context(cfg.env.context_tokens)
     theirs = Tokenizer.load(path)
     check_same_tokens(tokenizer.token_bytes(), theirs.token_bytes(), str(path))
@@ -218,44 +219,39 @@ def check_same_tokens(ours: Sequence[bytes], theirs: Sequence[bytes], whose: str
     different = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
     if different is not None:
         raise ConfigError(
-            f"rl.distill.teacher '{whose}' has another tokenizer than the policy: token {different} is "
+            f"distill.teacher '{whose}' has another tokenizer than the policy: token {different} is "
             f"{theirs[different]!r} there and {ours[different]!r} here. Set tokenizer.path to the teacher's folder."
         )
     if len(ours) != len(theirs):
         raise ConfigError(
-            f"rl.distill.teacher '{whose}' has a tokenizer of {len(theirs)} tokens, the policy one of {len(ours)}. "
+            f"distill.teacher '{whose}' has a tokenizer of {len(theirs)} tokens, the policy one of {len(ours)}. "
             "Set tokenizer.path to the teacher's folder."
         )
 
 
 def open_teacher(cfg: Config, mesh: jax.sharding.Mesh) -> Weights | HttpTeacher | None:
     """The teacher that `check_teacher` found good, its weights read; None where the algorithm has none."""
-    if not needs_teacher(cfg.rl):
+    if cfg.rl.distill is None:
         return None
-    if is_address(cfg.rl.distill.teacher):
-        return _http(cfg)
-    spec = _spec(cfg)
+    teacher = cfg.rl.distill.teacher
+    if isinstance(teacher, Server):
+        return _http(teacher)
+    spec = _spec(cfg, teacher.path)
     where = params.shardings(spec, mesh, sharding.TRAIN)
-    return Weights(spec, hf.load(cfg.rl.distill.teacher, spec, where))
-
-
-def is_address(teacher: str) -> bool:
-    """Whether `rl.distill.teacher` is a server, not a folder."""
-    return teacher.startswith(("http://", "https://"))
+    return Weights(spec, hf.load(teacher.path, spec, where))
 
 
 def _no_support(length: int, width: int) -> Support:
     return Support(np.zeros((length, width), np.int32), np.full((length, width), -np.inf, np.float32))
 
 
-def _http(cfg: Config) -> HttpTeacher:
-    given = cfg.rl.distill
-    return HttpTeacher(given.teacher, given.timeout_s, given.retries, given.request_tokens)
+def _http(server: Server) -> HttpTeacher:
+    return HttpTeacher(server.url, server.timeout_s, server.retries, server.request_tokens)
 
 
-def _spec(cfg: Config) -> ModelSpec:
+def _spec(cfg: Config, path: str) -> ModelSpec:
     """The teacher's shape, from its config.json; how it is computed, from the policy's config."""
     model = cfg.model
     dtype = model.compute_dtype
     computing = Computing(model.vocab_multiple, dtype, dtype, "none", model.logprob_chunk_tokens)
-    return hf.read_spec(cfg.rl.distill.teacher, computing)
+    return hf.read_spec(path, computing)

@@ -51,16 +51,16 @@ class HttpTeacher:
             same = (told["vocab_size"], told["digest"]) == (tokenizer.vocab_size, tokenizer.digest())
             context = int(told["context"])
         except (TeacherError, KeyError, TypeError, ValueError) as failure:
-            raise ConfigError(f"rl.distill.teacher: {failure}") from failure
+            raise ConfigError(f"distill.teacher: {failure}") from failure
         if not same:
             raise ConfigError(
-                f"rl.distill.teacher '{self._url}' has another tokenizer ({told['vocab_size']} tokens) than the policy "
+                f"distill.teacher '{self._url}' has another tokenizer ({told['vocab_size']} tokens) than the policy "
                 f"({tokenizer.vocab_size} tokens). Set tokenizer.path to the folder that the teacher is served from."
             )
 
         if context < context_tokens:
             raise ConfigError(
-                f"rl.distill.teacher '{self._url}' takes {context} tokens, env.context_tokens is {context_tokens}: "
+                f"distill.teacher '{self._url}' takes {context} tokens, env.context_tokens is {context_tokens}: "
                 f"start it with --context={context_tokens}."
             )
 

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxagent.algorithms.value_losses import Categorical, Squared
 from jaxagent.learner import loss as losses
 from jaxagent.learner.batch import Batch
-from jaxagent.learner.loss import Objective, Tally
+from jaxagent.learner.loss import PolicyLoss, Tally
 from jaxagent.learner.metrics import policy_metrics, value_metrics
 from jaxagent.learner.state import TrainState
 
@@ -128,14 +129,22 @@ class Trainable:
         return self.summarise(tally) | {f"{prefix}/{name}": float(value) for name, value in health.items()}
 
 
+class Critic(NamedTuple):
+    """What trains a critic."""
+
+    forward: ValueForward
+    optimizer: optax.GradientTransformation
+    loss: Squared | Categorical
+    warmup_epochs: int = 1  # optimiser steps on each update's data while the policy is not trained
+
+
 def make_update(
     forward: PolicyForward,
-    objective: Objective,
     optimizer: optax.GradientTransformation,
     mesh: jax.sharding.Mesh,
-    value_forward: ValueForward | None = None,
-    critic_optimizer: optax.GradientTransformation | None = None,
-    critic_warmup_epochs: int = 1,
+    policy_loss: PolicyLoss = losses.policy_loss,
+    temperature: float = 1.0,
+    critic: Critic | None = None,
     merge: Callable[[Tree, Tree], Tree] | None = None,
 ) -> Update:
     """Builds the update.
@@ -143,31 +152,30 @@ def make_update(
     Args:
       forward: params, batch, temperature, frozen, teacher -> log-probs and entropies f32[B, R] of the targets, and
         `loss.Extras` where the loss reads more (forward.py).
-      objective: static parts of the losses, and the temperature of updates that name none; `loss.SUPERVISED` for SFT.
       optimizer: of the policy.
       mesh: with axes data, fsdp, tensor.
-      value_forward, critic_optimizer: both given when there is a critic.
-      critic_warmup_epochs: optimiser steps of the critic on each update's data while the policy is not trained.
+      policy_loss: `loss.policy_loss`, with the choices of the RL stage where it has any.
+      temperature: of updates that name none.
+      critic: given when there is one.
       merge: given when the policy's params are LoRA adapters: base, adapters -> the weights to serve.
     """
 
-    def policy_loss(
+    def loss_of_policy(
         params: Tree, batch: Batch, temperature: jax.Array, frozen: Tree | None, teacher: Tree | None
     ) -> tuple[jax.Array, Tally]:
         logprobs, entropy, *extras = forward(params, batch, temperature, frozen, teacher)
-        return losses.policy_loss(logprobs, entropy, batch, objective, *extras)
+        return policy_loss(logprobs, entropy, batch, *extras)
 
-    def value_loss(
-        critic: Tree, batch: Batch, temperature: jax.Array, frozen: None, teacher: None
+    def loss_of_critic(
+        values: Tree, batch: Batch, temperature: jax.Array, frozen: None, teacher: None
     ) -> tuple[jax.Array, Tally]:
         del temperature, frozen, teacher  # values are of states, and a critic is trained whole
-        return losses.value_loss(value_forward(critic, batch), batch, objective)
+        return losses.value_loss(critic.forward(values, batch), batch, critic.loss)
 
-    critic = None
-    if value_forward is not None:
-        critic = make_trainable(value_loss, critic_optimizer, value_metrics)
-    policy = make_trainable(policy_loss, optimizer, policy_metrics)
-    return Update(mesh, policy, critic, critic_warmup_epochs, objective.temperature, merge)
+    policy, values = make_trainable(loss_of_policy, optimizer, policy_metrics), None
+    if critic is not None:
+        values = make_trainable(loss_of_critic, critic.optimizer, value_metrics)
+    return Update(mesh, policy, values, critic.warmup_epochs if critic else 1, temperature, merge)
 
 
 def make_trainable(

@@ -11,7 +11,6 @@ import math
 
 import jax
 
-from jaxagent.algorithms.needs import needs_critic, needs_old, needs_reference
 from jaxagent.config import Config, LoraConfig
 from jaxagent.learner.programs import action_tokens
 from jaxagent.models import lora
@@ -94,10 +93,10 @@ def count(cfg: Config, spec: ModelSpec, row_targets: int) -> Work:
     rows = math.ceil(episodes * env.context_tokens / rl.batch.row_tokens)
     micro = math.ceil(rows / rl.batch.micro_rows)
     padded_rows = micro * rl.batch.micro_rows
-    forwards = needs_reference(rl) + needs_critic(rl) + needs_old(rl)
+    forwards = (rl.kl is not None) + (rl.critic is not None) + rl.reads_old
     one_forward = forward_flops(spec, padded_rows * rl.batch.row_tokens, rl.batch.row_tokens, padded_rows * row_targets)
     one_train = train_flops(spec, padded_rows, rl.batch.row_tokens, row_targets, cfg.model.lora)
-    critic_train = train_flops(spec, padded_rows, rl.batch.row_tokens, row_targets) if needs_critic(rl) else 0.0
+    critic_train = train_flops(spec, padded_rows, rl.batch.row_tokens, row_targets) if rl.critic else 0.0
     mean_keys = env.context_tokens / 2
     waves = math.ceil(episodes / cfg.engine.slots)
     return Work(

@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxagent.algorithms.needs import needs_reference
 from jaxagent.config import Config
 from jaxagent.engine import functions
 from jaxagent.engine import programs as engine
@@ -111,7 +110,7 @@ def compile_all(
         if train.frozen is not None:
             carried = lora.carried(train.frozen.base, train.params, cfg.model.lora)
             add("policy: adapters into weights", lora.products, carried, cfg.model.compute_dtype)
-        if needs_reference(cfg.rl):
+        if cfg.rl.kl is not None:
             weights = train.reference if train.frozen is None else train.frozen.base
             add("reference: log-probs", learner.logprobs.program, weights, batch, temperature)
         _compile_engine(cfg, spec, mesh, train.policy, add)

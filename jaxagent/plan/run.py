@@ -16,7 +16,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jaxagent.algorithms.needs import needs_teacher
 from jaxagent.config import Config
 from jaxagent.io import files
 from jaxagent.learner.programs import describe
@@ -126,7 +125,7 @@ def assumptions(cfg: Config, chip: str, compiled_for: str) -> list[str]:
         "FLOPs by formula (matrix products and attention), recomputation included",
         "the allocator's own overhead and library workspaces are not counted",
     ]
-    if needs_teacher(cfg.rl) or "opd" in cfg.stages:
+    if cfg.rl.distill is not None or "opd" in cfg.stages:
         out.append("rl.distill: the teacher's weights, its forward pass and its part of the loss are not counted")
     if compiled_for != chip:
         out.append(

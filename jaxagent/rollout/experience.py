@@ -27,8 +27,8 @@ class Experience:
     def __init__(self, source: TaskSource, cfg: Config):
         rl = self._rl = cfg.rl
         self._tasks = TaskIterator(source, cfg.seed, shuffle=True)
-        self._curriculum = Curriculum(source, rl.curriculum, cfg.seed) if rl.curriculum.name != "off" else None
-        self.replay = ReplayBuffer(rl.replay, cfg.seed) if rl.replay.per_step else None
+        self._curriculum = Curriculum(source, rl.curriculum, cfg.seed) if rl.curriculum else None
+        self.replay = ReplayBuffer(rl.replay, cfg.seed) if rl.replay else None
 
     def take(self, count: int, step: int, number: int) -> list[Task]:
         """The tasks of round `number` of a step."""

@@ -62,7 +62,7 @@ class MultiTurn:
     """The rollout with everything that is the same for all episodes. `await rollout(task, sample)`.
 
     Attributes:
-      begin: begins a fresh attempt of the environment at a task.
+      begin: task -> a fresh attempt of the environment.
       policy: the engine, or anything that generates.
       tokenizer, template: how text becomes tokens.
       config: turn, observation and context budgets, and the episode's deadline.

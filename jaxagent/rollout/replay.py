@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxagent.algorithms import corrections
-from jaxagent.algorithms.advantages import GROUP_ADVANTAGES
+from jaxagent.algorithms.corrections import Importance
+from jaxagent.algorithms.estimators import GroupAdvantage
 from jaxagent.algorithms.streams import Streams, action_mask, rewards
-from jaxagent.config import CorrectionConfig, ReplayConfig
+from jaxagent.config import ReplayConfig
 from jaxagent.data import codec
 from jaxagent.types import Group, Trajectory
 
@@ -58,7 +58,7 @@ class ReplayBuffer:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def record(self, groups: Sequence[Group], step: int, advantage: str) -> None:
+    def record(self, groups: Sequence[Group], step: int, advantage: Any) -> None:
         """Keeps the successes of a step, in task order.
 
         Args:
@@ -67,8 +67,8 @@ class ReplayBuffer:
           advantage: `rl.advantage`; attempts have one of their own only where it is one from groups.
         """
         given = np.zeros((0, 0))
-        if advantage in GROUP_ADVANTAGES and groups:
-            given = GROUP_ADVANTAGES[advantage](*rewards(groups))
+        if isinstance(advantage, GroupAdvantage) and groups:
+            given = advantage(*rewards(groups))
         found = [
             (episode, float(given[g, s]) if given.size else 0.0)
             for g, group in enumerate(groups)
@@ -90,7 +90,7 @@ class ReplayBuffer:
         self,
         step: int,
         policy: Callable[[list[Trajectory]], list[np.ndarray]],
-        correction: CorrectionConfig,
+        correction: Importance | None,
         beside: Sequence[Streams],
     ) -> tuple[list[Streams], dict[str, float]]:
         """Streams of the past successes that a step learns from, beside those of its own samples, and metrics.
@@ -159,7 +159,7 @@ def choose(
 
 
 def streams(
-    chosen: Sequence[Chosen], cfg: ReplayConfig, correction: CorrectionConfig, first_episode: int
+    chosen: Sequence[Chosen], cfg: ReplayConfig, correction: Importance | None, first_episode: int
 ) -> list[Streams]:
     """Streams of replayed attempts, with relative weights.
 
@@ -179,12 +179,10 @@ def streams(
                 continue
             at = np.flatnonzero(mask)
             behaviour = trajectory.logprobs[at]
-            if corrections.vetoed(now[at], behaviour, correction.veto):
+            if correction.vetoes(now[at], behaviour):
                 continue
             factors = np.ones(len(mask))
-            factors[at] = corrections.importance_weights(
-                now[at], behaviour, correction.name, correction.level, correction.low, correction.high
-            )
+            factors[at] = correction(now[at], behaviour)
             # What the learner compares with what was sampled is about this step's samples: not about these.
             current = dataclasses.replace(trajectory, logprobs=np.where(mask > 0, now, 0.0).astype(np.float32))
             out.append(

@@ -9,24 +9,19 @@ import numpy as np
 from jaxagent.config import TemperatureConfig
 
 
-def temperature(cfg: TemperatureConfig, start: float, step: int, steps: int) -> float:
+def temperature(cfg: TemperatureConfig | None, start: float, step: int, steps: int) -> float:
     """The temperature that step `step` of `steps` samples with, and that its updates score with.
 
-    `start` in the first step, `cfg.final` in the last. Rounded to f32: engine and trainer divide by the same number.
+    `start` in the first step and where there is no schedule, `cfg.final` in the last. Rounded to f32: engine and
+    trainer divide by the same number.
 
       linear  start + (final - start) x,   cosine  final + (start - final) (1 + cos(pi x)) / 2,   x = step / (steps - 1)
-
-    Raises:
-      ValueError: unknown schedule.
     """
+    if cfg is None:
+        return start  # as it stands in the config
     x = min(step / max(steps - 1, 1), 1.0)
-    match cfg.schedule:
-        case "constant":
-            return start  # as it stands in the config
-        case "linear":
-            value = start + (cfg.final - start) * x
-        case "cosine":
-            value = cfg.final + (start - cfg.final) * 0.5 * (1.0 + math.cos(math.pi * x))
-        case _:
-            raise ValueError(f"unknown schedule '{cfg.schedule}'")
+    if cfg.schedule == "linear":
+        value = start + (cfg.final - start) * x
+    else:
+        value = cfg.final + (start - cfg.final) * 0.5 * (1.0 + math.cos(math.pi * x))
     return float(np.float32(value))

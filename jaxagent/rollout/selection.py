@@ -27,19 +27,19 @@ class Selection:
     rounds: int
 
 
-def refill(play: Callable[[int, int], list[Group]], wanted: int, cfg: RefillConfig) -> Selection:
+def refill(play: Callable[[int, int], list[Group]], wanted: int, cfg: RefillConfig | None) -> Selection:
     """Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): rounds of new tasks until enough groups have signal.
 
-    With one round, what was played is what is learnt from. With more, groups whose counted rewards are all equal are
-    left out; a round plays `tasks_per_round` tasks, or as many as are missing where that is 0. The first `wanted`
-    groups with signal are kept. After `max_rounds` rounds the step goes on with as many as there are.
+    Without, one round is played, and what was played is what is learnt from. With it, groups whose counted rewards are
+    all equal are left out; a round plays `tasks_per_round` tasks, or as many as are missing where that is 0. The first
+    `wanted` groups with signal are kept. After `max_rounds` rounds the step goes on with as many as there are.
 
     Args:
       play: (round, tasks) -> their groups, in task order.
       wanted: groups to learn from.
-      cfg: the bound.
+      cfg: the bound; None: without.
     """
-    if cfg.max_rounds == 1:
+    if cfg is None:
         groups = play(0, wanted)
         return Selection(groups, groups, 1)
     played: list[Group] = []

@@ -76,4 +76,6 @@ def _check_opd(cfg: Config) -> None:
             "config.model.lora.rank: the stages 'opd' and 'rl' would both train adapters, on different weights: run "
             "one of them, and the other in a run of its own with model.path at the first one's policy."
         )
+    if cfg.opd.distill is None:
+        raise ConfigError("The stage 'opd' needs a teacher: --config.opd.distill.teacher=FOLDER.")
     algorithm.check(as_opd(cfg).rl)

@@ -28,7 +28,8 @@ def collect(
     Attempts are numbered over the run, in which an earlier stage took `steps_before` steps: no two share randomness.
     """
     rl = parts.cfg.rl
-    attempts = rl.group_size + rl.oversample.extra_attempts
+    over, refill = rl.oversample, rl.refill
+    attempts = rl.group_size + (over.extra_attempts if over else 0)
     sampling = dataclasses.replace(rl.sampling, temperature=temperature(rl, step))
     rollout = parts.rollout(driver, sampling, attempts, rl.tool_epsilon)
     before, more = driver.stats(), {}
@@ -36,14 +37,14 @@ def collect(
 
     def play(number: int, wanted: int) -> list[Group]:
         """Round `number` of the step; more than one with dynamic sampling."""
-        tasks = experience.take(wanted + rl.oversample.extra_tasks, step, number)
-        first = ((steps_before + step) * rl.refill.max_rounds + number) * attempts
+        tasks = experience.take(wanted + (over.extra_tasks if over else 0), step, number)
+        first = ((steps_before + step) * (refill.max_rounds if refill else 1) + number) * attempts
 
         async def attempt(task: Task, sample: int) -> Episode:
             return await rollout(task, first + sample)
 
         deadline = deadline_s(parts, len(tasks) * attempts)
-        if not strategies.oversamples(rl):
+        if over is None:
             groups = parts.workers.collect(tasks, attempts, attempt, deadline)
             begun.extend(groups)
             return groups
@@ -52,17 +53,17 @@ def collect(
         )
         groups = parts.workers.run(groups, deadline + STOP_TIMEOUT_S)
         begun.extend(groups)
-        kept = early_stop.usable(groups, rl.oversample.min_group, wanted)
+        kept = early_stop.usable(groups, over.min_group, wanted)
         for name, count in early_stop.oversample_metrics(groups, rl.group_size, kept).items():
             more[name] = more.get(name, 0.0) + count
         return kept
 
-    chosen = selection.refill(play, rl.tasks_per_step, rl.refill)
+    chosen = selection.refill(play, rl.tasks_per_step, refill)
     chosen = dataclasses.replace(chosen, groups=selection.most_varied(chosen.groups, rl.keep_groups_frac))
     metrics = episode_metrics(chosen.played) | more
     if strategies.selects(rl):
         metrics |= selection.selection_metrics(chosen)
-    if rl.temperature.schedule != "constant":
+    if rl.temperature is not None:
         metrics["sampling/temperature"] = sampling.temperature
     metrics |= {f"engine/{k}": v - before.get(k, 0.0) for k, v in driver.stats().items()}
     metrics["rollout/action_tokens"] = float(action_tokens(chosen.played))

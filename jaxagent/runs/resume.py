@@ -46,17 +46,13 @@ _CONTENTS = {
 def changes(saved: Mapping[str, Any], cfg: Config) -> list[tuple[str, Any, Any]]:
     """(field, then, now) of every config field that differs, but for the workdir, which may be moved.
 
+    Of a choice that is another one now the names, and of a section that was or is off None and "on": not their fields.
+
     Args:
       saved: the config in a bundle, as `to_dict` made it. A field that it lacks, or that exists no more, is left out.
       cfg: the config now.
     """
-    before = dict(_leaves(saved))
-    now = dict(_leaves(to_dict(cfg)))
-    return [
-        (field, before[field], value)
-        for field, value in now.items()
-        if field != "workdir" and field in before and before[field] != value
-    ]
+    return [change for change in _differences(saved, to_dict(cfg), "") if change[0] != "workdir"]
 
 
 def check_config(saved: Mapping[str, Any], cfg: Config, checkpoint: str, adapting: bool) -> list[tuple[str, Any, Any]]:
@@ -127,12 +123,25 @@ def of_spec(spec: Any) -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
+    if value is None:
+        return "none"
     return f"{value:g}" if isinstance(value, float) else ("''" if value == "" else str(value))
 
 
-def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", list(value) if isinstance(value, tuple) else value  # as JSON has it
+def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any, Any]]:
+    for name in [name for name in now if name in saved]:
+        field, before, value = f"{prefix}{name}", saved[name], now[name]
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            if before.get("name") == value.get("name"):
+                yield from _differences(before, value, f"{field}.")
+            else:
+                yield f"{field}.name", before.get("name"), value.get("name")
+        elif _in_short(before) != _in_short(value):
+            yield field, _in_short(before), _in_short(value)
+
+
+def _in_short(value: Any) -> Any:
+    """A choice's name, "on" for a section, and any other value as JSON has it."""
+    if isinstance(value, Mapping):
+        return value.get("name", "on")
+    return list(value) if isinstance(value, tuple) else value

@@ -1,12 +1,11 @@
 """Ragged trajectories, groups and configs for the algorithm tests."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 from configs.search_r1 import get_config
 from jaxagent import config
+from jaxagent.config.parse import build
 from jaxagent.types import Episode, Group, StopReason, Task, TokenKind, Trajectory
 
 KINDS = {"p": TokenKind.PROMPT, "a": TokenKind.ACTION, "o": TokenKind.OBSERVATION, "w": TokenKind.WARNING}
@@ -45,32 +44,35 @@ def make_group():
     return _group
 
 
+GRPO = {"name": "group_mean_std", "drop_zero_signal": True}
+
+
 @pytest.fixture(scope="session")
 def rl():
-    """Returns a GRPO config with some fields replaced; `kl=dict(...)` replaces inside a section."""
+    """Returns a GRPO config with some fields replaced by what a config file may say of them.
+
+    `advantage="gae"` and `correction=dict(name="mask", low=0.1)` are choices, `kl=dict(coefficient=0.1)` opens a
+    section, and `batch=dict(row_tokens=4)` changes one.
+    """
     # Said here, not read from the recipe: a recipe may change its numbers without breaking a test.
-    base = dataclasses.replace(
-        config.parse(get_config()).rl,
-        advantage="group_mean_std",
-        multi_trajectory="full",
+    laptop = config.to_dict(config.parse(get_config()))["rl"]
+    given = dict(
+        advantage=GRPO,
         whiten_advantages=False,
-        objective="ppo_clip",
+        objective=dict(name="ppo_clip", clip_low=0.2, clip_high=0.28),
         aggregation="token_mean",
-        drop_zero_signal=True,
         entropy_coefficient=0.0,
         updates_per_step=2,
         epochs=1,
-        correction=config.CorrectionConfig("none", "token", 0.0, 2.0, veto=0.0, normalise=False, opsm_delta=1e-4),
-        kl=config.KLConfig(coefficient=0.0, estimator="k3", where="loss", refresh_every=0),
-        echo=config.EchoConfig(0.0, "constant", "env_only", "full_observation", max_tokens=0),
-        positive_nll=config.PositiveNLLConfig(coefficient=0.0, min_reward=1.0),
     )
+    base = laptop | given
 
     def make(**changes):
-        changes = {
-            name: dataclasses.replace(getattr(base, name), **value) if isinstance(value, dict) else value
+        sections = {
+            name: laptop[name] | value
             for name, value in changes.items()
+            if isinstance(value, dict) and isinstance(laptop[name], dict) and "name" not in laptop[name]
         }
-        return dataclasses.replace(base, **changes)
+        return build(config.RLConfig, base | changes | sections, "config.rl")
 
     return make

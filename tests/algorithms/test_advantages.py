@@ -1,5 +1,6 @@
 """Group advantages: hand numbers, statistics.stdev as the witness, mask equals drop."""
 
+import itertools
 import statistics
 
 import chex
@@ -11,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxagent.algorithms import compose
-from jaxagent.algorithms.advantages import GROUP_ADVANTAGES, group_mean, group_mean_std, whiten, zero_signal
-from jaxagent.algorithms.best_of_k import BEST_OF_K
-from jaxagent.algorithms.process import TURN_ADVANTAGES
+from jaxagent.algorithms.advantages import group_mean, group_mean_std, whiten, zero_signal
 from jaxagent.types import StopReason
+from tests.algorithms.entries import BEST_OF_K, GROUP, TURN
 
 
 class HandNumbers(chex.TestCase):
@@ -61,10 +61,10 @@ class OtherBaselines(chex.TestCase):
             "no_baseline": [1.0, 0.0, 0.0, 0.0],
         }
         for name, expected in by_hand.items():
-            np.testing.assert_allclose(self.variant(GROUP_ADVANTAGES[name])(rewards, mask)[0], expected, rtol=1e-5)
+            np.testing.assert_allclose(self.variant(GROUP[name])(rewards, mask)[0], expected, rtol=1e-5)
 
 
-COMPILED = {name: jax.jit(function) for name, function in GROUP_ADVANTAGES.items()}
+COMPILED = {name: jax.jit(function) for name, function in GROUP.items()}
 
 
 def by_definition(name: str, kept: list[float], planned: int) -> list[float]:
@@ -84,13 +84,13 @@ def by_definition(name: str, kept: list[float], planned: int) -> list[float]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from([1, 6]), st.sampled_from(sorted(GROUP_ADVANTAGES)), st.booleans())
+@given(st.integers(0, 2**32), st.sampled_from([1, 6]), st.sampled_from(sorted(GROUP)), st.booleans())
 def test_masked_groups_equal_their_counted_attempts_alone(seed, size, name, equal):
     rng = np.random.default_rng(seed)
     rewards = np.full((3, size), 0.3) if equal else rng.integers(-4, 5, (3, size)) / 4
     mask = rng.random((3, size)) < 0.7
     rewards[~mask] = np.nan  # never read
-    got = GROUP_ADVANTAGES[name](rewards, mask)
+    got = GROUP[name](rewards, mask)
     single = COMPILED[name](rewards.astype(np.float32), mask)
     assert not got[~mask].any()
     for group, keep, row in zip(rewards, mask, got, strict=True):
@@ -99,11 +99,13 @@ def test_masked_groups_equal_their_counted_attempts_alone(seed, size, name, equa
         np.testing.assert_allclose(single, got, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [*GROUP_ADVANTAGES, *BEST_OF_K, *TURN_ADVANTAGES])
-@pytest.mark.parametrize("rule", ["full", "statistics"])
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [*itertools.product((*GROUP, *BEST_OF_K), ("full", "statistics")), *((name, None) for name in TURN)],
+)
 def test_what_the_failures_of_others_leave_alone_has_no_advantage(rl, make_group, name, rule):
     """One success of eight: the sandbox failed seven times. A group that was planned with one attempt keeps its R."""
-    config = rl(advantage=name, multi_trajectory=rule, drop_zero_signal=False)
+    config = rl(advantage=dict(name=name) | (dict(multi_trajectory=rule) if rule else {}))
     lone = make_group(("paoa", 1.0), *[("pa", 0.0, StopReason.ENV_ERROR)] * 7)
     for group in (lone, make_group(("paoa paa", 1.0), ("pa", 1.0, StopReason.TIMEOUT))):
         trained = compose.streams([group], config, 0.0)[0]
@@ -116,7 +118,7 @@ def test_what_the_failures_of_others_leave_alone_has_no_advantage(rl, make_group
 
 
 def test_a_group_of_one_keeps_its_reward_beside_one_of_several_trajectories(rl, make_group):
-    config = rl(advantage="group_mean", multi_trajectory="statistics", drop_zero_signal=False)
+    config = rl(advantage=dict(name="group_mean", multi_trajectory="statistics"))
     groups = [make_group(("pa", 0.75)), make_group(("pa paa", 0.5))]
     one, *both = compose.streams(groups, config, 0.0)[0]
     np.testing.assert_allclose(one.advantages, [0, 0.75])

@@ -8,7 +8,7 @@ from absl.testing import parameterized
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxagent.algorithms import aggregate
+from jaxagent.algorithms.aggregate import AGGREGATIONS, Constant, RolloutMean, TokenMean, normalise
 from jaxagent.algorithms.streams import Streams
 
 MASK = np.array([[1, 1, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]], bool)  # 3, 1 and 0 tokens
@@ -22,7 +22,8 @@ BY_HAND = {
 
 def weights(mask, mode, constant):
     """Of padded sequences, bool[n, T] -> float[n, T]."""
-    return mask * aggregate.sequence_scales(mask.sum(axis=1), mode, constant)[:, None]
+    aggregation = Constant(constant) if mode == "constant" else AGGREGATIONS[mode]()
+    return mask * aggregation(mask.sum(axis=1))[:, None]
 
 
 class HandNumbers(chex.TestCase, parameterized.TestCase):
@@ -63,7 +64,7 @@ def test_mask_equals_dropping_the_tokens(data, mode):
 def test_normalise_scales_each_stream_over_its_own_tokens(make_trajectory):
     one = Streams.of(make_trajectory("paaa"), policy_weights=[0, 1, 1, 1], entropy_weights=[0, 0.5, 0, 0])
     two = Streams.of(make_trajectory("pa"), policy_weights=[0, 1])
-    first, second = aggregate.normalise([one, two], ["policy_weights", "entropy_weights"], "token_mean", 1.0)
+    first, second = normalise([one, two], ["policy_weights", "entropy_weights"], TokenMean())
     np.testing.assert_allclose(first.policy_weights, [0, 0.25, 0.25, 0.25])
     np.testing.assert_allclose(second.policy_weights, [0, 0.25])
     np.testing.assert_allclose(first.entropy_weights, [0, 0.5, 0, 0])
@@ -72,14 +73,14 @@ def test_normalise_scales_each_stream_over_its_own_tokens(make_trajectory):
 
 def test_rollout_mean_by_hand():
     # Episode 4: sequences of 2 and 1 tokens; episode 6: one of 4, and one without tokens, which does not count.
-    scales = aggregate.sequence_scales(np.array([2, 1, 4, 0]), "rollout_mean", 1.0, np.array([4, 4, 6, 6]))
+    scales = RolloutMean()(np.array([2, 1, 4, 0]), np.array([4, 4, 6, 6]))
     np.testing.assert_allclose(scales, [1 / 8, 1 / 4, 1 / 8, 0])
 
 
 def test_sequences_of_no_episode_are_each_one_of_their_own(make_trajectory):
     trajectory = make_trajectory("paa")
     three = [Streams.of(trajectory, episode=e, policy_weights=[0, 1, 1]) for e in (-1, -1, 5)]
-    scaled = aggregate.normalise(three, ["policy_weights"], "rollout_mean", 1.0)
+    scaled = normalise(three, ["policy_weights"], RolloutMean())
     np.testing.assert_allclose([s.policy_weights.sum() for s in scaled], [1 / 3] * 3, rtol=1e-6)
 
 
@@ -94,12 +95,10 @@ def test_rollout_mean_is_a_mean_of_means_of_means(seed, n):
         if len(loss):
             means.setdefault(e, []).append(loss.mean())
     expected = np.mean([np.mean(m) for m in means.values()]) if means else 0.0
-    scales = aggregate.sequence_scales(counts, "rollout_mean", 1.0, episodes)
+    scales = RolloutMean()(counts, episodes)
     np.testing.assert_allclose(sum(s * x.sum() for s, x in zip(scales, losses, strict=True)), expected, atol=1e-12)
 
 
-def test_unknown_mode_and_wrong_length_are_errors(make_trajectory):
-    with pytest.raises(ValueError, match="unknown aggregation 'mean'"):
-        weights(MASK, "mean", 1.0)
+def test_a_stream_of_another_length_is_an_error(make_trajectory):
     with pytest.raises(ValueError, match="stream 'advantages' has shape"):
         Streams.of(make_trajectory("pa"), advantages=[1.0])

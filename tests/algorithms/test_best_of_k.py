@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxagent.algorithms import checks, compose
-from jaxagent.algorithms.best_of_k import BEST_OF_K, max_at_k, pass_at_k
+from jaxagent.algorithms.best_of_k import max_at_k, pass_at_k
 from jaxagent.config import ConfigError
+from tests.algorithms.entries import BEST_OF_K
 
 
 class ByHand(chex.TestCase, parameterized.TestCase):
@@ -29,7 +30,7 @@ class ByHand(chex.TestCase, parameterized.TestCase):
     )
     def test_three_attempts(self, name, k, expected):
         rewards, mask = jnp.array([[3.0, 1.0, 0.0, 9.0]]), jnp.array([[1, 1, 1, 0]], bool)
-        got = self.variant(lambda r, m: BEST_OF_K[name](r, m, k))(rewards, mask)
+        got = self.variant(lambda r, m: BEST_OF_K[name](k=k)(r, m))(rewards, mask)
         np.testing.assert_allclose(got[0], expected, rtol=1e-5, atol=1e-6)
 
 
@@ -52,7 +53,7 @@ def by_subsets(name: str, kept: list[float], k: int) -> list[float]:
 
 
 K = 3
-COMPILED = {name: jax.jit(lambda r, m, f=function: f(r, m, K)) for name, function in BEST_OF_K.items()}
+COMPILED = {name: jax.jit(entry(k=K)) for name, entry in BEST_OF_K.items()}
 
 
 @settings(max_examples=60, deadline=None)
@@ -61,7 +62,7 @@ def test_equals_every_subset_written_out(seed, name, k, levels):
     rng = np.random.default_rng(seed)
     rewards, mask = rng.integers(0, levels, (3, 6)) / 4 - 0.25, rng.random((3, 6)) < 0.7  # with ties, and all equal
     rewards[~mask] = np.nan  # never read
-    got = BEST_OF_K[name](rewards, mask, k)
+    got = BEST_OF_K[name](k=k)(rewards, mask)
     assert not got[~mask].any()
     for group, keep, row in zip(rewards, mask, got, strict=True):
         if keep.any():
@@ -95,8 +96,8 @@ def test_the_expected_gradient_is_that_of_max_at_k():
 
 def test_trains_by_its_name_and_refuses_a_k_beyond_the_group(rl, make_group):
     group = make_group(("pa", 1.0), ("pa", 0.0), ("pa", 0.0))
-    config = rl(advantage="max_at_k", best_of=2, group_size=3)
+    config = rl(advantage=dict(name="max_at_k", k=2), group_size=3)
     checks.check(config)
     np.testing.assert_allclose([s.advantages[1] for s in compose.streams([group], config, 0.0)[0]], [2, 0, 0])
-    with pytest.raises(ConfigError, match=r"rl\.best_of must be 1 to rl\.group_size \(3\), got 4"):
-        checks.check(rl(advantage="pass_at_k", best_of=4, group_size=3))
+    with pytest.raises(ConfigError, match=r"rl\.advantage\.k must be 1 to rl\.group_size \(3\), got 4"):
+        checks.check(rl(advantage=dict(name="pass_at_k", k=4), group_size=3))

@@ -14,20 +14,23 @@ from hypothesis import strategies as st
 
 from configs.search_r1 import get_config
 from jaxagent import config as schema
-from jaxagent.algorithms import checks, compose, distill, estimate, needs
-from jaxagent.algorithms.distill import DIVERGENCES, Scores, renormalise, sampled_advantages, support_of
+from jaxagent.algorithms import checks, compose, distill, estimate
+from jaxagent.algorithms.distill import Scores, renormalise, sampled_advantages, support_of
+from jaxagent.algorithms.objectives import OBJECTIVES
 from jaxagent.algorithms.opd import as_opd
-from jaxagent.algorithms.policy_loss import OBJECTIVES, Tokens
+from jaxagent.algorithms.policy_loss import Tokens
 from jaxagent.algorithms.streams import ModelScores, action_mask, sampled_trajectories
-from jaxagent.config import ConfigError, OPDConfig
+from jaxagent.algorithms.teachers import JSD, Folder, ForwardKL, ReverseKL
+from jaxagent.config import ConfigError, DistillConfig, OPDConfig
 from jaxagent.types import StopReason
 
 BETA, TEMPERATURE = 0.3, 0.7
+DIVERGENCES = {"reverse_kl": ReverseKL(), "forward_kl": ForwardKL(), "jsd": JSD(beta=BETA)}
 
 
 def divergence(name, student, teacher, support, temperature=1.0, beta=BETA):
     p, q = (renormalise(scores, support, temperature) for scores in (student, teacher))
-    return DIVERGENCES[name](p, q, support, beta)
+    return (JSD(beta=beta) if name == "jsd" else DIVERGENCES[name])(p, q, support)
 
 
 def reference(name, student, teacher, support, temperature, beta):
@@ -126,13 +129,10 @@ def test_the_sampled_advantage_has_the_expected_gradient_of_the_reverse_kl(objec
     teacher = jax.nn.log_softmax(jnp.array([1.0, 0.2, -0.5, 0.1, -2.0]))
     old = jax.nn.log_softmax(logits)
 
-    class Constants:
-        clip_low, clip_high = 0.2, 0.28
-
     def expected(z):
         logprobs = jax.nn.log_softmax(z)
         advantages = sampled_advantages(logprobs, teacher, jnp.ones(5, bool))
-        losses, _ = OBJECTIVES[objective](Tokens(logprobs, old, advantages, lambda x: x), Constants)
+        losses, _ = OBJECTIVES[objective]()(Tokens(logprobs, old, advantages, lambda x: x))
         return jnp.sum(jnp.exp(old) * losses)
 
     def true(z):
@@ -206,8 +206,8 @@ def groups(make_group):
 
 def test_sampled_is_an_advantage_and_comes_on_top_of_the_rewards(groups, rl):
     teacher = [told(t, i) for i, t in enumerate(sampled_trajectories(groups))]
-    one = dict(coefficient=0.5, teacher="x", loss="sampled")
-    alone = rl(advantage="no_reward", drop_zero_signal=False, distill=one)
+    one = dict(coefficient=0.5, teacher="./x", loss="sampled")
+    alone = rl(advantage="no_reward", distill=one)
     checks.check(alone)
     streams, metrics = compose.streams(groups, alone, 0.0, ModelScores(teacher=teacher))
     assert len(streams) == 2  # not the failed one
@@ -217,9 +217,7 @@ def test_sampled_is_an_advantage_and_comes_on_top_of_the_rewards(groups, rl):
         np.testing.assert_array_equal(stream.policy_weights, mask)
         assert not stream.distill_weights.any() and stream.support is None
     assert metrics["distill/reverse_kl"] == distill.metrics(sampled_trajectories(groups), teacher)["distill/reverse_kl"]
-    both, _ = compose.streams(
-        groups, rl(advantage="no_baseline", drop_zero_signal=False, distill=one), 0.0, ModelScores(teacher=teacher)
-    )
+    both, _ = compose.streams(groups, rl(advantage="no_baseline", distill=one), 0.0, ModelScores(teacher=teacher))
     for stream, with_reward in zip(streams, both, strict=True):
         np.testing.assert_allclose(with_reward.advantages, stream.advantages + stream.trajectory.action_mask, rtol=1e-6)
 
@@ -229,11 +227,10 @@ def test_divergences_are_weights_of_the_loss(groups, rl, support):
     every = sampled_trajectories(groups)
     students = [np.full((len(t), 2), 5, np.int32) for t in every]
     teacher = [told(t, i)._replace(candidate_logprobs=np.zeros((len(t), 2), np.float32)) for i, t in enumerate(every)]
-    given = dict(coefficient=0.5, teacher="x", loss="jsd", support=support, top_k=2)
-    config = rl(advantage="no_reward", drop_zero_signal=False, updates_per_step=1, distill=given)
-    assert needs.needs_whole_teacher(config) == (support == "vocabulary")
-    assert needs.needs_support(config) == (support != "vocabulary")
-    assert needs.needs_student_top_k(config) == (support == "student")
+    tokens = support if support == "vocabulary" else dict(name=support, top_k=2)
+    given = dict(coefficient=0.5, teacher="./x", loss=dict(name="jsd", support=tokens))
+    config = rl(advantage="no_reward", updates_per_step=1, distill=given)
+    assert config.distill.top_k == (0 if support == "vocabulary" else 2) and not config.distill.in_advantage
     streams, _ = compose.streams(groups, config, 0.0, ModelScores(teacher=teacher, students=students))
     for stream, scores in zip(streams, teacher, strict=False):
         np.testing.assert_array_equal(stream.distill_weights, 0.5 * stream.trajectory.action_mask)
@@ -246,37 +243,33 @@ def test_divergences_are_weights_of_the_loss(groups, rl, support):
 
 
 REFUSED = [  # changes of rl and of rl.distill, and what is said of them
-    ({}, {"teacher": ""}, "rl.distill.teacher must name"),
-    ({"drop_zero_signal": True}, {}, "drop_zero_signal=False"),
-    ({"drop_zero_signal": True, "advantage": "pass_at_k"}, {}, "drop_zero_signal=False"),
-    ({}, {"loss": "jsd", "jsd_beta": 1.0}, "jsd_beta"),
-    ({}, {"loss": "reverse_kl", "support": "union", "top_k": 0}, "top_k"),
-    ({}, {"loss": "reverse_kl", "teacher": "http://x"}, "needs the teacher's weights"),
-    ({}, {"timeout_s": 0.0}, "timeout_s > 0"),
+    ({"advantage": {"name": "group_mean_std", "drop_zero_signal": True}}, {}, "drop_zero_signal=False"),
+    ({"advantage": {"name": "pass_at_k", "drop_zero_signal": True}}, {}, "drop_zero_signal=False"),
+    ({}, {"teacher": "http://x"}, "distill.teacher=http with distill.teacher.url=http://x"),
+    ({}, {"loss": "reverse_kl", "teacher": {"name": "http", "url": "http://x"}}, "needs the teacher's weights"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "distillation", "message"), REFUSED)
 def test_what_cannot_be_distilled_is_refused(rl, changes, distillation, message):
-    given = {"coefficient": 1.0, "teacher": "x"} | distillation
+    given = {"teacher": "./x"} | distillation
     with pytest.raises(ConfigError, match=message):
-        checks.check(rl(**({"drop_zero_signal": False} | changes), distill=given))
+        checks.check(rl(**({"advantage": "group_mean_std"} | changes), distill=given))
 
 
 def test_the_stage_leaves_nothing_but_the_teacher(rl):
     mixed = rl(
-        advantage="gae", echo=dict(coefficient=0.1), positive_nll=dict(coefficient=0.1), distill=dict(teacher="x"),
+        advantage="gae", echo=dict(coefficient=0.1), positive_nll=dict(coefficient=0.1),
         replay=dict(per_step=2), refill=dict(max_rounds=3), keep_groups_frac=0.5,
     )  # fmt: skip
-    assert not needs.needs_teacher(mixed)
-    cfg = dataclasses.replace(schema.parse(get_config()), rl=mixed, opd=OPDConfig(7, 2.0, 1e-3))
+    teacher = DistillConfig(Folder("./x"), coefficient=2.0)
+    cfg = dataclasses.replace(schema.parse(get_config()), rl=mixed, opd=OPDConfig(7, 1e-3, teacher))
     alone = as_opd(cfg).rl
     checks.check(alone)
-    assert (alone.steps, alone.distill.coefficient, alone.distill.teacher) == (7, 2.0, "x")
+    assert (alone.steps, alone.distill) == (7, teacher)
     assert alone.optimizer.learning_rate == 1e-3
-    assert needs.needs_teacher(alone) and not needs.needs_critic(alone)
-    assert alone.echo.coefficient == alone.positive_nll.coefficient == alone.replay.per_step == 0
-    assert alone.refill.max_rounds == alone.keep_groups_frac == 1  # every attempt, whatever its reward
+    assert alone.critic is alone.echo is alone.positive_nll is alone.replay is None
+    assert alone.refill is None and alone.keep_groups_frac == 1  # every attempt, whatever its reward
 
 
 def test_teacher_advantages_by_hand(make_group):

@@ -28,15 +28,13 @@ def test_cap_keeps_the_first_targets_and_the_first_token_is_never_one(make_traje
 
 
 def test_denominators():
-    targets, observed = [3, 0, 1], [4, 0, 1]
-    scales = lambda name: echo.world_scales(targets, observed, name, 10.0)  # noqa: E731
+    counts = np.array([3.0, 0, 1]), np.array([4.0, 0, 1])  # targets, and observation tokens
+    scales = lambda name, **constants: echo.DENOMINATORS[name](**constants)(*counts)  # noqa: E731
     np.testing.assert_allclose(scales("full_observation"), [1 / (4.001 * 3), 1 / 0.003, 1 / (1.001 * 3)])
     np.testing.assert_allclose(scales("targets"), [1 / (3.001 * 3), 1 / 0.003, 1 / (1.001 * 3)])
     np.testing.assert_allclose(scales("token_mean"), [1 / 4.001] * 3)
-    np.testing.assert_allclose(scales("constant"), [1 / 30] * 3)
-    np.testing.assert_allclose(scales("constant_sum"), [1 / 10] * 3)
-    with pytest.raises(ValueError, match="unknown ECHO denominator"):
-        scales("mean")
+    np.testing.assert_allclose(scales("constant", constant=10.0), [1 / 30] * 3)
+    np.testing.assert_allclose(scales("constant_sum", constant=10.0), [1 / 10] * 3)
 
 
 @pytest.mark.parametrize(

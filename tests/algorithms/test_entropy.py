@@ -51,7 +51,7 @@ def test_a_run_and_a_resumed_run_apply_the_same_coefficients(rl):
 
 
 def test_off_or_without_a_measurement_nothing_moves(rl, make_group):
-    off = EntropyControl.start(rl(entropy_coefficient=0.1, entropy_control=dict(target=0.0)), {})
+    off = EntropyControl.start(rl(entropy_coefficient=0.1, entropy_control=None), {})
     assert off.after(measured(9.0)) == off and off.applied == 0.1
     results = {}
     off.save(results)

@@ -11,6 +11,7 @@ import pathlib
 import pkgutil
 import re
 import statistics
+import typing
 from collections.abc import Callable
 from importlib import import_module
 from typing import NamedTuple
@@ -23,32 +24,25 @@ import pytest
 from absl.testing import parameterized
 
 from jaxagent import algorithms, config
-from jaxagent.algorithms import aggregate, distill, kl, value_loss
-from jaxagent.algorithms.advantages import GROUP_ADVANTAGES, root, whiten, zero_signal
-from jaxagent.algorithms.best_of_k import BEST_OF_K
-from jaxagent.algorithms.policy_loss import OBJECTIVES, Tokens, opsm_factor
+from jaxagent.algorithms import distill, kl, value_loss
+from jaxagent.algorithms.advantages import root, whiten, zero_signal
+from jaxagent.algorithms.aggregate import SequenceMean
+from jaxagent.algorithms.estimators import TokenPath
+from jaxagent.algorithms.objectives import OBJECTIVES
+from jaxagent.algorithms.policy_loss import Tokens, opsm_factor
 from jaxagent.algorithms.process import turn_mean_std
 from jaxagent.algorithms.segments import sequence_mean
-from jaxagent.algorithms.token_advantages import TOKEN_ADVANTAGES, TokenPath
+from jaxagent.algorithms.teachers import JSD, ForwardKL, ReverseKL
 from jaxagent.algorithms.turn_gae import turn_starts
 from jaxagent.algorithms.value_bins import Bins, categorical_value_loss
+from jaxagent.config.parse import hints, kind
+from tests.algorithms.entries import BEST_OF_K, GROUP, TOKEN
 
 SHAPE = (4, 6)
 TURNS = np.array([0, 0, 1, 1, 3, 3], np.int32)
 SEQUENCE = np.array([[0, 0, 0, 1, 1, 1]] * 4, np.int32)
-OPTIMIZER = config.OptimizerConfig(1e-3, "constant", 0, 0.9, 0.98, 1e-8, 0.0, 1.0)
-CRITIC = config.CriticConfig(
-    gamma=0.9, lam=0.8, returns_lam=1.0, adaptive_alpha=0.5, turn_gamma=0.7, loss="squared", bins=4, low=0.0, high=1.0,
-    sigma=0.75, value_clip=0.5, value_coefficient=1.0, warmup_updates=0, warmup_epochs=1, optimizer=OPTIMIZER,
-)  # fmt: skip
-
-
-class Constants(NamedTuple):
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    clip_dual: float = 3.0
-    tau_positive: float = 1.0
-    tau_negative: float = 1.05
+KL_ESTIMATORS = typing.get_args(kind(hints(config.KLConfig)["estimator"]).value)
+DIVERGENCES = {"reverse_kl": ReverseKL(), "forward_kl": ForwardKL(), "jsd": JSD(beta=0.3)}
 
 
 class Case(NamedTuple):
@@ -63,9 +57,9 @@ def grouped(function, *more):
     return lambda mask, r: (function(r, mask, *more),)
 
 
-def along(name):
+def along(entry):
     def one(mask, *inputs):
-        estimate = TOKEN_ADVANTAGES[name](TokenPath(inputs[0], inputs[1], mask, jnp.asarray(TURNS), inputs[2]), CRITIC)
+        estimate = entry(TokenPath(inputs[0], inputs[1], mask, jnp.asarray(TURNS), inputs[2]))
         return estimate.advantages, estimate.returns
 
     return jax.vmap(one)
@@ -114,30 +108,30 @@ def in_bins(name):
 
 
 CASES = {
-    **{name: Case(grouped(function), 1, numpy=True) for name, function in GROUP_ADVANTAGES.items()},
-    **{name: Case(grouped(function, 3), 1, numpy=True) for name, function in BEST_OF_K.items()},
+    **{name: Case(grouped(function), 1, numpy=True) for name, function in GROUP.items()},
+    **{name: Case(grouped(entry(k=3)), 1, numpy=True) for name, entry in BEST_OF_K.items()},
     "turn_mean_std": Case(
         lambda mask, r: (turn_mean_std(r.reshape(4, 2, 3), mask.reshape(4, 2, 3)).reshape(4, 6),), 1, numpy=True
     ),
     "whiten": Case(grouped(whiten), 1, numpy=True),
     "aggregate": Case(
-        lambda m, x: (aggregate.sequence_scales(m.sum(1), "sequence_mean", 1.0)[:, None] * jnp.where(m, x, 0.0),), 1
+        lambda m, x: (SequenceMean()(m.sum(1))[:, None] * jnp.where(m, x, 0.0),), 1
     ),
-    **{name: Case(along(name), 3) for name in TOKEN_ADVANTAGES},
-    "return": Case(along("return"), 3, reference=discounted),
+    **{name: Case(along(entry()), 3) for name, entry in TOKEN.items()},
+    "return": Case(along(TOKEN["return"](gamma=0.9)), 3, reference=discounted),
     "sequence_mean": Case(
         lambda mask, x: (jnp.where(mask, sequence_mean(x, mask, jnp.zeros(SHAPE, int)), 0),), 1,
         reference=lambda x: ([statistics.fmean(x)] * len(x) if x else [],),
     ),
     **{
-        name: Case(guarded(lambda m, *x, f=function: f(tokens(m, *x), Constants())[0]), 3)
-        for name, function in OBJECTIVES.items()
+        name: Case(guarded(lambda m, *x, f=entry: f()(tokens(m, *x))[0]), 3)
+        for name, entry in OBJECTIVES.items()
     },
     "opsm": Case(guarded(lambda m, *x: opsm_factor(tokens(m, *x), 0.1)), 3, differentiable=False),
     **{
         f"kl_{name}": Case(guarded(lambda m, p, q, name=name: kl.kl_loss(p, q, name)), 2,
                            reference=functools.partial(divergence, name))
-        for name in kl.KL_ESTIMATORS
+        for name in KL_ESTIMATORS
     },
     "clipped_value_loss": Case(
         guarded(lambda m, *x: value_loss.clipped_value_loss(*x, 0.5)[0]), 3, reference=clipped_regression
@@ -212,16 +206,16 @@ class Variants(chex.TestCase, parameterized.TestCase):
 
 def inputs_that_are_numbers():
     """Every loss as a function of what is trained, and of what must have no gradient through it."""
-    cases = {f"objective {name}": (lambda *x, f=f: f(tokens(jnp.ones(SHAPE, bool), *x), Constants())[0], 2)
-             for name, f in OBJECTIVES.items()}  # fmt: skip
-    cases |= {f"kl {name}": (lambda p, q, name=name: kl.kl_loss(p, q, name), 1) for name in kl.KL_ESTIMATORS}
+    cases = {f"objective {name}": (lambda *x, f=entry: f()(tokens(jnp.ones(SHAPE, bool), *x))[0], 2)
+             for name, entry in OBJECTIVES.items()}  # fmt: skip
+    cases |= {f"kl {name}": (lambda p, q, name=name: kl.kl_loss(p, q, name), 1) for name in KL_ESTIMATORS}
     cases["clipped value"] = (lambda *x: value_loss.clipped_value_loss(*x, 0.5)[0], 2)
     for name in ("hl_gauss", "two_hot"):
         cases[name] = (functools.partial(in_bins(name), None), 1)
     everything = jnp.ones(SHAPE, bool)
-    for name, f in distill.DIVERGENCES.items():
+    for name, f in DIVERGENCES.items():
         cases[name] = (
-            lambda p, q, f=f: f(*(distill.renormalise(x, everything, 1.0) for x in (p, q)), everything, 0.3),
+            lambda p, q, f=f: f(*(distill.renormalise(x, everything, 1.0) for x in (p, q)), everything),
             1,
         )
     return cases
@@ -271,10 +265,7 @@ def test_the_root_of_zero_has_a_finite_gradient():
 
 # Public functions that tests reach by another name: that of a choice, or of what calls them.
 REACHED = {
-    function.__name__: name
-    for table in (GROUP_ADVANTAGES, BEST_OF_K, TOKEN_ADVANTAGES)
-    for name, function in table.items()
-} | {
+    "no_policy_loss": "none",
     "dual_clip_loss": "dual_clip",
     "sequence_ratio_loss": "gspo",
     "cispo_loss": "cispo",

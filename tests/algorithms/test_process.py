@@ -86,7 +86,7 @@ def test_streams_over_turns_count_the_outcome_once_and_drop_groups_without_signa
         episode(make_group, "pa paa", "00 000", 0.0, (0.25, 0.0)),  # two trajectories: turns 0.25 and 0
         episode(make_group, "pa", "00", 9.0, (9.0,), StopReason.ENV_ERROR),
     ]
-    config = rl(advantage="turn_mean_std")
+    config = rl(advantage=dict(name="turn_mean_std", drop_zero_signal=True))
     checks.check(config)
     one, two, three = compose.streams([Group(attempts[0].task, attempts)], config, 0.0)[0]
     steps = [0.5, 1.0, 0.25, 0.0]
@@ -113,6 +113,6 @@ def test_kl_in_the_reward_is_taken_from_its_turn(rl, make_group):
 
 def test_advantages_along_tokens_read_them(rl, make_group):
     one = episode(make_group, "paaoa", "00001", 1.0, (0.5, 0.25))
-    config = rl(advantage="return", critic=dict(gamma=1.0))
+    config = rl(advantage="return")
     (got,) = compose.streams([Group(one.task, [one])], config, 0.0)[0]
     np.testing.assert_allclose(got.advantages, [0, 1.75, 1.75, 0, 1.25], rtol=1e-6)

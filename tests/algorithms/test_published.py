@@ -3,22 +3,22 @@
 import functools
 import pathlib
 import re
+import typing
 
 import pytest
 
+from configs import search_r1
 from configs.search_r1 import get_config
 from jaxagent import config
-from jaxagent.algorithms import checks, corrections, needs
-from jaxagent.algorithms.advantages import GROUP_ADVANTAGES
-from jaxagent.algorithms.aggregate import MODES
-from jaxagent.algorithms.best_of_k import BEST_OF_K
-from jaxagent.algorithms.kl import KL_ESTIMATORS
-from jaxagent.algorithms.policy_loss import OBJECTIVES
-from jaxagent.algorithms.process import TURN_ADVANTAGES
+from jaxagent.algorithms import checks, published
+from jaxagent.algorithms.aggregate import AGGREGATIONS
+from jaxagent.algorithms.corrections import CORRECTIONS
+from jaxagent.algorithms.estimators import ADVANTAGES
+from jaxagent.algorithms.objectives import OBJECTIVES
 from jaxagent.algorithms.published import PUBLISHED
-from jaxagent.algorithms.token_advantages import TOKEN_ADVANTAGES
-from jaxagent.algorithms.value_bins import TARGETS
+from jaxagent.algorithms.value_losses import VALUE_LOSSES
 from jaxagent.config import ConfigError
+from jaxagent.config.parse import hints, kind
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -28,50 +28,55 @@ def test_a_preset_on_top_of_a_config_is_a_valid_config(name):
     assert cfg.workdir.endswith(f"_{name}") and PUBLISHED[name].source
 
 
-def test_every_preset_sets_the_same_fields():
-    fields = {frozenset(preset.fields) for preset in PUBLISHED.values()}
-    assert len(fields) == 1
-    assert {"advantage", "objective", "kl.coefficient", "aggregation", "echo.coefficient"} <= next(iter(fields))
+@pytest.mark.parametrize("base", ["laptop", "laptop-ppo", "laptop-echo"])
+def test_an_algorithm_leaves_nothing_of_the_one_before_it(base):
+    """But the critic, which is the run's."""
+    for name in PUBLISHED:
+        first, then = get_config(f"{base}+mis"), get_config(f"laptop+{name}").rl.to_dict()
+        published.apply(first, name, search_r1.critic())
+        changed = {field for field in first.rl.to_dict() if first.rl.to_dict()[field] != then.get(field)}
+        assert changed <= {"steps"}, name
 
 
 def test_names_mean_what_their_papers_say():
-    rl = {name: config.parse(get_config(f"laptop+{name}")).rl for name in PUBLISHED}
-    assert (rl["grpo"].advantage, rl["grpo"].aggregation) == ("group_mean_std", "sequence_mean")
-    assert (rl["dapo"].clip_high, rl["dapo"].kl.coefficient, rl["dapo"].aggregation) == (0.28, 0.0, "token_mean")
-    assert (rl["dapo"].refill.max_rounds, rl["grpo"].refill.max_rounds, rl["vapo"].refill.max_rounds) == (10, 1, 1)
+    rl = {name: get_config(f"laptop+{name}").rl for name in PUBLISHED}
+    assert (rl["grpo"].advantage.name, rl["grpo"].aggregation.name) == ("group_mean_std", "sequence_mean")
+    assert (rl["dapo"].objective.clip_high, rl["dapo"].kl, rl["dapo"].aggregation.name) == (0.28, None, "token_mean")
+    assert (rl["dapo"].refill.max_rounds, rl["grpo"].refill, rl["vapo"].refill) == (10, None, None)
     assert (rl["starpo_s"].keep_groups_frac, rl["ragen"].keep_groups_frac) == (0.25, 1.0)
-    assert (rl["dr_grpo"].advantage, rl["dr_grpo"].aggregation) == ("group_mean", "constant")
+    assert (rl["dr_grpo"].advantage.name, rl["dr_grpo"].aggregation.name) == ("group_mean", "constant")
+    assert rl["dr_grpo"].aggregation.constant == 36.0  # three turns of twelve tokens
     assert rl["reinforce_pp"].kl.where == "reward"
-    assert {name for name in rl if needs.needs_critic(rl[name])} >= {"ppo"}
+    assert rl["ppo"].advantage.critic.optimizer.learning_rate == 1e-3  # the laptop's
 
 
 # What released code sets, field by field: RAGEN's config/base.yaml and train_all.sh (USE_BASE), slime's mis.yaml,
 # OpenRLHF's train_reinforce_baseline_hybrid_engine.sh, verl's default loss.
+DUAL_CLIP = {"objective.name": "dual_clip", "objective.clip_dual": 3.0, "objective.clip_low": 0.2}
+RAGEN = DUAL_CLIP | {
+    "advantage.name": "gae", "advantage.gamma": 1.0, "advantage.lam": 1.0, "whiten_advantages": True,
+    "aggregation.name": "token_mean",
+}  # fmt: skip
 RELEASED = {
-    "ragen": {
-        "advantage": "gae", "critic.gamma": 1.0, "critic.lam": 1.0, "whiten_advantages": True, "objective": "dual_clip",
-        "clip_dual": 3.0, "clip_low": 0.2, "clip_high": 0.2, "kl.coefficient": 0.001, "kl.estimator": "k1",
-        "kl.where": "reward", "keep_groups_frac": 1.0, "aggregation": "token_mean", "drop_zero_signal": False,
+    "ragen": RAGEN | {
+        "objective.clip_high": 0.2, "kl.coefficient": 0.001, "kl.estimator": "k1", "kl.where": "reward",
+        "keep_groups_frac": 1.0,
     },
-    "starpo_s": {
-        "advantage": "gae", "critic.gamma": 1.0, "critic.lam": 1.0, "whiten_advantages": True, "objective": "dual_clip",
-        "clip_dual": 3.0, "clip_low": 0.2, "clip_high": 0.28, "kl.coefficient": 0.0, "keep_groups_frac": 0.25,
-        "aggregation": "token_mean", "drop_zero_signal": False,
-    },
+    "starpo_s": RAGEN | {"objective.clip_high": 0.28, "kl": None, "keep_groups_frac": 0.25},
     "mis": {
         "correction.name": "mask", "correction.level": "token", "correction.low": 0.5, "correction.high": 2.0,
         "correction.veto": 1e-4, "correction.normalise": True,
     },
     "reinforce_pp_baseline": {
-        "advantage": "group_mean", "whiten_advantages": True, "kl.coefficient": 1e-5, "kl.estimator": "k2",
-        "kl.where": "loss", "objective": "ppo_clip",
+        "advantage.name": "group_mean", "whiten_advantages": True, "kl.coefficient": 1e-5, "kl.estimator": "k2",
+        "kl.where": "loss", "objective.name": "ppo_clip",
     },
-    "grpo": {"objective": "dual_clip", "clip_dual": 3.0},
-    "flow_grpo": {"objective": "dual_clip", "clip_dual": 3.0, "clip_high": 0.3},
-    "memagent": {"objective": "dual_clip", "clip_dual": 3.0, "clip_high": 0.2},
+    "grpo": DUAL_CLIP,
+    "flow_grpo": DUAL_CLIP | {"objective.clip_high": 0.3},
+    "memagent": DUAL_CLIP | {"objective.clip_high": 0.2},
     "echo": {
-        "objective": "ppo_clip", "echo.coefficient": 0.05, "echo.max_tokens": 0, "echo.denominator": "full_observation",
-        "echo.targets": "env_only", "echo.schedule": "constant",
+        "objective.name": "ppo_clip", "echo.coefficient": 0.05, "echo.max_tokens": 0,
+        "echo.denominator.name": "full_observation", "echo.targets": "env_only", "echo.schedule": "constant",
     },
     "rloo": {"updates_per_step": 1, "epochs": 1},
     "pkpo": {"updates_per_step": 1, "epochs": 1},
@@ -93,35 +98,27 @@ def test_unknown_names_are_one_line():
         get_config("lapto+gspo")
 
 
-# The constants that a choice reads: a page that names the choice shows them, whatever their values are.
-CONSTANTS = {
-    ("objective", "ppo_clip"): ["clip_low", "clip_high"],
-    ("objective", "dual_clip"): ["clip_low", "clip_high", "clip_dual"],
-    ("objective", "gspo"): ["clip_low", "clip_high"],
-    ("objective", "cispo"): ["clip_low", "clip_high"],
-    ("objective", "sapo"): ["tau_positive", "tau_negative"],
-    ("advantage", "gae"): ["critic.gamma", "critic.lam"],
-    ("advantage", "gae_adaptive"): ["critic.gamma", "critic.adaptive_alpha", "critic.returns_lam"],
-    ("advantage", "vtrace"): ["critic.gamma", "critic.lam"],
-    ("advantage", "max_at_k"): ["best_of"],
-    ("advantage", "pass_at_k"): ["best_of"],
-    ("correction.name", "truncate"): ["correction.level", "correction.low", "correction.high"],
-    ("correction.name", "mask"): ["correction.level", "correction.low", "correction.high"],
-    ("correction.name", "opsm"): ["correction.opsm_delta"],
-}
+# What a page need not say: what is off, and what belongs to the run.
+NEUTRAL = {
+    "drop_zero_signal": False, "multi_trajectory": "full", "whiten_advantages": False, "keep_groups_frac": 1.0,
+    "refresh_every": 0, "veto": 0.0, "normalise": False, "tasks_per_round": 0,
+}  # fmt: skip
+OF_THE_RUN = ("critic", "constant")
 
 
 def settings(name: str) -> str:
-    """What the page shows of a preset: the choices of every algorithm, their constants, and what is not neutral."""
-    fields, neutral = PUBLISHED[name].fields, PUBLISHED["sapo"].fields | {"objective": "ppo_clip"}
-    shown = []
-    for field in ("advantage", "objective", "correction.name", "aggregation"):
-        if field != "correction.name" or fields[field] != "none":
-            shown += [field, *CONSTANTS.get((field, fields[field]), [])]
-    if fields["kl.coefficient"]:
-        shown += ["kl.coefficient", "kl.estimator", "kl.where"]
-    shown += [field for field in fields if fields[field] != neutral[field] and field not in shown]
-    return "\n".join(f"rl.{field} = {fields[field]!r}".replace("'", '"') for field in shown)
+    """What the page shows of a preset: its choices, their constants, and what else is not neutral."""
+    lines = []
+    for field, value in PUBLISHED[name].fields.items():
+        constants = dict(value) if isinstance(value, dict) else {}
+        if value is not None and NEUTRAL.get(field) != value and constants.keys() <= {"name"}:
+            lines.append((field, constants.get("name", value)))
+        elif "name" in constants:
+            lines.append((field, constants.pop("name")))
+        for constant, number in constants.items():
+            if constant not in ("name", *OF_THE_RUN) and NEUTRAL.get(constant) != number:
+                lines.append((f"{field}.{constant}", number["name"] if isinstance(number, dict) else number))
+    return "\n".join(f"rl.{field} = {value!r}".replace("'", '"') for field, value in lines)
 
 
 PAGE = (pathlib.Path(__file__).resolve().parents[2] / "docs/algorithms.md").read_text(encoding="utf-8")
@@ -136,6 +133,6 @@ def test_the_page_has_a_heading_for_each_with_its_settings(name):
 def test_the_page_names_every_choice_and_no_other_preset():
     published = PAGE.split("## Published combinations", 1)[1].split("\n## ", 1)[0]
     assert sorted(re.findall(r"^### `(\w+)`$", published, re.MULTILINE)) == sorted(PUBLISHED)
-    advantages = (*GROUP_ADVANTAGES, *BEST_OF_K, *TURN_ADVANTAGES, *TOKEN_ADVANTAGES)
-    for name in (*advantages, *OBJECTIVES, *corrections.NAMES, *KL_ESTIMATORS, *MODES, "squared", *TARGETS):
+    estimators = typing.get_args(kind(hints(config.KLConfig)["estimator"]).value)
+    for name in (*ADVANTAGES, *OBJECTIVES, *CORRECTIONS, *AGGREGATIONS, *VALUE_LOSSES, *estimators):
         assert f"`{name}`" in PAGE, name

@@ -6,7 +6,6 @@ import pytest
 from jaxagent.algorithms import (
     advantages,
     aggregate,
-    best_of_k,
     corrections,
     distill,
     echo,
@@ -20,6 +19,8 @@ from jaxagent.algorithms import (
     value_bins,
     value_loss,
 )
+from tests.algorithms.entries import BEST_OF_K
+from tests.algorithms.entries import GROUP as GROUP_ENTRIES
 from tests.wrong_arrays import B, F, I, array, refuses
 
 T, FLAGS, IDS = array(F, 3), array(B, 3), array(I, 3)
@@ -35,8 +36,8 @@ CASES = [
     (turn_gae.bilevel_gae, (T, T, FLAGS, IDS, 0.9, 0.8, 0.7)),
     (turn_gae.vtrace, (T, T, FLAGS, T, 0.9, 0.8)),
     (advantages.check_groups, GROUP),
-    *((function, GROUP) for function in advantages.GROUP_ADVANTAGES.values()),
-    *((function, (*GROUP, 2)) for function in best_of_k.BEST_OF_K.values()),
+    *((entry, GROUP) for entry in GROUP_ENTRIES.values()),
+    *((entry(k=2), GROUP) for entry in BEST_OF_K.values()),
     (advantages.zero_signal, GROUP),
     (advantages.whiten, GROUP),
     (process.turn_mean_std, (array(F, 2, 2, 3), array(B, 2, 2, 3))),
@@ -72,13 +73,13 @@ def test_counts_and_episodes_are_of_the_same_sequences():
     counts = np.ones(3)
     for wrong in (np.ones((3, 1)), np.float64(1.0)):
         with pytest.raises(AssertionError):
-            aggregate.sequence_scales(wrong, "token_mean", 1.0)
+            aggregate.TokenMean()(wrong)
     with pytest.raises(AssertionError):
-        aggregate.sequence_scales(counts, "rollout_mean", 1.0, np.ones(1, np.int32))
+        aggregate.RolloutMean()(counts, np.ones(1, np.int32))
 
 
-def test_world_scales_are_of_as_many_sequences_as_were_counted():
+def test_denominators_are_of_as_many_sequences_as_were_counted():
     with pytest.raises(AssertionError):
-        echo.world_scales([1, 2, 3], [4], "full_observation", 1.0)
+        echo.FullObservation()(np.ones(3), np.ones(1))
     with pytest.raises(AssertionError):
         echo.target_mask(np.zeros((1, 3), np.uint8), "env_only", 0)

@@ -1,6 +1,5 @@
 """Advantages over turns, of two levels, with adaptive lambda, and V-trace: by hand, and by loops in float64."""
 
-import dataclasses
 import functools
 import math
 
@@ -13,13 +12,12 @@ from absl.testing import parameterized
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.search_r1 import get_config
-from jaxagent import config
-from jaxagent.algorithms import compose, needs
+from jaxagent.algorithms import compose
+from jaxagent.algorithms.estimators import AdaptiveGAE, TokenPath
 from jaxagent.algorithms.gae import gae
 from jaxagent.algorithms.streams import ModelScores
-from jaxagent.algorithms.token_advantages import TOKEN_ADVANTAGES, TokenPath
 from jaxagent.algorithms.turn_gae import turn_vtrace, vtrace
+from tests.algorithms.entries import TOKEN
 
 # Two turns, of two and one actions, an observation between: nan is never read.
 NAN = np.nan
@@ -28,9 +26,17 @@ TURNS = np.array([0, 0, 0, 0, 1, 1], np.int32)
 REWARDS = np.array([NAN, 0, 0.5, NAN, 1, NAN], np.float32)
 VALUES = np.array([NAN, 0.2, 0.4, NAN, 0.6, NAN], np.float32)
 RHO = np.log(np.array([NAN, 0.5, 2.0, NAN, 0.25, NAN], np.float32))
-CRITIC = dataclasses.replace(
-    config.parse(get_config()).rl.critic, gamma=0.5, lam=0.5, turn_gamma=0.9, adaptive_alpha=0.5, returns_lam=1.0
-)
+GAMMA, LAM, TURN_GAMMA, ALPHA, RETURNS_LAM = 0.5, 0.5, 0.9, 0.5, 1.0
+CONSTANTS = {
+    "gae": dict(gamma=GAMMA, lam=LAM),
+    "gae_turns": dict(gamma=TURN_GAMMA, lam=LAM),
+    "gae_bilevel": dict(gamma=GAMMA, lam=LAM, turn_gamma=TURN_GAMMA),
+    "gae_adaptive": dict(gamma=GAMMA, alpha=ALPHA, returns_lam=RETURNS_LAM),
+    "vtrace": dict(gamma=GAMMA, lam=LAM),
+    "vtrace_turns": dict(gamma=TURN_GAMMA, lam=LAM),
+    "return": dict(gamma=GAMMA),
+}
+ENTRIES = {name: TOKEN[name](**constants) for name, constants in CONSTANTS.items()}
 
 
 class ByHand(chex.TestCase, parameterized.TestCase):
@@ -55,7 +61,7 @@ class ByHand(chex.TestCase, parameterized.TestCase):
     def test_estimate(self, advantages, returns, learnt):
         name = self._testMethodName.removeprefix("test_estimate_").split("__")[0]
         path = TokenPath(*map(jnp.asarray, (REWARDS, VALUES, MASK, TURNS, RHO)))
-        got = self.variant(lambda path: TOKEN_ADVANTAGES[name](path, CRITIC))(path)
+        got = self.variant(lambda path: ENTRIES[name](path))(path)
         for found, expected in zip(got, (advantages, returns, learnt), strict=True):
             np.testing.assert_allclose(found[MASK], expected, rtol=1e-5, atol=1e-7)
             assert not np.any(np.asarray(found)[~MASK])
@@ -67,12 +73,12 @@ T = 12
 
 @functools.partial(jax.jit, static_argnames="name")
 def run(path, name):
-    return TOKEN_ADVANTAGES[name](path, CRITIC)
+    return ENTRIES[name](path)
 
 
 def by_loops(name, r, v, turns, rho):
     """Advantages and returns of action tokens alone, straight from the equations, in float64. Lists of one length."""
-    n, g, lam, turn_g = len(r), CRITIC.gamma, CRITIC.lam, CRITIC.turn_gamma
+    n, g, lam, turn_g = len(r), GAMMA, LAM, TURN_GAMMA
     if n == 0:
         return [], []
     v_next = [*v[1:], 0.0]
@@ -84,8 +90,8 @@ def by_loops(name, r, v, turns, rho):
 
     if name in ("gae", "gae_adaptive"):
         deltas = [r[t] + g * v_next[t] - v[t] for t in range(n)]
-        own = lam if name == "gae" else max(1 - 1 / (CRITIC.adaptive_alpha * n), 0)
-        other = own if name == "gae" else CRITIC.returns_lam
+        own = lam if name == "gae" else max(1 - 1 / (ALPHA * n), 0)
+        other = own if name == "gae" else RETURNS_LAM
         return sums(deltas, g * own), [a + x for a, x in zip(sums(deltas, g * other), v, strict=True)]
     if name == "gae_turns":
         totals = [sum(r[i : j + 1]) for i, j in zip(first, last, strict=True)]
@@ -144,11 +150,10 @@ def test_equals_loops_over_action_tokens_alone(seed, name, keep):
 
 def test_adaptive_lambda_is_0_where_its_formula_is_negative():
     """alpha 0.05, as published, and three tokens: 1 - 1 / 0.15 < 0. With lambda 0 an advantage is its own delta."""
-    critic = dataclasses.replace(CRITIC, gamma=1.0, adaptive_alpha=0.05)
     path = TokenPath(
         np.float32([0, 0, 1]), np.float32([0.5, 0.25, 0.5]), np.ones(3, bool), np.zeros(3, np.int32), np.zeros(3)
     )
-    got = jax.jit(lambda path: TOKEN_ADVANTAGES["gae_adaptive"](path, critic))(path)
+    got = jax.jit(AdaptiveGAE())(path)
     np.testing.assert_allclose(got.advantages, [-0.25, 0.25, 0.5])
     np.testing.assert_allclose(got.returns, [1, 1, 1])
 
@@ -158,7 +163,7 @@ def test_vtrace_on_policy_is_gae():
     rewards, values = rng.normal(size=(2, T)).astype(np.float32)
     ones = np.ones(T, bool)
     got = run(TokenPath(rewards, values, ones, np.zeros(T, np.int32), np.zeros(T, np.float32)), name="vtrace")
-    expected = gae(jnp.asarray(rewards), jnp.asarray(values), jnp.asarray(ones), CRITIC.gamma, CRITIC.lam)
+    expected = gae(jnp.asarray(rewards), jnp.asarray(values), jnp.asarray(ones), GAMMA, LAM)
     np.testing.assert_allclose(got.advantages, expected[0], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(got.returns, expected[1], rtol=1e-5, atol=1e-6)
 
@@ -176,13 +181,11 @@ def test_vtrace_over_turns_of_one_token_is_vtrace():
 def test_vtrace_reads_the_learners_log_probs_and_turns_train_the_critic_at_first_tokens(rl, make_group):
     group = make_group(("paa", 1.0))  # behaviour log-prob -1
     values, old = [np.zeros(3, np.float32)], [np.array([0, -1, -2], np.float32)]
-    critic = dict(gamma=1.0, lam=1.0, turn_gamma=1.0, value_coefficient=1.0)
-    config = rl(advantage="vtrace", critic=critic)
-    assert needs.needs_old(config) and needs.needs_critic(config)
+    config = rl(advantage="vtrace")
     (s,), _ = compose.streams([group], config, 0.0, ModelScores(values=values, old=old))
     np.testing.assert_allclose(s.advantages, [0, np.exp(-1), np.exp(-1)], rtol=1e-6)
     np.testing.assert_array_equal(s.old_logprobs, old[0])
-    (s,), _ = compose.streams([group], rl(advantage="gae_turns", critic=critic), 0.0, ModelScores(values=values))
+    (s,), _ = compose.streams([group], rl(advantage="gae_turns"), 0.0, ModelScores(values=values))
     np.testing.assert_array_equal(s.value_weights, [0, 1, 0])
     np.testing.assert_array_equal(s.advantages, [0, 1, 1])
 

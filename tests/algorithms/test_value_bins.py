@@ -12,7 +12,6 @@ from absl.testing import parameterized
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxagent.algorithms import checks
 from jaxagent.algorithms.value_bins import TARGETS, Bins, categorical_value_loss, expectation, hl_gauss, two_hot
 from jaxagent.config import ConfigError
 
@@ -93,8 +92,11 @@ def test_absurd_returns_and_logits_stay_finite():
     assert np.all(np.isfinite(gradient(logits, jnp.array([1e30, -1e30]))))
 
 
-def test_check(rl):
-    checks.check(rl(critic=dict(loss="hl_gauss", bins=2, low=0.0, high=1.0, sigma=0.5)))
-    for changes in (dict(bins=1), dict(low=1.0, high=1.0), dict(sigma=0.0)):
-        with pytest.raises(ConfigError, match=r"rl\.critic\.loss 'hl_gauss' needs"):
-            checks.check(rl(critic=dict(loss="hl_gauss") | changes))
+def test_bins_of_no_width_are_refused_by_name(rl):
+    def with_loss(**loss):
+        return rl(advantage=dict(name="gae", critic=dict(loss=loss)))
+
+    assert with_loss(name="hl_gauss", bins=2, low=0.0, high=1.0).critic.loss.heads == 2
+    for name in ("hl_gauss", "two_hot"):
+        with pytest.raises(ConfigError, match=r"rl.advantage.critic.loss: low \(1\) must be less than high"):
+            with_loss(name=name, low=1.0, high=1.0)

@@ -7,12 +7,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from jaxagent.config import ConfigError, CurriculumConfig
+from jaxagent.config import ConfigError
 from jaxagent.data import files, sources
-from jaxagent.data.curriculum import Curriculum, draw, weights
+from jaxagent.data.curriculum import CURRICULA, Curriculum, Learnability, Target, draw, weights
 from jaxagent.types import Episode, Group, StopReason
 
-BASE = CurriculumConfig("target", 0.5, 0.5, 0.0, 1.0, 0.5, 0.5, 2.0)
+BASE = Target(explore=0.0, decay=0.5)
 
 
 class MemoryRows(files.Rows):
@@ -48,14 +48,14 @@ def group(task, rewards, failed=0):
 )
 def test_chances_by_hand(name, raw):
     success = np.array([0.0, 0.25, 0.5, 0.75])
-    cfg = dataclasses.replace(BASE, name=name)
+    cfg = CURRICULA[name](explore=0.0)
     np.testing.assert_allclose(weights(success, cfg), np.array(raw) / sum(raw), rtol=1e-12)
     mixed = weights(success, dataclasses.replace(cfg, explore=0.2))
     np.testing.assert_allclose(mixed, 0.8 * np.array(raw) / sum(raw) + 0.05, rtol=1e-12)
 
 
 def test_nothing_to_prefer_is_an_even_draw():
-    cfg = dataclasses.replace(BASE, name="learnability")
+    cfg = Learnability(explore=0.0)
     np.testing.assert_array_equal(weights(np.array([0.0, 1.0, 1.0]), cfg), np.full(3, 1 / 3))
 
 

@@ -38,7 +38,7 @@ _COMMON = (
 _SEARCH = (
     f"{_COMMON} --config.warm_start.max_steps=80 --config.warm_start.curriculum_steps=20 "
     "--config.warm_start.gate_every=40 --config.warm_start.batch_sequences=8 --config.env.reward=em_format "
-    "--config.env.turn_tokens=12 --config.rl.critic.warmup_updates=1"
+    "--config.env.turn_tokens=12"
 )
 _TERMINAL = (
     f"{tiny_run.TERMINAL_FLAGS} {_COMMON} --config.env.sandbox.unsafe=true --config.warm_start.max_steps=60 "
@@ -62,10 +62,14 @@ class Recipe:
 
 RECIPES = {
     "search_grpo": Recipe("search_r1", "laptop", f"{_SEARCH} --config.rl.kl.coefficient=0.01"),
-    "search_ppo": Recipe("search_r1", "laptop-ppo", _SEARCH, after="search_grpo"),
+    "search_ppo": Recipe(
+        "search_r1", "laptop-ppo", f"{_SEARCH} --config.rl.advantage.critic.warmup_updates=1", after="search_grpo"
+    ),
     "search_echo": Recipe("search_r1", "laptop-echo", _SEARCH, after="search_grpo"),
     "terminal": Recipe("echo", "laptop", _TERMINAL),
-    "python": Recipe("code_agent", "laptop", f"{_PYTHON} --config.rl.echo.coefficient=0.05"),
+    "python": Recipe(
+        "code_agent", "laptop", f"{_PYTHON} --config.rl.echo.coefficient=0.05 --config.rl.echo.max_tokens=32"
+    ),
 }
 
 

@@ -38,9 +38,9 @@ def test_grid_is_the_product_with_seeds_innermost(tmp_path):
 def test_presets_are_an_axis_and_equal_leaves_stay_apart(tmp_path):
     runs = grid.runs(CONFIG, ["preset=laptop,laptop-ppo"], [0], tmp_path)
     assert [run.command[3] for run in runs] == [f"--config={CONFIG}:laptop", f"--config={CONFIG}:laptop-ppo"]
-    fields = ["rl.optimizer.learning_rate=1e-3", "rl.critic.optimizer.learning_rate=1e-2"]
-    (run,) = grid.runs(CONFIG, fields, [0], tmp_path)
-    assert run.name == "rl.optimizer.learning_rate=1e-3, rl.critic.optimizer.learning_rate=1e-2"
+    fields = ["rl.optimizer.learning_rate=1e-3", "rl.advantage.critic.optimizer.learning_rate=1e-2"]
+    (run,) = grid.runs(f"{CONFIG}:laptop-ppo", fields, [0], tmp_path)
+    assert run.name == "rl.optimizer.learning_rate=1e-3, rl.advantage.critic.optimizer.learning_rate=1e-2"
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,12 @@ def test_a_mistake_ends_the_sweep_before_its_first_run(tmp_path, capsys, axis):
 
 
 def test_fixed_overrides_are_in_every_run_and_in_no_name(tmp_path, fake_runs):
-    args = [f"--config={CONFIG}", "--grid=rl.clip_high=0.2,0.3", f"--workdir={tmp_path}", "--config.rl.steps=2"]
+    args = [
+        f"--config={CONFIG}",
+        "--grid=rl.objective.clip_high=0.2,0.3",
+        f"--workdir={tmp_path}",
+        "--config.rl.steps=2",
+    ]
     assert sweep.main(args) == 0
     assert all("--config.rl.steps=2" in command for command in fake_runs) and len(fake_runs) == 2
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [

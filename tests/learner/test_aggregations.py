@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 
 from jaxagent.algorithms import compose
+from jaxagent.algorithms.aggregate import AGGREGATIONS
+from jaxagent.algorithms.estimators import GroupMeanStd
+from jaxagent.algorithms.objectives import PPOClip
 from jaxagent.algorithms.streams import Streams, sampled_trajectories
-from jaxagent.config import CorrectionConfig, EchoConfig, KLConfig, PositiveNLLConfig
 from jaxagent.learner import loss as losses
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.forward import policy_forward
-from jaxagent.learner.loss import Objective
 from jaxagent.learner.update import shard
 from jaxagent.types import Episode, Group, StopReason, Task, TokenKind, Trajectory
 
-AGGREGATIONS = ("token_mean", "sequence_mean", "rollout_mean", "constant")
 RULES = ("full", "divide", "statistics")
 CONSTANT, VOCAB = 7.0, 61
 # Trajectories of each attempt and its reward, group by group; lengths are drawn.
@@ -130,15 +130,11 @@ def plain(spec, make_mesh, make_params, make_packer, groups):
 def sharded(spec, make_mesh, make_params):
     """A function: micro-batches -> summed loss and gradient on eight devices; compiled once."""
     mesh, forward = make_mesh(2, 2, 2), policy_forward(spec)
-    objective = Objective(
-        temperature=1.0, policy="ppo_clip", clip_low=0.2, clip_high=0.28, clip_dual=3.0, kl_estimator="k3",
-        opsm_delta=None, value_clip=0.5, tau_positive=1.0, tau_negative=1.05, value_loss="squared",
-        value_bins=None,
-    )  # fmt: skip
+    objective = PPOClip(clip_low=0.2, clip_high=0.28)
 
     @jax.jit
     def program(params, batch):
-        loss = lambda params: losses.policy_loss(*forward(params, batch, 1.0), batch, objective)[0]  # noqa: E731
+        loss = lambda params: losses.policy_loss(*forward(params, batch, 1.0), batch, objective=objective)[0]  # noqa: E731
         return jax.value_and_grad(loss)(params)
 
     params = make_params(mesh)
@@ -155,13 +151,12 @@ def sharded(spec, make_mesh, make_params):
 @pytest.mark.parametrize("aggregation, rule", list(itertools.product(AGGREGATIONS, RULES)))
 def test_equals_the_definition(cfg, groups, plain, sharded, make_packer, aggregation, rule):
     rl = dataclasses.replace(
-        cfg.rl, advantage="group_mean_std", multi_trajectory=rule, aggregation=aggregation, updates_per_step=1,
-        epochs=1, aggregation_constant=CONSTANT, drop_zero_signal=False, whiten_advantages=False,
-        entropy_coefficient=0.0, z_coefficient=0.0, kl=KLConfig(0.0, "k3", "loss", 0),
-        positive_nll=PositiveNLLConfig(0.0, 1.0),
-        correction=CorrectionConfig("none", "token", 0.0, 2.0, 0.0, False, 1e-4),
-        echo=EchoConfig(0.0, "constant", "env_only", "full_observation", 0),
-    )  # fmt: skip
+        cfg.rl,
+        advantage=GroupMeanStd(multi_trajectory=rule),
+        aggregation=AGGREGATIONS[aggregation](*[CONSTANT] * (aggregation == "constant")),
+        updates_per_step=1,
+        epochs=1,
+    )
     (update,) = compose.mini_batches(compose.streams(groups, rl, 0.0)[0], rl, (0, 0))
     batches = make_packer(micro_rows=4, longest_targets=20, row_shards=4).pack(update)
     assert len(batches) > 1 and max(b.segments.max() for b in batches) > 1  # micro-batched, and packed

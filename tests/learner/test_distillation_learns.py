@@ -14,11 +14,13 @@ import pytest
 
 from jaxagent.algorithms import checks, compose
 from jaxagent.algorithms.distill import Scores
+from jaxagent.algorithms.estimators import NoReward
+from jaxagent.algorithms.objectives import OBJECTIVES
 from jaxagent.algorithms.streams import ModelScores, sampled_trajectories
-from jaxagent.config import CorrectionConfig, KLConfig
+from jaxagent.algorithms.teachers import Folder
+from jaxagent.config import DistillConfig
 from jaxagent.learner import loss as losses
 from jaxagent.learner.batch import Batch
-from jaxagent.learner.loss import Objective
 from jaxagent.types import Episode, Group, StopReason, Task, TokenKind, Trajectory
 
 VOCAB, ACTIONS, ATTEMPTS, STEPS = 6, 7, 64, 25
@@ -68,10 +70,8 @@ def test_the_exact_reverse_kl_falls(cfg, objective, whiten):
     rng = np.random.default_rng(0)
     table, teacher = rng.normal(0, 1, (VOCAB, VOCAB)), log_softmax(rng.normal(0, 1.5, (VOCAB, VOCAB)))
     rl = dataclasses.replace(
-        cfg.rl, advantage="no_reward", objective=objective, whiten_advantages=whiten, updates_per_step=1,
-        drop_zero_signal=False, aggregation="token_mean", entropy_coefficient=0.0, z_coefficient=0.0,
-        distill=dataclasses.replace(cfg.rl.distill, coefficient=1.0, teacher="t", loss="sampled"),
-        kl=KLConfig(0.0, "k3", "loss", 0), correction=CorrectionConfig("none", "token", 0.0, 2.0, 0.0, False, 1e-4),
+        cfg.rl, advantage=NoReward(), objective=OBJECTIVES[objective](), whiten_advantages=whiten, updates_per_step=1,
+        distill=DistillConfig(Folder("t")),
     )  # fmt: skip
     checks.check(rl)
 
@@ -79,7 +79,7 @@ def test_the_exact_reverse_kl_falls(cfg, objective, whiten):
     def gradient(table, before, batch):
         def loss(table):
             logprobs = jax.nn.log_softmax(table)[before, batch.targets]
-            return losses.policy_loss(logprobs, jnp.zeros_like(logprobs), batch, Objective.of(rl))[0]
+            return losses.policy_loss_of(rl)(logprobs, jnp.zeros_like(logprobs), batch, None)[0]
 
         return jax.grad(loss)(table)
 

@@ -7,14 +7,13 @@ import numpy as np
 import optax
 import pytest
 
-from jaxagent.config import LoraConfig
+from jaxagent.config import KLConfig, LoraConfig
 from jaxagent.learner import checkpoint, programs
-from jaxagent.learner import loss as losses
 from jaxagent.learner.forward import policy_forward
 from jaxagent.learner.state import Frozen, init_state
 from jaxagent.learner.update import make_update, shard
 from jaxagent.models import exact, lora, params, sharding
-from tests.learner.test_update import OBJECTIVE
+from tests.learner.test_update import LOSS
 from tests.models import tiny
 
 CONFIG = LoraConfig(rank=2, alpha=4.0, rank_stabilised=False, targets="q_proj,o_proj,down_proj")
@@ -32,7 +31,7 @@ def build(cfg, spec, mesh, base):
     adapters, merge = programs.adapters(cfg, spec, mesh), programs.merger(cfg)
     with jax.set_mesh(mesh):
         state = init_state(adapters, optimizer).replace(frozen=Frozen(base, None))
-    update = make_update(policy_forward(spec, None, CONFIG), OBJECTIVE, optimizer, mesh, merge=merge)
+    update = make_update(policy_forward(spec, None, CONFIG), optimizer, mesh, LOSS, merge=merge)
     return update.merged(state), update
 
 
@@ -67,7 +66,7 @@ def test_two_updates_on_one_device_and_on_eight(lora_cfg, spec, make_params, mak
             forward = policy_forward(spec)
 
             def total(weights, on_mesh=on_mesh, forward=forward):
-                return sum(losses.policy_loss(*forward(weights, b, 1.0), b, OBJECTIVE)[0] for b in on_mesh)
+                return sum(LOSS(*forward(weights, b, 1.0), b)[0] for b in on_mesh)
 
             with jax.set_mesh(mesh):
                 full = jax.jit(jax.grad(total))(base).layers
@@ -124,7 +123,7 @@ def test_the_base_is_in_no_optimiser_and_no_checkpoint(lora_cfg, spec, make_para
 
 def test_the_reference_is_the_base_itself(lora_cfg):
     rl = lora_cfg.rl
-    kl = dataclasses.replace(rl.kl, coefficient=0.1)
+    kl = KLConfig(0.1)
     cfg = dataclasses.replace(lora_cfg, rl=dataclasses.replace(rl, kl=kl))
     assert not programs.keeps_reference(lora_cfg) and not programs.keeps_reference(cfg)
     follows = dataclasses.replace(cfg, rl=dataclasses.replace(rl, kl=dataclasses.replace(kl, refresh_every=2)))

@@ -1,6 +1,7 @@
 """The blind learner's sum: a float64 NumPy reference, mask equals drop, finite gradients, exact metrics."""
 
 import dataclasses
+import functools
 
 import chex
 import jax
@@ -12,26 +13,15 @@ from hypothesis import strategies as st
 
 from configs.search_r1 import get_config
 from jaxagent import config
-from jaxagent.algorithms.value_bins import Bins
+from jaxagent.algorithms.corrections import OPSM, Truncate
+from jaxagent.algorithms.objectives import PPOClip, SoftGate
+from jaxagent.algorithms.value_losses import Squared, TwoHot
 from jaxagent.learner import loss as losses
 from jaxagent.learner.batch import Batch
-from jaxagent.learner.loss import Objective
 from jaxagent.learner.metrics import policy_metrics, value_metrics
 
-OBJECTIVE = Objective(
-    temperature=1.0,
-    policy="ppo_clip",
-    clip_low=0.2,
-    clip_high=0.28,
-    clip_dual=3.0,
-    kl_estimator="k3",
-    opsm_delta=None,
-    value_clip=0.5,
-    tau_positive=1.0,
-    tau_negative=1.05,
-    value_loss="squared",
-    value_bins=None,
-)
+CLIPPED = PPOClip(clip_low=0.2, clip_high=0.28)
+LOSS = functools.partial(losses.policy_loss, objective=CLIPPED)
 WEIGHTS = (
     "policy_weights", "kl_weights", "entropy_weights", "z_weights", "ce_weights", "nll_weights", "distill_weights",
     "value_weights",
@@ -78,7 +68,7 @@ def reference_loss(logprobs, entropy, batch: Batch) -> float:
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.3, 1.0]))
 def test_equals_the_sum_written_out(seed, keep):
     batch, logprobs, entropy = random_batch(np.random.default_rng(seed), 3, 5, keep)
-    got, _ = losses.policy_loss(jnp.asarray(logprobs), jnp.asarray(entropy), batch, OBJECTIVE)
+    got, _ = LOSS(jnp.asarray(logprobs), jnp.asarray(entropy), batch)
     np.testing.assert_allclose(got, reference_loss(logprobs, entropy, batch), rtol=1e-5, atol=1e-5)
 
 
@@ -86,8 +76,8 @@ def test_z_loss_is_the_weighted_square_of_log_z_and_reads_it_nowhere_else():
     batch, logprobs, entropy = random_batch(np.random.default_rng(7), 2, 5, 0.5)
     live = batch.z_weights != 0
     log_z = np.where(live, 3.0, np.nan).astype(np.float32)
-    total = lambda z: losses.policy_loss(  # noqa: E731
-        jnp.asarray(logprobs), entropy, batch, OBJECTIVE, losses.Extras(log_z=z)
+    total = lambda z: LOSS(  # noqa: E731
+        jnp.asarray(logprobs), entropy, batch, losses.Extras(log_z=z)
     )
     (loss, tally), grad = jax.value_and_grad(total, has_aux=True)(jnp.asarray(log_z))
     expected = 9.0 * batch.z_weights.sum()
@@ -101,7 +91,7 @@ def test_the_divergence_to_a_teacher_is_told_from_log_z_by_its_name():
     batch = batch.replace(z_weights=np.zeros_like(batch.z_weights))
     far = np.where(batch.distill_weights != 0, 2.0, np.nan).astype(np.float32)
     extras = losses.Extras(log_z=jnp.full((2, 5), 50.0), divergence=jnp.asarray(far))
-    loss, tally = losses.policy_loss(jnp.asarray(logprobs), jnp.asarray(entropy), batch, OBJECTIVE, extras)
+    loss, tally = LOSS(jnp.asarray(logprobs), jnp.asarray(entropy), batch, extras)
     expected = 2.0 * batch.distill_weights.sum()
     np.testing.assert_allclose(loss, reference_loss(logprobs, entropy, batch) + expected, rtol=1e-5)
     metrics = policy_metrics(jax.device_get(tally))
@@ -111,11 +101,10 @@ def test_the_divergence_to_a_teacher_is_told_from_log_z_by_its_name():
 def test_a_critic_in_bins_has_cross_entropy_and_the_metrics_of_its_mean():
     batch, _, _ = random_batch(np.random.default_rng(8), 2, 6, 0.5)
     live = batch.value_weights > 0
-    bins = Bins(low=-3.0, high=3.0, bins=6, sigma=0.75)
-    objective = dataclasses.replace(OBJECTIVE, value_loss="two_hot", value_bins=bins)
+    two_hot = TwoHot(bins=6, low=-3.0, high=3.0)
     logits = np.random.default_rng(9).normal(size=(2, 6, 6)).astype(np.float32)
     poisoned = np.where(live[..., None], logits, np.nan)
-    (loss, tally), grad = jax.value_and_grad(lambda x: losses.value_loss(x, batch, objective), has_aux=True)(poisoned)
+    (loss, tally), grad = jax.value_and_grad(lambda x: losses.value_loss(x, batch, two_hot), has_aux=True)(poisoned)
     assert np.all(np.isfinite(grad)) and not np.any(np.asarray(grad)[~live])
     p = np.exp(logits.astype(np.float64)) / np.exp(logits.astype(np.float64)).sum(-1, keepdims=True)
     centres, total = np.arange(-2.5, 3.0), 0.0
@@ -136,9 +125,7 @@ class Variants(chex.TestCase):
         silent = np.all([getattr(batch, name) == 0 for name in WEIGHTS[:6]], axis=0)
         assert silent.any()
         value_and_grad = self.variant(
-            lambda lp, h: jax.value_and_grad(lambda lp, h: losses.policy_loss(lp, h, batch, OBJECTIVE)[0], (0, 1))(
-                lp, h
-            )
+            lambda lp, h: jax.value_and_grad(lambda lp, h: LOSS(lp, h, batch)[0], (0, 1))(lp, h)
         )
         clean, clean_grads = value_and_grad(logprobs, entropy)
         for poison in (np.nan, -np.inf, 1e30):
@@ -153,7 +140,7 @@ class Variants(chex.TestCase):
         batch, _, _ = random_batch(np.random.default_rng(2), 2, 6, 0.5)
         live = batch.value_weights > 0
         values = np.where(live, 0.3, np.nan).astype(np.float32)
-        loss, tally = self.variant(lambda v: losses.value_loss(v, batch, OBJECTIVE))(values)
+        loss, tally = self.variant(lambda v: losses.value_loss(v, batch, Squared(0.5)))(values)
         near = batch.old_values + np.clip(0.3 - batch.old_values, -0.5, 0.5)
         per_token = 0.5 * np.maximum((0.3 - batch.returns) ** 2, (near - batch.returns) ** 2)
         np.testing.assert_allclose(loss, np.sum((batch.value_weights * per_token)[live]), rtol=1e-5)
@@ -171,7 +158,7 @@ class Variants(chex.TestCase):
 def test_metrics_are_exact_over_tokens_and_add_up_over_micro_batches():
     rng = np.random.default_rng(3)
     parts = [random_batch(rng, 2, 5, 0.5) for _ in range(3)]
-    tallies = [losses.policy_loss(jnp.asarray(lp), jnp.asarray(h), b, OBJECTIVE)[1] for b, lp, h in parts]
+    tallies = [LOSS(jnp.asarray(lp), jnp.asarray(h), b)[1] for b, lp, h in parts]
     metrics = policy_metrics(jax.device_get(tallies[0].add(tallies[1]).add(tallies[2])))
     join = lambda get: np.concatenate([get(*part).ravel() for part in parts])  # noqa: E731
     policy = join(lambda b, lp, h: b.policy_weights) > 0
@@ -203,7 +190,7 @@ def test_the_divergence_from_the_sampler_is_that_of_its_samples():
     batch, _, entropy = random_batch(np.random.default_rng(4), 2, 8, 1.0)
     batch = batch.replace(behaviour_logprobs=np.full((2, 8), np.log(0.5), np.float32))
     logprobs = jnp.log(jnp.tile(jnp.array([0.9, 0.1]), (2, 4)))
-    _, tally = losses.policy_loss(logprobs, jnp.asarray(entropy), batch, OBJECTIVE)
+    _, tally = LOSS(logprobs, jnp.asarray(entropy), batch)
     assert policy_metrics(tally)["policy/kl_behaviour"] == pytest.approx(0.5 * np.log(0.25 / 0.09), rel=1e-5)
 
 
@@ -211,7 +198,7 @@ def test_the_divergence_from_the_sampler_is_that_of_its_samples():
 def test_ratio_p99_is_the_quantile_to_a_bin(spread):
     batch, _, entropy = random_batch(np.random.default_rng(4), 20, 50, 1.0)
     gap = np.random.default_rng(5).normal(0, spread, (20, 50)).astype(np.float32)
-    _, tally = losses.policy_loss(jnp.asarray(batch.behaviour_logprobs + gap), jnp.asarray(entropy), batch, OBJECTIVE)
+    _, tally = LOSS(jnp.asarray(batch.behaviour_logprobs + gap), jnp.asarray(entropy), batch)
     exact = np.exp(np.quantile(gap, 0.99))
     got = policy_metrics(jax.device_get(tally))["policy/ratio_p99"]
     assert exact * 0.999 <= got <= exact * 1.05
@@ -225,36 +212,24 @@ def test_off_policy_sequence_masking_takes_out_bad_sequences_and_their_gradient(
         advantages=np.array([[-1, -1, -1, -1]], np.float32),
         kl_weights=zero, ce_weights=zero, nll_weights=zero, entropy_weights=zero,
     )  # fmt: skip
-    objective = dataclasses.replace(OBJECTIVE, opsm_delta=0.05)
     logprobs = jnp.asarray(batch.old_logprobs + np.array([[-0.3, 0.1, 0.1, 0.0]], np.float32))  # drifts 0.1 and -0.05
-    loss = jax.jit(lambda lp: losses.policy_loss(lp, entropy, batch, objective)[0])
+    loss = jax.jit(lambda lp: LOSS(lp, entropy, batch, opsm=OPSM(0.05))[0])
     masked = batch.replace(policy_weights=batch.policy_weights * np.array([[0, 0, 1, 1]], np.float32))
-    expected = jax.jit(lambda lp: losses.policy_loss(lp, entropy, masked, OBJECTIVE)[0])
+    expected = jax.jit(lambda lp: LOSS(lp, entropy, masked)[0])
     np.testing.assert_allclose(loss(logprobs), expected(logprobs), rtol=1e-6)
     grad = jax.grad(loss)(logprobs)
     assert not np.any(grad[0, :2]) and np.all(np.asarray(grad[0, 2:]) != 0)
     # A sequence's mean is over its policy tokens: without its second one the first sequence drifts by 0.3.
     one = batch.replace(policy_weights=batch.policy_weights * np.array([[1, 0, 1, 1]], np.float32))
-    masked, whole = (
-        losses.policy_loss(logprobs, entropy, one, dataclasses.replace(objective, opsm_delta=delta))[0]
-        for delta in (0.2, 0.4)
-    )
+    masked, whole = (LOSS(logprobs, entropy, one, opsm=OPSM(delta))[0] for delta in (0.2, 0.4))
     np.testing.assert_allclose(whole - masked, 0.8 * batch.policy_weights[0, 0], rtol=1e-4)  # exp(-0.3), clipped
 
 
-def test_the_objective_is_read_from_the_config_field_by_field():
+def test_the_loss_has_the_choices_of_the_stage():
     base = config.parse(get_config()).rl
-    changed = dataclasses.replace(
-        base, objective="sapo", clip_low=0.1, clip_high=0.3, clip_dual=4.0, tau_positive=1.5, tau_negative=2.5,
-        kl=dataclasses.replace(base.kl, estimator="k2"),
-        correction=dataclasses.replace(base.correction, name="opsm", opsm_delta=0.5),
-        sampling=dataclasses.replace(base.sampling, temperature=0.7),
-        critic=dataclasses.replace(base.critic, value_clip=0.25, loss="two_hot", bins=3, low=0.0, high=2.0, sigma=0.5),
-    )  # fmt: skip
-    assert Objective.of(changed) == Objective(
-        temperature=0.7, policy="sapo", clip_low=0.1, clip_high=0.3, clip_dual=4.0, kl_estimator="k2", opsm_delta=0.5,
-        value_clip=0.25, tau_positive=1.5, tau_negative=2.5, value_loss="two_hot", value_bins=Bins(0.0, 2.0, 3, 0.5),
-    )  # fmt: skip
-    greedy = dataclasses.replace(base, sampling=dataclasses.replace(base.sampling, temperature=0.0))
-    plain = Objective.of(dataclasses.replace(greedy, correction=dataclasses.replace(base.correction, name="truncate")))
-    assert (plain.temperature, plain.opsm_delta, plain.value_bins) == (1.0, None, None)
+    kl = config.KLConfig(0.1, "k2")
+    changed = dataclasses.replace(base, objective=SoftGate(1.5, 2.5), kl=kl, correction=OPSM(0.5))
+    chosen = losses.policy_loss_of(changed).keywords
+    assert chosen == dict(objective=SoftGate(1.5, 2.5), kl_estimator="k2", opsm=OPSM(0.5))
+    plain = losses.policy_loss_of(dataclasses.replace(base, correction=Truncate())).keywords
+    assert plain == dict(objective=CLIPPED, kl_estimator="k3", opsm=None)

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 
+from jaxagent.algorithms.value_losses import Squared
 from jaxagent.learner.forward import policy_forward, value_forward
 from jaxagent.learner.score import policy_scorer, value_scorer
 from jaxagent.models import critic as critic_model
@@ -39,6 +40,6 @@ def test_a_new_critic_values_everything_at_zero(spec, make_mesh, make_params, ma
     mesh = make_mesh(data=2)
     with jax.set_mesh(mesh):
         critic = critic_model.from_policy(make_params(mesh))
-    scorer = value_scorer(value_forward(spec), make_packer(longest_targets=20, row_shards=2), mesh)
+    scorer = value_scorer(value_forward(spec), make_packer(longest_targets=20, row_shards=2), mesh, Squared())
     (values,) = scorer(critic, [s.trajectory for s in make_streams(3)])
     assert len(values) == 3 and not any(v.any() for v in values)

@@ -10,9 +10,10 @@ import pytest
 
 from jaxagent.algorithms.distill import Support
 from jaxagent.algorithms.streams import Streams
-from jaxagent.config import ConfigError, LoraConfig
+from jaxagent.algorithms.teachers import Folder, ForwardKL, ReverseKL
+from jaxagent.config import ConfigError, DistillConfig, LoraConfig
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.learner import loss, programs, teacher
+from jaxagent.learner import programs, teacher
 from jaxagent.learner.batching import unpack
 from jaxagent.learner.forward import compare_to_teacher, policy_forward
 from jaxagent.learner.state import Frozen, init_state
@@ -104,8 +105,8 @@ def test_the_divergence_in_the_loss_equals_the_sum_written_out(both, cfg, make_p
     if not whole:
         batches = teacher.with_support(batches, supports, K)
         assert teacher.with_support([packer.empty()], [], K)[0].support.shape == batches[0].support.shape
-    distill = dataclasses.replace(cfg.rl.distill, loss="reverse_kl", support=support)
-    forward = jax.jit(policy_forward(spec, compare=compare_to_teacher(spec, distill, teacher_spec if whole else None)))
+    compare = compare_to_teacher(spec, ReverseKL(), teacher_spec if whole else None)
+    forward = jax.jit(policy_forward(spec, compare=compare))
     with jax.set_mesh(mesh):
         outputs = [forward(params, b, TEMPERATURE, None, teacher_params if whole else None) for b in batches]
     found = unpack(batches, [np.asarray(extras.divergence) for _, _, extras in outputs], streams)
@@ -120,15 +121,14 @@ def test_adapters_are_distilled_as_the_weights_that_they_make(both, cfg, make_pa
     adapters = LoraConfig(rank=2, alpha=4.0, rank_stabilised=False, targets="q_proj,o_proj,down_proj")
     cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, lora=adapters))
     trained, merge = programs.adapters(cfg, spec, mesh), programs.merger(cfg)
-    distill = dataclasses.replace(cfg.rl.distill, loss="forward_kl", support="vocabulary")
-    compare = compare_to_teacher(spec, distill, teacher_spec)
+    compare = compare_to_teacher(spec, ForwardKL(), teacher_spec)
     forward = policy_forward(spec, None, adapters, log_z=True, compare=compare)
     trajectories = [s.trajectory for s in make_streams(4)]
     count = sum(int(t.action_mask.sum()) for t in trajectories)
     streams = [Streams.of(t, distill_weights=t.action_mask / count) for t in trajectories]
     batches = make_packer(longest_targets=20).pack(streams)
     optimizer = optax.sgd(0.5)
-    update = make_update(forward, loss.SUPERVISED, optimizer, mesh, merge=merge)
+    update = make_update(forward, optimizer, mesh, merge=merge)
     with jax.set_mesh(mesh):
         moved = jax.tree.map(lambda x: x + 0.05, trained)
         state = init_state(moved, optimizer).replace(frozen=Frozen(base, None))
@@ -159,13 +159,12 @@ def test_what_is_replayed_travels_without_a_support(make_packer, make_streams):
 # ---------------------------------------------------------------- mistakes
 
 
-def config_of(cfg, **changes):
-    distill = dataclasses.replace(cfg.rl.distill, **{"coefficient": 1.0} | changes)
-    return dataclasses.replace(cfg, rl=dataclasses.replace(cfg.rl, distill=distill, drop_zero_signal=False))
+def taught_by(cfg, folder):
+    return dataclasses.replace(cfg, rl=dataclasses.replace(cfg.rl, distill=DistillConfig(Folder(str(folder)))))
 
 
 def test_a_teacher_is_opened_by_its_folder(cfg, teacher_folder, make_mesh):
-    given = config_of(cfg, teacher=str(teacher_folder))
+    given = taught_by(cfg, teacher_folder)
     teacher.check_teacher(given, Tokenizer.load(teacher_folder))
     opened = teacher.open_teacher(given, make_mesh())
     assert opened.spec.embed_dim == 16 and opened.params.embed.dtype == cfg.model.compute_dtype
@@ -183,11 +182,11 @@ def test_a_teacher_with_other_tokens_is_refused(cfg, teacher_folder, texts, mess
     other = Tokenizer.train(texts, 300, ["<stop>"])
     assert other.digest() != Tokenizer.load(teacher_folder).digest()
     with pytest.raises(ConfigError, match=message):
-        teacher.check_teacher(config_of(cfg, teacher=str(teacher_folder)), other)
+        teacher.check_teacher(taught_by(cfg, teacher_folder), other)
 
 
 def test_a_teacher_that_is_none(cfg, tmp_path):
     with pytest.raises(ConfigError, match="no folder"):
-        teacher.check_teacher(config_of(cfg, teacher=str(tmp_path / "nothing")), None)
+        teacher.check_teacher(taught_by(cfg, tmp_path / "nothing"), None)
     with pytest.raises(ConfigError, match="does not exist"):
-        teacher.check_teacher(config_of(cfg, teacher=str(tmp_path)), None)
+        teacher.check_teacher(taught_by(cfg, tmp_path), None)

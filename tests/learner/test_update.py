@@ -1,6 +1,7 @@
 """Updates of the real model: micro-batched, packed, padded and sharded all equal the plain full batch."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,30 +9,18 @@ import numpy as np
 import optax
 import pytest
 
-from jaxagent.algorithms.value_bins import Bins
+from jaxagent.algorithms.objectives import GSPO, PPOClip
+from jaxagent.algorithms.value_losses import HLGauss, Squared
 from jaxagent.learner import loss as losses
 from jaxagent.learner.forward import policy_forward, value_forward
-from jaxagent.learner.loss import Objective
 from jaxagent.learner.metrics import value_metrics
 from jaxagent.learner.score import value_scorer
 from jaxagent.learner.state import init_state
-from jaxagent.learner.update import make_trainable, make_update, shard
+from jaxagent.learner.update import Critic, make_trainable, make_update, shard
 from jaxagent.models import critic as critic_model
 
-OBJECTIVE = Objective(
-    temperature=1.0,
-    policy="ppo_clip",
-    clip_low=0.2,
-    clip_high=0.28,
-    clip_dual=3.0,
-    kl_estimator="k3",
-    opsm_delta=None,
-    value_clip=0.5,
-    tau_positive=1.0,
-    tau_negative=1.05,
-    value_loss="squared",
-    value_bins=None,
-)
+CLIPPED = PPOClip(clip_low=0.2, clip_high=0.28)
+LOSS = functools.partial(losses.policy_loss, objective=CLIPPED)
 SIDES = {"policy": policy_forward, "critic": value_forward, "gspo": policy_forward}
 
 
@@ -39,11 +28,9 @@ def side_loss(spec, side):
     """params, batch -> loss of the policy or of the critic."""
     forward = SIDES[side](spec)
     if side != "critic":
-        objective = OBJECTIVE if side == "policy" else dataclasses.replace(OBJECTIVE, policy=side)
-        return lambda params, batch: losses.policy_loss(
-            *forward(params, batch, objective.temperature), batch, objective
-        )[0]
-    return lambda critic, batch: losses.value_loss(forward(critic, batch), batch, OBJECTIVE)[0]
+        objective = CLIPPED if side == "policy" else GSPO(0.2, 0.28)
+        return lambda params, batch: LOSS(*forward(params, batch, 1.0), batch, objective=objective)[0]
+    return lambda critic, batch: losses.value_loss(forward(critic, batch), batch, Squared(0.5))[0]
 
 
 def critic_of(params):
@@ -112,8 +99,8 @@ def build(spec, mesh, params, critic=False, optimizer=None):
     head = critic_of(params) if critic else None
     with jax.set_mesh(mesh):
         state = init_state(params, optimizer, head, optimizer if critic else None)
-    value = value_forward(spec) if critic else None
-    return state, make_update(policy_forward(spec), OBJECTIVE, optimizer, mesh, value, optimizer if critic else None)
+    values = Critic(value_forward(spec), optimizer, Squared(0.5)) if critic else None
+    return state, make_update(policy_forward(spec), optimizer, mesh, LOSS, critic=values)
 
 
 def test_update_is_one_optimiser_step_on_the_summed_gradient(spec, make_params, make_packer, make_streams, one):
@@ -148,7 +135,7 @@ def test_an_update_at_a_temperature_of_its_own(spec, make_params, make_packer, m
         x, _ = forward(params, batch, 1.0)  # cross-entropy by itself, at temperature 1
         ce = -np.float32(1) * (batch.ce_weights * x).sum()
         rest = batch.replace(ce_weights=0 * batch.ce_weights)
-        return ce + losses.policy_loss(*forward(params, rest, 0.5), rest, OBJECTIVE)[0]
+        return ce + LOSS(*forward(params, rest, 0.5), rest)[0]
 
     with jax.set_mesh(one):
         parts = [jax.jit(jax.grad(loss))(params, shard(batch, one)) for batch in batches]
@@ -187,11 +174,10 @@ def test_warm_up_epochs_are_so_many_updates_of_the_critic(spec, make_params, mak
 
 
 def test_a_critic_in_bins_learns_its_returns_on_eight_devices(spec, make_params, make_packer, make_streams, make_mesh):
-    mesh, bins = make_mesh(2, 2, 2), Bins(low=-0.5, high=1.5, bins=8, sigma=0.75)
-    objective = dataclasses.replace(OBJECTIVE, value_loss="hl_gauss", value_bins=bins)
+    mesh, gauss = make_mesh(2, 2, 2), HLGauss(bins=8, low=-0.5, high=1.5, sigma=0.75)
     optimizer, forward = optax.adam(3e-3), value_forward(spec)
     train = make_trainable(
-        lambda critic, batch, *_: losses.value_loss(forward(critic, batch), batch, objective), optimizer,
+        lambda critic, batch, *_: losses.value_loss(forward(critic, batch), batch, gauss), optimizer,
         value_metrics,
     )  # fmt: skip
     packer, streams = make_packer(micro_rows=4, longest_targets=20, row_shards=4), make_streams(4)
@@ -202,8 +188,8 @@ def test_a_critic_in_bins_learns_its_returns_on_eight_devices(spec, make_params,
         for s, mask in zip(streams, actions, strict=True)
     ]
     with jax.set_mesh(mesh):
-        critic = critic_model.from_policy(make_params(mesh), bins.bins)
-        scorer = value_scorer(forward, packer, mesh, bins)
+        critic = critic_model.from_policy(make_params(mesh), gauss.heads)
+        scorer = value_scorer(forward, packer, mesh, gauss)
         (before,) = scorer(critic, [s.trajectory for s in streams])
         opt_state, batches = jax.jit(optimizer.init)(critic), [shard(b, mesh) for b in packer.pack(streams)]
         for _ in range(60):
@@ -287,7 +273,7 @@ def test_a_few_updates_learn_a_sequence_by_heart(spec, make_params, make_packer,
     optimizer = optax.adam(3e-2)
     with jax.set_mesh(one):
         state = init_state(make_params(one), optimizer)
-    update = make_update(policy_forward(spec), losses.SUPERVISED, optimizer, one)
+    update = make_update(policy_forward(spec), optimizer, one)
     batches = packer.pack(sft([s.trajectory for s in make_streams(2)], observations=True))
     first = None
     for _ in range(30):

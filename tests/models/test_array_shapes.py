@@ -7,6 +7,7 @@ import pytest
 
 from configs import search_r1
 from jaxagent import config as schema
+from jaxagent.algorithms.value_losses import Squared
 from jaxagent.learner import loss
 from jaxagent.learner.batch import PER_TARGET, check
 from jaxagent.learner.batching import Packer
@@ -41,13 +42,13 @@ def a_batch():
 def test_the_losses_take_what_the_packer_makes():
     batch = a_batch()
     scores = np.zeros(batch.targets.shape, np.float32)
-    loss.policy_loss(scores, scores, batch, loss.SUPERVISED)
-    loss.value_loss(scores, batch, loss.SUPERVISED)
+    loss.policy_loss(scores, scores, batch)
+    loss.value_loss(scores, batch, Squared())
     for wrong in (scores[:, :1], scores[None], scores.astype(np.int32)):
         with pytest.raises(AssertionError):
-            loss.policy_loss(wrong, scores, batch, loss.SUPERVISED)
+            loss.policy_loss(wrong, scores, batch)
         with pytest.raises(AssertionError):
-            loss.value_loss(wrong, batch, loss.SUPERVISED)
+            loss.value_loss(wrong, batch, Squared())
 
 
 @pytest.mark.parametrize("name", ["tokens", "positions", "segments", *PER_TARGET])

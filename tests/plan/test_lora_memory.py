@@ -15,7 +15,7 @@ def test_bytes_by_hand():
     cfg = config.parse(get_config("laptop-lora"))
     lora = config.LoraConfig(rank=4, alpha=8.0, rank_stabilised=False, targets="q_proj,down_proj")
     model = dataclasses.replace(cfg.model, lora=lora, compute_dtype="bfloat16")
-    kl = dataclasses.replace(cfg.rl.kl, coefficient=0.1)
+    kl = config.KLConfig(0.1)
     cfg = dataclasses.replace(
         cfg, model=model, rl=dataclasses.replace(cfg.rl, kl=kl), mesh=config.MeshConfig(1, 2, 2)
     )  # fmt: skip

@@ -7,14 +7,16 @@ import math
 import numpy as np
 import pytest
 
-from jaxagent.config import CorrectionConfig, ReplayConfig
+from jaxagent.algorithms.corrections import Truncate
+from jaxagent.algorithms.estimators import GAE, GroupMean, GroupMeanStd
+from jaxagent.config import ReplayConfig
 from jaxagent.data import codec
 from jaxagent.rollout import replay
 from jaxagent.rollout.replay import Chosen, ReplayBuffer, Success
 from jaxagent.types import Episode, Group, StopReason, Task, TokenKind, Trajectory
 
 CFG = ReplayConfig(per_step=2, capacity=4, use="nll", coefficient=0.1, min_reward=1.0, low=0.5, high=0.95)
-TIS = CorrectionConfig("truncate", "token", 0.0, 2.0, 0.0, False, 0.0)
+TIS = Truncate()
 P, A, O = TokenKind.PROMPT, TokenKind.ACTION, TokenKind.OBSERVATION  # noqa: E741
 
 
@@ -54,20 +56,20 @@ def same(a, b):
 
 def test_it_keeps_successes_in_task_order_with_the_advantage_of_their_group():
     buffer = ReplayBuffer(CFG, 0)
-    buffer.record([group("a", [1.0, 0.0, 0.0, 0.0]), group("b", [1.0, 1.0], failed=[1])], 3, "group_mean")
+    buffer.record([group("a", [1.0, 0.0, 0.0, 0.0]), group("b", [1.0, 1.0], failed=[1])], 3, GroupMean())
     kept = buffer.get_state()
     assert [(s["task_id"], s["step"], s["advantage"]) for s in kept] == [("a", 3, 0.75), ("b", 3, 0.0)]  # left alone
     alone = ReplayBuffer(CFG, 0)  # an advantage along tokens is none of an attempt
-    alone.record([group("a", [1.0, 0.0])], 0, "gae")
+    alone.record([group("a", [1.0, 0.0])], 0, GAE())
     assert [s["advantage"] for s in alone.get_state()] == [0.0]
 
 
 def test_the_oldest_are_forgotten_first():
     buffer = ReplayBuffer(CFG, 0)
     for step in range(3):
-        buffer.record([group(f"t{step}", [1.0, 1.0])], step, "group_mean")
+        buffer.record([group(f"t{step}", [1.0, 1.0])], step, GroupMean())
     assert [s["step"] for s in buffer.get_state()] == [1, 1, 2, 2]
-    buffer.record([group("x", [1.0])], 3, "group_mean")
+    buffer.record([group("x", [1.0])], 3, GroupMean())
     assert [s["task_id"] for s in buffer.get_state()] == ["t1", "t2", "t2", "x"]
 
 
@@ -76,7 +78,7 @@ def test_a_saved_buffer_is_the_same_to_the_bit():
     task = Task("two", "?", ("a",))
     both = (trajectory(8), trajectory(9, (P, A)))
     episode = Episode(task, 0, both, 1.0, {}, StopReason.ANSWER, 1)
-    buffer.record([group("a", [1.0, 0.0]), Group(task, (episode,))], 1, "group_mean_std")
+    buffer.record([group("a", [1.0, 0.0]), Group(task, (episode,))], 1, GroupMeanStd())
     again.set_state(json.loads(json.dumps(buffer.get_state())))
     bundled = buffer.get_state()[1]["trajectories"]
     assert json.loads(json.dumps(bundled)) == [codec.encode_trajectory(t) for t in both], "the one codec"
@@ -114,7 +116,7 @@ def test_the_window_by_hand():
 
 def test_candidates_come_in_an_order_of_the_step():
     buffer = ReplayBuffer(dataclasses.replace(CFG, capacity=40), 0)
-    buffer.record([group("a", [1.0] * 40)], 0, "group_mean")
+    buffer.record([group("a", [1.0] * 40)], 0, GroupMean())
     orders = [tuple(int(s.trajectories[0].tokens[0]) for s in buffer.candidates(step)) for step in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2] and sorted(orders[0]) == sorted(orders[2])
 

@@ -17,7 +17,7 @@ from jaxagent.rollout.schedule import temperature
     ],
 )
 def test_values(name, expected):
-    cfg = TemperatureConfig(name, 0.4)
+    cfg = None if name == "constant" else TemperatureConfig(0.4, name)
     found = [temperature(cfg, 1.2, step, 5) for step in range(5)]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     if name != "constant":
@@ -26,4 +26,4 @@ def test_values(name, expected):
 
 
 def test_a_run_of_one_step():
-    assert temperature(TemperatureConfig("linear", 0.5), 1.0, 0, 1) == 1.0
+    assert temperature(TemperatureConfig(0.5, "linear"), 1.0, 0, 1) == 1.0

@@ -35,7 +35,7 @@ def names(groups):
 
 
 def test_off_uses_every_group():
-    chosen = selection.refill(play := Stock(MIXED, ZEROS), 2, RefillConfig(1, 0))
+    chosen = selection.refill(play := Stock(MIXED, ZEROS), 2, None)
     assert names(chosen.groups) == names(chosen.played) == ["t0", "t1"] and play.asked == [(0, 2)]
 
 

@@ -4,31 +4,33 @@ import pytest
 
 from configs.search_r1 import get_config
 from jaxagent import config
-from jaxagent.config import ConfigError
+from jaxagent.config import ConfigError, overrides
 from jaxagent.rollout import strategies
 
 
 def rl(**changes):
-    raw = get_config()
-    raw.rl.update_from_flattened_dict({name.replace("__", "."): value for name, value in changes.items()})
-    return config.parse(raw).rl
+    given = [(f"rl.{name.replace('__', '.')}", str(value)) for name, value in changes.items()]
+    return config.parse(overrides.apply(get_config().to_dict(), given)).rl
 
 
 @pytest.mark.parametrize("preset", ["laptop", "laptop-ppo", "laptop-echo", "qwen2.5-3b"])
 def test_off_by_default(preset):
     found = config.parse(get_config(preset)).rl
     strategies.check(found)
-    assert not strategies.selects(found) and not strategies.oversamples(found)
-    assert (found.curriculum.name, found.replay.per_step, found.tool_epsilon) == ("off", 0, 0.0)
-    assert found.temperature.schedule == "constant"
+    assert not strategies.selects(found) and found.tool_epsilon == 0.0
+    assert found.curriculum is found.replay is found.temperature is None
 
 
 REFUSED = [  # changes of rl, and what is said of them
     (dict(keep_groups_frac=0.5, group_size=1), "need rl.group_size of 2"),
     (dict(oversample__extra_attempts=1, oversample__min_group=9), r"rl.group_size \(8\)"),
-    (dict(curriculum__name="learnabilty"), "Did you mean 'learnability'"),
-    (dict(replay__per_step=4, replay__coefficient=0.0), "rl.replay.coefficient"),
-    (dict(replay__per_step=4, replay__use="policy"), "needs rl.correction.name of 'truncate'"),
+    (dict(oversample="on"), "rl.oversample must have extra_tasks or extra_attempts"),
+    (dict(curriculum="learnabilty"), "Did you mean 'learnability'"),
+    (dict(replay__per_step=4, replay__use="policy"), "needs rl.correction of 'truncate'"),
+    (
+        dict(replay__per_step=4, replay__use="policy", correction="truncate", advantage__multi_trajectory="divide"),
+        "rl.advantage.multi_trajectory='full'",
+    ),
 ]
 
 
@@ -39,5 +41,5 @@ def test_refusals(changes, message):
 
 
 def test_accepted():
-    strategies.check(rl(replay__per_step=4, replay__use="policy", correction__name="truncate"))
+    strategies.check(rl(replay__per_step=4, replay__use="policy", correction="truncate"))
     strategies.check(rl(refill__max_rounds=10, oversample__extra_attempts=2, keep_groups_frac=0.25))

@@ -20,7 +20,7 @@ from jaxagent.config import ConfigError, OfflineConfig, Stage
 from jaxagent.data import episode_log
 from jaxagent.data.episode_log import EpisodeLog
 from jaxagent.engine.driver import Driver
-from jaxagent.learner import forward, loss, programs
+from jaxagent.learner import forward, programs
 from jaxagent.learner.batching import Packer
 from jaxagent.learner.optimizer import make_optimizer
 from jaxagent.learner.state import TrainState, init_state
@@ -61,7 +61,7 @@ def train(
     packer = Packer(cfg.batch, programs.action_tokens(parts.cfg), parts.row_shards, share)
     optimizer = make_optimizer(cfg.optimizer, cfg.updates)
     with saved.compiles.warm_up(), jax.set_mesh(parts.mesh):
-        update = make_update(forward.policy_forward(parts.spec), loss.SUPERVISED, optimizer, parts.mesh)
+        update = make_update(forward.policy_forward(parts.spec), optimizer, parts.mesh)
         state = update.warm_up(init_state(params, optimizer, keep_reference=keep_reference), packer.empty())
         state = saved.restored(stage, state)
         driver.update_params(state.params, int(state.step))

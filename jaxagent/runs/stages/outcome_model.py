@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxagent.algorithms import dpo, outcome
 from jaxagent.algorithms.streams import Streams
+from jaxagent.algorithms.value_losses import Squared
 from jaxagent.config import ConfigError
 from jaxagent.engine.driver import Driver
 from jaxagent.learner import forward, programs
@@ -54,7 +55,7 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
         # The model is what this state trains; the policy stands beside it, for whoever resumes here.
         state = init_state(critics.from_policy(params), optimizer).replace(reference=params)
         state = update.warm_up(state, packer.empty())
-        score = value_scorer(score_value, packer, parts.mesh)
+        score = value_scorer(score_value, packer, parts.mesh, Squared())
         score.warm_up(state.params)
         state = saved.restored(OUTCOME_MODEL, state)
 

@@ -20,7 +20,7 @@ import jax
 from jaxagent.algorithms.sft import sft
 from jaxagent.config import ConfigError, nearest
 from jaxagent.engine.driver import Driver
-from jaxagent.learner import forward, loss
+from jaxagent.learner import forward
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer
 from jaxagent.learner.optimizer import make_optimizer
@@ -48,7 +48,7 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
     full = Packer(cfg.batch, action_tokens(parts.cfg), parts.row_shards, share)
     optimizer = make_optimizer(cfg.optimizer, cfg.max_steps)
     with saved.compiles.warm_up(), jax.set_mesh(parts.mesh):
-        update = make_update(forward.policy_forward(parts.spec), loss.SUPERVISED, optimizer, parts.mesh)
+        update = make_update(forward.policy_forward(parts.spec), optimizer, parts.mesh)
         state = init_state(params, optimizer)
         for packer in (curriculum, full) if cfg.curriculum_steps else (full,):
             state = update.warm_up(state, packer.empty())
