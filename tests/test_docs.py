@@ -23,6 +23,7 @@ from jaxagent.config import flags
 from jaxagent.runs import checks
 from launch import grid
 from tests.algorithms.test_add_an_algorithm import write_files
+from tests.test_outside import write_package
 from tests.tiny_run import FLAGS, ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -101,6 +102,9 @@ def test_the_command_is_one(command, page, stops_when_parsed, monkeypatch, tmp_p
     assert importlib.util.find_spec(module), f"there is no module {module}"
     if page.name == "add_an_algorithm.md":
         write_files(tmp_path, monkeypatch)  # what the page adds
+    if page.name == "add_an_environment.md":
+        write_package(tmp_path)
+        monkeypatch.syspath_prepend(tmp_path)
     if module == "pytest":
         assert all((ROOT / path).exists() for path in arguments if path.startswith("tests"))
     elif module == "jaxagent.observe.report":

@@ -12,6 +12,7 @@ import pytest
 
 from jaxagent.observe import jsonl
 from tests import tiny_run
+from tests.algorithms.test_add_an_algorithm import write_files
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/add_an_environment.md").read_text()
@@ -24,14 +25,12 @@ TINY = (
 MODEL = [flag for flag in tiny_run.FLAGS.split() if flag.startswith("--config.model.")]
 
 
-@pytest.fixture
-def package(tmp_path) -> pathlib.Path:
-    """A folder outside of the checkout with the page's code as my_package/guess.py."""
+def write_package(folder: pathlib.Path) -> None:
+    """The page's code as my_package/guess.py."""
     code = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "asyncio.run" not in block]
     assert len(code) == 3
-    (tmp_path / "my_package").mkdir()
-    (tmp_path / "my_package/guess.py").write_text("\n\n".join(code))
-    return tmp_path
+    (folder / "my_package").mkdir()
+    (folder / "my_package/guess.py").write_text("\n\n".join(code))
 
 
 def run(folder: pathlib.Path, *flags: str) -> subprocess.CompletedProcess:
@@ -45,15 +44,25 @@ def run(folder: pathlib.Path, *flags: str) -> subprocess.CompletedProcess:
     )  # fmt: skip
 
 
-def test_the_pages_own_command_trains(package):
-    done = run(package, "--config.env.max_turns=2", "--config.log_episodes=true")
+def test_the_pages_own_command_trains_an_environment_an_advantage_and_an_objective(tmp_path, monkeypatch):
+    write_package(tmp_path)
+    write_files(tmp_path, monkeypatch)  # my_advantage.py and my_objective.py of docs/add_an_algorithm.md
+    done = run(
+        tmp_path,
+        "--config.env.max_turns=2",
+        "--config.rl.advantage=my_advantage:GroupQuantile",
+        "--config.rl.objective=my_objective:Quadratic",
+        "--config.rl.objective.epsilon=0.3",
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    workdir = package / "runs/guess"
+    workdir = tmp_path / "runs/guess"
     config = json.loads((workdir / "config.json").read_text())
     assert config["env"] == {
         "name": "my_package.guess:Guess", "hints": True, "max_turns": 2, "turn_tokens": 8, "observation_tokens": 16,
         "context_tokens": 128, "episode_timeout_s": 600.0, "max_failed_steps": 3,
     }  # fmt: skip
+    assert config["rl"]["objective"] == {"name": "my_objective:Quadratic", "epsilon": 0.3}
+    assert config["rl"]["advantage"]["name"] == "my_advantage:GroupQuantile"
     assert config["data"]["source"] == {"name": "my_package.guess:Numbers", "below": 5, "count": 60}
     steps = [record for record in jsonl.read(workdir / "metrics.jsonl") if record["stage"] == "rl"]
     assert [record["step"] for record in steps] == [0, 1, 2, 3]
