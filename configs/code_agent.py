@@ -16,9 +16,8 @@ qwen2.5-3b: GRPO with programs in ```python blocks, on tasks with hidden tests (
 
 from ml_collections import ConfigDict
 
-from jaxagent.algorithms import published
-from jaxagent.config import ConfigError, nearest
-from jaxagent.configs import gsm8k_python, search_r1
+from jaxagent.configs import _parts as parts
+from jaxagent.configs import gsm8k_python
 
 
 def get_config(preset: str = "laptop") -> ConfigDict:
@@ -27,15 +26,8 @@ def get_config(preset: str = "laptop") -> ConfigDict:
     Raises:
       ConfigError: unknown preset or algorithm.
     """
-    preset, plus, algorithm = preset.partition("+")
     presets = {"laptop": laptop, "qwen2.5-3b": qwen2_5_3b}
-    if preset not in presets:
-        raise ConfigError(f"configs/code_agent.py has no preset '{preset}'. {nearest(preset, presets)}")
-    config = presets[preset]()
-    if plus:
-        published.apply(config, algorithm, search_r1.critic())
-        config.workdir += f"_{algorithm}"
-    return config
+    return parts.chosen("configs/code_agent.py", preset, presets)
 
 
 def laptop() -> ConfigDict:

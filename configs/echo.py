@@ -16,9 +16,8 @@ qwen3-8b: the published hyper-parameters. Not run by us: `--dry_run` says what i
 
 from ml_collections import ConfigDict
 
-from jaxagent.config import ConfigError, nearest
-from jaxagent.configs import endless_terminals, search_r1
-from jaxagent.configs.search_r1 import optimizer
+from jaxagent.configs import _parts as parts
+from jaxagent.configs import endless_terminals
 
 
 def get_config(preset: str = "laptop") -> ConfigDict:
@@ -28,9 +27,7 @@ def get_config(preset: str = "laptop") -> ConfigDict:
       ConfigError: unknown preset.
     """
     presets = {"laptop": laptop, "laptop-grpo": laptop_grpo, "qwen3-8b": qwen3_8b, "qwen3-8b-grpo": qwen3_8b_grpo}
-    if preset not in presets:
-        raise ConfigError(f"configs/echo.py has no preset '{preset}'. {nearest(preset, presets)}")
-    return presets[preset]()
+    return parts.chosen("configs/echo.py", preset, presets)
 
 
 def laptop() -> ConfigDict:
@@ -52,7 +49,7 @@ def laptop_grpo() -> ConfigDict:
     """The same without the prediction of observations."""
     config = endless_terminals.terminal()
     config.workdir = "runs/echo_grpo"
-    config.rl.advantage = search_r1.group_mean_std(drop_zero_signal=True)
+    config.rl.advantage = parts.group_mean_std(drop_zero_signal=True)
     config.rl.objective.clip_high = 0.2
     return config
 
@@ -100,6 +97,6 @@ def qwen3_8b_grpo() -> ConfigDict:
     config.rl.advantage.drop_zero_signal = False
     config.rl.sampling.temperature = 0.8
     config.rl.batch.row_tokens = 34_112  # a multiple of the page
-    config.rl.optimizer = optimizer(1e-6, warmup_steps=20, b2=0.999, grad_clip=0.2)
+    config.rl.optimizer = parts.optimizer(1e-6, warmup_steps=20, b2=0.999, grad_clip=0.2)
     config.eval.every = 50
     return config

@@ -15,10 +15,7 @@ qwen2.5-7b: the published hyper-parameters. Not run by us: `--dry_run` says what
 
 from ml_collections import ConfigDict
 
-from jaxagent.algorithms import published
-from jaxagent.config import ConfigError, nearest
-from jaxagent.configs import search_r1
-from jaxagent.configs.search_r1 import optimizer
+from jaxagent.configs import _parts as parts
 
 
 def get_config(preset: str = "laptop") -> ConfigDict:
@@ -27,25 +24,13 @@ def get_config(preset: str = "laptop") -> ConfigDict:
     Raises:
       ConfigError: unknown preset or algorithm.
     """
-    preset, plus, algorithm = preset.partition("+")
     presets = {"laptop": laptop, "qwen2.5-7b": qwen2_5_7b}
-    if preset not in presets:
-        raise ConfigError(f"configs/endless_terminals.py has no preset '{preset}'. {nearest(preset, presets)}")
-    config = presets[preset]()
-    if plus:
-        published.apply(config, algorithm, search_r1.critic())
-        config.workdir += f"_{algorithm}"
-    return config
-
-
-def sandbox() -> ConfigDict:
-    """A small sandbox of the best kind that works here."""
-    return ConfigDict({"warm": 16, "memory_mb": 256, "disk_mb": 16, "files": 1_000, "processes": 64, "cpus": 1.0})
+    return parts.chosen("configs/endless_terminals.py", preset, presets)
 
 
 def terminal() -> ConfigDict:
     """What the terminal's laptop recipes have in common: data, environment, model and warm start."""
-    config = search_r1.laptop()
+    config = parts.laptop()
     config.tokenizer.vocab_size = 1024
 
     config.data.source = ConfigDict({"name": "terminal", "num_tasks": 4_000, "num_demonstrations": 6_000})
@@ -65,7 +50,7 @@ def terminal() -> ConfigDict:
     config.env.verify_overlong = False
     config.env.initial_test = False  # tasks are checked when they are made; it would cost as much as the final test
     config.env.solved_reward = 1.0
-    config.env.sandbox = sandbox()
+    config.env.sandbox = parts.sandbox()
 
     config.engine.slots = 64
     config.engine.pages = 320
@@ -92,7 +77,7 @@ def laptop() -> ConfigDict:
     """PPO with a critic in a real sandbox; learns in minutes on two CPU cores."""
     config = terminal()
     config.workdir = "runs/endless_terminals"
-    config.rl.advantage = search_r1.gae()
+    config.rl.advantage = parts.gae()
     config.rl.advantage.critic.loss.value_clip = 0.2
     return config
 
@@ -128,8 +113,8 @@ def qwen2_5_7b() -> ConfigDict:
     config.rl.steps = 1_351  # 10 epochs over 2,162 tasks
     config.rl.epochs = 2
     config.rl.sampling.temperature = 0.6
-    config.rl.optimizer = optimizer(5e-7, warmup_steps=20, b2=0.999, grad_clip=0.1)
-    config.rl.advantage.critic.optimizer = optimizer(1e-6, warmup_steps=20, b2=0.999, grad_clip=0.1)
+    config.rl.optimizer = parts.optimizer(5e-7, warmup_steps=20, b2=0.999, grad_clip=0.1)
+    config.rl.advantage.critic.optimizer = parts.optimizer(1e-6, warmup_steps=20, b2=0.999, grad_clip=0.1)
     config.rl.advantage.critic.warmup_updates = 0
     config.rl.advantage.critic.warmup_epochs = 1
     config.eval.every = 50
@@ -173,8 +158,6 @@ def published_scale(config: ConfigDict) -> None:
     config.rl.batch.row_tokens = 16_384
     config.rl.batch.micro_rows = 8
     config.rl.batch.targets_multiple = 1024
-    for stage in (config.sft, config.rft, config.dpo, config.outcome_model):
-        stage.training.optimizer = optimizer(1e-6, b2=0.999)
-        stage.training.batch = config.rl.batch
+    config.update(parts.offline_stages(1e-6))
     config.opd.learning_rate = 1e-6
     config.checkpoint.every = 50

@@ -22,10 +22,8 @@ says what it needs.
 
 from ml_collections import ConfigDict
 
-from jaxagent.algorithms import published
-from jaxagent.config import ConfigError, nearest
-from jaxagent.configs import endless_terminals, search_r1
-from jaxagent.configs.search_r1 import optimizer
+from jaxagent.configs import _parts as parts
+from jaxagent.configs import search_r1
 
 
 def get_config(preset: str = "laptop") -> ConfigDict:
@@ -34,15 +32,8 @@ def get_config(preset: str = "laptop") -> ConfigDict:
     Raises:
       ConfigError: unknown preset or algorithm.
     """
-    preset, plus, algorithm = preset.partition("+")
     presets = {"laptop": laptop, "smollm2": smollm2, "qwen2.5-1.5b": qwen2_5_1_5b}
-    if preset not in presets:
-        raise ConfigError(f"configs/gsm8k_python.py has no preset '{preset}'. {nearest(preset, presets)}")
-    config = presets[preset]()
-    if plus:
-        published.apply(config, algorithm, search_r1.critic())
-        config.workdir += f"_{algorithm}"
-    return config
+    return parts.chosen("configs/gsm8k_python.py", preset, presets)
 
 
 def laptop() -> ConfigDict:
@@ -68,7 +59,7 @@ def laptop() -> ConfigDict:
 
 def laptop_scale() -> ConfigDict:
     """What the laptop presets of both Python recipes have in common; the rest is the search recipe's."""
-    config = search_r1.laptop()
+    config = parts.laptop()
     config.data.num_eval = 96
 
     config.env = ConfigDict({"name": "python", "format": "plain", "judge": "answer", "system": ""})
@@ -78,7 +69,7 @@ def laptop_scale() -> ConfigDict:
     config.env.output_chars = 80
     config.env.traceback = "message"
     config.env.judge_timeout_s = 15.0
-    config.env.sandbox = endless_terminals.sandbox()
+    config.env.sandbox = parts.sandbox()
 
     config.engine.slots = 64
     config.engine.pages = 320
@@ -93,7 +84,7 @@ def laptop_scale() -> ConfigDict:
     config.rl.steps = 40
     config.rl.tasks_per_step = 12
     config.rl.group_size = 8
-    config.rl.optimizer = optimizer(4e-4, schedule="linear")
+    config.rl.optimizer = parts.optimizer(4e-4, schedule="linear")
     config.rl.batch.row_tokens = 192
     config.eval.every = 0
     config.checkpoint.every = 10
@@ -185,13 +176,11 @@ def chat_scale(config: ConfigDict) -> None:
     config.stages = ("rl",)
 
     config.rl.updates_per_step = 2
-    config.rl.optimizer = optimizer(1e-6, b2=0.999)
+    config.rl.optimizer = parts.optimizer(1e-6, b2=0.999)
     config.rl.batch.row_tokens = 4096
     config.rl.batch.micro_rows = 4
     config.rl.batch.targets_multiple = 256
-    for stage in (config.sft, config.rft, config.dpo, config.outcome_model):
-        stage.training.optimizer = optimizer(1e-6, b2=0.999)
-        stage.training.batch = config.rl.batch
+    config.update(parts.offline_stages(1e-6))
     config.opd.learning_rate = 1e-6
     config.eval.every = 20
     config.checkpoint.every = 50

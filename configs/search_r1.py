@@ -27,8 +27,7 @@ run by us: `--dry_run` says what it needs.
 
 from ml_collections import ConfigDict
 
-from jaxagent.algorithms import published
-from jaxagent.config import ConfigError, nearest
+from jaxagent.configs import _parts as parts
 
 
 def get_config(preset: str = "laptop") -> ConfigDict:
@@ -37,7 +36,6 @@ def get_config(preset: str = "laptop") -> ConfigDict:
     Raises:
       ConfigError: unknown preset or algorithm.
     """
-    preset, plus, algorithm = preset.partition("+")
     presets = {
         "laptop": laptop,
         "laptop-ppo": laptop_ppo,
@@ -49,86 +47,14 @@ def get_config(preset: str = "laptop") -> ConfigDict:
         "smollm2": smollm2,
         "qwen2.5-3b": qwen2_5_3b,
     }
-    if preset not in presets:
-        raise ConfigError(f"configs/search_r1.py has no preset '{preset}'. {nearest(preset, presets)}")
-    config = presets[preset]()
-    if plus:
-        published.apply(config, algorithm, critic())
-        config.workdir += f"_{algorithm}"
-    return config
-
-
-def optimizer(learning_rate: float, **changes: object) -> ConfigDict:
-    """AdamW as the laptop uses it, with changes."""
-    config = ConfigDict()
-    config.learning_rate = learning_rate
-    config.schedule = "constant"
-    config.warmup_steps = 10
-    config.b1 = 0.9
-    config.b2 = 0.98
-    config.eps = 1e-8
-    config.weight_decay = 0.01
-    config.grad_clip = 1.0
-    config.update(changes)
-    return config
-
-
-def offline(learning_rate: float, updates: int, examples: int) -> ConfigDict:
-    """How the laptop learns from data."""
-    config = ConfigDict({"updates": updates, "examples": examples})
-    config.optimizer = optimizer(learning_rate, schedule="linear")
-    config.batch = ConfigDict({"row_tokens": 256, "micro_rows": 4, "targets_multiple": 32, "share_prefix": False})
-    return config
-
-
-def group_mean_std(drop_zero_signal: bool) -> ConfigDict:
-    """GRPO's advantage."""
-    return ConfigDict({"name": "group_mean_std", "drop_zero_signal": drop_zero_signal, "multi_trajectory": "full"})
-
-
-def gae() -> ConfigDict:
-    """PPO's advantage."""
-    return ConfigDict({"name": "gae", "gamma": 1.0, "lam": 1.0, "critic": critic()})
-
-
-def critic() -> ConfigDict:
-    """How the laptop trains a critic: first, and faster than the policy."""
-    config = ConfigDict({"value_coefficient": 1.0, "warmup_updates": 10, "warmup_epochs": 4})
-    config.loss = ConfigDict({"name": "squared", "value_clip": 0.5})
-    config.optimizer = optimizer(1e-3)
-    return config
+    return parts.chosen("configs/search_r1.py", preset, presets)
 
 
 def laptop() -> ConfigDict:
     """GRPO on the geography world; learns in minutes on two CPU cores."""
-    config = ConfigDict()
+    config = parts.laptop()
     config.workdir = "runs/search_r1"
-    config.seed = 0
-    config.numerics = "exact"
-    config.mesh = ConfigDict({"data": 1, "fsdp": 1, "tensor": 1})
 
-    config.model = ConfigDict()
-    config.model.path = ""
-    config.model.family = "qwen3"
-    config.model.num_layers = 3
-    config.model.embed_dim = 128
-    config.model.num_heads = 4
-    config.model.num_kv_heads = 2
-    config.model.head_dim = 32
-    config.model.mlp_dim = 384
-    config.model.vocab_multiple = 64
-    config.model.rope_theta = 10_000.0
-    config.model.tie_embeddings = True
-    config.model.embed_init_std = 0.1
-    config.model.param_dtype = "float32"
-    config.model.compute_dtype = "float32"
-    config.model.remat = "none"
-    config.model.logprob_chunk_tokens = 512
-    config.model.lora = ConfigDict({"rank": 0, "alpha": 32.0, "rank_stabilised": False, "targets": "all-linear"})
-
-    config.tokenizer = ConfigDict({"path": "", "vocab_size": 3072, "use_chat_template": False})
-
-    config.data = ConfigDict({"eval_source": "", "seed": 0, "num_eval": 256})
     config.data.source = ConfigDict({"name": "geography", "num_cities": 600})
     config.data.source.num_curriculum = 8_000
     config.data.source.num_demonstrations = 24_000
@@ -144,72 +70,6 @@ def laptop() -> ConfigDict:
     config.env.max_failed_steps = 3
     config.env.reward = ConfigDict({"name": "em", "min_answers": 1})
     config.env.retriever = ConfigDict({"name": "bm25", "corpus": "", "topk": 3})
-
-    config.engine = ConfigDict()
-    config.engine.slots = 128
-    config.engine.steps_per_dispatch = 4
-    config.engine.prefill_tokens = 4096
-    config.engine.pages = 640
-    config.engine.page_tokens = 64
-    config.engine.tile_rows = 64
-    config.engine.kv_on_update = "recompute"
-    config.engine.cache_dtype = "float32"
-    config.engine.request_timeout_s = 60.0
-
-    config.stages = ("warm_start", "rl")
-    config.warm_start = ConfigDict()
-    config.warm_start.demonstrations = ""
-    config.warm_start.max_steps = 1_000
-    config.warm_start.curriculum_sequences = 42
-    config.warm_start.batch_sequences = 19
-    config.warm_start.optimizer = optimizer(3e-3, schedule="linear")
-    config.warm_start.batch = ConfigDict(
-        {"row_tokens": 288, "micro_rows": 8, "targets_multiple": 32, "share_prefix": False}
-    )
-    config.warm_start.curriculum_steps = 200
-    config.warm_start.gate_every = 100
-    config.warm_start.gate_family = "one_hop"
-    config.warm_start.gate_accuracy = 0.95
-    config.warm_start.gate_questions = 24
-
-    config.sample = ConfigDict({"steps": 8, "tasks_per_step": 64, "attempts": 8})
-    config.sft = ConfigDict({"demonstrations": "", "negatives": "", "negative_frac": 0.1, "aggregation": "token_mean"})
-    config.sft.training = offline(3e-4, updates=100, examples=32)
-    config.rft = ConfigDict({"episodes": "", "min_reward": 1.0, "per_task": 4, "aggregation": "token_mean"})
-    config.rft.training = offline(3e-4, updates=120, examples=32)
-    config.dpo = ConfigDict()
-    config.dpo.episodes = ""
-    config.dpo.pairs_per_task = 2
-    config.dpo.min_gap = 0.5
-    config.dpo.beta = 0.1
-    config.dpo.length_normalised = False
-    config.dpo.nll_coefficient = 0.2
-    config.dpo.training = offline(1e-4, updates=120, examples=16)
-    config.outcome_model = ConfigDict({"episodes": "", "loss": "binary", "min_reward": 1.0, "held_out_frac": 0.2})
-    config.outcome_model.training = offline(3e-4, updates=100, examples=32)
-    config.opd = ConfigDict({"steps": 24, "learning_rate": 1e-3})
-
-    config.rl = ConfigDict()
-    config.rl.steps = 70
-    config.rl.tasks_per_step = 16
-    config.rl.group_size = 8
-    config.rl.staleness = 0
-    config.rl.updates_per_step = 2
-    config.rl.epochs = 1
-    config.rl.advantage = group_mean_std(drop_zero_signal=True)
-    config.rl.whiten_advantages = False
-    config.rl.objective = ConfigDict({"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.28})
-    config.rl.aggregation = ConfigDict({"name": "token_mean"})
-    config.rl.entropy_coefficient = 0.0
-    config.rl.sampling = ConfigDict({"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0})
-    config.rl.keep_groups_frac = 1.0
-    config.rl.tool_epsilon = 0.0
-    config.rl.optimizer = optimizer(2e-4, schedule="linear")
-    config.rl.batch = ConfigDict({"row_tokens": 256, "micro_rows": 4, "targets_multiple": 32, "share_prefix": False})
-
-    config.eval = ConfigDict({"every": 10, "sampled": True})
-    config.checkpoint = ConfigDict({"every": 10, "keep": 2})
-    config.log_episodes = False
     return config
 
 
@@ -218,7 +78,7 @@ def laptop_ppo() -> ConfigDict:
     config = laptop()
     config.workdir = "runs/search_r1_ppo"
     config.rl.steps = 50  # a step trains twice the model, and on every episode
-    config.rl.advantage = gae()
+    config.rl.advantage = parts.gae()
     config.rl.whiten_advantages = True
     return config
 
@@ -326,7 +186,7 @@ def smollm2_scale(config: ConfigDict) -> None:
     config.warm_start.max_steps = 20
     config.warm_start.curriculum_steps = 0
     config.warm_start.batch_sequences = 8
-    config.warm_start.optimizer = optimizer(2e-4, schedule="linear")
+    config.warm_start.optimizer = parts.optimizer(2e-4, schedule="linear")
     config.warm_start.batch.update(row_tokens=288, micro_rows=2)
     config.warm_start.gate_every = 40  # never: a bundle here would lie in memory beside what RL begins with
 
@@ -334,7 +194,7 @@ def smollm2_scale(config: ConfigDict) -> None:
     config.rl.tasks_per_step = 8
     config.rl.group_size = 8
     config.rl.updates_per_step = 1
-    config.rl.optimizer = optimizer(2e-5, schedule="linear", warmup_steps=2)
+    config.rl.optimizer = parts.optimizer(2e-5, schedule="linear", warmup_steps=2)
     # A row holds the eight attempts of a group as a tree: their prompt, and what else they begin with alike, once.
     config.rl.batch.update(row_tokens=640, micro_rows=1, share_prefix=True)
     config.eval.every = 0  # before and after
@@ -397,14 +257,12 @@ def qwen2_5_3b() -> ConfigDict:
     config.rl.advantage.drop_zero_signal = False
     config.rl.entropy_coefficient = 0.001
     # Warm-up over 0.285 of the steps, in updates; betas of the published trainer.
-    config.rl.optimizer = optimizer(1e-6, warmup_steps=573, b2=0.999)
+    config.rl.optimizer = parts.optimizer(1e-6, warmup_steps=573, b2=0.999)
     config.rl.batch.row_tokens = 8192
     config.rl.batch.micro_rows = 4
     config.rl.batch.targets_multiple = 256
     config.rl.kl = ConfigDict({"coefficient": 0.001, "estimator": "k3", "where": "loss"})
-    for stage in (config.sft, config.rft, config.dpo, config.outcome_model):
-        stage.training.optimizer = optimizer(1e-6, b2=0.999)
-        stage.training.batch = config.rl.batch
+    config.update(parts.offline_stages(1e-6))
     config.opd.learning_rate = 1e-6
     config.eval.every = 50
     config.checkpoint.every = 50

@@ -207,12 +207,10 @@ def summary(saved: Run) -> dict[str, Any]:
 STAGES: dict[Stage, StageProgram] = {
     "warm_start": StageProgram(warm_start.run, lambda cfg: cfg.warm_start.max_steps, warm_start.check),
     "sample": StageProgram(sample.run, lambda cfg: cfg.sample.steps, nothing_to_check),
-    "sft": StageProgram(sft.run, lambda cfg: cfg.sft.training.updates, sft.check),
-    "rft": StageProgram(rft.run, lambda cfg: cfg.rft.training.updates, rft.check),
-    "dpo": StageProgram(dpo.run, lambda cfg: cfg.dpo.training.updates, dpo.check),
-    "outcome_model": StageProgram(
-        outcome_model.run, lambda cfg: cfg.outcome_model.training.updates, outcome_model.check
-    ),
+    "sft": StageProgram(sft.run, lambda cfg: cfg.sft.updates, sft.check),
+    "rft": StageProgram(rft.run, lambda cfg: cfg.rft.updates, rft.check),
+    "dpo": StageProgram(dpo.run, lambda cfg: cfg.dpo.updates, dpo.check),
+    "outcome_model": StageProgram(outcome_model.run, lambda cfg: cfg.outcome_model.updates, outcome_model.check),
     "opd": StageProgram(
         opd_stage, lambda cfg: cfg.opd.steps, lambda parts: check_teacher(as_opd(parts.cfg), parts.tokenizer)
     ),

@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from configs import search_r1
 from jaxagent import config as schema
+from jaxagent.config import flags
 from jaxagent.config.parse import build
 
 
@@ -111,3 +112,14 @@ def test_a_missing_field_is_named():
 def test_parsed_configs_do_not_change():
     with pytest.raises(dataclasses.FrozenInstanceError):
         schema.parse(_raw()).seed = 3
+
+
+def test_a_run_has_the_sections_of_its_stages_alone():
+    raw = _raw() | {"stages": ("sft", "rl")}
+    parsed = schema.parse(raw)
+    assert parsed.sft is not None and parsed.warm_start is None and parsed.dpo is None
+    del raw["sft"]
+    with pytest.raises(schema.ConfigError, match=r"names 'sft', and the section config\.sft is missing"):
+        schema.parse(raw)
+    with pytest.raises(schema.ConfigError, match=r"config\.dpo\.beta would be ignored: config\.stages has no 'dpo'"):
+        flags.parse_argv(["main", "--config=configs/search_r1.py", "--config.dpo.beta=0.5"])

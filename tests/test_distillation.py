@@ -74,9 +74,8 @@ def test_a_teacher_that_is_missing_is_told_before_training(tmp_path, teacher, ca
 
 def test_stages_chain_in_one_config(tmp_path, teacher):
     """SFT on the dataset's demonstrations, RL, distillation, export; each stage goes on from the one before."""
-    training = "--config.sft.training"
-    flags = [f"{training}.updates=12", f"{training}.examples=8", f"{training}.optimizer.learning_rate=0.01",
-             f"{training}.batch.row_tokens=400", "--config.stages=sft,rl,opd", "--config.rl.steps=2",
+    flags = ["--config.sft.updates=12", "--config.sft.examples=8", "--config.sft.learning_rate=0.01",
+             "--config.stages=sft,rl,opd", "--config.rl.steps=2",
              "--config.opd.steps=2", "--config.rl.optimizer.learning_rate=0.01"]  # fmt: skip
     assert cli.main(argv(tmp_path / "run", teacher, *flags)) == 0
     records = [r for r in jsonl.read(tmp_path / "run" / "metrics.jsonl") if r["step"] > 0]

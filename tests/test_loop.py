@@ -222,9 +222,9 @@ def test_stages_that_learn_from_data(tmp_path):
     (tmp_path / "labelled.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = ["stages=rft,dpo,outcome_model", f"model.path={first / 'policy'}", "eval.every=0"]
     for stage in ("rft", "dpo", "outcome_model"):
-        options += [f"{stage}.episodes={tmp_path / 'labelled.jsonl'}", f"{stage}.training.updates=6"]
-        options += [f"{stage}.training.examples=8", f"{stage}.training.batch.row_tokens=400"]
-        options += [f"{stage}.training.optimizer.{name}" for name in ("learning_rate=0.01", "warmup_steps=0")]
+        options += [f"{stage}.episodes={tmp_path / 'labelled.jsonl'}", f"{stage}.updates=6"]
+        options += [f"{stage}.examples=8", f"{stage}.learning_rate=0.01"]
+    options += ["rl.optimizer.warmup_steps=0"]
     assert cli.main(tiny_run.argv(second, *(f"--config.{flag}" for flag in options))) == 0
     result = summary(second)
     assert result["compiles_after_warmup"] == 0

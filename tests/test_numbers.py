@@ -15,6 +15,7 @@ from jaxagent import config as schema
 from jaxagent.algorithms import published
 from jaxagent.config import ConfigError, flags, overrides, relations
 from jaxagent.config.ranges import Range, at_least, between, more_than
+from jaxagent.config.run import STAGE_SECTIONS
 from jaxagent.runs import parts
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -42,7 +43,7 @@ IMPOSSIBLE = {
                    "optimizer": {"learning_rate": (-1.0, NAN, INF), "b1": (1.0,), "b2": (-0.1,), "eps": (0.0,)},
                    "batch": {"row_tokens": (0,), "micro_rows": (0,), "targets_multiple": (0,)}},
     "sample": {"steps": (-1,), "tasks_per_step": (0,), "attempts": (0,)},
-    "sft": {"negative_frac": (1.0, -0.1), "training": {"updates": (0,), "examples": (0,)}},
+    "sft": {"negative_frac": (1.0, -0.1), "updates": (0,), "examples": (0,), "learning_rate": (0.0, NAN)},
     "rft": {"min_reward": (NAN,), "per_task": (0,)},
     "dpo": {"pairs_per_task": (0,), "min_gap": (-0.5,), "beta": (0.0,), "nll_coefficient": (-0.2,)},
     "outcome_model": {"held_out_frac": (0.0, 1.0)},
@@ -149,6 +150,8 @@ def changed(changes: dict, recipe: str = "search_r1", chosen: Sequence[str] = ()
         changes = copy.deepcopy(above) | changes
     for field, value in changes.items():
         put(raw, field, value)
+        if (stage := field.split(".")[0]) in STAGE_SECTIONS and stage not in raw["stages"]:
+            raw["stages"] = (stage, *raw["stages"])  # a run has the sections of its stages alone
     config = schema.parse(raw)
     relations.check(config)
     return config

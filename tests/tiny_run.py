@@ -55,7 +55,11 @@ def argv(workdir: pathlib.Path, *extra: str, preset: str = "laptop", config: str
     flags = [flag for flag in FLAGS.split() if not (along_tokens and "drop_zero_signal" in flag)]
     generated = not any(flag.startswith("--config.data.source=") for flag in extra)
     own = SEARCH_FLAGS.split() if config == "search_r1" and generated else []
-    return ["main", file, f"--config.workdir={workdir}", *flags, *own, *extra]
+    every = [*flags, *own, *extra]
+    stages = next((flag for flag in reversed(extra) if flag.startswith("--config.stages=")), "warm_start")
+    if "warm_start" not in stages:
+        every = [flag for flag in every if not flag.startswith("--config.warm_start.")]
+    return ["main", file, f"--config.workdir={workdir}", *every]
 
 
 def start(workdir: pathlib.Path, *extra: str) -> subprocess.Popen:

@@ -17,7 +17,6 @@ from jaxagent.config.env import SandboxConfig as SandboxConfig
 from jaxagent.config.errors import ConfigError as ConfigError
 from jaxagent.config.errors import nearest as nearest
 from jaxagent.config.learner import BatchConfig as BatchConfig
-from jaxagent.config.learner import OfflineConfig as OfflineConfig
 from jaxagent.config.learner import OptimizerConfig as OptimizerConfig
 from jaxagent.config.model import MODEL_SHAPE as MODEL_SHAPE
 from jaxagent.config.model import LoraConfig as LoraConfig
@@ -44,6 +43,7 @@ from jaxagent.config.run import Config as Config
 from jaxagent.config.run import EvalConfig as EvalConfig
 from jaxagent.config.run import Stage as Stage
 from jaxagent.config.stages import DPOConfig as DPOConfig
+from jaxagent.config.stages import OfflineConfig as OfflineConfig
 from jaxagent.config.stages import OPDConfig as OPDConfig
 from jaxagent.config.stages import OutcomeModelConfig as OutcomeModelConfig
 from jaxagent.config.stages import RFTConfig as RFTConfig

@@ -24,6 +24,7 @@ from ml_collections import ConfigDict, config_flags
 
 from jaxagent.config import MODEL_SHAPE, Config, ConfigError, nearest, overrides, parse, relations
 from jaxagent.config.parse import hints, kind
+from jaxagent.config.run import STAGE_SECTIONS
 
 CHIPS = ("cpu", "a100", "h100", "h200", "v5e", "v5p", "v6e")  # what --dry_run_chip may name; numbers in plan/chips.py
 HELP = ("--help", "-h", "-help", "--helpfull")
@@ -107,6 +108,10 @@ def parse_config(
             raise ConfigError(_blame(failure, str(source))) from failure
         raise ConfigError(f"get_config() of {source} must return a ConfigDict, got {type(values.config).__name__}.")
     parsed = parse(_with_given_model(overrides.apply(config, changes), {field for field, _ in changes}))
+    for field, _ in changes:
+        stage = field.split(".")[0]
+        if stage in STAGE_SECTIONS and stage not in parsed.stages:
+            raise ConfigError(f"--config.{field} would be ignored: config.stages has no '{stage}'.")
     relations.check(parsed)
     return parsed
 
@@ -207,7 +212,7 @@ def preset_files() -> list[pathlib.Path]:
     """The config files that come with the package, sorted; `--config` takes their names without folder and ".py"."""
     spec = importlib.util.find_spec("jaxagent.configs")
     folders = spec.submodule_search_locations or [] if spec else []
-    return sorted(file for folder in folders for file in pathlib.Path(folder).glob("*.py"))
+    return sorted(file for folder in folders for file in pathlib.Path(folder).glob("[!_]*.py"))
 
 
 def _check_file(path: str) -> None:
@@ -217,7 +222,7 @@ def _check_file(path: str) -> None:
         return
     if file.is_dir():
         raise ConfigError(f"Config '{path}' is a folder, not a Python file.")
-    known = [*sorted(str(p) for p in file.parent.glob("*.py")), *(p.stem for p in preset_files())]
+    known = [*sorted(str(p) for p in file.parent.glob("[!_]*.py")), *(p.stem for p in preset_files())]
     raise ConfigError(f"Config file '{path}' does not exist. {nearest(path, known)}")
 
 

@@ -30,13 +30,3 @@ class BatchConfig:
     micro_rows: PositiveInt  # rows per micro-batch over all devices
     targets_multiple: PositiveInt  # log-prob positions per row are padded to a multiple of this
     share_prefix: bool  # what sequences of an update begin with alike is computed once per row
-
-
-@dataclasses.dataclass(frozen=True)
-class OfflineConfig:
-    """How a stage that learns from data is trained."""
-
-    updates: PositiveInt
-    examples: PositiveInt  # episodes, demonstrations or pairs per update
-    optimizer: OptimizerConfig
-    batch: BatchConfig

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from jaxagent.config.choice import Choice
 from jaxagent.config.errors import ConfigError, nearest
-from jaxagent.config.run import Config
+from jaxagent.config.run import STAGE_SECTIONS, Config
 
 
 class Kind(NamedTuple):
@@ -56,10 +56,19 @@ def hints(cls: type) -> dict[str, Any]:
 def parse(config: Mapping[str, Any]) -> Config:
     """Checks names, types and ranges of every field and converts to `Config`.
 
+    A recipe may bring sections for more stages than it names; those of stages that are not in `stages` are left out.
+
     Raises:
       ConfigError: unknown, missing or ill-typed field, or a number out of its range, named with its full path.
     """
-    return build(Config, config, "config")
+    config = _as_mapping(config, "config")
+    stages = config.get("stages", ())
+    left_out = [name for name in STAGE_SECTIONS if isinstance(stages, (tuple, list)) and name not in stages]
+    parsed = build(Config, {name: value for name, value in config.items() if name not in left_out}, "config")
+    for name in STAGE_SECTIONS:
+        if name in parsed.stages and getattr(parsed, name) is None:
+            raise ConfigError(f"config.stages names '{name}', and the section config.{name} is missing.")
+    return parsed
 
 
 def to_dict(section: Any) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from jaxagent.config.stages import (
 
 # What `Config.stages` can name; loop.py says how each is done.
 Stage = Literal["warm_start", "sample", "sft", "rft", "dpo", "outcome_model", "opd", "rl"]
+STAGE_SECTIONS = ("warm_start", "sample", "sft", "rft", "dpo", "outcome_model", "opd")  # "rl" is a section of every run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +43,9 @@ class CheckpointConfig:
     keep: PositiveInt
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """The whole truth of one run."""
+    """The whole truth of one run. The sections of stages that it does not have are None."""
 
     workdir: str
     seed: Seed
@@ -56,13 +57,13 @@ class Config:
     env: Annotated[EnvConfig, Choice("jaxagent.envs:ENVIRONMENTS")]  # what the policy acts in
     engine: EngineConfig
     stages: tuple[Stage, ...]  # what a run does, in order, each at most once
-    warm_start: WarmStartConfig
-    sample: SampleConfig
-    sft: SFTConfig
-    rft: RFTConfig
-    dpo: DPOConfig
-    outcome_model: OutcomeModelConfig
-    opd: OPDConfig
+    warm_start: WarmStartConfig | None = None
+    sample: SampleConfig | None = None
+    sft: SFTConfig | None = None
+    rft: RFTConfig | None = None
+    dpo: DPOConfig | None = None
+    outcome_model: OutcomeModelConfig | None = None
+    opd: OPDConfig | None = None
     rl: RLConfig
     eval: EvalConfig
     checkpoint: CheckpointConfig

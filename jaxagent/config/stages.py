@@ -1,11 +1,11 @@
-"""Sections of the stages beside RL."""
+"""Sections of the stages beside RL. A run has those of the stages that it names."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Annotated, Literal
 
-from jaxagent.config.learner import BatchConfig, OfflineConfig, OptimizerConfig
+from jaxagent.config.learner import BatchConfig, OptimizerConfig
 from jaxagent.config.ranges import (
     FiniteFloat,
     NonNegativeFloat,
@@ -44,30 +44,37 @@ class SampleConfig:
     attempts: PositiveInt  # at each of them
 
 
-@dataclasses.dataclass(frozen=True)
-class SFTConfig:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OfflineConfig:
+    """What every stage that learns from data has; its batches are `rl.batch`'s."""
+
+    updates: PositiveInt
+    examples: PositiveInt  # episodes, demonstrations or pairs per update
+    learning_rate: PositiveFloat  # in place of rl.optimizer.learning_rate
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SFTConfig(OfflineConfig):
     """Supervised fine-tuning on demonstrations, with demonstrations of not using the tool among them."""
 
     demonstrations: str  # jsonl, as the warm start's; "" = the dataset's full.jsonl
     negatives: str  # jsonl of the same form; "" = none
     negative_frac: Annotated[float, between(0, 1, without="high")]  # of the examples of an update
     aggregation: Literal["token_mean", "sequence_mean"]
-    training: OfflineConfig
 
 
-@dataclasses.dataclass(frozen=True)
-class RFTConfig:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RFTConfig(OfflineConfig):
     """Rejection-sampling fine-tuning: imitate one's own distinct successes."""
 
     episodes: str  # file or folder of logged episodes; "" = this run's own
     min_reward: FiniteFloat  # from which an attempt is a success
     per_task: PositiveInt  # successes of one task, at most
     aggregation: Literal["token_mean", "sequence_mean"]
-    training: OfflineConfig
 
 
-@dataclasses.dataclass(frozen=True)
-class DPOConfig:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DPOConfig(OfflineConfig):
     """Direct preference optimisation on the best and worst attempts at a task."""
 
     episodes: str  # as rft.episodes
@@ -76,18 +83,16 @@ class DPOConfig:
     beta: PositiveFloat
     length_normalised: bool  # per action token instead of summed
     nll_coefficient: NonNegativeFloat  # of the chosen attempt's NLL per action token; 0 = off
-    training: OfflineConfig
 
 
-@dataclasses.dataclass(frozen=True)
-class OutcomeModelConfig:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OutcomeModelConfig(OfflineConfig):
     """A model of an episode's outcome: the policy's weights with a scalar head, trained on logged episodes."""
 
     episodes: str  # as rft.episodes
     loss: Literal["binary", "bradley_terry"]
     min_reward: FiniteFloat  # from which an attempt is a success
     held_out_frac: Annotated[float, between(0, 1, without="both")]  # of the tasks: they measure accuracy and AUC
-    training: OfflineConfig
 
 
 @dataclasses.dataclass(frozen=True)

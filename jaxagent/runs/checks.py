@@ -40,12 +40,10 @@ def check(cfg: Config) -> None:
             "after it would train the merged policy in full. Start another run with model.path set to this policy."
         )
     _check_rows("rl", cfg.rl.batch, cfg.env.context_tokens)
-    for stage in filter(cfg.stages.__contains__, ("sft", "rft", "dpo", "outcome_model")):
-        _check_rows(f"{stage}.training", getattr(cfg, stage).training.batch, cfg.env.context_tokens)
-    if "sft" in cfg.stages and cfg.sft.negatives and cfg.sft.negative_frac == 0:
+    if cfg.sft is not None and cfg.sft.negatives and cfg.sft.negative_frac == 0:
         raise ConfigError("sft.negatives is given: sft.negative_frac must be more than 0.")
-    if "outcome_model" in cfg.stages and cfg.outcome_model.training.batch.row_tokens < cfg.env.context_tokens:
-        raise ConfigError("outcome_model.training.batch.row_tokens must be env.context_tokens or more.")
+    if cfg.outcome_model is not None and cfg.rl.batch.row_tokens < cfg.env.context_tokens:
+        raise ConfigError("rl.batch.row_tokens must be env.context_tokens or more for the stage 'outcome_model'.")
     if cfg.numerics == "exact" and cfg.engine.tile_rows < EXACT_TILE_ROWS:
         raise ConfigError(
             f"numerics='exact' needs engine.tile_rows of {EXACT_TILE_ROWS} or more, got {cfg.engine.tile_rows}: "

@@ -7,7 +7,6 @@ import typing
 
 import pytest
 
-from configs import search_r1
 from configs.search_r1 import get_config
 from jaxagent import config
 from jaxagent.algorithms import checks, published
@@ -33,7 +32,7 @@ def test_an_algorithm_leaves_nothing_of_the_one_before_it(base):
     """But the critic, which is the run's."""
     for name in PUBLISHED:
         first, then = get_config(f"{base}+mis"), get_config(f"laptop+{name}").rl.to_dict()
-        published.apply(first, name, search_r1.critic())
+        published.apply(first, name, _parts.critic())
         changed = {field for field in first.rl.to_dict() if first.rl.to_dict()[field] != then.get(field)}
         assert changed <= {"steps"}, name
 

@@ -48,7 +48,7 @@ def test_the_last_of_an_updates_examples_make_room_and_every_negative_comes_befo
 
 @pytest.fixture(scope="module")
 def parts():
-    cfg = config.parse(get_config())
+    cfg = config.parse({**get_config().to_dict(), "stages": ("sft",)})
     tokenizer = Tokenizer.train([json.dumps(row) for row in (USES, NEEDS_NONE, OFFERS_NONE)] * 9, 320, Search.tokens)
     return types.SimpleNamespace(
         cfg=cfg, environment=cfg.env, tokenizer=tokenizer,
@@ -88,8 +88,7 @@ def test_every_update_of_the_stage_has_its_negatives(parts, tmp_path, monkeypatc
     """The stage's own function from examples to streams, taken from where the loop over updates would get it."""
     (tmp_path / "full.jsonl").write_text(json.dumps(USES))
     (tmp_path / "negatives.jsonl").write_text(json.dumps(NEEDS_NONE) + "\n" + json.dumps(OFFERS_NONE))
-    training = dataclasses.replace(parts.cfg.sft.training, examples=4)
-    chosen = dict(negatives=str(tmp_path / "negatives.jsonl"), negative_frac=0.25, training=training)
+    chosen = dict(negatives=str(tmp_path / "negatives.jsonl"), negative_frac=0.25, examples=4)
     cfg = dataclasses.replace(parts.cfg, sft=dataclasses.replace(parts.cfg.sft, **chosen))
     here = types.SimpleNamespace(**{**vars(parts), "cfg": cfg, "dataset": tmp_path})
     monkeypatch.setattr(stage.offline, "train", lambda *given: given)

@@ -43,7 +43,7 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
 
         return to_streams
 
-    return offline.train(parts, saved, driver, params, DPO, cfg.training, pairs, prepare, keep_reference=True)
+    return offline.train(parts, saved, driver, params, DPO, cfg, pairs, prepare, keep_reference=True)
 
 
 def check(parts: Parts) -> None:

@@ -6,6 +6,7 @@ trained policy. Evaluated before and after, and every `eval.every` updates, as R
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -14,9 +15,10 @@ from typing import TypeVar
 
 import jax
 import numpy as np
+import optax
 
 from jaxagent.algorithms.streams import Streams
-from jaxagent.config import ConfigError, OfflineConfig, Stage
+from jaxagent.config import ConfigError, OfflineConfig, RLConfig, Stage
 from jaxagent.data import episode_log
 from jaxagent.data.episode_log import EpisodeLog
 from jaxagent.engine.driver import Driver
@@ -51,18 +53,20 @@ def train(
     Args:
       parts, saved, driver, params: as every stage gets them.
       stage: its name.
-      cfg: its training.
+      cfg: its section.
       examples: what it learns from, in a fixed order.
       prepare: packer, state as the stage (re)starts -> the function that makes examples the streams of one update,
         and metrics. Compiles what it needs.
       keep_reference: whether the state keeps the policy that the stage began with.
     """
-    share = programs.sharing(parts.cfg, cfg.batch, parts.spec)
-    packer = Packer(cfg.batch, programs.action_tokens(parts.cfg), parts.row_shards, share)
-    optimizer = make_optimizer(cfg.optimizer, cfg.updates)
+    batch = parts.cfg.rl.batch
+    packer = Packer(
+        batch, programs.action_tokens(parts.cfg), parts.row_shards, programs.sharing(parts.cfg, batch, parts.spec)
+    )
+    gradient_step = optimizer(parts.cfg.rl, cfg)
     with saved.compiles.warm_up(), jax.set_mesh(parts.mesh):
-        update = make_update(forward.policy_forward(parts.spec), optimizer, parts.mesh)
-        state = update.warm_up(init_state(params, optimizer, keep_reference=keep_reference), packer.empty())
+        update = make_update(forward.policy_forward(parts.spec), gradient_step, parts.mesh)
+        state = update.warm_up(init_state(params, gradient_step, keep_reference=keep_reference), packer.empty())
         state = saved.restored(stage, state)
         driver.update_params(state.params, int(state.step))
         to_streams = prepare(packer, state)
@@ -93,6 +97,11 @@ def _step(
     state, of_update = update(state, batches)
     names = ("loss/total", "policy/grad_norm")
     return state, metrics | {name: of_update[name] for name in names}
+
+
+def optimizer(rl: RLConfig, cfg: OfflineConfig) -> optax.GradientTransformation:
+    """RL's optimiser with the stage's learning rate and number of updates."""
+    return make_optimizer(dataclasses.replace(rl.optimizer, learning_rate=cfg.learning_rate), cfg.updates)
 
 
 def order(count: int, size: int, at: tuple[int, int]) -> list[int]:

@@ -23,7 +23,6 @@ from jaxagent.learner import forward, programs
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer
 from jaxagent.learner.loss import Tally
-from jaxagent.learner.optimizer import make_optimizer
 from jaxagent.learner.score import Scorer, value_scorer
 from jaxagent.learner.state import TrainState, init_state
 from jaxagent.learner.update import Update, make_trainable
@@ -45,9 +44,9 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
     if not held_out:
         raise ConfigError("outcome_model.held_out_frac leaves no task to measure with.")
     examples = _examples(training, cfg.loss, cfg.min_reward)
-    share = programs.sharing(parts.cfg, cfg.training.batch, parts.spec)
-    packer = Packer(cfg.training.batch, programs.action_tokens(parts.cfg) + 1, parts.row_shards, share)
-    optimizer = make_optimizer(cfg.training.optimizer, cfg.training.updates)
+    share = programs.sharing(parts.cfg, parts.cfg.rl.batch, parts.spec)
+    packer = Packer(parts.cfg.rl.batch, programs.action_tokens(parts.cfg) + 1, parts.row_shards, share)
+    optimizer = offline.optimizer(parts.cfg.rl, cfg)
     score_value = forward.value_forward(parts.spec)
     with saved.compiles.warm_up(), jax.set_mesh(parts.mesh):
         trainable = make_trainable(_loss(score_value, cfg.loss), optimizer, _metrics)
@@ -62,13 +61,13 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
     def bundle() -> tuple[TrainState, dict]:
         return state, {}
 
-    for step in saved.steps(OUTCOME_MODEL, cfg.training.updates, bundle):
+    for step in saved.steps(OUTCOME_MODEL, cfg.updates, bundle):
         started = time.monotonic()
-        chosen = offline.order(len(examples), cfg.training.examples, (parts.cfg.seed, step))
+        chosen = offline.order(len(examples), cfg.examples, (parts.cfg.seed, step))
         streams = _streams(score, state.params, [examples[i] for i in chosen], cfg.loss, cfg.min_reward)
         state, metrics = update(state, packer.pack(streams))
         metrics["time/step_s"] = time.monotonic() - started
-        if step + 1 == cfg.training.updates:
+        if step + 1 == cfg.updates:
             measured = _held_out(score, state.params, training, held_out, cfg.loss, cfg.min_reward)
             metrics |= measured
             saved.results |= measured

@@ -27,7 +27,7 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
     def to_streams(_: object, chosen: Sequence[Episode]):
         return sft([t for e in chosen for t in e.trajectories], observations=False, mode=cfg.aggregation), {}
 
-    return offline.train(parts, saved, driver, params, RFT, cfg.training, examples, lambda *_: to_streams)
+    return offline.train(parts, saved, driver, params, RFT, cfg, examples, lambda *_: to_streams)
 
 
 def check(parts: Parts) -> None:

@@ -30,13 +30,13 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
     """Trains on `sft.demonstrations`, and on `sft.negatives` for `negative_frac` of every update's examples."""
     cfg = parts.cfg.sft
     positives, negatives = load(parts)
-    count = negative_count(cfg.training.examples, cfg.negative_frac) if negatives else 0
+    count = negative_count(cfg.examples, cfg.negative_frac) if negatives else 0
 
     def to_streams(state: TrainState, chosen: Sequence[dict]):
         rows = with_negatives(chosen, negatives, count, (parts.cfg.seed, int(state.step)))
         return sft([to_trajectory(parts, row) for row in rows], observations=False, mode=cfg.aggregation), {}
 
-    return offline.train(parts, saved, driver, params, SFT, cfg.training, positives, lambda *_: to_streams)
+    return offline.train(parts, saved, driver, params, SFT, cfg, positives, lambda *_: to_streams)
 
 
 def with_negatives(chosen: Sequence[dict], negatives: Sequence[dict], count: int, at: tuple[int, int]) -> list[dict]:
