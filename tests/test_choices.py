@@ -78,6 +78,7 @@ def test_a_choice_is_its_class_with_its_constants_and_comes_back_with_its_name()
         ([("correction", "none")], "correction", None),
         ([("source", "clip")], "source", Clip()),
         ([("source", "/data/clip.jsonl")], "source", Files("/data/clip.jsonl")),
+        ([("source", "tasks.jsonl")], "source", Files("tasks.jsonl")),
     ],
 )
 def test_a_command_line_chooses_by_name_and_opens_and_closes_sections(changes, field, value):
@@ -114,6 +115,14 @@ def test_an_entry_of_the_users_own_is_named_by_its_path(monkeypatch):
     section = _changed(("objective", "mine:Mine"), ("objective.k", "7"))
     assert section.objective == own(7)
     assert to_dict(section)["objective"] == {"name": "mine:Mine", "k": 7}
+
+
+def test_a_bare_word_is_a_path_where_there_is_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"config.source has no choice 'clips'. Did you mean 'clip'"):
+        _changed(("source", "clips"))
+    (tmp_path / "clips").mkdir()
+    assert _changed(("source", "clips")).source == Files("clips")
 
 
 def test_help_lists_choices_with_their_fields():
