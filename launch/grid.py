@@ -103,7 +103,7 @@ def _check_earlier(folder: pathlib.Path, cfg: Config, fields: Sequence[str]) -> 
         return
     wanted = json.loads(json.dumps(to_dict(cfg)))
     for field in fields:
-        was, now = (functools.reduce(lambda at, name: at.get(name, {}), field.split("."), d) for d in (stored, wanted))
+        was, now = (functools.reduce(lambda at, name: (at or {}).get(name, {}), field.split("."), d) for d in (stored, wanted))
         if field == "stages" and not (folder / SUMMARY_FILE).exists():
             continue  # taken over from a shared run, which has the first ones alone, and not gone on with yet
         if was != now:

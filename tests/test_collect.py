@@ -62,7 +62,8 @@ class Parts:
             kinds = np.array([TokenKind.PROMPT, TokenKind.ACTION], np.uint8)
             tokens = np.array([int(task.id[1:]), sample], np.int32)
             zeros = np.zeros(2, np.int32)
-            trajectory = Trajectory(tokens, kinds, zeros.astype(np.float32), zeros, zeros)
+            versions = np.array([-1, 0], np.int32)
+            trajectory = Trajectory(tokens, kinds, zeros.astype(np.float32), versions, zeros)
             return Episode(task, sample, (trajectory,), solved, {}, StopReason.ANSWER, 1)
 
         return play
