@@ -10,6 +10,7 @@ import pathlib
 import sys
 import typing
 from collections.abc import Sequence
+from typing import Any
 
 from jaxagent.algorithms import checks
 from jaxagent.config import Config, ConfigError, Stage, flags, nearest, to_dict
@@ -103,11 +104,16 @@ def _check_earlier(folder: pathlib.Path, cfg: Config, fields: Sequence[str]) -> 
         return
     wanted = json.loads(json.dumps(to_dict(cfg)))
     for field in fields:
-        was, now = (functools.reduce(lambda at, name: at.get(name, {}), field.split("."), d) for d in (stored, wanted))
+        was, now = _value(stored, field), _value(wanted, field)
         if field == "stages" and not (folder / SUMMARY_FILE).exists():
             continue  # taken over from a shared run, which has the first ones alone, and not gone on with yet
         if was != now:
             raise ConfigError(f"{folder} was made with {field}={was}, not {now}: use another --workdir.")
+
+
+def _value(config: dict, field: str) -> Any:
+    """A field of a stored config; {} of a section that is off, or that it does not know."""
+    return functools.reduce(lambda section, name: (section or {}).get(name, {}), field.split("."), config)
 
 
 def _base(cfg: Config, share: str, args: Sequence[str], workdir: pathlib.Path, bases: dict[str, Run]) -> Run:

@@ -111,7 +111,7 @@ def test_a_config_that_cannot_go_on_is_refused(run, capsys, change, field):
 
 
 def test_another_task_is_refused_before_its_data_is_made(run, capsys):
-    assert "config.env.name is 'python', and 'search'" in refused(capsys, run, config="gsm8k_python")
+    assert "config.env is 'python', and 'search'" in refused(capsys, run, config="gsm8k_python")
     assert not list(run.glob("arithmetic*"))
 
 
@@ -202,6 +202,11 @@ def test_every_refused_field_exists():
         ),
         ([], ["model.lora.alpha=3"], "model.lora.alpha 32 -> 3"),  # there are no adapters
         ([], ["stages=rl"], "stages ['warm_start', 'rl'] -> ['rl']"),
+        ([], ["rl.objective=gspo"], "rl.objective ppo_clip -> gspo"),  # whose constants are others
+        ([], ["rl.objective.clip_low=0.1"], "rl.objective.clip_low 0.2 -> 0.1"),
+        ([], ["rl.kl.coefficient=0.1", "rl.correction=mask"], "rl.correction none -> mask, rl.kl none -> on"),
+        (["rl.kl=on"], ["rl.kl=none"], "rl.kl on -> none"),
+        (["rl.kl=on"], ["rl.kl.coefficient=0.1"], "rl.kl.coefficient 0.04 -> 0.1"),
     ],
 )
 def test_changes_that_are_taken_are_told(then, now, told):

@@ -31,7 +31,7 @@ REFUSED = {
     "tokenizer.use_chat_template": "the weights have learnt prompts that are written the other way",
     "seed": _STATE,
     "data.seed": _STATE,
-    "env.name": _STATE,
+    "env": _STATE,
 }
 # What `identity` holds, and what to call it.
 _CONTENTS = {
@@ -131,13 +131,10 @@ def _short(value: Any) -> str:
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any, Any]]:
     for name in [name for name in now if name in saved]:
         field, before, value = f"{prefix}{name}", saved[name], now[name]
-        if isinstance(before, Mapping) and isinstance(value, Mapping):
-            if before.get("name") == value.get("name"):
-                yield from _differences(before, value, f"{field}.")
-            else:
-                yield f"{field}.name", before.get("name"), value.get("name")
-        elif _in_short(before) != _in_short(value):
+        if _in_short(before) != _in_short(value):
             yield field, _in_short(before), _in_short(value)
+        elif isinstance(before, Mapping) and isinstance(value, Mapping):
+            yield from _differences(before, value, f"{field}.")
 
 
 def _in_short(value: Any) -> Any:

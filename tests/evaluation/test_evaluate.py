@@ -148,6 +148,16 @@ def test_a_config_of_another_version_names_all_that_it_lacks(tmp_path, capsys):
     assert error.count("\n") == 1 and "--config=FILE" in error
 
 
+def test_a_config_from_before_choices_had_constants_is_one_line(tmp_path, capsys):
+    stored = search_r1.get_config().to_dict()
+    stored["rl"] |= {"objective": "ppo_clip", "clip_low": 0.2}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    assert evaluate.main(command(tmp_path)) == 2
+    error = capsys.readouterr().err
+    assert "written by another version of this code: Unknown config field 'config.rl.clip_low'" in error
+    assert error.count("\n") == 1 and "Say --config=FILE" in error
+
+
 def test_a_run_without_checkpoints(finished, tmp_path, capsys):
     run = tmp_path / "run"
     run.mkdir()
