@@ -10,6 +10,7 @@ from configs import search_r1
 from jaxagent import config as schema
 from jaxagent.config import flags
 from jaxagent.config.parse import build
+from jaxagent.config.run import STAGE_SECTIONS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +25,7 @@ def _raw() -> dict:
 def test_every_field_of_the_default_config_survives_a_round_trip():
     stored = schema.to_dict(schema.parse(_raw()))
     assert schema.to_dict(schema.parse(stored)) == stored == schema.to_dict(schema.parse(ConfigDict(_raw())))
-    assert given(_raw(), stored)
+    assert given({name: value for name, value in _raw().items() if name not in STAGE_SECTIONS}, stored)
 
 
 def given(part, whole) -> bool:

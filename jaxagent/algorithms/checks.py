@@ -99,6 +99,7 @@ def _check_on_policy(rl: RLConfig) -> None:
 
 def _check_distill(rl: RLConfig) -> None:
     given = rl.distill
+    assert given is not None
     if isinstance(given.teacher, Folder) and not given.teacher.path:
         raise ConfigError("distill.teacher must name a model folder, or be 'http' with the url of a server.")
     if isinstance(given.teacher, Folder) and given.teacher.path.startswith(("http://", "https://")):

@@ -21,7 +21,7 @@ from jaxagent.config.learner import OptimizerConfig
 from jaxagent.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ZeroToOne
 
 if TYPE_CHECKING:
-    import jax
+    pass
 
 Array = Any  # numpy.ndarray or jax.Array
 
@@ -145,19 +145,19 @@ class TurnMeanStd(TurnAdvantage):
 class TokenPath(NamedTuple):
     """One padded trajectory. What stands outside the mask is never read."""
 
-    rewards: jax.Array  # f32[T] for emitting each token: the episode's on the last action, KL in the reward on each
-    values: jax.Array  # f32[T] the critic's, of the state each token was sampled in; 0 without a critic
-    mask: jax.Array  # bool[T] action tokens
-    turns: jax.Array  # i32[T] the turn each belongs to
-    log_rho: jax.Array  # f32[T] log p_old - log p_behaviour; 0 where the algorithm does not ask for it
+    rewards: Array  # f32[T] for emitting each token: the episode's on the last action, KL in the reward on each
+    values: Array  # f32[T] the critic's, of the state each token was sampled in; 0 without a critic
+    mask: Array  # bool[T] action tokens
+    turns: Array  # i32[T] the turn each belongs to
+    log_rho: Array  # f32[T] log p_old - log p_behaviour; 0 where the algorithm does not ask for it
 
 
 class Estimate(NamedTuple):
     """What an advantage along tokens says of a trajectory; 0 outside the mask."""
 
-    advantages: jax.Array  # f32[T]
-    returns: jax.Array  # f32[T] the critic's regression targets
-    learnt: jax.Array  # bool[T] where the critic learns them
+    advantages: Array  # f32[T]
+    returns: Array  # f32[T] the critic's regression targets
+    learnt: Array  # bool[T] where the critic learns them
 
 
 @dataclasses.dataclass(frozen=True)

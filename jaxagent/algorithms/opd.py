@@ -15,12 +15,13 @@ def as_opd(cfg: Config) -> Config:
     advantage. All attempts are used, since none needs a reward.
     """
     rl, opd = cfg.rl, cfg.opd
+    assert opd is not None  # `parse` has refused the stage without its section
     taught = dataclasses.replace(
         rl,
         steps=opd.steps,
         optimizer=dataclasses.replace(rl.optimizer, learning_rate=opd.learning_rate),
         advantage=NoReward(),
-        kl=dataclasses.replace(rl.kl, where="advantage") if rl.kl_in("reward") else rl.kl,
+        kl=dataclasses.replace(rl.kl, where="advantage") if rl.kl and rl.kl_in("reward") else rl.kl,
         echo=None,
         positive_nll=None,
         replay=None,

@@ -179,6 +179,7 @@ def streams(
                 continue
             at = np.flatnonzero(mask)
             behaviour = trajectory.logprobs[at]
+            assert correction is not None  # strategies.check: "policy" needs one
             if correction.vetoes(now[at], behaviour):
                 continue
             factors = np.ones(len(mask))

@@ -7,6 +7,7 @@ import typing
 
 import pytest
 
+from configs import _parts
 from configs.search_r1 import get_config
 from jaxagent import config
 from jaxagent.algorithms import checks, published
