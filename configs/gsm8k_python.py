@@ -112,6 +112,7 @@ def smollm2() -> ConfigDict:
     config.env.observation_tokens = 48
     config.env.context_tokens = 288
     config.env.run_timeout_s = 60.0
+    config.env.sandbox.memory_mb = 128  # 64 attempts run at once
     config.warm_start.gate_questions = 4  # of each of three kinds
     return config
 

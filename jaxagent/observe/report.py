@@ -162,8 +162,8 @@ def _subtitle(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     if config:
         mesh, model = config["mesh"], config["model"]
         rl = config["rl"]
-        echo = " + ECHO" if rl["echo"]["coefficient"] else ""
-        words.append(f"{rl['advantage']}, {rl['objective']}{echo}")
+        echo = " + ECHO" if rl["echo"] else ""
+        words.append(f"{config['env']['name']}: {rl['advantage']['name']}, {rl['objective']['name']}{echo}")
         words.append(model["path"] or f"{model['family']}, {model['num_layers']} layers, width {model['embed_dim']}")
         words.append(f"mesh {mesh['data']}x{mesh['fsdp']}x{mesh['tensor']} (data, fsdp, tensor)")
     if "seed" in summary:

@@ -11,12 +11,14 @@ import xml.etree.ElementTree
 import numpy as np
 import pytest
 
+from configs import search_r1
 from jaxagent import types
+from jaxagent.config import parse, to_dict
 from jaxagent.data import episode_log
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.observe import charts, jsonl, report, report_episodes, report_logs
 from jaxagent.observe.episodes import episode_record, shown
-from jaxagent.observe.files import EPISODES_FILE, EPISODES_FOLDER, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
+from jaxagent.observe.files import CONFIG_FILE, EPISODES_FILE, EPISODES_FOLDER, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
 
 PROMPT, ACTION, OBSERVATION, WARNING = (int(kind) for kind in types.TokenKind)
 BYTES = [bytes([value]) for value in range(256)]
@@ -283,3 +285,10 @@ def test_chosen_episodes_pair_first_and_last_and_keep_failures():
     assert len(pairs) == 9
     assert all((a["task"], a["step"], b["step"]) == (b["task"], 0, 9) for a, b in pairs)
     assert any(b["reward"] == 0 for _, b in pairs), "a report of successes alone misleads"
+
+
+def test_the_subtitle_of_a_recipes_own_config(tmp_path):
+    stored = to_dict(parse(search_r1.get_config("laptop-echo")))
+    (tmp_path / CONFIG_FILE).write_text(json.dumps(stored))
+    text = report.write_report(tmp_path).read_text()
+    assert "search: group_mean_std, ppo_clip + ECHO" in text
