@@ -297,5 +297,5 @@ def test_a_profile_reads_like_the_code(spec, make_params, make_packer, make_stre
         lowered = jax.jit(side_loss(spec, "policy")).lower(make_params(one), shard(batch, one))
     text = lowered.as_text(debug_info=True)
     scopes = ("embed", "attention/norm", "attention/rope", "attention/attend_dense", "mlp", "token_scores", "head")
-    for scope in (*scopes, "policy_loss/ppo_clip"):
+    for scope in (*scopes, "policy_loss/PPOClip"):
         assert f"/{scope}/" in text or f'"{scope}/' in text, scope  # the second in the body of a loop
