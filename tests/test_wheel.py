@@ -58,7 +58,7 @@ def test_everything_lies_in_one_package(site):
 def test_presets_and_their_data_are_found_by_name(site):
     code = (
         "import sys, jaxagent\n"
-        "from jaxagent import flags\n"
+        "from jaxagent.config import flags\n"
         f"assert jaxagent.__file__.startswith({str(site)!r}), jaxagent.__file__\n"
         "names = 'search_r1 search_r1:laptop-ppo gsm8k_python echo endless_terminals code_agent'\n"
         "for name in names.split():\n"

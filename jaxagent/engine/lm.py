@@ -48,7 +48,7 @@ class LanguageModel:
         if isinstance(params.layers, tuple):
             return params
         placed = _lay_out(self, params)
-        layers = tuple(_take(placed.layers, jax.device_put(np.int32(i))) for i in range(self.spec.num_layers))
+        layers = tuple(_take(placed.layers, jax.device_put(np.int32(i), jax.P())) for i in range(self.spec.num_layers))
         return placed.replace(layers=layers)
 
     def lay_out(self, params: model_params.Params) -> model_params.Params:
