@@ -85,6 +85,13 @@ def test_config_path_after_a_space(runs):
             [CONFIG, "--config.stages=warm_start,rll"],
             "'dpo', 'outcome_model', 'opd', 'rl', got 'rll'. Did you mean 'rl'?",
         ),
+        ([CONFIG, "--config.stages=(1)"], "config.stages must be a sequence, got '(1)'."),
+        ([CONFIG, "--config.stages=[{[]}]"], "config.stages must be a sequence, got '[{[]}]'."),
+        (
+            [CONFIG, "--config.rl.kl.coefficient=0.1", "--config.rl.kl=none"],
+            "--config.rl.kl=none and --config.rl.kl.coefficient contradict each other: leave one out.",
+        ),
+        ([CONFIG, "--config.=3"], "'--config.=3' names no field: fields are set as --config.section.field=value."),
         ([CONFIG, "--config.rl=3"], "'config.rl' is a section"),
         ([CONFIG, "--config.rl.steps.x=3"], "'config.rl.steps' is a value"),
         ([CONFIG, "--dry_runn"], "Unknown command line flag 'dry_runn'. Did you mean: dry_run"),

@@ -174,6 +174,8 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
     rest, changes = [], []
     args = iter(argv)
     for arg in args:
+        if arg.lstrip("-").partition("=")[0] == "config.":
+            raise ConfigError(f"'{arg}' names no field: fields are set as --config.section.field=value.")
         if not (match := _OVERRIDE.match(arg)):
             rest.append(arg)
             continue

@@ -29,9 +29,24 @@ def apply(config: dict[str, Any], overrides: Iterable[tuple[str, str]]) -> dict[
     Raises:
       ConfigError: an unknown field, or a text that is no value of its type; names the full path.
     """
+    overrides = list(overrides)
+    _check_closed(overrides)
     for path, text in sorted(overrides, key=lambda override: override[0].removesuffix(".name").count(".")):
         config = _set(Kind(Config, False, None, None), config, path.split("."), text, "config")
     return config
+
+
+def _check_closed(overrides: Iterable[tuple[str, str]]) -> None:
+    """Refuses a section that is closed and has fields: whichever counted, the other would be lost unseen.
+
+    Raises:
+      ConfigError: names both.
+    """
+    last = dict(overrides)
+    for path, text in last.items():
+        inside = [field for field in last if field.startswith(f"{path}.") and field != f"{path}.name"]
+        if text in OFF and inside:
+            raise ConfigError(f"--config.{path}={text} and --config.{inside[0]} contradict each other: leave one out.")
 
 
 def _set(wanted: Kind, value: Any, parts: list[str], text: str, path: str) -> Any:
@@ -93,7 +108,7 @@ def read(hint: Any, text: str, path: str) -> Any:
         if text.startswith(("(", "[")):
             try:
                 return tuple(ast.literal_eval(text))
-            except (ValueError, SyntaxError) as error:
+            except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
                 raise ConfigError(f"{path} must be a sequence, got '{text}'.") from error
         return tuple(read(inner, part.strip(), path) for part in text.strip(",").split(",")) if text.strip(",") else ()
     if hint is bool:
