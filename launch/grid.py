@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import json
 import pathlib
@@ -118,10 +117,11 @@ def _check_earlier(folder: pathlib.Path, cfg: Config, fields: Sequence[str]) -> 
             raise ConfigError(f"{folder} was made with {field}={was}, not {now}: use another --workdir.")
 
 
-def _value(config: dict, field: str) -> Any:
+def _value(config: Any, field: str) -> Any:
     """A field of a stored config; {} of what is off, or what it does not know."""
-    known = lambda section, name: section.get(name, {}) if isinstance(section, dict) else {}
-    return functools.reduce(known, field.split("."), config)
+    for name in field.split("."):
+        config = config.get(name, {}) if isinstance(config, dict) else {}
+    return config
 
 
 def _base(cfg: Config, share: str, args: Sequence[str], workdir: pathlib.Path, bases: dict[str, Run]) -> Run:

@@ -118,6 +118,52 @@ def test_an_entry_of_the_users_own_is_named_by_its_path(monkeypatch):
     assert to_dict(section)["objective"] == {"name": "mine:Mine", "k": 7}
 
 
+BROKEN = {
+    "import sys; sys.exit(3)": "SystemExit: 3.",
+    "def f():\n    class Mine: pass\n    return dataclass(frozen=True)(Mine)\nMine = f()": "at the top of its module",
+    "@dataclass(frozen=True)\nclass Mine:\n    x: 'Nothing' = 3": "the types of its fields cannot be read: name 'Noth",
+    "@dataclass(frozen=True)\nclass Mine:\n    x: Any = 3": "its field 'x' is of a type that a config cannot hold",
+    "@dataclass(frozen=True)\nclass Mine:\n    x: list[int] = field(default_factory=list)": "a config cannot hold",
+    "@dataclass(frozen=True)\nclass Mine:\n    x: int | str = 3": "a config cannot hold",
+    "@dataclass(frozen=True)\nclass Mine:\n    x: tuple[int, str] = (1, 'a')": "a config cannot hold",
+    "@dataclass(frozen=True)\nclass Mine:\n    x: float = None": "the default of its field 'x' must be float, got None",
+    "@dataclass(frozen=True)\nclass Mine:\n    x: PositiveInt = 0": "the default of its field 'x' must be at least 1",
+    "@dataclass(frozen=True)\nclass Mine:\n    name: str = 'me'": "a config cannot set its field 'name'",
+    "@dataclass(frozen=True)\nclass Mine:\n    x: int = field(default=1, init=False)": "'x': it has init=False.",
+    "@dataclass(frozen=True)\nclass Mine:\n    x: InitVar[int]": "config.objective: TypeError: ",
+    "@dataclass(frozen=True)\nclass Mine:\n    __hash__ = None": "must be hashable",
+    "@dataclass\nclass Sub: pass\n@dataclass(frozen=True)\nclass Mine:\n    x: Sub = field(default_factory=Sub)": (
+        "field 'x': Sub must be hashable, a dataclass(frozen=True)."
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(BROKEN)))
+def test_a_class_that_a_config_cannot_hold_is_refused(tmp_path, monkeypatch, number):
+    code, message = list(BROKEN.items())[number]
+    head = "from dataclasses import InitVar, dataclass, field\nfrom typing import Any\n"
+    head += "from jaxagent.config.ranges import PositiveInt\n"
+    (tmp_path / f"broken_{number}.py").write_text(head + code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError) as error:
+        _changed(("objective", f"broken_{number}:Mine"))
+    assert message in str(error.value)
+
+
+def test_what_fields_of_ones_own_can_be(tmp_path, monkeypatch):
+    (tmp_path / "able.py").write_text(
+        "from dataclasses import dataclass\nfrom typing import Literal\n"
+        "@dataclass(frozen=True)\nclass Sub:\n    y: int = 1\n"
+        "class Outer:\n    @dataclass(frozen=True)\n    class Mine:\n        a: float | None = None\n"
+        "        b: tuple[int, ...] = (1,)\n        c: Literal['x', 'y'] = 'x'\n        d: Sub = Sub()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "able:Outer.Mine"
+    section = _changed(("objective", name), ("objective.b", "2,3"), ("objective.d.y", "4"), ("objective.a", "5"))
+    assert to_dict(section)["objective"] == {"name": name, "a": 5.0, "b": (2, 3), "c": "x", "d": {"y": 4}}
+    assert build(Section, to_dict(section), "config") == section
+
+
 def test_a_bare_word_is_a_path_where_there_is_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"config.source has no choice 'clips'. Did you mean 'clip'"):

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from jaxagent.config.errors import ConfigError, nearest
 from jaxagent.config.parse import Kind, default, hints, kind
+from jaxagent.config.parse import entry as entry_of
 from jaxagent.config.run import Config
 
 OFF, ON = ("none", "off"), "on"
@@ -59,7 +60,7 @@ def _set(wanted: Kind, value: Any, parts: list[str], text: str, path: str) -> An
             return _whole(wanted, value, text, path)
         if value is None:
             raise ConfigError(f"{path} is off: name a choice first, --{path}={next(iter(wanted.choice.entries))}.")
-        cls = wanted.choice.entry(value.get("name"), path)
+        cls = entry_of(wanted.choice, value.get("name"), path)
     elif wanted.is_section:
         cls = wanted.value
     else:
@@ -78,7 +79,7 @@ def _whole(wanted: Kind, value: Any, text: str, path: str) -> Any:
         return None
     if wanted.choice is not None:
         new, old = wanted.choice.spelled_out(text), wanted.choice.spelled_out(value) or {}
-        entry = wanted.choice.entry(new["name"], path)
+        entry = entry_of(wanted.choice, new["name"], path)
         if len(new) == 1 and old.get("name") == new["name"]:
             return old
         return new | kept(old, entry)

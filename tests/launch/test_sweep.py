@@ -101,7 +101,10 @@ def test_a_finished_run_of_other_stages_is_not_taken_for_this_one(tmp_path, fake
         (["--grid=rl.steps=1", "--config.rl.steps=2"], "rl.steps is both an axis of --grid and fixed"),
         (["--grid=rl.steps=1", "--grid=rl.steps=2"], "rl.steps is an axis of --grid twice"),
         (["--grid=rl.objective=sapo", "--config.rl.objective.name=gspo"], "is both an axis of --grid and fixed"),
-        (["--grid=rl.kl=none,on", "--config.rl.kl.coefficient=0.1"], "--config.rl.kl=none and --config.rl.kl.coefficient contradict"),
+        (
+            ["--grid=rl.kl=none,on", "--config.rl.kl.coefficient=0.1"],
+            "rl.kl=none and --config.rl.kl.coefficient contradict",
+        ),
         (["--config.rl.stepz=2"], "Did you mean 'steps'?"),
         (["--config.rl.steps=-2"], "config.rl.steps must be at least 0"),
         (["--run_timeout_s=0"], "--run_timeout_s: must be a number, more than 0"),
