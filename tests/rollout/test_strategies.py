@@ -25,7 +25,7 @@ def test_off_by_default(preset):
 
 
 def test_a_curriculum_of_ones_own_draws_by_success():
-    with pytest.raises(ConfigError, match="rl.curriculum='.*:SoftGate' must extend BySuccess of "):
+    with pytest.raises(ConfigError, match=r"rl.curriculum='.*:SoftGate' must extend BySuccess of "):
         strategies.check(dataclasses.replace(rl(), curriculum=SoftGate()))
 
 
