@@ -14,8 +14,6 @@ class ConfigError(ValueError):
 def nearest(name: str, valid: typing.Iterable[str]) -> str:
     """ " Did you mean 'x'?" for the closest valid name, or a list of all of them."""
     valid = list(valid)
-    if not valid:
-        return "There are none."
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     return f"Did you mean '{close[0]}'?" if close else f"Valid: {', '.join(valid)}."
 
