@@ -166,10 +166,37 @@ def test_what_fields_of_ones_own_can_be(tmp_path, monkeypatch):
 
 def test_a_bare_word_is_a_path_where_there_is_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"config.source has no choice 'clips'. Did you mean 'clip'"):
+    with pytest.raises(
+        ConfigError, match=r"no choice 'clips', and 'clips' is no file or folder. Did you mean 'clip'"
+    ):
         _changed(("source", "clips"))
     (tmp_path / "clips").mkdir()
     assert _changed(("source", "clips")).source == Files("clips")
+
+
+@dataclasses.dataclass(frozen=True)
+class Learnt:
+    extra: Extra = Extra(0.5)
+
+
+@dataclasses.dataclass(frozen=True)
+class LearntToo:
+    extra: Extra = Extra()
+
+
+@dataclasses.dataclass(frozen=True)
+class LearntOtherwise:
+    extra: Gate = Gate()
+
+
+def test_of_another_choice_a_section_remains_where_it_is_the_same_section(monkeypatch):
+    for entry in (Learnt, LearntToo, LearntOtherwise):
+        monkeypatch.setitem(CHOICES, entry.__name__, entry)
+    learnt = ("objective.extra.coefficient", "3")
+    old = to_dict(_changed(("objective", "Learnt"), learnt))["objective"]
+    wanted = kind(hints(Section)["objective"])
+    assert overrides._whole(wanted, old, "LearntToo", "config") == {"name": "LearntToo", "extra": {"coefficient": 3.0}}
+    assert overrides._whole(wanted, old, "LearntOtherwise", "config") == {"name": "LearntOtherwise"}
 
 
 def test_help_lists_choices_with_their_fields():

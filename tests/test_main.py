@@ -91,6 +91,7 @@ def test_config_path_after_a_space(runs):
             [CONFIG, "--config.rl.kl.coefficient=0.1", "--config.rl.kl=none"],
             "--config.rl.kl=none and --config.rl.kl.coefficient contradict each other: leave one out.",
         ),
+        ([CONFIG, "--config.data.source="], "config.data.source is empty: name a folder or a file of tasks."),
         ([CONFIG, "--config.=3"], "'--config.=3' names no field: fields are set as --config.section.field=value."),
         ([CONFIG, "--config.rl=3"], "'config.rl' is a section"),
         ([CONFIG, "--config.rl.steps.x=3"], "'config.rl.steps' is a value"),

@@ -51,7 +51,8 @@ class Choice:
         if name in entries:
             return entries[name]
         if not isinstance(name, str) or ":" not in name:
-            raise ConfigError(f"{path} has no choice {name!r}. {nearest(str(name), entries)}")
+            nor = f", and '{name}' is no file or folder" if self.otherwise else ""
+            raise ConfigError(f"{path} has no choice {name!r}{nor}. {nearest(str(name), entries)}")
         return imported(name, path)
 
     def name_of(self, chosen: Any) -> str:

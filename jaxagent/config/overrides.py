@@ -82,7 +82,7 @@ def _whole(wanted: Kind, value: Any, text: str, path: str) -> Any:
         entry = entry_of(wanted.choice, new["name"], path)
         if len(new) == 1 and old.get("name") == new["name"]:
             return old
-        return new | kept(old, entry)
+        return new | (kept(old, entry_of(wanted.choice, old["name"], path), entry) if "name" in old else {})
     if wanted.is_section:
         if wanted.optional and text == ON:
             return value or {}
@@ -90,9 +90,10 @@ def _whole(wanted: Kind, value: Any, text: str, path: str) -> Any:
     return read(wanted.value, text, path)
 
 
-def kept(old: Mapping[str, Any], entry: type) -> dict[str, Any]:
+def kept(old: Mapping[str, Any], before: type, entry: type) -> dict[str, Any]:
     """What a choice that takes another's place keeps of it: sections that both have, such as a critic. No constants."""
-    sections = {name for name, hint in hints(entry).items() if kind(hint).is_section}
+    then, now = hints(before), hints(entry)
+    sections = {name for name, hint in now.items() if kind(hint).is_section and then.get(name) == hint}
     return {name: value for name, value in old.items() if name in sections}
 
 

@@ -88,7 +88,10 @@ def default(cls: type, name: str) -> Any:
 def absent(config: Mapping[str, Any], cls: type = Config, path: str = "config") -> list[str]:
     """Full paths of what the schema demands and a config stored by another version of it lacks."""
     missing = []
+    stages = config.get("stages", STAGE_SECTIONS) if cls is Config else STAGE_SECTIONS
     for name, hint in hints(cls).items():
+        if cls is Config and name in STAGE_SECTIONS and name not in stages:
+            continue
         if name not in config:
             missing += [] if _has_default(cls, name) else [f"{path}.{name}"]
         elif kind(hint).is_section and isinstance(config[name], Mapping):
