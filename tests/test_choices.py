@@ -166,9 +166,7 @@ def test_what_fields_of_ones_own_can_be(tmp_path, monkeypatch):
 
 def test_a_bare_word_is_a_path_where_there_is_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        ConfigError, match=r"no choice 'clips', and 'clips' is no file or folder. Did you mean 'clip'"
-    ):
+    with pytest.raises(ConfigError, match=r"no choice 'clips', and 'clips' is no file or folder. Did you mean 'clip'"):
         _changed(("source", "clips"))
     (tmp_path / "clips").mkdir()
     assert _changed(("source", "clips")).source == Files("clips")
@@ -208,3 +206,26 @@ def test_help_lists_choices_with_their_fields():
     assert listed["config.correction", ""].kind == "none|clip|gate"
     assert listed["config.extra", ""].kind == "none|on"
     assert kind(hints(Section)["correction"]).optional
+
+
+def test_choices_and_sections_of_a_recipe_on_the_command_line():
+    def rl(preset: str, *changes: str):
+        return flags.parse_argv(
+            ["main", f"--config=search_r1:{preset}", *(f"--config.rl.{c}" for c in changes)]
+        ).config.rl
+
+    assert rl("laptop", "objective.tau_positive=2", "objective=sapo").objective.tau_positive == 2  # names count first
+    assert (
+        type(rl("laptop", "objective=none", "positive_nll=on").objective).__name__ == "NoObjective"
+    )  # a name, not off
+    assert rl("laptop-echo", "echo=on").echo.max_tokens == 32  # the recipe's own stays as it is
+    optimizer = rl("laptop", "advantage=gae", "advantage.critic.optimizer.learning_rate=0.5").critic.optimizer
+    assert (optimizer.learning_rate, optimizer.warmup_steps) == (0.5, 15)  # the rest is the published one
+
+
+def test_a_source_of_ones_own_is_no_path_and_must_be_a_source(tmp_path, monkeypatch):
+    code = "import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass Mine: pass\n"
+    (tmp_path / "my_source.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"config.data.source='my_source:Mine' must extend .*SourceConfig"):
+        flags.parse_argv(["main", "--config=search_r1", "--config.data.source=my_source:Mine"])
