@@ -23,6 +23,8 @@ _HELP = """
 Flags:
   --config=FILE[:PRESET]           Python file with get_config(preset); see configs/
   --config.SECTION.FIELD=VALUE     replace one value of it; all fields are listed below
+  --config.SECTION.CHOICE=NAME     choose, with the defaults of what is chosen; package.module:Class is one of yours
+  --config.SECTION=on|none         open a section, with its defaults, or close it
   --dry_run                        compile only: memory, FLOPs and time per device, no weights allocated
   --dry_run_chip=CHIP              {chips} (default h100)
   --help                           this text; with --config also the config's values
@@ -43,9 +45,10 @@ def help_text(config: Config | None = None) -> str:
     """What `--help` prints: the commands, the flags, every field with its type, range, meaning, and value if given."""
     rows = []
     for field in flags.fields():
-        kind = f"{field.kind}, {field.allowed}" if field.allowed else field.kind
-        meaning = f"of {field.of}: {field.meaning}" if field.of and field.meaning else field.meaning
-        rows.append((f"--{field.path}{_value(config, field)}", f"{kind}: {meaning}" if meaning else kind))
+        published = "" if field.default is None else f"default {field.default!r}"
+        of = f"of {field.of}" if field.of else ""
+        text = ", ".join(filter(None, (field.kind, field.allowed, published, of)))
+        rows.append((f"--{field.path}{_value(config, field)}", f"{text}: {field.meaning}" if field.meaning else text))
     width = max(len(name) for name, _ in rows)
     listing = "\n".join(f"  {name:<{width}}  {text}" for name, text in rows)
     return f"{__doc__}{_HELP.format(chips=', '.join(flags.CHIPS))}{listing}"
@@ -54,10 +57,11 @@ def help_text(config: Config | None = None) -> str:
 def _value(config: Config | None, field: flags.Field) -> str:
     """ "=7", what a config has; "" of a section that is off and of what another choice has."""
     value: Any = {"config": config and to_dict(config)}
+    levels = iter(field.of.split(" / "))
     for part in field.path.split("."):
         if not isinstance(value, Mapping) or part not in value:
             return ""
-        if field.of and "name" in value and value["name"] not in field.of.split("|"):
+        if "name" in value and value["name"] not in next(levels).split("|"):
             return ""
         value = value[part]
     if isinstance(value, Mapping):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import json
 import pathlib
@@ -14,9 +13,11 @@ from typing import Any
 
 from jaxagent.algorithms import checks
 from jaxagent.config import Config, ConfigError, Stage, flags, nearest, to_dict
+from jaxagent.config.run import STAGE_SECTIONS
 from jaxagent.observe.files import CONFIG_FILE, SUMMARY_FILE
 
 _OF_NO_STAGE = ("workdir", "stages", "eval", "checkpoint")  # what may differ between runs that share a stage
+_OF_RL = ("sampling", "batch", "optimizer")  # of the section rl, what the stages between warm_start and rl read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,11 +68,16 @@ def runs(
     """
     bases: dict[str, Run] = {}
     axes = [_axis(text) for text in grid]
-    everywhere = [arg.removeprefix("--config.").partition("=")[0] for arg in fixed]
+    everywhere = [_field(arg) for arg in fixed]
+    once: list[str] = []
+    for field in [field.removesuffix(".name") for field, _ in axes]:
+        if field in once:
+            raise ConfigError(f"{field} is an axis of --grid twice: write all of its values into one.")
+        once.append(field)
     for field in everywhere:
         if field in ("seed", "workdir"):
             raise ConfigError(f"--config.{field}: a sweep sets it itself, from --{field.replace('seed', 'seeds')}.")
-        if field in [axis for axis, _ in axes]:
+        if field.removesuffix(".name") in once:
             raise ConfigError(f"{field} is both an axis of --grid and fixed by --config.{field}.")
     source, _, base_preset = config.partition(":")
     out = []
@@ -111,9 +117,11 @@ def _check_earlier(folder: pathlib.Path, cfg: Config, fields: Sequence[str]) -> 
             raise ConfigError(f"{folder} was made with {field}={was}, not {now}: use another --workdir.")
 
 
-def _value(config: dict, field: str) -> Any:
-    """A field of a stored config; {} of a section that is off, or that it does not know."""
-    return functools.reduce(lambda section, name: (section or {}).get(name, {}), field.split("."), config)
+def _value(config: Any, field: str) -> Any:
+    """A field of a stored config; {} of what is off, or what it does not know."""
+    for name in field.split("."):
+        config = config.get(name, {}) if isinstance(config, dict) else {}
+    return config
 
 
 def _base(cfg: Config, share: str, args: Sequence[str], workdir: pathlib.Path, bases: dict[str, Run]) -> Run:
@@ -124,12 +132,22 @@ def _base(cfg: Config, share: str, args: Sequence[str], workdir: pathlib.Path, b
     if first == cfg.stages:
         raise ConfigError(f"--share={share} is the last stage of the config: nothing would be left to compare.")
     later = {*typing.get_args(Stage), *_OF_NO_STAGE} - set(first)
-    key = json.dumps({name: value for name, value in to_dict(cfg).items() if name not in later}, sort_keys=True)
+    read = [arg for arg in args if _field(arg).partition(".")[0] not in later.intersection(STAGE_SECTIONS)]
+    values: dict[str, Any] = {name: value for name, value in to_dict(cfg).items() if name not in later}
+    if first != ("warm_start",):
+        rl = to_dict(cfg.rl)
+        values["rl"] = rl if "opd" in first else {name: rl[name] for name in _OF_RL}
+    key = json.dumps(values, sort_keys=True)
     if key not in bases:
         folder = workdir / f"{share}_{len(bases)}_seed={cfg.seed}"
         changes = [f"--config.stages={','.join(first)}", f"--config.workdir={folder}"]
-        bases[key] = Run((), cfg.seed, folder, (sys.executable, "-m", "jaxagent.main", *args, *changes))
+        bases[key] = Run((), cfg.seed, folder, (sys.executable, "-m", "jaxagent.main", *read, *changes))
     return bases[key]
+
+
+def _field(arg: str) -> str:
+    """ "rl.steps" of "--config.rl.steps=7"."""
+    return arg.removeprefix("--config.").partition("=")[0]
 
 
 def _axis(text: str) -> tuple[str, list[str]]:

@@ -73,7 +73,8 @@ def test_a_choice_is_its_class_with_its_constants_and_comes_back_with_its_name()
         ([("objective.low", "0")], "objective", Clip(0.0, 0.3)),
         ([("extra", "on")], "extra", Extra(0.05)),
         ([("extra.coefficient", "1")], "extra", Extra(1.0)),
-        ([("extra.coefficient", "1"), ("extra", "none")], "extra", Extra(1.0)),
+        ([("extra", "on"), ("extra.coefficient", "1")], "extra", Extra(1.0)),
+        ([("extra.coefficient", "1"), ("extra", "on")], "extra", Extra(1.0)),
         ([("correction", "gate"), ("correction.tau", "3")], "correction", Gate(3.0)),
         ([("correction", "none")], "correction", None),
         ([("source", "clip")], "source", Clip()),
@@ -117,12 +118,83 @@ def test_an_entry_of_the_users_own_is_named_by_its_path(monkeypatch):
     assert to_dict(section)["objective"] == {"name": "mine:Mine", "k": 7}
 
 
+BROKEN = {
+    "import sys; sys.exit(3)": "SystemExit: 3.",
+    "def f():\n    class Mine: pass\n    return dataclass(frozen=True)(Mine)\nMine = f()": "at the top of its module",
+    "@dataclass(frozen=True)\nclass Mine:\n    x: 'Nothing' = 3": "the types of its fields cannot be read: name 'Noth",
+    "@dataclass(frozen=True)\nclass Mine:\n    x: Any = 3": "its field 'x' is of a type that a config cannot hold",
+    "@dataclass(frozen=True)\nclass Mine:\n    x: list[int] = field(default_factory=list)": "a config cannot hold",
+    "@dataclass(frozen=True)\nclass Mine:\n    x: int | str = 3": "a config cannot hold",
+    "@dataclass(frozen=True)\nclass Mine:\n    x: tuple[int, str] = (1, 'a')": "a config cannot hold",
+    "@dataclass(frozen=True)\nclass Mine:\n    x: float = None": "the default of its field 'x' must be float, got None",
+    "@dataclass(frozen=True)\nclass Mine:\n    x: PositiveInt = 0": "the default of its field 'x' must be at least 1",
+    "@dataclass(frozen=True)\nclass Mine:\n    name: str = 'me'": "a config cannot set its field 'name'",
+    "@dataclass(frozen=True)\nclass Mine:\n    x: int = field(default=1, init=False)": "'x': it has init=False.",
+    "@dataclass(frozen=True)\nclass Mine:\n    x: InitVar[int]": "config.objective: TypeError: ",
+    "@dataclass(frozen=True)\nclass Mine:\n    __hash__ = None": "must be hashable",
+    "@dataclass\nclass Sub: pass\n@dataclass(frozen=True)\nclass Mine:\n    x: Sub = field(default_factory=Sub)": (
+        "field 'x': Sub must be hashable, a dataclass(frozen=True)."
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(BROKEN)))
+def test_a_class_that_a_config_cannot_hold_is_refused(tmp_path, monkeypatch, number):
+    code, message = list(BROKEN.items())[number]
+    head = "from dataclasses import InitVar, dataclass, field\nfrom typing import Any\n"
+    head += "from jaxagent.config.ranges import PositiveInt\n"
+    (tmp_path / f"broken_{number}.py").write_text(head + code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError) as error:
+        _changed(("objective", f"broken_{number}:Mine"))
+    assert message in str(error.value)
+
+
+def test_what_fields_of_ones_own_can_be(tmp_path, monkeypatch):
+    (tmp_path / "able.py").write_text(
+        "from dataclasses import dataclass\nfrom typing import Literal\n"
+        "@dataclass(frozen=True)\nclass Sub:\n    y: int = 1\n"
+        "class Outer:\n    @dataclass(frozen=True)\n    class Mine:\n        a: float | None = None\n"
+        "        b: tuple[int, ...] = (1,)\n        c: Literal['x', 'y'] = 'x'\n        d: Sub = Sub()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "able:Outer.Mine"
+    section = _changed(("objective", name), ("objective.b", "2,3"), ("objective.d.y", "4"), ("objective.a", "5"))
+    assert to_dict(section)["objective"] == {"name": name, "a": 5.0, "b": (2, 3), "c": "x", "d": {"y": 4}}
+    assert build(Section, to_dict(section), "config") == section
+
+
 def test_a_bare_word_is_a_path_where_there_is_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"config.source has no choice 'clips'. Did you mean 'clip'"):
+    with pytest.raises(ConfigError, match=r"no choice 'clips', and 'clips' is no file or folder. Did you mean 'clip'"):
         _changed(("source", "clips"))
     (tmp_path / "clips").mkdir()
     assert _changed(("source", "clips")).source == Files("clips")
+
+
+@dataclasses.dataclass(frozen=True)
+class Learnt:
+    extra: Extra = Extra(0.5)
+
+
+@dataclasses.dataclass(frozen=True)
+class LearntToo:
+    extra: Extra = Extra()
+
+
+@dataclasses.dataclass(frozen=True)
+class LearntOtherwise:
+    extra: Gate = Gate()
+
+
+def test_of_another_choice_a_section_remains_where_it_is_the_same_section(monkeypatch):
+    for entry in (Learnt, LearntToo, LearntOtherwise):
+        monkeypatch.setitem(CHOICES, entry.__name__, entry)
+    learnt = ("objective.extra.coefficient", "3")
+    old = to_dict(_changed(("objective", "Learnt"), learnt))["objective"]
+    wanted = kind(hints(Section)["objective"])
+    assert overrides._whole(wanted, old, "LearntToo", "config") == {"name": "LearntToo", "extra": {"coefficient": 3.0}}
+    assert overrides._whole(wanted, old, "LearntOtherwise", "config") == {"name": "LearntOtherwise"}
 
 
 def test_help_lists_choices_with_their_fields():
@@ -134,3 +206,26 @@ def test_help_lists_choices_with_their_fields():
     assert listed["config.correction", ""].kind == "none|clip|gate"
     assert listed["config.extra", ""].kind == "none|on"
     assert kind(hints(Section)["correction"]).optional
+
+
+def test_choices_and_sections_of_a_recipe_on_the_command_line():
+    def rl(preset: str, *changes: str):
+        return flags.parse_argv(
+            ["main", f"--config=search_r1:{preset}", *(f"--config.rl.{c}" for c in changes)]
+        ).config.rl
+
+    assert rl("laptop", "objective.tau_positive=2", "objective=sapo").objective.tau_positive == 2  # names count first
+    assert (
+        type(rl("laptop", "objective=none", "positive_nll=on").objective).__name__ == "NoObjective"
+    )  # a name, not off
+    assert rl("laptop-echo", "echo=on").echo.max_tokens == 32  # the recipe's own stays as it is
+    optimizer = rl("laptop", "advantage=gae", "advantage.critic.optimizer.learning_rate=0.5").critic.optimizer
+    assert (optimizer.learning_rate, optimizer.warmup_steps) == (0.5, 15)  # the rest is the published one
+
+
+def test_a_source_of_ones_own_is_no_path_and_must_be_a_source(tmp_path, monkeypatch):
+    code = "import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass Mine: pass\n"
+    (tmp_path / "my_source.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"config.data.source='my_source:Mine' must extend .*SourceConfig"):
+        flags.parse_argv(["main", "--config=search_r1", "--config.data.source=my_source:Mine"])

@@ -85,6 +85,14 @@ def test_config_path_after_a_space(runs):
             [CONFIG, "--config.stages=warm_start,rll"],
             "'dpo', 'outcome_model', 'opd', 'rl', got 'rll'. Did you mean 'rl'?",
         ),
+        ([CONFIG, "--config.stages=(1)"], "config.stages must be a sequence, got '(1)'."),
+        ([CONFIG, "--config.stages=[{[]}]"], "config.stages must be a sequence, got '[{[]}]'."),
+        (
+            [CONFIG, "--config.rl.kl.coefficient=0.1", "--config.rl.kl=none"],
+            "--config.rl.kl=none and --config.rl.kl.coefficient contradict each other: leave one out.",
+        ),
+        ([CONFIG, "--config.data.source="], "config.data.source is empty: name a folder or a file of tasks."),
+        ([CONFIG, "--config.=3"], "'--config.=3' names no field: fields are set as --config.section.field=value."),
         ([CONFIG, "--config.rl=3"], "'config.rl' is a section"),
         ([CONFIG, "--config.rl.steps.x=3"], "'config.rl.steps' is a value"),
         ([CONFIG, "--dry_runn"], "Unknown command line flag 'dry_runn'. Did you mean: dry_run"),
@@ -155,7 +163,18 @@ def test_help_shows_ranges_and_meanings_and_the_values_of_a_config(capsys):
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("  --config.")}
     assert lines["--config.rl.steps=3"].endswith(" int, at least 0")
     assert lines["--config.rl.sampling.top_p=1.0"].endswith(" float, more than 0 and at most 1: 1 = off")
+    assert lines["--config.env.sandbox.layers"].endswith("(Dockerfile, container.def)")  # its comment is a line below
+    assert lines["--config.rl.kl=None"].endswith("none|on: KL to a reference policy.")
     assert cli.main(["main", CONFIG, "--config.rl.stepz=3", "--help"]) == 2
+
+
+def test_help_says_of_which_choice_a_field_is_and_its_default_there(capsys):
+    assert cli.main(["main", f"{CONFIG}:laptop-ppo", "--help"]) == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.startswith("  --config.")]
+    high = [text for name, text in lines if name.startswith("--config.rl.objective.clip_high")]
+    assert "float, at least 0, default 0.0004, of gspo" in high and len(high) == 3  # ppo_clip and dual_clip, cispo
+    (clip,) = [text for name, text in lines if name == "--config.rl.advantage.critic.loss.value_clip=0.5"]
+    assert clip.startswith("float, at least 0, default 0.5, of gae|gae_adaptive|") and " / squared: in units" in clip
 
 
 def test_as_a_command():

@@ -5,7 +5,12 @@ In: the `rl` section. Out: nothing, or one line that names the fields and says w
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
+from jaxagent.algorithms.aggregate import Aggregation
 from jaxagent.algorithms.corrections import OPSM, Importance, Mask
+from jaxagent.algorithms.echo import Denominator
 from jaxagent.algorithms.estimators import (
     BestOfK,
     BilevelGAE,
@@ -16,7 +21,8 @@ from jaxagent.algorithms.estimators import (
     TurnAdvantage,
 )
 from jaxagent.algorithms.objectives import GSPO, NoObjective, Reinforce
-from jaxagent.algorithms.teachers import Folder, Vocabulary
+from jaxagent.algorithms.teachers import Divergence, Folder, Sampled, Server, Vocabulary
+from jaxagent.algorithms.value_losses import Categorical, Squared
 from jaxagent.config import ConfigError, RLConfig
 
 
@@ -27,11 +33,7 @@ def check(rl: RLConfig) -> None:
       ConfigError: naming the fields.
     """
     advantage = rl.advantage
-    if not isinstance(advantage, (GroupAdvantage, TurnAdvantage, TokenAdvantage)):
-        raise ConfigError(
-            f"rl.advantage='{type(advantage).__module__}:{type(advantage).__qualname__}' must extend GroupAdvantage, "
-            "TurnAdvantage or TokenAdvantage of jaxagent.algorithms.estimators."
-        )
+    _check_own(rl)
     if isinstance(advantage, BestOfK) and advantage.k > rl.group_size:
         raise ConfigError(f"rl.advantage.k must be 1 to rl.group_size ({rl.group_size}), got {advantage.k}.")
     _check_correction(rl)
@@ -50,6 +52,50 @@ def check(rl: RLConfig) -> None:
         raise ConfigError("rl.positive_nll and rl.replay.use='nll' would share one mean over tokens: use one of them.")
     if rl.distill:
         _check_distill(rl)
+
+
+def _check_own(rl: RLConfig) -> None:
+    """Refuses a class of the user's own that the code which reads its field could not use, or would not notice."""
+    extend(rl.advantage, "rl.advantage", GroupAdvantage, TurnAdvantage, TokenAdvantage)
+    extend(rl.aggregation, "rl.aggregation", Aggregation)
+    if rl.critic:
+        extend(rl.critic.loss, "rl.advantage.critic.loss", Squared, Categorical)
+    if rl.correction:
+        extend(rl.correction, "rl.correction", Importance, OPSM)
+    if rl.echo:
+        extend(rl.echo.denominator, "rl.echo.denominator", Denominator)
+    if rl.distill:
+        extend(rl.distill.teacher, "rl.distill.teacher", Folder, Server)
+        extend(rl.distill.loss, "rl.distill.loss", Sampled, Divergence)
+    _takes(rl.objective, "rl.objective", "tokens")
+    arguments = ("path",) if isinstance(rl.advantage, TokenAdvantage) else ("rewards", "mask")
+    _takes(rl.advantage, "rl.advantage", *arguments)
+
+
+def extend(chosen: Any, field: str, *bases: type) -> None:
+    """Refuses what is none of `bases`, which are of one module.
+
+    Raises:
+      ConfigError: names the field, the class and what it must extend.
+    """
+    if not isinstance(chosen, bases):
+        *others, last = [base.__qualname__ for base in bases]
+        names = f"{', '.join(others)} or {last}" if others else last
+        raise ConfigError(f"{field}='{_name(chosen)}' must extend {names} of {bases[0].__module__}.")
+
+
+def _takes(chosen: Any, field: str, *arguments: str) -> None:
+    try:
+        inspect.signature(chosen).bind(*arguments)
+        there = type(chosen).__call__ not in (GroupAdvantage.__call__, TurnAdvantage.__call__, TokenAdvantage.__call__)
+    except (TypeError, ValueError):  # it is not callable, or by other arguments
+        there = False
+    if not there:
+        raise ConfigError(f"{field}='{_name(chosen)}' needs a method __call__(self, {', '.join(arguments)}).")
+
+
+def _name(chosen: Any) -> str:
+    return f"{type(chosen).__module__}:{type(chosen).__qualname__}"
 
 
 def _check_auxiliary(rl: RLConfig) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import operator
 import os
 from typing import Any
 
@@ -50,7 +51,8 @@ class Choice:
         if name in entries:
             return entries[name]
         if not isinstance(name, str) or ":" not in name:
-            raise ConfigError(f"{path} has no choice {name!r}. {nearest(str(name), entries)}")
+            nor = f", and '{name}' is no file or folder" if self.otherwise else ""
+            raise ConfigError(f"{path} has no choice {name!r}{nor}. {nearest(str(name), entries)}")
         return imported(name, path)
 
     def name_of(self, chosen: Any) -> str:
@@ -82,16 +84,23 @@ def imported(name: str, path: str) -> type:
     """
     module, _, cls = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), cls)
+        found = operator.attrgetter(cls)(importlib.import_module(module))
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"{path}='{name}': Python finds no module '{error.name}'. Install it, or put its folder into PYTHONPATH."
         ) from error
-    except Exception as error:  # whatever the user's own module raises
+    except (Exception, SystemExit) as error:  # whatever the user's own module raises
         raise ConfigError(f"{path}='{name}': {type(error).__name__}: {' '.join(str(error).split())}.") from error
     if not (isinstance(found, type) and "__dataclass_fields__" in vars(found) and found.__dataclass_params__.frozen):
         raise ConfigError(
             f"{path}='{name}' must be a dataclass whose fields are its settings: write @dataclasses.dataclass("
             "frozen=True) above it."
         )
+    module, cls = found.__module__, found.__qualname__  # as config.json names it
+    try:
+        same = operator.attrgetter(cls)(importlib.import_module(module)) is found
+    except (ImportError, AttributeError):
+        same = False
+    if not same:
+        raise ConfigError(f"{path}='{name}' cannot be imported as '{module}:{cls}': write it at the top of its module.")
     return found

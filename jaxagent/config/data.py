@@ -23,12 +23,14 @@ class SourceConfig:
         raise NotImplementedError
 
 
+SOURCES = Choice("jaxagent.data_pipelines.sources:SOURCES", otherwise="files:path")
+
+
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
     """Task sources."""
 
-    # A source's name, one of yours as "package.module:Class", or a folder / file: array_record, parquet, jsonl.
-    source: Annotated[SourceConfig, Choice("jaxagent.data_pipelines.sources:SOURCES", otherwise="files:path")]
+    source: Annotated[SourceConfig, SOURCES]  # a name, or a folder / file: array_record, parquet, jsonl
     eval_source: str  # a folder / file of held-out tasks; "" = the held-out split of `source`
     seed: Seed  # of the world, not of the run: the held-out questions are the same for every run
     num_eval: PositiveInt  # held-out tasks, spread evenly over families of kinds ("one_hop", "two_hop") and over kinds

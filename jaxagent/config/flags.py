@@ -23,7 +23,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from jaxagent.config import MODEL_SHAPE, Config, ConfigError, nearest, overrides, parse, relations
-from jaxagent.config.parse import hints, kind
+from jaxagent.config.parse import default, hints, kind
 from jaxagent.config.run import STAGE_SECTIONS
 
 CHIPS = ("cpu", "a100", "h100", "h200", "v5e", "v5p", "v6e")  # what --dry_run_chip may name; numbers in plan/chips.py
@@ -31,7 +31,8 @@ HELP = ("--help", "-h", "-help", "--helpfull")
 
 _OVERRIDE = re.compile(r"--?config\.([^=]+)")
 _FILE = re.compile(r"--?config=(.*)")
-_MEANING = re.compile(r"^    (\w+): .*?  # (.*)$", re.MULTILINE)  # of a field, in the schema's source
+# Of a field, in the schema's source: the comment behind it, on its own line or on one that goes on with it.
+_MEANING = re.compile(r"^    (\w+): (?:.*\n(?!    [\w#@]|$))*?.*?  # (.*)$", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,29 +124,32 @@ class Field(NamedTuple):
     kind: str  # "int", "loss|reward|advantage", ...
     allowed: str  # the range of a number, "at least 1"; "" for others
     meaning: str  # the schema's comment; "" where there is none
-    of: str = ""  # the entry of a choice that has this field
+    of: str = ""  # the entries that have this field, "gae|vtrace"; of a choice in a choice "gae|vtrace / squared"
+    default: Any = None  # the published value, of what has one
 
 
 def fields(cls: type = Config, prefix: str = "config", of: str = "") -> Iterator[Field]:
     """Yields every config field, in the order of the schema: a choice with its names, then the fields of each."""
     for name, hint in hints(cls).items():
         path, wanted = f"{prefix}.{name}", kind(hint)
-        meaning = _meanings(cls).get(name, "")
+        meaning, given = _meanings(cls).get(name, ""), default(cls, name)
         off = "none|" if wanted.optional else ""
         if wanted.choice is not None:
-            yield Field(path, off + "|".join(wanted.choice.entries), "", meaning, of)
+            named = given["name"] if given else None
+            yield Field(path, off + "|".join(wanted.choice.entries), "", meaning, of, named)
             of_entries: dict[Field, list[str]] = {}  # those that several have are told once
             for entry, inner in wanted.choice.entries.items():
                 for field in fields(inner, path):
                     of_entries.setdefault(field, []).append(entry)
             for field, entries in of_entries.items():
-                yield field._replace(of="|".join(filter(None, ("|".join(entries), field.of))))
+                yield field._replace(of=" / ".join(filter(None, (of, "|".join(entries), field.of))))
         elif wanted.is_section:
             if wanted.optional:
-                yield Field(path, "none|on", "", meaning, of)
+                summary = (inspect.getdoc(wanted.value) or "").partition("\n")[0]
+                yield Field(path, "none|on", "", meaning or summary, of)
             yield from fields(wanted.value, path, of)
         else:
-            yield Field(path, off + _kind_text(wanted.value), str(wanted.allowed or ""), meaning, of)
+            yield Field(path, off + _kind_text(wanted.value), str(wanted.allowed or ""), meaning, of, given)
 
 
 def _kind_text(hint: Any) -> str:
@@ -174,6 +178,8 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
     rest, changes = [], []
     args = iter(argv)
     for arg in args:
+        if arg.lstrip("-").partition("=")[0] == "config.":
+            raise ConfigError(f"'{arg}' names no field: fields are set as --config.section.field=value.")
         if not (match := _OVERRIDE.match(arg)):
             rest.append(arg)
             continue

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from jaxagent.config.errors import ConfigError, nearest
 from jaxagent.config.parse import Kind, default, hints, kind
+from jaxagent.config.parse import entry as entry_of
 from jaxagent.config.run import Config
 
 OFF, ON = ("none", "off"), "on"
@@ -29,9 +30,24 @@ def apply(config: dict[str, Any], overrides: Iterable[tuple[str, str]]) -> dict[
     Raises:
       ConfigError: an unknown field, or a text that is no value of its type; names the full path.
     """
+    overrides = list(overrides)
+    _check_closed(overrides)
     for path, text in sorted(overrides, key=lambda override: override[0].removesuffix(".name").count(".")):
         config = _set(Kind(Config, False, None, None), config, path.split("."), text, "config")
     return config
+
+
+def _check_closed(overrides: Iterable[tuple[str, str]]) -> None:
+    """Refuses a section that is closed and has fields: whichever counted, the other would be lost unseen.
+
+    Raises:
+      ConfigError: names both.
+    """
+    last = dict(overrides)
+    for path, text in last.items():
+        inside = [field for field in last if field.startswith(f"{path}.") and field != f"{path}.name"]
+        if text in OFF and inside:
+            raise ConfigError(f"--config.{path}={text} and --config.{inside[0]} contradict each other: leave one out.")
 
 
 def _set(wanted: Kind, value: Any, parts: list[str], text: str, path: str) -> Any:
@@ -44,7 +60,7 @@ def _set(wanted: Kind, value: Any, parts: list[str], text: str, path: str) -> An
             return _whole(wanted, value, text, path)
         if value is None:
             raise ConfigError(f"{path} is off: name a choice first, --{path}={next(iter(wanted.choice.entries))}.")
-        cls = wanted.choice.entry(value.get("name"), path)
+        cls = entry_of(wanted.choice, value.get("name"), path)
     elif wanted.is_section:
         cls = wanted.value
     else:
@@ -63,10 +79,10 @@ def _whole(wanted: Kind, value: Any, text: str, path: str) -> Any:
         return None
     if wanted.choice is not None:
         new, old = wanted.choice.spelled_out(text), wanted.choice.spelled_out(value) or {}
-        entry = wanted.choice.entry(new["name"], path)
+        entry = entry_of(wanted.choice, new["name"], path)
         if len(new) == 1 and old.get("name") == new["name"]:
             return old
-        return new | kept(old, entry)
+        return new | (kept(old, entry_of(wanted.choice, old["name"], path), entry) if "name" in old else {})
     if wanted.is_section:
         if wanted.optional and text == ON:
             return value or {}
@@ -74,9 +90,10 @@ def _whole(wanted: Kind, value: Any, text: str, path: str) -> Any:
     return read(wanted.value, text, path)
 
 
-def kept(old: Mapping[str, Any], entry: type) -> dict[str, Any]:
+def kept(old: Mapping[str, Any], before: type, entry: type) -> dict[str, Any]:
     """What a choice that takes another's place keeps of it: sections that both have, such as a critic. No constants."""
-    sections = {name for name, hint in hints(entry).items() if kind(hint).is_section}
+    then, now = hints(before), hints(entry)
+    sections = {name for name, hint in now.items() if kind(hint).is_section and then.get(name) == hint}
     return {name: value for name, value in old.items() if name in sections}
 
 
@@ -93,7 +110,7 @@ def read(hint: Any, text: str, path: str) -> Any:
         if text.startswith(("(", "[")):
             try:
                 return tuple(ast.literal_eval(text))
-            except (ValueError, SyntaxError) as error:
+            except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
                 raise ConfigError(f"{path} must be a sequence, got '{text}'.") from error
         return tuple(read(inner, part.strip(), path) for part in text.strip(",").split(",")) if text.strip(",") else ()
     if hint is bool:

@@ -88,7 +88,10 @@ def default(cls: type, name: str) -> Any:
 def absent(config: Mapping[str, Any], cls: type = Config, path: str = "config") -> list[str]:
     """Full paths of what the schema demands and a config stored by another version of it lacks."""
     missing = []
+    stages = config.get("stages", STAGE_SECTIONS) if cls is Config else STAGE_SECTIONS
     for name, hint in hints(cls).items():
+        if cls is Config and name in STAGE_SECTIONS and name not in stages:
+            continue
         if name not in config:
             missing += [] if _has_default(cls, name) else [f"{path}.{name}"]
         elif kind(hint).is_section and isinstance(config[name], Mapping):
@@ -113,8 +116,54 @@ def build(cls: type, value: Any, path: str) -> Any:
             raise ConfigError(f"Config field '{path}.{name}' is missing: it has no default.")
     try:
         return cls(**given)
-    except ValueError as error:  # what a class says of its fields together
-        raise error if isinstance(error, ConfigError) else ConfigError(f"{path}: {error}") from error
+    except ConfigError:
+        raise
+    except Exception as error:  # what a class says of its fields together, in its __post_init__
+        kind_of = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise ConfigError(f"{path}: {kind_of}{error}") from error
+
+
+def entry(choice: Choice, name: Any, path: str) -> type:
+    """The class that a config names; one of the user's own has fields that a config can hold.
+
+    Raises:
+      ConfigError: there is no such class, or it is no such class; names the config field `path`.
+    """
+    cls = choice.entry(name, path)
+    if cls not in choice.entries.values():
+        _check_own(cls, f"{path}='{name}'")
+    return cls
+
+
+def _check_own(cls: type, called: str) -> None:
+    """Refuses fields that config.json cannot hold, and defaults that it could not be read back with."""
+    if cls.__hash__ is None or not cls.__dataclass_params__.frozen:
+        raise ConfigError(f"{called}: {cls.__qualname__} must be hashable, a dataclass(frozen=True).")
+    try:
+        own = hints(cls)
+    except Exception as error:  # NameError, mostly: of what is imported for type checkers alone
+        raise ConfigError(f"{called}: the types of its fields cannot be read: {error}.") from error
+    for name, hint in own.items():
+        wanted = kind(hint)
+        if name == "name" or not cls.__dataclass_fields__[name].init:
+            why = "in a config that is the choice's own" if name == "name" else "it has init=False"
+            raise ConfigError(f"{called}: a config cannot set its field '{name}': {why}.")
+        if wanted.is_section:
+            _check_own(wanted.value, f"{called}, field '{name}'")
+        elif wanted.choice is None and not _is_storable(wanted.value):
+            raise ConfigError(
+                f"{called}: its field '{name}' is of a type that a config cannot hold. Use bool, int, float, str, a "
+                "Literal of these, a tuple[..., ...] of one, or a frozen dataclass."
+            )
+        if _has_default(cls, name):
+            convert(hint, default(cls, name), f"{called}: the default of its field '{name}'")
+
+
+def _is_storable(hint: Any) -> bool:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple:
+        return len(inner) == 2 and inner[1] is ... and _is_storable(kind(inner[0]).value)
+    return origin is Literal or hint in (bool, int, float, str)
 
 
 def convert(hint: Any, value: Any, path: str) -> Any:
@@ -130,7 +179,7 @@ def convert(hint: Any, value: Any, path: str) -> Any:
         section = dict(_as_mapping(wanted.choice.spelled_out(value), path))
         if "name" not in section:
             raise ConfigError(f"{path} must name its choice: {path}.name, one of {', '.join(wanted.choice.entries)}.")
-        cls = wanted.choice.entry(name := section.pop("name"), path)
+        cls = entry(wanted.choice, name := section.pop("name"), path)
         if wanted.value is not Any and isinstance(wanted.value, type) and not issubclass(cls, wanted.value):
             raise ConfigError(f"{path}='{name}' must extend {wanted.value.__module__}.{wanted.value.__qualname__}.")
         return build(cls, section, path)

@@ -31,6 +31,11 @@ class Files(SourceConfig):
 
     path: str  # a TFDS folder; a folder of <split>.parquet / .jsonl / .array_record files; or one such file
 
+    def __post_init__(self) -> None:
+        """Raises ConfigError for an empty path, which would be the folder that the program runs in."""
+        if not self.path.strip():
+            raise ConfigError("config.data.source is empty: name a folder or a file of tasks.")
+
     def folder(self, workdir: str, seed: int, env: EnvConfig, note: Callable[[str], None]) -> Path:
         """The path."""
         return Path(self.path)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from jaxagent.algorithms.checks import extend
 from jaxagent.algorithms.corrections import Importance
 from jaxagent.algorithms.estimators import GroupAdvantage, NoReward
 from jaxagent.config import ConfigError, RLConfig
+from jaxagent.data.curriculum import BySuccess
 
 
 def selects(rl: RLConfig) -> bool:
@@ -30,6 +32,8 @@ def check(rl: RLConfig) -> None:
             "rl.refill and rl.keep_groups_frac < 1 need rl.group_size of 2 or more: a group of one has no signal and "
             "no std."
         )
+    if rl.curriculum is not None:
+        extend(rl.curriculum, "rl.curriculum", BySuccess)
     if rl.replay is not None and rl.replay.use == "policy":
         _check_replayed_policy(rl)
 

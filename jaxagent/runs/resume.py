@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxagent.config import Config, ConfigError, to_dict
+from jaxagent.config.run import STAGE_SECTIONS
 
 _WEIGHTS = "the weights would compute another function"
 _STATE = "the saved position and results would be of something else"
@@ -52,7 +53,8 @@ def changes(saved: Mapping[str, Any], cfg: Config) -> list[tuple[str, Any, Any]]
       saved: the config in a bundle, as `to_dict` made it. A field that it lacks, or that exists no more, is left out.
       cfg: the config now.
     """
-    return [change for change in _differences(saved, to_dict(cfg), "") if change[0] != "workdir"]
+    unsaid = ("workdir", *STAGE_SECTIONS)  # that a stage's section is there or not, `stages` says
+    return [change for change in _differences(saved, to_dict(cfg), "") if change[0] not in unsaid]
 
 
 def check_config(saved: Mapping[str, Any], cfg: Config, checkpoint: str, adapting: bool) -> list[tuple[str, Any, Any]]:

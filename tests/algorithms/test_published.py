@@ -6,6 +6,7 @@ import re
 import typing
 
 import pytest
+from ml_collections import ConfigDict
 
 from configs import _parts
 from configs.search_r1 import get_config
@@ -136,3 +137,14 @@ def test_the_page_names_every_choice_and_no_other_preset():
     estimators = typing.get_args(kind(hints(config.KLConfig)["estimator"]).value)
     for name in (*ADVANTAGES, *OBJECTIVES, *CORRECTIONS, *AGGREGATIONS, *VALUE_LOSSES, *estimators):
         assert f"`{name}`" in PAGE, name
+
+
+def test_an_algorithm_keeps_the_runs_critic_and_counts_its_last_turn():
+    raw = get_config("laptop-ppo")
+    raw.rl.advantage.critic.warmup_updates = 77
+    raw.rl.epochs, raw.env.final_turn = 3, True
+    published.apply(raw, "vapo", ConfigDict())
+    assert raw.rl.advantage.critic.warmup_updates == 77 and raw.rl.epochs == 3
+    published.apply(raw, "rloo", ConfigDict())
+    assert raw.rl.aggregation.constant == (3 + 1) * 12  # turns, and tokens of each
+    assert (raw.rl.updates_per_step, raw.rl.epochs) == (1, 1)

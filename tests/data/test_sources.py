@@ -34,7 +34,7 @@ TEST = [{"id": "test/0", "prompt": "q", "answers": ["a"], "kind": "", "metadata"
 
 def config(eval_source: str) -> DataConfig:
     """A data section in which only `eval_source` matters."""
-    return DataConfig(source=Files(""), eval_source=eval_source, seed=0, num_eval=1)
+    return DataConfig(source=Files("unread"), eval_source=eval_source, seed=0, num_eval=1)
 
 
 def write_jsonl(path: Path, rows) -> Path:

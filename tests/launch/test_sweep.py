@@ -10,7 +10,7 @@ import xml.etree.ElementTree
 
 import pytest
 
-from jaxagent.config import ConfigError
+from jaxagent.config import ConfigError, flags
 from launch import grid, sweep, table
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -99,6 +99,12 @@ def test_a_finished_run_of_other_stages_is_not_taken_for_this_one(tmp_path, fake
         (["--grid=rl.steps=1,1"], "name steps=1_seed=0 twice"),
         (["--config.seed=1"], "--config.seed: a sweep sets it itself, from --seeds."),
         (["--grid=rl.steps=1", "--config.rl.steps=2"], "rl.steps is both an axis of --grid and fixed"),
+        (["--grid=rl.steps=1", "--grid=rl.steps=2"], "rl.steps is an axis of --grid twice"),
+        (["--grid=rl.objective=sapo", "--config.rl.objective.name=gspo"], "is both an axis of --grid and fixed"),
+        (
+            ["--grid=rl.kl=none,on", "--config.rl.kl.coefficient=0.1"],
+            "rl.kl=none and --config.rl.kl.coefficient contradict",
+        ),
         (["--config.rl.stepz=2"], "Did you mean 'steps'?"),
         (["--config.rl.steps=-2"], "config.rl.steps must be at least 0"),
         (["--run_timeout_s=0"], "--run_timeout_s: must be a number, more than 0"),
@@ -200,6 +206,22 @@ def test_runs_that_differ_after_a_stage_share_it(tmp_path, fake_runs):
     with pytest.raises(ConfigError, match="last stage"):
         grid.runs(CONFIG, [], [0], tmp_path, "rl")
     assert sweep.main([*args, "--slurm=", f"--workdir={tmp_path}"]) == 2
+
+
+def test_a_shared_run_leaves_out_what_only_later_stages_read(tmp_path):
+    dpo = f"{CONFIG}:laptop-dpo"
+    runs = grid.runs(dpo, ["dpo.beta=0.1,0.2"], [0], tmp_path, "sample", ["--config.dpo.updates=7"])
+    assert runs[0].base is runs[1].base
+    command = runs[0].base.command
+    assert flags.parse_argv(["main", *command[3:]]).config.dpo is None
+    assert not [arg for arg in command if arg.startswith("--config.dpo.")]
+
+
+def test_runs_share_a_stage_only_where_they_agree_on_what_it_reads_of_rl(tmp_path):
+    dpo, field = f"{CONFIG}:laptop-dpo", "rl.sampling.temperature=0.9,1.0"
+    assert len({run.base for run in grid.runs(dpo, [field], [0], tmp_path, "sample")}) == 2
+    assert len({run.base for run in grid.runs(dpo, [field], [0], tmp_path, "warm_start")}) == 1
+    assert len({run.base for run in grid.runs(dpo, ["rl.steps=1,2"], [0], tmp_path, "sample")}) == 1
 
 
 def test_what_a_run_takes_over(tmp_path):

@@ -1,9 +1,12 @@
 """What the checks refuse, and that the config files leave every strategy off."""
 
+import dataclasses
+
 import pytest
 
 from configs.search_r1 import get_config
 from jaxagent import config
+from jaxagent.algorithms.objectives import SoftGate
 from jaxagent.config import ConfigError, overrides
 from jaxagent.rollout import strategies
 
@@ -19,6 +22,11 @@ def test_off_by_default(preset):
     strategies.check(found)
     assert not strategies.selects(found) and found.tool_epsilon == 0.0
     assert found.curriculum is found.replay is found.temperature is None
+
+
+def test_a_curriculum_of_ones_own_draws_by_success():
+    with pytest.raises(ConfigError, match=r"rl.curriculum='.*:SoftGate' must extend BySuccess of "):
+        strategies.check(dataclasses.replace(rl(), curriculum=SoftGate()))
 
 
 REFUSED = [  # changes of rl, and what is said of them
