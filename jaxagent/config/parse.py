@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from jaxagent.config.choice import Choice
-from jaxagent.config.errors import ConfigError, nearest
+from jaxagent.config.errors import ConfigError, failure_line, nearest
+from jaxagent.config.ranges import Range
 from jaxagent.config.run import STAGE_SECTIONS, Config
 
 
@@ -38,8 +39,9 @@ def kind(hint: Any) -> Kind:
     while True:
         origin, inner = typing.get_origin(hint), typing.get_args(hint)
         if origin is Annotated:
-            hint, mark = inner
-            choice, allowed = (mark, allowed) if isinstance(mark, Choice) else (choice, mark)
+            hint, *marks = inner  # a user's class may have other marks, too
+            choice = next((mark for mark in marks if isinstance(mark, Choice)), choice)
+            allowed = next((mark for mark in marks if isinstance(mark, Range)), allowed)
         elif origin in (types.UnionType, typing.Union) and types.NoneType in inner:
             (hint,) = (h for h in inner if h is not types.NoneType)
             optional = True
@@ -48,9 +50,34 @@ def kind(hint: Any) -> Kind:
 
 
 def hints(cls: type) -> dict[str, Any]:
-    """The fields of a section, with their types."""
-    known = typing.get_type_hints(cls, include_extras=True)
-    return {field.name: known[field.name] for field in dataclasses.fields(cls)}
+    """The fields of a section, with their types.
+
+    Raises:
+      ConfigError: a class of the user's own has a field of a type that no config can hold.
+    """
+    try:
+        known = typing.get_type_hints(cls, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise ConfigError(
+            f"{cls.__module__}:{cls.__qualname__}: the type of a field: {failure_line(error)}."
+        ) from error
+    found = {field.name: known[field.name] for field in dataclasses.fields(cls)}
+    for name, hint in found.items():
+        if not _has_form(kind(hint)):
+            raise ConfigError(
+                f"{cls.__module__}:{cls.__qualname__}: its field '{name}' must be bool, int, float, str, a Literal, "
+                f"tuple[X, ...] of one of these, or a frozen dataclass, got {hint}."
+            )
+    return found
+
+
+def _has_form(wanted: Kind) -> bool:
+    """Whether a config, and so JSON and a command line, can say a value of this type."""
+    if wanted.choice is not None or wanted.is_section or wanted.value in (bool, int, float, str):
+        return True
+    inner = typing.get_args(wanted.value)
+    is_tuple = typing.get_origin(wanted.value) is tuple and len(inner) == 2 and inner[1] is Ellipsis
+    return typing.get_origin(wanted.value) is Literal or (is_tuple and _has_form(kind(inner[0])))
 
 
 def parse(config: Mapping[str, Any]) -> Config:
@@ -112,9 +139,13 @@ def build(cls: type, value: Any, path: str) -> Any:
         if name not in value and not _has_default(cls, name):
             raise ConfigError(f"Config field '{path}.{name}' is missing: it has no default.")
     try:
+        for name in fields.keys() - value.keys():  # defaults of a class of the user's own may be wrong, too
+            convert(fields[name], default(cls, name), f"{path}.{name}")
         return cls(**given)
     except ValueError as error:  # what a class says of its fields together
         raise error if isinstance(error, ConfigError) else ConfigError(f"{path}: {error}") from error
+    except Exception as error:  # a mistake in a class of the user's own
+        raise ConfigError(f"{path}: {cls.__qualname__}: {failure_line(error)}.") from error
 
 
 def convert(hint: Any, value: Any, path: str) -> Any:
