@@ -15,7 +15,7 @@ from jaxagent.config import ConfigError, flags
 from jaxagent.data.dataset import Generated
 from jaxagent.envs import Environment
 from jaxagent.observe import jsonl
-from jaxagent.runs import checks
+from jaxagent.runs import checks, parts
 from tests import tiny_run
 from tests.algorithms.test_add_an_algorithm import write_files
 
@@ -156,6 +156,7 @@ def test_what_is_wrong_with_a_class_of_ones_own_is_one_line(what, tmp_path, monk
     [
         ("stop_strings = ('</guess>')", "Mine: the environment's stop_strings must be a tuple of texts"),
         ("stop_strings = ('',)", "stop_strings must be a tuple of texts that are not empty"),
+        ("stop_strings = ('a' * 500,)", "engine.stop_states leaves 128 states, and a stop string has 500 bytes"),
         ("tokens = 5", "TypeError: 'int' object is not iterable"),
         ("most_turns = 0", "most_turns must be at least 1, got 0"),
         ("max_turns: str = 'x'", "config.env.max_turns must be int, got str 'x'"),
@@ -207,3 +208,21 @@ def test_a_reward_of_ones_own_is_the_search_environments(tmp_path, monkeypatch):
     argv = ["main", "--config=search_r1", "--config.env.reward=outside_reward:Short", "--config.env.reward.most=7"]
     reward = flags.parse_argv(argv).config.env.reward
     assert type(reward).__name__ == "Short" and reward.most == 7
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("raise KeyError('server')", r"^config\.env: Mine\.open: KeyError: 'server'\.$"),
+        (
+            "yield self.attempt",
+            r"^config\.env: Mine\.open: TypeError: .*generator' object does not support the context",
+        ),
+    ],
+)
+def test_an_environment_that_does_not_open_is_one_line(body, message):
+    scope = {"Environment": Environment, "dataclass": dataclasses.dataclass, "__name__": __name__}
+    code = f"@dataclass(frozen=True)\nclass Mine(Environment):\n    def open(self, here):\n        {body}"
+    exec(code, scope)
+    with pytest.raises(ConfigError, match=message), parts.opened(scope["Mine"](), None):
+        pass

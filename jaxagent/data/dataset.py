@@ -53,7 +53,8 @@ class Generated(SourceConfig):
         """Makes the data set.
 
         Args:
-          folder: where; does not exist yet, and is moved to its place when it is complete. Makes train.jsonl and heldout.jsonl in it, and for a warm start full.jsonl.
+          folder: where; does not exist yet, and is moved to its place when it is complete. Makes train.jsonl and
+            heldout.jsonl in it, and for a warm start full.jsonl.
           seed: data.seed; with the settings it decides every row.
           env: the environment's settings, for demonstrations.
         """

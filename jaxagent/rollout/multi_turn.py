@@ -276,5 +276,5 @@ def _counted(environment: Attempt | None) -> dict[str, float]:
 
 def _line(failure: BaseException | None, empty: str) -> str:
     """One line of an exception; asyncio's own timeouts carry no text."""
-    text = " ".join(str(failure).split())
+    text = " ".join(str(failure).split()).encode(errors="replace").decode()  # a log is UTF-8, a file's name may not be
     return f"{type(failure).__name__}: {text}" if text else empty or type(failure).__name__

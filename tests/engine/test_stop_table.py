@@ -1,6 +1,7 @@
 """Each request ends at its own stop strings: the stacked table against string search, and the engine that uses it."""
 
 import asyncio
+import dataclasses
 
 import numpy as np
 import pytest
@@ -70,10 +71,32 @@ def test_blocks_in_use_stay_and_the_least_recently_used_makes_room():
 def test_strings_for_which_there_is_never_room_are_refused():
     with pytest.raises(ConfigError, match=r"engine.stop_states=2 is too small: the stop strings \['ab<'\] need 3"):
         table(rows=2)
-    with pytest.raises(ValueError, match=r"need 10 states, and engine.stop_states=12 leaves 9"):
+    with pytest.raises(ValueError, match=r"^engine.stop_states leaves 9 states, and a stop string has 10 bytes"):
         table().block(("a" * 10,), ())
+    with pytest.raises(ValueError, match="leaves 9 states, and the stop strings need 11"):
+        table().block(("aaaaaa", "bbbbbb"), ())
+    table().block(("aaaa", "bbbbbb"), ())  # 9: one more than the strings' letters without their last, for the start
     with pytest.raises(ValueError, match="must not be empty"):
         table().block(("",), ())
+
+
+def test_strings_that_cannot_be_are_refused_before_a_table_is_made():
+    """A policy's environment or a client may ask for anything; the thread of all turns must not walk it."""
+    vocabulary = [b"a"] * 1_000_000  # of which one row of the table is 2 MB
+    built = StopTable(automaton.build((), [b"a"], len(vocabulary)), 12)
+    built.default = dataclasses.replace(
+        built.default, stops=dataclasses.replace(built.default.stops, token_bytes=vocabulary)
+    )
+    for strings in (("a" * 10_000_000,), tuple(map(chr, range(1, 50_000))), ("abcdefgh", "bcdefghi")):
+        with pytest.raises(ValueError, match=r"engine\.stop_states leaves") as error:
+            built.block(strings, ())
+        assert len(str(error.value)) < 200
+    assert not built._blocks
+
+
+def test_states_fit_the_numbers_of_the_table():
+    assert table(rows=automaton.MOST_STATES).table.dtype == np.int16
+    assert table(rows=automaton.MOST_STATES + 1).table.dtype == np.int32  # a block may begin beyond an int16
 
 
 def test_turns_side_by_side_end_at_their_own_strings_and_nothing_compiles():

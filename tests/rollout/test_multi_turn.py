@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import os
 from functools import partial
 
 import numpy as np
@@ -225,6 +226,11 @@ def test_what_an_environment_says_of_itself_wrongly_fails_its_attempt(trained, c
     episode, _ = play(trained, [ANSWER], make=make)
     assert episode.stop_reason == StopReason.ENV_ERROR and error in episode.error
     assert episode.rewards == {}
+
+
+def test_an_error_can_be_logged_whatever_it_names(trained):
+    episode, _ = play(trained, [RuntimeError(f"no {os.fsdecode(bytes([255]))}.txt")])
+    assert episode.error == "RuntimeError: no ?.txt" and episode.error.encode()
 
 
 def test_numbers_of_numpy_become_floats(trained):
