@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from jaxagent.config import ConfigError
 from jaxagent.engine import automaton, programs
-from jaxagent.engine.requests import BusyError
 from jaxagent.engine.stop_table import StopTable
 from tests.engine import toys
 from tests.engine.test_driver import chain, letters
@@ -123,17 +122,34 @@ def test_turns_side_by_side_end_at_their_own_strings_and_nothing_compiles():
 
 
 def test_a_turn_waits_for_room_among_the_stop_strings():
+    """More sets of stop strings at once than there are states: every turn is played, and no row leaks."""
+
+    async def one(driver, number, stop_strings, deadline_s=20.0):
+        session = await driver.open("t", number)
+        try:
+            return await driver.generate(
+                session, letters("a"), 20, toys.GREEDY, 0, deadline_s, stop_strings=stop_strings
+            )
+        finally:
+            driver.close(session)
+
     async def play(driver):
-        sessions = [await driver.open("t", number) for number in range(2)]
-        slow = asyncio.create_task(
-            driver.generate(sessions[0], letters("a"), 20, toys.GREEDY, 0, 20.0, stop_strings=("wxyz",))
-        )
+        programs_before = programs.generate._cache_size()
+        slow = asyncio.create_task(one(driver, 0, ("wxyz",)))
         await asyncio.sleep(0)
-        with pytest.raises(BusyError, match=r"fill engine.stop_states"):
-            await driver.generate(sessions[1], letters("a"), 2, toys.GREEDY, 0, 20.0, stop_strings=("vwxy",))
-        assert len((await slow).tokens) == 20
-        again = await driver.generate(sessions[1], letters("a"), 2, toys.GREEDY, 0, 20.0, stop_strings=("vwxy",))
-        assert len(again.tokens) == 2
+        waiting = [asyncio.create_task(one(driver, i + 1, (f"{chr(98 + i)}zzz",))) for i in range(12)]
+        late = asyncio.create_task(one(driver, 13, ("qqqq",), deadline_s=1e-4))
+        gone = asyncio.create_task(one(driver, 14, ("rrrr",)))
+        await asyncio.sleep(0)
+        assert not any(task.done() for task in waiting)
+        gone.cancel()
+        found = await asyncio.gather(slow, *waiting)
+        assert [len(generation.tokens) for generation in found] == [20] * 13
+        with pytest.raises(TimeoutError):
+            await late
+        assert (await asyncio.gather(gone, return_exceptions=True))[0].__class__ is asyncio.CancelledError
+        assert not driver._held_requests and not driver._queue and len(driver._stops._blocks) <= 1
+        assert programs.generate._cache_size() == programs_before
 
     with toys.running(params=np.asarray(toys.weights()), stops=(), stop_states=6) as driver:
-        asyncio.run(play(driver))
+        asyncio.run(asyncio.wait_for(play(driver), 60))
