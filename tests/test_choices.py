@@ -117,6 +117,16 @@ def test_an_entry_of_the_users_own_is_named_by_its_path(monkeypatch):
     assert to_dict(section)["objective"] == {"name": "mine:Mine", "k": 7}
 
 
+def test_a_choice_that_takes_another_s_place_keeps_sections_that_both_have_and_no_constants(monkeypatch):
+    for name in ("one", "two"):
+        fields = [("extra", Extra, Extra()), ("k", int, 1)]
+        monkeypatch.setitem(CHOICES, name, dataclasses.make_dataclass(name, fields, frozen=True))
+    raw = RAW | {"objective": {"name": "one", "extra": {"coefficient": 0.5}, "k": 7}}
+    for name, kept in (("two", {"extra": {"coefficient": 0.5}}), ("clip", {})):
+        changed = overrides._set(Kind(Section, False, None, None), raw, ["objective"], name, "config")
+        assert changed["objective"] == {"name": name, **kept}
+
+
 def test_a_bare_word_is_a_path_where_there_is_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"config.source has no choice 'clips'. Did you mean 'clip'"):

@@ -197,6 +197,8 @@ def test_a_data_set_is_there_whole_or_not_at_all(tmp_path):
     folder = make(False)
     assert [file.name for file in folder.iterdir()] == ["train.jsonl"] and list(folder.parent.iterdir()) == [folder]
     assert make(True) == folder  # it is there: not written again
+    folder.rename(folder.with_name(f".{folder.name}.partial"))  # as a run leaves it that is killed while it writes
+    assert make(False) == folder and list(folder.parent.iterdir()) == [folder]
 
 
 def test_a_reward_of_ones_own_is_the_search_environments(tmp_path, monkeypatch):

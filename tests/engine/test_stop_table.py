@@ -60,7 +60,7 @@ def test_blocks_in_use_stay_and_the_least_recently_used_makes_room():
     built.changed = False
     first, second = built.block(("aaaa",), ()), built.block(("bbb",), ())  # 4 and 3 states: 2 rows are left
     assert built.changed and built.block(("aaaa",), ()) is first  # used again: the second is older now
-    third = built.block(("<<<",), (first,))
+    third = built.block(("<<<",), ())
     assert third.first == second.first
     assert built.block(("bbb",), (first, third)) is None
     assert ends(built, first, [4, 0]) is None and ends(built, third, [5, 5, 5]) == (3, "<<<")
