@@ -1,5 +1,6 @@
 """Classes of another package, named by import path: docs/add_an_environment.md, run as it stands."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -10,7 +11,11 @@ import sys
 
 import pytest
 
+from jaxagent.config import ConfigError, flags
+from jaxagent.data.dataset import Generated
+from jaxagent.envs import Environment
 from jaxagent.observe import jsonl
+from jaxagent.runs import checks, parts
 from tests import tiny_run
 from tests.algorithms.test_add_an_algorithm import write_files
 
@@ -92,11 +97,39 @@ BROKEN = {
         "needs a method attempt(task)",
     ),
     "writes no tasks": ("@dataclass(frozen=True)\nclass Mine(Generated): pass", "data.source", "needs a method write("),
+    "has a type no config holds": (
+        "@dataclass(frozen=True)\nclass Mine(Environment):\n    a: int | str = 1\n    def attempt(self, task): ...",
+        "env",
+        "its field 'a' must be bool, int, float, str, a Literal",
+    ),
+    "has a type that is nowhere": (
+        "@dataclass(frozen=True)\nclass Mine(Environment):\n    a: 'Nowhere' = 1\n    def attempt(self, task): ...",
+        "env",
+        "NameError: name 'Nowhere' is not defined",
+    ),
+    "has a field called name": (
+        "@dataclass(frozen=True)\nclass Mine(Environment):\n    name: str = ''\n    def attempt(self, task): ...",
+        "env",
+        "has a field 'name'",
+    ),
+    "has a default out of its range": (
+        "@dataclass(frozen=True)\nclass Mine(Environment):\n    max_turns: PositiveInt = 0\n"
+        "    def attempt(self, task): ...",
+        "env",
+        "config.env.max_turns must be at least 1, got 0",
+    ),
+    "raises when it is made": (
+        "@dataclass(frozen=True)\nclass Mine(Environment):\n    def __post_init__(self): 1 / 0",
+        "env",
+        "Mine: ZeroDivisionError: division by zero (outside_",
+    ),
+    "ends the process": ("raise SystemExit(3)", "env", "SystemExit: 3 (outside_"),
     "is no reward": ("@dataclass(frozen=True)\nclass Mine: pass", "env.reward", "needs a method __call__(view)"),
 }
 HEAD = "\n".join(
     (
         "from dataclasses import dataclass",
+        "from jaxagent.config.ranges import PositiveInt",
         "from jaxagent.data.dataset import Generated",
         "from jaxagent.envs import Environment\n",
     )
@@ -113,13 +146,62 @@ def test_what_is_wrong_with_a_class_of_ones_own_is_one_line(what, tmp_path, monk
     monkeypatch.syspath_prepend(tmp_path)
     assert cli.main(["main", "--config=search_r1", f"--config.{field}={name}:Mine"]) == 2
     error = capsys.readouterr().err
-    assert message in error and f"{name}:Mine" in error.replace("env.reward: Mine", f"{name}:Mine"), error
+    assert message in error, error
+    assert "Mine" in error or "config.env.max_turns" in error, error
     assert error.count("\n") == 1 and error.startswith("error: ")
 
 
-def test_a_reward_of_ones_own_is_the_search_environments(tmp_path, monkeypatch):
-    from jaxagent.config import flags
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("stop_strings = ('</guess>')", "Mine: the environment's stop_strings must be a tuple of texts"),
+        ("stop_strings = ('',)", "stop_strings must be a tuple of texts that are not empty"),
+        ("stop_strings = ('a' * 500,)", "engine.stop_states leaves 128 states, and a stop string has 500 bytes"),
+        ("tokens = 5", "TypeError: 'int' object is not iterable"),
+        ("most_turns = 0", "most_turns must be at least 1, got 0"),
+        ("max_turns: str = 'x'", "config.env.max_turns must be int, got str 'x'"),
+        ("rollout = 'no_such_module:Player'", "rollout='no_such_module:Player': Python finds no module"),
+    ],
+)
+def test_what_an_environment_of_ones_own_says_of_itself_is_checked(body, message):
+    scope = {"Environment": Environment, "dataclass": dataclasses.dataclass, "__name__": __name__}
+    exec(f"@dataclass(frozen=True)\nclass Mine(Environment):\n    {body}\n    def attempt(self, task): ...", scope)
+    cfg = dataclasses.replace(flags.parse_argv(["main", "--config=search_r1"]).config, env=scope["Mine"]())
+    with pytest.raises(ConfigError) as error:
+        checks.check(cfg)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
+
+def test_a_data_set_is_there_whole_or_not_at_all(tmp_path):
+    """A source that fails half-way leaves nothing that the next run would take for its tasks."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Broken(Generated):
+        fails: bool = True
+
+        def settings(self, seed, env):
+            return {}
+
+        def write(self, folder, seed, env):
+            folder.mkdir()
+            (folder / "train.jsonl").write_text("{}")
+            if self.fails:
+                raise KeyError("answers")
+
+    def make(fails):
+        return Broken(fails).folder(str(tmp_path / "run"), 0, None, lambda line: None)
+
+    with pytest.raises(ConfigError, match=r"Broken.write: KeyError: 'answers' \(test_outside.py, line \d+\)\.$"):
+        make(True)
+    assert list((tmp_path / "run").iterdir()) == []
+    folder = make(False)
+    assert [file.name for file in folder.iterdir()] == ["train.jsonl"] and list(folder.parent.iterdir()) == [folder]
+    assert make(True) == folder  # it is there: not written again
+    folder.rename(folder.with_name(f".{folder.name}.partial"))  # as a run leaves it that is killed while it writes
+    assert make(False) == folder and list(folder.parent.iterdir()) == [folder]
+
+
+def test_a_reward_of_ones_own_is_the_search_environments(tmp_path, monkeypatch):
     (tmp_path / "outside_reward.py").write_text(
         "import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass Short:\n    most: int = 5\n"
         "    def __call__(self, view):\n        return float(len(view.actions) <= self.most)\n"
@@ -128,3 +210,21 @@ def test_a_reward_of_ones_own_is_the_search_environments(tmp_path, monkeypatch):
     argv = ["main", "--config=search_r1", "--config.env.reward=outside_reward:Short", "--config.env.reward.most=7"]
     reward = flags.parse_argv(argv).config.env.reward
     assert type(reward).__name__ == "Short" and reward.most == 7
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("raise KeyError('server')", r"^config\.env: Mine\.open: KeyError: 'server'\.$"),
+        (
+            "yield self.attempt",
+            r"^config\.env: Mine\.open: TypeError: .*generator' object does not support the context",
+        ),
+    ],
+)
+def test_an_environment_that_does_not_open_is_one_line(body, message):
+    scope = {"Environment": Environment, "dataclass": dataclasses.dataclass, "__name__": __name__}
+    code = f"@dataclass(frozen=True)\nclass Mine(Environment):\n    def open(self, here):\n        {body}"
+    exec(code, scope)
+    with pytest.raises(ConfigError, match=message), parts.opened(scope["Mine"](), None):
+        pass

@@ -19,7 +19,7 @@ import operator
 import os
 from typing import Any
 
-from jaxagent.config.errors import ConfigError, nearest
+from jaxagent.config.errors import ConfigError, failure_line, nearest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ def imported(name: str, path: str) -> type:
             f"{path}='{name}': Python finds no module '{error.name}'. Install it, or put its folder into PYTHONPATH."
         ) from error
     except (Exception, SystemExit) as error:  # whatever the user's own module raises
-        raise ConfigError(f"{path}='{name}': {type(error).__name__}: {' '.join(str(error).split())}.") from error
+        raise ConfigError(f"{path}='{name}': {failure_line(error)}.") from error
     if not (isinstance(found, type) and "__dataclass_fields__" in vars(found) and found.__dataclass_params__.frozen):
         raise ConfigError(
             f"{path}='{name}' must be a dataclass whose fields are its settings: write @dataclasses.dataclass("
@@ -103,4 +103,6 @@ def imported(name: str, path: str) -> type:
         same = False
     if not same:
         raise ConfigError(f"{path}='{name}' cannot be imported as '{module}:{cls}': write it at the top of its module.")
+    if "name" in found.__dataclass_fields__:
+        raise ConfigError(f"{path}='{name}' has a field 'name', which a config names the class itself by: rename it.")
     return found

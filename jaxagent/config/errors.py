@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import os
 import signal
+import traceback
 import typing
 
 
@@ -16,6 +18,14 @@ def nearest(name: str, valid: typing.Iterable[str]) -> str:
     valid = list(valid) or ["none"]
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     return f"Did you mean '{close[0]}'?" if close else f"Valid: {', '.join(valid)}."
+
+
+def failure_line(error: BaseException) -> str:
+    """One line of what code of the user's raised, with the last line of it that was on the way there."""
+    ours = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(os.__file__) + os.sep, "<")
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+    place = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
 
 
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}  # as the shell has them

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from jaxagent.config.choice import Choice
-from jaxagent.config.errors import ConfigError, nearest
+from jaxagent.config.errors import ConfigError, failure_line, nearest
+from jaxagent.config.ranges import Range
 from jaxagent.config.run import STAGE_SECTIONS, Config
 
 
@@ -38,8 +39,9 @@ def kind(hint: Any) -> Kind:
     while True:
         origin, inner = typing.get_origin(hint), typing.get_args(hint)
         if origin is Annotated:
-            hint, mark = inner
-            choice, allowed = (mark, allowed) if isinstance(mark, Choice) else (choice, mark)
+            hint, *marks = inner  # a user's class may have other marks, too
+            choice = next((mark for mark in marks if isinstance(mark, Choice)), choice)
+            allowed = next((mark for mark in marks if isinstance(mark, Range)), allowed)
         elif origin in (types.UnionType, typing.Union) and types.NoneType in inner:
             (hint,) = (h for h in inner if h is not types.NoneType)
             optional = True
@@ -48,9 +50,34 @@ def kind(hint: Any) -> Kind:
 
 
 def hints(cls: type) -> dict[str, Any]:
-    """The fields of a section, with their types."""
-    known = typing.get_type_hints(cls, include_extras=True)
-    return {field.name: known[field.name] for field in dataclasses.fields(cls)}
+    """The fields of a section, with their types.
+
+    Raises:
+      ConfigError: a class of the user's own has a field of a type that no config can hold.
+    """
+    try:
+        known = typing.get_type_hints(cls, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise ConfigError(
+            f"{cls.__module__}:{cls.__qualname__}: the type of a field: {failure_line(error)}."
+        ) from error
+    found = {field.name: known[field.name] for field in dataclasses.fields(cls)}
+    for name, hint in found.items():
+        if not _has_form(kind(hint)):
+            raise ConfigError(
+                f"{cls.__module__}:{cls.__qualname__}: its field '{name}' must be bool, int, float, str, a Literal, "
+                f"tuple[X, ...] of one of these, or a frozen dataclass, got {hint}."
+            )
+    return found
+
+
+def _has_form(wanted: Kind) -> bool:
+    """Whether a config, and so JSON and a command line, can say a value of this type."""
+    if wanted.choice is not None or wanted.is_section or wanted.value in (bool, int, float, str):
+        return True
+    inner = typing.get_args(wanted.value)
+    is_tuple = typing.get_origin(wanted.value) is tuple and len(inner) == 2 and inner[1] is Ellipsis
+    return typing.get_origin(wanted.value) is Literal or (is_tuple and _has_form(kind(inner[0])))
 
 
 def parse(config: Mapping[str, Any]) -> Config:
@@ -115,12 +142,13 @@ def build(cls: type, value: Any, path: str) -> Any:
         if name not in value and not _has_default(cls, name):
             raise ConfigError(f"Config field '{path}.{name}' is missing: it has no default.")
     try:
+        for name in fields.keys() - value.keys():  # defaults of a class of the user's own may be wrong, too
+            convert(fields[name], default(cls, name), f"{path}.{name}")
         return cls(**given)
-    except ConfigError:
-        raise
-    except Exception as error:  # what a class says of its fields together, in its __post_init__
-        kind_of = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise ConfigError(f"{path}: {kind_of}{error}") from error
+    except ValueError as error:  # what a class says of its fields together
+        raise error if isinstance(error, ConfigError) else ConfigError(f"{path}: {error}") from error
+    except Exception as error:  # a mistake in a class of the user's own
+        raise ConfigError(f"{path}: {cls.__qualname__}: {failure_line(error)}.") from error
 
 
 def entry(choice: Choice, name: Any, path: str) -> type:
@@ -136,34 +164,14 @@ def entry(choice: Choice, name: Any, path: str) -> type:
 
 
 def _check_own(cls: type, called: str) -> None:
-    """Refuses fields that config.json cannot hold, and defaults that it could not be read back with."""
+    """Refuses a class of the user's own that a config cannot set, or that jit could not take."""
     if cls.__hash__ is None or not cls.__dataclass_params__.frozen:
         raise ConfigError(f"{called}: {cls.__qualname__} must be hashable, a dataclass(frozen=True).")
-    try:
-        own = hints(cls)
-    except Exception as error:  # NameError, mostly: of what is imported for type checkers alone
-        raise ConfigError(f"{called}: the types of its fields cannot be read: {error}.") from error
-    for name, hint in own.items():
-        wanted = kind(hint)
-        if name == "name" or not cls.__dataclass_fields__[name].init:
-            why = "in a config that is the choice's own" if name == "name" else "it has init=False"
-            raise ConfigError(f"{called}: a config cannot set its field '{name}': {why}.")
-        if wanted.is_section:
-            _check_own(wanted.value, f"{called}, field '{name}'")
-        elif wanted.choice is None and not _is_storable(wanted.value):
-            raise ConfigError(
-                f"{called}: its field '{name}' is of a type that a config cannot hold. Use bool, int, float, str, a "
-                "Literal of these, a tuple[..., ...] of one, or a frozen dataclass."
-            )
-        if _has_default(cls, name):
-            convert(hint, default(cls, name), f"{called}: the default of its field '{name}'")
-
-
-def _is_storable(hint: Any) -> bool:
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin is tuple:
-        return len(inner) == 2 and inner[1] is ... and _is_storable(kind(inner[0]).value)
-    return origin is Literal or hint in (bool, int, float, str)
+    for name, hint in hints(cls).items():
+        if not cls.__dataclass_fields__[name].init:
+            raise ConfigError(f"{called}: a config cannot set its field '{name}': it has init=False.")
+        if kind(hint).is_section:
+            _check_own(kind(hint).value, f"{called}, field '{name}'")
 
 
 def convert(hint: Any, value: Any, path: str) -> Any:

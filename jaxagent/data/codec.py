@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import math
+import sys
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +18,8 @@ import numpy as np
 
 from jaxagent.config import ConfigError
 from jaxagent.types import Episode, StopReason, Task, TokenKind, Trajectory
+
+LARGEST_LOGPROB = float(np.finfo(np.float32).max)
 
 
 def encode_task(task: Task) -> dict[str, Any]:
@@ -70,7 +72,7 @@ def decode_task(row: Any, where: str) -> Task:
     return Task(
         id=_get(row, "id", str, where),
         prompt=_get(row, "prompt", str, where),
-        answers=tuple(_get(row, "answers", list, where)),
+        answers=tuple(_texts(row, "answers", where)),
         kind=_get(row, "kind", str, where),
         metadata=_get(row, "metadata", dict, where),
     )
@@ -93,7 +95,7 @@ def decode_episode(row: Any, where: str) -> Episode:
         sample=_get(row, "sample", int, where),
         trajectories=tuple(decode_trajectory(t, f"{where}, trajectories[{i}]") for i, t in enumerate(trajectories)),
         reward=_number(row.get("reward"), "reward", where),
-        rewards=_get(row, "rewards", dict, where),
+        rewards=_numbers(row, "rewards", where),
         stop_reason=StopReason(reason),
         turns=_get(row, "turns", int, where),
         metrics=_get(row, "metrics", dict, where),
@@ -127,8 +129,8 @@ def decode_trajectory(row: Any, where: str) -> Trajectory:
     for name, column in (("logprobs", logprobs), ("policy_versions", versions)):
         if len(column) != actions.sum():
             raise ConfigError(f"{where}: column '{name}' has {len(column)} entries for {actions.sum()} action tokens.")
-    if not all(type(value) in (int, float) and math.isfinite(value) for value in logprobs):
-        raise ConfigError(f"{where}: column 'logprobs' must hold finite numbers.")
+    if not all(type(value) in (int, float) and abs(value) <= LARGEST_LOGPROB for value in logprobs):
+        raise ConfigError(f"{where}: column 'logprobs' must hold finite numbers of 32 bits.")
     every_logprob, every_version = np.zeros(len(tokens), np.float32), np.full(len(tokens), -1, np.int32)
     every_logprob[actions], every_version[actions] = logprobs, versions
     return Trajectory(
@@ -139,14 +141,19 @@ def decode_trajectory(row: Any, where: str) -> Trajectory:
 def _unpacked(text: str, where: str) -> Trajectory:
     """Base64 of zlib of the columns, one after the other."""
     try:
-        raw = zlib.decompress(base64.b64decode(text))
+        raw = zlib.decompress(base64.b64decode(text, validate=True))
     except (ValueError, zlib.error) as error:
         raise ConfigError(f"{where}: not a packed trajectory ({error}).") from None
     dtypes = {"tokens": "<i4", "kinds": "u1", "logprobs": "<f4", "policy_versions": "<i4", "turns": "<i4"}
-    length, at, columns = len(raw) // sum(np.dtype(dtype).itemsize for dtype in dtypes.values()), 0, {}
+    length, rest = divmod(len(raw), sum(np.dtype(dtype).itemsize for dtype in dtypes.values()))
+    if rest:
+        raise ConfigError(f"{where}: not a packed trajectory ({rest} bytes are left over).")
+    at, columns = 0, {}
     for name, dtype in dtypes.items():
         columns[name] = np.frombuffer(raw, dtype, length, at).astype(np.dtype(dtype).newbyteorder("="))
         at += columns[name].nbytes
+    if columns["kinds"].max(initial=0) > max(TokenKind):
+        raise ConfigError(f"{where}: column 'kinds' must hold integers from 0 to {max(TokenKind)}.")
     return Trajectory(**columns)
 
 
@@ -165,9 +172,21 @@ def _get(row: Mapping[str, Any], column: str, kind: type, where: str) -> Any:
 
 
 def _number(value: Any, column: str, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
         raise ConfigError(f"{where}: column '{column}' must be a finite number, got {value!r}.")
     return float(value)
+
+
+def _texts(row: Mapping[str, Any], column: str, where: str) -> list[str]:
+    values = _get(row, column, list, where)
+    if not all(isinstance(value, str) for value in values):
+        raise ConfigError(f"{where}: column '{column}' must hold texts.")
+    return values
+
+
+def _numbers(row: Mapping[str, Any], column: str, where: str) -> dict[str, float]:
+    values = _get(row, column, dict, where)
+    return {name: _number(value, f"{column}.{name}", where) for name, value in values.items()}
 
 
 def _integers(row: Mapping[str, Any], column: str, where: str, low: int, high: int) -> np.ndarray:

@@ -18,11 +18,13 @@ import dataclasses
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError, EnvConfig, SourceConfig
+from jaxagent.config.errors import failure_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +58,8 @@ class Generated(SourceConfig):
         """Makes the data set.
 
         Args:
-          folder: where; does not exist yet. Makes train.jsonl and heldout.jsonl in it, and for a warm start full.jsonl.
+          folder: where; does not exist yet, and is moved to its place when it is complete. Makes train.jsonl and
+            heldout.jsonl in it, and for a warm start full.jsonl.
           seed: data.seed; with the settings it decides every row.
           env: the environment's settings, for demonstrations.
         """
@@ -75,5 +78,21 @@ class Generated(SourceConfig):
         if not folder.exists():
             note(f"building the {name} dataset in {folder}")
             folder.parent.mkdir(parents=True, exist_ok=True)
-            self.write(folder, seed, env)
+            self._write_whole(folder, seed, env)
         return folder
+
+    def _write_whole(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes beside `folder` and moves there what is complete: half a data set would look like a whole one."""
+        partial = folder.with_name(f".{folder.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed; the workdir is this process's own
+        try:
+            self.write(partial, seed, env)
+            if not partial.is_dir():
+                raise ConfigError(f"data.source: {type(self).__qualname__}.write made no folder of tasks.")
+            partial.rename(folder)
+        except (ConfigError, OSError):
+            raise
+        except Exception as error:  # whatever the user's own class raises
+            raise ConfigError(f"data.source: {type(self).__qualname__}.write: {failure_line(error)}.") from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)

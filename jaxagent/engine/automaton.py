@@ -10,11 +10,13 @@ NumPy only: the table is made on the host, once per tokenizer and set of stop st
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
+MOST_STATES = 2**15 - 1  # of a table: states are int16 where they fit
 START = 0  # the state of a turn that has produced nothing yet
 
 
@@ -61,7 +63,9 @@ class Automaton:
         return len(tokens), None, 0
 
 
-def build(stop_strings: Sequence[str], token_bytes: Sequence[bytes], vocab_size: int) -> Automaton:
+def build(
+    stop_strings: Sequence[str], token_bytes: Sequence[bytes], vocab_size: int, most_states: int = MOST_STATES
+) -> Automaton:
     """Compiles stop strings for a vocabulary.
 
     Where several stop strings end at the same byte, the longest is reported.
@@ -70,15 +74,24 @@ def build(stop_strings: Sequence[str], token_bytes: Sequence[bytes], vocab_size:
       stop_strings: non-empty strings; may be no strings at all.
       token_bytes: bytes of each token id; special tokens as their literal text, unused ids as b"".
       vocab_size: V, the width of the logits; ids past `token_bytes` have no bytes.
+      most_states: of the table. Strings that need more cost nothing: they are counted before the vocabulary is walked.
 
     Raises:
-      ValueError: an empty stop string, or more tokens than `vocab_size`.
+      ValueError: an empty stop string, more tokens than `vocab_size`, or strings that need more states.
     """
     if any(not s for s in stop_strings):
         raise ValueError("A stop string must not be empty.")
+    if (longest := max((len(s.encode()) for s in stop_strings), default=0)) > most_states:
+        raise ValueError(f"engine.stop_states leaves {most_states} states, and a stop string has {longest} bytes.")
+    if len(stop_strings) > most_states:
+        raise ValueError(
+            f"engine.stop_states leaves {most_states} states, and there are {len(stop_strings)} stop strings."
+        )
     if len(token_bytes) > vocab_size:
         raise ValueError(f"{len(token_bytes)} tokens do not fit a vocabulary of {vocab_size}.")
     step, stop_of = _byte_automaton([s.encode() for s in stop_strings])
+    if (states := int((stop_of < 0).sum())) > most_states:
+        raise ValueError(f"engine.stop_states leaves {most_states} states, and the stop strings need {states}.")
     table = _lift(step, stop_of, token_bytes, vocab_size, max(len(stop_strings), 1))
     return Automaton(tuple(stop_strings), table, token_bytes)
 
@@ -87,6 +100,9 @@ def _byte_automaton(stops: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
     """Dense DFA over bytes: `step[state, byte]`, and `stop_of[state]` = completed stop index or -1."""
     prefixes = sorted({s[:i] for s in stops for i in range(len(s) + 1)} | {b""}, key=lambda p: (len(p), p))
     index = {p: i for i, p in enumerate(prefixes)}
+    following: dict[bytes, list[int]] = collections.defaultdict(list)
+    for prefix in prefixes[1:]:
+        following[prefix[:-1]].append(prefix[-1])
     step = np.zeros((len(prefixes), 256), np.int32)
     stop_of = np.full(len(prefixes), -1, np.int32)
     for i, prefix in enumerate(prefixes):
@@ -98,7 +114,7 @@ def _byte_automaton(stops: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
         if prefix:
             fallback = next(index[prefix[j:]] for j in range(1, len(prefix) + 1) if prefix[j:] in index)
             step[i] = step[fallback]
-        for byte in {p[-1] for p in prefixes if p and p[:-1] == prefix}:
+        for byte in following[prefix]:
             step[i, byte] = index[prefix + bytes([byte])]
     return step, stop_of
 

@@ -35,6 +35,8 @@ from jaxagent.engine.setup import EngineSetup
 from jaxagent.engine.stop_table import StopTable
 from jaxagent.types import Generation
 
+STOPS_PAUSE_S = 0.005  # between two looks for room among the stop strings
+
 
 class Driver:
     """Serves generation from one mesh.
@@ -203,14 +205,14 @@ class Driver:
 
         Ends at a stop string, an EOS token, `max_tokens` or the end of the context; where the context has no room for
         a single token, the result is empty with finish "length". `stop_strings` are the turn's own; None = those that
-        the engine was made with. `on_tokens` is called, in the caller's loop, with what
-        each dispatch sampled, before the whole turn is returned.
+        the engine was made with. While those of other turns fill `engine.stop_states`, the turn waits. `on_tokens` is
+        called, in the caller's loop, with what each dispatch sampled, before the whole turn is returned.
 
         Raises:
           TimeoutError: not done within `deadline_s` seconds; the session can only be closed then. So it is after
             the coroutine was cancelled.
           EngineError: the engine is dead, or the session is closed, broken or busy.
-          BusyError: too many turns wait, see `max_waiting`; or the turns in hand fill `engine.stop_states`.
+          BusyError: too many turns wait, see `max_waiting`.
           ValueError: nothing to continue from, truncation without `truncation=True`, or stop strings that cannot be.
         """
         tokens = np.concatenate([session.tokens, np.asarray(new_tokens, np.int32)])
@@ -232,31 +234,17 @@ class Driver:
         )
         if request.truncated and not self._setup.truncation:
             raise ValueError("The driver was made without truncation: top_p, top_k and min_p must be off.")
-        with self._work:
-            self._check()
-            if session.closed or session.broken or session.request is not None or session.life is not self._life:
-                raise EngineError("The session is closed, broken or busy.")
-            if budget <= 0:
-                session.tokens = tokens
-                return empty_generation()
-            in_hand = len(self._queue) + len(self._held_requests)
-            most = self._setup.max_waiting
-            if most is not None and in_hand >= self._slots + most:
-                raise BusyError(f"The engine is busy: {in_hand} turns are in hand already.")
-            if stop_strings is not None:
-                in_hand = (r.stops for r in (*self._queue, *self._held_requests))
-                if (block := self._stops.block(stop_strings, in_hand)) is None:
-                    raise BusyError("The engine is busy: stop strings of the turns in hand fill engine.stop_states.")
-                request.stops = block
-            session.request = request
-            self._queue.append(request)
-            self._work.notify_all()
         try:
             async with asyncio.timeout(deadline_s):
+                while not self._submit(request, stop_strings):
+                    await asyncio.sleep(STOPS_PAUSE_S)
+                if budget <= 0:
+                    return empty_generation()
                 return await request.future
         except BaseException:
             with self._work:
-                self._abandon(session)
+                if session.request is request:  # else it is another turn's, or this one never came so far
+                    self._abandon(session)
             raise
 
     def close(self, session: Session) -> None:
@@ -273,6 +261,29 @@ class Driver:
                 self._work.notify_all()
         if request is not None:
             deliver(request.loop, [(request.future, EngineError("The session was closed."))])
+
+    def _submit(self, request: Request, stop_strings: Sequence[str] | None) -> bool:
+        """Hands a turn to the thread; False while stop strings of the turns in hand leave no room for its own."""
+        with self._work:
+            self._check()
+            session = request.session
+            if session.closed or session.broken or session.request is not None or session.life is not self._life:
+                raise EngineError("The session is closed, broken or busy.")
+            if request.budget <= 0:
+                session.tokens = request.tokens
+                return True
+            in_hand = (*self._queue, *self._held_requests)
+            most = self._setup.max_waiting
+            if most is not None and len(in_hand) >= self._slots + most:
+                raise BusyError(f"The engine is busy: {len(in_hand)} turns are in hand already.")
+            if stop_strings is not None:
+                if (block := self._stops.block(stop_strings, (r.stops for r in in_hand))) is None:
+                    return False
+                request.stops = block
+            session.request = request
+            self._queue.append(request)
+            self._work.notify_all()
+            return True
 
     # ---------------------------------------------------------------- under the lock
 

@@ -46,7 +46,8 @@ class StopTable:
                 f"engine.stop_states={rows} is too small: the stop strings {list(default.stop_strings)} need "
                 f"{len(default.table)}."
             )
-        self.table = np.zeros((rows, default.table.shape[1]), default.table.dtype)
+        row = np.int16 if rows <= automaton.MOST_STATES else np.int32
+        self.table = np.zeros((rows, default.table.shape[1]), np.promote_types(default.table.dtype, row))
         self.default = Block(default, 0)
         self.changed = False  # since the device took the table
         self._blocks: dict[tuple[str, ...], Block] = {}  # least recently used first
@@ -69,7 +70,8 @@ class StopTable:
         if key == self.default.stops.stop_strings:
             return self.default
         if (known := self._blocks.pop(key, None)) is None:
-            stops = automaton.build(key, self.default.stops.token_bytes, self.table.shape[1])
+            free = len(self.table) - len(self.default.stops.table)
+            stops = automaton.build(key, self.default.stops.token_bytes, self.table.shape[1], free)
             first = self._room(stops, in_use)
             if first is None:
                 return None
@@ -79,12 +81,9 @@ class StopTable:
 
     def _room(self, stops: Automaton, in_use: Iterable[Block]) -> int | None:
         """The first row of a gap that holds the automaton, after unused ones have made way where they must."""
-        kept, free = None, len(self.table) - len(self.default.stops.table)
-        if len(stops.table) > free or not np.can_cast(stops.table.dtype, self.table.dtype):
-            raise ValueError(
-                f"The stop strings {list(stops.stop_strings)} need {len(stops.table)} states, and engine.stop_states="
-                f"{len(self.table)} leaves {free}."
-            )
+        kept = None
+        if not np.can_cast(stops.table.dtype, self.table.dtype):
+            raise ValueError(f"{len(stops.stop_strings)} stop strings are too many for tokens of so many bytes.")
         while True:
             end = len(self.default.stops.table)
             for block in sorted(self._blocks.values(), key=lambda block: block.first):

@@ -119,6 +119,15 @@ class Attempt(Protocol):
         """Releases everything. Called exactly once, also when `start` failed."""
 
 
+def check_texts(name: str, texts: Any) -> None:
+    """Raises ValueError unless `texts`, an environment's `name`, are several texts with at least a character each.
+
+    One text alone would be taken for its letters: ("</guess>") without a comma is none but it.
+    """
+    if isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
+        raise ValueError(f"the environment's {name} must be a tuple of texts that are not empty, got {texts!r:.200}")
+
+
 @dataclasses.dataclass(frozen=True)
 class Opening:
     """What an environment gets when a run opens it."""

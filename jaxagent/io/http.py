@@ -46,12 +46,17 @@ class HttpStatus(HttpError):
     """
 
     def __init__(self, url: str, status: int, body: bytes, location: str | None = None):
-        said = " ".join(body.decode("utf-8", "replace").split())[:QUOTED_CHARS]
+        said = _quoted(body.decode("utf-8", "replace"))
         if location is not None:
-            said = f"a redirect to {location[:QUOTED_CHARS]}, which is not followed"
+            said = f"a redirect to {_quoted(location)}, which is not followed"
         super().__init__(f"{url} answered {status}" + (f": {said}" if said else ""))
         self.status, self.body = status, body
         self.passing = status == 429 or status >= 500
+
+
+def _quoted(text: str) -> str:
+    """The beginning of what a server sent, in one line that any log and terminal takes."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split())[:QUOTED_CHARS])
 
 
 class HttpClient:
@@ -122,6 +127,7 @@ class HttpClient:
             self._session = aiohttp.ClientSession(
                 headers=self._headers,
                 auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),  # no server's cookie decides what the next request is answered
                 connector=aiohttp.TCPConnector(limit=self._connections),
                 timeout=aiohttp.ClientTimeout(total=None),  # the one below: aiohttp rounds its own up to whole seconds
             )
@@ -137,10 +143,10 @@ class HttpClient:
                         raise HttpError(f"{url} sent more than {max_bytes} bytes")
         except TimeoutError as failure:
             raise HttpTimeout(f"{url} did not answer in {timeout_s:g} s") from failure
-        except aiohttp.InvalidURL as failure:
-            raise HttpError(f"'{url}' is not a URL") from failure
+        except (aiohttp.InvalidURL, UnicodeError) as failure:  # UnicodeError: a host that no name can be, "a..b"
+            raise HttpError(f"'{_quoted(url)}' is not a URL") from failure
         except aiohttp.ClientError as failure:
-            said = " ".join(str(failure).split()) or type(failure).__name__
+            said = _quoted(str(failure)) or type(failure).__name__
             raise HttpUnreachable(f"{url} is not reached: {said}") from failure
         if answer.status != 200:
             raise HttpStatus(url, answer.status, bytes(body), answer.headers.get("Location"))

@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxagent.config import EnvConfig, SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.envs.base import Attempt, Verdict
+from jaxagent.envs.base import Attempt, Verdict, check_texts
 from jaxagent.rollout.conversation import Conversation
 from jaxagent.rollout.forced import NEVER, ForcedTools
 from jaxagent.rollout.templates import Template
@@ -117,6 +117,10 @@ class _Attempt:
             stop_reason, error = StopReason.ENV_ERROR, _line(failure, "")
         finally:
             await self._close_environment()
+        try:
+            self._metrics |= _counted(self._environment)
+        except Exception as failure:  # likewise
+            stop_reason, error = (stop_reason, error) if error else (StopReason.ENV_ERROR, _line(failure, ""))
         if error:
             logger.info("task %s, sample %d: %s: %s", self._task.id, self._sample, stop_reason, error)
         return self._episode(stop_reason, error, time.monotonic() - started)
@@ -140,7 +144,11 @@ class _Attempt:
         rewards |= {f"turn_rewards[{turn}]": reward for turn, reward in enumerate(verdict.turn_rewards)}
         if wrong := next((name for name, reward in rewards.items() if not math.isfinite(reward)), ""):
             raise ValueError(f"the environment's {wrong} is {rewards[wrong]}, which is not a number to train on")
-        self._verdict = verdict
+        self._verdict = dataclasses.replace(
+            verdict,
+            reward=float(verdict.reward),  # NumPy's numbers cannot be logged
+            components={name: float(value) for name, value in verdict.components.items()},
+        )
         return stop_reason
 
     async def _converse(self, environment: Attempt) -> StopReason:
@@ -151,6 +159,7 @@ class _Attempt:
         try:
             while True:
                 self._force_tool(environment)
+                check_texts("stop_strings", environment.stop_strings)
                 generation = await self._generate(session, environment.stop_strings)
                 action = self._conversation.add_action(generation)
                 if generation.finish == "length":
@@ -158,7 +167,7 @@ class _Attempt:
                 with _seconds(self._metrics, "env_s"):
                     step = await environment.step(action)
                 if step.stop_reason is not None:
-                    return step.stop_reason
+                    return StopReason(step.stop_reason)
                 if step.observation is None:
                     raise ValueError("the environment's step has neither an observation nor a stop reason")
                 self._conversation.add_observation(step.observation)
@@ -208,11 +217,9 @@ class _Attempt:
     def _episode(self, stop_reason: StopReason, error: str, total_s: float) -> Episode:
         trajectory = self._conversation.trajectory()
         failed = stop_reason.is_failure
-        counters = self._environment.counters if self._environment is not None else {}
         action_tokens = int(trajectory.action_mask.sum())
         metrics = {
             **self._metrics,
-            **counters,
             "action_tokens": float(action_tokens),
             "observation_tokens": float((trajectory.kinds >= TokenKind.OBSERVATION).sum()),
             "trajectory_tokens": float(len(trajectory)),
@@ -257,7 +264,17 @@ def _seconds(metrics: dict[str, float], name: str) -> Iterator[None]:
         metrics[name] += time.monotonic() - started
 
 
+def _counted(environment: Attempt | None) -> dict[str, float]:
+    """The environment's counters. Raises ValueError where one is not finite, and others where one is no number."""
+    if environment is None:
+        return {}
+    counters = {name: float(value) for name, value in environment.counters.items()}
+    if wrong := next((name for name, value in counters.items() if not math.isfinite(value)), ""):
+        raise ValueError(f"the environment's counter '{wrong}' is {counters[wrong]}")
+    return counters
+
+
 def _line(failure: BaseException | None, empty: str) -> str:
     """One line of an exception; asyncio's own timeouts carry no text."""
-    text = " ".join(str(failure).split())
+    text = " ".join(str(failure).split()).encode(errors="replace").decode()  # a log is UTF-8, a file's name may not be
     return f"{type(failure).__name__}: {text}" if text else empty or type(failure).__name__

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from jaxagent.algorithms import checks as algorithm
 from jaxagent.algorithms.opd import as_opd
-from jaxagent.config import LEAST_TEMPERATURE, BatchConfig, Config, ConfigError, relations
-from jaxagent.envs.base import Environment
+from jaxagent.config import LEAST_TEMPERATURE, BatchConfig, Config, ConfigError, EnvConfig, relations
+from jaxagent.config.choice import imported
+from jaxagent.config.errors import failure_line
+from jaxagent.config.parse import convert, hints
+from jaxagent.engine import automaton
+from jaxagent.envs.base import Environment, check_texts
 from jaxagent.models import lora
 from jaxagent.rollout import strategies
 
@@ -27,6 +31,7 @@ def check(cfg: Config) -> None:
         raise ConfigError(f"config.stages names '{twice[0]}' twice: a stage is run once.")
     if not isinstance(cfg.env, Environment):
         raise ConfigError(f"config.env: {type(cfg.env).__qualname__} must extend jaxagent.envs.base.Environment.")
+    _check_environment(cfg)
     relations.check(cfg)
     algorithm.check(cfg.rl)
     lora.check(cfg.model.lora)
@@ -56,6 +61,25 @@ def check(cfg: Config) -> None:
             "and min_p=0: the trainer scores the whole vocabulary, so a truncated behaviour distribution would be "
             "another one."
         )
+
+
+def _check_environment(cfg: Config) -> None:
+    """Refuses what a class of the user's own says of itself and the package could not work with."""
+    env = cfg.env
+    assert isinstance(env, Environment)
+    for name, hint in hints(EnvConfig).items():
+        convert(hint, getattr(env, name), f"config.env.{name}")
+    try:
+        for name in ("stop_strings", "tokens"):
+            check_texts(name, getattr(env, name))
+        automaton.build(env.stop_strings, (), 1, cfg.engine.stop_states)  # their states are those of any vocabulary
+        if type(env.most_turns) is not int or env.most_turns < 1:
+            raise ValueError(f"the environment's most_turns must be at least 1, got {env.most_turns!r}")
+    except ValueError as error:
+        raise ConfigError(f"config.env: {type(env).__qualname__}: {error}.") from error
+    except Exception as error:  # whatever its properties raise
+        raise ConfigError(f"config.env: {type(env).__qualname__}: {failure_line(error)}.") from error
+    imported(env.rollout, "config.env: rollout")
 
 
 def _check_rows(section: str, batch: BatchConfig, context_tokens: int) -> None:

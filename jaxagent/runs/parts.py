@@ -17,6 +17,7 @@ import jax
 
 from jaxagent.config import Config, ConfigError, SamplingConfig, check_folder
 from jaxagent.config.choice import imported
+from jaxagent.config.errors import failure_line
 from jaxagent.data import sources, texts
 from jaxagent.data.sources import TaskSource
 from jaxagent.data.tasks import balanced_sample
@@ -184,7 +185,7 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
         check_prompts(name, tasks, environment.messages, conversation, cfg.env, note)
     with (
         Workers(cfg.engine.slots) as workers,
-        environment.open(Opening(dataset, heldout, workers.run, note)) as attempt,
+        opened(environment, Opening(dataset, heldout, workers.run, note)) as attempt,
     ):
         yield Parts(
             cfg=cfg,
@@ -199,6 +200,23 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
             attempt=attempt,
             workers=workers,
         )
+
+
+@contextlib.contextmanager
+def opened(environment: Environment, here: Opening) -> Iterator[Callable[[Task], Attempt]]:
+    """`environment.open(here)`, of which any class may be the user's own.
+
+    Raises:
+      ConfigError: it does not open, for whatever reason.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            attempt = stack.enter_context(environment.open(here))
+        except (ConfigError, OSError):
+            raise
+        except Exception as error:
+            raise ConfigError(f"config.env: {type(environment).__qualname__}.open: {failure_line(error)}.") from error
+        yield attempt
 
 
 def more_than_an_epoch(cfg: Config, tasks: int) -> Iterator[str]:

@@ -1,8 +1,11 @@
 """The codec: every field of a task, a trajectory and an episode comes back, also from files of earlier versions."""
 
+import base64
 import dataclasses
 import json
+import re
 import typing
+import zlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxagent.config import ConfigError
 from jaxagent.data import codec
 from jaxagent.types import Episode, StopReason, Task, TokenKind, Trajectory
 
@@ -123,3 +127,57 @@ def test_an_episode_in_a_log_of_an_earlier_version():
     task = Task("t", "Who?", ("me",), "k")
     want = Episode(task, 2, (columns(),), 0.5, {"em": 0.5}, StopReason.ANSWER, 2, {"s": 0.25})
     assert same(codec.decode_episode(json.loads(line), "here"), want)
+
+
+ROW = {"tokens": [5, 9], "kinds": [0, 1], "turns": [0, 0], "logprobs": [-0.5], "policy_versions": [7]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"logprobs": [1e39]}, "column 'logprobs' must hold finite numbers of 32 bits"),
+        ({"logprobs": [-(10**400)]}, "column 'logprobs' must hold finite numbers of 32 bits"),
+        ({"logprobs": [float("nan")]}, "column 'logprobs' must hold finite numbers of 32 bits"),
+        ({"logprobs": [True]}, "column 'logprobs' must hold finite numbers of 32 bits"),
+        ({"logprobs": []}, "column 'logprobs' has 0 entries for 1 action tokens"),
+        ({"kinds": [0, 9]}, "column 'kinds' must hold integers from 0 to"),
+        ({"tokens": [5, 2**31]}, "column 'tokens' must hold integers from 0 to"),
+        ({"turns": [0]}, "column 'turns' has 1 entries for 2 tokens"),
+    ],
+)
+def test_a_damaged_trajectory_is_one_line(changes, message):
+    with pytest.raises(ConfigError, match=f"^here: {re.escape(message)}"):
+        codec.decode_trajectory(ROW | changes, "here")
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"\x00" * 18, "1 bytes are left over"),
+        (b"\x00" * 4 + b"\x09" + b"\x00" * 12, "column 'kinds' must hold integers from 0 to"),
+    ],
+)
+def test_a_damaged_packed_trajectory_is_one_line(raw, message):
+    with pytest.raises(ConfigError, match=f"^here: .*{message}"):
+        codec.decode_trajectory(base64.b64encode(zlib.compress(raw)).decode(), "here")
+    with pytest.raises(ConfigError, match=r"^here: not a packed trajectory"):
+        codec.decode_trajectory("!" + base64.b64encode(zlib.compress(b"")).decode(), "here")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reward": 10**400}, "column 'reward' must be a finite number"),
+        ({"reward": None}, "column 'reward' must be a finite number"),
+        ({"rewards": {"em": None}}, "column 'rewards.em' must be a finite number"),
+        ({"turn_rewards": ["1"]}, "column 'turn_rewards' must be a finite number"),
+        ({"sample": True}, "column 'sample' must be int"),
+        ({"stop_reason": "over"}, "column 'stop_reason' must be one of"),
+    ],
+)
+def test_a_damaged_episode_is_one_line(changes, message):
+    row = codec.encode_episode(Episode(Task("t", "p", ("a",), "k"), 0, (), 0.0, {}, StopReason.ANSWER, 1, {}))
+    with pytest.raises(ConfigError, match=f"^here: {message}"):
+        codec.decode_episode(row | changes, "here")
+    with pytest.raises(ConfigError, match=r"^here, task: column 'answers' must hold texts"):
+        codec.decode_episode(row | {"task": row["task"] | {"answers": [7]}}, "here")

@@ -78,7 +78,10 @@ def test_a_last_line_that_is_whole_but_for_its_end_counts(tmp_path):
         (lambda r: r["trajectories"][0]["kinds"].__setitem__(0, 4), "column 'kinds' must hold integers from 0 to 3"),
         (lambda r: r["trajectories"][0]["tokens"].__setitem__(0, -1), "column 'tokens' must hold integers"),
         (lambda r: r["trajectories"][0]["logprobs"].pop(), "column 'logprobs' has 2 entries for 3 action tokens"),
-        (lambda r: r["trajectories"][0]["logprobs"].__setitem__(0, None), "column 'logprobs' must hold finite numbers"),
+        (
+            lambda r: r["trajectories"][0]["logprobs"].__setitem__(0, None),
+            "column 'logprobs' must hold finite numbers of 32 bits",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_by_file_row_and_column(tmp_path, change, message):

@@ -127,3 +127,9 @@ def test_mistakes() -> None:
         automaton.build([""], [b"a"], 1)
     with pytest.raises(ValueError, match="do not fit"):
         automaton.build(["a"], [b"a", b"b"], 1)
+
+
+def test_of_strings_that_end_together_the_longest_is_reported():
+    for stops in (["b", "aab", "ab"], ["aab", "ab", "b"]):
+        built = automaton.build(stops, [b"a", b"b"], 2)
+        assert built.walk([0, 0, 1]) == (3, "aab", 0) and built.walk([0, 1]) == (2, "ab", 0)

@@ -508,3 +508,16 @@ def test_calls_move_little_and_never_weights(monkeypatch) -> None:
         asyncio.run(one_turn(driver))
     assert moved and all(sum(x.nbytes for x in arrays) < 1 << 16 for arrays in moved)
     assert not any(x.shape == weights.shape and x.dtype == weights.dtype for arrays in moved for x in arrays)
+
+
+def test_a_second_turn_of_a_busy_session_is_refused_and_the_first_goes_on():
+    async def play(driver):
+        session = await driver.open("t", 0)
+        first = asyncio.create_task(driver.generate(session, letters("a"), 20, toys.GREEDY, 0, 20.0))
+        await asyncio.sleep(0)
+        with pytest.raises(EngineError, match="closed, broken or busy"):
+            await driver.generate(session, letters("b"), 1, toys.GREEDY, 1, 20.0)
+        assert len((await first).tokens) == 20
+
+    with toys.running(stops=()) as driver:
+        asyncio.run(asyncio.wait_for(play(driver), 60))

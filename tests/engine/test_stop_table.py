@@ -1,6 +1,7 @@
 """Each request ends at its own stop strings: the stacked table against string search, and the engine that uses it."""
 
 import asyncio
+import dataclasses
 
 import numpy as np
 import pytest
@@ -9,7 +10,6 @@ from hypothesis import strategies as st
 
 from jaxagent.config import ConfigError
 from jaxagent.engine import automaton, programs
-from jaxagent.engine.requests import BusyError
 from jaxagent.engine.stop_table import StopTable
 from tests.engine import toys
 from tests.engine.test_driver import chain, letters
@@ -60,7 +60,7 @@ def test_blocks_in_use_stay_and_the_least_recently_used_makes_room():
     built.changed = False
     first, second = built.block(("aaaa",), ()), built.block(("bbb",), ())  # 4 and 3 states: 2 rows are left
     assert built.changed and built.block(("aaaa",), ()) is first  # used again: the second is older now
-    third = built.block(("<<<",), (first,))
+    third = built.block(("<<<",), ())
     assert third.first == second.first
     assert built.block(("bbb",), (first, third)) is None
     assert ends(built, first, [4, 0]) is None and ends(built, third, [5, 5, 5]) == (3, "<<<")
@@ -70,10 +70,32 @@ def test_blocks_in_use_stay_and_the_least_recently_used_makes_room():
 def test_strings_for_which_there_is_never_room_are_refused():
     with pytest.raises(ConfigError, match=r"engine.stop_states=2 is too small: the stop strings \['ab<'\] need 3"):
         table(rows=2)
-    with pytest.raises(ValueError, match=r"need 10 states, and engine.stop_states=12 leaves 9"):
+    with pytest.raises(ValueError, match=r"^engine.stop_states leaves 9 states, and a stop string has 10 bytes"):
         table().block(("a" * 10,), ())
+    with pytest.raises(ValueError, match="leaves 9 states, and the stop strings need 11"):
+        table().block(("aaaaaa", "bbbbbb"), ())
+    table().block(("aaaa", "bbbbbb"), ())  # 9: one more than the strings' letters without their last, for the start
     with pytest.raises(ValueError, match="must not be empty"):
         table().block(("",), ())
+
+
+def test_strings_that_cannot_be_are_refused_before_a_table_is_made():
+    """A policy's environment or a client may ask for anything; the thread of all turns must not walk it."""
+    vocabulary = [b"a"] * 1_000_000  # of which one row of the table is 2 MB
+    built = StopTable(automaton.build((), [b"a"], len(vocabulary)), 12)
+    built.default = dataclasses.replace(
+        built.default, stops=dataclasses.replace(built.default.stops, token_bytes=vocabulary)
+    )
+    for strings in (("a" * 10_000_000,), tuple(map(chr, range(1, 50_000))), ("abcdefgh", "bcdefghi")):
+        with pytest.raises(ValueError, match=r"engine\.stop_states leaves") as error:
+            built.block(strings, ())
+        assert len(str(error.value)) < 200
+    assert not built._blocks
+
+
+def test_states_fit_the_numbers_of_the_table():
+    assert table(rows=automaton.MOST_STATES).table.dtype == np.int16
+    assert table(rows=automaton.MOST_STATES + 1).table.dtype == np.int32  # a block may begin beyond an int16
 
 
 def test_turns_side_by_side_end_at_their_own_strings_and_nothing_compiles():
@@ -100,17 +122,34 @@ def test_turns_side_by_side_end_at_their_own_strings_and_nothing_compiles():
 
 
 def test_a_turn_waits_for_room_among_the_stop_strings():
+    """More sets of stop strings at once than there are states: every turn is played, and no row leaks."""
+
+    async def one(driver, number, stop_strings, deadline_s=20.0):
+        session = await driver.open("t", number)
+        try:
+            return await driver.generate(
+                session, letters("a"), 20, toys.GREEDY, 0, deadline_s, stop_strings=stop_strings
+            )
+        finally:
+            driver.close(session)
+
     async def play(driver):
-        sessions = [await driver.open("t", number) for number in range(2)]
-        slow = asyncio.create_task(
-            driver.generate(sessions[0], letters("a"), 20, toys.GREEDY, 0, 20.0, stop_strings=("wxyz",))
-        )
+        programs_before = programs.generate._cache_size()
+        slow = asyncio.create_task(one(driver, 0, ("wxyz",)))
         await asyncio.sleep(0)
-        with pytest.raises(BusyError, match=r"fill engine.stop_states"):
-            await driver.generate(sessions[1], letters("a"), 2, toys.GREEDY, 0, 20.0, stop_strings=("vwxy",))
-        assert len((await slow).tokens) == 20
-        again = await driver.generate(sessions[1], letters("a"), 2, toys.GREEDY, 0, 20.0, stop_strings=("vwxy",))
-        assert len(again.tokens) == 2
+        waiting = [asyncio.create_task(one(driver, i + 1, (f"{chr(98 + i)}zzz",))) for i in range(12)]
+        late = asyncio.create_task(one(driver, 13, ("qqqq",), deadline_s=1e-4))
+        gone = asyncio.create_task(one(driver, 14, ("rrrr",)))
+        await asyncio.sleep(0)
+        assert not any(task.done() for task in waiting)
+        gone.cancel()
+        found = await asyncio.gather(slow, *waiting)
+        assert [len(generation.tokens) for generation in found] == [20] * 13
+        with pytest.raises(TimeoutError):
+            await late
+        assert (await asyncio.gather(gone, return_exceptions=True))[0].__class__ is asyncio.CancelledError
+        assert not driver._held_requests and not driver._queue and len(driver._stops._blocks) <= 1
+        assert programs.generate._cache_size() == programs_before
 
     with toys.running(params=np.asarray(toys.weights()), stops=(), stop_states=6) as driver:
-        asyncio.run(play(driver))
+        asyncio.run(asyncio.wait_for(play(driver), 60))

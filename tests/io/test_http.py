@@ -161,3 +161,53 @@ def test_a_client_that_is_closed_serves_another_loop_afresh():
             return await client.request("GET", url)
 
     assert [asyncio.run(run()) for _ in range(2)] == [b"good"] * 2
+
+
+@pytest.mark.parametrize("url", ["", "x", "http://", "http://a:99999/", "http://a..b/", "http://\ud800/"])
+def test_what_is_no_url_is_not_tried(url):
+    async def run():
+        async with HttpClient(30.0, MAX_BYTES, retries=2) as client:
+            await client.request("GET", url)
+
+    with pytest.raises(HttpError, match="is not a URL") as error:
+        asyncio.run(run())
+    assert not error.value.passing and str(error.value).encode()
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (b"\x00\x01 nothing of the kind\r\n\r\n", "is not reached: 400"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"a" * 100_000 + b"\r\n\r\n", "is not reached: 400"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n", "is not reached: 400"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nhi", "is not reached: Response payload is not completed"),
+        (b"HTTP/1.1 302 F\r\nLocation: http://a\x7f\xff\r\nContent-Length: 0\r\n\r\n", "a redirect to http://a??,"),
+    ],
+)
+def test_a_server_that_lies_is_one_line_that_can_be_logged(reply, message):
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(reply)
+        await writer.drain()
+        writer.close()
+
+    async def run():
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server, HttpClient(30.0, MAX_BYTES) as client:
+            await client.request("GET", f"http://127.0.0.1:{port}/")
+
+    with pytest.raises(HttpError, match=message.replace("?", "[?]")) as error:
+        asyncio.run(run())
+    assert str(error.value).isprintable() and len(str(error.value)) < 400
+
+
+def test_a_cookie_is_not_sent_back():
+    async def run():
+        async with serving(always(200, b"", **{"Set-Cookie": "a=b"})) as (url, seen), HttpClient(30.0, 100) as client:
+            name = url.replace("127.0.0.1", "localhost")  # a jar takes none of an address
+            for _ in range(2):
+                await client.request("GET", name)
+            return [request.headers.get("Cookie") for request in seen]
+
+    assert asyncio.run(run()) == [None, None]

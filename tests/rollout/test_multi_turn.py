@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import os
 from functools import partial
 
 import numpy as np
@@ -196,6 +197,49 @@ def test_faulty_environments(trained, place, hang, monkeypatch):
         assert episode.stop_reason == (StopReason.TIMEOUT if hang else StopReason.ENV_ERROR)
         assert episode.reward == 0.0 and episode.rewards == {} and episode.error
     assert episode.metrics["visits"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"stop_strings": "</answer>"}, "stop_strings must be a tuple of texts"),  # its letters would be nine
+        ({"stop_strings": ("</answer>", "")}, "stop_strings must be a tuple of texts"),
+        ({"counters": {"searches": "many"}}, "could not convert string to float: 'many'"),
+        ({"counters": {"searches": float("nan")}}, "the environment's counter 'searches' is nan"),
+        ({"counters": None}, "'NoneType' object has no attribute 'items'"),
+        ({"step": Step(stop_reason="over")}, "'over' is not a valid StopReason"),
+    ],
+)
+def test_what_an_environment_says_of_itself_wrongly_fails_its_attempt(trained, changes, error):
+    class Wrong(SearchAttempt):
+        async def step(self, action):
+            return changes.get("step") or await super().step(action)
+
+    def make(task):
+        attempt = Wrong(task, config(), RETRIEVER)
+        for name in changes.keys() - {"step"}:
+            setattr(attempt, name, changes[name])
+        if "counters" in changes:
+            attempt.step = lambda action: asyncio.sleep(0, Step(stop_reason=StopReason.ANSWER))
+        return attempt
+
+    episode, _ = play(trained, [ANSWER], make=make)
+    assert episode.stop_reason == StopReason.ENV_ERROR and error in episode.error
+    assert episode.rewards == {}
+
+
+def test_an_error_can_be_logged_whatever_it_names(trained):
+    episode, _ = play(trained, [RuntimeError(f"no {os.fsdecode(bytes([255]))}.txt")])
+    assert episode.error == "RuntimeError: no ?.txt" and episode.error.encode()
+
+
+def test_numbers_of_numpy_become_floats(trained):
+    class Measured(SearchAttempt):
+        async def verify(self, transcript):
+            return Verdict(np.float32(0.5), {"em": np.float32(1.0)})
+
+    episode, _ = play(trained, [ANSWER], make=lambda task: Measured(task, config(), RETRIEVER))
+    assert type(episode.reward) is float and type(episode.rewards["em"]) is float and episode.reward == 0.5
 
 
 def test_an_environment_that_cannot_be_made(trained):
