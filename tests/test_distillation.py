@@ -14,6 +14,8 @@ from jaxagent.runs.parts import open_parts
 from tests import tiny_run
 from tests.models import tiny
 
+pytestmark = pytest.mark.slow  # whole runs, or what takes as long to prepare
+
 STEPS = 12
 
 

@@ -192,6 +192,7 @@ def test_the_numbers_of_the_primer_come_out():
         exec(compile(block, "primer.md", "exec"), names)
 
 
+@pytest.mark.slow
 def test_the_example_plays_a_group_and_takes_a_step(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["one_episode.py", *FLAGS.split(), f"--config.workdir={tmp_path}"])
     names = runpy.run_path(str(ROOT / "examples/one_episode.py"))

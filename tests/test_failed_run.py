@@ -33,6 +33,8 @@ from jaxagent.runs.workdir import open_run
 from jaxagent.types import Episode, Group, StopReason, Task
 from tests import tiny_run
 
+pytestmark = pytest.mark.slow  # whole runs, or what takes as long to prepare
+
 DEAD = "RetrieverError: nobody listens on port 9"
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 

@@ -25,6 +25,8 @@ from jaxagent.runs.parts import open_parts
 from jaxagent.types import TokenKind
 from tests import tiny_run
 
+pytestmark = pytest.mark.slow  # whole runs, or what takes as long to prepare
+
 DEADLINE_S = 600  # of one process; a tiny run takes well under a minute
 STEPS = [("warm_start", s) for s in range(1, 7)] + [("rl", s) for s in range(5)]
 

@@ -5,6 +5,7 @@ import shutil
 
 import jax
 import numpy as np
+import pytest
 
 from jaxagent import main as cli
 from jaxagent.config import flags
@@ -23,6 +24,7 @@ FLAGS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_and_its_continuation(tmp_path):
     workdir = tmp_path / "run"
     argv = tiny_run.argv(workdir, *FLAGS, preset="laptop-lora")

@@ -49,6 +49,7 @@ def run(folder: pathlib.Path, *flags: str) -> subprocess.CompletedProcess:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_pages_own_command_trains_an_environment_an_advantage_and_an_objective(tmp_path, monkeypatch):
     write_package(tmp_path)
     write_files(tmp_path, monkeypatch)  # my_advantage.py and my_objective.py of docs/add_an_algorithm.md

@@ -17,6 +17,7 @@ from tests import tiny_run
 CONFIGS = {"code_agent": code_agent, "gsm8k_python": gsm8k_python}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("config", "family"), [("code_agent", "revise"), ("gsm8k_python", "two_step")])
 def test_a_tiny_run(tmp_path, sandbox, config, family, capsys):
     """Warm start, gate, RL and evaluation. A random policy solves nothing, but no attempt fails."""

@@ -2,10 +2,13 @@
 
 import re
 
+import pytest
+
 from jaxagent.config import flags
 from tests.tiny_run import FLAGS, ROOT
 
 
+@pytest.mark.slow
 def test_the_snippet_plays_episodes(tmp_path, monkeypatch, capsys):
     (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     parse = flags.parse_argv

@@ -63,6 +63,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_bundle_is_named_and_the_one_before_it_offered(run, capsys, damage):
     newest, older = sorted((run / "checkpoints").iterdir(), key=lambda path: -int(path.name))[:2]

@@ -38,6 +38,7 @@ def numbers(workdir):
     ]
 
 
+@pytest.mark.slow
 def test_every_strategy_survives_a_kill(tmp_path, monkeypatch):
     monkeypatch.setattr(SearchAttempt, "verify", by_length)
     whole, killed = tmp_path / "whole", tmp_path / "killed"

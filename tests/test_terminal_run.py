@@ -18,6 +18,7 @@ from jaxagent.runs import checks
 from tests import tiny_run
 
 
+@pytest.mark.slow
 def test_a_tiny_run(tmp_path, sandbox, capsys):
     """Warm start, gate, RL and evaluation. A random policy solves nothing, but every attempt is verified."""
     flags = tiny_run.TERMINAL_FLAGS.split()

@@ -106,10 +106,12 @@ def test_a_dataset_that_cannot_be_opened(tmp_path, capsys):
     assert line == f"error: Cannot use '{tmp_path / 'data' / 'train.jsonl'}': Too many levels of symbolic links."
 
 
+@pytest.mark.slow
 def test_missing_corpus(tmp_path, capsys):
     assert "corpus" in refused(capsys, tmp_path / "run", "--config.env.retriever.corpus=nowhere.jsonl")
 
 
+@pytest.mark.slow
 def test_a_search_engine_that_is_down(tmp_path, capsys):
     url = "http://127.0.0.1:9/retrieve"
     flags = ("--config.env.retriever=http", f"--config.env.retriever.url={url}")
@@ -117,6 +119,7 @@ def test_a_search_engine_that_is_down(tmp_path, capsys):
     assert "env.retriever" in line and url in line
 
 
+@pytest.mark.slow
 def test_prompts_without_room_for_a_turn(tmp_path, capsys):
     line = refused(capsys, tmp_path / "run", "--config.env.context_tokens=8")
     assert "env.context_tokens=8 has no room" in line and "of 8 held-out prompts" in line
@@ -129,6 +132,7 @@ def test_truncated_sampling_cannot_be_trained(tmp_path, capsys, flag):
     assert f"rl.{flag.partition('.')[0]}" in refused(capsys, tmp_path / "run", f"--config.rl.{flag}")
 
 
+@pytest.mark.slow
 def test_tokenizer_larger_than_the_model(tmp_path, capsys):
     shape = [f"--config.model.{name}=0" for name in ("num_layers", "embed_dim", "num_heads", "num_kv_heads")]
     shape += ["--config.model.head_dim=0", "--config.model.mlp_dim=0", "--config.model.family="]

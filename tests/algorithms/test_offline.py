@@ -82,6 +82,7 @@ def problem(make_group, seed=0):
     return pairs, theta, tokens, reference, masks, sides
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalised", [False, True])
 @pytest.mark.parametrize("oracle", ["jax", "torch"])
 def test_the_weighted_nll_has_the_gradient_of_dpo(make_group, normalised, oracle):

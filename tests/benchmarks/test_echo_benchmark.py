@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from benchmarks import echo, train_step
 from configs import echo as recipe
@@ -31,6 +32,7 @@ def learner(preset):
     return train_step.Learner.of(parse(raw), 0, echo.TERMINAL)
 
 
+@pytest.mark.slow
 def test_echo_runs_no_second_forward_pass():
     grpo, world = learner("laptop-grpo"), learner("laptop")
     ((plain, *_), *_), ((echoed, *_), *_) = grpo.updates(), world.updates()

@@ -50,6 +50,7 @@ def test_tasks_with_images_of_their_own(tmp_path, images, capsys):
     assert harbor.main(["check", str(tmp_path / "tasks"), flags[0], "--base=x"]) == 2
 
 
+@pytest.mark.slow
 def test_what_an_agent_left_at_the_tests_paths_is_gone(tmp_path, images):
     """A forged reward, a reward that is a link to a file with a 1, a prepared /tests: none counts."""
 

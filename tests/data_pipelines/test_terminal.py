@@ -91,6 +91,7 @@ def test_splits_do_not_depend_on_the_seed_and_never_mix():
     assert abs(heldout - terminal.HELDOUT_FRAC) < 0.06
 
 
+@pytest.mark.slow
 @needs_programs
 def test_every_template_is_solved_by_its_oracle_and_not_by_an_idle_agent():
     tasks = [to_task(row) for row in take(len(TEMPLATES), seed=7)]
@@ -99,6 +100,7 @@ def test_every_template_is_solved_by_its_oracle_and_not_by_an_idle_agent():
     assert [str(finding) for finding in findings if not finding.good] == []
 
 
+@pytest.mark.slow
 @needs_programs
 def test_cheap_tricks_score_nothing():
     """Emptied results, results that are links to a guess, everything deleted, everything created."""
@@ -160,6 +162,7 @@ LINK = home.Operation(
 )
 
 
+@pytest.mark.slow
 @needs_programs
 def test_the_home_directory_must_look_exactly_so():
     cases = [
@@ -193,6 +196,7 @@ def test_a_planted_module_or_program_does_not_judge():
     assert attempts([(row, (plant,)), (row, ("mkfifo berry; rm apple",))]) == [0.0, 0.0]
 
 
+@pytest.mark.slow
 @needs_programs
 def test_processes_are_told_by_the_process_table_and_not_by_files():
     (row,) = [r for r in take(len(TEMPLATES), seed=5) if r["metadata"]["terminal"]["template"] == "stop_process"]
@@ -292,6 +296,7 @@ def test_every_oracle_can_be_demonstrated():
     assert {len(row["turns"]) for row in shown} == {2, 3, 4}  # one to three commands, and done
 
 
+@pytest.mark.slow
 @needs_programs
 def test_the_laptop_dataset(tmp_path, capsys):
     """Written, read back as a task source, checked by the command; small in tokens and in words."""

@@ -188,6 +188,7 @@ async def _ends(driver, sessions, count: int = 3) -> list[int]:
     return ended
 
 
+@pytest.mark.slow
 def test_nearly_complete_groups_go_first() -> None:
     async def scene(driver):
         # Of group "old" nobody is through, of "new" all but the last two, of its next attempts nobody; sizes 4.
@@ -220,6 +221,7 @@ def test_a_flood_of_one_domain_does_not_starve_another() -> None:
         assert max(ended.index(i) for i in (10, 11, 12)) <= 5, ended
 
 
+@pytest.mark.slow
 def test_too_many_turns_are_refused_and_may_come_again() -> None:
     Gate.entered.clear()
     Gate.opened.clear()
@@ -339,6 +341,7 @@ def test_abandoned_turns_free_their_slot(how: str) -> None:
         assert driver.stats()["requests"] == 2
 
 
+@pytest.mark.slow
 def test_new_weights_in_the_middle_of_a_turn() -> None:
     old, new = toys.weights(0), toys.weights(1)
     Gate.entered.clear()
@@ -380,6 +383,7 @@ class Broken(Toy):
         return super().extend(params, cache, on_host(fail, tokens), positions, tables)
 
 
+@pytest.mark.slow
 def test_device_failure_reaches_everyone_and_the_driver_starts_again() -> None:
     async def scene(driver):
         sessions = [await driver.open("t", i) for i in range(4)]

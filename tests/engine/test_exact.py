@@ -176,6 +176,7 @@ def test_a_gradient_is_that_of_the_plain_value() -> None:
     assert pull(jnp.array([1.0, 10.0]))[0].tolist() == [3.0, 30.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 1, 1), (2, 2, 2)])
 def test_on_a_mesh(shape: tuple[int, int, int]) -> None:
     mesh = mesh_of(*shape)

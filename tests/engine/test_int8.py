@@ -99,6 +99,7 @@ def scored(spec, weights, text) -> np.ndarray:
     return np.take_along_axis(np.asarray(forward(weights))[:-1], np.asarray(tokens).T[1:], axis=1)[:, 0]
 
 
+@pytest.mark.slow
 def test_the_driver_serves_it() -> None:
     async def ask(driver):
         session = await driver.open("t", 0)

@@ -137,6 +137,7 @@ def test_nothing_compiles_after_warm_up() -> None:
         assert driver.stats()["compiles"] == warm
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 2, 2), (4, 1, 2)])
 def test_a_mesh_gives_the_numbers_of_one_device(shape: tuple[int, int, int]) -> None:
     with driver_for(mesh_of(*shape), truncation=True) as driver:

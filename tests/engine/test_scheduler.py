@@ -48,6 +48,7 @@ async def episodes(driver, count: int, turns: int = 3, domains: int = 1):
     return await asyncio.gather(*(episode(i) for i in range(count)))
 
 
+@pytest.mark.slow
 def test_ten_times_more_turns_than_pages(schedulers) -> None:
     with toys.running(slots=16, pages=512) as roomy:
         expected = asyncio.run(episodes(roomy, 60))

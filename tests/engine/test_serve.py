@@ -17,6 +17,8 @@ from jaxagent.models import hf, params
 from jaxagent.models.spec import round_up
 from tests.engine.test_lm import SPEC
 
+pytestmark = pytest.mark.slow  # whole runs, or what takes as long to prepare
+
 TEXT = "the quick brown fox jumps over the lazy dog and then <stop> searches for a café in Ghana "
 
 

@@ -34,6 +34,7 @@ def make_state(make_params):
     return make
 
 
+@pytest.mark.slow
 def test_round_trip_onto_another_mesh(tmp_path, make_state, make_mesh):
     state, host = make_state(make_mesh(2, 2, 2), critic=True), {"stage": "rl", "tasks": {"next_index": 7}, "loss": 0.25}
     with Checkpointer(tmp_path, keep=2) as checkpointer:

@@ -204,6 +204,7 @@ def test_ratio_p99_is_the_quantile_to_a_bin(spread):
     assert exact * 0.999 <= got <= exact * 1.05
 
 
+@pytest.mark.slow
 def test_off_policy_sequence_masking_takes_out_bad_sequences_and_their_gradient():
     batch, _, entropy = random_batch(np.random.default_rng(6), 1, 4, 1.0)
     zero = np.zeros((1, 4), np.float32)

@@ -63,6 +63,7 @@ def test_common_prefix():
     assert [common_prefix(a, np.array(b, int)) for b in ([], [2], [1, 3], [1, 2, 3], [1, 2, 3, 4])] == [0, 0, 1, 3, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", SIDES)
 def test_loss_and_gradient_are_those_of_whole_sequences(
     spec, make_params, make_packer, make_trees, make_mesh, monkeypatch, side

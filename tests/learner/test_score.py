@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from jaxagent.algorithms.value_losses import Squared
 from jaxagent.learner.forward import policy_forward, value_forward
@@ -12,6 +13,7 @@ from jaxagent.models.logprobs import logits
 from jaxagent.models.transformer import hidden
 
 
+@pytest.mark.slow
 def test_policy_scores_equal_the_unpacked_model(spec, make_mesh, make_params, make_packer, make_streams):
     mesh = make_mesh()
     params, trajectories = make_params(mesh), [s.trajectory for s in make_streams(5)]

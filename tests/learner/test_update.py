@@ -59,6 +59,7 @@ def one(make_mesh):
     return make_mesh()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", SIDES)
 def test_packed_and_micro_batched_equal_one_padded_sequence_per_row(
     spec, make_params, make_packer, make_streams, one, side
@@ -75,6 +76,7 @@ def test_packed_and_micro_batched_equal_one_padded_sequence_per_row(
     assert_trees_close(packed_grads, grads, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "side, remat", [("policy", "none"), ("policy", "layer"), ("critic", "layer"), ("gspo", "none")]
 )
@@ -103,6 +105,7 @@ def build(spec, mesh, params, critic=False, optimizer=None):
     return state, make_update(policy_forward(spec), optimizer, mesh, LOSS, critic=values)
 
 
+@pytest.mark.slow
 def test_update_is_one_optimiser_step_on_the_summed_gradient(spec, make_params, make_packer, make_streams, one):
     streams, params = make_streams(9), make_params(one)
     batches = make_packer(micro_rows=2, longest_targets=20).pack(streams)
@@ -120,6 +123,7 @@ def test_update_is_one_optimiser_step_on_the_summed_gradient(spec, make_params, 
     assert np.all(np.isfinite(list(metrics.values())))
 
 
+@pytest.mark.slow
 def test_an_update_at_a_temperature_of_its_own(spec, make_params, make_packer, make_streams, one):
     """Log-probs and gradients are those of that temperature, cross-entropy stays at 1, and nothing compiles."""
     params = make_params(one)
@@ -156,6 +160,7 @@ def test_critic_warm_up_leaves_the_policy_alone(spec, make_params, make_packer, 
     assert not np.array_equal(state.critic.value_head, before[1].value_head)
 
 
+@pytest.mark.slow
 def test_warm_up_epochs_are_so_many_updates_of_the_critic(spec, make_params, make_packer, make_streams, one):
     batches = make_packer().pack(make_streams(5))
     state, update = build(spec, one, make_params(one), critic=True)
@@ -173,6 +178,7 @@ def test_warm_up_epochs_are_so_many_updates_of_the_critic(spec, make_params, mak
     jax.tree.map(np.testing.assert_array_equal, again.critic, once.critic)
 
 
+@pytest.mark.slow
 def test_a_critic_in_bins_learns_its_returns_on_eight_devices(spec, make_params, make_packer, make_streams, make_mesh):
     mesh, gauss = make_mesh(2, 2, 2), HLGauss(bins=8, low=-0.5, high=1.5, sigma=0.75)
     optimizer, forward = optax.adam(3e-3), value_forward(spec)
@@ -204,6 +210,7 @@ def test_a_critic_in_bins_learns_its_returns_on_eight_devices(spec, make_params,
     assert train.metrics(pending, "critic")["critic/squared_error"] < 0.3 * error(before)
 
 
+@pytest.mark.slow
 def test_engine_may_keep_the_old_parameters(spec, make_params, make_packer, make_streams, one):
     """Parameters are not donated: what the engine holds stays readable after an update."""
     params = make_params(one)
@@ -213,6 +220,7 @@ def test_engine_may_keep_the_old_parameters(spec, make_params, make_packer, make
     jax.tree.map(np.testing.assert_array_equal, params, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)])
 def test_warm_up_changes_nothing_and_compiles_everything(
     spec, make_params, make_packer, make_streams, make_mesh, shape

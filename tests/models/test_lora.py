@@ -47,6 +47,7 @@ def loss(adapters, base, spec, batch, merged: bool):
 step = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnames=("spec", "merged"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_beside_on_eight_devices_equals_merged_on_one(family):
     """The gradient through the sums W + s A B is the witness of the one that never makes them, and the other way."""

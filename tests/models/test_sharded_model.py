@@ -29,6 +29,7 @@ def loss(weights, head, spec, batch):
 step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True), static_argnames="spec")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [(2, 2, 2), (1, 1, 1), (1, 4, 2)], ids=str)
 @pytest.mark.parametrize(
     "changes",

@@ -35,6 +35,7 @@ def test_scan_unrolled_and_unstacked_layers_agree():
         np.testing.assert_allclose(hidden(variant, spec, tokens, unroll=True)[0], scanned, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["layer", "dots"])
 @pytest.mark.parametrize("unroll", [False, True])
 def test_rematerialisation_changes_no_number(remat, unroll):

@@ -24,6 +24,7 @@ def random_ends(rng: np.random.Generator, t: int) -> np.ndarray:
     return ends
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("t", [96, 500])
 def test_equals_the_whole_mask(t: int) -> None:
     rng = np.random.default_rng(t)

@@ -66,6 +66,7 @@ def _dry_run(tmp_path, fields, *more: str, timeout_s: float = 300) -> tuple[dict
     return json.loads((tmp_path / "plan.json").read_text()), int(done.stdout.split()[-1]), done.stdout
 
 
+@pytest.mark.slow
 def test_a_tiny_model_on_four_virtual_devices(tmp_path):
     plan, _, printed = _dry_run(tmp_path, TINY, "--config.rl.advantage=gae", "--config.rl.kl.coefficient=0.1")
     assert plan["devices"] == 4
@@ -86,6 +87,7 @@ def test_a_tiny_model_on_four_virtual_devices(tmp_path):
     assert "Memory of one device" in printed and "h100" in printed
 
 
+@pytest.mark.slow
 def test_three_billion_parameters_without_the_memory(tmp_path):
     plan, peak, _ = _dry_run(tmp_path, THREE_BILLION, "--dry_run_chip=h200", timeout_s=900)
     assert plan["parameters"] == pytest.approx(3.09e9, rel=0.01)

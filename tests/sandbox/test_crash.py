@@ -139,6 +139,7 @@ def test_kill_9(name, count, backends, base):
 ROUNDS = int(os.environ.get("JAXAGENT_CRASH_ROUNDS", "3"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["namespaces", "bubblewrap"])
 def test_kill_9_at_any_moment(name, backends, base):
     """While sandboxes start, work and close."""

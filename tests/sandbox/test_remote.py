@@ -198,6 +198,7 @@ STRANGERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", STRANGERS)
 def test_strangers_do_not_fill_the_door(what, backends):
     """Connections without the token make room for others; those with it stay."""

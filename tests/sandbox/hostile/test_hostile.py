@@ -15,6 +15,8 @@ from jaxagent.sandbox.base import Limits, SandboxClosed, Spec
 from tests.sandbox.conftest import ISOLATING
 from tests.sandbox.hostile.host import Host
 
+pytestmark = pytest.mark.slow  # whole runs, or what takes as long to prepare
+
 MIB = 2**20
 SMALL = Spec(limits=Limits(memory_bytes=192 * MIB, disk_bytes=32 * MIB, inodes=4000, processes=48, flood_bytes=4 * MIB))
 PROGRAMS = sorted((Path(__file__).parent / "programs").iterdir())
