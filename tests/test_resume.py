@@ -202,7 +202,7 @@ def test_every_refused_field_exists():
             "model.path '' -> x, model.family qwen3 -> '', tokenizer.vocab_size 512 -> 9",
         ),
         ([], ["model.lora.alpha=3"], "model.lora.alpha 32 -> 3"),  # there are no adapters
-        ([], ["stages=rl"], "stages ['warm_start', 'rl'] -> ['rl'], warm_start on -> none"),
+        ([], ["stages=rl"], "stages ['warm_start', 'rl'] -> ['rl']"),
         ([], ["rl.objective=gspo"], "rl.objective ppo_clip -> gspo"),  # whose constants are others
         ([], ["rl.objective.clip_low=0.1"], "rl.objective.clip_low 0.2 -> 0.1"),
         ([], ["rl.kl.coefficient=0.1", "rl.correction=mask"], "rl.correction none -> mask, rl.kl none -> on"),

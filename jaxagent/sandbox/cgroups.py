@@ -171,9 +171,9 @@ def remove_abandoned(known: Callable[[str], bool], mountinfo: str | None = None,
             with contextlib.suppress(OSError):  # alive, or gone in between
                 lock = _lock(root)
                 try:
-                    below = [p for p in root.rglob("*") if p.is_dir()]
-                    if not any(_pids(path) for path in (root, *below)):
-                        for path in sorted((root, *below), key=lambda p: -len(p.parts)):
+                    groups = below(root)
+                    if not any(_pids(path) for path in groups):
+                        for path in groups:
                             path.rmdir()  # which the kernel refuses where a process is inside
                 finally:
                     os.close(lock)
@@ -337,12 +337,18 @@ def _pids(directory: Path) -> list[int]:
     return [pid for pid in pids if pid > 0]  # 0 stands for one of another pid namespace; to kill(2) it is oneself
 
 
+def below(root: Path) -> list[Path]:
+    """A group and those in it, the deepest first; what goes while they are listed is left out."""
+    return [Path(directory) for directory, _, _ in os.walk(root, topdown=False)]
+
+
 def remove_tree(root: Path) -> bool:
     """Kills what is inside a group and its children, and removes them. False: something is still there."""
     end = time.monotonic() + REMOVE_TIMEOUT_S
     while root.is_dir():
-        # Listed anew in every round: a start that was under way may still add a group.
-        for directory in sorted([root, *(p for p in root.rglob("*") if p.is_dir())], key=lambda p: -len(p.parts)):
+        # Listed anew in every round, the deepest first: a start that was under way may still add a group, and another
+        # run that starts may be removing the same ones.
+        for directory in below(root):
             for pid in _pids(directory):
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)

@@ -433,3 +433,18 @@ def test_runs_are_swept_by_their_lock(tmp_path):
     alive.close()
     third.close()
     assert list(base.iterdir()) == []
+
+
+def test_a_group_that_another_run_removes_meanwhile_is_no_error(tmp_path, monkeypatch):
+    """Two runs that start at once sweep the same dead run: a folder may go between its listing and its reading."""
+    (tmp_path / "run/gone/inner").mkdir(parents=True)
+    (tmp_path / "run/there").mkdir()
+    scandir = os.scandir
+
+    def racing(path="."):
+        if Path(path).name == "gone":
+            shutil.rmtree(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", racing)
+    assert cgroups.remove_tree(tmp_path / "run") and not (tmp_path / "run").exists()
