@@ -442,7 +442,7 @@ def test_a_group_that_another_run_removes_meanwhile_is_no_error(tmp_path, monkey
     scandir = os.scandir
 
     def racing(path="."):
-        if Path(path).name == "gone":
+        if not isinstance(path, int) and Path(path).name == "gone":
             shutil.rmtree(path)
         return scandir(path)
 
