@@ -149,7 +149,7 @@ class RLConfig:
     steps: NonNegativeInt
     tasks_per_step: PositiveInt
     group_size: PositiveInt
-    staleness: NonNegativeInt  # steps by which the rollouts' weights lag behind; 0 = on-policy (see loop.Served)
+    staleness: NonNegativeInt  # steps by which the rollouts' weights lag behind (runs/stages/served.py); 0 = on-policy
     updates_per_step: PositiveInt  # optimiser updates (mini-batches) per rollout batch and epoch
     epochs: PositiveInt
     advantage: Annotated[Any, ADVANTAGES]  # how much better than expected an attempt, a turn or a token was
