@@ -126,7 +126,7 @@ NAMED_ALONE = (
     "data_pipelines.nq_hotpotqa",
     "data_pipelines.python_tasks",
     "data_pipelines.smollm2",
-    "jaxagent.gateway.serve",
+    "jaxagent.serve",
     "jaxagent.envs.search.retriever.server",
     "jaxagent.evaluate",
     "jaxagent.main",

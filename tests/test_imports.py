@@ -14,20 +14,21 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 LEVELS = (
     ("config",),
     ("types", "io"),
-    ("sandbox", "rewards", "models", "algorithms", "data"),
+    ("sandbox", "rewards", "models", "algorithms", "data", "agents"),
     ("envs", "engine", "observe"),
     ("rollout", "learner"),
+    ("gateway",),
     ("runs",),
-    ("gateway", "plan"),
+    ("plan", "service"),
     ("loop",),
-    ("main", "evaluate"),
+    ("main", "evaluate", "serve"),
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 # Kept so that it could be a package of its own.
 SELF_CONTAINED = {"sandbox": {"config", "io"}}
 # May import the rooms, never the other way. Subpackages by name (jaxagent.launch), folders beside the rooms.
 TOP = ("configs", "launch", "data_pipelines", "tests", "benchmarks")
-NO_JAX_ROOMS = ("config", "types", "io", "rewards", "envs", "sandbox", "data")
+NO_JAX_ROOMS = ("config", "types", "io", "rewards", "envs", "sandbox", "data", "agents")
 NO_JAX = ("jax", "flax", "optax", "orbax", "jaxlib")
 
 

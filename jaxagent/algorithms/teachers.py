@@ -24,7 +24,7 @@ class Folder:
 
 @dataclasses.dataclass(frozen=True)
 class Server:
-    """A `python -m jaxagent.gateway.serve` on another machine."""
+    """A `python -m jaxagent.serve` on another machine."""
 
     url: str  # "http://127.0.0.1:8001"
     timeout_s: Seconds = 60.0  # of one request

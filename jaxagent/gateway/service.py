@@ -26,9 +26,10 @@ from jaxagent.engine import scoring
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.requests import BusyError, EngineError, Sampled
 from jaxagent.engine.scoring import ScoreRequest, Scoring
-from jaxagent.gateway import completion_form
-from jaxagent.gateway.completion_form import Ask, BadRequest
+from jaxagent.gateway.chat import BadRequest
 from jaxagent.gateway.cut import Cut
+from jaxagent.gateway.forms import completions
+from jaxagent.gateway.forms.completions import Ask
 
 MAX_BODY_BYTES = 16 * 2**20
 MAX_SCORING = 64  # requests to /v1/score in hand
@@ -76,7 +77,7 @@ class Completions:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         raw = await _body(request)
-        ask = await self._off_loop(completion_form.parse, raw, self._tokenizer.vocab_size)
+        ask = await self._off_loop(completions.parse, raw, self._tokenizer.vocab_size)
         self._check_model(ask.model)
         prompts = await self._off_loop(lambda: [self._prompt(prompt) for prompt in ask.prompts])
         head = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
@@ -87,7 +88,7 @@ class Completions:
         async with contextlib.aclosing(self._pieces(ask, prompts)) as arriving:
             async for piece in arriving:
                 pieces[piece["index"]].append(piece)
-        choices = [completion_form.merged(one) for one in pieces]
+        choices = [completions.merged(one) for one in pieces]
         used = _usage(ask, prompts, sum(len(c["token_ids"]) for c in choices), choices)
         flat = prompts if len(prompts) > 1 else prompts[0]
         return _json(head | {"choices": choices, "usage": used, "prompt_token_ids": flat})
@@ -122,7 +123,7 @@ class Completions:
             except (TimeoutError, EngineError) as failure:
                 if not response.prepared:
                     raise
-                await send(_dump(completion_form.error_body(self._told(failure), 500)))
+                await send(_dump(completions.error_body(self._told(failure), 500)))
                 return response
         if ask.stream_usage:
             await send(_dump(head | {"choices": [], "usage": _usage(ask, prompts, sampled, ends)}))
@@ -163,7 +164,7 @@ class Completions:
             text, offsets = cut.feed(ids)
             ids, logprobs = ids[: len(offsets)], sampled.logprobs[: len(offsets)].tolist()
             texts = [self._tokenizer.decode([i]) for i in ids]
-            put(completion_form.piece(index, text, ids, texts, logprobs, offsets))
+            put(completions.piece(index, text, ids, texts, logprobs, offsets))
             if cut.stop is not None:
                 found.set_result(None)
 
@@ -183,7 +184,7 @@ class Completions:
             await asyncio.gather(work, return_exceptions=True)
         if end is not None and on_tokens is None:
             take(Sampled(end.tokens, end.logprobs, end.policy_versions))
-        last = completion_form.piece(index, cut.flush(), [], [], [], [])
+        last = completions.piece(index, cut.flush(), [], [], [], [])
         last["finish_reason"] = "length" if end is not None and end.finish == "length" else "stop"
         last["stop_string"] = cut.stop if end is None else end.stop_string
         # A turn that was cut short reports none of these.
@@ -223,7 +224,7 @@ class Completions:
 
     async def _score(self, request: web.Request) -> web.Response:
         if self._scoring is None:
-            return _json(completion_form.error_body("this server does not score (int8 matrices)", 501), 501)
+            return _json(completions.error_body("this server does not score (int8 matrices)", 501), 501)
         asked = await self._off_loop(self._score_request, await _body(request))
         if self._being_scored >= MAX_SCORING:
             raise BusyError(f"{self._being_scored} requests are being scored already")
@@ -272,7 +273,7 @@ class Completions:
         except web.HTTPException as answer:
             told, status = f"{request.method} {request.path}: {answer.reason}", answer.status
             headers = {name: answer.headers[name] for name in ("Allow",) if name in answer.headers}
-        return _json(completion_form.error_body(told, status, param, code), status, headers)
+        return _json(completions.error_body(told, status, param, code), status, headers)
 
     def _told(self, failure: Exception) -> str:
         return f"no result in {self._timeout_s:g} s" if isinstance(failure, TimeoutError) else str(failure)
@@ -325,7 +326,7 @@ def _usage(ask: Ask, prompts: list[list[int]], sampled: int, choices: Sequence[M
     least: dict[int, int] = {}
     for choice in choices:
         if (cached := choice["cached_tokens"]) is None:
-            return completion_form.usage(sum(map(len, prompts)), sampled, None)
+            return completions.usage(sum(map(len, prompts)), sampled, None)
         i = choice["index"] // ask.n
         least[i] = min(cached, least.get(i, cached))
-    return completion_form.usage(sum(map(len, prompts)), sampled, sum(least.values()))
+    return completions.usage(sum(map(len, prompts)), sampled, sum(least.values()))

@@ -1,4 +1,4 @@
-"""A teacher behind HTTP: `python -m jaxagent.gateway.serve` on another machine scores token ids (its POST /v1/score).
+"""A teacher behind HTTP: `python -m jaxagent.serve` on another machine scores token ids (its POST /v1/score).
 
 Requests hold whole trajectories up to a bound on tokens; a few are under way at once. All attempts of one request
 (io/http.py says what is tried again) together stay within `timeout_s * (retries + 1)` seconds plus short pauses; a

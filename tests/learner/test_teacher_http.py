@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from jaxagent import serve
 from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import scoring
-from jaxagent.gateway import serve
 from jaxagent.learner import teacher
 from jaxagent.learner.teacher_http import HttpTeacher, TeacherError
 from jaxagent.models import hf, params, sharding

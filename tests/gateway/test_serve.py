@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from aiohttp.test_utils import TestServer
 
+from jaxagent import serve
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.gateway import serve
 from jaxagent.models import hf, params
 from jaxagent.models.spec import round_up
 from tests.engine.test_lm import SPEC

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxagent.config import LEAST_TEMPERATURE, SamplingConfig
+from jaxagent.gateway.chat import BadRequest
 
 MAX_CHOICES = 128  # of one request, over all its prompts
 MAX_STOPS, MAX_STOP_BYTES = 16, 256
@@ -41,14 +42,6 @@ OFF: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "suffix": ("",),
 }
-
-
-class BadRequest(ValueError):
-    """The client's mistake: answered with the message and the status."""
-
-    def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None) -> None:
-        super().__init__(message)
-        self.param, self.status, self.code = param, status, code
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,8 @@ import pytest
 from aiohttp import web
 
 from jaxagent.engine import scheduler, scoring
-from jaxagent.gateway import completion_form, connections
+from jaxagent.gateway import connections
+from jaxagent.gateway.forms import completions
 from jaxagent.gateway.service import Completions
 from tests.engine import toys
 
@@ -80,9 +81,7 @@ def test_an_answer_has_openais_form(engine):
         assert [c["token_ids"] for c in many["choices"][:2]] == [c["token_ids"] for c in one["choices"]]
         _, ids = await ask(client, prompt=[[0, 1, 2]], max_tokens=5, seed=1)
         assert ids["choices"][0]["text"] == one["choices"][0]["text"] and ids["prompt_token_ids"] == [0, 1, 2]
-        _, blank = await ask(
-            client, prompt="abc", max_tokens=5, seed=1, **dict.fromkeys(completion_form.OFF), stop=None
-        )
+        _, blank = await ask(client, prompt="abc", max_tokens=5, seed=1, **dict.fromkeys(completions.OFF), stop=None)
         off = dict(presence_penalty=0, frequency_penalty=0.0, echo=False, best_of=1, logit_bias={}, suffix="")
         _, asked = await ask(client, prompt="abc", max_tokens=5, seed=1, logprobs=1, temperature=None, **off)
         for other in (blank, asked):
@@ -111,7 +110,7 @@ def test_a_stop_string_cuts_the_choice_and_ends_it(engine):
                 events = [strict(line) for line in lines]
                 used = events.pop()
                 assert used["choices"] == [] and all(e["usage"] is None for e in events)
-                choice, used = completion_form.merged([e["choices"][0] for e in events]), used["usage"]
+                choice, used = completions.merged([e["choices"][0] for e in events]), used["usage"]
             else:
                 _, answer = await ask(client, **body)
                 choice, used = answer["choices"][0], answer["usage"]
@@ -193,7 +192,7 @@ def hostile():
         "/v1/score": {"sequences": [[1, 2, 3]], "positions": [[1, 2]], "candidates": [[[1], [2]]]},
     }
     fields = {
-        "/v1/completions": (*completion_form.FIELDS, *completion_form.OFF, "best_of", "x"),
+        "/v1/completions": (*completions.FIELDS, *completions.OFF, "best_of", "x"),
         "/v1/score": (*scoring.FIELDS, "x"),
     }
     for path, body in good.items():

@@ -1,6 +1,6 @@
 """The engine as a server of its own: HTTP completions with token ids and log-probs, on one machine's devices.
 
-    python -m jaxagent.gateway.serve --model=runs/search_r1/policy --port=8001 --stop='</search>' --stop='</answer>'
+    python -m jaxagent.serve --model=runs/search_r1/policy --port=8001 --stop='</search>' --stop='</answer>'
 
     POST /v1/completions  {"prompt": "text" or [ids] or a list of either, "max_tokens": 16, "temperature": 1.0,
                            "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 0, "n": 1, "stop": [], "stream": false,
@@ -106,7 +106,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
         """Shows the defaults of flags and leaves the line breaks of the text above them."""
 
-    parser = Parser(prog="jaxagent.gateway.serve", description=__doc__, formatter_class=Help)
+    parser = Parser(prog="jaxagent.serve", description=__doc__, formatter_class=Help)
     parser.add_argument("--model", required=True, help="Hugging Face folder: weights, config.json, tokenizer")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=port, default=8001, help="port to listen on")

@@ -1,0 +1,1 @@
+"""Agent programs that a rollout starts in a sandbox: Codex, Claude Code, any command line; one module each."""

@@ -1,0 +1,158 @@
+"""What everybody in the gateway speaks: a conversation with tools as dataclasses, whatever dialect it came in.
+
+A form (`forms/`) turns a dialect's body into an `Ask` and an `Answer` into the dialect's bytes; a session answers.
+Nothing in here knows HTTP, tokens' meaning or an engine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxagent.config import SamplingConfig
+
+
+class BadRequest(ValueError):
+    """The client's mistake: answered with the message and the status."""
+
+    def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param, self.status, self.code = param, status, code
+
+
+@dataclasses.dataclass(frozen=True)
+class Tool:
+    """A function that the program offers to the policy."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]  # JSON schema of its arguments
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """The policy's call of a tool."""
+
+    name: str
+    arguments: Mapping[str, Any] | str  # a text only where it is no JSON object
+    id: str = ""  # the dialect's; does not count when messages are compared
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatMessage:
+    """One message, in canonical form: what a client adds for its own book-keeping is gone."""
+
+    role: str  # "system", "user", "assistant" or "tool"
+    text: str
+    calls: tuple[Call, ...] = ()  # of the assistant
+    call_id: str = ""  # of a tool's result: which call it answers
+    name: str = ""  # of a tool's result, where the dialect says it: the tool's name
+    reasoning: str = ""  # of the assistant; does not count when messages are compared
+
+
+@dataclasses.dataclass(frozen=True)
+class Ask:
+    """A checked request for the assistant's next message."""
+
+    messages: tuple[ChatMessage, ...]
+    tools: tuple[Tool, ...] = ()
+    model: str | None = None
+    max_tokens: int | None = None  # None: as many as the server gives
+    sampling: SamplingConfig = dataclasses.field(default_factory=SamplingConfig)
+    seed: int = 0
+    stops: tuple[str, ...] = ()  # left out of the text
+    stream: bool = False
+    stream_usage: bool = False
+    logprobs: bool = False
+    return_token_ids: bool = False
+    user: str = ""
+    ignored: tuple[str, ...] = ()  # fields that were sent and have no effect here
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """Part of the answer's text, as it is sampled."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Reasoning:
+    """Part of the answer's reasoning, as it is sampled."""
+
+    text: str
+
+
+Delta = Text | Reasoning | Call  # a call comes whole
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """The assistant's message, and how it came about."""
+
+    text: str
+    reasoning: str
+    calls: tuple[Call, ...]  # each with an id of this server's
+    finish: str  # "stop", "length", "tool_calls" or "stop_sequence"
+    stop_string: str | None  # of the request, when finish == "stop_sequence"
+    prompt_ids: tuple[int, ...]  # the whole context
+    tokens: np.ndarray  # i32[T] as sampled
+    logprobs: np.ndarray  # f32[T]
+    token_texts: tuple[str, ...]  # of each token, for the dialects' log-prob objects
+    cached_tokens: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Ident:
+    """The names that an answer carries."""
+
+    id: str  # a random suffix; the dialect adds its prefix
+    model: str
+    created: int  # seconds since the epoch
+
+
+class EventWriter(Protocol):
+    """An answer as server-sent events: each method returns the bytes to send, b"" for none."""
+
+    def begin(self, prompt_tokens: int, cached_tokens: int | None) -> bytes:
+        """The first events, sent with the first delta."""
+        ...
+
+    def delta(self, delta: Delta) -> bytes:
+        """Part of the answer."""
+        ...
+
+    def end(self, answer: Answer) -> bytes:
+        """The last events."""
+        ...
+
+    def ping(self) -> bytes:
+        """A real event that says nothing, for a client that counts the silence."""
+        ...
+
+    def failed(self, message: str, status: int, code: str | None) -> bytes:
+        """The stream cannot go on."""
+        ...
+
+
+class Form(Protocol):
+    """A dialect; the modules of `forms` are such."""
+
+    def parse(self, raw: bytes) -> Ask:
+        """Raises BadRequest."""
+        ...
+
+    def body(self, ask: Ask, answer: Answer, ident: Ident) -> dict[str, Any]:
+        """The whole answer."""
+        ...
+
+    def writer(self, ask: Ask, ident: Ident) -> EventWriter:
+        """The answer piece by piece."""
+        ...
+
+    def error(self, message: str, status: int, param: str | None, code: str | None) -> dict[str, Any]:
+        """An error as the dialect's clients read it."""
+        ...
