@@ -2,6 +2,11 @@
 
 `engine/lm.py` implements it for transformers, `tests/engine/toy_model.py` for hand-checked tests. A model is a frozen,
 hashable object that holds shapes only; parameters and cache are always arguments, so that a weight update is one.
+
+Axis letters: N rows of a tile, P pages, Q pages per sequence, V vocabulary. The cache is pages of `page_tokens` tokens;
+a sequence has its token at index p in page table[p // page_tokens]. Page 0 belongs to nobody: rows without
+a sequence write there. Every function runs under `jax.set_mesh` of a mesh with the axes data, fsdp and tensor; rows and
+pages are sharded over (data, fsdp), and page numbers count the pages of the row's own shard.
 """
 
 from __future__ import annotations
