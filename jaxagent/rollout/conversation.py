@@ -119,7 +119,7 @@ class Conversation:
         prefix = self._tokenizer.prefix_ids if isinstance(self._template, Plain) else ()
         ids = [*prefix, *self._tokenizer.encode(self._template.prompt(messages))]
         self._prompt_text = "".join(message.content for message in messages)
-        self._append(ids, [TokenKind.PROMPT] * len(ids))
+        self._append(ids, [int(TokenKind.PROMPT)] * len(ids))
 
     def add_action(self, generation: Generation) -> str:
         """Appends sampled tokens and returns their text, without EOS and without bytes past the stop string."""
@@ -150,7 +150,7 @@ class Conversation:
         ids = self._tokenizer.encode(text)
         if len(ids) >= room:
             return False
-        self._append(ids, [TokenKind.PROMPT] * len(ids))
+        self._append(ids, [int(TokenKind.PROMPT)] * len(ids))
         self._forced = text
         return True
 
@@ -182,11 +182,7 @@ class Conversation:
         """Encodes an observation once, cuts it to the limit, and returns the text that was kept."""
         if not self._texts or self._known != len(self._columns):
             raise ValueError("An observation follows an action.")
-        spans = self._template.observation(observation, self._ended_by)
-        spans = [(self._tokenizer.normalize(text), kind) for text, kind in spans]
-        ids = self._tokenizer.encode("".join(text for text, _ in spans))
-        table = self._tokenizer.token_bytes()
-        kinds = span_kinds(spans, [len(table[i]) for i in ids])
+        ids, kinds = encode_spans(self._tokenizer, self._template.observation(observation, self._ended_by))
         text = observation.text
         body = [i for i, kind in enumerate(kinds) if kind != TokenKind.PROMPT]
         if len(body) > self._observation_tokens:
@@ -219,6 +215,16 @@ class Conversation:
     def _turn(self) -> int:
         """The turn that the next tokens belong to."""
         return max(0, len(self._texts) - 1)
+
+
+def encode_spans(tokenizer: Tokenizer, spans: Spans) -> tuple[list[int], list[int]]:
+    """The tokens of consecutive spans, encoded as one text, and the kind of each."""
+    spans = [(tokenizer.normalize(text), kind) for text, kind in spans]
+    ids = tokenizer.encode("".join(text for text, _ in spans))
+    if all(kind == TokenKind.PROMPT for _, kind in spans):
+        return ids, [int(TokenKind.PROMPT)] * len(ids)
+    table = tokenizer.token_bytes()
+    return ids, span_kinds(spans, [len(table[i]) for i in ids])
 
 
 def span_kinds(spans: Spans, lengths: Sequence[int]) -> list[int]:
