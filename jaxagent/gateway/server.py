@@ -28,7 +28,7 @@ from jaxagent.data import codec
 from jaxagent.engine.requests import BusyError, EngineError
 from jaxagent.gateway import connections, talk, wire
 from jaxagent.gateway.chat import Ask, BadRequest, Form
-from jaxagent.gateway.forms import chat, completions, messages, responses
+from jaxagent.gateway.forms import chat, checks, completions, messages, responses
 from jaxagent.gateway.session import Session
 
 logger = logging.getLogger(__name__)
@@ -232,7 +232,7 @@ class Gateway:
 
     async def _open(self, request: web.Request) -> web.Response:
         self._admit(request)
-        body = completions.parse_json(await wire.read_body(request))
+        body = checks.parse_json(await wire.read_body(request))
         if not isinstance(body, dict):
             raise BadRequest("the body must be an object with a 'task_id'")
         assert self._make is not None

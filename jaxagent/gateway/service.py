@@ -12,7 +12,7 @@ import hashlib
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -115,7 +115,7 @@ class Completions:
         await send(b"[DONE]")
         return response
 
-    async def _pieces(self, ask: Ask, prompts: list[list[int]]) -> AsyncIterator[dict[str, Any]]:
+    async def _pieces(self, ask: Ask, prompts: list[list[int]]) -> AsyncGenerator[dict[str, Any], None]:
         """Yields pieces of all choices as they are sampled. Closing the generator gives up all choices."""
         queue: asyncio.Queue[dict[str, Any] | asyncio.Task] = asyncio.Queue()
         tasks = [

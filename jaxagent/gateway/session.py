@@ -16,10 +16,12 @@ import numpy as np
 from jaxagent.config import SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine.requests import BusyError, EngineError, Sampled
-from jaxagent.gateway.chat import Answer, Ask, BadRequest, ChatMessage, Reasoning, Text
+from jaxagent.gateway.chat import Answer, Ask, BadRequest, ChatMessage
+from jaxagent.gateway.contexts import Context, build
 from jaxagent.gateway.reading import Begun, Event, Reading, generation_of
 from jaxagent.gateway.renderer import Renderer
 from jaxagent.gateway.threads import Beginning, Canonical, End, Thread, Threads, after, canonical, message_digest
+from jaxagent.gateway.waiting import Pending
 from jaxagent.types import Generation, StopReason, TokenKind, Trajectory
 
 LINGER_S = 1.0  # from the last client's leaving to the end of its generation: a retry may come
@@ -63,34 +65,6 @@ class Limits:
     requests: int  # that sample
 
 
-class _Turn:
-    """One generation, and who waits for it."""
-
-    def __init__(self, digest: bytes) -> None:
-        self.digest = digest
-        self.result: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self.result.add_done_callback(lambda result: result.cancelled() or result.exception())  # read: nobody may wait
-        self.task: asyncio.Task[None] | None = None
-        self.thread: Thread | None = None
-        self.events: list[Event] = []
-        self.watchers: list[Callable[[Event], None]] = []
-        self.waiters = 0
-        self.delivered = False
-
-    def settle(self, answer: Answer) -> None:
-        """The answer is whole. For those who ask again, it comes in as few pieces as can be."""
-        told: list[Event] = [Begun(len(answer.prompt_ids))]
-        told += [kind(text) for kind, text in ((Reasoning, answer.reasoning), (Text, answer.text)) if text]
-        self.events = [*told, *answer.calls]
-        self.result.set_result(answer)
-
-    def tell(self, *events: Event) -> None:
-        for event in events:
-            self.events.append(event)
-            for watcher in tuple(self.watchers):
-                watcher(event)
-
-
 class Session:
     """One attempt's conversations. All calls come from one event loop.
 
@@ -126,7 +100,7 @@ class Session:
         self._sampling, self._task_id, self._sample = sampling, task_id, sample
         self._group_size, self._domain, self._timeout_s, self._patient = group_size, domain, request_timeout_s, patient
         self._threads = Threads()
-        self._turns: dict[bytes, _Turn] = {}  # the latest of each request
+        self._turns: dict[bytes, Pending] = {}  # the latest of each request
         self._begun = 0
         self._trajectories: tuple[Trajectory, ...] | None = None  # when it is closed
         self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0.0)
@@ -161,7 +135,7 @@ class Session:
         self.counters["ignored_fields"] += len(ask.ignored)
         self.counters["ignored_fields"] += self._sampling is not None and ask.sampling != self._sampling
         turn = self._turns.get(asked.digest)
-        if turn is not None and not turn.result.done():
+        if turn is not None and not turn.done:
             self.counters["retries_joined"] += 1
         elif turn is not None and (retry or not turn.delivered):
             self.counters["replayed"] += 1
@@ -174,15 +148,14 @@ class Session:
     def delivered(self, answer: Answer) -> None:
         """Says that a client has taken the whole answer: when it asks the same again, it wants another."""
         for turn in self._turns.values():
-            if turn.result.done() and not turn.result.exception() and turn.result.result() is answer:
+            if turn.gave(answer):
                 turn.delivered = True
 
     async def count(self, ask: Ask) -> int:
         """The number of tokens of a request's context, as far as it is known before it is asked."""
         self._check_open()
         asked = canonical(ask)
-        rendered = await self._off_loop(ask.messages, lambda: self._context(ask, asked, self._threads.match(asked)))
-        return sum(map(len, rendered))
+        return len(await self._context(ask, asked, self._threads.match(asked)))
 
     def close(self) -> tuple[Trajectory, ...]:
         """Ends the session: what runs is given up, and every later request is refused. May be called again."""
@@ -199,7 +172,7 @@ class Session:
     @property
     def running(self) -> int:
         """Requests that generate now."""
-        return sum(not turn.result.done() for turn in self._turns.values())
+        return sum(not turn.done for turn in self._turns.values())
 
     @property
     def closed(self) -> bool:
@@ -216,29 +189,21 @@ class Session:
 
     # ---------------------------------------------------------------- who waits
 
-    async def _wait(self, turn: _Turn, watch: Callable[[Event], None] | None) -> Answer:
-        turn.waiters += 1
-        if watch is not None:
-            for event in turn.events:
-                watch(event)
-            turn.watchers.append(watch)
+    async def _wait(self, turn: Pending, watch: Callable[[Event], None] | None) -> Answer:
         try:
-            return await asyncio.shield(turn.result)
+            return await turn.wait(watch)
         finally:
-            turn.waiters -= 1
-            if watch is not None:
-                turn.watchers.remove(watch)
-            if not turn.waiters and not turn.result.done():
+            if not turn.waiters and not turn.done:
                 asyncio.get_running_loop().call_later(LINGER_S, self._abandoned, turn)
 
-    def _abandoned(self, turn: _Turn) -> None:
-        if not turn.waiters and not turn.result.done():
+    def _abandoned(self, turn: Pending) -> None:
+        if not turn.waiters and not turn.done:
             self.counters["cancelled"] += 1
             self._give_up(turn, EngineError("The client is gone."))
 
-    def _give_up(self, turn: _Turn, reason: Exception) -> None:
+    def _give_up(self, turn: Pending, reason: Exception) -> None:
         """Ends a turn at once: the trajectory is again as it was before, for whoever asks next."""
-        if turn.result.done():
+        if turn.done:
             return
         turn.result.set_exception(reason)
         if self._turns.get(turn.digest) is turn:
@@ -259,35 +224,35 @@ class Session:
 
     # ---------------------------------------------------------------- a turn
 
-    def _begin(self, ask: Ask, asked: Canonical, watched: bool) -> _Turn:
+    def _begin(self, ask: Ask, asked: Canonical, watched: bool) -> Pending:
         if self._begun >= self._limits.requests:
             message = f"the session's {self._limits.requests} requests are used up"
             raise self._refuse(StopReason.TURN_LIMIT, BadRequest(message, status=403, code="requests_used_up"))
         self._begun += 1
         if len(self._turns) >= KEPT_TURNS:
-            old = next((turn for turn in self._turns.values() if turn.result.done()), None)
+            old = next((turn for turn in self._turns.values() if turn.done), None)
             if old is not None:
                 del self._turns[old.digest]
         self._turns.pop(asked.digest, None)
-        turn = self._turns[asked.digest] = _Turn(asked.digest)
+        turn = self._turns[asked.digest] = Pending(asked.digest)
         turn.task = asyncio.get_running_loop().create_task(self._run(turn, ask, asked, watched))
         return turn
 
-    async def _run(self, turn: _Turn, ask: Ask, asked: Canonical, watched: bool) -> None:
+    async def _run(self, turn: Pending, ask: Ask, asked: Canonical, watched: bool) -> None:
         """Samples a turn and settles it. Until the last step nothing but `busy` and the policy's sequence changes."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                answer = await self._sample(turn, ask, asked, watched)
+                answer = await self._sampled(turn, ask, asked, watched)
         except asyncio.CancelledError:
             self._give_up(turn, EngineError("The turn was cancelled."))
             raise
         except Exception as failure:
             self._give_up(turn, failure)
         else:
-            if not turn.result.done():
+            if not turn.done:
                 turn.settle(answer)
 
-    async def _sample(self, turn: _Turn, ask: Ask, asked: Canonical, watched: bool) -> Answer:
+    async def _sampled(self, turn: Pending, ask: Ask, asked: Canonical, watched: bool) -> Answer:
         base = self._threads.match(asked)
         thread = None
         if base is not None and base[0].ends[-1] is base[1] and not base[0].busy:
@@ -295,14 +260,14 @@ class Session:
             if not any(asked.messages[i] in self._threads.stored for i in rest):
                 turn.thread = thread = base[0]
                 thread.busy = True
-        copied, ids, kinds = await self._off_loop(ask.messages, lambda: self._context(ask, asked, base))
-        count = len(copied) + len(ids)
+        context = await self._context(ask, asked, base)
+        count, ids, kinds = len(context), context.ids, context.kinds
         room = self._limits.context_tokens - count
         if room <= 0:
             raise self._no_room(count)
         if thread is None:
             self.counters["forks"] += base is not None
-            ids, kinds = [*copied, *ids], [TokenKind.PROMPT] * len(copied) + kinds
+            ids, kinds = [*context.copied, *ids], [int(TokenKind.PROMPT)] * len(context.copied) + kinds
             turn.thread = thread = self._threads.open(ids, bool(ask.tools))
             thread.busy = True
         turn.tell(Begun(count))
@@ -313,7 +278,7 @@ class Session:
         generation = await self._generate(turn, thread, ids, most, ask, reading, watched)
         if not len(generation.tokens):
             raise self._no_room(count)
-        if turn.result.done():  # given up meanwhile: the trajectory is no longer this turn's
+        if turn.done:  # given up meanwhile: the trajectory is no longer this turn's
             raise EngineError("The turn was given up.")
         if not np.isfinite(generation.logprobs).all():
             raise EngineError("The log-prob of a sampled token is not finite: are the weights?")
@@ -324,7 +289,7 @@ class Session:
         return answer
 
     async def _generate(
-        self, turn: _Turn, thread: Thread, ids: Sequence[int], most: int, ask: Ask, reading: Reading, watched: bool
+        self, turn: Pending, thread: Thread, ids: Sequence[int], most: int, ask: Ask, reading: Reading, watched: bool
     ) -> Generation:
         """Samples behind the trajectory's tokens and `ids`, and has the reading read all of it."""
         pieces: list[Sampled] = []
@@ -351,7 +316,7 @@ class Session:
             for task in (work, stopped):
                 task.cancel()
             await asyncio.gather(work, stopped, return_exceptions=True)
-        if turn.result.done():  # given up meanwhile: the trajectory is no longer this turn's
+        if turn.done:  # given up meanwhile: the trajectory is no longer this turn's
             raise EngineError("The turn was given up.")
         self._shut(thread)  # the engine has sampled beyond the stop string, or was cut off
         return generation_of(pieces, reading.taken)
@@ -406,39 +371,17 @@ class Session:
 
     # ---------------------------------------------------------------- contexts
 
-    def _context(
-        self, ask: Ask, asked: Canonical, base: tuple[Thread, End] | None
-    ) -> tuple[Sequence[int], list[int], list[int]]:
-        """(tokens of `base`, ids behind them, their kinds) that make up a request's context."""
-        if base is None:
-            self._check_length(ask.messages)
-            rendered = self._renderer.prompt(ask.messages, ask.tools, dict(self._threads.known(asked, 0)))
-            return (), list(rendered.ids), list(rendered.kinds)
-        thread, end = base
-        self._check_length(ask.messages[end.messages :])
-        at, ended_by = end.messages - 1, end.ended_by
-        ids: list[int] = []
-        kinds: list[int] = []
-        for number, stored in self._threads.known(asked, end.messages):
-            rendered = self._renderer.continuation(ask.messages[:number], ask.tools, at, ended_by)
-            ids += [*rendered.ids, *stored.ids]
-            kinds += [*rendered.kinds, *[TokenKind.PROMPT] * len(stored.ids)]
-            at, ended_by = number, stored.ended_by
-        rendered = self._renderer.continuation(ask.messages, ask.tools, at, ended_by)
-        return thread.tokens[: end.tokens], [*ids, *rendered.ids], [*kinds, *rendered.kinds]
-
-    def _check_length(self, messages: Sequence[ChatMessage]) -> None:
-        """Refuses what cannot fit before anybody encodes it."""
-        least = sum(self._tokenizer.least_tokens(m.text) for m in messages if m.role != "assistant")
-        if least >= self._limits.context_tokens:
+    async def _context(self, ask: Ask, asked: Canonical, base: tuple[Thread, End] | None) -> Context:
+        """The tokens of a request. Large ones are made in a thread, while other requests are served."""
+        new = ask.messages[base[1].messages if base else 0 :]
+        least = sum(self._tokenizer.least_tokens(m.text) for m in new if m.role != "assistant")
+        if least >= self._limits.context_tokens:  # what cannot fit is not encoded
             raise self._no_room(least)
+        if sum(len(message.text) for message in new) < LARGE_TEXT:
+            return build(self._renderer, self._threads, ask, asked, base)
+        return await asyncio.to_thread(build, self._renderer, self._threads, ask, asked, base)
 
     def _no_room(self, count: int) -> BadRequest:
         most = self._limits.context_tokens
         message = f"prompt is too long: {count} tokens > {most} maximum; this model's maximum context length is {most}"
         return self._refuse(StopReason.TOKEN_LIMIT, BadRequest(message, code="context_length_exceeded"))
-
-    async def _off_loop(self, messages: Sequence[ChatMessage], function: Callable[[], Any]) -> Any:
-        if sum(len(message.text) for message in messages) < LARGE_TEXT:
-            return function()
-        return await asyncio.to_thread(function)
