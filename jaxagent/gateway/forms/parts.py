@@ -33,7 +33,8 @@ def content(message: Fields, parts: dict[str, str], joint: str, name: str = "con
 
 def part_text(part: Fields, parts: dict[str, str], kind: str | None = None, readable: str | None = None) -> str:
     """The text of one part, whose type may have been taken already. Raises BadRequest where the part is no text."""
-    kind = kind or part.take("type", str, default="text")
+    if kind is None:
+        kind = str(part.take("type", str, default="text"))
     if kind not in parts:
         readable = readable or ", ".join(parts)
         raise BadRequest(f"'{part.at}' is of type '{kind[:40]}'; this server reads text only ({readable})", part.at)

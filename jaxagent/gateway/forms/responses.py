@@ -1,7 +1,7 @@
-"""OpenAI's Responses: `POST /v1/responses`, what a request asks for. Nothing is stored: each request brings its history.
+"""OpenAI's Responses: `POST /v1/responses`, what a request asks for. Nothing is stored: a request brings its history.
 
-Neighbouring items of the assistant (reasoning, message, calls) are one message of it, as one answer of this server gives
-them. Codex's freeform tools (type `custom`) are functions with the whole text in the argument `input`.
+Neighbouring items of the assistant (reasoning, message, calls) are one message of it, as one answer of this server
+gives them. Codex's freeform tools (type `custom`) are functions with the whole text in the argument `input`.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ class Writer:
         return rest + self._event(f"response.{response['status']}", response=response)
 
     def ping(self) -> bytes:
-        """An event without a number: clients pass over its type."""
-        return events.event({"type": "ping"}, "ping")
+        """OpenAI's event that work goes on, which says nothing new; its clients refuse types that they do not know."""
+        return self._event("response.in_progress", response=_response(self._ident, "in_progress", []))
 
     def failed(self, message: str, status: int, code: str | None) -> bytes:
         """The event that says why there is no answer."""
