@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.gateway.abilities import WORDS, find_abilities
+from jaxagent.gateway.abilities import WORDS, find_abilities, find_family
 from jaxagent.gateway.chat import BadRequest, ChatMessage, Tool
 from jaxagent.gateway.spans import locate
-from jaxagent.gateway.tool_parsers import Hermes, ToolParser, family_of
+from jaxagent.gateway.tool_parsers import Hermes, ToolParser
 from jaxagent.gateway.turns import Turn, fit, tool_form, tools_text
 from jaxagent.rollout.conversation import encode_spans
 from jaxagent.rollout.templates import Chat, Spans, body_spans
@@ -63,7 +64,7 @@ class Renderer:
             return
         self._chat = chat = Chat(template_source, tokenizer.special_strings, date)
         self._abilities = find_abilities(chat)
-        family = family_of(template_source)
+        family = find_family(chat)
         self._native = family is not None and self._abilities.tools
         self._family: type[ToolParser] = family if family is not None and self._native else Hermes
         self._headers = {role: _header(chat, role) for role in ("user", self._abilities.tool_role)}
@@ -73,7 +74,7 @@ class Renderer:
         """A new parser for one answer to a request with these tools, of the template's family."""
         if self._chat is None:
             return ToolParser()
-        return self._family(tools, self._reasoning, self._headers["user"][1].rstrip().endswith("<think>"))
+        return self._family(tools, self._reasoning, self._headers["user"].opening.rstrip().endswith("<think>"))
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Tool], stored: Mapping[int, Stored]) -> Rendered:
         """The whole conversation, up to where the assistant writes.
@@ -139,14 +140,12 @@ class Renderer:
         for turn, (start, end) in zip(turns, places, strict=True):
             between = text[at:start].removeprefix(ended_by)
             at, ended_by = end, ""
-            header, opening = self._headers.get(role, self._headers["user"])
+            header = self._headers.get(role, self._headers["user"])
             role = turn.role
             if turn.index is None:
                 spans += [(between, TokenKind.PROMPT), *body_spans(text[start:end], turn.parts)]
                 continue
-            if header and header in between:
-                between = between[: between.rindex(header)] + opening
-            yield [*spans, (between, TokenKind.PROMPT)]
+            yield [*spans, (header.opened(between), TokenKind.PROMPT)]
             yield stored[turn.index]
             spans, ended_by = Spans(), stored[turn.index].ended_by
         yield [*spans, (text[at:].removeprefix(ended_by), TokenKind.PROMPT)]
@@ -176,19 +175,35 @@ class Renderer:
         return Rendered(ids, kinds)
 
 
-def _header(chat: Chat, role: str) -> tuple[str, str]:
-    """What stands behind a message of a role: (what begins an assistant message, what the policy's next continues).
+@dataclasses.dataclass(frozen=True)
+class Header:
+    """What stands between a message and the assistant's next one, the end of the message apart.
 
-    They differ where only the policy's next message begins with "<think>". The first is "" where nothing is common.
+    `written` for an assistant message in the history, `opening` for the one that the policy is to write. They differ
+    where only the latter begins with "<think>".
     """
+
+    written: str
+    opening: str
+
+    def opened(self, between: str) -> str:
+        """The text before an assistant message as it was when the policy began to write it."""
+        if between.endswith(self.written):
+            return between[: len(between) - len(self.written)] + self.opening
+        same = os.path.commonprefix([self.written, self.opening])  # noqa: RUF071, these are no paths
+        return between[: between.rindex(same)] + self.opening if same and same in between else between
+
+
+def _header(chat: Chat, role: str) -> Header:
+    """The header of an assistant message behind a message of that role."""
     answer, last, more, user = *WORDS[:3], {"role": "user", "content": WORDS[3]}
-    talk = [user, {"role": "assistant", "content": answer}, {"role": role, "content": last}]
+    message = {"role": role, "content": last, **({"name": "tool"} if role == "tool" else {})}
+    talk = [user, {"role": "assistant", "content": answer}, message]
     closed = chat.render(talk, None, False).partition(last)[2]
     opening = chat.render(talk).partition(last)[2].removeprefix(closed)
     talk += [{"role": "assistant", "content": more}, user]
-    header = chat.render(talk).partition(last)[2].partition(more)[0].removeprefix(closed)
-    same = next((i for i, (x, y) in enumerate(zip(header, opening, strict=False)) if x != y), len(header))
-    return opening[:same], opening
+    written = chat.render(talk).partition(last)[2].partition(more)[0].removeprefix(closed)
+    return Header(written, opening)
 
 
 def _plain(

@@ -103,7 +103,7 @@ def fit(
             else:
                 notes.append((OPEN_REMINDER, *parts, CLOSE_REMINDER) if turns else parts)
         elif message.role == "tool":
-            name = message.name or names.get(message.call_id, "")
+            name = message.name or names.get(message.call_id, "tool")  # some templates refuse a result without one
             turns.append(Turn(abilities.tool_role, parts, name=name))
         else:
             turns.append(Turn(message.role, _joined([*notes, parts])))

@@ -119,7 +119,7 @@ class Conversation:
         prefix = self._tokenizer.prefix_ids if isinstance(self._template, Plain) else ()
         ids = [*prefix, *self._tokenizer.encode(self._template.prompt(messages))]
         self._prompt_text = "".join(message.content for message in messages)
-        self._append(ids, [int(TokenKind.PROMPT)] * len(ids))
+        self._append(ids, [TokenKind.PROMPT] * len(ids))
 
     def add_action(self, generation: Generation) -> str:
         """Appends sampled tokens and returns their text, without EOS and without bytes past the stop string."""
@@ -150,7 +150,7 @@ class Conversation:
         ids = self._tokenizer.encode(text)
         if len(ids) >= room:
             return False
-        self._append(ids, [int(TokenKind.PROMPT)] * len(ids))
+        self._append(ids, [TokenKind.PROMPT] * len(ids))
         self._forced = text
         return True
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 import jinja2
-from jinja2.ext import loopcontrols
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from jaxagent.config import ConfigError
@@ -70,7 +72,9 @@ class Chat:
     """
 
     def __init__(self, source: str, special_strings: Mapping[str, str], date: datetime.datetime):
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = date.strftime
@@ -179,6 +183,16 @@ def body_spans(body: str, parts: Sequence[tuple[str, TokenKind]]) -> Spans:
         spans.append((part[max(0, start - at) : max(0, end - at)], kind))
         at += len(part)
     return spans
+
+
+class _Generation(Extension):
+    """{% generation %}, with which templates mark what the assistant wrote, changes nothing of the text."""
+
+    tags: ClassVar = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
