@@ -188,7 +188,7 @@ def body_spans(body: str, parts: Sequence[tuple[str, TokenKind]]) -> Spans:
 class _Generation(Extension):
     """{% generation %}, with which templates mark what the assistant wrote, changes nothing of the text."""
 
-    tags = {"generation"}  # noqa: RUF012  # a set, as jinja2 declares it
+    tags = {"generation"}  # noqa: RUF012, as jinja2 wants it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
