@@ -7,12 +7,17 @@ Nothing in here knows HTTP, tokens' meaning or an engine.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from jaxagent.config import SamplingConfig
+from jaxagent.tools.calls import Call as Call
+from jaxagent.tools.calls import Delta as Delta
+from jaxagent.tools.calls import Reasoning as Reasoning
+from jaxagent.tools.calls import Text as Text
+from jaxagent.tools.calls import Tool as Tool
 
 
 class BadRequest(ValueError):
@@ -21,24 +26,6 @@ class BadRequest(ValueError):
     def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None) -> None:
         super().__init__(message)
         self.param, self.status, self.code = param, status, code
-
-
-@dataclasses.dataclass(frozen=True)
-class Tool:
-    """A function that the program offers to the policy."""
-
-    name: str
-    description: str
-    parameters: Mapping[str, Any]  # JSON schema of its arguments
-
-
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """The policy's call of a tool."""
-
-    name: str
-    arguments: Mapping[str, Any] | str  # a text only where it is no JSON object
-    id: str = ""  # the dialect's; does not count when messages are compared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +48,7 @@ class Ask:
     tools: tuple[Tool, ...] = ()
     model: str | None = None
     max_tokens: int | None = None  # None: as many as the server gives
-    sampling: SamplingConfig = dataclasses.field(default_factory=SamplingConfig)
+    sampling: SamplingConfig = dataclasses.field(default_factory=lambda: SamplingConfig(1.0, 1.0, 0, 0.0))
     seed: int = 0
     stops: tuple[str, ...] = ()  # left out of the text
     stream: bool = False
@@ -73,23 +60,6 @@ class Ask:
 
 
 @dataclasses.dataclass(frozen=True)
-class Text:
-    """Part of the answer's text, as it is sampled."""
-
-    text: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Reasoning:
-    """Part of the answer's reasoning, as it is sampled."""
-
-    text: str
-
-
-Delta = Text | Reasoning | Call  # a call comes whole
-
-
-@dataclasses.dataclass(frozen=True)
 class Answer:
     """The assistant's message, and how it came about."""
 
@@ -98,7 +68,7 @@ class Answer:
     calls: tuple[Call, ...]  # each with an id of this server's
     finish: str  # "stop", "length", "tool_calls" or "stop_sequence"
     stop_string: str | None  # of the request, when finish == "stop_sequence"
-    prompt_ids: tuple[int, ...]  # the whole context
+    prompt_ids: Sequence[int]  # the whole context; no list: make one to write it
     tokens: np.ndarray  # i32[T] as sampled
     logprobs: np.ndarray  # f32[T]
     token_texts: tuple[str, ...]  # of each token, for the dialects' log-prob objects
@@ -130,7 +100,7 @@ class EventWriter(Protocol):
         ...
 
     def ping(self) -> bytes:
-        """A real event that says nothing, for a client that counts the silence."""
+        """A real event that says nothing, for a client that counts the silence; only after `begin`."""
         ...
 
     def failed(self, message: str, status: int, code: str | None) -> bytes:
