@@ -61,7 +61,7 @@ class Ask:
     tools: tuple[Tool, ...] = ()
     model: str | None = None
     max_tokens: int | None = None  # None: as many as the server gives
-    sampling: SamplingConfig = dataclasses.field(default_factory=SamplingConfig)
+    sampling: SamplingConfig = dataclasses.field(default_factory=lambda: SamplingConfig(1.0, 1.0, 0, 0.0))
     seed: int = 0
     stops: tuple[str, ...] = ()  # left out of the text
     stream: bool = False
