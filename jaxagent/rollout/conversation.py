@@ -136,11 +136,7 @@ class Conversation:
         """Encodes an observation once, cuts it to the limit, and returns the text that was kept."""
         if not self._texts or self._known != len(self._tokens):
             raise ValueError("An observation follows an action.")
-        spans = self._template.observation(observation, self._ended_by)
-        spans = [(self._tokenizer.normalize(text), kind) for text, kind in spans]
-        ids = self._tokenizer.encode("".join(text for text, _ in spans))
-        table = self._tokenizer.token_bytes()
-        kinds = span_kinds(spans, [len(table[i]) for i in ids])
+        ids, kinds = encode_spans(self._tokenizer, self._template.observation(observation, self._ended_by))
         text = observation.text
         body = [i for i, kind in enumerate(kinds) if kind != TokenKind.PROMPT]
         if len(body) > self._observation_tokens:
@@ -190,6 +186,16 @@ class Conversation:
         self._logprobs.extend(logprobs)
         self._versions.extend(versions)
         self._turns.extend([max(0, len(self._texts) - 1)] * count)
+
+
+def encode_spans(tokenizer: Tokenizer, spans: Spans) -> tuple[list[int], list[int]]:
+    """The tokens of consecutive spans, encoded as one text, and the kind of each."""
+    spans = [(tokenizer.normalize(text), kind) for text, kind in spans]
+    ids = tokenizer.encode("".join(text for text, _ in spans))
+    if all(kind == TokenKind.PROMPT for _, kind in spans):
+        return ids, [int(TokenKind.PROMPT)] * len(ids)
+    table = tokenizer.token_bytes()
+    return ids, span_kinds(spans, [len(table[i]) for i in ids])
 
 
 def span_kinds(spans: Spans, lengths: Sequence[int]) -> list[int]:
