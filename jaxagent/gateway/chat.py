@@ -7,7 +7,7 @@ Nothing in here knows HTTP, tokens' meaning or an engine.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -98,7 +98,7 @@ class Answer:
     calls: tuple[Call, ...]  # each with an id of this server's
     finish: str  # "stop", "length", "tool_calls" or "stop_sequence"
     stop_string: str | None  # of the request, when finish == "stop_sequence"
-    prompt_ids: tuple[int, ...]  # the whole context
+    prompt_ids: Sequence[int]  # the whole context; no list: make one to write it
     tokens: np.ndarray  # i32[T] as sampled
     logprobs: np.ndarray  # f32[T]
     token_texts: tuple[str, ...]  # of each token, for the dialects' log-prob objects
