@@ -236,18 +236,24 @@ def test_a_gateway_that_stays_away_is_no_fault_of_the_policys(scene):
 
 # ---------------------------------------------------------------- programs that do not end
 
-HEARTBEAT = """
+HEARTBEAT = '''
 import signal, subprocess, sys, time
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
-child = "import signal, time\nfor n in (1, 2, 15): signal.signal(n, 1)\n"
-child += "while 1: open('/home/user/beat', 'a').write('.'); time.sleep(0.02)"
+child = """
+import signal, time
+for number in (1, 2, 15):
+    signal.signal(number, signal.SIG_IGN)
+while True:
+    open('/home/user/beat', 'a').write('.')
+    time.sleep(0.02)
+"""
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         os.execv(sys.executable, [sys.executable, "-c", child])
     os._exit(0)
-"""
+'''
 
 
 async def still(sandbox):
