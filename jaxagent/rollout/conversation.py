@@ -20,11 +20,7 @@ from jaxagent.types import Generation, TokenKind, Trajectory
 
 
 class Columns:
-    """What a trajectory is made of, token by token, as it grows.
-
-    Attributes:
-      tokens, kinds, logprobs, versions, turns: one entry per token each, see `types.Trajectory`.
-    """
+    """What a trajectory is made of, as it grows: one entry per token each, see `types.Trajectory`."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -44,7 +40,7 @@ class Columns:
         logprobs: Sequence[float] | None = None,
         versions: Sequence[int] | None = None,
     ) -> None:
-        """Appends tokens of a turn; those that were not sampled have neither log-probs nor policy versions."""
+        """Appends tokens; those that were not sampled have neither log-probs nor policy versions."""
         count = len(ids)
         logprobs = [0.0] * count if logprobs is None else logprobs
         versions = [-1] * count if versions is None else versions

@@ -8,7 +8,11 @@ from tests.gateway.forms.played import Played, listening, run
 agents = pytest.importorskip("agents", reason="openai-agents is not installed")
 openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
 
-FIRST = [Reasoning("The file is missing."), Text("I write it."), Call("write", {"path": "hello.txt", "text": "ä"}, "k1")]
+FIRST = [
+    Reasoning("The file is missing."),
+    Text("I write it."),
+    Call("write", {"path": "hello.txt", "text": "ä"}, "k1"),
+]
 
 
 def play(ask):
@@ -58,6 +62,11 @@ def test_two_turns(api, stream):
         answer, result = second.messages[2:]
         assert (answer.role, answer.text) == ("assistant", "I write it.")
         assert [(c.name, c.arguments) for c in answer.calls] == [("write", {"path": "hello.txt", "text": "ä"})]
-        assert (result.role, result.text, result.name, result.call_id) == ("tool", "wrote 1", "write", answer.calls[0].id)
+        assert (result.role, result.text, result.name, result.call_id) == (
+            "tool",
+            "wrote 1",
+            "write",
+            answer.calls[0].id,
+        )
 
     run(scene())
