@@ -157,9 +157,12 @@ class Renderer:
 
         def encode_run() -> None:
             try:
-                more, of = encode_spans(self._tokenizer, run)
+                "".join(text for text, _ in run).encode()
             except UnicodeEncodeError as error:
-                raise BadRequest("messages: a text has half of a surrogate pair, which is no text.") from error
+                raise BadRequest(
+                    "messages: a text has half of a surrogate pair, which is no text.", "messages"
+                ) from error
+            more, of = encode_spans(self._tokenizer, run)
             ids.extend(more)
             kinds.extend(of)
             run.clear()
