@@ -26,6 +26,7 @@ from jaxagent.types import TokenKind
 
 Spans = list[tuple[str, TokenKind]]  # consecutive pieces of text; template text is PROMPT
 
+CHAT_DATE = datetime.datetime(2025, 1, 1)  # what a chat template that prints the date sees: the same in every run
 ACTION = "PLACEHOLDER-ACTION"  # plain ASCII words: no template trims, escapes or strips them
 BODY = "PLACEHOLDER-BODY"
 
