@@ -3,22 +3,22 @@
 Prompt messages, generations and observations in -> the tokens the engine needs next (`pending`) and, at the end, a
 `types.Trajectory` whose tokens are the engine's tokens, one for one. Nothing that was sampled is ever encoded again:
 the text of an action is decoded *for parsing only*, and a boundary between two turns is a boundary between tokens.
-The gateway makes its trajectories of the same `Columns` (`gateway/threads.py`).
+The gateway makes its trajectories of the same `columns.Columns` (`gateway/threads.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Message, Observation, Transcript
-from jaxagent.rollout.templates import Plain, Spans, Template
+from jaxagent.rollout.columns import Columns, encode_spans
+from jaxagent.rollout.templates import Plain, Template
 from jaxagent.types import Generation, TokenKind, Trajectory
 
 
+<<<<<<< HEAD
 class Columns:
     """What a trajectory is made of, as it grows: one entry per token each, see `types.Trajectory`."""
 
@@ -69,6 +69,8 @@ class Columns:
         )
 
 
+=======
+>>>>>>> main
 class Conversation:
     """One growing token sequence. `add_prompt` once, then actions and observations in turn.
 
@@ -211,31 +213,3 @@ class Conversation:
     def _turn(self) -> int:
         """The turn that the next tokens belong to."""
         return max(0, len(self._texts) - 1)
-
-
-def encode_spans(tokenizer: Tokenizer, spans: Spans) -> tuple[list[int], list[int]]:
-    """The tokens of consecutive spans, encoded as one text, and the kind of each."""
-    spans = [(tokenizer.normalize(text), kind) for text, kind in spans]
-    ids = tokenizer.encode("".join(text for text, _ in spans))
-    if all(kind == TokenKind.PROMPT for _, kind in spans):
-        return ids, [int(TokenKind.PROMPT)] * len(ids)
-    table = tokenizer.token_bytes()
-    return ids, span_kinds(spans, [len(table[i]) for i in ids])
-
-
-def span_kinds(spans: Spans, lengths: Sequence[int]) -> list[int]:
-    """The kind of every token, given each token's length in bytes: the kind of the span it lies in.
-
-    A token across spans of different kinds is PROMPT if template text is in it, else WARNING: an OBSERVATION token
-    holds nothing but the environment's words, which is what makes it a fair target of ECHO.
-    """
-    kind_of_byte = np.concatenate([np.full(len(t.encode()), k, np.uint8) for t, k in spans] or [np.zeros(0, np.uint8)])
-    kinds, end = [], 0
-    for length in lengths:
-        start, end = end, end + length
-        touched = set(kind_of_byte[start:end].tolist())
-        if len(touched) == 1:
-            kinds.append(touched.pop())
-        else:
-            kinds.append(TokenKind.WARNING if touched and TokenKind.PROMPT not in touched else TokenKind.PROMPT)
-    return kinds

@@ -150,7 +150,7 @@ def load_json(text: str) -> Any:
     """
     try:
         value, end = json.JSONDecoder(strict=False, parse_constant=_no_number).raw_decode(text)
-        json.dumps(value, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # 1e999 is read as infinity
     except RecursionError as error:
         raise ValueError("nested too deep") from error
     if text[end:].strip():
