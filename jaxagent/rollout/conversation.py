@@ -18,59 +18,6 @@ from jaxagent.rollout.templates import Plain, Template
 from jaxagent.types import Generation, TokenKind, Trajectory
 
 
-<<<<<<< HEAD
-class Columns:
-    """What a trajectory is made of, as it grows: one entry per token each, see `types.Trajectory`."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.kinds: list[int] = []
-        self.logprobs: list[float] = []
-        self.versions: list[int] = []
-        self.turns: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def append(
-        self,
-        turn: int,
-        ids: Sequence[int],
-        kinds: Sequence[int],
-        logprobs: Sequence[float] | None = None,
-        versions: Sequence[int] | None = None,
-    ) -> None:
-        """Appends tokens; those that were not sampled have neither log-probs nor policy versions."""
-        count = len(ids)
-        logprobs = [0.0] * count if logprobs is None else logprobs
-        versions = [-1] * count if versions is None else versions
-        if not count == len(kinds) == len(logprobs) == len(versions):
-            raise ValueError(f"{count} tokens with {len(logprobs)} log-probs and {len(versions)} policy versions.")
-        self.tokens.extend(ids)
-        self.kinds.extend(kinds)
-        self.logprobs.extend(logprobs)
-        self.versions.extend(versions)
-        self.turns.extend([turn] * count)
-
-    def append_action(self, turn: int, generation: Generation) -> None:
-        """Appends what the policy sampled in a turn."""
-        ids = generation.tokens.tolist()
-        logprobs, versions = generation.logprobs.tolist(), generation.policy_versions.tolist()
-        self.append(turn, ids, [TokenKind.ACTION] * len(ids), logprobs, versions)
-
-    def trajectory(self, end: int) -> Trajectory:
-        """The first `end` tokens."""
-        return Trajectory(
-            tokens=np.asarray(self.tokens[:end], np.int32),
-            kinds=np.asarray(self.kinds[:end], np.uint8),
-            logprobs=np.asarray(self.logprobs[:end], np.float32),
-            policy_versions=np.asarray(self.versions[:end], np.int32),
-            turns=np.asarray(self.turns[:end], np.int32),
-        )
-
-
-=======
->>>>>>> main
 class Conversation:
     """One growing token sequence. `add_prompt` once, then actions and observations in turn.
 
