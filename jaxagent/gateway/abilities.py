@@ -8,8 +8,8 @@ from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.gateway.chat import Call, Tool
-from jaxagent.gateway.tool_parsers import FAMILIES, ToolParser
 from jaxagent.rollout.templates import Chat
+from jaxagent.tools import FAMILIES, ToolParser
 
 WORDS = [f"PLACEHOLDER-{i}-END" for i in range(9)]  # plain ASCII: no template trims, escapes or strips them
 
