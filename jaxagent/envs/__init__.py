@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxagent.envs.base import Environment
 from jaxagent.envs.gymnasium.environment import Gymnasium
 from jaxagent.envs.python.environment import Python
+from jaxagent.envs.script.environment import Script
 from jaxagent.envs.search.environment import Search
 from jaxagent.envs.terminal.environment import Terminal
 
@@ -13,4 +14,5 @@ ENVIRONMENTS: dict[str, type[Environment]] = {
     "terminal": Terminal,
     "python": Python,
     "gymnasium": Gymnasium,
+    "script": Script,
 }
