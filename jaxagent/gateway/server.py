@@ -28,7 +28,7 @@ from jaxagent.data import codec
 from jaxagent.engine.requests import BusyError, EngineError
 from jaxagent.gateway import connections, talk, wire
 from jaxagent.gateway.chat import Ask, BadRequest, Form
-from jaxagent.gateway.forms import chat, checks, completions, messages, responses
+from jaxagent.gateway.forms import chat, checks, completions, messages, models, responses
 from jaxagent.gateway.session import Session
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ FORMS: Mapping[str, Form] = {
 }
 COUNT = "/v1/messages/count_tokens"
 FINISH_S = 1.0  # for requests in hand when it stops
+ANTHROPIC = "anthropic-version"  # a header that Anthropic's clients send
 SESSION_HEADERS = ("x-api-key", "x-session-id")  # beside "Authorization: Bearer ..."
 
 
@@ -197,7 +198,7 @@ class Gateway:
             raise BadRequest("no session has this token", status=401, code="invalid_api_key")
         ask, _ = await talk.parsed(request, messages, self._readers)
         with self._session(request, ask) as session:
-            return wire.reply({"input_tokens": await session.count(ask)})
+            return wire.reply(messages.count(await session.count(ask)))
 
     async def _here(self, request: web.Request) -> web.Response:
         return wire.reply({"name": "jaxagent", "model": self._name})
@@ -208,14 +209,14 @@ class Gateway:
             raise BadRequest(message, "model", status=404, code="model_not_found")
 
     async def _models(self, request: web.Request) -> web.Response:
-        return wire.reply({"object": "list", "data": [self._described(self._name)]})
+        listed = models.anthropic_list if ANTHROPIC in request.headers else models.openai_list
+        return wire.reply(listed(self._name, self._created))
 
     async def _one_model(self, request: web.Request) -> web.Response:
-        self._check_name(request.match_info["name"])
-        return wire.reply(self._described(request.match_info["name"]))
-
-    def _described(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": self._created, "owned_by": "jaxagent"}
+        name = request.match_info["name"]
+        self._check_name(name)
+        described = models.anthropic_model if ANTHROPIC in request.headers else models.openai_model
+        return wire.reply(described(name, self._created))
 
     # ---------------------------------------------------------------- admin
 

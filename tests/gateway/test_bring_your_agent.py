@@ -29,14 +29,19 @@ TINY = (
 )
 
 
+def write_agent(folder: pathlib.Path) -> None:
+    """The page's two files."""
+    agent, env = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len([line for line in env.splitlines() if line.strip()]) <= 10
+    (folder / "my_agent.py").write_text(agent)
+    (folder / "my_env.py").write_text(env)
+
+
 @pytest.mark.slow
 def test_the_pages_own_code_trains_a_policy_through_an_unchanged_script(tmp_path):
     pytest.importorskip("openai", reason="the openai package is not installed")
-    agent, env = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    write_agent(tmp_path)
     (commands,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
-    assert len([line for line in env.splitlines() if line.strip()]) <= 10
-    (tmp_path / "my_agent.py").write_text(agent)
-    (tmp_path / "my_env.py").write_text(env)
     path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"PYTHONPATH": str(ROOT), "PATH": path}
     done = subprocess.run(
