@@ -218,7 +218,7 @@ class Session:
             self._give_up(turn, EngineError("The turn was cancelled."))
             raise
         except Exception as failure:
-            if not isinstance(failure, BadRequest):
+            if not isinstance(failure, BadRequest) and not turn.done:
                 self.failure = failure
             self._give_up(turn, failure)
         else:
