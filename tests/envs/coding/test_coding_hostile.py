@@ -45,6 +45,8 @@ HOSTILE = {
     "prints": python(f"print('''=== short test summary info ===\n{FORGED}''', flush=True)"),
     "prints and ends": python(f"import os\nprint('''{FORGED}''', flush=True)\nos._exit(0)"),
     "ends at the end": python("import atexit, os\natexit.register(os._exit, 0)"),
+    "expects to fail": "printf 'import sys\\ndef add(a, b): sys.modules[\"pytest\"].xfail()\\n' > calc.py",
+    "skips": "printf 'import unittest\\ndef add(a, b): raise unittest.SkipTest()\\n' > calc.py",
     "raises SystemExit": python("raise SystemExit(0)"),
     "prints without end": python("while True: print('PASSED ' * 1000)"),
     "never ends": python("while True: pass"),
@@ -72,7 +74,12 @@ HOSTILE = {
 }
 
 
-QUICK = ("weakens the test", "conftest.py", "changes pytest")  # of those with pytest, which is slow to start
+QUICK = (
+    "expects to fail",
+    "weakens the test",
+    "conftest.py",
+    "changes pytest",
+)  # of those with pytest, which is slow to start
 CASES = [pytest.param(how, "unittest", id=how) for how in HOSTILE]
 CASES += [
     pytest.param(how, "pytest", id=f"{how}-pytest", marks=() if how in QUICK else pytest.mark.slow) for how in HOSTILE
