@@ -62,7 +62,7 @@ class _Attempt:
 
     async def _begin(self) -> Sandbox:
         self._sandbox = await self._take(self.task)
-        self._base = await repository.bring(self._sandbox, self.task, for_agent=True)
+        self._base = await repository.bring_for_agent(self._sandbox, self.task)
         self._oom_kills = await self._sandbox.oom_kills()
         return self._sandbox
 
