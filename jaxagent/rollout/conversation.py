@@ -1,20 +1,20 @@
-"""`Conversation`: the only way a trajectory is made. Text becomes tokens once; sampled tokens stay as sampled.
+"""`Conversation`: how a trajectory is made. Text becomes tokens once; sampled tokens stay as sampled.
 
 Prompt messages, generations and observations in -> the tokens the engine needs next (`pending`) and, at the end, a
 `types.Trajectory` whose tokens are the engine's tokens, one for one. Nothing that was sampled is ever encoded again:
 the text of an action is decoded *for parsing only*, and a boundary between two turns is a boundary between tokens.
+The gateway makes its trajectories of the same `columns.Columns` (`gateway/threads.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Message, Observation, Transcript
-from jaxagent.rollout.templates import Plain, Spans, Template
+from jaxagent.rollout.columns import Columns, encode_spans
+from jaxagent.rollout.templates import Plain, Template
 from jaxagent.types import Generation, TokenKind, Trajectory
 
 
@@ -31,11 +31,7 @@ class Conversation:
         self._tokenizer = tokenizer
         self._template = template
         self._observation_tokens = observation_tokens
-        self._tokens: list[int] = []
-        self._kinds: list[int] = []
-        self._logprobs: list[float] = []
-        self._versions: list[int] = []
-        self._turns: list[int] = []
+        self._columns = Columns()
         self._known = 0  # tokens that the engine has been given or has sampled
         self._prompt_text = ""
         self._texts: list[tuple[str, str]] = []  # (action, observation) of every turn so far
@@ -44,7 +40,7 @@ class Conversation:
         self._forced = ""  # what the next action must begin with
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self._columns)
 
     @property
     def turns(self) -> int:
@@ -54,7 +50,7 @@ class Conversation:
     @property
     def pending(self) -> list[int]:
         """Context tokens that the engine has not seen: all that came after the last action."""
-        return self._tokens[self._known :]
+        return self._columns.tokens[self._known :]
 
     @property
     def transcript(self) -> Transcript:
@@ -63,7 +59,7 @@ class Conversation:
 
     def add_prompt(self, messages: Sequence[Message]) -> None:
         """Encodes the prompt. With `Plain` it starts with the tokenizer's prefix (a BOS, where it wants one)."""
-        if self._tokens:
+        if len(self._columns):
             raise ValueError("A conversation has one prompt, and it comes first.")
         prefix = self._tokenizer.prefix_ids if isinstance(self._template, Plain) else ()
         ids = [*prefix, *self._tokenizer.encode(self._template.prompt(messages))]
@@ -82,14 +78,9 @@ class Conversation:
         text, self._forced = self._forced + raw.decode("utf-8", errors="replace"), ""
         self._texts.append((text, ""))
         self._action_tokens.append(len(ids))
-        self._append(
-            ids,
-            [TokenKind.ACTION] * len(ids),
-            generation.logprobs.tolist(),
-            generation.policy_versions.tolist(),
-        )
+        self._columns.append_action(self._turn, generation)
         if ids:  # an empty generation means that the context was full: the engine did not take what was pending
-            self._known = len(self._tokens)
+            self._known = len(self._columns)
         return text
 
     def force(self, text: str, room: int) -> bool:
@@ -130,17 +121,13 @@ class Conversation:
         self._texts.append((self._tokenizer.decode(body), ""))
         self._action_tokens.append(len(ids))
         self._append(ids, [TokenKind.ACTION] * len(ids))
-        self._known = len(self._tokens)
+        self._known = len(self._columns)
 
     def add_observation(self, observation: Observation) -> str:
         """Encodes an observation once, cuts it to the limit, and returns the text that was kept."""
-        if not self._texts or self._known != len(self._tokens):
+        if not self._texts or self._known != len(self._columns):
             raise ValueError("An observation follows an action.")
-        spans = self._template.observation(observation, self._ended_by)
-        spans = [(self._tokenizer.normalize(text), kind) for text, kind in spans]
-        ids = self._tokenizer.encode("".join(text for text, _ in spans))
-        table = self._tokenizer.token_bytes()
-        kinds = span_kinds(spans, [len(table[i]) for i in ids])
+        ids, kinds = encode_spans(self._tokenizer, self._template.observation(observation, self._ended_by))
         text = observation.text
         body = [i for i, kind in enumerate(kinds) if kind != TokenKind.PROMPT]
         if len(body) > self._observation_tokens:
@@ -153,14 +140,7 @@ class Conversation:
 
     def trajectory(self) -> Trajectory:
         """Everything the engine has seen. An observation that no action followed was never shown, and is left out."""
-        end = self._known
-        return Trajectory(
-            tokens=np.asarray(self._tokens[:end], np.int32),
-            kinds=np.asarray(self._kinds[:end], np.uint8),
-            logprobs=np.asarray(self._logprobs[:end], np.float32),
-            policy_versions=np.asarray(self._versions[:end], np.int32),
-            turns=np.asarray(self._turns[:end], np.int32),
-        )
+        return self._columns.trajectory(self._known)
 
     def _end_of_message(self) -> int:
         """The EOS with which the template closes the policy's message; of a plain text, the tokenizer's own."""
@@ -173,38 +153,10 @@ class Conversation:
                 return token
         raise ConfigError("The tokenizer has no EOS, and a demonstrated action has no stop string: it has no end.")
 
-    def _append(
-        self,
-        ids: Sequence[int],
-        kinds: Sequence[int],
-        logprobs: Sequence[float] | None = None,
-        versions: Sequence[int] | None = None,
-    ) -> None:
-        count = len(ids)
-        logprobs = [0.0] * count if logprobs is None else logprobs
-        versions = [-1] * count if versions is None else versions
-        if not count == len(kinds) == len(logprobs) == len(versions):
-            raise ValueError(f"{count} tokens with {len(logprobs)} log-probs and {len(versions)} policy versions.")
-        self._tokens.extend(ids)
-        self._kinds.extend(kinds)
-        self._logprobs.extend(logprobs)
-        self._versions.extend(versions)
-        self._turns.extend([max(0, len(self._texts) - 1)] * count)
+    def _append(self, ids: Sequence[int], kinds: Sequence[int]) -> None:
+        self._columns.append(self._turn, ids, kinds)
 
-
-def span_kinds(spans: Spans, lengths: Sequence[int]) -> list[int]:
-    """The kind of every token, given each token's length in bytes: the kind of the span it lies in.
-
-    A token across spans of different kinds is PROMPT if template text is in it, else WARNING: an OBSERVATION token
-    holds nothing but the environment's words, which is what makes it a fair target of ECHO.
-    """
-    kind_of_byte = np.concatenate([np.full(len(t.encode()), k, np.uint8) for t, k in spans] or [np.zeros(0, np.uint8)])
-    kinds, end = [], 0
-    for length in lengths:
-        start, end = end, end + length
-        touched = set(kind_of_byte[start:end].tolist())
-        if len(touched) == 1:
-            kinds.append(touched.pop())
-        else:
-            kinds.append(TokenKind.WARNING if touched and TokenKind.PROMPT not in touched else TokenKind.PROMPT)
-    return kinds
+    @property
+    def _turn(self) -> int:
+        """The turn that the next tokens belong to."""
+        return max(0, len(self._texts) - 1)
