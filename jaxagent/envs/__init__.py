@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jaxagent.envs.base import Environment
+from jaxagent.envs.coding.environment import Coding
 from jaxagent.envs.gymnasium.environment import Gymnasium
 from jaxagent.envs.python.environment import Python
 from jaxagent.envs.search.environment import Search
@@ -12,5 +13,6 @@ ENVIRONMENTS: dict[str, type[Environment]] = {
     "search": Search,
     "terminal": Terminal,
     "python": Python,
+    "coding": Coding,
     "gymnasium": Gymnasium,
 }

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxagent.gateway.chat import Call, Delta, Reasoning, Text, Tool
+from jaxagent.tools.calls import Call, Delta, Reasoning, Text, Tool
 
 THINK, END_THINK = "<think>", "</think>"
 
@@ -51,8 +51,8 @@ class ToolParser:
         return self._run(True)
 
     @classmethod
-    def write(cls, calls: Sequence[Call]) -> str:
-        """Calls as a policy of this family would write them; `feed` reads them back."""
+    def write(cls, text: str, calls: Sequence[Call]) -> str:
+        """A text and calls as a policy of this family would write them; `feed` reads them back."""
         raise NotImplementedError("A plain answer has no calls.")
 
     def _begin(self, text: str, fresh: bool) -> tuple[int, bool]:
