@@ -35,7 +35,7 @@ from jaxagent.gateway.session import Limits, Policy, Session
 from jaxagent.io.http import HttpError
 from jaxagent.rollout import early_stop
 from jaxagent.rollout.forced import NEVER, ForcedTools
-from jaxagent.rollout.templates import Plain, Template
+from jaxagent.rollout.templates import CHAT_DATE, Plain, Template
 from jaxagent.rollout.workers import Workers, no_episode
 from jaxagent.service import groups
 from jaxagent.service.client import ServiceClient
@@ -106,8 +106,6 @@ class RemoteRollout:
     @functools.cached_property
     def renderer(self) -> Renderer:
         """Conversations -> tokens, with the run's chat template."""
-        from jaxagent.runs.parts import CHAT_DATE  # late: it loads jax, which tests of the service do without
-
         source = "" if isinstance(self.template, Plain) else self.tokenizer.chat_template
         return Renderer(self.tokenizer, source, CHAT_DATE)
 

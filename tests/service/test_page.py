@@ -17,7 +17,7 @@ from tests.service.cluster import ROOT, TOKEN, Process, free_port, start_server,
 from tests.service.test_kills import Cluster, cluster
 
 PAGE = (ROOT / "docs/rollout_service.md").read_text(encoding="utf-8")
-SHELL = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+SHELL = re.findall(r"```(?:ba)?sh\n(.*?)```", PAGE, re.DOTALL)
 PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
