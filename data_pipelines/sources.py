@@ -109,12 +109,34 @@ class PythonTasks(_ForPython):
         python_tasks.write(folder, **self.settings(seed, env))
 
 
+@dataclasses.dataclass(frozen=True)
+class Seeds(Generated):
+    """Tasks that are nothing but a seed, for environments that make their own world of it (`gymnasium`)."""
+
+    num_train: PositiveInt = 1_000
+    num_heldout: PositiveInt = 100
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes seeds, which no two tasks share."""
+        import random
+
+        from jaxagent.data_pipelines.write import write_tasks
+
+        count = self.num_train + self.num_heldout
+        drawn = random.Random(seed).sample(range(2**31), count)
+        same = {"prompt": "Begin.", "answers": [], "kind": ""}
+        rows = [{"id": f"seed-{s}", **same, "metadata": {"seed": s}} for s in drawn]
+        splits = {"train": rows[: self.num_train], "heldout": rows[self.num_train :]}
+        write_tasks(folder, splits, need_answers=False)
+
+
 SOURCES: dict[str, type[SourceConfig]] = {
     "files": Files,
     "geography": Geography,
     "terminal": TerminalTasks,
     "arithmetic": Arithmetic,
     "python_tasks": PythonTasks,
+    "seeds": Seeds,
 }
 
 

@@ -1,10 +1,12 @@
-"""The engine as a server of its own: HTTP completions with token ids and log-probs, on one machine's devices.
+"""The engine as a server of its own: completions and conversations over HTTP, on one machine's devices.
 
     python -m jaxagent.serve --model=runs/search_r1/policy --port=8001 --stop='</search>' --stop='</answer>'
 
     POST /v1/completions  {"prompt": "text" or [ids] or a list of either, "max_tokens": 16, "temperature": 1.0,
                            "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 0, "n": 1, "stop": [], "stream": false,
                            "stream_options": {"include_usage": false}, "logprobs": 0, "model": "...", "user": ""}
+    POST /v1/chat/completions, /v1/responses, /v1/messages, /v1/messages/count_tokens
+                          conversations with tools, in the forms of OpenAI's and Anthropic's clients; see docs/gateway.md
     GET /v1/models        the one model, by the name that --model gave it
     POST /v1/score        log-probs of given token ids, see engine/scoring.py: a teacher for on-policy distillation
     GET /v1/tokenizer, GET /health, GET /metrics (Prometheus text)
@@ -21,12 +23,13 @@ slots. /health says 503 when generation has failed for good.
 from __future__ import annotations
 
 import argparse
+import datetime
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 
-from jaxagent.config import EngineConfig, MeshConfig
+from jaxagent.config import ConfigError, EngineConfig, MeshConfig
 from jaxagent.config.command import Parser, bound, count, exit_code, number, port, seconds
 from jaxagent.config.ranges import at_least
 from jaxagent.data.tokenizer import Tokenizer
@@ -36,7 +39,11 @@ from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.scoring import Scoring
 from jaxagent.engine.setup import EngineSetup
 from jaxagent.gateway import connections
+from jaxagent.gateway.chat import Ask, BadRequest
+from jaxagent.gateway.renderer import Renderer
+from jaxagent.gateway.server import Gateway
 from jaxagent.gateway.service import Completions
+from jaxagent.gateway.session import Limits, Session
 from jaxagent.models import hf, params, sharding
 from jaxagent.models.spec import Computing
 from jaxagent.runs import devices
@@ -100,6 +107,33 @@ def open_scoring(driver: Driver, int8_matrices: bool) -> Scoring | None:
     return None if int8_matrices else Scoring(driver.model.spec, driver.mesh)
 
 
+def open_gateway(
+    driver: Driver,
+    tokenizer: Tokenizer,
+    context: int,
+    timeout_s: float,
+    gauges: Mapping[str, float],
+    scorer: Scoring | None = None,
+    name: str = "policy",
+) -> Gateway:
+    """The server of an engine: nothing is kept of a request, and each is sampled as it asks."""
+    limits, refused = Limits(turn_tokens=context, context_tokens=context, requests=1), ""
+    try:
+        renderer = Renderer(tokenizer, tokenizer.chat_template, datetime.datetime.now())
+    except ConfigError as error:  # completions need none
+        renderer, refused = None, f"this model's chat template cannot be used: {error}"
+        print(refused, file=sys.stderr)
+
+    def one_shot(ask: Ask) -> Session:
+        if renderer is None:
+            raise BadRequest(refused, status=501)
+        task = f"conversation/{ask.seed}"  # the context itself is in the key of a session's randomness
+        return Session(driver, renderer, tokenizer, limits, None, task, 0, 1, ask.user, timeout_s, patient=False)
+
+    completions = Completions(driver, tokenizer, context, timeout_s, gauges, scorer, name)
+    return Gateway(name, strict_name=True, one_shot=one_shot, also=completions, timeout_s=timeout_s)
+
+
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
 
@@ -148,11 +182,9 @@ def serve(options: argparse.Namespace) -> None:
             print(f"compiling for {jax.devices()[0].platform} ...", file=sys.stderr)
             driver.start(WARM_UP_TIMEOUT_S)
             scorer = open_scoring(driver, options.int8)
-            service = Completions(
-                driver, tokenizer, options.context, options.timeout_s, gauges, scorer, name=options.model
-            )
+            gateway = open_gateway(driver, tokenizer, options.context, options.timeout_s, gauges, scorer, options.model)
             print(f"serving '{options.model}' on http://{options.host}:{options.port}", file=sys.stderr)
-            connections.run(service.app(), address)
+            connections.run(gateway.app(), address)
 
 
 if __name__ == "__main__":

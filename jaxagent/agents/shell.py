@@ -49,7 +49,7 @@ class Shell(Agent):
             try:
                 getattr(self, name).format(**known)
             except (KeyError, IndexError, ValueError) as error:
-                told = f"may name {', '.join('{%s}' % key for key in known)} and no other braces ({error})"
+                told = f"may name {', '.join('{' + key + '}' for key in known)} and no other braces ({error})"
                 raise ConfigError(f"env.agent.{name} {told}.") from None
 
     def files(self, where: Where) -> Mapping[str, bytes]:

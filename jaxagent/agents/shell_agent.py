@@ -10,6 +10,8 @@ Exit status: 0 when it ended by itself, also where the gateway says that tokens 
 gateway failed.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os
@@ -27,6 +29,7 @@ BUDGET = (400, 403, 413)  # status codes that say: no more tokens, no more reque
 
 
 def main() -> int:
+    """Plays the whole conversation; returns the exit status."""
     with open(sys.argv[1], encoding="utf-8") as file:
         settings = json.load(file)
     token = os.environ.pop("OPENAI_API_KEY")  # commands are not given it

@@ -76,21 +76,30 @@ class Choice:
         return not a_class and (not text.isidentifier() or os.path.exists(text))
 
 
-def imported(name: str, path: str) -> type:
-    """The frozen dataclass "package.module:Class" of the user's own.
+def named(name: str, path: str) -> Any:
+    """What stands at "package.module:name".
 
     Raises:
-      ConfigError: it cannot be imported, or is none; names the config field `path`.
+      ConfigError: nothing, or its module cannot be imported; names the config field `path`.
     """
-    module, _, cls = name.partition(":")
+    module, _, attribute = name.partition(":")
     try:
-        found = operator.attrgetter(cls)(importlib.import_module(module))
+        return operator.attrgetter(attribute)(importlib.import_module(module))
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"{path}='{name}': Python finds no module '{error.name}'. Install it, or put its folder into PYTHONPATH."
         ) from error
     except (Exception, SystemExit) as error:  # whatever the user's own module raises
         raise ConfigError(f"{path}='{name}': {failure_line(error)}.") from error
+
+
+def imported(name: str, path: str) -> type:
+    """The frozen dataclass "package.module:Class" of the user's own.
+
+    Raises:
+      ConfigError: it cannot be imported, or is none; names the config field `path`.
+    """
+    found = named(name, path)
     if not (isinstance(found, type) and "__dataclass_fields__" in vars(found) and found.__dataclass_params__.frozen):
         raise ConfigError(
             f"{path}='{name}' must be a dataclass whose fields are its settings: write @dataclasses.dataclass("

@@ -1,7 +1,7 @@
 """What the engine asks of a model: a few pure functions over parameters and a paged cache it does not look into.
 
-`engine/lm.py` implements it for transformers, `engine/toy.py` for hand-checked tests. A model is a frozen, hashable
-object that holds shapes only; parameters and cache are always arguments, so that a weight update is an argument.
+`engine/lm.py` implements it for transformers, `tests/engine/toy_model.py` for hand-checked tests. A model is a frozen,
+hashable object that holds shapes only; parameters and cache are always arguments, so that a weight update is one.
 
 Axis letters: N rows of a tile, P pages, Q pages per sequence, V vocabulary. The cache is pages of `page_tokens` tokens;
 a sequence has its token at index p in page table[p // page_tokens]. Page 0 belongs to nobody: rows without

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from jaxagent.envs.base import Environment
+from jaxagent.envs.gymnasium.environment import Gymnasium
 from jaxagent.envs.python.environment import Python
 from jaxagent.envs.search.environment import Search
 from jaxagent.envs.terminal.environment import Terminal
 
-ENVIRONMENTS: dict[str, type[Environment]] = {"search": Search, "terminal": Terminal, "python": Python}
+ENVIRONMENTS: dict[str, type[Environment]] = {
+    "search": Search,
+    "terminal": Terminal,
+    "python": Python,
+    "gymnasium": Gymnasium,
+}

@@ -7,7 +7,7 @@ Nothing in here knows HTTP, tokens' meaning or an engine.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -61,7 +61,7 @@ class Ask:
     tools: tuple[Tool, ...] = ()
     model: str | None = None
     max_tokens: int | None = None  # None: as many as the server gives
-    sampling: SamplingConfig = dataclasses.field(default_factory=SamplingConfig)
+    sampling: SamplingConfig = dataclasses.field(default_factory=lambda: SamplingConfig(1.0, 1.0, 0, 0.0))
     seed: int = 0
     stops: tuple[str, ...] = ()  # left out of the text
     stream: bool = False
@@ -98,7 +98,7 @@ class Answer:
     calls: tuple[Call, ...]  # each with an id of this server's
     finish: str  # "stop", "length", "tool_calls" or "stop_sequence"
     stop_string: str | None  # of the request, when finish == "stop_sequence"
-    prompt_ids: tuple[int, ...]  # the whole context
+    prompt_ids: Sequence[int]  # the whole context; no list: make one to write it
     tokens: np.ndarray  # i32[T] as sampled
     logprobs: np.ndarray  # f32[T]
     token_texts: tuple[str, ...]  # of each token, for the dialects' log-prob objects

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 MOST_CONNECTIONS = 1024
 IDLE_S = 75.0
@@ -28,7 +29,7 @@ class _Watch:
     def __init__(self) -> None:
         self._since: dict[asyncio.BaseProtocol, tuple[bool, float]] = {}  # (a request is being answered, since when)
 
-    def middleware(self) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+    def middleware(self) -> Middleware:
         """The middleware that notes when a request begins and ends."""
 
         @web.middleware
@@ -77,7 +78,8 @@ async def serving(
     async def sweeps() -> None:
         while True:
             await asyncio.sleep(min(SWEEP_S, idle_s / 2))
-            watch.sweep(runner.server, most, idle_s)
+            if runner.server is not None:
+                watch.sweep(runner.server, most, idle_s)
 
     await runner.setup()
     task = asyncio.create_task(sweeps())

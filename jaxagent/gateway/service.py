@@ -1,41 +1,36 @@
-"""The HTTP service around an engine: requests -> the driver -> answers. See `serve`, which starts it, for the routes.
+"""Completions, scores and what else `python -m jaxagent.serve` answers besides conversations: requests -> the driver.
 
-Every wait is bounded: for a body, for the engine, for a client that takes a stream's next event (`connections` sees to
-the rest). A client that goes away cancels its handler, and with it its choices.
+The routes of an engine that is served; `server` serves them beside the dialects of agent programs. Every wait is
+bounded. A client that goes away cancels its handler, and with it its choices.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import hashlib
-import json
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import scoring
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.requests import BusyError, EngineError, Sampled
 from jaxagent.engine.scoring import ScoreRequest, Scoring
+from jaxagent.gateway import wire
 from jaxagent.gateway.chat import BadRequest
 from jaxagent.gateway.cut import Cut
 from jaxagent.gateway.forms import completions
 from jaxagent.gateway.forms.completions import Ask
+from jaxagent.gateway.wire import dump, read_body, reply
 
-MAX_BODY_BYTES = 16 * 2**20
 MAX_SCORING = 64  # requests to /v1/score in hand
-BODY_TIMEOUT_S = 60.0  # for a body to arrive
-WRITE_TIMEOUT_S = 60.0  # for an event of a stream to be taken
-READERS = 2  # threads that read bodies and tokenise prompts
 STATISTICS = ("queue_s", "prefill_s", "decode_s", "cached_tokens")  # of a Generation, in every answer
 
 
@@ -55,31 +50,26 @@ class Completions:
         self._driver, self._tokenizer, self._context, self._timeout_s = driver, tokenizer, context, timeout_s
         self._gauges = gauges  # what was measured once, for /metrics
         self._scoring, self._being_scored = scoring, 0
-        self._name, self._created = name, int(time.time())
-        self._readers: concurrent.futures.Executor | None = None  # while an application of it is served
+        self._name = name
+        self._readers = wire.Readers(timeout_s)
 
-    def app(self) -> web.Application:
-        """The web application."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._errors])
+    def routes(self) -> list[web.RouteDef]:
+        """What it answers."""
         routes = [web.post("/v1/completions", self._complete), web.get("/health", self._health)]
-        routes += [web.get("/v1/models", self._models), web.get("/v1/models/{name:.+}", self._one_model)]
         routes += [web.post("/v1/score", self._score), web.get("/v1/tokenizer", self._describe_tokenizer)]
-        app.add_routes([*routes, web.get("/metrics", self._metrics)])
-        app.cleanup_ctx.append(self._reading)
-        return app
+        return [*routes, web.get("/metrics", self._metrics)]
 
-    async def _reading(self, app: web.Application) -> AsyncIterator[None]:
-        self._readers = concurrent.futures.ThreadPoolExecutor(READERS, "reader")
-        yield
-        self._readers.shutdown(wait=False, cancel_futures=True)
+    def close(self) -> None:
+        """Ends its threads."""
+        self._readers.close()
 
     # ---------------------------------------------------------------- completions
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        raw = await _body(request)
-        ask = await self._off_loop(completions.parse, raw, self._tokenizer.vocab_size)
+        raw = await read_body(request)
+        ask = await self._readers.run(completions.parse, raw, self._tokenizer.vocab_size)
         self._check_model(ask.model)
-        prompts = await self._off_loop(lambda: [self._prompt(prompt) for prompt in ask.prompts])
+        prompts = await self._readers.run(lambda: [self._prompt(prompt) for prompt in ask.prompts])
         head = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
         head["model"] = self._name
         if ask.stream:
@@ -91,29 +81,23 @@ class Completions:
         choices = [completions.merged(one) for one in pieces]
         used = _usage(ask, prompts, sum(len(c["token_ids"]) for c in choices), choices)
         flat = prompts if len(prompts) > 1 else prompts[0]
-        return _json(head | {"choices": choices, "usage": used, "prompt_token_ids": flat})
+        return reply(head | {"choices": choices, "usage": used, "prompt_token_ids": flat})
 
     async def _stream(
         self, request: web.Request, ask: Ask, prompts: list[list[int]], head: dict[str, Any]
     ) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        response = wire.event_stream()
         blank = {"usage": None} if ask.stream_usage else {}
         ends: list[dict[str, Any]] = []
         sampled = 0
 
         async def send(data: bytes) -> None:
-            try:
-                async with asyncio.timeout(WRITE_TIMEOUT_S):
-                    await response.write(b"data: " + data + b"\n\n")
-            except TimeoutError:  # a client that does not read gets nothing more, not even this error
-                if request.transport is not None:
-                    request.transport.abort()
-                raise ConnectionResetError("the client does not read its stream") from None
+            await wire.send(request, response, b"data: " + data + b"\n\n")
 
         async with contextlib.aclosing(self._pieces(ask, prompts)) as arriving:
             try:
                 async for piece in arriving:
-                    event = _dump(head | {"choices": [piece]} | blank)
+                    event = dump(head | {"choices": [piece]} | blank)
                     if not response.prepared:  # what fails before the first token still has a status code
                         await response.prepare(request)
                     await send(event)
@@ -123,14 +107,15 @@ class Completions:
             except (TimeoutError, EngineError) as failure:
                 if not response.prepared:
                     raise
-                await send(_dump(completions.error_body(self._told(failure), 500)))
+                told = f"no result in {self._timeout_s:g} s" if isinstance(failure, TimeoutError) else str(failure)
+                await send(dump(completions.error_body(told, 500)))
                 return response
         if ask.stream_usage:
-            await send(_dump(head | {"choices": [], "usage": _usage(ask, prompts, sampled, ends)}))
+            await send(dump(head | {"choices": [], "usage": _usage(ask, prompts, sampled, ends)}))
         await send(b"[DONE]")
         return response
 
-    async def _pieces(self, ask: Ask, prompts: list[list[int]]) -> AsyncIterator[dict[str, Any]]:
+    async def _pieces(self, ask: Ask, prompts: list[list[int]]) -> AsyncGenerator[dict[str, Any], None]:
         """Yields pieces of all choices as they are sampled. Closing the generator gives up all choices."""
         queue: asyncio.Queue[dict[str, Any] | asyncio.Task] = asyncio.Queue()
         tasks = [
@@ -205,27 +190,17 @@ class Completions:
             raise BadRequest(f"'prompt' must be text or token ids below {size}, and not empty", "prompt")
         return ids
 
-    # ---------------------------------------------------------------- models and scores
+    # ---------------------------------------------------------------- scores
 
     def _check_model(self, name: str | None) -> None:
         if name not in (None, self._name):
             message = f"the model '{name}' does not exist; this server has '{self._name}'"
             raise BadRequest(message, "model", status=404, code="model_not_found")
 
-    async def _models(self, request: web.Request) -> web.Response:
-        return _json({"object": "list", "data": [self._described()]})
-
-    async def _one_model(self, request: web.Request) -> web.Response:
-        self._check_model(request.match_info["name"])
-        return _json(self._described())
-
-    def _described(self) -> dict[str, Any]:
-        return {"id": self._name, "object": "model", "created": self._created, "owned_by": "jaxagent"}
-
     async def _score(self, request: web.Request) -> web.Response:
         if self._scoring is None:
-            return _json(completions.error_body("this server does not score (int8 matrices)", 501), 501)
-        asked = await self._off_loop(self._score_request, await _body(request))
+            return reply(completions.error_body("this server does not score (int8 matrices)", 501), 501)
+        asked = await self._readers.run(self._score_request, await read_body(request))
         if self._being_scored >= MAX_SCORING:
             raise BusyError(f"{self._being_scored} requests are being scored already")
         self._being_scored += 1
@@ -237,7 +212,7 @@ class Completions:
             answers = await asyncio.wait_for(asyncio.shield(work), self._timeout_s)
         finally:
             given_up.set()
-        return await self._off_loop(_json, {"scores": answers})
+        return await self._readers.run(reply, {"scores": answers})
 
     def _score_request(self, raw: bytes) -> ScoreRequest:
         try:
@@ -251,74 +226,21 @@ class Completions:
 
     # ---------------------------------------------------------------- the rest
 
-    async def _off_loop(self, function: Callable[..., Any], *args: Any) -> Any:
-        """The function's result. In a thread: megabytes take seconds, and the others are served meanwhile."""
-        loop = asyncio.get_running_loop()
-        return await asyncio.wait_for(loop.run_in_executor(self._readers, function, *args), self._timeout_s)
-
-    @web.middleware
-    async def _errors(self, request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
-        """Turns every error that comes before an answer has begun into a reply in OpenAI's form."""
-        param, code, headers = None, None, {}
-        try:
-            return await handler(request)
-        except BadRequest as mistake:
-            told, status, param, code = str(mistake), mistake.status, mistake.param, mistake.code
-        except BusyError as failure:
-            told, status, headers = str(failure), 429, {"Retry-After": "1"}
-        except TimeoutError as failure:
-            told, status = self._told(failure), 503
-        except EngineError as failure:
-            told, status = str(failure), 500
-        except web.HTTPException as answer:
-            told, status = f"{request.method} {request.path}: {answer.reason}", answer.status
-            headers = {name: answer.headers[name] for name in ("Allow",) if name in answer.headers}
-        return _json(completions.error_body(told, status, param, code), status, headers)
-
-    def _told(self, failure: Exception) -> str:
-        return f"no result in {self._timeout_s:g} s" if isinstance(failure, TimeoutError) else str(failure)
-
     async def _describe_tokenizer(self, request: web.Request) -> web.Response:
         told = {"vocab_size": self._tokenizer.vocab_size, "digest": self._tokenizer.digest(), "context": self._context}
-        return _json(told)
+        return reply(told)
 
     async def _health(self, request: web.Request) -> web.Response:
         try:
             self._driver.check()
         except EngineError as failure:
-            return _json({"status": "failed", "error": str(failure)}, 503)
-        return _json({"status": "ok"})
+            return reply({"status": "failed", "error": str(failure)}, 503)
+        return reply({"status": "ok"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         lines = [f"jaxagent_engine_{name}_total {value:.6f}" for name, value in sorted(self._driver.stats().items())]
         lines += [f"jaxagent_engine_{name} {value:.6g}" for name, value in self._gauges.items()]
         return web.Response(text="\n".join(lines) + "\n")
-
-
-async def _body(request: web.Request) -> bytes:
-    """The whole body. What its headers say of a character set is not asked: JSON is UTF-8."""
-    if (encoding := request.headers.get("Content-Encoding", "identity").lower()) != "identity":
-        raise BadRequest(f"Content-Encoding '{encoding}' is not supported: send the body as it is", status=415)
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            return await request.read()
-    except TimeoutError:
-        raise BadRequest(f"the body did not arrive within {BODY_TIMEOUT_S:g} s", status=408) from None
-    except web.HTTPRequestEntityTooLarge:
-        raise BadRequest(f"the body may have {MAX_BODY_BYTES} bytes", status=413) from None
-    except (web.RequestPayloadError, HttpProcessingError) as error:  # cut off, or wrongly framed
-        raise BadRequest(f"the body cannot be read: {error}") from None
-
-
-def _dump(data: Any) -> bytes:
-    try:
-        return json.dumps(data, allow_nan=False).encode()
-    except ValueError:
-        raise EngineError("The answer has numbers that are not finite: something is wrong with the weights.") from None
-
-
-def _json(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(body=_dump(data), status=status, headers=headers, content_type="application/json")
 
 
 def _usage(ask: Ask, prompts: list[list[int]], sampled: int, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

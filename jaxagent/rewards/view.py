@@ -49,11 +49,6 @@ class View:
         """Everything after the prompt, observations included."""
         return "".join(action + observation for action, observation in self.turns)
 
-    @property
-    def final_action(self) -> str:
-        """What the policy wrote in its last turn."""
-        return self.turns[-1][0] if self.turns else ""
-
 
 # One number, or named numbers of which "reward" is the one that counts and the others are reported beside it.
 Reward = Callable[[View], float | Mapping[str, float]]

@@ -1,8 +1,9 @@
-"""`Conversation`: the only way a trajectory is made. Text becomes tokens once; sampled tokens stay as sampled.
+"""`Conversation`: how a trajectory is made. Text becomes tokens once; sampled tokens stay as sampled.
 
 Prompt messages, generations and observations in -> the tokens the engine needs next (`pending`) and, at the end, a
 `types.Trajectory` whose tokens are the engine's tokens, one for one. Nothing that was sampled is ever encoded again:
 the text of an action is decoded *for parsing only*, and a boundary between two turns is a boundary between tokens.
+The gateway makes its trajectories of the same `Columns` (`gateway/threads.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,60 @@ from jaxagent.rollout.templates import Plain, Spans, Template
 from jaxagent.types import Generation, TokenKind, Trajectory
 
 
+class Columns:
+    """What a trajectory is made of, token by token, as it grows.
+
+    Attributes:
+      tokens, kinds, logprobs, versions, turns: one entry per token each, see `types.Trajectory`.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.kinds: list[int] = []
+        self.logprobs: list[float] = []
+        self.versions: list[int] = []
+        self.turns: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def append(
+        self,
+        turn: int,
+        ids: Sequence[int],
+        kinds: Sequence[int],
+        logprobs: Sequence[float] | None = None,
+        versions: Sequence[int] | None = None,
+    ) -> None:
+        """Appends tokens of a turn; those that were not sampled have neither log-probs nor policy versions."""
+        count = len(ids)
+        logprobs = [0.0] * count if logprobs is None else logprobs
+        versions = [-1] * count if versions is None else versions
+        if not count == len(kinds) == len(logprobs) == len(versions):
+            raise ValueError(f"{count} tokens with {len(logprobs)} log-probs and {len(versions)} policy versions.")
+        self.tokens.extend(ids)
+        self.kinds.extend(kinds)
+        self.logprobs.extend(logprobs)
+        self.versions.extend(versions)
+        self.turns.extend([turn] * count)
+
+    def append_action(self, turn: int, generation: Generation) -> None:
+        """Appends what the policy sampled in a turn."""
+        ids = generation.tokens.tolist()
+        logprobs, versions = generation.logprobs.tolist(), generation.policy_versions.tolist()
+        self.append(turn, ids, [TokenKind.ACTION] * len(ids), logprobs, versions)
+
+    def trajectory(self, end: int) -> Trajectory:
+        """The first `end` tokens."""
+        return Trajectory(
+            tokens=np.asarray(self.tokens[:end], np.int32),
+            kinds=np.asarray(self.kinds[:end], np.uint8),
+            logprobs=np.asarray(self.logprobs[:end], np.float32),
+            policy_versions=np.asarray(self.versions[:end], np.int32),
+            turns=np.asarray(self.turns[:end], np.int32),
+        )
+
+
 class Conversation:
     """One growing token sequence. `add_prompt` once, then actions and observations in turn.
 
@@ -31,11 +86,7 @@ class Conversation:
         self._tokenizer = tokenizer
         self._template = template
         self._observation_tokens = observation_tokens
-        self._tokens: list[int] = []
-        self._kinds: list[int] = []
-        self._logprobs: list[float] = []
-        self._versions: list[int] = []
-        self._turns: list[int] = []
+        self._columns = Columns()
         self._known = 0  # tokens that the engine has been given or has sampled
         self._prompt_text = ""
         self._texts: list[tuple[str, str]] = []  # (action, observation) of every turn so far
@@ -44,7 +95,7 @@ class Conversation:
         self._forced = ""  # what the next action must begin with
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self._columns)
 
     @property
     def turns(self) -> int:
@@ -54,7 +105,7 @@ class Conversation:
     @property
     def pending(self) -> list[int]:
         """Context tokens that the engine has not seen: all that came after the last action."""
-        return self._tokens[self._known :]
+        return self._columns.tokens[self._known :]
 
     @property
     def transcript(self) -> Transcript:
@@ -63,7 +114,7 @@ class Conversation:
 
     def add_prompt(self, messages: Sequence[Message]) -> None:
         """Encodes the prompt. With `Plain` it starts with the tokenizer's prefix (a BOS, where it wants one)."""
-        if self._tokens:
+        if len(self._columns):
             raise ValueError("A conversation has one prompt, and it comes first.")
         prefix = self._tokenizer.prefix_ids if isinstance(self._template, Plain) else ()
         ids = [*prefix, *self._tokenizer.encode(self._template.prompt(messages))]
@@ -82,14 +133,9 @@ class Conversation:
         text, self._forced = self._forced + raw.decode("utf-8", errors="replace"), ""
         self._texts.append((text, ""))
         self._action_tokens.append(len(ids))
-        self._append(
-            ids,
-            [TokenKind.ACTION] * len(ids),
-            generation.logprobs.tolist(),
-            generation.policy_versions.tolist(),
-        )
+        self._columns.append_action(self._turn, generation)
         if ids:  # an empty generation means that the context was full: the engine did not take what was pending
-            self._known = len(self._tokens)
+            self._known = len(self._columns)
         return text
 
     def force(self, text: str, room: int) -> bool:
@@ -130,17 +176,13 @@ class Conversation:
         self._texts.append((self._tokenizer.decode(body), ""))
         self._action_tokens.append(len(ids))
         self._append(ids, [TokenKind.ACTION] * len(ids))
-        self._known = len(self._tokens)
+        self._known = len(self._columns)
 
     def add_observation(self, observation: Observation) -> str:
         """Encodes an observation once, cuts it to the limit, and returns the text that was kept."""
-        if not self._texts or self._known != len(self._tokens):
+        if not self._texts or self._known != len(self._columns):
             raise ValueError("An observation follows an action.")
-        spans = self._template.observation(observation, self._ended_by)
-        spans = [(self._tokenizer.normalize(text), kind) for text, kind in spans]
-        ids = self._tokenizer.encode("".join(text for text, _ in spans))
-        table = self._tokenizer.token_bytes()
-        kinds = span_kinds(spans, [len(table[i]) for i in ids])
+        ids, kinds = encode_spans(self._tokenizer, self._template.observation(observation, self._ended_by))
         text = observation.text
         body = [i for i, kind in enumerate(kinds) if kind != TokenKind.PROMPT]
         if len(body) > self._observation_tokens:
@@ -153,14 +195,7 @@ class Conversation:
 
     def trajectory(self) -> Trajectory:
         """Everything the engine has seen. An observation that no action followed was never shown, and is left out."""
-        end = self._known
-        return Trajectory(
-            tokens=np.asarray(self._tokens[:end], np.int32),
-            kinds=np.asarray(self._kinds[:end], np.uint8),
-            logprobs=np.asarray(self._logprobs[:end], np.float32),
-            policy_versions=np.asarray(self._versions[:end], np.int32),
-            turns=np.asarray(self._turns[:end], np.int32),
-        )
+        return self._columns.trajectory(self._known)
 
     def _end_of_message(self) -> int:
         """The EOS with which the template closes the policy's message; of a plain text, the tokenizer's own."""
@@ -173,23 +208,23 @@ class Conversation:
                 return token
         raise ConfigError("The tokenizer has no EOS, and a demonstrated action has no stop string: it has no end.")
 
-    def _append(
-        self,
-        ids: Sequence[int],
-        kinds: Sequence[int],
-        logprobs: Sequence[float] | None = None,
-        versions: Sequence[int] | None = None,
-    ) -> None:
-        count = len(ids)
-        logprobs = [0.0] * count if logprobs is None else logprobs
-        versions = [-1] * count if versions is None else versions
-        if not count == len(kinds) == len(logprobs) == len(versions):
-            raise ValueError(f"{count} tokens with {len(logprobs)} log-probs and {len(versions)} policy versions.")
-        self._tokens.extend(ids)
-        self._kinds.extend(kinds)
-        self._logprobs.extend(logprobs)
-        self._versions.extend(versions)
-        self._turns.extend([max(0, len(self._texts) - 1)] * count)
+    def _append(self, ids: Sequence[int], kinds: Sequence[int]) -> None:
+        self._columns.append(self._turn, ids, kinds)
+
+    @property
+    def _turn(self) -> int:
+        """The turn that the next tokens belong to."""
+        return max(0, len(self._texts) - 1)
+
+
+def encode_spans(tokenizer: Tokenizer, spans: Spans) -> tuple[list[int], list[int]]:
+    """The tokens of consecutive spans, encoded as one text, and the kind of each."""
+    spans = [(tokenizer.normalize(text), kind) for text, kind in spans]
+    ids = tokenizer.encode("".join(text for text, _ in spans))
+    if all(kind == TokenKind.PROMPT for _, kind in spans):
+        return ids, [int(TokenKind.PROMPT)] * len(ids)
+    table = tokenizer.token_bytes()
+    return ids, span_kinds(spans, [len(table[i]) for i in ids])
 
 
 def span_kinds(spans: Spans, lengths: Sequence[int]) -> list[int]:

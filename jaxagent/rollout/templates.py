@@ -11,10 +11,12 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 import jinja2
-from jinja2.ext import loopcontrols
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from jaxagent.config import ConfigError
@@ -70,7 +72,9 @@ class Chat:
     """
 
     def __init__(self, source: str, special_strings: Mapping[str, str], date: datetime.datetime):
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = date.strftime
@@ -84,7 +88,7 @@ class Chat:
 
     def prompt(self, messages: Sequence[Message]) -> str:
         """The messages rendered by the template, up to where the policy's message begins."""
-        return self._render([{"role": m.role, "content": m.content} for m in messages], True)
+        return self.render([{"role": m.role, "content": m.content} for m in messages])
 
     def observation(self, observation: Observation, ended_by: str) -> Spans:
         """The observation as a message of its role, rendered by the template.
@@ -101,7 +105,11 @@ class Chat:
         body = after[len(header) : len(after) - len(footer)]
         if ended_by and header.startswith(ended_by):
             header = header[len(ended_by) :]
-        return [(header, TokenKind.PROMPT), *_body_spans(body, observation), (footer, TokenKind.PROMPT)]
+        return [(header, TokenKind.PROMPT), *body_spans(body, observation.parts), (footer, TokenKind.PROMPT)]
+
+    def role(self, role: str) -> str:
+        """The role under which the template shows a message of that role: "user" where it does not know it."""
+        return self._frame(role)[0]
 
     def _frame(self, role: str) -> tuple[str, str, str]:
         """(role the template knows, text before a body, text after it), cached."""
@@ -127,12 +135,22 @@ class Chat:
     def _after_action(self, message: dict[str, str]) -> str:
         """What the template writes after the policy's message, up to where the policy's next message begins."""
         opening = [{"role": "user", "content": "question"}, {"role": "assistant", "content": ACTION}]
-        return self._render([*opening, message], True).partition(ACTION)[2]
+        return self.render([*opening, message]).partition(ACTION)[2]
 
-    def _render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The template's text of messages and tools in Hugging Face's form.
+
+        Raises:
+          ConfigError: the template refuses them.
+        """
         try:
             return self._template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, tools=None, **self._strings
+                messages=messages, add_generation_prompt=add_generation_prompt, tools=tools, **self._strings
             )
         except (jinja2.TemplateError, TypeError) as error:
             raise ConfigError(f"The chat template failed: {error}") from error
@@ -151,19 +169,30 @@ def open_template(tokenizer: Tokenizer, use_chat_template: bool, date: datetime.
     return Chat(tokenizer.chat_template, tokenizer.special_strings, date)
 
 
-def _body_spans(body: str, observation: Observation) -> Spans:
-    """The observation's parts where the template kept its text (but for outer blanks); else one span for all of it."""
-    text = observation.text
-    if body in (text, text.strip(), text.lstrip(), text.rstrip()):
-        spans, start = [], text.index(body) if body else 0
-        end, at = start + len(body), 0
-        for part, kind in observation.parts:
-            piece = part[max(0, start - at) : max(0, end - at)]
-            spans.append((piece, kind))
-            at += len(part)
-        return spans
-    kinds = {kind for _, kind in observation.parts}
-    return [(body, TokenKind.WARNING if kinds == {TokenKind.WARNING} else TokenKind.OBSERVATION)]
+def body_spans(body: str, parts: Sequence[tuple[str, TokenKind]]) -> Spans:
+    """The parts of a message where the template kept its text (but for outer blanks); else one span for all of it."""
+    text = "".join(part for part, _ in parts)
+    start = text.find(body)
+    end = start + len(body)
+    if start < 0 or text[:start].strip() or text[end:].strip():
+        kinds = {kind for _, kind in parts}
+        mixed = TokenKind.PROMPT if TokenKind.PROMPT in kinds else TokenKind.OBSERVATION
+        return [(body, kinds.pop() if len(kinds) == 1 else mixed)]
+    spans, at = [], 0
+    for part, kind in parts:
+        spans.append((part[max(0, start - at) : max(0, end - at)], kind))
+        at += len(part)
+    return spans
+
+
+class _Generation(Extension):
+    """{% generation %}, with which templates mark what the assistant wrote, changes nothing of the text."""
+
+    tags: ClassVar = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

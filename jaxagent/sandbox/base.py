@@ -190,6 +190,24 @@ class Sandbox(abc.ABC):
           SandboxError: it cannot be kept, or is more than `Limits.disk_bytes`; nothing is left of it.
         """
 
+    @abc.abstractmethod
+    async def open_port(self, port: int, target: tuple[str, int]) -> int:
+        """Relays connections to 127.0.0.1:port inside to one place outside, until the sandbox closes.
+
+        It is the only way out, to this place alone, and every program inside may use it, also while `execute` runs.
+        At most `relay.MOST_CONNECTIONS` are open at once; further ones wait. Nothing ends a connection that is silent.
+
+        Args:
+          port: from 1024 to 65535; 0 is any free one.
+          target: host and port outside, as this process (or the worker that has the sandbox) reaches it.
+
+        Returns:
+          the port that listens inside; another than `port` where the sandbox has no network of its own.
+
+        Raises:
+          SandboxError: the port is taken inside, or this back end cannot do it.
+        """
+
     async def oom_kills(self) -> int | None:
         """How many of its processes the kernel has killed so far because this sandbox reached its own memory limit.
 

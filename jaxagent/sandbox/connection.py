@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import secrets
 import signal
@@ -26,6 +27,8 @@ from jaxagent.sandbox.base import (
     SandboxError,
     Spec,
 )
+from jaxagent.sandbox.passing import taking
+from jaxagent.sandbox.relay import MOST_PORTS, Relay, check_port, close_all, listener
 
 LATE_S = 10.0  # what the inside may take beyond a deadline before the sandbox is given up
 FILE_TIMEOUT_S = 60.0
@@ -33,7 +36,7 @@ SNAPSHOT_TIMEOUT_S = 600.0
 END_TIMEOUT_S = 2.0  # for the inside to end by itself
 KILL_TIMEOUT_S = 20.0
 MAX_STDERR_BYTES = 4096
-DIED = "the sandbox died"
+DIED, CLOSED = "the sandbox died", "the sandbox is closed"
 
 
 class _Frames(asyncio.Protocol):
@@ -75,8 +78,11 @@ class LocalSandbox(Sandbox):
         on_closed: Callable[[], None],
         remove: Callable[[], None] | None = None,
         oom_kills: Callable[[], int | None] = lambda: None,
+        own_network: bool = True,
     ):
         self._spec = spec
+        self._own_network = own_network
+        self._relay = Relay()
         self._process = process
         self._on_closed = on_closed
         self._remove = remove
@@ -117,19 +123,19 @@ class LocalSandbox(Sandbox):
     async def read(self, path: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """See `base.Sandbox`."""
         data = struct.pack("<Q", min(max_bytes, MAX_FILE_BYTES)) + wire.text(_path(path))
-        return await self._ask("G", data, FILE_TIMEOUT_S, path)
+        return await self._ask("G", data, FILE_TIMEOUT_S, repr(path))
 
     async def write(self, path: str, data: bytes, mode: int = 0o644) -> None:
         """See `base.Sandbox`."""
         if len(data) > MAX_FILE_BYTES:
             raise FileError(f"{path}: {len(data)} bytes are more than the {MAX_FILE_BYTES} that one write takes")
         name = wire.text(_path(path))
-        await self._ask("P", struct.pack("<II", mode, len(name) - 1) + name + data, FILE_TIMEOUT_S, path)
+        await self._ask("P", struct.pack("<II", mode, len(name) - 1) + name + data, FILE_TIMEOUT_S, repr(path))
 
     async def list(self, path: str, max_entries: int = 10_000) -> list[Entry]:
         """See `base.Sandbox`."""
         data = struct.pack("<I", max_entries) + wire.text(_path(path))
-        return wire.parse_entries(await self._ask("L", data, FILE_TIMEOUT_S, path))
+        return wire.parse_entries(await self._ask("L", data, FILE_TIMEOUT_S, repr(path)))
 
     async def stop_processes(self, spared: Sequence[tuple[int, int]] = ()) -> None:
         """See `base.Sandbox`."""
@@ -155,6 +161,24 @@ class LocalSandbox(Sandbox):
                 raise SandboxError(f"the sandbox could not be kept in {SNAPSHOT_TIMEOUT_S:g} s") from failure
             raise
 
+    async def open_port(self, port: int, target: tuple[str, int]) -> int:
+        """See `base.Sandbox`."""
+        request, about = struct.pack("<H", check_port(port) if self._own_network else 0), f"port {port}"
+        if self._relay.ports == MOST_PORTS:
+            raise SandboxError(f"{about}: a sandbox may have {MOST_PORTS} open ports, and all of them are in use")
+        found: list[int] = []
+        try:
+            answer = await self._ask("O", request, FILE_TIMEOUT_S, about, SandboxError, found)
+            opened = int.from_bytes(answer[:2], "little")
+            listening = listener(found, opened)
+        finally:
+            close_all(found)
+        if self._closing is not None:
+            listening.close()
+            raise SandboxClosed(CLOSED)
+        self._relay.serve(listening, target)
+        return opened
+
     async def oom_kills(self) -> int | None:
         """See `base.Sandbox`."""
         if self._closing is None:
@@ -173,12 +197,30 @@ class LocalSandbox(Sandbox):
             self._closing = asyncio.get_running_loop().create_task(self._close())
         await asyncio.shield(self._closing)  # closing goes on, whoever stops waiting for it
 
-    async def _ask(self, kind: str, data: bytes, timeout_s: float, path: str = "") -> bytes:
-        async with self._lock:
+    async def _ask(
+        self,
+        kind: str,
+        data: bytes,
+        timeout_s: float,
+        about: str = "",
+        refused: type[SandboxError] = FileError,
+        descriptors: list[int] | None = None,
+    ) -> bytes:
+        """One request.
+
+        Args:
+          about: what is asked for; with it the inside may refuse, else the sandbox is closed.
+          refused: raised then.
+          descriptors: those that come with the answer are added to it, also where this raises.
+        """
+        async with self._lock, contextlib.AsyncExitStack() as receiving:
             if self._closing is not None or self._frames.lost or self._transport is None:
-                raise SandboxClosed("the sandbox is closed" if self._closing is not None else DIED)
+                raise SandboxClosed(CLOSED if self._closing is not None else DIED)
             self._number += 1
             self._frames.waiting = asyncio.get_running_loop().create_future()
+            if descriptors is not None:
+                lost = functools.partial(self._frames.connection_lost, None)
+                receiving.enter_context(taking(self._transport, self._frames.data_received, lost, descriptors))
             self._transport.write(wire.frame(kind, data, self._number))
             try:
                 async with asyncio.timeout(timeout_s):
@@ -191,12 +233,13 @@ class LocalSandbox(Sandbox):
         if answer == "D" and number == self._number:
             return body
         message = _error_text(body)
-        if answer == "E" and path and number == self._number:
-            raise FileError(f"{path!r}: {message}")
+        if answer == "E" and about and number == self._number:
+            raise refused(f"{about}: {message}")
         await self.close()
         raise SandboxClosed(message)
 
     async def _close(self) -> None:
+        await self._relay.close()
         if self._transport is not None:
             self._transport.abort()
         if self._remove is not None:  # what lives elsewhere, in an engine, ends first
@@ -234,6 +277,7 @@ async def start_sandbox(
     remove: Callable[[], None] | None = None,
     env: Mapping[str, str] | None = None,
     oom_kills: Callable[[], int | None] = lambda: None,
+    own_network: bool = True,
 ) -> LocalSandbox:
     """Starts a process that runs the program inside on its standard input and output, and waits until it is ready.
 
@@ -245,6 +289,7 @@ async def start_sandbox(
       enter: called with the process id; the process waits for a line of input until that is done.
       on_closed: called once when all of it has ended, also when the start fails.
       oom_kills: what `Sandbox.oom_kills` returns while it lives.
+      own_network: False where it has the host's, in which ports may be taken: `open_port` then takes any free one.
 
     Raises:
       SandboxError: it did not become ready.
@@ -268,7 +313,7 @@ async def start_sandbox(
         raise SandboxError(f"{executable or argv[0]} does not start: {failure}") from failure
     finally:
         theirs.close(), other_side.close()
-    sandbox = LocalSandbox(spec, process, on_closed, remove, oom_kills)
+    sandbox = LocalSandbox(spec, process, on_closed, remove, oom_kills, own_network)
     mine.setblocking(False)
     side.setblocking(False)
     sandbox._auxiliary = side

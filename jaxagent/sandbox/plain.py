@@ -41,6 +41,7 @@ class Plain(LocalBackend):
             START_TIMEOUT_S,
             on_closed=ended,
             oom_kills=self.count_oom_kills(group),
+            own_network=False,
             executable="/bin/sh",
             enter=lambda pid: enter_group(group, pid),
         )

@@ -210,6 +210,11 @@ class RemoteSandbox(Sandbox):
         timeout_s = SNAPSHOT_TIMEOUT_S + LATE_S
         return str((await self._ask("POST", "/snapshot", timeout_s, json={"directory": directory}))["layer"])
 
+    async def open_port(self, port: int, target: tuple[str, int]) -> int:
+        """See `base.Sandbox`. The worker must have been started with `--relay_to` this very target."""
+        body = {"port": port, "host": target[0], "target_port": target[1]}
+        return int((await self._ask("POST", "/port", FILE_TIMEOUT_S, json=body))["port"])
+
     async def oom_kills(self) -> int | None:
         """See `base.Sandbox`."""
         with contextlib.suppress(SandboxClosed):

@@ -6,7 +6,6 @@ Removed files are character devices 0/0 and replaced directories carry an attrib
 
 from __future__ import annotations
 
-import array
 import contextlib
 import errno
 import os
@@ -17,6 +16,7 @@ import threading
 from pathlib import Path
 
 from jaxagent.sandbox.base import SandboxError
+from jaxagent.sandbox.passing import descriptors
 from jaxagent.sandbox.uids import stored
 
 OPAQUE = "user.overlay.opaque"
@@ -28,13 +28,10 @@ UNFINISHED = (".part", ".links")  # ends of the names that a copy has on its way
 def receive_directory(side: socket.socket) -> int:
     """The descriptor that the launcher sent when it started; kept for further snapshots."""
     try:
-        _, control, _, _ = side.recvmsg(1, socket.CMSG_SPACE(4))
+        _, control, _, _ = side.recvmsg(1, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
     except OSError as failure:
         raise SandboxError("the sandbox sent no directory to keep") from failure
-    fds = array.array("i")
-    for level, kind, data in control:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    fds = descriptors(control)
     if not fds:
         raise SandboxError("the sandbox sent no directory to keep")
     for extra in fds[1:]:

@@ -7,6 +7,7 @@ Before "go" (z) the host sends directives, one per frame, that say what to make 
   G  get a file: u64 most bytes, path, 0        P  put: u32 mode, u32 path length, path, 0, contents
   L  list: u32 most entries, path, 0            K  kill every process; or all but some, which are
                                                 stopped: u32 pid, u64 start of each
+  O  open a port: u16 number, 0 = any free one; the answer D has its number, and carries the listening socket
 
 and the inside answers H (ready), D (done, with data) or E (i32 errno, message). Whatever comes from inside is
 untrusted: sizes are bounded and contents are parsed as data.

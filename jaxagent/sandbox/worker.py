@@ -67,9 +67,18 @@ class Worker:
 
     Args:
       folder: where roots, layers and snapshots lie; "" for a worker without any.
+      relay_to: hosts and ports that a sandbox's port may lead to. The token alone must be no way into this network.
     """
 
-    def __init__(self, backend: Backend, token: str, max_sandboxes: int, lease_s: float, folder: str = ""):
+    def __init__(
+        self,
+        backend: Backend,
+        token: str,
+        max_sandboxes: int,
+        lease_s: float,
+        folder: str = "",
+        relay_to: Sequence[tuple[str, int]] = (),
+    ):
         if len(token) < 16:
             raise ConfigError("the sandbox worker's token must have at least 16 characters")
         self._backend = backend
@@ -77,6 +86,7 @@ class Worker:
         self._max = max_sandboxes
         self._lease_s = lease_s
         self._folder = Folder(folder)
+        self._relay_to = frozenset(relay_to)
         self._clients: dict[str, _Client] = {}
 
     def app(self) -> web.Application:
@@ -93,6 +103,7 @@ class Worker:
                 web.get("/sandboxes/{id}/list", self._list),
                 web.post("/sandboxes/{id}/stop", self._stop),
                 web.post("/sandboxes/{id}/snapshot", self._snapshot),
+                web.post("/sandboxes/{id}/port", self._port),
                 web.get("/sandboxes/{id}/oom_kills", self._oom_kills),
                 web.delete("/sandboxes/{id}", self._close),
             ]
@@ -215,6 +226,15 @@ class Worker:
         sandbox, directory = self._sandbox(request, client), self._folder.new(str(body["directory"]))
         return web.json_response({"layer": await sandbox.snapshot(directory)})
 
+    async def _port(self, request: web.Request, client: _Client) -> web.Response:
+        body = await _body(request)
+        sandbox, port = self._sandbox(request, client), _whole(body, "port", 65535)
+        target = str(body["host"]), _whole(body, "target_port", 65535)
+        if target not in self._relay_to:
+            place = f"{target[0]}:{target[1]}"
+            raise SandboxError(f"this worker leads no port to {place}: start it with --relay_to={place}")
+        return web.json_response({"port": await sandbox.open_port(port, target)})
+
     async def _oom_kills(self, request: web.Request, client: _Client) -> web.Response:
         return web.json_response({"oom_kills": await self._sandbox(request, client).oom_kills()})
 
@@ -295,7 +315,7 @@ async def serve(options: argparse.Namespace) -> None:
     try:
         backend = await choose.choose_backend(owner, unsafe=options.unsafe)
         token = Path(options.token_file).read_text().strip()
-        worker = Worker(backend, token, options.max_sandboxes, options.lease_s, options.folder)
+        worker = Worker(backend, token, options.max_sandboxes, options.lease_s, options.folder, options.relay_to)
         runner = web.AppRunner(worker.app(), access_log=None)
         await runner.setup()
         server = await door.listen(runner.server, address, most)
@@ -312,6 +332,14 @@ async def serve(options: argparse.Namespace) -> None:
         address.close()
 
 
+def _place(text: str) -> tuple[str, int]:
+    """HOST:PORT; an IPv6 address stands in brackets."""
+    host, _, number = text.rpartition(":")
+    if not host or not number.isdecimal() or not 0 < int(number) < 2**16:
+        raise argparse.ArgumentTypeError(f"must be HOST:PORT, got '{text}'")
+    return host.removeprefix("[").removesuffix("]"), int(number)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 2 for a user's mistake."""
     parser = Parser(prog="jaxagent.sandbox.worker", description=__doc__.split("\n")[0])
@@ -321,6 +349,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--max_sandboxes", type=count, default=256)
     parser.add_argument("--lease_s", type=seconds, default=60.0, help="a client unheard for so long has died")
     parser.add_argument("--folder", default="", help="where clients' roots, layers and snapshots lie; without: none")
+    relay = "a place that sandboxes' ports may lead to, such as the gateway of a run; may be given several times"
+    parser.add_argument("--relay_to", type=_place, action="append", default=[], metavar="HOST:PORT", help=relay)
     parser.add_argument("--unsafe", action="store_true", help="plain processes where nothing else works")
     try:
         asyncio.run(serve(parser.parse_args(arguments)))

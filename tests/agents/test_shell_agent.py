@@ -88,7 +88,7 @@ def test_commands_are_run_where_the_task_is_until_the_policy_is_done(play):
 
 def test_a_command_cannot_keep_the_agent_waiting_nor_see_its_token(play):
     late = "sleep 100 & echo before; trap '' TERM INT; sleep 100"
-    replies = ["<cmd>%s</cmd>" % text for text in (late, "sleep 100 & echo left", "env; cat", "kill -9 $$")]
+    replies = [f"<cmd>{text}</cmd>" for text in (late, "sleep 9 & echo left", "env; cat", "kill -9 $$")]
     done = play([*replies, "no command", "<cmd>cut off", "<done>"], command_timeout_s=1.0)
     assert done.returncode == 0, done.stderr
     shown = [text for role, text in texts(play.server.seen[-1]) if role == "user"][1:]

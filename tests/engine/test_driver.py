@@ -14,8 +14,8 @@ from jaxagent.config import ConfigError
 from jaxagent.engine import executor
 from jaxagent.engine.requests import BusyError, EngineError
 from jaxagent.engine.scheduler import Scheduler
-from jaxagent.engine.toy import Toy
 from tests.engine import toys
+from tests.engine.toy_model import Toy
 
 
 def letters(text: str) -> list[int]:

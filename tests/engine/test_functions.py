@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxagent.engine import automaton, functions
-from jaxagent.engine.toy import Toy
 from tests.engine import toys
+from tests.engine.toy_model import Toy
 
 MODEL = Toy(toys.VOCAB)
 STEPS, PAGE = 5, 4

@@ -17,9 +17,9 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import automaton
 from jaxagent.engine.jetstream import JetStreamEngine
 from jaxagent.engine.lm import LanguageModel
-from jaxagent.engine.toy import Toy
 from jaxagent.models import params
 from tests.engine import test_lm, toys
+from tests.engine.toy_model import Toy
 
 PROMPTS = [np.random.default_rng(i).integers(0, toys.VOCAB, n) for i, n in enumerate([5, 1, 12, 9, 17])]
 

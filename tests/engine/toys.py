@@ -10,7 +10,7 @@ from jaxagent.config import EngineConfig, SamplingConfig
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.setup import EngineSetup
-from jaxagent.engine.toy import Toy, toy_bonus
+from tests.engine.toy_model import Toy, toy_bonus
 
 VOCAB = 26  # token i is the letter i
 CONTEXT = 40

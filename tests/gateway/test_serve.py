@@ -40,7 +40,7 @@ def service(folder):
     assert gauges == {}
     with driver:
         driver.start(120)
-        yield serve.Completions(driver, tokenizer, 128, 30.0, gauges), driver, tokenizer
+        yield serve.open_gateway(driver, tokenizer, 128, 30.0, gauges), driver, tokenizer
 
 
 def talk(service, scene):
@@ -138,7 +138,7 @@ def test_who_waits_is_bounded_and_told(folder):
 
     with driver:
         driver.start(120)
-        choices, streamed = talk((serve.Completions(driver, tokenizer, 128, 30.0, {}),), scene)
+        choices, streamed = talk((serve.open_gateway(driver, tokenizer, 128, 30.0, {}),), scene)
     for statistics in (*choices, streamed):
         assert min(statistics["queue_s"], statistics["prefill_s"], statistics["decode_s"]) > 0
     assert choices[1]["cached_tokens"] > 0  # there is one slot: it found the first one's prompt
@@ -152,7 +152,7 @@ def test_a_dead_engine_is_not_healthy(folder):
         async with client.get("/health") as response:
             return response.status, await response.json()
 
-    status, answer = talk((serve.Completions(driver, tokenizer, 128, 30.0, {}),), scene)
+    status, answer = talk((serve.open_gateway(driver, tokenizer, 128, 30.0, {}),), scene)
     assert status == 503 and "not started" in answer["error"]
 
 
@@ -181,7 +181,7 @@ def test_int8(folder, capsys):
 
     with driver:
         driver.start(120)
-        status, choices, metrics = talk((serve.Completions(driver, tokenizer, 128, 30.0, gauges),), scene)
+        status, choices, metrics = talk((serve.open_gateway(driver, tokenizer, 128, 30.0, gauges),), scene)
     assert status == 200 and len(choices) == 3
     for choice in choices:
         assert len(choice["token_ids"]) == 12 and max(choice["logprobs"]["token_logprobs"]) < 0

@@ -17,6 +17,7 @@ from aiohttp import web
 from jaxagent.engine import scheduler, scoring
 from jaxagent.gateway import connections
 from jaxagent.gateway.forms import completions
+from jaxagent.gateway.server import Gateway
 from jaxagent.gateway.service import Completions
 from tests.engine import toys
 
@@ -47,7 +48,7 @@ async def serving(driver, **limits):
     service = Completions(driver, toys.Letters(), toys.CONTEXT, 4 * WAIT_S, {}, scores, name="toy")
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
-        async with connections.serving(service.app(), sock, **limits):
+        async with connections.serving(Gateway("toy", strict_name=True, also=service).app(), sock, **limits):
             yield f"http://127.0.0.1:{port}"
 
 
@@ -358,7 +359,7 @@ def test_who_does_not_read_a_stream_is_cut_off_and_gets_no_second_answer(engine,
         await (write(self, data) if len(written) == 1 else asyncio.sleep(WAIT_S))
 
     monkeypatch.setattr(web.StreamResponse, "write", stuck)
-    monkeypatch.setattr("jaxagent.gateway.service.WRITE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("jaxagent.gateway.wire.WRITE_TIMEOUT_S", 0.2)
     body = json.dumps({"prompt": "abc", "max_tokens": 30, "stream": True}).encode()
 
     async def run():
@@ -377,7 +378,7 @@ def test_who_does_not_read_a_stream_is_cut_off_and_gets_no_second_answer(engine,
 
 
 def test_half_a_body_is_not_waited_for(engine, monkeypatch):
-    monkeypatch.setattr("jaxagent.gateway.service.BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("jaxagent.gateway.wire.BODY_TIMEOUT_S", 0.2)
 
     async def run():
         async with serving(engine) as url:

@@ -7,17 +7,15 @@ A field that is null counts as absent. A request for a feature of OpenAI's that 
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from jaxagent.config import LEAST_TEMPERATURE, SamplingConfig
+from jaxagent.config import SamplingConfig
 from jaxagent.gateway.chat import BadRequest
+from jaxagent.gateway.forms import checks
+from jaxagent.gateway.forms.checks import NUMBER
 
 MAX_CHOICES = 128  # of one request, over all its prompts
-MAX_STOPS, MAX_STOP_BYTES = 16, 256
-MOST_TEMPERATURE = 1000.0
-NUMBER = (int, float)
 FIELDS: dict[str, tuple[type, ...]] = {
     "prompt": (str, list),
     "model": (str,),
@@ -60,29 +58,13 @@ class Ask:
     user: str
 
 
-def parse_json(raw: bytes) -> Any:
-    """JSON that is UTF-8 and has no NaN.
-
-    Raises:
-      BadRequest: it is not.
-    """
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is no JSON number")
-
-    try:
-        return json.loads(raw.decode(), parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is not JSON: {error}") from None
-
-
 def parse(raw: bytes, vocab_size: int) -> Ask:
     """Reads the body of a request for completions.
 
     Raises:
       BadRequest: a mistake of the client's, described in one line.
     """
-    body = parse_json(raw)
+    body = checks.parse_json(raw)
     if not isinstance(body, dict) or body.get("prompt") is None:
         raise BadRequest("the body must be an object with a 'prompt'", "prompt")
     body = {name: value for name, value in body.items() if value is not None}
@@ -95,9 +77,9 @@ def parse(raw: bytes, vocab_size: int) -> Ask:
             raise BadRequest(f"unknown field '{name}'; known: {', '.join(FIELDS)}", name)
         elif type(value) not in FIELDS[name]:
             raise BadRequest(f"'{name}' must be {' or '.join(t.__name__ for t in FIELDS[name])}", name)
-    prompts, stops = _prompts(body["prompt"]), _stops(body.get("stop", []))
+    prompts, stops = _prompts(body["prompt"]), checks.stops(body.get("stop", []))
     for name in ("user", "model"):
-        _unicode(body.get(name, ""), name)
+        checks.text_bytes(body.get(name, ""), name)
     if body.get("max_tokens", 1) < 1 or not 1 <= n <= MAX_CHOICES // len(prompts):
         raise BadRequest(f"'max_tokens' must be positive and 'n' from 1 to {MAX_CHOICES}, over all prompts")
     if not -(2**63) <= body.get("seed", 0) < 2**64:
@@ -111,7 +93,13 @@ def parse(raw: bytes, vocab_size: int) -> Ask:
         prompts=prompts,
         model=body.get("model"),
         max_tokens=body.get("max_tokens", 16),
-        sampling=_sampling(body, vocab_size),
+        sampling=checks.sampling(
+            body.get("temperature", 1.0),
+            body.get("top_p", 1.0),
+            body.get("top_k", 0),
+            body.get("min_p", 0.0),
+            vocab_size,
+        ),
         seed=body.get("seed", 0),
         n=n,
         stops=stops,
@@ -119,19 +107,6 @@ def parse(raw: bytes, vocab_size: int) -> Ask:
         stream_usage=options.get("include_usage") or False,
         user=body.get("user", ""),
     )
-
-
-def _sampling(body: Mapping[str, Any], vocab_size: int) -> SamplingConfig:
-    temperature, top_p, min_p = body.get("temperature", 1.0), body.get("top_p", 1.0), body.get("min_p", 0.0)
-    top_k = body.get("top_k", 0)
-    if not 0 <= temperature <= MOST_TEMPERATURE:
-        raise BadRequest(
-            f"'temperature' must be from 0 to {MOST_TEMPERATURE:g} (below {LEAST_TEMPERATURE:g} sampling is greedy)",
-            "temperature",
-        )
-    if not (0 < top_p <= 1 and 0 <= top_k <= vocab_size and 0 <= min_p <= 1):
-        raise BadRequest(f"0 < top_p <= 1, 0 <= top_k <= {vocab_size} and 0 <= min_p <= 1 must hold")
-    return SamplingConfig(float(temperature), float(top_p), top_k, float(min_p))
 
 
 def _prompts(prompt: str | list) -> list[str | list[int]]:
@@ -143,26 +118,8 @@ def _prompts(prompt: str | list) -> list[str | list[int]]:
         if not isinstance(one, type(many[0])):
             raise BadRequest("the prompts must all be text, or all lists of token ids", "prompt")
         if isinstance(one, str):
-            _unicode(one, "prompt")
+            checks.text_bytes(one, "prompt")
     return many
-
-
-def _stops(stop: str | list) -> tuple[str, ...]:
-    stops = [stop] if isinstance(stop, str) else stop
-    if len(stops) > MAX_STOPS or not all(isinstance(s, str) for s in stops):
-        raise BadRequest(f"'stop' must be a string or a list of {MAX_STOPS} at most", "stop")
-    for text in stops:
-        if not 1 <= _unicode(text, "stop") <= MAX_STOP_BYTES:
-            raise BadRequest(f"a stop string must have 1 to {MAX_STOP_BYTES} bytes", "stop")
-    return tuple(dict.fromkeys(stops))
-
-
-def _unicode(text: str, name: str) -> int:
-    """The number of bytes of a text in UTF-8."""
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError:
-        raise BadRequest(f"'{name}' has half of a surrogate pair: it is no Unicode text", name) from None
 
 
 def error_body(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:

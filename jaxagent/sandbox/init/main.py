@@ -19,6 +19,7 @@ from jaxagent.sandbox.init.files import get_file, list_directory, put_file
 from jaxagent.sandbox.init.fresh import run_fresh
 from jaxagent.sandbox.init.host import Host, HostGone
 from jaxagent.sandbox.init.launch import launch, lock_down
+from jaxagent.sandbox.init.ports import open_port
 from jaxagent.sandbox.init.session import Session
 
 FAILED = 71  # exit status
@@ -34,7 +35,15 @@ def kill(session: Session, number: int, data: bytes) -> None:
     session.host.write("D", number)
 
 
-REQUESTS = {"R": run_in_shell, "X": run_fresh, "G": get_file, "P": put_file, "L": list_directory, "K": kill}
+REQUESTS = {
+    "R": run_in_shell,
+    "X": run_fresh,
+    "G": get_file,
+    "P": put_file,
+    "L": list_directory,
+    "K": kill,
+    "O": open_port,
+}
 
 
 def serve(session: Session) -> None:

@@ -68,4 +68,5 @@ void answer(uint32_t id, struct output *out, int status, uint8_t flags); /* send
 void file_get(struct frame *request);
 void file_put(struct frame *request);
 void file_list(struct frame *request);
+void port_open(struct frame *request);
 #endif

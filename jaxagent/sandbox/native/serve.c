@@ -475,6 +475,7 @@ void serve(void) {
       case 'G': file_get(&frame); break;
       case 'P': file_put(&frame); break;
       case 'L': file_list(&frame); break;
+      case 'O': port_open(&frame); break;
       case 'K':
         if (frame.size)
           kill_others(frame.data, frame.size);

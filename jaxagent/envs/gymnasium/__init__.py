@@ -1,0 +1,1 @@
+"""Environments of the Gymnasium interface, acted on in text."""

@@ -1,0 +1,220 @@
+"""Any environment of the Gymnasium interface: what it shows becomes text, what the policy writes becomes an action.
+
+    --config.env=gymnasium --config.env.make=FrozenLake-v1 --config.data.source=seeds
+    --config.env=gymnasium --config.env.make=my_package.my_module:make_env --config.data.source=seeds
+
+A task is a seed (`metadata["seed"]`), so a group's attempts begin alike; without one the task's id decides. The policy
+writes `<action>...</action>`: a text for a Text space, a number or one of `actions` for a Discrete one, JSON for every
+other. What is no action of the space is answered with a warning, and the environment does not move.
+
+Gymnasium's functions block: they run in a thread of their own, each within `step_timeout_s`. A thread cannot be
+killed, so an environment that hangs costs its attempt and a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+from jaxagent.config import ConfigError
+from jaxagent.config.choice import named
+from jaxagent.config.errors import failure_line
+from jaxagent.config.ranges import FiniteFloat, Seconds
+from jaxagent.envs import tags
+from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
+from jaxagent.types import StopReason, Task, TokenKind
+
+SOLVED = "solved"
+RETURN = "return"
+OPENING, CLOSING = tags.pair("action")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gymnasium(Environment):
+    """One of Gymnasium's environments, or one of yours with its interface."""
+
+    make: str = ""  # what gymnasium.make takes ("FrozenLake-v1"), or "module:function" that returns an environment
+    instructions: str = "Write your action as <action>...</action>."  # the beginning of every prompt
+    actions: tuple[str, ...] = ()  # names of a Discrete space's actions; () = their numbers
+    pay: Literal["episode", "turn"] = "episode"  # the sum of rewards at the end, or each at its turn
+    solved_return: FiniteFloat = 1.0  # from which sum of rewards an attempt counts as solved, in reports
+    step_timeout_s: Seconds = 30.0
+
+    score = SOLVED
+    calls = "actions"
+    stop_strings = ("</action>",)
+    tokens = ("<action>", "</action>")
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError where no environment is named."""
+        if not self.make:
+            raise ConfigError("config.env.make is empty: name an environment, such as FrozenLake-v1.")
+
+    def messages(self, text: str) -> tuple[Message, ...]:
+        """The prompt, before what the environment shows at first."""
+        return (Message("user", "\n".join(filter(None, (self.instructions, text))) + "\n"),)
+
+    @contextlib.contextmanager
+    def open(self, here: Opening) -> Iterator[Callable[[Task], GymnasiumAttempt]]:
+        """Makes one environment, to see that it can be made and that its actions can be written."""
+        maker = _maker(self.make)
+        try:
+            trial = maker()
+            check_actions(trial.action_space, self.actions)
+            trial.close()
+        except ConfigError:
+            raise
+        except Exception as error:  # the user's code
+            raise ConfigError(f"env.make='{self.make}': {failure_line(error)}.") from error
+        yield lambda task: GymnasiumAttempt(task, self, maker)
+
+
+class GymnasiumAttempt:
+    """One attempt: one environment, reset once. See `envs.base.Attempt`."""
+
+    def __init__(self, task: Task, config: Gymnasium, maker: Callable[[], Any]) -> None:
+        self._task, self._config, self._maker = task, config, maker
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "gymnasium")  # environments like one thread best
+        self._environment: Any = None
+        self._rewards: list[float] = []  # one per turn
+        self._success: bool | None = None  # where the environment says so itself
+        self.stop_strings: Sequence[str] = config.stop_strings
+        self.counters = {"actions": 0.0, "invalid_actions": 0.0}
+
+    async def start(self) -> Sequence[Message]:
+        """Makes and resets the environment; its first observation ends the prompt."""
+        self._environment = await self._call(self._maker)
+        shown, _ = await self._call(self._environment.reset, seed=seed_of(self._task))
+        (prompt,) = self._config.messages(self._task.prompt)
+        return (dataclasses.replace(prompt, content=f"{prompt.content}{as_text(shown)}\n"),)
+
+    async def step(self, action: str) -> Step:
+        """Takes the last action written."""
+        self._rewards.append(0.0)
+        last = len(self._rewards) >= self._config.max_turns
+        try:
+            taken = as_action(self._environment.action_space, self._config.actions, action)
+        except ValueError as mistake:
+            self.counters["invalid_actions"] += 1
+            if last:
+                return Step(stop_reason=StopReason.TURN_LIMIT)
+            return Step(Observation(((f"\n{mistake}\n", TokenKind.WARNING),), "user"))
+        self.counters["actions"] += 1
+        shown, reward, terminated, truncated, info = await self._call(self._environment.step, taken)
+        self._rewards[-1] = float(reward)
+        if "is_success" in info or "success" in info:
+            self._success = bool(info.get("is_success", info.get("success")))
+        if terminated:
+            return Step(stop_reason=StopReason.ANSWER)
+        if truncated or last:
+            return Step(stop_reason=StopReason.TURN_LIMIT)
+        return Step(Observation(((f"\n{as_text(shown)}\n", TokenKind.OBSERVATION),), "user"))
+
+    async def verify(self, transcript: Transcript) -> Verdict:
+        """The rewards that the environment gave."""
+        total = sum(self._rewards)
+        solved = self._success if self._success is not None else total >= self._config.solved_return
+        components = {SOLVED: float(solved), RETURN: total}
+        if self._config.pay == "episode":
+            return Verdict(total, components)
+        turns = (*self._rewards, *[0.0] * (len(transcript.turns) - len(self._rewards)))  # the last one ran out of room
+        return Verdict(0.0, components, turns)
+
+    async def close(self) -> None:
+        """Closes the environment, behind what it may still be doing."""
+        if self._environment is not None:
+            self._thread.submit(self._environment.close)
+        self._thread.shutdown(wait=False)
+
+    async def _call(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self._config.step_timeout_s):
+            return await loop.run_in_executor(self._thread, lambda: function(*args, **named))
+
+
+def _maker(make: str) -> Callable[[], Any]:
+    """The function that makes an environment. "module:Name-v1" is gymnasium's own way to import a registration."""
+    if make.partition(":")[2].isidentifier():
+        return named(make, "config.env.make")
+    try:
+        import gymnasium
+    except ImportError:
+        raise ConfigError("config.env=gymnasium needs the package gymnasium: pip install gymnasium.") from None
+    return lambda: gymnasium.make(make)
+
+
+def seed_of(task: Task) -> int:
+    """The seed of a task, from its metadata or else from its id: below 2**31.
+
+    Raises:
+      ValueError: the metadata's seed is no such number.
+    """
+    if "seed" not in task.metadata:
+        return int.from_bytes(hashlib.blake2b(task.id.encode(), digest_size=4).digest(), "big") >> 1
+    seed = task.metadata["seed"]
+    if type(seed) is not int or not 0 <= seed < 2**31:
+        raise ValueError(f"metadata['seed'] of task {task.id!r} must be a whole number below 2**31, got {seed!r}")
+    return seed
+
+
+def check_actions(space: Any, names: Sequence[str]) -> None:
+    """Raises ConfigError where a space has not as many actions as they have names."""
+    if names and int(getattr(space, "n", 0)) != len(names):
+        raise ConfigError(f"env.actions has {len(names)} names, and the environment's actions are {space}.")
+
+
+def as_action(space: Any, names: Sequence[str], text: str) -> Any:
+    """The action that a text names.
+
+    Raises:
+      ValueError: what to write instead, in one line for the policy.
+    """
+    written = tags.inside(OPENING, CLOSING, text)
+    if not written:
+        raise ValueError("Write <action>...</action>.")
+    word = written[-1].strip()
+    if names:
+        if word not in names:
+            raise ValueError(f"Actions are: {', '.join(names)}.")
+        return int(getattr(space, "start", 0)) + names.index(word)
+    if type(space).__name__ == "Text":
+        return _of(space, word)
+    try:
+        value = json.loads(word)
+    except (ValueError, RecursionError):
+        raise ValueError(f"Actions are: {space}.") from None
+    import numpy as np
+
+    shape = getattr(space, "shape", None)
+    try:
+        if isinstance(value, bool):  # which Python takes for a number
+            raise ValueError
+        if shape and not isinstance(value, dict):
+            value = np.asarray(value, space.dtype).reshape(shape)
+        elif type(value) is int:
+            value = np.int64(value)
+    except (ValueError, TypeError, OverflowError):
+        raise ValueError(f"Actions are: {space}.") from None
+    return _of(space, value)
+
+
+def _of(space: Any, value: Any) -> Any:
+    try:
+        if space.contains(value):
+            return value
+    except Exception:  # a space of the user's own may stumble over anything
+        pass
+    raise ValueError(f"Actions are: {space}.")
+
+
+def as_text(shown: Any) -> str:
+    """An observation as text: texts as they are, arrays as nested lists, everything else as Python writes it."""
+    if isinstance(shown, dict):
+        return "\n".join(f"{name}: {as_text(value)}" for name, value in shown.items())
+    return shown if isinstance(shown, str) else str(shown.tolist() if hasattr(shown, "tolist") else shown)

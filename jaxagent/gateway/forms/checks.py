@@ -1,0 +1,264 @@
+"""What the dialects check alike: JSON, fields and their types, sampling ranges, stop strings, arguments of calls.
+
+A field that is null counts as absent. What is sent and has no effect is collected, so that somebody can count it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from jaxagent.config import LEAST_TEMPERATURE, SamplingConfig
+from jaxagent.gateway.chat import BadRequest, Tool
+
+MAX_DEPTH = 128  # of the JSON
+MAX_STOPS, MAX_STOP_BYTES = 16, 256
+MAX_TOOLS, MAX_MESSAGES = 1024, 16384
+MAX_IGNORED, MAX_IGNORED_CHARS = 64, 80
+MOST_TEMPERATURE = 1000.0
+NUMBER = (int, float)
+TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+
+
+# -------------------------------------------------------------------- JSON
+
+
+def parse_json(raw: bytes) -> Any:
+    """JSON that is UTF-8, with finite numbers, whole Unicode texts, no key twice, and `MAX_DEPTH` levels at most.
+
+    Raises:
+      BadRequest: it is not.
+    """
+    try:
+        value = _loads(raw.decode())
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+    if b"\\ud" in raw.lower():  # only an escape can be half of a pair: the bytes were UTF-8
+        _whole_texts(value, "")
+    return value
+
+
+def json_object(text: str) -> dict[str, Any] | None:
+    """The JSON object that the text is; None if it is none."""
+    try:
+        value = _loads(text)
+        _whole_texts(value, "")
+    except (ValueError, RecursionError):  # BadRequest is a ValueError
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _loads(text: str) -> Any:
+    value = json.loads(text, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_no_key_twice)
+    level, depth = [value], 0
+    while level:
+        if depth > MAX_DEPTH:
+            raise ValueError(f"it has more than {MAX_DEPTH} levels")
+        nests = [one for one in level if isinstance(one, dict | list)]
+        level = [child for one in nests for child in (one.values() if isinstance(one, dict) else one)]
+        depth += 1
+    return value
+
+
+def _no_number(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is too large for a number")
+    return number
+
+
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"the key {twice!r} stands twice in one object")
+    return data
+
+
+def _whole_texts(value: Any, at: str) -> None:
+    if isinstance(value, str):
+        text_bytes(value, at or "body")
+    elif isinstance(value, list):
+        for i, child in enumerate(value):
+            _whole_texts(child, f"{at}[{i}]")
+    elif isinstance(value, dict):
+        for key, child in value.items():
+            text_bytes(key, f"{at}: a key")
+            _whole_texts(child, f"{at}.{key}" if at else key)
+
+
+def text_bytes(text: str, name: str) -> int:
+    """The number of bytes of a text in UTF-8.
+
+    Raises:
+      BadRequest: it has half of a surrogate pair.
+    """
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise BadRequest(f"'{name}' has half of a surrogate pair: it is no Unicode text", name) from None
+
+
+# -------------------------------------------------------------------- fields
+
+
+class Ignored:
+    """Names of what was sent and has no effect, each once, in order, so many at most."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, None] = {}
+
+    def add(self, name: str) -> None:
+        """Notes a name; positions in lists are left out of it."""
+        if len(self._names) < MAX_IGNORED:
+            self._names[re.sub(r"\[\d+\]", "[]", name)[:MAX_IGNORED_CHARS]] = None
+
+    def names(self) -> tuple[str, ...]:
+        """All of them."""
+        return tuple(self._names)
+
+
+class Fields:
+    """An object whose fields are taken one by one, with their types; what is left over in the end is ignored."""
+
+    def __init__(self, data: Any, at: str, ignored: Ignored) -> None:
+        if not isinstance(data, dict):
+            raise BadRequest(f"'{at}' must be an object" if at else "the body must be an object", at or None)
+        self._left = {name: value for name, value in data.items() if value is not None}
+        self.at, self.ignored = at, ignored
+
+    def path(self, name: str) -> str:
+        """The field's name from the top of the body."""
+        return f"{self.at}.{name}" if self.at else name
+
+    def take(self, name: str, *types: type, default: Any = None) -> Any:
+        """The field's value, or the default where it is absent. Raises BadRequest for another type."""
+        if (value := self._left.pop(name, None)) is None:
+            return default
+        if type(value) not in types:
+            told = " or ".join({"dict": "object"}.get(t.__name__, t.__name__) for t in types)
+            raise BadRequest(f"'{self.path(name)}' must be {told}", self.path(name))
+        return value
+
+    def need(self, name: str, *types: type) -> Any:
+        """The value of a field that must be there."""
+        if (value := self.take(name, *types)) is None:
+            raise BadRequest(f"'{self.path(name)}' is missing", self.path(name))
+        return value
+
+    def drop(self, *names: str) -> None:
+        """Passes over fields that are a client's book-keeping."""
+        for name in names:
+            self._left.pop(name, None)
+
+    def refuse(self, name: str, why: str, *harmless: Any) -> None:
+        """Raises BadRequest where the field asks for something: where it has none of the harmless values."""
+        value = self._left.pop(name, None)
+        if value is not None and value not in harmless:
+            raise BadRequest(f"'{self.path(name)}': {why}", self.path(name))
+
+    def done(self) -> None:
+        """Notes the fields that nobody took."""
+        for name in self._left:
+            self.ignored.add(self.path(name))
+
+
+def items(data: Any, at: str, most: int) -> list[tuple[Any, str]]:
+    """The elements of a list that is not too long, each with its place in the body."""
+    if len(data) > most:
+        raise BadRequest(f"'{at}' has {len(data)} elements, it may have {most}", at)
+    return [(item, f"{at}[{i}]") for i, item in enumerate(data)]
+
+
+# -------------------------------------------------------------------- parameters
+
+
+def sampling(temperature: float, top_p: float, top_k: int, min_p: float, most_top_k: int) -> SamplingConfig:
+    """The distribution to sample. Raises BadRequest for values outside of their ranges."""
+    if not 0 <= temperature <= MOST_TEMPERATURE:
+        raise BadRequest(
+            f"'temperature' must be from 0 to {MOST_TEMPERATURE:g} (below {LEAST_TEMPERATURE:g} sampling is greedy)",
+            "temperature",
+        )
+    if not (0 < top_p <= 1 and 0 <= top_k <= most_top_k and 0 <= min_p <= 1):
+        raise BadRequest(f"0 < top_p <= 1, 0 <= top_k <= {most_top_k} and 0 <= min_p <= 1 must hold")
+    return SamplingConfig(float(temperature), float(top_p), top_k, float(min_p))
+
+
+def take_sampling(body: Fields) -> dict[str, Any]:
+    """The arguments `sampling` and `seed` of an Ask. A top_k of -1 is off, as vLLM's clients say it."""
+    top_k, seed = body.take("top_k", int, default=0), body.take("seed", int, default=0)
+    if not -(2**63) <= seed < 2**64:
+        raise BadRequest("'seed' must fit 64 bits", "seed")
+    told = sampling(
+        body.take("temperature", *NUMBER, default=1.0),
+        body.take("top_p", *NUMBER, default=1.0),
+        0 if top_k == -1 else top_k,
+        body.take("min_p", *NUMBER, default=0.0),
+        2**31 - 1,  # who knows the vocabulary cuts it
+    )
+    return {"sampling": told, "seed": seed}
+
+
+def take_positive(body: Fields, name: str) -> int | None:
+    """A number of tokens."""
+    if (value := body.take(name, int)) is not None and value < 1:
+        raise BadRequest(f"'{name}' must be positive", name)
+    return value
+
+
+def stops(stop: str | list, name: str = "stop") -> tuple[str, ...]:
+    """Stop strings, each once. Raises BadRequest for too many or too long ones."""
+    many = [stop] if isinstance(stop, str) else stop
+    if len(many) > MAX_STOPS or not all(isinstance(s, str) for s in many):
+        raise BadRequest(f"'{name}' must be a string or a list of {MAX_STOPS} at most", name)
+    for text in many:
+        if not 1 <= text_bytes(text, name) <= MAX_STOP_BYTES:
+            raise BadRequest(f"a stop string must have 1 to {MAX_STOP_BYTES} bytes", name)
+    return tuple(dict.fromkeys(many))
+
+
+# -------------------------------------------------------------------- tools and calls
+
+
+def tool_name(name: str, at: str) -> str:
+    """The name, checked."""
+    if not TOOL_NAME.fullmatch(name):
+        raise BadRequest(f"'{at}' must match {TOOL_NAME.pattern}", at)
+    return name
+
+
+def no_name_twice(tools: list[Tool]) -> tuple[Tool, ...]:
+    """The tools. Raises BadRequest where two have one name."""
+    seen: set[str] = set()
+    for tool in tools:
+        if tool.name in seen:
+            raise BadRequest(f"two tools have the name '{tool.name}'", "tools")
+        seen.add(tool.name)
+    return tuple(tools)
+
+
+def offered(choice: Any, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
+    """The tools that the policy may choose from: the dialects' `tool_choice`, an object's `type` or a text.
+
+    Raises:
+      BadRequest: a call is demanded, which this server cannot promise.
+    """
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    if kind not in (None, "auto", "none"):
+        told = "it may be 'auto' or 'none': this server does not force calls"
+        raise BadRequest(f"'tool_choice': {told}", "tool_choice")
+    return () if kind == "none" else tools
+
+
+def arguments(text: str) -> dict[str, Any] | str:
+    """A call's arguments: the object that the text is, else the text; no text is no arguments."""
+    if not text.strip():
+        return {}
+    return text if (data := json_object(text)) is None else data

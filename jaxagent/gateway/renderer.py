@@ -1,0 +1,235 @@
+"""`Renderer`: a conversation with tools -> the tokens of the policy's context. What was sampled is never encoded again.
+
+The chat template renders texts; sampled turns stand in it as placeholders, the text is cut there, and their stored
+tokens are put in between. Before every stored turn stands what the template writes before the policy's next turn,
+since that is what the policy continued, and behind it the template's end of a message, unless the policy sampled it.
+So the tokens that a session gathers turn by turn are the tokens of the conversation rendered at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from jaxagent.config import ConfigError
+from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.gateway.abilities import WORDS, find_abilities, find_family
+from jaxagent.gateway.chat import BadRequest, ChatMessage, Tool
+from jaxagent.gateway.spans import locate
+from jaxagent.gateway.tool_parsers import Hermes, ToolParser
+from jaxagent.gateway.turns import Turn, fit, tool_form, tools_text
+from jaxagent.rollout.conversation import encode_spans
+from jaxagent.rollout.templates import Chat, Spans, body_spans
+from jaxagent.types import TokenKind
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A sampled turn: its tokens, and the EOS text that they end with, or ""."""
+
+    ids: Sequence[int]
+    ended_by: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Rendered:
+    """Tokens of a context and the `types.TokenKind` of each."""
+
+    ids: list[int]
+    kinds: list[int]
+
+
+class Renderer:
+    """Renders conversations with one tokenizer and one chat template.
+
+    Kinds: the bodies of tools' results, and of user messages after the first assistant message, are OBSERVATION; all
+    else is PROMPT, spliced tokens too, since they are trained where they were sampled.
+
+    Args:
+      tokenizer: encodes the texts.
+      template_source: the chat template; "" = plain: contents one after the other behind the tokenizer's prefix, no
+        tools.
+      date: what `strftime_now` in the template sees.
+
+    Raises:
+      ConfigError: the template cannot be used.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template_source: str, date: datetime.datetime) -> None:
+        self._tokenizer = tokenizer
+        self._chat: Chat | None = None
+        if not template_source:
+            return
+        self._chat = chat = Chat(template_source, tokenizer.special_strings, date)
+        self._abilities = find_abilities(chat)
+        family = find_family(chat)
+        self._native = family is not None and self._abilities.tools
+        self._family: type[ToolParser] = family if family is not None and self._native else Hermes
+        self._headers = {role: _header(chat, role) for role in ("user", self._abilities.tool_role)}
+        self._reasoning = "</think>" in template_source or "<think>" in template_source
+
+    def parser(self, tools: Sequence[Tool]) -> ToolParser:
+        """A new parser for one answer to a request with these tools, of the template's family."""
+        if self._chat is None:
+            return ToolParser()
+        return self._family(tools, self._reasoning, self._headers["user"].opening.rstrip().endswith("<think>"))
+
+    def prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Tool], stored: Mapping[int, Stored]) -> Rendered:
+        """The whole conversation, up to where the assistant writes.
+
+        Args:
+          messages: the conversation.
+          tools: what is offered.
+          stored: sampled turns by the number of their message in `messages`; they are spliced.
+
+        Raises:
+          BadRequest: the template refuses the conversation or does not show all of it.
+        """
+        _check(messages, stored)
+        if self._chat is None:
+            rendered = self._encode(_plain(messages, tools, stored))
+            prefix = list(self._tokenizer.prefix_ids)
+            return Rendered(prefix + rendered.ids, [int(TokenKind.PROMPT)] * len(prefix) + rendered.kinds)
+        return self._encode(self._pieces(self._fit(messages, tools, stored), tools, stored))
+
+    def continuation(self, messages: Sequence[ChatMessage], tools: Sequence[Tool], at: int, ended_by: str) -> Rendered:
+        """What follows message number `at`, which the policy sampled last, up to where the assistant writes next.
+
+        Args:
+          messages: the conversation, from its beginning.
+          tools: what is offered.
+          at: the number of the sampled message in `messages`; its tokens are in the context already.
+          ended_by: the EOS text that it ends with, or "".
+
+        Raises:
+          BadRequest: the template refuses the conversation or does not show all of it.
+        """
+        _check(messages, [at])
+        if self._chat is None:
+            return self._encode(list(_plain(messages, tools, {}))[at + 1 :])
+        turns = self._fit(messages, tools, [at])
+        rest = turns[1 + next(i for i, turn in enumerate(turns) if turn.index == at) :]
+        before = Turn("user", (("question", TokenKind.PROMPT),))  # as `Chat` frames an observation
+        known = Turn("assistant", (), index=at)
+        pieces = list(self._pieces([before, known, *rest], tools, {at: Stored((), ended_by)}))
+        return self._encode(pieces[1 + next(i for i, piece in enumerate(pieces) if isinstance(piece, Stored)) :])
+
+    def _fit(self, messages: Sequence[ChatMessage], tools: Sequence[Tool], known: Collection[int]) -> list[Turn]:
+        preface = "" if self._native or not tools else tools_text(tools)
+        return fit(messages, known, self._abilities, self._family, self._native, preface)
+
+    def _pieces(
+        self, turns: Sequence[Turn], tools: Sequence[Tool], stored: Mapping[int, Stored]
+    ) -> Iterator[Spans | Stored]:
+        """The template's text, cut at the stored turns."""
+        mark = _unused_mark(turns)
+        marks = [f"{mark}-{i}-END" for i in range(len(turns))]
+        bodies = [m if turn.index is not None else turn.text for m, turn in zip(marks, turns, strict=True)]
+        marked = [m if body else "" for m, body in zip(marks, bodies, strict=True)]
+        forms = [tool_form(tool) for tool in tools] if self._native and tools else None
+        assert self._chat is not None
+        try:
+            text = self._chat.render([t.form(body) for t, body in zip(turns, bodies, strict=True)], forms)
+            frame = self._chat.render([t.form(body) for t, body in zip(turns, marked, strict=True)], forms)
+        except ConfigError as error:
+            raise BadRequest(f"messages: {error}", "messages") from error
+        at, spans, ended_by, role = 0, Spans(), "", "user"
+        places = locate(text, frame, list(zip(bodies, marked, strict=True)))
+        for turn, (start, end) in zip(turns, places, strict=True):
+            between = text[at:start].removeprefix(ended_by)
+            at, ended_by = end, ""
+            header = self._headers.get(role, self._headers["user"])
+            role = turn.role
+            if turn.index is None:
+                spans += [(between, TokenKind.PROMPT), *body_spans(text[start:end], turn.parts)]
+                continue
+            yield [*spans, (header.opened(between), TokenKind.PROMPT)]
+            yield stored[turn.index]
+            spans, ended_by = Spans(), stored[turn.index].ended_by
+        yield [*spans, (text[at:].removeprefix(ended_by), TokenKind.PROMPT)]
+
+    def _encode(self, pieces: Iterator[Spans | Stored] | Sequence[Spans | Stored]) -> Rendered:
+        ids: list[int] = []
+        kinds: list[int] = []
+        run: Spans = []  # spans between two stored turns are encoded together
+
+        def encode_run() -> None:
+            try:
+                more, of = encode_spans(self._tokenizer, run)
+            except UnicodeEncodeError as error:
+                raise BadRequest("messages: a text has half of a surrogate pair, which is no text.") from error
+            ids.extend(more)
+            kinds.extend(of)
+            run.clear()
+
+        for piece in pieces:
+            if isinstance(piece, Stored):
+                encode_run()
+                ids.extend(piece.ids)
+                kinds.extend([int(TokenKind.PROMPT)] * len(piece.ids))
+            else:
+                run.extend(piece)
+        encode_run()
+        return Rendered(ids, kinds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Header:
+    """What stands between a message and the assistant's next one, the end of the message apart.
+
+    `written` for an assistant message in the history, `opening` for the one that the policy is to write. They differ
+    where only the latter begins with "<think>".
+    """
+
+    written: str
+    opening: str
+
+    def opened(self, between: str) -> str:
+        """The text before an assistant message as it was when the policy began to write it."""
+        if between.endswith(self.written):
+            return between[: len(between) - len(self.written)] + self.opening
+        same = os.path.commonprefix([self.written, self.opening])  # noqa: RUF071, these are no paths
+        return between[: between.rindex(same)] + self.opening if same and same in between else between
+
+
+def _header(chat: Chat, role: str) -> Header:
+    """The header of an assistant message behind a message of that role."""
+    answer, last, more, user = *WORDS[:3], {"role": "user", "content": WORDS[3]}
+    message = {"role": role, "content": last, **({"name": "tool"} if role == "tool" else {})}
+    talk = [user, {"role": "assistant", "content": answer}, message]
+    closed = chat.render(talk, None, False).partition(last)[2]
+    opening = chat.render(talk).partition(last)[2].removeprefix(closed)
+    talk += [{"role": "assistant", "content": more}, user]
+    written = chat.render(talk).partition(last)[2].partition(more)[0].removeprefix(closed)
+    return Header(written, opening)
+
+
+def _plain(
+    messages: Sequence[ChatMessage], tools: Sequence[Tool], stored: Mapping[int, Stored]
+) -> Iterator[Spans | Stored]:
+    """The contents as they are, one piece for each message."""
+    if tools or any(message.calls for message in messages):
+        raise BadRequest("tools: this model has no chat template, so it cannot be offered tools.", "tools")
+    begun = False
+    for i, message in enumerate(messages):
+        begun = begun or message.role == "assistant"
+        observed = message.role == "tool" or (begun and message.role == "user")
+        yield stored.get(i) or [(message.text, TokenKind.OBSERVATION if observed else TokenKind.PROMPT)]
+
+
+def _check(messages: Sequence[ChatMessage], known: Collection[int]) -> None:
+    if not messages:
+        raise BadRequest("messages: there is none.", "messages")
+    wrong = [i for i in known if not (0 <= i < len(messages) and messages[i].role == "assistant")]
+    if wrong:
+        raise ValueError(f"Message {wrong[0]} is no assistant message: it has no sampled tokens.")
+
+
+def _unused_mark(turns: Sequence[Turn]) -> str:
+    """A word that is nowhere in the conversation."""
+    mark, said = "PLACEHOLDER", repr(turns)
+    while mark in said:
+        mark += "X"
+    return mark

@@ -1,0 +1,289 @@
+"""`Gateway`: one HTTP server for agent programs. Who asks is told by a secret token; every token is one session.
+
+    async with Gateway() as gateway:
+        token = gateway.add(session)          # give the program gateway.url and the token
+        ...
+        gateway.remove(token)
+        trajectories = session.close()
+
+The same application, with `one_shot` and an engine's own routes, is the server of `python -m jaxagent.serve`. See
+docs/gateway.md for routes, rules and limits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hmac
+import logging
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol, Self
+
+from aiohttp import web
+
+from jaxagent.data import codec
+from jaxagent.engine.requests import BusyError, EngineError
+from jaxagent.gateway import connections, talk, wire
+from jaxagent.gateway.chat import Ask, BadRequest, Form
+from jaxagent.gateway.forms import chat, checks, completions, messages, responses
+from jaxagent.gateway.session import Session
+
+logger = logging.getLogger(__name__)
+
+FORMS: Mapping[str, Form] = {
+    "/v1/chat/completions": chat,
+    "/v1/responses": responses,
+    "/v1/messages": messages,
+}
+COUNT = "/v1/messages/count_tokens"
+SESSION_HEADERS = ("x-api-key", "x-session-id")  # beside "Authorization: Bearer ..."
+
+
+class Also(Protocol):
+    """Routes of others in the same application."""
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """The routes."""
+        ...
+
+    def close(self) -> None:
+        """The application has ended."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    """A session that the gateway knows."""
+
+    id: str  # for the admin routes
+    token: str
+    session: Session
+
+
+class Gateway:
+    """The server.
+
+    Args:
+      name: of the policy, in /v1/models.
+      strict_name: a request must name the policy, or nothing.
+      one_shot: request -> a session for this request alone, where no known token comes with it; None: 401.
+      make: body of POST /sessions -> a session; raises BadRequest. None: there are no admin routes.
+      admin_token: for the admin routes; "" = there are none.
+      also: more routes.
+      timeout_s: longest time for reading a large body.
+    """
+
+    def __init__(
+        self,
+        name: str = "policy",
+        strict_name: bool = False,
+        one_shot: Callable[[Ask], Session] | None = None,
+        make: Callable[[Mapping[str, Any]], Session] | None = None,
+        admin_token: str = "",
+        also: Also | None = None,
+        timeout_s: float = 600.0,
+    ) -> None:
+        self._name, self._strict_name, self._one_shot = name, strict_name, one_shot
+        self._make, self._admin_token, self._also = make, admin_token, also
+        self._created = int(time.time())
+        self._readers = wire.Readers(timeout_s)
+        self._timeout_s = timeout_s
+        self._by_token: dict[str, _Entry] = {}
+        self._by_id: dict[str, _Entry] = {}
+        self._stack = contextlib.AsyncExitStack()
+        self.url = ""  # while it listens
+
+    # ---------------------------------------------------------------- sessions
+
+    def add(self, session: Session) -> str:
+        """Lets a program in. Returns the token that it has to send; nobody can guess it."""
+        entry = _Entry(secrets.token_hex(8), secrets.token_urlsafe(32), session)
+        self._by_token[entry.token] = self._by_id[entry.id] = entry
+        return entry.token
+
+    def remove(self, token: str) -> None:
+        """Knows the session no more. It is not closed; what runs in it goes on. Twice is harmless."""
+        entry = self._by_token.pop(token, None)
+        if entry is not None:
+            del self._by_id[entry.id]
+
+    @property
+    def sessions(self) -> int:
+        """How many sessions it knows."""
+        return len(self._by_token)
+
+    def _entry(self, request: web.Request) -> _Entry | None:
+        offered = [request.headers.get(name, "") for name in SESSION_HEADERS]
+        kind, _, bearer = request.headers.get("Authorization", "").partition(" ")
+        offered += [bearer.strip()] if kind.lower() == "bearer" else []
+        return next((self._by_token[token] for token in offered if token in self._by_token), None)
+
+    @contextlib.contextmanager
+    def _session(self, request: web.Request, ask: Ask):
+        entry = self._entry(request)
+        if entry is not None:
+            yield entry.session
+            return
+        if self._one_shot is None:
+            raise BadRequest("no session has this token", status=401, code="invalid_api_key")
+        self._check_name(ask.model)
+        session = self._one_shot(ask)
+        try:
+            yield session
+        finally:
+            session.close()
+
+    # ---------------------------------------------------------------- life
+
+    def app(self) -> web.Application:
+        """The web application."""
+        app = web.Application(client_max_size=wire.MAX_BODY_BYTES, middlewares=[self._errors])
+        app.add_routes([web.post(path, self._talk) for path in FORMS])
+        app.add_routes([web.post(COUNT, self._count), web.get("/", self._here)])
+        app.add_routes([web.get("/v1/models", self._models), web.get("/v1/models/{name:.+}", self._one_model)])
+        if self._make is not None and self._admin_token:
+            app.add_routes([web.post("/sessions", self._open), web.get("/sessions/{id}", self._look)])
+            app.add_routes([web.delete("/sessions/{id}", self._delete)])
+            app.add_routes([web.get("/sessions/{id}/trajectories", self._trajectories)])
+        if self._also is not None:
+            app.add_routes(self._also.routes())
+        app.cleanup_ctx.append(self._ending)
+        return app
+
+    async def _ending(self, app: web.Application) -> AsyncIterator[None]:
+        yield
+        self._readers.close()
+        if self._also is not None:
+            self._also.close()
+
+    async def listen(self, port: int = 0, host: str = "127.0.0.1") -> None:
+        """Serves until `stop`, on any free port if it is 0."""
+        sock = socket.create_server((host, port))
+        self._stack.enter_context(sock)
+        try:
+            await self._stack.enter_async_context(connections.serving(self.app(), sock))
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        self.url = f"http://{host}:{sock.getsockname()[1]}"
+
+    async def stop(self) -> None:
+        """Listens no more. Sessions stay as they are."""
+        self.url = ""
+        await self._stack.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self.listen()
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        await self.stop()
+
+    # ---------------------------------------------------------------- requests
+
+    async def _talk(self, request: web.Request) -> web.StreamResponse:
+        if self._one_shot is None and self._entry(request) is None:  # before anybody reads a body
+            raise BadRequest("no session has this token", status=401, code="invalid_api_key")
+        form = FORMS[request.path]
+        ask, asked = await talk.parsed(request, form, self._readers)
+        with self._session(request, ask) as session:
+            return await talk.answered(request, form, session, ask, asked, self._name)
+
+    async def _count(self, request: web.Request) -> web.StreamResponse:
+        if self._one_shot is None and self._entry(request) is None:
+            raise BadRequest("no session has this token", status=401, code="invalid_api_key")
+        ask, _ = await talk.parsed(request, messages, self._readers)
+        with self._session(request, ask) as session:
+            return wire.reply({"input_tokens": await session.count(ask)})
+
+    async def _here(self, request: web.Request) -> web.Response:
+        return wire.reply({"name": "jaxagent", "model": self._name})
+
+    def _check_name(self, name: str | None) -> None:
+        if self._strict_name and name not in (None, self._name):
+            message = f"the model '{name}' does not exist; this server has '{self._name}'"
+            raise BadRequest(message, "model", status=404, code="model_not_found")
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return wire.reply({"object": "list", "data": [self._described(self._name)]})
+
+    async def _one_model(self, request: web.Request) -> web.Response:
+        self._check_name(request.match_info["name"])
+        return wire.reply(self._described(request.match_info["name"]))
+
+    def _described(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self._created, "owned_by": "jaxagent"}
+
+    # ---------------------------------------------------------------- admin
+
+    def _admit(self, request: web.Request) -> None:
+        offered = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
+        if not hmac.compare_digest(offered, self._admin_token.encode()):
+            raise BadRequest("this route needs the admin token", status=401, code="invalid_api_key")
+
+    def _known(self, request: web.Request) -> _Entry:
+        self._admit(request)
+        entry = self._by_id.get(request.match_info["id"])
+        if entry is None:
+            raise BadRequest("there is no such session", status=404, code="session_not_found")
+        return entry
+
+    async def _open(self, request: web.Request) -> web.Response:
+        self._admit(request)
+        body = checks.parse_json(await wire.read_body(request))
+        if not isinstance(body, dict):
+            raise BadRequest("the body must be an object with a 'task_id'")
+        assert self._make is not None
+        token = self.add(self._make(body))
+        return wire.reply({"id": self._by_token[token].id, "token": token}, 201)
+
+    async def _look(self, request: web.Request) -> web.Response:
+        session = self._known(request).session
+        told = {"running": session.running, "counters": session.counters}
+        return wire.reply(told | {"stop": session.stop, "closed": session.closed})
+
+    async def _trajectories(self, request: web.Request) -> web.Response:
+        """Ends the session: what it gives is whole."""
+        session = self._known(request).session
+        trajectories = session.close()
+        told = {"counters": session.counters, "stop": session.stop}
+        rows = await self._readers.run(lambda: [codec.encode_trajectory(t) for t in trajectories])
+        return await self._readers.run(wire.reply, {"trajectories": rows} | told)
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        entry = self._known(request)
+        self.remove(entry.token)
+        entry.session.close()
+        return wire.reply({"id": entry.id, "deleted": True})
+
+    # ---------------------------------------------------------------- errors
+
+    @web.middleware
+    async def _errors(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Turns every error that comes before an answer has begun into a reply in the dialect's form."""
+        param, code, headers = None, None, {}
+        try:
+            return await handler(request)
+        except BadRequest as mistake:
+            told, status, param, code = str(mistake), mistake.status, mistake.param, mistake.code
+        except BusyError as failure:
+            told, status, headers = str(failure), 429, {"Retry-After": "1"}
+        except TimeoutError:
+            told, status = f"no result in {self._timeout_s:g} s", 503
+        except EngineError as failure:
+            told, status = str(failure), 500
+        except web.HTTPException as answer:
+            told, status = f"{request.method} {request.path}: {answer.reason}", answer.status
+            headers = {name: answer.headers[name] for name in ("Allow",) if name in answer.headers}
+        except ConnectionResetError:
+            raise
+        except Exception as failure:
+            logger.exception("%s %s failed", request.method, request.path)
+            told, status = f"the server failed: {type(failure).__name__}", 500
+        form = FORMS.get(request.path, messages if request.path == COUNT else None)
+        body = completions.error_body if form is None else form.error
+        return wire.reply(body(told, status, param, code), status, headers)

@@ -1,0 +1,387 @@
+"""A session: an agent program's requests, answered by the policy, as trajectories of exactly the policy's tokens.
+
+asks in -> answers out, and at the end a `types.Trajectory` for every conversation the program held. The rules (what is
+continued, what begins anew, what is joined, given again or cancelled) stand in docs/gateway.md, each with its test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxagent.config import SamplingConfig
+from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.engine.requests import BusyError, EngineError, Sampled
+from jaxagent.gateway.chat import Answer, Ask, BadRequest, ChatMessage
+from jaxagent.gateway.contexts import Context, build
+from jaxagent.gateway.reading import Begun, Event, Reading, generation_of
+from jaxagent.gateway.renderer import Renderer
+from jaxagent.gateway.threads import Beginning, Canonical, End, Thread, Threads, after, canonical, message_digest
+from jaxagent.gateway.waiting import Pending
+from jaxagent.types import Generation, StopReason, TokenKind, Trajectory
+
+LINGER_S = 1.0  # from the last client's leaving to the end of its generation: a retry may come
+BUSY_PAUSE_S = 0.1  # between two tries while the engine's queue is full
+KEPT_TURNS = 16  # of a session: answers that can be given again
+LARGE_TEXT = 50_000  # characters: what is longer is rendered and tokenised in a thread, while others are served
+COUNTERS = ("requests", "forks", "side_requests", "retries_joined", "replayed", "cancelled", "malformed_calls")
+COUNTERS += ("ignored_fields", "sampled_tokens", "cached_tokens", "queue_s", "prefill_s", "decode_s")
+
+
+class Policy(Protocol):
+    """What a session needs of an engine; `engine.driver.Driver` is one."""
+
+    async def open(self, task_id: str, sample: int, group_size: int, domain: str, conversation: int) -> Any:
+        """A new sequence; `conversation` keys its randomness."""
+
+    async def generate(
+        self,
+        session: Any,
+        new_tokens: Sequence[int],
+        max_tokens: int,
+        sampling: SamplingConfig,
+        turn: int,
+        deadline_s: float,
+        on_tokens: Callable[[Sampled], None] | None,
+        stop_strings: Sequence[str] | None,
+    ) -> Generation:
+        """Samples one turn after appending `new_tokens`."""
+        ...
+
+    def close(self, session: Any) -> None:
+        """Ends the sequence, also in the middle of a turn."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a session may use."""
+
+    turn_tokens: int  # sampled for one request
+    context_tokens: int  # of one trajectory
+    requests: int  # that sample
+
+
+class Session:
+    """One attempt's conversations. All calls come from one event loop.
+
+    Args:
+      policy, renderer, tokenizer: the model.
+      limits: what it may use.
+      sampling: of every request; None: each request's own, as a server's clients expect.
+      task_id, sample, group_size, domain: of the attempt, for the engine's randomness and order.
+      request_timeout_s: longest wait for one generation.
+      patient: waits while the engine's queue is full; else such a request is refused with a BusyError.
+
+    Attributes:
+      counters: see COUNTERS.
+      stop: why the program's last request was refused: TOKEN_LIMIT (no room), TURN_LIMIT (too many requests); None if
+        it was not.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        renderer: Renderer,
+        tokenizer: Tokenizer,
+        limits: Limits,
+        sampling: SamplingConfig | None,
+        task_id: str,
+        sample: int,
+        group_size: int = 1,
+        domain: str = "",
+        request_timeout_s: float = 600.0,
+        patient: bool = True,
+    ) -> None:
+        self._policy, self._renderer, self._tokenizer, self._limits = policy, renderer, tokenizer, limits
+        self._sampling, self._task_id, self._sample = sampling, task_id, sample
+        self._group_size, self._domain, self._timeout_s, self._patient = group_size, domain, request_timeout_s, patient
+        self._threads = Threads()
+        self._turns: dict[bytes, Pending] = {}  # the latest of each request
+        self._begun = 0
+        self._trajectories: tuple[Trajectory, ...] | None = None  # when it is closed
+        self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0.0)
+        self.stop: StopReason | None = None
+
+    # ---------------------------------------------------------------- requests
+
+    async def answer(
+        self,
+        ask: Ask,
+        watch: Callable[[Event], None] | None = None,
+        retry: bool = False,
+        asked: Canonical | None = None,
+    ) -> Answer:
+        """The assistant's next message.
+
+        Args:
+          ask: the request.
+          watch: called with `Begun` and then every delta as soon as it is known.
+          retry: the client says that it has asked this before.
+          asked: `canonical(ask)`, where the caller has it.
+
+        Raises:
+          BadRequest: what the program asks cannot be; 400 with code "context_length_exceeded" where there is no room,
+            403 when the session's requests are used up, 401 when it is closed.
+          TimeoutError: no answer within the time for a request.
+          EngineError: generation failed; BusyError: the engine's queue is full.
+        """
+        self._check_open()
+        asked = canonical(ask) if asked is None else asked
+        self.counters["requests"] += 1
+        self.counters["ignored_fields"] += len(ask.ignored)
+        self.counters["ignored_fields"] += self._sampling is not None and ask.sampling != self._sampling
+        turn = self._turns.get(asked.digest)
+        if turn is not None and not turn.done:
+            self.counters["retries_joined"] += 1
+        elif turn is not None and (retry or not turn.delivered):
+            self.counters["replayed"] += 1
+        else:
+            turn = self._begin(ask, asked, watched=watch is not None)
+        answer = await self._wait(turn, watch)
+        self.stop = None
+        return answer
+
+    def delivered(self, answer: Answer) -> None:
+        """Says that a client has taken the whole answer: when it asks the same again, it wants another."""
+        for turn in self._turns.values():
+            if turn.gave(answer):
+                turn.delivered = True
+
+    async def count(self, ask: Ask) -> int:
+        """The number of tokens of a request's context, as far as it is known before it is asked."""
+        self._check_open()
+        asked = canonical(ask)
+        return len(await self._context(ask, asked, self._threads.match(asked)))
+
+    def close(self) -> tuple[Trajectory, ...]:
+        """Ends the session: what runs is given up, and every later request is refused. May be called again."""
+        if self._trajectories is None:
+            for turn in list(self._turns.values()):
+                self._give_up(turn, BadRequest("the session is closed", status=401, code="session_closed"))
+            for thread in self._threads.all:
+                self._shut(thread)
+            trajectories, side_requests = self._threads.trajectories()
+            self._trajectories = tuple(trajectories)
+            self.counters["side_requests"] = float(side_requests)
+        return self._trajectories
+
+    @property
+    def running(self) -> int:
+        """Requests that generate now."""
+        return sum(not turn.done for turn in self._turns.values())
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._trajectories is not None
+
+    def _check_open(self) -> None:
+        if self._trajectories is not None:
+            raise BadRequest("the session is closed", status=401, code="session_closed")
+
+    def _refuse(self, reason: StopReason, mistake: BadRequest) -> BadRequest:
+        self.stop = reason
+        return mistake
+
+    # ---------------------------------------------------------------- who waits
+
+    async def _wait(self, turn: Pending, watch: Callable[[Event], None] | None) -> Answer:
+        try:
+            return await turn.wait(watch)
+        finally:
+            if not turn.waiters and not turn.done:
+                asyncio.get_running_loop().call_later(LINGER_S, self._abandoned, turn)
+
+    def _abandoned(self, turn: Pending) -> None:
+        if not turn.waiters and not turn.done:
+            self.counters["cancelled"] += 1
+            self._give_up(turn, EngineError("The client is gone."))
+
+    def _give_up(self, turn: Pending, reason: Exception) -> None:
+        """Ends a turn at once: the trajectory is again as it was before, for whoever asks next."""
+        if turn.done:
+            return
+        turn.result.set_exception(reason)
+        if self._turns.get(turn.digest) is turn:
+            del self._turns[turn.digest]
+        self._begun -= 1
+        if turn.task is not None:
+            turn.task.cancel()
+        if turn.thread is not None:
+            self._shut(turn.thread)
+            turn.thread.busy = False
+            self._threads.forget(turn.thread)
+
+    def _shut(self, thread: Thread) -> None:
+        """Closes the policy's sequence: a turn that was cut short leaves it unusable."""
+        handle, thread.handle = thread.handle, None
+        if handle is not None:
+            self._policy.close(handle)
+
+    # ---------------------------------------------------------------- a turn
+
+    def _begin(self, ask: Ask, asked: Canonical, watched: bool) -> Pending:
+        if self._begun >= self._limits.requests:
+            message = f"the session's {self._limits.requests} requests are used up"
+            raise self._refuse(StopReason.TURN_LIMIT, BadRequest(message, status=403, code="requests_used_up"))
+        self._begun += 1
+        if len(self._turns) >= KEPT_TURNS:
+            old = next((turn for turn in self._turns.values() if turn.done), None)
+            if old is not None:
+                del self._turns[old.digest]
+        self._turns.pop(asked.digest, None)
+        turn = self._turns[asked.digest] = Pending(asked.digest)
+        turn.task = asyncio.get_running_loop().create_task(self._run(turn, ask, asked, watched))
+        return turn
+
+    async def _run(self, turn: Pending, ask: Ask, asked: Canonical, watched: bool) -> None:
+        """Samples a turn and settles it. Until the last step nothing but `busy` and the policy's sequence changes."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer = await self._sampled(turn, ask, asked, watched)
+        except asyncio.CancelledError:
+            self._give_up(turn, EngineError("The turn was cancelled."))
+            raise
+        except Exception as failure:
+            self._give_up(turn, failure)
+        else:
+            if not turn.done:
+                turn.settle(answer)
+
+    async def _sampled(self, turn: Pending, ask: Ask, asked: Canonical, watched: bool) -> Answer:
+        base = self._threads.match(asked)
+        thread = None
+        if base is not None and base[0].ends[-1] is base[1] and not base[0].busy:
+            rest = range(base[1].messages, len(ask.messages))
+            if not any(asked.messages[i] in self._threads.stored for i in rest):
+                turn.thread = thread = base[0]
+                thread.busy = True
+        context = await self._context(ask, asked, base)
+        count, ids, kinds = len(context), context.ids, context.kinds
+        room = self._limits.context_tokens - count
+        if room <= 0:
+            raise self._no_room(count)
+        if thread is None:
+            self.counters["forks"] += base is not None
+            ids, kinds = [*context.copied, *ids], [int(TokenKind.PROMPT)] * len(context.copied) + kinds
+            turn.thread = thread = self._threads.open(ids, bool(ask.tools))
+            thread.busy = True
+        turn.tell(Begun(count))
+        most = min(room, self._limits.turn_tokens, ask.max_tokens or room)
+        parser = self._renderer.parser(ask.tools)
+        key = f"{self._task_id}\0{self._sample}\0{thread.key}\0{thread.turns}"
+        reading = Reading(self._tokenizer, parser, ask.stops, key)
+        generation = await self._generate(turn, thread, ids, most, ask, reading, watched)
+        if not len(generation.tokens):
+            raise self._no_room(count)
+        if turn.done:  # given up meanwhile: the trajectory is no longer this turn's
+            raise EngineError("The turn was given up.")
+        if not np.isfinite(generation.logprobs).all():
+            raise EngineError("The log-prob of a sampled token is not finite: are the weights?")
+        turn.tell(*reading.end())
+        answer = reading.answer(Beginning(thread.tokens, count), generation, whole=thread.handle is not None)
+        self._commit(thread, ids, kinds, generation, asked, answer)
+        self.counters["malformed_calls"] += parser.malformed
+        return answer
+
+    async def _generate(
+        self, turn: Pending, thread: Thread, ids: Sequence[int], most: int, ask: Ask, reading: Reading, watched: bool
+    ) -> Generation:
+        """Samples behind the trajectory's tokens and `ids`, and has the reading read all of it."""
+        pieces: list[Sampled] = []
+        found = asyncio.Event()
+
+        def take(sampled: Sampled) -> None:
+            if not found.is_set():
+                pieces.append(sampled)
+                turn.tell(*reading.feed(sampled.tokens.tolist()))
+                if reading.stop is not None:
+                    found.set()
+
+        live = watched or bool(ask.stops)
+        work = asyncio.ensure_future(self._engine(thread, ids, most, ask, take if live else None))
+        stopped = asyncio.ensure_future(found.wait())
+        try:
+            await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if reading.stop is None:
+                generation = await work
+                if not live:
+                    take(Sampled(generation.tokens, generation.logprobs, generation.policy_versions))
+                return generation
+        finally:
+            for task in (work, stopped):
+                task.cancel()
+            await asyncio.gather(work, stopped, return_exceptions=True)
+        if turn.done:  # given up meanwhile: the trajectory is no longer this turn's
+            raise EngineError("The turn was given up.")
+        self._shut(thread)  # the engine has sampled beyond the stop string, or was cut off
+        return generation_of(pieces, reading.taken)
+
+    async def _engine(
+        self, thread: Thread, ids: Sequence[int], most: int, ask: Ask, take: Callable[[Sampled], None] | None
+    ) -> Generation:
+        if thread.handle is None:
+            ids = [*thread.tokens, *ids]
+            own = (self._task_id, self._sample, self._group_size, self._domain)
+            thread.handle = await self._policy.open(*own, conversation=thread.key)
+        handle = thread.handle
+        sampling = ask.sampling if self._sampling is None else self._sampling
+        while True:
+            try:
+                return await self._policy.generate(
+                    handle,
+                    ids,
+                    most,
+                    sampling,
+                    thread.turns,
+                    self._timeout_s,
+                    on_tokens=take,
+                    stop_strings=None,
+                )
+            except BusyError:
+                if not self._patient:
+                    raise
+                await asyncio.sleep(BUSY_PAUSE_S)
+
+    def _commit(
+        self,
+        thread: Thread,
+        ids: Sequence[int],
+        kinds: Sequence[int],
+        generation: Generation,
+        asked: Canonical,
+        answer: Answer,
+    ) -> None:
+        """The turn becomes part of the trajectory."""
+        sampled = generation.tokens.tolist()
+        ended = generation.finish == "eos" and sampled[-1] in self._tokenizer.eos_ids
+        ended_by = self._tokenizer.decode(sampled[-1:]) if ended else ""
+        end = End(len(asked.messages) + 1, len(thread) + len(ids) + len(sampled), ended_by)
+        said = message_digest(ChatMessage("assistant", answer.text, answer.calls))
+        thread.add(ids, kinds, generation, end)
+        thread.busy = False
+        self._threads.add(thread, end, after(asked.chain[-1], said), said, sampled)
+        self.counters["sampled_tokens"] += len(sampled)
+        for name in ("cached_tokens", "queue_s", "prefill_s", "decode_s"):
+            self.counters[name] += getattr(generation, name)
+
+    # ---------------------------------------------------------------- contexts
+
+    async def _context(self, ask: Ask, asked: Canonical, base: tuple[Thread, End] | None) -> Context:
+        """The tokens of a request. Large ones are made in a thread, while other requests are served."""
+        new = ask.messages[base[1].messages if base else 0 :]
+        least = sum(self._tokenizer.least_tokens(m.text) for m in new if m.role != "assistant")
+        if least >= self._limits.context_tokens:  # what cannot fit is not encoded
+            raise self._no_room(least)
+        if sum(len(message.text) for message in new) < LARGE_TEXT:
+            return build(self._renderer, self._threads, ask, asked, base)
+        return await asyncio.to_thread(build, self._renderer, self._threads, ask, asked, base)
+
+    def _no_room(self, count: int) -> BadRequest:
+        most = self._limits.context_tokens
+        message = f"prompt is too long: {count} tokens > {most} maximum; this model's maximum context length is {most}"
+        return self._refuse(StopReason.TOKEN_LIMIT, BadRequest(message, code="context_length_exceeded"))

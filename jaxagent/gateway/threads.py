@@ -1,0 +1,211 @@
+"""A session's trajectories as they grow: what a request continues, and what it begins anew.
+
+Messages are compared by digest: role, text without outer blanks, calls by name and argument values. `Canonical` has one
+digest per message and one per beginning of the conversation, tools included, so that finding the longest beginning that
+some trajectory has is a look-up per message. See docs/gateway.md for the rules.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxagent.gateway.chat import Ask, ChatMessage
+from jaxagent.gateway.renderer import Stored
+from jaxagent.rollout.conversation import Columns
+from jaxagent.types import Generation, Trajectory
+
+DIGEST_BYTES = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Canonical:
+    """A request as it is compared with others."""
+
+    messages: tuple[bytes, ...]  # a digest per message
+    chain: tuple[bytes, ...]  # [k]: of the tools and the first k messages
+    digest: bytes  # of all that the answer depends on
+
+
+def canonical(ask: Ask) -> Canonical:
+    """The digests of a request. A pure function of its text: megabytes of it take milliseconds."""
+    messages = tuple(message_digest(message) for message in ask.messages)
+    chain = [_digest([[t.name, t.description, _plain(t.parameters)] for t in ask.tools])]
+    for message in messages:
+        chain.append(_hash(chain[-1] + message))
+    sampling = dataclasses.astuple(ask.sampling)
+    wishes = _digest([ask.max_tokens, list(ask.stops), list(sampling), ask.seed, ask.user])
+    return Canonical(messages, tuple(chain), _hash(chain[-1] + wishes))
+
+
+def message_digest(message: ChatMessage) -> bytes:
+    """Equal for messages that say the same."""
+    calls = [
+        [call.name, call.arguments.strip() if isinstance(call.arguments, str) else _plain(call.arguments)]
+        for call in message.calls
+    ]
+    return _digest([message.role, message.text.strip(), calls])
+
+
+def after(chain: bytes, answer: bytes) -> bytes:
+    """The digest of a beginning of a conversation, given that without its last message and that message's."""
+    return _hash(chain + answer)
+
+
+def _plain(value: Any) -> Any:
+    """JSON in which equal numbers are written alike: JavaScript writes 1.0 as 1."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _digest(value: Any) -> bytes:
+    return _hash(json.dumps(value, sort_keys=True).encode())  # ASCII, whatever the texts hold
+
+
+def _hash(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """Where an assistant message of a trajectory ends."""
+
+    messages: int  # of the conversation, up to and with this one
+    tokens: int  # likewise
+    ended_by: str  # the EOS text that was sampled, or ""
+
+
+class Beginning(Sequence[int]):
+    """The first tokens of a trajectory, which only ever grows: a view, since every answer has one."""
+
+    def __init__(self, tokens: Sequence[int], count: int) -> None:
+        self._tokens, self._count = tokens, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._tokens[: self._count][at]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._tokens[: self._count])
+
+
+class Thread:
+    """One trajectory: it grows by whole turns, so that a turn that fails leaves no trace.
+
+    Attributes:
+      key: `conversation` of its randomness.
+      tools: whether its program offered tools.
+      ends: of its own turns, oldest first.
+      busy: a request continues it.
+      handle: the policy's sequence; None: not open, and all tokens are to be sent.
+    """
+
+    def __init__(self, key: int, tools: bool) -> None:
+        self.key, self.tools = key, tools
+        self.ends: list[End] = []
+        self.busy = False
+        self.handle: Any = None
+        self.began = 0  # tokens in front of the first action
+        self._columns = Columns()
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    @property
+    def turns(self) -> int:
+        """Turns that it has sampled."""
+        return len(self.ends)
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Every token so far. Not to be changed."""
+        return self._columns.tokens
+
+    def add(self, ids: Sequence[int], kinds: Sequence[int], generation: Generation, end: End) -> None:
+        """Appends context that the policy has now seen and what it sampled behind it."""
+        self._columns.append(max(0, self.turns - 1), ids, kinds)
+        if not self.ends:
+            self.began = len(self)
+        self._columns.append_action(self.turns, generation)
+        self.ends.append(end)
+
+    def trajectory(self) -> Trajectory:
+        """The whole of it; it always ends with sampled tokens."""
+        return self._columns.trajectory(len(self))
+
+
+class Threads:
+    """All trajectories of a session."""
+
+    def __init__(self) -> None:
+        self.all: list[Thread] = []
+        self.stored: dict[bytes, Stored] = {}  # by the digest of an assistant message: its ids, as sampled first
+        self._ends: dict[bytes, list[tuple[Thread, End]]] = {}  # by the digest of the conversation up to there
+        self._keys: set[int] = set()
+
+    def match(self, asked: Canonical) -> tuple[Thread, End] | None:
+        """The longest beginning of a request that ends with an assistant message of a trajectory.
+
+        Of several trajectories, one that ends there and is idle comes first, and of these the youngest.
+        """
+        for count in range(len(asked.messages), 0, -1):
+            if found := self._ends.get(asked.chain[count]):
+                return next((one for one in reversed(found) if is_tip(*one)), found[0])
+        return None
+
+    def known(self, asked: Canonical, start: int) -> Iterator[tuple[int, Stored]]:
+        """(number of the message, ids) of the assistant messages from `start` on that this session sampled."""
+        for number in range(start, len(asked.messages)):
+            if (stored := self.stored.get(asked.messages[number])) is not None:
+                yield number, stored
+
+    def open(self, context: Sequence[int], tools: bool) -> Thread:
+        """A trajectory that begins with these tokens. Its key is taken until `forget`."""
+        occurrence = 0
+        while (key := conversation_key(context, occurrence)) in self._keys:
+            occurrence += 1
+        self._keys.add(key)
+        return Thread(key, tools)
+
+    def forget(self, thread: Thread) -> None:
+        """A trajectory that has not sampled anything is none."""
+        if not thread.turns:
+            self._keys.discard(thread.key)
+
+    def add(self, thread: Thread, end: End, chain: bytes, answer: bytes, sampled: Sequence[int]) -> None:
+        """Notes an assistant message: where it ends, and its ids."""
+        if thread.turns == 1:
+            self.all.append(thread)
+        self._ends.setdefault(chain, []).append((thread, end))
+        self.stored.setdefault(answer, Stored(tuple(sampled), end.ended_by))
+
+    def trajectories(self) -> tuple[list[Trajectory], int]:
+        """(trajectories that are trained, number of untrained side requests).
+
+        Requests without tools beside others with tools (titles, summaries) are side requests. The order does not
+        depend on arrival.
+        """
+        sampled = sorted(self.all, key=lambda thread: (thread.began, thread.key))
+        kept = [thread for thread in sampled if thread.tools] or sampled
+        return [thread.trajectory() for thread in kept], len(sampled) - len(kept)
+
+
+def is_tip(thread: Thread, end: End) -> bool:
+    """Whether the trajectory ends there and nothing continues it yet."""
+    return not thread.busy and thread.ends[-1] is end
+
+
+def conversation_key(context: Sequence[int], occurrence: int) -> int:
+    """63 bits that depend on the tokens a trajectory begins with, and on how many began so before."""
+    data = np.asarray(context, np.int32).tobytes() + occurrence.to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1

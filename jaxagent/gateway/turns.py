@@ -1,0 +1,165 @@
+"""A conversation fitted to what its chat template can show: roles mapped, messages joined, calls written as text."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from jaxagent.gateway.abilities import Abilities
+from jaxagent.gateway.chat import Call, ChatMessage, Tool
+from jaxagent.gateway.tool_parsers import ToolParser
+from jaxagent.types import TokenKind
+
+Parts = tuple[tuple[str, TokenKind], ...]
+
+GAP = ("\n\n", TokenKind.PROMPT)  # between two texts in one message
+OPEN_REMINDER, CLOSE_REMINDER = ("<system-reminder>\n", TokenKind.PROMPT), ("\n</system-reminder>", TokenKind.PROMPT)
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """A message as the template gets it.
+
+    Attributes:
+      parts: its text, each part with its kind.
+      index: of an assistant message whose tokens are known: its number in the conversation; its text is not rendered.
+    """
+
+    role: str
+    parts: Parts
+    calls: tuple[Call, ...] = ()
+    reasoning: str = ""
+    name: str = ""
+    index: int | None = None
+
+    @property
+    def text(self) -> str:
+        """All parts, one after the other."""
+        return "".join(text for text, _ in self.parts)
+
+    def form(self, content: str) -> dict[str, Any]:
+        """The message in Hugging Face's form, with another content."""
+        message: dict[str, Any] = {"role": self.role, "content": content}
+        if self.calls:
+            message["tool_calls"] = [
+                {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.calls
+            ]
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.name:
+            message["name"] = self.name
+        return message
+
+
+def fit(
+    messages: Sequence[ChatMessage],
+    known: Collection[int],
+    abilities: Abilities,
+    writer: type[ToolParser],
+    native: bool,
+    preface: str,
+) -> list[Turn]:
+    """Turns that the template shows whole.
+
+    A stretch between two assistant messages becomes the same turns whatever stands before and behind it, so that a
+    conversation rendered stretch by stretch is the conversation rendered whole.
+
+    Args:
+      messages: the conversation.
+      known: numbers of the assistant messages whose tokens are known.
+      abilities: the template's.
+      writer: the family whose way to write calls is taken where the template does not write them.
+      native: the template writes calls in the family's way itself.
+      preface: more text for the first system message; "" for none.
+    """
+    numbered = list(enumerate(messages))
+    if preface and messages and messages[0].role == "system":
+        numbered[0] = (0, dataclasses.replace(messages[0], text=f"{messages[0].text}\n\n{preface}"))
+    elif preface:
+        numbered.insert(0, (-1, ChatMessage("system", preface)))
+    turns: list[Turn] = []
+    notes: list[Parts] = []  # system texts that wait for a user message to stand in
+    names = {call.id: call.name for message in messages for call in message.calls if call.id}
+    begun = False  # the assistant has spoken
+    for i, message in numbered:
+        kind = TokenKind.OBSERVATION if begun or message.role == "tool" else TokenKind.PROMPT
+        parts: Parts = ((message.text, kind),)
+        if message.role == "assistant":
+            turns += [Turn("user", _joined(notes))] * bool(notes)
+            notes, begun = [], True
+            if i in known:
+                turns.append(Turn("assistant", (), index=i))
+            else:
+                turns.append(_assistant(message, abilities, writer, native))
+        elif message.role == "system":
+            parts = ((message.text, TokenKind.PROMPT),)
+            if abilities.systems or (abilities.system and not turns):
+                turns.append(Turn("system", parts))
+            elif abilities.system and len(turns) == 1 and turns[0].role == "system":
+                turns[0] = dataclasses.replace(turns[0], parts=_joined([turns[0].parts, parts]))
+            else:
+                notes.append((OPEN_REMINDER, *parts, CLOSE_REMINDER) if turns else parts)
+        elif message.role == "tool":
+            name = message.name or names.get(message.call_id, "tool")  # some templates refuse a result without one
+            turns.append(Turn(abilities.tool_role, parts, name=name))
+        else:
+            turns.append(Turn(message.role, _joined([*notes, parts])))
+            notes = []
+    turns += [Turn("user", _joined(notes))] * bool(notes)
+    return turns if abilities.user_runs else _without_runs(turns)
+
+
+def tools_text(tools: Sequence[Tool]) -> str:
+    """What the system message says about the tools where the template says nothing; calls are in Hermes's format."""
+    return (
+        "You can call these functions; between <tools> and </tools>, each line describes one of them as JSON:\n"
+        "<tools>\n" + "\n".join(json.dumps(tool_form(tool), ensure_ascii=False) for tool in tools) + "\n</tools>\n"
+        "To call a function, write its name and its arguments as one JSON object between tags:\n"
+        '<tool_call>\n{"name": "NAME", "arguments": {"PARAMETER": "VALUE"}}\n</tool_call>\n'
+        "Several calls are written one after the other. The results are given to you in the next messages."
+    )
+
+
+def tool_form(tool: Tool) -> dict[str, Any]:
+    """The tool in Hugging Face's (and OpenAI's) form."""
+    function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+    return {"type": "function", "function": function}
+
+
+def _assistant(message: ChatMessage, abilities: Abilities, writer: type[ToolParser], native: bool) -> Turn:
+    """An assistant message without known tokens; its calls become text where the template would drop or refuse them."""
+    text, calls = message.text, message.calls
+    shown = native and (abilities.several_calls if len(calls) > 1 else abilities.calls)
+    shown = shown and (abilities.text_and_calls or not text)
+    if calls and not (shown and all(isinstance(call.arguments, dict) for call in calls)):
+        text, calls = "\n".join(filter(None, (text, writer.write(calls)))), ()
+    return Turn("assistant", ((text, TokenKind.PROMPT),), calls, message.reasoning)
+
+
+def _joined(texts: Sequence[Parts]) -> Parts:
+    parts: Parts = ()
+    for one in texts:
+        if any(text for text, _ in one):
+            parts = (*parts, GAP, *one) if parts else one
+    return parts
+
+
+def _without_runs(turns: Sequence[Turn]) -> list[Turn]:
+    """Messages of one role in a row become one, but for tools' results and messages whose tokens are known."""
+    joined: list[Turn] = []
+    for turn in turns:
+        last = joined[-1] if joined else None
+        if (
+            last is not None
+            and last.role == turn.role in ("user", "assistant")
+            and last.index is None
+            and turn.index is None
+        ):
+            parts = _joined([last.parts, turn.parts])
+            joined[-1] = dataclasses.replace(last, parts=parts, calls=last.calls + turn.calls)
+        else:
+            joined.append(turn)
+    return joined

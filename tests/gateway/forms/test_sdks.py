@@ -1,0 +1,219 @@
+"""The vendors' own clients read every answer of the forms strictly: whole and streamed, with calls and reasoning."""
+
+import json
+
+import pytest
+
+from jaxagent.gateway.chat import Call, Reasoning, Text
+from tests.gateway.forms.played import Played, answer, listening, run
+
+openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
+anthropic = pytest.importorskip("anthropic", reason="the anthropic SDK is not installed")
+
+CALL = Call("bash", {"command": "echo 'ä€😀' > hello.txt", "n": 1.5}, "k1")
+OTHER = Call("bash", {}, "k2")
+PLAYS = {
+    "text": ([Text("Hel"), Text("lo ä€😀\n")], {}),
+    "empty": ([], {}),
+    "blank": ([Text("\n"), Text(" ")], {}),
+    "call": ([CALL], {}),
+    "text and calls": ([Text("I look"), Text(".\n"), CALL, Text("\n"), OTHER, Text("\n")], {}),
+    "text between calls": ([CALL, Text("\n"), Text("then"), OTHER, Text(" end")], {}),
+    "reasoning": ([Reasoning("I th"), Reasoning("ink"), Text("\n\n"), Text("Done")], {}),
+    "reasoning and call": ([Reasoning("hm"), CALL], {}),
+    "length": ([Text("cut o")], {"finish": "length"}),
+    "stop": ([Text("until ")], {"finish": "stop_sequence", "stop_string": "END"}),
+    "not counted": ([Text("x")], {"cached": None}),
+}
+TOOL = {"type": "object", "properties": {"command": {"type": "string"}}}
+
+
+def whole(name):
+    deltas, more = PLAYS[name]
+    return answer(*deltas, **more)
+
+
+def openai_client(url):
+    return openai.AsyncOpenAI(
+        base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=20, _strict_response_validation=True
+    )
+
+
+def anthropic_client(url):
+    return anthropic.AsyncAnthropic(
+        base_url=url, api_key="x", max_retries=0, timeout=20, _strict_response_validation=True
+    )
+
+
+def played(name):
+    return Played(lambda ask: PLAYS[name])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", PLAYS)
+def test_chat(name, stream):
+    async def scene():
+        server, want = played(name), whole(name)
+        async with listening(server) as url, openai_client(url) as client:
+            asked = dict(
+                model="toy",
+                messages=[{"role": "user", "content": "hi"}],
+                tools=[{"type": "function", "function": {"name": "bash", "parameters": TOOL}}],
+                logprobs=True,
+                extra_body={"return_token_ids": True},
+            )
+            if stream:
+                asked["stream_options"] = {"include_usage": True}
+                async with client.chat.completions.stream(**asked) as events:
+                    chunks = [e.chunk async for e in events if e.type == "chunk"]
+                    try:
+                        got = await events.get_final_completion()
+                    except openai.LengthFinishReasonError as cut:  # what its parser makes of "length"
+                        got = cut.completion
+                assert all(chunk.choices for chunk in chunks[:-1])  # clients read choices[0] of all but the usage
+                extra = next(c for c in chunks if c.choices and c.choices[0].finish_reason)
+                prompt_ids, ids = extra.prompt_token_ids, extra.choices[0].token_ids
+            else:
+                got = await client.chat.completions.create(**asked)
+                prompt_ids, ids = got.prompt_token_ids, got.choices[0].token_ids
+            choice = got.choices[0]
+            assert (choice.message.content or "") == want.text
+            assert (getattr(choice.message, "reasoning_content", None) or "") == want.reasoning
+            calls = choice.message.tool_calls or []
+            assert [(c.id, c.function.name, json.loads(c.function.arguments)) for c in calls] == [
+                (f"call_{c.id}", c.name, c.arguments) for c in want.calls
+            ]
+            assert choice.finish_reason == {"stop_sequence": "stop"}.get(want.finish, want.finish)
+            assert [t.logprob for t in choice.logprobs.content or []] == want.logprobs.tolist()
+            assert [t.bytes for t in choice.logprobs.content or []] == [
+                None if i == 1 else list(t.encode()) for i, t in enumerate(want.token_texts)
+            ]
+            assert (prompt_ids, ids) == ([1, 2, 3, 4, 5], want.tokens.tolist())
+            assert (got.usage.prompt_tokens, got.usage.completion_tokens) == (5, len(want.tokens))
+            assert got.usage.prompt_tokens_details.cached_tokens == want.cached_tokens
+        assert server.asks[0].logprobs and server.asks[0].return_token_ids and not server.asks[0].ignored
+
+    run(scene())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", PLAYS)
+def test_responses(name, stream):
+    async def scene():
+        server, want = played(name), whole(name)
+        async with listening(server) as url, openai_client(url) as client:
+            asked = dict(
+                model="toy",
+                input="hi",
+                tools=[{"type": "function", "name": "bash", "parameters": TOOL, "strict": False}],
+                include=["message.output_text.logprobs"],
+                extra_body={"return_token_ids": True},
+            )
+            if stream:
+                async with client.responses.stream(**asked) as events:
+                    seen = [e async for e in events]
+                done = [e.item for e in seen if e.type == "response.output_item.done"]
+                numbers = [e.sequence_number for e in seen]
+                assert numbers == list(range(len(numbers)))
+                assert seen[-1].type == f"response.{'incomplete' if want.finish == 'length' else 'completed'}"
+                got = seen[-1].response
+                told = server.sent[0].decode().split("data: ")
+                told = [json.loads(part.split("\n")[0]) for part in told[1:]]
+                ended = [e["item"] for e in told if e["type"] == "response.output_item.done"]
+                assert ended == told[-1]["response"]["output"] and [i.id for i in done] == [i.id for i in got.output]
+                added = [e.item.id for e in seen if e.type == "response.output_item.added"]
+                assert added == [i.id for i in got.output] and len(set(added)) == len(added)
+                text = "".join(e.delta for e in seen if e.type == "response.output_text.delta")
+                assert text.strip() == want.text.strip()
+                assert [e.arguments for e in seen if e.type == "response.function_call_arguments.done"] == [
+                    json.dumps(c.arguments, ensure_ascii=False) for c in want.calls
+                ]
+            else:
+                got = await client.responses.create(**asked)
+            texts = [part for i in got.output if i.type == "message" for part in i.content]
+            assert "".join(p.text for p in texts).strip() == want.text.strip() == got.output_text.strip()
+            assert all(p.text.strip() for p in texts)
+            reasonings = [part.text for i in got.output if i.type == "reasoning" for part in i.content]
+            assert "".join(reasonings) == want.reasoning
+            assert [(i.call_id, i.name, json.loads(i.arguments)) for i in got.output if i.type == "function_call"] == [
+                (f"call_{c.id}", c.name, c.arguments) for c in want.calls
+            ]
+            assert got.status == ("incomplete" if want.finish == "length" else "completed")
+            assert (got.incomplete_details is not None) == (want.finish == "length")
+            if texts and (not want.calls or not stream):
+                assert [t.logprob for t in texts[0].logprobs] == want.logprobs.tolist()
+            assert (got.usage.input_tokens, got.usage.output_tokens) == (5, len(want.tokens))
+            assert got.usage.input_tokens_details.cached_tokens == (want.cached_tokens or 0)
+            assert (got.prompt_token_ids, got.token_ids) == ([1, 2, 3, 4, 5], want.tokens.tolist())
+
+    run(scene())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", PLAYS)
+def test_messages(name, stream):
+    async def scene():
+        server, want = played(name), whole(name)
+        async with listening(server) as url, anthropic_client(url) as client:
+            asked = dict(
+                model="toy",
+                max_tokens=99,
+                messages=[{"role": "user", "content": "hi"}],
+                tools=[{"name": "bash", "input_schema": TOOL}],
+                extra_body={"return_token_ids": True},
+            )
+            if stream:
+                async with client.messages.stream(**asked) as events:
+                    seen = [e async for e in events]
+                    got = await events.get_final_message()
+                told = [json.loads(t) for t in server.sent[0].decode().split("data: ")[1:] for t in [t.split("\n")[0]]]
+                opened = [
+                    (e["type"], e["index"]) for e in told if e["type"] in ("content_block_start", "content_block_stop")
+                ]
+                assert opened == [(f"content_block_{w}", i) for i in range(len(got.content)) for w in ("start", "stop")]
+                assert [e["type"] for e in told if e["type"].startswith("message")] == [
+                    "message_start",
+                    "message_delta",
+                    "message_stop",
+                ]
+                assert seen
+            else:
+                got = await client.messages.create(**asked)
+                assert (got.prompt_token_ids, got.token_ids) == ([1, 2, 3, 4, 5], want.tokens.tolist())
+            texts = [b.text for b in got.content if b.type == "text"]
+            assert "".join(texts).strip() == want.text.strip() and all(t.strip() for t in texts)
+            assert "".join(b.thinking for b in got.content if b.type == "thinking") == want.reasoning
+            assert all(b.signature == "" for b in got.content if b.type == "thinking")
+            assert [(b.id, b.name, b.input) for b in got.content if b.type == "tool_use"] == [
+                (f"toolu_{c.id}", c.name, c.arguments) for c in want.calls
+            ]
+            finish = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+            assert got.stop_reason == finish.get(want.finish, want.finish) and got.stop_sequence == want.stop_string
+            cached = want.cached_tokens or 0
+            assert (got.usage.input_tokens, got.usage.output_tokens) == (5 - cached, len(want.tokens))
+            assert got.usage.cache_read_input_tokens == cached
+            counted = await client.messages.count_tokens(model="toy", messages=[{"role": "user", "content": "hi"}])
+            assert counted.input_tokens == 1
+
+    run(scene())
+
+
+def test_errors_and_models_as_the_clients_read_them():
+    async def scene():
+        server = played("text")
+        image = {"type": "image_url", "image_url": {"url": "data:"}}
+        async with listening(server) as url, openai_client(url) as client, anthropic_client(url) as other:
+            with pytest.raises(openai.BadRequestError, match="image_url") as caught:
+                await client.chat.completions.create(model="toy", messages=[{"role": "user", "content": [image]}])
+            assert caught.value.param == "messages[0].content[0]"
+            with pytest.raises(openai.BadRequestError, match="stores nothing"):
+                await client.responses.create(model="toy", input="x", previous_response_id="resp_1")
+            with pytest.raises(anthropic.BadRequestError, match="image") as told:
+                block = {"type": "image", "source": {"type": "url", "url": "http://x"}}
+                await other.messages.create(model="toy", max_tokens=9, messages=[{"role": "user", "content": [block]}])
+            assert told.value.body["error"]["type"] == "invalid_request_error"
+            assert [m.id async for m in client.models.list()] == ["toy"] == [m.id async for m in other.models.list()]
+            assert (await client.models.retrieve("toy")).created == 1_700_000_000
+            assert (await other.models.retrieve("toy")).created_at.year == 2023
+
+    run(scene())
