@@ -8,8 +8,8 @@ from setuptools import find_namespace_packages, setup
 TORCH = "torch==2.13.0"
 DENSE = ["faiss-cpu"]
 GGUF = ["gguf"]
-TEST = ["pytest", "pytest-xdist", "hypothesis", "ruff", "chex", "openai", "gymnasium", "transformers>=5", TORCH]
-TEST += [*DENSE, *GGUF]
+TEST = ["pytest", "pytest-xdist", "hypothesis", "ruff", "chex", "openai", "gymnasium", TORCH]
+TEST += ["anthropic", "openai-agents", "transformers>=5", *DENSE, *GGUF]
 # Folders beside jaxagent/ that are its subpackages: see jaxagent/__init__.py.
 BESIDE = ("configs", "launch", "data_pipelines")
 

@@ -81,7 +81,7 @@ class Ours:
         from jaxagent.observe.compiles import CompileCounter
         from jaxagent.rollout.templates import open_template
         from jaxagent.runs import devices
-        from jaxagent.runs.parts import CHAT_DATE
+        from jaxagent.rollout.templates import CHAT_DATE
 
         raw = gsm8k_python.get_config("smollm2")
         raw.model.path, raw.rl.tasks_per_step, raw.rl.group_size = folder, TASKS, GROUP

@@ -26,7 +26,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ MIB = 2**20
 MACHINES = {"x86_64": "x64", "aarch64": "arm64"}  # the kernel's name: npm's
 NODE = "node", "24.21.0"
 LAUNCHER = "launch.py"
-START_PYTHON = """# Started as `python3 -I`: no variable says where the packages are, since the agent's commands would inherit it.
+START_PYTHON = """# Run by `python3 -I`. No variable says where the packages are: the agent's commands would inherit it.
 import site
 import sys
 
@@ -188,8 +188,9 @@ class _Layer:
 
     def has(self, name: str) -> bool:
         """Whether it is there as the manifest says, in this version."""
-        known = self._manifest.get(name, {})
-        return known.get("version") == self._id(name) and known.get("bytes") == _size(self._place / name)
+        known, script = self._manifest.get(name, {}), self._place / "bin" / _command(name)
+        there = known.get("version") == self._id(name) and script.is_file()
+        return there and known.get("bytes") == _size(self._place / name)
 
     def add(self, name: str) -> str:
         """Installs a program; returns a line about it. Raises InstallError."""
@@ -219,10 +220,11 @@ class _Layer:
     def _keep(self, name: str, part: Path, packages: Mapping[str, str], start: str, seconds: float) -> str:
         _open_to_all(part)
         digest, size = _digest(part), _size(part)
-        place, command = self._place / name, PROGRAMS[name].command if name in PROGRAMS else name
+        place, command = self._place / name, _command(name)
         self._manifest.pop(name, None)  # what is replaced is not there until its successor is
         self._write_manifest()
-        shutil.rmtree(place, ignore_errors=True)
+        if place.exists():
+            place.rename(self._work / f"{name}.old")  # removed with all that was on its way
         part.rename(place)
         script = self._place / "bin" / command
         replace(script, f'#!/bin/sh\n{start} "$@"\n')
@@ -268,12 +270,14 @@ class _Layer:
 
     def _pypi(self, part: Path, program: PyPI) -> dict[str, str]:
         words = [sys.executable, "-m", "pip", "install", "--target", str(part / "packages"), "--only-binary=:all:"]
-        words += ["--python-version", self._python, "--implementation", "cp", "--no-compile", "--quiet"]
+        words += ["--python-version", self._python, "--implementation", "cp", "--quiet"]
         words += ["--disable-pip-version-check", "--no-input", "--no-cache-dir"]
+        if self._python != f"{sys.version_info[0]}.{sys.version_info[1]}":
+            words.append("--no-compile")  # this Python's bytecode is not that one's
         self._call("pip", [*words, f"{program.package}=={program.version}"])
         shutil.rmtree(part / "packages/bin", ignore_errors=True)  # scripts that name this machine's Python
         found = sorted(path.name.removesuffix(".dist-info") for path in (part / "packages").glob("*.dist-info"))
-        return dict(name.rpartition("-")[::2] for name in found)
+        return {name.rpartition("-")[0]: name.rpartition("-")[2] for name in found}
 
     def _call(self, program: str, words: Sequence[str]) -> None:
         """Runs an installer to its end, or ends it with all its children. Raises InstallError."""
@@ -298,6 +302,10 @@ class _Layer:
             raise InstallError(f"{program} failed: {_reason(said)}")
 
 
+def _command(name: str) -> str:
+    return PROGRAMS[name].command if name in PROGRAMS else name  # Node is installed with the first that needs it
+
+
 def _reason(said: str) -> str:
     """The lines of an installer's output that say why, at most three."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
@@ -316,19 +324,25 @@ def _open_to_all(folder: Path) -> None:
             os.chown(path, sandbox_uid(), sandbox_uid(), follow_symlinks=False)
 
 
+def _files(folder: Path) -> Iterator[Path]:
+    """All files below it, in the order of their paths, but bytecode, which a start outside of a sandbox adds to."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.is_symlink() and path.suffix != ".pyc":
+            yield path
+
+
 def _size(folder: Path) -> int:
-    """Bytes of all files below it."""
-    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    """Bytes of all its files."""
+    return sum(path.stat().st_size for path in _files(folder))
 
 
 def _digest(folder: Path) -> str:
     """One digest of all files' paths and contents, in the order of their paths."""
     total = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and not path.is_symlink():
-            with open(path, "rb") as file:
-                one = hashlib.file_digest(file, "sha256").hexdigest()
-            total.update(f"{path.relative_to(folder)}\0{one}\n".encode())
+    for path in _files(folder):
+        with open(path, "rb") as file:
+            one = hashlib.file_digest(file, "sha256").hexdigest()
+        total.update(f"{path.relative_to(folder)}\0{one}\n".encode())
     return total.hexdigest()
 
 

@@ -81,7 +81,7 @@ class Generation:
 
 @dataclasses.dataclass(frozen=True)
 class Trajectory:
-    """ONE token sequence, exactly as the engine saw it. Built only of `rollout.conversation.Columns`."""
+    """ONE token sequence, exactly as the engine saw it. Built only of `rollout.columns.Columns`."""
 
     tokens: np.ndarray  # i32[T]
     kinds: np.ndarray  # u8[T]   TokenKind of each token

@@ -5,8 +5,8 @@
     verdict = await attempt.verify(ended)     # unless the episode failed; within verify_s
     await attempt.close()                     # always, even after an exception
 
-Such an environment's `rollout` is "jaxagent.gateway.harness:HarnessRollout". As everywhere, exceptions are allowed: they
-become StopReason.ENV_ERROR, or TIMEOUT when a deadline has passed, and never a reward.
+Such an environment's `rollout` is "jaxagent.gateway.harness:HarnessRollout". As everywhere, exceptions are allowed:
+they become StopReason.ENV_ERROR, or TIMEOUT when a deadline has passed, and never a reward.
 """
 
 from __future__ import annotations

@@ -76,15 +76,14 @@ def find_family(chat: Chat) -> type[ToolParser] | None:
     question = _message("user", asked)
     call = {"type": "function", "function": {"name": name, "arguments": {key: value}}}
     try:
-        before = chat.render([question]).partition(asked)[2]
+        header = chat.render([question, _message("assistant", value)], None, False).partition(asked)[2]
         text = chat.render([question, _message("assistant", "") | {"tool_calls": [call]}], None, False)
     except ConfigError:
         return None
-    text = text.partition(asked)[2]
-    same = next((i for i, (x, y) in enumerate(zip(text, before, strict=False)) if x != y), len(before))
+    text = text.partition(asked)[2].removeprefix(header.partition(value)[0])
     for family in FAMILIES:
         parser = family([Tool(name, "", {})])
-        if Call(name, {key: value}) in parser.feed(text[same:]) + parser.end():
+        if Call(name, {key: value}) in parser.feed(text) + parser.end():
             return family
     return None
 

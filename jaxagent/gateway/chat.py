@@ -130,7 +130,7 @@ class EventWriter(Protocol):
         ...
 
     def ping(self) -> bytes:
-        """A real event that says nothing, for a client that counts the silence."""
+        """A real event that says nothing, for a client that counts the silence; only after `begin`."""
         ...
 
     def failed(self, message: str, status: int, code: str | None) -> bytes:

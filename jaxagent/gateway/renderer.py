@@ -20,7 +20,7 @@ from jaxagent.gateway.chat import BadRequest, ChatMessage, Tool
 from jaxagent.gateway.spans import locate
 from jaxagent.gateway.tool_parsers import Hermes, ToolParser
 from jaxagent.gateway.turns import Turn, fit, tool_form, tools_text
-from jaxagent.rollout.conversation import encode_spans
+from jaxagent.rollout.columns import encode_spans
 from jaxagent.rollout.templates import Chat, Spans, body_spans
 from jaxagent.types import TokenKind
 
@@ -157,9 +157,12 @@ class Renderer:
 
         def encode_run() -> None:
             try:
-                more, of = encode_spans(self._tokenizer, run)
+                "".join(text for text, _ in run).encode()
             except UnicodeEncodeError as error:
-                raise BadRequest("messages: a text has half of a surrogate pair, which is no text.") from error
+                raise BadRequest(
+                    "messages: a text has half of a surrogate pair, which is no text.", "messages"
+                ) from error
+            more, of = encode_spans(self._tokenizer, run)
             ids.extend(more)
             kinds.extend(of)
             run.clear()

@@ -39,6 +39,7 @@ FORMS: Mapping[str, Form] = {
     "/v1/messages": messages,
 }
 COUNT = "/v1/messages/count_tokens"
+FINISH_S = 1.0  # for requests in hand when it stops
 SESSION_HEADERS = ("x-api-key", "x-session-id")  # beside "Authorization: Bearer ..."
 
 
@@ -163,7 +164,7 @@ class Gateway:
         sock = socket.create_server((host, port))
         self._stack.enter_context(sock)
         try:
-            await self._stack.enter_async_context(connections.serving(self.app(), sock))
+            await self._stack.enter_async_context(connections.serving(self.app(), sock, finish_s=FINISH_S))
         except BaseException:
             await self._stack.aclose()
             raise

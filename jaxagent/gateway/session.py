@@ -80,6 +80,7 @@ class Session:
       counters: see COUNTERS.
       stop: why the program's last request was refused: TOKEN_LIMIT (no room), TURN_LIMIT (too many requests); None if
         it was not.
+      failure: why generation failed for the last request that reached it; None if it did not.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Session:
         self._trajectories: tuple[Trajectory, ...] | None = None  # when it is closed
         self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0.0)
         self.stop: StopReason | None = None
+        self.failure: Exception | None = None
 
     # ---------------------------------------------------------------- requests
 
@@ -247,8 +249,11 @@ class Session:
             self._give_up(turn, EngineError("The turn was cancelled."))
             raise
         except Exception as failure:
+            if not isinstance(failure, BadRequest):
+                self.failure = failure
             self._give_up(turn, failure)
         else:
+            self.failure = None
             if not turn.done:
                 turn.settle(answer)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxagent.gateway.chat import Ask, ChatMessage
 from jaxagent.gateway.renderer import Stored
-from jaxagent.rollout.conversation import Columns
+from jaxagent.rollout.columns import Columns
 from jaxagent.types import Generation, Trajectory
 
 DIGEST_BYTES = 16

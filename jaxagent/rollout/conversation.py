@@ -3,74 +3,19 @@
 Prompt messages, generations and observations in -> the tokens the engine needs next (`pending`) and, at the end, a
 `types.Trajectory` whose tokens are the engine's tokens, one for one. Nothing that was sampled is ever encoded again:
 the text of an action is decoded *for parsing only*, and a boundary between two turns is a boundary between tokens.
-The gateway makes its trajectories of the same `Columns` (`gateway/threads.py`).
+The gateway makes its trajectories of the same `columns.Columns` (`gateway/threads.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Message, Observation, Transcript
-from jaxagent.rollout.templates import Plain, Spans, Template
+from jaxagent.rollout.columns import Columns, encode_spans
+from jaxagent.rollout.templates import Plain, Template
 from jaxagent.types import Generation, TokenKind, Trajectory
-
-
-class Columns:
-    """What a trajectory is made of, token by token, as it grows.
-
-    Attributes:
-      tokens, kinds, logprobs, versions, turns: one entry per token each, see `types.Trajectory`.
-    """
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.kinds: list[int] = []
-        self.logprobs: list[float] = []
-        self.versions: list[int] = []
-        self.turns: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def append(
-        self,
-        turn: int,
-        ids: Sequence[int],
-        kinds: Sequence[int],
-        logprobs: Sequence[float] | None = None,
-        versions: Sequence[int] | None = None,
-    ) -> None:
-        """Appends tokens of a turn; those that were not sampled have neither log-probs nor policy versions."""
-        count = len(ids)
-        logprobs = [0.0] * count if logprobs is None else logprobs
-        versions = [-1] * count if versions is None else versions
-        if not count == len(kinds) == len(logprobs) == len(versions):
-            raise ValueError(f"{count} tokens with {len(logprobs)} log-probs and {len(versions)} policy versions.")
-        self.tokens.extend(ids)
-        self.kinds.extend(kinds)
-        self.logprobs.extend(logprobs)
-        self.versions.extend(versions)
-        self.turns.extend([turn] * count)
-
-    def append_action(self, turn: int, generation: Generation) -> None:
-        """Appends what the policy sampled in a turn."""
-        ids = generation.tokens.tolist()
-        logprobs, versions = generation.logprobs.tolist(), generation.policy_versions.tolist()
-        self.append(turn, ids, [TokenKind.ACTION] * len(ids), logprobs, versions)
-
-    def trajectory(self, end: int) -> Trajectory:
-        """The first `end` tokens."""
-        return Trajectory(
-            tokens=np.asarray(self.tokens[:end], np.int32),
-            kinds=np.asarray(self.kinds[:end], np.uint8),
-            logprobs=np.asarray(self.logprobs[:end], np.float32),
-            policy_versions=np.asarray(self.versions[:end], np.int32),
-            turns=np.asarray(self.turns[:end], np.int32),
-        )
 
 
 class Conversation:
@@ -215,31 +160,3 @@ class Conversation:
     def _turn(self) -> int:
         """The turn that the next tokens belong to."""
         return max(0, len(self._texts) - 1)
-
-
-def encode_spans(tokenizer: Tokenizer, spans: Spans) -> tuple[list[int], list[int]]:
-    """The tokens of consecutive spans, encoded as one text, and the kind of each."""
-    spans = [(tokenizer.normalize(text), kind) for text, kind in spans]
-    ids = tokenizer.encode("".join(text for text, _ in spans))
-    if all(kind == TokenKind.PROMPT for _, kind in spans):
-        return ids, [int(TokenKind.PROMPT)] * len(ids)
-    table = tokenizer.token_bytes()
-    return ids, span_kinds(spans, [len(table[i]) for i in ids])
-
-
-def span_kinds(spans: Spans, lengths: Sequence[int]) -> list[int]:
-    """The kind of every token, given each token's length in bytes: the kind of the span it lies in.
-
-    A token across spans of different kinds is PROMPT if template text is in it, else WARNING: an OBSERVATION token
-    holds nothing but the environment's words, which is what makes it a fair target of ECHO.
-    """
-    kind_of_byte = np.concatenate([np.full(len(t.encode()), k, np.uint8) for t, k in spans] or [np.zeros(0, np.uint8)])
-    kinds, end = [], 0
-    for length in lengths:
-        start, end = end, end + length
-        touched = set(kind_of_byte[start:end].tolist())
-        if len(touched) == 1:
-            kinds.append(touched.pop())
-        else:
-            kinds.append(TokenKind.WARNING if touched and TokenKind.PROMPT not in touched else TokenKind.PROMPT)
-    return kinds

@@ -1,7 +1,18 @@
 """The rules of a session, each with its test: what is continued, begun anew, joined, given again, cancelled."""
 
-from jaxagent.gateway.chat import Call, ChatMessage
-from jaxagent.types import TokenKind
+import asyncio
+import dataclasses
+import hashlib
+
+import pytest
+
+from jaxagent.config import SamplingConfig
+from jaxagent.engine.requests import EngineError
+from jaxagent.gateway import session as sessions
+from jaxagent.gateway.chat import BadRequest, Call, ChatMessage, Text
+from jaxagent.gateway.reading import Begun
+from jaxagent.gateway.session import Limits
+from jaxagent.types import StopReason, TokenKind
 from tests.gateway import world
 from tests.gateway.scripted import Scripted
 from tests.gateway.world import ask, assistant, call, tool, user
@@ -9,6 +20,18 @@ from tests.gateway.world import ask, assistant, call, tool, user
 
 def scripted(reply=lambda context, turn: f"turn {turn} saw {len(context)}", **more):
     return Scripted(world.tokenizer(), reply, **more)
+
+
+class Keyed(Scripted):
+    """Samples letters that depend on the keys of the randomness and on nothing else, as an engine's draws do."""
+
+    failing = False
+
+    def answer(self, turn):
+        if self.failing:
+            raise EngineError("on purpose")
+        key = f"{turn.task_id}/{turn.sample}/{turn.conversation}/{turn.turn}"
+        return world.letters(hashlib.sha256(key.encode()).hexdigest())
 
 
 async def told(session, *messages, **more):
@@ -58,3 +81,340 @@ def test_numbers_written_otherwise_are_the_same_call():
         return session.close()
 
     assert len(world.run(scene)) == 1
+
+
+# -------------------------------------------------------------------- what begins anew
+
+
+def test_a_rewritten_history_keeps_the_tokens_up_to_the_last_common_answer():
+    policy = scripted(lambda context, turn: world.letters(f"saw {len(context)}"))
+
+    async def scene():
+        session = world.session(policy)
+        one = await told(session, user("a"))
+        two = await told(session, user("a"), one, user("b"))
+        await told(session, user("a"), one, user("b"), two, user("c"))
+        await told(session, user("a"), one, user("B!"), two, user("d"))
+        return session, session.close()
+
+    session, trajectories = world.run(scene)
+    assert len(trajectories) == 2 and session.counters["forks"] == 1
+    world.check(policy, trajectories)
+    fork = policy.turns[-1]
+    first = policy.turns[0]
+    whole = [*first.context, *first.sampled]
+    assert fork.turn == 0 and fork.new_tokens[: len(whole)] == whole
+    assert world.contains(fork.context, policy.turns[1].sampled) == 1, "an answer that it had given is spliced"
+    kinds = next(t for t in trajectories if t.action_mask.sum() == len(fork.sampled)).kinds
+    assert set(kinds[: len(whole)].tolist()) == {int(TokenKind.PROMPT)}, "what was copied is not trained again"
+
+
+def test_compaction_and_sub_agents_begin_trajectories_of_their_own():
+    policy = scripted()
+
+    async def scene():
+        session = world.session(policy)
+        one = await told(session, ChatMessage("system", "agent"), user("a"), tools=True)
+        await told(session, ChatMessage("system", "sub-agent"), user("look"), tools=True)
+        await told(session, ChatMessage("system", "agent"), user("so far: " + one.text), tools=True)
+        return session, session.close()
+
+    session, trajectories = world.run(scene)
+    assert len(trajectories) == 3 and session.counters["forks"] == 0
+    world.check(policy, trajectories)
+
+
+def test_another_tool_set_begins_anew_with_the_sampled_ids_spliced():
+    policy = scripted(lambda context, turn: world.letters(f"saw {len(context)}"))
+
+    async def scene():
+        session = world.session(policy)
+        one = await told(session, user("a"), tools=True)
+        other = dataclasses.replace(ask(user("a"), one, user("b")), tools=(dataclasses.replace(world.SHELL, name="x"),))
+        await session.answer(other)
+        return session.close()
+
+    trajectories = world.run(scene)
+    assert len(trajectories) == 2
+    world.check(policy, trajectories)
+    assert policy.turns[1].turn == 0 and world.contains(policy.turns[1].context, policy.turns[0].sampled) == 1
+
+
+def test_a_request_without_tools_beside_others_with_tools_is_not_trained():
+    policy = scripted()
+
+    async def scene(tools):
+        session = world.session(policy)
+        await told(session, user("a title for: fix it"))
+        await told(session, user("fix it"), tools=tools)
+        return session, session.close()
+
+    session, trajectories = world.run(lambda: scene(True))
+    assert len(trajectories) == 1 and session.counters["side_requests"] == 1
+    assert trajectories[0].tokens.tolist() == [*policy.turns[1].context, *policy.turns[1].sampled]
+    session, trajectories = world.run(lambda: scene(False))
+    assert len(trajectories) == 2 and session.counters["side_requests"] == 0
+
+
+def test_a_request_while_its_trajectory_generates_is_a_fork():
+    policy = scripted(lambda context, turn: f"saw {len(context)}")
+
+    async def scene():
+        session = world.session(policy)
+        one = await told(session, user("a"))
+        left, right = await asyncio.gather(
+            told(session, user("a"), one, user("b")), told(session, user("a"), one, user("c"))
+        )
+        await told(session, user("a"), one, user("c"), right, user("d"))
+        await told(session, user("a"), one, user("b"), left, user("d"))
+        return session, session.close()
+
+    session, trajectories = world.run(scene)
+    assert [len(world.spans(t)) for t in trajectories] in ([3, 2], [2, 3]) and session.counters["forks"] == 1
+    world.check(policy, trajectories)
+
+
+# -------------------------------------------------------------------- retries
+
+
+def test_thirty_identical_requests_in_a_burst_are_one_generation():
+    policy = scripted(pause_s=0.001)
+
+    async def scene():
+        session = world.session(policy)
+        answers = await asyncio.gather(*(session.answer(ask(user("a"))) for _ in range(30)))
+        return session, answers, session.close()
+
+    session, answers, trajectories = world.run(scene)
+    assert len(policy.turns) == 1 and all(answer is answers[0] for answer in answers)
+    assert session.counters["retries_joined"] == 29 and session.counters["requests"] == 30
+    world.check(policy, trajectories)
+
+
+def test_an_answer_that_nobody_took_is_given_again_and_one_that_was_taken_is_not():
+    policy = Keyed(world.tokenizer(), lambda context, turn: "")
+
+    async def scene():
+        session = world.session(policy)
+        lost = await session.answer(ask(user("a")))
+        again = await session.answer(ask(user("a")))
+        assert again is lost and session.counters["replayed"] == 1
+        session.delivered(again)
+        new = await session.answer(ask(user("a")))
+        assert new is not lost and new.text != lost.text
+        session.delivered(new)
+        assert await session.answer(ask(user("a")), retry=True) is new
+        heard = []
+        await session.answer(ask(user("a")), heard.append, retry=True)
+        assert heard == [Begun(len(new.prompt_ids)), Text(new.text)]
+        third = await session.answer(ask(user("a")))
+        return [lost.text, new.text, third.text], session.close()
+
+    texts, trajectories = world.run(scene)
+    assert len(set(texts)) == 3 and len(trajectories) == 3
+    world.check(policy, trajectories)
+    assert world.run(scene)[0] == texts and len(policy.turns) == 6, "the same samples in the same order, every time"
+
+
+def test_nobody_waits_so_the_generation_ends_and_a_retry_samples_the_same(monkeypatch):
+    monkeypatch.setattr(sessions, "LINGER_S", 0.05)
+    policy = Keyed(world.tokenizer(), lambda context, turn: "", pause_s=0.01)
+
+    async def scene():
+        session = world.session(policy)
+        one = await told(session, user("a"))
+        before = len(policy.turns)
+        work = asyncio.create_task(session.answer(ask(user("a"), one, user("b"))))
+        while len(policy.turns) == before or not policy.turns[-1].sampled:
+            await asyncio.sleep(0.005)
+        work.cancel()
+        await asyncio.sleep(0)
+        assert session.running == 1, "a retry may come"
+        while session.running:
+            await asyncio.sleep(0.01)
+        await told(session, user("a"), one, user("b"))
+        return session, session.close()
+
+    session, trajectories = world.run(scene)
+    cancelled, whole = policy.turns[1:]
+    assert cancelled.finish == "cancelled" and whole.finish == "eos" and session.counters["cancelled"] == 1
+    assert (whole.conversation, whole.turn, whole.context) == (
+        cancelled.conversation,
+        cancelled.turn,
+        cancelled.context,
+    )
+    assert whole.sampled[: len(cancelled.sampled)] == cancelled.sampled
+    assert whole.new_tokens == whole.context, "the policy's sequence was opened again"
+    assert len(trajectories) == 1 and not policy.left_open
+    world.check(policy, trajectories)
+
+
+def test_a_retry_within_the_linger_joins_the_generation_whose_client_left():
+    policy = scripted(pause_s=0.01)
+
+    async def scene():
+        session = world.session(policy)
+        work = asyncio.create_task(session.answer(ask(user("a"))))
+        while not policy.turns:
+            await asyncio.sleep(0.001)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        await session.answer(ask(user("a")))
+        return session, session.close()
+
+    session, trajectories = world.run(scene)
+    assert len(policy.turns) == 1 and session.counters["retries_joined"] == 1 and session.counters["cancelled"] == 0
+    world.check(policy, trajectories)
+
+
+def test_a_generation_that_failed_leaves_no_trace():
+    policy = Keyed(world.tokenizer(), lambda context, turn: "")
+
+    async def scene():
+        session = world.session(policy)
+        one = await told(session, user("a"))
+        policy.failing = True
+        for _ in range(3):
+            with pytest.raises(EngineError, match="on purpose"):
+                await session.answer(ask(user("a"), one, user("b")))
+            with pytest.raises(EngineError, match="on purpose"):
+                await session.answer(ask(user("new")))
+        policy.failing = False
+        await told(session, user("a"), one, user("b"))
+        await told(session, user("new"))
+        return session.close()
+
+    trajectories = world.run(scene)
+    assert sorted(len(world.spans(t)) for t in trajectories) == [1, 2]
+    world.check(policy, trajectories)
+    failed, done = [t for t in policy.turns if t.finish == "cancelled"], policy.done
+    assert {t.conversation for t in failed} == {t.conversation for t in done}
+
+
+def test_keys_do_not_depend_on_arrival():
+    policies = [Keyed(world.tokenizer(), lambda context, turn: "") for _ in range(2)]
+
+    async def scene(policy, names):
+        session = world.session(policy)
+        for name in names:
+            one = await told(session, user(name))
+            await told(session, user(name), one, user("more"))
+        return session.close()
+
+    there = world.run(lambda: scene(policies[0], "abc"))
+    back = world.run(lambda: scene(policies[1], "cab"))
+    assert [t.tokens.tolist() for t in there] == [t.tokens.tolist() for t in back]
+
+
+# -------------------------------------------------------------------- limits
+
+
+def test_sampling_is_the_runs_and_every_limit_is_told():
+    policy = scripted(lambda context, turn: world.letters("x" * 100))
+    limits = Limits(turn_tokens=50, context_tokens=200, requests=4)
+
+    async def scene():
+        session = world.session(policy, limits)
+        hot = SamplingConfig(temperature=2.0, top_p=0.5, top_k=3, min_p=0.0)
+        answer = await session.answer(
+            dataclasses.replace(ask(user("a"), max_tokens=7, ignored=("seed",)), sampling=hot)
+        )
+        assert answer.finish == "length" and policy.turns[-1].sampling == world.SAMPLING
+        assert session.counters["ignored_fields"] == 2 and len(answer.tokens) == 7
+        answer = await session.answer(ask(user("b"), max_tokens=1000))
+        assert len(answer.tokens) == 50
+        with pytest.raises(BadRequest, match=r"prompt is too long: .* > 200 maximum") as refused:
+            await session.answer(ask(user("long " * 200)))
+        assert (refused.value.status, refused.value.code) == (400, "context_length_exceeded")
+        assert session.stop == StopReason.TOKEN_LIMIT
+        long = await session.answer(ask(user("c" * 100)))
+        assert len(long.prompt_ids) + len(long.tokens) <= 200 and session.stop is None
+        await session.answer(ask(user("d")))
+        with pytest.raises(BadRequest, match="4 requests are used up") as refused:
+            await session.answer(ask(user("e")))
+        assert refused.value.status == 403 and session.stop == StopReason.TURN_LIMIT
+        trajectories = session.close()
+        with pytest.raises(BadRequest, match="closed") as refused:
+            await session.answer(ask(user("f")))
+        assert refused.value.status == 401 and session.close() is trajectories
+        return trajectories
+
+    world.check(policy, world.run(scene))
+
+
+def test_a_stop_string_of_the_program_ends_the_turn_where_it_is_complete():
+    policy = scripted(lambda context, turn: ["think. STOP never read", "done"][turn], piece=3)
+
+    async def scene():
+        session = world.session(policy)
+        heard = []
+        answer = await session.answer(ask(user("a"), stops=("STOP",)), heard.append)
+        session.delivered(answer)
+        assert (answer.text, answer.finish, answer.stop_string) == ("think. ", "stop_sequence", "STOP")
+        assert "".join(e.text for e in heard if isinstance(e, Text)) == "think. "
+        await told(session, user("a"), assistant("think."), user("b"), stops=("STOP",))
+        return answer, session.close()
+
+    answer, trajectories = world.run(scene)
+    assert len(trajectories) == 1
+    text = world.tokenizer().decode(trajectories[0].tokens)
+    assert "think. STOP<|im_end|>" in text and "never" not in text, "what lies behind the stop string is not context"
+    assert world.contains(trajectories[0].tokens, answer.tokens.tolist()) == 1
+    assert not policy.left_open
+
+
+def test_new_weights_while_an_agent_waits_are_in_the_versions():
+    policy = scripted(lambda context, turn: world.letters("a long answer"), piece=2)
+
+    async def scene():
+        session = world.session(policy)
+        work = asyncio.create_task(session.answer(ask(user("a"))))
+        while not policy.turns or len(policy.turns[0].sampled) < 4:
+            await asyncio.sleep(0)
+        policy.gate.clear()
+        await asyncio.sleep(0.01)
+        policy.version = 5
+        policy.gate.set()
+        await work
+        return session.close()
+
+    (trajectory,) = world.run(scene)
+    versions = trajectory.policy_versions[trajectory.action_mask].tolist()
+    assert set(versions) == {0, 5} and versions == sorted(versions)
+
+
+def test_closing_gives_up_what_runs_and_tells_who_waits():
+    policy = scripted(pause_s=0.01)
+
+    async def scene():
+        session = world.session(policy)
+        done = await session.answer(ask(user("a")))
+        work = asyncio.create_task(session.answer(ask(user("b"))))
+        while len(policy.turns) < 2:
+            await asyncio.sleep(0.001)
+        trajectories = session.close()
+        with pytest.raises(BadRequest, match="closed"):
+            await work
+        assert not policy.left_open and len(trajectories) == 1
+        await asyncio.sleep(0.05)
+        return done, trajectories
+
+    done, (trajectory,) = world.run(scene)
+    assert trajectory.tokens.tolist() == [*done.prompt_ids, *done.tokens.tolist()]
+
+
+def test_a_malformed_call_comes_back_as_text_and_the_program_can_answer_it():
+    bad = '<tool_call>{"name": "shell", "arguments": {</tool_call>'
+    policy = scripted(lambda context, turn: [bad, call("ls")][turn])
+
+    async def scene():
+        session = world.session(policy)
+        one = await told(session, user("a"), tools=True)
+        assert one.text == bad and not one.calls
+        two = await told(session, user("a"), one, user("that is no JSON"), tools=True)
+        assert two.calls
+        return session, session.close()
+
+    session, trajectories = world.run(scene)
+    assert session.counters["malformed_calls"] == 1 and len(trajectories) == 1
+    world.check(policy, trajectories)

@@ -160,3 +160,16 @@ def check(policy: Scripted, trajectories: tuple[Trajectory, ...], task: str = "t
                 assert trajectory.logprobs[at + i] == np.float32(logprob(at + i, token))
             at += len(turn.sampled)
     assert len(claimed) == len(turns), f"{len(turns)} turns were sampled, {len(claimed)} are trained"
+
+
+def letters(text: str) -> list[int]:
+    """A text as the policy may sample it and the tokenizer would never encode it: byte by byte, then EOS."""
+    table = tokenizer().token_bytes()
+    one = {table[i]: i for i in range(len(table) - 1, -1, -1)}
+    return [*(one[bytes([byte])] for byte in text.encode()), tokenizer().eos_ids[0]]
+
+
+def contains(tokens: Any, part: list[int]) -> int:
+    """How often a run of ids stands in others."""
+    tokens = list(map(int, tokens))
+    return sum(tokens[i : i + len(part)] == part for i in range(len(tokens) - len(part) + 1))

@@ -16,8 +16,7 @@ def event(data: Any, name: str | None = None) -> bytes:
 
 def call_id(call: Call, prefix: str, answer_id: str, number: int) -> str:
     """The id of an answer's call in a dialect: its own, or one made of the answer's id and the call's number."""
-    name = call.id or f"{answer_id}{number}"
-    return name if name.startswith(prefix) else prefix + name
+    return prefix + (call.id.removeprefix("call_") or f"{answer_id}{number}")
 
 
 def arguments_text(call: Call) -> str:

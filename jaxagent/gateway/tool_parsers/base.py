@@ -51,8 +51,8 @@ class ToolParser:
         return self._run(True)
 
     @classmethod
-    def write(cls, calls: Sequence[Call]) -> str:
-        """Calls as a policy of this family would write them; `feed` reads them back."""
+    def write(cls, text: str, calls: Sequence[Call]) -> str:
+        """A text and calls as a policy of this family would write them; `feed` reads them back."""
         raise NotImplementedError("A plain answer has no calls.")
 
     def _begin(self, text: str, fresh: bool) -> tuple[int, bool]:
@@ -150,7 +150,7 @@ def load_json(text: str) -> Any:
     """
     try:
         value, end = json.JSONDecoder(strict=False, parse_constant=_no_number).raw_decode(text)
-        json.dumps(value, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # 1e999 is read as infinity
     except RecursionError as error:
         raise ValueError("nested too deep") from error
     if text[end:].strip():

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 
 import numpy as np
 from aiohttp import web
@@ -32,10 +31,14 @@ def answer(*deltas, finish=None, stop_string=None, cached=3):
 
 
 class Played:
-    """`play`: Ask -> (deltas, arguments of `answer`). Keeps the requests in `asks`, and the errors in `refused`."""
+    """`play`: Ask -> (deltas, arguments of `answer`). Keeps the requests in `asks`, and the errors in `refused`.
 
-    def __init__(self, play):
-        self.play, self.asks, self.refused, self.sent = play, [], [], []
+    stored: a stream has no deltas, as that of an answer that was there before. failing: it ends in the middle.
+    """
+
+    def __init__(self, play, stored=False, failing=False):
+        self.play, self.stored, self.failing = play, stored, failing
+        self.asks, self.refused, self.sent = [], [], []
 
     def app(self):
         app = web.Application(client_max_size=2**26)
@@ -63,9 +66,9 @@ class Played:
         await reply.prepare(request)
         events = form.writer(ask, IDENT)
         pieces = [events.begin(len(whole.prompt_ids), whole.cached_tokens), events.ping()]
-        for delta in deltas:
+        for delta in () if self.stored else deltas:
             pieces += [events.delta(delta), events.ping()]
-        pieces += [events.end(whole)]
+        pieces += [events.failed("it broke", 500, None) if self.failing else events.end(whole)]
         for piece in pieces:
             await reply.write(piece)
         self.sent.append(b"".join(pieces))
@@ -100,8 +103,3 @@ async def listening(played):
 def run(scene, limit_s=60):
     """Runs a coroutine, which must end within the limit."""
     return asyncio.run(asyncio.wait_for(scene, limit_s))
-
-
-def without_ignored(ask):
-    """The Ask without what was ignored, for comparisons."""
-    return dataclasses.replace(ask, ignored=())

@@ -14,8 +14,9 @@ from tests.gateway.forms.test_requests import CHAT, MESSAGES, RESPONSES
 FORMS = {"chat": (chat, CHAT), "responses": (responses, RESPONSES), "messages": (messages, MESSAGES)}
 VALUES = [
     None, True, False, 0, 1, -1, 2**31, 2**63, 2**64, 10**40, 0.5, -0.0, 1e308, "", " ", "x", "none", "auto",
-    "function", "custom", "tool", "\ud83d", "\x00", "ä😀", "a" * 300, [], [[]], [None], [1], ["x"], {}, {"type": "text"}, [{}],
-    {"type": "image_url"}, {"role": "user", "content": "x"}, {"": None}, {"type": ["x"]}, {"type": {"x": 1}},
+    "function", "custom", "tool", "\ud83d", "\x00", "ä😀", "a" * 300, [], [[]], [None], [1], ["x"], {},
+    [{}], {"type": "text"}, {"type": "image_url"}, {"role": "user", "content": "x"}, {"": None}, {"type": ["x"]},
+    {"type": {"x": 1}},
 ]  # fmt: skip
 MORE = {  # fields with a meaning that the bodies do not have
     "temperature": 1, "top_p": 1, "top_k": 1, "min_p": 0, "seed": 1, "stop": "x", "stop_sequences": ["x"], "n": 1,

@@ -8,7 +8,8 @@ from tests.gateway.forms.played import Played, listening, run
 agents = pytest.importorskip("agents", reason="openai-agents is not installed")
 openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
 
-FIRST = [Reasoning("The file is missing."), Text("I write it."), Call("write", {"path": "hello.txt", "text": "ä"}, "k1")]
+WRITE = Call("write", {"path": "hello.txt", "text": "ä"}, "k1")
+FIRST = [Reasoning("The file is missing."), Text("I write it."), WRITE]
 
 
 def play(ask):
@@ -57,7 +58,7 @@ def test_two_turns(api, stream):
         assert second.messages[:2] == first.messages
         answer, result = second.messages[2:]
         assert (answer.role, answer.text) == ("assistant", "I write it.")
-        assert [(c.name, c.arguments) for c in answer.calls] == [("write", {"path": "hello.txt", "text": "ä"})]
-        assert (result.role, result.text, result.name, result.call_id) == ("tool", "wrote 1", "write", answer.calls[0].id)
+        assert [(c.name, c.arguments) for c in answer.calls] == [(WRITE.name, WRITE.arguments)]
+        assert result == ChatMessage("tool", "wrote 1", call_id=answer.calls[0].id, name="write")
 
     run(scene())

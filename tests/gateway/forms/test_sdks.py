@@ -25,6 +25,7 @@ PLAYS = {
     "stop": ([Text("until ")], {"finish": "stop_sequence", "stop_string": "END"}),
     "not counted": ([Text("x")], {"cached": None}),
 }
+STREAMS = ["whole", "streamed", "stored"]  # stored: a stream of an answer that was there before
 TOOL = {"type": "object", "properties": {"command": {"type": "string"}}}
 
 
@@ -45,15 +46,15 @@ def anthropic_client(url):
     )
 
 
-def played(name):
-    return Played(lambda ask: PLAYS[name])
+def played(name, stream=None):
+    return Played(lambda ask: PLAYS[name], stored=stream == "stored")
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", STREAMS)
 @pytest.mark.parametrize("name", PLAYS)
 def test_chat(name, stream):
     async def scene():
-        server, want = played(name), whole(name)
+        server, want = played(name, stream), whole(name)
         async with listening(server) as url, openai_client(url) as client:
             asked = dict(
                 model="toy",
@@ -62,7 +63,7 @@ def test_chat(name, stream):
                 logprobs=True,
                 extra_body={"return_token_ids": True},
             )
-            if stream:
+            if stream != "whole":
                 asked["stream_options"] = {"include_usage": True}
                 async with client.chat.completions.stream(**asked) as events:
                     chunks = [e.chunk async for e in events if e.type == "chunk"]
@@ -96,11 +97,11 @@ def test_chat(name, stream):
     run(scene())
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", STREAMS)
 @pytest.mark.parametrize("name", PLAYS)
 def test_responses(name, stream):
     async def scene():
-        server, want = played(name), whole(name)
+        server, want = played(name, stream), whole(name)
         async with listening(server) as url, openai_client(url) as client:
             asked = dict(
                 model="toy",
@@ -109,7 +110,7 @@ def test_responses(name, stream):
                 include=["message.output_text.logprobs"],
                 extra_body={"return_token_ids": True},
             )
-            if stream:
+            if stream != "whole":
                 async with client.responses.stream(**asked) as events:
                     seen = [e async for e in events]
                 done = [e.item for e in seen if e.type == "response.output_item.done"]
@@ -140,7 +141,7 @@ def test_responses(name, stream):
             ]
             assert got.status == ("incomplete" if want.finish == "length" else "completed")
             assert (got.incomplete_details is not None) == (want.finish == "length")
-            if texts and (not want.calls or not stream):
+            if texts and (not want.calls or stream == "whole"):
                 assert [t.logprob for t in texts[0].logprobs] == want.logprobs.tolist()
             assert (got.usage.input_tokens, got.usage.output_tokens) == (5, len(want.tokens))
             assert got.usage.input_tokens_details.cached_tokens == (want.cached_tokens or 0)
@@ -149,11 +150,11 @@ def test_responses(name, stream):
     run(scene())
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", STREAMS)
 @pytest.mark.parametrize("name", PLAYS)
 def test_messages(name, stream):
     async def scene():
-        server, want = played(name), whole(name)
+        server, want = played(name, stream), whole(name)
         async with listening(server) as url, anthropic_client(url) as client:
             asked = dict(
                 model="toy",
@@ -162,7 +163,7 @@ def test_messages(name, stream):
                 tools=[{"name": "bash", "input_schema": TOOL}],
                 extra_body={"return_token_ids": True},
             )
-            if stream:
+            if stream != "whole":
                 async with client.messages.stream(**asked) as events:
                     seen = [e async for e in events]
                     got = await events.get_final_message()
@@ -215,5 +216,48 @@ def test_errors_and_models_as_the_clients_read_them():
             assert [m.id async for m in client.models.list()] == ["toy"] == [m.id async for m in other.models.list()]
             assert (await client.models.retrieve("toy")).created == 1_700_000_000
             assert (await other.models.retrieve("toy")).created_at.year == 2023
+
+    run(scene())
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_a_call_of_a_freeform_tool_is_its_text(stream):
+    patch = "*** Begin Patch\n+ä"
+
+    async def scene():
+        play = [Text("so"), Call("apply_patch", {"input": patch}, "k1")], {}
+        async with listening(Played(lambda ask: play, stored=stream == "stored")) as url, openai_client(url) as client:
+            asked = dict(model="toy", input="hi", tools=[{"type": "custom", "name": "apply_patch"}])
+            if stream == "whole":
+                got = await client.responses.create(**asked)
+            else:
+                seen = [e async for e in await client.responses.create(**asked, stream=True)]
+                assert [e.input for e in seen if e.type == "response.custom_tool_call_input.done"] == [patch]
+                got = seen[-1].response
+            call = got.output[1]
+            assert (call.type, call.call_id, call.name, call.input) == (
+                "custom_tool_call",
+                "call_k1",
+                "apply_patch",
+                patch,
+            )
+
+    run(scene())
+
+
+def test_a_stream_that_breaks_off_says_why():
+    async def scene():
+        server = Played(lambda ask: ([Text("Hel")], {}), failing=True)
+        said = [{"role": "user", "content": "hi"}]
+        async with listening(server) as url, openai_client(url) as client, anthropic_client(url) as other:
+            with pytest.raises(openai.APIError, match="it broke"):
+                async for _ in await client.chat.completions.create(model="toy", messages=said, stream=True):
+                    pass
+            seen = [e async for e in await client.responses.create(model="toy", input="hi", stream=True)]
+            assert seen[-1].type == "response.failed" and seen[-1].response.error.message == "it broke"
+            assert seen[-1].response.error.code == "server_error"
+            with pytest.raises(anthropic.APIStatusError, match="it broke"):
+                async for _ in await other.messages.create(model="toy", max_tokens=9, messages=said, stream=True):
+                    pass
 
     run(scene())
