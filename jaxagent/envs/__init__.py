@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jaxagent.envs.base import Environment
+from jaxagent.envs.coding.environment import Coding
 from jaxagent.envs.gymnasium.environment import Gymnasium
 from jaxagent.envs.python.environment import Python
 from jaxagent.envs.search.environment import Search
@@ -13,4 +14,5 @@ ENVIRONMENTS: dict[str, type[Environment]] = {
     "terminal": Terminal,
     "python": Python,
     "gymnasium": Gymnasium,
+    "coding": Coding,
 }
