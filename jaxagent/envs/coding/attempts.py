@@ -14,7 +14,6 @@ import asyncio
 import shlex
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 from jaxagent.envs.agent_attempt import Place
 from jaxagent.envs.base import Message, Step, Transcript, Verdict
