@@ -6,7 +6,7 @@
                            "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 0, "n": 1, "stop": [], "stream": false,
                            "stream_options": {"include_usage": false}, "logprobs": 0, "model": "...", "user": ""}
     POST /v1/chat/completions, /v1/responses, /v1/messages, /v1/messages/count_tokens
-                          conversations with tools, in the forms of OpenAI's and Anthropic's clients; see docs/gateway.md
+                          conversations with tools, in OpenAI's and Anthropic's forms; see docs/gateway.md
     GET /v1/models        the one model, by the name that --model gave it
     POST /v1/score        log-probs of given token ids, see engine/scoring.py: a teacher for on-policy distillation
     GET /v1/tokenizer, GET /health, GET /metrics (Prometheus text)

@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 LEVELS = (
     ("config",),
     ("types", "io"),
-    ("sandbox", "rewards", "models", "algorithms", "data", "agents"),
+    ("sandbox", "rewards", "models", "algorithms", "data", "agents", "tools"),
     ("envs", "engine", "observe"),
     ("rollout", "learner"),
     ("gateway",),
@@ -28,7 +28,7 @@ LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 SELF_CONTAINED = {"sandbox": {"config", "io"}}
 # May import the rooms, never the other way. Subpackages by name (jaxagent.launch), folders beside the rooms.
 TOP = ("configs", "launch", "data_pipelines", "tests", "benchmarks")
-NO_JAX_ROOMS = ("config", "types", "io", "rewards", "envs", "sandbox", "data", "agents")
+NO_JAX_ROOMS = ("config", "types", "io", "rewards", "envs", "sandbox", "data", "agents", "tools")
 NO_JAX = ("jax", "flax", "optax", "orbax", "jaxlib")
 
 

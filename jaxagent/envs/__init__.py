@@ -13,6 +13,6 @@ ENVIRONMENTS: dict[str, type[Environment]] = {
     "search": Search,
     "terminal": Terminal,
     "python": Python,
-    "gymnasium": Gymnasium,
     "coding": Coding,
+    "gymnasium": Gymnasium,
 }

@@ -7,12 +7,17 @@ Nothing in here knows HTTP, tokens' meaning or an engine.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from jaxagent.config import SamplingConfig
+from jaxagent.tools.calls import Call as Call
+from jaxagent.tools.calls import Delta as Delta
+from jaxagent.tools.calls import Reasoning as Reasoning
+from jaxagent.tools.calls import Text as Text
+from jaxagent.tools.calls import Tool as Tool
 
 
 class BadRequest(ValueError):
@@ -21,24 +26,6 @@ class BadRequest(ValueError):
     def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None) -> None:
         super().__init__(message)
         self.param, self.status, self.code = param, status, code
-
-
-@dataclasses.dataclass(frozen=True)
-class Tool:
-    """A function that the program offers to the policy."""
-
-    name: str
-    description: str
-    parameters: Mapping[str, Any]  # JSON schema of its arguments
-
-
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """The policy's call of a tool."""
-
-    name: str
-    arguments: Mapping[str, Any] | str  # a text only where it is no JSON object
-    id: str = ""  # the dialect's; does not count when messages are compared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,23 +57,6 @@ class Ask:
     return_token_ids: bool = False
     user: str = ""
     ignored: tuple[str, ...] = ()  # fields that were sent and have no effect here
-
-
-@dataclasses.dataclass(frozen=True)
-class Text:
-    """Part of the answer's text, as it is sampled."""
-
-    text: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Reasoning:
-    """Part of the answer's reasoning, as it is sampled."""
-
-    text: str
-
-
-Delta = Text | Reasoning | Call  # a call comes whole
 
 
 @dataclasses.dataclass(frozen=True)

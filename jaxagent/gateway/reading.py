@@ -12,7 +12,7 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine.requests import Sampled
 from jaxagent.gateway.chat import Answer, Call, Delta, Reasoning
 from jaxagent.gateway.cut import Cut
-from jaxagent.gateway.tool_parsers import ToolParser
+from jaxagent.tools import ToolParser
 from jaxagent.types import Generation
 
 

@@ -18,10 +18,10 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.gateway.abilities import WORDS, find_abilities, find_family
 from jaxagent.gateway.chat import BadRequest, ChatMessage, Tool
 from jaxagent.gateway.spans import locate
-from jaxagent.gateway.tool_parsers import Hermes, ToolParser
 from jaxagent.gateway.turns import Turn, fit, tool_form, tools_text
 from jaxagent.rollout.columns import encode_spans
 from jaxagent.rollout.templates import Chat, Spans, body_spans
+from jaxagent.tools import Hermes, ToolParser
 from jaxagent.types import TokenKind
 
 
@@ -109,11 +109,12 @@ class Renderer:
         _check(messages, [at])
         if self._chat is None:
             return self._encode(list(_plain(messages, tools, {}))[at + 1 :])
-        turns = self._fit(messages, tools, [at])
+        turns = self._fit(messages, (), [at])  # where tools stand in the system message, that is behind us
         rest = turns[1 + next(i for i, turn in enumerate(turns) if turn.index == at) :]
         before = Turn("user", (("question", TokenKind.PROMPT),))  # as `Chat` frames an observation
         known = Turn("assistant", (), index=at)
-        pieces = list(self._pieces([before, known, *rest], tools, {at: Stored((), ended_by)}))
+        shown = () if self._abilities.tools_before else tools
+        pieces = list(self._pieces([before, known, *rest], shown, {at: Stored((), ended_by)}))
         return self._encode(pieces[1 + next(i for i, piece in enumerate(pieces) if isinstance(piece, Stored)) :])
 
     def _fit(self, messages: Sequence[ChatMessage], tools: Sequence[Tool], known: Collection[int]) -> list[Turn]:

@@ -28,7 +28,7 @@ from jaxagent.data import codec
 from jaxagent.engine.requests import BusyError, EngineError
 from jaxagent.gateway import connections, talk, wire
 from jaxagent.gateway.chat import Ask, BadRequest, Form
-from jaxagent.gateway.forms import chat, checks, completions, messages, responses
+from jaxagent.gateway.forms import chat, checks, completions, messages, models, responses
 from jaxagent.gateway.session import Session
 
 logger = logging.getLogger(__name__)
@@ -208,14 +208,13 @@ class Gateway:
             raise BadRequest(message, "model", status=404, code="model_not_found")
 
     async def _models(self, request: web.Request) -> web.Response:
-        return wire.reply({"object": "list", "data": [self._described(self._name)]})
+        make = models.anthropic_list if models.ANTHROPIC_HEADER in request.headers else models.openai_list
+        return wire.reply(make(self._name, self._created))
 
     async def _one_model(self, request: web.Request) -> web.Response:
         self._check_name(request.match_info["name"])
-        return wire.reply(self._described(request.match_info["name"]))
-
-    def _described(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": self._created, "owned_by": "jaxagent"}
+        make = models.anthropic_model if models.ANTHROPIC_HEADER in request.headers else models.openai_model
+        return wire.reply(make(request.match_info["name"], self._created))
 
     # ---------------------------------------------------------------- admin
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxagent.gateway.abilities import Abilities
 from jaxagent.gateway.chat import Call, ChatMessage, Tool
-from jaxagent.gateway.tool_parsers import ToolParser
+from jaxagent.tools import ToolParser
 from jaxagent.types import TokenKind
 
 Parts = tuple[tuple[str, TokenKind], ...]

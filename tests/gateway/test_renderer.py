@@ -17,7 +17,7 @@ from jaxagent.gateway.renderer import Renderer, Stored
 from jaxagent.rollout.conversation import Conversation
 from jaxagent.rollout.templates import Chat, Plain
 from jaxagent.types import Generation, TokenKind
-from tests.gateway.chat_templates import TEMPLATES
+from tests.gateway.chat_templates import CALLS_JSON, TEMPLATES
 from tests.rollout.test_demonstrations import TEXTS
 
 DATE = datetime.datetime(2025, 1, 2)
@@ -366,3 +366,16 @@ def test_the_family_of_a_template(name, family):
     assert type(renderer.parser([SHELL])).__name__ == family
     if name != "plain":
         assert renderer._native == (name in NATIVE)
+
+
+def test_tools_that_stand_behind_the_policys_messages():
+    source = (
+        "{% for m in messages %}{% if loop.last and tools %}<tools>{{ tools | tojson }}</tools>{% endif %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}" + CALLS_JSON.replace("m.", "messages[-1].")
+    )
+    tokenizer, _ = make("chatml")
+    renderer = Renderer(tokenizer, source, DATE)
+    messages = [ChatMessage("user", "q"), ChatMessage("assistant", "x"), ChatMessage("user", "r")]
+    text = tokenizer.decode(renderer.continuation(messages, [SHELL], 1, "").ids)
+    assert text.startswith('<|im_end|>\n<tools>[{"type": "function"') and text.endswith("assistant\n")

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jaxagent.gateway.chat import Call, Reasoning, Text, Tool
-from jaxagent.gateway.tool_parsers import FAMILIES, Hermes, Llama3, Qwen3Coder, ToolParser
+from jaxagent.tools import FAMILIES, Hermes, Llama3, Qwen3Coder, ToolParser
 
 SCHEMA = {
     "type": "object",

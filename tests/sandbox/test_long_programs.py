@@ -1,4 +1,4 @@
-"""`execute` as an agent program needs it: half an hour, many processes, much output, and an end that nothing escapes."""
+"""`execute` as an agent program needs it: half an hour, many processes, much output, an end that nothing escapes."""
 
 import asyncio
 

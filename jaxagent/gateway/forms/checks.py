@@ -44,14 +44,15 @@ def json_object(text: str) -> dict[str, Any] | None:
     """The JSON object that the text is; None if it is none."""
     try:
         value = _loads(text)
-        _whole_texts(value, "")
+        if "\\u" in text or not text.isascii():
+            _whole_texts(value, "")
     except (ValueError, RecursionError):  # BadRequest is a ValueError
         return None
     return value if isinstance(value, dict) else None
 
 
 def _loads(text: str) -> Any:
-    value = json.loads(text, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_no_key_twice)
+    value = _DECODER.decode(text)
     level, depth = [value], 0
     while level:
         if depth > MAX_DEPTH:
@@ -79,6 +80,9 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))
         raise ValueError(f"the key {twice!r} stands twice in one object")
     return data
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_no_key_twice)
 
 
 def _whole_texts(value: Any, at: str) -> None:

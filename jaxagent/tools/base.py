@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxagent.gateway.chat import Call, Delta, Reasoning, Text, Tool
+from jaxagent.tools.calls import Call, Delta, Reasoning, Text, Tool
 
 THINK, END_THINK = "<think>", "</think>"
 

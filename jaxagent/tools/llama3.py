@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from jaxagent.gateway.chat import Call
-from jaxagent.gateway.tool_parsers.base import ToolParser, call_of, load_json, overlap
+from jaxagent.tools.base import ToolParser, call_of, load_json, overlap
+from jaxagent.tools.calls import Call
 
 TAG = "<|python_tag|>"
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxagent.gateway.chat import Call
-from jaxagent.gateway.tool_parsers.base import load_json
-from jaxagent.gateway.tool_parsers.hermes import CLOSE, OPEN, Hermes
+from jaxagent.tools.base import load_json
+from jaxagent.tools.calls import Call
+from jaxagent.tools.hermes import CLOSE, OPEN, Hermes
 
 FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
 # A value may hold the closing tag itself: it ends at the tag that another parameter, or nothing, follows.
