@@ -79,9 +79,8 @@ class Ours:
         from jaxagent.learner.programs import make_programs
         from jaxagent.models import hf, params, sharding
         from jaxagent.observe.compiles import CompileCounter
-        from jaxagent.rollout.templates import open_template
+        from jaxagent.rollout.templates import CHAT_DATE, open_template
         from jaxagent.runs import devices
-        from jaxagent.runs.parts import CHAT_DATE
 
         raw = gsm8k_python.get_config("smollm2")
         raw.model.path, raw.rl.tasks_per_step, raw.rl.group_size = folder, TASKS, GROUP

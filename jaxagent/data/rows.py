@@ -1,10 +1,11 @@
 """One raw row of a data file -> one `types.Task`, or a `RowError` that names the column at fault.
 
-Three layouts are understood, recognised by their columns:
+Four layouts are understood, recognised by their columns:
   ours:       id, prompt, answers [str], kind (optional), metadata (optional: a JSON object as text, or a mapping)
   Search-R1:  data_source, prompt [{role, content}], reward_model {ground_truth {target [str]}},
               extra_info {split, index}, often also `question`: the parquet that Search-R1's and verl's scripts write
   FlashRAG:   id, question, golden_answers [str], optionally data_source: the raw question-answering sets
+  software:   SWE-bench, SWE-Gym, R2E, slime and Polar: see `coding_rows`
 """
 
 from __future__ import annotations
@@ -14,17 +15,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxagent import config, types
+from jaxagent.data import coding_rows, fields
+from jaxagent.data.fields import RowError
 
 TASK_COLUMNS = ("id", "prompt", "answers", "kind", "metadata")
 _QUESTION_MARK = "Question:"  # what stands before the question in Search-R1's rendered prompt
-
-
-class RowError(ValueError):
-    """What is wrong with a row, and in which column. The caller, who knows the file and the row, adds them."""
-
-    def __init__(self, column: str, problem: str):
-        super().__init__(f"column '{column}': {problem}")
-        self.column = column
 
 
 def to_task(row: Mapping[str, Any], need_answers: bool) -> types.Task:
@@ -38,11 +33,13 @@ def to_task(row: Mapping[str, Any], need_answers: bool) -> types.Task:
       RowError: a column is missing, empty or of the wrong type.
     """
     if not isinstance(row, Mapping):
-        raise RowError("*", f"a row must be an object with columns, got {_show(row)}")
+        raise RowError("*", f"a row must be an object with columns, got {fields.show(row)}")
     if "reward_model" in row:
         task = _search_r1(row)
     elif "golden_answers" in row:
         task = _flashrag(row)
+    elif coding_rows.is_published(row):
+        task = coding_rows.to_task(row)
     else:
         task = _ours(row)
     if need_answers and not task.answers:
@@ -62,29 +59,32 @@ def to_row(task: types.Task) -> dict[str, Any]:
 
 
 def _ours(row: Mapping[str, Any]) -> types.Task:
+    metadata = fields.json_object(row.get("metadata"))
+    if coding_rows.KEY in metadata:
+        coding_rows.check(metadata[coding_rows.KEY], f"metadata.{coding_rows.KEY}")
     return types.Task(
-        id=_text(row, "id"),
-        prompt=_text(row, "prompt"),
-        answers=_texts(_get(row, "answers"), "answers"),
-        kind=_text(row, "kind", empty=True) if row.get("kind") is not None else "",
-        metadata=_metadata(row.get("metadata")),
+        id=fields.text(row, "id"),
+        prompt=fields.text(row, "prompt"),
+        answers=fields.texts(fields.get(row, "answers"), "answers"),
+        kind=fields.text(row, "kind", empty=True) if row.get("kind") is not None else "",
+        metadata=metadata,
     )
 
 
 def _search_r1(row: Mapping[str, Any]) -> types.Task:
-    source = _text(row, "data_source")
-    extra = _mapping(_get(row, "extra_info"), "extra_info")
+    source = fields.text(row, "data_source")
+    extra = fields.mapping(fields.get(row, "extra_info"), "extra_info")
     for column in ("split", "index"):
         if extra.get(column) is None:
             raise RowError(f"extra_info.{column}", "missing; the task's id is made of it")
-    truth = _get(_mapping(row["reward_model"], "reward_model"), "ground_truth", "reward_model.")
+    truth = fields.get(fields.mapping(row["reward_model"], "reward_model"), "ground_truth", "reward_model.")
     if isinstance(truth, Mapping):
         column = "reward_model.ground_truth.target"
-        truth = _get(truth, "target", "reward_model.ground_truth.")
+        truth = fields.get(truth, "target", "reward_model.ground_truth.")
     else:
         column = "reward_model.ground_truth"
-    answers = (truth,) if isinstance(truth, str) and truth else _texts(truth, column)
-    question = _text(row, "question") if row.get("question") else _question_of(_get(row, "prompt"))
+    answers = (truth,) if isinstance(truth, str) and truth else fields.texts(truth, column)
+    question = fields.text(row, "question") if row.get("question") else _question_of(fields.get(row, "prompt"))
     return types.Task(
         id=f"{source}/{extra['split']}/{extra['index']}",
         prompt=as_question(question),
@@ -95,12 +95,12 @@ def _search_r1(row: Mapping[str, Any]) -> types.Task:
 
 
 def _flashrag(row: Mapping[str, Any]) -> types.Task:
-    source = _text(row, "data_source") if row.get("data_source") else ""
-    name = _text(row, "id")
+    source = fields.text(row, "data_source") if row.get("data_source") else ""
+    name = fields.text(row, "id")
     return types.Task(
         id=f"{source}/{name}" if source else name,
-        prompt=as_question(_text(row, "question")),
-        answers=_texts(row["golden_answers"], "golden_answers"),
+        prompt=as_question(fields.text(row, "question")),
+        answers=fields.texts(row["golden_answers"], "golden_answers"),
         kind=source,
         metadata={},
     )
@@ -115,11 +115,11 @@ def as_question(text: str) -> str:
 def _question_of(messages: Any) -> str:
     """The bare question inside a chat prompt: after the last "Question:" of the last user message, else all of it."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise RowError("prompt", f"must be a list of {{role, content}} messages, got {_show(messages)}")
+        raise RowError("prompt", f"must be a list of {{role, content}} messages, got {fields.show(messages)}")
     users = [m for m in messages if isinstance(m, Mapping) and m.get("role") == "user"]
     if not users:
         raise RowError("prompt", "has no message with role 'user'")
-    content = _text(users[-1], "content", prefix="prompt[user].")
+    content = fields.text(users[-1], "content", prefix="prompt[user].")
     question = content.rpartition(_QUESTION_MARK)[2].strip()
     if not question:
         raise RowError("prompt[user].content", f"nothing after '{_QUESTION_MARK}'")
@@ -128,52 +128,6 @@ def _question_of(messages: Any) -> str:
 
 def _answer_column(row: Mapping[str, Any]) -> str:
     return next((c for c in ("reward_model", "golden_answers") if c in row), "answers")
-
-
-def _get(row: Mapping[str, Any], column: str, prefix: str = "") -> Any:
-    if column not in row:
-        raise RowError(prefix + column, f"missing; the row has {', '.join(map(str, row)) or 'no columns'}")
-    return row[column]
-
-
-def _mapping(value: Any, column: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise RowError(column, f"must be an object, got {_show(value)}")
-    return value
-
-
-def _text(row: Mapping[str, Any], column: str, prefix: str = "", empty: bool = False) -> str:
-    value = _get(row, column, prefix)
-    if not isinstance(value, str):
-        raise RowError(prefix + column, f"must be text, got {_show(value)}")
-    if not empty and not value.strip():
-        raise RowError(prefix + column, "must not be empty")
-    return value
-
-
-def _texts(value: Any, column: str) -> tuple[str, ...]:
-    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
-        raise RowError(column, f"must be a list of texts, got {_show(value)}")
-    for i, item in enumerate(value):
-        if not isinstance(item, str) or not item.strip():
-            raise RowError(f"{column}[{i}]", f"must be non-empty text, got {_show(item)}")
-    return tuple(value)
-
-
-def _metadata(value: Any) -> Mapping[str, Any]:
-    if value is None or value == "":
-        return {}
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
-            raise RowError("metadata", f"is not JSON: {error}") from None
-    return _mapping(value, "metadata")
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
 
 def check(row: Any, place: str, need_answers: bool) -> types.Task:

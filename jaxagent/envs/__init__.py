@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from jaxagent.envs.base import Environment
+from jaxagent.envs.coding.environment import Coding
 from jaxagent.envs.gymnasium.environment import Gymnasium
 from jaxagent.envs.python.environment import Python
+from jaxagent.envs.script.environment import Script
 from jaxagent.envs.search.environment import Search
 from jaxagent.envs.terminal.environment import Terminal
 
@@ -12,5 +14,7 @@ ENVIRONMENTS: dict[str, type[Environment]] = {
     "search": Search,
     "terminal": Terminal,
     "python": Python,
+    "coding": Coding,
     "gymnasium": Gymnasium,
+    "script": Script,
 }

@@ -23,6 +23,7 @@ class Abilities:
     user_runs: bool  # two user messages in a row
     tool_role: str  # the role that shows a tool's result: "tool", or "user" where the template does not know it
     tools: bool  # the tools that are offered
+    tools_before: bool  # the tools change nothing of what follows an assistant message
     calls: bool  # the calls of an assistant message
     several_calls: bool  # more than one in a message
     text_and_calls: bool  # text beside them
@@ -58,12 +59,21 @@ def find_abilities(chat: Chat) -> Abilities:
     role = "tool" if shows([question, answer, result, question], a, e, f, a) else "user"
     tool = {"type": "function", "function": {"name": b, "description": c, "parameters": {"type": "object"}}}
     several = [("system", a), ("system", b), ("user", c), ("assistant", d), ("system", e), ("user", f), ("system", g)]
+
+    def behind_answer(tools: Sequence[Any] | None) -> str | None:
+        try:
+            return chat.render([question, answer, *[result] * (role == "tool"), question], tools).partition(e)[2]
+        except ConfigError:
+            return None
+
     return Abilities(
         system=shows([_message("system", b), question], b, a),
-        systems=shows([_message(*one) for one in several], a, b, c, d, e, f, g),
+        systems=shows([_message(*one) for one in several], a, b, c, d, e, f, g)
+        and shows([question, answer, _message("system", b)], a, e, b),
         user_runs=shows([question, _message("user", b)], a, b),
         tool_role=role,
         tools=shows([question], (b, c), tools=[tool]),
+        tools_before=behind_answer(None) == behind_answer([tool]),
         calls=shows(calls("", b), a, (b, d, e), g),
         several_calls=shows(calls("", b, c), a, (b, d, e), (c, d, e), g),
         text_and_calls=shows(calls(c, b), a, c, (b, d, e), g),
@@ -76,15 +86,14 @@ def find_family(chat: Chat) -> type[ToolParser] | None:
     question = _message("user", asked)
     call = {"type": "function", "function": {"name": name, "arguments": {key: value}}}
     try:
-        before = chat.render([question]).partition(asked)[2]
+        header = chat.render([question, _message("assistant", value)], None, False).partition(asked)[2]
         text = chat.render([question, _message("assistant", "") | {"tool_calls": [call]}], None, False)
     except ConfigError:
         return None
-    text = text.partition(asked)[2]
-    same = next((i for i, (x, y) in enumerate(zip(text, before, strict=False)) if x != y), len(before))
+    text = text.partition(asked)[2].removeprefix(header.partition(value)[0])
     for family in FAMILIES:
         parser = family([Tool(name, "", {})])
-        if Call(name, {key: value}) in parser.feed(text[same:]) + parser.end():
+        if Call(name, {key: value}) in parser.feed(text) + parser.end():
             return family
     return None
 

@@ -18,6 +18,7 @@ from aiohttp.typedefs import Middleware
 
 MOST_CONNECTIONS = 1024
 IDLE_S = 75.0
+FINISH_S = 60.0  # for requests in hand when the server ends
 SWEEP_S = 1.0
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -63,8 +64,12 @@ async def serving(
     most: int = MOST_CONNECTIONS,
     idle_s: float = IDLE_S,
     handle_signals: bool = False,
+    finish_s: float = FINISH_S,
 ) -> AsyncIterator[None]:
-    """Serves the application on a bound socket, until the block is left. Signals: see `aiohttp.web.AppRunner`."""
+    """Serves the application on a bound socket, until the block is left; then requests in hand have `finish_s` to end.
+
+    Signals: see `aiohttp.web.AppRunner`.
+    """
     watch = _Watch()
     app.middlewares.insert(0, watch.middleware())
     runner = web.AppRunner(
@@ -72,6 +77,7 @@ async def serving(
         handler_cancellation=True,
         handle_signals=handle_signals,
         keepalive_timeout=idle_s,
+        shutdown_timeout=finish_s,
         auto_decompress=False,  # a small body could become a large one before anyone has looked at it
     )
 

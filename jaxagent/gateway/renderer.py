@@ -109,11 +109,12 @@ class Renderer:
         _check(messages, [at])
         if self._chat is None:
             return self._encode(list(_plain(messages, tools, {}))[at + 1 :])
-        turns = self._fit(messages, tools, [at])
+        turns = self._fit(messages, (), [at])  # where tools stand in the system message, that is behind us
         rest = turns[1 + next(i for i, turn in enumerate(turns) if turn.index == at) :]
         before = Turn("user", (("question", TokenKind.PROMPT),))  # as `Chat` frames an observation
         known = Turn("assistant", (), index=at)
-        pieces = list(self._pieces([before, known, *rest], tools, {at: Stored((), ended_by)}))
+        shown = () if self._abilities.tools_before else tools
+        pieces = list(self._pieces([before, known, *rest], shown, {at: Stored((), ended_by)}))
         return self._encode(pieces[1 + next(i for i, piece in enumerate(pieces) if isinstance(piece, Stored)) :])
 
     def _fit(self, messages: Sequence[ChatMessage], tools: Sequence[Tool], known: Collection[int]) -> list[Turn]:
@@ -157,9 +158,12 @@ class Renderer:
 
         def encode_run() -> None:
             try:
-                more, of = encode_spans(self._tokenizer, run)
+                "".join(text for text, _ in run).encode()
             except UnicodeEncodeError as error:
-                raise BadRequest("messages: a text has half of a surrogate pair, which is no text.") from error
+                raise BadRequest(
+                    "messages: a text has half of a surrogate pair, which is no text.", "messages"
+                ) from error
+            more, of = encode_spans(self._tokenizer, run)
             ids.extend(more)
             kinds.extend(of)
             run.clear()

@@ -39,7 +39,7 @@ FORMS: Mapping[str, Form] = {
     "/v1/messages": messages,
 }
 COUNT = "/v1/messages/count_tokens"
-ANTHROPIC = "anthropic-version"  # a header that Anthropic's clients send
+FINISH_S = 1.0  # for requests in hand when it stops
 SESSION_HEADERS = ("x-api-key", "x-session-id")  # beside "Authorization: Bearer ..."
 
 
@@ -164,7 +164,7 @@ class Gateway:
         sock = socket.create_server((host, port))
         self._stack.enter_context(sock)
         try:
-            await self._stack.enter_async_context(connections.serving(self.app(), sock))
+            await self._stack.enter_async_context(connections.serving(self.app(), sock, finish_s=FINISH_S))
         except BaseException:
             await self._stack.aclose()
             raise
@@ -208,14 +208,13 @@ class Gateway:
             raise BadRequest(message, "model", status=404, code="model_not_found")
 
     async def _models(self, request: web.Request) -> web.Response:
-        listed = models.anthropic_list if ANTHROPIC in request.headers else models.openai_list
-        return wire.reply(listed(self._name, self._created))
+        make = models.anthropic_list if models.ANTHROPIC_HEADER in request.headers else models.openai_list
+        return wire.reply(make(self._name, self._created))
 
     async def _one_model(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        self._check_name(name)
-        described = models.anthropic_model if ANTHROPIC in request.headers else models.openai_model
-        return wire.reply(described(name, self._created))
+        self._check_name(request.match_info["name"])
+        make = models.anthropic_model if models.ANTHROPIC_HEADER in request.headers else models.openai_model
+        return wire.reply(make(request.match_info["name"], self._created))
 
     # ---------------------------------------------------------------- admin
 

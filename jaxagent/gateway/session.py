@@ -55,6 +55,7 @@ class Session:
       counters: see COUNTERS.
       stop: why the program's last request was refused: TOKEN_LIMIT (no room), TURN_LIMIT (too many requests); None if
         it was not.
+      failure: why generation failed for the last request that reached it; None if it did not.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Session:
         self._trajectories: tuple[Trajectory, ...] | None = None  # when it is closed
         self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0.0)
         self.stop: StopReason | None = None
+        self.failure: Exception | None = None
 
     # ---------------------------------------------------------------- requests
 
@@ -216,8 +218,11 @@ class Session:
             self._give_up(turn, EngineError("The turn was cancelled."))
             raise
         except Exception as failure:
+            if not isinstance(failure, BadRequest) and not turn.done:
+                self.failure = failure
             self._give_up(turn, failure)
         else:
+            self.failure = None
             if not turn.done:
                 turn.settle(answer)
 

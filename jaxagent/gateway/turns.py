@@ -135,7 +135,7 @@ def _assistant(message: ChatMessage, abilities: Abilities, writer: type[ToolPars
     shown = native and (abilities.several_calls if len(calls) > 1 else abilities.calls)
     shown = shown and (abilities.text_and_calls or not text)
     if calls and not (shown and all(isinstance(call.arguments, dict) for call in calls)):
-        text, calls = "\n".join(filter(None, (text, writer.write(calls)))), ()
+        text, calls = writer.write(text, calls), ()
     return Turn("assistant", ((text, TokenKind.PROMPT),), calls, message.reasoning)
 
 

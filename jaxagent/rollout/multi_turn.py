@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -23,6 +22,7 @@ import numpy as np
 from jaxagent.config import EnvConfig, SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Attempt, Verdict, check_texts
+from jaxagent.rollout.bookkeeping import checked, counted, one_line, seconds
 from jaxagent.rollout.conversation import Conversation
 from jaxagent.rollout.forced import NEVER, ForcedTools
 from jaxagent.rollout.templates import Template
@@ -107,27 +107,27 @@ class _Attempt:
             async with asyncio.timeout(self._rollout.config.episode_timeout_s):
                 stop_reason = await self._attempt()
         except TimeoutError as failure:
-            stop_reason, error = StopReason.TIMEOUT, _line(failure, "the episode's deadline passed")
+            stop_reason, error = StopReason.TIMEOUT, one_line(failure, "the episode's deadline passed")
         except _EngineFailure as failure:
             cause = failure.__cause__
             timeout = isinstance(cause, TimeoutError)
             stop_reason = StopReason.TIMEOUT if timeout else StopReason.ENGINE_ERROR
-            error = _line(cause, "a generation's deadline passed")
+            error = one_line(cause, "a generation's deadline passed")
         except Exception as failure:  # environments are other people's code
-            stop_reason, error = StopReason.ENV_ERROR, _line(failure, "")
+            stop_reason, error = StopReason.ENV_ERROR, one_line(failure, "")
         finally:
             await self._close_environment()
         try:
-            self._metrics |= _counted(self._environment)
+            self._metrics |= counted(self._environment.counters if self._environment else {})
         except Exception as failure:  # likewise
-            stop_reason, error = (stop_reason, error) if error else (StopReason.ENV_ERROR, _line(failure, ""))
+            stop_reason, error = (stop_reason, error) if error else (StopReason.ENV_ERROR, one_line(failure, ""))
         if error:
             logger.info("task %s, sample %d: %s: %s", self._task.id, self._sample, stop_reason, error)
         return self._episode(stop_reason, error, time.monotonic() - started)
 
     async def _attempt(self) -> StopReason:
         """Plays the attempt: every step of it may fail."""
-        with _seconds(self._metrics, "env_s"):
+        with seconds(self._metrics, "env_s"):
             self._environment = self._rollout.begin(self._task)
             messages = await self._environment.start()
         self._conversation.add_prompt(messages)
@@ -135,26 +135,16 @@ class _Attempt:
         if length >= limit:
             raise ValueError(f"the prompt has {length} tokens and env.context_tokens is {limit}")
         stop_reason = await self._converse(self._environment)
-        with _seconds(self._metrics, "env_s"):
+        with seconds(self._metrics, "env_s"):
             transcript = dataclasses.replace(self._conversation.transcript, ended=stop_reason)
             verdict = await self._environment.verify(transcript)
-        if len(verdict.turn_rewards) not in (0, self._conversation.turns):
-            raise ValueError(f"{len(verdict.turn_rewards)} turn rewards for {self._conversation.turns} turns")
-        rewards = {"reward": verdict.reward, **verdict.components}
-        rewards |= {f"turn_rewards[{turn}]": reward for turn, reward in enumerate(verdict.turn_rewards)}
-        if wrong := next((name for name, reward in rewards.items() if not math.isfinite(reward)), ""):
-            raise ValueError(f"the environment's {wrong} is {rewards[wrong]}, which is not a number to train on")
-        self._verdict = dataclasses.replace(
-            verdict,
-            reward=float(verdict.reward),  # NumPy's numbers cannot be logged
-            components={name: float(value) for name, value in verdict.components.items()},
-        )
+        self._verdict = checked(verdict, self._conversation.turns)
         return stop_reason
 
     async def _converse(self, environment: Attempt) -> StopReason:
         policy, task = self._rollout.policy, self._task
         domain = str(task.metadata.get("domain", ""))
-        with _seconds(self._metrics, "open_s"), _engine_failures():
+        with seconds(self._metrics, "open_s"), _engine_failures():
             session = await policy.open(task.id, self._sample, self._rollout.group_size, domain)
         try:
             while True:
@@ -164,7 +154,7 @@ class _Attempt:
                 action = self._conversation.add_action(generation)
                 if generation.finish == "length":
                     return StopReason.TOKEN_LIMIT
-                with _seconds(self._metrics, "env_s"):
+                with seconds(self._metrics, "env_s"):
                     step = await environment.step(action)
                 if step.stop_reason is not None:
                     return StopReason(step.stop_reason)
@@ -188,7 +178,7 @@ class _Attempt:
     async def _generate(self, session: Any, stop_strings: Sequence[str]) -> Generation:
         rollout, conversation = self._rollout, self._conversation
         budget = min(rollout.config.turn_tokens, rollout.config.context_tokens - len(conversation))
-        with _seconds(self._metrics, "engine_s"), _engine_failures():
+        with seconds(self._metrics, "engine_s"), _engine_failures():
             generation = await rollout.policy.generate(
                 session,
                 conversation.pending,
@@ -212,7 +202,7 @@ class _Attempt:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._environment.close()
         except Exception as failure:  # the verdict stands; a leak is the environment's to report
-            logger.warning("task %s: closing the environment failed: %s", self._task.id, _line(failure, "timeout"))
+            logger.warning("task %s: closing the environment failed: %s", self._task.id, one_line(failure, "timeout"))
 
     def _episode(self, stop_reason: StopReason, error: str, total_s: float) -> Episode:
         trajectory = self._conversation.trajectory()
@@ -237,7 +227,7 @@ class _Attempt:
             metrics=metrics,
             text=transcript.prompt + transcript.response,
             error=error,
-            turn_rewards=() if failed else tuple(map(float, self._verdict.turn_rewards)),
+            turn_rewards=() if failed else self._verdict.turn_rewards,
         )
 
 
@@ -252,29 +242,3 @@ def _engine_failures() -> Iterator[None]:
         yield
     except Exception as failure:
         raise _EngineFailure from failure
-
-
-@contextlib.contextmanager
-def _seconds(metrics: dict[str, float], name: str) -> Iterator[None]:
-    """Adds the seconds it was open to `metrics[name]`."""
-    started = time.monotonic()
-    try:
-        yield
-    finally:
-        metrics[name] += time.monotonic() - started
-
-
-def _counted(environment: Attempt | None) -> dict[str, float]:
-    """The environment's counters. Raises ValueError where one is not finite, and others where one is no number."""
-    if environment is None:
-        return {}
-    counters = {name: float(value) for name, value in environment.counters.items()}
-    if wrong := next((name for name, value in counters.items() if not math.isfinite(value)), ""):
-        raise ValueError(f"the environment's counter '{wrong}' is {counters[wrong]}")
-    return counters
-
-
-def _line(failure: BaseException | None, empty: str) -> str:
-    """One line of an exception; asyncio's own timeouts carry no text."""
-    text = " ".join(str(failure).split()).encode(errors="replace").decode()  # a log is UTF-8, a file's name may not be
-    return f"{type(failure).__name__}: {text}" if text else empty or type(failure).__name__

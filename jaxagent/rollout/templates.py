@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import jinja2
 from jinja2 import nodes
@@ -26,6 +26,7 @@ from jaxagent.types import TokenKind
 
 Spans = list[tuple[str, TokenKind]]  # consecutive pieces of text; template text is PROMPT
 
+CHAT_DATE = datetime.datetime(2025, 1, 1)  # what a chat template that prints the date sees: the same in every run
 ACTION = "PLACEHOLDER-ACTION"  # plain ASCII words: no template trims, escapes or strips them
 BODY = "PLACEHOLDER-BODY"
 
@@ -188,7 +189,7 @@ def body_spans(body: str, parts: Sequence[tuple[str, TokenKind]]) -> Spans:
 class _Generation(Extension):
     """{% generation %}, with which templates mark what the assistant wrote, changes nothing of the text."""
 
-    tags: ClassVar = {"generation"}
+    tags = {"generation"}  # noqa: RUF012, as jinja2 wants it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +32,12 @@ from jaxagent.models.spec import ModelSpec
 from jaxagent.rollout.conversation import Conversation
 from jaxagent.rollout.forced import ForcedTools
 from jaxagent.rollout.prompts import check_prompts, some
-from jaxagent.rollout.templates import Template, open_template
+from jaxagent.rollout.templates import CHAT_DATE, Template, open_template
 from jaxagent.rollout.workers import Rollout, Workers
 from jaxagent.runs import resume
 from jaxagent.types import Task
 
 WARM_UP_TIMEOUT_S = 1800.0  # compiling a large model's engine can take long, but not for ever
-CHAT_DATE = datetime.datetime(2025, 1, 1)  # what a chat template that prints the date sees: the same in every run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +55,7 @@ class Parts:
     environment: Environment
     attempt: Callable[[Task], Attempt]  # begins one
     workers: Workers
+    shared: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # what every player is given besides
 
     @property
     def row_shards(self) -> int:
@@ -87,6 +86,7 @@ class Parts:
             request_timeout_s=cfg.engine.request_timeout_s,
             group_size=group_size,
             forced=ForcedTools(tool_epsilon, cfg.seed),
+            **self.shared,
         )
 
     def conversation(self) -> Conversation:
@@ -185,6 +185,7 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
         check_prompts(name, tasks, environment.messages, conversation, cfg.env, note)
     with (
         Workers(cfg.engine.slots) as workers,
+        _shared(environment, workers, note) as shared,
         opened(environment, Opening(dataset, heldout, workers.run, note)) as attempt,
     ):
         yield Parts(
@@ -199,7 +200,20 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
             environment=environment,
             attempt=attempt,
             workers=workers,
+            shared=shared,
         )
+
+
+@contextlib.contextmanager
+def _shared(environment: Environment, workers: Workers, note: Callable[[str], None]) -> Iterator[Mapping[str, Any]]:
+    """What all players of the run get beside their own: the server of those that have one, as `shared`."""
+    player = imported(environment.rollout, "config.env.rollout")
+    opening = getattr(player, "open_shared", None)
+    if opening is None:
+        yield {}
+        return
+    with opening(workers, note) as shared:
+        yield {"shared": shared}
 
 
 @contextlib.contextmanager

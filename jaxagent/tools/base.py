@@ -51,8 +51,8 @@ class ToolParser:
         return self._run(True)
 
     @classmethod
-    def write(cls, calls: Sequence[Call]) -> str:
-        """Calls as a policy of this family would write them; `feed` reads them back."""
+    def write(cls, text: str, calls: Sequence[Call]) -> str:
+        """A text and calls as a policy of this family would write them; `feed` reads them back."""
         raise NotImplementedError("A plain answer has no calls.")
 
     def _begin(self, text: str, fresh: bool) -> tuple[int, bool]:

@@ -15,10 +15,11 @@ class Hermes(ToolParser):
     """<tool_call>{"name": ..., "arguments": {...}}</tool_call>"""
 
     @classmethod
-    def write(cls, calls: Sequence[Call]) -> str:
+    def write(cls, text: str, calls: Sequence[Call]) -> str:
         """One block for each call."""
         objects = [{"name": call.name, "arguments": call.arguments} for call in calls]
-        return "\n".join(f"{OPEN}\n{json.dumps(o, ensure_ascii=False)}\n{CLOSE}" for o in objects)
+        blocks = [f"{OPEN}\n{json.dumps(one, ensure_ascii=False)}\n{CLOSE}" for one in objects]
+        return "\n".join([text, *blocks] if text else blocks)
 
     def _begin(self, text: str, fresh: bool) -> tuple[int, bool]:
         at = text.find(OPEN)

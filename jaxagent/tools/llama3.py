@@ -17,10 +17,10 @@ class Llama3(ToolParser):
     SEPARATORS = ";"
 
     @classmethod
-    def write(cls, calls: Sequence[Call]) -> str:
-        """The objects, separated by "; "."""
+    def write(cls, text: str, calls: Sequence[Call]) -> str:
+        """The objects, separated by "; "; behind a text, the tag tells that they are calls."""
         objects = [{"name": call.name, "parameters": call.arguments} for call in calls]
-        return "; ".join(json.dumps(one, ensure_ascii=False) for one in objects)
+        return (text and text + TAG) + "; ".join(json.dumps(one, ensure_ascii=False) for one in objects)
 
     def _begin(self, text: str, fresh: bool) -> tuple[int, bool]:
         stripped = text.lstrip("; \t\r\n" if self._after_block else None)

@@ -20,14 +20,14 @@ class Qwen3Coder(Hermes):
     """<tool_call><function=NAME><parameter=NAME>VALUE</parameter>...</function></tool_call>"""
 
     @classmethod
-    def write(cls, calls: Sequence[Call]) -> str:
+    def write(cls, text: str, calls: Sequence[Call]) -> str:
         """One block for each call, a line of its own for each tag and value."""
         blocks = []
         for call in calls:
             arguments = call.arguments if isinstance(call.arguments, Mapping) else {"arguments": call.arguments}
             values = "".join(f"<parameter={k}>\n{_written(v)}\n</parameter>\n" for k, v in arguments.items())
             blocks.append(f"{OPEN}\n<function={call.name}>\n{values}</function>\n{CLOSE}")
-        return "\n".join(blocks)
+        return "\n".join([text, *blocks] if text else blocks)
 
     def _parse(self, body: str) -> Call | None:
         function = FUNCTION.fullmatch(body)

@@ -128,3 +128,8 @@ def test_opening_the_tokenizers_template(tokenizer):
     else:
         with pytest.raises(ConfigError, match="no chat template"):
             open_template(tokenizer, True, DATE)
+
+
+def test_marks_of_what_the_assistant_wrote_change_nothing():
+    marked = CHATML.replace("{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}")
+    assert chat(marked).prompt([Message("user", "hi")]) == chat(CHATML).prompt([Message("user", "hi")])

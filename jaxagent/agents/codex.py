@@ -1,0 +1,57 @@
+"""Codex (npm @openai/codex): the Responses API, streamed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+
+from jaxagent.agents.base import PROGRAMS, Agent, Where
+
+PROVIDER = "rl"
+KEY = "RL_KEY"  # the environment variable that holds the token
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Codex(Agent):
+    """Codex as `codex exec`; what it may do is limited by the sandbox around it, not by itself."""
+
+    program: str = f"{PROGRAMS}/codex"
+    # Without these it offers nine tools, two of which (web search, foreign agents) work only at its maker's.
+    disabled: tuple[str, ...] = (
+        "web_search=disabled",
+        "features.multi_agent=false",
+        "features.goals=false",
+        "features.apps=false",
+        "features.plugins=false",
+        "features.unified_exec=false",
+    )
+
+    def files(self, where: Where) -> Mapping[str, bytes]:
+        """config.toml: the gateway as a provider, no approvals, no telemetry, no look for updates."""
+        text = f"""model = {json.dumps(where.model)}
+model_provider = "{PROVIDER}"
+model_context_window = {where.context_tokens}
+approval_policy = "never"
+sandbox_mode = "danger-full-access"
+check_for_update_on_startup = false
+
+[model_providers.{PROVIDER}]
+name = "{PROVIDER}"
+base_url = {json.dumps(where.url + "/v1")}
+env_key = "{KEY}"
+wire_api = "responses"
+
+[analytics]
+enabled = false
+"""
+        return {f"{where.home}/.codex/config.toml": text.encode()}
+
+    def argv(self, where: Where) -> Sequence[str]:
+        """One task, without a terminal."""
+        disabled = [word for setting in self.disabled for word in ("-c", setting)]
+        return (self.program, "exec", "--skip-git-repo-check", "--json", *disabled, "--", where.instruction)
+
+    def env(self, where: Where) -> Mapping[str, str]:
+        """The token."""
+        return {**super().env(where), KEY: where.token, "CODEX_HOME": f"{where.home}/.codex"}

@@ -1,0 +1,53 @@
+"""Any program that speaks one of the gateway's dialects, by its command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+
+from jaxagent.agents.base import Agent, Where
+from jaxagent.config import ConfigError
+
+PLACES = re.compile(r"\{(url|token|model|instruction|directory|home)\}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command(Agent):
+    """A command line in which {url}, {token}, {model}, {instruction}, {directory} and {home} are filled in.
+
+    The official clients find the gateway by themselves: the variables that they read are set.
+    """
+
+    words: tuple[str, ...] = ()  # ("python3", "/opt/agent.py", "{instruction}"); each stays one argument
+
+    def argv(self, where: Where) -> Sequence[str]:
+        """The words with what the episode says.
+
+        Raises:
+          ConfigError: there are none.
+        """
+        if not self.words:
+            raise ConfigError('env.agent \'command\' needs its words, such as ("python3", "agent.py", "{instruction}")')
+        return tuple(_filled(word, where) for word in self.words)
+
+    def env(self, where: Where) -> Mapping[str, str]:
+        """What the openai and anthropic packages read."""
+        return {**super().env(where), **client_variables(where)}
+
+
+def client_variables(where: Where) -> dict[str, str]:
+    """The variables by which the official openai and anthropic clients find the gateway, and the model's name."""
+    return {
+        "OPENAI_BASE_URL": f"{where.url}/v1",
+        "OPENAI_API_KEY": where.token,
+        "OPENAI_MODEL": where.model,
+        "ANTHROPIC_BASE_URL": where.url,
+        "ANTHROPIC_AUTH_TOKEN": where.token,
+        "ANTHROPIC_MODEL": where.model,
+    }
+
+
+def _filled(word: str, where: Where) -> str:
+    """Other braces stay, and so do those in what is filled in."""
+    return PLACES.sub(lambda found: getattr(where, found[1]), word)

@@ -1,0 +1,93 @@
+"""The interface of an attempt that an agent program plays: where it starts, and what is judged when it has ended.
+
+    place = await attempt.start()             # a sandbox, prepared; within init_s
+    ...                                       # the rollout starts attempt.agent there; at most run_s
+    verdict = await attempt.verify(ended)     # unless the episode failed; within verify_s
+    await attempt.close()                     # always, even after an exception
+
+Such an environment's `rollout` is "jaxagent.gateway.harness:HarnessRollout". As everywhere, exceptions are allowed:
+they become StopReason.ENV_ERROR, or TIMEOUT when a deadline has passed, and never a reward.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from jaxagent.agents.base import Agent
+from jaxagent.envs.base import Verdict
+from jaxagent.sandbox.base import CommandResult
+from jaxagent.types import StopReason
+
+HOME = "/home/user"
+
+
+class Machine(Protocol):
+    """What a rollout needs of the place where an agent program runs. A `sandbox.base.Sandbox` has it."""
+
+    async def write(self, path: str, data: bytes, mode: int = 0o644) -> None:
+        """Writes a file; parents are made."""
+
+    async def open_port(self, port: int, target: tuple[str, int]) -> int:
+        """Relays a port inside to one place outside; returns the port inside."""
+        ...
+
+    async def execute(
+        self,
+        argv: Sequence[str],
+        deadline_s: float,
+        output_bytes: int,
+        env: Mapping[str, str] | None = None,
+        directory: str = "",
+    ) -> CommandResult:
+        """Runs the program to its end, or to the deadline, when it is killed."""
+        ...
+
+    async def stop_processes(self) -> None:
+        """Kills every process inside; files stay."""
+
+    async def close(self) -> None:
+        """Ends everything. May be called twice."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where an agent program starts, and what it is to do. Paths are the same in every episode: prompts show them."""
+
+    sandbox: Machine
+    directory: str  # absolute path
+    instruction: str
+    home: str = HOME  # absolute path; the program writes its settings there
+
+
+class AgentAttempt(Protocol):
+    """One attempt at one task, played by an agent program. Single use.
+
+    Attributes:
+      agent: the program.
+      init_s, run_s, verify_s: the time for `start`, for the program, and for `verify`.
+      counters: what happened so far; read at the end, even after a failure.
+    """
+
+    agent: Agent
+    init_s: float
+    run_s: float
+    verify_s: float
+    counters: Mapping[str, float]
+
+    async def start(self) -> Place:
+        """Prepares the place where the program starts."""
+        ...
+
+    async def verify(self, ended: StopReason) -> Verdict:
+        """Judges what the program has left behind. All its processes have been killed; the place is still there.
+
+        Args:
+          ended: ANSWER when the program ended by itself, TIME_LIMIT when its time was over, TOKEN_LIMIT and TURN_LIMIT
+            when it had no more tokens or requests.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Releases everything, the place's sandbox too. Called exactly once, also when `start` failed."""

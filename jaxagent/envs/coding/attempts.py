@@ -1,0 +1,219 @@
+"""Attempts at software tasks: by an agent program, or by the policy's own commands. How one is judged:
+
+its time is over (run_s)            reward 0, or judged like the others, by `verify_timeouts`
+no change can be taken              reward 0: the repository is gone, the disk is full, there is too much of it
+nothing was changed                 the tests run, or reward 0, by `verify_empty`
+the change cannot be applied        reward 0
+tests fail, hang, or say nothing    reward 0
+sandbox or task fail by themselves  an exception: the episode failed, which is no reward of 0
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from jaxagent.envs.base import Message, Step, Transcript, Verdict
+from jaxagent.envs.coding import patches, repository, rewards, verify
+from jaxagent.envs.coding.environment import GUARD_S, SOLVED, Coding, statement_file
+from jaxagent.envs.coding.task import CodingTask
+from jaxagent.envs.terminal import dialogue, replies
+from jaxagent.envs.terminal.environment import observed, shown, warnings_text
+from jaxagent.envs.terminal.verify import VerifierError
+from jaxagent.sandbox.base import Sandbox
+from jaxagent.types import StopReason
+
+if TYPE_CHECKING:
+    from jaxagent.envs.agent_attempt import Place
+
+Take = Callable[[CodingTask], Awaitable[Sandbox]]
+COUNTERS = {  # of judgements that are no honest failure of tests: why -> counter
+    verify.NOT_APPLIED: "unapplied_changes",
+    verify.NO_RESULTS: "runs_without_results",
+    verify.FORGED: "forged_runs",
+    verify.LATE: "late_runs",
+    verify.MEMORY: "runs_out_of_memory",
+}
+_NAMES = ("empty_changes", "lost_changes", "dropped_files", "unverified", *COUNTERS.values())
+_ENTER_TIMEOUT_S = 30.0
+_CLEANED_BYTES = 1000  # room for escape sequences and line ends that are not shown
+
+
+class _Attempt:
+    """What both kinds have in common.
+
+    Args:
+      task: what to solve.
+      config: of the environment.
+      take: gives a sandbox that nobody used, with the task's image.
+    """
+
+    def __init__(self, task: CodingTask, config: Coding, take: Take):
+        self.task, self.config, self._take = task, config, take
+        self.counters: dict[str, float] = dict.fromkeys(_NAMES, 0.0)
+        self.judgement: verify.Judgement | None = None  # for whoever wants more than a number
+        self._sandbox: Sandbox | None = None
+        self._base: repository.Base | None = None
+        self._oom_kills: int | None = None
+        self._lost = False  # the sandbox died for want of memory
+
+    async def _begin(self) -> Sandbox:
+        self._sandbox = await self._take(self.task)
+        self._base = await repository.bring_for_agent(self._sandbox, self.task)
+        self._oom_kills = await self._sandbox.oom_kills()
+        return self._sandbox
+
+    async def _verdict(self, ended: StopReason | None) -> Verdict:
+        if ended == StopReason.TIME_LIMIT and not self.config.verify_timeouts:
+            self.counters["unverified"] += 1
+            return self._worth(0.0)
+        change = await self._change()
+        if change is None:
+            self.counters["lost_changes"] += 1
+            return self._worth(0.0)
+        config = self.config
+        kept = patches.keep(change, (*self.task.test_files, *self.task.hidden), config.drop)
+        self.counters["dropped_files"] += len(kept.dropped)
+        if not kept.text.strip():
+            self.counters["empty_changes"] += 1
+            if not config.verify_empty:
+                return self._worth(0.0)
+        fresh = await self._take(self.task)
+        try:
+            rules = verify.Rules(config.ladder, config.drop, config.verify_s)
+            self.judgement = await verify.judge(fresh, self.task, kept.text, rules)
+        finally:
+            await fresh.close()
+        if (counter := COUNTERS.get(self.judgement.why)) is not None:
+            self.counters[counter] += 1
+        similarity = rewards.WRONG_FORMAT
+        if config.reward == "patch_similarity" and kept.text.strip():
+            similarity = await asyncio.to_thread(rewards.of_patches, kept.text, self.task.patch)
+        return self._worth(float(self.judgement.resolved), similarity)
+
+    def _worth(self, resolved: float, similarity: float = rewards.WRONG_FORMAT) -> Verdict:
+        """The verdict; SWE-RL's reward of an agent that has left no change is that of a wrong format."""
+        if self.config.reward == "patch_similarity":
+            return Verdict(similarity, {SOLVED: resolved, "patch_similarity": similarity})
+        return Verdict(resolved, {SOLVED: resolved})
+
+    async def _change(self) -> str | None:
+        """What the agent changed, or None where that cannot be told by its own doing. Ends its sandbox."""
+        if self._sandbox is None or self._base is None:
+            raise VerifierError(f"{self.task.id}: the attempt has not begun.")
+        if self._lost:
+            return None
+        try:
+            await self._sandbox.stop_processes()
+            found = await repository.change(self._sandbox, self.task, self._base, self.config.max_change_bytes)
+        except repository.ChangeLost:
+            return None
+        except RuntimeError:
+            if not await self._memory_ran_out():
+                raise
+            return None
+        await self._sandbox.close()
+        return found
+
+    async def _memory_ran_out(self) -> bool:
+        """Whether something was killed for memory since the agent came; False where nobody counts."""
+        now = await self._sandbox.oom_kills() if self._sandbox is not None else None
+        return now is not None and self._oom_kills is not None and now > self._oom_kills
+
+    async def close(self) -> None:
+        """Ends the sandbox."""
+        if self._sandbox is not None:
+            await self._sandbox.close()
+
+
+class AgentCodingAttempt(_Attempt):
+    """One attempt by an agent program. See `envs.agent_attempt.AgentAttempt`."""
+
+    def __init__(self, task: CodingTask, config: Coding, take: Take):
+        super().__init__(task, config, take)
+        self.agent = config.agent
+        self.init_s, self.run_s, self.verify_s = config.init_s, config.run_s, config.verify_s + GUARD_S
+
+    async def start(self) -> Place:
+        """The repository in a sandbox, with the problem in a file beside it."""
+        from jaxagent.envs.agent_attempt import Place  # late: only programs need it
+
+        sandbox = await self._begin()
+        await sandbox.write(str(statement_file(self.task)), self.task.statement.encode())
+        instruction = self.config.instruction.format(statement=self.task.statement)
+        return Place(sandbox, self.task.workdir, instruction)
+
+    async def verify(self, ended: StopReason) -> Verdict:
+        """Judges what the program left."""
+        return await self._verdict(ended)
+
+
+class BuiltInAttempt(_Attempt):
+    """One attempt by the policy's own commands. See `envs.base.Attempt`."""
+
+    def __init__(self, task: CodingTask, config: Coding, take: Take):
+        super().__init__(task, config, take)
+        self._turns_left = config.max_turns
+        self._ends_at = 0.0  # of time.monotonic()
+        self.stop_strings: Sequence[str] = config.stop_strings
+        self.tool_prefixes: Sequence[str] = dialogue.PREFIXES[config.tools]
+        names = ("commands", "failed_commands", "timed_out_commands", "invalid_actions", "warnings")
+        self.counters |= dict.fromkeys(names, 0.0)
+
+    async def start(self) -> Sequence[Message]:
+        """The repository in a sandbox; the shell starts there. The attempt's time begins when that is done."""
+        async with asyncio.timeout(self.config.init_s):
+            sandbox = await self._begin()
+            entered = await sandbox.run(f"cd -- {shlex.quote(self.task.workdir)}", _ENTER_TIMEOUT_S, 1000)
+        if entered.exit_code != 0:
+            raise VerifierError(f"{self.task.id}: the shell cannot start in {self.task.workdir!r}")
+        self._ends_at = time.monotonic() + self.config.run_s
+        return self.config.messages(self.task.statement)
+
+    async def step(self, action: str) -> Step:
+        """Runs a command, ends, or says that there is no command."""
+        self._turns_left -= 1
+        left_s = self._ends_at - time.monotonic()
+        if left_s <= 0:
+            return Step(stop_reason=StopReason.TIME_LIMIT)
+        reply = replies.parse(self.config.tools, action)
+        self.counters["warnings"] += len(reply.warnings)
+        if reply.done:
+            return Step(stop_reason=StopReason.ANSWER)
+        text = reply.error
+        if reply.command:
+            try:
+                text = await self._run(reply.command, left_s)
+            except RuntimeError:
+                if not await self._memory_ran_out():
+                    raise
+                self._lost = True
+                return Step(stop_reason=StopReason.TURN_LIMIT)  # there can be no other turn
+            if time.monotonic() >= self._ends_at:
+                return Step(stop_reason=StopReason.TIME_LIMIT)
+        else:
+            self.counters["invalid_actions"] += 1
+        if self._turns_left <= 0:
+            return Step(stop_reason=StopReason.TURN_LIMIT)
+        return Step(observed(self.config.tools, reply, warnings_text(reply) + text))
+
+    async def verify(self, transcript: Transcript) -> Verdict:
+        """Judges what the commands left."""
+        return await self._verdict(transcript.ended)
+
+    async def _run(self, command: str, left_s: float) -> str:
+        config, sandbox = self.config, self._sandbox
+        if sandbox is None:
+            raise VerifierError(f"{self.task.id}: the attempt has not begun.")
+        self.counters["commands"] += 1
+        keep = config.output_chars + _CLEANED_BYTES
+        result = await sandbox.run(command, min(config.command_timeout_s, left_s), 2 * keep)
+        output = shown(result.output, result.truncated, config.output_chars, at_end=config.tools == "qwen3_xml")
+        if result.timed_out:
+            self.counters["timed_out_commands"] += 1
+            return dialogue.timed_out(config.tools, command, output, config.command_timeout_s)
+        self.counters["failed_commands"] += result.exit_code != 0
+        return dialogue.observation(config.tools, command, output, result.exit_code)

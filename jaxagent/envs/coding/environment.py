@@ -1,0 +1,152 @@
+"""The coding environment: an agent changes a repository in a sandbox, tests in a fresh one judge the change.
+
+Who plays is `env.play`: an agent program that speaks to the policy through the gateway ("agent"), or the policy itself,
+which writes shell commands turn by turn ("built_in"). Tasks, sandboxes and judgement are the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from jaxagent.agents import Agent, Shell
+from jaxagent.config import ConfigError, SandboxConfig
+from jaxagent.config.choice import Choice
+from jaxagent.config.ranges import PositiveInt, Seconds
+from jaxagent.envs.base import Environment, Message, Observation, Opening
+from jaxagent.envs.coding import patches
+from jaxagent.envs.coding.task import CodingTask, from_task
+from jaxagent.envs.terminal import dialogue, replies
+from jaxagent.envs.terminal.environment import observed
+from jaxagent.types import Task
+
+SOLVED = "resolved"  # the verdict's component
+GUARD_S = 180.0  # on top of the tests' deadline, for taking the change and starting a sandbox (slime's)
+INSTRUCTION = (
+    "Read PROBLEM_STATEMENT.md in the current directory and solve the problem that it describes. Change source files "
+    "only, no tests, leave PROBLEM_STATEMENT.md as it is, and do not commit. When you have finished, say in one line "
+    "what you did."
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Coding(Environment):
+    """Software tasks: a repository, a problem, and tests that show whether it is solved."""
+
+    play: Literal["agent", "built_in"] = "agent"  # an agent program through the gateway, or the policy's own commands
+    init_s: Seconds = 600.0  # until the repository is there
+    run_s: Seconds = 1800.0  # of the agent; then it is killed
+    verify_s: Seconds = 600.0  # of the tests; a change whose tests take longer is worth 0
+    verify_timeouts: bool = False  # also judge what an agent left that was killed at run_s; else it gets 0
+    verify_empty: bool = True  # without a change, run the tests all the same (slime); else 0 (Polar, SWE-bench)
+    ladder: patches.Ladder = "slime"  # how a change is applied; see patches.py
+    drop: tuple[str, ...] = patches.STEERS  # files whose change is left out, beside the tests' own
+    max_change_bytes: PositiveInt = 1_000_000  # a larger change is worth 0
+    reward: Literal["resolved", "patch_similarity"] = "resolved"  # 1 or 0; or SWE-RL's likeness to the oracle's patch
+    agent: Annotated[Agent, Choice("jaxagent.agents:AGENTS")] = dataclasses.field(default_factory=Shell)  # who plays
+    instruction: str = INSTRUCTION  # read by "agent"; {statement} stands for the problem itself
+    image_name: str = ""  # of tasks that name no image: "registry/name.{id}:latest", {id} with _1776_ for __
+    tools: dialogue.Style = "plain"  # read by "built_in": how commands are written; see terminal/dialogue.py
+    command_timeout_s: Seconds = 60.0  # read by "built_in"
+    output_chars: PositiveInt = 4_000  # read by "built_in": shown of a command's output
+    episode_timeout_s: Seconds = 3_600.0
+    sandbox: SandboxConfig = dataclasses.field(
+        default_factory=lambda: SandboxConfig(warm=4, memory_mb=1024, disk_mb=256, files=20_000, processes=128)
+    )
+
+    score = SOLVED
+
+    def __post_init__(self) -> None:
+        """Refuses settings under which an agent's own slowness would look like a failure of ours."""
+        most_s = self.init_s + self.run_s + self.verify_s + GUARD_S
+        if most_s > self.episode_timeout_s:
+            raise ConfigError(
+                f"env.episode_timeout_s={self.episode_timeout_s:g} must be at least env.init_s + env.run_s + "
+                f"env.verify_s + {GUARD_S:g} = {most_s:g}."
+            )
+        try:
+            _ = self.instruction.format(statement=""), self.image_name.format(id="")
+        except (KeyError, IndexError, ValueError) as error:
+            raise ConfigError(
+                f"env.instruction may name {{statement}} and env.image_name {{id}}, and no other braces ({error})."
+            ) from None
+
+    @property
+    def rollout(self) -> str:  # type: ignore[override]
+        """Who plays."""
+        return {
+            "agent": "jaxagent.gateway.harness:HarnessRollout",
+            "built_in": "jaxagent.rollout.multi_turn:MultiTurn",
+        }[self.play]
+
+    @property
+    def calls(self) -> str:  # type: ignore[override]
+        """The counter of tool calls; an agent program's are its own affair."""
+        return "commands" if self.play == "built_in" else ""
+
+    @property
+    def stop_strings(self) -> Sequence[str]:  # type: ignore[override]
+        """What ends a command."""
+        return dialogue.STOP_STRINGS[self.tools] if self.play == "built_in" else ()
+
+    @property
+    def tokens(self) -> Sequence[str]:  # type: ignore[override]
+        """The tags of the dialogue."""
+        return dialogue.TAGS[self.tools]
+
+    def messages(self, text: str) -> tuple[Message, ...]:
+        """The prompt of a task in the built-in dialogue."""
+        if self.tools == "plain":
+            return (Message("user", f"{text}\n"),)
+        return (Message("system", dialogue.SYSTEM[self.tools]), Message("user", text))
+
+    def observation(self, action: str, text: str) -> Observation:
+        """A command's output, as the terminal environment shows it."""
+        return observed(self.tools, replies.parse(self.tools, action), text)
+
+    @contextlib.contextmanager
+    def open(self, here: Opening) -> Iterator[Callable[[Task], Any]]:
+        """Finds a back end that works, builds the tasks' own images and begins to fill the pool."""
+        from jaxagent.envs.coding.attempts import AgentCodingAttempt, BuiltInAttempt  # late: with every back end
+        from jaxagent.envs.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes
+        from jaxagent.sandbox.images.many import Wanted
+
+        folder = here.dataset if here.dataset is None or here.dataset.is_dir() else here.dataset.parent
+
+        def read(task: Task) -> CodingTask:
+            found = from_task(task, folder)
+            if not found.image and not found.archive and not found.files:
+                if not self.image_name:
+                    raise ConfigError(
+                        f"task '{task.id}' names no image and brings no files: set env.image_name, for example "
+                        "'swebench/sweb.eval.x86_64.{id}:latest'."
+                    )
+                name = self.image_name.format(id=task.id.replace("__", "_1776_").lower())
+                found = dataclasses.replace(found, image=name)
+            if self.reward == "patch_similarity" and not found.patch:
+                raise ConfigError(f"task '{task.id}' has no oracle's patch, which env.reward='patch_similarity' needs.")
+            return found
+
+        def image(task: CodingTask) -> Wanted | None:
+            return Wanted(id=task.id, name=task.image, directory=task.workdir) if task.image else None
+
+        sandboxes = Sandboxes(self.sandbox, "env.sandbox")
+        known = [read(task) for task in here.tasks]
+        try:
+            here.note(here.run(sandboxes.open(here.note), OPEN_TIMEOUT_S))
+            wanted = {task.id: found for task in known if (found := image(task)) is not None}
+            if wanted and self.sandbox.images:
+                timeout_s = OPEN_TIMEOUT_S + sum(found.timeout_s for found in wanted.values())
+                here.note(here.run(sandboxes.build(list(wanted.values())), timeout_s))
+            kind = AgentCodingAttempt if self.play == "agent" else BuiltInAttempt
+            yield lambda task: kind(read(task), self, lambda own: sandboxes.take(image(own)))
+        finally:
+            here.run(sandboxes.close(), CLOSE_TIMEOUT_S)
+
+
+def statement_file(task: CodingTask) -> Path:
+    """Where an agent program finds the problem."""
+    return Path(task.workdir) / "PROBLEM_STATEMENT.md"

@@ -1,0 +1,144 @@
+"""A change as text: what `git diff` printed, cut into files, without those that an agent has no business with."""
+
+from __future__ import annotations
+
+import codecs
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Literal
+
+Ladder = Literal["slime", "swebench"]
+
+# What steers a test run from inside a repository: a change of these is left out before the tests run.
+STEERS = (
+    *("conftest.py", "*/conftest.py", "sitecustomize.py", "*/sitecustomize.py", "usercustomize.py", "*.pth"),
+    *("pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "pyproject.toml"),
+    *("*/pytest.ini", "*/.pytest.ini", "*/tox.ini", "*/setup.cfg", "*/pyproject.toml"),
+    *("pytest.py", "pytest/*", "_pytest/*", "unittest.py", "unittest/*", "pluggy/*", ".gitattributes"),
+)
+# Not part of a change: what the harness itself puts beside the repository's files.
+HARNESS = ("PROBLEM_STATEMENT.md", ".harness/*")
+# How a change is applied: the first command that succeeds counts.
+LADDERS: dict[Ladder, tuple[str, ...]] = {
+    "slime": (
+        "git apply --3way --whitespace=nowarn {patch}",
+        "git apply --whitespace=nowarn {patch}",
+        "patch --batch -p1 --no-backup-if-mismatch -i {patch}",
+    ),
+    "swebench": (
+        "git apply --verbose {patch}",
+        "git apply --verbose --reject {patch}",
+        "patch --batch --fuzz=5 -p1 -i {patch}",
+    ),
+}
+_BEGIN = "diff --git "
+_HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(.*)$")
+_SPECIAL_MODES = ("120000", "160000")  # links and submodules
+
+
+@dataclasses.dataclass(frozen=True)
+class FileChange:
+    """The part of a patch that is about one file."""
+
+    path: str
+    text: str  # from "diff --git" to the end of the last hunk
+    is_binary: bool = False
+    is_special: bool = False  # makes a link or a submodule
+
+    @property
+    def hunks(self) -> str:
+        """The hunks as SWE-RL compares them: without the file's header, each stripped, lengths always written."""
+        found: list[list[str]] = []
+        for line in self.text.splitlines():
+            if (head := _HUNK.match(line)) is not None:
+                old, new = f"{head[1]},{head[2] or 1}", f"{head[3]},{head[4] or 1}"
+                found.append([f"@@ -{old} +{new} @@{head[5]}"])
+            elif found:
+                found[-1].append(line)
+        return "\n".join("\n".join(lines).strip() for lines in found).strip()
+
+
+def split(patch: str) -> list[FileChange]:
+    """The files of a patch. What stands before the first one is left out."""
+    starts = [match.start() for match in re.finditer(f"^{_BEGIN}", patch, re.MULTILINE)]
+    return [_change(patch[start:end]) for start, end in itertools.pairwise([*starts, len(patch)])]
+
+
+def _change(text: str) -> FileChange:
+    header = text.partition("\n@@ ")[0].splitlines()
+    modes = [line.rpartition(" ")[2] for line in header if line.startswith(("new mode ", "new file mode "))]
+    modes += [line.rpartition(" ")[2] for line in header if line.startswith("index ")]
+    named = {_unprefixed(line[4:]) for line in header if line.startswith(("--- ", "+++ "))} - {None}
+    title = _title(header[0][len(_BEGIN) :])
+    if title is not None:
+        named.add(title)
+    path = named.pop() if len(named) == 1 else ""  # several names: nothing that `git diff --no-renames` prints
+    binary = any(line.startswith(("Binary files ", "GIT binary patch")) for line in header)
+    return FileChange(path or "", text, binary, any(mode in _SPECIAL_MODES for mode in modes))
+
+
+def _title(names: str) -> str | None:
+    """X of `a/X b/X`; None for two names that differ, or cannot be told apart."""
+    if names.startswith('"'):
+        half = names[1 : (len(names) - 1) // 2 - 1]
+        return _unprefixed(f'"{half}"')
+    half = (len(names) - 1) // 2
+    first, second = names[:half], names[half + 1 :]
+    return first[2:] if first[:2] == "a/" and second == f"b/{first[2:]}" else None
+
+
+def _unprefixed(name: str) -> str | None:
+    """A name of a header line as a path; None for /dev/null."""
+    name = name.removesuffix("\t")
+    if name.startswith('"') and name.endswith('"'):  # as C writes it
+        try:
+            name = codecs.escape_decode(name[1:-1].encode())[0].decode("utf-8", "replace")  # type: ignore[attr-defined]
+        except ValueError:
+            return ""
+    if name == "/dev/null":
+        return None
+    return name[2:] if name[:2] in ("a/", "b/") else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """A patch of which only what counts is left."""
+
+    text: str
+    dropped: tuple[str, ...]  # paths of what was left out
+
+
+def keep(patch: str, protected: Sequence[str], patterns: Iterable[str]) -> Kept:
+    """Leaves out changes that would decide the judgement, or that no text can carry.
+
+    Args:
+      patch: of an agent.
+      protected: files that may not be changed, nor the folders above them replaced.
+      patterns: more such files, as fnmatch patterns (`*` also matches "/").
+    """
+    guarded = {part for path in protected for part in _and_above(path)}
+    wanted = tuple(patterns)
+    kept, dropped = [], []
+    for change in split(patch):
+        bad = not change.path or _leads_out(change.path) or change.is_binary or change.is_special
+        bad = bad or change.path in guarded or any(fnmatchcase(change.path, pattern) for pattern in wanted)
+        (dropped if bad else kept).append(change)
+    text = "".join(change.text if change.text.endswith("\n") else change.text + "\n" for change in kept)
+    return Kept(text, tuple(change.path for change in dropped if not _is_harness(change.path)))
+
+
+def _and_above(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[: i + 1]) for i in range(len(parts))]
+
+
+def _leads_out(path: str) -> bool:
+    parts = path.split("/")
+    return parts[0] == "" or ".." in parts or any(part.lower() == ".git" for part in parts)
+
+
+def _is_harness(path: str) -> bool:
+    return any(fnmatchcase(path, pattern) for pattern in HARNESS)

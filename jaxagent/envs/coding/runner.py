@@ -1,0 +1,158 @@
+"""Runs tests inside the sandbox and writes what came of each: `python3 -s -B runner.py settings.json`.
+
+Python 3.6 or later and, for pytest's tests, pytest; nothing of this package is there. The statuses go into a file whose
+place only the settings say, together with a word that only they hold; both are removed before any tested code is
+loaded. What that code prints is never read. A test that must fail, under a random name, runs among the others: where
+that one passes, somebody has changed what passing means.
+"""
+
+import json
+import os
+import sys
+import unittest
+
+
+def main():
+    """Runs what the settings name."""
+    with open(sys.argv[1]) as file:
+        settings = json.load(file)
+    os.unlink(sys.argv[1])
+    os.unlink(sys.argv[0])
+    folder, secret, place = settings["folder"], settings.pop("secret"), settings.pop("results")
+    os.chdir(folder)
+    sys.path[:] = sys.path[1:] + settings["packages"]
+    run = run_pytest if settings["framework"] == "pytest" else run_unittest
+    outcomes, messages, canary = run(settings, [folder, folder + "/src"])
+    with open(place, "w") as file:
+        json.dump({"secret": secret, "outcomes": outcomes, "messages": messages, "canary": canary}, file)
+    sys.stdout.flush()
+    os._exit(0)  # threads that a test has left would wait for ever
+
+
+def make_importable(folders, packages):
+    """The repository as `python -m pytest` finds it, for this process and those that tests start."""
+    sys.path[:0] = folders
+    os.environ["PYTHONPATH"] = os.pathsep.join(folders + packages)
+
+
+def run_pytest(settings, folders):
+    """Statuses and messages by node id, and the status of the test that must fail."""
+    import pytest  # before the repository can be imported: it cannot stand in its place
+
+    name = settings["canary"]
+    first = (settings["files"] or ["."])[0]
+    canary = os.path.join(os.path.dirname(first), name + ".py")
+    with open(canary, "w") as file:
+        file.write("def " + name + "():\n    raise AssertionError()\n")
+    make_importable(folders, settings["packages"])
+    recorder = Recorder()
+    files = [path for path in settings["files"] if os.path.exists(path)]
+    arguments = ["-q", "--tb=short", "-p", "no:cacheprovider", "-o", "addopts=", "--continue-on-collection-errors"]
+    arguments += ["-p", "no:randomly", "-p", "no:xdist", "--rootdir=."]
+    pytest.main(arguments + files + [canary], plugins=[recorder])
+    os.unlink(canary)
+    outcomes = recorder.outcomes
+    found = [outcomes.pop(key) for key in list(outcomes) if name in key]
+    messages = {key: text for key, text in recorder.messages.items() if name not in key}
+    return outcomes, messages, found[0] if len(found) == 1 else ""
+
+
+class Recorder:
+    """A plugin: the worst that was said of a test."""
+
+    def __init__(self):
+        self.outcomes, self.messages = {}, {}
+
+    def pytest_collectreport(self, report):
+        """A file that cannot be imported."""
+        if report.failed:
+            self._add(report.nodeid, "ERROR", report)
+
+    def pytest_runtest_logreport(self, report):
+        """A phase of a test."""
+        if hasattr(report, "wasxfail") and "xfail" not in report.keywords:
+            self._add(report.nodeid, "FAILED", report)  # pytest.xfail(), which the tested code can call as well
+        elif hasattr(report, "wasxfail"):
+            self._add(report.nodeid, "XPASS" if report.passed else "XFAIL", report)
+        elif report.failed:
+            self._add(report.nodeid, "FAILED" if report.when == "call" else "ERROR", report)
+        elif report.skipped:
+            self._add(report.nodeid, "SKIPPED", report)
+        elif report.when == "call":
+            self._add(report.nodeid, "PASSED", report)
+
+    def _add(self, name, status, report):
+        order = ["PASSED", "XFAIL", "SKIPPED", "XPASS", "FAILED", "ERROR"]
+        self.outcomes[name] = max(self.outcomes.get(name, "PASSED"), status, key=order.index)
+        if status in ("FAILED", "ERROR") and name not in self.messages:
+            crash = getattr(getattr(report, "longrepr", None), "reprcrash", None)
+            self.messages[name] = str(getattr(crash, "message", ""))[:2000]
+
+
+def run_unittest(settings, folders):
+    """The same, by the names that tests give themselves."""
+    make_importable(folders, settings["packages"])
+    loader = unittest.TestLoader()
+    suite = unittest.TestSuite()
+    for name in settings["names"]:
+        suite.addTests(loader.loadTestsFromName(name))
+    canary = settings["canary"]
+
+    def fails(self):
+        self.fail()
+
+    suite.addTest(type("Canary", (unittest.TestCase,), {canary: fails})(canary))
+    result = Result()
+    suite.run(result)
+    outcomes = result.outcomes
+    found = [outcomes.pop(key) for key in list(outcomes) if canary in key]
+    messages = {key: text for key, text in result.messages.items() if canary not in key}
+    return outcomes, messages, found[0] if len(found) == 1 else ""
+
+
+class Result(unittest.TestResult):
+    """The worst that was said of a test."""
+
+    def __init__(self):
+        unittest.TestResult.__init__(self)
+        self.outcomes, self.messages = {}, {}
+
+    def _add(self, test, status, error=None):
+        order = ["PASSED", "XFAIL", "SKIPPED", "FAILED", "ERROR"]
+        name = test.id()
+        self.outcomes[name] = max(self.outcomes.get(name, "PASSED"), status, key=order.index)
+        if error is not None and name not in self.messages:
+            self.messages[name] = (error[0].__name__ + ": " + str(error[1]))[:2000]
+
+    def addSuccess(self, test):
+        """See unittest."""
+        self._add(test, "PASSED")
+
+    def addFailure(self, test, err):
+        """See unittest."""
+        self._add(test, "FAILED", err)
+
+    def addError(self, test, err):
+        """See unittest."""
+        self._add(test, "ERROR", err)
+
+    def addSkip(self, test, reason):
+        """See unittest."""
+        self._add(test, "SKIPPED")
+
+    def addExpectedFailure(self, test, err):
+        """See unittest."""
+        self._add(test, "XFAIL")
+
+    def addUnexpectedSuccess(self, test):
+        """See unittest."""
+        self._add(test, "FAILED")
+
+    def addSubTest(self, test, subtest, err):
+        """See unittest."""
+        if err is not None:
+            self._add(test, "FAILED", err)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""Judging a change: it is applied in a fresh sandbox, the task's own tests come on top, and they run.
+
+What decides is not what the tested code prints. Our own runner (`runner.py`) writes the statuses into a file whose name
+and secret the tested code is not told; a test that must fail runs among the others. Only a row that brings a command of
+its own is judged by that command's log or exit status, as published. Once the agent's change is in, everything that
+goes wrong is the change's doing and means not resolved: no results, the deadline, no memory left.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxagent.envs.coding import outcomes, patches, repository
+from jaxagent.envs.coding.task import CodingTask, Status, StatusMap, SwePro, Tests
+from jaxagent.envs.terminal.verify import VerifierError
+from jaxagent.sandbox.base import MAX_OUTPUT_BYTES, CommandResult, FileError, Sandbox, SandboxError
+
+RUNNER = Path(__file__).with_name("runner.py")
+MAX_RESULTS_BYTES = 2**23
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """How a change is judged."""
+
+    ladder: patches.Ladder
+    drop: Sequence[str]  # patterns of files whose change is left out
+    deadline_s: float  # of the tests
+
+
+@dataclasses.dataclass(frozen=True)
+class Judgement:
+    """What came of a change."""
+
+    resolved: bool
+    why: str = ""  # "" = resolved; else a word: NOT_APPLIED, FAILED, NO_RESULTS, FORGED, LATE or MEMORY
+    outcomes: Mapping[str, str] = dataclasses.field(default_factory=dict)  # test -> status
+    messages: Mapping[str, str] = dataclasses.field(default_factory=dict)  # test -> what its failure says
+
+
+NOT_APPLIED, FAILED, NO_RESULTS, FORGED, LATE, MEMORY = (
+    *("not_applied", "tests_failed", "no_results", "forged", "late", "out_of_memory"),
+)
+
+
+async def judge(sandbox: Sandbox, task: CodingTask, patch: str, rules: Rules) -> Judgement:
+    """Judges a change.
+
+    Args:
+      sandbox: one that nobody used.
+      task: the task.
+      patch: the change; files that decide the judgement are left out. Empty: the tests run all the same.
+      rules: how.
+
+    Raises:
+      VerifierError: the task's own machinery failed.
+      SandboxError: the sandbox failed for a reason of its own.
+    """
+    await repository.bring(sandbox, task)
+    kept = patches.keep(patch, (*task.test_files, *task.hidden), rules.drop).text
+    if kept.strip() and not await _apply(sandbox, task, kept, patches.LADDERS[rules.ladder]):
+        return Judgement(False, NOT_APPLIED)
+    if task.test_patch and not await _apply(sandbox, task, task.test_patch, patches.LADDERS["slime"][:2]):
+        raise VerifierError(f"{task.id}: the test patch cannot be applied.")
+    before = await sandbox.oom_kills()
+    try:
+        judged = await _run(sandbox, task, rules.deadline_s)
+    except SandboxError:
+        if await _memory_ran_out(sandbox, before):
+            return Judgement(False, MEMORY)
+        raise
+    if not judged.resolved and await _memory_ran_out(sandbox, before):
+        return dataclasses.replace(judged, why=MEMORY)
+    return judged
+
+
+async def _memory_ran_out(sandbox: Sandbox, before: int | None) -> bool:
+    now = await sandbox.oom_kills()
+    return now is not None and before is not None and now > before
+
+
+async def _apply(sandbox: Sandbox, task: CodingTask, patch: str, ladder: Sequence[str]) -> bool:
+    """Applies a patch by the first command that can."""
+    place = f"/tmp/.patch-{secrets.token_hex(8)}"
+    await sandbox.write(place, patch.encode())
+    for command in ladder:
+        argv = ("sh", "-c", f"git() {{ command git -c safe.directory='*' \"$@\"; }}; {command.format(patch=place)}")
+        done = await sandbox.execute(
+            argv, repository.STEP_TIMEOUT_S, repository.OUTPUT_BYTES, repository.ENV, task.workdir
+        )
+        if done.exit_code == 0 and not done.timed_out:
+            return True
+    return False
+
+
+async def _run(sandbox: Sandbox, task: CodingTask, deadline_s: float) -> Judgement:
+    check = task.check
+    if isinstance(check, Tests) and not check.command:
+        return await _by_runner(sandbox, task, check, deadline_s)
+    if isinstance(check, SwePro):
+        return await _by_scripts(sandbox, task, check, deadline_s)
+    if isinstance(check, Status):
+        command = check.command
+        if check.script:
+            place = f"/tmp/.script-{secrets.token_hex(8)}.py"
+            await sandbox.write(place, check.script.encode())
+            command = f"{task.python} {place}"
+        done = await _shell(sandbox, task, command, deadline_s)
+        resolved = done.exit_code == 0 and not done.timed_out
+        return Judgement(resolved, "" if resolved else _why(done, {}))
+    done = await _shell(sandbox, task, check.command, deadline_s)
+    log = done.output.decode("utf-8", "replace")
+    if isinstance(check, StatusMap):
+        found = outcomes.of_r2e(log)
+        resolved = outcomes.same_map(found, check.expected) and not done.timed_out
+    else:
+        found = outcomes.LOGS[check.framework](log)
+        if outcomes.forged(found, done.exit_code) and not done.timed_out:
+            return Judgement(False, FORGED, found)
+        resolved = outcomes.required_passed(found, check.required) and not done.timed_out
+    return Judgement(resolved, "" if resolved else _why(done, found), found)
+
+
+def _why(done: CommandResult, found: Mapping[str, str]) -> str:
+    return LATE if done.timed_out else FAILED if found or not done.flooded else NO_RESULTS
+
+
+async def _shell(sandbox: Sandbox, task: CodingTask, command: str, deadline_s: float) -> CommandResult:
+    argv = ("bash", "-c", command)
+    return await sandbox.execute(argv, deadline_s, MAX_OUTPUT_BYTES, repository.ENV, task.workdir)
+
+
+async def _by_runner(sandbox: Sandbox, task: CodingTask, check: Tests, deadline_s: float) -> Judgement:
+    names = [] if check.framework == "pytest" else list(check.required)
+    done, found = await run_tests(sandbox, task, check.framework, check.files, names, deadline_s)
+    if found is None:
+        return Judgement(False, LATE if done.timed_out else NO_RESULTS)
+    if found["canary"] not in ("FAILED", "ERROR"):
+        return Judgement(False, FORGED, found["outcomes"])
+    resolved = outcomes.required_passed(found["outcomes"], check.required)
+    return Judgement(resolved, "" if resolved else FAILED, found["outcomes"], found["messages"])
+
+
+async def run_tests(
+    sandbox: Sandbox, task: CodingTask, framework: str, files: Sequence[str], names: Sequence[str], deadline_s: float
+) -> tuple[CommandResult, dict[str, Any] | None]:
+    """Runs tests by our own runner, and kills all that is left of them.
+
+    Args:
+      sandbox: with the repository in it.
+      task: the task.
+      framework: "pytest", which runs `files` (none: what it finds), or "unittest", which runs `names`.
+      files: relative paths.
+      names: dotted names.
+      deadline_s: of the run.
+
+    Returns:
+      How the runner ended, and what it wrote: outcomes, messages, canary; None where it wrote nothing that is its own.
+    """
+    place, secret = f"/tmp/.tests-{secrets.token_hex(8)}", secrets.token_hex(16)
+    results = f"/tmp/.results-{secrets.token_hex(8)}"
+    packages = []
+    if task.tools is not None:
+        argv = (task.python, "-s", "-c", "import site; print(site.getusersitepackages())")
+        said = await sandbox.execute(argv, repository.STEP_TIMEOUT_S, 1000, repository.ENV, "/")
+        packages = [said.output.decode().strip()]
+    settings = {
+        "folder": task.workdir,
+        "framework": framework,
+        "files": list(files),
+        "names": list(names),
+        "packages": packages,
+        "secret": secret,
+        "results": results,
+        "canary": f"test_{secrets.token_hex(4)}",
+    }
+    await sandbox.write(f"{place}/runner.py", RUNNER.read_bytes())
+    await sandbox.write(f"{place}/settings.json", json.dumps(settings).encode())
+    argv = (task.python, "-s", "-B", f"{place}/runner.py", f"{place}/settings.json")
+    done = await sandbox.execute(argv, deadline_s, repository.OUTPUT_BYTES, repository.ENV, task.workdir)
+    await sandbox.stop_processes()
+    try:
+        found = json.loads(await sandbox.read(results, MAX_RESULTS_BYTES))
+    except (FileError, ValueError, RecursionError):
+        return done, None
+    return done, found if _is_own(found, secret) and not done.timed_out else None
+
+
+def _is_own(found: Any, secret: str) -> bool:
+    if not isinstance(found, dict) or found.get("secret") != secret or not isinstance(found.get("canary"), str):
+        return False
+    maps = (found.get("outcomes"), found.get("messages"))
+    return all(isinstance(m, dict) and all(isinstance(v, str) for v in m.values()) for m in maps)
+
+
+async def _by_scripts(sandbox: Sandbox, task: CodingTask, check: SwePro, deadline_s: float) -> Judgement:
+    """As slime runs SWE-bench Pro: one script's output goes to files, which the other one reads."""
+    place = f"/tmp/.swepro-{secrets.token_hex(8)}"
+    for name, path in (("run_script.sh", check.run_script), ("parser.py", check.parser_script)):
+        await sandbox.write(f"{place}/{name}", path.read_bytes(), 0o755)
+    selected = ",".join(check.selected)
+    run = ("sh", "-c", f'bash {place}/run_script.sh "$1" > {place}/out.log 2> {place}/err.log', "sh", selected)
+    ran = await sandbox.execute(run, deadline_s, repository.OUTPUT_BYTES, repository.ENV, task.workdir)
+    await sandbox.stop_processes()
+    argv = ("python3", f"{place}/parser.py", f"{place}/out.log", f"{place}/err.log", f"{place}/result.json")
+    await sandbox.execute(argv, repository.STEP_TIMEOUT_S, repository.OUTPUT_BYTES, repository.ENV, task.workdir)
+    try:
+        parsed = json.loads(await sandbox.read(f"{place}/result.json", MAX_RESULTS_BYTES))
+        found = {test["name"]: test["status"] for test in parsed["tests"]}
+    except (FileError, ValueError, RecursionError, TypeError, KeyError):
+        return Judgement(False, LATE if ran.timed_out else NO_RESULTS)
+    resolved = bool(check.required) and all(found.get(name) == "PASSED" for name in check.required)
+    return Judgement(resolved, "" if resolved else FAILED, found)

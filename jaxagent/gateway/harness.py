@@ -1,0 +1,308 @@
+"""The harness rollout: an agent program in a sandbox, wired to a session of the gateway, into an `Episode`.
+
+    attempt.start()             a sandbox, within init_s; the program's files; a port inside that leads to the gateway
+    the program runs            within run_s; then every process of the sandbox is killed
+    attempt.verify(ended)       within verify_s
+    attempt.close()             always; the session ends and its token is worth nothing
+
+Task + sample index in -> `Episode` out, always: whatever fails becomes a `StopReason` with one line of error, never an
+exception. The policy speaks in the session, so its trajectories hold the tokens that it saw and sampled. How it ends:
+
+    ANSWER                   the program ended by itself, whatever its exit status
+    TIME_LIMIT               it was killed after run_s
+    TOKEN_LIMIT, TURN_LIMIT  the session refused its last request: no room, or too many requests
+    ENV_ERROR                it could not start, or failed without having asked anything; start or verify failed
+    ENGINE_ERROR             the last thing that it heard was that generation had failed, or nobody listened any more
+    TIMEOUT                  start, verify or the whole episode took too long
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import logging
+import time
+import urllib.parse
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from jaxagent.agents.base import Agent, Where
+from jaxagent.config import ConfigError, EnvConfig, SamplingConfig
+from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.envs.agent_attempt import AgentAttempt, Place
+from jaxagent.envs.base import Verdict
+from jaxagent.gateway.renderer import Renderer
+from jaxagent.gateway.server import Gateway
+from jaxagent.gateway.session import Limits, Policy, Session
+from jaxagent.rollout.bookkeeping import checked, counted, one_line, seconds
+from jaxagent.rollout.forced import NEVER, ForcedTools
+from jaxagent.rollout.multi_turn import CLOSE_TIMEOUT_S
+from jaxagent.rollout.templates import CHAT_DATE, Plain, Template
+from jaxagent.rollout.workers import Workers
+from jaxagent.sandbox.base import CommandResult, SandboxError
+from jaxagent.types import Episode, StopReason, Task, TokenKind, Trajectory
+
+logger = logging.getLogger(__name__)
+
+PORT = 29_117  # inside; the same in every episode, and no server's usual one
+OUTPUT_BYTES = 64 * 1024  # kept of what the program prints
+TAIL_CHARS = 500  # of it in the error of a program that fails
+LISTEN_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 30.0  # to kill every process of a sandbox; then the sandbox is closed
+NOT_STARTED = (126, 127)  # exit statuses
+KILLED = 137
+MODEL = "policy"  # the name that programs ask for
+COUNTED = ("requests", "forks", "side_requests", "retries_joined", "replayed", "cancelled", "malformed_calls")
+COUNTED += ("ignored_fields", "queue_s", "prefill_s", "decode_s", "cached_tokens")  # of the session
+
+
+@dataclasses.dataclass(frozen=True)
+class HarnessRollout:
+    """The rollout with everything that is the same for all episodes. `await rollout(task, sample)`.
+
+    Attributes:
+      begin: task -> a fresh attempt of the environment.
+      policy: the engine, or anything that generates.
+      tokenizer, template: how text becomes tokens.
+      config: request, turn and context budgets, and the episode's deadline.
+      sampling: the distribution to sample from, whatever the program asks for.
+      request_timeout_s: longest wait for one generation.
+      shared: the run's server, to which episodes add their sessions.
+      group_size: attempts at a task that are wanted together, for the engine's order.
+      forced: turns that begin with a random tool call: not here, the tools are the program's.
+    """
+
+    begin: Callable[[Task], AgentAttempt]
+    policy: Policy
+    tokenizer: Tokenizer
+    template: Template
+    config: EnvConfig
+    sampling: SamplingConfig
+    request_timeout_s: float
+    shared: Gateway
+    group_size: int = 1
+    forced: ForcedTools = NEVER
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for what an agent program cannot be made to do."""
+        if self.forced.epsilon > 0:
+            raise ConfigError("rl.tool_epsilon forces calls of an environment's tools; an agent program has its own.")
+
+    @staticmethod
+    @contextlib.contextmanager
+    def open_shared(workers: Workers, note: Callable[[str], None]) -> Iterator[Gateway]:
+        """The run's gateway, on the loop of the episodes, from the run's beginning to its end."""
+        gateway = Gateway(MODEL)
+        workers.run(gateway.listen(), LISTEN_TIMEOUT_S)
+        note(f"gateway: {gateway.url}")
+        try:
+            yield gateway
+        finally:
+            workers.run(gateway.stop(), LISTEN_TIMEOUT_S)
+
+    @functools.cached_property
+    def renderer(self) -> Renderer:
+        """Conversations -> tokens, with the run's chat template."""
+        source = "" if isinstance(self.template, Plain) else self.tokenizer.chat_template
+        return Renderer(self.tokenizer, source, CHAT_DATE)
+
+    async def __call__(self, task: Task, sample: int) -> Episode:
+        """Runs one attempt. Only cancellation of the caller's own task passes through, after cleaning up."""
+        return await _Attempt(self, task, sample).run()
+
+
+class _Failed(Exception):
+    """Ends an episode with a stop reason that is a failure."""
+
+    def __init__(self, stop_reason: StopReason, told: str):
+        super().__init__(told)
+        self.stop_reason = stop_reason
+
+
+class _Attempt:
+    """The state of one running attempt."""
+
+    def __init__(self, rollout: HarnessRollout, task: Task, sample: int):
+        self._rollout, self._task, self._sample = rollout, task, sample
+        self._attempt: AgentAttempt | None = None
+        self._session: Session | None = None
+        self._token = ""
+        self._trajectories: tuple[Trajectory, ...] = ()
+        self._verdict = Verdict(0.0)
+        self._metrics: dict[str, float] = dict.fromkeys(("init_s", "run_s", "verify_s", "exit_status"), 0.0)
+
+    async def run(self) -> Episode:
+        started, error = time.monotonic(), ""
+        try:
+            async with asyncio.timeout(self._rollout.config.episode_timeout_s):
+                stop_reason = await self._play()
+        except _Failed as failure:
+            stop_reason, error = failure.stop_reason, str(failure)
+        except TimeoutError as failure:
+            stop_reason, error = StopReason.TIMEOUT, one_line(failure, "the episode's deadline passed")
+        except Exception as failure:  # environments are other people's code
+            stop_reason, error = StopReason.ENV_ERROR, one_line(failure, "")
+        finally:
+            self._end_session()
+            await self._close()
+        try:
+            self._metrics |= counted(self._attempt.counters if self._attempt else {})
+        except Exception as failure:  # likewise
+            stop_reason, error = (stop_reason, error) if error else (StopReason.ENV_ERROR, one_line(failure, ""))
+        if error:
+            logger.info("task %s, sample %d: %s: %s", self._task.id, self._sample, stop_reason, error)
+        return self._episode(stop_reason, error, time.monotonic() - started)
+
+    async def _play(self) -> StopReason:
+        self._attempt = attempt = self._rollout.begin(self._task)
+        with seconds(self._metrics, "init_s"):
+            async with _deadline(attempt.init_s, "the agent program's place was not ready"):
+                place = await attempt.start()
+                where = await self._wire(place, attempt.agent)
+        with seconds(self._metrics, "run_s"):
+            result = await _run(place, attempt, where)
+        ended = self._ended(result)
+        self._end_session()  # the engine has no more to do with it: others want the room
+        with seconds(self._metrics, "verify_s"):
+            async with _deadline(attempt.verify_s, "the verifier did not end"):
+                self._verdict = checked(await attempt.verify(ended), self._turns)
+        return ended
+
+    async def _wire(self, place: Place, agent: Agent) -> Where:
+        """Gives the program its session, its way to the gateway, and its files."""
+        rollout, config = self._rollout, self._rollout.config
+        self._session = Session(
+            rollout.policy,
+            rollout.renderer,
+            rollout.tokenizer,
+            Limits(config.turn_tokens, config.context_tokens, config.most_turns),
+            rollout.sampling,
+            self._task.id,
+            self._sample,
+            rollout.group_size,
+            str(self._task.metadata.get("domain", "")),
+            rollout.request_timeout_s,
+        )
+        self._token = rollout.shared.add(self._session)
+        outside = urllib.parse.urlsplit(rollout.shared.url)
+        port = await place.sandbox.open_port(PORT, (outside.hostname or "", outside.port or 0))
+        where = Where(
+            url=f"http://127.0.0.1:{port}",
+            token=self._token,
+            model=MODEL,
+            instruction=place.instruction,
+            directory=place.directory,
+            home=place.home,
+            context_tokens=config.context_tokens,
+            turn_tokens=config.turn_tokens,
+        )
+        for path, data in agent.files(where).items():
+            await place.sandbox.write(path, data, 0o600)
+        return where
+
+    def _ended(self, result: CommandResult) -> StopReason:
+        """How the program ended. Raises _Failed where that says nothing about the policy."""
+        session, status = self._session, result.exit_code
+        assert session is not None
+        self._metrics["exit_status"] = float(status)
+        requests, sampled = session.counters["requests"], session.counters["sampled_tokens"]
+        printed = " ".join(result.output.decode("utf-8", "replace").split())[-TAIL_CHARS:]
+        told = f"exit status {status}; it printed: {printed or 'nothing'}"
+        if result.timed_out and sampled:
+            return StopReason.TIME_LIMIT
+        if result.timed_out:
+            raise _Failed(StopReason.TIMEOUT, f"the agent program's time was over before it had an answer; {told}")
+        if status in NOT_STARTED and not requests:
+            raise _Failed(StopReason.ENV_ERROR, f"the agent program does not start: {told}")
+        if session.failure is not None:
+            reason = StopReason.TIMEOUT if isinstance(session.failure, TimeoutError) else StopReason.ENGINE_ERROR
+            raise _Failed(reason, one_line(session.failure, "a generation's deadline passed"))
+        if not self._rollout.shared.url:
+            raise _Failed(StopReason.ENGINE_ERROR, f"the gateway no longer listens; agent program: {told}")
+        if session.stop is StopReason.TOKEN_LIMIT and not sampled:
+            limit = self._rollout.config.context_tokens
+            raise _Failed(StopReason.ENV_ERROR, f"the agent program's first request is over env.context_tokens={limit}")
+        if not sampled:
+            raise _Failed(StopReason.ENV_ERROR, f"the agent program ended without an answer: {told}")
+        return session.stop or StopReason.ANSWER
+
+    def _end_session(self) -> None:
+        """Lets nobody in any more and keeps what the session has; more than once is harmless."""
+        if self._session is not None:
+            self._rollout.shared.remove(self._token)
+            self._trajectories = self._session.close()
+
+    async def _close(self) -> None:
+        if self._attempt is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._attempt.close()
+        except Exception as failure:  # the verdict stands; a leak is the environment's to report
+            logger.warning("task %s: closing the environment failed: %s", self._task.id, one_line(failure, "timeout"))
+
+    @property
+    def _turns(self) -> int:
+        """As `Episode.turn_rewards` counts them: trajectory after trajectory."""
+        return sum(int(trajectory.turns.max(initial=-1)) + 1 for trajectory in self._trajectories)
+
+    def _episode(self, stop_reason: StopReason, error: str, total_s: float) -> Episode:
+        counters = self._session.counters if self._session is not None else {}
+        trajectories, failed = self._trajectories, stop_reason.is_failure
+        metrics = {
+            **{name: float(counters.get(name, 0.0)) for name in COUNTED},
+            **self._metrics,
+            "trajectories": float(len(trajectories)),
+            "action_tokens": float(sum(int(t.action_mask.sum()) for t in trajectories)),
+            "observation_tokens": float(sum(int((t.kinds >= TokenKind.OBSERVATION).sum()) for t in trajectories)),
+            "trajectory_tokens": float(sum(map(len, trajectories))),
+            "total_s": total_s,
+        }
+        return Episode(
+            task=self._task,
+            sample=self._sample,
+            trajectories=trajectories,
+            reward=0.0 if failed else self._verdict.reward,
+            rewards={} if failed else self._verdict.components,
+            stop_reason=stop_reason,
+            turns=self._turns,
+            metrics=metrics,
+            text="\n\n".join(self._rollout.tokenizer.decode(t.tokens.tolist()) for t in trajectories),
+            error=error,
+            turn_rewards=() if failed else self._verdict.turn_rewards,
+        )
+
+
+async def _run(place: Place, attempt: AgentAttempt, where: Where) -> CommandResult:
+    """Runs the program and leaves none of its processes behind, if need be by ending the whole sandbox."""
+    began, agent = time.monotonic(), attempt.agent
+    try:
+        result = await place.sandbox.execute(
+            agent.argv(where), attempt.run_s, OUTPUT_BYTES, agent.env(where), place.directory
+        )
+    except SandboxError:
+        if time.monotonic() - began < attempt.run_s:
+            raise
+        await place.sandbox.close()  # it did not even end at its deadline
+        return CommandResult(b"", KILLED, timed_out=True)
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await place.sandbox.stop_processes()
+    except (SandboxError, TimeoutError) as failure:
+        logger.info("a sandbox whose processes do not stop is closed: %s", one_line(failure, "timeout"))
+        await place.sandbox.close()
+    return result
+
+
+@contextlib.asynccontextmanager
+async def _deadline(timeout_s: float, told: str) -> AsyncIterator[None]:
+    """Raises _Failed when it takes longer; a TimeoutError from within passes as it is."""
+    deadline = asyncio.timeout(timeout_s)
+    try:
+        async with deadline:
+            yield
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        raise _Failed(StopReason.TIMEOUT, f"{told} after {timeout_s:g} s") from None

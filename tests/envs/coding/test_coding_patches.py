@@ -1,0 +1,172 @@
+"""Patches cut into files, what is left out of them, SWE-RL's likeness, and logs of tests."""
+
+import pytest
+
+from jaxagent.envs.coding import outcomes, patches, rewards
+
+ONE = """diff --git a/foo.txt b/foo.txt
+index 83db48f..f73504f 100644
+--- a/foo.txt
++++ b/foo.txt
+@@ -1,4 +1,4 @@
+-Hello world
++Hello World
+ This is a file
+-With some lines
++With some changed lines
+ End
+"""
+TWO = ONE.replace("some changed lines", "some changed")
+THREE = TWO.replace("foo.txt", "bar.txt")
+
+
+def change(path, mode="100644", old="/dev/null"):
+    return (
+        f"diff --git a/{path} b/{path}\nnew file mode {mode}\nindex 0000000..ce01362\n--- {old}\n+++ b/{path}\n"
+        "@@ -0,0 +1 @@\n+diff --git a/x b/x\n"
+    )
+
+
+def test_a_patch_is_cut_at_its_files_only():
+    found = patches.split("preamble\n" + ONE + change("a b/c.py") + change("d.py"))
+    assert [c.path for c in found] == ["foo.txt", "a b/c.py", "d.py"]
+    assert "".join(c.text for c in found) == ONE + change("a b/c.py") + change("d.py")
+    gone = "diff --git a/e.py b/e.py\ndeleted file mode 100644\n--- a/e.py\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n"
+    quoted = 'diff --git "a/t\\tb.py" "b/t\\tb.py"\n--- "a/t\\tb.py"\n+++ "b/t\\tb.py"\n@@ -1 +1 @@\n-x\n+y\n'
+    mode = "diff --git a/f.sh b/f.sh\nold mode 100644\nnew mode 100755\n"
+    assert [c.path for c in patches.split(gone + quoted + mode)] == ["e.py", "t\tb.py", "f.sh"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        change(".git/config"),
+        change("a/.GIT/hooks/x"),
+        change("../x"),
+        change("/etc/x"),
+        change("tests/test_a.py"),
+        change("tests"),
+        change("tests/conftest.py"),
+        change("here", mode="120000"),
+        change("sub", mode="160000"),
+        change("x").replace("+++ b/x", "+++ b/tests/test_a.py"),
+        change("x", old="a/y"),
+        "diff --git a/x b/y\nrename from x\nrename to y\n",
+        "diff --git a/x.bin b/x.bin\nindex 1..2 100644\nBinary files a/x.bin and b/x.bin differ\n",
+    ],
+)
+def test_what_decides_the_judgement_is_left_out(text):
+    kept = patches.keep(ONE + text + change("z.py"), ["tests/test_a.py"], patches.STEERS)
+    assert kept.text == ONE + change("z.py") and len(kept.dropped) == 1
+
+
+def test_what_the_harness_brought_is_not_counted():
+    kept = patches.keep(change("PROBLEM_STATEMENT.md"), [], patches.HARNESS)
+    assert kept == patches.Kept("", ())
+
+
+def test_likeness_of_patches():
+    """The cases of SWE-RL's own tests."""
+    assert 0.9 < rewards.of_patches(TWO, ONE) < 1.0
+    assert rewards.of_patches(ONE, ONE) == 1.0
+    assert rewards.of_patches(THREE, ONE) == 0.0
+    assert rewards.of_patches(ONE + THREE, ONE) == 0.5
+    assert rewards.of_patches("", "") == 1.0
+
+
+def test_likeness_by_hand():
+    """12 and 10 characters, of which the first 8 and the last one are equal: 2 * 9 / 22."""
+    old, new = (patches.FileChange("a", text) for text in ("@@ -1 +1 @@\n-a\n+bc", "@@ -1 +1 @@\n-a\n+d"))
+    assert (old.hunks, new.hunks) == ("@@ -1,1 +1,1 @@\n-a\n+bc", "@@ -1,1 +1,1 @@\n-a\n+d")
+    head = "diff --git a/a b/a\n--- a/a\n+++ b/a\n"
+    same = len("@@ -1,1 +1,1 @@\n-a\n+")
+    assert rewards.of_patches(head + new.text, head + old.text) == 2 * same / (2 * same + 3)
+
+
+A = "def add(a, b):\n    return a + b\n\ndef subtract(a, b):\n    return a - b"
+A_NEW = A.replace("add(a, b)", "add(a: int, b: int) -> int").replace(
+    "subtract(a, b)", "subtract(a: float, b: float) -> float"
+)
+B = "def sort_list(lst):\n    return sorted(lst)"
+B_NEW = B.replace("(lst):", "(lst: list[int]) -> list[int]:", 1)
+
+
+def answer(*blocks, thought="dummy"):
+    text = "\n\n".join(
+        f"```python\n### {path}\n<<<<<<< SEARCH\n{old}\n=======\n{new}\n>>>>>>> REPLACE\n```"
+        for path, old, new in blocks
+    )
+    return f"<think>\n{thought}\n</think>\n<solution>\n{text}\n</solution>\n"
+
+
+def test_likeness_of_search_and_replace():
+    """The cases of SWE-RL's own tests, and its wrong formats."""
+
+    def reward(text):
+        return rewards.of_search_replace({"a.py": A, "b.py": B}, {"a.py": A_NEW, "b.py": B_NEW}, text)
+
+    first = ("a.py", "def add(a, b):", "def add(a: int, b: int) -> int:")
+    second = ("a.py", "def subtract(a, b):", "def subtract(a: float, b: float) -> float:")
+    third = ("b.py", B.splitlines()[0], B_NEW.splitlines()[0])
+    assert reward(answer(first, second, third)) == 1.0
+    assert reward(answer(("c.py", "", "# dummy"))) == 0.0
+    assert reward(answer(("c.py", "", "# dummy"), ("c.py", "# dummy", 'print("hello")'), third)) == 1 / 3
+    for wrong in (
+        "<think>\ndummy\n</think>\n<solution>\n",
+        answer(first).replace(">>>>>>> REPLACE\n", ""),
+        answer(first, thought=""),
+        answer(),
+        answer(("a.py", "return a + b", "return a - b")),  # not where a line begins
+        answer(("a.py", "def add(a, b):", "def add(a, b):")),
+        answer(first) + "<think>",
+    ):
+        assert reward(wrong) == -1.0, wrong
+
+
+LOG = """
+PASSED tests/forged.py::test_before
+=========================== short test summary info ============================
+\x1b[32mPASSED\x1b[0m tests/a.py::test_a
+PASSED tests/a.py::test_b[x y]
+FAILED tests/a.py::C::test_c - assert 1 == 2
+ERROR tests/b.py - ImportError
+SKIPPED [1] tests/a.py:3: no reason
+XFAIL tests/a.py::test_d - reason
+FAILED tests/a.py::test_e
+PASSED tests/a.py::test_e
+1 failed, 2 passed
+"""
+
+
+def test_logs_of_pytest():
+    found = outcomes.of_pytest(LOG)
+    assert found == {
+        "tests/a.py::test_a": "PASSED",
+        "tests/a.py::test_b[x y]": "PASSED",
+        "tests/a.py::C::test_c": "FAILED",
+        "tests/b.py": "ERROR",
+        "[1] tests/a.py:3: no reason": "SKIPPED",
+        "tests/a.py::test_d": "XFAIL",
+        "tests/a.py::test_e": "FAILED",
+    }
+    assert outcomes.required_passed(found, ["tests/a.py::test_a", "tests/a.py::test_b[x", "tests/a.py::test_d"])
+    for missing in ("tests/a.py::C::test_c", "tests/a.py::test_e", "tests/a.py::none", "tests/forged.py::test_before"):
+        assert not outcomes.required_passed(found, ["tests/a.py::test_a", missing])
+    assert not outcomes.required_passed(found, [])
+    assert not outcomes.forged(found, 1) and outcomes.forged({"a": "PASSED"}, 1) and not outcomes.forged({}, 0)
+
+
+def test_logs_of_unittest():
+    log = "test_a (m.C) ... ok\ntest_b (m.C.test_b) ... FAIL\ntest_c (m.C) ... skipped 'x'\ntest_d (m.C) ... ERROR\n"
+    found = outcomes.of_unittest(log + "test_e (m.C.test_e) ... ok\n")
+    assert list(found.values()) == ["PASSED", "FAILED", "SKIPPED", "ERROR", "PASSED"]
+    assert outcomes.required_passed(found, ["test_a (m.C)", "test_e (m.C)"])
+    assert not outcomes.required_passed(found, ["test_b (m.C)"])
+
+
+def test_maps_of_r2e():
+    found = outcomes.of_r2e(LOG)
+    assert found["C.test_c"] == "FAILED" and found["test_a"] == "PASSED" and "test_before" not in found
+    assert outcomes.same_map({"a - x": "PASSED", "": "ERROR"}, {"\x1b[1ma": "PASSED"})
+    assert not outcomes.same_map({"a": "PASSED"}, {"a": "PASSED", "b": "FAILED"})
+    assert not outcomes.same_map({"a": "PASSED", "b": "PASSED"}, {"a": "PASSED", "b": "FAILED"})

@@ -1,0 +1,305 @@
+"""Agent programs in real sandboxes over a scripted policy: how episodes end, and that nothing is left of them."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from jaxagent.agents.command import Command
+from jaxagent.config import ConfigError
+from jaxagent.engine.requests import EngineError
+from jaxagent.gateway import harness
+from jaxagent.gateway.harness import HarnessRollout
+from jaxagent.rollout.forced import ForcedTools
+from jaxagent.sandbox.base import SandboxClosed
+from jaxagent.types import StopReason
+from tests.gateway import world
+from tests.gateway.episodes import CONFIG, TASK, says
+
+SOLVES = "<cmd>echo hello > hello.txt</cmd>", "<done>"
+ASK = """
+import json, os, urllib.request
+def ask(text="go"):
+    body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": text}]}).encode()
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    return json.load(urllib.request.urlopen(request, timeout=60))["choices"][0]["message"]["content"]
+"""
+
+
+def script(text, first="ask()\n"):
+    """An agent program of one's own, in Python, that asks once and then does something."""
+    return Command(words=("/usr/bin/python3", "-c", ASK + first + text))
+
+
+# ---------------------------------------------------------------- what goes well
+
+
+def test_an_episode_has_the_engines_tokens_and_the_verdict(scene):
+    episode = scene.play(says(*SOLVES))
+    assert (episode.stop_reason, episode.reward, episode.rewards) == (StopReason.ANSWER, 1.0, {"solved": 1.0})
+    assert episode.error == "" and episode.turns == 2 and episode.sample == 3
+    world.check(scene.policy, episode.trajectories, "task", 3)
+    (trajectory,) = episode.trajectories
+    text = world.tokenizer().decode(trajectory.tokens.tolist())
+    assert episode.text == text and "write hello" in text and "[exit status 0]" in text
+    metrics = episode.metrics
+    assert (metrics["requests"], metrics["trajectories"], metrics["exit_status"], metrics["seen"]) == (2, 1, 0, 1)
+    assert metrics["action_tokens"] == trajectory.action_mask.sum() and metrics["observation_tokens"] > 0
+    assert {"init_s", "run_s", "verify_s", "total_s", "side_requests", "retries_joined", "forks"} <= metrics.keys()
+    assert {turn.sampling for turn in scene.policy.turns} == {world.SAMPLING}
+
+
+def test_every_episode_has_a_session_and_a_sandbox_of_its_own(scene):
+    def reply(context, turn):
+        return "<cmd>ls hello.txt; echo hello > hello.txt</cmd>" if turn == 0 else "<done>"
+
+    async def around(rollout):
+        return await asyncio.gather(*(rollout(dataclasses.replace(TASK, id=f"t{i}"), i) for i in range(3)))
+
+    episodes = scene.play(reply, around=around)
+    for i, episode in enumerate(episodes):
+        assert episode.reward == 1.0 and "No such file" in episode.text
+        world.check(scene.policy, episode.trajectories, f"t{i}", i)
+
+
+def test_the_engine_takes_new_weights_while_the_agent_works(scene):
+    def later():
+        scene.policy.version = 5
+        return "<done>"
+
+    episode = scene.play(says("<cmd>echo hello > hello.txt</cmd>", later))
+    assert episode.reward == 1.0
+    (trajectory,) = episode.trajectories
+    assert [set(trajectory.policy_versions[(trajectory.turns == t) & trajectory.action_mask]) for t in (0, 1)] == [
+        {0},
+        {5},
+    ]
+
+
+def restarting(scene, again):
+    """Plays an episode whose gateway stops while its second answer is on the way; `again`: and comes back."""
+
+    async def around(rollout):
+        episode = asyncio.create_task(rollout(TASK, 3))
+        while not scene.policy.done:
+            await asyncio.sleep(0.01)
+        scene.policy.gate.clear()
+        while len(scene.policy.turns) < 2:
+            await asyncio.sleep(0.01)
+        port = int(scene.gateway.url.rpartition(":")[2])
+        await scene.gateway.stop()
+        if again:
+            await scene.gateway.listen(port)
+        scene.policy.gate.set()
+        return await episode
+
+    return scene.play(says("<cmd>sleep 1; echo hello > hello.txt</cmd>", "<done>"), around=around)
+
+
+def test_the_gateway_is_restarted_in_the_middle_of_an_episode(scene):
+    episode = restarting(scene, again=True)
+    assert (episode.stop_reason, episode.reward) == (StopReason.ANSWER, 1.0), episode.error
+    world.check(scene.policy, episode.trajectories, "task", 3)
+
+
+def test_a_gateway_that_stays_away_is_no_fault_of_the_policys(scene):
+    episode = restarting(scene, again=False)
+    assert (episode.stop_reason, episode.reward) == (StopReason.ENGINE_ERROR, 0.0)
+    assert "the gateway no longer listens" in episode.error
+
+
+# ---------------------------------------------------------------- programs that do not end
+
+HEARTBEAT = '''
+import signal, subprocess, sys, time
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+child = """
+import signal, time
+for number in (1, 2, 15):
+    signal.signal(number, signal.SIG_IGN)
+while True:
+    open('/home/user/beat', 'a').write('.')
+    time.sleep(0.02)
+"""
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execv(sys.executable, [sys.executable, "-c", child])
+    os._exit(0)
+'''
+
+
+async def still(sandbox):
+    """Whether nothing of the program lives: what its children wrote no longer grows."""
+    sizes = []
+    for _ in range(2):
+        sizes.append(len(await sandbox.read("/home/user/beat")))
+        await asyncio.sleep(0.2)
+    return float(sizes[0] == sizes[1] > 0)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_program_that_ignores_signals_and_leaves_children_is_gone_when_it_is_judged(scene, ends):
+    wait = "time.sleep(0.5)" if ends else "while 1: time.sleep(1)"
+    agent = script(HEARTBEAT + wait)
+    episode = scene.play(says("hello"), agent, run_s=30.0 if ends else 3.0, judge=still)
+    assert episode.stop_reason is (StopReason.ANSWER if ends else StopReason.TIME_LIMIT), episode.error
+    assert episode.reward == 1.0 and len(episode.trajectories) == 1  # judged all the same: the environment's choice
+    assert scene.attempts[0].ended is episode.stop_reason
+
+
+def test_zombies_do_not_keep_an_episode(scene):
+    episode = scene.play(says("hello"), script("for _ in range(30):\n    if os.fork() == 0: os._exit(0)\n"), judge=one)
+    assert (episode.stop_reason, episode.reward) == (StopReason.ANSWER, 1.0), episode.error
+
+
+def test_a_sandbox_whose_processes_do_not_stop_is_closed(scene, monkeypatch):
+    monkeypatch.setattr(harness, "STOP_TIMEOUT_S", 0.2)
+    started = []
+
+    async def prepare(sandbox):
+        sandbox.stop_processes = hangs
+        started.append(sandbox)
+
+    episode = scene.play(says(*SOLVES), prepare=prepare)
+    assert started[0].closed and episode.stop_reason is StopReason.ENV_ERROR  # there is nothing left to judge
+    assert "SandboxClosed" in episode.error
+
+
+def test_a_program_that_outlives_its_deadline_takes_the_sandbox_with_it(scene):
+    async def prepare(sandbox):
+        execute = sandbox.execute
+
+        async def late(argv, deadline_s, *rest):
+            await execute(argv, deadline_s, *rest)
+            raise SandboxClosed("the sandbox did not answer and was closed")
+
+        sandbox.execute = late
+
+    episode = scene.play(
+        says("hello"), script("time.sleep(60)", "import time\nask()\n"), run_s=2.0, prepare=prepare, judge=one
+    )
+    assert (episode.stop_reason, episode.reward) == (StopReason.TIME_LIMIT, 1.0), episode.error
+
+
+# ---------------------------------------------------------------- what says nothing about the policy
+
+
+def fails(episode, reason, told):
+    assert (episode.stop_reason, episode.reward, episode.rewards) == (reason, 0.0, {}), episode.error
+    assert told in episode.error and "\n" not in episode.error, episode.error
+
+
+def test_a_verifier_that_hangs(scene):
+    fails(
+        scene.play(says(*SOLVES), judge=hangs, verify_s=0.5), StopReason.TIMEOUT, "the verifier did not end after 0.5 s"
+    )
+
+
+def test_a_verifier_whose_program_hangs(scene):
+    async def judge(sandbox):
+        await sandbox.execute(["sleep", "100"], 90.0, 1000)
+
+    fails(
+        scene.play(says(*SOLVES), judge=judge, verify_s=1.0), StopReason.TIMEOUT, "the verifier did not end after 1 s"
+    )
+
+
+def test_a_start_that_hangs(scene):
+    episode = scene.play(says(*SOLVES), prepare=hangs, init_s=0.5)
+    fails(episode, StopReason.TIMEOUT, "the agent program's place was not ready after 0.5 s")
+    assert episode.trajectories == () and scene.policy.turns == []
+
+
+def test_the_whole_episode_takes_too_long(scene):
+    config = dataclasses.replace(CONFIG, episode_timeout_s=1.0)
+    fails(scene.play(says(*SOLVES), judge=hangs, config=config), StopReason.TIMEOUT, "the episode's deadline passed")
+
+
+def test_a_verdict_that_is_no_number(scene):
+    async def judge(sandbox):
+        return float("nan")
+
+    fails(scene.play(says(*SOLVES), judge=judge), StopReason.ENV_ERROR, "the environment's reward is nan")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("/no/such/program",), "does not start: exit status 127"),
+        (("/etc/passwd",), "does not start: exit status 126"),
+        (("sh", "-c", "echo broken >&2; exit 3"), "ended without an answer: exit status 3; it printed: broken"),
+        (("true",), "ended without an answer: exit status 0; it printed: nothing"),
+    ],
+)
+def test_a_program_that_asks_nothing(scene, words, told):
+    fails(scene.play(says("hello"), Command(words=words)), StopReason.ENV_ERROR, told)
+
+
+def test_a_program_that_asks_nothing_until_its_time_is_over(scene):
+    episode = scene.play(says("hello"), Command(words=("sleep", "60")), run_s=0.5)
+    fails(episode, StopReason.TIMEOUT, "time was over before it had an answer")
+
+
+def test_an_engine_that_fails(scene):
+    episode = scene.play(says(SOLVES[0], EngineError("out of pages")))
+    fails(episode, StopReason.ENGINE_ERROR, "EngineError: out of pages")
+    assert len(episode.trajectories) == 1  # data, for whoever looks at it
+
+
+def test_an_engine_that_does_not_answer_in_time(scene):
+    def stuck():
+        scene.policy.gate.clear()
+        return "<done>"
+
+    fails(scene.play(says(stuck), request_timeout_s=0.5), StopReason.TIMEOUT, "")
+
+
+def test_a_first_request_that_has_no_room(scene):
+    config = dataclasses.replace(CONFIG, context_tokens=30)
+    told = "the agent program's first request is over env.context_tokens=30"
+    fails(scene.play(says(*SOLVES), config=config), StopReason.ENV_ERROR, told)
+
+
+def test_an_episode_that_is_cancelled_leaves_nothing(scene):
+    async def around(rollout):
+        episode = asyncio.create_task(rollout(TASK, 3))
+        while not scene.policy.done:
+            await asyncio.sleep(0.01)
+        episode.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await episode
+
+    scene.play(says("<cmd>sleep 50</cmd>"), around=around)
+    assert len(scene.attempts) == 1
+
+
+# ---------------------------------------------------------------- budgets
+
+
+def test_requests_that_are_used_up_end_the_episode_and_it_is_judged(scene):
+    episode = scene.play(says(SOLVES[0]), config=dataclasses.replace(CONFIG, max_turns=2))
+    assert (episode.stop_reason, episode.reward) == (StopReason.TURN_LIMIT, 1.0)
+    assert scene.attempts[0].ended is StopReason.TURN_LIMIT and episode.turns == 2
+
+
+def test_a_context_that_is_full_ends_the_episode_and_it_is_judged(scene):
+    config = dataclasses.replace(CONFIG, context_tokens=700, max_turns=50)
+    episode = scene.play(says(SOLVES[0]), config=config)
+    assert (episode.stop_reason, episode.reward) == (StopReason.TOKEN_LIMIT, 1.0), episode.error
+    assert 2 < episode.turns < 50 and all(len(trajectory) <= 700 for trajectory in episode.trajectories)
+
+
+def test_forced_tool_calls_are_refused(scene):
+    with pytest.raises(ConfigError, match="tool_epsilon"):
+        HarnessRollout(None, None, None, None, CONFIG, world.SAMPLING, 1.0, None, forced=ForcedTools(0.1, 0))
+
+
+async def one(sandbox):
+    return 1.0
+
+
+async def hangs(sandbox=None):
+    await asyncio.Event().wait()
