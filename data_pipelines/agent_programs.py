@@ -1,6 +1,6 @@
 """Agent programs -> one folder that every sandbox can have as a layer: Codex, Claude Code, opencode, Qwen Code, mini.
 
-    python -m data_pipelines.agent_programs --out=layers/agents                       # all of them: 1.4 GB on disk
+    python -m data_pipelines.agent_programs --out=layers/agents                       # all of them: 1.7 GB on disk
     python -m data_pipelines.agent_programs --out=layers/agents --programs=codex,mini_swe_agent
 
 Then `Spec(layers=("/absolute/path/of/layers/agents",))` shows them inside below /opt/agents, started as

@@ -40,7 +40,6 @@ FORMS: Mapping[str, Form] = {
 }
 COUNT = "/v1/messages/count_tokens"
 FINISH_S = 1.0  # for requests in hand when it stops
-ANTHROPIC = "anthropic-version"  # a header that Anthropic's clients send
 SESSION_HEADERS = ("x-api-key", "x-session-id")  # beside "Authorization: Bearer ..."
 
 
@@ -209,14 +208,13 @@ class Gateway:
             raise BadRequest(message, "model", status=404, code="model_not_found")
 
     async def _models(self, request: web.Request) -> web.Response:
-        listed = models.anthropic_list if ANTHROPIC in request.headers else models.openai_list
-        return wire.reply(listed(self._name, self._created))
+        make = models.anthropic_list if models.ANTHROPIC_HEADER in request.headers else models.openai_list
+        return wire.reply(make(self._name, self._created))
 
     async def _one_model(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        self._check_name(name)
-        described = models.anthropic_model if ANTHROPIC in request.headers else models.openai_model
-        return wire.reply(described(name, self._created))
+        self._check_name(request.match_info["name"])
+        make = models.anthropic_model if models.ANTHROPIC_HEADER in request.headers else models.openai_model
+        return wire.reply(make(request.match_info["name"], self._created))
 
     # ---------------------------------------------------------------- admin
 

@@ -14,7 +14,7 @@ import asyncio
 import shlex
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxagent.envs.base import Message, Step, Transcript, Verdict
 from jaxagent.envs.coding import patches, repository, rewards, verify
@@ -62,7 +62,7 @@ class _Attempt:
 
     async def _begin(self) -> Sandbox:
         self._sandbox = await self._take(self.task)
-        self._base = await repository.bring(self._sandbox, self.task, for_agent=True)
+        self._base = await repository.bring_for_agent(self._sandbox, self.task)
         self._oom_kills = await self._sandbox.oom_kills()
         return self._sandbox
 
@@ -134,7 +134,7 @@ class AgentCodingAttempt(_Attempt):
 
     def __init__(self, task: CodingTask, config: Coding, take: Take):
         super().__init__(task, config, take)
-        self.agent: Any = getattr(config, "agent", None)
+        self.agent = config.agent
         self.init_s, self.run_s, self.verify_s = config.init_s, config.run_s, config.verify_s + GUARD_S
 
     async def start(self) -> Place:
