@@ -198,7 +198,7 @@ class Gateway:
             raise BadRequest("no session has this token", status=401, code="invalid_api_key")
         ask, _ = await talk.parsed(request, messages, self._readers)
         with self._session(request, ask) as session:
-            return wire.reply({"input_tokens": await session.count(ask)})
+            return wire.reply(messages.count(await session.count(ask)))
 
     async def _here(self, request: web.Request) -> web.Response:
         return wire.reply({"name": "jaxagent", "model": self._name})
