@@ -2,9 +2,8 @@
 
 No command of a page trains here. `python -m jaxagent.main` lines are parsed and checked as a run would check them,
 `--help` is run, and every other `python -m` line is started in this process up to the point where it has parsed its
-flags. Pages with Python of their own (rewards, add_an_environment, add_an_algorithm,
-bring_your_agent, README) are run by the tests of
-what they describe.
+flags. Pages with Python of their own (rewards, add_an_environment, add_an_algorithm, bring_your_agent, README) are run
+by the tests of what they describe.
 """
 
 import argparse
@@ -153,6 +152,8 @@ def check_flags(module: str, arguments: Sequence[str], tmp_path: pathlib.Path, m
     elif module == "jaxagent.evaluate":
         given = any(argument.startswith("--config=") for argument in parsed.rest)
         flags.parse_argv([module, *([] if given else ["--config=configs/search_r1.py"]), *parsed.rest])
+    elif module == "jaxagent.service.node":
+        assert all(argument.startswith("--config") for argument in parsed.rest)
     else:
         assert not parsed.rest
 

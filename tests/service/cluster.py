@@ -45,7 +45,7 @@ def episode(task: Task, sample: int, reward: float = 1.0, stop_reason=StopReason
     trajectories = (trajectory(sample, actions),) if actions else ()
     failed = stop_reason.is_failure
     error = "it failed on purpose" if failed else ""
-    return Episode(task, sample, trajectories, 0.0 if failed else reward, {}, stop_reason, 1, error=error)
+    return Episode(task, sample, trajectories, 0.0 if failed else reward, {}, stop_reason, 1, text="for people", error=error)
 
 
 def same(a: Episode, b: Episode) -> bool:
