@@ -169,6 +169,12 @@ def letters(text: str) -> list[int]:
     return [*(one[bytes([byte])] for byte in text.encode()), tokenizer().eos_ids[0]]
 
 
+def scrambled(text: str) -> list[int]:
+    """`letters` of a text that the tokenizer has longer tokens for."""
+    assert tokenizer().encode(text) != letters(text)[:-1]
+    return letters(text)
+
+
 def contains(tokens: Any, part: list[int]) -> int:
     """How often a run of ids stands in others."""
     tokens = list(map(int, tokens))
