@@ -11,7 +11,8 @@ starts that program, `jaxagent/agents/shell_agent.py`, inside a sandbox of its o
 one mistake ("In oak.py cedar(x) must give x - 37."). It reaches nothing but the gateway, over Chat Completions, and a
 fresh sandbox judges what it changed. Most demonstrations mend without having looked at the code, which is right in a
 quarter of the tasks; RL unlearns that. Held-out tasks are other issues than those of training. builtin: the policy
-writes the same commands itself, in the ordinary rollout; the gain should be the same.
+writes the same commands itself, in the ordinary rollout; the gain is the same. Held-out tasks resolved, greedy: from
+0.25 to 1.00, with a log-prob gap of 0.0. 17 minutes beside several other runs (13 of them RL), builtin 9.
 
 claude_code: the published hyper-parameters (8 prompts x 8, learning rate 1e-6, no KL, clip 0.2 / 0.28) with the nearest
 model that there is code for. codex: the same with Codex. Not run by us: `--dry_run` says what they need.
