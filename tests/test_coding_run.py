@@ -29,6 +29,8 @@ def test_a_tiny_run(tmp_path, sandbox, config, capsys):
     flags = tiny_run.CODING_FLAGS.split()
     if preset == "builtin":  # agent programs have a limit of their own
         flags.append("--config.env.observation_tokens=16")
+    if name == "polar_swe":  # groups of 4 attempts, one of which is begun beyond what is wanted
+        flags += ["--config.rl.group_size=3", "--config.rl.oversample.min_group=2"]
     assert cli.main(tiny_run.argv(tmp_path / "run", *flags, config=name, preset=preset)) == 0
     assert "sandbox back end: " in capsys.readouterr().out
     summary = json.loads((tmp_path / "run/summary.json").read_text())

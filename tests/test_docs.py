@@ -152,6 +152,8 @@ def check_flags(module: str, arguments: Sequence[str], tmp_path: pathlib.Path, m
     elif module == "jaxagent.evaluate":
         given = any(argument.startswith("--config=") for argument in parsed.rest)
         flags.parse_argv([module, *([] if given else ["--config=configs/search_r1.py"]), *parsed.rest])
+    elif module == "jaxagent.service.node":
+        assert all(argument.startswith("--config") for argument in parsed.rest)
     else:
         assert not parsed.rest
 

@@ -30,6 +30,7 @@ from jaxagent.gateway import connections, talk, wire
 from jaxagent.gateway.chat import Ask, BadRequest, Form
 from jaxagent.gateway.forms import chat, checks, completions, messages, models, responses
 from jaxagent.gateway.session import Session
+from jaxagent.rollout.bookkeeping import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -248,7 +249,8 @@ class Gateway:
         """Ends the session: what it gives is whole."""
         session = self._known(request).session
         trajectories = session.close()
-        told = {"counters": session.counters, "stop": session.stop}
+        failure = None if session.failure is None else one_line(session.failure, "")
+        told = {"counters": session.counters, "stop": session.stop, "failure": failure}
         rows = await self._readers.run(lambda: [codec.encode_trajectory(t) for t in trajectories])
         return await self._readers.run(wire.reply, {"trajectories": rows} | told)
 

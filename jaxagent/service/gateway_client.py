@@ -10,7 +10,7 @@ from typing import Any
 from jaxagent.config import ConfigError
 from jaxagent.data import codec
 from jaxagent.io.http import HttpClient, HttpError, HttpStatus
-from jaxagent.types import Trajectory
+from jaxagent.types import StopReason, Trajectory
 
 TIMEOUT_S = 60.0
 MAX_BYTES = 256 * 2**20  # of a session's trajectories
@@ -30,7 +30,8 @@ class Sampled:
 
     trajectories: tuple[Trajectory, ...]
     counters: Mapping[str, float]
-    stop: str | None  # "token_limit" or "turn_limit", where the session met one
+    stop: StopReason | None  # why its last request was refused
+    failure: str | None  # why generation failed for its last request, in one line
 
 
 class GatewayClient:
@@ -63,10 +64,12 @@ class GatewayClient:
         found = await self._ask("GET", f"/{session.id}/trajectories")
         try:
             rows = [codec.decode_trajectory(r, f"trajectories[{i}]") for i, r in enumerate(found["trajectories"])]
+            stop = None if found["stop"] is None else StopReason(found["stop"])
+            failure = None if found["failure"] is None else str(found["failure"])
             counters = {str(name): float(value) for name, value in found["counters"].items()}
         except (ConfigError, KeyError, TypeError, ValueError, AttributeError) as failure:
             raise HttpError(f"{self.url}: session {session.id} cannot be read: {failure}") from failure
-        return Sampled(tuple(rows), counters, found.get("stop"))
+        return Sampled(tuple(rows), counters, stop, failure)
 
     async def remove(self, session: Opened) -> None:
         """Ends the session, and has the gateway forget it. Twice is harmless."""

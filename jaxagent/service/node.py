@@ -3,16 +3,18 @@
     python -m jaxagent.service.node --server=http://10.0.0.5:8080 --token_file=TOKEN --node_id=host1 \
         --player=my_package.my_module:player
 
-A player is a function that takes the parsed --config (None without one), opens what its sessions share, and yields a
-`jaxagent.service.play.Play`:
+A player is a function that opens what its sessions share and yields a `jaxagent.service.play.Play`:
 
     @contextlib.contextmanager
-    def player(config):
-        with open_my_environment(config) as rollout:                # task, sample -> Episode
+    def player(here):                                        # here.config, here.run: see `jaxagent.service.play.Here`
+        with open_my_environment(here.config) as rollout:    # task, sample -> Episode
             yield of_rollout(rollout)
 
---config=FILE[:PRESET] and --config.section.field=VALUE are those of `python -m jaxagent.main`. SIGTERM ends it when
-what it plays has ended, after --drain_s at the latest; a second one at once. What it has not ended goes to other nodes.
+`jaxagent.service.agents:player` is the one for environments that agent programs play. --config=FILE[:PRESET] and
+--config.section.field=VALUE are those of `python -m jaxagent.main`.
+
+SIGTERM ends it when what it plays has ended, after --drain_s at the latest; a second one at once. What it has not ended
+goes to other nodes.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from absl import flags as absl_flags
 
@@ -37,10 +40,10 @@ from jaxagent.config.errors import failure_line
 from jaxagent.io.http import HttpError
 from jaxagent.service.client import ServiceClient
 from jaxagent.service.host import Node, Replaced
-from jaxagent.service.play import Places, Play
+from jaxagent.service.play import Here, Places, Play
 from jaxagent.service.server import read_token
 
-Player = Callable[[Config | None], contextlib.AbstractContextManager[Play]]
+Player = Callable[[Here], contextlib.AbstractContextManager[Play]]
 
 
 def imported(name: str) -> Player:
@@ -64,7 +67,8 @@ def arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]
     parser.add_argument("--token_file", required=True, help="file with the service's token")
     parser.add_argument("--player", required=True, help="package.module:function, see above")
     parser.add_argument("--node_id", default=socket.gethostname(), help="default: this host's name")
-    parser.add_argument("--gateway_url", default="", help="where its agents reach the policy; only told in /nodes")
+    parser.add_argument("--gateway_url", default="", help="where its agents reach the policy")
+    parser.add_argument("--gateway_token_file", default="", help="file with the gateway's admin token")
     parser.add_argument("--max_init_workers", type=count, default=4, help="sessions that prepare at once")
     parser.add_argument("--max_run_workers", type=count, default=8, help="agents that run at once")
     parser.add_argument("--max_postrun_workers", type=count, default=4, help="sessions that are judged at once")
@@ -75,8 +79,18 @@ def arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]
     return options, rest
 
 
-async def serve(options: argparse.Namespace, token: str, play: Play) -> None:
+async def serve(options: argparse.Namespace, token: str, player: Player, given: Config | None) -> None:
     """Plays until drained. Raises ConfigError: the server refuses this node, or is not there."""
+    loop = asyncio.get_running_loop()
+    opened = contextlib.ExitStack()
+
+    def run(coroutine: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(timeout_s)
+
+    admin = read_token(options.gateway_token_file) if options.gateway_token_file else ""
+    here = Here(given, run, options.gateway_url, admin)
+    # In a thread: players open environments, which wait for what they run on the loop.
+    play = await asyncio.to_thread(lambda: opened.enter_context(player(here)))
     places = Places(*(int(n) for n in (options.max_init_workers, options.max_run_workers, options.max_postrun_workers)))
     client = ServiceClient(options.server, token)
     node = Node(client, play, options.node_id, places, options.drain_s, options.gateway_url)
@@ -86,7 +100,6 @@ async def serve(options: argparse.Namespace, token: str, play: Play) -> None:
         loop.add_signal_handler(signal.SIGTERM, running.cancel)
         node.drain()
 
-    loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop)
     try:
         await running
@@ -99,6 +112,7 @@ async def serve(options: argparse.Namespace, token: str, play: Play) -> None:
         raise ConfigError(f"This node ends: {failure}.") from failure
     finally:
         await client.close()
+        await asyncio.to_thread(opened.close)
     print(f"played {node.ended} sessions", flush=True)
 
 
@@ -107,8 +121,7 @@ def run(options: argparse.Namespace, of_config: Sequence[str]) -> None:
     token = read_token(options.token_file)
     given = flags.parse_config([sys.argv[0], *of_config], absl_flags.FlagValues()) if of_config else None
     sys.path.insert(0, os.getcwd())  # where the user's own player may lie
-    with imported(options.player)(given) as play:
-        asyncio.run(serve(options, token, play))
+    asyncio.run(serve(options, token, imported(options.player), given))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

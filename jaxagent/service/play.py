@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol, Self
 
+from jaxagent.config import Config
 from jaxagent.data import codec
 from jaxagent.rollout.workers import Rollout, no_episode
 from jaxagent.service.rows import Held
@@ -113,6 +114,16 @@ class Phases:
     def _now(self, state: State) -> None:
         self.state = state
         self._changed()
+
+
+@dataclasses.dataclass(frozen=True)
+class Here:
+    """What a node tells its player."""
+
+    config: Config | None  # the parsed --config, where there is one
+    run: Callable[[Coroutine[Any, Any, Any], float], Any]  # (coroutine, timeout_s): on the loop of the plays
+    gateway_url: str = ""  # where agents reach the policy; "" = the player knows another way
+    gateway_token: str = ""  # the gateway's admin token
 
 
 class Play(Protocol):

@@ -126,7 +126,11 @@ class RemoteRollout:
                 group.playing.cancel()  # nobody wants it any more
         if group.playing.cancelled():
             return no_episode(task, sample, StopReason.CANCELLED, "the other attempts of its group were cancelled")
-        return group.playing.result()[place]
+        episode = group.playing.result()[place]
+        if episode.text or not episode.trajectories:
+            return episode
+        text = "\n\n".join(self.tokenizer.decode(t.tokens.tolist()) for t in episode.trajectories)
+        return dataclasses.replace(episode, text=text)  # nodes whose agents speak to a gateway have no tokenizer
 
 
 @dataclasses.dataclass

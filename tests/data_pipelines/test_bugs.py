@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import json
+import os
 import subprocess
 
 import pytest
@@ -203,7 +204,9 @@ def workplace(tmp_path, monkeypatch):
 
     def git(*arguments):
         names = ["-c", "user.name=x", "-c", "user.email=x@y"]
-        subprocess.run(["git", *names, *arguments], cwd=place, check=True, capture_output=True)
+        dates = {"GIT_AUTHOR_DATE": "2000-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2000-01-01T00:00:00Z"}
+        command = ["git", *names, *arguments]
+        subprocess.run(command, cwd=place, check=True, capture_output=True, env={**os.environ, **dates})
 
     git("init", "-q")
     texts = FILES | {"calc/more.py": FILES["calc/more.py"].replace("x > best", "x < best")}
@@ -234,10 +237,11 @@ async def _one_sandbox():
         pass
 
 
+@pytest.mark.slow
 def test_a_repository_becomes_tasks(workplace, capsys):
     """Started, cut off, and started again: the same tasks as in one go; each verified by the real verifier."""
     place, out = workplace
-    arguments = [f"--repository={place}", f"--out={out}", "--count=3", "--heldout_frac=0.5"]
+    arguments = [f"--repository={place}", f"--out={out}", "--count=3", "--heldout_frac=0.7"]
     assert command.main(arguments) == 0
     rows = {split: [json.loads(line) for line in (out / f"{split}.jsonl").open()] for split in ("train", "heldout")}
     both = rows["train"] + rows["heldout"]

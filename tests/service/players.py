@@ -9,7 +9,7 @@ from tests.service.cluster import episode
 
 
 @contextlib.contextmanager
-def patient(config):
+def patient(here):
     """Plays as long as the task's file `hold` exists, and notes each begin in its file `begun`."""
 
     async def rollout(task, sample):

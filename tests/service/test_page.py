@@ -23,7 +23,7 @@ PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
 def test_the_commands_of_the_page(tmp_path, monkeypatch):
-    start, submit = SHELL
+    start, submit, _ = SHELL
     port, package = free_port(), tmp_path / "my_package"
     package.mkdir()
     (package / "__init__.py").touch()

@@ -14,8 +14,8 @@ import asyncio
 import shlex
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
 
+from jaxagent.envs.agent_attempt import Place
 from jaxagent.envs.base import Message, Step, Transcript, Verdict
 from jaxagent.envs.coding import patches, repository, rewards, verify
 from jaxagent.envs.coding.environment import GUARD_S, SOLVED, Coding, statement_file
@@ -25,9 +25,6 @@ from jaxagent.envs.terminal.environment import observed, shown, warnings_text
 from jaxagent.envs.terminal.verify import VerifierError
 from jaxagent.sandbox.base import Sandbox
 from jaxagent.types import StopReason
-
-if TYPE_CHECKING:
-    from jaxagent.envs.agent_attempt import Place
 
 Take = Callable[[CodingTask], Awaitable[Sandbox]]
 COUNTERS = {  # of judgements that are no honest failure of tests: why -> counter
@@ -139,8 +136,6 @@ class AgentCodingAttempt(_Attempt):
 
     async def start(self) -> Place:
         """The repository in a sandbox, with the problem in a file beside it."""
-        from jaxagent.envs.agent_attempt import Place  # late: only programs need it
-
         sandbox = await self._begin()
         await sandbox.write(str(statement_file(self.task)), self.task.statement.encode())
         instruction = self.config.instruction.format(statement=self.task.statement)

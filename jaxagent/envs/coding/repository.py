@@ -129,7 +129,7 @@ async def bring(sandbox: Sandbox, task: CodingTask) -> None:
 async def bring_for_agent(sandbox: Sandbox, task: CodingTask) -> Base:
     """The same, without what the agent must not see; and what it will be compared with.
 
-    Raises as `bring`, also where no change could be taken of it: later that would look like the agent's doing.
+    Raises as `bring`, also where no change could be taken: later that would look like the agent's doing.
     """
     await bring(sandbox, task)
     if task.hidden:
