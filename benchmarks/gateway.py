@@ -188,7 +188,11 @@ class Clients:
         """One step of a program that misbehaves; returns its history."""
         body = {"messages": history, "stream": self.random.random() < 0.5}
         match self.random.randrange(8):
-            case 0 | 1:  # leaves, and perhaps comes back
+            case 0:  # leaves for good
+                with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+                    await asyncio.wait_for(self.post(token, secret, body), self.random.choice((0, 0.001, 0.01)))
+                text = None
+            case 1:  # leaves, and comes back
                 with contextlib.suppress(TimeoutError, aiohttp.ClientError):
                     await asyncio.wait_for(self.post(token, secret, body), self.random.choice((0, 0.001, 0.01)))
                 text = await self.post(token, secret, body, retry=self.random.random() < 0.5)

@@ -132,12 +132,29 @@ class Sampler:
             ids = [*thread.tokens, *ids]
             own = dataclasses.astuple(self._attempt)
             thread.handle = await self._policy.open(*own, conversation=thread.key)
-        handle = thread.handle
+        handle, turn = thread.handle, thread.turns
+        try:
+            return await self._generate(handle, ids, most, sampling, turn, take)
+        except BaseException:  # the trajectory may have been given to another turn since: this closes its own sequence
+            self._policy.close(handle)
+            if thread.handle is handle:
+                thread.handle = None
+            raise
+
+    async def _generate(
+        self,
+        handle: Any,
+        ids: Sequence[int],
+        most: int,
+        sampling: SamplingConfig,
+        turn: int,
+        take: Callable[[Sampled], None] | None,
+    ) -> Generation:
         timeout_s = self._timeout_s
         while True:
             try:
                 return await self._policy.generate(
-                    handle, ids, most, sampling, thread.turns, timeout_s, on_tokens=take, stop_strings=None
+                    handle, ids, most, sampling, turn, timeout_s, on_tokens=take, stop_strings=None
                 )
             except BusyError:
                 if not self._patient:

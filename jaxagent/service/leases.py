@@ -174,8 +174,6 @@ def lose(db: sqlite3.Connection, now: float, rules: Rules, process: str, why: st
 
 def lost(db: sqlite3.Connection, now: float, rules: Rules, session: Session, why: str) -> None:
     """A held session is lost: it waits again, or ends."""
-    if find(db, session.task_id, session.sample) != session:
-        return  # its group has ended since it was read
     new = states.lost(session, why, rules.max_losses, now)
     save(db, now, session, new)
     if new.state.ended:
@@ -232,8 +230,6 @@ def sweep(db: sqlite3.Connection, now: float, rules: Rules) -> bool:
         (now, now - LATE_S, now - LATE_S),
     )
     for session in map(session_of, rows.fetchall()):
-        if find(db, session.task_id, session.sample) != session:
-            continue  # its group ended in this sweep
         if session.lease < now:
             lost(db, now, rules, session, f"node '{session.node}' was not heard for {rules.lease_s:g} s")
         else:

@@ -418,6 +418,24 @@ def test_closing_gives_up_what_runs_and_tells_who_waits():
     assert trajectory.tokens.tolist() == [*done.prompt_ids, *done.tokens.tolist()]
 
 
+@pytest.mark.parametrize("steps", range(8))
+def test_a_session_that_ends_at_any_moment_leaves_no_sequence_open(steps):
+    policy = scripted(pause_s=0.001)
+
+    async def scene():
+        session = world.session(policy)
+        work = asyncio.create_task(session.answer(ask(user("a"))))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        session.close()
+        with pytest.raises(BadRequest, match="closed"):
+            await work
+        await asyncio.sleep(0.01)
+        assert not policy.left_open
+
+    world.run(scene)
+
+
 def test_a_malformed_call_comes_back_as_text_and_the_program_can_answer_it():
     bad = '<tool_call>{"name": "shell", "arguments": {</tool_call>'
     policy = scripted(lambda context, turn: [bad, call("ls")][turn])

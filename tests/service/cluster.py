@@ -45,7 +45,9 @@ def episode(task: Task, sample: int, reward: float = 1.0, stop_reason=StopReason
     trajectories = (trajectory(sample, actions),) if actions else ()
     failed = stop_reason.is_failure
     error = "it failed on purpose" if failed else ""
-    return Episode(task, sample, trajectories, 0.0 if failed else reward, {}, stop_reason, 1, text="for people", error=error)
+    return Episode(
+        task, sample, trajectories, 0.0 if failed else reward, {}, stop_reason, 1, text="for people", error=error
+    )
 
 
 def same(a: Episode, b: Episode) -> bool:
@@ -81,12 +83,12 @@ class Service:
 
 
 @contextlib.asynccontextmanager
-async def serving(path, rules: Rules = RULES, heartbeat_s: float = 0.2):
+async def serving(path, rules: Rules = RULES, heartbeat_s: float = 0.2, late_s: float = 0.0):
     """A server in this process, and a client of it."""
     with Store(path, clock=lambda: found.clock()) as store, bound("127.0.0.1", 0) as address:
         url = f"http://127.0.0.1:{address.getsockname()[1]}"
         api = Api(store, rules, TOKEN, heartbeat_s)
-        found = Service(url, store, api, ServiceClient(url, TOKEN), rules)
+        found = Service(url, store, api, ServiceClient(url, TOKEN), rules, late_s)
         await store.do(leases.resumed, rules)
         async with connections.serving(api.app(), address):
             loops = [

@@ -30,14 +30,14 @@ SOLVES = "<cmd>echo hello > hello.txt</cmd>", "<done>"
 TASK = Task("task", "write hello", (), metadata={"domain": "d"})
 
 
-def remotely(machines, tmp_path, reply, agent=None, client=GatewayClient, **service):  # noqa: F811
+def remotely(machines, tmp_path, reply, agent=None, client=GatewayClient, run_s=30.0, **service):  # noqa: F811
     """(the episode of sample 3, the policy, the server's view of its session) by way of server, node and gateway."""
     runner, backend = machines
     policy = Scripted(world.tokenizer(), reply)
     attempts = []
 
     def begin(task):
-        attempts.append(Attempt(backend, choose.Spec(), agent or Shell(python="/usr/bin/python3")))
+        attempts.append(Attempt(backend, choose.Spec(), agent or Shell(python="/usr/bin/python3"), run_s=run_s))
         return attempts[-1]
 
     async def main():
@@ -82,7 +82,7 @@ def test_an_agent_elsewhere_plays_the_same_episode(machines, scene, tmp_path):  
 
 def test_the_agents_time_is_the_submissions_and_what_it_sampled_is_kept(machines, tmp_path):  # noqa: F811
     endless = says("<cmd>echo hello > hello.txt; sleep 60</cmd>")
-    episode, policy, session = remotely(machines, tmp_path, endless, agent_timeout_s=3.0)
+    episode, policy, session = remotely(machines, tmp_path, endless, run_s=3600.0, agent_timeout_s=3.0)
     assert (episode.stop_reason, episode.reward) == (StopReason.TIME_LIMIT, 1.0)  # judged by the environment
     assert (session["state"], session["usable"], session["stop_reason"]) == ("COMPLETED", True, "time_limit")
     world.check(policy, episode.trajectories, "task", 3)

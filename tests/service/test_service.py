@@ -305,6 +305,24 @@ def test_the_server_ends_what_its_node_does_not(tmp_path):
     asyncio.run(main())
 
 
+def test_a_server_that_was_away_for_long_gives_its_nodes_time_to_be_heard(tmp_path):
+    async def main():
+        rules = Rules(lease_s=300, max_losses=1)
+        async with serving(tmp_path / "s", rules) as service:
+            await service.client.submit(group(n=2, timeout_seconds=600, metadata={"agent_timeout": 60}))
+            work = await taken(service.client)
+            keys = [(("t", w["sample"], 1), "RUNNING") for w in work]
+            await service.client.beat("n", "n-process", keys, FREE)
+        async with serving(tmp_path / "s", rules, late_s=24 * 3600.0) as service:
+            await service.pass_time(200)
+            assert await send(service.client, work[0])  # ended while nobody listened
+            await service.pass_time(200)
+            found = (await service.client.task("t"))["results"]
+            assert [(r["state"], r["losses"]) for r in found] == [("COMPLETED", 0), ("ERROR", 1)]
+
+    asyncio.run(main())
+
+
 def test_a_callback_is_told_until_it_is_heard_and_a_dead_url_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(callbacks, "FIRST_PAUSE_S", 0.05)
     heard = []
