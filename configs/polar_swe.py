@@ -10,10 +10,10 @@ does not wait for the last attempts of a group, and a group is used if a fractio
 
 Laptop: the tasks, the program and the policy of configs/coding_agent.py. Groups of 8, of which the slowest is not
 waited for, and 5 are enough. Which attempts count depends on which end first, so such a run is not reproducible to the
-bit.
+bit. Two CPU cores, as long as configs/coding_agent.py; what it gains is not measured yet.
 
 qwen3-4b: the published hyper-parameters (4 prompts x 8, KL 0.001, 2400 s) with the nearest model that there is code
-for. Not run by us: `--dry_run` says what it needs.
+for. Not run by us; what a dry run says of it: docs/recipes.md.
 """
 
 import math
@@ -81,7 +81,7 @@ def qwen3_4b() -> ConfigDict:
     config.env.ladder = "swebench"
 
     config.engine.slots = 32
-    config.engine.pages = 32_768
+    config.engine.pages = 16_384  # 16 whole sessions; those that wait for their programs give theirs up
     config.rl.tasks_per_step = 4
     config.rl.group_size = 8
     config.rl.batch.row_tokens = 65_536

@@ -1,10 +1,13 @@
 """Sessions over a real engine in exact numerics: what HTTP gives is what the engine samples, in any company."""
 
 import asyncio
+import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
+from jaxagent.agents.command import Command
 from jaxagent.config import EngineConfig, MeshConfig
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
@@ -16,7 +19,9 @@ from jaxagent.gateway.session import Limits
 from jaxagent.gateway.threads import conversation_key
 from jaxagent.models import sharding
 from jaxagent.models.spec import round_up
+from jaxagent.types import StopReason
 from tests.gateway import world
+from tests.gateway.episodes import CONFIG, TASK
 from tests.gateway.world import post
 from tests.models import tiny
 
@@ -24,11 +29,14 @@ CONTEXT, TURNS = 600, 3
 LIMITS = Limits(turn_tokens=24, context_tokens=CONTEXT, requests=50)
 
 
+def tiny_spec():
+    size = world.tokenizer().vocab_size
+    return tiny.spec(vocab_size=size, padded_vocab_size=round_up(size, 64), logprob_chunk_tokens=64)
+
+
 @pytest.fixture(scope="module")
 def engine():
-    tokenizer = world.tokenizer()
-    size = tokenizer.vocab_size
-    spec = tiny.spec(vocab_size=size, padded_vocab_size=round_up(size, 64), logprob_chunk_tokens=64)
+    tokenizer, spec = world.tokenizer(), tiny_spec()
     cfg = EngineConfig(
         slots=4,
         steps_per_dispatch=4,
@@ -142,3 +150,66 @@ def test_stop_strings_found_by_the_engine_or_after_it_give_the_same_trajectories
     monkeypatch.setattr(sampler, "ENGINE_STOP_BYTES", 0)
     assert columns(world.run(scene)) == found_by_engine
     assert stopped[:4] == stopped[4:] and sum(stop is not None for stop in stopped[:4]) >= 2
+
+
+TALKS = """
+import json, os, time, urllib.request
+messages = [{"role": "user", "content": "hello"}]
+for turn in range(3):
+    body = json.dumps({"model": "policy", "messages": messages}).encode()
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    message = json.load(urllib.request.urlopen(request, timeout=60))["choices"][0]["message"]
+    messages += [message, {"role": "user", "content": "go on"}]
+    time.sleep(0.2)
+"""
+
+
+class Learning:
+    """The engine, and new weights for it after its first turn, while whoever asked is at work."""
+
+    def __init__(self, engine, params, version):
+        self._engine, self._new, self._update = engine, (params, version), None
+        self.open, self.close = engine.open, engine.close
+
+    async def generate(self, *asked, **more):
+        if self._update is not None:
+            await self._update
+        generation = await self._engine.generate(*asked, **more)
+        if self._update is None:
+            self._update = asyncio.create_task(asyncio.to_thread(self._engine.update_params, *self._new))
+        return generation
+
+
+def test_the_engine_takes_new_weights_while_an_agent_program_works(engine, scene):
+    old, new = (jax.device_put(tiny.random_params(tiny_spec(), seed)) for seed in (0, 1))
+    config = dataclasses.replace(CONFIG, context_tokens=CONTEXT, turn_tokens=24)
+    agent = Command(words=("/usr/bin/python3", "-c", TALKS))
+
+    async def judge(sandbox):
+        return 1.0
+
+    try:
+        policy = Learning(engine, new, 4)
+        episode = scene.play(policy, agent, config, judge=judge)
+        assert (episode.stop_reason, episode.reward) == (StopReason.ANSWER, 1.0), episode.error
+        (trajectory,) = episode.trajectories
+        actions = trajectory.action_mask
+        versions = [set(trajectory.policy_versions[actions & (trajectory.turns == t)].tolist()) for t in range(3)]
+        assert versions == [{3}, {4}, {4}]
+
+        async def again():
+            """The third turn as the new weights alone would have it."""
+            start = int(np.flatnonzero(actions & (trajectory.turns == 2))[0])
+            first = int(np.flatnonzero(actions)[0])
+            key = conversation_key(trajectory.tokens[:first].tolist(), 0)
+            session = await engine.open(TASK.id, 3, conversation=key)
+            context = trajectory.tokens[:start]
+            g = await engine.generate(session, context, 24, world.SAMPLING, 2, 60, stop_strings=None)
+            engine.close(session)
+            np.testing.assert_array_equal(g.tokens, trajectory.tokens[start:])
+            np.testing.assert_array_equal(g.logprobs, trajectory.logprobs[start:])
+
+        world.run(again)
+    finally:
+        engine.update_params(old, 3)
