@@ -419,6 +419,92 @@ def test_a_stop_string_that_is_the_end_of_a_turn_is_not_written_again():
     assert "one<|im_end|>\n<|im_start|>user" in world.tokenizer().decode(trajectory.tokens)
 
 
+def test_a_turn_has_the_least_of_the_three_limits():
+    async def scene(room, turn_tokens, max_tokens):
+        policy = scripted(lambda context, turn: world.letters("x" * 300))
+        prompt = len(world.renderer().prompt([user("a")], (), {}).ids)
+        session = world.session(policy, Limits(turn_tokens, prompt + room, 10))
+        return len((await session.answer(ask(user("a"), max_tokens=max_tokens))).tokens)
+
+    for limits in ((7, 50, 90), (50, 7, 90), (50, 90, 7), (7, 50, None), (50, 7, None)):
+        assert world.run(lambda limits=limits: scene(*limits)) == 7
+
+
+def test_a_log_prob_that_is_not_finite_is_no_turn():
+    class Broken(Scripted):
+        def _part(self, *args):
+            part = super()._part(*args)
+            return dataclasses.replace(part, logprobs=part.logprobs * float("nan"))
+
+    async def scene():
+        session = world.session(Broken(world.tokenizer(), lambda context, turn: "a"))
+        with pytest.raises(EngineError, match="not finite"):
+            await session.answer(ask(user("a")))
+        return session.close()
+
+    assert world.run(scene) == ()
+
+
+def test_a_later_turn_that_failed_leaves_its_trajectory_the_key():
+    """Else the next trajectory with the same beginning would sample the same tokens again."""
+    failing = []
+
+    def reply(context, turn):
+        if failing:
+            raise EngineError("no")
+        return "a"
+
+    policy = scripted(reply)
+
+    async def scene():
+        session = world.session(policy)
+        said = await told(session, user("q"))
+        failing.append(True)
+        with pytest.raises(EngineError):
+            await told(session, user("q"), said, user("r"))
+        failure, _ = session.failure, failing.clear()
+        await told(session, user("q"))
+        assert isinstance(failure, EngineError) and session.failure is None
+        session.close()
+
+    world.run(scene)
+    first, _, again = policy.turns
+    assert first.context == again.context and first.conversation != again.conversation
+
+
+def test_requests_that_differ_in_more_than_messages_are_not_one():
+    policy = scripted(lambda context, turn: "a long answer of many words", pause_s=0.001)
+    other = dataclasses.replace(world.SHELL, description="Runs another command.")
+
+    async def scene():
+        session = world.session(policy)
+        bodies = [ask(user("q"), tools=True), ask(user("q"), tools=True, max_tokens=3)]
+        bodies += [ask(user("q"), tools=True, stops=("z",)), dataclasses.replace(bodies[0], tools=(other,))]
+        answers = await asyncio.gather(*(session.answer(body) for body in bodies))
+        for answer in answers:
+            session.delivered(answer)
+        said = assistant(answers[0].text)
+        await told(session, user("q"), said, user("r"), tools=True)
+        last = dataclasses.replace(ask(user("q"), said, user("s")), tools=(other,))
+        await session.answer(last)
+        return session, session.close()
+
+    session, trajectories = world.run(scene)
+    assert len(policy.turns) == 6 and session.counters["retries_joined"] == 0
+    assert "Runs another command" in world.tokenizer().decode(policy.turns[-1].context)
+    world.check(policy, trajectories)
+
+
+def test_only_the_latest_answers_are_kept_to_be_given_again():
+    async def scene():
+        session = world.session(scripted(lambda context, turn: "a"))
+        for i in range(sessions.KEPT_TURNS + 10):
+            await session.answer(ask(user(f"{i}")))
+        return len(session._turns)
+
+    assert world.run(scene) == sessions.KEPT_TURNS
+
+
 def test_counting_a_request_that_has_no_room_is_no_refusal():
     async def scene():
         session = world.session(scripted(lambda context, turn: "a"), Limits(10, 50, 10))
