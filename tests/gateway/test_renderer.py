@@ -302,11 +302,11 @@ def test_system_messages_that_the_template_refuses():
 def test_a_tool_whose_description_has_the_word_for_a_stored_turn():
     tokenizer, renderer = make("qwen2.5")
     tool = Tool("shell", "PLACEHOLDER-0-END PLACEHOLDER-1-END PLACEHOLDER-2-END", {})
-    talk = [ChatMessage("user", "q"), ChatMessage("assistant", "sampled"), ChatMessage("user", "r")]
+    talk = [ChatMessage("user", "a"), ChatMessage("assistant", "sampled"), ChatMessage("user", "r")]
     stored = Stored((7, 7, 7), "")
     text = tokenizer.decode(renderer.prompt(talk, (tool,), {1: stored}).ids)
     assert text.endswith(
-        f"q<|im_end|>\n<|im_start|>assistant\n{tokenizer.decode([7, 7, 7])}<|im_end|>\n"
+        f"a<|im_end|>\n<|im_start|>assistant\n{tokenizer.decode([7, 7, 7])}<|im_end|>\n"
         "<|im_start|>user\nr<|im_end|>\n<|im_start|>assistant\n"
     )
 
