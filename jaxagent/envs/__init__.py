@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxagent.envs.base import Environment
 from jaxagent.envs.coding.environment import Coding
 from jaxagent.envs.gymnasium.environment import Gymnasium
+from jaxagent.envs.mcp.environment import MCP
 from jaxagent.envs.python.environment import Python
 from jaxagent.envs.search.environment import Search
 from jaxagent.envs.terminal.environment import Terminal
@@ -15,4 +16,5 @@ ENVIRONMENTS: dict[str, type[Environment]] = {
     "python": Python,
     "coding": Coding,
     "gymnasium": Gymnasium,
+    "mcp": MCP,
 }
