@@ -9,6 +9,7 @@ from jaxagent.envs.mcp.environment import MCP
 from jaxagent.envs.python.environment import Python
 from jaxagent.envs.search.environment import Search
 from jaxagent.envs.terminal.environment import Terminal
+from jaxagent.envs.verifiers.environment import Verifiers
 
 ENVIRONMENTS: dict[str, type[Environment]] = {
     "search": Search,
@@ -17,4 +18,5 @@ ENVIRONMENTS: dict[str, type[Environment]] = {
     "coding": Coding,
     "gymnasium": Gymnasium,
     "mcp": MCP,
+    "verifiers": Verifiers,
 }

@@ -127,7 +127,7 @@ async def _in_a_task(coroutine):
     return await asyncio.create_task(coroutine)
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_a_server_remembers(shared):
     with opened(dataclasses.replace(CONFIG, shared=shared)) as (attempt_at, run):
         attempts = [attempt_at(TASK), attempt_at(TASK)]
@@ -167,6 +167,7 @@ def http_server():
         process.wait()
 
 
+@pytest.mark.slow
 def test_a_server_of_http_beside_one_of_pipes(tmp_path):
     other = tmp_path / "other.py"
     other.write_text(
@@ -196,9 +197,9 @@ def test_a_server_of_http_beside_one_of_pipes(tmp_path):
     [
         (called("hang"), TimeoutError, "hang within"),
         (called("die"), ServerError, "kernel panic"),
-        (called("flood", '{"kind": "bytes"}'), ServerError, "bytes"),
-        (called("flood", '{"kind": "lines"}'), ServerError, "no messages"),
-        (called("flood", '{"kind": "stderr"}'), TimeoutError, "flood within"),
+        pytest.param(called("flood", '{"kind": "bytes"}'), ServerError, "bytes", marks=pytest.mark.slow),
+        pytest.param(called("flood", '{"kind": "lines"}'), ServerError, "no messages", marks=pytest.mark.slow),
+        pytest.param(called("flood", '{"kind": "stderr"}'), TimeoutError, "flood within", marks=pytest.mark.slow),
     ],
 )
 def test_a_server_that_misbehaves_ends_the_attempt_and_leaves_nothing(tools, call, error, told):
@@ -233,6 +234,7 @@ def test_a_cancelled_episode_leaves_nothing(tools):
     assert asyncio.run(play()) == []
 
 
+@pytest.mark.slow
 def test_failed_calls_become_failed_episodes(tools):
     tokenizer = Tokenizer.train([called("add", '{"a": 2, "b": 3}')] * 20, 400, ["</tool_call>"])
     config = dataclasses.replace(
