@@ -1,6 +1,6 @@
 """Agent programs -> one folder that every sandbox can have as a layer: Codex, Claude Code, opencode, Qwen Code, mini.
 
-    python -m data_pipelines.agent_programs --out=layers/agents                       # all of them: 1.4 GB on disk
+    python -m data_pipelines.agent_programs --out=layers/agents                       # all of them: 1.7 GB on disk
     python -m data_pipelines.agent_programs --out=layers/agents --programs=codex,mini_swe_agent
 
 Then `Spec(layers=("/absolute/path/of/layers/agents",))` shows them inside below /opt/agents, started as
@@ -78,13 +78,14 @@ class Npm:
 
 @dataclasses.dataclass(frozen=True)
 class PyPI:
-    """A program from PyPI, with what it requires."""
+    """A program from PyPI, with what it requires; `besides`: what it imports and does not say that it requires."""
 
     version: str
     command: str
     package: str
     module: str
     function: str
+    besides: tuple[str, ...] = ()
 
 
 # The packages of one machine's build are named directly: the package that everybody installs would only choose it.
@@ -121,6 +122,7 @@ PROGRAMS: dict[str, Npm | PyPI] = {
         package="mini-swe-agent",
         module="minisweagent.run.mini",
         function="app",
+        besides=("mcp",),  # its client of models (litellm 1.106) imports it at the first request
     ),
 }
 
@@ -274,7 +276,7 @@ class _Layer:
         words += ["--disable-pip-version-check", "--no-input", "--no-cache-dir"]
         if self._python != f"{sys.version_info[0]}.{sys.version_info[1]}":
             words.append("--no-compile")  # this Python's bytecode is not that one's
-        self._call("pip", [*words, f"{program.package}=={program.version}"])
+        self._call("pip", [*words, f"{program.package}=={program.version}", *program.besides])
         shutil.rmtree(part / "packages/bin", ignore_errors=True)  # scripts that name this machine's Python
         found = sorted(path.name.removesuffix(".dist-info") for path in (part / "packages").glob("*.dist-info"))
         return {name.rpartition("-")[0]: name.rpartition("-")[2] for name in found}

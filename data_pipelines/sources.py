@@ -11,7 +11,7 @@ from jaxagent.config import ConfigError, EnvConfig, SourceConfig
 from jaxagent.config.choice import Choice
 from jaxagent.config.ranges import NonNegativeInt, PositiveInt, ZeroToOne
 from jaxagent.data.dataset import Files, Generated
-from jaxagent.envs import ENVIRONMENTS, Search, Terminal, Verifiers
+from jaxagent.envs import ENVIRONMENTS, Coding, Search, Terminal, Verifiers
 from jaxagent.envs import Python as PythonEnv
 
 E = TypeVar("E", bound=EnvConfig)
@@ -149,6 +149,32 @@ class Rows(Generated):
         write_tasks(folder, splits, need_answers=False)
 
 
+@dataclasses.dataclass(frozen=True)
+class Fixes(Generated):
+    """Small Python repositories with one mistake, for the coding environment; see fixes.py."""
+
+    num_tasks: NonNegativeInt = 4_000  # training and held-out together
+    num_demonstrations: NonNegativeInt = 12_000
+    guess_frac: ZeroToOne = 0.7  # of demonstrations, what mends without having looked: what RL has to unlearn
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """Demonstrations are written in the plain style only."""
+        if (tools := _of(env, Coding, self).tools) != "plain":
+            raise ConfigError(f"data.source='fixes' has demonstrations for env.tools='plain' only, which is '{tools}'.")
+        return dict(
+            num=self.num_tasks,
+            seed=seed,
+            num_demonstrations=self.num_demonstrations,
+            guess_frac=self.guess_frac,
+        )
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes tasks and demonstrations."""
+        from jaxagent.data_pipelines import fixes
+
+        fixes.write(folder, **self.settings(seed, env))
+
+
 SOURCES: dict[str, type[SourceConfig]] = {
     "files": Files,
     "geography": Geography,
@@ -157,6 +183,7 @@ SOURCES: dict[str, type[SourceConfig]] = {
     "python_tasks": PythonTasks,
     "seeds": Seeds,
     "verifiers": Rows,
+    "fixes": Fixes,
 }
 
 

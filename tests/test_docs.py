@@ -2,8 +2,8 @@
 
 No command of a page trains here. `python -m jaxagent.main` lines are parsed and checked as a run would check them,
 `--help` is run, and every other `python -m` line is started in this process up to the point where it has parsed its
-flags. Pages with Python of their own (rewards, add_an_environment, add_an_algorithm, README) are run by the tests of
-what they describe.
+flags. Pages with Python of their own (rewards, add_an_environment, add_an_algorithm, bring_your_agent, README) are run
+by the tests of what they describe.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from jaxagent.config import flags
 from jaxagent.runs import checks
 from launch import grid
 from tests.algorithms.test_add_an_algorithm import write_files
+from tests.gateway.test_bring_your_agent import write_agent
 from tests.test_outside import write_package
 from tests.tiny_run import FLAGS, ROOT
 
@@ -105,6 +106,10 @@ def test_the_command_is_one(command, page, stops_when_parsed, monkeypatch, tmp_p
     if page.name == "add_an_environment.md":
         write_package(tmp_path)
         monkeypatch.syspath_prepend(tmp_path)
+    if page.name == "bring_your_agent.md":
+        write_agent(tmp_path)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.chdir(tmp_path)
     if module == "pytest":
         assert all((ROOT / path).exists() for path in arguments if path.startswith("tests"))
     elif module == "jaxagent.observe.report":
@@ -147,6 +152,8 @@ def check_flags(module: str, arguments: Sequence[str], tmp_path: pathlib.Path, m
     elif module == "jaxagent.evaluate":
         given = any(argument.startswith("--config=") for argument in parsed.rest)
         flags.parse_argv([module, *([] if given else ["--config=configs/search_r1.py"]), *parsed.rest])
+    elif module == "jaxagent.service.node":
+        assert all(argument.startswith("--config") for argument in parsed.rest)
     else:
         assert not parsed.rest
 

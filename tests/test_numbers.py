@@ -85,6 +85,10 @@ IN_ENTRIES = [
     ("gsm8k_python", [],
      {"env": {"run_timeout_s": (-1.0,), "output_chars": (0,), "judge_timeout_s": (0.0,),
               "sandbox": {"disk_mb": (-16,), "files": (0,), "processes": (0,)}}}),
+    ("code_agent", ["env=coding", "env.agent=mini_swe_agent"],
+     {"env": {"init_s": (0.0,), "run_s": (-1.0,), "verify_s": (0.0, INF), "max_change_bytes": (0,),
+              "command_timeout_s": (0.0,), "output_chars": (0,),
+              "agent": {"steps": (-1,), "command_timeout_s": (0,)}}}),
 ]  # fmt: skip
 
 # The same of the entries of choices: the field, the entry, and its constants.

@@ -47,6 +47,14 @@ PYTHON_FLAGS = (
     "--config.rl.batch.row_tokens=192"
 )
 
+# On top of them for the coding recipes.
+CODING_FLAGS = (
+    "--config.numerics=fast --config.tokenizer.vocab_size=700 --config.data.source.num_tasks=120 "
+    "--config.data.source.num_demonstrations=32 --config.env.turn_tokens=8 --config.env.context_tokens=192 "
+    "--config.env.sandbox.warm=4 --config.warm_start.batch.row_tokens=192 --config.warm_start.curriculum_steps=0 "
+    "--config.warm_start.max_steps=3 --config.rl.steps=2 --config.rl.batch.row_tokens=192"
+)
+
 
 def argv(workdir: pathlib.Path, *extra: str, preset: str = "laptop", config: str = "search_r1") -> list[str]:
     """argv of a tiny run; `extra` flags come last and win."""

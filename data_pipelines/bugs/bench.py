@@ -42,7 +42,7 @@ class Bench:
         if self._left == 0 or self._sandbox is None:
             await self.close()
             self._sandbox, self._left = await self._take(), RUNS_PER_SANDBOX
-            await repository.bring(self._sandbox, self._task, for_agent=False)
+            await repository.bring(self._sandbox, self._task)
         self._left -= 1
         sandbox = self._sandbox
         try:

@@ -27,7 +27,9 @@ MAX_BYTES = 30_000_000  # of a repository
 TIMEOUT_S = 600.0
 _TEST_FILE = re.compile(r"(^|/)(test_[^/]*|[^/]*_test|tests)\.py$")
 _TEST_FOLDER = re.compile(r"(^|/)(tests?|testing)/")
-_NO_SOURCE = re.compile(r"(^|/)(docs?|examples?|benchmarks?|scripts|setup\.py|conftest\.py|_version\.py|\.[^/]*)(/|$)")
+_NO_SOURCE = re.compile(
+    r"(^|/)(docs?|examples?|benchmarks?|scripts|tools|build|setup\.py|conftest\.py|_version\.py|\.[^/]*)(/|$)"
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ SHOWN_TESTS = 8  # in a statement
 SHOWN_CHARS = 160  # of what a failure says
 LEAK_CHARS = 6  # a changed line of at least so many characters must not be in a statement
 RED = ("FAILED", "ERROR")
+_CHANGING = re.compile(r"\b0x[0-9a-f]{6,}|/tmp/pytest-of-\S+?/pytest-\d+")  # addresses and folders of one run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +145,8 @@ def statement(candidate: Candidate, fails: Sequence[str], messages: Mapping[str,
     repository = candidate.repository
     lines = [f"Tests of {repository.name} fail that should pass ({len(fails)} in all):", ""]
     for name in fails[:SHOWN_TESTS]:
-        said = " ".join((messages.get(name, "").splitlines() or [""])[0].split())[:SHOWN_CHARS]
+        said = " ".join((messages.get(name, "").splitlines() or [""])[0].split())
+        said = _CHANGING.sub("...", said)[:SHOWN_CHARS]
         lines.append(f"- {name}" + (f": {said}" if said and not _leaks(said, candidate.patch) else ""))
     if len(fails) > SHOWN_TESTS:
         lines.append(f"- and {len(fails) - SHOWN_TESTS} more")

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from jaxagent.agents.base import PROGRAMS, Agent, Where
+from jaxagent.config.ranges import NonNegativeInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -14,7 +15,7 @@ class ClaudeCode(Agent):
 
     program: str = f"{PROGRAMS}/claude"
     tools: tuple[str, ...] = ("Bash", "Read", "Edit", "Write")  # of 25, whose descriptions have 74,000 characters
-    thinking_tokens: int = 0  # 0 = no thinking blocks
+    thinking_tokens: NonNegativeInt = 0  # 0 = no thinking blocks
 
     def argv(self, where: Where) -> Sequence[str]:
         """One task, without a terminal; none of its tools asks for permission."""

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from jaxagent.agents.base import PROGRAMS, Agent, Where
+from jaxagent.config.ranges import NonNegativeInt, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -14,8 +15,8 @@ class MiniSweAgent(Agent):
     """mini-swe-agent as `mini`, with its own prompt (mini.yaml)."""
 
     program: str = f"{PROGRAMS}/mini"
-    steps: int = 0  # most requests of an episode; 0 = no limit of its own
-    command_timeout_s: int = 30
+    steps: NonNegativeInt = 0  # most requests of an episode; 0 = no limit of its own
+    command_timeout_s: PositiveInt = 30
 
     def files(self, where: Where) -> Mapping[str, bytes]:
         """What is laid over mini.yaml (JSON is YAML)."""

@@ -28,6 +28,7 @@ class Shell(Agent):
     end: str = "</cmd>"  # and behind it
     done: str = "<done>"  # in a reply: the task is done, and no command of this reply is run
     shown: str = "{output}\n[exit status {code}]"
+    failed: str = ""  # the same for a status other than 0; "" = as `shown`
     late: str = "{output}\n[stopped after {timeout_s:g} s]"
     cut: str = "[...] "  # before an output whose beginning is not shown
     no_command: str = "Write a command between <cmd> and </cmd>, or <done>."
@@ -42,6 +43,7 @@ class Shell(Agent):
         for name, known in (
             ("task", {"instruction": ""}),
             ("shown", {"output": "", "code": 0}),
+            ("failed", {"output": "", "code": 0}),
             ("late", {"output": "", "timeout_s": 1.0}),
         ):
             try:

@@ -76,12 +76,13 @@ def run(command: str, settings: dict) -> str:
         size = output.seek(0, os.SEEK_END)
         most = settings["output_chars"]
         output.seek(max(0, size - 4 * most))  # UTF-8 has at most four bytes for a character
-        text = output.read(4 * most).decode("utf-8", "replace")
+        text = output.read(4 * most).decode("utf-8", "replace").rstrip()
     if len(text) > most or size > 4 * most:
         text = settings["cut"] + text[len(text) - most :]
     if code is None:
         return settings["late"].format(output=text, timeout_s=settings["command_timeout_s"])
-    return settings["shown"].format(output=text, code=code if code >= 0 else 128 - code)
+    words = settings["failed"] or settings["shown"] if code else settings["shown"]
+    return words.format(output=text, code=code if code >= 0 else 128 - code)
 
 
 def ask(settings: dict, token: str, messages: list) -> tuple[int, str]:

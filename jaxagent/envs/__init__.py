@@ -7,6 +7,7 @@ from jaxagent.envs.coding.environment import Coding
 from jaxagent.envs.gymnasium.environment import Gymnasium
 from jaxagent.envs.mcp.environment import MCP
 from jaxagent.envs.python.environment import Python
+from jaxagent.envs.script.environment import Script
 from jaxagent.envs.search.environment import Search
 from jaxagent.envs.terminal.environment import Terminal
 from jaxagent.envs.verifiers.environment import Verifiers
@@ -19,4 +20,5 @@ ENVIRONMENTS: dict[str, type[Environment]] = {
     "gymnasium": Gymnasium,
     "mcp": MCP,
     "verifiers": Verifiers,
+    "script": Script,
 }

@@ -25,13 +25,14 @@ import functools
 import logging
 import time
 import urllib.parse
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from jaxagent.agents.base import Agent, Where
 from jaxagent.config import ConfigError, EnvConfig, SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.agent_attempt import AgentAttempt, Place
 from jaxagent.envs.base import Verdict
+from jaxagent.gateway.line import Line, LocalLine
 from jaxagent.gateway.renderer import Renderer
 from jaxagent.gateway.server import Gateway
 from jaxagent.gateway.session import Limits, Policy, Session
@@ -107,6 +108,27 @@ class HarnessRollout:
         source = "" if isinstance(self.template, Plain) else self.tokenizer.chat_template
         return Renderer(self.tokenizer, source, CHAT_DATE)
 
+    async def line(self, task: Task, sample: int) -> Line:
+        """A session for one attempt."""
+        config = self.config
+        session = Session(
+            self.policy,
+            self.renderer,
+            self.tokenizer,
+            Limits(config.turn_tokens, config.context_tokens, config.most_turns),
+            self.sampling,
+            task.id,
+            sample,
+            self.group_size,
+            str(task.metadata.get("domain", "")),
+            self.request_timeout_s,
+        )
+        return LocalLine(self.shared, session)
+
+    def text(self, trajectories: Sequence[Trajectory]) -> str:
+        """What people read of an episode."""
+        return "\n\n".join(self.tokenizer.decode(t.tokens.tolist()) for t in trajectories)
+
     async def __call__(self, task: Task, sample: int) -> Episode:
         """Runs one attempt. Only cancellation of the caller's own task passes through, after cleaning up."""
         return await _Attempt(self, task, sample).run()
@@ -126,8 +148,7 @@ class _Attempt:
     def __init__(self, rollout: HarnessRollout, task: Task, sample: int):
         self._rollout, self._task, self._sample = rollout, task, sample
         self._attempt: AgentAttempt | None = None
-        self._session: Session | None = None
-        self._token = ""
+        self._line: Line | None = None
         self._trajectories: tuple[Trajectory, ...] = ()
         self._verdict = Verdict(0.0)
         self._metrics: dict[str, float] = dict.fromkeys(("init_s", "run_s", "verify_s", "exit_status"), 0.0)
@@ -144,7 +165,7 @@ class _Attempt:
         except Exception as failure:  # environments are other people's code
             stop_reason, error = StopReason.ENV_ERROR, one_line(failure, "")
         finally:
-            self._end_session()
+            await self._hang_up()
             await self._close()
         try:
             self._metrics |= counted(self._attempt.counters if self._attempt else {})
@@ -159,37 +180,27 @@ class _Attempt:
         with seconds(self._metrics, "init_s"):
             async with _deadline(attempt.init_s, "the agent program's place was not ready"):
                 place = await attempt.start()
-                where = await self._wire(place, attempt.agent)
+                self._line = line = await self._rollout.line(self._task, self._sample)
+                where = await self._wire(place, attempt.agent, line)
+        await line.phase("run")
         with seconds(self._metrics, "run_s"):
-            result = await _run(place, attempt, where)
-        ended = self._ended(result)
-        self._end_session()  # the engine has no more to do with it: others want the room
+            result = await _run(place, attempt.agent, where, min(attempt.run_s, line.run_s))
+        await self._end_session()  # the engine has no more to do with it: others want the room
+        ended = self._ended(result, line)
+        await line.phase("verify")
         with seconds(self._metrics, "verify_s"):
             async with _deadline(attempt.verify_s, "the verifier did not end"):
                 self._verdict = checked(await attempt.verify(ended), self._turns)
         return ended
 
-    async def _wire(self, place: Place, agent: Agent) -> Where:
-        """Gives the program its session, its way to the gateway, and its files."""
-        rollout, config = self._rollout, self._rollout.config
-        self._session = Session(
-            rollout.policy,
-            rollout.renderer,
-            rollout.tokenizer,
-            Limits(config.turn_tokens, config.context_tokens, config.most_turns),
-            rollout.sampling,
-            self._task.id,
-            self._sample,
-            rollout.group_size,
-            str(self._task.metadata.get("domain", "")),
-            rollout.request_timeout_s,
-        )
-        self._token = rollout.shared.add(self._session)
-        outside = urllib.parse.urlsplit(rollout.shared.url)
+    async def _wire(self, place: Place, agent: Agent, line: Line) -> Where:
+        """Gives the program its way to its session, and its files."""
+        config = self._rollout.config
+        outside = urllib.parse.urlsplit(line.url)
         port = await place.sandbox.open_port(PORT, (outside.hostname or "", outside.port or 0))
         where = Where(
             url=f"http://127.0.0.1:{port}",
-            token=self._token,
+            token=line.token,
             model=MODEL,
             instruction=place.instruction,
             directory=place.directory,
@@ -201,10 +212,9 @@ class _Attempt:
             await place.sandbox.write(path, data, 0o600)
         return where
 
-    def _ended(self, result: CommandResult) -> StopReason:
+    def _ended(self, result: CommandResult, session: Line) -> StopReason:
         """How the program ended. Raises _Failed where that says nothing about the policy."""
-        session, status = self._session, result.exit_code
-        assert session is not None
+        status = result.exit_code
         self._metrics["exit_status"] = float(status)
         requests, sampled = session.counters["requests"], session.counters["sampled_tokens"]
         printed = " ".join(result.output.decode("utf-8", "replace").split())[-TAIL_CHARS:]
@@ -218,7 +228,7 @@ class _Attempt:
         if session.failure is not None:
             reason = StopReason.TIMEOUT if isinstance(session.failure, TimeoutError) else StopReason.ENGINE_ERROR
             raise _Failed(reason, one_line(session.failure, "a generation's deadline passed"))
-        if not self._rollout.shared.url:
+        if not session.url:
             raise _Failed(StopReason.ENGINE_ERROR, f"the gateway no longer listens; agent program: {told}")
         if session.stop is StopReason.TOKEN_LIMIT and not sampled:
             limit = self._rollout.config.context_tokens
@@ -227,11 +237,18 @@ class _Attempt:
             raise _Failed(StopReason.ENV_ERROR, f"the agent program ended without an answer: {told}")
         return session.stop or StopReason.ANSWER
 
-    def _end_session(self) -> None:
+    async def _end_session(self) -> None:
         """Lets nobody in any more and keeps what the session has; more than once is harmless."""
-        if self._session is not None:
-            self._rollout.shared.remove(self._token)
-            self._trajectories = self._session.close()
+        if self._line is not None:
+            self._trajectories = await self._line.end()
+
+    async def _hang_up(self) -> None:
+        """Ends the session, whatever happened. One at a gateway that does not answer is lost with what it sampled."""
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._end_session()
+        except Exception as failure:
+            logger.warning("task %s: its session did not end: %s", self._task.id, one_line(failure, "timeout"))
 
     async def _close(self) -> None:
         if self._attempt is None:
@@ -248,7 +265,7 @@ class _Attempt:
         return sum(int(trajectory.turns.max(initial=-1)) + 1 for trajectory in self._trajectories)
 
     def _episode(self, stop_reason: StopReason, error: str, total_s: float) -> Episode:
-        counters = self._session.counters if self._session is not None else {}
+        counters = self._line.counters if self._line is not None else {}
         trajectories, failed = self._trajectories, stop_reason.is_failure
         metrics = {
             **{name: float(counters.get(name, 0.0)) for name in COUNTED},
@@ -268,21 +285,19 @@ class _Attempt:
             stop_reason=stop_reason,
             turns=self._turns,
             metrics=metrics,
-            text="\n\n".join(self._rollout.tokenizer.decode(t.tokens.tolist()) for t in trajectories),
+            text=self._rollout.text(trajectories),
             error=error,
             turn_rewards=() if failed else self._verdict.turn_rewards,
         )
 
 
-async def _run(place: Place, attempt: AgentAttempt, where: Where) -> CommandResult:
+async def _run(place: Place, agent: Agent, where: Where, run_s: float) -> CommandResult:
     """Runs the program and leaves none of its processes behind, if need be by ending the whole sandbox."""
-    began, agent = time.monotonic(), attempt.agent
+    began = time.monotonic()
     try:
-        result = await place.sandbox.execute(
-            agent.argv(where), attempt.run_s, OUTPUT_BYTES, agent.env(where), place.directory
-        )
+        result = await place.sandbox.execute(agent.argv(where), run_s, OUTPUT_BYTES, agent.env(where), place.directory)
     except SandboxError:
-        if time.monotonic() - began < attempt.run_s:
+        if time.monotonic() - began < run_s:
             raise
         await place.sandbox.close()  # it did not even end at its deadline
         return CommandResult(b"", KILLED, timed_out=True)

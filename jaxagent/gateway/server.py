@@ -28,8 +28,9 @@ from jaxagent.data import codec
 from jaxagent.engine.requests import BusyError, EngineError
 from jaxagent.gateway import connections, talk, wire
 from jaxagent.gateway.chat import Ask, BadRequest, Form
-from jaxagent.gateway.forms import chat, checks, completions, messages, responses
+from jaxagent.gateway.forms import chat, checks, completions, messages, models, responses
 from jaxagent.gateway.session import Session
+from jaxagent.rollout.bookkeeping import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -197,7 +198,7 @@ class Gateway:
             raise BadRequest("no session has this token", status=401, code="invalid_api_key")
         ask, _ = await talk.parsed(request, messages, self._readers)
         with self._session(request, ask) as session:
-            return wire.reply({"input_tokens": await session.count(ask)})
+            return wire.reply(messages.count(await session.count(ask)))
 
     async def _here(self, request: web.Request) -> web.Response:
         return wire.reply({"name": "jaxagent", "model": self._name})
@@ -208,14 +209,13 @@ class Gateway:
             raise BadRequest(message, "model", status=404, code="model_not_found")
 
     async def _models(self, request: web.Request) -> web.Response:
-        return wire.reply({"object": "list", "data": [self._described(self._name)]})
+        make = models.anthropic_list if models.ANTHROPIC_HEADER in request.headers else models.openai_list
+        return wire.reply(make(self._name, self._created))
 
     async def _one_model(self, request: web.Request) -> web.Response:
         self._check_name(request.match_info["name"])
-        return wire.reply(self._described(request.match_info["name"]))
-
-    def _described(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": self._created, "owned_by": "jaxagent"}
+        make = models.anthropic_model if models.ANTHROPIC_HEADER in request.headers else models.openai_model
+        return wire.reply(make(request.match_info["name"], self._created))
 
     # ---------------------------------------------------------------- admin
 
@@ -249,7 +249,8 @@ class Gateway:
         """Ends the session: what it gives is whole."""
         session = self._known(request).session
         trajectories = session.close()
-        told = {"counters": session.counters, "stop": session.stop}
+        failure = None if session.failure is None else one_line(session.failure, "")
+        told = {"counters": session.counters, "stop": session.stop, "failure": failure}
         rows = await self._readers.run(lambda: [codec.encode_trajectory(t) for t in trajectories])
         return await self._readers.run(wire.reply, {"trajectories": rows} | told)
 

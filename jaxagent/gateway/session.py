@@ -9,51 +9,26 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
 
 import numpy as np
 
 from jaxagent.config import SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.engine.requests import BusyError, EngineError, Sampled
+from jaxagent.engine.requests import EngineError
 from jaxagent.gateway.chat import Answer, Ask, BadRequest, ChatMessage
 from jaxagent.gateway.contexts import Context, build
-from jaxagent.gateway.reading import Begun, Event, Reading, generation_of
+from jaxagent.gateway.reading import Begun, Event, Reading
 from jaxagent.gateway.renderer import Renderer
+from jaxagent.gateway.sampler import Attempt, Policy, Sampler
 from jaxagent.gateway.threads import Beginning, Canonical, End, Thread, Threads, after, canonical, message_digest
 from jaxagent.gateway.waiting import Pending
 from jaxagent.types import Generation, StopReason, TokenKind, Trajectory
 
 LINGER_S = 1.0  # from the last client's leaving to the end of its generation: a retry may come
-BUSY_PAUSE_S = 0.1  # between two tries while the engine's queue is full
 KEPT_TURNS = 16  # of a session: answers that can be given again
 LARGE_TEXT = 50_000  # characters: what is longer is rendered and tokenised in a thread, while others are served
 COUNTERS = ("requests", "forks", "side_requests", "retries_joined", "replayed", "cancelled", "malformed_calls")
 COUNTERS += ("ignored_fields", "sampled_tokens", "cached_tokens", "queue_s", "prefill_s", "decode_s")
-
-
-class Policy(Protocol):
-    """What a session needs of an engine; `engine.driver.Driver` is one."""
-
-    async def open(self, task_id: str, sample: int, group_size: int, domain: str, conversation: int) -> Any:
-        """A new sequence; `conversation` keys its randomness."""
-
-    async def generate(
-        self,
-        session: Any,
-        new_tokens: Sequence[int],
-        max_tokens: int,
-        sampling: SamplingConfig,
-        turn: int,
-        deadline_s: float,
-        on_tokens: Callable[[Sampled], None] | None,
-        stop_strings: Sequence[str] | None,
-    ) -> Generation:
-        """Samples one turn after appending `new_tokens`."""
-        ...
-
-    def close(self, session: Any) -> None:
-        """Ends the sequence, also in the middle of a turn."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +72,9 @@ class Session:
         request_timeout_s: float = 600.0,
         patient: bool = True,
     ) -> None:
-        self._policy, self._renderer, self._tokenizer, self._limits = policy, renderer, tokenizer, limits
-        self._sampling, self._task_id, self._sample = sampling, task_id, sample
-        self._group_size, self._domain, self._timeout_s, self._patient = group_size, domain, request_timeout_s, patient
+        self._renderer, self._tokenizer, self._limits, self._sampling = renderer, tokenizer, limits, sampling
+        self._sampler = Sampler(policy, Attempt(task_id, sample, group_size, domain), request_timeout_s, patient)
+        self._call_key, self._timeout_s = f"{task_id}\0{sample}", request_timeout_s
         self._threads = Threads()
         self._turns: dict[bytes, Pending] = {}  # the latest of each request
         self._begun = 0
@@ -165,7 +140,7 @@ class Session:
             for turn in list(self._turns.values()):
                 self._give_up(turn, BadRequest("the session is closed", status=401, code="session_closed"))
             for thread in self._threads.all:
-                self._shut(thread)
+                self._sampler.shut(thread)
             trajectories, side_requests = self._threads.trajectories()
             self._trajectories = tuple(trajectories)
             self.counters["side_requests"] = float(side_requests)
@@ -214,15 +189,9 @@ class Session:
         if turn.task is not None:
             turn.task.cancel()
         if turn.thread is not None:
-            self._shut(turn.thread)
+            self._sampler.shut(turn.thread)
             turn.thread.busy = False
             self._threads.forget(turn.thread)
-
-    def _shut(self, thread: Thread) -> None:
-        """Closes the policy's sequence: a turn that was cut short leaves it unusable."""
-        handle, thread.handle = thread.handle, None
-        if handle is not None:
-            self._policy.close(handle)
 
     # ---------------------------------------------------------------- a turn
 
@@ -249,7 +218,7 @@ class Session:
             self._give_up(turn, EngineError("The turn was cancelled."))
             raise
         except Exception as failure:
-            if not isinstance(failure, BadRequest):
+            if not isinstance(failure, BadRequest) and not turn.done:
                 self.failure = failure
             self._give_up(turn, failure)
         else:
@@ -278,9 +247,11 @@ class Session:
         turn.tell(Begun(count))
         most = min(room, self._limits.turn_tokens, ask.max_tokens or room)
         parser = self._renderer.parser(ask.tools)
-        key = f"{self._task_id}\0{self._sample}\0{thread.key}\0{thread.turns}"
+        key = f"{self._call_key}\0{thread.key}\0{thread.turns}"
         reading = Reading(self._tokenizer, parser, ask.stops, key)
-        generation = await self._generate(turn, thread, ids, most, ask, reading, watched)
+        live = watched or bool(ask.stops)
+        sampling = ask.sampling if self._sampling is None else self._sampling
+        generation = await self._sampler.sample(thread, ids, most, sampling, reading, turn.tell, live)
         if not len(generation.tokens):
             raise self._no_room(count)
         if turn.done:  # given up meanwhile: the trajectory is no longer this turn's
@@ -292,65 +263,6 @@ class Session:
         self._commit(thread, ids, kinds, generation, asked, answer)
         self.counters["malformed_calls"] += parser.malformed
         return answer
-
-    async def _generate(
-        self, turn: Pending, thread: Thread, ids: Sequence[int], most: int, ask: Ask, reading: Reading, watched: bool
-    ) -> Generation:
-        """Samples behind the trajectory's tokens and `ids`, and has the reading read all of it."""
-        pieces: list[Sampled] = []
-        found = asyncio.Event()
-
-        def take(sampled: Sampled) -> None:
-            if not found.is_set():
-                pieces.append(sampled)
-                turn.tell(*reading.feed(sampled.tokens.tolist()))
-                if reading.stop is not None:
-                    found.set()
-
-        live = watched or bool(ask.stops)
-        work = asyncio.ensure_future(self._engine(thread, ids, most, ask, take if live else None))
-        stopped = asyncio.ensure_future(found.wait())
-        try:
-            await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if reading.stop is None:
-                generation = await work
-                if not live:
-                    take(Sampled(generation.tokens, generation.logprobs, generation.policy_versions))
-                return generation
-        finally:
-            for task in (work, stopped):
-                task.cancel()
-            await asyncio.gather(work, stopped, return_exceptions=True)
-        if turn.done:  # given up meanwhile: the trajectory is no longer this turn's
-            raise EngineError("The turn was given up.")
-        self._shut(thread)  # the engine has sampled beyond the stop string, or was cut off
-        return generation_of(pieces, reading.taken)
-
-    async def _engine(
-        self, thread: Thread, ids: Sequence[int], most: int, ask: Ask, take: Callable[[Sampled], None] | None
-    ) -> Generation:
-        if thread.handle is None:
-            ids = [*thread.tokens, *ids]
-            own = (self._task_id, self._sample, self._group_size, self._domain)
-            thread.handle = await self._policy.open(*own, conversation=thread.key)
-        handle = thread.handle
-        sampling = ask.sampling if self._sampling is None else self._sampling
-        while True:
-            try:
-                return await self._policy.generate(
-                    handle,
-                    ids,
-                    most,
-                    sampling,
-                    thread.turns,
-                    self._timeout_s,
-                    on_tokens=take,
-                    stop_strings=None,
-                )
-            except BusyError:
-                if not self._patient:
-                    raise
-                await asyncio.sleep(BUSY_PAUSE_S)
 
     def _commit(
         self,

@@ -23,6 +23,7 @@ MOST_PORTS = 16  # of one sandbox
 LEAST_PORT = 1024  # below it the kernel asks for a privilege that nothing inside has
 BUFFER_BYTES = 2**16  # waiting in one direction of a connection, when its sender is stopped
 CONNECT_TIMEOUT_S = 30.0
+END_TIMEOUT_S = 5.0  # for connections that were cut off to be gone
 PAUSE_S = 1.0  # where a connection cannot be accepted, mostly since this process has no descriptor left
 LOOPBACK = "127.0.0.1"
 
@@ -87,7 +88,9 @@ class Relay:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*[pair.ended.wait() for pair in pairs])
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_TIMEOUT_S):
+                await asyncio.gather(*[pair.ended.wait() for pair in pairs])
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -12,6 +12,7 @@ import pytest
 
 from jaxagent.agents.base import Where
 from jaxagent.agents.shell import Shell
+from jaxagent.envs.terminal import dialogue
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -78,9 +79,9 @@ def test_commands_are_run_where_the_task_is_until_the_policy_is_done(play):
     assert texts(server.seen[2]) == [
         *texts(server.seen[0]),
         ("assistant", "<cmd>pwd; echo hi > f; exit 3</cmd>"),
-        ("user", f"{work}\n\n[exit status 3]"),
+        ("user", f"{work}\n[exit status 3]"),
         ("assistant", "<cmd>cat f</cmd> "),
-        ("user", "hi\n\n[exit status 0]"),
+        ("user", "hi\n[exit status 0]"),
     ]
     assert server.tokens == ["Bearer secret"] * 3 and server.seen[0]["model"] == "policy"
 
@@ -91,8 +92,8 @@ def test_a_command_cannot_keep_the_agent_waiting_nor_see_its_token(play):
     done = play([*replies, "no command", "<cmd>cut off", "<done>"], command_timeout_s=1.0)
     assert done.returncode == 0, done.stderr
     shown = [text for role, text in texts(play.server.seen[-1]) if role == "user"][1:]
-    assert shown[0] == "before\n\n[stopped after 1 s]"
-    assert shown[1] == "left\n\n[exit status 0]"
+    assert shown[0] == "before\n[stopped after 1 s]"
+    assert shown[1] == "left\n[exit status 0]"
     assert "secret" not in shown[2] and shown[2].endswith("[exit status 0]")
     assert shown[3] == "\n[exit status 137]"
     assert shown[4] == shown[5] == Shell().no_command
@@ -104,6 +105,19 @@ def test_the_end_of_a_long_output_is_shown(play):
     shown = [text for role, text in texts(play.server.seen[-1]) if role == "user"][1:]
     assert shown[0].startswith("[...] ") and "4999 5000 é\n[exit" in shown[0] and len(shown[0]) == 6 + 100 + 16
     assert shown[1].startswith("0" * 100 + "\n")
+
+
+def test_the_words_of_the_built_in_dialogue(play):
+    """What the policy is shown equals, byte for byte, what it would be shown without an agent program."""
+    printed = ["printf 'a\\n  b\\n\\n'", ":", "echo oh; exit 2", "sleep 100"]
+    words = {"shown": "<out>{output}</out>\n", "failed": "<out>{output}\n(exit_code={code})</out>\n"}
+    words |= {"late": "<out>{output}\n(timed out)</out>\n"}
+    replies = [dialogue.action("plain", command) for command in printed]
+    assert play([*replies, dialogue.done("plain")], command_timeout_s=1.0, **words).returncode == 0
+    shown = [text for role, text in texts(play.server.seen[-1]) if role == "user"][1:]
+    results = [("a\n  b", 0), ("", 0), ("oh", 2)]
+    assert shown[:3] == [dialogue.observation("plain", "", *result) for result in results]
+    assert shown[3] == dialogue.timed_out("plain", "", "", 1.0)
 
 
 @pytest.mark.parametrize(

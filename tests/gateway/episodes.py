@@ -64,9 +64,15 @@ class Scene:
         self.attempts = []
         self.renderer, self.spec, self.bound_s = world.renderer(), choose.Spec(), 120.0
 
-    def play(self, reply, agent=None, config=CONFIG, around=None, request_timeout_s=30.0, **more):
-        """The episode; `around(rollout)`: a coroutine function that plays it, `more`: of the attempt."""
-        self.policy = Scripted(world.tokenizer(), reply)
+    def play(self, policy, agent=None, config=CONFIG, around=None, request_timeout_s=30.0, **more):
+        """The episode.
+
+        Args:
+          policy: an engine, or what a scripted policy replies.
+          around: a coroutine function of the rollout, which plays it.
+          more: attributes of the attempt.
+        """
+        self.policy = Scripted(world.tokenizer(), policy) if callable(policy) else policy
 
         def begin(task):
             self.attempts.append(Attempt(self.backend, self.spec, agent or Shell(python="/usr/bin/python3"), **more))
@@ -89,7 +95,7 @@ class Scene:
                 object.__setattr__(rollout, "renderer", self.renderer)  # its template has been looked into
                 episode = await (around(rollout) if around else rollout(TASK, 3))
                 assert gateway.sessions == 0, "a session stays"
-            assert not self.policy.left_open, "the engine's sequence stays"
+            assert not getattr(self.policy, "left_open", ()), "the engine's sequence stays"
             for attempt in self.attempts:
                 assert attempt.closed == 1 and (attempt.sandbox is None or attempt.sandbox.closed)
             async with asyncio.timeout(20):

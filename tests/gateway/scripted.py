@@ -175,7 +175,7 @@ class Scripted:
                 ids.append(self.eos)
         else:
             ids = list(reply)
-        for count in range(1, len(ids) + 1):
+        for count in range(1, len(ids) + 1) if turn.stop_strings else ():
             text = self.tokenizer.decode_bytes(ids[:count])
             ends = [(text.index(s.encode()) + len(s.encode()), s) for s in turn.stop_strings if s.encode() in text]
             if ends and count <= turn.max_tokens:

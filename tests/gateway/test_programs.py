@@ -85,5 +85,7 @@ def test_a_program_does_a_task_and_its_trajectory_is_what_was_said(name, scene, 
     sampled = [tokenizer.decode(ids) for ids in world.spans(trajectory)]
     assert [text.removesuffix("<|im_end|>") for text in sampled] == replies
     seen = tokenizer.decode(trajectory.tokens[trajectory.kinds == TokenKind.OBSERVATION].tolist())
-    assert "written" in seen and TASK.prompt not in seen
+    assert "written" in seen
+    if not any(message.role == "assistant" for message in first.messages):  # Qwen Code opens with a talk of its own
+        assert TASK.prompt not in seen
     assert np.array_equal(np.flatnonzero(trajectory.kinds == TokenKind.ACTION), np.flatnonzero(trajectory.logprobs))

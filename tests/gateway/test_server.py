@@ -1,10 +1,25 @@
 """The server over real HTTP: who may ask, whole and streamed answers in every dialect, clients that go away."""
 
+import asyncio
 import json
 
+import aiohttp
+import numpy as np
+import pytest
+from aiohttp import web
+
+from jaxagent.data import codec
+from jaxagent.engine.requests import EngineError
+from jaxagent.gateway import session as sessions
+from jaxagent.gateway import talk, wire
+from jaxagent.gateway.chat import BadRequest
+from jaxagent.gateway.server import Gateway
 from tests.gateway import world
 from tests.gateway.scripted import Scripted
 from tests.gateway.world import post
+
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+ADMIN = {"Authorization": "Bearer admin-secret"}
 
 
 def scripted(reply=lambda context, turn: f"turn {turn} saw {len(context)}", **more):
@@ -15,30 +30,364 @@ def hello(text="hello"):
     return [{"role": "user", "content": text}]
 
 
-def test_chat_completions_whole_and_streamed():
-    policy = scripted(lambda context, turn: "looking " + world.call("ls") if turn == 0 else "done")
+async def events(client, token, path, headers=None, **body):
+    """(status, the stream's data)."""
+    headers = {"Authorization": f"Bearer {token}"} | (headers or {})
+    async with client.post(path, json=body | {"stream": True}, headers=headers) as response:
+        lines = [line.decode().strip() async for line in response.content]
+    lines = [line.removeprefix("data: ") for line in lines if line.startswith("data: ") and "[DONE]" not in line]
+    return response.status, [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_conversation_with_a_tool_in_every_dialect(stream):
+    policy = scripted(lambda context, turn: ["looking " + world.call("ls"), "done"][turn])
+    function = world.SHELL_JSON["function"]
+    anthropic = {"name": "shell", "description": function["description"], "input_schema": function["parameters"]}
+
+    async def chat(client, token):
+        body = dict(messages=hello("chat"), tools=[world.SHELL_JSON], model="any")
+        if stream:
+            _, told = await events(client, token, CHAT, **body)
+            deltas = [t["choices"][0]["delta"] for t in told]
+            calls = [c for d in deltas for c in d.get("tool_calls") or []]
+            said = {
+                "role": "assistant",
+                "content": "".join(d.get("content") or "" for d in deltas),
+                "tool_calls": calls,
+            }
+        else:
+            said = (await post(client, token, CHAT, **body))[1]["choices"][0]["message"]
+        result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "a b"}
+        _, last = await post(client, token, CHAT, **body | {"messages": [*hello("chat"), said, result]})
+        return last["choices"][0]["message"]["content"]
+
+    async def responses(client, token):
+        body = dict(input=hello("responses"), tools=[{"type": "function", **function}], model="any")
+        if stream:
+            _, told = await events(client, token, RESPONSES, **body)
+            output = [t["item"] for t in told if t["type"] == "response.output_item.done"]
+            assert told[0]["type"] == "response.created" and told[-1]["type"] == "response.completed"
+        else:
+            output = (await post(client, token, RESPONSES, **body))[1]["output"]
+        call = next(item for item in output if item["type"] == "function_call")
+        result = {"type": "function_call_output", "call_id": call["call_id"], "output": "a b"}
+        _, last = await post(client, token, RESPONSES, **body | {"input": [*hello("responses"), *output, result]})
+        return last["output"][-1]["content"][0]["text"]
+
+    async def messages(client, token):
+        body = dict(messages=hello("messages"), tools=[anthropic], model="any", max_tokens=100)
+        if stream:
+            _, told = await events(client, token, MESSAGES, **body)
+            text = "".join(t["delta"].get("text", "") for t in told if t["type"] == "content_block_delta")
+            block = next(t["content_block"] for t in told if t.get("content_block", {}).get("type") == "tool_use")
+            partial = "".join(t["delta"].get("partial_json", "") for t in told if t["type"] == "content_block_delta")
+            content = [{"type": "text", "text": text}, block | {"input": json.loads(partial)}]
+        else:
+            content = (await post(client, token, MESSAGES, **body))[1]["content"]
+        result = [{"type": "tool_result", "tool_use_id": content[-1]["id"], "content": "a b"}]
+        turn = [{"role": "assistant", "content": content}, {"role": "user", "content": result}]
+        _, last = await post(client, token, MESSAGES, **body | {"messages": [*hello("messages"), *turn]})
+        return last["content"][0]["text"]
+
+    async def scene():
+        ours = [world.session(policy, sample=i) for i in range(3)]
+        async with world.serving(*ours) as (_, tokens, client):
+            both = zip((chat, responses, messages), tokens, strict=True)
+            assert await asyncio.gather(*(talk(client, token) for talk, token in both)) == ["done"] * 3
+        return [one.close() for one in ours]
+
+    for sample, trajectories in enumerate(world.run(scene)):
+        assert len(trajectories) == 1 and trajectories[0].turns[-1] == 1
+        world.check(policy, trajectories, sample=sample)
+        text = world.tokenizer().decode(trajectories[0].tokens)
+        assert ("chat", "responses", "messages")[sample] in text and "<tool_response>\na b\n" in text
+
+
+def test_who_has_no_token_gets_401_in_the_dialects_form_and_nothing_else():
+    policy = scripted()
+
+    async def scene():
+        async with world.serving(world.session(policy)) as (gateway, (token,), client):
+            assert len(token) >= 40
+            for wrong in ("", "x", token[:-1], token + "x", token.swapcase()):
+                for path in (CHAT, RESPONSES, MESSAGES, MESSAGES + "/count_tokens"):
+                    status, told = await post(client, wrong, path, messages=hello(), input="a", max_tokens=3)
+                    assert status == 401 and told["error"]["message"] == "no session has this token"
+                    assert (told.get("type") == "error") == (path.startswith(MESSAGES))
+            for header in ("x-api-key", "X-Session-Id", "Authorization"):
+                value = f"bearer {token}" if header == "Authorization" else token
+                async with client.post(CHAT, json={"messages": hello(header)}, headers={header: value}) as response:
+                    assert response.status == 200
+            gateway.remove(token)
+            gateway.remove(token)
+            assert (await post(client, token, messages=hello()))[0] == 401 and gateway.sessions == 0
+            async with client.get("/sessions/x", headers=ADMIN) as response:
+                assert response.status == 404, "without an admin token there are no such routes"
+
+    world.run(scene)
+    assert len(policy.turns) == 3
+
+
+def test_small_questions_that_programs_ask():
+    policy = scripted()
+
+    async def scene():
+        async with world.serving(world.session(policy), name="mine") as (_, (token,), client):
+            async with client.head("/") as head, client.get("/v1/models") as listed:
+                assert (head.status, [m["id"] for m in (await listed.json())["data"]]) == (200, ["mine"])
+            async with client.get("/v1/models/claude-x", headers={"anthropic-version": "1"}) as one:
+                assert (await one.json())["type"] == "model"
+            body = dict(messages=hello("count me"), model="m")
+            _, counted = await post(client, token, MESSAGES + "/count_tokens", **body)
+            _, asked = await post(client, token, MESSAGES, **body, max_tokens=100)
+            assert counted == {"input_tokens": asked["usage"]["input_tokens"]}
+
+    world.run(scene)
+    assert len(policy.turns) == 1
+
+
+def test_token_ids_and_log_probs_are_the_policys():
+    policy = scripted()
+
+    async def scene():
+        async with world.serving(world.session(policy)) as (_, (token,), client):
+            body = dict(messages=hello(), logprobs=True, return_token_ids=True)
+            return (await post(client, token, **body))[1]
+
+    told = world.run(scene)
+    (turn,) = policy.turns
+    assert told["prompt_token_ids"] == turn.context and told["choices"][0]["token_ids"] == turn.sampled
+    values = [entry["logprob"] for entry in told["choices"][0]["logprobs"]["content"]]
+    expected = [world.logprob(len(turn.context) + i, t) for i, t in enumerate(turn.sampled)]
+    np.testing.assert_array_equal(np.float32(values), np.float32(expected))
+
+
+def test_a_silent_stream_has_pings_after_its_headers_and_waits_before_them(monkeypatch):
+    monkeypatch.setattr(talk, "PING_S", 0.02)
+    policy = scripted(lambda context, turn: world.letters("abcdefgh"), piece=4)
+
+    async def scene():
+        async with world.serving(world.session(policy)) as (_, (token,), client):
+            policy.gate.clear()
+            work = asyncio.create_task(events(client, token, RESPONSES, input="a"))
+            while not policy.turns:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            policy.gate.set()
+            while not policy.turns[0].sampled:
+                await asyncio.sleep(0)
+            policy.gate.clear()
+            await asyncio.sleep(0.2)
+            policy.gate.set()
+            return await work
+
+    status, told = world.run(scene)
+    kinds = [t["type"] for t in told]
+    assert status == 200 and kinds[0] == "response.created" and kinds[-1] == "response.completed"
+    assert "response.in_progress" in kinds[2:-1], "a real event, not a comment"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_ends_its_generation(monkeypatch, stream):
+    monkeypatch.setattr(sessions, "LINGER_S", 0.02)
+    policy = scripted(lambda context, turn: world.letters("x" * 300), pause_s=0.005)
 
     async def scene():
         session = world.session(policy)
         async with world.serving(session) as (_, (token,), client):
-            status, first = await post(client, token, messages=hello(), tools=[world.SHELL_JSON], model="any")
-            assert status == 200, first
-            said = first["choices"][0]["message"]
-            assert said["tool_calls"][0]["function"]["name"] == "shell"
-            assert first["choices"][0]["finish_reason"] == "tool_calls"
-            result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "a b"}
-            body = dict(messages=[*hello(), said, result], tools=[world.SHELL_JSON], stream=True)
-            headers = {"Authorization": f"Bearer {token}"}
-            async with client.post("/v1/chat/completions", json=body, headers=headers) as response:
-                assert response.status == 200
-                lines = [line.decode().removeprefix("data: ").strip() async for line in response.content]
-            lines = [line for line in lines if line]
-            assert lines.pop() == "[DONE]"
-            pieces = [json.loads(line)["choices"][0] for line in lines]
-            assert "".join(p["delta"].get("content") or "" for p in pieces) == "done"
-            assert pieces[-1]["finish_reason"] == "stop"
-        return session.close()
+            work = asyncio.create_task(post(client, token, messages=hello(), stream=stream))
+            while not policy.turns or not policy.turns[0].sampled:
+                await asyncio.sleep(0.005)
+            work.cancel()
+            while session.running or policy.turns[0].finish != "cancelled":
+                await asyncio.sleep(0.005)
+            assert not policy.left_open and session.counters["cancelled"] == 1
+            return session.close()
 
-    trajectories = world.run(scene)
+    assert world.run(scene) == ()
+
+
+def test_an_answer_whose_client_left_before_it_was_written_is_given_again(monkeypatch):
+    policy = scripted(pause_s=0.005)
+
+    async def scene():
+        session = world.session(policy)
+        async with world.serving(session) as (_, (token,), client):
+            work = asyncio.create_task(post(client, token, messages=hello()))
+            while not policy.turns:
+                await asyncio.sleep(0.001)
+            work.cancel()
+            while session.running:
+                await asyncio.sleep(0.005)
+            status, _ = await post(client, token, messages=hello())
+            assert (status, len(policy.turns), session.counters["replayed"]) == (200, 1, 1)
+            await post(client, token, messages=hello(), headers={"X-Stainless-Retry-Count": "1"})
+            assert (len(policy.turns), session.counters["replayed"]) == (1, 2)
+            await post(client, token, messages=hello(), headers={"X-Stainless-Retry-Count": "0"})
+            assert len(policy.turns) == 2, "it has taken that answer, and wants another"
+
+    world.run(scene)
+
+
+def test_thirty_equal_requests_at_once_get_thirty_equal_answers():
+    policy = scripted(pause_s=0.01)
+
+    async def scene():
+        async with world.serving(world.session(policy)) as (_, (token,), client):
+            return await asyncio.gather(*(post(client, token, messages=hello()) for _ in range(30)))
+
+    told = world.run(scene)
+    assert {status for status, _ in told} == {200} and len(policy.turns) == 1
+    assert len({answer["choices"][0]["message"]["content"] for _, answer in told}) == 1
+
+
+def test_a_failure_is_a_status_before_the_first_token_and_an_event_after():
+    class Failing(Scripted):
+        async def generate(self, session, new, *args, on_tokens=None, **more):
+            if len(self.sequences) > 2:
+                self.turns.clear()
+                if on_tokens is not None:
+                    on_tokens(self._part(0, world.letters("begun")[:-1], [0] * 5))
+                await asyncio.sleep(0.01)
+            raise EngineError("broken on purpose")
+
+    policy = Failing(world.tokenizer(), lambda context, turn: "")
+
+    async def scene():
+        async with world.serving(world.session(policy)) as (_, (token,), client):
+            for stream in (False, True):
+                status, told = await post(client, token, messages=hello(), stream=stream)
+                assert (status, told["error"]["message"]) == (500, "broken on purpose")
+            status, told = await events(client, token, CHAT, messages=hello())
+            assert status == 200 and told[-1]["error"]["message"] == "broken on purpose"
+
+    world.run(scene)
+
+
+def test_what_does_not_fit_and_what_is_no_request(monkeypatch):
+    monkeypatch.setattr(wire, "BODY_TIMEOUT_S", 0.3)
+    policy = scripted()
+    limits = sessions.Limits(turn_tokens=10, context_tokens=100, requests=2)
+
+    async def scene():
+        async with world.serving(world.session(policy, limits)) as (gateway, (token,), client):
+            status, told = await post(client, token, messages=hello("long " * 200))
+            assert (status, told["error"]["code"]) == (400, "context_length_exceeded")
+            status, told = await post(client, token, MESSAGES, messages=hello("long " * 200), max_tokens=5)
+            assert (status, told["error"]["type"]) == (400, "invalid_request_error")
+            assert told["error"]["message"].startswith("prompt is too long: ")
+            headers = {"Authorization": f"Bearer {token}"}
+            for data in (b"", b"{", b"[]", b"\xff", b'{"messages": 3}', b'{"messages": []}', b"[" * 100_000):
+                async with client.post(CHAT, data=data, headers=headers) as response:
+                    assert response.status == 400 and json.loads(await response.read())["error"]["message"]
+            async with client.post(CHAT, data=b" " * (17 * 2**20), headers=headers) as response:
+                assert response.status == 413
+            for wrong in ("/v1/nothing", "/v1/completions"):
+                assert (await post(client, token, wrong, messages=hello()))[0] == 404
+            host, port = gateway.url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nContent-Length: 100\r\n\r\n"
+            writer.write(head.encode() + b'{"mess')
+            assert b"408" in await asyncio.wait_for(reader.readline(), 20)
+            writer.close()
+            for expected in (200, 200, 403):
+                assert (await post(client, token, messages=hello(f"{expected}")))[0] in (expected, 200)
+            assert (await post(client, token, messages=hello("another")))[0] == 403
+
+    world.run(scene)
+    assert len(policy.turns) == 2
+
+
+def test_a_client_that_does_not_read_its_stream_is_cut_off(monkeypatch):
+    monkeypatch.setattr(wire, "WRITE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(sessions, "LINGER_S", 0.02)
+    write, written = web.StreamResponse.write, []
+
+    async def stuck(self, data):
+        written.append(data)
+        await (write(self, data) if len(written) == 1 else asyncio.sleep(world.WAIT_S))
+
+    monkeypatch.setattr(web.StreamResponse, "write", stuck)
+    policy = scripted(lambda context, turn: world.letters("x" * 300), piece=1, pause_s=0.01)
+
+    async def scene():
+        session = world.session(policy)
+        async with world.serving(session) as (_, (token,), client):
+            with pytest.raises(aiohttp.ClientError):
+                await events(client, token, CHAT, messages=hello())
+            while session.running:
+                await asyncio.sleep(0.01)
+        assert len(written) == 2 and not policy.left_open
+
+    world.run(scene)
+
+
+def test_admin_routes_open_show_give_and_end_sessions():
+    policy = scripted()
+
+    def make(body):
+        if "task_id" not in body:
+            raise BadRequest("'task_id' is missing", "task_id")
+        return world.session(policy, task=body["task_id"], sample=body.get("sample", 0))
+
+    async def scene():
+        async with world.serving(make=make, admin_token="admin-secret") as (gateway, _, client):
+
+            async def admin(method, path, headers=ADMIN, **body):
+                async with client.request(method, path, headers=headers, json=body) as response:
+                    return response.status, await response.json()
+
+            for headers in ({}, {"Authorization": "Bearer admin-secre"}, {"Authorization": "admin-secret2"}):
+                assert (await admin("POST", "/sessions", headers, task_id="t"))[0] == 401
+            assert (await admin("POST", "/sessions", sample=1))[0] == 400
+            status, made = await admin("POST", "/sessions", task_id="t", sample=3)
+            assert status == 201 and set(made) == {"id", "token"}
+            assert (await post(client, made["token"], messages=hello()))[0] == 200
+            path = f"/sessions/{made['id']}"
+            status, looked = await admin("GET", path)
+            assert (status, looked["running"], looked["counters"]["requests"]) == (200, 0, 1)
+            assert (await admin("GET", path, {"Authorization": f"Bearer {made['token']}"}))[0] == 401
+            assert (await admin("GET", "/sessions/" + made["token"]))[0] == 404
+            _, given = await admin("GET", path + "/trajectories")
+            assert (await post(client, made["token"], messages=hello("more")))[0] == 401, "it is over"
+            assert (await admin("DELETE", path))[0] == 200 and gateway.sessions == 0
+            assert (await admin("GET", path))[0] == 404
+            return given
+
+    given = world.run(scene)
+    trajectories = tuple(codec.decode_trajectory(row, "row") for row in given["trajectories"])
     assert len(trajectories) == 1
-    world.check(policy, trajectories)
+    world.check(policy, trajectories, "t", 3)
+
+
+def test_a_server_without_sessions_keeps_nothing_and_samples_as_it_is_asked():
+    policy = scripted(lambda context, turn: f"saw {len(context)}")
+
+    def one_shot(ask):
+        limits = sessions.Limits(turn_tokens=100, context_tokens=500, requests=1)
+        return sessions.Session(policy, world.renderer(), world.tokenizer(), limits, None, f"x/{ask.seed}", 0)
+
+    async def scene():
+        async with world.serving(one_shot=one_shot, name="mine", strict_name=True) as (gateway, _, client):
+            answers = [await post(client, "any key", messages=hello(), temperature=0.5, seed=s) for s in (1, 1, 2)]
+            assert [status for status, _ in answers] == [200] * 3 and gateway.sessions == 0
+            status, told = await post(client, "any key", messages=hello(), model="other")
+            assert (status, told["error"]["code"]) == (404, "model_not_found")
+
+    world.run(scene)
+    assert [t.sampling.temperature for t in policy.turns] == [0.5] * 3 and not policy.left_open
+    keys = [(t.task_id, t.conversation) for t in policy.turns]
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_a_gateway_that_ends_frees_its_port():
+    async def scene():
+        async with Gateway() as first:
+            port = int(first.url.rsplit(":", 1)[1])
+        second = Gateway()
+        await second.listen(port)
+        await second.stop()
+        assert second.url == ""
+
+    world.run(scene)

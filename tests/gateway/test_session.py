@@ -87,7 +87,7 @@ def test_numbers_written_otherwise_are_the_same_call():
 
 
 def test_a_rewritten_history_keeps_the_tokens_up_to_the_last_common_answer():
-    policy = scripted(lambda context, turn: world.letters(f"saw {len(context)}"))
+    policy = scripted(lambda context, turn: world.scrambled(f"in the quick shell {len(context)}"))
 
     async def scene():
         session = world.session(policy)
@@ -125,7 +125,7 @@ def test_compaction_and_sub_agents_begin_trajectories_of_their_own():
 
 
 def test_another_tool_set_begins_anew_with_the_sampled_ids_spliced():
-    policy = scripted(lambda context, turn: world.letters(f"saw {len(context)}"))
+    policy = scripted(lambda context, turn: world.scrambled(f"in the quick shell {len(context)}"))
 
     async def scene():
         session = world.session(policy)
@@ -171,6 +171,21 @@ def test_a_request_while_its_trajectory_generates_is_a_fork():
 
     session, trajectories = world.run(scene)
     assert [len(world.spans(t)) for t in trajectories] in ([3, 2], [2, 3]) and session.counters["forks"] == 1
+    world.check(policy, trajectories)
+
+
+def test_of_two_trajectories_that_say_the_same_the_idle_one_goes_on():
+    policy = scripted(lambda context, turn: "same")
+
+    async def scene():
+        session = world.session(policy)
+        one = await told(session, user("a"))
+        assert await told(session, user("a")) == one
+        await asyncio.gather(*(told(session, user("a"), one, user(text)) for text in "bc"))
+        return session, session.close()
+
+    session, trajectories = world.run(scene)
+    assert [len(world.spans(t)) for t in trajectories] == [2, 2] and session.counters["forks"] == 0
     world.check(policy, trajectories)
 
 
@@ -401,6 +416,24 @@ def test_closing_gives_up_what_runs_and_tells_who_waits():
 
     done, (trajectory,) = world.run(scene)
     assert trajectory.tokens.tolist() == [*done.prompt_ids, *done.tokens.tolist()]
+
+
+@pytest.mark.parametrize("steps", range(8))
+def test_a_session_that_ends_at_any_moment_leaves_no_sequence_open(steps):
+    policy = scripted(pause_s=0.001)
+
+    async def scene():
+        session = world.session(policy)
+        work = asyncio.create_task(session.answer(ask(user("a"))))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        session.close()
+        with pytest.raises(BadRequest, match="closed"):
+            await work
+        await asyncio.sleep(0.01)
+        assert not policy.left_open
+
+    world.run(scene)
 
 
 def test_a_malformed_call_comes_back_as_text_and_the_program_can_answer_it():

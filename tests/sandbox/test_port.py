@@ -146,14 +146,18 @@ def test_a_killed_client_is_seen_outside_at_once(anywhere):
     ends = []
 
     async def wait(reader, writer):
+        writer.write(await reader.read(1))
         ends.append(await reader.read())
 
     async def check(sandbox):
         async with Server(wait) as server:
             port = await sandbox.open_port(0, server.target)
-            assert await inside(sandbox, port, "s = talk(); s.sendall(b'x'); time.sleep(1000)", 1.0) == ""
+            program = "import os\nready, tell = os.pipe(); pid = os.fork()\n"
+            program += "if pid == 0: s = talk(); s.sendall(b'x'); os.write(tell, s.recv(1)); time.sleep(1000)\n"
+            program += "print(os.read(ready, 1)); os.kill(pid, 9); os.waitpid(pid, 0)"
+            assert await inside(sandbox, port, program) == "b'x'\n"
             await server.none_open()
-            assert ends == [b"x"]
+            assert ends == [b""]
 
     anywhere(check)
 

@@ -14,8 +14,8 @@ import asyncio
 import shlex
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
 
+from jaxagent.envs.agent_attempt import Place
 from jaxagent.envs.base import Message, Step, Transcript, Verdict
 from jaxagent.envs.coding import patches, repository, rewards, verify
 from jaxagent.envs.coding.environment import GUARD_S, SOLVED, Coding, statement_file
@@ -25,9 +25,6 @@ from jaxagent.envs.terminal.environment import observed, shown, warnings_text
 from jaxagent.envs.terminal.verify import VerifierError
 from jaxagent.sandbox.base import Sandbox
 from jaxagent.types import StopReason
-
-if TYPE_CHECKING:
-    from jaxagent.envs.agent_attempt import Place
 
 Take = Callable[[CodingTask], Awaitable[Sandbox]]
 COUNTERS = {  # of judgements that are no honest failure of tests: why -> counter
@@ -62,7 +59,7 @@ class _Attempt:
 
     async def _begin(self) -> Sandbox:
         self._sandbox = await self._take(self.task)
-        self._base = await repository.bring(self._sandbox, self.task, for_agent=True)
+        self._base = await repository.bring_for_agent(self._sandbox, self.task)
         self._oom_kills = await self._sandbox.oom_kills()
         return self._sandbox
 
@@ -134,13 +131,11 @@ class AgentCodingAttempt(_Attempt):
 
     def __init__(self, task: CodingTask, config: Coding, take: Take):
         super().__init__(task, config, take)
-        self.agent: Any = getattr(config, "agent", None)
+        self.agent = config.agent
         self.init_s, self.run_s, self.verify_s = config.init_s, config.run_s, config.verify_s + GUARD_S
 
     async def start(self) -> Place:
         """The repository in a sandbox, with the problem in a file beside it."""
-        from jaxagent.envs.agent_attempt import Place  # late: only programs need it
-
         sandbox = await self._begin()
         await sandbox.write(str(statement_file(self.task)), self.task.statement.encode())
         instruction = self.config.instruction.format(statement=self.task.statement)

@@ -10,9 +10,11 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from jaxagent.agents import Agent, Shell
 from jaxagent.config import ConfigError, SandboxConfig
+from jaxagent.config.choice import Choice
 from jaxagent.config.ranges import PositiveInt, Seconds
 from jaxagent.envs.base import Environment, Message, Observation, Opening
 from jaxagent.envs.coding import patches
@@ -44,6 +46,7 @@ class Coding(Environment):
     drop: tuple[str, ...] = patches.STEERS  # files whose change is left out, beside the tests' own
     max_change_bytes: PositiveInt = 1_000_000  # a larger change is worth 0
     reward: Literal["resolved", "patch_similarity"] = "resolved"  # 1 or 0; or SWE-RL's likeness to the oracle's patch
+    agent: Annotated[Agent, Choice("jaxagent.agents:AGENTS")] = dataclasses.field(default_factory=Shell)  # who plays
     instruction: str = INSTRUCTION  # read by "agent"; {statement} stands for the problem itself
     image_name: str = ""  # of tasks that name no image: "registry/name.{id}:latest", {id} with _1776_ for __
     tools: dialogue.Style = "plain"  # read by "built_in": how commands are written; see terminal/dialogue.py

@@ -25,6 +25,7 @@ from jaxagent.sandbox.base import CommandResult, FileError, Sandbox
 STEP_TIMEOUT_S = 120.0  # of one command of git's, as slime has it
 SETUP_TIMEOUT_S = 600.0  # of one command of the task's own
 OUTPUT_BYTES = 20_000
+_INDEX_BYTES = 2**26  # of git's index, which is a file that is written, too
 ENV = {
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_TERMINAL_PROMPT": "0",
@@ -66,7 +67,7 @@ cd "$(git rev-parse --git-path objects)" && pwd
 # $1 the repository, $2 the tree, $3 its objects, $4 a new folder, $5 the most blocks of 512 bytes of the output.
 _CHANGE = """
 set -e
-ulimit -f "$5"
+ulimit -f "$5" 2>/dev/null || true  # what the sandbox allows may be less
 mkdir -p "$4/git/objects/info" "$4/git/refs"
 echo "$3" > "$4/git/objects/info/alternates"
 echo "ref: refs/heads/none" > "$4/git/HEAD"
@@ -100,13 +101,12 @@ class ChangeLost(Exception):
     """The agent has left a repository of which no change can be taken: it is gone, or there is too much of it."""
 
 
-async def bring(sandbox: Sandbox, task: CodingTask, for_agent: bool) -> Base:
+async def bring(sandbox: Sandbox, task: CodingTask) -> None:
     """Brings the repository into its initial state.
 
     Args:
       sandbox: one that nobody used.
       task: the task.
-      for_agent: also remove what the agent must not see.
 
     Raises:
       VerifierError: some part of it failed. Says nothing about an agent.
@@ -124,7 +124,15 @@ async def bring(sandbox: Sandbox, task: CodingTask, for_agent: bool) -> Base:
         argv = ("bash", "-c", f"set -e\n{command}")
         done = await sandbox.execute(argv, SETUP_TIMEOUT_S, OUTPUT_BYTES, ENV, task.workdir)
         _checked(task, "setup", done)
-    if for_agent and task.hidden:
+
+
+async def bring_for_agent(sandbox: Sandbox, task: CodingTask) -> Base:
+    """The same, without what the agent must not see; and what it will be compared with.
+
+    Raises as `bring`, also where no change could be taken: later that would look like the agent's doing.
+    """
+    await bring(sandbox, task)
+    if task.hidden:
         paths = " ".join(map(shlex.quote, task.hidden))
         done = await sandbox.execute(("sh", "-c", f"rm -rf {paths}"), STEP_TIMEOUT_S, OUTPUT_BYTES, ENV, task.workdir)
         _checked(task, "hiding the tests", done)
@@ -133,7 +141,14 @@ async def bring(sandbox: Sandbox, task: CodingTask, for_agent: bool) -> Base:
     lines = done.output.decode("utf-8", "replace").splitlines()
     if len(lines) != 2:
         raise VerifierError(f"{task.id}: git's tree cannot be told from {lines!r:.200}")
-    return Base(*lines)
+    base = Base(*lines)
+    try:
+        already = await change(sandbox, task, base, OUTPUT_BYTES)
+    except ChangeLost as failure:
+        raise VerifierError(f"{task.id}: no change can be taken: {failure}") from None
+    if already:
+        raise VerifierError(f"{task.id}: git sees a change before the agent came: {already[:200]}")
+    return base
 
 
 async def change(sandbox: Sandbox, task: CodingTask, base: Base, max_bytes: int) -> str:
@@ -146,11 +161,10 @@ async def change(sandbox: Sandbox, task: CodingTask, base: Base, max_bytes: int)
     """
     place = f"/tmp/.change-{secrets.token_hex(8)}"
     excluded = " ".join(shlex.quote(f":(exclude){path.removesuffix('*')}") for path in HARNESS)
-    blocks = str(4 * max_bytes // 512 + 1)  # git's index is a file, too
-    argv = ("sh", "-c", _CHANGE + excluded, "sh", task.workdir, base.tree, base.objects, place, blocks)
+    blocks = str((_INDEX_BYTES + max_bytes) // 512)
     opened = "; ".join(removal(f"{folder}/{secrets.token_hex(8)}") for folder in ("/tmp", task.workdir))
     opened += f"; mkdir -p /tmp {shlex.quote(task.workdir)}"  # whatever the agent closed, or put into their place
-    await sandbox.execute(("sh", "-c", opened), STEP_TIMEOUT_S, OUTPUT_BYTES, ENV, "/")
+    argv = ("sh", "-c", opened + _CHANGE + excluded, "sh", task.workdir, base.tree, base.objects, place, blocks)
     done = await sandbox.execute(argv, STEP_TIMEOUT_S, OUTPUT_BYTES, ENV, "/")
     if done.exit_code != 0 or done.timed_out:
         raise ChangeLost(f"git cannot tell it: {_tail(done)}")

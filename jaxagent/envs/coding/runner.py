@@ -70,7 +70,9 @@ class Recorder:
 
     def pytest_runtest_logreport(self, report):
         """A phase of a test."""
-        if hasattr(report, "wasxfail"):
+        if hasattr(report, "wasxfail") and "xfail" not in report.keywords:
+            self._add(report.nodeid, "FAILED", report)  # pytest.xfail(), which the tested code can call as well
+        elif hasattr(report, "wasxfail"):
             self._add(report.nodeid, "XPASS" if report.passed else "XFAIL", report)
         elif report.failed:
             self._add(report.nodeid, "FAILED" if report.when == "call" else "ERROR", report)

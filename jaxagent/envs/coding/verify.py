@@ -61,7 +61,7 @@ async def judge(sandbox: Sandbox, task: CodingTask, patch: str, rules: Rules) ->
       VerifierError: the task's own machinery failed.
       SandboxError: the sandbox failed for a reason of its own.
     """
-    await repository.bring(sandbox, task, for_agent=False)
+    await repository.bring(sandbox, task)
     kept = patches.keep(patch, (*task.test_files, *task.hidden), rules.drop).text
     if kept.strip() and not await _apply(sandbox, task, kept, patches.LADDERS[rules.ladder]):
         return Judgement(False, NOT_APPLIED)
@@ -164,15 +164,17 @@ async def run_tests(
     """
     place, secret = f"/tmp/.tests-{secrets.token_hex(8)}", secrets.token_hex(16)
     results = f"/tmp/.results-{secrets.token_hex(8)}"
-    packages = await sandbox.execute(
-        (task.python, "-s", "-c", "import site; print(site.getusersitepackages())"), 30.0, 1000, repository.ENV, "/"
-    )
+    packages = []
+    if task.tools is not None:
+        argv = (task.python, "-s", "-c", "import site; print(site.getusersitepackages())")
+        said = await sandbox.execute(argv, repository.STEP_TIMEOUT_S, 1000, repository.ENV, "/")
+        packages = [said.output.decode().strip()]
     settings = {
         "folder": task.workdir,
         "framework": framework,
         "files": list(files),
         "names": list(names),
-        "packages": [packages.output.decode().strip()] if task.tools is not None else [],
+        "packages": packages,
         "secret": secret,
         "results": results,
         "canary": f"test_{secrets.token_hex(4)}",

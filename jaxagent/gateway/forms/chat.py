@@ -26,7 +26,7 @@ def parse(raw: bytes) -> Ask:
       BadRequest: a mistake of the client's, described in one line.
     """
     ignored = Ignored()
-    body = Fields(checks.parse_json(raw), "", ignored)
+    body = Fields(checks.parse_json(raw, mend=True), "", ignored)
     messages = _messages(body.need("messages", list), ignored)
     tools = _tools(body.take("tools", list, default=[]), ignored)
     body.refuse("n", "this server gives one choice; ask several times", 1)

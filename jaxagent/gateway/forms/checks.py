@@ -25,8 +25,13 @@ TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 # -------------------------------------------------------------------- JSON
 
 
-def parse_json(raw: bytes) -> Any:
+def parse_json(raw: bytes, mend: bool = False) -> Any:
     """JSON that is UTF-8, with finite numbers, whole Unicode texts, no key twice, and `MAX_DEPTH` levels at most.
+
+    Args:
+      raw: the body.
+      mend: half of a surrogate pair becomes U+FFFD. Programs that cut a tool's output by UTF-16 units send such
+        halves, with every later request too, and could never go on if that were refused.
 
     Raises:
       BadRequest: it is not.
@@ -36,6 +41,8 @@ def parse_json(raw: bytes) -> Any:
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from None
     if b"\\ud" in raw.lower():  # only an escape can be half of a pair: the bytes were UTF-8
+        if mend:
+            return _mended(value)
         _whole_texts(value, "")
     return value
 
@@ -44,14 +51,15 @@ def json_object(text: str) -> dict[str, Any] | None:
     """The JSON object that the text is; None if it is none."""
     try:
         value = _loads(text)
-        _whole_texts(value, "")
+        if "\\u" in text or not text.isascii():
+            _whole_texts(value, "")
     except (ValueError, RecursionError):  # BadRequest is a ValueError
         return None
     return value if isinstance(value, dict) else None
 
 
 def _loads(text: str) -> Any:
-    value = json.loads(text, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_no_key_twice)
+    value = _DECODER.decode(text)
     level, depth = [value], 0
     while level:
         if depth > MAX_DEPTH:
@@ -79,6 +87,20 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))
         raise ValueError(f"the key {twice!r} stands twice in one object")
     return data
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_no_key_twice)
+
+
+def _mended(value: Any) -> Any:
+    """The value with U+FFFD for every half of a surrogate pair."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_mended(child) for child in value]
+    if isinstance(value, dict):
+        return {_mended(key): _mended(child) for key, child in value.items()}
+    return value
 
 
 def _whole_texts(value: Any, at: str) -> None:

@@ -37,7 +37,7 @@ def parse(raw: bytes) -> Ask:
       BadRequest: a mistake of the client's, described in one line.
     """
     ignored = Ignored()
-    body = Fields(checks.parse_json(raw), "", ignored)
+    body = Fields(checks.parse_json(raw, mend=True), "", ignored)
     system = _system(body, "system")
     messages = ((ChatMessage("system", system),) if system else ()) + _messages(body, ignored)
     tools = _tools(body.take("tools", list, default=[]), ignored)

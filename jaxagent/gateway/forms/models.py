@@ -8,6 +8,8 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
+ANTHROPIC_HEADER = "anthropic-version"
+
 
 def openai_model(name: str, created: int) -> dict[str, Any]:
     """A model as OpenAI's clients read it. created: seconds since the epoch."""

@@ -28,7 +28,7 @@ def parse(raw: bytes) -> Ask:
       BadRequest: a mistake of the client's, described in one line.
     """
     ignored = Ignored()
-    body = Fields(checks.parse_json(raw), "", ignored)
+    body = Fields(checks.parse_json(raw, mend=True), "", ignored)
     for name in ("previous_response_id", "conversation", "prompt"):
         body.refuse(name, STORED)
     body.refuse("background", STORED, False)

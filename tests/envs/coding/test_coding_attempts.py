@@ -3,6 +3,7 @@
 import pytest
 
 from jaxagent.config import ConfigError
+from jaxagent.envs.agent_attempt import Place
 from jaxagent.envs.base import Opening
 from jaxagent.envs.coding.environment import Coding
 from jaxagent.envs.terminal.verify import VerifierError
@@ -141,12 +142,11 @@ def test_time_that_is_over_is_0_unless_the_config_says_so(play):
 
 def test_by_an_agent_program(play):
     """As a run opens it."""
-    place_of = pytest.importorskip("jaxagent.envs.agent_attempt").Place
 
     async def episode(attempt):
         try:
             place = await attempt.start()
-            assert isinstance(place, place_of) and place.directory == "/home/user/repo"
+            assert isinstance(place, Place) and place.directory == "/home/user/repo"
 
             async def sh(command):
                 return await place.sandbox.execute(("sh", "-c", command), 10.0, 1000, None, place.directory)

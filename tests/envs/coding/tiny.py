@@ -16,6 +16,7 @@ from jaxagent.rollout.workers import Workers
 from jaxagent.types import StopReason, Task
 
 TIMEOUT_S = 120.0
+LEXERS = ("__init__", "_mapping", "diff", "python")  # that pytest imports, of hundreds
 GOOD = 'def add(a, b):\n    """The sum."""\n    return a + b\n\n\ndef twice(a):\n    return add(a, a)\n'
 BAD = GOOD.replace("a + b", "a - b")
 PATCH = """diff --git a/calc.py b/calc.py
@@ -90,7 +91,8 @@ def packed_pytest() -> bytes:
     with tarfile.open(fileobj=target, mode="w") as archive:
         for name in ("pytest", "pluggy", "iniconfig", "packaging", "pygments"):
             for file in importlib.metadata.files(name) or ():
-                if ".." not in file.parts and file.suffix == ".py":
+                rare = file.parts[:2] == ("pygments", "lexers") and file.stem not in LEXERS
+                if ".." not in file.parts and file.suffix == ".py" and not rare:
                     archive.add(str(file.locate()), str(file))
     return target.getvalue()
 

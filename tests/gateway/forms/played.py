@@ -79,11 +79,11 @@ class Played:
         return web.json_response(messages.count(len(ask.messages)))
 
     async def _models(self, request):
-        make = models.anthropic_list if "anthropic-version" in request.headers else models.openai_list
+        make = models.anthropic_list if models.ANTHROPIC_HEADER in request.headers else models.openai_list
         return web.json_response(make("toy", IDENT.created))
 
     async def _model(self, request):
-        make = models.anthropic_model if "anthropic-version" in request.headers else models.openai_model
+        make = models.anthropic_model if models.ANTHROPIC_HEADER in request.headers else models.openai_model
         return web.json_response(make(request.match_info["name"], IDENT.created))
 
 

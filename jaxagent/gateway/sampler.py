@@ -1,0 +1,162 @@
+"""Asks the policy for the turns of an attempt's trajectories, and ends a turn at a stop string of the request."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from jaxagent.config import SamplingConfig
+from jaxagent.engine.requests import BusyError, Sampled
+from jaxagent.gateway.reading import Event, Reading, generation_of
+from jaxagent.gateway.threads import Thread
+from jaxagent.types import Generation
+
+BUSY_PAUSE_S = 0.1  # between two tries while the engine's queue is full
+
+
+class Policy(Protocol):
+    """What a session needs of an engine; `engine.driver.Driver` is one."""
+
+    async def open(self, task_id: str, sample: int, group_size: int, domain: str, conversation: int) -> Any:
+        """A new sequence; `conversation` keys its randomness."""
+
+    async def generate(
+        self,
+        session: Any,
+        new_tokens: Sequence[int],
+        max_tokens: int,
+        sampling: SamplingConfig,
+        turn: int,
+        deadline_s: float,
+        on_tokens: Callable[[Sampled], None] | None,
+        stop_strings: Sequence[str] | None,
+    ) -> Generation:
+        """Samples one turn after appending `new_tokens`."""
+        ...
+
+    def close(self, session: Any) -> None:
+        """Ends the sequence, also in the middle of a turn."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """What an attempt's randomness is keyed by, and what its turns' order in the engine depends on."""
+
+    task_id: str
+    sample: int
+    group_size: int
+    domain: str
+
+
+class Sampler:
+    """Keeps a policy's sequence for each trajectory.
+
+    Args:
+      policy: samples.
+      attempt: whose trajectories they are.
+      timeout_s: longest wait for one turn.
+      patient: waits while the engine's queue is full.
+    """
+
+    def __init__(self, policy: Policy, attempt: Attempt, timeout_s: float, patient: bool) -> None:
+        self._policy, self._attempt, self._timeout_s, self._patient = policy, attempt, timeout_s, patient
+
+    def shut(self, thread: Thread) -> None:
+        """Closes the policy's sequence: a turn that was cut short leaves it unusable. The next turn opens another."""
+        handle, thread.handle = thread.handle, None
+        if handle is not None:
+            self._policy.close(handle)
+
+    async def sample(
+        self,
+        thread: Thread,
+        ids: Sequence[int],
+        most: int,
+        sampling: SamplingConfig,
+        reading: Reading,
+        tell: Callable[..., None],
+        live: bool,
+    ) -> Generation:
+        """Samples behind the trajectory's tokens and `ids`, and has the reading read all of it.
+
+        Args:
+          thread: the trajectory.
+          ids: context that the policy has not seen.
+          most: tokens to sample at most.
+          sampling: the distribution.
+          reading: reads the tokens.
+          tell: called with what the reading makes of them.
+          live: reads them while they are sampled, as a stream and stop strings need it.
+
+        Raises:
+          TimeoutError, EngineError: there is no turn.
+        """
+        pieces: list[Sampled] = []
+        found = asyncio.Event()
+
+        def take(sampled: Sampled) -> None:
+            if not found.is_set():
+                pieces.append(sampled)
+                events: Sequence[Event] = reading.feed(sampled.tokens.tolist())
+                tell(*events)
+                if reading.stop is not None:
+                    found.set()
+
+        work = asyncio.ensure_future(self._turn(thread, ids, most, sampling, take if live else None))
+        stopped = asyncio.ensure_future(found.wait())
+        try:
+            await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if reading.stop is None:
+                generation = await work
+                if not live:
+                    take(Sampled(generation.tokens, generation.logprobs, generation.policy_versions))
+                return generation
+            self.shut(thread)  # the engine has sampled beyond the stop string, or is about to
+        finally:
+            for task in (work, stopped):
+                task.cancel()
+            await asyncio.gather(work, stopped, return_exceptions=True)
+        return generation_of(pieces, reading.taken)
+
+    async def _turn(
+        self,
+        thread: Thread,
+        ids: Sequence[int],
+        most: int,
+        sampling: SamplingConfig,
+        take: Callable[[Sampled], None] | None,
+    ) -> Generation:
+        if thread.handle is None:
+            ids = [*thread.tokens, *ids]
+            own = dataclasses.astuple(self._attempt)
+            thread.handle = await self._policy.open(*own, conversation=thread.key)
+        handle, turn = thread.handle, thread.turns
+        try:
+            return await self._generate(handle, ids, most, sampling, turn, take)
+        except BaseException:  # the trajectory may have been given to another turn since: this closes its own sequence
+            self._policy.close(handle)
+            if thread.handle is handle:
+                thread.handle = None
+            raise
+
+    async def _generate(
+        self,
+        handle: Any,
+        ids: Sequence[int],
+        most: int,
+        sampling: SamplingConfig,
+        turn: int,
+        take: Callable[[Sampled], None] | None,
+    ) -> Generation:
+        timeout_s = self._timeout_s
+        while True:
+            try:
+                return await self._policy.generate(
+                    handle, ids, most, sampling, turn, timeout_s, on_tokens=take, stop_strings=None
+                )
+            except BusyError:
+                if not self._patient:
+                    raise
+                await asyncio.sleep(BUSY_PAUSE_S)

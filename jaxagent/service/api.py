@@ -1,0 +1,280 @@
+"""The routes of the rollout service; `server.py` serves them, docs/rollout_service.md describes them.
+
+Every request carries the token; every body is bounded and has a time to arrive; every long poll ends after at most
+`LONGEST_POLL_S`. A mistake is answered with {"error": one line}.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import hmac
+import json
+import time
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from jaxagent.config import ConfigError
+from jaxagent.service import groups, leases, reading, views
+from jaxagent.service.episodes import DIGEST, Refused, checked
+from jaxagent.service.request import BadRequest, TaskRequest, json_object
+from jaxagent.service.rows import Conflict, Full, Missing
+from jaxagent.service.states import Rules
+from jaxagent.service.store import Store, StoreError
+
+EPISODES_AT_ONCE = 16  # bodies in memory
+STREAMS = 64  # of events, at once
+STREAM_S, PING_S, SEND_TIMEOUT_S = 3600.0, 10.0, 30.0
+STATUS = {BadRequest: 400, Refused: 422, Missing: 404, Conflict: 409, Full: 503, StoreError: 503}
+
+
+class Bell:
+    """Wakes everybody who waits for a change."""
+
+    def __init__(self) -> None:
+        self.next = asyncio.Event()
+
+    def ring(self) -> None:
+        """Sets the present event; who asks afterwards waits for the following one."""
+        self.next.set()
+        self.next = asyncio.Event()
+
+
+class Api:
+    """The web application around a store."""
+
+    def __init__(self, store: Store, rules: Rules, token: str, heartbeat_s: float):
+        """Raises ConfigError: the token is too short."""
+        if len(token) < 16:
+            raise ConfigError("The rollout service's token must have at least 16 characters.")
+        self._store, self._rules, self._token = store, rules, token.encode()
+        self._heartbeat_s = heartbeat_s
+        self._work, self._news = Bell(), Bell()
+        self._closing = False
+        self._bodies = asyncio.Semaphore(EPISODES_AT_ONCE)
+        self._streams = 0
+        self.counts: collections.Counter[str] = collections.Counter()  # since the start
+
+    def app(self) -> web.Application:
+        """The routes."""
+        app = web.Application(middlewares=[self._guard])
+        app.add_routes(
+            [
+                web.get("/health", self._health),
+                web.post("/rollout/task/submit", self._submit),
+                web.get("/rollout/task/{task}", self._task),
+                web.delete("/rollout/task/{task}", self._cancel),
+                web.get("/rollout/status", self._status),
+                web.get("/tasks", self._tasks),
+                web.get("/tasks/{task}/sessions", self._sessions),
+                web.get("/tasks/{task}/sessions/{sample}/episode", self._episode),
+                web.get("/events", self._events),
+                web.get("/nodes", self._nodes),
+                web.post("/nodes/register", self._register),
+                web.post("/nodes/{node}/heartbeat", self._beat),
+                web.post("/nodes/{node}/take", self._take),
+                web.post("/nodes/{node}/give_back", self._give_back),
+                web.delete("/nodes/{node}", self._drain),
+                web.put("/sessions/{task}/{sample}/{attempt}", self._finish),
+            ]
+        )
+        app.on_shutdown.append(self._close)
+        return app
+
+    async def _close(self, app: web.Application) -> None:
+        """Long polls and streams end now, so that the server need not wait for them."""
+        self._closing = True
+        self.ring()
+
+    def ring(self) -> None:
+        """Something may have changed: nodes look for work, clients for news."""
+        self._work.ring()
+        self._news.ring()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]):
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, self._token):
+            self.counts["wrong_tokens"] += 1
+            refused = reading.reply({"error": "the token is wrong: send 'Authorization: Bearer TOKEN'"}, 401)
+            refused.force_close()  # a stranger's connection is not kept
+            return refused
+        try:
+            return await handler(request)
+        except tuple(STATUS) as failure:
+            kind = next(kind for kind in STATUS if isinstance(failure, kind))
+            status = STATUS[kind]
+            self.counts[f"answered_{status}"] += 1
+            return reading.reply({"error": str(failure)}, status, {"Retry-After": "1"} if status == 503 else {})
+        except web.HTTPException as answer:
+            return reading.reply({"error": f"{request.method} {request.path}: {answer.reason}"}, answer.status)
+
+    # ---------------------------------------------------------------- clients
+
+    async def _health(self, request: web.Request) -> web.Response:
+        await self._store.do(views.newest_event)  # the store answers
+        return reading.reply({"status": "ok"})
+
+    async def _submit(self, request: web.Request) -> web.Response:
+        asked = TaskRequest.parse(await reading.body(request, reading.MAX_BODY_BYTES))
+        answer = await self._store.do(groups.submit, self._rules, asked)
+        self.ring()
+        return reading.reply(answer)
+
+    async def _task(self, request: web.Request) -> web.Response:
+        task_id, until = reading.task_id(request), self._until(reading.whole(request.query, "wait_s", 0))
+        while True:
+            changed = self._news.next
+            found = await self._store.do(views.task, task_id)
+            if found["status"] != "running" or not await self._wait(changed, until):
+                return reading.reply(found)
+
+    async def _cancel(self, request: web.Request) -> web.Response:
+        register = request.query.get("register_if_missing", "") in ("1", "true")
+        answer = await self._store.do(groups.cancel, self._rules, reading.task_id(request), register)
+        self.ring()
+        return reading.reply(answer)
+
+    async def _status(self, request: web.Request) -> web.Response:
+        return reading.reply(await self._store.do(views.status) | {"since_start": dict(self.counts)})
+
+    async def _tasks(self, request: web.Request) -> web.Response:
+        return reading.reply(await self._store.do(views.tasks, reading.whole(request.query, "before", 2**62)))
+
+    async def _sessions(self, request: web.Request) -> web.Response:
+        return reading.reply({"sessions": (await self._store.do(views.task, reading.task_id(request)))["results"]})
+
+    async def _episode(self, request: web.Request) -> web.Response:
+        sample = reading.whole(request.match_info, "sample")
+        body, digest = await self._store.do(views.episode, reading.task_id(request), sample)
+        return web.Response(body=body, content_type="application/json", headers={DIGEST: digest})
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        """Server-sent events: those after `?after=N` or Last-Event-ID, else those from now on."""
+        if self._streams >= STREAMS:
+            raise Full(f"{STREAMS} clients listen to events already")
+        last = request.headers.get("Last-Event-ID", request.query.get("after", ""))
+        after = reading.whole({"after": last}, "after") if last else await self._store.do(views.newest_event)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        await response.prepare(request)
+        self._streams += 1
+        try:
+            end, quiet = time.monotonic() + STREAM_S, 0.0
+            while time.monotonic() < end and not self._closing:
+                changed = self._news.next
+                found = await self._store.do(views.events, after)
+                text = "".join(
+                    f"id: {seq}\nevent: {kind}\ndata: {json.dumps({'at': at, **json.loads(data)})}\n\n"
+                    for seq, at, kind, data in found
+                )
+                after = found[-1][0] if found else after
+                if text or time.monotonic() >= quiet:
+                    async with asyncio.timeout(SEND_TIMEOUT_S):
+                        await response.write((text or ": ping\n\n").encode())
+                    quiet = time.monotonic() + PING_S
+                if not found:
+                    await self._wait(changed, quiet)
+        except (StoreError, TimeoutError, ConnectionError):
+            pass  # the stream ends; the client comes again with the last number it has
+        finally:
+            self._streams -= 1
+        return response
+
+    def _until(self, seconds: float) -> float:
+        """When a long poll of so many seconds ends."""
+        return time.monotonic() + min(reading.LONGEST_POLL_S, seconds)
+
+    async def _wait(self, changed: asyncio.Event, until: float) -> bool:
+        """Waits for a change. False: the time was over before, or the server ends."""
+        left = until - time.monotonic()
+        if left <= 0 or self._closing:
+            return False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left):
+                await changed.wait()
+        return not self._closing
+
+    # ---------------------------------------------------------------- nodes
+
+    async def _nodes(self, request: web.Request) -> web.Response:
+        return reading.reply(await self._store.do(views.nodes))
+
+    async def _register(self, request: web.Request) -> web.Response:
+        row = json_object(await reading.body(request, reading.MAX_BODY_BYTES))
+        node_id, process = reading.name(row.get("node_id"), "node_id"), reading.process(row)
+        url = row.get("gateway_url", "")
+        if not isinstance(url, str) or len(url) > 2000:
+            raise BadRequest("'gateway_url' must be a text")
+        places = {phase: reading.whole(row, f"max_{phase}_workers", 1) for phase in reading.PHASES}
+        await self._store.do(leases.register, self._rules, node_id, process, url, places)
+        self.ring()
+        return reading.reply({"heartbeat_interval": self._heartbeat_s, "lease_s": self._rules.lease_s})
+
+    async def _beat(self, request: web.Request) -> web.Response:
+        row = json_object(await reading.body(request, reading.MAX_BODY_BYTES))
+        playing = [(reading.key(entry[:3]), reading.state(entry[3:])) for entry in reading.entries(row, "sessions")]
+        who = reading.node_id(request), reading.process(row)
+        answer = await self._store.do(leases.beat, self._rules, *who, playing, reading.free(row))
+        if answer["moved"]:
+            self._news.ring()
+        return reading.reply(answer)
+
+    async def _take(self, request: web.Request) -> web.Response:
+        """Long poll: at most `wait_s`, and `LONGEST_POLL_S`."""
+        row = json_object(await reading.body(request, reading.MAX_BODY_BYTES))
+        until = self._until(reading.whole(row, "wait_s", 0))
+        who, have = (
+            (reading.node_id(request), reading.process(row)),
+            [reading.key(e) for e in reading.entries(row, "have")],
+        )
+        while True:
+            changed = self._work.next
+            work = await self._store.do(leases.take, self._rules, *who, have, reading.free(row))
+            if work:
+                self._news.ring()
+            if work or not await self._wait(changed, until):
+                return reading.reply({"work": work})
+
+    async def _give_back(self, request: web.Request) -> web.Response:
+        row = json_object(await reading.body(request, reading.MAX_BODY_BYTES))
+        process, keys = (
+            reading.process(row),
+            [reading.key(e) for e in reading.entries(row, "sessions")],
+        )
+        given = await self._store.do(leases.give_back, process, keys)
+        self.ring()
+        return reading.reply({"given_back": given})
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        """DELETE /nodes/{id}: it gets no more work. With ?process=P the node itself says that it ends."""
+        node, process = reading.node_id(request), request.query.get("process", "")
+        if process:
+            await self._store.do(leases.leave, node, process)
+        else:
+            await self._store.do(leases.drain, node)
+        self.ring()
+        return reading.reply({"node_id": node, "status": "left" if process else "draining"})
+
+    async def _finish(self, request: web.Request) -> web.Response:
+        """PUT /sessions/{task}/{sample}/{attempt}: answered when the episode is on disk."""
+        key = (
+            reading.task_id(request),
+            reading.whole(request.match_info, "sample"),
+            reading.whole(request.match_info, "attempt"),
+        )
+        try:
+            async with asyncio.timeout(reading.BODY_TIMEOUT_S):
+                await self._bodies.acquire()
+        except TimeoutError:
+            raise Full(f"{EPISODES_AT_ONCE} episodes are being received already") from None
+        try:
+            body = await reading.body(request, reading.MAX_EPISODE_BYTES)
+            episode, result = await asyncio.to_thread(checked, body, request.headers.get(DIGEST, ""))
+            stored = await self._store.do(leases.finish, self._rules, key, episode, result, body)
+        finally:
+            self._bodies.release()
+        self.counts["stored" if stored else "duplicates"] += 1
+        self.ring()
+        return reading.reply({"stored": stored, "duplicate": not stored})

@@ -1,0 +1,49 @@
+"""Episodes on the wire: the lossless JSON of data/codec.py, and the sha256 of its bytes in a header."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+
+from jaxagent.config import ConfigError
+from jaxagent.data import codec
+from jaxagent.service.request import BadRequest, json_object
+from jaxagent.service.states import Result
+from jaxagent.types import Episode
+
+DIGEST = "X-Content-SHA256"
+
+
+class Refused(Exception):
+    """The bytes are not those that were sent: they may be sent again."""
+
+
+def to_bytes(episode: Episode) -> tuple[bytes, str]:
+    """The episode and its digest.
+
+    Raises:
+      ValueError: it holds a number that is not finite, or what JSON has no word for.
+    """
+    body = json.dumps(codec.encode_episode(episode), allow_nan=False).encode()
+    return body, hashlib.sha256(body).hexdigest()
+
+
+def from_bytes(body: bytes, digest: str) -> Episode:
+    """Raises Refused: other bytes than the digest's. Raises BadRequest: no episode."""
+    found = hashlib.sha256(body).hexdigest()
+    if not hmac.compare_digest(found.encode(), digest.lower().encode("utf-8", "surrogateescape")):
+        said = f"and {DIGEST} says {digest!r:.80}" if digest else f"and there is no {DIGEST}"
+        raise Refused(f"the episode's sha256 is {found}, {said}: the bytes were changed on the way")
+    try:
+        return codec.decode_episode(json_object(body), "the episode")
+    except ConfigError as error:
+        raise BadRequest(str(error)) from None
+
+
+def checked(body: bytes, digest: str) -> tuple[Episode, Result]:
+    """An episode that was received, and what the service needs to know of it. Raises: as `from_bytes`."""
+    episode = from_bytes(body, digest)
+    trainable = sum(int(trajectory.action_mask.sum()) for trajectory in episode.trajectories)
+    error = " ".join(episode.error.split()).encode(errors="replace").decode()[:2000]
+    return episode, Result(episode.stop_reason, episode.reward, trainable, error, digest.lower())

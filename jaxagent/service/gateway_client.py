@@ -1,0 +1,96 @@
+"""Sessions at a gateway on another host, by its admin routes: a node's agents reach the trainer's policy so."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from jaxagent.config import ConfigError
+from jaxagent.data import codec
+from jaxagent.io.http import HttpClient, HttpError, HttpStatus
+from jaxagent.types import StopReason, Trajectory
+
+TIMEOUT_S = 60.0
+MAX_BYTES = 256 * 2**20  # of a session's trajectories
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """A session at the gateway."""
+
+    id: str  # of the admin routes
+    token: str  # for the agent, and nobody else
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampled:
+    """What a session gives at its end."""
+
+    trajectories: tuple[Trajectory, ...]
+    counters: Mapping[str, float]
+    stop: StopReason | None  # why its last request was refused
+    failure: str | None  # why generation failed for its last request, in one line
+
+
+class GatewayClient:
+    """Must be used and closed on one asyncio loop. Every method raises `HttpError`: how the last attempt failed.
+
+    Args:
+      url: of the gateway, without /v1.
+      token: its admin token.
+    """
+
+    def __init__(self, url: str, token: str, timeout_s: float = TIMEOUT_S, retries: int = 3):
+        self.url = url.rstrip("/")
+        self._http = HttpClient(timeout_s, MAX_BYTES, retries, {"Authorization": f"Bearer {token}"})
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._http.close()
+
+    async def open(self, task_id: str, sample: int, group_size: int, domain: str) -> Opened:
+        """A new session. Asked twice after a lost answer, it leaves one that is never used, until the gateway ends."""
+        body = {"task_id": task_id, "sample": sample, "group_size": group_size, "domain": domain}
+        found = await self._ask("POST", "", json=body)
+        try:
+            return Opened(str(found["id"]), str(found["token"]))
+        except KeyError as missing:
+            raise HttpError(f"{self.url}/sessions told no {missing}") from None
+
+    async def trajectories(self, session: Opened) -> Sampled:
+        """Ends the session: what it sampled. May be asked again."""
+        found = await self._ask("GET", f"/{session.id}/trajectories")
+        try:
+            rows = [codec.decode_trajectory(r, f"trajectories[{i}]") for i, r in enumerate(found["trajectories"])]
+            stop = None if found["stop"] is None else StopReason(found["stop"])
+            failure = None if found["failure"] is None else str(found["failure"])
+            counters = {str(name): float(value) for name, value in found["counters"].items()}
+        except (ConfigError, KeyError, TypeError, ValueError, AttributeError) as failure:
+            raise HttpError(f"{self.url}: session {session.id} cannot be read: {failure}") from failure
+        return Sampled(tuple(rows), counters, stop, failure)
+
+    async def remove(self, session: Opened) -> None:
+        """Ends the session, and has the gateway forget it. Twice is harmless."""
+        try:
+            await self._ask("DELETE", f"/{session.id}")
+        except HttpStatus as answer:
+            if answer.status != 404:
+                raise
+
+    async def _ask(self, method: str, path: str, **content: Any) -> dict[str, Any]:
+        url = f"{self.url}/sessions{path}"
+        try:
+            raw = await self._http.request(method, url, **content)
+        except HttpStatus as answer:
+            if answer.status != 201:
+                raise
+            raw = answer.body
+        try:
+            found = json.loads(raw)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise HttpError(f"{url} sent no JSON object")
+        return found

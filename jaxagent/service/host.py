@@ -1,0 +1,261 @@
+"""A node of the rollout service: takes sessions from the server, plays them, sends the episodes.
+
+`await Node(...).run()` lasts until the node is drained: by the server, by `drain()`, or because another process has
+registered under its name. Beats, work and results go on independently, so a slow agent holds up nothing. An episode
+is kept until the server has it on disk; a server that is away for a while is waited for, and sessions go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import secrets
+from typing import Any
+
+from jaxagent.config import ConfigError
+from jaxagent.io.http import HttpError, HttpStatus
+from jaxagent.service.client import ServiceClient
+from jaxagent.service.episodes import to_bytes
+from jaxagent.service.play import Phases, Places, Play, Work
+from jaxagent.service.rows import Held
+from jaxagent.service.states import State
+from jaxagent.types import Episode, StopReason
+
+logger = logging.getLogger(__name__)
+CLEAN_UP_S = 30.0  # for a play that is cancelled to kill its sandbox
+RESULT_S = 3600.0  # longest time for which an episode is offered to a server that does not take it
+TAKE_S = 20.0  # of one long poll
+PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # between attempts at a server that does not answer
+BEATS_APART_S = 0.1  # phases that change quickly are told together
+START_S = 600.0  # for the first registration
+
+
+class Replaced(Exception):
+    """Another process has registered under this node's name."""
+
+
+@dataclasses.dataclass
+class _Playing:
+    """A session in progress."""
+
+    work: Work
+    phases: Phases
+    task: asyncio.Task[None]
+
+
+class Node:
+    """One host that plays.
+
+    Args:
+      client: of the server.
+      play: plays one session.
+      node_id: the host's name; a process that registers it again takes its place.
+      places: how many sessions may be in each phase.
+      drain_s: how long a node that is to end waits for what it plays; the rest goes back to the server.
+      gateway_url: where agents of this node reach the policy; only told.
+    """
+
+    def __init__(
+        self, client: ServiceClient, play: Play, node_id: str, places: Places, drain_s: float, gateway_url: str = ""
+    ):
+        self._client, self._play, self._id, self._places = client, play, node_id, places
+        self._drain_s, self._gateway_url = drain_s, gateway_url
+        self._process = secrets.token_hex(8)
+        self._interval_s = 10.0
+        self._playing: dict[Held, _Playing] = {}
+        self._changed, self._free, self._draining = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.ended = 0  # sessions whose episode the server has
+
+    def drain(self) -> None:
+        """Takes no more work; `run` returns when what is played has ended."""
+        self._draining.set()
+        self._free.set()
+
+    async def run(self) -> None:
+        """Plays until drained.
+
+        Raises:
+          Replaced: another process is this node now.
+          HttpError: the server refuses this node (its token, say), or was not there at the start.
+        """
+        async with asyncio.timeout(START_S):
+            await self._register(patient=True)
+        loops = [asyncio.create_task(self._beats()), asyncio.create_task(self._takes())]
+        drained = asyncio.create_task(self._drained())
+        try:
+            done, _ = await asyncio.wait([*loops, drained], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # raises what ended it
+        finally:
+            for task in (*loops, drained, *[playing.task for playing in self._playing.values()]):
+                task.cancel()
+            rest = [*loops, drained, *[playing.task for playing in self._playing.values()]]
+            await asyncio.wait(rest, timeout=CLEAN_UP_S)
+            with contextlib.suppress(HttpError):
+                await self._client.leave(self._id, self._process)
+
+    async def _drained(self) -> None:
+        await self._draining.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._drain_s):
+                while self._playing:
+                    await asyncio.wait([playing.task for playing in self._playing.values()])
+
+    async def _register(self, patient: bool = False) -> None:
+        places = {f"max_{name}_workers": most for name, most in self._places.most.items()}
+        pause_s = PAUSE_S
+        while True:
+            try:
+                told = await self._client.register(self._id, self._process, self._gateway_url, places)
+                self._interval_s = float(told["heartbeat_interval"])
+                return
+            except HttpError as failure:
+                if not patient or not failure.passing:
+                    raise
+                logger.warning("%s", failure)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    # ---------------------------------------------------------------- beats
+
+    async def _beats(self) -> None:
+        """Tells the server what is played: at every interval, and whenever a phase changes."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_s):
+                    await self._changed.wait()
+            self._changed.clear()
+            try:
+                self._heed(await self._client.beat(self._id, self._process, self._phases(), self._places.free))
+            except HttpStatus as refusal:
+                await self._refused(refusal)
+            except HttpError as failure:  # the server is away: what is played goes on
+                logger.warning("%s", failure)
+            await asyncio.sleep(BEATS_APART_S)
+
+    def _phases(self) -> list[tuple[Held, State]]:
+        return [(key, playing.phases.state) for key, playing in self._playing.items()]
+
+    def _heed(self, answer: dict[str, Any]) -> None:
+        for task_id, sample, attempt in answer["cancel"]:
+            playing = self._playing.get((task_id, sample, attempt))
+            if playing is not None and not playing.task.done():
+                logger.info("session %s/%d is no longer wanted here", task_id, sample)
+                playing.task.cancel()
+        if answer["drain"] and not self._draining.is_set():
+            logger.info("the server drains this node")
+            self.drain()
+
+    async def _refused(self, refusal: HttpStatus) -> None:
+        """What a refused beat or take means. Raises where the node cannot go on."""
+        if refusal.status == 409:
+            raise Replaced(f"another process has registered as node '{self._id}'") from refusal
+        if refusal.status == 404:  # the server has forgotten it
+            with contextlib.suppress(HttpError):
+                await self._register()
+        elif refusal.passing:
+            logger.warning("%s", refusal)
+        else:
+            raise refusal
+
+    # ---------------------------------------------------------------- work
+
+    async def _takes(self) -> None:
+        pause_s = PAUSE_S
+        while not self._draining.is_set():
+            self._free.clear()
+            if self._room() < 1:
+                await self._free.wait()
+                continue
+            free = self._places.free | {"init": self._room()}
+            try:
+                rows = await self._client.take(self._id, self._process, list(self._playing), free, TAKE_S)
+                work = [Work.of(row) for row in rows]
+                if self._draining.is_set():
+                    await self._client.give_back(self._id, self._process, [w.key for w in work])
+                else:
+                    for one in work:
+                        self._begin(one)
+                pause_s = PAUSE_S
+                continue
+            except HttpStatus as refusal:
+                await self._refused(refusal)
+            except HttpError as failure:
+                logger.warning("%s", failure)
+            except (ConfigError, KeyError, TypeError) as mistake:
+                raise HttpError(f"the server's work cannot be read: {mistake}: is it another version?") from mistake
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        await asyncio.Event().wait()  # until `run` ends it
+
+    def _room(self) -> int:
+        """Sessions that it can take; episodes that the server does not take hold their place in all of them."""
+        return min(self._places.free["init"], sum(self._places.most.values()) - len(self._playing))
+
+    def _begin(self, work: Work) -> None:
+        if work.key in self._playing:
+            return
+        phases = Phases(self._places, self._changed.set)
+        task = asyncio.create_task(self._session(work, phases))
+        self._playing[work.key] = _Playing(work, phases, task)
+
+    async def _session(self, work: Work, phases: Phases) -> None:
+        """One session, from its first place to the server's receipt."""
+        try:
+            await phases.enter(State.INITIALIZING)
+            episode = await self._played(work, phases)
+            phases.over()
+            self._free.set()
+            await self._deliver(work, episode)
+        except Exception:
+            logger.exception("session %s/%d was given up", work.task_id, work.sample)
+        finally:
+            phases.leave()
+            del self._playing[work.key]
+            self._free.set()
+
+    async def _played(self, work: Work, phases: Phases) -> Episode:
+        """The episode, whatever happens, within the session's time and that of cleaning up."""
+        play = asyncio.ensure_future(self._play(work, phases))
+        try:
+            await asyncio.wait({play}, timeout=work.timeout_s)
+        finally:
+            if not play.done():
+                play.cancel()
+                await asyncio.wait({play}, timeout=CLEAN_UP_S)
+        if not play.done() or play.cancelled():
+            late = "" if play.done() else f", and it did not clean up in {CLEAN_UP_S:g} s"
+            why = f"the session's {work.timeout_s:g} s were over in {phases.state}{late}"
+            return work.failed(StopReason.TIMEOUT, why)
+        if (failure := play.exception()) is not None:
+            logger.error("session %s/%d: the play raised", work.task_id, work.sample, exc_info=failure)
+            return work.failed(StopReason.ENV_ERROR, f"{type(failure).__name__}: {failure}")
+        return play.result()
+
+    async def _deliver(self, work: Work, episode: Episode) -> None:
+        """Offers the episode until the server has it, refuses it for good, or `RESULT_S` is over."""
+        try:
+            body, digest = to_bytes(episode)
+        except (ValueError, TypeError) as failure:
+            body, digest = to_bytes(work.failed(StopReason.ENV_ERROR, f"the episode cannot be sent: {failure}"))
+        pause_s = PAUSE_S
+        async with asyncio.timeout(RESULT_S):
+            while True:
+                try:
+                    stored = await self._client.finish(work.key, body, digest)
+                    self.ended += stored
+                    return
+                except HttpStatus as refusal:
+                    if refusal.status in (400, 413):
+                        why = f"the server refused the episode: {refusal}"
+                        body, digest = to_bytes(work.failed(StopReason.ENV_ERROR, why))
+                    elif not refusal.passing and refusal.status != 422:  # 422: the bytes were changed on the way
+                        logger.error("session %s/%d: %s", work.task_id, work.sample, refusal)
+                        return
+                    logger.warning("%s", refusal)
+                except HttpError as failure:
+                    logger.warning("%s", failure)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

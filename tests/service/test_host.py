@@ -1,0 +1,211 @@
+"""A node: places and phases, deadlines, plays that raise, hang or will not stop, results that are refused, draining."""
+
+import asyncio
+import dataclasses
+import math
+import time
+
+import pytest
+
+from jaxagent.io.http import HttpStatus
+from jaxagent.service import host
+from jaxagent.service.host import Replaced
+from jaxagent.service.play import of_rollout
+from jaxagent.service.states import State
+from tests.service.cluster import ended, episode, playing, same, serving, until
+from tests.service.test_service import group
+
+
+async def played(work, phases):
+    """A play without an agent."""
+    await phases.enter(State.RUNNING)
+    await phases.enter(State.EVALUATING)
+    return episode(work.task, work.number)
+
+
+def test_every_session_is_played_and_each_phase_within_its_places(tmp_path):
+    inside, most = dict.fromkeys(State, 0), dict.fromkeys(State, 0)
+
+    async def play(work, phases):
+        for state in (State.INITIALIZING, State.RUNNING, State.POST_RUN, State.EVALUATING):
+            await phases.enter(state)
+            inside[state] += 1
+            most[state] = max(most[state], inside[state])
+            await asyncio.sleep(0.01 * (1 + work.sample % 3))
+            inside[state] -= 1
+        return episode(work.task, work.number)
+
+    async def main():
+        async with serving(tmp_path / "s") as service, playing(service.url, play, places=(3, 2, 1)) as (node, _):
+            await service.client.submit(group("a", 8, first_sample=100))
+            await service.client.submit(group("b", 4))
+            for name, n, first in [("a", 8, 100), ("b", 4, 0)]:
+                found = await ended(service.client, name)
+                assert [r["state"] for r in found["results"]] == ["COMPLETED"] * n
+                got = await service.client.episode(name, 1, found["results"][1]["digest"])
+                assert same(got, episode(dataclasses.replace(got.task), first + 1))
+            assert node.ended == 12
+
+            async def all_free():
+                (told,) = await service.client.nodes()
+                return (told["places"], told["free"]) == ({"init": 3, "run": 2, "postrun": 1},) * 2
+
+            await until(all_free)
+        assert (most[State.INITIALIZING], most[State.RUNNING], most[State.EVALUATING]) == (3, 2, 1)
+
+    asyncio.run(main())
+
+
+def test_how_a_play_fails_is_how_its_session_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(host, "CLEAN_UP_S", 0.2)
+    cleaned = []
+
+    async def play(work, phases):
+        how = work.task_id
+        await phases.enter(State.RUNNING)
+        if how == "raises":
+            raise ValueError("no image")
+        if how == "hangs":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cleaned.append(how)
+        if how == "stubborn":
+            end = time.monotonic() + 2
+            while time.monotonic() < end:
+                try:
+                    await asyncio.sleep(0.5)
+                except asyncio.CancelledError:
+                    cleaned.append(how)
+        if how == "unsendable":
+            return dataclasses.replace(episode(work.task, work.number), metrics={"x": math.nan})
+        if how == "other":
+            return episode(work.task, work.number + 1)
+        if how == "malformed":
+            return dataclasses.replace(episode(work.task, work.number), turns="three")
+        return episode(work.task, work.number)
+
+    async def main():
+        async with serving(tmp_path / "s") as service, playing(service.url, play, places=(9, 9, 9)):
+            ways = {
+                "good": ("COMPLETED", ""),
+                "raises": ("ERROR", "env_error: ValueError: no image"),
+                "hangs": ("TIMEOUT", "timeout: the session's 0.3 s were over in RUNNING"),
+                "stubborn": ("TIMEOUT", "and it did not clean up in 0.2 s"),
+                "unsendable": ("ERROR", "the episode cannot be sent"),
+                "malformed": ("ERROR", "the server refused the episode"),
+            }
+            for how in ways:
+                await service.client.submit(group(how, timeout_seconds=0.3 if how in ("hangs", "stubborn") else 60))
+            for how, (state, reason) in ways.items():
+                (found,) = (await ended(service.client, how))["results"]
+                assert (found["state"], reason in found["reason"]) == (state, True), found
+        assert "hangs" in cleaned and "stubborn" in cleaned
+
+    asyncio.run(main())
+
+
+def test_the_agents_time_counts_running_alone_and_keeps_the_session(tmp_path):
+    async def slow(task, sample):
+        if task.metadata.get("raises"):
+            raise TimeoutError  # its own, which is no limit of the task's
+        await asyncio.sleep(20 if sample == 0 else 0)
+        return episode(task, sample)
+
+    async def main():
+        async with serving(tmp_path / "s") as service, playing(service.url, of_rollout(slow), places=(2, 1, 1)):
+            # One place to run: the second waits for longer than the agent's time, and still has all of it.
+            await service.client.submit(group(n=2, metadata={"agent_timeout": 0.5}))
+            await service.client.submit(group("own", metadata={"raises": True}))
+            first, second = (await ended(service.client, "t"))["results"]
+            assert (first["state"], first["stop_reason"], first["reward"]) == ("COMPLETED", "time_limit", 0.0)
+            assert (second["state"], second["stop_reason"]) == ("COMPLETED", "answer")
+            assert (first["usable"], second["usable"]) == (False, True)  # this rollout left no tokens
+            assert (await ended(service.client, "own"))["results"][0]["state"] == "TIMEOUT"
+
+    asyncio.run(main())
+
+
+def test_a_session_that_is_not_wanted_is_cancelled_at_its_node(tmp_path):
+    begun, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def play(work, phases):
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async def main():
+        async with serving(tmp_path / "s") as service, playing(service.url, play) as (node, _):
+            await service.client.submit(group())
+            await begun.wait()
+            await service.client.cancel("t")
+            async with asyncio.timeout(30):
+                await cancelled.wait()
+            await until(lambda: asyncio.sleep(0, not node._playing))
+
+    asyncio.run(main())
+
+
+def test_a_drained_node_ends_what_it_has_and_gives_back_what_it_cannot(tmp_path):
+    gate = asyncio.Event()
+
+    async def play(work, phases):
+        await (gate.wait() if work.task_id == "short" else asyncio.Event().wait())
+        return await played(work, phases)
+
+    async def main():
+        async with serving(tmp_path / "s") as service:
+            client = service.client
+            async with playing(service.url, play, "first", drain_s=0.5) as (node, running):
+                await client.submit(group("short"))
+                await client.submit(group("long"))
+                await until(lambda: asyncio.sleep(0, len(node._playing) == 2))
+                await client.drain("first")
+                await client.submit(group("later"))
+                await until(lambda: asyncio.sleep(0, node._draining.is_set()))
+                gate.set()
+                await running
+                assert node.ended == 1
+            assert await client.nodes() == []
+            (left,) = (await client.task("long"))["results"]
+            assert (left["state"], left["losses"]) == ("REGISTERED", 0)  # handed back, not lost
+            async with playing(service.url, played, "second"):
+                for name in ("short", "long", "later"):
+                    assert (await ended(client, name))["usable_sessions"] == 1
+
+    asyncio.run(main())
+
+
+def test_a_node_that_another_process_replaces_ends(tmp_path):
+    async def main():
+        async with (
+            serving(tmp_path / "s", heartbeat_s=0.1) as service,
+            playing(service.url, played, "same") as (_, old),
+        ):
+            await until(lambda: service.client.nodes())
+            async with playing(service.url, played, "same"):
+                with pytest.raises(Replaced):
+                    await asyncio.wait_for(old, 20)
+                await service.client.submit(group())
+                assert (await ended(service.client, "t"))["usable_sessions"] == 1
+
+    asyncio.run(main())
+
+
+def test_a_node_that_the_server_forgot_registers_again_and_a_wrong_token_ends_it(tmp_path):
+    async def main():
+        async with (
+            serving(tmp_path / "s", heartbeat_s=0.1) as service,
+            playing(service.url, played) as (_, running),
+        ):
+            await until(lambda: service.client.nodes())
+            await service.store.do(lambda db, now: db.execute("DELETE FROM nodes").rowcount)
+            await service.client.submit(group())
+            assert (await ended(service.client, "t"))["usable_sessions"] == 1
+            service.api._token = b"another token, of which the node knows nothing"
+            with pytest.raises(HttpStatus, match="401"):
+                await asyncio.wait_for(running, 20)
+
+    asyncio.run(main())
