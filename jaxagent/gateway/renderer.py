@@ -126,7 +126,7 @@ class Renderer:
         self, turns: Sequence[Turn], tools: Sequence[Tool], stored: Mapping[int, Stored]
     ) -> Iterator[Spans | Stored]:
         """The template's text, cut at the stored turns."""
-        mark = _unused_mark(turns)
+        mark = _unused_mark(turns, tools)
         marks = [f"{mark}-{i}-END" for i in range(len(turns))]
         bodies = [m if turn.index is not None else turn.text for m, turn in zip(marks, turns, strict=True)]
         marked = [m if body else "" for m, body in zip(marks, bodies, strict=True)]
@@ -232,9 +232,9 @@ def _check(messages: Sequence[ChatMessage], known: Collection[int]) -> None:
         raise ValueError(f"Message {wrong[0]} is no assistant message: it has no sampled tokens.")
 
 
-def _unused_mark(turns: Sequence[Turn]) -> str:
-    """A word that is nowhere in the conversation."""
-    mark, said = "PLACEHOLDER", repr(turns)
+def _unused_mark(turns: Sequence[Turn], tools: Sequence[Tool]) -> str:
+    """A word that is nowhere in the conversation, nor in what is said of the tools."""
+    mark, said = "PLACEHOLDER", repr((turns, tools))
     while mark in said:
         mark += "X"
     return mark

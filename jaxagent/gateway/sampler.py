@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -13,6 +14,9 @@ from jaxagent.gateway.reading import Event, Reading, generation_of
 from jaxagent.gateway.threads import Thread
 from jaxagent.types import Generation
 
+logger = logging.getLogger(__name__)
+
+ENGINE_STOP_BYTES = 48  # of a request's stop strings together; `engine.stop_states` is the room for those of all
 BUSY_PAUSE_S = 0.1  # between two tries while the engine's queue is full
 
 
@@ -58,10 +62,13 @@ class Sampler:
       attempt: whose trajectories they are.
       timeout_s: longest wait for one turn.
       patient: waits while the engine's queue is full.
+      engine_stops: the engine may end turns at a request's stop strings, instead of at its own.
     """
 
-    def __init__(self, policy: Policy, attempt: Attempt, timeout_s: float, patient: bool) -> None:
+    def __init__(self, policy: Policy, attempt: Attempt, timeout_s: float, patient: bool, engine_stops: bool) -> None:
         self._policy, self._attempt, self._timeout_s, self._patient = policy, attempt, timeout_s, patient
+        self._engine_stops = engine_stops
+        self._stops: tuple[str, ...] | None = None  # what the engine ends turns at
 
     def shut(self, thread: Thread) -> None:
         """Closes the policy's sequence: a turn that was cut short leaves it unusable. The next turn opens another."""
@@ -78,6 +85,7 @@ class Sampler:
         reading: Reading,
         tell: Callable[..., None],
         live: bool,
+        stops: Sequence[str],
     ) -> Generation:
         """Samples behind the trajectory's tokens and `ids`, and has the reading read all of it.
 
@@ -88,11 +96,40 @@ class Sampler:
           sampling: the distribution.
           reading: reads the tokens.
           tell: called with what the reading makes of them.
-          live: reads them while they are sampled, as a stream and stop strings need it.
+          live: reads them while they are sampled, as a stream needs it.
+          stops: of the request; the reading finds them too.
 
         Raises:
           TimeoutError, EngineError: there is no turn.
         """
+        if self._for_engine(stops):
+            try:
+                return await self._sample(thread, ids, most, sampling, reading, tell, live, tuple(stops))
+            except ValueError as error:  # before anything is sampled: the engine has no room for them
+                logger.info("stop strings are found after the engine: %s", error)
+                self._stops = ()
+        return await self._sample(thread, ids, most, sampling, reading, tell, live or bool(stops), None)
+
+    def _for_engine(self, stops: Sequence[str]) -> bool:
+        """Whether the engine itself ends turns at these strings. New ones cost it a table, so it gets one set of each
+        attempt, and a short one, since all attempts share the room for them. Programs send the same with all requests.
+        """
+        if self._stops is None and 0 < sum(len(stop.encode()) for stop in stops) <= ENGINE_STOP_BYTES:
+            self._stops = tuple(stops)
+        return bool(stops) and self._engine_stops and tuple(stops) == self._stops
+
+    async def _sample(
+        self,
+        thread: Thread,
+        ids: Sequence[int],
+        most: int,
+        sampling: SamplingConfig,
+        reading: Reading,
+        tell: Callable[..., None],
+        live: bool,
+        stops: tuple[str, ...] | None,
+    ) -> Generation:
+        """`stops` are those at which the engine ends the turn; None: its own. Others end it once they are read."""
         pieces: list[Sampled] = []
         found = asyncio.Event()
 
@@ -104,15 +141,16 @@ class Sampler:
                 if reading.stop is not None:
                     found.set()
 
-        work = asyncio.ensure_future(self._turn(thread, ids, most, sampling, take if live else None))
+        work = asyncio.ensure_future(self._turn(thread, ids, most, sampling, take if live else None, stops))
         stopped = asyncio.ensure_future(found.wait())
         try:
-            await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if reading.stop is None:
+            await asyncio.wait({work, stopped} if stops is None else {work}, return_when=asyncio.FIRST_COMPLETED)
+            if reading.stop is None or stops is not None:
                 generation = await work
                 if not live:
                     take(Sampled(generation.tokens, generation.logprobs, generation.policy_versions))
-                return generation
+                if reading.taken == len(generation.tokens):
+                    return generation
             self.shut(thread)  # the engine has sampled beyond the stop string, or is about to
         finally:
             for task in (work, stopped):
@@ -127,6 +165,7 @@ class Sampler:
         most: int,
         sampling: SamplingConfig,
         take: Callable[[Sampled], None] | None,
+        stops: tuple[str, ...] | None,
     ) -> Generation:
         if thread.handle is None:
             ids = [*thread.tokens, *ids]
@@ -134,7 +173,7 @@ class Sampler:
             thread.handle = await self._policy.open(*own, conversation=thread.key)
         handle, turn = thread.handle, thread.turns
         try:
-            return await self._generate(handle, ids, most, sampling, turn, take)
+            return await self._generate(handle, ids, most, sampling, turn, take, stops)
         except BaseException:  # the trajectory may have been given to another turn since: this closes its own sequence
             self._policy.close(handle)
             if thread.handle is handle:
@@ -149,12 +188,13 @@ class Sampler:
         sampling: SamplingConfig,
         turn: int,
         take: Callable[[Sampled], None] | None,
+        stops: tuple[str, ...] | None,
     ) -> Generation:
         timeout_s = self._timeout_s
         while True:
             try:
                 return await self._policy.generate(
-                    handle, ids, most, sampling, turn, timeout_s, on_tokens=take, stop_strings=None
+                    handle, ids, most, sampling, turn, timeout_s, on_tokens=take, stop_strings=stops
                 )
             except BusyError:
                 if not self._patient:

@@ -220,7 +220,7 @@ class Gateway:
     # ---------------------------------------------------------------- admin
 
     def _admit(self, request: web.Request) -> None:
-        offered = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
+        offered = request.headers.get("Authorization", "").removeprefix("Bearer ").encode(errors="surrogateescape")
         if not hmac.compare_digest(offered, self._admin_token.encode()):
             raise BadRequest("this route needs the admin token", status=401, code="invalid_api_key")
 

@@ -73,7 +73,9 @@ class Session:
         patient: bool = True,
     ) -> None:
         self._renderer, self._tokenizer, self._limits, self._sampling = renderer, tokenizer, limits, sampling
-        self._sampler = Sampler(policy, Attempt(task_id, sample, group_size, domain), request_timeout_s, patient)
+        self._sampler = Sampler(
+            policy, Attempt(task_id, sample, group_size, domain), request_timeout_s, patient, sampling is not None
+        )
         self._call_key, self._timeout_s = f"{task_id}\0{sample}", request_timeout_s
         self._threads = Threads()
         self._turns: dict[bytes, Pending] = {}  # the latest of each request
@@ -131,8 +133,11 @@ class Session:
     async def count(self, ask: Ask) -> int:
         """The number of tokens of a request's context, as far as it is known before it is asked."""
         self._check_open()
-        asked = canonical(ask)
-        return len(await self._context(ask, asked, self._threads.match(asked)))
+        asked, stop = canonical(ask), self.stop
+        try:
+            return len(await self._context(ask, asked, self._threads.match(asked)))
+        finally:
+            self.stop = stop  # to be counted is not to be refused
 
     def close(self) -> tuple[Trajectory, ...]:
         """Ends the session: what runs is given up, and every later request is refused. May be called again."""
@@ -249,9 +254,8 @@ class Session:
         parser = self._renderer.parser(ask.tools)
         key = f"{self._call_key}\0{thread.key}\0{thread.turns}"
         reading = Reading(self._tokenizer, parser, ask.stops, key)
-        live = watched or bool(ask.stops)
         sampling = ask.sampling if self._sampling is None else self._sampling
-        generation = await self._sampler.sample(thread, ids, most, sampling, reading, turn.tell, live)
+        generation = await self._sampler.sample(thread, ids, most, sampling, reading, turn.tell, watched, ask.stops)
         if not len(generation.tokens):
             raise self._no_room(count)
         if turn.done:  # given up meanwhile: the trajectory is no longer this turn's
@@ -275,7 +279,7 @@ class Session:
     ) -> None:
         """The turn becomes part of the trajectory."""
         sampled = generation.tokens.tolist()
-        ended = generation.finish == "eos" and sampled[-1] in self._tokenizer.eos_ids
+        ended = sampled[-1] in self._tokenizer.eos_ids  # also where its text is a stop string
         ended_by = self._tokenizer.decode(sampled[-1:]) if ended else ""
         end = End(len(asked.messages) + 1, len(thread) + len(ids) + len(sampled), ended_by)
         said = message_digest(ChatMessage("assistant", answer.text, answer.calls))
@@ -294,7 +298,7 @@ class Session:
         least = sum(self._tokenizer.least_tokens(m.text) for m in new if m.role != "assistant")
         if least >= self._limits.context_tokens:  # what cannot fit is not encoded
             raise self._no_room(least)
-        if sum(len(message.text) for message in new) < LARGE_TEXT:
+        if sum(len(message.text) + LARGE_TEXT // 1000 for message in new) < LARGE_TEXT:  # many are slow, too
             return build(self._renderer, self._threads, ask, asked, base)
         return await asyncio.to_thread(build, self._renderer, self._threads, ask, asked, base)
 

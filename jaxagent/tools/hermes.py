@@ -6,13 +6,19 @@ import json
 from collections.abc import Sequence
 
 from jaxagent.tools.base import ToolParser, call_of, load_json, overlap
-from jaxagent.tools.calls import Call
+from jaxagent.tools.calls import Call, Tool
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class Hermes(ToolParser):
     """<tool_call>{"name": ..., "arguments": {...}}</tool_call>"""
+
+    def __init__(self, tools: Sequence[Tool] = (), reasoning: bool = False, opened: bool = False) -> None:
+        super().__init__(tools, reasoning, opened)
+        self._judged = len(OPEN)  # of the call that is being read: no closing tag in front of it ends the call
+        self._first_end = 0  # where its first closing tag ends; 0: there was none
+        self._quoted = self._escaped = False  # at `_judged`: inside a JSON string, behind its backslash
 
     @classmethod
     def write(cls, text: str, calls: Sequence[Call]) -> str:
@@ -26,17 +32,20 @@ class Hermes(ToolParser):
         return (at, True) if at >= 0 else (len(text) - overlap(text, OPEN), False)
 
     def _read(self, text: str, final: bool) -> tuple[Call | None, int]:
-        """A closing tag inside a value of the call does not close it."""
-        first, at = 0, text.find(CLOSE)
-        while at >= 0:
-            end = at + len(CLOSE)
-            first = first or end
-            body = text[len(OPEN) : at]
-            call = self._parse(body)
-            if call is not None or not self._within_value(body):
-                return call, end
-            at = text.find(CLOSE, end)
-        return None, (first or len(text)) if final else 0
+        """A closing tag inside a value of the call does not close it. Each tag is judged once, however often more text
+        comes: a policy that repeats the tag within a value without end must not stop everybody else."""
+        while (at := text.find(CLOSE, self._judged)) >= 0:
+            inside = self._within_value(text, at)
+            self._judged = at + len(CLOSE)
+            self._first_end = self._first_end or self._judged
+            if not inside:
+                return self._found(self._parse(text[len(OPEN) : at]), self._judged)
+        return self._found(None, self._first_end or len(text)) if final else (None, 0)
+
+    def _found(self, call: Call | None, length: int) -> tuple[Call | None, int]:
+        """The result; what comes next is another call."""
+        self._judged, self._first_end, self._quoted, self._escaped = len(OPEN), 0, False, False
+        return call, length
 
     def _parse(self, body: str) -> Call | None:
         try:
@@ -44,14 +53,19 @@ class Hermes(ToolParser):
         except ValueError:
             return None
 
-    def _within_value(self, body: str) -> bool:
-        """Whether the body ends inside a JSON string."""
-        inside = escaped = False
-        for letter in body:
-            if escaped:
-                escaped = False
-            elif letter == "\\":
-                escaped = inside
-            elif letter == '"':
-                inside = not inside
+    def _within_value(self, text: str, at: int) -> bool:
+        """Whether the call's text in front of the closing tag at `at` ends inside a JSON string."""
+        for letter in text[self._judged : at]:
+            self._next_letter(letter)
+        inside = self._quoted
+        for letter in CLOSE:
+            self._next_letter(letter)
         return inside
+
+    def _next_letter(self, letter: str) -> None:
+        if self._escaped:
+            self._escaped = False
+        elif letter == "\\":
+            self._escaped = self._quoted
+        elif letter == '"':
+            self._quoted = not self._quoted

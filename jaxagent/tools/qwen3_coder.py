@@ -45,8 +45,9 @@ class Qwen3Coder(Hermes):
             arguments[key] = _typed(found[2].removeprefix("\n").removesuffix("\n"), schemas.get(key))
         return Call(name, arguments)
 
-    def _within_value(self, body: str) -> bool:
+    def _within_value(self, text: str, at: int) -> bool:
         """Whether a function was begun and not ended: the closing tag stands in a value."""
+        body = text[len(OPEN) : at]
         return body.lstrip().startswith("<function=") and not body.rstrip().endswith("</function>")
 
 

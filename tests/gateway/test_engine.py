@@ -13,6 +13,7 @@ from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.setup import EngineSetup
+from jaxagent.gateway import sampler
 from jaxagent.gateway import session as sessions
 from jaxagent.gateway.session import Limits
 from jaxagent.gateway.threads import conversation_key
@@ -131,6 +132,24 @@ def test_interleaved_sessions_equal_those_that_run_alone(engine, monkeypatch):
     assert together == alone
     disturbed = {name: columns(given) for name, given in played(engine, names, together=True, leave=True).items()}
     assert disturbed == alone, "clients that leave and come back change nothing"
+
+
+def test_stop_strings_found_by_the_engine_or_after_it_give_the_same_trajectories(engine, monkeypatch):
+    async def scene():
+        session = world.session(engine, LIMITS, task="stops")
+        history = [world.user("go")]
+        for i in range(4):
+            answer = await session.answer(world.ask(*history, stops=("e", "an", "</")))
+            session.delivered(answer)
+            history += [world.assistant(answer.text), world.user(f"turn {i}")]
+            stopped.append(answer.stop_string)
+        return session.close()
+
+    stopped = []
+    found_by_engine = columns(world.run(scene))
+    monkeypatch.setattr(sampler, "ENGINE_STOP_BYTES", 0)
+    assert columns(world.run(scene)) == found_by_engine
+    assert stopped[:4] == stopped[4:] and sum(stop is not None for stop in stopped[:4]) >= 2
 
 
 TALKS = """

@@ -276,7 +276,7 @@ def test_conversations_without_tools_are_those_of_the_environments(name, prompt,
         more = renderer.continuation(messages, (), len(messages) - 2, eos * ended)
         ids += [*sampled, *more.ids]
         kinds += [*[TokenKind.ACTION] * len(sampled), *more.kinds]
-    assert ids == built_in._tokens and kinds == built_in._kinds
+    assert ids == built_in._columns.tokens and kinds == built_in._columns.kinds
 
 
 def text_of(name, messages, tools=()):
@@ -297,6 +297,18 @@ def test_system_messages_that_the_template_refuses():
     reminder = "<|im_start|>user\n<system-reminder>\nC\n</system-reminder><|im_end|>\n<|im_start|>assistant\n<think>\n"
     assert text_of("thinker", talk[:5]).endswith("x<|im_end|>\n" + reminder)
     assert "<|im_start|>system\nC<|im_end|>" in text_of("qwen2.5", talk)
+
+
+def test_a_tool_whose_description_has_the_word_for_a_stored_turn():
+    tokenizer, renderer = make("qwen2.5")
+    tool = Tool("shell", "PLACEHOLDER-0-END PLACEHOLDER-1-END PLACEHOLDER-2-END", {})
+    talk = [ChatMessage("user", "q"), ChatMessage("assistant", "sampled"), ChatMessage("user", "r")]
+    stored = Stored((7, 7, 7), "")
+    text = tokenizer.decode(renderer.prompt(talk, (tool,), {1: stored}).ids)
+    assert text.endswith(
+        f"q<|im_end|>\n<|im_start|>assistant\n{tokenizer.decode([7, 7, 7])}<|im_end|>\n"
+        "<|im_start|>user\nr<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 def test_results_for_a_template_without_tools():

@@ -323,6 +323,17 @@ def test_a_client_that_does_not_read_its_stream_is_cut_off(monkeypatch):
     world.run(scene)
 
 
+async def raw_request(url, header):
+    """What a POST to the admin routes gets, with a header that no client library would send."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    writer.write(
+        b"POST /sessions HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 2\r\n" + header + b"\r\n{}"
+    )
+    told = await reader.read()
+    writer.close()
+    return told
+
+
 def test_admin_routes_open_show_give_and_end_sessions():
     policy = scripted()
 
@@ -340,6 +351,8 @@ def test_admin_routes_open_show_give_and_end_sessions():
 
             for headers in ({}, {"Authorization": "Bearer admin-secre"}, {"Authorization": "admin-secret2"}):
                 assert (await admin("POST", "/sessions", headers, task_id="t"))[0] == 401
+            told = await raw_request(gateway.url, b"Authorization: Bearer \xff\xfe\r\n")
+            assert told.startswith(b"HTTP/1.1 401"), "a token that is no text"
             assert (await admin("POST", "/sessions", sample=1))[0] == 400
             status, made = await admin("POST", "/sessions", task_id="t", sample=3)
             assert status == 201 and set(made) == {"id", "token"}

@@ -8,6 +8,7 @@ import pytest
 
 from jaxagent.config import SamplingConfig
 from jaxagent.engine.requests import EngineError
+from jaxagent.gateway import sampler
 from jaxagent.gateway import session as sessions
 from jaxagent.gateway.chat import BadRequest, Call, ChatMessage, Text
 from jaxagent.gateway.reading import Begun
@@ -357,7 +358,10 @@ def test_sampling_is_the_runs_and_every_limit_is_told():
     world.check(policy, world.run(scene))
 
 
-def test_a_stop_string_of_the_program_ends_the_turn_where_it_is_complete():
+@pytest.mark.parametrize("found_by_the_engine", [True, False])
+def test_a_stop_string_of_the_program_ends_the_turn_where_it_is_complete(found_by_the_engine, monkeypatch):
+    if not found_by_the_engine:
+        monkeypatch.setattr(sampler, "ENGINE_STOP_BYTES", 0)
     policy = scripted(lambda context, turn: ["think. STOP never read", "done"][turn], piece=3)
 
     async def scene():
@@ -376,6 +380,53 @@ def test_a_stop_string_of_the_program_ends_the_turn_where_it_is_complete():
     assert "think. STOP<|im_end|>" in text and "never" not in text, "what lies behind the stop string is not context"
     assert world.contains(trajectories[0].tokens, answer.tokens.tolist()) == 1
     assert not policy.left_open
+    assert len(policy.sequences) == (1 if found_by_the_engine else 2), "a sequence that ended exactly is kept"
+
+
+def test_the_engine_gets_one_set_of_stop_strings_of_an_attempt_and_may_refuse_it():
+    class Refusing(Scripted):
+        async def generate(self, *args, stop_strings=None, **more):
+            if stop_strings is not None:
+                raise ValueError("engine.stop_states leaves no room")
+            return await super().generate(*args, stop_strings=None, **more)
+
+    async def scene(policy, *stops):
+        session = world.session(policy)
+        for i, some in enumerate(stops):
+            answer = await session.answer(ask(user(f"{i}"), stops=some))
+            assert (answer.text, answer.stop_string) == ("a ", "S")
+        return session.close()
+
+    policy = scripted(lambda context, turn: "a S b")
+    trajectories = world.run(lambda: scene(policy, ("S",), ("S", "no"), ("S",), ("S", "x" * 50)))
+    assert [turn.stop_strings for turn in policy.turns] == [("S",), (), ("S",), ()]
+    policy = Refusing(world.tokenizer(), lambda context, turn: "a S b")
+    refused = world.run(lambda: scene(policy, ("S",), ("S", "no"), ("S",), ("S", "x" * 50)))
+    assert [t.tokens.tolist() for t in refused] == [t.tokens.tolist() for t in trajectories]
+    assert not policy.left_open
+
+
+def test_a_stop_string_that_is_the_end_of_a_turn_is_not_written_again():
+    policy = scripted(lambda context, turn: ["one", "two"][turn])
+
+    async def scene():
+        session = world.session(policy)
+        said = await told(session, user("a"), stops=("<|im_end|>",))
+        await told(session, user("a"), said, user("b"), stops=("<|im_end|>",))
+        return session.close()
+
+    (trajectory,) = world.run(scene)
+    assert "one<|im_end|>\n<|im_start|>user" in world.tokenizer().decode(trajectory.tokens)
+
+
+def test_counting_a_request_that_has_no_room_is_no_refusal():
+    async def scene():
+        session = world.session(scripted(lambda context, turn: "a"), Limits(10, 50, 10))
+        with pytest.raises(BadRequest, match="prompt is too long"):
+            await session.count(ask(user("a" * 5000)))
+        return session
+
+    assert world.run(scene).stop is None
 
 
 def test_new_weights_while_an_agent_waits_are_in_the_versions():

@@ -194,3 +194,25 @@ def test_without_tools_nothing_is_a_call():
 
 def test_written_calls_are_plain_json():
     assert json.loads(Llama3.write("", [Call("f", {"s": "é"})])) == {"name": "f", "parameters": {"s": "é"}}
+
+
+@pytest.mark.parametrize(
+    "family, head", [(Hermes, '<tool_call>{"name": "'), (Qwen3Coder, "<tool_call><function=a><parameter=b>")]
+)
+def test_a_closing_tag_without_end_is_judged_once_each(family, head):
+    """A policy that falls into a loop writes thousands of them, and everybody's requests share one event loop."""
+    judged = []
+
+    class Counting(family):
+        def _parse(self, *args):
+            judged.append("parse")
+            return super()._parse(*args)
+
+        def _within_value(self, *args):
+            judged.append("within")
+            return super()._within_value(*args)
+
+    parser, pieces = Counting([TOOL]), ["</tool", "_call>", " a"] * 50
+    said = [delta for piece in [head, *pieces] for delta in parser.feed(piece)] + parser.end()
+    assert "".join(delta.text for delta in said) == head + "".join(pieces)
+    assert 50 <= len(judged) <= 120
