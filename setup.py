@@ -8,7 +8,7 @@ from setuptools import find_namespace_packages, setup
 TORCH = "torch==2.13.0"
 DENSE = ["faiss-cpu"]
 GGUF = ["gguf"]
-TEST = ["pytest", "pytest-xdist", "hypothesis", "ruff", "chex", "openai", "gymnasium", TORCH]
+TEST = ["pytest", "pytest-xdist", "hypothesis", "ruff", "chex", "openai", "gymnasium", "mcp", TORCH]
 TEST += ["anthropic", "openai-agents", "transformers>=5", *DENSE, *GGUF]
 # Folders beside jaxagent/ that are its subpackages: see jaxagent/__init__.py.
 BESIDE = ("configs", "launch", "data_pipelines")

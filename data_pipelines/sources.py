@@ -11,7 +11,7 @@ from jaxagent.config import ConfigError, EnvConfig, SourceConfig
 from jaxagent.config.choice import Choice
 from jaxagent.config.ranges import NonNegativeInt, PositiveInt, ZeroToOne
 from jaxagent.data.dataset import Files, Generated
-from jaxagent.envs import ENVIRONMENTS, Coding, Search, Terminal
+from jaxagent.envs import ENVIRONMENTS, Coding, Search, Terminal, Verifiers
 from jaxagent.envs import Python as PythonEnv
 
 E = TypeVar("E", bound=EnvConfig)
@@ -131,6 +131,25 @@ class Seeds(Generated):
 
 
 @dataclasses.dataclass(frozen=True)
+class Rows(Generated):
+    """The rows of the environment `verifiers`, each a task."""
+
+    num_heldout: PositiveInt = 100  # of the training rows, the last ones, where the environment has no held-out rows
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """The rows are the environment's own."""
+        verifiers = _of(env, Verifiers, self)
+        return dict(num_heldout=self.num_heldout, make=verifiers.make, arguments=verifiers.arguments)
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes which row a task is, and what it is asked, for reports."""
+        from jaxagent.data_pipelines.write import write_tasks
+
+        splits = _of(env, Verifiers, self).tasks(self.num_heldout)
+        write_tasks(folder, splits, need_answers=False)
+
+
+@dataclasses.dataclass(frozen=True)
 class Fixes(Generated):
     """Small Python repositories with one mistake, for the coding environment; see fixes.py."""
 
@@ -163,6 +182,7 @@ SOURCES: dict[str, type[SourceConfig]] = {
     "arithmetic": Arithmetic,
     "python_tasks": PythonTasks,
     "seeds": Seeds,
+    "verifiers": Rows,
     "fixes": Fixes,
 }
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from jaxagent.envs.base import Environment
 from jaxagent.envs.coding.environment import Coding
 from jaxagent.envs.gymnasium.environment import Gymnasium
+from jaxagent.envs.mcp.environment import MCP
 from jaxagent.envs.python.environment import Python
 from jaxagent.envs.script.environment import Script
 from jaxagent.envs.search.environment import Search
 from jaxagent.envs.terminal.environment import Terminal
+from jaxagent.envs.verifiers.environment import Verifiers
 
 ENVIRONMENTS: dict[str, type[Environment]] = {
     "search": Search,
@@ -16,5 +18,7 @@ ENVIRONMENTS: dict[str, type[Environment]] = {
     "python": Python,
     "coding": Coding,
     "gymnasium": Gymnasium,
+    "mcp": MCP,
+    "verifiers": Verifiers,
     "script": Script,
 }

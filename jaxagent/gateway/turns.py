@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from jaxagent.gateway.abilities import Abilities
-from jaxagent.gateway.chat import Call, ChatMessage, Tool
+from jaxagent.gateway.chat import Call, ChatMessage
 from jaxagent.tools import ToolParser
 from jaxagent.types import TokenKind
 
@@ -110,23 +109,6 @@ def fit(
             notes = []
     turns += [Turn("user", _joined(notes))] * bool(notes)
     return turns if abilities.user_runs else _without_runs(turns)
-
-
-def tools_text(tools: Sequence[Tool]) -> str:
-    """What the system message says about the tools where the template says nothing; calls are in Hermes's format."""
-    return (
-        "You can call these functions; between <tools> and </tools>, each line describes one of them as JSON:\n"
-        "<tools>\n" + "\n".join(json.dumps(tool_form(tool), ensure_ascii=False) for tool in tools) + "\n</tools>\n"
-        "To call a function, write its name and its arguments as one JSON object between tags:\n"
-        '<tool_call>\n{"name": "NAME", "arguments": {"PARAMETER": "VALUE"}}\n</tool_call>\n'
-        "Several calls are written one after the other. The results are given to you in the next messages."
-    )
-
-
-def tool_form(tool: Tool) -> dict[str, Any]:
-    """The tool in Hugging Face's (and OpenAI's) form."""
-    function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
-    return {"type": "function", "function": function}
 
 
 def _assistant(message: ChatMessage, abilities: Abilities, writer: type[ToolParser], native: bool) -> Turn:

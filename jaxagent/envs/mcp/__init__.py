@@ -1,0 +1,1 @@
+"""Tools of MCP servers, called by the policy."""

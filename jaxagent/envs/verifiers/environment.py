@@ -1,0 +1,243 @@
+"""Any environment of the verifiers interface: rows, `env_response`, `is_completed`, and a rubric of reward functions.
+
+    --config.env=verifiers --config.env.make=my_package.my_module:load_environment --config.data.source=verifiers
+
+Such an environment is written against an API that answers in messages. Here the policy itself plays it: the messages of
+`env_response` are its observations, its tools (`oai_tools`) are described to it in the system message, and its calls
+reach the environment as `tool_calls` in OpenAI's form. The package verifiers is not needed; see `rows` for what an
+environment must have.
+
+One environment object serves all attempts, as there; what belongs to one is in its `state`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jaxagent.config import ConfigError
+from jaxagent.config.ranges import FiniteFloat, Seconds
+from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
+from jaxagent.envs.verifiers import rows
+from jaxagent.tools.hermes import CLOSE, OPEN
+from jaxagent.tools.reading import read_answer
+from jaxagent.types import StopReason, Task, TokenKind
+
+SOLVED = "solved"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verifiers(Environment):
+    """One environment of the verifiers interface."""
+
+    make: str = ""  # "module:function" that returns an environment
+    arguments: str = "{}"  # of the function, a JSON object
+    solved_reward: FiniteFloat = 1.0  # from which reward an attempt counts as solved, in reports
+    step_timeout_s: Seconds = 60.0  # for each call of the environment or of a reward function
+
+    score = SOLVED
+    calls = "calls"
+    tokens = (OPEN, CLOSE)
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError where no environment is named."""
+        if not self.make:
+            raise ConfigError("config.env.make is empty: name a function, such as my_package:load_environment.")
+
+    def tasks(self, num_heldout: int) -> dict[str, list[dict[str, Any]]]:
+        """The environment's rows as tasks, training and held-out.
+
+        Args:
+          num_heldout: how many of the last training rows are held out where there are no held-out rows.
+
+        Raises:
+          ConfigError: the environment cannot be made, or has too few rows.
+        """
+        environment = rows.load(self.make, self.arguments)
+        train, heldout = (
+            [_task_row(environment, split, i, row) for i, row in enumerate(rows.rows_of(environment, split))]
+            for split in ("train", "heldout")
+        )
+        if not heldout:
+            train, heldout = train[:-num_heldout], train[-num_heldout:]
+        if not train:
+            raise ConfigError(f"config.env.make='{self.make}' has too few rows: {len(heldout)}, all of them held out.")
+        return {"train": train, "heldout": heldout}
+
+    @contextlib.contextmanager
+    def open(self, here: Opening) -> Iterator[Callable[[Task], VerifiersAttempt]]:
+        """Makes the environment, and looks at its rubric and at the held-out tasks."""
+        environment = rows.load(self.make, self.arguments)
+        functions = rows.reward_functions(environment)
+        here.note(f"reward functions: {', '.join(f'{weight:g} x {name_of(f)}' for f, weight, _ in functions)}")
+        for task in here.tasks:
+            try:
+                rows.prompt_of(environment, row_of(environment, task))
+            except ValueError as error:
+                raise ConfigError(f"config.env.make='{self.make}': {error}.") from error
+        yield lambda task: VerifiersAttempt(task, self, environment)
+
+
+class VerifiersAttempt:
+    """One attempt: one state of the environment. See `envs.base.Attempt`."""
+
+    def __init__(self, task: Task, config: Verifiers, environment: Any) -> None:
+        self._task, self._config, self._environment = task, config, environment
+        self._row = row_of(environment, task)
+        self._tools = rows.tools_of(environment)
+        self._messages: list[dict[str, Any]] = []
+        self._state: dict[str, Any] = {}
+        self._turns = 0  # malformed ones too, which the environment does not see
+        most = getattr(environment, "max_turns", -1)
+        self._most_turns = min(config.max_turns, most) if type(most) is int and most > 0 else config.max_turns
+        self.stop_strings: Sequence[str] = (CLOSE,) if self._tools else ()
+        self.counters: dict[str, float] = {"calls": 0.0, "invalid_actions": 0.0}
+
+    async def start(self) -> Sequence[Message]:
+        """The row's prompt, and the tools."""
+        prompt = rows.prompt_of(self._environment, self._row)
+        self._messages = [dict(message) for message in prompt]
+        row = dict(self._row)
+        self._state = {
+            **{name: row.get(name, default) for name, default in (("answer", ""), ("task", "default"), ("info", {}))},
+            "id": self._task.id,
+            "input": row,
+            "prompt": prompt,
+            "completion": [],
+            "responses": [],
+            "trajectory": [],
+            "turn": 0,
+        }
+        if hasattr(self._environment, "setup_state"):
+            self._state = await self._call(self._environment.setup_state, self._state) or self._state
+        return rows.shown(prompt, self._tools)
+
+    async def step(self, action: str) -> Step:
+        """Gives the policy's message to the environment, and its messages to the policy."""
+        self._turns += 1
+        last = self._turns >= self._most_turns
+        said = read_answer(action, self._tools)
+        if self._tools and said.malformed:
+            self.counters["invalid_actions"] += 1
+            if last:
+                return Step(stop_reason=StopReason.TURN_LIMIT)
+            told = f'\nWrite {OPEN}{{"name": ..., "arguments": {{...}}}}{CLOSE}.\n'
+            return Step(Observation(((told, TokenKind.WARNING),), "user"))
+        self.counters["calls"] += len(said.calls)
+        message: dict[str, Any] = {"role": "assistant", "content": said.text if said.calls else action}
+        if said.calls:
+            message["tool_calls"] = [
+                _Open(
+                    id=f"call_{self._turns}_{i}",
+                    type="function",
+                    function=_Open(name=call.name, arguments=json.dumps(call.arguments)),
+                )
+                for i, call in enumerate(said.calls)
+            ]
+        state = self._state
+        state["trajectory"].append({"prompt": list(self._messages), "completion": [message]})
+        state["responses"].append(message)
+        self._say([message])
+        state["turn"] += 1
+        if await self._completed():
+            return Step(stop_reason=StopReason.ANSWER)
+        if last:
+            return Step(stop_reason=StopReason.TURN_LIMIT)
+        answer = await self._call(self._environment.env_response, self._messages, state)
+        if isinstance(answer, tuple):
+            answer, self._state = answer
+        new = [_user(answer)] if isinstance(answer, str) else [dict(one) for one in answer]
+        self._say(new)
+        if await self._completed():
+            return Step(stop_reason=StopReason.ANSWER)
+        texts = [rows.text_of(one) for one in new]
+        if not any(texts):
+            raise ValueError("env_response gave nothing to show, and the environment is not completed")
+        parts = tuple((f"\n{text}\n", TokenKind.OBSERVATION) for text in texts if text)
+        return Step(Observation(parts, "tool" if all(one.get("role") == "tool" for one in new) else "user"))
+
+    async def verify(self, transcript: Transcript) -> Verdict:
+        """The rubric: the weighted sum of its functions; each one's value is a component."""
+        state = self._state
+        known = {name: state.get(name) for name in ("prompt", "completion", "answer", "task", "info")}
+        known |= {**{name: value for name, value in self._row.items() if name not in known}, "state": state}
+        reward, scores = 0.0, dict[str, float]()
+        for function, weight, parser in rows.reward_functions(self._environment):
+            parameters = inspect.signature(function).parameters.values()
+            everything = any(one.kind is one.VAR_KEYWORD for one in parameters)
+            given = {**known, "parser": parser}
+            named = given if everything else {one.name: given[one.name] for one in parameters if one.name in given}
+            value = float(await self._call(function, **named))
+            scores[name_of(function)] = value
+            reward += weight * value
+        return Verdict(reward, {**scores, SOLVED: float(reward >= self._config.solved_reward)})
+
+    async def close(self) -> None:
+        """The environment is shared; an attempt has nothing but its state."""
+
+    async def _completed(self) -> bool:
+        function = self._environment.is_completed
+        alone = len(inspect.signature(function).parameters) == 1
+        return bool(await self._call(function, *([self._state] if alone else [self._messages, self._state])))
+
+    def _say(self, messages: Sequence[dict[str, Any]]) -> None:
+        self._messages += messages
+        self._state["completion"] = [*self._state["completion"], *messages]
+
+    async def _call(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """Calls what may be a coroutine function, or one that blocks and gets a thread."""
+        async with asyncio.timeout(self._config.step_timeout_s):
+            if inspect.iscoroutinefunction(function):
+                return await function(*args, **named)
+            result = await asyncio.to_thread(function, *args, **named)
+            return await result if inspect.isawaitable(result) else result
+
+
+class _Open(dict[str, Any]):
+    """A dict whose entries are attributes too: environments read tool calls in either way."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def _task_row(environment: Any, split: str, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    answer = row.get("answer")
+    return {
+        "id": f"{split}-{number}",
+        "prompt": rows.text_of(rows.prompt_of(environment, row)[-1]),
+        "answers": [] if answer is None else [str(answer)],
+        "kind": str(row.get("task", "")),
+        "metadata": {"split": split, "row": number},
+    }
+
+
+def row_of(environment: Any, task: Task) -> Mapping[str, Any]:
+    """The row that a task stands for.
+
+    Raises:
+      ValueError: the task names none; such tasks come from --config.data.source=verifiers.
+    """
+    split, number = task.metadata.get("split"), task.metadata.get("row")
+    if split not in ("train", "heldout") or type(number) is not int:
+        raise ValueError(f"task {task.id!r} names no row of the environment: take --config.data.source=verifiers")
+    found = rows.rows_of(environment, split)
+    if not 0 <= number < len(found):
+        raise ValueError(f"task {task.id!r} names row {number} of {len(found)} rows")
+    return found[number]
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The name of a reward function in reports."""
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}

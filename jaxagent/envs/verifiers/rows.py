@@ -1,0 +1,139 @@
+"""What an environment of the verifiers interface has to offer: its rows, prompts, tools and reward functions.
+
+Nothing here needs the package verifiers: an environment is any object with these attributes, of which it may have both
+forms or one.
+
+    dataset, eval_dataset         sequences of rows, or get_dataset() and get_eval_dataset()
+    rubric                        funcs and weights (or reward_funcs, get_reward_funcs(), ...), or a group of `rubrics`
+    oai_tools                     tools in OpenAI's form; may be missing
+    setup_state, env_response, is_completed, max_turns
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxagent.config import ConfigError
+from jaxagent.config.choice import named
+from jaxagent.config.errors import failure_line
+from jaxagent.envs.base import Message
+from jaxagent.tools.calls import Tool
+from jaxagent.tools.prompt import tools_text
+
+OF_A_GROUP = {"prompts", "completions", "answers", "states", "tasks", "infos"}  # parameters of such a function
+
+
+def load(make: str, arguments: str) -> Any:
+    """The environment that "module:function" returns for a JSON object of arguments.
+
+    Raises:
+      ConfigError: it cannot be made, or has not what an environment has.
+    """
+    if not make:
+        raise ConfigError("config.env.make is empty: name a function, such as my_package.my_module:load_environment.")
+    try:
+        given = json.loads(arguments)
+    except ValueError as error:
+        raise ConfigError(f"config.env.arguments is no JSON: {error}.") from None
+    if not isinstance(given, dict):
+        raise ConfigError('config.env.arguments must be a JSON object, such as {"num_examples": 100}.')
+    function = named(make, "config.env.make")
+    try:
+        environment = function(**given)
+    except Exception as error:  # the user's code
+        raise ConfigError(f"config.env.make='{make}': {failure_line(error)}.") from error
+    for name in ("env_response", "is_completed", "rubric"):
+        if not hasattr(environment, name):
+            raise ConfigError(f"config.env.make='{make}' returns {type(environment).__name__}, which has no {name}.")
+    return environment
+
+
+def rows_of(environment: Any, split: str) -> Sequence[Mapping[str, Any]]:
+    """The rows of "train" or "heldout"; () = it has none."""
+    prefix = {"train": "", "heldout": "eval_"}[split]
+    found = getattr(environment, f"{prefix}dataset", None)
+    if found is None and hasattr(environment, f"get_{prefix}dataset"):
+        found = getattr(environment, f"get_{prefix}dataset")()
+    return () if found is None else found
+
+
+def prompt_of(environment: Any, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row's prompt as chat messages.
+
+    Raises:
+      ValueError: it has none, or one that is not text.
+    """
+    prompt = row.get("prompt")
+    if prompt is None:
+        if "question" not in row:
+            raise ValueError(f"a row needs 'prompt' or 'question', and has {sorted(row)}")
+        system = getattr(environment, "system_prompt", None)
+        first = [{"role": "system", "content": system}] if system else []
+        return [*first, *(getattr(environment, "few_shot", None) or []), _user(row["question"])]
+    return [_user(prompt)] if isinstance(prompt, str) else [dict(message) for message in prompt]
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """A message's text.
+
+    Raises:
+      ValueError: part of it is no text.
+    """
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    if not all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
+        raise ValueError(f"a message of role {message.get('role')!r} holds more than text, which no policy here reads")
+    return "".join(part["text"] for part in content)
+
+
+def tools_of(environment: Any) -> list[Tool]:
+    """The tools that an environment offers, from OpenAI's form."""
+    forms = [form.get("function", form) for form in getattr(environment, "oai_tools", None) or ()]
+    return [Tool(form["name"], form.get("description") or "", form.get("parameters") or {}) for form in forms]
+
+
+def shown(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[Message]:
+    """Messages as the policy is shown them; tools are described in a system message."""
+    texts = [Message(str(message.get("role", "user")), text_of(message)) for message in messages]
+    if not tools:
+        return texts
+    described = tools_text(tools, several=False)
+    if texts and texts[0].role == "system":
+        return [Message("system", f"{texts[0].content}\n\n{described}"), *texts[1:]]
+    return [Message("system", described), *texts]
+
+
+def reward_functions(environment: Any) -> list[tuple[Callable[..., Any], float, Any]]:
+    """(function, weight, its rubric's parser) of each reward function.
+
+    Raises:
+      ConfigError: functions and weights are not equally many, or one judges whole groups.
+    """
+    found = []
+    for rubric in getattr(environment.rubric, "rubrics", None) or [environment.rubric]:
+        functions = list(_first(rubric, ("funcs", "reward_funcs")) or ())
+        weights = list(_first(rubric, ("weights", "reward_weights")) or [1.0] * len(functions))
+        if len(functions) != len(weights):
+            raise ConfigError(f"config.env.make: a rubric has {len(functions)} functions and {len(weights)} weights.")
+        for function, weight in zip(functions, weights, strict=True):
+            if OF_A_GROUP & set(inspect.signature(function).parameters):
+                raise ConfigError(f"config.env.make: {function.__name__} judges whole groups; one episode is needed.")
+            found.append((function, float(weight), getattr(rubric, "parser", getattr(environment, "parser", None))))
+    return found
+
+
+def _first(rubric: Any, names: Sequence[str]) -> Any:
+    for name in names:
+        if hasattr(rubric, name):
+            return getattr(rubric, name)
+        if hasattr(rubric, f"get_{name}"):
+            return getattr(rubric, f"get_{name}")()
+    return None
+
+
+def _user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}

@@ -1,0 +1,129 @@
+"""Environments of the verifiers interface as ours: rows, turns, tools, rubrics; what is wrong with them."""
+
+import asyncio
+
+import pytest
+
+from jaxagent.config import ConfigError
+from jaxagent.data.sources import load_tasks
+from jaxagent.data_pipelines.sources import Rows
+from jaxagent.envs.base import Opening, Transcript
+from jaxagent.envs.verifiers.environment import Verifiers
+from jaxagent.types import StopReason, Task, TokenKind
+
+HERE = "tests.envs.verifiers_env"
+GUESS = Verifiers(make=f"{HERE}:load_guess", max_turns=9)
+TOOLS = Verifiers(make=f"{HERE}:load_tools", max_turns=5, solved_reward=2.0)
+
+
+def row(number=1, split="train"):
+    return Task(f"{split}-{number}", "", (), metadata={"split": split, "row": number})
+
+
+def opened(environment, tasks=()):
+    here = Opening(None, tasks, lambda coroutine, timeout_s: asyncio.run(coroutine), lambda line: None)
+    with environment.open(here) as attempt_at:
+        return attempt_at
+
+
+def play(environment, actions, task=None):
+    """(prompt, steps, verdict, counters) of one attempt."""
+
+    async def run():
+        attempt = opened(environment)(task or row())
+        prompt = await attempt.start()
+        steps = [await attempt.step(action) for action in actions]
+        verdict = await attempt.verify(Transcript("", tuple((action, "") for action in actions)))
+        await attempt.close()
+        return prompt, steps, verdict, attempt
+
+    return asyncio.run(run())
+
+
+def test_turns_and_rubric():
+    prompt, steps, verdict, attempt = play(GUESS, ["3", "6", "5"])
+    assert [(m.role, m.content) for m in prompt] == [("system", "Guess a number."), ("user", "number 1")]
+    assert steps[0].observation.parts == (("\nhigher\n", TokenKind.OBSERVATION),)
+    assert steps[1].observation.text == "\nlower\n" and steps[1].observation.role == "user"
+    assert steps[2].stop_reason == StopReason.ANSWER
+    assert verdict.components == {"correct": 1.0, "quick": 1 / 3, "shout": 2.0, "solved": 1.0}
+    assert verdict.reward == 1.0 + 0.5 / 3
+    assert attempt.stop_strings == ()
+
+
+def test_its_own_turn_limit_holds():
+    _, steps, verdict, _ = play(GUESS, ["1"] * 4)
+    assert [step.stop_reason for step in steps] == [None, None, None, StopReason.TURN_LIMIT]
+    assert verdict.reward == 0.5 / 4 and verdict.components["solved"] == 0.0
+
+
+def test_attempts_share_nothing():
+    attempt_at = opened(GUESS)
+
+    async def run():
+        one, two = attempt_at(row(0)), attempt_at(row(2))
+        await one.start(), await two.start()
+        shown = [await attempt.step("5") for attempt in (one, two)]
+        return [step.observation.text.strip() for step in shown], one._state["low"], two._state["low"]
+
+    assert asyncio.run(run()) == (["lower", "higher"], [False], [True])
+
+
+def test_tools():
+    call = 'So: <tool_call>{"name": "multiply", "arguments": {"a": 6, "b": 7}}</tool_call>'
+    prompt, steps, verdict, attempt = play(TOOLS, ["<tool_call>multiply</tool_call>", call, "It is 42."])
+    assert prompt[0].role == "system" and '"name": "multiply"' in prompt[0].content
+    assert attempt.stop_strings == ("</tool_call>",)
+    assert steps[0].observation.parts[0][1] == TokenKind.WARNING
+    assert steps[1].observation.role == "tool" and steps[1].observation.text == "\n42\n"
+    assert steps[2].stop_reason == StopReason.ANSWER
+    assert verdict.reward == 2.0 and verdict.components == {"right": 1.0, "solved": 1.0}
+    assert attempt.counters == {"calls": 1.0, "invalid_actions": 1.0}
+
+
+def test_a_crash_is_an_exception_and_no_reward():
+    with pytest.raises(RuntimeError, match="out of numbers"):
+        play(GUESS, ["crash"])
+
+
+def test_rows_become_tasks(tmp_path):
+    Rows(num_heldout=1).write(tmp_path / "guess", 0, GUESS)
+    Rows().write(tmp_path / "tools", 0, TOOLS)
+
+    def read(name, split):
+        source = load_tasks(tmp_path / name, split, False)
+        return [source[i] for i in range(len(source))]
+
+    assert [one.metadata for one in read("guess", "train")] == [{"split": "train", "row": i} for i in range(2)]
+    (held,) = read("guess", "heldout")
+    assert held.metadata == {"split": "train", "row": 2} and held.answers == ("7",) and held.prompt == "number 2"
+    assert play(GUESS, ["7"], held)[2].components["correct"] == 1.0
+    assert [one.metadata["split"] for one in read("tools", "heldout")] == ["heldout"]
+    assert len(read("tools", "train")) == 3
+
+
+def test_arguments_reach_the_function():
+    environment = Verifiers(make=GUESS.make, arguments='{"numbers": [1, 2]}')
+    assert len(environment.tasks(1)["train"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"make": f"{HERE}:missing"}, "missing"),
+        ({"make": f"{HERE}:load_nothing"}, "no env_response"),
+        ({"make": f"{HERE}:load_for_groups"}, "whole groups"),
+        ({"make": f"{HERE}:load_guess", "arguments": "[1]"}, "JSON object"),
+        ({"make": f"{HERE}:load_guess", "arguments": '{"number": 1}'}, "number"),
+        ({"make": ""}, "is empty"),
+    ],
+)
+def test_what_cannot_be_made_is_refused_at_start(settings, told):
+    with pytest.raises(ConfigError, match=told):
+        opened(Verifiers(**settings))
+
+
+@pytest.mark.parametrize("task", [Task("t", "", ()), row(3), row(0, "heldout")])
+def test_tasks_that_are_no_rows_are_refused_at_start(task):
+    with pytest.raises(ConfigError, match="row"):
+        opened(GUESS, (task,))
