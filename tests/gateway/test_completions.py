@@ -1,6 +1,7 @@
-"""Completions in a session: a prompt that begins as a trajectory goes on with its tokens, whatever the client left out."""
+"""Completions in a session: a prompt that begins as a trajectory goes on with its tokens, whatever was left out."""
 
 import asyncio
+import datetime
 import json
 
 import numpy as np
@@ -140,7 +141,7 @@ def test_a_prefix_of_the_tokenizer_stands_in_front_once():
     policy = Scripted(tokenizer, lambda context, turn: "done")
 
     async def scene():
-        renderer = Renderer(tokenizer, "", None)  # type: ignore[arg-type], a plain one has no date
+        renderer = Renderer(tokenizer, "", datetime.datetime(2026, 1, 1))
         session = Session(policy, renderer, tokenizer, world.LIMITS, world.SAMPLING, "task", 0)
         one = await told(session, PROMPT)
         two = await told(session, PROMPT + one.text + " says")
@@ -175,9 +176,8 @@ def test_another_text_behind_an_earlier_turn_is_a_fork_with_its_tokens():
     world.check(policy, trajectories)
     whole = [*policy.turns[0].context, *policy.turns[0].sampled]
     assert policy.turns[3].new_tokens == [*whole, *encode(" c ")]
-    fork = next(
-        t for t in trajectories if t.tokens.tolist()[: len(whole) + 1] == policy.turns[3].context[: len(whole) + 1]
-    )
+    context = policy.turns[3].context
+    fork = next(t for t in trajectories if t.tokens.tolist()[: len(context)] == context)
     assert set(fork.kinds[: len(whole)].tolist()) == {int(TokenKind.PROMPT)}
     assert world.spans(fork, TokenKind.OBSERVATION) == [encode(" c ")]
 
@@ -198,6 +198,33 @@ def test_two_prompts_at_once_behind_one_turn_are_a_trajectory_and_a_fork():
     world.check(policy, trajectories)
 
 
+def test_of_two_turns_that_say_the_same_the_idle_one_goes_on():
+    policy = scripted(lambda context, turn: "same")
+
+    async def scene():
+        session = world.session(policy)
+        assert (await told(session, PROMPT)).text == (await told(session, PROMPT)).text
+        await asyncio.gather(*(told(session, PROMPT + "same" + text) for text in "bc"))
+        return session, session.close()
+
+    session, trajectories = world.run(scene)
+    assert [len(world.spans(t)) for t in trajectories] == [2, 2] and session.counters["forks"] == 0
+    world.check(policy, trajectories)
+
+
+def test_what_looks_like_reasoning_is_text_in_a_completion():
+    said = "<think>the fox</think>\n runs"
+    policy = scripted(lambda context, turn: said)
+
+    async def scene():
+        renderer = Renderer(world.tokenizer(), world.TEMPLATE + "{# </think> #}", datetime.datetime(2026, 1, 1))
+        session = Session(policy, renderer, world.tokenizer(), world.LIMITS, world.SAMPLING, "task", 0)
+        assert (await session.answer(world.ask(user("a")))).text == "runs"
+        assert (await told(session, PROMPT)).text == said
+
+    world.run(scene)
+
+
 def test_a_prompt_again_is_given_again_joined_or_sampled_again():
     policy = scripted(lambda context, turn: [world.tokenizer().eos_ids[0]] if context == PROMPT else "done")
 
@@ -211,11 +238,12 @@ def test_a_prompt_again_is_given_again_joined_or_sampled_again():
         assert all(answer is burst[0] for answer in burst)
         session.delivered(burst[0])
         await told(session, "adone")  # the EOS would be followed by nothing
+        await told(session, PROMPT + "more")  # begins with a prompt whose answer said nothing
         return session, session.close()
 
     session, trajectories = world.run(scene)
     assert (session.counters["replayed"], session.counters["retries_joined"]) == (1, 4)
-    assert len(trajectories) == 4 and len({t.conversation for t in policy.turns}) == 4
+    assert len(trajectories) == 5 and len({t.conversation for t in policy.turns}) == 5
     world.check(policy, trajectories)
 
 
