@@ -42,9 +42,9 @@ class ChatMessage:
 
 @dataclasses.dataclass(frozen=True)
 class Ask:
-    """A checked request for the assistant's next message."""
+    """A checked request for the assistant's next message, or for what follows a prompt without roles."""
 
-    messages: tuple[ChatMessage, ...]
+    messages: tuple[ChatMessage, ...]  # () where there is a prompt
     tools: tuple[Tool, ...] = ()
     model: str | None = None
     max_tokens: int | None = None  # None: as many as the server gives
@@ -57,6 +57,7 @@ class Ask:
     return_token_ids: bool = False
     user: str = ""
     ignored: tuple[str, ...] = ()  # fields that were sent and have no effect here
+    prompt: str | tuple[int, ...] | None = None  # of a completion: text or token ids, and no chat template
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Answer:
     logprobs: np.ndarray  # f32[T]
     token_texts: tuple[str, ...]  # of each token, for the dialects' log-prob objects
     cached_tokens: int | None
+    text_offsets: tuple[int, ...] = ()  # where each token begins in the text of all of them, in characters
 
 
 @dataclasses.dataclass(frozen=True)

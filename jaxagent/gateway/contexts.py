@@ -35,10 +35,10 @@ def build(renderer: Renderer, threads: Threads, ask: Ask, asked: Canonical, base
         rendered = renderer.prompt(ask.messages, ask.tools, dict(threads.known(asked, 0)))
         return Context((), list(rendered.ids), list(rendered.kinds))
     thread, end = base
-    at, ended_by = end.messages - 1, end.ended_by
+    at, ended_by = end.taken - 1, end.ended_by
     ids: list[int] = []
     kinds: list[int] = []
-    for number, stored in threads.known(asked, end.messages):
+    for number, stored in threads.known(asked, end.taken):
         rendered = renderer.continuation(ask.messages[:number], ask.tools, at, ended_by)
         ids += [*rendered.ids, *stored.ids]
         kinds += [*rendered.kinds, *[int(TokenKind.PROMPT)] * len(stored.ids)]

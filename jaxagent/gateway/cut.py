@@ -16,6 +16,7 @@ class Cut:
 
     Attributes:
       stop: the stop string that was found; None: none yet.
+      characters: of all tokens so far.
     """
 
     def __init__(self, stops: Sequence[str], token_bytes: Sequence[bytes]) -> None:
@@ -24,7 +25,7 @@ class Cut:
         self._token_bytes = token_bytes
         self._held = b""  # might be the beginning of a stop string
         self._text, self._all = (codecs.getincrementaldecoder("utf-8")(errors="replace") for _ in range(2))
-        self._characters = 0  # of all tokens so far
+        self.characters = 0
 
     def feed(self, tokens: Sequence[int]) -> tuple[str, list[int]]:
         """Text that the tokens complete, and where each token begins, up to the one that completes a stop string."""
@@ -34,8 +35,8 @@ class Cut:
                 break
             # Ids without an entry (padded vocabulary rows) have no bytes.
             data = self._token_bytes[token] if token < len(self._token_bytes) else b""
-            offsets.append(self._characters)
-            self._characters += len(self._all.decode(data))
+            offsets.append(self.characters)
+            self.characters += len(self._all.decode(data))
             text += self._text.decode(self._advance(data))
         return text, offsets
 

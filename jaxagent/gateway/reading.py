@@ -45,6 +45,7 @@ class Reading:
         self._cut = Cut(stops, tokenizer.token_bytes())
         self._text, self._reasoning = [], []
         self._calls: list[Call] = []
+        self._offsets: list[int] = []
         self.taken = 0
 
     @property
@@ -59,6 +60,7 @@ class Reading:
         text = ""
         for token in ids:
             self.taken += 1
+            self._offsets.append(self._cut.characters)
             if token not in self._tokenizer.eos_ids:
                 text += self._cut.feed([token])[0]
                 if self.stop is not None:
@@ -89,6 +91,7 @@ class Reading:
             logprobs=generation.logprobs,
             token_texts=tuple(self._tokenizer.decode([i]) for i in ids),
             cached_tokens=generation.cached_tokens if whole else None,
+            text_offsets=tuple(self._offsets),
         )
 
     def _take(self, deltas: Sequence[Delta]) -> list[Delta]:

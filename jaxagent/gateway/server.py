@@ -28,7 +28,7 @@ from jaxagent.data import codec
 from jaxagent.engine.requests import BusyError, EngineError
 from jaxagent.gateway import connections, talk, wire
 from jaxagent.gateway.chat import Ask, BadRequest, Form
-from jaxagent.gateway.forms import chat, checks, completions, messages, models, responses
+from jaxagent.gateway.forms import chat, checks, completions, messages, models, prompts, responses
 from jaxagent.gateway.session import Session
 from jaxagent.rollout.bookkeeping import one_line
 
@@ -38,6 +38,7 @@ FORMS: Mapping[str, Form] = {
     "/v1/chat/completions": chat,
     "/v1/responses": responses,
     "/v1/messages": messages,
+    "/v1/completions": prompts,
 }
 COUNT = "/v1/messages/count_tokens"
 FINISH_S = 1.0  # for requests in hand when it stops
@@ -142,15 +143,15 @@ class Gateway:
     def app(self) -> web.Application:
         """The web application."""
         app = web.Application(client_max_size=wire.MAX_BODY_BYTES, middlewares=[self._errors])
-        app.add_routes([web.post(path, self._talk) for path in FORMS])
+        others = [] if self._also is None else list(self._also.routes())
+        served = {route.path for route in others}  # an engine's completions are its own: many prompts, many choices
+        app.add_routes([*others, *(web.post(path, self._talk) for path in FORMS if path not in served)])
         app.add_routes([web.post(COUNT, self._count), web.get("/", self._here)])
         app.add_routes([web.get("/v1/models", self._models), web.get("/v1/models/{name:.+}", self._one_model)])
         if self._make is not None and self._admin_token:
             app.add_routes([web.post("/sessions", self._open), web.get("/sessions/{id}", self._look)])
             app.add_routes([web.delete("/sessions/{id}", self._delete)])
             app.add_routes([web.get("/sessions/{id}/trajectories", self._trajectories)])
-        if self._also is not None:
-            app.add_routes(self._also.routes())
         app.cleanup_ctx.append(self._ending)
         return app
 

@@ -15,13 +15,25 @@ import numpy as np
 from jaxagent.config import SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine.requests import EngineError
+from jaxagent.gateway import prompts
 from jaxagent.gateway.chat import Answer, Ask, BadRequest, ChatMessage
 from jaxagent.gateway.contexts import Context, build
 from jaxagent.gateway.reading import Begun, Event, Reading
 from jaxagent.gateway.renderer import Renderer
 from jaxagent.gateway.sampler import Attempt, Policy, Sampler
-from jaxagent.gateway.threads import Beginning, Canonical, End, Thread, Threads, after, canonical, message_digest
+from jaxagent.gateway.threads import (
+    Beginning,
+    Canonical,
+    End,
+    Thread,
+    Threads,
+    after,
+    canonical,
+    is_tip,
+    message_digest,
+)
 from jaxagent.gateway.waiting import Pending
+from jaxagent.tools import ToolParser
 from jaxagent.types import Generation, StopReason, TokenKind, Trajectory
 
 LINGER_S = 1.0  # from the last client's leaving to the end of its generation: a retry may come
@@ -77,7 +89,7 @@ class Session:
             policy, Attempt(task_id, sample, group_size, domain), request_timeout_s, patient, sampling is not None
         )
         self._call_key, self._timeout_s = f"{task_id}\0{sample}", request_timeout_s
-        self._threads = Threads()
+        self._threads, self._prompts = Threads(), prompts.Prompts(tokenizer)
         self._turns: dict[bytes, Pending] = {}  # the latest of each request
         self._begun = 0
         self._trajectories: tuple[Trajectory, ...] | None = None  # when it is closed
@@ -135,7 +147,7 @@ class Session:
         self._check_open()
         asked, stop = canonical(ask), self.stop
         try:
-            return len(await self._context(ask, asked, self._threads.match(asked)))
+            return len(await self._context(ask, asked, self._base(ask, asked)))
         finally:
             self.stop = stop  # to be counted is not to be refused
 
@@ -232,10 +244,10 @@ class Session:
                 turn.settle(answer)
 
     async def _sampled(self, turn: Pending, ask: Ask, asked: Canonical, watched: bool) -> Answer:
-        base = self._threads.match(asked)
+        base = self._base(ask, asked)
         thread = None
-        if base is not None and base[0].ends[-1] is base[1] and not base[0].busy:
-            rest = range(base[1].messages, len(ask.messages))
+        if base is not None and is_tip(*base):
+            rest = range(base[1].taken, len(ask.messages))
             if not any(asked.messages[i] in self._threads.stored for i in rest):
                 turn.thread = thread = base[0]
                 thread.busy = True
@@ -251,7 +263,7 @@ class Session:
             thread.busy = True
         turn.tell(Begun(count))
         most = min(room, self._limits.turn_tokens, ask.max_tokens or room)
-        parser = self._renderer.parser(ask.tools)
+        parser = self._renderer.parser(ask.tools) if ask.prompt is None else ToolParser()  # a completion is all text
         key = f"{self._call_key}\0{thread.key}\0{thread.turns}"
         reading = Reading(self._tokenizer, parser, ask.stops, key)
         sampling = ask.sampling if self._sampling is None else self._sampling
@@ -264,7 +276,7 @@ class Session:
             raise EngineError("The log-prob of a sampled token is not finite: are the weights?")
         turn.tell(*reading.end())
         answer = reading.answer(Beginning(thread.tokens, count), generation, whole=thread.handle is not None)
-        self._commit(thread, ids, kinds, generation, asked, answer)
+        self._commit(thread, ids, kinds, generation, ask.prompt, asked, answer)
         self.counters["malformed_calls"] += parser.malformed
         return answer
 
@@ -274,6 +286,7 @@ class Session:
         ids: Sequence[int],
         kinds: Sequence[int],
         generation: Generation,
+        prompt: str | tuple[int, ...] | None,
         asked: Canonical,
         answer: Answer,
     ) -> None:
@@ -282,19 +295,38 @@ class Session:
         ended = sampled[-1] in self._tokenizer.eos_ids  # also where its text is a stop string
         ended_by = self._tokenizer.decode(sampled[-1:]) if ended else ""
         end = End(len(asked.messages) + 1, len(thread) + len(ids) + len(sampled), ended_by)
-        said = message_digest(ChatMessage("assistant", answer.text, answer.calls))
         thread.add(ids, kinds, generation, end)
         thread.busy = False
-        self._threads.add(thread, end, after(asked.chain[-1], said), said, sampled)
+        self._threads.keep(thread)
+        if prompt is None:
+            said = message_digest(ChatMessage("assistant", answer.text, answer.calls))
+            self._threads.add(thread, end, after(asked.chain[-1], said), said, sampled)
+        else:
+            self._prompts.add(thread, end, prompt, answer)
         self.counters["sampled_tokens"] += len(sampled)
         for name in ("cached_tokens", "queue_s", "prefill_s", "decode_s"):
             self.counters[name] += getattr(generation, name)
 
     # ---------------------------------------------------------------- contexts
 
+    def _base(self, ask: Ask, asked: Canonical) -> tuple[Thread, End] | None:
+        """Where a request goes on, or what it goes back to."""
+        return self._threads.match(asked) if ask.prompt is None else self._prompts.match(ask.prompt)
+
+    async def _prompt_context(self, prompt: str | tuple[int, ...], base: tuple[Thread, End] | None) -> Context:
+        rest = prompts.behind(prompt, base)
+        least = self._tokenizer.least_tokens(rest) if isinstance(rest, str) else len(rest)
+        if least >= self._limits.context_tokens:
+            raise self._no_room(least)
+        if len(rest) < LARGE_TEXT:
+            return prompts.build(self._tokenizer, rest, base)
+        return await asyncio.to_thread(prompts.build, self._tokenizer, rest, base)
+
     async def _context(self, ask: Ask, asked: Canonical, base: tuple[Thread, End] | None) -> Context:
         """The tokens of a request. Large ones are made in a thread, while other requests are served."""
-        new = ask.messages[base[1].messages if base else 0 :]
+        if ask.prompt is not None:
+            return await self._prompt_context(ask.prompt, base)
+        new = ask.messages[base[1].taken if base else 0 :]
         least = sum(self._tokenizer.least_tokens(m.text) for m in new if m.role != "assistant")
         if least >= self._limits.context_tokens:  # what cannot fit is not encoded
             raise self._no_room(least)

@@ -35,7 +35,8 @@ class Canonical:
 def canonical(ask: Ask) -> Canonical:
     """The digests of a request. A pure function of its text: megabytes of it take milliseconds."""
     messages = tuple(message_digest(message) for message in ask.messages)
-    chain = [_digest([[t.name, t.description, _plain(t.parameters)] for t in ask.tools])]
+    tools = [[t.name, t.description, _plain(t.parameters)] for t in ask.tools]
+    chain = [_digest(tools if ask.prompt is None else ask.prompt)]
     for message in messages:
         chain.append(_hash(chain[-1] + message))
     sampling = dataclasses.astuple(ask.sampling)
@@ -78,10 +79,10 @@ def _hash(data: bytes) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """Where an assistant message of a trajectory ends."""
+    """Where an assistant message of a trajectory ends, or what was sampled for a prompt."""
 
-    messages: int  # of the conversation, up to and with this one
-    tokens: int  # likewise
+    taken: int  # of a request that goes on there: its messages up to and with this one; bytes or ids of its prompt
+    tokens: int  # of the trajectory, likewise
     ended_by: str  # the EOS text that was sampled, or ""
 
 
@@ -184,10 +185,13 @@ class Threads:
         if not thread.turns:
             self._keys.discard(thread.key)
 
-    def add(self, thread: Thread, end: End, chain: bytes, answer: bytes, sampled: Sequence[int]) -> None:
-        """Notes an assistant message: where it ends, and its ids."""
+    def keep(self, thread: Thread) -> None:
+        """A trajectory that has sampled something is one."""
         if thread.turns == 1:
             self.all.append(thread)
+
+    def add(self, thread: Thread, end: End, chain: bytes, answer: bytes, sampled: Sequence[int]) -> None:
+        """Notes an assistant message: where it ends, and its ids."""
         self._ends.setdefault(chain, []).append((thread, end))
         self.stored.setdefault(answer, Stored(tuple(sampled), end.ended_by))
 
@@ -204,7 +208,7 @@ class Threads:
 
 def is_tip(thread: Thread, end: End) -> bool:
     """Whether the trajectory ends there and nothing continues it yet."""
-    return not thread.busy and thread.ends[-1] is end
+    return not thread.busy and thread.ends[-1].tokens == end.tokens
 
 
 def conversation_key(context: Sequence[int], occurrence: int) -> int:

@@ -283,7 +283,7 @@ def test_what_does_not_fit_and_what_is_no_request(monkeypatch):
                     assert response.status == 400 and json.loads(await response.read())["error"]["message"]
             async with client.post(CHAT, data=b" " * (17 * 2**20), headers=headers) as response:
                 assert response.status == 413
-            for wrong in ("/v1/nothing", "/v1/completions"):
+            for wrong in ("/v1/nothing", "/v1/score"):
                 assert (await post(client, token, wrong, messages=hello()))[0] == 404
             host, port = gateway.url.removeprefix("http://").split(":")
             reader, writer = await asyncio.open_connection(host, int(port))

@@ -1,0 +1,388 @@
+"""Completions in a session: a prompt that begins as a trajectory goes on with its tokens, whatever was left out."""
+
+import asyncio
+import datetime
+import json
+
+import numpy as np
+import pytest
+
+from jaxagent.config import SamplingConfig
+from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.gateway import session as sessions
+from jaxagent.gateway.chat import Ask, BadRequest
+from jaxagent.gateway.renderer import Renderer
+from jaxagent.gateway.session import Limits, Session
+from jaxagent.types import StopReason, TokenKind
+from tests.gateway import world
+from tests.gateway.scripted import Scripted
+from tests.gateway.world import post, user
+
+PATH = "/v1/completions"
+PROMPT = "the quick brown fox "
+
+
+def scripted(reply=lambda context, turn: world.scrambled(f"in the shell {len(context)}"), **more):
+    return Scripted(world.tokenizer(), reply, **more)
+
+
+def prompted(prompt, **more):
+    return Ask((), prompt=prompt, sampling=world.SAMPLING, **more)
+
+
+async def told(session, prompt, **more):
+    answer = await session.answer(prompted(prompt, **more))
+    session.delivered(answer)
+    return answer
+
+
+def encode(text):
+    return world.tokenizer().encode(text)
+
+
+# -------------------------------------------------------------------- what goes on
+
+
+def test_a_text_that_begins_as_a_trajectory_goes_on_with_its_tokens():
+    policy = scripted()
+
+    async def scene():
+        session = world.session(policy)
+        text = PROMPT
+        for observation in (" says\n", " and runs\n", ""):
+            answer = await told(session, text)
+            text += answer.text + observation
+        return session, session.close()
+
+    session, trajectories = world.run(scene)
+    assert len(trajectories) == 1 and session.counters["forks"] == 0
+    world.check(policy, trajectories)
+    assert [t.new_tokens for t in policy.turns] == [encode(PROMPT), encode(" says\n"), encode(" and runs\n")]
+    assert policy.turns[1].context[-len(encode(" says\n")) - 1] == world.tokenizer().eos_ids[0], "the EOS stays"
+    (one,) = trajectories
+    assert world.spans(one, TokenKind.PROMPT) == [encode(PROMPT)]
+    assert world.spans(one, TokenKind.OBSERVATION) == [encode(" says\n"), encode(" and runs\n")]
+
+
+def test_ids_that_begin_as_a_trajectory_go_on_with_it():
+    policy = scripted()
+
+    async def scene():
+        session = world.session(policy)
+        first = await told(session, PROMPT)
+        ids = [*first.prompt_ids, *first.tokens.tolist(), *encode(" says")]
+        second = await told(session, tuple(ids))
+        assert list(second.prompt_ids) == ids
+        await told(session, tuple([*ids, *second.tokens.tolist(), 5]))
+        text = world.tokenizer().decode([*ids, *second.tokens.tolist(), 5])
+        await told(session, text + world.tokenizer().decode(policy.turns[-1].sampled) + "!")
+        await told(session, tuple(ids[:-1]))  # no turn ends there
+        return session.close()
+
+    trajectories = world.run(scene)
+    assert sorted(len(world.spans(t)) for t in trajectories) == [1, 4]
+    world.check(policy, trajectories)
+    assert policy.turns[1].new_tokens == encode(" says") and policy.turns[3].new_tokens == encode("!")
+
+
+@pytest.mark.parametrize("sends", ["", " t", " the"])
+@pytest.mark.parametrize("rest", ["\nsays", "."])
+def test_a_stop_string_that_the_answer_left_out_stays_in_the_context(sends, rest):
+    the = world.tokenizer().token_bytes().index(b" the")
+    first = [*world.letters("fox")[:-1], the, *world.letters("never")]
+    policy = scripted(lambda context, turn: [first, world.letters("quick"), world.letters("end")][turn])
+
+    async def scene():
+        session = world.session(policy)
+        one = await told(session, PROMPT, stops=(" t",))
+        assert (one.text, one.stop_string, one.tokens.tolist()) == ("fox", " t", first[:4])
+        text = PROMPT + one.text + sends + rest
+        two = await told(session, text)
+        await told(session, text + two.text + rest)
+        return session.close()
+
+    (trajectory,) = world.run(scene)
+    end = world.tokenizer().eos_ids[0]
+    ids = [*encode(PROMPT), *first[:4], *encode(rest), *world.letters("quick"), *encode(rest), *world.letters("end")]
+    assert trajectory.tokens.tolist() == ids and ids.count(end) == 2
+
+
+def test_a_turn_that_was_cut_goes_on_where_it_was_cut_also_within_a_character():
+    accent = world.letters("x\u00e9\u00e8")[:-1]
+    policy = scripted(lambda context, turn: accent if turn == 0 else "done")
+
+    async def scene(count, *more):
+        session = world.session(policy)
+        one = await told(session, PROMPT, max_tokens=count)
+        assert one.finish == "length"
+        await told(session, PROMPT + one.text + "".join(more))
+        return session.close()
+
+    for count in (2, 3, 4):
+        (whole,) = world.run(lambda count=count: scene(count))
+        assert whole.tokens.tolist()[len(encode(PROMPT)) :] == [*accent[:count], *policy.turns[-1].sampled]
+        (more,) = world.run(lambda count=count: scene(count, "\u00e8"))
+        assert policy.turns[-1].new_tokens == encode("\u00e8") and more.turns[-1] == 1
+    one = world.run(lambda: half(policy))
+    assert len(one) == 2, "a text that goes on within the character is another text"
+
+
+async def half(policy):
+    session = world.session(policy)
+    await told(session, PROMPT, max_tokens=2)
+    await told(session, PROMPT + "x\u00e9")  # the first of its two bytes was sampled
+    return session.close()
+
+
+def test_a_prefix_of_the_tokenizer_stands_in_front_once():
+    plain = world.tokenizer()
+    config = json.loads(plain._files["tokenizer_config.json"]) | {"bos_token": "<|im_start|>", "add_bos_token": True}
+    tokenizer = Tokenizer(plain._backend, dict(plain._files) | {"tokenizer_config.json": json.dumps(config)})
+    policy = Scripted(tokenizer, lambda context, turn: "done")
+
+    async def scene():
+        renderer = Renderer(tokenizer, "", datetime.datetime(2026, 1, 1))
+        session = Session(policy, renderer, tokenizer, world.LIMITS, world.SAMPLING, "task", 0)
+        one = await told(session, PROMPT)
+        two = await told(session, PROMPT + one.text + " says")
+        whole = tokenizer.decode([*two.prompt_ids, *two.tokens.tolist()])
+        await told(session, whole + "!")  # its own text has the prefix, too
+        return session.close()
+
+    (trajectory,) = world.run(scene)
+    world.check(policy, (trajectory,))
+    assert tokenizer.prefix_ids == (tokenizer.id_of("<|im_start|>"),)
+    assert trajectory.tokens[0] == tokenizer.prefix_ids[0]
+    assert world.contains(trajectory.tokens, list(tokenizer.prefix_ids)) == 1 and trajectory.turns[-1] == 2
+
+
+# -------------------------------------------------------------------- what begins anew
+
+
+def test_another_text_behind_an_earlier_turn_is_a_fork_with_its_tokens():
+    policy = scripted()
+
+    async def scene():
+        session = world.session(policy)
+        one = (await told(session, PROMPT)).text
+        two = (await told(session, PROMPT + one + " a ")).text
+        await told(session, PROMPT + one + " a " + two + " b ")
+        await told(session, PROMPT + one + " c ")
+        await told(session, "a" + PROMPT + one)
+        return session, session.close()
+
+    session, trajectories = world.run(scene)
+    assert len(trajectories) == 3 and session.counters["forks"] == 1
+    world.check(policy, trajectories)
+    whole = [*policy.turns[0].context, *policy.turns[0].sampled]
+    assert policy.turns[3].new_tokens == [*whole, *encode(" c ")]
+    context = policy.turns[3].context
+    fork = next(t for t in trajectories if t.tokens.tolist()[: len(context)] == context)
+    assert set(fork.kinds[: len(whole)].tolist()) == {int(TokenKind.PROMPT)}
+    assert world.spans(fork, TokenKind.OBSERVATION) == [encode(" c ")]
+
+
+def test_two_prompts_at_once_behind_one_turn_are_a_trajectory_and_a_fork():
+    policy = scripted()
+
+    async def scene():
+        session = world.session(policy)
+        one = PROMPT + (await told(session, PROMPT)).text
+        both = await asyncio.gather(told(session, one + " a "), told(session, one + " c "))
+        for text, answer in zip((" a ", " c "), both, strict=True):
+            await told(session, one + text + answer.text + "!")
+        return session, session.close()
+
+    session, trajectories = world.run(scene)
+    assert sorted(len(world.spans(t)) for t in trajectories) == [2, 3] and session.counters["forks"] == 1
+    world.check(policy, trajectories)
+
+
+def test_of_two_turns_that_say_the_same_the_idle_one_goes_on():
+    policy = scripted(lambda context, turn: "same")
+
+    async def scene():
+        session = world.session(policy)
+        assert (await told(session, PROMPT)).text == (await told(session, PROMPT)).text
+        await asyncio.gather(*(told(session, PROMPT + "same" + text) for text in "bc"))
+        return session, session.close()
+
+    session, trajectories = world.run(scene)
+    assert [len(world.spans(t)) for t in trajectories] == [2, 2] and session.counters["forks"] == 0
+    world.check(policy, trajectories)
+
+
+def test_what_looks_like_reasoning_is_text_in_a_completion():
+    said = "<think>the fox</think>\n runs"
+    policy = scripted(lambda context, turn: said)
+
+    async def scene():
+        renderer = Renderer(world.tokenizer(), world.TEMPLATE + "{# </think> #}", datetime.datetime(2026, 1, 1))
+        session = Session(policy, renderer, world.tokenizer(), world.LIMITS, world.SAMPLING, "task", 0)
+        assert (await session.answer(world.ask(user("a")))).text == "runs"
+        assert (await told(session, PROMPT)).text == said
+
+    world.run(scene)
+
+
+def test_a_prompt_again_is_given_again_joined_or_sampled_again():
+    policy = scripted(lambda context, turn: [world.tokenizer().eos_ids[0]] if context == PROMPT else "done")
+
+    async def scene():
+        session = world.session(policy)
+        lost = await session.answer(prompted(PROMPT))
+        assert await session.answer(prompted(PROMPT)) is lost and lost.text == ""
+        session.delivered(lost)
+        await told(session, PROMPT)  # an empty answer is in every prompt: this one asks again
+        burst = await asyncio.gather(*(session.answer(prompted("a")) for _ in range(5)))
+        assert all(answer is burst[0] for answer in burst)
+        session.delivered(burst[0])
+        await told(session, "adone")  # the EOS would be followed by nothing
+        await told(session, PROMPT + "more")  # begins with a prompt whose answer said nothing
+        return session, session.close()
+
+    session, trajectories = world.run(scene)
+    assert (session.counters["replayed"], session.counters["retries_joined"]) == (1, 4)
+    assert len(trajectories) == 5 and len({t.conversation for t in policy.turns}) == 5
+    world.check(policy, trajectories)
+
+
+def test_a_client_that_leaves_leaves_no_trace(monkeypatch):
+    monkeypatch.setattr(sessions, "LINGER_S", 0.02)
+    policy = scripted(pause_s=0.01)
+
+    async def scene():
+        session = world.session(policy)
+        text = PROMPT + (await told(session, PROMPT)).text + " a "
+        work = asyncio.create_task(session.answer(prompted(text)))
+        while len(policy.turns) < 2:
+            await asyncio.sleep(0.001)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        while session.running:
+            await asyncio.sleep(0.005)
+        await told(session, text)
+        return session, session.close()
+
+    session, trajectories = world.run(scene)
+    gone, again = policy.turns[1:]
+    assert gone.finish == "cancelled" and session.counters["cancelled"] == 1
+    assert (gone.conversation, gone.turn, gone.context) == (again.conversation, again.turn, again.context)
+    assert len(trajectories) == 1 and not policy.left_open
+    world.check(policy, trajectories)
+
+
+def test_conversations_and_completions_do_not_go_on_with_each_other():
+    policy = scripted(lambda context, turn: "done")
+
+    async def scene():
+        session = world.session(policy)
+        chat = await session.answer(world.ask(user("a")))
+        ids = [*chat.prompt_ids, *chat.tokens.tolist()]
+        await told(session, tuple([*ids, 5]))
+        await told(session, world.tokenizer().decode(ids) + "!")
+        return session, session.close()
+
+    session, trajectories = world.run(scene)
+    assert len(trajectories) == 3 and session.counters["forks"] == 0
+    world.check(policy, trajectories)
+
+
+# -------------------------------------------------------------------- limits and the wire
+
+
+def test_limits_and_sampling_are_the_sessions():
+    policy = scripted(lambda context, turn: world.letters("x" * 100))
+    limits = Limits(turn_tokens=50, context_tokens=200, requests=2)
+
+    async def scene():
+        session = world.session(policy, limits)
+        hot = SamplingConfig(temperature=2.0, top_p=0.5, top_k=3, min_p=0.0)
+        one = await session.answer(Ask((), prompt=PROMPT, sampling=hot))
+        assert len(one.tokens) == 50 and policy.turns[-1].sampling == world.SAMPLING
+        assert session.counters["ignored_fields"] == 1
+        for long in ("long " * 200, tuple([5] * 200), "a" * 10_000):
+            with pytest.raises(BadRequest, match=r"prompt is too long") as refused:
+                await session.answer(prompted(long))
+            assert refused.value.code == "context_length_exceeded" and session.stop == StopReason.TOKEN_LIMIT
+        for wrong, why in (("", "must not be empty"), ((), "must not be empty"), ((5, 10**6), "has the id 1000000")):
+            with pytest.raises(BadRequest, match=why):
+                await session.answer(prompted(wrong))
+        await session.answer(prompted("b"))
+        with pytest.raises(BadRequest, match="2 requests are used up") as refused:
+            await session.answer(prompted("c"))
+        assert refused.value.status == 403
+        return session.close()
+
+    world.check(policy, world.run(scene))
+
+
+def test_whole_and_streamed_over_http():
+    policy = scripted(lambda context, turn: world.letters("in the shell STOP") if turn == 0 else "done")
+
+    async def scene():
+        async with world.serving(world.session(policy), world.session(policy, sample=1)) as (_, tokens, client):
+            body = dict(prompt=PROMPT, max_tokens=40, stop="STOP", model="any")
+            status, whole = await post(client, tokens[0], PATH, **body)
+            assert status == 200 and whole["object"] == "text_completion" and whole["id"].startswith("cmpl-")
+            headers = {"Authorization": f"Bearer {tokens[1]}"}
+            stream = {"stream": True, "stream_options": {"include_usage": True}}
+            async with client.post(PATH, json=body | stream, headers=headers) as response:
+                lines = [line[6:] async for line in response.content if line.startswith(b"data: ")]
+            assert lines.pop().strip() == b"[DONE]"
+            told = [json.loads(line) for line in lines]
+            assert told[-1]["usage"] == whole["usage"] and len(told) > 3
+            pieces = [event["choices"][0] for event in told[:-1]]
+            choice = whole["choices"][0]
+            assert "".join(piece["text"] for piece in pieces) == choice["text"] == "in the shell "
+            for name in ("token_ids", "finish_reason", "stop_string", "logprobs"):
+                assert pieces[-1][name] == choice[name]
+            assert whole["prompt_token_ids"] == encode(PROMPT) and choice["stop_string"] == "STOP"
+            assert choice["token_ids"] == policy.turns[0].sampled[: len("in the shell STOP")]
+            assert choice["logprobs"]["text_offset"] == list(range(len("in the shell STOP")))
+            for token in tokens:
+                more = dict(prompt=PROMPT + choice["text"] + "STOP a", max_tokens=40)
+                assert (await post(client, token, PATH, **more))[1]["choices"][0]["text"] == "done"
+            for wrong, param in (
+                (dict(prompt=["a", "b"]), "prompt"),
+                (dict(prompt="a", n=2), "n"),
+                (dict(prompt=[1, -1]), "prompt"),
+                (dict(prompt=[]), "prompt"),
+                (dict(prompt=[True]), "prompt"),
+                (dict(), "prompt"),
+            ):
+                status, told = await post(client, tokens[0], PATH, **wrong)
+                assert (status, told["error"]["param"]) == (400, param), wrong
+            assert (await post(client, "wrong", PATH, prompt="a"))[0] == 401
+
+    world.run(scene)
+    assert len({tuple(t.new_tokens) for t in policy.turns[2:]}) == 1 and policy.turns[2].turn == 1
+
+
+def test_openais_own_client_goes_on_with_a_trajectory():
+    openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
+    policy = scripted()
+
+    async def scene():
+        session = world.session(policy)
+
+        def program(url, token):
+            with openai.OpenAI(base_url=f"{url}/v1", api_key=token, max_retries=0) as client:
+                text = PROMPT
+                one = client.completions.create(model="any", prompt=text, max_tokens=50, logprobs=1)
+                assert one.choices[0].finish_reason == "stop" and one.usage.completion_tokens == len(
+                    policy.turns[0].sampled
+                )
+                assert len(one.choices[0].logprobs.tokens) == len(one.choices[0].logprobs.text_offset)
+                text += one.choices[0].text + " says\n"
+                events = list(client.completions.create(model="any", prompt=text, max_tokens=50, stream=True))
+                text += "".join(event.choices[0].text for event in events) + " more\n"
+                client.completions.create(model="any", prompt=text, max_tokens=50)
+
+        async with world.serving(session) as (gateway, (token,), _):
+            await asyncio.to_thread(program, gateway.url, token)
+        return session.close()
+
+    trajectories = world.run(scene)
+    assert len(trajectories) == 1 and np.unique(trajectories[0].turns).tolist() == [0, 1, 2]
+    world.check(policy, trajectories)
