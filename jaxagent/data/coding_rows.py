@@ -73,8 +73,9 @@ def to_task(row: Mapping[str, Any]) -> types.Task:
         name, statement, kind, about = _swe_bench(row, "")
     else:
         metadata = fields.json_object(row.get("metadata"))
-        found = metadata.get("instance")
-        if found is not None:
+        if "instance" in metadata:
+            found = metadata["instance"]
+            found = found if not isinstance(found, str) else _object(found)
             name, statement, kind, about = _swe_bench(fields.mapping(found, "metadata.instance"), "metadata.instance.")
             image = metadata.get("base_image") or metadata.get("polar_image")
             about = about | ({"image": image} if image else {})
@@ -93,6 +94,8 @@ def check(about: Any, column: str) -> None:
     for key in _TEXTS:
         if key in about:
             fields.text(about, key, f"{column}.", empty=True)
+    if not about.get("workdir", "/").startswith("/"):
+        raise RowError(f"{column}.workdir", f"must be an absolute path, got {about['workdir']!r}")
     for key in _LISTS:
         fields.texts(about.get(key, ()), f"{column}.{key}")
     for path, content in fields.mapping(about.get("files", {}), f"{column}.files").items():
@@ -206,6 +209,10 @@ def _slime(row: Mapping[str, Any], metadata: Mapping[str, Any]) -> tuple[str, st
             setup.append(fields.text(pro, "before_repo_set_cmd", "metadata.swepro."))
     elif metadata.get("eval_cmd"):
         about["check_status"] = {"command": fields.text(metadata, "eval_cmd", "metadata.")}
+    elif "f2p_script" not in rest:
+        raise RowError(
+            "metadata", "needs one of swepro, eval_cmd and remote_env_info.f2p_script: nothing judges the task"
+        )
     else:
         about["check_status"] = {"script": fields.text(rest, "f2p_script", "metadata.remote_env_info.")}
     before = either("pre_commands") or []

@@ -219,9 +219,9 @@ class _Attempt:
         requests, sampled = session.counters["requests"], session.counters["sampled_tokens"]
         printed = " ".join(result.output.decode("utf-8", "replace").split())[-TAIL_CHARS:]
         told = f"exit status {status}; it printed: {printed or 'nothing'}"
-        if result.timed_out and sampled:
+        if result.timed_out and sampled and session.failure is None and session.url:
             return StopReason.TIME_LIMIT
-        if result.timed_out:
+        if result.timed_out and not sampled:
             raise _Failed(StopReason.TIMEOUT, f"the agent program's time was over before it had an answer; {told}")
         if status in NOT_STARTED and not requests:
             raise _Failed(StopReason.ENV_ERROR, f"the agent program does not start: {told}")

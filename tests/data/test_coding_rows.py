@@ -64,6 +64,8 @@ def test_swe_bench():
 def test_polar():
     row = {"prompt": [], "label": "", "metadata": {"instance": SWE_BENCH, "base_image": "i:1", "split": "train"}}
     assert read(row).image == "i:1" and read(row).check.fail_to_pass == ("tests/test_x.py::test_a",)
+    row["metadata"]["instance"] = json.dumps(SWE_BENCH)
+    assert read(row).image == "i:1"
 
 
 def test_r2e():
@@ -103,6 +105,13 @@ def coding(**changes):
         (SWE_BENCH | {"FAIL_TO_PASS": [3]}, r"column 'FAIL_TO_PASS\[0\]': must be non-empty text"),
         (SWE_BENCH | {"FAIL_TO_PASS": [], "PASS_TO_PASS": "[]"}, "no test is named"),
         ({k: v for k, v in SWE_BENCH.items() if k != "PASS_TO_PASS"}, "column 'PASS_TO_PASS': missing"),
+        ({"metadata": {"instance": None, "image": "i"}}, "column 'metadata.instance': must be an object"),
+        ({"metadata": {"instance": "[]", "image": "i"}}, "column 'metadata.instance': must be an object"),
+        (
+            {"metadata": {"image": "i", "workdir": "/w", "eval_cmd": ""}},
+            "column 'metadata': needs one of swepro, eval_cmd",
+        ),
+        (coding(workdir="repo"), r"column 'metadata\.coding\.workdir': must be an absolute path, got 'repo'"),
         (SWE_BENCH | {"problem_statement": ""}, "column 'problem_statement': must not be empty"),
         ({"metadata": {"instance": {"instance_id": "x"}}}, r"column 'metadata\.instance\.problem_statement': missing"),
         (R2E | {"expected_output_json": "["}, "column 'expected_output_json': is no JSON object"),

@@ -249,6 +249,19 @@ def test_an_engine_that_fails(scene):
     assert len(episode.trajectories) == 1  # data, for whoever looks at it
 
 
+def test_an_engine_that_fails_until_the_programs_time_is_over(scene):
+    """A program that asks again and again is no slow agent."""
+
+    def reply(context, turn):
+        if "again" in context:
+            raise EngineError("out of pages")
+        return "hello"
+
+    retries = "import time\nwhile True:\n    try: ask('again')\n    except OSError: time.sleep(0.1)\n"
+    episode = scene.play(reply, script(retries), run_s=4.0, judge=one)
+    fails(episode, StopReason.ENGINE_ERROR, "EngineError: out of pages")
+
+
 def test_an_engine_that_does_not_answer_in_time(scene):
     def stuck():
         scene.policy.gate.clear()

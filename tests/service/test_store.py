@@ -52,6 +52,29 @@ def test_a_full_disk_stores_nothing_in_part_and_is_got_over(tmp_path):
     asyncio.run(main())
 
 
+def test_a_corrupt_file_is_told_and_what_is_asked_is_refused(tmp_path):
+    """Neither the server ends nor is anything acknowledged; a file without a beginning is no store at all."""
+    path = tmp_path / "s"
+
+    async def main():
+        with Store(path) as store:
+            await store.do(put, "first", 200_000)
+        size = path.stat().st_size
+        with open(path, "r+b") as file:
+            for page in range(25, size // 4096):  # behind the schema
+                file.seek(page * 4096)
+                file.write(b"\xff" * 4096)
+        with Store(path) as store:
+            for _ in range(2):
+                with pytest.raises(StoreError, match="malformed"):
+                    await store.do(lambda db, now: db.execute("SELECT * FROM nodes").fetchall())
+        path.write_bytes(b"no store")
+        with pytest.raises(ConfigError, match="cannot be used as a store"):
+            Store(path)
+
+    asyncio.run(main())
+
+
 def test_a_real_full_disk(small_disk):
     async def main():
         with Store(small_disk / "s") as store:

@@ -17,7 +17,9 @@ STEERS = (
     *("conftest.py", "*/conftest.py", "sitecustomize.py", "*/sitecustomize.py", "usercustomize.py", "*.pth"),
     *("pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "pyproject.toml"),
     *("*/pytest.ini", "*/.pytest.ini", "*/tox.ini", "*/setup.cfg", "*/pyproject.toml"),
+    *("*/pytest.toml", "*/.pytest.toml", "*.egg-info/*", "*.dist-info/*"),  # the latter name plugins of pytest's
     *("pytest.py", "pytest/*", "_pytest/*", "unittest.py", "unittest/*", "pluggy/*", ".gitattributes"),
+    "*/.gitattributes",
 )
 # Not part of a change: what the harness itself puts beside the repository's files.
 HARNESS = ("PROBLEM_STATEMENT.md", ".harness/*")
@@ -34,8 +36,13 @@ LADDERS: dict[Ladder, tuple[str, ...]] = {
         "patch --batch --fuzz=5 -p1 -i {patch}",
     ),
 }
+BYTES = ("utf-8", "surrogateescape")  # how a patch is text: a file in another encoding comes through as it is
 _BEGIN = "diff --git "
 _HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(.*)$")
+# All that `git diff --no-renames` writes above a file's hunks.
+_HEADER = re.compile(
+    r"(old|new|new file|deleted file) mode \d{6}|index [0-9a-f]+\.\.[0-9a-f]+( \d{6})?|(---|\+\+\+) .+|Binary files .+"
+)
 _SPECIAL_MODES = ("120000", "160000")  # links and submodules
 
 
@@ -47,6 +54,7 @@ class FileChange:
     text: str  # from "diff --git" to the end of the last hunk
     is_binary: bool = False
     is_special: bool = False  # makes a link or a submodule
+    is_new: bool = False
 
     @property
     def hunks(self) -> str:
@@ -68,7 +76,7 @@ def split(patch: str) -> list[FileChange]:
 
 
 def _change(text: str) -> FileChange:
-    header = text.partition("\n@@ ")[0].splitlines()
+    header = text.partition("\n@@ ")[0].rstrip("\n").split("\n")
     modes = [line.rpartition(" ")[2] for line in header if line.startswith(("new mode ", "new file mode "))]
     modes += [line.rpartition(" ")[2] for line in header if line.startswith("index ")]
     named = {_unprefixed(line[4:]) for line in header if line.startswith(("--- ", "+++ "))} - {None}
@@ -76,8 +84,9 @@ def _change(text: str) -> FileChange:
     if title is not None:
         named.add(title)
     path = named.pop() if len(named) == 1 else ""  # several names: nothing that `git diff --no-renames` prints
-    binary = any(line.startswith(("Binary files ", "GIT binary patch")) for line in header)
-    return FileChange(path or "", text, binary, any(mode in _SPECIAL_MODES for mode in modes))
+    binary = "\0" in text or any(line.startswith(("Binary files ", "GIT binary patch")) for line in header)
+    is_new = any(line.startswith("new file mode ") for line in header)
+    return FileChange(path or "", text, binary, any(mode in _SPECIAL_MODES for mode in modes), is_new)
 
 
 def _title(names: str) -> str | None:
@@ -95,7 +104,7 @@ def _unprefixed(name: str) -> str | None:
     name = name.removesuffix("\t")
     if name.startswith('"') and name.endswith('"'):  # as C writes it
         try:
-            name = codecs.escape_decode(name[1:-1].encode())[0].decode("utf-8", "replace")  # type: ignore[attr-defined]
+            name = codecs.escape_decode(name[1:-1].encode(*BYTES))[0].decode(*BYTES)  # type: ignore[attr-defined]
         except ValueError:
             return ""
     if name == "/dev/null":
@@ -116,18 +125,41 @@ def keep(patch: str, protected: Sequence[str], patterns: Iterable[str]) -> Kept:
 
     Args:
       patch: of an agent.
-      protected: files that may not be changed, nor the folders above them replaced.
+      protected: paths that may not be changed, nor what is below them, nor the folders above them replaced.
       patterns: more such files, as fnmatch patterns (`*` also matches "/").
     """
     guarded = {part for path in protected for part in _and_above(path)}
+    below = tuple(f"{path.rstrip('/')}/" for path in protected)
     wanted = tuple(patterns)
     kept, dropped = [], []
     for change in split(patch):
         bad = not change.path or _leads_out(change.path) or change.is_binary or change.is_special
+        bad = bad or not _is_gits(change.text) or change.path.startswith(below)
+        package, _, name = change.path.rpartition("/")
+        bad = bad or (change.is_new and name == "__init__.py" and f"{package}.py" in guarded)  # would hide the module
         bad = bad or change.path in guarded or any(fnmatchcase(change.path, pattern) for pattern in wanted)
         (dropped if bad else kept).append(change)
     text = "".join(change.text if change.text.endswith("\n") else change.text + "\n" for change in kept)
     return Kept(text, tuple(change.path for change in dropped if not _is_harness(change.path)))
+
+
+def _is_gits(text: str) -> bool:
+    """Whether git can have printed it. Who owns the agent's sandbox can have put another program into git's place, and
+    what applies a patch reads more than we do: renames, a second file behind the last hunk."""
+    lines = text.removesuffix("\n").split("\n")[1:]
+    at = next((i for i, line in enumerate(lines) if line.startswith("@@ ")), len(lines))
+    if not all(_HEADER.fullmatch(line) for line in lines[:at]):
+        return False
+    old = new = 0  # lines that are left of the hunk
+    for line in lines[at:]:
+        if not old and not new and (head := _HUNK.match(line)) is not None:
+            old, new = int(head[2] or 1), int(head[4] or 1)
+        elif not line.startswith("\\"):  # "\ No newline at end of file"
+            old -= line[:1] in (" ", "-", "")
+            new -= line[:1] in (" ", "+", "")
+            if min(old, new) < 0 or line[:1] not in (" ", "-", "+", ""):
+                return False
+    return not old and not new
 
 
 def _and_above(path: str) -> list[str]:

@@ -17,7 +17,7 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from jaxagent.envs.coding.patches import HARNESS
+from jaxagent.envs.coding.patches import BYTES, HARNESS
 from jaxagent.envs.coding.task import CodingTask
 from jaxagent.envs.terminal.verify import VerifierError, removal
 from jaxagent.sandbox.base import CommandResult, FileError, Sandbox
@@ -51,6 +51,16 @@ if [ "$3" ]; then
 fi
 cd "$1"
 [ -e .git ] || { git -c init.defaultBranch=main init -q; git add -A -f .; git commit -q -m "The repository"; }
+"""
+# Takes paths out of the one commit that _UNPACK made, and its old self away. A history of the task's own stays.
+_FORGET = """
+set -e
+git() { command git -c safe.directory='*' "$@"; }
+[ "$(git log --all --format=%ae)" = "$GIT_AUTHOR_EMAIL" ] || exit 0
+git rm -r -q --cached --ignore-unmatch -- "$@"
+git commit -q --amend --no-edit --allow-empty
+rm -rf .git/logs .git/ORIG_HEAD
+git prune --expire=now
 """
 # The tree of what is there, without a change of the index: prints its id, then where git keeps its objects.
 _BASE = """
@@ -136,6 +146,10 @@ async def bring_for_agent(sandbox: Sandbox, task: CodingTask) -> Base:
         paths = " ".join(map(shlex.quote, task.hidden))
         done = await sandbox.execute(("sh", "-c", f"rm -rf {paths}"), STEP_TIMEOUT_S, OUTPUT_BYTES, ENV, task.workdir)
         _checked(task, "hiding the tests", done)
+        inside = tuple(path for path in task.hidden if not path.startswith("/"))
+        argv = ("sh", "-c", _FORGET, "sh", *inside)
+        done = await sandbox.execute(argv, STEP_TIMEOUT_S, OUTPUT_BYTES, ENV, task.workdir)
+        _checked(task, "hiding the tests", done)
     done = await sandbox.execute(("sh", "-c", _BASE), STEP_TIMEOUT_S, OUTPUT_BYTES, ENV, task.workdir)
     _checked(task, "git's tree", done)
     lines = done.output.decode("utf-8", "replace").splitlines()
@@ -169,7 +183,7 @@ async def change(sandbox: Sandbox, task: CodingTask, base: Base, max_bytes: int)
     if done.exit_code != 0 or done.timed_out:
         raise ChangeLost(f"git cannot tell it: {_tail(done)}")
     try:
-        return (await sandbox.read(f"{place}/change.diff", max_bytes)).decode("utf-8", "replace")
+        return (await sandbox.read(f"{place}/change.diff", max_bytes)).decode(*BYTES)
     except FileError as error:
         raise ChangeLost(str(error)) from None
 

@@ -94,15 +94,18 @@ def run_unittest(settings, folders):
     make_importable(folders, settings["packages"])
     loader = unittest.TestLoader()
     suite = unittest.TestSuite()
+    result = Result()
     for name in settings["names"]:
-        suite.addTests(loader.loadTestsFromName(name))
+        try:
+            suite.addTests(loader.loadTestsFromName(name))
+        except Exception as error:  # the loader itself catches only ImportError
+            result.add_name(name, "ERROR", (type(error), error))
     canary = settings["canary"]
 
     def fails(self):
         self.fail()
 
     suite.addTest(type("Canary", (unittest.TestCase,), {canary: fails})(canary))
-    result = Result()
     suite.run(result)
     outcomes = result.outcomes
     found = [outcomes.pop(key) for key in list(outcomes) if canary in key]
@@ -118,8 +121,11 @@ class Result(unittest.TestResult):
         self.outcomes, self.messages = {}, {}
 
     def _add(self, test, status, error=None):
+        self.add_name(test.id(), status, error)
+
+    def add_name(self, name, status, error=None):
+        """What was said of a test."""
         order = ["PASSED", "XFAIL", "SKIPPED", "FAILED", "ERROR"]
-        name = test.id()
         self.outcomes[name] = max(self.outcomes.get(name, "PASSED"), status, key=order.index)
         if error is not None and name not in self.messages:
             self.messages[name] = (error[0].__name__ + ": " + str(error[1]))[:2000]

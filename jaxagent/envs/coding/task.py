@@ -40,7 +40,8 @@ class Tests:
         found: dict[str, None] = {}
         for name in self.required:
             parts = name.partition("(")[2].rstrip(")").split(".") if "(" in name else name.split(".")
-            found |= dict.fromkeys("/".join(parts[: i + 1]) + ".py" for i in range(len(parts)))
+            paths = ["/".join(parts[: i + 1]) + ".py" for i in range(len(parts))]
+            found |= dict.fromkeys(f"{folder}{path}" for folder in ("", "src/") for path in paths)  # see runner.py
         return tuple(found)
 
 

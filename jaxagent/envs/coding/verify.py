@@ -22,6 +22,7 @@ from jaxagent.sandbox.base import MAX_OUTPUT_BYTES, CommandResult, FileError, Sa
 
 RUNNER = Path(__file__).with_name("runner.py")
 MAX_RESULTS_BYTES = 2**23
+_CAN_BE_APPLIED = ("git apply --check --3way {patch}", "git apply --check {patch}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,11 +63,13 @@ async def judge(sandbox: Sandbox, task: CodingTask, patch: str, rules: Rules) ->
       SandboxError: the sandbox failed for a reason of its own.
     """
     await repository.bring(sandbox, task)
+    if task.test_patch and not await _apply(sandbox, task, task.test_patch, _CAN_BE_APPLIED):
+        raise VerifierError(f"{task.id}: the test patch cannot be applied.")
     kept = patches.keep(patch, (*task.test_files, *task.hidden), rules.drop).text
     if kept.strip() and not await _apply(sandbox, task, kept, patches.LADDERS[rules.ladder]):
         return Judgement(False, NOT_APPLIED)
     if task.test_patch and not await _apply(sandbox, task, task.test_patch, patches.LADDERS["slime"][:2]):
-        raise VerifierError(f"{task.id}: the test patch cannot be applied.")
+        return Judgement(False, NOT_APPLIED)  # it could be, before the change
     before = await sandbox.oom_kills()
     try:
         judged = await _run(sandbox, task, rules.deadline_s)
@@ -87,7 +90,7 @@ async def _memory_ran_out(sandbox: Sandbox, before: int | None) -> bool:
 async def _apply(sandbox: Sandbox, task: CodingTask, patch: str, ladder: Sequence[str]) -> bool:
     """Applies a patch by the first command that can."""
     place = f"/tmp/.patch-{secrets.token_hex(8)}"
-    await sandbox.write(place, patch.encode())
+    await sandbox.write(place, patch.encode(*patches.BYTES))
     for command in ladder:
         argv = ("sh", "-c", f"git() {{ command git -c safe.directory='*' \"$@\"; }}; {command.format(patch=place)}")
         done = await sandbox.execute(

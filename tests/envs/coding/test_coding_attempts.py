@@ -5,6 +5,7 @@ import pytest
 from jaxagent.config import ConfigError
 from jaxagent.envs.agent_attempt import Place
 from jaxagent.envs.base import Opening
+from jaxagent.envs.coding import patches
 from jaxagent.envs.coding.environment import Coding
 from jaxagent.envs.terminal.verify import VerifierError
 from jaxagent.types import StopReason, Task
@@ -54,6 +55,25 @@ def test_a_fix_is_found_however_it_was_left(play, how):
 def test_what_is_not_the_agents_is_left_out(play):
     _, attempt = play(tiny.make_config(), tiny.unittest_task(), tiny.FIX, "touch conftest.py", "echo >> test_calc.py")
     assert attempt.counters["dropped_files"] == 2
+
+
+def test_tests_beside_the_sources_are_guarded_too(play):
+    files = {"src/calc.py": tiny.BAD, "src/test_calc.py": tiny.UNITTEST}
+    wrong = "sed -i 's/, 5)/, -1)/' src/test_calc.py"
+    verdict, attempt = play(tiny.make_config(), tiny.unittest_task(files=files), wrong)
+    assert verdict.reward == 0.0 and attempt.counters["dropped_files"] == 1
+
+
+def test_a_file_in_another_encoding_is_changed_and_applied(play):
+    text = "# -*- coding: latin-1 -*-\\ndef add(a, b):\\n    return a - b  # caf\\351\\n"
+    task = tiny.unittest_task(setup=[f"printf '{text}' > calc.py; git commit -qam x"])
+    assert play(tiny.make_config(), task, tiny.FIX)[0].reward == 1.0
+
+
+def test_what_cannot_be_read_by_python_is_a_test_that_failed(play):
+    verdict, attempt = play(tiny.make_config(), tiny.unittest_task(), "echo 'def' >> calc.py")
+    assert verdict.reward == 0.0 and attempt.counters["runs_without_results"] == 0
+    assert attempt.judgement.messages["test_calc.Calc.test_add"].startswith("SyntaxError")
 
 
 def test_the_test_patch_comes_on_top(play):
@@ -175,9 +195,22 @@ def test_by_an_agent_program(play):
             pass
 
 
+def test_a_change_in_the_way_of_the_test_patch_is_worth_0(play, monkeypatch):
+    """It is the agent's doing, and no failure of the task's."""
+    add = "diff --git a/test_new.py b/test_new.py\nnew file mode 100644\n"
+    add += "--- /dev/null\n+++ b/test_new.py\n@@ -0,0 +1 @@\n"
+    check = {"framework": "unittest", "fail_to_pass": ["test_new.New.test_x"]}
+    task = tiny.unittest_task(test_patch=f"{add}+x = 1\n", check_tests=check)
+    monkeypatch.setattr(patches, "keep", lambda patch, protected, patterns: patches.Kept(patch, ()))
+    verdict, attempt = play(tiny.make_config(), task, "mkdir test_new.py; touch test_new.py/x")
+    assert verdict.reward == 0.0 and attempt.judgement.why == "not_applied"
+
+
 def test_hidden_paths_are_not_shown_and_come_back(play):
-    task = tiny.unittest_task(hidden=["test_calc.py"])
-    verdict, attempt = play(tiny.make_config(), task, "[ ! -e test_calc.py ] && " + tiny.FIX)
+    task = tiny.unittest_task(hidden=["test_calc.py", "/nowhere"])
+    seek = "[ ! -e test_calc.py ] && ! git log --all -p | grep -q TestCase && ! git show HEAD:test_calc.py && "
+    seek += '[ -z "$(git fsck --unreachable --no-reflogs)" ] && '
+    verdict, attempt = play(tiny.make_config(), task, seek + tiny.FIX)
     assert verdict.reward == 1.0 and attempt.counters["failed_commands"] == 0
 
 

@@ -19,7 +19,16 @@ def python(text: str) -> str:
     return f"cat - calc.py > new.py <<'END'\n{text}\nEND\nmv new.py calc.py"
 
 
+CASE = "import unittest\nclass Calc(unittest.TestCase):\n    def test_add(self): pass\n    test_zero = test_add\n"
+PLUGIN = CONFTEST.replace(
+    "    report.get", "    if 'calc' in item.nodeid: report.get"
+)  # and not the test that must fail
+
 HOSTILE = {
+    "a package in the module's place": f"mkdir test_calc; cat > test_calc/__init__.py <<'END'\n{CASE}END",
+    "a plugin of pytest's": f"cat > evil.py <<'END'\n{PLUGIN}END\nmkdir x.egg-info; cd x.egg-info; "
+    "printf 'Metadata-Version: 1.0\\nName: x\\nVersion: 1\\n' > PKG-INFO; "
+    "printf '[pytest11]\\nx = evil\\n' > entry_points.txt",
     "weakens the test": "sed -i 's/, 5)/, -1)/; s/== 5/== -1/' test_calc.py tests/test_calc.py; git commit -qam x",
     "edits the test": "echo > test_calc.py; echo > tests/test_calc.py",
     "removes the tests": "rm -rf test_calc.py tests",
@@ -80,6 +89,7 @@ QUICK = (
     "weakens the test",
     "conftest.py",
     "changes pytest",
+    "a plugin of pytest's",
 )  # of those with pytest, which is slow to start
 CASES = [pytest.param(how, "unittest", id=how) for how in HOSTILE]
 CASES += [

@@ -51,13 +51,34 @@ def test_a_patch_is_cut_at_its_files_only():
         change("sub", mode="160000"),
         change("x").replace("+++ b/x", "+++ b/tests/test_a.py"),
         change("x", old="a/y"),
+        change("tests/test_a.py/x"),
+        change("tests/test_a/__init__.py"),
+        change("a/x.egg-info/entry_points.txt"),
+        change("a/.gitattributes"),
+        change("a.pyc").replace("+diff", "+\0diff"),
         "diff --git a/x b/y\nrename from x\nrename to y\n",
+        # What `git diff` never prints, and `git apply` obeys: who owns the sandbox can have replaced git.
+        "diff --git a/x b/x\nsimilarity index 100%\nrename from y\nrename to tests/test_a.py\n",
+        change("x") + "--- a/tests/test_a.py\n+++ b/tests/test_a.py\n@@ -1 +1 @@\n-x\n+y\n",
+        change("x") + "Index: tests/test_a.py\n",
+        change("x") + "@@ -1,2 +1,1 @@\n-x\n",
         "diff --git a/x.bin b/x.bin\nindex 1..2 100644\nBinary files a/x.bin and b/x.bin differ\n",
     ],
 )
 def test_what_decides_the_judgement_is_left_out(text):
     kept = patches.keep(ONE + text + change("z.py"), ["tests/test_a.py"], patches.STEERS)
     assert kept.text == ONE + change("z.py") and len(kept.dropped) == 1
+
+
+def test_what_git_prints_is_kept():
+    """A file that gets a package's name where no test's module is, no line end at the end, and another encoding."""
+    end = "\\ No newline at end of file\n"
+    bare = "diff --git a/x b/x\nindex 1..2 100644\n--- a/x\n+++ b/x\n"
+    bare += f"@@ -1,2 +1 @@ f\n-\udce9\n-y\n{end}+@@ -1 +1 @@\n{end}"
+    empty = "diff --git a/p/__init__.py b/p/__init__.py\nnew file mode 100755\nindex 0000000..e69de29\n"
+    edited = change("tests/__init__.py").replace("new file mode 100644\n", "")
+    kept = patches.keep(bare + empty + edited, ["tests.py", "tests/test_a.py"], patches.STEERS)
+    assert kept == patches.Kept(bare + empty + edited, ())
 
 
 def test_what_the_harness_brought_is_not_counted():
