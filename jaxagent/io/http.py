@@ -15,6 +15,8 @@ from typing import Any, Self
 
 import aiohttp
 
+from jaxagent.config.errors import ConfigError
+
 FIRST_PAUSE_S = 0.1  # before the second attempt; doubled before each further one
 CONNECTIONS = 256  # at once
 QUOTED_CHARS = 200  # of a refusal
@@ -57,6 +59,17 @@ class HttpStatus(HttpError):
 def _quoted(text: str) -> str:
     """The beginning of what a server sent, in one line that any log and terminal takes."""
     return "".join(c if c.isprintable() else "?" for c in " ".join(text.split())[:QUOTED_CHARS])
+
+
+def checked_url(url: str, name: str) -> str:
+    """The URL of a server, without a slash at its end.
+
+    Raises:
+      ConfigError: it does not say http:// or https://; names the flag or field `name`.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"{name}='{url}' is no URL: write http://{url or '127.0.0.1:8080'}.")
+    return url.rstrip("/")
 
 
 class HttpClient:

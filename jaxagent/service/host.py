@@ -115,7 +115,10 @@ class Node:
                 if not patient or not failure.passing:
                     raise
                 logger.warning("%s", failure)
-            await asyncio.sleep(pause_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._draining.wait()
+                    return  # nothing is played yet: it can end at once
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     # ---------------------------------------------------------------- beats

@@ -37,7 +37,7 @@ from absl import flags as absl_flags
 from jaxagent.config import Config, ConfigError, flags
 from jaxagent.config.command import Parser, count, exit_code, seconds
 from jaxagent.config.errors import failure_line
-from jaxagent.io.http import HttpError
+from jaxagent.io.http import HttpError, checked_url
 from jaxagent.service.client import ServiceClient
 from jaxagent.service.host import Node, Replaced
 from jaxagent.service.play import Here, Places, Play
@@ -118,6 +118,9 @@ async def serve(options: argparse.Namespace, token: str, player: Player, given: 
 
 def run(options: argparse.Namespace, of_config: Sequence[str]) -> None:
     """Plays until drained or interrupted."""
+    options.server = checked_url(options.server, "--server")
+    if options.gateway_url:
+        options.gateway_url = checked_url(options.gateway_url, "--gateway_url")
     token = read_token(options.token_file)
     given = flags.parse_config([sys.argv[0], *of_config], absl_flags.FlagValues()) if of_config else None
     sys.path.insert(0, os.getcwd())  # where the user's own player may lie

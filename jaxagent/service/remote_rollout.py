@@ -32,7 +32,7 @@ from jaxagent.gateway.chat import BadRequest
 from jaxagent.gateway.renderer import Renderer
 from jaxagent.gateway.server import Gateway
 from jaxagent.gateway.session import Limits, Policy, Session
-from jaxagent.io.http import HttpError
+from jaxagent.io.http import HttpError, checked_url
 from jaxagent.rollout import early_stop
 from jaxagent.rollout.forced import NEVER, ForcedTools
 from jaxagent.rollout.templates import CHAT_DATE, Plain, Template
@@ -64,6 +64,10 @@ class ServiceConfig:
     gateway_host: str = "127.0.0.1"  # where this run's gateway listens for nodes
     gateway_port: NonNegativeInt = 0  # 0 = any
     gateway_token_file: str = ""  # file with the gateway's admin token; "" = nodes have a policy of their own
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError where the service's address is none."""
+        checked_url(self.url, "config.env.service.url")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -158,7 +158,10 @@ class _Request:
 
 def opened(path: Path) -> sqlite3.Connection:
     """The file's connection, for any one thread at a time. Raises ConfigError: it is no file of this service."""
-    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    except sqlite3.Error as failure:  # a folder, say
+        raise ConfigError(f"'{path}' cannot be used as a store: {failure}.") from failure
     try:
         db.row_factory = sqlite3.Row
         db.execute("PRAGMA journal_mode=WAL")

@@ -7,13 +7,17 @@ import time
 
 import pytest
 
+from jaxagent.config import ConfigError
 from jaxagent.io.http import HttpStatus
-from jaxagent.service import host
+from jaxagent.service import host, node
+from jaxagent.service.client import ServiceClient
 from jaxagent.service.host import Replaced
-from jaxagent.service.play import of_rollout
+from jaxagent.service.play import Places, of_rollout
+from jaxagent.service.remote_rollout import ServiceConfig
 from jaxagent.service.states import State
+from jaxagent.service.store import opened
 from tests.service.cluster import ended, episode, playing, same, serving, until
-from tests.service.test_service import group
+from tests.service.test_rollout_service import group
 
 
 async def played(work, phases):
@@ -207,5 +211,50 @@ def test_a_node_that_the_server_forgot_registers_again_and_a_wrong_token_ends_it
             service.api._token = b"another token, of which the node knows nothing"
             with pytest.raises(HttpStatus, match="401"):
                 await asyncio.wait_for(running, 20)
+
+    asyncio.run(main())
+
+
+def test_a_node_whose_server_is_not_there_ends_at_once_when_it_is_drained():
+    async def main():
+        client = ServiceClient("http://127.0.0.1:9", "0123456789abcdef", retries=0)
+        node = host.Node(client, played, "n", Places(1, 1, 1), drain_s=600.0)
+        running = asyncio.create_task(node.run())
+        await asyncio.sleep(0.2)
+        assert not running.done()  # it waits for the server
+        node.drain()
+        async with asyncio.timeout(20):
+            await running
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_an_address_without_a_scheme_is_refused(tmp_path):
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef")
+    told = "--server='127.0.0.1:8080' is no URL: write http://127.0.0.1:8080"
+    with pytest.raises(ConfigError, match=told):
+        node.run(*node.arguments(["--server=127.0.0.1:8080", f"--token_file={token}", "--player=x:y"]))
+    with pytest.raises(ConfigError, match=r"service\.url='' is no URL"):
+        ServiceConfig("", str(token))
+
+
+def test_a_folder_is_no_store(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be used as a store"):
+        opened(tmp_path)
+
+
+def test_another_process_cannot_speak_for_a_node(tmp_path):
+    """A beat and a give-back count only from the process that has the work."""
+
+    async def main():
+        async with serving(tmp_path / "s") as service:
+            places = {"max_init_workers": 1, "max_run_workers": 1, "max_postrun_workers": 1}
+            await service.client.register("n", "first", "", places)
+            await service.client.register("n", "second", "", places)
+            with pytest.raises(HttpStatus) as refused:
+                await service.client.beat("n", "first", [], {"init": 1, "run": 1, "postrun": 1})
+            assert refused.value.status in (404, 409)
 
     asyncio.run(main())

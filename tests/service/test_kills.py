@@ -12,7 +12,7 @@ from jaxagent.service.client import ServiceClient
 from jaxagent.service.episodes import to_bytes
 from jaxagent.types import Task
 from tests.service.cluster import TOKEN, ended, episode, free_port, same, start_node, start_server, until
-from tests.service.test_service import FREE, PLACES
+from tests.service.test_rollout_service import FREE, PLACES
 
 
 class Cluster:
