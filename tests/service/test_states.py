@@ -43,6 +43,8 @@ def test_a_session_goes_forward_and_its_times_begin_where_they_should():
     assert (session.state, session.attempt, session.lease, session.deadline) == (State.INITIALIZING, 1, 130.0, 700.0)
     session = states.moved(session, State.RUNNING, 110.0, 30.0, 60.0)
     assert (session.run_deadline, session.lease) == (170.0, 140.0)  # agent_timeout counts RUNNING alone
+    again = states.moved(session, State.RUNNING, 115.0, 30.0, 60.0)
+    assert (again.run_deadline, again.lease) == (170.0, 145.0)  # to say it again gives no more time
     session = states.moved(session, State.READY, 120.0, 30.0, 60.0)
     assert (session.state, session.run_deadline, session.lease) == (State.RUNNING, 170.0, 150.0)  # never back
     session = states.moved(session, State.EVALUATING, 130.0, 30.0, 60.0)
