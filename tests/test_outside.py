@@ -39,7 +39,7 @@ def write_package(folder: pathlib.Path) -> None:
 
 
 def run(folder: pathlib.Path, *flags: str) -> subprocess.CompletedProcess:
-    (command,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    command, *_ = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)  # the others are of environments that exist
     words = shlex.split(command.replace("\\\n", " "))
     assert words[:3] == ["python", "-m", "jaxagent.main"]
     environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"PYTHONPATH": f"{ROOT}:{folder}"}
