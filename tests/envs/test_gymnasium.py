@@ -9,7 +9,7 @@ import pytest
 
 from jaxagent.config import ConfigError
 from jaxagent.envs.base import Opening, Transcript
-from jaxagent.envs.gymnasium.environment import Gymnasium, as_action, as_text, seed_of
+from jaxagent.envs.gymnasium.environment import Gymnasium, InvalidAction, as_action, as_text, seed_of
 from jaxagent.types import StopReason, Task, TokenKind
 
 
@@ -113,6 +113,16 @@ def test_actions(space, names, word, action):
 def test_what_is_no_action_is_told(word):
     with pytest.raises(ValueError, match="Actions are"):
         as_action(DISCRETE, (), f"<action>{word}</action>")
+
+
+def test_a_space_that_fails_is_no_mistake_of_the_policys():
+    class Broken(gymnasium.spaces.Discrete):
+        def contains(self, x):
+            raise ValueError("the space's own mistake")
+
+    with pytest.raises(ValueError, match="own mistake") as caught:
+        as_action(Broken(3), (), "<action>1</action>")
+    assert not isinstance(caught.value, InvalidAction)
 
 
 def test_observations_as_text():

@@ -35,6 +35,10 @@ RETURN = "return"
 OPENING, CLOSING = tags.pair("action")
 
 
+class InvalidAction(ValueError):
+    """The policy's text names no action of the space."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gymnasium(Environment):
     """One of Gymnasium's environments, or one of yours with its interface."""
@@ -100,7 +104,7 @@ class GymnasiumAttempt:
         last = len(self._rewards) >= self._config.max_turns
         try:
             taken = as_action(self._environment.action_space, self._config.actions, action)
-        except ValueError as mistake:
+        except InvalidAction as mistake:
             self.counters["invalid_actions"] += 1
             if last:
                 return Step(stop_reason=StopReason.TURN_LIMIT)
@@ -173,22 +177,23 @@ def as_action(space: Any, names: Sequence[str], text: str) -> Any:
     """The action that a text names.
 
     Raises:
-      ValueError: what to write instead, in one line for the policy.
+      InvalidAction: what to write instead, in one line for the policy. Whatever else a space raises is the
+        environment's own failure, and no mistake of the policy's.
     """
     written = tags.inside(OPENING, CLOSING, text)
     if not written:
-        raise ValueError("Write <action>...</action>.")
+        raise InvalidAction("Write <action>...</action>.")
     word = written[-1].strip()
     if names:
         if word not in names:
-            raise ValueError(f"Actions are: {', '.join(names)}.")
+            raise InvalidAction(f"Actions are: {', '.join(names)}.")
         return int(getattr(space, "start", 0)) + names.index(word)
     if type(space).__name__ == "Text":
         return _of(space, word)
     try:
         value = json.loads(word)
     except (ValueError, RecursionError):
-        raise ValueError(f"Actions are: {space}.") from None
+        raise InvalidAction(f"Actions are: {space}.") from None
     import numpy as np
 
     shape = getattr(space, "shape", None)
@@ -200,17 +205,14 @@ def as_action(space: Any, names: Sequence[str], text: str) -> Any:
         elif type(value) is int:
             value = np.int64(value)
     except (ValueError, TypeError, OverflowError):
-        raise ValueError(f"Actions are: {space}.") from None
+        raise InvalidAction(f"Actions are: {space}.") from None
     return _of(space, value)
 
 
 def _of(space: Any, value: Any) -> Any:
-    try:
-        if space.contains(value):
-            return value
-    except Exception:  # a space of the user's own may stumble over anything
-        pass
-    raise ValueError(f"Actions are: {space}.")
+    if not space.contains(value):
+        raise InvalidAction(f"Actions are: {space}.")
+    return value
 
 
 def as_text(shown: Any) -> str:
