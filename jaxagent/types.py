@@ -99,6 +99,19 @@ class Trajectory:
 
 
 @dataclasses.dataclass(frozen=True)
+class Heard:
+    """A conversation with a role that is not trained, or of the policy where it is only shown.
+
+    For people and for checks.
+    """
+
+    role: str
+    turns: Sequence[tuple[str, str]]  # (what it was shown, what it said)
+    trajectory: Trajectory | None = None  # its tokens, where an engine of this run sampled them; never trained
+    after: int = 0  # trained conversations of the episode that had begun before it
+
+
+@dataclasses.dataclass(frozen=True)
 class Episode:
     """All trajectories of one attempt at one task, with what the verifier said."""
 
@@ -113,6 +126,7 @@ class Episode:
     text: str = ""  # decoded, for people; never read by training
     error: str = ""  # one line, when stop_reason.is_failure
     turn_rewards: tuple[float, ...] = ()  # paid at the end of each turn, beside `reward`; () = no process rewards
+    heard: Sequence[Heard] = ()  # conversations with roles that are not trained
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,7 @@ LEVELS = (
     ("types", "io"),
     ("sandbox", "rewards", "models", "algorithms", "data", "agents", "tools"),
     ("envs", "engine", "observe"),
+    ("roles",),
     ("rollout", "learner"),
     ("gateway",),
     ("runs",),
@@ -28,7 +29,7 @@ LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 SELF_CONTAINED = {"sandbox": {"config", "io"}}
 # May import the rooms, never the other way. Subpackages by name (jaxagent.launch), folders beside the rooms.
 TOP = ("configs", "launch", "data_pipelines", "tests", "benchmarks")
-NO_JAX_ROOMS = ("config", "types", "io", "rewards", "envs", "sandbox", "data", "agents", "tools")
+NO_JAX_ROOMS = ("config", "types", "io", "rewards", "envs", "sandbox", "data", "agents", "tools", "roles")
 NO_JAX = ("jax", "flax", "optax", "orbax", "jaxlib")
 
 

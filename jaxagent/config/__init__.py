@@ -38,6 +38,7 @@ from jaxagent.config.rl import ReplayConfig as ReplayConfig
 from jaxagent.config.rl import RLConfig as RLConfig
 from jaxagent.config.rl import TemperatureConfig as TemperatureConfig
 from jaxagent.config.rl import ZLossConfig as ZLossConfig
+from jaxagent.config.roles import RoleConfig as RoleConfig
 from jaxagent.config.run import CheckpointConfig as CheckpointConfig
 from jaxagent.config.run import Config as Config
 from jaxagent.config.run import EvalConfig as EvalConfig

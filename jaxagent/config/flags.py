@@ -134,6 +134,8 @@ def fields(cls: type = Config, prefix: str = "config", of: str = "") -> Iterator
         path, wanted = f"{prefix}.{name}", kind(hint)
         meaning, given = _meanings(cls).get(name, ""), default(cls, name)
         off = "none|" if wanted.optional else ""
+        if wanted.of_names is not None:
+            path, wanted, given = f"{path}.NAME", kind(wanted.of_names), None
         if wanted.choice is not None:
             named = given["name"] if given else None
             yield Field(path, off + "|".join(wanted.choice.entries), "", meaning, of, named)

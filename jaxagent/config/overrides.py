@@ -54,6 +54,12 @@ def _set(wanted: Kind, value: Any, parts: list[str], text: str, path: str) -> An
     """`value` with the field at `parts` below it replaced."""
     if not parts:
         return _whole(wanted, value, text, path)
+    if wanted.of_names is not None:
+        first, *rest = parts
+        value = dict(value or {})
+        if rest and first not in value:
+            raise ConfigError(f"{path} has no '{first}': name its choice first, --{path}.{first}=CHOICE.")
+        return value | {first: _set(kind(wanted.of_names), value.get(first), rest, text, f"{path}.{first}")}
     if wanted.choice is not None:
         value = wanted.choice.spelled_out(value)
         if parts == ["name"]:
@@ -87,6 +93,8 @@ def _whole(wanted: Kind, value: Any, text: str, path: str) -> Any:
         if wanted.optional and text == ON:
             return value or {}
         raise ConfigError(f"'{path}' is a section: set one of its fields, {', '.join(hints(wanted.value))}.")
+    if wanted.of_names is not None:
+        raise ConfigError(f"'{path}' holds sections under names: set one of them, --{path}.NAME=CHOICE.")
     return read(wanted.value, text, path)
 
 

@@ -32,6 +32,11 @@ class Kind(NamedTuple):
         """Whether it is a dataclass, and not a choice among several."""
         return self.choice is None and dataclasses.is_dataclass(self.value)
 
+    @property
+    def of_names(self) -> Any:
+        """The type of what a mapping has under names that the user gives; None for all that is no mapping."""
+        return typing.get_args(self.value)[1] if typing.get_origin(self.value) is Mapping else None
+
 
 def kind(hint: Any) -> Kind:
     """Takes a type hint apart."""
@@ -75,6 +80,8 @@ def _has_form(wanted: Kind) -> bool:
     """Whether a config, and so JSON and a command line, can say a value of this type."""
     if wanted.choice is not None or wanted.is_section or wanted.value in (bool, int, float, str):
         return True
+    if wanted.of_names is not None:
+        return _has_form(kind(wanted.of_names))
     inner = typing.get_args(wanted.value)
     is_tuple = typing.get_origin(wanted.value) is tuple and len(inner) == 2 and inner[1] is Ellipsis
     return typing.get_origin(wanted.value) is Literal or (is_tuple and _has_form(kind(inner[0])))
@@ -193,6 +200,8 @@ def convert(hint: Any, value: Any, path: str) -> Any:
         return build(cls, section, path)
     if wanted.is_section:
         return build(wanted.value, value, path)
+    if wanted.of_names is not None:
+        return {name: convert(wanted.of_names, v, f"{path}.{name}") for name, v in _as_mapping(value, path).items()}
     value = _plain_value(wanted.value, value, path)
     if wanted.allowed is not None and value not in wanted.allowed:
         need = "finite" if isinstance(value, float) and not math.isfinite(value) else wanted.allowed
@@ -230,6 +239,8 @@ def plain(hint: Any, value: Any) -> Any:
         return {"name": wanted.choice.name_of(value), **to_dict(value)}
     if wanted.is_section:
         return to_dict(value)
+    if wanted.of_names is not None:
+        return {name: plain(wanted.of_names, v) for name, v in value.items()}
     return tuple(plain(typing.get_args(wanted.value)[0], v) for v in value) if isinstance(value, tuple) else value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from jaxagent.config.choice import Choice
@@ -12,6 +13,7 @@ from jaxagent.config.env import EnvConfig
 from jaxagent.config.model import MeshConfig, ModelConfig, TokenizerConfig
 from jaxagent.config.ranges import NonNegativeInt, PositiveInt
 from jaxagent.config.rl import RLConfig
+from jaxagent.config.roles import RoleConfig
 from jaxagent.config.stages import (
     DPOConfig,
     OPDConfig,
@@ -56,6 +58,8 @@ class Config:
     data: DataConfig
     env: Annotated[EnvConfig, Choice("jaxagent.envs:ENVIRONMENTS")]  # what the policy acts in
     engine: EngineConfig
+    # Who speaks in an episode beside the policy, by the names that the environment knows: see docs/roles.md.
+    roles: Mapping[str, Annotated[RoleConfig, Choice("jaxagent.roles:ROLES")]] = dataclasses.field(default_factory=dict)
     stages: tuple[Stage, ...]  # what a run does, in order, each at most once
     warm_start: WarmStartConfig | None = None
     sample: SampleConfig | None = None

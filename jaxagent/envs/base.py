@@ -152,6 +152,7 @@ class Environment(EnvConfig):
       stop_strings: what ends a generation, of demonstrations; an attempt has its own, which may differ.
       tokens: texts that a tokenizer trained for this run keeps whole.
       rollout: the class that plays episodes, "module:Class", with the fields of `rollout.multi_turn.MultiTurn`.
+      roles: names that `config.roles` must have. With roles, `open` yields a function of (task, cast): see `cast.py`.
     """
 
     score = "solved"
@@ -160,6 +161,7 @@ class Environment(EnvConfig):
     stop_strings: ClassVar[Sequence[str]] = ()
     tokens: ClassVar[Sequence[str]] = ()
     rollout = "jaxagent.rollout.multi_turn:MultiTurn"
+    roles: ClassVar[Sequence[str]] = ()
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a class without attempts."""

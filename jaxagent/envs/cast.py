@@ -1,0 +1,140 @@
+"""Who plays in an episode beside the environment: the policy and other roles, as an environment meets them.
+
+    talk = cast.talk("user")                                   # a new conversation with a role of `config.roles`
+    said = await talk.say(Message("system", "..."), Message("user", "Hi!"))        # its prompt, and its first reply
+    said = await talk.say(Message("user", "What is your order number?"))           # and so on
+
+An environment whose `roles` is not empty, and every environment that plays itself (`PlayedAttempt`), gets a `Cast` with
+each task: `attempt_at(task, cast)`. "policy" is the policy that is trained; only its tokens carry gradient.
+
+What a role does wrong (an endpoint that is down, a reply that comes too late) is an exception of `say`: a `RoleError`
+or a `TimeoutError`. It passes through the environment and ends the episode as ENV_ERROR or TIMEOUT, and never as a
+reward of 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from jaxagent.envs.base import Message, Verdict
+from jaxagent.types import StopReason
+
+POLICY = "policy"  # the role that is trained
+
+
+class RoleError(RuntimeError):
+    """A role other than the policy gave no reply. The message begins with the role's name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens:
+    """Text with the token ids that it has in the policy's tokenizer: what was sampled, or was encoded once."""
+
+    ids: tuple[int, ...]
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Spliced:
+    """A message whose pieces keep their tokens: texts are encoded, `Tokens` are taken as they are."""
+
+    role: str
+    pieces: tuple[str | Tokens, ...]
+
+    @property
+    def content(self) -> str:
+        """All pieces as one text."""
+        return "".join(piece if isinstance(piece, str) else piece.text for piece in self.pieces)
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """One reply of a role."""
+
+    text: str  # without the token that ends a message; with the stop string that it completed
+    finish: (
+        str  # "stop" (a stop string), "eos", "length" (no more tokens, or no room in the context: then it may be "")
+    )
+    tokens: Tokens | None  # as sampled, without the token that ends a message; None where no engine here sampled it
+    prompt_tokens: int  # that the role was shown for this reply, its whole conversation
+    reply_tokens: int
+    seconds: float  # between the question and the reply
+    cost: float | None  # by the role's prices; None where it has none
+
+
+class Talk(Protocol):
+    """One conversation with a role: of the policy, one trajectory."""
+
+    async def say(
+        self, *messages: Message | Spliced, stop_strings: Sequence[str] = (), max_tokens: int | None = None
+    ) -> Said:
+        """Shows the role messages, its prompt or what follows its last reply, and returns what it says.
+
+        Args:
+          messages: at least one. Of a later call, exactly one.
+          stop_strings: end the reply; one from outside (HTTP) is cut behind the first of them.
+          max_tokens: of the reply; None = the role's own limit (of the policy: env.turn_tokens).
+
+        Raises:
+          RoleError: the role cannot reply.
+          TimeoutError: it did not, in its time.
+        """
+        ...
+
+
+class Cast(Protocol):
+    """Everybody who plays in one episode.
+
+    Attributes:
+      names: the roles of `config.roles`, in the config's order; without the policy.
+    """
+
+    names: Sequence[str]
+
+    def talk(self, role: str, trained: bool = True) -> Talk:
+        """Begins a conversation with a role.
+
+        Conversations of an episode are numbered in the order of these calls, and their random numbers follow from that
+        order: call it before you await anything that ends in another order each time.
+
+        Args:
+          role: a name of `names`, or "policy".
+          trained: False makes a conversation of the policy one that is only shown, and carries no gradient.
+
+        Raises:
+          KeyError: there is no such role.
+        """
+        ...
+
+    def tokens(self, text: str) -> Tokens:
+        """A text in the policy's tokenizer."""
+        ...
+
+    def decoded(self, ids: Sequence[int]) -> Tokens:
+        """Ids of the policy's tokenizer with their text."""
+        ...
+
+
+class PlayedAttempt(Protocol):
+    """One attempt that plays itself: it asks the policy and the other roles, in as many conversations as it likes.
+
+    Such an environment's `rollout` is "jaxagent.rollout.play:Play", and its `open` yields `attempt_at(task, cast)`.
+
+    Attributes:
+      counters: what happened so far; read at the end, even after a failure.
+    """
+
+    counters: Mapping[str, float]
+
+    async def play(self) -> StopReason:
+        """Plays to the end: ANSWER, TURN_LIMIT, TOKEN_LIMIT or TIME_LIMIT. Exceptions are failures of the episode."""
+        ...
+
+    async def verify(self, ended: StopReason) -> Verdict:
+        """Judges the episode. `turn_rewards` count the replies of the policy's trained conversations, in order."""
+        ...
+
+    async def close(self) -> None:
+        """Releases everything. Called exactly once, also when `play` failed."""

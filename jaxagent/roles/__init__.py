@@ -1,0 +1,13 @@
+"""Roles: who speaks in an episode beside the policy. `config.roles.<name>` chooses one, or names one of yours."""
+
+from __future__ import annotations
+
+from jaxagent.config.roles import RoleConfig
+from jaxagent.roles.engines import FrozenRole, PolicyRole
+from jaxagent.roles.http import Http
+
+ROLES: dict[str, type[RoleConfig]] = {
+    "policy": PolicyRole,
+    "engine": FrozenRole,
+    "http": Http,
+}
