@@ -45,7 +45,9 @@ class Wish:
     outputs: tuple[str, ...] = ()
 
 
-def draw(kind: str, user_id: str, store: Store, others: Sequence[str], random_: random.Random) -> dict[str, Any] | None:
+def draw(
+    kind: str, user_id: str, store: Store, others: Sequence[str], random_: random.Random, by_email: bool
+) -> dict[str, Any] | None:
     """A task of one kind for one user, as a row's metadata; None where the user has nothing to wish so.
 
     Args:
@@ -54,6 +56,7 @@ def draw(kind: str, user_id: str, store: Store, others: Sequence[str], random_: 
       store: that the task is about.
       others: users whose orders `denied/foreign` may name.
       random_: of all choices.
+      by_email: every customer says his e-mail; otherwise half of them say name and zip code.
     """
     family, _, names = kind.partition("/")
     wishes: list[Wish] = []
@@ -65,12 +68,12 @@ def draw(kind: str, user_id: str, store: Store, others: Sequence[str], random_: 
             return None
         used.add(wish.facts.get("order", ""))
         wishes.append(wish)
-    return _task(user_id, store.users[user_id], wishes, random_)
+    return _task(user_id, store.users[user_id], wishes, by_email or random_.random() < 0.5)
 
 
-def _task(user_id: str, user: Mapping[str, Any], wishes: Sequence[Wish], random_: random.Random) -> dict[str, Any]:
+def _task(user_id: str, user: Mapping[str, Any], wishes: Sequence[Wish], by_email: bool) -> dict[str, Any]:
     name = " ".join(user["name"][part] for part in ("first_name", "last_name"))
-    if random_.random() < 0.5:
+    if by_email:
         known = f"your email is {user['email']}"
         identity = {"email": user["email"]}
     else:
