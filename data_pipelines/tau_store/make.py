@@ -100,14 +100,15 @@ def _owners(drawn: Store, about: Mapping[str, Any]) -> list[str]:
     return [drawn.orders[order_id]["user_id"] for order_id in named]
 
 
-def shown(seed: int, number: int, compact: bool, speech: demonstrations.Speech, flawed_frac: float) -> Iterator[dict]:
-    """`number` demonstrations, each about a user of a further store: none says anything of the store of the tasks."""
+def shown(seed: int, number: int, flawed_frac: float) -> Iterator[dict]:
+    """`number` demonstrations, the kinds in turn, of further compact stores: none is about the store of the tasks."""
     left = number
     for count in itertools.count():
         name = f"{seed}/shown/{count}"
-        further = store.draw(random.Random(name), SHOWN_USERS, NUM_PRODUCTS, compact)
-        its = itertools.islice(rows(further, list(further.users), name, compact), min(left, SHOWN_TASKS))
-        made = [demonstrations.demonstration(row, Shops(further.data()), speech, flawed_frac) for row in its]
+        further = store.draw(random.Random(name), SHOWN_USERS, NUM_PRODUCTS, compact=True)
+        its = itertools.islice(rows(further, list(further.users), name, by_email=True), min(left, SHOWN_TASKS))
+        shops = Shops(further.data())
+        made = [demonstrations.demonstration(row, shops, **demonstrations.mistakes(row, flawed_frac)) for row in its]
         yield from made
         left -= len(made)
         if left <= 0:
@@ -121,7 +122,6 @@ def write(
     num_users: int,
     compact: bool,
     num_demonstrations: int,
-    speech: demonstrations.Speech,
     flawed_frac: float = 0.0,
 ) -> None:
     """Writes the dataset that `__main__` describes into `folder`, which must not exist yet.
@@ -133,8 +133,7 @@ def write(
       num_users: of the store.
       compact: a store with short ids and few items, for a small policy; see `store.draw`.
       num_demonstrations: rows of full.jsonl, the kinds in turn.
-      speech: how the environment's agent speaks.
-      flawed_frac: see `demonstrations.demonstration`.
+      flawed_frac: how likely each of the two mistakes of a demonstration is; see `demonstrations`.
 
     Raises:
       ConfigError: too few tasks or users for two splits with all kinds, or a task that is wrong.
@@ -145,7 +144,7 @@ def write(
         share = round(num * len(users) / num_users)
         split_rows[split] = list(itertools.islice(rows(drawn, users, f"{seed}/{split}", compact), share))
     checked(drawn, split_rows)
-    episodes = list(shown(seed, num_demonstrations, compact, speech, flawed_frac))
+    episodes = list(shown(seed, num_demonstrations, flawed_frac))
     texts = generated.as_rows(demonstrations.tokenizer_texts(episodes[:2000]))
     beside = {"full.jsonl": episodes, "texts.jsonl": texts}
     partial = folder.with_name(f"{folder.name}.store-{os.getpid()}")
@@ -157,5 +156,3 @@ def write(
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-

@@ -19,7 +19,7 @@ from jaxagent.data_pipelines.tau_store.store import CITIES, STREETS, Store
 
 KINDS = (
     "one/cancel", "one/address", "one/payment", "one/items", "one/return", "one/exchange", "one/profile", "one/price",
-    "two/return_cancel", "two/cancel_profile", "two/exchange_payment", "two/address_return",
+    "two/return_cancel", "two/cancel_profile", "two/payment_profile", "two/exchange_profile",
     "denied/foreign", "denied/status",
 )  # fmt: skip
 REASONS = ("no longer needed", "ordered by mistake")
