@@ -23,6 +23,8 @@ from jaxagent.envs.tau.store import Store
 from jaxagent.roles import retail_facts
 from jaxagent.roles.retail_customer import STOP, Customer
 
+AUTHENTICATED = 3  # turns: who the customer is, his id, and what he wants
+EXCERPTED = ("one/cancel", "one/address", "one/payment", "one/return", "one/items", "one/exchange")
 NUMBER_REPEATS = 20  # in the tokenizer's texts: every id is one token
 WORD_REPEATS = 20
 ASK = {
@@ -102,6 +104,18 @@ def demonstration(row: Mapping[str, Any], store: Store, looks: bool, asks_more: 
         "kind": row["kind"],
         "right": {"looks": looks, "asks_more": asks_more},
     }
+
+
+def excerpt(row: Mapping[str, Any], store: Store) -> dict[str, Any]:
+    """The second half of a right agent's episode: from where the customer has said which order it is about.
+
+    Short, and with what a tool shows of an order twice, before and after it is changed: so a policy that predicts
+    observations, too, learns first of all to copy.
+    """
+    whole = demonstration(row, store, looks=True, asks_more=True)
+    *_, answer = turns = whole["turns"][:AUTHENTICATED]
+    rest = whole["turns"][len(turns) :]
+    return whole | {"prompt": [{"role": "user", "content": answer["observation"]}], "turns": rest}
 
 
 def _serve(

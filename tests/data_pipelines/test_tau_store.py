@@ -168,7 +168,8 @@ def test_flaws_are_as_frequent_as_wished():
 
 def test_a_dataset_is_read_back(tmp_path, capsys):
     out = tmp_path / "store"
-    arguments = ["--out", str(out), "--num=280", "--users=80", "--compact", "--demonstrations=56", "--flawed_frac=0.5"]
+    arguments = ["--out", str(out), "--num=280", "--users=80", "--compact", "--demonstrations=56"]
+    arguments += ["--curriculum=12", "--flawed_frac=0.5"]
     assert command.main(arguments) == 0
     assert command.main(arguments) == 2 and "exists" in capsys.readouterr().err
     owners = {order_id: order["user_id"] for order_id, order in json.loads((out / "orders.json").read_text()).items()}
@@ -182,8 +183,13 @@ def test_a_dataset_is_read_back(tmp_path, capsys):
     Shops.load(out)
     episodes = rollout_demonstrations.load(out / "full.jsonl")
     assert len(episodes) == 56
-    told = {row["kind"] for row in episodes}
-    assert told == set(tasks.KINDS)
+    assert {row["kind"] for row in episodes} == set(tasks.KINDS)
+    excerpts = rollout_demonstrations.load(out / "curriculum.jsonl")
+    assert {row["kind"] for row in excerpts} == set(demonstrations.EXCERPTED)
+    for row in excerpts:  # everything that is written stands before it
+        (asked,) = row["prompt"]
+        assert row["turns"][0]["action"].startswith("<call>get_order_details")
+        assert asked["content"].split("\n")[0].removeprefix("<user>") in row["turns"][0]["action"]
 
 
 def test_ids_names_and_the_stores_json_are_few_tokens():
@@ -196,7 +202,7 @@ def test_ids_names_and_the_stores_json_are_few_tokens():
 
 def test_too_small_a_store_says_so():
     with pytest.raises(ConfigError, match="too few tasks or users"):
-        make.write(Path("/nonexistent/x"), 20, 0, 8, True, 0)
+        make.write(Path("/nonexistent/x"), 20, 0, 8, True, 0, 0)
     with pytest.raises(ConfigError, match="450 users"):
         store.draw(random.Random(0), 451, 16, True)
     with pytest.raises(ConfigError, match="2 products"):
