@@ -1,7 +1,7 @@
 """A role behind HTTP: any server that speaks OpenAI's chat completions.
 
 The run asks it one question at start, so that a wrong address, token or model is told before anything is trained. In
-an episode a reply that does not come is a `RoleError` or a `TimeoutError` of that episode, and nothing else.
+an episode a reply that does not come is a failure of that episode, and nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from pathlib import Path
 from jaxagent.config import ConfigError
 from jaxagent.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
 from jaxagent.envs.base import Message
-from jaxagent.envs.cast import RoleError
 from jaxagent.io.http import HttpStatus, HttpTimeout, HttpUnreachable
 from jaxagent.rewards.chat_client import CallError, ChatClient, Completion, Endpoint
 from jaxagent.roles.base import Reply, Run, TextRole
@@ -28,17 +27,17 @@ GREETING = (Message("user", "Answer with one word: are you there?"),)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Http(TextRole):
-    """A chat model behind HTTP. `timeout_s` is for a reply with all its attempts.
+    """A chat model behind HTTP. `timeout_s` is for a reply with all its attempts, and with its wait for `calls`.
 
     Stop strings are not sent, since servers swallow the one that ends a reply: the reply is cut behind the first one
-    here, and what the server counted still holds.
+    here (`rollout/cast.py`), and what the server counted still holds.
     """
 
     url: str  # up to and without /chat/completions, e.g. "http://127.0.0.1:8000/v1"
     model: str
     token_file: str = ""  # a file with what is sent as a bearer token; "" = none
     temperature: NonNegativeFloat = 0.7
-    retries: NonNegativeInt = 2  # further attempts of one call
+    retries: NonNegativeInt = 2  # further attempts after a broken connection, 429 or 5xx
     calls: PositiveInt = 256  # in flight at once; further ones wait
     seed: NonNegativeInt = 0  # of what is sent as each request's seed
 
@@ -80,36 +79,30 @@ class Http(TextRole):
 
 
 class _Chat:
-    """What all conversations of a role share: connections, and the bound of calls in flight."""
+    """What all conversations of a role share."""
 
     def __init__(self, name: str, role: Http, token: str):
         self.name, self.role = name, role
         self.client = ChatClient(Endpoint(role.url, role.model, token, role.timeout_s, role.retries), role.calls)
-        self._free = asyncio.Semaphore(role.calls)  # first come, first served
 
     async def ask(self, messages: Sequence[Message], max_tokens: int, seed: int) -> Completion:
         """The role's reply to a conversation.
 
         Raises:
-          CallError: there is none.
+          CallError: there is none that can be used.
           TimeoutError: there is none in time.
         """
-        role = self.role
-        async with self._free:  # waiting here is no slowness of the endpoint's
-            try:
-                async with asyncio.timeout(role.timeout_s):
-                    return await self.client.ask(
-                        [{"role": message.role, "content": message.content} for message in messages],
-                        temperature=role.temperature,
-                        max_tokens=max_tokens,
-                        seed=seed,
-                    )
-            except CallError as failure:
-                if not isinstance(failure.__cause__, HttpTimeout):
-                    raise
-            except TimeoutError:
-                pass
-        raise TimeoutError(f"{self.name}: {role.url} gave no reply in {role.timeout_s:g} s")
+        shown = [{"role": message.role, "content": message.content} for message in messages]
+        sampling = {"temperature": self.role.temperature, "max_tokens": max_tokens, "seed": seed}
+        try:
+            said = await self.client.ask(shown, **sampling)
+        except CallError as failure:
+            if isinstance(failure.__cause__, HttpTimeout):
+                raise TimeoutError(str(failure)) from failure
+            raise
+        if not said.text.strip() and said.finish != "length":
+            raise CallError(f"{self.role.url} gave a reply without text")
+        return said
 
     async def check(self) -> None:
         """Asks one question.
@@ -119,7 +112,8 @@ class _Chat:
         """
         where = f"config.roles.{self.name}"
         try:
-            said = await self.ask(GREETING, self.role.reply_tokens, 0)
+            async with asyncio.timeout(self.role.timeout_s):
+                said = await self.ask(GREETING, self.role.reply_tokens, 0)
         except TimeoutError as failure:
             raise ConfigError(
                 f"{where}.url: {self.role.url} gave no reply in {self.role.timeout_s:g} s. Start a server there, or "
@@ -128,8 +122,10 @@ class _Chat:
         except CallError as failure:
             raise ConfigError(f"{where}: {failure}. {_advice(where, failure)}") from failure
         if not said.text.strip():
-            more = f", {where}.reply_tokens={self.role.reply_tokens} tokens long" if said.finish == "length" else ""
-            raise ConfigError(f"{where}: {self.role.url} gave a reply without text{more}. Name a model that answers.")
+            raise ConfigError(
+                f"{where}.reply_tokens={self.role.reply_tokens} are over before {self.role.url} has said "
+                "a word. Raise them."
+            )
 
 
 def _advice(where: str, failure: CallError) -> str:
@@ -156,19 +152,11 @@ class HttpTalk:
         """Answers the conversation so far.
 
         Raises:
-          RoleError: the endpoint gave no reply that can be used.
+          CallError: the endpoint gave no reply that can be used.
           TimeoutError: it gave none in time.
         """
         turn = sum(message.role == "assistant" for message in messages)
-        try:
-            said = await self._chat.ask(messages, max_tokens, _seed(f"{self._key}\0{turn}"))
-        except CallError as failure:
-            raise RoleError(f"{self._chat.name}: {failure}") from failure
-        if not said.text and said.finish != "length":
-            raise RoleError(f"{self._chat.name}: {self._chat.role.url} gave a reply without text")
-        ends = [said.text.find(stop) + len(stop) for stop in stop_strings if stop in said.text]
-        if ends:
-            return Reply(said.text[: min(ends)], "stop", said.prompt_tokens, said.reply_tokens)
+        said = await self._chat.ask(messages, max_tokens, _seed(f"{self._key}\0{turn}"))
         finish = "length" if said.finish == "length" else "eos"
         return Reply(said.text, finish, said.prompt_tokens, said.reply_tokens)
 
