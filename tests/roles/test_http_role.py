@@ -88,9 +88,11 @@ def role(url, **changes) -> Http:
 def talking(workers, play, **changes):
     """(server, the function that begins a conversation) with a role whose question at start was answered."""
     first = lambda n, body: completion("Yes.") if n == 0 else play(n, body)  # noqa: E731
-    with served(workers, first) as (server, url):
-        with role(url, **changes).open("user", workers.run, lambda line: None) as speaker_at:
-            yield server, speaker_at
+    with (
+        served(workers, first) as (server, url),
+        role(url, **changes).open("user", workers.run, lambda line: None) as speaker_at,
+    ):
+        yield server, speaker_at
 
 
 def say(workers, speaker, messages=ASKED, max_tokens=9):
@@ -101,12 +103,14 @@ def test_a_conversation(workers, tmp_path):
     (tmp_path / "token").write_text("secret\n")
     counts = {"usage": {"prompt_tokens": 21, "completion_tokens": 4, "total_tokens": 25}}
     lines = []
-    with served(workers, lambda n, body: completion(f"reply {n}", **counts)) as (server, url):
-        with role(url, token_file=str(tmp_path / "token")).open("user", workers.run, lines.append) as speaker_at:
-            speaker = speaker_at(TASK, 0, 1)
-            reply = say(workers, speaker)
-            assert (reply.text, reply.finish, reply.prompt_tokens, reply.reply_tokens) == ("reply 1", "eos", 21, 4)
-            say(workers, speaker, (*ASKED, Message("assistant", "reply 1"), Message("user", "And?")))
+    with (
+        served(workers, lambda n, body: completion(f"reply {n}", **counts)) as (server, url),
+        role(url, token_file=str(tmp_path / "token")).open("user", workers.run, lines.append) as speaker_at,
+    ):
+        speaker = speaker_at(TASK, 0, 1)
+        reply = say(workers, speaker)
+        assert (reply.text, reply.finish, reply.prompt_tokens, reply.reply_tokens) == ("reply 1", "eos", 21, 4)
+        say(workers, speaker, (*ASKED, Message("assistant", "reply 1"), Message("user", "And?")))
     start, first, second = server.bodies
     assert lines == [f"role user: m at {url}"]
     assert start["messages"] == [{"role": "user", "content": GREETING[0].content}] and start["max_tokens"] == 64
@@ -147,9 +151,11 @@ def test_a_reply_that_is_cut_off_is_a_roles_reply_and_no_judges(workers):
         async with ChatClient(Endpoint(url, "m", "", 5.0, 0)) as chat:
             await chat.complete([], temperature=0.0, max_tokens=1, seed=0)
 
-    with served(workers, lambda n, body: completion("half", "length")) as (_, url):
-        with pytest.raises(CallError, match="cut off by max_tokens"):
-            workers.run(judge(url), 10)
+    with (
+        served(workers, lambda n, body: completion("half", "length")) as (_, url),
+        pytest.raises(CallError, match="cut off by max_tokens"),
+    ):
+        workers.run(judge(url), 10)
 
 
 @pytest.mark.parametrize("counts", [{}, {"usage": None}, {"usage": [1]}, {"usage": {"prompt_tokens": "7"}},
@@ -220,9 +226,12 @@ def test_no_reply_in_time(workers):
 
 
 def refused(workers, play, **changes) -> str:
-    with served(workers, play) as (_, url), pytest.raises(ConfigError) as error:
-        with role(url, **changes).open("user", workers.run, lambda line: None):
-            raise AssertionError("it opened")
+    with (
+        served(workers, play) as (_, url),
+        pytest.raises(ConfigError) as error,
+        role(url, **changes).open("user", workers.run, lambda line: None),
+    ):
+        raise AssertionError("it opened")
     return str(error.value)
 
 
