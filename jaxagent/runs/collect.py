@@ -49,7 +49,7 @@ def collect(
             begun.extend(groups)
             return groups
         groups = early_stop.run_until_enough(
-            tasks, attempts, rl.group_size, wanted, attempt, parts.cfg.engine.slots, deadline
+            tasks, attempts, rl.group_size, wanted, attempt, parts.cfg.concurrent_episodes, deadline
         )
         groups = parts.workers.run(groups, deadline + STOP_TIMEOUT_S)
         begun.extend(groups)
