@@ -68,7 +68,7 @@ def _encode_heard(heard: Heard) -> dict[str, Any]:
         "role": heard.role,
         "after": heard.after,
         "turns": [list(turn) for turn in heard.turns],
-        "trajectory": heard.trajectory and encode_trajectory(heard.trajectory),
+        "trajectory": None if heard.trajectory is None else encode_trajectory(heard.trajectory),
     }
 
 

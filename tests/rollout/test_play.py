@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -81,7 +82,7 @@ def test_each_conversation_of_the_policy_is_a_trajectory_of_the_engines_tokens(t
     async def body(cast):
         first = cast.talk("policy")
         one = await first.say(Message("user", "Question: "), stop_strings=("</search>",))
-        assert one.text == "<search> Ghana</search>" and one.finish == "eos" or one.finish == "stop"
+        assert (one.text == "<search> Ghana</search>" and one.finish == "eos") or one.finish == "stop"
         await first.say(Message("user", "233 "))
         await cast.talk("policy").say(Message("user", "café "))
 
@@ -234,7 +235,7 @@ class Asking:
     """A multi-turn attempt whose every step asks a role."""
 
     stop_strings = ("</search>", "</answer>")
-    counters: dict = {}
+    counters: ClassVar[dict] = {}
 
     def __init__(self, task, cast):
         self._friend = cast.talk("friend")
