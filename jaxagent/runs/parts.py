@@ -147,7 +147,7 @@ class Parts:
             exact=self.cfg.numerics == "exact",
             seed=self.cfg.seed,
         )
-        with Driver(model, policy, version, setup, self.mesh) as driver:
+        with Driver(model, policy, version, setup, self.mesh, self.roles.turns) as driver:
             driver.start(WARM_UP_TIMEOUT_S)
             yield driver
 

@@ -21,6 +21,7 @@ from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.setup import EngineSetup
+from jaxagent.engine.turns import Turns
 from jaxagent.envs.base import Environment
 from jaxagent.models import hf, params, sharding
 from jaxagent.models.spec import ModelSpec
@@ -109,6 +110,7 @@ class RunRoles:
 
     def __init__(self, cfg: Config, speakers: Mapping[str, SpeakerAt], own: Own) -> None:
         self._cfg, self._speakers, self._own = cfg, dict(speakers), own
+        self.turns = Turns()  # of all engines of the run: they share its mesh
         self._frozen: dict[str, Frozen] = {}  # by path
         self._opened = contextlib.ExitStack()
 
@@ -191,7 +193,7 @@ class RunRoles:
             seed=cfg.seed,
         )
         weights = hf.load(folder, spec, params.shardings(spec, own.mesh, sharding.TRAIN))
-        driver = self._opened.enter_context(Driver(model, weights, 0, setup, own.mesh))
+        driver = self._opened.enter_context(Driver(model, weights, 0, setup, own.mesh, self.turns))
         driver.start(WARM_UP_TIMEOUT_S)
         return Frozen(driver, tokenizer, template)
 
