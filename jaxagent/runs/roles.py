@@ -114,6 +114,7 @@ class RunRoles:
     def __init__(self, cfg: Config, speakers: Mapping[str, SpeakerAt], own: Own) -> None:
         self.turns = Turns()
         self._cfg, self._speakers, self._own = cfg, dict(speakers), own
+        self.turns = Turns()  # of all engines of the run: they share its mesh
         self._frozen: dict[str, Frozen] = {}  # by path
         self._opened = contextlib.ExitStack()
 
