@@ -5,9 +5,11 @@ from __future__ import annotations
 from jaxagent.config.roles import RoleConfig
 from jaxagent.roles.engines import FrozenRole, PolicyRole
 from jaxagent.roles.http import Http
+from jaxagent.roles.retail_customer import RetailCustomer
 
 ROLES: dict[str, type[RoleConfig]] = {
     "policy": PolicyRole,
     "engine": FrozenRole,
     "http": Http,
+    "retail_customer": RetailCustomer,
 }
