@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxagent.envs.agentflow.environment import AgentFlow
 from jaxagent.envs.base import Environment
 from jaxagent.envs.coding.environment import Coding
 from jaxagent.envs.gymnasium.environment import Gymnasium
@@ -21,4 +22,5 @@ ENVIRONMENTS: dict[str, type[Environment]] = {
     "mcp": MCP,
     "verifiers": Verifiers,
     "script": Script,
+    "agentflow": AgentFlow,
 }

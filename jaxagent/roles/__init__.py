@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jaxagent.config.roles import RoleConfig
+from jaxagent.roles.arithmetic_team import ArithmeticExecutor, ArithmeticGenerator, ArithmeticVerifier
 from jaxagent.roles.engines import FrozenRole, PolicyRole
 from jaxagent.roles.http import Http
 
@@ -10,4 +11,7 @@ ROLES: dict[str, type[RoleConfig]] = {
     "policy": PolicyRole,
     "engine": FrozenRole,
     "http": Http,
+    "arithmetic_executor": ArithmeticExecutor,
+    "arithmetic_generator": ArithmeticGenerator,
+    "arithmetic_verifier": ArithmeticVerifier,
 }

@@ -16,6 +16,19 @@ from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON, Answer, Step
 from jaxagent.rewards.judge import quote
 
 Style = Literal["full", "compact"]
+COMPACT_TOKENS = (  # a tokenizer trained for the compact style keeps them whole
+    PYTHON,
+    GENERATOR,
+    "Context:",
+    "Sub-Goal:",
+    "Tool Name:",
+    "Conclusion:",
+    "CONTINUE",
+    "STOP",
+    "\\boxed{",
+    'execution = tool.execute(query="""',
+    '""")',
+)
 JUDGED_CHARS = 8_000  # of a final output, shown to a judge
 
 _ABOUT = {
@@ -70,8 +83,8 @@ EXECUTOR = '''Task: Write the command that calls a tool.
 - Tool: {about}
 - Context: {context}
 
-The tool has one function, execute, with one argument, query: {query}. Put every number that it needs into the query. Answer
-with the command alone, in this form, with the query between three double quotes:
+The tool has one function, execute, with one argument, query: {query}. Put every number that it needs into the query.
+Answer with the command alone, in this form, with the query between three double quotes:
 
 ```python
 execution = tool.execute(query="""...""")
@@ -84,17 +97,17 @@ VERIFIER = """Task: Judge whether the memory is enough to answer the query.
 - Tools: {tools}
 - Memory: {memory}
 
-Is every part of the query answered? Does anything contradict itself, or need to be checked? Would another tool add what is
-missing? Explain it in a few sentences, then end with one of these two lines:
+Is every part of the query answered? Does anything contradict itself, or need to be checked? Would another tool add what
+is missing? Explain it in a few sentences, then end with one of these two lines:
 Conclusion: STOP
 Conclusion: CONTINUE
 
 STOP if the memory is enough, CONTINUE if a further step is needed.
 """
 CODER = (
-    "You write Python. Write one complete program that computes what the user asks for and prints the result, with "
-    "print(). It runs for at most {seconds:g} seconds, without network and without a display. Answer with one ```python "
-    "block and nothing else."
+    "You write Python. Write one complete program that computes what the user asks for and prints the result with "
+    "print(). It runs for at most {seconds:g} seconds, without network and without a display. Answer with one "
+    "```python block and nothing else."
 )
 JUDGE = """Task: Judge whether an answer to a question is right.
 
@@ -128,7 +141,7 @@ def step(
 ) -> str:
     """What the planner is shown before step `number` of at most `steps`."""
     if style == "compact":
-        return f"Query: {question}\nPlan:{plan}\n{memory.compact(actions)}Step:"
+        return f"Query: {question}\nPlan:{plan}\n{memory.compact(actions)}Step:\n"
     return STEP.format(
         question=question,
         plan=plan,
@@ -150,7 +163,7 @@ def final(style: Style, question: str, plan: str, actions: tuple[Action, ...], a
 def executor(style: Style, question: str, wanted: Step, tool: str, coder: bool) -> str:
     """What the executor is shown."""
     if style == "compact":
-        return f"Sub-Goal: {wanted.sub_goal}\nTool Name: {tool}\nCommand:"
+        return f"Sub-Goal: {wanted.sub_goal}\nTool Name: {tool}\nCommand:\n"
     program = tool == PYTHON and not coder
     return EXECUTOR.format(
         question=question,
@@ -165,7 +178,7 @@ def executor(style: Style, question: str, wanted: Step, tool: str, coder: bool) 
 def verifier(style: Style, question: str, plan: str, actions: tuple[Action, ...], coder: bool) -> str:
     """What the verifier is shown after a step."""
     if style == "compact":
-        return f"Query: {question}\n{memory.compact(actions)}Verify:"
+        return f"Query: {question}\n{memory.compact(actions)}Verify:\n"
     return VERIFIER.format(question=question, plan=plan, tools=_tools(coder), memory=memory.published(actions))
 
 

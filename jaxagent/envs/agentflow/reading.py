@@ -74,9 +74,7 @@ def step(text: str) -> Step:
         end = text.find("\n\n", at)
         end = len(text) if end < 0 else end
         name = text[at:end].strip().removesuffix("```").strip()
-        context, sub_goal = (
-            text[places[i] + len(_FIELDS[i]) : places[i + 1]].strip() for i in range(len(_FIELDS) - 1)
-        )
+        context, sub_goal = (text[places[i] + len(_FIELDS[i]) : places[i + 1]].strip() for i in range(len(_FIELDS) - 1))
         found, at = Step(context, sub_goal, name), end
 
 
