@@ -11,7 +11,7 @@ from jaxagent.config import ConfigError, EnvConfig, SourceConfig
 from jaxagent.config.choice import Choice
 from jaxagent.config.ranges import NonNegativeInt, PositiveInt, ZeroToOne
 from jaxagent.data.dataset import Files, Generated
-from jaxagent.envs import ENVIRONMENTS, Coding, Search, Terminal, Verifiers
+from jaxagent.envs import ENVIRONMENTS, AgentFlow, Coding, Search, Terminal, Verifiers
 from jaxagent.envs import Python as PythonEnv
 
 E = TypeVar("E", bound=EnvConfig)
@@ -175,6 +175,39 @@ class Fixes(Generated):
         fixes.write(folder, **self.settings(seed, env))
 
 
+@dataclasses.dataclass(frozen=True)
+class ArithmeticPlans(Generated):
+    """The problems of `arithmetic` for a planner with an executor and a verifier; see arithmetic_plans.py."""
+
+    num_tasks: NonNegativeInt = 6_000  # training and held-out together
+    num_demonstrations: NonNegativeInt = 9_000  # episodes: each has three or four calls of the planner
+    estimate_frac: ZeroToOne = 0.8  # of two-step demonstrations, what asks the generator: what RL has to unlearn
+    role_rows: bool = False  # also what executor and verifier say, so that the policy's weights can play them
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """Demonstrations are of the compact style, in which a query is a program."""
+        flow = _of(env, AgentFlow, self)
+        if flow.style != "compact" or flow.coder or flow.answer != "boxed":
+            raise ConfigError(
+                "data.source='arithmetic_plans' has demonstrations for env.style='compact', env.coder=False and "
+                f"env.answer='boxed' only, which are {flow.style!r}, {flow.coder} and {flow.answer!r}."
+            )
+        return dict(
+            num=self.num_tasks,
+            seed=seed,
+            num_demonstrations=self.num_demonstrations,
+            estimate_frac=self.estimate_frac,
+            role_rows=self.role_rows,
+            steps=flow.max_turns,
+        )
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes problems and demonstrations."""
+        from jaxagent.data_pipelines import arithmetic_plans
+
+        arithmetic_plans.write(folder, **self.settings(seed, env))
+
+
 SOURCES: dict[str, type[SourceConfig]] = {
     "files": Files,
     "geography": Geography,
@@ -184,6 +217,7 @@ SOURCES: dict[str, type[SourceConfig]] = {
     "seeds": Seeds,
     "verifiers": Rows,
     "fixes": Fixes,
+    "arithmetic_plans": ArithmeticPlans,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxagent.envs.agentflow.environment import AgentFlow
 from jaxagent.envs.base import Environment
 from jaxagent.envs.coding.environment import Coding
 from jaxagent.envs.gymnasium.environment import Gymnasium
@@ -23,4 +24,5 @@ ENVIRONMENTS: dict[str, type[Environment]] = {
     "verifiers": Verifiers,
     "script": Script,
     "tau_bench": TauBench,
+    "agentflow": AgentFlow,
 }

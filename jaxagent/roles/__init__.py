@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jaxagent.config.roles import RoleConfig
+from jaxagent.roles.arithmetic_team import ArithmeticExecutor, ArithmeticGenerator, ArithmeticVerifier
 from jaxagent.roles.engines import FrozenRole, PolicyRole
 from jaxagent.roles.http import Http
 from jaxagent.roles.retail_customer import RetailCustomer
@@ -12,4 +13,7 @@ ROLES: dict[str, type[RoleConfig]] = {
     "engine": FrozenRole,
     "http": Http,
     "retail_customer": RetailCustomer,
+    "arithmetic_executor": ArithmeticExecutor,
+    "arithmetic_generator": ArithmeticGenerator,
+    "arithmetic_verifier": ArithmeticVerifier,
 }
