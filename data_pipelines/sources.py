@@ -11,7 +11,7 @@ from jaxagent.config import ConfigError, EnvConfig, SourceConfig
 from jaxagent.config.choice import Choice
 from jaxagent.config.ranges import NonNegativeInt, PositiveInt, ZeroToOne
 from jaxagent.data.dataset import Files, Generated
-from jaxagent.envs import ENVIRONMENTS, Coding, Search, Terminal, Verifiers
+from jaxagent.envs import ENVIRONMENTS, Coding, MemAgent, Search, Terminal, Verifiers
 from jaxagent.envs import Python as PythonEnv
 
 E = TypeVar("E", bound=EnvConfig)
@@ -175,6 +175,37 @@ class Fixes(Generated):
         fixes.write(folder, **self.settings(seed, env))
 
 
+@dataclasses.dataclass(frozen=True)
+class LongGeography(Generated):
+    """Questions over documents of any length, for MemAgent; see long_geography.py."""
+
+    num_cities: PositiveInt = 600
+    num_curriculum: NonNegativeInt = 8_000  # demonstrations over one or two passages
+    num_demonstrations: NonNegativeInt = 24_000  # over whole chunks
+    forget_frac: ZeroToOne = 0.7  # of those with a rival in the chunk, what loses the memory: what RL has to unlearn
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """Demonstrations show chunks as long as the environment's, in its compact style."""
+        if (prompt := _of(env, MemAgent, self).prompt) != "compact":
+            raise ConfigError(
+                f"data.source='long_geography' has demonstrations for env.prompt='compact' only, which is '{prompt}'."
+            )
+        return dict(
+            num_cities=self.num_cities,
+            seed=seed,
+            forget_frac=self.forget_frac,
+            chunk_tokens=_of(env, MemAgent, self).chunk_tokens,
+            curriculum=self.num_curriculum,
+            full=self.num_demonstrations,
+        )
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes tasks, documents and demonstrations."""
+        from jaxagent.data_pipelines import long_geography
+
+        long_geography.write(folder, **self.settings(seed, env))
+
+
 SOURCES: dict[str, type[SourceConfig]] = {
     "files": Files,
     "geography": Geography,
@@ -184,6 +215,7 @@ SOURCES: dict[str, type[SourceConfig]] = {
     "seeds": Seeds,
     "verifiers": Rows,
     "fixes": Fixes,
+    "long_geography": LongGeography,
 }
 
 

@@ -118,7 +118,7 @@ def chosen(
     others = _others(task)
     if length_tokens:
         texts = documents.texts(own)
-        used = sum(tokens(part) for part in _parts(texts))
+        used = sum(tokens(_part(i, text)) for i, text in enumerate(texts, 1))
         for number in others:
             (text,) = documents.texts([number])
             used += tokens(_part(len(texts) + 1, text))
@@ -151,12 +151,9 @@ def _others(task: Task) -> Iterator[int]:
             yield number
 
 
-def _parts(texts: Sequence[str]) -> list[str]:
-    return [_part(i, text) for i, text in enumerate(texts, 1)]
-
-
 def _part(number: int, text: str) -> str:
-    return f"Document {number}:\n{text}\n\n"
+    """A document with what stands before it: so it has as many tokens as in the whole context, nearly."""
+    return f"\n\nDocument {number}:\n{text}"
 
 
 def _numbers(value: Any) -> bool:
