@@ -12,6 +12,7 @@ from jaxagent.config.choice import Choice
 from jaxagent.config.ranges import NonNegativeInt, PositiveInt, ZeroToOne
 from jaxagent.data.dataset import Files, Generated
 from jaxagent.envs import ENVIRONMENTS, AgentFlow, Coding, Search, Terminal, Verifiers
+from jaxagent.envs import ENVIRONMENTS, Coding, MemAgent, Search, Terminal, Verifiers
 from jaxagent.envs import Python as PythonEnv
 
 E = TypeVar("E", bound=EnvConfig)
@@ -206,6 +207,23 @@ class ArithmeticPlans(Generated):
         from jaxagent.data_pipelines import arithmetic_plans
 
         arithmetic_plans.write(folder, **self.settings(seed, env))
+class LongGeography(Generated):
+    """Questions over documents of any length, for MemAgent; see long_geography.py."""
+    num_cities: PositiveInt = 600
+    num_curriculum: NonNegativeInt = 8_000  # demonstrations over one or two passages
+    num_demonstrations: NonNegativeInt = 24_000  # over whole chunks
+    forget_frac: ZeroToOne = 0.7  # of those with a rival in the chunk, what loses the memory: what RL has to unlearn
+        """Demonstrations show chunks as long as the environment's, in its compact style."""
+        if (prompt := _of(env, MemAgent, self).prompt) != "compact":
+                f"data.source='long_geography' has demonstrations for env.prompt='compact' only, which is '{prompt}'."
+            num_cities=self.num_cities,
+            forget_frac=self.forget_frac,
+            chunk_tokens=_of(env, MemAgent, self).chunk_tokens,
+            curriculum=self.num_curriculum,
+            full=self.num_demonstrations,
+        """Writes tasks, documents and demonstrations."""
+        from jaxagent.data_pipelines import long_geography
+        long_geography.write(folder, **self.settings(seed, env))
 
 
 SOURCES: dict[str, type[SourceConfig]] = {
@@ -218,6 +236,7 @@ SOURCES: dict[str, type[SourceConfig]] = {
     "verifiers": Rows,
     "fixes": Fixes,
     "arithmetic_plans": ArithmeticPlans,
+    "long_geography": LongGeography,
 }
 
 

@@ -5,6 +5,7 @@ Five layouts are understood, recognised by their columns:
   Search-R1:  data_source, prompt [{role, content}], reward_model {ground_truth {target [str]}},
               extra_info {split, index}, often also `question`: the parquet that Search-R1's and verl's scripts write
   FlashRAG:   id, question, golden_answers [str], optionally data_source: the raw question-answering sets
+  long text:  MemAgent's and RULER-HQA's, whose column `context` is a text: see `long_rows`
   software:   SWE-bench, SWE-Gym, R2E, slime and Polar: see `coding_rows`
   tau-bench:  index, metadata {user_id, instruction, actions, outputs}: see `retail_rows`
 """
@@ -16,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxagent import config, types
-from jaxagent.data import coding_rows, fields, retail_rows
+from jaxagent.data import coding_rows, fields, long_rows, retail_rows
 from jaxagent.data.fields import RowError
 
 TASK_COLUMNS = ("id", "prompt", "answers", "kind", "metadata")
@@ -35,7 +36,9 @@ def to_task(row: Mapping[str, Any], need_answers: bool) -> types.Task:
     """
     if not isinstance(row, Mapping):
         raise RowError("*", f"a row must be an object with columns, got {fields.show(row)}")
-    if "reward_model" in row:
+    if long_rows.is_published(row):
+        task = long_rows.to_task(row)
+    elif "reward_model" in row:
         task = _search_r1(row)
     elif "golden_answers" in row:
         task = _flashrag(row)
@@ -130,6 +133,8 @@ def _question_of(messages: Any) -> str:
 
 
 def _answer_column(row: Mapping[str, Any]) -> str:
+    if long_rows.is_published(row):
+        return long_rows.answer_column(row)
     return next((c for c in ("reward_model", "golden_answers") if c in row), "answers")
 
 

@@ -7,6 +7,7 @@ from jaxagent.envs.base import Environment
 from jaxagent.envs.coding.environment import Coding
 from jaxagent.envs.gymnasium.environment import Gymnasium
 from jaxagent.envs.mcp.environment import MCP
+from jaxagent.envs.memagent.environment import MemAgent
 from jaxagent.envs.python.environment import Python
 from jaxagent.envs.script.environment import Script
 from jaxagent.envs.search.environment import Search
@@ -25,4 +26,5 @@ ENVIRONMENTS: dict[str, type[Environment]] = {
     "script": Script,
     "tau_bench": TauBench,
     "agentflow": AgentFlow,
+    "memagent": MemAgent,
 }
