@@ -11,7 +11,7 @@ from jaxagent.config import ConfigError, EnvConfig, SourceConfig
 from jaxagent.config.choice import Choice
 from jaxagent.config.ranges import NonNegativeInt, PositiveInt, ZeroToOne
 from jaxagent.data.dataset import Files, Generated
-from jaxagent.envs import ENVIRONMENTS, Coding, Search, Terminal, Verifiers
+from jaxagent.envs import ENVIRONMENTS, Coding, Search, Terminal, ToolOrchestra, Verifiers
 from jaxagent.envs import Python as PythonEnv
 
 E = TypeVar("E", bound=EnvConfig)
@@ -175,6 +175,38 @@ class Fixes(Generated):
         fixes.write(folder, **self.settings(seed, env))
 
 
+@dataclasses.dataclass(frozen=True)
+class Orchestra(Generated):
+    """Problems that experts of different price can solve, for the environment tool_orchestra; see orchestra.py."""
+
+    num_tasks: NonNegativeInt = 3_000  # of arithmetic, training and held-out together; half as many facts beside them
+    num_cities: PositiveInt = 300  # size of the facts' world
+    num_demonstrations: NonNegativeInt = 9_000
+    expert_frac: ZeroToOne = 0.0  # conversations of experts beside them, as a part: for experts that an engine plays
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """Demonstrations show as many documents as a search finds, and are written in the plain format."""
+        orchestra = _of(env, ToolOrchestra, self)
+        if orchestra.prompt != "plain":
+            raise ConfigError(
+                f"data.source='orchestra' has demonstrations for env.prompt='plain', not '{orchestra.prompt}'."
+            )
+        return dict(
+            num=self.num_tasks,
+            seed=seed,
+            num_cities=self.num_cities,
+            num_demonstrations=self.num_demonstrations,
+            topk=orchestra.retriever.topk,
+            expert_frac=self.expert_frac,
+        )
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes tasks, passages and demonstrations."""
+        from jaxagent.data_pipelines import orchestra
+
+        orchestra.write(folder, **self.settings(seed, env))
+
+
 SOURCES: dict[str, type[SourceConfig]] = {
     "files": Files,
     "geography": Geography,
@@ -184,6 +216,7 @@ SOURCES: dict[str, type[SourceConfig]] = {
     "seeds": Seeds,
     "verifiers": Rows,
     "fixes": Fixes,
+    "orchestra": Orchestra,
 }
 
 

@@ -49,7 +49,7 @@ class Preferences:
         weights = weights_of(given, group.task.id) if given is not None else self.weights
         mask = np.array([not episode.stop_reason.is_failure for episode in group.episodes], bool)
         features, correct = np.zeros((len(mask), len(weights))), np.zeros(len(mask), bool)
-        for row in np.flatnonzero(mask):
+        for row in np.flatnonzero(mask).tolist():
             episode = group.episodes[row]
             outcome = _looked_up(episode.rewards, self.score, "verdict")
             correct[row] = outcome >= 1.0

@@ -6,6 +6,7 @@ from jaxagent.envs.base import Environment
 from jaxagent.envs.coding.environment import Coding
 from jaxagent.envs.gymnasium.environment import Gymnasium
 from jaxagent.envs.mcp.environment import MCP
+from jaxagent.envs.orchestra.environment import ToolOrchestra
 from jaxagent.envs.python.environment import Python
 from jaxagent.envs.script.environment import Script
 from jaxagent.envs.search.environment import Search
@@ -21,4 +22,5 @@ ENVIRONMENTS: dict[str, type[Environment]] = {
     "mcp": MCP,
     "verifiers": Verifiers,
     "script": Script,
+    "tool_orchestra": ToolOrchestra,
 }

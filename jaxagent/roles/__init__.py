@@ -5,9 +5,11 @@ from __future__ import annotations
 from jaxagent.config.roles import RoleConfig
 from jaxagent.roles.engines import FrozenRole, PolicyRole
 from jaxagent.roles.http import Http
+from jaxagent.roles.orchestra_expert import OrchestraExpert
 
 ROLES: dict[str, type[RoleConfig]] = {
     "policy": PolicyRole,
     "engine": FrozenRole,
     "http": Http,
+    "orchestra_expert": OrchestraExpert,
 }

@@ -114,7 +114,7 @@ class ToolOrchestra(Environment):
     def tokens(self) -> Sequence[str]:  # type: ignore[override]
         """The pieces of a call, and the experts' names."""
         if self.prompt == "plain":
-            return (*tools.PIECES, *self.offers, *self.experts, *RESULT)
+            return (*tools.PIECES, *self.experts, *RESULT)
         return ("<tool_call>", "</tool_call>", "<think>", "</think>")
 
     def messages(self, text: str) -> tuple[Message, ...]:
