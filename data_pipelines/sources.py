@@ -13,6 +13,7 @@ from jaxagent.config.ranges import NonNegativeInt, PositiveInt, ZeroToOne
 from jaxagent.data.dataset import Files, Generated
 from jaxagent.envs import ENVIRONMENTS, AgentFlow, Coding, Search, Terminal, Verifiers
 from jaxagent.envs import ENVIRONMENTS, Coding, MemAgent, Search, Terminal, Verifiers
+from jaxagent.envs import ENVIRONMENTS, Coding, Search, Terminal, ToolOrchestra, Verifiers
 from jaxagent.envs import Python as PythonEnv
 
 E = TypeVar("E", bound=EnvConfig)
@@ -192,6 +193,16 @@ class ArithmeticPlans(Generated):
             raise ConfigError(
                 "data.source='arithmetic_plans' has demonstrations for env.style='compact', env.coder=False and "
                 f"env.answer='boxed' only, which are {flow.style!r}, {flow.coder} and {flow.answer!r}."
+class Orchestra(Generated):
+    """Problems that experts of different price can solve, for the environment tool_orchestra; see orchestra.py."""
+    num_tasks: NonNegativeInt = 3_000  # of arithmetic, training and held-out together; half as many facts beside them
+    num_cities: PositiveInt = 300  # size of the facts' world
+    num_demonstrations: NonNegativeInt = 9_000
+    expert_frac: ZeroToOne = 0.0  # conversations of experts beside them, as a part: for experts that an engine plays
+        """Demonstrations show as many documents as a search finds, and are written in the plain format."""
+        orchestra = _of(env, ToolOrchestra, self)
+        if orchestra.prompt != "plain":
+                f"data.source='orchestra' has demonstrations for env.prompt='plain', not '{orchestra.prompt}'."
             )
         return dict(
             num=self.num_tasks,
@@ -224,6 +235,11 @@ class LongGeography(Generated):
         """Writes tasks, documents and demonstrations."""
         from jaxagent.data_pipelines import long_geography
         long_geography.write(folder, **self.settings(seed, env))
+            topk=orchestra.retriever.topk,
+            expert_frac=self.expert_frac,
+        """Writes tasks, passages and demonstrations."""
+        from jaxagent.data_pipelines import orchestra
+        orchestra.write(folder, **self.settings(seed, env))
 
 
 SOURCES: dict[str, type[SourceConfig]] = {
@@ -237,6 +253,7 @@ SOURCES: dict[str, type[SourceConfig]] = {
     "fixes": Fixes,
     "arithmetic_plans": ArithmeticPlans,
     "long_geography": LongGeography,
+    "orchestra": Orchestra,
 }
 
 

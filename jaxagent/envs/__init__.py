@@ -8,6 +8,7 @@ from jaxagent.envs.coding.environment import Coding
 from jaxagent.envs.gymnasium.environment import Gymnasium
 from jaxagent.envs.mcp.environment import MCP
 from jaxagent.envs.memagent.environment import MemAgent
+from jaxagent.envs.orchestra.environment import ToolOrchestra
 from jaxagent.envs.python.environment import Python
 from jaxagent.envs.script.environment import Script
 from jaxagent.envs.search.environment import Search
@@ -27,4 +28,5 @@ ENVIRONMENTS: dict[str, type[Environment]] = {
     "tau_bench": TauBench,
     "agentflow": AgentFlow,
     "memagent": MemAgent,
+    "tool_orchestra": ToolOrchestra,
 }
