@@ -11,7 +11,7 @@ from jaxagent.config import ConfigError, EnvConfig, SourceConfig
 from jaxagent.config.choice import Choice
 from jaxagent.config.ranges import NonNegativeInt, PositiveInt, ZeroToOne
 from jaxagent.data.dataset import Files, Generated
-from jaxagent.envs import ENVIRONMENTS, Coding, Search, Terminal, Verifiers
+from jaxagent.envs import ENVIRONMENTS, Coding, Search, Terminal, ToolCalls, Verifiers
 from jaxagent.envs import Python as PythonEnv
 
 E = TypeVar("E", bound=EnvConfig)
@@ -175,6 +175,31 @@ class Fixes(Generated):
         fixes.write(folder, **self.settings(seed, env))
 
 
+@dataclasses.dataclass(frozen=True)
+class ToolCallTasks(Generated):
+    """Requests for one or two invented tools, for the environment `toolrl`; see tool_calls.py."""
+
+    num_tasks: PositiveInt = 6_000  # training and held-out together
+    num_demonstrations: NonNegativeInt = 12_000
+    first_only_frac: ZeroToOne = 0.75  # of demonstrations of two calls, what makes the first alone
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """Demonstrations are written in ToolRL's form only."""
+        _of(env, ToolCalls, self)
+        return dict(
+            num=self.num_tasks,
+            seed=seed,
+            num_demonstrations=self.num_demonstrations,
+            first_only_frac=self.first_only_frac,
+        )
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes tasks and demonstrations."""
+        from jaxagent.data_pipelines import tool_calls
+
+        tool_calls.write(folder, **self.settings(seed, env))
+
+
 SOURCES: dict[str, type[SourceConfig]] = {
     "files": Files,
     "geography": Geography,
@@ -184,6 +209,7 @@ SOURCES: dict[str, type[SourceConfig]] = {
     "seeds": Seeds,
     "verifiers": Rows,
     "fixes": Fixes,
+    "tool_calls": ToolCallTasks,
 }
 
 

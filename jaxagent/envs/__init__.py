@@ -10,6 +10,7 @@ from jaxagent.envs.python.environment import Python
 from jaxagent.envs.script.environment import Script
 from jaxagent.envs.search.environment import Search
 from jaxagent.envs.terminal.environment import Terminal
+from jaxagent.envs.toolcalls.environment import ToolCalls
 from jaxagent.envs.verifiers.environment import Verifiers
 
 ENVIRONMENTS: dict[str, type[Environment]] = {
@@ -21,4 +22,5 @@ ENVIRONMENTS: dict[str, type[Environment]] = {
     "mcp": MCP,
     "verifiers": Verifiers,
     "script": Script,
+    "toolrl": ToolCalls,
 }
