@@ -174,7 +174,7 @@ class Environment(EnvConfig):
         raise NotImplementedError
 
     @contextlib.contextmanager
-    def open(self, here: Opening) -> Iterator[Callable[[Task], Attempt]]:
+    def open(self, here: Opening) -> Iterator[Callable[..., Any]]:
         """Takes what attempts share, yields the function that begins an attempt, and gives everything back.
 
         Raises:

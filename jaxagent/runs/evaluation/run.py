@@ -238,6 +238,7 @@ def play_all(
     sampling = SamplingConfig(options.temperature, top_p=1.0, top_k=0, min_p=0.0)
     weights, version = policy.load(parts, source)
     with parts.engine(weights, version) as driver:
+        parts.roles.start()
         rollout = parts.rollout(driver, sampling, options.samples)
         progress.stage("evaluate", len(todo))
         done, failed, tokens, started = 0, 0, 0, time.monotonic()
