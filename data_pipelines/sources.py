@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 
 from jaxagent.config import ConfigError, EnvConfig, SourceConfig
 from jaxagent.config.choice import Choice
+from jaxagent.config.parse import to_dict
 from jaxagent.config.ranges import NonNegativeInt, PositiveInt, ZeroToOne
 from jaxagent.data.dataset import Files, Generated
-from jaxagent.envs import ENVIRONMENTS, Coding, Search, Terminal, ToolCalls, Verifiers
+from jaxagent.envs import ENVIRONMENTS, Coding, Ragen, Search, Terminal, ToolCalls, Verifiers
 from jaxagent.envs import Python as PythonEnv
 
 E = TypeVar("E", bound=EnvConfig)
@@ -200,6 +201,28 @@ class ToolCallTasks(Generated):
         tool_calls.write(folder, **self.settings(seed, env))
 
 
+@dataclasses.dataclass(frozen=True)
+class TextWorlds(Generated):
+    """Seeds of the world that the environment `ragen` has; see text_worlds.py."""
+
+    num_tasks: PositiveInt = 4_000  # training and held-out together
+    num_demonstrations: NonNegativeInt = 0  # only of worlds without chance; then all tasks need several actions a turn
+    flawed_frac: ZeroToOne = 0.75  # of demonstrations, what acts too little: what RL has to unlearn
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """Tasks and demonstrations are for one world, and for so many turns and actions."""
+        written = to_dict(_of(env, Ragen, self))
+        names = ("world", "prompt", "think", "max_turns", "max_actions_per_turn")
+        return {name: written[name] for name in names} | dataclasses.asdict(self) | {"seed": seed}
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes seeds and demonstrations."""
+        from jaxagent.data_pipelines import text_worlds
+
+        ragen = _of(env, Ragen, self)
+        text_worlds.write(folder, ragen, self.num_tasks, seed, self.num_demonstrations, self.flawed_frac)
+
+
 SOURCES: dict[str, type[SourceConfig]] = {
     "files": Files,
     "geography": Geography,
@@ -210,6 +233,7 @@ SOURCES: dict[str, type[SourceConfig]] = {
     "verifiers": Rows,
     "fixes": Fixes,
     "tool_calls": ToolCallTasks,
+    "text_worlds": TextWorlds,
 }
 
 

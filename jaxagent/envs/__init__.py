@@ -7,6 +7,7 @@ from jaxagent.envs.coding.environment import Coding
 from jaxagent.envs.gymnasium.environment import Gymnasium
 from jaxagent.envs.mcp.environment import MCP
 from jaxagent.envs.python.environment import Python
+from jaxagent.envs.ragen.environment import Ragen
 from jaxagent.envs.script.environment import Script
 from jaxagent.envs.search.environment import Search
 from jaxagent.envs.terminal.environment import Terminal
@@ -23,4 +24,5 @@ ENVIRONMENTS: dict[str, type[Environment]] = {
     "verifiers": Verifiers,
     "script": Script,
     "toolrl": ToolCalls,
+    "ragen": Ragen,
 }
