@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 
 from jaxagent.config import ConfigError, EnvConfig, SourceConfig
 from jaxagent.config.choice import Choice
+from jaxagent.config.parse import to_dict
 from jaxagent.config.ranges import NonNegativeInt, PositiveInt, ZeroToOne
 from jaxagent.data.dataset import Files, Generated
 from jaxagent.envs import ENVIRONMENTS, AgentFlow, Coding, Search, Terminal, Verifiers
 from jaxagent.envs import ENVIRONMENTS, Coding, MemAgent, Search, Terminal, Verifiers
 from jaxagent.envs import ENVIRONMENTS, Coding, Search, Terminal, ToolOrchestra, Verifiers
+from jaxagent.envs import ENVIRONMENTS, Coding, Ragen, Search, Terminal, ToolCalls, Verifiers
 from jaxagent.envs import Python as PythonEnv
 
 E = TypeVar("E", bound=EnvConfig)
@@ -204,6 +206,13 @@ class Orchestra(Generated):
         if orchestra.prompt != "plain":
                 f"data.source='orchestra' has demonstrations for env.prompt='plain', not '{orchestra.prompt}'."
             )
+class ToolCallTasks(Generated):
+    """Requests for one or two invented tools, for the environment `toolrl`; see tool_calls.py."""
+    num_tasks: PositiveInt = 6_000  # training and held-out together
+    num_demonstrations: NonNegativeInt = 12_000
+    first_only_frac: ZeroToOne = 0.75  # of demonstrations of two calls, what makes the first alone
+        """Demonstrations are written in ToolRL's form only."""
+        _of(env, ToolCalls, self)
         return dict(
             num=self.num_tasks,
             seed=seed,
@@ -240,6 +249,25 @@ class LongGeography(Generated):
         """Writes tasks, passages and demonstrations."""
         from jaxagent.data_pipelines import orchestra
         orchestra.write(folder, **self.settings(seed, env))
+            first_only_frac=self.first_only_frac,
+        """Writes tasks and demonstrations."""
+        from jaxagent.data_pipelines import tool_calls
+        tool_calls.write(folder, **self.settings(seed, env))
+@dataclasses.dataclass(frozen=True)
+class TextWorlds(Generated):
+    """Seeds of the world that the environment `ragen` has; see text_worlds.py."""
+    num_tasks: PositiveInt = 4_000  # training and held-out together
+    num_demonstrations: NonNegativeInt = 0  # only of worlds without chance; then all tasks need several actions a turn
+    flawed_frac: ZeroToOne = 0.75  # of demonstrations, what acts too little: what RL has to unlearn
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """Tasks and demonstrations are for one world, and for so many turns and actions."""
+        written = to_dict(_of(env, Ragen, self))
+        names = ("world", "prompt", "think", "max_turns", "max_actions_per_turn")
+        return {name: written[name] for name in names} | dataclasses.asdict(self) | {"seed": seed}
+        """Writes seeds and demonstrations."""
+        from jaxagent.data_pipelines import text_worlds
+        ragen = _of(env, Ragen, self)
+        text_worlds.write(folder, ragen, self.num_tasks, seed, self.num_demonstrations, self.flawed_frac)
 
 
 SOURCES: dict[str, type[SourceConfig]] = {
@@ -254,6 +282,8 @@ SOURCES: dict[str, type[SourceConfig]] = {
     "arithmetic_plans": ArithmeticPlans,
     "long_geography": LongGeography,
     "orchestra": Orchestra,
+    "tool_calls": ToolCallTasks,
+    "text_worlds": TextWorlds,
 }
 
 

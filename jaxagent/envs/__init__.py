@@ -10,10 +10,12 @@ from jaxagent.envs.mcp.environment import MCP
 from jaxagent.envs.memagent.environment import MemAgent
 from jaxagent.envs.orchestra.environment import ToolOrchestra
 from jaxagent.envs.python.environment import Python
+from jaxagent.envs.ragen.environment import Ragen
 from jaxagent.envs.script.environment import Script
 from jaxagent.envs.search.environment import Search
 from jaxagent.envs.tau.environment import TauBench
 from jaxagent.envs.terminal.environment import Terminal
+from jaxagent.envs.toolcalls.environment import ToolCalls
 from jaxagent.envs.verifiers.environment import Verifiers
 
 ENVIRONMENTS: dict[str, type[Environment]] = {
@@ -29,4 +31,6 @@ ENVIRONMENTS: dict[str, type[Environment]] = {
     "agentflow": AgentFlow,
     "memagent": MemAgent,
     "tool_orchestra": ToolOrchestra,
+    "toolrl": ToolCalls,
+    "ragen": Ragen,
 }
