@@ -1,6 +1,6 @@
 """One raw row of a data file -> one `types.Task`, or a `RowError` that names the column at fault.
 
-Five layouts are understood, recognised by their columns:
+Seven layouts are understood, recognised by their columns:
   ours:       id, prompt, answers [str], kind (optional), metadata (optional: a JSON object as text, or a mapping)
   Search-R1:  data_source, prompt [{role, content}], reward_model {ground_truth {target [str]}},
               extra_info {split, index}, often also `question`: the parquet that Search-R1's and verl's scripts write
@@ -39,7 +39,7 @@ def to_task(row: Mapping[str, Any], need_answers: bool) -> types.Task:
         raise RowError("*", f"a row must be an object with columns, got {fields.show(row)}")
     if long_rows.is_published(row):
         task = long_rows.to_task(row)
-    if toolcall_rows.is_published(row):
+    elif toolcall_rows.is_published(row):
         task = toolcall_rows.to_task(row)
     elif "reward_model" in row:
         task = _search_r1(row)
