@@ -83,6 +83,7 @@ def run(cfg: Config) -> dict[str, Any]:
             with saved.compiles.warm_up():
                 params = parts.base_params() if adapting else parts.init_params()
                 driver = engine.enter_context(parts.engine(params, 0))
+                parts.roles.start()
             policy = [params]  # taken out by a stage: nobody else keeps the weights that it replaces
             del params
             for stage in stages:
@@ -126,6 +127,7 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params, stage: St
             experience.set_state(saved.host["tasks"])
         elif cfg.model.lora.rank:
             parts.keep_base(params)
+        parts.roles.freeze(functools.partial(parts.export, params))
         served = Served(driver, rl.staleness)
         served.update(state)
     del params  # the state has them until its first update; later they would be in memory for nothing

@@ -37,6 +37,7 @@ from jaxagent.gateway.renderer import Renderer
 from jaxagent.gateway.server import Gateway
 from jaxagent.gateway.session import Limits, Policy, Session
 from jaxagent.rollout.bookkeeping import checked, counted, one_line, seconds
+from jaxagent.rollout.ending import Failed, ended
 from jaxagent.rollout.forced import NEVER, ForcedTools
 from jaxagent.rollout.multi_turn import CLOSE_TIMEOUT_S
 from jaxagent.rollout.templates import CHAT_DATE, Plain, Template
@@ -134,14 +135,6 @@ class HarnessRollout:
         return await _Attempt(self, task, sample).run()
 
 
-class _Failed(Exception):
-    """Ends an episode with a stop reason that is a failure."""
-
-    def __init__(self, stop_reason: StopReason, told: str):
-        super().__init__(told)
-        self.stop_reason = stop_reason
-
-
 class _Attempt:
     """The state of one running attempt."""
 
@@ -154,22 +147,15 @@ class _Attempt:
         self._metrics: dict[str, float] = dict.fromkeys(("init_s", "run_s", "verify_s", "exit_status"), 0.0)
 
     async def run(self) -> Episode:
-        started, error = time.monotonic(), ""
+        started = time.monotonic()
         try:
-            async with asyncio.timeout(self._rollout.config.episode_timeout_s):
-                stop_reason = await self._play()
-        except _Failed as failure:
-            stop_reason, error = failure.stop_reason, str(failure)
-        except TimeoutError as failure:
-            stop_reason, error = StopReason.TIMEOUT, one_line(failure, "the episode's deadline passed")
-        except Exception as failure:  # environments are other people's code
-            stop_reason, error = StopReason.ENV_ERROR, one_line(failure, "")
+            stop_reason, error = await ended(self._play, self._rollout.config.episode_timeout_s)
         finally:
             await self._hang_up()
             await self._close()
         try:
             self._metrics |= counted(self._attempt.counters if self._attempt else {})
-        except Exception as failure:  # likewise
+        except Exception as failure:  # environments are other people's code
             stop_reason, error = (stop_reason, error) if error else (StopReason.ENV_ERROR, one_line(failure, ""))
         if error:
             logger.info("task %s, sample %d: %s: %s", self._task.id, self._sample, stop_reason, error)
@@ -213,7 +199,7 @@ class _Attempt:
         return where
 
     def _ended(self, result: CommandResult, session: Line) -> StopReason:
-        """How the program ended. Raises _Failed where that says nothing about the policy."""
+        """How the program ended. Raises Failed where that says nothing about the policy."""
         status = result.exit_code
         self._metrics["exit_status"] = float(status)
         requests, sampled = session.counters["requests"], session.counters["sampled_tokens"]
@@ -222,19 +208,19 @@ class _Attempt:
         if result.timed_out and sampled and session.failure is None and session.url:
             return StopReason.TIME_LIMIT
         if result.timed_out and not sampled:
-            raise _Failed(StopReason.TIMEOUT, f"the agent program's time was over before it had an answer; {told}")
+            raise Failed(StopReason.TIMEOUT, f"the agent program's time was over before it had an answer; {told}")
         if status in NOT_STARTED and not requests:
-            raise _Failed(StopReason.ENV_ERROR, f"the agent program does not start: {told}")
+            raise Failed(StopReason.ENV_ERROR, f"the agent program does not start: {told}")
         if session.failure is not None:
             reason = StopReason.TIMEOUT if isinstance(session.failure, TimeoutError) else StopReason.ENGINE_ERROR
-            raise _Failed(reason, one_line(session.failure, "a generation's deadline passed"))
+            raise Failed(reason, one_line(session.failure, "a generation's deadline passed"))
         if not session.url:
-            raise _Failed(StopReason.ENGINE_ERROR, f"the gateway no longer listens; agent program: {told}")
+            raise Failed(StopReason.ENGINE_ERROR, f"the gateway no longer listens; agent program: {told}")
         if session.stop is StopReason.TOKEN_LIMIT and not sampled:
             limit = self._rollout.config.context_tokens
-            raise _Failed(StopReason.ENV_ERROR, f"the agent program's first request is over env.context_tokens={limit}")
+            raise Failed(StopReason.ENV_ERROR, f"the agent program's first request is over env.context_tokens={limit}")
         if not sampled:
-            raise _Failed(StopReason.ENV_ERROR, f"the agent program ended without an answer: {told}")
+            raise Failed(StopReason.ENV_ERROR, f"the agent program ended without an answer: {told}")
         return session.stop or StopReason.ANSWER
 
     async def _end_session(self) -> None:
@@ -312,7 +298,7 @@ async def _run(place: Place, agent: Agent, where: Where, run_s: float) -> Comman
 
 @contextlib.asynccontextmanager
 async def _deadline(timeout_s: float, told: str) -> AsyncIterator[None]:
-    """Raises _Failed when it takes longer; a TimeoutError from within passes as it is."""
+    """Raises Failed when it takes longer; a TimeoutError from within passes as it is."""
     deadline = asyncio.timeout(timeout_s)
     try:
         async with deadline:
@@ -320,4 +306,4 @@ async def _deadline(timeout_s: float, told: str) -> AsyncIterator[None]:
     except TimeoutError:
         if not deadline.expired():
             raise
-        raise _Failed(StopReason.TIMEOUT, f"{told} after {timeout_s:g} s") from None
+        raise Failed(StopReason.TIMEOUT, f"{told} after {timeout_s:g} s") from None

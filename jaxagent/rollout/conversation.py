@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Message, Observation, Transcript
+from jaxagent.envs.cast import Spliced
 from jaxagent.rollout.columns import Columns, encode_spans
+from jaxagent.rollout.splicing import encode_prompt
 from jaxagent.rollout.templates import Plain, Template
 from jaxagent.types import Generation, TokenKind, Trajectory
 
@@ -57,12 +59,12 @@ class Conversation:
         """The text of everything so far."""
         return Transcript(self._prompt_text, tuple(self._texts), tuple(self._action_tokens))
 
-    def add_prompt(self, messages: Sequence[Message]) -> None:
+    def add_prompt(self, messages: Sequence[Message | Spliced]) -> None:
         """Encodes the prompt. With `Plain` it starts with the tokenizer's prefix (a BOS, where it wants one)."""
         if len(self._columns):
             raise ValueError("A conversation has one prompt, and it comes first.")
         prefix = self._tokenizer.prefix_ids if isinstance(self._template, Plain) else ()
-        ids = [*prefix, *self._tokenizer.encode(self._template.prompt(messages))]
+        ids = [*prefix, *encode_prompt(self._tokenizer, self._template, messages)]
         self._prompt_text = "".join(message.content for message in messages)
         self._append(ids, [TokenKind.PROMPT] * len(ids))
 

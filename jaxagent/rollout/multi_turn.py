@@ -10,11 +10,10 @@ handed to the environment. The verifier judges the episode all the same.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,13 +22,16 @@ from jaxagent.config import EnvConfig, SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Attempt, Verdict, check_texts
 from jaxagent.rollout.bookkeeping import checked, counted, one_line, seconds
+from jaxagent.rollout.cast import Company, EpisodeCast, Voice, policy_voice
 from jaxagent.rollout.conversation import Conversation
+from jaxagent.rollout.ending import ended, engine_failures
 from jaxagent.rollout.forced import NEVER, ForcedTools
 from jaxagent.rollout.templates import Template
 from jaxagent.types import Episode, Generation, StopReason, Task, TokenKind
 
 logger = logging.getLogger(__name__)
 
+OWN_CONVERSATION = 0  # the number of the policy's own; those that the environment begins follow
 CLOSE_TIMEOUT_S = 10.0  # for an environment's close(), which also runs after the episode's own deadline has passed
 
 
@@ -57,12 +59,15 @@ class Policy(Protocol):
         """Ends the sequence, also in the middle of a turn."""
 
 
+ALONE = Company({}, {})
+
+
 @dataclasses.dataclass(frozen=True)
 class MultiTurn:
     """The rollout with everything that is the same for all episodes. `await rollout(task, sample)`.
 
     Attributes:
-      begin: task -> a fresh attempt of the environment.
+      begin: task -> a fresh attempt of the environment; where there are roles, (task, cast).
       policy: the engine, or anything that generates.
       tokenizer, template: how text becomes tokens.
       config: turn, observation and context budgets, and the episode's deadline.
@@ -70,9 +75,10 @@ class MultiTurn:
       request_timeout_s: longest wait for one generation.
       group_size: attempts at a task that are wanted together, for the engine's order.
       forced: turns that begin with a random tool call.
+      company: who plays beside the policy.
     """
 
-    begin: Callable[[Task], Attempt]
+    begin: Callable[..., Attempt]
     policy: Policy
     tokenizer: Tokenizer
     template: Template
@@ -81,6 +87,14 @@ class MultiTurn:
     request_timeout_s: float
     group_size: int = 1
     forced: ForcedTools = NEVER
+    company: Company = ALONE
+
+    @property
+    def voice(self) -> Voice:
+        """How the policy speaks in conversations that the environment begins."""
+        return policy_voice(
+            self.policy, self.tokenizer, self.template, self.config, self.sampling, self.request_timeout_s
+        )
 
     async def __call__(self, task: Task, sample: int) -> Episode:
         """Runs one attempt. Only cancellation of the caller's own task passes through, after cleaning up."""
@@ -95,6 +109,9 @@ class _Attempt:
         self._task = task
         self._sample = sample
         self._conversation = Conversation(rollout.tokenizer, rollout.template, rollout.config.observation_tokens)
+        self._cast = EpisodeCast(
+            rollout.company, rollout.voice, task, sample, rollout.group_size, first=OWN_CONVERSATION + 1
+        )
         self._environment: Attempt | None = None
         self._verdict = Verdict(0.0)
         self._metrics: dict[str, float] = dict.fromkeys(
@@ -102,24 +119,15 @@ class _Attempt:
         )
 
     async def run(self) -> Episode:
-        started, error = time.monotonic(), ""
+        started = time.monotonic()
         try:
-            async with asyncio.timeout(self._rollout.config.episode_timeout_s):
-                stop_reason = await self._attempt()
-        except TimeoutError as failure:
-            stop_reason, error = StopReason.TIMEOUT, one_line(failure, "the episode's deadline passed")
-        except _EngineFailure as failure:
-            cause = failure.__cause__
-            timeout = isinstance(cause, TimeoutError)
-            stop_reason = StopReason.TIMEOUT if timeout else StopReason.ENGINE_ERROR
-            error = one_line(cause, "a generation's deadline passed")
-        except Exception as failure:  # environments are other people's code
-            stop_reason, error = StopReason.ENV_ERROR, one_line(failure, "")
+            stop_reason, error = await ended(self._attempt, self._rollout.config.episode_timeout_s)
         finally:
+            self._cast.close()
             await self._close_environment()
         try:
             self._metrics |= counted(self._environment.counters if self._environment else {})
-        except Exception as failure:  # likewise
+        except Exception as failure:  # environments are other people's code
             stop_reason, error = (stop_reason, error) if error else (StopReason.ENV_ERROR, one_line(failure, ""))
         if error:
             logger.info("task %s, sample %d: %s: %s", self._task.id, self._sample, stop_reason, error)
@@ -128,8 +136,9 @@ class _Attempt:
     async def _attempt(self) -> StopReason:
         """Plays the attempt: every step of it may fail."""
         with seconds(self._metrics, "env_s"):
-            self._environment = self._rollout.begin(self._task)
+            self._environment = self._begin()
             messages = await self._environment.start()
+        self._check()
         self._conversation.add_prompt(messages)
         length, limit = len(self._conversation), self._rollout.config.context_tokens
         if length >= limit:
@@ -138,13 +147,24 @@ class _Attempt:
         with seconds(self._metrics, "env_s"):
             transcript = dataclasses.replace(self._conversation.transcript, ended=stop_reason)
             verdict = await self._environment.verify(transcript)
+        self._check()
         self._verdict = checked(verdict, self._conversation.turns)
         return stop_reason
+
+    def _begin(self) -> Attempt:
+        if not self._rollout.company.roles:
+            return self._rollout.begin(self._task)
+        return self._rollout.begin(self._task, self._cast)
+
+    def _check(self) -> None:
+        """An attempt may have gone on without a role that failed; nothing that follows is the policy's doing."""
+        if self._cast.failure is not None:
+            raise self._cast.failure
 
     async def _converse(self, environment: Attempt) -> StopReason:
         policy, task = self._rollout.policy, self._task
         domain = str(task.metadata.get("domain", ""))
-        with seconds(self._metrics, "open_s"), _engine_failures():
+        with seconds(self._metrics, "open_s"), engine_failures():
             session = await policy.open(task.id, self._sample, self._rollout.group_size, domain)
         try:
             while True:
@@ -156,6 +176,7 @@ class _Attempt:
                     return StopReason.TOKEN_LIMIT
                 with seconds(self._metrics, "env_s"):
                     step = await environment.step(action)
+                self._check()
                 if step.stop_reason is not None:
                     return StopReason(step.stop_reason)
                 if step.observation is None:
@@ -178,7 +199,7 @@ class _Attempt:
     async def _generate(self, session: Any, stop_strings: Sequence[str]) -> Generation:
         rollout, conversation = self._rollout, self._conversation
         budget = min(rollout.config.turn_tokens, rollout.config.context_tokens - len(conversation))
-        with seconds(self._metrics, "engine_s"), _engine_failures():
+        with seconds(self._metrics, "engine_s"), engine_failures():
             generation = await rollout.policy.generate(
                 session,
                 conversation.pending,
@@ -209,6 +230,7 @@ class _Attempt:
         failed = stop_reason.is_failure
         action_tokens = int(trajectory.action_mask.sum())
         metrics = {
+            **self._cast.metrics,
             **self._metrics,
             "action_tokens": float(action_tokens),
             "observation_tokens": float((trajectory.kinds >= TokenKind.OBSERVATION).sum()),
@@ -228,17 +250,5 @@ class _Attempt:
             text=transcript.prompt + transcript.response,
             error=error,
             turn_rewards=() if failed else self._verdict.turn_rewards,
+            heard=self._cast.heard,
         )
-
-
-class _EngineFailure(Exception):
-    """Marks an exception, its cause, as the engine's."""
-
-
-@contextlib.contextmanager
-def _engine_failures() -> Iterator[None]:
-    """Exceptions become `_EngineFailure`; cancellation stays what it is."""
-    try:
-        yield
-    except Exception as failure:
-        raise _EngineFailure from failure

@@ -12,6 +12,7 @@ from jaxagent.engine import automaton
 from jaxagent.envs.base import Environment, check_texts
 from jaxagent.models import lora
 from jaxagent.rollout import strategies
+from jaxagent.runs import roles
 
 EXACT_TILE_ROWS = 64
 OPD, RL = "opd", "rl"  # the stages that sample, and train adapters
@@ -32,6 +33,7 @@ def check(cfg: Config) -> None:
     if not isinstance(cfg.env, Environment):
         raise ConfigError(f"config.env: {type(cfg.env).__qualname__} must extend jaxagent.envs.base.Environment.")
     _check_environment(cfg)
+    roles.check(cfg, cfg.env)
     relations.check(cfg)
     algorithm.check(cfg.rl)
     lora.check(cfg.model.lora)

@@ -35,9 +35,8 @@ from jaxagent.rollout.prompts import check_prompts, some
 from jaxagent.rollout.templates import CHAT_DATE, Template, open_template
 from jaxagent.rollout.workers import Rollout, Workers
 from jaxagent.runs import resume
+from jaxagent.runs.roles import WARM_UP_TIMEOUT_S, Own, RunRoles, open_roles
 from jaxagent.types import Task
-
-WARM_UP_TIMEOUT_S = 1800.0  # compiling a large model's engine can take long, but not for ever
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +52,9 @@ class Parts:
     template: Template
     spec: ModelSpec
     environment: Environment
-    attempt: Callable[[Task], Attempt]  # begins one
+    attempt: Callable[..., Attempt]  # begins one
     workers: Workers
+    roles: RunRoles
     shared: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # what every player is given besides
 
     @property
@@ -76,6 +76,7 @@ class Parts:
         """Episodes of the environment, sampled by `driver`, in groups of `group_size`; see rollout/forced.py."""
         cfg = self.cfg
         player = imported(self.environment.rollout, "config.env.rollout")
+        company = {"company": self.roles.company(driver)} if "company" in player.__dataclass_fields__ else {}
         return player(
             begin=self.attempt,
             policy=driver,
@@ -86,6 +87,7 @@ class Parts:
             request_timeout_s=cfg.engine.request_timeout_s,
             group_size=group_size,
             forced=ForcedTools(tool_epsilon, cfg.seed),
+            **company,
             **self.shared,
         )
 
@@ -145,7 +147,7 @@ class Parts:
             exact=self.cfg.numerics == "exact",
             seed=self.cfg.seed,
         )
-        with Driver(model, policy, version, setup, self.mesh) as driver:
+        with Driver(model, policy, version, setup, self.mesh, self.roles.turns) as driver:
             driver.start(WARM_UP_TIMEOUT_S)
             yield driver
 
@@ -184,9 +186,10 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
     for name, tasks in (("held-out", heldout), ("training", some(train))):
         check_prompts(name, tasks, environment.messages, conversation, cfg.env, note)
     with (
-        Workers(cfg.engine.slots) as workers,
+        Workers(cfg.concurrent_episodes) as workers,
         _shared(environment, workers, note) as shared,
         opened(environment, Opening(dataset, heldout, workers.run, note)) as attempt,
+        open_roles(cfg, Own(spec, tokenizer, template, mesh), workers.run, note) as roles,
     ):
         yield Parts(
             cfg=cfg,
@@ -200,6 +203,7 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
             environment=environment,
             attempt=attempt,
             workers=workers,
+            roles=roles,
             shared=shared,
         )
 
@@ -217,7 +221,7 @@ def _shared(environment: Environment, workers: Workers, note: Callable[[str], No
 
 
 @contextlib.contextmanager
-def opened(environment: Environment, here: Opening) -> Iterator[Callable[[Task], Attempt]]:
+def opened(environment: Environment, here: Opening) -> Iterator[Callable[..., Attempt]]:
     """`environment.open(here)`, of which any class may be the user's own.
 
     Raises:

@@ -1,0 +1,339 @@
+"""The cast of one episode: conversations with the policy and with every role of `config.roles`; see envs/cast.py.
+
+A conversation that an engine of this run plays is a `Conversation` like the policy's own: text is encoded once, sampled
+tokens stay as they are. What a role fails with is remembered: an environment that swallows the exception cannot make an
+honest reward of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxagent.config import EnvConfig, RoleConfig, SamplingConfig
+from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.envs.base import Message, Observation
+from jaxagent.envs.cast import POLICY, RoleError, Said, Spliced, Tokens
+from jaxagent.roles.base import Speaker
+from jaxagent.rollout.bookkeeping import one_line
+from jaxagent.rollout.conversation import Conversation
+from jaxagent.rollout.ending import Failed
+from jaxagent.rollout.templates import Template
+from jaxagent.types import Generation, Heard, StopReason, Task, TokenKind, Trajectory
+
+TIMES = ("engine_s", "open_s", "queue_s", "prefill_s", "decode_s", "cached_tokens", "overshoots")  # of the policy
+
+
+class Engine(Protocol):
+    """What conversations need of an engine: `engine.driver.Driver`, or `multi_turn.Policy` with numbered sequences."""
+
+    @property
+    def open(self) -> Callable[..., Awaitable[Any]]:
+        """Begins a sequence: open(task_id, sample, group_size, domain, conversation=number)."""
+        ...
+
+    async def generate(
+        self,
+        session: Any,
+        new_tokens: Sequence[int],
+        max_tokens: int,
+        sampling: SamplingConfig,
+        turn: int,
+        deadline_s: float,
+        *,
+        stop_strings: Sequence[str],
+    ) -> Generation:
+        """Samples one turn."""
+        ...
+
+    def close(self, session: Any) -> None:
+        """Ends the sequence."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Voice:
+    """How an engine of this run speaks: for the policy, and for roles."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    template: Template
+    sampling: SamplingConfig
+    turn_tokens: int  # of one reply, at most
+    context_tokens: int  # of one conversation, at most
+    observation_tokens: int  # what follows a reply is cut to so many
+    timeout_s: float  # for one reply
+
+
+def policy_voice(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    template: Template,
+    config: EnvConfig,
+    sampling: SamplingConfig,
+    timeout_s: float,
+) -> Voice:
+    """How the policy that is trained speaks in conversations that the environment begins."""
+    return Voice(
+        engine=engine,
+        tokenizer=tokenizer,
+        template=template,
+        sampling=sampling,
+        turn_tokens=config.turn_tokens,
+        context_tokens=config.context_tokens,
+        observation_tokens=config.observation_tokens,
+        timeout_s=timeout_s,
+    )
+
+
+SpeakerAt = Callable[[Task, int, int], Speaker]
+
+
+@dataclasses.dataclass(frozen=True)
+class Company:
+    """Who plays in the episodes of a run, beside the policy.
+
+    Attributes:
+      roles: `config.roles`.
+      voices: what plays each: an engine of this run, or a function that begins a speaker's conversation.
+    """
+
+    roles: Mapping[str, RoleConfig]
+    voices: Mapping[str, Voice | SpeakerAt]
+
+
+class EpisodeCast:
+    """Everybody who plays in one episode; implements `envs.cast.Cast`.
+
+    Args:
+      company: of the run.
+      policy: the voice of the policy that is trained.
+      task, sample, group_size: of the episode.
+      first: number of the first conversation; lower ones are the rollout's own.
+    """
+
+    def __init__(
+        self, company: Company, policy: Voice, task: Task, sample: int, group_size: int = 1, first: int = 0
+    ) -> None:
+        self.names: Sequence[str] = tuple(company.roles)
+        self.metrics: dict[str, float] = {}  # per role: replies, seconds, tokens, cost
+        self.policy_metrics = dict.fromkeys(TIMES, 0.0)
+        self.failure: Failed | None = None  # the first
+        self._company, self._policy, self._task, self._sample = company, policy, task, sample
+        self._group_size, self._next = group_size, first
+        self._talks: list[EngineTalk | TextTalk] = []
+
+    def talk(self, role: str, trained: bool = True) -> EngineTalk | TextTalk:
+        """Begins a conversation, see `envs.cast.Cast.talk`."""
+        number, self._next = self._next, self._next + 1
+        voice = self._policy if role == POLICY else self._company.voices[role]
+        after = sum(talk.trained for talk in self._talks)
+        if isinstance(voice, Voice):
+            talk = EngineTalk(self, role, voice, number, trained and role == POLICY, after)
+        else:
+            talk = TextTalk(self, role, voice(self._task, self._sample, number), after)
+        self._talks.append(talk)
+        return talk
+
+    def tokens(self, text: str) -> Tokens:
+        """A text in the policy's tokenizer."""
+        return Tokens(tuple(self._policy.tokenizer.encode(self._policy.tokenizer.normalize(text))), text)
+
+    def decoded(self, ids: Sequence[int]) -> Tokens:
+        """Ids of the policy's tokenizer with their text."""
+        return Tokens(tuple(ids), self._policy.tokenizer.decode(ids))
+
+    @property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        """Of the policy's trained conversations in which it has said something, in the order of their beginning."""
+        found = (talk.conversation.trajectory() for talk in self._engine_talks if talk.trained)
+        return tuple(trajectory for trajectory in found if trajectory.action_mask.any())
+
+    @property
+    def turns(self) -> int:
+        """Replies of the policy in trained conversations."""
+        return sum(talk.conversation.turns for talk in self._engine_talks if talk.trained)
+
+    @property
+    def heard(self) -> tuple[Heard, ...]:
+        """All other conversations."""
+        return tuple(talk.heard() for talk in self._talks if not talk.trained)
+
+    @property
+    def text(self) -> str:
+        """What people read: the policy's trained conversations, one after the other."""
+        transcripts = (talk.conversation.transcript for talk in self._engine_talks if talk.trained)
+        return "\n\n".join(transcript.prompt + transcript.response for transcript in transcripts)
+
+    def close(self) -> None:
+        """Ends all conversations."""
+        for talk in self._engine_talks:
+            talk.close()
+
+    @property
+    def _engine_talks(self) -> list[EngineTalk]:
+        return [talk for talk in self._talks if isinstance(talk, EngineTalk)]
+
+    def price(self, role: str, prompt_tokens: int, reply_tokens: int, seconds: float) -> float | None:
+        """Counts a reply of a role other than the policy; returns what it costs."""
+        cost = self._company.roles[role].cost(prompt_tokens, reply_tokens)
+        counts = {"replies": 1, "s": seconds, "prompt_tokens": prompt_tokens, "reply_tokens": reply_tokens}
+        for name, value in (counts if cost is None else counts | {"cost": cost}).items():
+            self.metrics[f"{role}_{name}"] = self.metrics.get(f"{role}_{name}", 0.0) + value
+        return cost
+
+    def failed(self, role: str, cause: Exception) -> Exception:
+        """Remembers a failure, and returns what `say` raises."""
+        timeout = isinstance(cause, TimeoutError)
+        told = f"{role}: {one_line(cause, 'no reply in its time')}"
+        if role == POLICY:
+            reason = StopReason.TIMEOUT if timeout else StopReason.ENGINE_ERROR
+        else:
+            reason = StopReason.TIMEOUT if timeout else StopReason.ENV_ERROR
+        failure = Failed(reason, told)
+        self.failure = self.failure or failure
+        return failure if role == POLICY else TimeoutError(told) if timeout else RoleError(told)
+
+    async def open(self, voice: Voice, number: int) -> Any:
+        """A sequence of an engine for conversation `number` of this episode."""
+        domain = str(self._task.metadata.get("domain", ""))
+        return await voice.engine.open(self._task.id, self._sample, self._group_size, domain, conversation=number)
+
+    def limits(self, role: str) -> RoleConfig:
+        """Of a role other than the policy."""
+        return self._company.roles[role]
+
+
+class EngineTalk:
+    """A conversation that an engine of this run plays: one trajectory."""
+
+    def __init__(self, cast: EpisodeCast, role: str, voice: Voice, number: int, trained: bool, after: int) -> None:
+        self.trained = trained
+        self.conversation = Conversation(voice.tokenizer, voice.template, voice.observation_tokens)
+        self._cast, self._role, self._voice, self._number, self._after = cast, role, voice, number, after
+        self._session: Any = None
+        self._shown: list[str] = []
+
+    async def say(
+        self, *messages: Message | Spliced, stop_strings: Sequence[str] = (), max_tokens: int | None = None
+    ) -> Said:
+        """See `envs.cast.Talk`."""
+        voice, conversation, began = self._voice, self.conversation, time.monotonic()
+        self._show(messages)
+        room = voice.context_tokens - len(conversation)
+        prompt_tokens = len(conversation)
+        if room <= 0:
+            if self._role == POLICY:
+                return Said("", "length", Tokens((), ""), prompt_tokens, 0, 0.0, None)
+            told = f"its conversation of {prompt_tokens} tokens leaves no room in context_tokens={voice.context_tokens}"
+            raise self._cast.failed(self._role, RoleError(told))
+        budget = min(voice.turn_tokens, room, voice.turn_tokens if max_tokens is None else max_tokens)
+        try:
+            if self._session is None:
+                self._session = await self._cast.open(voice, self._number)
+            generation = await voice.engine.generate(
+                self._session,
+                conversation.pending,
+                budget,
+                voice.sampling,
+                conversation.turns,
+                voice.timeout_s,
+                stop_strings=stop_strings,
+            )
+            if not np.isfinite(generation.logprobs).all():
+                raise ValueError("the log-prob of a sampled token is not finite: are the weights?")
+        except Exception as failure:
+            raise self._cast.failed(self._role, failure) from failure
+        text = conversation.add_action(generation)
+        seconds = time.monotonic() - began
+        return self._said(text, generation, prompt_tokens, seconds)
+
+    def _show(self, messages: Sequence[Message | Spliced]) -> None:
+        if not messages or (self.conversation.turns and len(messages) != 1):
+            raise ValueError("A conversation begins with one message or more, and goes on with one.")
+        self._shown.append("\n".join(message.content for message in messages))
+        if not self.conversation.turns:
+            self.conversation.add_prompt(messages)
+            return
+        (message,) = messages
+        if isinstance(message, Spliced):
+            raise ValueError("Only a conversation's prompt can be spliced: what follows a reply is text.")
+        self.conversation.add_observation(Observation(((message.content, TokenKind.OBSERVATION),), message.role))
+
+    def _said(self, text: str, generation: Generation, prompt_tokens: int, seconds: float) -> Said:
+        cost = None
+        if self._role == POLICY:
+            metrics = self._cast.policy_metrics
+            for name in ("queue_s", "prefill_s", "decode_s", "cached_tokens"):
+                metrics[name] += getattr(generation, name)
+            metrics["overshoots"] += generation.overshoot_bytes > 0
+            metrics["engine_s"] += seconds
+        else:
+            cost = self._cast.price(self._role, prompt_tokens, len(generation.tokens), seconds)
+        ids = generation.tokens.tolist()
+        if generation.finish == "eos" and ids and ids[-1] in self._voice.tokenizer.eos_ids:
+            ids = ids[:-1]
+        tokens = Tokens(tuple(ids), self._voice.tokenizer.decode(ids))
+        return Said(text, generation.finish, tokens, prompt_tokens, len(generation.tokens), seconds, cost)
+
+    def heard(self) -> Heard:
+        """The conversation, for people and for checks."""
+        said = [action for action, _ in self.conversation.transcript.turns]
+        shown = zip(self._shown, [*said, ""] if len(said) < len(self._shown) else said, strict=True)
+        return Heard(self._role, tuple(shown), self.conversation.trajectory(), self._after)
+
+    def close(self) -> None:
+        """Ends the sequence; twice is harmless."""
+        if self._session is not None:
+            self._voice.engine.close(self._session)
+            self._session = None
+
+
+class TextTalk:
+    """A conversation with a role that speaks text. Its tokens are counted with the policy's tokenizer if need be."""
+
+    trained = False
+
+    def __init__(self, cast: EpisodeCast, role: str, speaker: Speaker, after: int) -> None:
+        self._cast, self._role, self._speaker, self._after = cast, role, speaker, after
+        self._messages: list[Message] = []
+        self._turns: list[tuple[str, str]] = []
+
+    async def say(
+        self, *messages: Message | Spliced, stop_strings: Sequence[str] = (), max_tokens: int | None = None
+    ) -> Said:
+        """See `envs.cast.Talk`."""
+        cast, role = self._cast, self._role
+        limits, began = cast.limits(role), time.monotonic()
+        self._messages += [Message(message.role, message.content) for message in messages]
+        budget = limits.reply_tokens if max_tokens is None else min(max_tokens, limits.reply_tokens)
+        self._turns.append(("\n".join(message.content for message in messages), ""))
+        try:
+            async with asyncio.timeout(limits.timeout_s):
+                reply = await self._speaker.reply(tuple(self._messages), stop_strings, budget)
+        except Exception as failure:
+            raise cast.failed(role, failure) from failure
+        text, finish = _cut(reply.text, reply.finish, stop_strings)
+        self._turns[-1] = (self._turns[-1][0], text)
+        prompt, said = reply.prompt_tokens, reply.reply_tokens
+        if prompt is None:
+            prompt = sum(len(cast.tokens(message.content).ids) for message in self._messages)
+        if said is None:
+            said = len(cast.tokens(text).ids)
+        self._messages.append(Message("assistant", text))
+        seconds = time.monotonic() - began
+        return Said(text, finish, None, prompt, said, seconds, cast.price(role, prompt, said, seconds))
+
+    def heard(self) -> Heard:
+        """The conversation, for people."""
+        return Heard(self._role, tuple(self._turns), None, self._after)
+
+
+def _cut(text: str, finish: str, stop_strings: Sequence[str]) -> tuple[str, str]:
+    """A text up to the end of the first stop string in it."""
+    ends = [at + len(stop) for stop in stop_strings if (at := text.find(stop)) >= 0]
+    return (text[: min(ends)], "stop") if ends else (text, finish)

@@ -1,0 +1,45 @@
+"""How an episode ends: whatever its code raises becomes a stop reason with one line, the same for every rollout."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+
+from jaxagent.rollout.bookkeeping import one_line
+from jaxagent.types import StopReason
+
+
+class Failed(Exception):
+    """Ends an episode with a stop reason that is a failure, and with a line that says why."""
+
+    def __init__(self, stop_reason: StopReason, told: str):
+        super().__init__(told)
+        self.stop_reason = stop_reason
+
+
+async def ended(play: Callable[[], Awaitable[StopReason]], timeout_s: float) -> tuple[StopReason, str]:
+    """Plays an episode under its deadline: (why it ended, "" or the first reason of a failure).
+
+    Only cancellation of the caller's own task passes through.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await play(), ""
+    except Failed as failure:
+        return failure.stop_reason, str(failure)
+    except TimeoutError as failure:
+        return StopReason.TIMEOUT, one_line(failure, "the episode's deadline passed")
+    except Exception as failure:  # environments are other people's code
+        return StopReason.ENV_ERROR, one_line(failure, "")
+
+
+@contextlib.contextmanager
+def engine_failures() -> Iterator[None]:
+    """What generation raises is the engine's failure, and no environment's; cancellation stays what it is."""
+    try:
+        yield
+    except TimeoutError as failure:
+        raise Failed(StopReason.TIMEOUT, one_line(failure, "a generation's deadline passed")) from failure
+    except Exception as failure:
+        raise Failed(StopReason.ENGINE_ERROR, one_line(failure, "a generation's deadline passed")) from failure

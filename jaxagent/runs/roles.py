@@ -1,0 +1,230 @@
+"""The roles of a run, alive: speakers of text that are open, and engines with frozen weights beside the policy's.
+
+Roles with the same weights share one engine, and their turns are batched together. Weights of a folder are served from
+the run's beginning. Those of `path=""` are what the RL stage begins with: before it the policy's own engine speaks, and
+then a copy that lies in <workdir>/roles/start, so that a run that goes on, or is evaluated, has the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import jax
+
+from jaxagent.config import Config, ConfigError, nearest
+from jaxagent.config.errors import failure_line
+from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.engine import automaton
+from jaxagent.engine.driver import Driver
+from jaxagent.engine.lm import LanguageModel
+from jaxagent.engine.setup import EngineSetup
+from jaxagent.engine.turns import Turns
+from jaxagent.envs.base import Environment
+from jaxagent.models import hf, params, sharding
+from jaxagent.models.spec import ModelSpec
+from jaxagent.roles.base import Run, TextRole
+from jaxagent.roles.engines import FrozenRole, PolicyRole
+from jaxagent.rollout.cast import Company, SpeakerAt, Voice
+from jaxagent.rollout.templates import CHAT_DATE, Template, open_template
+
+START = ""  # the `path` of weights that RL begins with
+WARM_UP_TIMEOUT_S = 1800.0  # compiling a large model's engine can take long, but not for ever
+START_FOLDER = Path("roles") / "start"  # of the workdir
+
+
+def check(cfg: Config, environment: Environment) -> None:
+    """Refuses roles that the environment does not know, roles that it lacks, and roles without the price it reads.
+
+    Raises:
+      ConfigError: naming the role, and the nearest.
+    """
+    wanted = tuple(environment.roles)
+    for name in cfg.roles:
+        if name not in wanted:
+            known = nearest(name, wanted) if wanted else "It has none."
+            raise ConfigError(f"config.roles.{name}: the environment has no role '{name}'. {known}")
+    for name in wanted:
+        if name not in cfg.roles:
+            raise ConfigError(
+                f"config.roles.{name} is missing: the environment talks to a role '{name}'. Say who plays it, for "
+                f"example --config.roles.{name}=engine, or =http with --config.roles.{name}.url=URL."
+            )
+    for name in environment.priced_roles:
+        if cfg.roles[name].cost(0, 0) is None:
+            raise ConfigError(
+                f"config.roles.{name} has no price, and the environment counts what it costs: set "
+                f"config.roles.{name}.price_prompt and config.roles.{name}.price_reply, of a million tokens; 0 is free."
+            )
+    for name, role in cfg.roles.items():
+        if isinstance(role, FrozenRole | PolicyRole):
+            _check_engine_role(cfg, name, role)
+        elif not isinstance(role, TextRole):
+            raise ConfigError(
+                f"config.roles.{name}: {type(role).__qualname__} must extend jaxagent.roles.base.TextRole."
+            )
+
+
+def _check_engine_role(cfg: Config, name: str, role: FrozenRole | PolicyRole) -> None:
+    of_policy = isinstance(role, PolicyRole) or role.path == START
+    if of_policy and role.context_tokens > cfg.env.context_tokens:
+        raise ConfigError(
+            f"config.roles.{name}.context_tokens={role.context_tokens} is more than env.context_tokens="
+            f"{cfg.env.context_tokens}, which the policy's engine is built for."
+        )
+    if role.reply_tokens >= role.context_tokens:
+        raise ConfigError(
+            f"config.roles.{name}.reply_tokens={role.reply_tokens} must be less than its context_tokens="
+            f"{role.context_tokens}: a reply follows a prompt."
+        )
+    sampling = role.sampling
+    if not sampling.greedy and (sampling.top_p, sampling.top_k, sampling.min_p) != (1.0, 0, 0.0):
+        raise ConfigError(f"config.roles.{name}.sampling must have top_p=1, top_k=0 and min_p=0.")
+    if isinstance(role, FrozenRole) and role.path and not (Path(role.path) / "config.json").is_file():
+        raise ConfigError(f"config.roles.{name}.path='{role.path}' is no model folder: it has no config.json.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    """An engine with frozen weights, and how text becomes its tokens."""
+
+    driver: Driver
+    tokenizer: Tokenizer
+    template: Template
+
+
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """What the policy's own engine works with."""
+
+    spec: ModelSpec
+    tokenizer: Tokenizer
+    template: Template
+    mesh: jax.sharding.Mesh
+
+
+class RunRoles:
+    """The roles of a run. Made by `open_roles`.
+
+    Args:
+      cfg: of the run.
+      speakers: of the roles that speak text.
+      own: of the policy.
+
+    Attributes:
+      turns: of all engines on the run's mesh, the policy's too.
+    """
+
+    def __init__(self, cfg: Config, speakers: Mapping[str, SpeakerAt], own: Own) -> None:
+        self.turns = Turns()
+        self._cfg, self._speakers, self._own = cfg, dict(speakers), own
+        self.turns = Turns()  # of all engines of the run: they share its mesh
+        self._frozen: dict[str, Frozen] = {}  # by path
+        self._opened = contextlib.ExitStack()
+
+    def company(self, driver: Driver) -> Company:
+        """Who plays beside the policy, which `driver` serves."""
+        voices: dict[str, Voice | SpeakerAt] = dict(self._speakers)
+        policy = Frozen(driver, self._own.tokenizer, self._own.template)
+        for name, role in self._cfg.roles.items():
+            if not isinstance(role, FrozenRole | PolicyRole):
+                continue
+            by = self._frozen.get(role.path, policy) if isinstance(role, FrozenRole) else policy
+            voices[name] = Voice(
+                engine=by.driver,
+                tokenizer=by.tokenizer,
+                template=by.template,
+                sampling=role.sampling,
+                turn_tokens=role.reply_tokens,
+                context_tokens=role.context_tokens,
+                observation_tokens=role.context_tokens,
+                timeout_s=role.timeout_s,
+            )
+        return Company(self._cfg.roles, voices)
+
+    def start(self) -> None:
+        """Starts the engines whose weights lie in a folder: given ones, and the one that RL began with.
+
+        Raises:
+          ConfigError: a folder holds no such model, or no tokenizer.
+        """
+        for path in sorted(self._paths):
+            if path not in self._frozen and (path != START or (self._start_folder / "config.json").is_file()):
+                self._frozen[path] = self._open(path)
+
+    def freeze(self, export: Callable[[Path], None]) -> None:
+        """RL begins: the roles without a path keep the weights that it begins with, from now on.
+
+        Args:
+          export: writes them to a folder, unless an earlier process of this run did.
+        """
+        if START in self._paths and not (self._start_folder / "config.json").is_file():
+            export(self._start_folder)
+        self.start()
+
+    def close(self) -> None:
+        """Stops the engines."""
+        self._opened.close()
+
+    @property
+    def _paths(self) -> set[str]:
+        return {role.path for role in self._cfg.roles.values() if isinstance(role, FrozenRole)}
+
+    @property
+    def _start_folder(self) -> Path:
+        return Path(self._cfg.workdir) / START_FOLDER
+
+    def _open(self, path: str) -> Frozen:
+        cfg, own = self._cfg, self._own
+        folder = Path(path) if path else self._start_folder
+        spec, tokenizer, template = own.spec, own.tokenizer, own.template
+        if path:
+            spec = hf.read_spec(folder, cfg.model)
+            if (folder / "tokenizer.json").is_file():
+                tokenizer = Tokenizer.load(folder)
+                template = open_template(tokenizer, cfg.tokenizer.use_chat_template, CHAT_DATE)
+            tokenizer.check_fits(spec.vocab_size)
+        roles = [role for role in cfg.roles.values() if isinstance(role, FrozenRole) and role.path == path]
+        context = max(role.context_tokens for role in roles)
+        spec.check_context(context)
+        model = LanguageModel(spec, cfg.engine.cache_dtype)
+        setup = EngineSetup(
+            cfg=dataclasses.replace(
+                cfg.engine,
+                slots=max(role.slots for role in roles) or cfg.engine.slots,
+                pages=max(role.pages for role in roles) or cfg.engine.pages,
+            ),
+            context=context,
+            stops=automaton.build((), tokenizer.token_bytes(), model.vocab_size),
+            eos_ids=tokenizer.eos_ids,
+            exact=cfg.numerics == "exact",
+            seed=cfg.seed,
+        )
+        weights = hf.load(folder, spec, params.shardings(spec, own.mesh, sharding.TRAIN))
+        driver = self._opened.enter_context(Driver(model, weights, 0, setup, own.mesh, self.turns))
+        driver.start(WARM_UP_TIMEOUT_S)
+        return Frozen(driver, tokenizer, template)
+
+
+@contextlib.contextmanager
+def open_roles(cfg: Config, own: Own, run: Run, note: Callable[[str], None]) -> Iterator[RunRoles]:
+    """Opens the roles that speak text; engines are started later, by `start` and `freeze`.
+
+    Raises:
+      ConfigError: a role cannot speak.
+    """
+    with contextlib.ExitStack() as opened:
+        speakers: dict[str, SpeakerAt] = {}
+        for name, role in cfg.roles.items():
+            if isinstance(role, TextRole):
+                try:
+                    speakers[name] = opened.enter_context(role.open(name, run, note))
+                except (ConfigError, OSError):
+                    raise
+                except Exception as error:  # a class of the user's own
+                    raise ConfigError(f"config.roles.{name}: {failure_line(error)}.") from error
+        roles = RunRoles(cfg, speakers, own)
+        opened.callback(roles.close)
+        yield roles
