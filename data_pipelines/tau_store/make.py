@@ -62,7 +62,7 @@ def _row(
             text = json.dumps(metadata, sort_keys=True)
             return {
                 "id": f"tau_store/{hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}",
-                "prompt": metadata["customer"]["wishes"][0]["wish"],
+                "prompt": metadata["instruction"],  # of the customer; an agent is never shown it
                 "answers": [],
                 "kind": kind,
                 "metadata": metadata,
