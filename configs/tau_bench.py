@@ -43,7 +43,7 @@ def laptop() -> ConfigDict:
     """GRPO with the scripted customer in a generated shop; learns in minutes on two CPU cores."""
     config = parts.laptop()
     config.workdir = "runs/tau_bench"
-    config.tokenizer.vocab_size = 2048  # every name and every number of three digits is one token
+    config.tokenizer.vocab_size = 1024  # every name is one token, an id of three digits is two
 
     config.data.source = ConfigDict({"name": "tau_store", "num_users": 300, "num_tasks": 2_400, "compact": True})
     config.data.source.num_demonstrations = 16_000
@@ -55,7 +55,7 @@ def laptop() -> ConfigDict:
     config.env.user_strategy = "llm"  # the customer's words as they are
     config.env.max_turns = 12
     config.env.turn_tokens = 40
-    config.env.observation_tokens = 56  # of an order what an agent needs
+    config.env.observation_tokens = 62  # of an order what an agent needs
     config.env.context_tokens = 448
     config.env.episode_timeout_s = 120.0
     config.env.max_failed_steps = 3
@@ -65,12 +65,12 @@ def laptop() -> ConfigDict:
     config.engine.pages = 768
     config.engine.request_timeout_s = 120.0
 
-    config.warm_start.max_steps = 550
-    config.warm_start.curriculum_steps = 150  # to copy
-    config.warm_start.curriculum_sequences = 40
-    config.warm_start.batch_sequences = 40
+    config.warm_start.max_steps = 600
+    config.warm_start.curriculum_steps = 250  # to copy
+    config.warm_start.curriculum_sequences = 32
+    config.warm_start.batch_sequences = 32
     config.warm_start.batch.row_tokens = 448
-    config.warm_start.gate_every = 50
+    config.warm_start.gate_every = 100
     config.warm_start.gate_family = "one"
     config.warm_start.gate_questions = 6
 
