@@ -133,31 +133,27 @@ def _serve(
     """Does what one wish asks for; False where it is refused. Takes the wish's own action off `actions`."""
     topics = [topic for topic in ("order", "reason", "items", "payment", "address") if topic in wish]
     episode.say(ASK[" ".join(topics[:2])])
-    order = store.tables["orders"].get(wish.get("order", ""))
-    if order is not None and looks:
-        episode.call("get_order_details", order_id=wish["order"])
-        if "reason" in wish and (order["user_id"] != user_id or order["status"] != "pending"):
-            return False
-    if topics == ["order"]:
-        paid = order["payment_history"][0]["amount"] if looks else random_.randrange(40, 400) / 2
-        episode.say(f"You paid {paid}.")
-        return True
-    if "option" in wish:
-        episode.say(ASK["option"])
-        product = next(item["product_id"] for item in order["items"] if item["name"] == wish["items"])
+    if "order" in wish:
+        order = store.tables["orders"][wish["order"]]
         if looks:
-            episode.call("get_product_details", product_id=product)
-    if "reason" in wish and (not actions or actions[0]["kwargs"].get("reason") != wish["reason"]):
-        # A cancellation that nobody should make.
-        episode.call("cancel_pending_order", order_id=wish["order"], reason=wish["reason"])
-        return True
+            episode.call("get_order_details", order_id=wish["order"])
+        if "reason" in wish and (order["user_id"] != user_id or order["status"] != "pending"):
+            if not looks:
+                episode.call("cancel_pending_order", order_id=wish["order"], reason=wish["reason"])
+            return not looks
+        if topics == ["order"]:
+            paid = order["payment_history"][0]["amount"] if looks else random_.randrange(40, 400) / 2
+            episode.say(f"You paid {paid}.")
+            return True
+        if "option" in wish:
+            episode.say(ASK["option"])
+            (product,) = (item["product_id"] for item in order["items"] if item["name"] == wish["items"])
+            if looks:
+                episode.call("get_product_details", product_id=product)
     action = actions.pop(0)
-    arguments = dict(action["kwargs"])
-    if not looks:
-        arguments |= {
-            name: [str(random_.randrange(100, 1000))] for name in arguments if name in ("item_ids", "new_item_ids")
-        }
-    episode.call(action["name"], **arguments)
+    made_up = [] if looks else [name for name in action["kwargs"] if name in ("item_ids", "new_item_ids")]
+    arguments = {name: [str(random_.randrange(100, 1000))] for name in made_up}
+    episode.call(action["name"], **(action["kwargs"] | arguments))
     return True
 
 
