@@ -36,7 +36,7 @@ START_FOLDER = Path("roles") / "start"  # of the workdir
 
 
 def check(cfg: Config, environment: Environment) -> None:
-    """Refuses roles that the environment does not know, and roles that it lacks.
+    """Refuses roles that the environment does not know, roles that it lacks, and roles without the price it reads.
 
     Raises:
       ConfigError: naming the role, and the nearest.
@@ -51,6 +51,12 @@ def check(cfg: Config, environment: Environment) -> None:
             raise ConfigError(
                 f"config.roles.{name} is missing: the environment talks to a role '{name}'. Say who plays it, for "
                 f"example --config.roles.{name}=engine, or =http with --config.roles.{name}.url=URL."
+            )
+    for name in environment.priced_roles:
+        if cfg.roles[name].cost(0, 0) is None:
+            raise ConfigError(
+                f"config.roles.{name} has no price, and the environment counts what it costs: set "
+                f"config.roles.{name}.price_prompt and config.roles.{name}.price_reply, of a million tokens; 0 is free."
             )
     for name, role in cfg.roles.items():
         if isinstance(role, FrozenRole | PolicyRole):
