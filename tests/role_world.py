@@ -43,6 +43,7 @@ class Names(Generated):
     count: PositiveInt = 24
 
     def write(self, folder, seed, env):
+        folder.mkdir(parents=True, exist_ok=True)
         for split, first in (("train", 0), ("heldout", 1000)):
             numbers = range(first, first + self.count)
             prompts = [" ".join(WORDS[i // 10**k % 10] for k in range(3)) + ": " for i in numbers]

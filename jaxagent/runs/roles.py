@@ -65,6 +65,23 @@ def check(cfg: Config, environment: Environment) -> None:
             raise ConfigError(
                 f"config.roles.{name}: {type(role).__qualname__} must extend jaxagent.roles.base.TextRole."
             )
+    for engine in FrozenEngine.all_of(cfg).values():
+        _check_size(cfg, engine)
+
+
+def _check_size(cfg: Config, engine: FrozenEngine) -> None:
+    name, shards = engine.names[0], cfg.mesh.data * cfg.mesh.fsdp
+    for field, size in (("slots", engine.config.slots), ("pages", engine.config.pages)):
+        if size % shards:
+            raise ConfigError(
+                f"config.roles.{name}.{field}={size} does not divide over mesh.data x mesh.fsdp = {shards}."
+            )
+    needed = -(-engine.context // engine.config.page_tokens) * shards
+    if engine.config.pages < needed:
+        raise ConfigError(
+            f"config.roles.{name}.pages={engine.config.pages} cannot hold one conversation of context_tokens="
+            f"{engine.context}; at least {needed} are needed."
+        )
 
 
 def _check_engine_role(cfg: Config, name: str, role: FrozenRole | PolicyRole) -> None:
