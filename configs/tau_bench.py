@@ -3,8 +3,10 @@
     python -m jaxagent.main --config=configs/tau_bench.py:qwen3-4b --config.model.path=Qwen3-4B-Instruct-2507 \
         --config.data.source=FOLDER --config.data.eval_source=FOLDER/retail_dev_tasks.jsonl \
         --config.roles.user.token_file=KEY                            # the published files and recipe, 2 GPUs
-    python -m jaxagent.main --config=configs/tau_bench.py:qwen3-4b ... \
-        --config.roles.user=engine --config.roles.user.path=FOLDER    # the customer is a model on the same GPUs
+    python -m jaxagent.main --config=configs/tau_bench.py:qwen3-4b --config.model.path=Qwen3-4B-Instruct-2507 \
+        --config.data.source=FOLDER --config.data.eval_source=FOLDER/retail_dev_tasks.jsonl \
+        --config.roles.user=engine --config.roles.user.path=CUSTOMER --config.roles.user.context_tokens=16384
+                                                                      # the customer is a model on the same GPUs
 
 FOLDER has orders.json, products.json, users.json, wiki.md, tools_info.json and retail_{train,dev,test}_tasks.jsonl.
 

@@ -156,6 +156,8 @@ def test_what_is_no_call_is_a_warning_and_costs_a_turn(tmp_path):
 def test_a_message_beside_a_call_is_not_spoken_and_reasoning_never_is():
     native_format = FORMATS["native"]
     assert native_format.parse(f"Wait. {CALL}", _tools()).name == "cancel_pending_order"
+    both = native_format.parse(native("think", thought="") + CALL, _tools())  # only the first counts
+    assert (both.name, both.ignored) == ("think", 1)
     said = native_format.parse("<think>hm</think>\n\nHello", _tools())
     assert (said.name, said.arguments) == ("respond", {"content": "Hello"})
 

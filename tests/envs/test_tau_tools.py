@@ -112,6 +112,8 @@ def test_the_digest_of_a_changed_shop_is_that_of_its_tables():
         assert shop.digest() == digest(data)
     assert digest({"a": {"x": 1}}) == hashlib.sha256(b"(('a', (('x', 1),)),)").hexdigest()
     assert digest({"a": {"x": 1}}) != digest({"a": {"x": 1.0}})
+    data = tables()
+    assert Store(dict(reversed(data.items()))).digest == Store(data).digest == digest(data)
 
 
 def test_attempts_do_not_see_each_others_changes():
@@ -247,6 +249,13 @@ def test_paying_with_another_method_moves_the_money(shop):
         ("refund", "gift_card_1"),
     ]
     assert balance(shop) == 70.2
+    exact = tables()
+    exact["orders"]["#p"]["payment_history"] = [
+        {"transaction_type": "payment", "amount": 50, "payment_method_id": "paypal_1"}
+    ]
+    other = Store(exact).open()  # a gift card that holds just enough
+    assert "Error" not in say(other, "modify_pending_order_payment", order_id="#p", payment_method_id="gift_card_1")
+    assert balance(other) == 0
     again = say(shop, "modify_pending_order_payment", order_id="#p", payment_method_id="credit_card_1")
     assert again == "Error: there should be exactly one payment for a pending order"
 
