@@ -1,11 +1,12 @@
 """One raw row of a data file -> one `types.Task`, or a `RowError` that names the column at fault.
 
-Four layouts are understood, recognised by their columns:
+Five layouts are understood, recognised by their columns:
   ours:       id, prompt, answers [str], kind (optional), metadata (optional: a JSON object as text, or a mapping)
   Search-R1:  data_source, prompt [{role, content}], reward_model {ground_truth {target [str]}},
               extra_info {split, index}, often also `question`: the parquet that Search-R1's and verl's scripts write
   FlashRAG:   id, question, golden_answers [str], optionally data_source: the raw question-answering sets
   software:   SWE-bench, SWE-Gym, R2E, slime and Polar: see `coding_rows`
+  tau2:       tau2-bench's tasks, with `user_scenario`: see `tau2_rows`
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxagent import config, types
-from jaxagent.data import coding_rows, fields
+from jaxagent.data import coding_rows, fields, tau2_rows
 from jaxagent.data.fields import RowError
 
 TASK_COLUMNS = ("id", "prompt", "answers", "kind", "metadata")
@@ -40,6 +41,8 @@ def to_task(row: Mapping[str, Any], need_answers: bool) -> types.Task:
         task = _flashrag(row)
     elif coding_rows.is_published(row):
         task = coding_rows.to_task(row)
+    elif tau2_rows.is_published(row):
+        task = tau2_rows.to_task(row)
     else:
         task = _ours(row)
     if need_answers and not task.answers:
@@ -62,6 +65,8 @@ def _ours(row: Mapping[str, Any]) -> types.Task:
     metadata = fields.json_object(row.get("metadata"))
     if coding_rows.KEY in metadata:
         coding_rows.check(metadata[coding_rows.KEY], f"metadata.{coding_rows.KEY}")
+    if tau2_rows.KEY in metadata:
+        tau2_rows.parse(metadata[tau2_rows.KEY], f"metadata.{tau2_rows.KEY}.")
     return types.Task(
         id=fields.text(row, "id"),
         prompt=fields.text(row, "prompt"),

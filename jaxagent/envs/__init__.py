@@ -9,6 +9,7 @@ from jaxagent.envs.mcp.environment import MCP
 from jaxagent.envs.python.environment import Python
 from jaxagent.envs.script.environment import Script
 from jaxagent.envs.search.environment import Search
+from jaxagent.envs.tau2.environment import Tau2
 from jaxagent.envs.terminal.environment import Terminal
 from jaxagent.envs.verifiers.environment import Verifiers
 
@@ -21,4 +22,5 @@ ENVIRONMENTS: dict[str, type[Environment]] = {
     "mcp": MCP,
     "verifiers": Verifiers,
     "script": Script,
+    "tau2": Tau2,
 }
