@@ -67,7 +67,7 @@ def test_a_history_knows_whose_result_is_whose():
     assert [use.requestor for past in history for _, use in past.calls] == [AGENT, USER]
 
 
-C, S, I = "evaluation_criteria", "initial_state", "user_scenario.instructions"
+C, S, TOLD = "evaluation_criteria", "initial_state", "user_scenario.instructions"
 ASSERTION = {"env_type": "user", "func_name": "f", "arguments": {}}
 
 
@@ -102,9 +102,9 @@ def past(*messages):
         ({"id": ""}, "id", "must not be empty"),
         ({"id": 5}, "id", "must be text"),
         ({"user_scenario": "x"}, "user_scenario", "must be an object"),
-        ({"user_scenario": {}}, I, "missing"),
-        (told(reason_for_call="r"), f"{I}.task_instructions", "missing"),
-        (told(reason="r"), I, "unknown key 'reason'"),
+        ({"user_scenario": {}}, TOLD, "missing"),
+        (told(reason_for_call="r"), f"{TOLD}.task_instructions", "missing"),
+        (told(reason="r"), TOLD, "unknown key 'reason'"),
         ({"evaluation_critera": {}}, "*", "unknown key 'evaluation_critera'. Did you mean 'evaluation_criteria'"),
         ({"required_documents": ["d"]}, "required_documents", "not supported"),
         ({"user_tools": "all"}, "user_tools", "must be a list"),
