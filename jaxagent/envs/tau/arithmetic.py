@@ -32,6 +32,8 @@ def evaluate(expression: str) -> Any:
     Raises:
       SyntaxError, TypeError, ZeroDivisionError, OverflowError, RecursionError...: as `eval` would.
     """
+    if not isinstance(expression, str):
+        raise TypeError("eval() arg 1 must be a string, bytes or code object")
     if len(expression) > MOST_CHARS:
         raise OverflowError(f"an expression may have {MOST_CHARS} characters")
     with warnings.catch_warnings():

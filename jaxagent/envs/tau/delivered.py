@@ -22,7 +22,7 @@ def return_delivered_order_items(data: Shop, order_id: str, item_ids: Sequence[s
         return NO_METHOD
     if "gift_card" not in payment_method_id and payment_method_id != order["payment_history"][0]["payment_method_id"]:
         return "Error: payment method should be either the original payment method or a gift card"
-    if missing(order, item_ids) is not None:
+    if missing(order, item_ids):
         return "Error: some item not found"
     order = data.orders.change(order_id)
     order["status"] = "return requested"

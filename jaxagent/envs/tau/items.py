@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from jaxagent.envs.tau.store import Record, Shop
 
 
-def missing(order: Record, item_ids: Sequence[str]) -> Any:
-    """The first id that is asked for more often than the order has it; None = there is none."""
+def missing(order: Record, item_ids: Sequence[str]) -> list[str]:
+    """The ids that are asked for more often than the order has them."""
     there = [item["item_id"] for item in order["items"]]
-    return next((item_id for item_id in item_ids if item_ids.count(item_id) > there.count(item_id)), None)
+    return [item_id for item_id in item_ids if item_ids.count(item_id) > there.count(item_id)]
 
 
 def in_order(order: Record, item_id: str) -> Record:
@@ -25,9 +24,8 @@ def price_difference(data: Shop, order: Record, item_ids: Sequence[str], new_ite
     Returns:
       the difference, or a text "Error: ..." where an item cannot be had.
     """
-    unknown = missing(order, item_ids)
-    if unknown is not None:
-        return f"Error: {unknown} not found"
+    if unknown := missing(order, item_ids):
+        return f"Error: {unknown[0]} not found"
     if len(item_ids) != len(new_item_ids):
         return "Error: the number of items to be exchanged should match"
     difference = 0
