@@ -320,7 +320,7 @@ def test_stores_that_do_not_fit_are_refused(tmp_path, others, told):
 def test_missing_files_are_named(tmp_path):
     folder = folder_of(tmp_path / "t", [task_row()])
     (folder / "db.json").unlink()
-    with pytest.raises(ConfigError, match=r"has no db.json.*config.env.database"), opened(folder):
+    with pytest.raises(ConfigError, match=r"has no db.json.*config.env.store"), opened(folder):
         pass
     (folder / "policy.md").unlink()
     with pytest.raises(ConfigError, match=r"policy.md: No such file"), opened(folder):

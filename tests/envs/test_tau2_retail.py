@@ -76,7 +76,7 @@ def test_the_folder_is_a_data_set():
 def test_gold_and_idle_agents():
     stop = "###STOP###"
     rewards = {"gold": [], "idle": []}
-    settings = {"domain": "retail", "database": str(SHOP), "nl_assertions": "skip"}
+    settings = {"domain": "retail", "store": str(SHOP), "nl_assertions": "skip"}
     with opened(RETAIL, **settings) as attempt_at:
         for name in map(str, range(114)):
             task = attempt_at(name, People(user=["Hi"]))._task
@@ -93,13 +93,13 @@ def test_gold_and_idle_agents():
 
 @published
 def test_assertions_of_retail_are_refused_without_a_word_about_them():
-    with pytest.raises(ConfigError, match=r"nl_assertions.*judge"), opened(RETAIL, domain="retail", database=str(SHOP)):
+    with pytest.raises(ConfigError, match=r"nl_assertions.*judge"), opened(RETAIL, domain="retail", store=str(SHOP)):
         pass
 
 
 @published
 def test_the_shop_must_be_named():
-    with pytest.raises(ConfigError, match=r"orders.json.*config.env.database"), opened(RETAIL, domain="retail"):
+    with pytest.raises(ConfigError, match=r"orders.json.*config.env.store"), opened(RETAIL, domain="retail"):
         pass
 
 

@@ -5,7 +5,7 @@
     --config.roles.user=http --config.roles.user.url=http://127.0.0.1:8000/v1 --config.roles.user.model=NAME
 
 The folder of tasks is the published one: tasks.json, split_tasks.json, policy.md, db.json and user_db.json. Without a
-db.json, `database` names a folder that has one, or tau-bench's orders.json, products.json and users.json, which are the
+db.json, `store` names a folder that has one, or tau-bench's orders.json, products.json and users.json, which are the
 same shop. The agent's tools are described in its system message and called as <tool_call>{...}</tool_call>.
 
 Differences from the published code, each of which says where: only the user ends an episode, as with the published
@@ -18,14 +18,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from jaxagent.config import ConfigError
 from jaxagent.config.ranges import PositiveInt
 from jaxagent.data.fields import RowError
-from jaxagent.data.tau2_rows import KEY, Tau2Task, parse
+from jaxagent.data.tau2_rows import AGENT, KEY, USER, Tau2Task, parse
 from jaxagent.envs.base import Environment, Observation, Opening
 from jaxagent.envs.cast import Cast
 from jaxagent.envs.tau2.attempt import SOLVED, Rules, Tau2Attempt
@@ -40,7 +41,7 @@ class Tau2(Environment):
     """Customers with a request, an agent with tools, and a reward of what became of both their stores."""
 
     domain: Literal["mock", "retail"] = "mock"
-    database: str = ""  # folder of the stores; "" = the folder of the tasks
+    store: str = ""  # folder of both stores; "" = where the tasks are
     max_steps: PositiveInt = 200  # messages and batches of results, of both sides
     max_errors: PositiveInt = 10  # failed calls, of both sides
     nl_assertions: Literal["refuse", "judge", "skip"] = (
@@ -64,9 +65,7 @@ class Tau2(Environment):
     @contextlib.contextmanager
     def open(self, here: Opening) -> Iterator[Callable[[Task, Cast], Tau2Attempt]]:  # type: ignore[override]
         """Reads the policy and the stores, and checks the held-out tasks."""
-        folder = here.dataset
-        if folder is None or not folder.is_dir():
-            raise ConfigError("config.env=tau2 needs config.data.source to be a folder with tasks.json and policy.md.")
+        folder = _folder(here.dataset)
         domain = DOMAINS[self.domain]
         rules = Rules(
             policy=read_policy(folder),
@@ -75,8 +74,8 @@ class Tau2(Environment):
             max_errors=self.max_errors,
             judged=self.nl_assertions == "judge",
         )
-        shelf = Shelf(domain, read_stock(domain, Path(self.database) if self.database else folder), self.nl_assertions)
-        for task in (*here.tasks, *_all_tasks(folder)):
+        shelf = Shelf(domain, self._stock(folder), self.nl_assertions)
+        for task in (*here.tasks, *_train_tasks(folder)):
             shelf.take(task)
 
         def attempt_at(task: Task, cast: Cast) -> Tau2Attempt:
@@ -87,6 +86,16 @@ class Tau2(Environment):
             return Tau2Attempt(about, world, wanted, tools, rules, cast)
 
         yield attempt_at
+
+    def identity(self, dataset: Path) -> Mapping[str, str]:
+        """Digests of the policy and of both stores."""
+        folder = _folder(dataset)
+        world = World(DOMAINS[self.domain], self._stock(folder))
+        policy = hashlib.sha256(read_policy(folder).encode()).hexdigest()
+        return {"policy": policy, "store": world.digest(AGENT), "user_store": world.digest(USER)}
+
+    def _stock(self, folder: Path) -> Stock:
+        return read_stock(DOMAINS[self.domain], Path(self.store) if self.store else folder)
 
 
 class Shelf:
@@ -133,9 +142,17 @@ class Shelf:
             )
 
 
-def _all_tasks(folder: Path) -> Iterator[Task]:
-    """Every task of the folder, also those of training: a mistake is told before it begins."""
+def _folder(dataset: Path | None) -> Path:
+    """Where policy.md is."""
+    if dataset is None:
+        raise ConfigError("config.env=tau2 needs config.data.source to be a folder with tasks.json and policy.md.")
+    return dataset if dataset.is_dir() else dataset.parent
+
+
+def _train_tasks(folder: Path) -> Iterator[Task]:
+    """The tasks of training: a mistake in one of them is told before it begins."""
     from jaxagent.data import files, sources  # late: settings are read without numpy
 
-    for split in files.splits(folder):
-        yield from sources.load_tasks(folder, split, need_answers=False)
+    names = files.splits(folder)
+    if sources.TRAIN in names or len(names) == 1:
+        yield from sources.load_tasks(folder, sources.TRAIN if sources.TRAIN in names else "", need_answers=False)

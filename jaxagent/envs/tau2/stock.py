@@ -49,7 +49,7 @@ def read_stock(domain: Domain, folder: Path) -> Stock:
     else:
         names = ", ".join(part.name for part in parts)
         raise ConfigError(
-            f"{folder} has no {DATABASE}, and not all of {names}: set config.env.database to a folder that has."
+            f"{folder} has no {DATABASE}, and not all of {names}: set config.env.store to a folder that has."
         )
     user: Originals = {name: {} for name in domain.user.forms}
     if domain.user.forms and (folder / USER_DATABASE).is_file():
