@@ -17,8 +17,8 @@ of their own beside the planner's.
 
 slime_agentic: the constants of LMIS-ORG's slime-agentic (8 problems x 8, every call of the planner trained with the
 whole advantage of its trajectory). flow_grpo: those of AgentFlow's own code (32 x 8, only the next steps trained,
-statistics over the turns of a group). Executor, verifier, generator and coder are the model that RL begins with, frozen,
-on the same mesh. Not run by us: `--dry_run` says what they need. What deviates from the published codes:
+statistics over the turns of a group). Executor, verifier, generator and coder are the model that RL begins with,
+frozen, on the same mesh. Not run by us: `--dry_run` says what they need. What deviates from the published codes:
 
 - The published top_p is .95 (slime-agentic); here it is 1, because the trainer scores the whole vocabulary. The
   temperature is the published one.
@@ -86,14 +86,14 @@ def laptop() -> ConfigDict:
     config.engine.pages = 320
     config.engine.request_timeout_s = 120.0
 
-    config.warm_start.max_steps = 600
+    config.warm_start.max_steps = 900
     config.warm_start.curriculum_steps = 0
     config.warm_start.batch_sequences = 48
     config.warm_start.batch.row_tokens = 192
     config.warm_start.gate_family = "one_step"
     config.warm_start.gate_questions = 12
-    config.warm_start.gate_every = 50
-    config.warm_start.gate_accuracy = 0.9
+    config.warm_start.gate_every = 100
+    config.warm_start.gate_accuracy = 0.95
 
     config.rl.steps = 30
     config.rl.tasks_per_step = 12
@@ -110,7 +110,7 @@ def laptop_engines() -> ConfigDict:
     config = laptop()
     config.workdir = "runs/agentflow_engines"
     config.data.source.role_rows = True
-    config.warm_start.max_steps = 900
+    config.warm_start.max_steps = 1_200
     for name in ("executor", "verifier"):
         config.roles[name] = ConfigDict({"name": "engine", "path": "", "context_tokens": 128, "reply_tokens": 24})
     return config

@@ -22,7 +22,7 @@ from jaxagent.types import Task
 MAX_CHARS = 200  # of a sub-goal that is computed: it is written by a policy
 UNKNOWN = "unknown"  # what the generator says to anything but sums, differences and products of whole numbers
 _SUB_GOAL = re.compile(r"Sub-Goal: (.*)\nTool Name: (\S+)\nCommand:\s*\Z", re.DOTALL)
-_RESULT = re.compile(r" = (-?[0-9]+)\nVerify:\s*\Z")
+_RESULT = re.compile(r" =(-?[0-9]+)\nVerify:\s*\Z")
 _NUMBER = re.compile(r"[0-9]+")
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 
