@@ -86,7 +86,7 @@ def laptop() -> ConfigDict:
     config.engine.pages = 320
     config.engine.request_timeout_s = 120.0
 
-    config.warm_start.max_steps = 900
+    config.warm_start.max_steps = 1_000
     config.warm_start.curriculum_steps = 0
     config.warm_start.batch_sequences = 48
     config.warm_start.batch.row_tokens = 192
