@@ -80,6 +80,7 @@ def laptop() -> ConfigDict:
     config.env.output_chars = 40
     config.env.traceback = "message"
     config.env.sandbox = parts.sandbox()
+    config.env.sandbox.memory_mb = 128  # 64 attempts run at once
     config.roles = ConfigDict({name: {"name": f"arithmetic_{name}"} for name in ("executor", "verifier", "generator")})
 
     config.engine.slots = 64
