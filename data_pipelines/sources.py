@@ -9,9 +9,21 @@ from typing import Any, TypeVar
 
 from jaxagent.config import ConfigError, EnvConfig, SourceConfig
 from jaxagent.config.choice import Choice
+from jaxagent.config.parse import to_dict
 from jaxagent.config.ranges import NonNegativeInt, PositiveInt, ZeroToOne
 from jaxagent.data.dataset import Files, Generated
-from jaxagent.envs import ENVIRONMENTS, AgentFlow, Coding, Search, Terminal, Verifiers
+from jaxagent.envs import (
+    ENVIRONMENTS,
+    AgentFlow,
+    Coding,
+    MemAgent,
+    Ragen,
+    Search,
+    Terminal,
+    ToolCalls,
+    ToolOrchestra,
+    Verifiers,
+)
 from jaxagent.envs import Python as PythonEnv
 
 E = TypeVar("E", bound=EnvConfig)
@@ -208,6 +220,116 @@ class ArithmeticPlans(Generated):
         arithmetic_plans.write(folder, **self.settings(seed, env))
 
 
+@dataclasses.dataclass(frozen=True)
+class LongGeography(Generated):
+    """Questions over documents of any length, for MemAgent; see long_geography.py."""
+
+    num_cities: PositiveInt = 600
+    num_curriculum: NonNegativeInt = 8_000  # demonstrations over one or two passages
+    num_demonstrations: NonNegativeInt = 24_000  # over whole chunks
+    forget_frac: ZeroToOne = 0.7  # of those with a rival in the chunk, what loses the memory: what RL has to unlearn
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """Demonstrations show chunks as long as the environment's, in its compact style."""
+        if (prompt := _of(env, MemAgent, self).prompt) != "compact":
+            raise ConfigError(
+                f"data.source='long_geography' has demonstrations for env.prompt='compact' only, which is '{prompt}'."
+            )
+        return dict(
+            num_cities=self.num_cities,
+            seed=seed,
+            forget_frac=self.forget_frac,
+            chunk_tokens=_of(env, MemAgent, self).chunk_tokens,
+            curriculum=self.num_curriculum,
+            full=self.num_demonstrations,
+        )
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes tasks, documents and demonstrations."""
+        from jaxagent.data_pipelines import long_geography
+
+        long_geography.write(folder, **self.settings(seed, env))
+
+
+@dataclasses.dataclass(frozen=True)
+class Orchestra(Generated):
+    """Problems that experts of different price can solve, for the environment tool_orchestra; see orchestra.py."""
+
+    num_tasks: NonNegativeInt = 3_000  # of arithmetic, training and held-out together; half as many facts beside them
+    num_cities: PositiveInt = 300  # size of the facts' world
+    num_demonstrations: NonNegativeInt = 9_000
+    expert_frac: ZeroToOne = 0.0  # conversations of experts beside them, as a part: for experts that an engine plays
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """Demonstrations show as many documents as a search finds, and are written in the plain format."""
+        orchestra = _of(env, ToolOrchestra, self)
+        if orchestra.prompt != "plain":
+            raise ConfigError(
+                f"data.source='orchestra' has demonstrations for env.prompt='plain', not '{orchestra.prompt}'."
+            )
+        return dict(
+            num=self.num_tasks,
+            seed=seed,
+            num_cities=self.num_cities,
+            num_demonstrations=self.num_demonstrations,
+            topk=orchestra.retriever.topk,
+            expert_frac=self.expert_frac,
+        )
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes tasks, passages and demonstrations."""
+        from jaxagent.data_pipelines import orchestra
+
+        orchestra.write(folder, **self.settings(seed, env))
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolCallTasks(Generated):
+    """Requests for one or two invented tools, for the environment `toolrl`; see tool_calls.py."""
+
+    num_tasks: PositiveInt = 6_000  # training and held-out together
+    num_demonstrations: NonNegativeInt = 12_000
+    first_only_frac: ZeroToOne = 0.75  # of demonstrations of two calls, what makes the first alone
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """Demonstrations are written in ToolRL's form only."""
+        _of(env, ToolCalls, self)
+        return dict(
+            num=self.num_tasks,
+            seed=seed,
+            num_demonstrations=self.num_demonstrations,
+            first_only_frac=self.first_only_frac,
+        )
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes tasks and demonstrations."""
+        from jaxagent.data_pipelines import tool_calls
+
+        tool_calls.write(folder, **self.settings(seed, env))
+
+
+@dataclasses.dataclass(frozen=True)
+class TextWorlds(Generated):
+    """Seeds of the world that the environment `ragen` has; see text_worlds.py."""
+
+    num_tasks: PositiveInt = 4_000  # training and held-out together
+    num_demonstrations: NonNegativeInt = 0  # only of worlds without chance; then all tasks need several actions a turn
+    flawed_frac: ZeroToOne = 0.75  # of demonstrations, what acts too little: what RL has to unlearn
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """Tasks and demonstrations are for one world, and for so many turns and actions."""
+        written = to_dict(_of(env, Ragen, self))
+        names = ("world", "prompt", "think", "max_turns", "max_actions_per_turn")
+        return {name: written[name] for name in names} | dataclasses.asdict(self) | {"seed": seed}
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes seeds and demonstrations."""
+        from jaxagent.data_pipelines import text_worlds
+
+        ragen = _of(env, Ragen, self)
+        text_worlds.write(folder, ragen, self.num_tasks, seed, self.num_demonstrations, self.flawed_frac)
+
+
 SOURCES: dict[str, type[SourceConfig]] = {
     "files": Files,
     "geography": Geography,
@@ -218,6 +340,10 @@ SOURCES: dict[str, type[SourceConfig]] = {
     "verifiers": Rows,
     "fixes": Fixes,
     "arithmetic_plans": ArithmeticPlans,
+    "long_geography": LongGeography,
+    "orchestra": Orchestra,
+    "tool_calls": ToolCallTasks,
+    "text_worlds": TextWorlds,
 }
 
 
