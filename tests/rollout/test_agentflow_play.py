@@ -91,9 +91,9 @@ def test_a_role_that_plays_plan_and_final_output(trained):
 
 
 def test_a_reply_that_is_cut_is_used_as_it_is(trained):
-    episode, _ = play(trained, said=SAID | {5: ["It is, after all is said and done, \\boxed{54}"]}, turn_tokens=30)
-    assert episode.stop_reason is StopReason.TOKEN_LIMIT and episode.metrics["cut_replies"] >= 1
-    assert episode.reward == 0.0 and episode.trajectories
+    episode, _ = play(trained, said=SAID | {5: ["and so it is " * 50 + "\\boxed{54}"]})
+    assert episode.stop_reason is StopReason.TOKEN_LIMIT and episode.metrics["cut_replies"] == 1
+    assert episode.reward == 0.0 and len(episode.trajectories) == 3
 
 
 @pytest.mark.parametrize("role", ["executor", "verifier", "generator", "judge"])
