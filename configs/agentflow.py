@@ -126,7 +126,7 @@ def slime_agentic() -> ConfigDict:
 
     config.env.max_turns = 5
     config.env.turn_tokens = 4_096
-    config.env.context_tokens = 24_576
+    config.env.context_tokens = 20_480
     config.env.judge = True
     config.roles.judge = ConfigDict(config.roles.generator)
 
@@ -136,7 +136,7 @@ def slime_agentic() -> ConfigDict:
     config.rl.updates_per_step = 4  # published: a global batch of 64 turns; an attempt has three to seven
     config.rl.advantage = parts.group_mean_std(drop_zero_signal=False)
     config.rl.objective = ConfigDict({"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.3})
-    config.rl.aggregation = ConfigDict({"name": "sequence_mean"})  # every turn counts the same
+    config.rl.aggregation = ConfigDict({"name": "rollout_mean"})
     config.rl.optimizer = parts.optimizer(1e-6, weight_decay=0.1, warmup_steps=0)
     config.eval.every = 20
     return config
@@ -226,7 +226,7 @@ def qwen2_5_7b(gpus: int) -> ConfigDict:
 
     config.rl.sampling.temperature = 0.7
     config.rl.kl = ConfigDict({"coefficient": 0.001, "estimator": "k3", "where": "loss"})
-    config.rl.batch.row_tokens = 24_576
+    config.rl.batch.row_tokens = 20_480
     config.rl.batch.micro_rows = gpus
     config.rl.batch.targets_multiple = 1024
     config.update(parts.offline_stages(1e-6))
