@@ -78,6 +78,11 @@ class MemAgent(Environment):
         return self.metric
 
     @property
+    def most_turns(self) -> int:
+        """Replies of the policy in one conversation, and so in one trajectory."""
+        return 1
+
+    @property
     def style(self) -> prompts.Style:
         """The texts of the prompts."""
         return prompts.STYLES[self.prompt]
