@@ -23,12 +23,11 @@ def laptop() -> ConfigDict:
     """Documents of eight chunks, a policy of a million parameters; learns in minutes on two CPU cores."""
     config = parts.laptop()
     config.workdir = "runs/memagent"
-    config.tokenizer.vocab_size = 2560
 
     config.data.source = ConfigDict({"name": "long_geography", "num_cities": 600})
     config.data.source.num_curriculum = 8_000
     config.data.source.num_demonstrations = 32_000
-    config.data.source.forget_frac = 0.7
+    config.data.source.forget_frac = 0.6
 
     config.env = ConfigDict({"name": "memagent", "prompt": "compact"})
     config.env.max_turns = 9  # eight chunks and the answer

@@ -79,8 +79,8 @@ def _subject(template, question):
     return question[len(before) : len(question) - len(after)] if fits else ""
 
 
-def test_demonstrations_say_what_the_chunk_says_or_keep_the_memory_or_take_a_rival(folder):
-    told, kept, lost = 0, 0, 0
+def test_demonstrations_say_what_the_chunk_says_or_keep_the_memory_or_lose_it(folder):
+    told, kept, lost, rivals = 0, 0, 0, 0
     for row in lines(folder / "full.jsonl"):
         if "\nText:" not in row["prompt"]:
             continue
@@ -89,13 +89,14 @@ def test_demonstrations_say_what_the_chunk_says_or_keep_the_memory_or_take_a_riv
         if subject in facts:
             assert facts[subject].startswith(new) or new.startswith(facts[subject]), row
             told += 1
+            rivals += len(facts) > 1
         elif new != memory:
-            assert any(value.startswith(new) for value in facts.values()), row
+            assert new == "nothing", row
             lost += 1
         else:
-            kept += bool(facts)
-    assert told > 200
-    assert abs(lost / (lost + kept) - FORGET) < 0.15
+            kept += memory != "nothing"
+    assert told > 200 and rivals > 50
+    assert abs(lost / (lost + kept) - FORGET) < 0.1
 
 
 def test_answers_are_the_memory(folder):
