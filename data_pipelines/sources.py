@@ -9,9 +9,21 @@ from typing import Any, TypeVar
 
 from jaxagent.config import ConfigError, EnvConfig, SourceConfig
 from jaxagent.config.choice import Choice
+from jaxagent.config.parse import to_dict
 from jaxagent.config.ranges import NonNegativeInt, PositiveInt, ZeroToOne
 from jaxagent.data.dataset import Files, Generated
-from jaxagent.envs import ENVIRONMENTS, Coding, MemAgent, Search, Terminal, Verifiers
+from jaxagent.envs import (
+    ENVIRONMENTS,
+    AgentFlow,
+    Coding,
+    MemAgent,
+    Ragen,
+    Search,
+    Terminal,
+    ToolCalls,
+    ToolOrchestra,
+    Verifiers,
+)
 from jaxagent.envs import Python as PythonEnv
 
 E = TypeVar("E", bound=EnvConfig)
@@ -176,6 +188,39 @@ class Fixes(Generated):
 
 
 @dataclasses.dataclass(frozen=True)
+class ArithmeticPlans(Generated):
+    """The problems of `arithmetic` for a planner with an executor and a verifier; see arithmetic_plans.py."""
+
+    num_tasks: NonNegativeInt = 6_000  # training and held-out together
+    num_demonstrations: NonNegativeInt = 9_000  # episodes: each has three or four calls of the planner
+    estimate_frac: ZeroToOne = 0.8  # of two-step demonstrations, what asks the generator: what RL has to unlearn
+    role_rows: bool = False  # also what executor and verifier say, so that the policy's weights can play them
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """Demonstrations are of the compact style, in which a query is a program."""
+        flow = _of(env, AgentFlow, self)
+        if flow.style != "compact" or flow.coder or flow.answer != "boxed":
+            raise ConfigError(
+                "data.source='arithmetic_plans' has demonstrations for env.style='compact', env.coder=False and "
+                f"env.answer='boxed' only, which are {flow.style!r}, {flow.coder} and {flow.answer!r}."
+            )
+        return dict(
+            num=self.num_tasks,
+            seed=seed,
+            num_demonstrations=self.num_demonstrations,
+            estimate_frac=self.estimate_frac,
+            role_rows=self.role_rows,
+            steps=flow.max_turns,
+        )
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes problems and demonstrations."""
+        from jaxagent.data_pipelines import arithmetic_plans
+
+        arithmetic_plans.write(folder, **self.settings(seed, env))
+
+
+@dataclasses.dataclass(frozen=True)
 class LongGeography(Generated):
     """Questions over documents of any length, for MemAgent; see long_geography.py."""
 
@@ -206,6 +251,85 @@ class LongGeography(Generated):
         long_geography.write(folder, **self.settings(seed, env))
 
 
+@dataclasses.dataclass(frozen=True)
+class Orchestra(Generated):
+    """Problems that experts of different price can solve, for the environment tool_orchestra; see orchestra.py."""
+
+    num_tasks: NonNegativeInt = 3_000  # of arithmetic, training and held-out together; half as many facts beside them
+    num_cities: PositiveInt = 300  # size of the facts' world
+    num_demonstrations: NonNegativeInt = 9_000
+    expert_frac: ZeroToOne = 0.0  # conversations of experts beside them, as a part: for experts that an engine plays
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """Demonstrations show as many documents as a search finds, and are written in the plain format."""
+        orchestra = _of(env, ToolOrchestra, self)
+        if orchestra.prompt != "plain":
+            raise ConfigError(
+                f"data.source='orchestra' has demonstrations for env.prompt='plain', not '{orchestra.prompt}'."
+            )
+        return dict(
+            num=self.num_tasks,
+            seed=seed,
+            num_cities=self.num_cities,
+            num_demonstrations=self.num_demonstrations,
+            topk=orchestra.retriever.topk,
+            expert_frac=self.expert_frac,
+        )
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes tasks, passages and demonstrations."""
+        from jaxagent.data_pipelines import orchestra
+
+        orchestra.write(folder, **self.settings(seed, env))
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolCallTasks(Generated):
+    """Requests for one or two invented tools, for the environment `toolrl`; see tool_calls.py."""
+
+    num_tasks: PositiveInt = 6_000  # training and held-out together
+    num_demonstrations: NonNegativeInt = 12_000
+    first_only_frac: ZeroToOne = 0.75  # of demonstrations of two calls, what makes the first alone
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """Demonstrations are written in ToolRL's form only."""
+        _of(env, ToolCalls, self)
+        return dict(
+            num=self.num_tasks,
+            seed=seed,
+            num_demonstrations=self.num_demonstrations,
+            first_only_frac=self.first_only_frac,
+        )
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes tasks and demonstrations."""
+        from jaxagent.data_pipelines import tool_calls
+
+        tool_calls.write(folder, **self.settings(seed, env))
+
+
+@dataclasses.dataclass(frozen=True)
+class TextWorlds(Generated):
+    """Seeds of the world that the environment `ragen` has; see text_worlds.py."""
+
+    num_tasks: PositiveInt = 4_000  # training and held-out together
+    num_demonstrations: NonNegativeInt = 0  # only of worlds without chance; then all tasks need several actions a turn
+    flawed_frac: ZeroToOne = 0.75  # of demonstrations, what acts too little: what RL has to unlearn
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """Tasks and demonstrations are for one world, and for so many turns and actions."""
+        written = to_dict(_of(env, Ragen, self))
+        names = ("world", "prompt", "think", "max_turns", "max_actions_per_turn")
+        return {name: written[name] for name in names} | dataclasses.asdict(self) | {"seed": seed}
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes seeds and demonstrations."""
+        from jaxagent.data_pipelines import text_worlds
+
+        ragen = _of(env, Ragen, self)
+        text_worlds.write(folder, ragen, self.num_tasks, seed, self.num_demonstrations, self.flawed_frac)
+
+
 SOURCES: dict[str, type[SourceConfig]] = {
     "files": Files,
     "geography": Geography,
@@ -215,7 +339,11 @@ SOURCES: dict[str, type[SourceConfig]] = {
     "seeds": Seeds,
     "verifiers": Rows,
     "fixes": Fixes,
+    "arithmetic_plans": ArithmeticPlans,
     "long_geography": LongGeography,
+    "orchestra": Orchestra,
+    "tool_calls": ToolCallTasks,
+    "text_worlds": TextWorlds,
 }
 
 

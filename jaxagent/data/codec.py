@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxagent.config import ConfigError
-from jaxagent.types import Episode, StopReason, Task, TokenKind, Trajectory
+from jaxagent.types import Episode, Heard, StopReason, Task, TokenKind, Trajectory
 
 LARGEST_LOGPROB = float(np.finfo(np.float32).max)
 
@@ -59,6 +59,16 @@ def encode_episode(episode: Episode) -> dict[str, Any]:
         "error": episode.error,
         "text": episode.text,
         "trajectories": [encode_trajectory(t) for t in episode.trajectories],
+        **({"heard": [_encode_heard(heard) for heard in episode.heard]} if episode.heard else {}),
+    }
+
+
+def _encode_heard(heard: Heard) -> dict[str, Any]:
+    return {
+        "role": heard.role,
+        "after": heard.after,
+        "turns": [list(turn) for turn in heard.turns],
+        "trajectory": None if heard.trajectory is None else encode_trajectory(heard.trajectory),
     }
 
 
@@ -105,6 +115,25 @@ def decode_episode(row: Any, where: str) -> Episode:
             _number(value, "turn_rewards", where)
             for value in _get({"turn_rewards": []} | row, "turn_rewards", list, where)
         ),
+        heard=tuple(
+            _decode_heard(heard, f"{where}, heard[{i}]")
+            for i, heard in enumerate(_get({"heard": []} | row, "heard", list, where))
+        ),
+    )
+
+
+def _decode_heard(row: Any, where: str) -> Heard:
+    row = _object(row, where)
+    turns = _get(row, "turns", list, where)
+    for turn in turns:
+        if not (isinstance(turn, list) and len(turn) == 2 and all(isinstance(text, str) for text in turn)):
+            raise ConfigError(f"{where}: column 'turns' must be pairs of texts, got {turn!r:.100}.")
+    trajectory = row.get("trajectory")
+    return Heard(
+        role=_get(row, "role", str, where),
+        turns=tuple((shown, said) for shown, said in turns),
+        trajectory=None if trajectory is None else decode_trajectory(trajectory, f"{where}, trajectory"),
+        after=_get(row, "after", int, where),
     )
 
 

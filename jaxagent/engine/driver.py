@@ -22,6 +22,7 @@ from typing import Self
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxagent.config import ConfigError, SamplingConfig
 from jaxagent.engine.delivery import deliver
@@ -33,6 +34,7 @@ from jaxagent.engine.sampling import request_key
 from jaxagent.engine.scheduler import Scheduler
 from jaxagent.engine.setup import EngineSetup
 from jaxagent.engine.stop_table import StopTable
+from jaxagent.engine.turns import Turns
 from jaxagent.types import Generation
 
 STOPS_PAUSE_S = 0.005  # between two looks for room among the stop strings
@@ -47,10 +49,13 @@ class Driver:
       version: policy version of `params`.
       setup: everything else that is fixed.
       mesh: with axes data, fsdp and tensor.
+      turns: of all engines on the mesh, where there are several.
     """
 
-    def __init__(self, model: Model, params: Params, version: int, setup: EngineSetup, mesh: jax.sharding.Mesh) -> None:
-        self._model, self._setup, self._mesh = model, setup, mesh
+    def __init__(
+        self, model: Model, params: Params, version: int, setup: EngineSetup, mesh: Mesh, turns: Turns | None = None
+    ) -> None:
+        self._model, self._setup, self._mesh, self._turns = model, setup, mesh, turns or Turns()
         self._timeout_s = setup.cfg.request_timeout_s
         # Everything below is shared between threads and guarded by `_work`, but for `_scheduler`, the thread's own.
         self._work = threading.Condition()
@@ -100,13 +105,14 @@ class Driver:
         Raises:
           EngineError: the thread did not end in time (it is inside a device call).
         """
-        if self._thread is None:
+        if (thread := self._thread) is None:  # `start`, in another thread, may set it to None
             return
         with self._work:
             self._stopping = True
             self._work.notify_all()
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
+        self._turns.look()
+        thread.join(timeout_s)
+        if thread.is_alive():
             raise EngineError(f"The engine did not stop within {timeout_s:.0f} s.")
         self._thread = None
 
@@ -124,7 +130,7 @@ class Driver:
         return self._model
 
     @property
-    def mesh(self) -> jax.sharding.Mesh:
+    def mesh(self) -> Mesh:
         """The mesh of devices that hold the parameters and the cache."""
         return self._mesh
 
@@ -307,9 +313,12 @@ class Driver:
         compiles = count_compiles(self._stats)
         try:
             with jax.set_mesh(self._mesh):
-                executor = Executor(self._model, self._setup)
-                self._take_weights(executor)
-                executor.warm_up()
+                with self._turns.turn(lambda: self._stopping) as waited_s:
+                    if waited_s is None:
+                        raise EngineError("it was stopped before it began.")
+                    executor = Executor(self._model, self._setup)
+                    self._take_weights(executor)
+                    executor.warm_up()
                 scheduler = Scheduler(executor, self._setup.context)
                 with self._work:
                     self._slots = executor.sizes.usable * executor.sizes.shards
@@ -325,11 +334,21 @@ class Driver:
             jax.monitoring.unregister_event_duration_listener(compiles)
 
     def _step(self, executor: Executor, scheduler: Scheduler) -> bool:
-        """One round: takes the requests that have arrived, then runs one dispatch. False when the thread must stop."""
+        """Waits for work and for the engine's turn, then does a round. False when the thread must stop."""
         with self._work:
             self._work.wait_for(lambda: self._has_work(scheduler))
-            if self._stopping:
+        with self._turns.turn(lambda: self._stopping) as waited_s:
+            if waited_s is None or self._stopping:
                 return False
+            if waited_s:
+                scheduler.stats.update(turn_wait_s=waited_s)
+            self._round(executor, scheduler)
+            executor.wait()  # nothing of this round may still run in another engine's
+        return True
+
+    def _round(self, executor: Executor, scheduler: Scheduler) -> None:
+        """Takes the requests that have arrived, then runs one dispatch."""
+        with self._work:
             arrived, self._queue = self._queue, []
             gone, self._gone = self._gone, []
             if self._stops.changed:
@@ -355,7 +374,6 @@ class Driver:
             scheduler.stats.clear()
         for loop, settled in outcomes.items():  # one wake-up per event loop, however many turns ended
             deliver(loop, settled)
-        return True
 
     def _has_work(self, scheduler: Scheduler) -> bool:
         return bool(self._stopping or self._queue or self._gone or self._weights is not None or scheduler.requests)

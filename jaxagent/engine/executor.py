@@ -119,7 +119,7 @@ class Executor:
 
     def set_params(self, params: Params) -> None:
         """Takes new weights: laid out as generation wants them; what lies so already is shared."""
-        self.params = self.model.place(params)
+        self.params = jax.block_until_ready(self.model.place(params))
 
     def set_stops(self, table: np.ndarray) -> None:
         """Takes the stop strings of all requests, a `StopTable.table`; its shape and dtype stay the same."""
@@ -181,6 +181,7 @@ class Executor:
                 count = 1 if rows < self.sizes.tile_rows else self.sizes.slots // rows
                 own = np.arange(count * rows, dtype=np.int32).reshape(count, rows)
                 self._dispatch(tables, np.tile(own, (1, self.sizes.shards)), count, truncated)
+        self.wait()
 
 
 def _issue(program: Callable[..., Any], *arguments: Any) -> Any:

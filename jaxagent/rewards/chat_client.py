@@ -1,4 +1,4 @@
-"""A chat model behind HTTP: OpenAI-style `POST {url}/chat/completions`, with retries. For judges and data pipelines.
+"""A chat model behind HTTP: OpenAI-style `POST {url}/chat/completions`, with retries. Of judges, roles, pipelines.
 
     async with ChatClient(Endpoint(url="http://127.0.0.1:8000/v1", model="judge", api_key="", ...)) as chat:
         text = await chat.complete([{"role": "user", "content": "Hello"}], temperature=1.0, max_tokens=64, seed=0)
@@ -11,9 +11,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jaxagent.config import ConfigError
-from jaxagent.io.http import HttpClient, HttpError
+from jaxagent.io.http import CONNECTIONS, HttpClient, HttpError
 
 MAX_REPLY_BYTES = 1 << 20
 
@@ -37,13 +38,23 @@ class CallError(Exception):
     """A call has failed: the server, or what it sent. The message says how, in one line."""
 
 
-class ChatClient:
-    """Must be used and closed on one asyncio loop."""
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """One reply, also one that was cut off, with what the server counted; None where it counts nothing."""
 
-    def __init__(self, endpoint: Endpoint):
+    text: str
+    finish: str  # "length": cut off by max_tokens; else what the server says, mostly "stop"
+    prompt_tokens: int | None
+    reply_tokens: int | None
+
+
+class ChatClient:
+    """Must be used and closed on one asyncio loop. Calls beyond `connections` at once wait, within their time."""
+
+    def __init__(self, endpoint: Endpoint, connections: int = CONNECTIONS):
         self._model, self._url = endpoint.model, f"{endpoint.url.rstrip('/')}/chat/completions"
         headers = {"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else None
-        self._client = HttpClient(endpoint.timeout_s, MAX_REPLY_BYTES, endpoint.retries, headers)
+        self._client = HttpClient(endpoint.timeout_s, MAX_REPLY_BYTES, endpoint.retries, headers, connections)
 
     async def __aenter__(self) -> ChatClient:
         return self
@@ -54,10 +65,24 @@ class ChatClient:
     async def complete(
         self, messages: Sequence[Mapping[str, str]], *, temperature: float, max_tokens: int, seed: int
     ) -> str:
-        """The text of the one reply.
+        """The text of the one reply, which must be whole.
 
         Raises:
           CallError: no reply after all attempts, or one that is no chat completion, without text, or cut off.
+        """
+        reply = await self.ask(messages, temperature=temperature, max_tokens=max_tokens, seed=seed)
+        if reply.finish == "length":
+            raise CallError("the reply was cut off by max_tokens")
+        return reply.text
+
+    async def ask(
+        self, messages: Sequence[Mapping[str, str]], *, temperature: float, max_tokens: int, seed: int
+    ) -> Completion:
+        """The one reply.
+
+        Raises:
+          CallError: no reply after all attempts, or one that is no chat completion, or without text. Its cause is the
+            `HttpError`, if there was one.
         """
         body = {
             "model": self._model,
@@ -70,22 +95,26 @@ class ChatClient:
             reply = await self._client.request("POST", self._url, json=body)
         except HttpError as failure:
             raise CallError(str(failure)) from failure
-        return _content(reply)
+        return _completion(reply)
 
     async def close(self) -> None:
         """Closes the connections."""
         await self._client.close()
 
 
-def _content(body: bytes) -> str:
-    """The text of a chat completion's one choice; a reply cut off by its token limit is not a reply."""
+def _completion(body: bytes) -> Completion:
+    """A chat completion's one choice."""
     try:
-        (choice,) = json.loads(body)["choices"]
-        content, finish = choice["message"]["content"], choice.get("finish_reason")
+        whole = json.loads(body)
+        (choice,) = whole["choices"]
+        content, finish, usage = choice["message"]["content"], choice.get("finish_reason"), whole.get("usage")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as failure:
         raise CallError(f"not a chat completion ({type(failure).__name__})") from failure
     if not isinstance(content, str):
         raise CallError("the completion has no text")
-    if finish == "length":
-        raise CallError("the reply was cut off by max_tokens")
-    return content
+    return Completion(content, str(finish), _counted(usage, "prompt_tokens"), _counted(usage, "completion_tokens"))
+
+
+def _counted(usage: Any, name: str) -> int | None:
+    count = usage.get(name) if isinstance(usage, dict) else None
+    return count if isinstance(count, int) and not isinstance(count, bool) and count >= 0 else None

@@ -1,20 +1,166 @@
-"""A role behind HTTP: any server that speaks OpenAI's chat completions."""
+"""A role behind HTTP: any server that speaks OpenAI's chat completions.
+
+The run asks it one question at start, so that a wrong address, token or model is told before anything is trained. In
+an episode a reply that does not come is a failure of that episode, and nothing else.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
+from jaxagent.config import ConfigError
 from jaxagent.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
-from jaxagent.roles.base import TextRole
+from jaxagent.envs.base import Message
+from jaxagent.io.http import HttpStatus, HttpTimeout, HttpUnreachable
+from jaxagent.rewards.chat_client import CallError, ChatClient, Completion, Endpoint
+from jaxagent.roles.base import Reply, Run, TextRole
+from jaxagent.types import Task
+
+CLOSE_S = 5.0
+GREETING = (Message("user", "Answer with one word: are you there?"),)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Http(TextRole):
-    """A chat model behind HTTP."""
+    """A chat model behind HTTP. `timeout_s` is for a reply with all its attempts, and with its wait for `calls`.
+
+    Stop strings are not sent, since servers swallow the one that ends a reply: the reply is cut behind the first one
+    here (`rollout/cast.py`), and what the server counted still holds.
+    """
 
     url: str  # up to and without /chat/completions, e.g. "http://127.0.0.1:8000/v1"
     model: str
     token_file: str = ""  # a file with what is sent as a bearer token; "" = none
     temperature: NonNegativeFloat = 0.7
-    retries: NonNegativeInt = 2  # further attempts of one call
+    retries: NonNegativeInt = 2  # further attempts after a broken connection, 429 or 5xx
     calls: PositiveInt = 256  # in flight at once; further ones wait
+    seed: NonNegativeInt = 0  # of what is sent as each request's seed
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what is no URL, or no model."""
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url='{self.url}' is no URL: write http://{self.url or '127.0.0.1:8000/v1'}.")
+        if not self.model:
+            raise ValueError("model is empty: write the name that the server knows the model by.")
+
+    @contextlib.contextmanager
+    def open(self, name: str, run: Run, note: Callable[[str], None]) -> Iterator[Callable[[Task, int, int], HttpTalk]]:
+        """Asks the endpoint one question and yields the function that begins a conversation.
+
+        Raises:
+          ConfigError: the endpoint does not answer as it must; names config.roles.<name> and what to do.
+        """
+        chat = _Chat(name, self, self._token(name))
+        try:
+            run(chat.check(), self.timeout_s + CLOSE_S)
+            note(f"role {name}: {self.model} at {self.url}")
+            yield lambda task, sample, number: HttpTalk(chat, f"{self.seed}\0{task.id}\0{sample}\0{number}")
+        finally:
+            run(chat.client.close(), CLOSE_S)
+
+    def _token(self, name: str) -> str:
+        if not self.token_file:
+            return ""
+        try:
+            token = Path(self.token_file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            said = getattr(error, "strerror", None) or "it is not UTF-8"
+            raise ConfigError(f"config.roles.{name}.token_file='{self.token_file}' cannot be read: {said}.") from error
+        if not token or not token.isascii() or not token.isprintable():
+            raise ConfigError(
+                f"config.roles.{name}.token_file='{self.token_file}' must hold one line with the token, of ASCII."
+            )
+        return token
+
+
+class _Chat:
+    """What all conversations of a role share."""
+
+    def __init__(self, name: str, role: Http, token: str):
+        self.name, self.role = name, role
+        self.client = ChatClient(Endpoint(role.url, role.model, token, role.timeout_s, role.retries), role.calls)
+
+    async def ask(self, messages: Sequence[Message], max_tokens: int, seed: int) -> Completion:
+        """The role's reply to a conversation.
+
+        Raises:
+          CallError: there is none that can be used.
+          TimeoutError: there is none in time.
+        """
+        shown = [{"role": message.role, "content": message.content} for message in messages]
+        sampling = {"temperature": self.role.temperature, "max_tokens": max_tokens, "seed": seed}
+        try:
+            said = await self.client.ask(shown, **sampling)
+        except CallError as failure:
+            if isinstance(failure.__cause__, HttpTimeout):
+                raise TimeoutError(str(failure)) from failure
+            raise
+        if not said.text.strip() and said.finish != "length":
+            raise CallError(f"{self.role.url} gave a reply without text")
+        return said
+
+    async def check(self) -> None:
+        """Asks one question.
+
+        Raises:
+          ConfigError: no answer with text, and what to do about it.
+        """
+        where = f"config.roles.{self.name}"
+        try:
+            async with asyncio.timeout(self.role.timeout_s):
+                said = await self.ask(GREETING, self.role.reply_tokens, 0)
+        except TimeoutError as failure:
+            raise ConfigError(
+                f"{where}.url: {self.role.url} gave no reply in {self.role.timeout_s:g} s. Start a server there, or "
+                f"set {where}.timeout_s."
+            ) from failure
+        except CallError as failure:
+            raise ConfigError(f"{where}: {failure}. {_advice(where, failure)}") from failure
+        if not said.text.strip():
+            raise ConfigError(
+                f"{where}.reply_tokens={self.role.reply_tokens} are over before {self.role.url} has said "
+                "a word. Raise them."
+            )
+
+
+def _advice(where: str, failure: CallError) -> str:
+    """What to do about a call that failed at start."""
+    status = failure.__cause__.status if isinstance(failure.__cause__, HttpStatus) else None
+    if status in (401, 403):
+        return f"Write the server's token into a file, and its path into {where}.token_file."
+    if status == 404:
+        return f"{where}.url must end before /chat/completions, and {where}.model be a model that the server has."
+    if status is not None:
+        return f"Ask the server, at {where}.url, why it refuses {where}.model."
+    if isinstance(failure.__cause__, HttpUnreachable):
+        return f"Start a server there, or set {where}.url."
+    return f"{where}.url must be a server of OpenAI's chat completions."
+
+
+class HttpTalk:
+    """One conversation with a role behind HTTP."""
+
+    def __init__(self, chat: _Chat, key: str):
+        self._chat, self._key = chat, key
+
+    async def reply(self, messages: Sequence[Message], stop_strings: Sequence[str], max_tokens: int) -> Reply:
+        """Answers the conversation so far.
+
+        Raises:
+          CallError: the endpoint gave no reply that can be used.
+          TimeoutError: it gave none in time.
+        """
+        turn = sum(message.role == "assistant" for message in messages)
+        said = await self._chat.ask(messages, max_tokens, _seed(f"{self._key}\0{turn}"))
+        finish = "length" if said.finish == "length" else "eos"
+        return Reply(said.text, finish, said.prompt_tokens, said.reply_tokens)
+
+
+def _seed(key: str) -> int:
+    """31 bits, which every server takes."""
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "little") >> 1

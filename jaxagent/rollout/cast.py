@@ -311,14 +311,14 @@ class TextTalk:
         limits, began = cast.limits(role), time.monotonic()
         self._messages += [Message(message.role, message.content) for message in messages]
         budget = limits.reply_tokens if max_tokens is None else min(max_tokens, limits.reply_tokens)
+        self._turns.append(("\n".join(message.content for message in messages), ""))
         try:
             async with asyncio.timeout(limits.timeout_s):
                 reply = await self._speaker.reply(tuple(self._messages), stop_strings, budget)
         except Exception as failure:
             raise cast.failed(role, failure) from failure
         text, finish = _cut(reply.text, reply.finish, stop_strings)
-        shown = "\n".join(message.content for message in messages)
-        self._turns.append((shown, text))
+        self._turns[-1] = (self._turns[-1][0], text)
         prompt, said = reply.prompt_tokens, reply.reply_tokens
         if prompt is None:
             prompt = sum(len(cast.tokens(message.content).ids) for message in self._messages)

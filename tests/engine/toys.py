@@ -10,6 +10,7 @@ from jaxagent.config import EngineConfig, SamplingConfig
 from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.setup import EngineSetup
+from jaxagent.engine.turns import Turns
 from tests.engine.toy_model import Toy, toy_bonus
 
 VOCAB = 26  # token i is the letter i
@@ -73,6 +74,7 @@ def make(
     exact: bool = True,
     max_waiting: int | None = None,
     truncation: bool = False,
+    turns: Turns | None = None,
     **changes,
 ) -> Driver:
     letters = [bytes([ord("a") + i]) for i in range(VOCAB)]
@@ -86,7 +88,7 @@ def make(
         seed=3,
         max_waiting=max_waiting,
     )
-    return Driver(model or Toy(VOCAB), weights() if params is None else params, 7, setup, mesh_of(data))
+    return Driver(model or Toy(VOCAB), weights() if params is None else params, 7, setup, mesh_of(data), turns)
 
 
 @contextlib.contextmanager

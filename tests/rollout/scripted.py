@@ -22,12 +22,13 @@ class ScriptedPolicy:
         self.tokenizer, self.script, self.finish = tokenizer, script, finish
         self.sessions, self.calls, self.running, self.most_running = [], [], 0, 0
 
-    async def open(self, task_id, sample, group_size, domain):
+    async def open(self, task_id, sample, group_size, domain, conversation=0):
         self.opened = (task_id, sample, group_size, domain)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         session = Session([])
-        session.moves = list(self.script(task_id, sample))
+        moves = self.script(task_id, sample)
+        session.moves = list(moves[conversation] if isinstance(moves, dict) else moves)
         self.sessions.append(session)
         return session
 
