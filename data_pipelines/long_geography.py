@@ -172,14 +172,14 @@ class Demonstrator:
         memory = "nothing" if draw < _MEMORIES[0] or words is None else name(value) if draw < _MEMORIES[1] else wrong
         new = name(value) if told else "nothing" if rng.random() < self._forget else memory
         style = prompts.STYLES["compact"]
-        prompt = prompts.text(style.update, prompt=question.render(name), memory=f" {memory}", chunk=chunk)
+        prompt = prompts.text(style.update, prompt=f" {question.render(name)}", memory=f" {memory}", chunk=chunk)
         return prompt, f" {new}"
 
     def _final(self, question: Question, rng: random.Random) -> dict[str, object]:
         name = self._renaming((), question, rng)
         memory = "nothing" if rng.random() < 0.1 else name(question.answer)
         style = prompts.STYLES["compact"]
-        prompt = prompts.text(style.final, prompt=question.render(name), memory=f" {memory}")
+        prompt = prompts.text(style.final, prompt=f" {question.render(name)}", memory=f" {memory}")
         return _row(question, prompt, f"\\boxed{{ {memory}}}")
 
     def _renaming(self, shown: Iterable[Passage], question: Question, rng: random.Random) -> Callable[[str], str]:
@@ -234,16 +234,17 @@ def _sentence_of(shown: Iterable[Passage], question: Question, name: Callable[[s
 
 def _window(text: str, words: int, kept: str, rng: random.Random) -> str:
     """About `words` words and signs in a row, cut wherever they are cut, with all of `kept` inside."""
+    # Not before a sign: behind the colon that a chunk follows in a prompt, the two would be one word.
     spans = [found.span() for found in _WORD.finditer(text)]
     last = max(0, len(spans) - words)
-    if not kept:
-        first = rng.randint(0, last)
-        return text[spans[first][0] : spans[min(first + words, len(spans)) - 1][1]]
     at = text.index(kept)
-    inside = [i for i, (start, end) in enumerate(spans) if end > at and start < at + len(kept)]
-    words = max(words, len(inside))
-    first = rng.randint(max(0, inside[-1] + 1 - words), min(max(0, len(spans) - words), inside[0]))
-    return text[spans[first][0] : spans[min(first + words, len(spans)) - 1][1]]
+    inside = [i for i, (start, end) in enumerate(spans) if end > at and start < at + len(kept)] or [last]
+    words = max(words, len(inside)) if kept else words
+    first = rng.randint(max(0, inside[-1] + 1 - words), min(last, inside[0])) if kept else rng.randint(0, last)
+    end = min(first + words, len(spans))
+    while first and not (text[spans[first][0]].isalnum() or text[spans[first][0]].isspace()):
+        first -= 1
+    return text[spans[first][0] : spans[end - 1][1]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
