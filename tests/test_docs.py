@@ -136,6 +136,7 @@ NAMED_ALONE = (
     "jaxagent.serve",
     "jaxagent.envs.search.retriever.server",
     "jaxagent.evaluate",
+    "jaxagent.evaluate_lengths",
     "jaxagent.main",
     "launch.sweep",
     "tests.golden.write",
