@@ -228,7 +228,7 @@ class LongGeography(Generated):
     num_cities: PositiveInt = 600
     num_curriculum: NonNegativeInt = 8_000  # demonstrations over one or two passages
     num_demonstrations: NonNegativeInt = 24_000  # over whole chunks
-    forget_frac: ZeroToOne = 0.7  # of those with a rival in the chunk, what loses the memory: what RL has to unlearn
+    forget_frac: ZeroToOne = 0.6  # of those with a memory to keep, what loses it: what RL has to unlearn
 
     def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
         """Demonstrations show chunks as long as the environment's, in its compact style."""
