@@ -82,11 +82,11 @@ def test_hostile_texts_cost_time_that_grows_with_their_length_alone(piece):
 def test_the_prompts_letter_for_letter():
     how = (
         "are enclosed within <think> </think> and <answer> </answer> tags respectively, and the search query and "
-        "result are enclosed within <search> </search> and <result> </result> tags respectively. For example, <think> This is "
-        "the reasoning process. </think> <search> search query here </search> <result> search result here </result> "
+        "result are enclosed within <search> </search> and <result> </result> tags respectively. For example, <think> "
+        "This is the reasoning process. </think> <search> search query here </search> <result> search result here </result> "
         "<think> This is the reasoning process. </think> <answer> The final answer is \\[ \\boxed{answer here} \\] "
-        "</answer>. In the last part of the answer, the final exact answer is enclosed within \\boxed{} with latex "
-        "format."
+        "</answer>. In the last part of the answer, the final exact answer is enclosed within \\boxed{} with "
+        "latex format."
     )
     chat = Search(protocol="research", prompt="research_chat", reward=research.ReSearch())
     system, user = chat.messages("Who is it")
