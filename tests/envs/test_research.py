@@ -83,10 +83,10 @@ def test_the_prompts_letter_for_letter():
     how = (
         "are enclosed within <think> </think> and <answer> </answer> tags respectively, and the search query and "
         "result are enclosed within <search> </search> and <result> </result> tags respectively. For example, <think> "
-        "This is the reasoning process. </think> <search> search query here </search> <result> search result here </result> "
-        "<think> This is the reasoning process. </think> <answer> The final answer is \\[ \\boxed{answer here} \\] "
-        "</answer>. In the last part of the answer, the final exact answer is enclosed within \\boxed{} with "
-        "latex format."
+        "This is the reasoning process. </think> <search> search query here </search> <result> search result here "
+        "</result> <think> This is the reasoning process. </think> <answer> The final answer is \\[ "
+        "\\boxed{answer here} \\] </answer>. In the last part of the answer, the final exact answer is enclosed "
+        "within \\boxed{} with latex format."
     )
     chat = Search(protocol="research", prompt="research_chat", reward=research.ReSearch())
     system, user = chat.messages("Who is it")
@@ -167,6 +167,7 @@ def test_what_does_not_go_together_is_refused(settings, message):
         Search(**settings)
 
 
+@pytest.mark.slow  # reads the list of all cities
 def test_demonstrations_of_the_world_are_written_in_the_protocol(tmp_path):
     source = Geography(num_cities=200, num_curriculum=4, num_demonstrations=40, early_answer_frac=0.5)
     assert "protocol" not in source.settings(0, Search()) and source.settings(0, ENVIRONMENT)["protocol"] == "research"
