@@ -3,7 +3,7 @@ r"""ReSearch: an agent that reasons with a search engine, from the reward alone 
     python -m jaxagent.main --config=configs/research.py                    # the geography world, a laptop
     python -m jaxagent.main --config=configs/research.py:laptop+dapo        # any of algorithms/published.py
     python -m jaxagent.main --config=configs/research.py:qwen2.5-7b \
-        --config.model.path=Qwen2.5-7B-Instruct --config.data.source=data/musique   # the published recipe, 64 GPUs
+        --config.model.path=Qwen2.5-7B-Instruct --config.data.source=data/musique   # the published recipe, 8 GPUs
 
 Search-R1's environment with ReSearch's tags, prompts and reward: results stand between <result> and </result>, the
 answer in \boxed{} between <answer> and </answer>, and the policy itself ends its message. The reward is the F1 of the
@@ -47,10 +47,10 @@ def laptop() -> ConfigDict:
 
 
 def qwen2_5_7b() -> ConfigDict:
-    """The published run on Qwen2.5-7B-Instruct (scripts/train/train_multi_node.sh), on 8 hosts of 8 GPUs."""
+    """The published run on Qwen2.5-7B-Instruct (scripts/train/train_multi_node.sh), on 8 GPUs (published: 8 times 8)."""
     config = search_r1.qwen2_5_3b()
     config.workdir = "runs/research_qwen2.5-7b"
-    config.mesh.fsdp = 64
+    config.mesh.fsdp = 8
 
     # The shape of Qwen2.5-7B, so that --dry_run needs no checkpoint; a model.path must agree with it.
     config.model.num_layers = 28
@@ -73,13 +73,16 @@ def qwen2_5_7b() -> ConfigDict:
     config.env.reward = ConfigDict({"name": "research", "wrong_score": 0.1})
     config.env.retriever.topk = 5
 
+    config.engine.slots = 256
+    config.engine.pages = 17_408  # of 3.7 MB; 128 whole sequences
+
     config.rl.steps = 155  # 2 epochs of MuSiQue's 19,938 questions in batches of 256
     config.rl.tasks_per_step = 256
     config.rl.group_size = 5
     config.rl.updates_per_step = 1
     config.rl.optimizer = parts.optimizer(1e-6, warmup_steps=0, b2=0.999)
     config.rl.batch.row_tokens = 8704
-    config.rl.batch.micro_rows = 64  # a row per device
+    config.rl.batch.micro_rows = 8  # a row per device
     config.eval.every = 10
     config.checkpoint.every = 10
     return config

@@ -28,7 +28,7 @@ PUBLISHED = {
         "rl.tasks_per_step": 256, "rl.group_size": 5, "rl.updates_per_step": 1, "rl.optimizer.learning_rate": 1e-6,
         "rl.kl.coefficient": 0.001, "rl.kl.estimator": "k3", "rl.kl.where": "loss", "rl.objective.clip_high": 0.2,
         "env.context_tokens": 512 + 8192, "env.retriever.topk": 5, "env.reward.name": "research",
-        "env.reward.wrong_score": 0.1, "env.prompt": "research_chat", "mesh.fsdp": 64,
+        "env.reward.wrong_score": 0.1, "env.prompt": "research_chat",
     },
     "ragen:sokoban": STARPO_S | {"env.world.name": "sokoban", "env.world.rows": 6, "env.world.boxes": 1},
     "ragen:frozen_lake": STARPO_S | {"env.world.size": 4, "env.world.ice_frac": 0.8, "env.world.slippery": True},
