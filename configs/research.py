@@ -47,7 +47,7 @@ def laptop() -> ConfigDict:
 
 
 def qwen2_5_7b() -> ConfigDict:
-    """The published run on Qwen2.5-7B-Instruct (scripts/train/train_multi_node.sh), on 8 GPUs (published: 8 times 8)."""
+    """The published run on Qwen2.5-7B-Instruct (scripts/train/train_multi_node.sh), on 8 GPUs; published: 64."""
     config = search_r1.qwen2_5_3b()
     config.workdir = "runs/research_qwen2.5-7b"
     config.mesh.fsdp = 8
