@@ -42,6 +42,7 @@ def laptop() -> ConfigDict:
     config.env.context_tokens = 320
     config.env.reward = ConfigDict({"name": "research", "wrong_score": 0.1})
     config.warm_start.batch.row_tokens = 320
+    config.rl.steps = 50
     config.rl.batch.row_tokens = 320
     return config
 

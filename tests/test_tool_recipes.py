@@ -1,11 +1,15 @@
-"""The large presets of ToolRL, ReSearch and RAGEN have the published constants, read from the released scripts."""
+"""ToolRL, ReSearch and RAGEN: large presets with the published constants, and the laptop's in runs of seconds."""
 
 import importlib
+import json
 
 import pytest
 
+from jaxagent import main as cli
 from jaxagent.config import flags
+from jaxagent.observe import jsonl
 from jaxagent.runs import checks
+from tests import tiny_run
 
 # rlla's run_grpo.sh; ReSearch's train_multi_node.sh; RAGEN's config/base.yaml, _1_bandit.yaml to _3_frozen_lake.yaml.
 STARPO_S = {
@@ -55,3 +59,33 @@ def test_the_preset_has_the_published_constants(preset):
 def test_the_laptop_preset_is_one(preset):
     file, _, name = preset.partition(".py:")
     checks.check(flags.parse_argv(["main", f"--config=configs/{file}.py:{name or 'laptop'}"]).config)
+
+
+SMALL = (
+    "--config.numerics=fast --config.data.source.num_demonstrations=32 --config.env.turn_tokens=8 "
+    "--config.warm_start.curriculum_steps=0 --config.warm_start.max_steps=3 --config.rl.steps=2"
+)
+WORLDS = f"{SMALL} --config.data.source.num_tasks=120 --config.warm_start.gate_every=9"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "preset", "own"),
+    [
+        ("toolrl", "laptop", f"{SMALL} --config.data.source.num_tasks=120 --config.env.max_turns=1"),
+        ("ragen", "laptop", WORLDS),
+        ("ragen", "laptop-bandit", f"{WORLDS} --config.env.max_turns=1"),
+        ("ragen", "laptop", f"{WORLDS} --config.env.pay=turn --config.rl.advantage=gae_bilevel"),
+        ("research", "laptop", f"{SMALL} {tiny_run.SEARCH_FLAGS}"),
+    ],
+)
+def test_a_tiny_run(tmp_path, config, preset, own):
+    """Data, warm start, RL and evaluation. A random policy solves next to nothing, but no attempt fails."""
+    argv = tiny_run.argv(tmp_path / "run", *own.split(), preset=preset, config=config)
+    argv = [flag for flag in argv if "drop_zero_signal" not in flag or "gae" not in own]
+    assert cli.main(argv) == 0
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["compiles_after_warmup"] == 0 and summary["eval/n"] == 8
+    last = list(jsonl.read(tmp_path / "run/metrics.jsonl"))[-1]
+    failures = ("timeout", "env_error", "engine_error", "cancelled")
+    assert last["step"] == 2 and not any(last[f"stop/{name}"] for name in failures)

@@ -177,7 +177,7 @@ def test_demonstrations_of_the_world_are_written_in_the_protocol(tmp_path):
         *searches, last = row["turns"]
         assert all(protocol.parse(turn["action"])[0] == "search" for turn in searches)
         assert protocol.parse(last["action"])[0] == "answer"
-        answer = research.boxed_answer(last["action"])
+        answer = research.boxed_answer(last["action"]).strip()
         turns = tuple((turn["action"], turn["observation"]) for turn in row["turns"])
         view = View(Task("t", "q", (answer,)), turns, ended=StopReason.ANSWER)
         assert research.ReSearch()(view)["reward"] == 1.0

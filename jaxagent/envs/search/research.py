@@ -70,7 +70,8 @@ PROTOCOL = Protocol(
     parse=parse_action,
     render=render_result,
     write_search=lambda query: f"<think></think> <search> {query}</search>",
-    write_answer=lambda answer: f"<think></think> <answer> \\boxed{{{answer}}}</answer>",
+    # A blank before the answer, as before every name in a passage: so it is the same tokens, and can be copied.
+    write_answer=lambda answer: f"<think></think> <answer> \\boxed{{ {answer}}}</answer>",
     invalid_query=" <result>\ninvalid query\n</result>",
 )
 
