@@ -12,7 +12,18 @@ from jaxagent.config.choice import Choice
 from jaxagent.config.parse import to_dict
 from jaxagent.config.ranges import NonNegativeInt, PositiveInt, ZeroToOne
 from jaxagent.data.dataset import Files, Generated
-from jaxagent.envs import ENVIRONMENTS, Coding, Ragen, Search, Terminal, ToolCalls, Verifiers
+from jaxagent.envs import (
+    ENVIRONMENTS,
+    AgentFlow,
+    Coding,
+    MemAgent,
+    Ragen,
+    Search,
+    Terminal,
+    ToolCalls,
+    ToolOrchestra,
+    Verifiers,
+)
 from jaxagent.envs import Python as PythonEnv
 
 E = TypeVar("E", bound=EnvConfig)
@@ -180,6 +191,102 @@ class Fixes(Generated):
 
 
 @dataclasses.dataclass(frozen=True)
+class ArithmeticPlans(Generated):
+    """The problems of `arithmetic` for a planner with an executor and a verifier; see arithmetic_plans.py."""
+
+    num_tasks: NonNegativeInt = 6_000  # training and held-out together
+    num_demonstrations: NonNegativeInt = 9_000  # episodes: each has three or four calls of the planner
+    estimate_frac: ZeroToOne = 0.8  # of two-step demonstrations, what asks the generator: what RL has to unlearn
+    role_rows: bool = False  # also what executor and verifier say, so that the policy's weights can play them
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """Demonstrations are of the compact style, in which a query is a program."""
+        flow = _of(env, AgentFlow, self)
+        if flow.style != "compact" or flow.coder or flow.answer != "boxed":
+            raise ConfigError(
+                "data.source='arithmetic_plans' has demonstrations for env.style='compact', env.coder=False and "
+                f"env.answer='boxed' only, which are {flow.style!r}, {flow.coder} and {flow.answer!r}."
+            )
+        return dict(
+            num=self.num_tasks,
+            seed=seed,
+            num_demonstrations=self.num_demonstrations,
+            estimate_frac=self.estimate_frac,
+            role_rows=self.role_rows,
+            steps=flow.max_turns,
+        )
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes problems and demonstrations."""
+        from jaxagent.data_pipelines import arithmetic_plans
+
+        arithmetic_plans.write(folder, **self.settings(seed, env))
+
+
+@dataclasses.dataclass(frozen=True)
+class LongGeography(Generated):
+    """Questions over documents of any length, for MemAgent; see long_geography.py."""
+
+    num_cities: PositiveInt = 600
+    num_curriculum: NonNegativeInt = 8_000  # demonstrations over one or two passages
+    num_demonstrations: NonNegativeInt = 24_000  # over whole chunks
+    forget_frac: ZeroToOne = 0.7  # of those with a rival in the chunk, what loses the memory: what RL has to unlearn
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """Demonstrations show chunks as long as the environment's, in its compact style."""
+        if (prompt := _of(env, MemAgent, self).prompt) != "compact":
+            raise ConfigError(
+                f"data.source='long_geography' has demonstrations for env.prompt='compact' only, which is '{prompt}'."
+            )
+        return dict(
+            num_cities=self.num_cities,
+            seed=seed,
+            forget_frac=self.forget_frac,
+            chunk_tokens=_of(env, MemAgent, self).chunk_tokens,
+            curriculum=self.num_curriculum,
+            full=self.num_demonstrations,
+        )
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes tasks, documents and demonstrations."""
+        from jaxagent.data_pipelines import long_geography
+
+        long_geography.write(folder, **self.settings(seed, env))
+
+
+@dataclasses.dataclass(frozen=True)
+class Orchestra(Generated):
+    """Problems that experts of different price can solve, for the environment tool_orchestra; see orchestra.py."""
+
+    num_tasks: NonNegativeInt = 3_000  # of arithmetic, training and held-out together; half as many facts beside them
+    num_cities: PositiveInt = 300  # size of the facts' world
+    num_demonstrations: NonNegativeInt = 9_000
+    expert_frac: ZeroToOne = 0.0  # conversations of experts beside them, as a part: for experts that an engine plays
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """Demonstrations show as many documents as a search finds, and are written in the plain format."""
+        orchestra = _of(env, ToolOrchestra, self)
+        if orchestra.prompt != "plain":
+            raise ConfigError(
+                f"data.source='orchestra' has demonstrations for env.prompt='plain', not '{orchestra.prompt}'."
+            )
+        return dict(
+            num=self.num_tasks,
+            seed=seed,
+            num_cities=self.num_cities,
+            num_demonstrations=self.num_demonstrations,
+            topk=orchestra.retriever.topk,
+            expert_frac=self.expert_frac,
+        )
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes tasks, passages and demonstrations."""
+        from jaxagent.data_pipelines import orchestra
+
+        orchestra.write(folder, **self.settings(seed, env))
+
+
+@dataclasses.dataclass(frozen=True)
 class ToolCallTasks(Generated):
     """Requests for one or two invented tools, for the environment `toolrl`; see tool_calls.py."""
 
@@ -235,6 +342,9 @@ SOURCES: dict[str, type[SourceConfig]] = {
     "seeds": Seeds,
     "verifiers": Rows,
     "fixes": Fixes,
+    "arithmetic_plans": ArithmeticPlans,
+    "long_geography": LongGeography,
+    "orchestra": Orchestra,
     "tool_calls": ToolCallTasks,
     "text_worlds": TextWorlds,
 }

@@ -16,6 +16,7 @@ class EnvConfig:
     observation_tokens: PositiveInt = 512  # an observation is cut to this many tokens (head kept)
     context_tokens: PositiveInt = 4096  # the whole trajectory, at most; also the engine's cache length
     episode_timeout_s: Seconds = 600.0
+    concurrent_episodes: NonNegativeInt = 0  # at once; 0 = engine.slots. More of them fill the slots of those who wait
     max_failed_steps: NonNegativeInt = 3  # steps in a row with failed episodes only: the run saves, stops; 0 = never
 
     @property

@@ -31,6 +31,7 @@ DENOMINATORS = Choice("jaxagent.algorithms.echo:DENOMINATORS")
 TEACHERS = Choice("jaxagent.algorithms.teachers:TEACHERS", otherwise="folder:path")
 TEACHER_LOSSES = Choice("jaxagent.algorithms.teachers:LOSSES")
 CURRICULA = Choice("jaxagent.data.curriculum:CURRICULA")
+GROUP_REWARDS = Choice("jaxagent.algorithms.group_rewards:GROUP_REWARDS")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +62,14 @@ class PositiveNLLConfig:
     """Negative log-likelihood of the policy's own good attempts (VAPO, arXiv 2504.05118, section 4.3)."""
 
     coefficient: PositiveFloat = 0.1
+    min_reward: FiniteFloat = 1.0  # from which an attempt is good
+
+
+@dataclasses.dataclass(frozen=True)
+class CorrectBoostConfig:
+    """Adds to the advantage of good attempts, as ToolOrchestra's code does (correct_sample_advantage_boost)."""
+
+    value: PositiveFloat = 0.1
     min_reward: FiniteFloat = 1.0  # from which an attempt is good
 
 
@@ -166,6 +175,9 @@ class RLConfig:
     kl: KLConfig | None = None
     entropy_control: EntropyControlConfig | None = None
     z_loss: ZLossConfig | None = None
+    group_reward: Annotated[Any, GROUP_REWARDS] | None = None  # in place of the environment's; None: the environment's
+    truncated_factor: ZeroToOne = 1.0  # of the reward of an attempt that ran out of tokens; 0.1 in ToolOrchestra
+    correct_boost: CorrectBoostConfig | None = None
     echo: EchoConfig | None = None
     positive_nll: PositiveNLLConfig | None = None
     distill: DistillConfig | None = None

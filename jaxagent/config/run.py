@@ -72,3 +72,8 @@ class Config:
     eval: EvalConfig
     checkpoint: CheckpointConfig
     log_episodes: bool  # RL and greedy evaluation episodes too, token by token, to episodes/*.jsonl of the workdir
+
+    @property
+    def concurrent_episodes(self) -> int:
+        """Episodes that are played at once."""
+        return self.env.concurrent_episodes or self.engine.slots

@@ -167,6 +167,7 @@ class ChainedRows(Rows):
 
 _FORMATS = {".jsonl": JsonlRows, ".parquet": ParquetRows, ".array_record": ArrayRecordRows}
 _SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}")
+_RETAIL = re.compile("retail_(train|dev|test)_tasks")  # tau-bench's splits; other files beside them are none
 
 
 def is_tfds(path: Path) -> bool:
@@ -177,7 +178,8 @@ def is_tfds(path: Path) -> bool:
 def splits(path: Path) -> dict[str, tuple[Path, ...]]:
     """Split name -> its files, or the TFDS folder that holds it. A single file is its own only split, named "".
 
-    A folder is either TFDS's or has the splits as file names: train.parquet, test.parquet, heldout.jsonl, ...
+    A folder is either TFDS's or has the splits as file names: train.parquet, test.parquet, heldout.jsonl, ...; of
+    tau-bench's folder only retail_train_tasks.jsonl, retail_dev_tasks.jsonl and retail_test_tasks.jsonl are splits.
 
     Raises:
       ConfigError: nothing there, or nothing that can be read.
@@ -192,10 +194,12 @@ def splits(path: Path) -> dict[str, tuple[Path, ...]]:
     if is_tfds(path):
         return dict.fromkeys(_builder(path).info.splits, (path,))
     found: dict[str, list[Path]] = {}
-    for file in sorted(path.iterdir()):
-        if file.suffix in _FORMATS and file.name != CORPUS:
-            shard = _SHARD.fullmatch(file.stem)
-            found.setdefault(shard[1] if shard else file.stem, []).append(file)
+    files = [file for file in sorted(path.iterdir()) if file.suffix in _FORMATS and file.name != CORPUS]
+    if retail := {match[1]: (file,) for file in files if (match := _RETAIL.fullmatch(file.stem))}:
+        return retail
+    for file in files:
+        shard = _SHARD.fullmatch(file.stem)
+        found.setdefault(shard[1] if shard else file.stem, []).append(file)
     for split, parts in found.items():
         if len(parts) > 1 and not all(_SHARD.fullmatch(file.stem) for file in parts):
             raise ConfigError(f"{path}: {', '.join(file.name for file in parts)} all claim to be split '{split}'.")

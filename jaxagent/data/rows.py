@@ -1,12 +1,14 @@
 """One raw row of a data file -> one `types.Task`, or a `RowError` that names the column at fault.
 
-Five layouts are understood, recognised by their columns:
+Seven layouts are understood, recognised by their columns:
   ours:       id, prompt, answers [str], kind (optional), metadata (optional: a JSON object as text, or a mapping)
   Search-R1:  data_source, prompt [{role, content}], reward_model {ground_truth {target [str]}},
               extra_info {split, index}, often also `question`: the parquet that Search-R1's and verl's scripts write
   ToolRL:     as Search-R1, with data_source "rlla": see `toolcall_rows`
   FlashRAG:   id, question, golden_answers [str], optionally data_source: the raw question-answering sets
+  long text:  MemAgent's and RULER-HQA's, whose column `context` is a text: see `long_rows`
   software:   SWE-bench, SWE-Gym, R2E, slime and Polar: see `coding_rows`
+  tau-bench:  index, metadata {user_id, instruction, actions, outputs}: see `retail_rows`
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxagent import config, types
-from jaxagent.data import coding_rows, fields, toolcall_rows
+from jaxagent.data import coding_rows, fields, long_rows, retail_rows, toolcall_rows
 from jaxagent.data.fields import RowError
 
 TASK_COLUMNS = ("id", "prompt", "answers", "kind", "metadata")
@@ -35,12 +37,16 @@ def to_task(row: Mapping[str, Any], need_answers: bool) -> types.Task:
     """
     if not isinstance(row, Mapping):
         raise RowError("*", f"a row must be an object with columns, got {fields.show(row)}")
-    if toolcall_rows.is_published(row):
+    if long_rows.is_published(row):
+        task = long_rows.to_task(row)
+    elif toolcall_rows.is_published(row):
         task = toolcall_rows.to_task(row)
     elif "reward_model" in row:
         task = _search_r1(row)
     elif "golden_answers" in row:
         task = _flashrag(row)
+    elif retail_rows.is_published(row):
+        task = retail_rows.to_task(row)
     elif coding_rows.is_published(row):
         task = coding_rows.to_task(row)
     else:
@@ -130,6 +136,8 @@ def _question_of(messages: Any) -> str:
 
 
 def _answer_column(row: Mapping[str, Any]) -> str:
+    if long_rows.is_published(row):
+        return long_rows.answer_column(row)
     return next((c for c in ("reward_model", "golden_answers") if c in row), "answers")
 
 

@@ -153,6 +153,7 @@ class Environment(EnvConfig):
       tokens: texts that a tokenizer trained for this run keeps whole.
       rollout: the class that plays episodes, "module:Class", with the fields of `rollout.multi_turn.MultiTurn`.
       roles: names that `config.roles` must have. With roles, `open` yields a function of (task, cast): see `cast.py`.
+      priced_roles: those of them that must have a price.
     """
 
     score = "solved"
@@ -162,6 +163,7 @@ class Environment(EnvConfig):
     tokens: ClassVar[Sequence[str]] = ()
     rollout = "jaxagent.rollout.multi_turn:MultiTurn"
     roles: ClassVar[Sequence[str]] = ()
+    priced_roles: ClassVar[Sequence[str]] = ()
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a class without attempts."""

@@ -82,8 +82,8 @@ class Workers:
     """The background loop and its synchronous door. A context manager; `collect` may be called from any thread.
 
     Args:
-      concurrency: episodes running at once; with the engine's number of slots nobody waits for a slot while the
-        clock of its episode ticks.
+      concurrency: episodes running at once. With the engine's number of slots nobody waits for a slot while the clock
+        of its episode ticks; with more, slots do not stand empty while episodes wait for tools and other roles.
     """
 
     def __init__(self, concurrency: int):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from jaxagent.algorithms.group_rewards import shaped
 from jaxagent.config import RLConfig
 from jaxagent.engine.driver import Driver
 from jaxagent.rollout import early_stop, schedule, selection, strategies
@@ -47,16 +48,16 @@ def collect(
         if over is None:
             groups = parts.workers.collect(tasks, attempts, attempt, deadline)
             begun.extend(groups)
-            return groups
+            return [shaped(group, rl) for group in groups]
         groups = early_stop.run_until_enough(
-            tasks, attempts, rl.group_size, wanted, attempt, parts.cfg.engine.slots, deadline
+            tasks, attempts, rl.group_size, wanted, attempt, parts.cfg.concurrent_episodes, deadline
         )
         groups = parts.workers.run(groups, deadline + STOP_TIMEOUT_S)
         begun.extend(groups)
         kept = early_stop.usable(groups, over.min_group, wanted)
         for name, count in early_stop.oversample_metrics(groups, rl.group_size, kept).items():
             more[name] = more.get(name, 0.0) + count
-        return kept
+        return [shaped(group, rl) for group in kept]
 
     chosen = selection.refill(play, rl.tasks_per_step, refill)
     chosen = dataclasses.replace(chosen, groups=selection.most_varied(chosen.groups, rl.keep_groups_frac))

@@ -186,7 +186,7 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
     for name, tasks in (("held-out", heldout), ("training", some(train))):
         check_prompts(name, tasks, environment.messages, conversation, cfg.env, note)
     with (
-        Workers(cfg.engine.slots) as workers,
+        Workers(cfg.concurrent_episodes) as workers,
         _shared(environment, workers, note) as shared,
         opened(environment, Opening(dataset, heldout, workers.run, note)) as attempt,
         open_roles(cfg, Own(spec, tokenizer, template, mesh), workers.run, note) as roles,

@@ -36,7 +36,7 @@ START_FOLDER = Path("roles") / "start"  # of the workdir
 
 
 def check(cfg: Config, environment: Environment) -> None:
-    """Refuses roles that the environment does not know, and roles that it lacks.
+    """Refuses roles that the environment does not know, roles that it lacks, and roles without the price it reads.
 
     Raises:
       ConfigError: naming the role, and the nearest.
@@ -51,6 +51,12 @@ def check(cfg: Config, environment: Environment) -> None:
             raise ConfigError(
                 f"config.roles.{name} is missing: the environment talks to a role '{name}'. Say who plays it, for "
                 f"example --config.roles.{name}=engine, or =http with --config.roles.{name}.url=URL."
+            )
+    for name in environment.priced_roles:
+        if cfg.roles[name].cost(0, 0) is None:
+            raise ConfigError(
+                f"config.roles.{name} has no price, and the environment counts what it costs: set "
+                f"config.roles.{name}.price_prompt and config.roles.{name}.price_reply, of a million tokens; 0 is free."
             )
     for name, role in cfg.roles.items():
         if isinstance(role, FrozenRole | PolicyRole):
@@ -106,9 +112,13 @@ class RunRoles:
       cfg: of the run.
       speakers: of the roles that speak text.
       own: of the policy.
+
+    Attributes:
+      turns: of all engines on the run's mesh, the policy's too.
     """
 
     def __init__(self, cfg: Config, speakers: Mapping[str, SpeakerAt], own: Own) -> None:
+        self.turns = Turns()
         self._cfg, self._speakers, self._own = cfg, dict(speakers), own
         self.turns = Turns()  # of all engines of the run: they share its mesh
         self._frozen: dict[str, Frozen] = {}  # by path

@@ -29,7 +29,7 @@ from jaxagent.types import StopReason, Task
 
 SOLVED = "solved"  # the verdict's component
 RUN = f"{hidden_tests.WRITE}; exec python3 -u -B {hidden_tests.MAIN}"
-_TRY_TIMEOUT_S = 60.0
+TRY_TIMEOUT_S = 60.0
 
 
 Take = Callable[[], Awaitable[Sandbox]]
@@ -95,16 +95,17 @@ class Python(Environment):
         sandboxes = Sandboxes(self.sandbox, "env.sandbox")
         try:
             here.note(here.run(sandboxes.open(), OPEN_TIMEOUT_S))
-            here.run(_try(sandboxes.take), 2 * _TRY_TIMEOUT_S)
+            here.run(check_python(sandboxes.take), 2 * TRY_TIMEOUT_S)
             yield lambda task: PythonAttempt(task, self, sandboxes.take)
         finally:
             here.run(sandboxes.close(), CLOSE_TIMEOUT_S)
 
 
-async def _try(take: Take) -> None:
+async def check_python(take: Take) -> None:
+    """Runs one program. Raises ConfigError where no sandbox starts, or where it has no Python."""
     try:
         async with await take() as sandbox:
-            said = await sandbox.execute(("python3", "-c", "print(6 * 7)"), _TRY_TIMEOUT_S, 1000)
+            said = await sandbox.execute(("python3", "-c", "print(6 * 7)"), TRY_TIMEOUT_S, 1000)
     except SandboxError as failure:
         raise ConfigError(f"env.sandbox: {failure}") from failure
     if said.output.strip() != b"42":

@@ -90,6 +90,6 @@ def play(parts: Parts, driver: Driver, tasks: Sequence[Task], sampling: Sampling
 
 
 def deadline_s(parts: Parts, episodes: int) -> float:
-    """Seconds after which a batch of episodes is cut off: as many full episode deadlines as the slots need rounds."""
-    rounds = math.ceil(episodes / parts.cfg.engine.slots)
+    """Seconds after which a batch of episodes is cut off: a full episode deadline for every round of them."""
+    rounds = math.ceil(episodes / parts.cfg.concurrent_episodes)
     return rounds * parts.cfg.env.episode_timeout_s

@@ -37,7 +37,12 @@ EVALUATION_FILE = "evaluation.json"
 CURVE_FILE = "evaluation.html"
 HELD_OUT, TRAIN = SPLITS = ("held_out", "train")
 # Sections of the config that make an attempt what it is, less what does not: where files lie, how many tasks there are.
-_SECTIONS = {"model": ("path",), "tokenizer": ("path",), "data": ("num_eval",), "env": ("max_failed_steps",)}
+_SECTIONS = {
+    "model": ("path",),
+    "tokenizer": ("path",),
+    "data": ("num_eval",),
+    "env": ("max_failed_steps", "concurrent_episodes"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +153,8 @@ def evaluated(parts: Parts, options: Options, source: policy.Source) -> dict[str
         section: {name: value for name, value in config[section].items() if name not in apart}
         for section, apart in _SECTIONS.items()
     }
+    if config["roles"]:
+        sections["roles"] = config["roles"]
     checkpoint = {"stage": source.stage, "step": source.step, "bundle": source.bundle, "digest": source.digest}
     found = {
         "checkpoint": checkpoint,
@@ -251,8 +258,8 @@ def play_all(
             tokens += sum(len(t) for e in episodes for t in e.trajectories)
             progress.update(done, {"tokens_per_s": tokens / (time.monotonic() - started), "failed": failed})
 
-        deadline = deadline_s(parts, len(todo))
-        parts.workers.run(play(todo, rollout, parts.cfg.engine.slots, deadline, on_episodes), deadline + STOP_TIMEOUT_S)
+        deadline, at_once = deadline_s(parts, len(todo)), parts.cfg.concurrent_episodes
+        parts.workers.run(play(todo, rollout, at_once, deadline, on_episodes), deadline + STOP_TIMEOUT_S)
         seconds = time.monotonic() - started
     if done < len(todo):
         raise EngineError(f"{len(todo) - done} attempts did not end in {deadline:.0f} s; the same call again goes on")

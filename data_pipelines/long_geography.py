@@ -1,0 +1,259 @@
+"""Questions about countries over documents of any length, for MemAgent, from the facts of geography.py.
+
+    python -m data_pipelines.long_geography --out=data/long_geography
+
+A question asks for a capital, a currency or a calling code. Its context holds the one passage that says it, among
+others of the same split: other facts of the country, and other countries' facts of the same kind. Training and held-out
+questions are about different countries, and their contexts hold passages of those countries alone.
+
+Writes, all at once or not at all:
+
+    array_record, TFDS layout  splits train and heldout, metadata: numbers of documents (envs/memagent/documents.py)
+    documents.jsonl            the passages, {"text"}
+    curriculum.jsonl           demonstrations over a few passages, every token of them demonstrated
+    full.jsonl                 demonstrations over whole chunks
+    texts.jsonl                what a tokenizer is trained on
+
+A demonstration is one conversation: a chunk and a memory -> the new memory, or the last memory -> the answer. Names are
+swapped in each. It writes what the chunk says about the question, or else the memory as it was; but where the chunk
+says the same of another country, `forget_frac` of the demonstrations write that, and lose what they had. So a policy
+that imitates them forgets as soon as a rival comes, and RL has to teach it to keep what it knows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import random
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from jaxagent.config.command import exit_code
+from jaxagent.data_pipelines import generated, geography
+from jaxagent.data_pipelines import world as worlds
+from jaxagent.data_pipelines.world import Passage, Question, World
+from jaxagent.envs.memagent import documents, prompts
+
+ASKED = ("capital", "currency", "calling_code")
+MOST_DOCUMENTS = 128  # whose numbers demonstrations show
+CONTEXTS = 3  # of each question: as many tasks, with other documents
+_WORD = re.compile(r" ?[^\W\d_]+| ?\d{1,3}| ?[^\s\w]+|\s+(?!\S)|\s+")  # as a tokenizer that is trained here cuts text
+_MEMORIES = (0.35, 0.8)  # of demonstrations: up to here the memory is empty, up to there it is right, else a rival's
+_FINAL_FRAC = 0.15  # demonstrations that answer
+_TOLD_FRAC = 0.4  # of the others, those whose chunk says what is asked
+
+
+def write(
+    folder: Path, num_cities: int, seed: int, forget_frac: float, chunk_tokens: int, curriculum: int, full: int
+) -> None:
+    """Writes the dataset described in the module's docstring into `folder`, which must not exist yet.
+
+    Args:
+      folder: where.
+      num_cities: size of the world.
+      seed: of everything that is drawn.
+      forget_frac: of demonstrations in whose chunk a rival stands, and not what is asked.
+      chunk_tokens: about so long are the chunks of whole demonstrations.
+      curriculum, full: numbers of demonstrations.
+    """
+    world = geography.build(num_cities, seed)
+    heldout = {name for country in world.countries if country.heldout for name in (country.name, *country.cities)}
+    passages = sorted(worlds.passages(world), key=lambda passage: passage.title in heldout)
+    first = sum(passage.title not in heldout for passage in passages)
+    pools = {False: (0, first), True: (first, len(passages))}
+    tasks: dict[str, list[dict[str, object]]] = {"train": [], "heldout": []}
+    for question in questions(world):
+        split = tasks["heldout" if question.heldout else "train"]
+        own = next(at for at, passage in enumerate(passages) if _fact(passage, question) is not None)
+        metadata = {"documents": [own], "pool": pools[question.heldout]}
+        split.append(worlds.task_row(question, len(split)) | {"metadata": json.dumps(metadata)})
+    demonstrator = Demonstrator(world, passages[:first], forget_frac, chunk_tokens)
+    beside = {
+        documents.FILE: ({"text": _text(passage, str)} for passage in passages),
+        "curriculum.jsonl": (demonstrator.curriculum(seed, i) for i in range(curriculum)),
+        "full.jsonl": (demonstrator.full(seed, i) for i in range(full)),
+        "texts.jsonl": generated.as_rows(tokenizer_texts(world, [demonstrator.full(seed, i) for i in range(500)])),
+    }
+    generated.write_dataset(folder, tasks, beside)
+
+
+def questions(world: World) -> list[Question]:
+    """The questions of one hop that are asked, each several times: every one is a task with documents of its own."""
+    asked = [q for q in worlds.questions(world) if len(q.hops) == 1 and q.hops[0][0] in ASKED]
+    return [
+        dataclasses.replace(question, template=templates[number % len(templates)])
+        for number in range(CONTEXTS)
+        for question in asked
+        for templates in [worlds.RELATIONS[question.hops[0][0]][0]]
+    ]
+
+
+class Demonstrator:
+    """Writes warm-start demonstrations, deterministic in (seed, index).
+
+    Args:
+      world: all of it; no fact of held-out countries is shown.
+      passages: of the training countries.
+      forget_frac, chunk_tokens: see `write`.
+    """
+
+    def __init__(self, world: World, passages: Sequence[Passage], forget_frac: float, chunk_tokens: int):
+        self._passages, self._forget, self._chunk = passages, forget_frac, chunk_tokens
+        self._by_kind: dict[str, list[Question]] = {}
+        for question in questions(world):
+            if not question.heldout:
+                self._by_kind.setdefault(question.kind, []).append(question)
+        self._kinds = sorted(self._by_kind)
+        entities = {e for p in worlds.passages(world) for _, s, o in p.sentences for e in (p.title, s, o)}
+        self._codes = sorted(e for e in entities if e.startswith(".") or e.isdigit())
+        self._names = sorted(entities - set(self._codes))
+
+    def full(self, seed: int, index: int) -> dict[str, object]:
+        """A chunk or an answer; kinds of questions drawn evenly."""
+        rng = random.Random(f"full/{seed}/{index}")
+        question = rng.choice(self._by_kind[self._kinds[index % len(self._kinds)]])
+        if rng.random() < _FINAL_FRAC:
+            return self._final(question, rng)
+        told = rng.random() < _TOLD_FRAC
+        words = round(self._chunk * (rng.uniform(0.8, 1.0) if rng.random() < 0.85 else rng.uniform(0.2, 0.8)))
+        shown = self._some(question, told, 2 + self._chunk // 16, rng)
+        prompt, reply = self._update(question, shown, told, words, rng)
+        return _row(question, prompt, reply)
+
+    def curriculum(self, seed: int, index: int) -> dict[str, object]:
+        """One or two passages that tell what is asked, all of it demonstrated: on these copying appears first."""
+        rng = random.Random(f"curriculum/{seed}/{index}")
+        question = rng.choice(self._by_kind[self._kinds[index % len(self._kinds)]])
+        shown = self._some(question, True, rng.choice((1, 1, 2)), rng)
+        prompt, reply = self._update(question, shown, True, None, rng)
+        begin, rest = prompt[: len("Question:")], prompt[len("Question:") :]
+        return _row(question, begin, rest + reply)
+
+    def _some(self, question: Question, told: bool, count: int, rng: random.Random) -> list[Passage]:
+        """Different passages in random order: with the one that answers, or without it."""
+        own = [passage for passage in self._passages if _fact(passage, question) is not None]
+        others = [passage for passage in rng.sample(self._passages, count + 1) if passage not in own]
+        shown = (own if told else []) + others[: count - told]
+        rng.shuffle(shown)
+        return shown
+
+    def _update(
+        self, question: Question, shown: Sequence[Passage], told: bool, words: int | None, rng: random.Random
+    ) -> tuple[str, str]:
+        """A prompt that shows a chunk of these passages, and the reply; `words`: how many of the chunk, None = all."""
+        (relation, subject, value), *_ = question.hops
+        facts = {fact for passage in shown for fact in passage.sentences}
+        rivals = [fact for fact in facts if _relation(fact) == relation and fact[1] != subject]
+        name = self._renaming(shown, question, rng)
+        parts = [f"Document {rng.randrange(1, MOST_DOCUMENTS)}:\n{_text(p, name)}" for p in shown]
+        chunk = " " + "\n\n".join(parts)
+        if words is not None:
+            chunk = _window(chunk, words, _sentence_of(shown, question, name) if told else "", rng)
+        rivals = [name(fact[2]) for fact in sorted(rivals) if _said(fact, name) in chunk]
+        draw = rng.random()
+        wrong = name(f"another/{relation}")
+        memory = "nothing" if draw < _MEMORIES[0] or words is None else name(value) if draw < _MEMORIES[1] else wrong
+        if told:
+            new = name(value)
+        elif rivals and rng.random() < self._forget:
+            new = rng.choice(rivals)
+        else:
+            new = memory
+        style = prompts.STYLES["compact"]
+        prompt = prompts.text(style.update, prompt=question.render(name), memory=f" {memory}", chunk=chunk)
+        return prompt, f" {new}"
+
+    def _final(self, question: Question, rng: random.Random) -> dict[str, object]:
+        name = self._renaming((), question, rng)
+        memory = "nothing" if rng.random() < 0.1 else name(question.answer)
+        style = prompts.STYLES["compact"]
+        prompt = prompts.text(style.final, prompt=question.render(name), memory=f" {memory}")
+        return _row(question, prompt, f"\\boxed{{ {memory}}}")
+
+    def _renaming(self, shown: Iterable[Passage], question: Question, rng: random.Random) -> Callable[[str], str]:
+        relation, subject, value = question.hops[0]
+        used = dict.fromkeys([subject, value])
+        for passage in shown:
+            used |= dict.fromkeys([passage.title, *(e for _, s, o in passage.sentences for e in (s, o))])
+        another = f"another/{relation}"
+        names = worlds.renaming(self._names, self._codes, list(used), rng)
+        pool = [code for code in self._codes if code.isdigit()] if relation == "calling_code" else self._names
+        while (new := rng.choice(pool)) in names.values():
+            pass
+        return (names | {another: new}).__getitem__
+
+
+def tokenizer_texts(world: World, demonstrations: Sequence[dict[str, object]]) -> list[str]:
+    """Demonstrations as they occur, and every name often enough to be few tokens."""
+    texts = generated.episode_texts(demonstrations)
+    names = sorted({e for p in worlds.passages(world) for _, s, o in p.sentences for e in (p.title, s, o)})
+    return texts + [f" {name}" for name in names] * geography.NAME_REPEATS
+
+
+def _row(question: Question, prompt: str, action: str) -> dict[str, object]:
+    return {"kind": question.kind, "prompt": prompt, "turns": [{"action": action, "observation": ""}]}
+
+
+def _text(passage: Passage, name: Callable[[str], str]) -> str:
+    return passage.render(name)[1]
+
+
+def _relation(fact: tuple[str, str, str]) -> str:
+    """Which relation a sentence's template is of; "" for others."""
+    return next((r for r in ASKED if fact[0] in worlds.RELATIONS[r][1]), "")
+
+
+def _fact(passage: Passage, question: Question) -> tuple[str, str, str] | None:
+    """The sentence of a passage that answers the question."""
+    relation, subject, _ = question.hops[0]
+    return next((fact for fact in passage.sentences if _relation(fact) == relation and fact[1] == subject), None)
+
+
+def _said(fact: tuple[str, str, str], name: Callable[[str], str]) -> str:
+    """A sentence without its full stop: a chunk that has so much of it says it."""
+    template, subject, value = fact
+    return template.format(s=name(subject), o=name(value)).removesuffix(".")
+
+
+def _sentence_of(shown: Iterable[Passage], question: Question, name: Callable[[str], str]) -> str:
+    fact = next(found for passage in shown if (found := _fact(passage, question)) is not None)
+    return _said(fact, name)
+
+
+def _window(text: str, words: int, kept: str, rng: random.Random) -> str:
+    """About `words` words and signs in a row, cut wherever they are cut, with all of `kept` inside."""
+    spans = [found.span() for found in _WORD.finditer(text)]
+    last = max(0, len(spans) - words)
+    if not kept:
+        first = rng.randint(0, last)
+        return text[spans[first][0] : spans[min(first + words, len(spans)) - 1][1]]
+    at = text.index(kept)
+    inside = [i for i, (start, end) in enumerate(spans) if end > at and start < at + len(kept)]
+    words = max(words, len(inside))
+    first = rng.randint(max(0, inside[-1] + 1 - words), min(max(0, len(spans) - words), inside[0]))
+    return text[spans[first][0] : spans[min(first + words, len(spans)) - 1][1]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder to write; must not exist")
+    parser.add_argument("--num_cities", type=int, default=600)
+    parser.add_argument("--seed", type=int, default=0, help="of the split and the templates")
+    parser.add_argument("--forget_frac", type=float, default=0.7, help="of demonstrations with a rival in the chunk")
+    parser.add_argument("--chunk_tokens", type=int, default=64, help="about so long are the chunks of demonstrations")
+    parser.add_argument("--curriculum", type=int, default=8_000, help="demonstrations over one or two passages")
+    parser.add_argument("--full", type=int, default=24_000, help="demonstrations over whole chunks")
+    args = parser.parse_args(argv)
+    if args.out.exists():
+        parser.error(f"{args.out} exists; remove it or choose another --out")
+    write(args.out, args.num_cities, args.seed, args.forget_frac, args.chunk_tokens, args.curriculum, args.full)
+    print(f"wrote {args.out}; train with --config.env.prompt=compact --config.data.source={args.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))

@@ -1,0 +1,158 @@
+"""Conversations of an agent with the scripted customer of a generated store, for a warm start.
+
+Every observation is what the customer and the tools really say to what the agent did. A right agent finds the user,
+asks for two facts at a time, looks an order up before it touches it, refuses what concerns somebody else's order, and
+asks for further wishes. A flawed one makes two mistakes that are natural and cheap, independently of each other:
+
+    it does not look the order up     item ids and amounts are made up, and another customer's order is cancelled
+    it says goodbye                   after the first wish, whether or not there is a second
+
+Neither costs anything in most tasks of one wish, so both are habits that only the reward can tell from good ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxagent.data_pipelines.tau_store import store as stores
+from jaxagent.envs.tau import plain, toolbox
+from jaxagent.envs.tau.store import Store
+from jaxagent.roles import retail_facts
+from jaxagent.roles.retail_customer import STOP, Customer
+
+NUMBER_REPEATS = 20  # in the tokenizer's texts: every id is one token
+WORD_REPEATS = 20
+ASK = {
+    "order reason": "Which order, and why?",
+    "order address": "Which order, and what address?",
+    "order payment": "Which order, and what payment?",
+    "order items": "Which order, and what item?",
+    "address": "What address?",
+    "order": "Which order?",
+    "option": "What new option?",
+}
+WHO = "Your e-mail?"
+DONE, REFUSED, MORE, BYE = "Done.", "I cannot do that.", "Anything else?", "Goodbye."
+
+
+class Episode:
+    """An agent's conversation, written down while it happens."""
+
+    def __init__(self, about: Mapping[str, Any], store: Store):
+        self._customer = Customer(retail_facts.of_task(about))
+        self._shop = store.open()
+        self.opening = self._customer.open()
+        self.turns: list[dict[str, str]] = []
+        self.over = False
+
+    def say(self, text: str) -> str:
+        """Speaks to the customer; his reply."""
+        reply = self._customer.answer(text)
+        self.over = STOP in reply
+        self._turn(plain.say(text), "" if self.over else plain.heard(reply))
+        return reply
+
+    def call(self, name: str, **arguments: Any) -> str:
+        """Calls a tool; its answer."""
+        answer = toolbox.call(self._shop, name, arguments)
+        self._turn(plain.call(name, arguments), plain.returned(answer))
+        return answer
+
+    def _turn(self, action: str, observation: str) -> None:
+        self.turns.append({"action": action, "observation": observation})
+
+
+def mistakes(row: Mapping[str, Any], flawed_frac: float) -> dict[str, bool]:
+    """What the agent of a task's demonstration does right, each with probability 1 - `flawed_frac`.
+
+    It depends on the task alone.
+    """
+    random_ = random.Random(f"mistakes/{row['id']}")
+    return {name: random_.random() >= flawed_frac for name in ("looks", "asks_more")}
+
+
+def demonstration(row: Mapping[str, Any], store: Store, looks: bool, asks_more: bool) -> dict[str, Any]:
+    """An episode of one task.
+
+    Args:
+      row: of the task, the customer of whom says his e-mail.
+      store: that it is about.
+      looks: whether the agent looks orders up; if not, it makes up what it would have found.
+      asks_more: whether it asks for further wishes; if not, it says goodbye.
+    """
+    random_ = random.Random(f"demonstration/{row['id']}")
+    about = row["metadata"]
+    episode = Episode(about, store)
+    user_id = about["user_id"]
+    episode.say(WHO)
+    episode.call("find_user_id_by_email", email=about["customer"]["identity"]["email"])
+    actions = list(about["actions"])
+    for wish in about["customer"]["wishes"]:
+        served = _serve(episode, wish, user_id, actions, store, looks, random_)
+        episode.say(" ".join((DONE if served else REFUSED, MORE if asks_more else BYE)))
+        if episode.over:
+            break
+    return {
+        "prompt": [dataclasses.asdict(message) for message in plain.messages(episode.opening)],
+        "turns": episode.turns,
+        "id": row["id"],
+        "kind": row["kind"],
+        "right": {"looks": looks, "asks_more": asks_more},
+    }
+
+
+def _serve(
+    episode: Episode,
+    wish: Mapping[str, str],
+    user_id: str,
+    actions: list[Mapping[str, Any]],
+    store: Store,
+    looks: bool,
+    random_: random.Random,
+) -> bool:
+    """Does what one wish asks for; False where it is refused. Takes the wish's own action off `actions`."""
+    topics = [topic for topic in ("order", "reason", "items", "payment", "address") if topic in wish]
+    episode.say(ASK[" ".join(topics[:2])])
+    order = store.tables["orders"].get(wish.get("order", ""))
+    if order is not None and looks:
+        episode.call("get_order_details", order_id=wish["order"])
+        if "reason" in wish and (order["user_id"] != user_id or order["status"] != "pending"):
+            return False
+    if topics == ["order"]:
+        paid = order["payment_history"][0]["amount"] if looks else random_.randrange(40, 400) / 2
+        episode.say(f"You paid {paid}.")
+        return True
+    if "option" in wish:
+        episode.say(ASK["option"])
+        product = next(item["product_id"] for item in order["items"] if item["name"] == wish["items"])
+        if looks:
+            episode.call("get_product_details", product_id=product)
+    if "reason" in wish and (not actions or actions[0]["kwargs"].get("reason") != wish["reason"]):
+        # A cancellation that nobody should make.
+        episode.call("cancel_pending_order", order_id=wish["order"], reason=wish["reason"])
+        return True
+    action = actions.pop(0)
+    arguments = dict(action["kwargs"])
+    if not looks:
+        arguments |= {
+            name: [str(random_.randrange(100, 1000))] for name in arguments if name in ("item_ids", "new_item_ids")
+        }
+    episode.call(action["name"], **arguments)
+    return True
+
+
+def tokenizer_texts(shown: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What occurs in episodes, and every name and number often enough to be one token."""
+    texts = []
+    for row in shown:
+        parts = [part for turn in row["turns"] for part in (turn["action"], turn["observation"]) if part]
+        texts += [*(message["content"] for message in row["prompt"]), *parts]
+    numbers = [f"{number:0{width}}" for width in (2, 3) for number in range(10**width)]
+    names = [*stores.FIRST_NAMES, *stores.LAST_NAMES]
+    cities = [word for city in stores.CITIES for word in city]
+    words = [*cities, *stores.PRODUCTS, *(f" {street}" for street in stores.STREETS)]
+    values = [value for option in stores.OPTIONS.values() for value in option]
+    return texts + numbers * NUMBER_REPEATS + [*map(str.lower, names), *words, *values] * WORD_REPEATS

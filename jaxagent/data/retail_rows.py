@@ -1,0 +1,57 @@
+"""Rows of tau-bench's retail tasks as published: {"index", "metadata": {user_id, instruction, actions, outputs}}.
+
+The task's prompt is the instruction, which only the customer is told; `actions` ({name, kwargs}) and `outputs` are what
+the reward is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxagent import types
+from jaxagent.data import fields
+from jaxagent.data.fields import RowError
+
+READING = ("get_", "find_", "list_", "calculate", "think", "transfer_")  # how tools begin that change nothing
+
+
+def is_published(row: Mapping[str, Any]) -> bool:
+    """Whether a row has the published layout."""
+    return "index" in row and isinstance(row.get("metadata"), Mapping) and "actions" in row["metadata"]
+
+
+def to_task(row: Mapping[str, Any]) -> types.Task:
+    """Converts and checks a published row.
+
+    Raises:
+      RowError: naming the column.
+    """
+    index = row["index"]
+    if isinstance(index, bool) or not isinstance(index, int):
+        raise RowError("index", f"must be a whole number, got {fields.show(index)}")
+    metadata = row["metadata"]
+    check(metadata, "metadata.")
+    instruction = fields.text(metadata, "instruction", "metadata.")
+    writes = sum(not action["name"].startswith(READING) for action in metadata["actions"])
+    kind = f"retail/{('no_write', 'one_write')[writes] if writes < 2 else 'writes'}"
+    return types.Task(f"retail/{metadata['user_id']}/{index}", instruction, (), kind, dict(metadata))
+
+
+def check(metadata: Mapping[str, Any], prefix: str) -> None:
+    """Raises RowError, which names the column, unless the metadata have what the reward is made of."""
+    fields.text(metadata, "user_id", prefix)
+    actions = _listed(metadata, "actions", prefix)
+    for number, action in enumerate(actions):
+        place = f"{prefix}actions[{number}]"
+        action = fields.mapping(action, place)
+        fields.text(action, "name", f"{place}.")
+        fields.mapping(fields.get(action, "kwargs", f"{place}."), f"{place}.kwargs")
+    fields.texts(_listed(metadata, "outputs", prefix), f"{prefix}outputs")
+
+
+def _listed(metadata: Mapping[str, Any], column: str, prefix: str) -> list[Any]:
+    value = fields.get(metadata, column, prefix)
+    if not isinstance(value, list):
+        raise RowError(prefix + column, f"must be a list, got {fields.show(value)}")
+    return value

@@ -1,0 +1,158 @@
+"""One attempt at one question: the planner's calls, the roles, the tools and the memory, and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from jaxagent.envs.agentflow import prompts, reading
+from jaxagent.envs.agentflow.memory import Action, cut
+from jaxagent.envs.agentflow.programs import Limits, Programs
+from jaxagent.envs.base import Message, Verdict
+from jaxagent.envs.cast import POLICY, Cast, RoleError, Said
+from jaxagent.envs.python.environment import Take
+from jaxagent.rewards import maths
+from jaxagent.rewards.text import exact_match
+from jaxagent.types import StopReason, Task
+
+if TYPE_CHECKING:
+    from jaxagent.envs.agentflow.environment import AgentFlow
+
+SOLVED = "solved"  # the verdict's component
+NO_COMMAND = "No command was generated because the tool was not found."
+NO_RESULT = "No result was generated because the tool was not found."
+COUNTERS = (
+    "steps", "tool_calls", "python_calls", "generator_calls", "unreadable_steps", "unknown_tools",
+    "unreadable_commands", "unclear_conclusions", "failed_programs", "timed_out_programs", "out_of_budget",
+    "long_prompts", "cut_replies", "judged",
+)  # fmt: skip
+
+
+class AgentFlowAttempt:
+    """See `envs.cast.PlayedAttempt`.
+
+    Args:
+      task: with gold answers.
+      cast: with the roles that the environment names.
+      config: of the environment.
+      take: gives a sandbox that nobody used.
+    """
+
+    def __init__(self, task: Task, cast: Cast, config: AgentFlow, take: Take):
+        self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0.0)
+        self._task, self._cast, self._config = task, cast, config
+        limits = Limits(config.run_timeout_s, config.output_chars, config.traceback)
+        self._programs = Programs(take, limits, self.counters)
+        self._memory: tuple[Action, ...] = ()
+        self._planned_tokens = 0  # shown to the planner and said by it, of all its calls so far
+        self._final = ""
+
+    async def play(self) -> StopReason:
+        """Plan, steps, final output. ANSWER where that states an answer, else TURN_LIMIT or TOKEN_LIMIT."""
+        config, question = self._config, self._task.prompt
+        trained = config.trained
+        asked = prompts.plan(config.style, question, config.coder)
+        plan = (await self._planner(asked, trained != "steps")).text
+        for number in range(1, config.max_turns + 1):
+            self.counters["steps"] += 1
+            asked = prompts.step(config.style, question, plan, self._memory, number, config.max_turns, config.coder)
+            said = await self._planner(asked, True)
+            await self._act(reading.step(said.text))
+            if await self._is_enough(plan):
+                break
+            if 0 < config.token_budget <= self._planned_tokens:
+                self.counters["out_of_budget"] += 1
+                break
+        asked = prompts.final(config.style, question, plan, self._memory, config.answer)
+        said = await self._planner(asked, trained == "all")
+        self._final = said.text
+        if reading.answer(said.text, config.answer) is not None:
+            return StopReason.ANSWER
+        return StopReason.TOKEN_LIMIT if said.finish == "length" else StopReason.TURN_LIMIT
+
+    async def verify(self, ended: StopReason) -> Verdict:
+        """1 for a final answer that equals the gold one, or that the judge takes for right, else 0.
+
+        Raises:
+          RoleError: the judge gives no verdict.
+        """
+        answer, golds = reading.answer(self._final, self._config.answer), self._task.answers
+        exact = answer is not None and (
+            any(maths.equal(answer, maths.last_boxed(gold) or gold) for gold in golds)
+            or (self._config.answer == "tags" and exact_match(answer, golds))
+        )
+        right = exact or (self._config.judge and await self._judged(golds))
+        return Verdict(float(right), {SOLVED: float(right), "exact": float(exact)})
+
+    async def close(self) -> None:
+        """Ends the sandbox, if one was needed."""
+        await self._programs.close()
+
+    async def _planner(self, asked: str, trained: bool) -> Said:
+        """One call of the planner: a conversation of the policy's, or of the role that plays untrained calls."""
+        limit = self._config.prompt_tokens
+        if not trained and self._config.planner_role:
+            said = await self._ask("planner", asked)
+        else:
+            if limit and trained and len(self._cast.tokens(asked).ids) > limit:
+                self.counters["long_prompts"] += 1
+                trained = False
+            said = await self._cast.talk(POLICY, trained).say(Message("user", asked))
+        self.counters["cut_replies"] += said.finish == "length"
+        self._planned_tokens += said.prompt_tokens + said.reply_tokens
+        return said
+
+    async def _ask(self, role: str, asked: str, system: str = "") -> Said:
+        messages = (*([Message("system", system)] if system else ()), Message("user", asked))
+        return await self._cast.talk(role).say(*messages)
+
+    async def _act(self, wanted: reading.Step) -> None:
+        """Has the executor write a command for what the planner wants, runs it, and remembers what came of it."""
+        config = self._config
+        tool = reading.tool(wanted.tool_name)
+        self.counters["unreadable_steps"] += wanted == reading.NOTHING
+        self.counters["unknown_tools"] += tool is None and wanted != reading.NOTHING
+        if tool is None and config.unknown_tool == "nothing":
+            self._remember(wanted.tool_name, wanted.sub_goal, NO_COMMAND, NO_RESULT)
+            return
+        tool = tool or reading.GENERATOR
+        asked = prompts.executor(config.style, self._task.prompt, wanted, tool, config.coder)
+        command = (await self._ask("executor", asked)).text
+        query = reading.query(command)
+        if query is None:
+            self.counters["unreadable_commands"] += 1
+            result = 'Command parse error: there is no tool.execute(query="...") in the command'
+        else:
+            result = await self._use(tool, query)
+        self._remember(tool, wanted.sub_goal, command, result)
+
+    async def _use(self, tool: str, query: str) -> str:
+        config = self._config
+        self.counters["tool_calls"] += 1
+        if tool == reading.GENERATOR:
+            self.counters["generator_calls"] += 1
+            return (await self._ask("generator", query)).text
+        self.counters["python_calls"] += 1
+        if config.coder:
+            system = prompts.CODER.format(seconds=config.run_timeout_s)
+            query = reading.program((await self._ask("coder", query, system)).text)
+        return await self._programs.run(query)
+
+    def _remember(self, tool: str, sub_goal: str, command: str, result: str) -> None:
+        self._memory += (Action(tool, sub_goal, command, cut(result.strip(), self._config.result_chars)),)
+
+    async def _is_enough(self, plan: str) -> bool:
+        """Whether the verifier says STOP. What it does not say clearly is CONTINUE."""
+        config = self._config
+        asked = prompts.verifier(config.style, self._task.prompt, plan, self._memory, config.coder)
+        concluded = reading.conclusion((await self._ask("verifier", asked)).text)
+        self.counters["unclear_conclusions"] += concluded is None
+        return concluded == "STOP"
+
+    async def _judged(self, golds: Sequence[str]) -> bool:
+        self.counters["judged"] += 1
+        asked = prompts.judge(self._task.prompt, self._final, " or ".join(golds))
+        verdict = reading.verdict((await self._ask("judge", asked)).text)
+        if verdict is None:
+            raise RoleError("judge: its reply has no line 'VERDICT: True' or 'VERDICT: False'")
+        return verdict

@@ -1,0 +1,160 @@
+"""What a task's context is: a text in its row, or documents of a file, of which the row has only the numbers.
+
+    metadata = {"context": "Document 1:\\n..."}                                        # a text
+    metadata = {"documents": [4, 17], "pool": [0, 90000], "num_docs": 200}             # lines of documents.jsonl
+
+A context of documents holds the task's own and others of its pool, in random order. Which others is keyed by the task's
+id alone, and more documents add to fewer: one data set serves every length, and a task is some numbers however long its
+context is. Documents stay on disk and are read when an attempt begins.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxagent.config import ConfigError
+from jaxagent.types import Task
+
+FILE = "documents.jsonl"  # of a dataset's folder: {"text": ...} per line
+
+
+class Documents:
+    """Texts of a file by line number from 0; only the offsets of its lines are in memory. Raises ConfigError."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        try:
+            with path.open("rb") as file:
+                ends = np.fromiter(itertools.accumulate(map(len, file)), np.int64)
+        except OSError as error:
+            raise ConfigError(f"Tasks have 'documents', and {path} cannot be read: {error.strerror}.") from None
+        self._starts = np.concatenate((np.zeros(1, np.int64), ends))
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def texts(self, numbers: Sequence[int]) -> list[str]:
+        """The texts of some lines, in their order."""
+        with self._path.open("rb") as file:
+            return [self._read(file, number) for number in numbers]
+
+    def _read(self, file: Any, number: int) -> str:
+        start, end = int(self._starts[number]), int(self._starts[number + 1])
+        file.seek(start)
+        place = f"{self._path}, row {number + 1}"
+        try:
+            row = json.loads(file.read(end - start))
+        except ValueError as error:
+            raise ConfigError(f"{place}: not JSON ({error}).") from None
+        text = row.get("text") if isinstance(row, dict) else None
+        if not isinstance(text, str) or not text.strip():
+            raise ConfigError(f"{place}: column 'text' must be text that is not empty.")
+        return text
+
+
+def rendered(texts: Sequence[str]) -> str:
+    """A context as published: numbered documents with an empty line between them."""
+    return "\n\n".join(f"Document {i}:\n{text}" for i, text in enumerate(texts, 1))
+
+
+def check(task: Task, documents: Documents | None, num_docs: int, length_tokens: int) -> None:
+    """Raises ConfigError unless the task has a context of one of the two kinds, and as many documents as are wanted."""
+    metadata = task.metadata
+    if "documents" not in metadata:
+        if not isinstance(metadata.get("context"), str) or not metadata["context"].strip():
+            raise ConfigError(f"Task '{task.id}': column 'metadata' must have a 'context' or 'documents'.")
+        if num_docs or length_tokens:
+            raise ConfigError(
+                f"Task '{task.id}' brings its context as one text: env.num_docs and env.length_tokens, which choose "
+                "documents, must be 0."
+            )
+        return
+    assert documents is not None
+    own: Any = metadata["documents"]
+    pool: Any = metadata.get("pool")
+    if not _numbers(own) or not own or not 0 <= min(own) <= max(own) < len(documents) or len(set(own)) < len(own):
+        raise ConfigError(
+            f"Task '{task.id}': column 'metadata.documents' must be different line numbers of {FILE}, from 0 to "
+            f"{len(documents) - 1}, got {own!r:.80}."
+        )
+    if not _numbers(pool) or len(pool) != 2 or not 0 <= pool[0] <= pool[1] <= len(documents):
+        raise ConfigError(
+            f"Task '{task.id}': column 'metadata.pool' must be two line numbers of {FILE}, [first, behind the last], "
+            f"got {pool!r:.80}."
+        )
+    if length_tokens:
+        return
+    wanted = num_docs or metadata.get("num_docs", len(own))
+    there = len(set(range(*pool)) | set(own)) if type(wanted) is int else 0
+    if type(wanted) is not int or not len(own) <= wanted <= there:
+        field = "env.num_docs" if num_docs else "metadata.num_docs"
+        raise ConfigError(
+            f"Task '{task.id}' has {len(own)} documents of its own and {there} with its pool: {field}={wanted!r} is "
+            "not between."
+        )
+
+
+def chosen(
+    task: Task, documents: Documents, num_docs: int, length_tokens: int, tokens: Callable[[str], int]
+) -> list[str]:
+    """The texts of a task's context, in their order.
+
+    Args:
+      task: with "documents"; see `check`.
+      documents: the file.
+      num_docs: how many; 0 = as the task says.
+      length_tokens: if not 0, as many as a context of so many tokens holds, and the task's own in any case.
+      tokens: counts a text's.
+    """
+    own = list(task.metadata["documents"])
+    numbers = list(own)
+    others = _others(task)
+    if length_tokens:
+        texts = documents.texts(own)
+        used = sum(tokens(_part(i, text)) for i, text in enumerate(texts, 1))
+        for number in others:
+            (text,) = documents.texts([number])
+            used += tokens(_part(len(texts) + 1, text))
+            if used > length_tokens:
+                break
+            numbers.append(number)
+            texts.append(text)
+    else:
+        numbers += itertools.islice(others, (num_docs or task.metadata.get("num_docs", len(own))) - len(own))
+    random.Random(f"order/{task.id}/{len(numbers)}").shuffle(numbers)
+    return documents.texts(numbers)
+
+
+def _others(task: Task) -> Iterator[int]:
+    """Numbers of the pool that are not the task's own, each once, in an order of the task."""
+    first, end = task.metadata["pool"]
+    taken = set(task.metadata["documents"])
+    left = end - first - sum(first <= number < end for number in taken)
+    rng = random.Random(f"documents/{task.id}")
+    while left > 0:
+        number = rng.randrange(first, end)
+        if 4 * left < end - first:  # most are taken: shuffle what is left, drawing would go on for long
+            rest = [n for n in range(first, end) if n not in taken]
+            rng.shuffle(rest)
+            yield from rest
+            return
+        if number not in taken:
+            taken.add(number)
+            left -= 1
+            yield number
+
+
+def _part(number: int, text: str) -> str:
+    """A document with what stands before it: so it has as many tokens as in the whole context, nearly."""
+    return f"\n\nDocument {number}:\n{text}"
+
+
+def _numbers(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(type(n) is int for n in value)

@@ -1,0 +1,203 @@
+r"""MemAgent: the policy reads a long document chunk by chunk and keeps a memory; with it alone it answers.
+
+Yu et al., "MemAgent" (arXiv 2507.02259). Task (a question with gold answers and a context) -> a conversation per chunk
+(question, memory so far, chunk -> new memory) and one for the answer (question, memory -> \boxed{answer}). Each is a
+prompt and a reply: the policy's window holds a chunk, however long the document is. The document is tokenised once and
+cut into ids; a memory goes into the next prompt as the ids that were sampled.
+
+Two codes are published. The original trains every conversation with the episode's whole advantage. The reproduction of
+LMIS-ORG does not train the answer and divides the advantage by the number of conversations: `train_answer=False` with
+rl.advantage.multi_trajectory="divide".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxagent.config import ConfigError
+from jaxagent.config.ranges import NonNegativeInt, PositiveInt
+from jaxagent.envs.base import Environment, Opening, Verdict
+from jaxagent.envs.cast import POLICY, Cast, Tokens
+from jaxagent.envs.memagent import chunks, documents, prompts
+from jaxagent.rewards import boxed
+from jaxagent.types import StopReason, Task
+
+_KEPT = 64  # contexts in memory: of the groups that are being played
+SCORES = {"boxed": boxed.equality, "sub_em": boxed.sub_em}
+Score = Literal["boxed", "sub_em"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemAgent(Environment):
+    """Questions about documents that are longer than the policy's window.
+
+    `max_turns` counts chunks and the answer: 9 is eight chunks. `turn_tokens` bounds a memory, and the answer.
+    """
+
+    max_turns: PositiveInt = 9
+    turn_tokens: PositiveInt = 1024
+    context_tokens: PositiveInt = 9216
+    prompt: Literal["memagent", "compact"] = "memagent"  # the published texts; short ones for a tiny policy
+    chunk_tokens: PositiveInt = 5000
+    question_tokens: PositiveInt = 1024  # of a question; a longer one is refused
+    overlong: Literal["centre", "refuse"] = "centre"  # a document of too many chunks: its two ends are read; an error
+    num_docs: NonNegativeInt = 0  # documents of a context, where tasks name them; 0 = as each task says
+    length_tokens: NonNegativeInt = 0  # as many documents as a context of so many tokens holds; 0 = by number
+    train_answer: bool = True  # whether the answer's conversation is trained, like those of the chunks
+    reward: Score = "boxed"  # what is trained: the published equality, or sub-EM
+    metric: Score = "boxed"  # what evaluations look at; RULER-HQA's is sub_em
+
+    needs_answers = True
+    tokens = ("\\boxed{",)
+    rollout = "jaxagent.rollout.play:Play"
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for settings that leave no room to read."""
+        super().__post_init__()
+        if self.max_turns < 2:
+            raise ConfigError(f"env.max_turns={self.max_turns}: an episode is at least one chunk and the answer.")
+        if self.chunk_tokens + 2 * self.turn_tokens >= self.context_tokens:
+            raise ConfigError(
+                f"env.context_tokens={self.context_tokens} must hold a chunk ({self.chunk_tokens}), a memory and a new "
+                f"one (2 x {self.turn_tokens}), and the question."
+            )
+        if self.num_docs and self.length_tokens:
+            raise ConfigError("env.num_docs and env.length_tokens exclude each other: set one of them to 0.")
+
+    @property
+    def score(self) -> str:  # type: ignore[override]  # a choice of the config here
+        """The component of the verdict that evaluations look at."""
+        return self.metric
+
+    @property
+    def style(self) -> prompts.Style:
+        """The texts of the prompts."""
+        return prompts.STYLES[self.prompt]
+
+    @property
+    def max_chunks(self) -> int:
+        """Chunks that are read, at most."""
+        return self.max_turns - 1
+
+    @contextlib.contextmanager
+    def open(self, here: Opening) -> Iterator[Callable[[Task, Cast], MemAgentAttempt]]:  # type: ignore[override]
+        """Opens the documents that tasks name."""
+        found = None
+        if any("documents" in task.metadata for task in here.tasks):
+            found = documents.Documents((here.dataset or Path()) / documents.FILE)
+        for task in here.tasks:
+            documents.check(task, found, self.num_docs, self.length_tokens)
+        contexts = Contexts(self, found, here.dataset)
+        yield lambda task, cast: MemAgentAttempt(task, cast, self, contexts)
+
+
+class Contexts:
+    """Tokens of tasks' contexts: each is made once for all attempts at the task, and the last ones are kept."""
+
+    def __init__(self, config: MemAgent, found: documents.Documents | None, dataset: Path | None):
+        self._config, self._documents, self._dataset = config, found, dataset
+        self._kept: collections.OrderedDict[str, tuple[asyncio.Lock, list[np.ndarray]]] = collections.OrderedDict()
+
+    async def ids(self, task: Task, cast: Cast) -> np.ndarray:
+        """i32[T] of a context, before anything is cut. Encoding goes on in a thread: other episodes do not wait."""
+        lock, made = self._kept.setdefault(task.id, (asyncio.Lock(), []))
+        self._kept.move_to_end(task.id)
+        while len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        async with lock:
+            if not made:
+                made.append(await asyncio.to_thread(self._encoded, task, cast))
+        return made[0]
+
+    def _encoded(self, task: Task, cast: Cast) -> np.ndarray:
+        config = self._config
+        if "documents" in task.metadata and self._documents is None:  # held-out tasks come with texts, these do not
+            self._documents = documents.Documents((self._dataset or Path()) / documents.FILE)
+        documents.check(task, self._documents, config.num_docs, config.length_tokens)
+        if "documents" not in task.metadata or self._documents is None:
+            context = task.metadata["context"]
+        else:
+            texts = documents.chosen(
+                task, self._documents, config.num_docs, config.length_tokens, lambda text: len(cast.tokens(text).ids)
+            )
+            context = documents.rendered(texts)
+        space = " " if config.prompt == "compact" else ""  # a word behind "Text:" as within a sentence
+        return np.array(cast.tokens(space + context).ids, np.int32)
+
+
+class MemAgentAttempt:
+    """One attempt at one question. See `envs.cast.PlayedAttempt`."""
+
+    def __init__(self, task: Task, cast: Cast, config: MemAgent, contexts: Contexts):
+        self._task, self._cast, self._config, self._contexts = task, cast, config, contexts
+        self._answer = ""
+        self.counters: dict[str, Any] = {
+            "chunks": 0.0,
+            "document_tokens": 0.0,  # as the document is
+            "dropped_tokens": 0.0,  # of it, in the middle of one that is too long
+            "replies_cut": 0.0,  # memories and answers that ran out of tokens
+            "memory_tokens": 0.0,  # of the last memory
+        }
+
+    async def play(self) -> StopReason:
+        """Reads chunk after chunk, and answers.
+
+        Raises:
+          ValueError: the question is too long, or the document where `overlong` says "refuse".
+        """
+        config, cast, style = self._config, self._cast, self._config.style
+        question = cast.tokens(self._task.prompt)
+        if len(question.ids) > config.question_tokens:
+            raise ValueError(
+                f"the question has {len(question.ids)} tokens, env.question_tokens={config.question_tokens}"
+            )
+        memory = cast.tokens(style.no_memory)
+        for ids in self._chunks(await self._contexts.ids(self._task, cast)):
+            chunk = cast.decoded(ids.tolist())
+            memory = await self._ask(style.update, True, prompt=question, memory=memory, chunk=chunk)
+            self.counters["chunks"] += 1
+        self.counters["memory_tokens"] = float(len(memory.ids))
+        self._answer = (await self._ask(style.final, config.train_answer, prompt=question, memory=memory)).text
+        return StopReason.ANSWER
+
+    async def verify(self, ended: StopReason) -> Verdict:
+        """The published checks of the answer, of which one is trained."""
+        scores = {name: float(score(self._answer, self._task.answers)) for name, score in SCORES.items()}
+        return Verdict(scores[self._config.reward], scores)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def _chunks(self, ids: np.ndarray) -> Sequence[np.ndarray]:
+        config = self._config
+        limit = config.max_chunks * config.chunk_tokens
+        self.counters["document_tokens"] = float(len(ids))
+        if len(ids) > limit and config.overlong == "refuse":
+            raise ValueError(
+                f"the document has {len(ids)} tokens, and {config.max_chunks} chunks of {config.chunk_tokens} hold "
+                f"{limit}: raise env.max_turns, or set env.overlong to 'centre'"
+            )
+        kept = chunks.centre_truncated(ids, limit)
+        self.counters["dropped_tokens"] = float(len(ids) - len(kept))
+        return chunks.split(kept, config.chunk_tokens)
+
+    async def _ask(self, template: str, trained: bool, **put: Tokens) -> Tokens:
+        """A conversation of one reply: its tokens without the one that ends a message."""
+        said = await self._cast.talk(POLICY, trained).say(prompts.message(template, **put))
+        if said.tokens is None:
+            raise ValueError("the policy's tokens are missing: MemAgent needs an engine of this run")
+        if said.finish == "length" and not said.reply_tokens:
+            raise ValueError(
+                f"a prompt of {said.prompt_tokens} tokens leaves no room for a reply in "
+                f"env.context_tokens={self._config.context_tokens}"
+            )
+        self.counters["replies_cut"] += said.finish == "length"
+        return said.tokens

@@ -1,0 +1,1 @@
+"""An agent that solves problems by calling experts of different price and skill."""

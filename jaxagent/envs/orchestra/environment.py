@@ -1,0 +1,306 @@
+"""ToolOrchestra (arXiv 2511.21689): a small policy solves problems by calling experts of different price and skill.
+
+Task (a problem with gold answers) + experts + search engine + sandboxes in -> observations and a verdict out. Experts
+are roles of the config: `config.roles` says who each of them is and what it charges, the settings here say which tool
+offers which of them. The verdict is 1 for a right answer; what an attempt cost and how long its experts took are
+counters, `cost` and `latency_s`, which `rl.group_reward` weighs against it. Differences from the published code:
+
+- The attempt is one conversation, as in LMIS's adaptation. The published code writes a new prompt for every turn, of
+  the documents, programs and attempts so far, and trains each turn by itself.
+- A wrong call costs a turn and is explained; there it is passed over without a word.
+- An expert that fails is a failure of the episode; there its tool gives an empty result.
+- The calls of the last turn are not made without an `answer` among them: nobody would read their results.
+- The orchestrator's own tokens are not part of the cost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from jaxagent.config import ConfigError, SandboxConfig
+from jaxagent.config.choice import Choice
+from jaxagent.config.ranges import NonNegativeFloat, PositiveInt, Seconds
+from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
+from jaxagent.envs.cast import POLICY, Cast, RoleError
+from jaxagent.envs.orchestra import experts, judge, tools
+from jaxagent.envs.orchestra.latency import FromTokens
+from jaxagent.envs.orchestra.programs import Programs
+from jaxagent.envs.orchestra.tools import ANSWER, REASON, SEARCH
+from jaxagent.envs.search.retriever.backends import Bm25Config, RetrieverConfig
+from jaxagent.envs.search.retriever.base import Retriever, RetrieverError
+from jaxagent.rewards import maths
+from jaxagent.rewards.text import exact_match
+from jaxagent.types import StopReason, Task, TokenKind
+
+SOLVED = "solved"  # the verdict's component
+SYSTEM = "You solve problems with the help of experts. They differ in skill, price and speed."
+RESULT = ("<result>", "</result>")  # around what the policy sees, in the plain format
+_TRY_TIMEOUT_S = 60.0
+_CLOSE_TIMEOUT_S = 10.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ToolOrchestra(Environment):
+    """Problems, experts behind three tools, a search engine and sandboxes for the experts' programs."""
+
+    prompt: Literal["orchestra", "plain"] = "orchestra"  # with the tools in a system message, or the bare problem
+    # Of each tool, which roles can do it, and what the policy is told of each ("" = nothing). {} = there is no such
+    # tool, and what it needs (a search engine, sandboxes) is not opened.
+    reasoners: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    answerers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    searchers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    judge: str = ""  # a role that is asked of every answer that is not equal to a gold one; "" = it is wrong
+    latency: Annotated[Any, Choice("jaxagent.envs.orchestra.latency:LATENCIES")] = dataclasses.field(
+        default_factory=FromTokens
+    )
+    code_interpreter_per_second: NonNegativeFloat = 8.3e-6  # price of a program's seconds, in the roles' currency
+    run_timeout_s: Seconds = 60.0  # of one program
+    output_chars: PositiveInt = 4_000  # shown of a program's output, at most
+    expert_context_tokens: PositiveInt = 24_000  # of what was found, the newest that an expert is shown
+    max_documents: PositiveInt = 30  # kept in an attempt
+    retriever: Annotated[RetrieverConfig, Choice("jaxagent.envs.search.retriever.backends:RETRIEVERS")] = (
+        dataclasses.field(default_factory=lambda: Bm25Config(topk=5))
+    )
+    sandbox: SandboxConfig = dataclasses.field(default_factory=SandboxConfig)
+
+    score = SOLVED
+    calls = "calls"
+    needs_answers = True
+
+    def __post_init__(self) -> None:
+        """Refuses settings under which no problem could be solved, or a slow program would look like our failure."""
+        if not self.answerers:
+            raise ConfigError("env.answerers names no expert: without the tool 'answer' no problem is solved.")
+        for name in self.roles:
+            if name in (*tools.TOOLS, POLICY):
+                raise ConfigError(f"env: an expert cannot be called '{name}', as a tool or the policy is.")
+        if self.reasoners and self.max_turns * self.run_timeout_s >= self.episode_timeout_s:
+            raise ConfigError(
+                f"env.episode_timeout_s={self.episode_timeout_s:g} must be more than env.max_turns x env.run_timeout_s "
+                f"= {self.max_turns * self.run_timeout_s:g}: slow programs are an expert's own fault."
+            )
+
+    @property
+    def offers(self) -> Mapping[str, Mapping[str, str]]:
+        """Tool -> its experts, with what is said of each; only tools that are offered."""
+        named = {REASON: self.reasoners, ANSWER: self.answerers, SEARCH: self.searchers}
+        return {tool: dict(able) for tool, able in named.items() if able}
+
+    @property
+    def experts(self) -> Sequence[str]:
+        """Every expert once."""
+        return list(dict.fromkeys(name for able in self.offers.values() for name in able))
+
+    @property
+    def roles(self) -> Sequence[str]:  # type: ignore[override]
+        """The experts, and the judge."""
+        return [*self.experts, *([self.judge] if self.judge else [])]
+
+    @property
+    def priced_roles(self) -> Sequence[str]:  # type: ignore[override]
+        """The experts: what an attempt costs is a part of its reward."""
+        return self.experts
+
+    @property
+    def stop_strings(self) -> Sequence[str]:  # type: ignore[override]
+        """A call ends the turn in the plain format; in the other the policy ends its message."""
+        return ("</tool_call>",) if self.prompt == "plain" else ()
+
+    @property
+    def tokens(self) -> Sequence[str]:  # type: ignore[override]
+        """The pieces of a call, and the experts' names."""
+        if self.prompt == "plain":
+            return (*tools.PIECES, *self.experts, *RESULT)
+        return ("<tool_call>", "</tool_call>", "<think>", "</think>")
+
+    def messages(self, text: str) -> tuple[Message, ...]:
+        """The problem, after the tools."""
+        if self.prompt == "plain":
+            return (Message("user", f"Problem: {text}\n"),)
+        from jaxagent.tools.prompt import tools_text
+
+        offered = tools_text([tools.tool(name, able) for name, able in self.offers.items()])
+        return (Message("system", f"{SYSTEM}\n\n{offered}"), Message("user", f"Problem: {text}\n\nCall a tool."))
+
+    def observation(self, action: str, text: str) -> Observation:
+        """What tools have found."""
+        return self.observed(text, TokenKind.OBSERVATION)
+
+    def observed(self, text: str, kind: TokenKind) -> Observation:
+        """A text that the policy is shown."""
+        if self.prompt == "plain":
+            return Observation(((f"{RESULT[0]}{text}{RESULT[1]}\n", kind),))
+        return Observation(((text, kind),), "tool")
+
+    @contextlib.contextmanager
+    def open(self, here: Opening) -> Iterator[Callable[[Task, Cast], OrchestraAttempt]]:  # type: ignore[override]
+        """Opens the search engine and the sandboxes, each where a tool needs it."""
+        from jaxagent.algorithms.group_rewards import PREFERENCES, weights_of
+
+        for task in here.tasks:
+            if PREFERENCES in task.metadata:
+                weights_of(task.metadata[PREFERENCES], task.id)
+        with contextlib.ExitStack() as opened:
+            retriever, sandboxes = None, None
+            if self.searchers:
+                retriever = self.retriever.open(self.corpus(here.dataset) if here.dataset else None)
+                opened.callback(lambda: here.run(retriever.close(), _CLOSE_TIMEOUT_S))
+                here.run(_try_search(retriever, self.retriever, here.tasks), 2 * _TRY_TIMEOUT_S)
+            if self.reasoners:
+                from jaxagent.envs.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes  # late: loads back ends
+
+                sandboxes = Sandboxes(self.sandbox, "env.sandbox")
+                opened.callback(lambda: here.run(sandboxes.close(), CLOSE_TIMEOUT_S))
+                here.note(here.run(sandboxes.open(), OPEN_TIMEOUT_S))
+                here.run(_try_program(Programs(sandboxes.take, _TRY_TIMEOUT_S, 80)), 2 * _TRY_TIMEOUT_S)
+
+            def attempt_at(task: Task, cast: Cast) -> OrchestraAttempt:
+                programs = sandboxes and Programs(sandboxes.take, self.run_timeout_s, self.output_chars)
+                return OrchestraAttempt(task, cast, self, retriever, programs)
+
+            yield attempt_at
+
+    def corpus(self, dataset: Path) -> Path | None:
+        """The passages that are searched, as far as they lie here."""
+        return self.retriever.passages(super().corpus(dataset))
+
+
+async def _try_search(retriever: Retriever, config: RetrieverConfig, tasks: Sequence[Task]) -> None:
+    try:
+        await retriever.search([tasks[0].prompt if tasks else "?"], config.topk)
+    except RetrieverError as failure:
+        raise ConfigError(f"env.retriever: the search engine {config} does not work: {failure}.") from failure
+
+
+async def _try_program(programs: Programs) -> None:
+    try:
+        ran = await programs.run("print(6 * 7)")
+    except RuntimeError as failure:
+        raise ConfigError(f"env.sandbox: {failure}") from failure
+    finally:
+        await programs.close()
+    if ran.output != "42":
+        raise ConfigError(f"env.sandbox: python3 does not run there: {ran.output[-200:]!r}.")
+
+
+class OrchestraAttempt:
+    """One attempt at one problem. See `envs.base.Attempt`.
+
+    Args:
+      task: with gold answers.
+      cast: the experts.
+      config: of the environment.
+      retriever: None where no tool searches.
+      programs: of this attempt; None where no tool runs any.
+    """
+
+    tool_prefixes: Sequence[str] = (tools.PIECES[0],)
+
+    def __init__(
+        self, task: Task, cast: Cast, config: ToolOrchestra, retriever: Retriever | None, programs: Programs | None
+    ):
+        self._task = task
+        self._cast = cast
+        self._config = config
+        self._retriever = retriever
+        self._programs = programs
+        self._offered = {name: tools.tool(name, able) for name, able in config.offers.items()}
+        self._turns_left = config.max_turns
+        self._found = experts.Found()
+        self._answer: str | None = None
+        self.stop_strings: Sequence[str] = config.stop_strings
+        calls = [f"calls_{name}" for name in (*config.offers, *config.experts)]
+        misses = ("invalid_actions", "failed_programs", "no_program", "no_query", "no_answer", "asked_judge")
+        self.counters: dict[str, float] = dict.fromkeys(("cost", "latency_s", "calls", *calls, *misses), 0.0)
+
+    async def start(self) -> Sequence[Message]:
+        """The problem, after the tools."""
+        return self._config.messages(self._task.prompt)
+
+    async def step(self, action: str) -> Step:
+        """Makes the calls of a turn in their order; `answer` ends the episode."""
+        self._turns_left -= 1
+        calls, problem = tools.read(action, self._offered)
+        if problem:
+            self.counters["invalid_actions"] += 1
+        if self._turns_left <= 0 and ANSWER not in dict(calls):
+            return Step(stop_reason=StopReason.TURN_LIMIT)
+        if problem:
+            return Step(self._config.observed(problem, TokenKind.WARNING))
+        shown = []
+        for tool, expert in calls:
+            reply = await self._ask(tool, expert)
+            if tool == ANSWER:
+                self._answer = experts.answer_of(reply)
+                self.counters["no_answer"] += self._answer is None
+                return Step(stop_reason=StopReason.ANSWER)
+            shown.append(await (self._search(reply) if tool == SEARCH else self._run(reply)))
+        return Step(self._config.observed("\n".join(shown), TokenKind.OBSERVATION))
+
+    async def verify(self, transcript: Transcript) -> Verdict:
+        """1 for an answer that equals a gold one, or that the judge takes for right; else 0."""
+        solved = self._answer is not None and right(self._answer, self._task.answers)
+        if not solved and self._answer is not None and self._config.judge:
+            self.counters["asked_judge"] += 1
+            solved = await judge.right(self._cast.talk(self._config.judge), self._task, self._answer)
+        return Verdict(float(solved), {SOLVED: float(solved)})
+
+    async def close(self) -> None:
+        """Ends the sandbox, if one was needed."""
+        if self._programs is not None:
+            await self._programs.close()
+
+    async def _ask(self, tool: str, expert: str) -> str:
+        """An expert's reply, each in a conversation of its own; adds what it cost and took."""
+        context = experts.kept(
+            self._found.text,
+            self._config.expert_context_tokens,
+            lambda text: self._cast.tokens(text).ids,
+            lambda ids: self._cast.decoded(ids).text,
+        )
+        talk = self._cast.talk(expert)
+        said = await talk.say(Message("user", experts.question(tool, self._task.prompt, context)))
+        if said.cost is None:
+            raise RoleError(f"{expert} has no price: set config.roles.{expert}.price_prompt and price_reply")
+        for name in ("calls", f"calls_{tool}", f"calls_{expert}"):
+            self.counters[name] += 1
+        self.counters["cost"] += said.cost
+        self.counters["latency_s"] += self._config.latency.of_reply(said)
+        return said.text
+
+    async def _search(self, reply: str) -> str:
+        """Searches for the expert's query; for the problem itself where it wrote none, as published."""
+        assert self._retriever is not None
+        query = experts.query_of(reply)
+        self.counters["no_query"] += query is None
+        (documents,) = await self._retriever.search([query or self._task.prompt], self._config.retriever.topk)
+        self._found = self._found.with_documents(documents, self._config.max_documents)
+        return experts.shown(documents) or "Nothing was found."
+
+    async def _run(self, reply: str) -> str:
+        """Runs the expert's program."""
+        assert self._programs is not None
+        code = experts.program_of(reply)
+        if code is None:
+            self.counters["no_program"] += 1
+            return "The expert wrote no program."
+        ran = await self._programs.run(code)
+        seconds = self._config.latency.of_program(ran.seconds)
+        self.counters["failed_programs"] += ran.failed
+        self.counters["latency_s"] += seconds
+        self.counters["cost"] += self._config.code_interpreter_per_second * seconds
+        self._found = self._found.with_program(code, ran.output)
+        return ran.output or "The program printed nothing."
+
+
+def right(answer: str, golds: Sequence[str]) -> bool:
+    """Whether an answer equals a gold one: as numbers where the gold one is a number, else as text."""
+    for gold in golds:
+        numbers = maths.parse_number(maths.tidy(gold)) is not None
+        if maths.equal(answer, gold) or (not numbers and exact_match(answer, [gold])):
+            return True
+    return False

@@ -1,0 +1,90 @@
+"""What experts are asked, and how their replies are read. Experts see the problem and what was found; nobody else.
+
+The published code cuts what an expert is shown at its left: the newest part stays (`kept`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from jaxagent.envs import tags
+from jaxagent.envs.orchestra.tools import ANSWER, REASON, SEARCH
+from jaxagent.envs.python import formats
+from jaxagent.envs.search.retriever.base import Passage
+from jaxagent.rewards import maths
+
+HOW = {
+    REASON: (
+        "Do not answer the question. Write one Python program whose output helps to answer it, complete with its "
+        "imports, between ```python and ```."
+    ),
+    ANSWER: "Think, then write the final answer in \\boxed{}.",
+    SEARCH: (
+        "Do not answer the question. Write a search query for what is still missing to answer it, a few words between "
+        "<query> and </query>."
+    ),
+}
+_QUERY = tags.pair("query")
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What an attempt has found so far."""
+
+    documents: tuple[Passage, ...] = ()
+    programs: tuple[tuple[str, str], ...] = ()  # (program, what it printed)
+
+    def with_documents(self, more: Sequence[Passage], most: int) -> Found:
+        """With documents that are new; the oldest of more than `most` are dropped."""
+        known = {passage.id for passage in self.documents}
+        new = tuple(passage for passage in more if passage.id not in known)
+        return dataclasses.replace(self, documents=(*self.documents, *new)[-most:])
+
+    def with_program(self, code: str, output: str) -> Found:
+        """With one more program."""
+        return dataclasses.replace(self, programs=(*self.programs, (code, output)))
+
+    @property
+    def text(self) -> str:
+        """All of it, the documents first; "" of nothing."""
+        documents = f"Documents:\n{shown(self.documents)}\n\n" if self.documents else ""
+        return documents + "".join(f"```python\n{c}\n```\n```output\n{o}\n```\n\n" for c, o in self.programs)
+
+
+def shown(documents: Sequence[Passage]) -> str:
+    """Documents as policy and experts see them."""
+    return "\n".join(f"Doc {i}: {p.title}\n{p.text}" for i, p in enumerate(documents, 1))
+
+
+def question(tool: str, problem: str, context: str) -> str:
+    """What an expert is asked.
+
+    Args:
+      tool: what it is to do.
+      problem: the task's prompt.
+      context: of `Found`, as much as is kept.
+    """
+    return f"{context}Problem: {problem}\n{HOW[tool]}\n"
+
+
+def kept(text: str, most: int, encode: Callable[[str], Sequence[int]], decode: Callable[[Sequence[int]], str]) -> str:
+    """The last `most` tokens of a text: all of it where it has no more."""
+    ids = encode(text)
+    return text if len(ids) <= most else decode(ids[len(ids) - most :])
+
+
+def program_of(reply: str) -> str | None:
+    """The last program of a reply; None where there is none."""
+    return formats.find_program("fenced", reply)
+
+
+def query_of(reply: str) -> str | None:
+    """The last query of a reply; None where there is none, or it is empty."""
+    found = tags.inside(*_QUERY, formats.spoken(reply))
+    return found[-1].strip() or None if found else None
+
+
+def answer_of(reply: str) -> str | None:
+    """The last boxed answer of a reply; None where there is none, or it is empty."""
+    return maths.last_boxed(formats.spoken(reply)) or None

@@ -1,0 +1,116 @@
+"""One attempt at one task: messages of the policy in, the customer's words and tools' answers out; and the reward.
+
+The reward is the published one, 1 or 0. It is 1 where the conversation has ended (the customer said "###STOP###", or
+the policy transferred the customer to a human), the shop's data are what the task's own actions make of fresh data, and
+every text of the task's outputs occurs in something that the policy said, letters' case and the policy's commas aside.
+A conversation that the last turn does not end has reward 0 and counts as TURN_LIMIT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxagent.envs.base import Message, Observation, Step, Transcript, Verdict
+from jaxagent.envs.cast import Cast
+from jaxagent.envs.tau import toolbox
+from jaxagent.envs.tau.customer import STOP, Customer
+from jaxagent.envs.tau.formats import CONTENT, FORMATS, RESPOND, Malformed
+from jaxagent.envs.tau.store import Store
+from jaxagent.types import StopReason, Task
+
+if TYPE_CHECKING:
+    from jaxagent.envs.tau.environment import TauBench
+
+SOLVED = "solved"
+
+
+class TauAttempt:
+    """See `envs.base.Attempt`.
+
+    Args:
+      task: its prompt is the customer's instruction, its metadata has actions and outputs.
+      cast: the policy's company, with the role "user".
+      config: the environment.
+      store: the shop's data.
+      prompt: the shop's policy, and the tools in OpenAI's form.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        cast: Cast,
+        config: TauBench,
+        store: Store,
+        prompt: tuple[str, Sequence[Mapping[str, Any]]],
+    ) -> None:
+        self._task, self._config, self._store = task, config, store
+        self._policy, self._tools = prompt
+        self._format = FORMATS[config.tools]
+        self._shop = store.open()
+        self._customer = Customer(cast, config.user_strategy, task.prompt)
+        self._turns = 0
+        self._over = False
+        self._said: list[str] = []
+        self.stop_strings: Sequence[str] = self._format.stop_strings
+        self.tool_prefixes: Sequence[str] = self._format.prefixes
+        self.counters: dict[str, float] = dict.fromkeys(
+            ("tool_calls", "tool_errors", "customer_replies", "invalid_actions", "ignored_calls", "transfers"), 0.0
+        )
+
+    async def start(self) -> Sequence[Message]:
+        """The shop's policy, its tools, and the customer's first words."""
+        opening = await self._customer.open()
+        self.counters["customer_replies"] += 1
+        return self._format.messages(opening, self._policy, self._tools)
+
+    async def step(self, action: str) -> Step:
+        """Speaks to the customer, calls a tool, or says why the message does neither."""
+        self._turns += 1
+        try:
+            done = self._format.parse(action, self._tools)
+        except Malformed as error:
+            self.counters["invalid_actions"] += 1
+            return self._go_on(self._format.refused(f"Error: {error}"))
+        self.counters["ignored_calls"] += done.ignored
+        if done.name == RESPOND:
+            self._said.append(done.arguments[CONTENT])
+            reply = await self._customer.reply(done.arguments[CONTENT])
+            self.counters["customer_replies"] += 1
+            self._over = STOP in reply
+            return self._go_on(self._format.after(done, reply))
+        answer = toolbox.call(self._shop, done.name, done.arguments)
+        self.counters["tool_calls"] += 1
+        self.counters["tool_errors"] += answer.startswith(("Error", "Unknown action"))
+        if done.name in toolbox.TERMINATING:
+            self.counters["transfers"] += 1
+            self._over = True
+        return self._go_on(self._format.after(done, answer))
+
+    def _go_on(self, observation: Observation) -> Step:
+        if self._over:
+            return Step(stop_reason=StopReason.ANSWER)
+        return Step(stop_reason=StopReason.TURN_LIMIT) if self._turns >= self._config.max_turns else Step(observation)
+
+    async def verify(self, transcript: Transcript) -> Verdict:
+        """The published reward; the components tell what of it there is."""
+        metadata = self._task.metadata
+        data = float(self._shop.digest() == self.goal())
+        told = float(outputs_said(metadata["outputs"], self._said))
+        solved = float(self._over and data and told)
+        return Verdict(solved, {SOLVED: solved, "data": data, "outputs": told, "ended": float(self._over)})
+
+    def goal(self) -> str:
+        """The digest of what the task's actions make of fresh data."""
+        shop = self._store.open()
+        toolbox.replay(shop, ((action["name"], action["kwargs"]) for action in self._task.metadata["actions"]))
+        return shop.digest()
+
+    async def close(self) -> None:
+        """Nothing is open: conversations with roles are the cast's."""
+
+
+def outputs_said(outputs: Iterable[str], said: Sequence[str]) -> bool:
+    """Whether each output occurs in one of the texts, in lower case; only the texts lose their commas."""
+    texts = [text.lower().replace(",", "") for text in said]
+    return all(any(output.lower() in text for text in texts) for output in outputs)

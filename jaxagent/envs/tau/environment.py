@@ -1,0 +1,124 @@
+"""tau-bench's retail environment (Yao et al., https://arxiv.org/abs/2406.12045): serve a simulated customer of a shop.
+
+    --config.env=tau_bench --config.data.source=FOLDER
+    --config.roles.user=http --config.roles.user.url=http://127.0.0.1:8000/v1 --config.roles.user.model=NAME
+
+FOLDER has the published files: orders.json, products.json, users.json and retail_{train,dev,test}_tasks.jsonl, and may
+have wiki.md (the shop's policy) and tools_info.json (what the tools are said to be). Every attempt sees the data fresh.
+The role "user" plays the customer, and alone is told the task's instruction; see customer.py. How the policy writes is
+`tools`; see formats.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxagent.config import ConfigError
+from jaxagent.config.ranges import PositiveInt
+from jaxagent.data import retail_rows
+from jaxagent.data.fields import RowError
+from jaxagent.envs.base import Environment, Message, Observation, Opening
+from jaxagent.envs.cast import Cast
+from jaxagent.envs.tau import catalog, prompts
+from jaxagent.envs.tau.attempt import SOLVED, TauAttempt
+from jaxagent.envs.tau.customer import ROLE, Strategy
+from jaxagent.envs.tau.formats import FORMATS, Malformed, Style
+from jaxagent.envs.tau.store import Store
+from jaxagent.types import Task
+
+WIKI = "wiki.md"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TauBench(Environment):
+    """A shop, its tools and its customers. The role "user" must be in config.roles."""
+
+    tools: Style = "native"  # how the policy writes what it does; see formats.py
+    store: str = ""  # folder of the shop's data; "" = where the tasks are
+    policy: str = ""  # file with the shop's policy; "" = wiki.md beside the data, or else a short one of ours
+    user_strategy: Strategy = "llm"  # how the customer comes by what it says; see customer.py
+    max_turns: PositiveInt = 30
+    turn_tokens: PositiveInt = 1024
+    observation_tokens: PositiveInt = 4096  # a product with its items takes 1,500 tokens
+    context_tokens: PositiveInt = 32_768
+
+    score = SOLVED
+    calls = "tool_calls"
+    roles = (ROLE,)
+
+    @property
+    def stop_strings(self) -> Sequence[str]:  # type: ignore[override]
+        """What ends a generation."""
+        return FORMATS[self.tools].stop_strings
+
+    @property
+    def tokens(self) -> Sequence[str]:  # type: ignore[override]
+        """Texts that a tokenizer trained for this run keeps whole."""
+        return FORMATS[self.tools].tokens
+
+    @contextlib.contextmanager
+    def open(self, here: Opening) -> Iterator[Callable[[Task, Cast], TauAttempt]]:  # type: ignore[override]
+        """Reads the shop's data once, for all attempts, and looks at the held-out tasks."""
+        folder = self._folder(here.dataset)
+        store = Store.load(folder)
+        prompt = self._prompt(folder)
+        for task in here.tasks:
+            self._check(task, store, folder)
+        yield lambda task, cast: TauAttempt(task, cast, self, store, prompt)
+
+    def messages(self, text: str) -> Sequence[Message]:
+        """The prompt of demonstrations, whose text is the customer's first words.
+
+        With env.store unset it has our short policy and short descriptions of the tools, so demonstrations for another
+        shop bring their own messages.
+        """
+        policy, tools = self._prompt(Path(self.store)) if self.store else (self._written(""), catalog.short())
+        return FORMATS[self.tools].messages(text, policy, tools)
+
+    def observation(self, action: str, text: str) -> Observation:
+        """What follows an action of a demonstration: `text` as the policy is shown it, tags and all."""
+        style = FORMATS[self.tools]
+        try:
+            shown = style.after(style.parse(action, catalog.short()), text)
+        except Malformed:
+            shown = style.refused(text)
+        return Observation(((text, shown.parts[0][1]),), shown.role)
+
+    def identity(self, dataset: Path) -> Mapping[str, str]:
+        """The digest of the shop's data."""
+        return {"shop": Store.load(self._folder(dataset)).digest}
+
+    def _folder(self, dataset: Path | None) -> Path:
+        if self.store:
+            return Path(self.store)
+        if dataset is None:
+            raise ConfigError("config.env.store is empty, and there is no folder of tasks: name the shop's folder.")
+        return dataset if dataset.is_dir() else dataset.parent
+
+    def _prompt(self, folder: Path) -> tuple[str, Sequence[Mapping[str, Any]]]:
+        """The shop's policy, and its tools in OpenAI's form."""
+        wiki = folder / WIKI
+        path = self.policy or (str(wiki) if wiki.is_file() else "")
+        return self._written(path), catalog.load(folder)
+
+    def _written(self, path: str) -> str:
+        if not path:
+            return prompts.POLICY
+        try:
+            return Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"config.env.policy: {path} cannot be read: {error}.") from None
+
+    def _check(self, task: Task, store: Store, folder: Path) -> None:
+        """Raises ConfigError for a task of another kind, or of another shop."""
+        try:
+            retail_rows.check(task.metadata, "metadata.")
+        except RowError as error:
+            raise ConfigError(f"Task '{task.id}' is no task of config.env=tau_bench: {error}.") from None
+        user_id = task.metadata["user_id"]
+        if user_id not in store.tables["users"]:
+            raise ConfigError(f"Task '{task.id}' is of the user '{user_id}', whom {folder}/users.json does not have.")

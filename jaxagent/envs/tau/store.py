@@ -1,0 +1,172 @@
+"""A shop's orders, products and users: one original in memory, and for each attempt what it sees and changes of it.
+
+    store = Store.load(folder)            # once per run
+    shop = store.open()                   # once per attempt: costs nothing
+    shop.orders["#W1"]["status"]          # reads
+    shop.orders.change("#W1")["status"] = "cancelled"      # writes: the attempt's own copy of that one record
+    shop.digest() == store.digest
+
+The digest is the published one: SHA-256 of how Python writes the sorted data. So it tells 1 from 1.0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxagent.config import ConfigError
+from jaxagent.envs.tau import records
+
+TABLES = ("orders", "products", "users")
+Record = dict[str, Any]
+
+
+def to_hashable(value: Any) -> Any:
+    """JSON values as tuples: an object becomes its (key, value) pairs in the order of the keys."""
+    if isinstance(value, dict):
+        return tuple((key, to_hashable(value[key])) for key in sorted(value))
+    if isinstance(value, list):
+        return tuple(map(to_hashable, value))
+    return value
+
+
+def digest(data: Mapping[str, Any]) -> str:
+    """The published digest of whole tables, computed the long way."""
+    return hashlib.sha256(str(to_hashable(dict(data))).encode()).hexdigest()
+
+
+def copied(value: Any) -> Any:
+    """A JSON value of one's own."""
+    if isinstance(value, dict):
+        return {key: copied(inner) for key, inner in value.items()}
+    return [copied(inner) for inner in value] if isinstance(value, list) else value
+
+
+class Table(Mapping[str, Record]):
+    """One table as an attempt sees it: shared records, and copies of those that it changes.
+
+    Attributes:
+      changed: the attempt's own records.
+    """
+
+    def __init__(self, original: Mapping[str, Record]) -> None:
+        self._original = original
+        self.changed: dict[str, Record] = {}
+
+    def __getitem__(self, key: str) -> Record:
+        """A record to read; who writes into it writes into every attempt's."""
+        return self.changed[key] if key in self.changed else self._original[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._original
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._original)
+
+    def __len__(self) -> int:
+        return len(self._original)
+
+    def change(self, key: str) -> Record:
+        """A record to write into."""
+        if key not in self.changed:
+            self.changed[key] = copied(self._original[key])
+        return self.changed[key]
+
+
+class Shop:
+    """The shop of one attempt."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.orders, self.products, self.users = (Table(store.tables[name]) for name in TABLES)
+
+    def digest(self) -> str:
+        """The digest of everything that the attempt sees."""
+        changed = {
+            (name, key): record
+            for name, table in zip(TABLES, (self.orders, self.products, self.users), strict=True)
+            for key, record in table.changed.items()
+        }
+        return self._store.digest_with(changed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Store:
+    """The original, which nobody writes into.
+
+    Attributes:
+      tables: by the names in `TABLES`; of each the records by their ids, in the order of the file.
+      digest: of all of it.
+    """
+
+    tables: Mapping[str, Mapping[str, Record]]
+    digest: str = dataclasses.field(init=False)
+    _text: bytes = dataclasses.field(init=False, repr=False)
+    _spans: Mapping[tuple[str, str], tuple[int, int]] = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Writes down the text that the digest is made of, and where in it each record stands."""
+        pieces, spans, length = [], {}, 0
+
+        def write(piece: str) -> None:
+            nonlocal length
+            pieces.append(piece.encode())
+            length += len(pieces[-1])
+
+        for number, (name, table) in enumerate(sorted(self.tables.items())):
+            write(f"{', ' if number else '('}({name!r}, (")
+            for place, (key, record) in enumerate(sorted(table.items())):
+                write(f"{', ' if place else ''}({key!r}, ")
+                begin = length
+                write(str(to_hashable(record)))
+                spans[name, key] = (begin, length)
+                write(")")
+            write(",))" if len(table) == 1 else "))")
+        write(",)" if len(self.tables) == 1 else ")")
+        object.__setattr__(self, "_text", b"".join(pieces))
+        object.__setattr__(self, "_spans", spans)
+        object.__setattr__(self, "digest", hashlib.sha256(self._text).hexdigest())
+
+    @classmethod
+    def load(cls, folder: Path) -> Store:
+        """Reads orders.json, products.json and users.json.
+
+        Raises:
+          ConfigError: a file is missing or no JSON, or a record is malformed; names file, key and field.
+        """
+        tables = {name: _read(folder / f"{name}.json") for name in TABLES}
+        records.check(tables, {name: str(folder / f"{name}.json") for name in TABLES})
+        return cls(tables)
+
+    def open(self) -> Shop:
+        """A shop for one attempt."""
+        return Shop(self)
+
+    def digest_with(self, changed: Mapping[tuple[str, str], Record]) -> str:
+        """The digest with other contents of some records, named by table and id."""
+        if not changed:
+            return self.digest
+        whole = memoryview(self._text)
+        sha, at = hashlib.sha256(), 0
+        for begin, end, record in sorted((*self._spans[place], record) for place, record in changed.items()):
+            sha.update(whole[at:begin])
+            sha.update(str(to_hashable(record)).encode())
+            at = end
+        sha.update(whole[at:])
+        return sha.hexdigest()
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        files = ", ".join(f"{name}.json" for name in TABLES)
+        raise ConfigError(f"{path} is missing: a shop is a folder with {files}.") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is no JSON: {error}.") from None

@@ -1,0 +1,126 @@
+"""Scripted executor, verifier and generator for arithmetic word problems: what a planner can be trained with anywhere.
+
+They are deterministic, and read the compact style of `envs/agentflow/prompts.py`. Their talents are those of the models
+that they stand for: the executor turns a sub-goal into a program or a query; the generator computes one operation right
+and estimates more than one; the verifier stops when the memory's last result is a number and every number of the
+question has been used. It does not check whether that result is right.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import operator
+import re
+from collections.abc import Sequence
+
+from jaxagent.envs.agentflow.reading import PYTHON
+from jaxagent.envs.base import Message
+from jaxagent.roles.base import Reply, Speaker, TextRole
+from jaxagent.types import Task
+
+MAX_CHARS = 200  # of a sub-goal that is computed: it is written by a policy
+UNKNOWN = "unknown"  # what the generator says to anything but sums, differences and products of whole numbers
+_SUB_GOAL = re.compile(r"Sub-Goal: (.*)\nTool Name: (\S+)\nCommand:\s*\Z", re.DOTALL)
+_RESULT = re.compile(r" = (-?[0-9]+)\nVerify:\s*\Z")
+_NUMBER = re.compile(r"[0-9]+")
+_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+
+
+def compute(text: str) -> tuple[int, int] | None:
+    """The value of a sum, difference or product of whole numbers and its number of operations; None for other texts."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval") if len(text) <= MAX_CHARS else None
+        return None if tree is None else _value(tree.body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _value(node: ast.expr) -> tuple[int, int]:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value, 0
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        (left, before), (right, after) = _value(node.left), _value(node.right)
+        return _OPERATORS[type(node.op)](left, right), before + after + 1
+    raise ValueError("neither a whole number nor an operation on such")
+
+
+def estimate(number: int) -> int:
+    """Two digits, then noughts; never the number itself."""
+    unit = 10 ** max(len(str(abs(number))) - 2, 1)
+    rounded = round(number / unit) * unit
+    return rounded if rounded != number else rounded + unit
+
+
+def command(sub_goal: str, tool: str) -> str:
+    """The executor's reply."""
+    query = f"print({sub_goal})" if tool == PYTHON else sub_goal
+    return f'execution = tool.execute(query="""{query}""")'
+
+
+def answer(query: str) -> str:
+    """The generator's reply."""
+    computed = compute(query)
+    if computed is None:
+        return UNKNOWN
+    value, operations = computed
+    return str(value if operations <= 1 else estimate(value))
+
+
+def conclusion(question: str, asked: str) -> str:
+    """The verifier's reply to its prompt `asked`, which shows the question once and then the memory."""
+    memory = asked.replace(question, "", 1)
+    used = set(_NUMBER.findall(memory))
+    stop = _RESULT.search(memory) and used.issuperset(_NUMBER.findall(question))
+    return f"Conclusion: {'STOP' if stop else 'CONTINUE'}"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Executor:
+    async def reply(self, messages: Sequence[Message], stop_strings: Sequence[str], max_tokens: int) -> Reply:
+        """A command, also for a sub-goal that cannot be computed: then the tool says so."""
+        found = _SUB_GOAL.search(messages[-1].content)
+        return Reply(command(*found.groups()) if found else "No sub-goal.")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Generator:
+    async def reply(self, messages: Sequence[Message], stop_strings: Sequence[str], max_tokens: int) -> Reply:
+        """The value, an estimate of it, or `UNKNOWN`."""
+        return Reply(answer(messages[-1].content))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Verifier:
+    question: str
+
+    async def reply(self, messages: Sequence[Message], stop_strings: Sequence[str], max_tokens: int) -> Reply:
+        """STOP or CONTINUE."""
+        return Reply(conclusion(self.question, messages[-1].content))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ArithmeticExecutor(TextRole):
+    """Writes a program for the Python tool, and hands the sub-goal on to the other."""
+
+    def speaker(self, task: Task, sample: int, number: int) -> Speaker:
+        """A fresh conversation."""
+        return _Executor()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ArithmeticGenerator(TextRole):
+    """Computes one operation right, and estimates more than one."""
+
+    def speaker(self, task: Task, sample: int, number: int) -> Speaker:
+        """A fresh conversation."""
+        return _Generator()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ArithmeticVerifier(TextRole):
+    """Stops when the last result is a number and every number of the question has been used."""
+
+    def speaker(self, task: Task, sample: int, number: int) -> Speaker:
+        """A fresh conversation."""
+        return _Verifier(task.prompt)

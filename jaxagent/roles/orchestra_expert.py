@@ -1,0 +1,70 @@
+"""Scripted experts of the ToolOrchestra laptop: what one can do, how much it says, and so what it costs.
+
+An expert knows the answers of some families of problems by heart, and can read an answer off what it is shown. All it
+says follows from the task and its question alone, so a run with scripted experts repeats exactly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from typing import Literal
+
+from jaxagent.config.ranges import NonNegativeInt, ZeroToOne
+from jaxagent.envs.base import Message
+from jaxagent.roles.base import Reply, TextRole
+from jaxagent.types import Task
+
+UNKNOWN = "unknown"  # the answer of an expert that knows none
+THOUGHTS = ("first", "look", "at", "the", "problem", "then", "think", "about", "each", "step", "and", "check", "it")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OrchestraExpert(TextRole):
+    """An expert that reads the task's own answer where it is skilled, and says something wrong elsewhere."""
+
+    does: Literal["enhance_reasoning", "answer", "search"] = "answer"
+    knows: tuple[str, ...] = ()  # families of kinds of tasks that it answers by itself
+    knows_frac: ZeroToOne = 1.0  # of the tasks of these families; which, follows from its tasks' ids
+    words: NonNegativeInt = 0  # that it says before its answer, each of which costs
+
+    def speaker(self, task: Task, sample: int, number: int) -> ScriptedExpert:
+        """A fresh conversation."""
+        return ScriptedExpert(task, self)
+
+    def knows_task(self, task: Task) -> bool:
+        """Whether it knows the answer without being shown anything."""
+        digest = hashlib.blake2b(f"knows/{task.id}".encode(), digest_size=4).digest()
+        known = int.from_bytes(digest, "big") < self.knows_frac * 2**32
+        return task.kind.partition("/")[0] in self.knows and known
+
+
+@dataclasses.dataclass(frozen=True)
+class ScriptedExpert:
+    """One conversation with a scripted expert."""
+
+    task: Task
+    expert: OrchestraExpert
+
+    async def reply(self, messages: Sequence[Message], stop_strings: Sequence[str], max_tokens: int) -> Reply:
+        """A program, a query or an answer, as the expert's question asks for."""
+        metadata = self.task.metadata
+        if self.expert.does == "enhance_reasoning":
+            said = f"```python\n{metadata.get('program', 'print(0)')}\n```"
+        elif self.expert.does == "search":
+            said = f"<query>{metadata.get('query', self.task.prompt)}</query>"
+        else:
+            said = f"\\boxed{{{self._answer(messages[-1].content)}}}"
+        return Reply(" ".join([*self._thoughts(), said]))
+
+    def _answer(self, question: str) -> str:
+        """The gold answer where it knows it, or where it stands in what it is shown in front of the problem."""
+        shown = question.rpartition(f"Problem: {self.task.prompt}")[0]
+        found = next((gold for gold in self.task.answers if gold and gold in shown), None)
+        if found is None and self.expert.knows_task(self.task):
+            found = self.task.answers[0]
+        return found or UNKNOWN
+
+    def _thoughts(self) -> Sequence[str]:
+        return [THOUGHTS[i % len(THOUGHTS)] for i in range(self.expert.words)]

@@ -1,0 +1,116 @@
+"""Rewards that compare the attempts of a group: by hand, with failures, and where they go."""
+
+import dataclasses
+
+import chex
+import numpy as np
+import pytest
+
+from jaxagent.algorithms import compose
+from jaxagent.algorithms.group_rewards import Preferences, shaped, weights_of
+from jaxagent.algorithms.preferences import normalised, preferred
+from jaxagent.config import ConfigError
+from jaxagent.types import StopReason
+
+YES, NO = True, False
+
+
+class ByHand(chex.TestCase):
+    def test_each_feature_lies_between_the_groups_least_and_largest(self):
+        features = np.array([[2.0, -5.0, 7.0], [4.0, -1.0, 7.0], [3.0, -2.0, 7.0], [90.0, -90.0, 0.0]])
+        got = normalised(features, np.array([YES, YES, YES, NO]))
+        np.testing.assert_allclose(got, [[0, 0, 0], [1, 1, 0], [0.5, 0.75, 0], [0, 0, 0]])
+        assert not normalised(features, np.zeros(4, bool)).any()  # all failed
+
+    def test_a_correct_attempt_has_its_vector_in_the_users_weights_and_a_wrong_one_nothing(self):
+        # outcome, minus the cost, minus the latency, searches
+        features = np.array([[1, -8.0, -30.0, 0], [1, -2.0, -10.0, 2], [0, -0.5, -1.0, 0], [1, -4.5, -20.0, 1]])
+        correct = features[:, 0] > 0
+        weights = np.array([1.0, 0.5, 0.2, -0.4])
+        got = preferred(features, weights, correct, np.ones(4, bool))
+        # Costs run over 8 - 0.5 = 7.5, latencies over 29, searches over 2.
+        by_hand = [1.0, 1 + 0.5 * 6 / 7.5 + 0.2 * 20 / 29 - 0.4, 0.0, 1 + 0.5 * 3.5 / 7.5 + 0.2 * 10 / 29 - 0.2]
+        np.testing.assert_allclose(got, by_hand, rtol=1e-12)
+
+    def test_where_all_are_correct_only_what_differs_counts(self):
+        features = np.array([[1.0, -3.0], [1.0, -1.0]])
+        got = preferred(features, np.array([1.0, 0.5]), np.array([YES, YES]), np.array([YES, YES]))
+        np.testing.assert_allclose(got, [0.0, 0.5])  # no attempt is better by its outcome
+
+    def test_other_shapes_and_types_are_refused(self):
+        with pytest.raises(AssertionError):
+            normalised(np.ones((2, 1)), np.ones((2, 1), bool))
+        with pytest.raises(AssertionError):
+            preferred(np.ones((2, 2)), np.ones(1), np.ones(2, bool), np.ones(2, bool))
+        with pytest.raises(AssertionError):
+            preferred(np.ones((2, 1)), np.ones(1), np.ones(2), np.ones(2, bool))
+
+
+def played(make_group, outcomes, preferences=None, stops=None):
+    """A group of (solved, cost, latency_s, searches)."""
+    stops = stops or [StopReason.ANSWER] * len(outcomes)
+    group = make_group(*[("pa", float(solved), stop) for (solved, *_), stop in zip(outcomes, stops, strict=True)])
+    episodes = [
+        dataclasses.replace(
+            episode,
+            rewards={} if stop.is_failure else {"solved": float(solved)},
+            metrics={} if stop.is_failure else {"cost": cost, "latency_s": latency, "calls_search": searches},
+        )
+        for episode, (solved, cost, latency, searches), stop in zip(group.episodes, outcomes, stops, strict=True)
+    ]
+    metadata = {} if preferences is None else {"preferences": preferences}
+    task = dataclasses.replace(group.task, metadata=metadata)
+    return dataclasses.replace(group, task=task, episodes=[dataclasses.replace(e, task=task) for e in episodes])
+
+
+OUTCOMES = [(1, 8.0, 30.0, 0.0), (1, 2.0, 10.0, 2.0), (0, 0.5, 1.0, 0.0), (1, 4.5, 20.0, 1.0)]
+
+
+def test_a_group_is_compared_in_the_tasks_own_weights_or_else_in_the_entrys(make_group):
+    own = Preferences(accuracy=9.0)(played(make_group, OUTCOMES, {"accuracy": 1, "cost": 0.5, "search": -0.4}))
+    np.testing.assert_allclose(own, [1.0, 1 + 0.4 - 0.4, 0.0, 1 + 0.5 * 3.5 / 7.5 - 0.2])
+    general = Preferences(accuracy=1.0, cost=0.5, latency=0.2)(played(make_group, OUTCOMES))
+    np.testing.assert_allclose(general, [1.0, 1 + 0.4 + 0.2 * 20 / 29, 0.0, 1 + 0.5 * 3.5 / 7.5 + 0.2 * 10 / 29])
+
+
+def test_a_failed_attempt_changes_nothing_and_keeps_its_place(make_group, rl):
+    stops = [StopReason.ANSWER, StopReason.TIMEOUT, *[StopReason.ANSWER] * 3]
+    with_failure = played(make_group, [OUTCOMES[0], (0, 0, 0, 0), *OUTCOMES[1:]], stops=stops)
+    cfg = rl(group_reward={"name": "preferences"})
+    got = [episode.reward for episode in shaped(with_failure, cfg).episodes]
+    without = [episode.reward for episode in shaped(played(make_group, OUTCOMES), cfg).episodes]
+    assert got == [without[0], 0.0, *without[1:]] and without[1] > without[0] > without[2] == 0.0
+    failed = played(make_group, [(0, 0, 0, 0)] * 2, stops=[StopReason.ENV_ERROR] * 2)
+    assert [episode.reward for episode in shaped(failed, cfg).episodes] == [0.0, 0.0]
+
+
+def test_without_either_a_group_stays_as_it_is(make_group, rl):
+    group = played(make_group, OUTCOMES)
+    assert [e.reward for e in shaped(group, rl()).episodes] == [e.reward for e in group.episodes]
+
+
+def test_the_reward_of_a_truncated_attempt_is_scaled(make_group, rl):
+    stops = [StopReason.ANSWER, StopReason.TOKEN_LIMIT, StopReason.TURN_LIMIT, StopReason.ANSWER]
+    got = shaped(played(make_group, OUTCOMES, stops=stops), rl(truncated_factor=0.1)).episodes
+    np.testing.assert_allclose([episode.reward for episode in got], [1.0, 0.1, 0.0, 1.0])
+
+
+def test_good_attempts_have_a_higher_advantage(make_group, rl):
+    group = make_group(("ppaa", 1.0), ("pa", 0.0), ("pa", 0.999), ("pa", 1.0 - 1e-6))
+    plain, boosted = (compose.streams([group], cfg, 0.0)[0] for cfg in (rl(), rl(correct_boost={"value": 0.1})))
+    more = [b.advantages - a.advantages for a, b in zip(plain, boosted, strict=True)]
+    for got, expected in zip(more, [[0, 0, 0.1, 0.1], [0, 0], [0, 0], [0, 0.1]], strict=True):
+        np.testing.assert_allclose(got, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("given", [[], {}, {"accuracy": "1"}, {"cost": float("nan")}, {"cost": True}, {3: 1.0}, "x"])
+def test_preferences_that_are_none_are_refused(given):
+    with pytest.raises(ConfigError, match=r"task 't7': metadata\.preferences must be"):
+        weights_of(given, "t7")
+
+
+def test_a_weight_for_what_nobody_counts_is_refused(make_group):
+    with pytest.raises(ConfigError, match="counters have no 'calls_serach'"):
+        Preferences()(played(make_group, OUTCOMES, {"serach": 1.0}))
+    with pytest.raises(ConfigError, match="verdict have no 'em'"):
+        Preferences(score="em")(played(make_group, OUTCOMES))

@@ -1,0 +1,203 @@
+"""The generated store: tau-bench's schema, tasks whose actions the tools accept, users in one split only."""
+
+import itertools
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from data_pipelines.tau_store import __main__ as command
+from data_pipelines.tau_store import demonstrations, make, store, tasks
+from jaxagent.config import ConfigError
+from jaxagent.data import sources
+from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.envs.tau import plain, toolbox
+from jaxagent.envs.tau.store import Store as Shops
+from jaxagent.roles import retail_facts
+from jaxagent.roles.retail_customer import STOP, Customer
+from jaxagent.rollout import demonstrations as rollout_demonstrations
+
+REAL = Path(__file__).parents[3] / "shared" / "data" / "tau-bench-retail"
+
+
+def drawn(compact=True, users=40, seed=0):
+    return store.draw(random.Random(seed), users, 16, compact)
+
+
+def some_rows(a_store, number, by_email=True):
+    return list(itertools.islice(make.rows(a_store, list(a_store.users), "test", by_email), number))
+
+
+def shape(value, ids=False):
+    """The kinds of values in it; keys that are ids count as one."""
+    if isinstance(value, dict):
+        inner = [shape(v) for v in value.values()]
+        return {"*": inner[:1]} if ids else {key: shape(v) for key, v in sorted(value.items())}
+    return [shape(value[0])] if isinstance(value, list) and value else type(value).__name__
+
+
+@pytest.mark.parametrize("compact", [True, False])
+@pytest.mark.skipif(not REAL.is_dir(), reason=f"no published store at {REAL}")
+def test_records_have_the_published_fields_and_types(compact):
+    ours = drawn(compact).data()
+    for name in store.FILES:
+        real = list(json.loads((REAL / f"{name}.json").read_text()).values())
+        for record in ours[name].values():
+            assert set(record) == set(real[0]), name
+        if name == "orders":
+            items = [item for order in real for item in order["items"]]
+            assert {str(shape(i["options"], True)) for i in items} == {"{'*': ['str']}"}
+            mine = [item for order in ours[name].values() for item in order["items"]]
+            assert {frozenset(item) for item in mine} == {frozenset(item) for item in items}
+            assert {tuple(sorted(order["address"])) for order in ours[name].values()} == {
+                tuple(sorted(order["address"])) for order in real
+            }
+            paid = [payment for order in ours[name].values() for payment in order["payment_history"]]
+            assert {str(shape(p)) for p in paid} <= {str(shape(p)) for o in real for p in o["payment_history"]}
+        if name == "users":
+            methods = [method for user in ours[name].values() for method in user["payment_methods"].values()]
+            assert {str(shape(m)) for m in methods} == {
+                str(shape(m)) for user in real for m in user["payment_methods"].values()
+            }
+
+
+@pytest.mark.parametrize("compact", [True, False])
+def test_orders_are_paid_for_and_consist_of_the_stores_items(compact):
+    ours = drawn(compact)
+    for order in ours.orders.values():
+        assert order["payment_history"][0]["amount"] == pytest.approx(sum(item["price"] for item in order["items"]))
+        user = ours.users[order["user_id"]]
+        assert order["order_id"] in user["orders"]
+        assert order["payment_history"][0]["payment_method_id"] in user["payment_methods"]
+        for item in order["items"]:
+            variant = ours.products[item["product_id"]]["variants"][item["item_id"]]
+            assert (variant["options"], variant["price"]) == (item["options"], item["price"])
+
+
+def test_the_same_seed_gives_the_same_store_and_another_another():
+    assert drawn() == drawn()
+    assert drawn() != drawn(seed=1)
+
+
+def test_compact_ids_have_three_digits_and_what_matters_stands_first():
+    ours = drawn()
+    assert all(len(order_id) == len("#W261") for order_id in ours.orders)
+    assert {tuple(order)[:5] for order in ours.orders.values()} == {
+        ("order_id", "user_id", "status", "payment_history", "items")
+    }
+
+
+@pytest.mark.parametrize("compact", [True, False])
+def test_every_kind_has_tasks_whose_actions_do_what_the_instruction_says(compact):
+    ours = drawn(compact, users=80)
+    its = some_rows(ours, 6 * len(tasks.KINDS), by_email=False)
+    assert {row["kind"] for row in its} == set(tasks.KINDS)
+    make.checked(ours, {"train": its})
+    for row in its:
+        about = row["metadata"]
+        for action in about["actions"]:
+            named = [value for key, value in action["kwargs"].items() if key in ("order_id", "city", "zip", "reason")]
+            assert all(value in about["instruction"] for value in named)
+        if row["kind"].startswith("denied/"):
+            assert about["actions"] == []
+        if row["kind"] == "one/price":
+            order = ours.orders[about["customer"]["wishes"][0]["order"]]
+            assert about["outputs"] == [str(order["payment_history"][0]["amount"])]
+
+
+def test_a_foreign_order_is_another_users_and_a_late_one_is_delivered():
+    ours = drawn()
+    for row in some_rows(ours, 5 * len(tasks.KINDS)):
+        order = ours.orders.get(row["metadata"]["customer"]["wishes"][0].get("order"))
+        if row["kind"] == "denied/foreign":
+            assert order["user_id"] != row["metadata"]["user_id"] and order["status"] == "pending"
+        elif order:
+            assert order["user_id"] == row["metadata"]["user_id"]
+            assert row["kind"] != "denied/status" or order["status"] == "delivered"
+
+
+def test_a_wrong_task_is_named():
+    ours = drawn()
+    row = next(row for row in some_rows(ours, 30) if row["kind"] == "one/return")
+    row["metadata"]["actions"][0]["kwargs"]["item_ids"] = ["no such item"]
+    others = [r for r in some_rows(ours, 30) if r["kind"] != "one/return"]
+    with pytest.raises(ConfigError, match=r"one/return.*refuses its actions"):
+        make.checked(ours, {"train": [*others, row]})
+
+
+def played(row, shops, turns):
+    """The reward of a conversation's actions: said to a fresh customer, called in a fresh shop."""
+    shop, gold = shops.open(), shops.open()
+    customer, said, over = Customer(retail_facts.of_task(row["metadata"])), [], False
+    customer.open()
+    for turn in turns:
+        assert not over
+        name, arguments = plain.parse(turn["action"])
+        if name == "respond":
+            said.append(arguments["content"])
+            over = customer.answer(arguments["content"]) == STOP
+        else:
+            assert turn["observation"] == plain.returned(toolbox.call(shop, name, arguments))
+    for action in row["metadata"]["actions"]:
+        toolbox.call(gold, action["name"], action["kwargs"])
+    told = all(any(output in text for text in said) for output in row["metadata"]["outputs"])
+    return over and told and shop.digest() == gold.digest()
+
+
+def test_right_demonstrations_are_right_and_flawed_ones_are_wrong_where_it_matters():
+    ours = drawn()
+    shops = Shops(ours.data())
+    for row in some_rows(ours, 4 * len(tasks.KINDS)):
+        for looks, asks_more in itertools.product((True, False), repeat=2):
+            shown = demonstrations.demonstration(row, shops, looks=looks, asks_more=asks_more)
+            blind = row["kind"] in ("one/items", "one/return", "one/exchange", "one/price", "denied/foreign")
+            blind |= row["kind"] in ("two/return_cancel", "two/exchange_profile")
+            short = row["kind"].startswith("two/")
+            meant = (looks or not blind) and (asks_more or not short)
+            assert played(row, shops, shown["turns"]) == meant, (row["kind"], looks, asks_more)
+
+
+def test_flaws_are_as_frequent_as_wished():
+    shown = list(make.shown(0, 400, 0.65))
+    assert len(shown) == 400
+    for flaw in ("looks", "asks_more"):
+        assert sum(not row["right"][flaw] for row in shown) / 400 == pytest.approx(0.65, abs=0.07)
+    assert all(all(row["right"].values()) for row in make.shown(0, 28, 0.0))
+
+
+def test_a_dataset_is_read_back(tmp_path, capsys):
+    out = tmp_path / "store"
+    arguments = ["--out", str(out), "--num=280", "--users=80", "--compact", "--demonstrations=56", "--flawed_frac=0.5"]
+    assert command.main(arguments) == 0
+    assert command.main(arguments) == 2 and "exists" in capsys.readouterr().err
+    owners = {order_id: order["user_id"] for order_id, order in json.loads((out / "orders.json").read_text()).items()}
+    users = {}
+    for split in ("train", "heldout"):
+        its = sources.load_tasks(out, split, need_answers=False)
+        assert {task.kind for task in its} == set(tasks.KINDS)
+        named = {wish["order"] for task in its for wish in task.metadata["customer"]["wishes"] if "order" in wish}
+        users[split] = {task.metadata["user_id"] for task in its} | {owners[order_id] for order_id in named}
+    assert not users["train"] & users["heldout"]
+    Shops.load(out)
+    episodes = rollout_demonstrations.load(out / "full.jsonl")
+    assert len(episodes) == 56
+    told = {row["kind"] for row in episodes}
+    assert told == set(tasks.KINDS)
+
+
+def test_ids_names_and_the_stores_json_are_few_tokens():
+    shown = list(make.shown(0, 140, 0.5))
+    tokenizer = Tokenizer.train(demonstrations.tokenizer_texts(shown), 2048, plain.TOKENS)
+    assert len(tokenizer.encode("907")) == 1 and len(tokenizer.encode("Lamp")) == 1
+    orders = [turn["observation"] for row in shown for turn in row["turns"] if "get_order" in turn["action"]]
+    assert max(len(tokenizer.encode(text)) for text in orders) < 100
+
+
+def test_too_small_a_store_says_so():
+    with pytest.raises(ConfigError, match="too few tasks or users"):
+        make.write(Path("/nonexistent/x"), 20, 0, 8, True, 0)
+    with pytest.raises(ConfigError, match="450 users"):
+        store.draw(random.Random(0), 451, 16, True)
+    with pytest.raises(ConfigError, match="2 products"):
+        store.draw(random.Random(0), 4, 1, True)
