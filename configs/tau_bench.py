@@ -5,8 +5,10 @@
     python -m jaxagent.main --config=configs/tau_bench.py:qwen3-4b --config.model.path=Qwen3-4B-Instruct-2507 \
         --config.data.source=FOLDER --config.data.eval_source=FOLDER/retail_dev_tasks.jsonl \
         --config.roles.user.token_file=KEY                            # the published files and recipe, 2 GPUs
-    python -m jaxagent.main --config=configs/tau_bench.py:qwen3-4b ... \
-        --config.roles.user=engine --config.roles.user.path=FOLDER    # the customer is a model on the same GPUs
+    python -m jaxagent.main --config=configs/tau_bench.py:qwen3-4b --config.model.path=Qwen3-4B-Instruct-2507 \
+        --config.data.source=FOLDER --config.data.eval_source=FOLDER/retail_dev_tasks.jsonl \
+        --config.roles.user=engine --config.roles.user.path=CUSTOMER --config.roles.user.context_tokens=16384
+                                                                      # the customer is a model on the same GPUs
 
 Laptop: a policy of about one million parameters, random at first, learns on two CPU cores to serve the scripted
 customers of a generated shop: it finds who speaks, asks what he wants, looks the order up, acts, asks for more. Most

@@ -41,14 +41,17 @@ class Geography(Generated):
 
     def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
         """Demonstrations show as many passages as a search finds."""
-        return dict(
+        search = _of(env, Search, self)
+        settings = dict(
             num_cities=self.num_cities,
             seed=seed,
-            topk=_of(env, Search, self).retriever.topk,
+            topk=search.retriever.topk,
             early_answer_frac=self.early_answer_frac,
             curriculum=self.num_curriculum,
             full=self.num_demonstrations,
         )
+        # Left out where it is the usual one, so that the folders of earlier runs keep their names.
+        return settings if search.protocol == "search_r1" else settings | {"protocol": search.protocol}
 
     def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
         """Writes tasks, passages and demonstrations."""
@@ -228,7 +231,7 @@ class LongGeography(Generated):
     num_cities: PositiveInt = 600
     num_curriculum: NonNegativeInt = 8_000  # demonstrations over one or two passages
     num_demonstrations: NonNegativeInt = 24_000  # over whole chunks
-    forget_frac: ZeroToOne = 0.7  # of those with a rival in the chunk, what loses the memory: what RL has to unlearn
+    forget_frac: ZeroToOne = 0.6  # of those with a memory to keep, what loses it: what RL has to unlearn
 
     def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
         """Demonstrations show chunks as long as the environment's, in its compact style."""
