@@ -30,8 +30,8 @@ def drawn(compact=True, users=40, seed=0):
     return store.draw(random.Random(seed), users, 16, compact)
 
 
-def some_rows(a_store, number, by_email=True):
-    return list(itertools.islice(make.rows(a_store, list(a_store.users), "test", by_email), number))
+def some_rows(a_store, number, compact=True):
+    return list(itertools.islice(make.rows(a_store, list(a_store.users), "test", compact), number))
 
 
 def shape(value, ids=False):
@@ -96,7 +96,7 @@ def test_compact_ids_have_three_digits_and_what_matters_stands_first():
 @pytest.mark.parametrize("compact", [True, False])
 def test_every_kind_has_tasks_whose_actions_do_what_the_instruction_says(compact):
     ours = drawn(compact, users=80)
-    its = some_rows(ours, 6 * len(tasks.KINDS), by_email=False)
+    its = some_rows(ours, 6 * len(tasks.KINDS), compact=False)
     assert {row["kind"] for row in its} == set(tasks.KINDS)
     make.checked(ours, {"train": its})
     for row in its:
@@ -172,7 +172,7 @@ def test_right_demonstrations_are_rewarded_and_flawed_ones_where_it_does_not_mat
         for looks, asks_more in itertools.product((True, False), repeat=2):
             shown = demonstrations.demonstration(row, shops, looks=looks, asks_more=asks_more)
             blind = row["kind"] in ("one/items", "one/return", "one/exchange", "one/price", "denied/foreign")
-            blind |= row["kind"] in ("two/return_cancel", "two/exchange_profile")
+            blind |= row["kind"] in ("two/return_cancel", "two/return_payment")
             short = row["kind"].startswith("two/")
             meant = float((looks or not blind) and (asks_more or not short))
             assert asyncio.run(played(row, shops, shown)) == meant, (row["kind"], looks, asks_more)
@@ -202,7 +202,7 @@ def test_a_dataset_is_read_back(tmp_path, capsys):
     assert not users["train"] & users["heldout"]
     Shops.load(out)
     episodes = rollout_demonstrations.load(out / "full.jsonl")
-    assert len(episodes) == 56
+    assert len(episodes) == 56 + 28
     assert {row["kind"] for row in episodes} == set(tasks.KINDS)
     excerpts = rollout_demonstrations.load(out / "curriculum.jsonl")
     assert {row["kind"] for row in excerpts} == set(demonstrations.EXCERPTED)
