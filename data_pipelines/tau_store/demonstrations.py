@@ -26,7 +26,7 @@ from jaxagent.roles.retail_customer import STOP, Customer
 
 AUTHENTICATED = 3  # turns: who the customer is, his id, and what he wants
 LOOKED_UP = AUTHENTICATED + 1
-PRACTISED = ("one/cancel", "one/return", "one/items", "one/exchange", "one/price", "denied/foreign")
+PRACTISED = ("one/cancel", "one/return", "one/items", "one/exchange", "one/price", "one/foreign")
 EXCERPTED = ("one/cancel", "one/address", "one/payment", "one/return", "one/items", "one/exchange")
 _DIGITS = re.compile(r"\d+")
 _NUMBERS = [f"{number:02}" for number in range(100)]

@@ -4,8 +4,8 @@ A kind is a family and what is wanted:
 
     one/return            one wish: cancel, address, payment, items, return, exchange, profile (his own address), price
     two/return_cancel     two wishes, the second of which he only names when he is asked whether there is more
-    denied/foreign        the order is somebody else's, and the store must stay as it is
-    denied/status         a delivered order is to be cancelled, which nobody can
+    one/foreign           a cancellation to refuse: the order is somebody else's, and the store must stay as it is
+    one/late              another: the order is delivered, which nobody can cancel
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from jaxagent.data_pipelines.tau_store.store import address as new_address
 
 KINDS = (
     "one/cancel", "one/address", "one/payment", "one/items", "one/return", "one/exchange", "one/profile", "one/price",
+    "one/foreign", "one/late",
     "two/return_cancel", "two/cancel_profile", "two/payment_profile", "two/return_payment",
-    "denied/foreign", "denied/status",
 )  # fmt: skip
 REASONS = ("no longer needed", "ordered by mistake")
 
@@ -55,16 +55,16 @@ def draw(
       kind: of `KINDS`.
       user_id: who asks.
       store: that the task is about.
-      others: users whose orders `denied/foreign` may name.
+      others: users whose orders `one/foreign` may name.
       random_: of all choices.
       compact: every customer says his e-mail, otherwise half of them say name and zip code; and addresses are short.
     """
-    family, _, names = kind.partition("/")
+    names = kind.partition("/")[2]
     wishes: list[Wish] = []
     used: set[str] = set()
     for name in names.split("_"):
         drawing = _Drawing(store, user_id, [other for other in others if other != user_id], used, random_, compact)
-        wish = drawing.wish(f"{family}_{name}" if family == "denied" else name)
+        wish = drawing.wish(name)
         if wish is None:
             return None
         used.add(wish.facts.get("order", ""))
@@ -112,8 +112,8 @@ class _Drawing:
             "return": self.give_back,
             "profile": self.profile,
             "price": self.price,
-            "denied_foreign": self.foreign,
-            "denied_status": self.late,
+            "foreign": self.foreign,
+            "late": self.late,
         }
         return makers[name]()
 

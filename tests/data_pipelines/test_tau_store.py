@@ -104,7 +104,7 @@ def test_every_kind_has_tasks_whose_actions_do_what_the_instruction_says(compact
         for action in about["actions"]:
             named = [value for key, value in action["kwargs"].items() if key in ("order_id", "city", "zip", "reason")]
             assert all(value in about["instruction"] for value in named)
-        if row["kind"].startswith("denied/"):
+        if row["kind"] in ("one/foreign", "one/late"):
             assert about["actions"] == []
         if row["kind"] == "one/price":
             order = ours.orders[about["customer"]["wishes"][0]["order"]]
@@ -115,11 +115,11 @@ def test_a_foreign_order_is_another_users_and_a_late_one_is_delivered():
     ours = drawn()
     for row in some_rows(ours, 5 * len(tasks.KINDS)):
         order = ours.orders.get(row["metadata"]["customer"]["wishes"][0].get("order"))
-        if row["kind"] == "denied/foreign":
+        if row["kind"] == "one/foreign":
             assert order["user_id"] != row["metadata"]["user_id"] and order["status"] == "pending"
         elif order:
             assert order["user_id"] == row["metadata"]["user_id"]
-            assert row["kind"] != "denied/status" or order["status"] == "delivered"
+            assert row["kind"] != "one/late" or order["status"] == "delivered"
 
 
 def test_a_wrong_task_is_named():
@@ -171,7 +171,7 @@ def test_right_demonstrations_are_rewarded_and_flawed_ones_where_it_does_not_mat
     for row in some_rows(ours, 4 * len(tasks.KINDS)):
         for looks, asks_more in itertools.product((True, False), repeat=2):
             shown = demonstrations.demonstration(row, shops, looks=looks, asks_more=asks_more)
-            blind = row["kind"] in ("one/items", "one/return", "one/exchange", "one/price", "denied/foreign")
+            blind = row["kind"] in ("one/items", "one/return", "one/exchange", "one/price", "one/foreign")
             blind |= row["kind"] in ("two/return_cancel", "two/return_payment")
             short = row["kind"].startswith("two/")
             meant = float((looks or not blind) and (asks_more or not short))
