@@ -6,7 +6,7 @@
     python -m jaxagent.main --config=configs/tau_bench.py:qwen3-4b ... \
         --config.roles.user=engine --config.roles.user.path=FOLDER    # the customer is a model on the same GPUs
     python -m jaxagent.main --config=configs/tau_bench.py:tau2 --config.model.path=Qwen3-4B-Instruct-2507 \
-        --config.data.source=RETAIL --config.roles.user.token_file=KEY \
+        --config.data.source=data/tau2/domains/retail --config.roles.user.token_file=KEY \
         --config.roles.judge.token_file=KEY                           # tau2-bench's retail domain, 2 GPUs
 
 FOLDER has orders.json, products.json, users.json, wiki.md, tools_info.json and retail_{train,dev,test}_tasks.jsonl.
@@ -20,7 +20,7 @@ costs a turn, where slime drops the attempt; a message cut by its token limit en
 slime goes on with what there is of it; a message ends behind its first call. Published: dev tasks solved from 0.739 to
 0.791. Not run by us: `--dry_run` says what it needs.
 
-tau2: tau2-bench (https://arxiv.org/abs/2506.07982), RETAIL being its data/tau2/domains/retail. The benchmark's
+tau2: tau2-bench (https://arxiv.org/abs/2506.07982) on its own folder of the retail domain. The benchmark's
 constants: 200 steps, 10 failed calls, 74 tasks of training and 40 held out, gpt-4.1 as user and as judge at temperature
 0. It was published for evaluation alone, so all about training is qwen3-4b's. What differs from the published
 environment: the prompts of agent, user and judge are in words of ours, and what docs/recipes.md lists. Not run by us.
