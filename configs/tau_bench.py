@@ -3,10 +3,10 @@
     python -m jaxagent.main --config=configs/tau_bench.py                # a generated shop, a laptop
     python -m jaxagent.main --config=configs/tau_bench.py:laptop+gspo    # any of algorithms/published.py
     python -m jaxagent.main --config=configs/tau_bench.py:qwen3-4b --config.model.path=Qwen3-4B-Instruct-2507 \
-        --config.data.source=FOLDER --config.data.eval_source=FOLDER/retail_dev_tasks.jsonl \
+        --config.data.source=data/retail --config.data.eval_source=data/retail/retail_dev_tasks.jsonl \
         --config.roles.user.token_file=KEY                            # the published files and recipe, 2 GPUs
     python -m jaxagent.main --config=configs/tau_bench.py:qwen3-4b --config.model.path=Qwen3-4B-Instruct-2507 \
-        --config.data.source=FOLDER --config.data.eval_source=FOLDER/retail_dev_tasks.jsonl \
+        --config.data.source=data/retail --config.data.eval_source=data/retail/retail_dev_tasks.jsonl \
         --config.roles.user=engine --config.roles.user.path=CUSTOMER --config.roles.user.context_tokens=16384
                                                                       # the customer is a model on the same GPUs
 
@@ -15,7 +15,7 @@ customers of a generated shop: it finds who speaks, asks what he wants, looks th
 demonstrations make up what they should have looked up, or say goodbye after the first of two wishes; RL unlearns that.
 Held-out tasks are of customers and orders that training never saw; the demonstrations are of other shops.
 
-FOLDER has orders.json, products.json, users.json, wiki.md, tools_info.json and retail_{train,dev,test}_tasks.jsonl.
+data/retail has orders.json, products.json, users.json, wiki.md, tools_info.json and retail_{train,dev,test}_tasks.jsonl.
 
 qwen3-4b: the constants of slime's example (examples/tau-bench): 32 tasks x 8 attempts, 1,024 tokens a message at
 temperature 1, at most 30 messages, one update of 256 attempts, lr 1e-6 without warm-up, weight decay 0.1, clip 0.2 and
