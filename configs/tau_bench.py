@@ -15,7 +15,8 @@ customers of a generated shop: it finds who speaks, asks what he wants, looks th
 demonstrations make up what they should have looked up, or say goodbye after the first of two wishes; RL unlearns that.
 Held-out tasks are of customers and orders that training never saw; the demonstrations are of other shops.
 
-data/retail has orders.json, products.json, users.json, wiki.md, tools_info.json and retail_{train,dev,test}_tasks.jsonl.
+data/retail has orders.json, products.json, users.json, wiki.md, tools_info.json and the tasks of three splits,
+retail_{train,dev,test}_tasks.jsonl.
 
 qwen3-4b: the constants of slime's example (examples/tau-bench): 32 tasks x 8 attempts, 1,024 tokens a message at
 temperature 1, at most 30 messages, one update of 256 attempts, lr 1e-6 without warm-up, weight decay 0.1, clip 0.2 and
