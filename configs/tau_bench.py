@@ -1,15 +1,25 @@
 """tau-bench retail: serve a simulated customer of a shop with 16 tools (Yao et al., https://arxiv.org/abs/2406.12045).
 
+    python -m jaxagent.main --config=configs/tau_bench.py                # a generated shop, a laptop
+    python -m jaxagent.main --config=configs/tau_bench.py:laptop+gspo    # any of algorithms/published.py
     python -m jaxagent.main --config=configs/tau_bench.py:qwen3-4b --config.model.path=Qwen3-4B-Instruct-2507 \
-        --config.data.source=FOLDER --config.data.eval_source=FOLDER/retail_dev_tasks.jsonl \
+        --config.data.source=data/retail --config.data.eval_source=data/retail/retail_dev_tasks.jsonl \
         --config.roles.user.token_file=KEY                            # the published files and recipe, 2 GPUs
-    python -m jaxagent.main --config=configs/tau_bench.py:qwen3-4b ... \
-        --config.roles.user=engine --config.roles.user.path=FOLDER    # the customer is a model on the same GPUs
+    python -m jaxagent.main --config=configs/tau_bench.py:qwen3-4b --config.model.path=Qwen3-4B-Instruct-2507 \
+        --config.data.source=data/retail --config.data.eval_source=data/retail/retail_dev_tasks.jsonl \
+        --config.roles.user=engine --config.roles.user.path=CUSTOMER --config.roles.user.context_tokens=16384
+                                                                      # the customer is a model on the same GPUs
     python -m jaxagent.main --config=configs/tau_bench.py:tau2 --config.model.path=Qwen3-4B-Instruct-2507 \
         --config.data.source=data/tau2/domains/retail --config.roles.user.token_file=KEY \
         --config.roles.judge.token_file=KEY                           # tau2-bench's retail domain, 2 GPUs
 
-FOLDER has orders.json, products.json, users.json, wiki.md, tools_info.json and retail_{train,dev,test}_tasks.jsonl.
+Laptop: a policy of about one million parameters, random at first, learns on two CPU cores to serve the scripted
+customers of a generated shop: it finds who speaks, asks what he wants, looks the order up, acts, asks for more. Most
+demonstrations make up what they should have looked up, or say goodbye after the first of two wishes; RL unlearns that.
+Held-out tasks are of customers and orders that training never saw; the demonstrations are of other shops.
+
+data/retail has orders.json, products.json, users.json, wiki.md, tools_info.json and the tasks of three splits,
+retail_{train,dev,test}_tasks.jsonl.
 
 qwen3-4b: the constants of slime's example (examples/tau-bench): 32 tasks x 8 attempts, 1,024 tokens a message at
 temperature 1, at most 30 messages, one update of 256 attempts, lr 1e-6 without warm-up, weight decay 0.1, clip 0.2 and
@@ -31,13 +41,57 @@ from ml_collections import ConfigDict
 from jaxagent.configs import _parts as parts
 
 
-def get_config(preset: str = "qwen3-4b") -> ConfigDict:
-    """Returns the config of a preset, or of a preset with a published algorithm, "qwen3-4b+gspo".
+def get_config(preset: str = "laptop") -> ConfigDict:
+    """Returns the config of a preset, "laptop", or of a preset with a published algorithm, "laptop+gspo".
 
     Raises:
       ConfigError: unknown preset or algorithm.
     """
-    return parts.chosen("configs/tau_bench.py", preset, {"qwen3-4b": qwen3_4b, "tau2": tau2})
+    return parts.chosen("configs/tau_bench.py", preset, {"laptop": laptop, "qwen3-4b": qwen3_4b, "tau2": tau2})
+
+
+def laptop() -> ConfigDict:
+    """GRPO with the scripted customer in a generated shop; learns in minutes on two CPU cores."""
+    config = parts.laptop()
+    config.workdir = "runs/tau_bench"
+    config.tokenizer.vocab_size = 1024  # every name is one token, an id of three digits is two
+
+    config.data.source = ConfigDict({"name": "tau_store", "num_users": 300, "num_tasks": 2_400, "compact": True})
+    config.data.source.num_demonstrations = 16_000
+    config.data.source.num_curriculum = 6_000
+    config.data.source.flawed_frac = 0.65
+    config.data.num_eval = 96
+
+    config.env = ConfigDict({"name": "tau_bench", "tools": "plain", "store": "", "policy": ""})
+    config.env.user_strategy = "llm"  # the customer's words as they are
+    config.env.max_turns = 12
+    config.env.turn_tokens = 40
+    config.env.observation_tokens = 62  # of an order what an agent needs
+    config.env.context_tokens = 448
+    config.env.episode_timeout_s = 120.0
+    config.env.max_failed_steps = 3
+    config.roles = ConfigDict({"user": {"name": "retail_customer"}})
+
+    config.engine.slots = 96
+    config.engine.pages = 768
+    config.engine.request_timeout_s = 120.0
+
+    config.warm_start.max_steps = 600
+    config.warm_start.curriculum_steps = 250  # to copy
+    config.warm_start.curriculum_sequences = 32
+    config.warm_start.batch_sequences = 32
+    config.warm_start.batch.row_tokens = 448
+    config.warm_start.gate_every = 100
+    config.warm_start.gate_family = "one"
+    config.warm_start.gate_questions = 6
+
+    config.rl.steps = 30
+    config.rl.tasks_per_step = 12
+    config.rl.group_size = 8
+    config.rl.optimizer = parts.optimizer(4e-4, schedule="linear")
+    config.rl.batch.row_tokens = 448
+    config.eval.every = 0  # before and after
+    return config
 
 
 def qwen3_4b() -> ConfigDict:
