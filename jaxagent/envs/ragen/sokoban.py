@@ -62,7 +62,7 @@ class Sokoban:
 
     def __post_init__(self) -> None:
         """Raises ConfigError where the boxes leave no room to push."""
-        if self.boxes > (most := (self.rows - 2) * (self.columns - 2) // 6):
+        if self.boxes > (most := (self.rows - 2) * (self.columns - 2) // 8):
             raise ConfigError(f"env.world.boxes={self.boxes} is more than a room of this size can have, {most}.")
 
     @property
@@ -109,7 +109,7 @@ class Sokoban:
         """A carved room whose boxes are on their targets; None where it became too small."""
         cell = (random_.randrange(1, self.rows - 1), random_.randrange(1, self.columns - 1))
         floor = {cell}
-        for _ in range(3 * (self.rows + self.columns)):
+        for _ in range(3 * (self.rows + self.columns) + 8 * self.boxes):
             to = beside(cell, random_.choice(tuple(MOVES)))
             if 0 < to[0] < self.rows - 1 and 0 < to[1] < self.columns - 1:
                 cell = to
