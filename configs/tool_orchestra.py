@@ -118,17 +118,17 @@ def laptop() -> ConfigDict:
     config.warm_start.curriculum_steps = 0
     config.warm_start.batch_sequences = 32
     config.warm_start.batch.row_tokens = 192
-    config.warm_start.gate_every = 50
+    config.warm_start.gate_every = 300  # all of its steps: the dear expert alone would open it at once
     config.warm_start.gate_family = "two_step"
     config.warm_start.gate_questions = 8
     config.warm_start.gate_accuracy = 0.9
 
-    config.rl.steps = 30
-    config.rl.tasks_per_step = 12
+    config.rl.steps = 40
+    config.rl.tasks_per_step = 24
     config.rl.group_size = 8
     config.rl.group_reward = ConfigDict({"name": "preferences", "accuracy": 1.0, "cost": 0.5, "latency": 0.1})
     config.rl.group_reward.score = "solved"
-    config.rl.optimizer = parts.optimizer(4e-4, schedule="linear")
+    config.rl.optimizer = parts.optimizer(3e-4, schedule="linear")
     config.rl.batch.row_tokens = 192
     config.eval.every = 10
     config.checkpoint.every = 10
@@ -216,8 +216,7 @@ def qwen3_8b() -> ConfigDict:
     config.rl.updates_per_step = 1
     config.rl.objective = ConfigDict({"name": "dual_clip", "clip_low": 0.2, "clip_high": 0.28, "clip_dual": 10.0})
     config.rl.kl = ConfigDict({"coefficient": 1e-4, "estimator": "k2", "where": "loss"})  # k2 is verl's "mse"
-    config.rl.correct_boost = ConfigDict({"value": 0.1, "min_reward": 1.0})
-    config.rl.truncated_factor = 0.1
+    config.rl.shaping = ConfigDict({"truncated_factor": 0.1, "correct_boost": 0.1, "min_reward": 1.0})
     config.rl.optimizer = parts.optimizer(1e-6, warmup_steps=0, b2=0.999)
     config.rl.batch.row_tokens = 32_768
     config.rl.batch.micro_rows = 8
