@@ -3,10 +3,10 @@
     python -m jaxagent.main --config=configs/tau_bench.py                # a generated shop, a laptop
     python -m jaxagent.main --config=configs/tau_bench.py:laptop+gspo    # any of algorithms/published.py
     python -m jaxagent.main --config=configs/tau_bench.py:qwen3-4b --config.model.path=Qwen3-4B-Instruct-2507 \
-        --config.data.source=FOLDER --config.data.eval_source=FOLDER/retail_dev_tasks.jsonl \
+        --config.data.source=data/tau_bench --config.data.eval_source=data/tau_bench/retail_dev_tasks.jsonl \
         --config.roles.user.token_file=KEY                            # the published files and recipe, 2 GPUs
     python -m jaxagent.main --config=configs/tau_bench.py:qwen3-4b --config.model.path=Qwen3-4B-Instruct-2507 \
-        --config.data.source=FOLDER --config.data.eval_source=FOLDER/retail_dev_tasks.jsonl \
+        --config.data.source=data/tau_bench --config.data.eval_source=data/tau_bench/retail_dev_tasks.jsonl \
         --config.roles.user=engine --config.roles.user.path=CUSTOMER --config.roles.user.context_tokens=16384
                                                                       # the customer is a model on the same GPUs
 
@@ -15,7 +15,8 @@ customers of a generated shop: it finds who speaks, asks what he wants, looks th
 demonstrations make up what they should have looked up, or say goodbye after the first of two wishes; RL unlearns that.
 Held-out tasks are of customers and orders that training never saw; the demonstrations are of other shops.
 
-FOLDER has orders.json, products.json, users.json, wiki.md, tools_info.json and retail_{train,dev,test}_tasks.jsonl.
+data/tau_bench has the published orders.json, products.json, users.json, wiki.md, tools_info.json and
+retail_{train,dev,test}_tasks.jsonl.
 
 qwen3-4b: the constants of slime's example (examples/tau-bench): 32 tasks x 8 attempts, 1,024 tokens a message at
 temperature 1, at most 30 messages, one update of 256 attempts, lr 1e-6 without warm-up, weight decay 0.1, clip 0.2 and
@@ -23,8 +24,8 @@ temperature 1, at most 30 messages, one update of 256 attempts, lr 1e-6 without 
 dev tasks, greedy; the customer is gemini-2.5-flash-lite. What differs: sampled tokens are trained as they were sampled,
 where slime renders and encodes the conversation anew; a message that is no readable call is answered by a warning and
 costs a turn, where slime drops the attempt; a message cut by its token limit ends the attempt with reward 0, where
-slime goes on with what there is of it; a message ends behind its first call. Published: dev tasks solved from 0.739 to
-0.791. Not run by us: `--dry_run` says what it needs.
+slime goes on with what there is of it; a message ends behind its first call; a conversation has at most 16,384 tokens.
+Published: dev tasks solved from 0.739 to 0.791. Not run by us: `--dry_run` says what it needs.
 """
 
 from ml_collections import ConfigDict
@@ -117,7 +118,7 @@ def qwen3_4b() -> ConfigDict:
     config.env.max_turns = 30
     config.env.turn_tokens = 1024
     config.env.observation_tokens = 4096
-    config.env.context_tokens = 32_768
+    config.env.context_tokens = 16_384  # the shop's policy and its tools are 4,200
     config.env.episode_timeout_s = 3600.0
     config.env.max_failed_steps = 3
     config.roles = ConfigDict({"user": {"name": "http", "model": "gemini-2.5-flash-lite", "temperature": 1.0}})
@@ -128,7 +129,7 @@ def qwen3_4b() -> ConfigDict:
     config.engine.slots = 256
     config.engine.steps_per_dispatch = 16
     config.engine.prefill_tokens = 16_384
-    config.engine.pages = 16_384
+    config.engine.pages = 4_096
     config.engine.tile_rows = 128
     config.engine.kv_on_update = "keep"
     config.engine.cache_dtype = "bfloat16"
@@ -143,7 +144,7 @@ def qwen3_4b() -> ConfigDict:
     config.rl.refill = ConfigDict({"max_rounds": 10, "tasks_per_round": 32})
     config.rl.aggregation = ConfigDict({"name": "sequence_mean"})
     config.rl.optimizer = parts.optimizer(1e-6, warmup_steps=0, weight_decay=0.1)
-    config.rl.batch = parts.batch(row_tokens=32_768, micro_rows=2, targets_multiple=256)
+    config.rl.batch = parts.batch(row_tokens=16_384, micro_rows=2, targets_multiple=256)
     config.update(parts.offline_stages(1e-6))
     config.opd.learning_rate = 1e-6
     config.eval = ConfigDict({"every": 5, "sampled": False})
