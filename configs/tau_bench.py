@@ -3,10 +3,10 @@
     python -m jaxagent.main --config=configs/tau_bench.py                # a generated shop, a laptop
     python -m jaxagent.main --config=configs/tau_bench.py:laptop+gspo    # any of algorithms/published.py
     python -m jaxagent.main --config=configs/tau_bench.py:qwen3-4b --config.model.path=Qwen3-4B-Instruct-2507 \
-        --config.data.source=data/tau_bench --config.data.eval_source=data/tau_bench/retail_dev_tasks.jsonl \
+        --config.data.source=data/retail --config.data.eval_source=data/retail/retail_dev_tasks.jsonl \
         --config.roles.user.token_file=KEY                            # the published files and recipe, 2 GPUs
     python -m jaxagent.main --config=configs/tau_bench.py:qwen3-4b --config.model.path=Qwen3-4B-Instruct-2507 \
-        --config.data.source=data/tau_bench --config.data.eval_source=data/tau_bench/retail_dev_tasks.jsonl \
+        --config.data.source=data/retail --config.data.eval_source=data/retail/retail_dev_tasks.jsonl \
         --config.roles.user=engine --config.roles.user.path=CUSTOMER --config.roles.user.context_tokens=16384
                                                                       # the customer is a model on the same GPUs
 
@@ -15,7 +15,7 @@ customers of a generated shop: it finds who speaks, asks what he wants, looks th
 demonstrations make up what they should have looked up, or say goodbye after the first of two wishes; RL unlearns that.
 Held-out tasks are of customers and orders that training never saw; the demonstrations are of other shops.
 
-data/tau_bench has the published orders.json, products.json, users.json, wiki.md, tools_info.json and
+data/retail has orders.json, products.json, users.json, wiki.md, tools_info.json and the tasks of three splits,
 retail_{train,dev,test}_tasks.jsonl.
 
 qwen3-4b: the constants of slime's example (examples/tau-bench): 32 tasks x 8 attempts, 1,024 tokens a message at
@@ -109,8 +109,8 @@ def qwen3_4b() -> ConfigDict:
     config.tokenizer.vocab_size = 151_936
     config.tokenizer.use_chat_template = True
 
-    config.data.source = ConfigDict({"name": "files", "path": "data/tau_bench"})
-    config.data.eval_source = "data/tau_bench/retail_dev_tasks.jsonl"
+    config.data.source = ConfigDict({"name": "files", "path": "data/retail"})
+    config.data.eval_source = "data/retail/retail_dev_tasks.jsonl"
     config.data.num_eval = 20
 
     config.env = ConfigDict({"name": "tau_bench", "tools": "native", "store": "", "policy": ""})
