@@ -27,8 +27,8 @@ temperature 1, at most 30 messages, one update of 256 attempts, lr 1e-6 without 
 dev tasks, greedy; the customer is gemini-2.5-flash-lite. What differs: sampled tokens are trained as they were sampled,
 where slime renders and encodes the conversation anew; a message that is no readable call is answered by a warning and
 costs a turn, where slime drops the attempt; a message cut by its token limit ends the attempt with reward 0, where
-slime goes on with what there is of it; a message ends behind its first call. Published: dev tasks solved from 0.739 to
-0.791. Not run by us: `--dry_run` says what it needs.
+slime goes on with what there is of it; a message ends behind its first call; a conversation has at most 16,384 tokens.
+Published: dev tasks solved from 0.739 to 0.791. Not run by us: `--dry_run` says what it needs.
 
 tau2: tau2-bench (https://arxiv.org/abs/2506.07982) on its own folder of the retail domain. The benchmark's
 constants: 200 steps, 10 failed calls, 74 tasks of training and 40 held out, gpt-4.1 as user and as judge at temperature
@@ -117,8 +117,8 @@ def qwen3_4b() -> ConfigDict:
     config.tokenizer.vocab_size = 151_936
     config.tokenizer.use_chat_template = True
 
-    config.data.source = ConfigDict({"name": "files", "path": "data/tau_bench"})
-    config.data.eval_source = "data/tau_bench/retail_dev_tasks.jsonl"
+    config.data.source = ConfigDict({"name": "files", "path": "data/retail"})
+    config.data.eval_source = "data/retail/retail_dev_tasks.jsonl"
     config.data.num_eval = 20
 
     config.env = ConfigDict({"name": "tau_bench", "tools": "native", "store": "", "policy": ""})
@@ -126,7 +126,7 @@ def qwen3_4b() -> ConfigDict:
     config.env.max_turns = 30
     config.env.turn_tokens = 1024
     config.env.observation_tokens = 4096
-    config.env.context_tokens = 32_768
+    config.env.context_tokens = 16_384  # the shop's policy and its tools are 4,200
     config.env.episode_timeout_s = 3600.0
     config.env.max_failed_steps = 3
     config.roles = ConfigDict({"user": {"name": "http", "model": "gemini-2.5-flash-lite", "temperature": 1.0}})
@@ -137,7 +137,7 @@ def qwen3_4b() -> ConfigDict:
     config.engine.slots = 256
     config.engine.steps_per_dispatch = 16
     config.engine.prefill_tokens = 16_384
-    config.engine.pages = 16_384
+    config.engine.pages = 4_096
     config.engine.tile_rows = 128
     config.engine.kv_on_update = "keep"
     config.engine.cache_dtype = "bfloat16"
@@ -152,7 +152,7 @@ def qwen3_4b() -> ConfigDict:
     config.rl.refill = ConfigDict({"max_rounds": 10, "tasks_per_round": 32})
     config.rl.aggregation = ConfigDict({"name": "sequence_mean"})
     config.rl.optimizer = parts.optimizer(1e-6, warmup_steps=0, weight_decay=0.1)
-    config.rl.batch = parts.batch(row_tokens=32_768, micro_rows=2, targets_multiple=256)
+    config.rl.batch = parts.batch(row_tokens=16_384, micro_rows=2, targets_multiple=256)
     config.update(parts.offline_stages(1e-6))
     config.opd.learning_rate = 1e-6
     config.eval = ConfigDict({"every": 5, "sampled": False})

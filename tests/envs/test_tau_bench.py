@@ -15,6 +15,8 @@ from jaxagent.envs.cast import RoleError, Said
 from jaxagent.envs.tau import prompts
 from jaxagent.envs.tau.attempt import outputs_said
 from jaxagent.envs.tau.formats import FORMATS, Malformed
+from jaxagent.tools import Hermes, Llama3, Qwen3Coder
+from jaxagent.tools.calls import Call
 from jaxagent.types import StopReason, Task, TokenKind
 
 CANCEL = {"name": "cancel_pending_order", "kwargs": {"order_id": "#p", "reason": "no longer needed"}}
@@ -160,6 +162,19 @@ def test_a_message_beside_a_call_is_not_spoken_and_reasoning_never_is():
     assert (both.name, both.ignored) == ("think", 1)
     said = native_format.parse("<think>hm</think>\n\nHello", _tools())
     assert (said.name, said.arguments) == ("respond", {"content": "Hello"})
+
+
+@pytest.mark.parametrize("style", ["native", "qwen3_coder", "llama3"])
+def test_every_family_is_shown_and_read_as_it_writes(style, tmp_path):
+    family = {"native": Hermes, "qwen3_coder": Qwen3Coder, "llama3": Llama3}[style]
+    call = family.write("", [Call("get_order_details", {"order_id": "#p"})])
+    begin = opened(tmp_path, tools=style)
+    prompt, steps, _, attempt, _ = play(begin, ["hi", STOP], [call, "Goodbye."])
+    assert steps[0].observation.role == "tool" and '"order_id": "#p"' in steps[0].observation.text
+    assert steps[1].stop_reason is StopReason.ANSWER and attempt.counters["tool_errors"] == 0
+    if style != "native":
+        assert prompt[0].content.endswith(family.write("", [Call("NAME", {"PARAMETER": "VALUE"})]))
+    assert call.startswith(FORMATS[style].prefixes[0])
 
 
 def _tools():
