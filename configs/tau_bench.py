@@ -72,21 +72,21 @@ def laptop() -> ConfigDict:
     config.env.max_failed_steps = 3
     config.roles = ConfigDict({"user": {"name": "retail_customer"}})
 
-    config.engine.slots = 96
-    config.engine.pages = 768
+    config.engine.slots = 112
+    config.engine.pages = 896
     config.engine.request_timeout_s = 120.0
 
-    config.warm_start.max_steps = 600
-    config.warm_start.curriculum_steps = 250  # to copy
+    config.warm_start.max_steps = 900  # all of them: the habit of looking must be there, if rare
+    config.warm_start.curriculum_steps = 200  # to copy
     config.warm_start.curriculum_sequences = 32
     config.warm_start.batch_sequences = 32
     config.warm_start.batch.row_tokens = 448
-    config.warm_start.gate_every = 100
+    config.warm_start.gate_every = 900
     config.warm_start.gate_family = "one"
     config.warm_start.gate_questions = 6
 
-    config.rl.steps = 30
-    config.rl.tasks_per_step = 12
+    config.rl.steps = 80
+    config.rl.tasks_per_step = 14
     config.rl.group_size = 8
     config.rl.optimizer = parts.optimizer(4e-4, schedule="linear")
     config.rl.batch.row_tokens = 448
