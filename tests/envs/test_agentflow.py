@@ -109,6 +109,7 @@ def test_names_of_tools(name, tool):
         ('Generated Command:\n```python\nexecution = tool.execute(query="6 * 7")\n```', "6 * 7"),
         ("x = tool.execute( query = 'it\\'s\\n7', )", "it's\n7"),
         ('tool.execute(query="""a""")\ntool.execute(query="""b""")', "b"),
+        ("tool.execute(query='''a''')\ntool.execute(query='b')", "b"),
         ('tool.execute(query="""say "hi" (twice)""")', 'say "hi" (twice)'),
         ('tool.execute(query="print("a")")', 'print("a")'),  # as a model writes it
         ('tool.execute(query="""\\boxed{x} \\\\ y""")', "\\boxed{x} \\ y"),
