@@ -130,6 +130,8 @@ def slime_agentic() -> ConfigDict:
     config.env.context_tokens = 20_480
     config.env.judge = True
     config.roles.judge = ConfigDict(config.roles.generator)
+    for role in config.roles.values():
+        role.reply_tokens = 4_096
 
     config.rl.steps = 2_174  # one epoch of 17,398 problems
     config.rl.tasks_per_step = 8
