@@ -1,12 +1,14 @@
 """One step's rollouts in the loop: the same whatever order attempts end in, and after a resume."""
 
 import asyncio
+import dataclasses
 import hashlib
 import json
 import random
 import types
 
 import numpy as np
+import pytest
 
 from configs.search_r1 import get_config
 from jaxagent import config
@@ -124,6 +126,27 @@ def test_a_task_that_comes_again_in_a_step_is_sampled_anew():
     assert max(rounds) > 1 and len(set(parts.attempts)) == len(parts.attempts)
 
 
+@dataclasses.dataclass(frozen=True)
+class Ranked:
+    """Of a group, one less with each attempt."""
+
+    def __call__(self, group):
+        return [-float(place) for place, _ in enumerate(group.episodes)]
+
+
+@pytest.mark.parametrize("oversampled", [False, True])
+def test_rewards_of_a_group_are_those_that_are_selected_learnt_and_reported(oversampled):
+    changes = {"tasks_per_step": 2, "group_size": 3, "refill.max_rounds": 2, "group_reward": f"{__name__}:Ranked"}
+    changes |= {"oversample.extra_attempts": 0} if oversampled else {}
+    with Workers(8) as workers:
+        parts = Parts(workers, changes)
+        chosen, metrics, _ = collect(parts, DRIVER, Experience(SOURCE, parts.cfg), 0)
+    assert chosen.rounds == 1 and len(chosen.groups) == 2  # all have signal, whatever their outcomes
+    for groups in (chosen.groups, chosen.played):
+        assert [[e.reward for e in g.episodes] for g in groups] == [[0.0, -1.0, -2.0]] * 2
+    assert metrics["reward/mean"] == -1.0
+
+
 def test_oversampling_in_the_loop():
     changes = {"tasks_per_step": 2, "group_size": 3, "oversample.extra_tasks": 1, "oversample.extra_attempts": 2}
     with Workers(8) as workers:
@@ -151,3 +174,11 @@ def test_failures_are_of_all_that_was_begun():
             chosen, _, failures = collect(parts, DRIVER, Experience(SOURCE, parts.cfg), 0)
             assert failures.all and failures.played == attempts and failures.reason == "env_error: nobody listens"
             assert not any(group.valid for group in chosen.groups)
+
+
+@pytest.mark.parametrize(("said", "at_once"), [(0, 8), (3, 3), (64, 64)])
+def test_episodes_at_once_are_as_many_as_slots_or_as_said(said, at_once, tmp_path):
+    cfg = flags.parse_argv(tiny_run.argv(tmp_path, f"--config.env.concurrent_episodes={said}")).config
+    assert cfg.engine.slots == 8 and cfg.concurrent_episodes == at_once
+    rounds = -(-100 // at_once)
+    assert deadline_s(types.SimpleNamespace(cfg=cfg), 100) == rounds * cfg.env.episode_timeout_s
