@@ -44,7 +44,8 @@ _LOOKUPS = 4  # questions of a demonstration of the curriculum
 MOST_DOCUMENTS = 128  # whose numbers demonstrations show
 CONTEXTS = 4  # of each question: as many tasks, with other documents
 _WORD = re.compile(r" ?[^\W\d_]+| ?\d{1,3}| ?[^\s\w]+|\s+(?!\S)|\s+")  # as a tokenizer that is trained here cuts text
-_MEMORIES = (0.25, 0.8)  # of demonstrations: up to here the memory is empty, up to there it is right, else wrong
+_MEMORIES = (0.25, 0.2)  # of demonstrations, those with an empty memory and with a wrong one; the others' is right
+_TOLD_MEMORIES = (0.75, 0.25)  # the same, where the chunk says what is asked
 _FINAL_FRAC = 0.12  # demonstrations that answer
 _TOLD_FRAC = 0.5  # of the others, those whose chunk says what is asked
 
@@ -176,9 +177,10 @@ class Demonstrator:
         parts = [f"Document {rng.randrange(1, MOST_DOCUMENTS)}:\n{_text(p, name)}" for p in shown]
         chunk = " " + "\n\n".join(parts)
         chunk = _window(chunk, words, _sentence_of(shown, question, name) if told else "", rng)
-        draw = rng.random()
-        wrong = name(f"another/{relation}")
-        memory = "nothing" if draw < _MEMORIES[0] else name(value) if draw < _MEMORIES[1] else wrong
+        # Where the chunk says it, the memory does not have it yet: else a copy of the memory would do.
+        empty, wrong = _TOLD_MEMORIES if told else _MEMORIES
+        memories = ("nothing", name(f"another/{relation}"), name(value))
+        (memory,) = rng.choices(memories, (empty, wrong, 1 - empty - wrong))
         new = name(value) if told else "nothing" if rng.random() < self._forget else memory
         style = prompts.STYLES["compact"]
         prompt = prompts.text(style.update, prompt=f" {question.render(name)}", memory=f" {memory}", chunk=chunk)
