@@ -16,10 +16,10 @@ from tests import tiny_run
 FLAGS = (
     "--config.numerics=exact --config.tokenizer.vocab_size=1024 --config.data.source.num_tasks=240 "
     "--config.data.source.num_cities=250 --config.data.source.num_demonstrations=400 --config.env.turn_tokens=12 "
-    "--config.env.max_turns=3 --config.env.observation_tokens=80 --config.env.context_tokens=192 "
-    "--config.env.sandbox.warm=4 --config.warm_start.batch.row_tokens=192 --config.warm_start.curriculum_steps=0 "
-    "--config.warm_start.max_steps=60 --config.warm_start.gate_every=60 --config.warm_start.batch_sequences=16 "
-    "--config.rl.steps=2 --config.rl.batch.row_tokens=192 --config.log_episodes=true"
+    "--config.env.max_turns=3 --config.env.observation_tokens=80 --config.env.context_tokens=224 "
+    "--config.env.sandbox.warm=4 --config.warm_start.batch.row_tokens=224 --config.warm_start.curriculum_steps=0 "
+    "--config.warm_start.max_steps=300 --config.warm_start.gate_every=300 --config.warm_start.batch_sequences=16 "
+    "--config.rl.steps=2 --config.rl.batch.row_tokens=224 --config.log_episodes=true"
 )
 
 

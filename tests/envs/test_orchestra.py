@@ -37,7 +37,7 @@ SAID = {
 
 def settings(preset="laptop", **changes):
     raw = tool_orchestra.get_config(preset)
-    raw.env.update(changes)
+    raw.env.update(dict(price_prompt=0.0, price_reply=0.0) | changes)
     return schema.parse(raw)
 
 
@@ -230,6 +230,18 @@ def test_latency_of_tokens_repeats_and_that_of_the_clock_is_the_clocks():
     said = Said("x", "eos", None, 1000, 25, 9.0, 0.0)
     assert FromTokens(500.0, 50.0, 2.0).of_reply(said) == 2.5 and FromTokens(program_s=2.0).of_program(0.1) == 2.0
     assert Measured().of_reply(said) == 9.0 and Measured().of_program(0.1) == 0.1
+
+
+def test_the_orchestrators_own_tokens_are_paid_turn_by_turn():
+    cast = FakeCast()  # a token is a byte
+    actions = ["nothing", call("search", "search-3"), call("answer", "answer-3")]
+    steps, _, counts = played(attempt(cast, price_prompt=2.0, price_reply=5.0), *actions)
+    _, _, without = played(attempt(FakeCast()), *actions)
+    prompt = len("Problem: What is 347 times 52?\n")
+    first, second = (len(step.observation.text.encode()) for step in steps[:2])
+    lengths = [len(action) for action in actions]
+    shown = [prompt, prompt + lengths[0] + first, prompt + lengths[0] + first + lengths[1] + second]
+    assert counts["cost"] - without["cost"] == pytest.approx((2.0 * sum(shown) + 5.0 * sum(lengths)) / 1e6)
 
 
 def test_prices_of_the_published_table():
