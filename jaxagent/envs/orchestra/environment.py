@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -169,6 +170,14 @@ class ToolOrchestra(Environment):
     def corpus(self, dataset: Path) -> Path | None:
         """The passages that are searched, as far as they lie here."""
         return self.retriever.passages(super().corpus(dataset))
+
+    def identity(self, dataset: Path) -> dict[str, str]:
+        """The passages' digest."""
+        path = self.corpus(dataset) if self.searchers and self.retriever.local else None
+        if path is None:
+            return {}
+        with path.open("rb") as file:
+            return {"corpus": hashlib.file_digest(file, "blake2b").hexdigest()[:32]}
 
 
 async def _try_search(retriever: Retriever, config: RetrieverConfig, tasks: Sequence[Task]) -> None:
