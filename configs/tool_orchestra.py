@@ -200,10 +200,10 @@ def qwen3_8b() -> ConfigDict:
             config.roles[name].update(_priced(prompt, reply))
     config.roles.judge = _http("gpt-5", 4_000)
 
-    config.engine.slots = 256
+    config.engine.slots = 64
     config.engine.steps_per_dispatch = 16
     config.engine.prefill_tokens = 16_384
-    config.engine.pages = 65_536
+    config.engine.pages = 20_480  # 40 whole episodes, 24 GB a chip; those that wait for experts give theirs up
     config.engine.tile_rows = 128
     config.engine.kv_on_update = "keep"
     config.engine.cache_dtype = "bfloat16"
