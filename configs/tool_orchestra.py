@@ -217,8 +217,7 @@ def qwen3_8b() -> ConfigDict:
     config.rl.updates_per_step = 1
     config.rl.objective = ConfigDict({"name": "dual_clip", "clip_low": 0.2, "clip_high": 0.28, "clip_dual": 10.0})
     config.rl.kl = ConfigDict({"coefficient": 1e-4, "estimator": "k2", "where": "loss"})  # k2 is verl's "mse"
-    config.rl.correct_boost = ConfigDict({"value": 0.1, "min_reward": 1.0})
-    config.rl.truncated_factor = 0.1
+    config.rl.shaping = ConfigDict({"truncated_factor": 0.1, "correct_boost": 0.1, "min_reward": 1.0})
     config.rl.optimizer = parts.optimizer(1e-6, warmup_steps=0, b2=0.999)
     config.rl.batch.row_tokens = 32_768
     config.rl.batch.micro_rows = 8

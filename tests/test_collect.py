@@ -12,12 +12,14 @@ import pytest
 
 from configs.search_r1 import get_config
 from jaxagent import config
-from jaxagent.config import overrides
+from jaxagent.config import flags, overrides
 from jaxagent.data import files, sources
 from jaxagent.rollout.experience import Experience
 from jaxagent.rollout.workers import Workers
 from jaxagent.runs.collect import collect
+from jaxagent.runs.evaluation.held_out import deadline_s
 from jaxagent.types import Episode, StopReason, TokenKind, Trajectory
+from tests import tiny_run
 
 
 class MemoryRows(files.Rows):
@@ -174,3 +176,11 @@ def test_failures_are_of_all_that_was_begun():
             chosen, _, failures = collect(parts, DRIVER, Experience(SOURCE, parts.cfg), 0)
             assert failures.all and failures.played == attempts and failures.reason == "env_error: nobody listens"
             assert not any(group.valid for group in chosen.groups)
+
+
+@pytest.mark.parametrize(("said", "at_once"), [(0, 8), (3, 3), (64, 64)])
+def test_episodes_at_once_are_as_many_as_slots_or_as_said(said, at_once, tmp_path):
+    cfg = flags.parse_argv(tiny_run.argv(tmp_path, f"--config.env.concurrent_episodes={said}")).config
+    assert cfg.engine.slots == 8 and cfg.concurrent_episodes == at_once
+    rounds = -(-100 // at_once)
+    assert deadline_s(types.SimpleNamespace(cfg=cfg), 100) == rounds * cfg.env.episode_timeout_s

@@ -57,5 +57,5 @@ def test_the_published_constants():
     assert (rl.group_size, rl.tasks_per_step, rl.refill.tasks_per_round) == (8, 16, 384)
     assert (rl.objective.clip_low, rl.objective.clip_high, rl.objective.clip_dual) == (0.2, 0.28, 10.0)
     assert (rl.kl.coefficient, rl.kl.estimator, rl.kl.where) == (1e-4, "k2", "loss")
-    assert (rl.correct_boost.value, rl.truncated_factor, rl.optimizer.learning_rate) == (0.1, 0.1, 1e-6)
+    assert (rl.shaping.correct_boost, rl.shaping.truncated_factor, rl.optimizer.learning_rate) == (0.1, 0.1, 1e-6)
     assert (rl.sampling.temperature, rl.entropy_coefficient, rl.epochs) == (1.0, 0.0, 1)

@@ -65,7 +65,7 @@ def test_the_pages_own_command_trains_an_environment_an_advantage_and_an_objecti
     config = json.loads((workdir / "config.json").read_text())
     assert config["env"] == {
         "name": "my_package.guess:Guess", "hints": True, "max_turns": 2, "turn_tokens": 8, "observation_tokens": 16,
-        "context_tokens": 128, "episode_timeout_s": 600.0, "max_failed_steps": 3,
+        "context_tokens": 128, "episode_timeout_s": 600.0, "concurrent_episodes": 0, "max_failed_steps": 3,
     }  # fmt: skip
     assert config["rl"]["objective"] == {"name": "my_objective:Quadratic", "epsilon": 0.3}
     assert config["rl"]["advantage"]["name"] == "my_advantage:GroupQuantile"

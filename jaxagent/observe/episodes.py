@@ -38,7 +38,7 @@ def shown(record: Record, token_bytes: Sequence[bytes] | None = None) -> Record:
 
     A trajectory's columns have one entry per token: text, kind, log-prob (None where not sampled), turn, version. Lines
     of `episodes.jsonl` had this form in earlier versions; those of data/episode_log.py get their texts from
-    `token_bytes`, or show the ids.
+    `token_bytes`, or show the ids. "heard" are the conversations that are not trained, as texts.
     """
     if isinstance(record["task"], str):
         return record
@@ -49,6 +49,7 @@ def shown(record: Record, token_bytes: Sequence[bytes] | None = None) -> Record:
         **{key: task[key] for key in ("kind", "prompt", "answers")},
         "task": task["id"],
         "trajectories": [_columns(t, token_bytes) for t in record["trajectories"]],
+        "heard": [{key: heard[key] for key in ("role", "after", "turns")} for heard in record.get("heard", ())],
     }
 
 

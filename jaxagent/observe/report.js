@@ -13,14 +13,15 @@ const format = (v) => (Math.abs(v) >= 1000 ? Math.round(v).toLocaleString() : Nu
 for (const figure of document.querySelectorAll(".chart")) {
   const data = JSON.parse(figure.dataset.series);
   const svg = figure.querySelector("svg"), cursor = figure.querySelector(".cursor");
-  const [left, right, top, bottom] = data.frame, [low, high] = data.x;
+  const place = data.log ? Math.log : (x) => x;
+  const [left, right, top, bottom] = data.frame, [low, high] = data.x.map(place);
   const xs = [...new Set(data.series.flatMap(([, points]) => points.map((p) => p[0])))];
   svg.addEventListener("pointermove", (event) => {
     const box = svg.getBoundingClientRect();
     const at = ((event.clientX - box.left) / box.width) * svg.viewBox.baseVal.width;
     const wanted = low + ((at - left) / (right - left)) * (high - low);
-    const x = xs.reduce((a, b) => (Math.abs(b - wanted) < Math.abs(a - wanted) ? b : a));
-    const pixel = left + ((x - low) / (high - low || 1)) * (right - left);
+    const x = xs.reduce((a, b) => (Math.abs(place(b) - wanted) < Math.abs(place(a) - wanted) ? b : a));
+    const pixel = left + ((place(x) - low) / (high - low || 1)) * (right - left);
     cursor.setAttribute("d", `M${pixel},${top}V${bottom}`);
     const lines = data.series.map(([name, points]) => [name, points.find((p) => p[0] === x)]).filter(([, p]) => p);
     show(event, [`${data.name} ${x}`, ...lines.map(([name, p]) => `${name}  ${format(p[1])}`)].join("\n"));
@@ -60,7 +61,9 @@ if (browser) {
   };
   for (const e of episodes) {
     e.ending = ending(e);
-    e.words = [e.task, e.prompt, e.answers.join(" "), e.error, ...e.trajectories.map((t) => t.text.join(""))].join("\n").toLowerCase();
+    e.heard ??= [];
+    const said = [...e.trajectories.map((t) => t.text.join("")), ...e.heard.flatMap((h) => [h.role, ...h.turns.flat()])];
+    e.words = [e.task, e.prompt, e.answers.join(" "), e.error, ...said].join("\n").toLowerCase();
   }
   const selects = [...browser.querySelectorAll("select")], search = browser.querySelector("input");
   for (const select of selects) {
@@ -96,6 +99,36 @@ if (browser) {
     }
     return block;
   };
+  // A conversation with whose it is; of one that is not trained, what its role was shown and said.
+  const talk = (name, trained, ...bodies) => {
+    const block = make("section", trained ? "talk" : "talk heard"), title = make("h5", "", `${name} `);
+    title.append(make("i", "", trained ? "trained" : "not trained"));
+    block.append(title, ...bodies);
+    return block;
+  };
+  const long = (css, text) => {
+    const block = make("p", css), head = 400, tail = 800;
+    if (text.length <= head + tail + 200) block.append(text);
+    else {
+      const folded = make("details"), middle = text.slice(head, -tail);
+      folded.append(make("summary", "", `${middle.length} characters`), middle);
+      block.append(text.slice(0, head), folded, text.slice(-tail));
+    }
+    return block;
+  };
+  const heard = (h) => talk(h.role, false, ...h.turns.flatMap(([shown, said]) => [long("shown", shown), long("said", said)]));
+  // In the order in which they began.
+  const conversations = (e) => {
+    const last = e.trajectories.length;
+    if (!e.heard.length && last <= 1) return e.trajectories.map(tokens);
+    const talks = make("div", "talks");
+    e.trajectories.forEach((t, i) => {
+      talks.append(...e.heard.filter((h) => h.after === i).map(heard));
+      talks.append(talk(last > 1 ? `policy, conversation ${i + 1}` : "policy", true, tokens(t)));
+    });
+    talks.append(...e.heard.filter((h) => h.after >= last).map(heard));
+    return [talks];
+  };
   const row = (e) => {
     const item = make("details", "row"), head = make("summary");
     const reward = e.reward === null ? "failed" : format(e.reward);
@@ -107,7 +140,7 @@ if (browser) {
       if (!item.open || item.children.length > 1) return;
       const rewards = Object.entries(e.rewards).map(([name, v]) => `${name} ${format(v)}`).join(", ");
       const facts = [`${e.task}, attempt ${e.sample}`, e.kind, `gold: ${e.answers.join(", ")}`, rewards, `${e.turns} turns`, e.error];
-      item.append(make("p", "note", facts.filter(Boolean).join(" · ")), ...e.trajectories.map(tokens));
+      item.append(make("p", "note", facts.filter(Boolean).join(" · ")), ...conversations(e));
     });
     return item;
   };

@@ -15,6 +15,7 @@ from jaxagent.types import StopReason
 
 _SURPRISE = 3.0  # nats of -log p at which the background is darkest
 _HEAD, _TAIL = 60, 240  # tokens shown of a trajectory that is longer than both and some more
+_HEAD_CHARS, _TAIL_CHARS = 400, 800  # characters shown of a longer text that another role saw or said
 _KINDS = ("prompt", "action (sampled, trained)", "observation", "warning")
 
 Record = Mapping[str, Any]
@@ -61,13 +62,45 @@ def _attempt(record: Record) -> str:
     mark = "loss" if failed or record["reward"] <= 0 else "win"
     reward = "failed" if failed else f"reward {record['reward']:g}"
     error = f" · {html.escape(record['error'])}" if record.get("error") else ""
-    bodies = "".join(f'<div class="tokens">{_folded(_spans(t))}</div>' for t in record["trajectories"])
+    bodies = _conversations(record)
     return (
         f'<div class="attempt"><h4>{html.escape(record["stage"])}, step {record["step"]} '
         f'<span class="{mark}">{reward}</span> '
         f"<i>{html.escape(rewards)} · {record['turns']} turns · {html.escape(record['stop_reason'])}{error}</i></h4>"
         f"{bodies}</div>"
     )
+
+
+def _conversations(record: Record) -> str:
+    """What was said: one sequence as it is; of several conversations each with whose it is, in the order they began."""
+    tokens = [f'<div class="tokens">{_folded(_spans(t))}</div>' for t in record["trajectories"]]
+    heard = list(record.get("heard", ()))
+    if not heard and len(tokens) <= 1:
+        return "".join(tokens)
+    talks = []
+    for number, body in enumerate(tokens):
+        talks += [_heard(talk) for talk in heard if talk["after"] == number]
+        name = f"policy, conversation {number + 1}" if len(tokens) > 1 else "policy"
+        talks.append(f'<section class="talk"><h5>{name} <i>trained</i></h5>{body}</section>')
+    talks += [_heard(talk) for talk in heard if talk["after"] >= len(tokens)]
+    return f'<div class="talks">{"".join(talks)}</div>'
+
+
+def _heard(talk: Mapping[str, Any]) -> str:
+    """A conversation that carries no gradient: what its role was shown, and what it said."""
+    turns = "".join(
+        f'<p class="shown">{_text(shown)}</p><p class="said">{_text(said)}</p>' for shown, said in talk["turns"]
+    )
+    return f'<section class="talk heard"><h5>{html.escape(talk["role"])} <i>not trained</i></h5>{turns}</section>'
+
+
+def _text(text: str) -> str:
+    """A text with its line ends; of a long one the middle is folded away."""
+    if len(text) <= _HEAD_CHARS + _TAIL_CHARS + 200:
+        return html.escape(text)
+    head, middle, tail = text[:_HEAD_CHARS], text[_HEAD_CHARS:-_TAIL_CHARS], text[-_TAIL_CHARS:]
+    folded = f"<details><summary>{len(middle)} characters</summary>{html.escape(middle)}</details>"
+    return f"{html.escape(head)}{folded}{html.escape(tail)}"
 
 
 def browser(records: Sequence[Record], said: str) -> str:

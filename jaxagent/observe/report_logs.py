@@ -61,6 +61,7 @@ def compact(record: Mapping[str, Any]) -> Record:
         **{key: record[key] for key in (*keys, "turns")},
         "reward": None if StopReason(record["stop_reason"]).is_failure else record["reward"],
         "trajectories": [_compact(t) for t in record["trajectories"]],
+        **({"heard": record["heard"]} if record.get("heard") else {}),
     }
 
 

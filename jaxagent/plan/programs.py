@@ -16,16 +16,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxagent.config import Config
+from jaxagent.config import Config, EngineConfig
 from jaxagent.engine import functions
 from jaxagent.engine import programs as engine
 from jaxagent.engine.executor import Sizes
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.learner import state
 from jaxagent.learner.programs import Programs, first_state
-from jaxagent.models import lora, sharding
+from jaxagent.models import hf, lora, sharding
 from jaxagent.models import params as model_params
 from jaxagent.models.spec import ModelSpec
+from jaxagent.runs.roles import FrozenEngine
 
 Tree = Any  # a pytree of jax.ShapeDtypeStructs with shardings
 
@@ -54,7 +55,7 @@ def resident_bytes(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> dic
         train = abstract_state(cfg, spec, mesh)
         model = LanguageModel(spec, cfg.engine.cache_dtype)
         rollout = jax.eval_shape(model.place, train.policy)
-        decode = _decode_state(cfg, model)
+        decode = _decode_state(cfg.engine, cfg.env.context_tokens, cfg.numerics == "exact", model)
         adapted = train.frozen is not None
         return {
             "parameters": device_bytes(train.frozen.base if adapted else train.params),
@@ -68,7 +69,24 @@ def resident_bytes(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> dic
             "reference": device_bytes(train.reference),
             "rollout parameters": device_bytes(rollout),
             "kv cache": device_bytes(decode.cache),
+            **_frozen_bytes(cfg, spec, mesh),
         }
+
+
+def _frozen_bytes(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> dict[str, int]:
+    """Weights and caches of the engines that play roles."""
+    found = {}
+    for path, engine_of in FrozenEngine.all_of(cfg).items():
+        frozen = hf.read_spec(path, cfg.model) if path else spec
+        frozen.check_context(engine_of.context)
+        model = LanguageModel(frozen, engine_of.config.cache_dtype)
+        weights = jax.eval_shape(model.place, model_params.abstract(frozen, mesh, sharding.TRAIN))
+        called = f"roles {', '.join(engine_of.names)}"
+        found[f"{called}: parameters"] = device_bytes(weights)
+        found[f"{called}: kv cache"] = device_bytes(
+            _decode_state(engine_of.config, engine_of.context, cfg.numerics == "exact", model).cache
+        )
+    return found
 
 
 def abstract_state(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh) -> state.TrainState:
@@ -123,7 +141,7 @@ def _compile_engine(
     model = LanguageModel(spec, cfg.engine.cache_dtype)
     add("engine: take new weights", jax.jit(model.place), params)
     rollout = jax.eval_shape(model.place, params)
-    decode = _decode_state(cfg, model)
+    decode = _decode_state(cfg.engine, cfg.env.context_tokens, cfg.numerics == "exact", model)
     sizes = Sizes.of(cfg.engine, cfg.env.context_tokens, cfg.numerics == "exact")
     tables = _abstract((sizes.all_slots, sizes.table), jnp.int32, mesh, jax.P())
     rows = _abstract((sizes.prefill_tiles, sizes.tile_rows * sizes.shards), jnp.int32, mesh, jax.P())
@@ -162,8 +180,8 @@ def device_bytes(tree: Tree) -> int:
     return sum(one(leaf) for leaf in jax.tree.leaves(tree))
 
 
-def _decode_state(cfg: Config, model: LanguageModel) -> functions.DecodeState:
-    s = Sizes.of(cfg.engine, cfg.env.context_tokens, cfg.numerics == "exact")
+def _decode_state(cfg: EngineConfig, context: int, exact: bool, model: LanguageModel) -> functions.DecodeState:
+    s = Sizes.of(cfg, context, exact)
     return jax.eval_shape(lambda: functions.init_state(model, s.all_slots, s.pages * s.shards, s.page_tokens))
 
 

@@ -127,6 +127,8 @@ def assumptions(cfg: Config, chip: str, compiled_for: str) -> list[str]:
     ]
     if cfg.rl.distill is not None or "opd" in cfg.stages:
         out.append("rl.distill: the teacher's weights, its forward pass and its part of the loss are not counted")
+    if cfg.roles:
+        out.append("roles: weights and caches of their engines are counted, not their programs and their time")
     if compiled_for != chip:
         out.append(
             f"memory of temporaries as compiled for {compiled_for}: the CPU back end computes bfloat16 in float32 and "

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jax
 
-from jaxagent.config import Config, ConfigError, nearest
+from jaxagent.config import Config, ConfigError, EngineConfig, nearest
 from jaxagent.config.errors import failure_line
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import automaton
@@ -65,6 +65,23 @@ def check(cfg: Config, environment: Environment) -> None:
             raise ConfigError(
                 f"config.roles.{name}: {type(role).__qualname__} must extend jaxagent.roles.base.TextRole."
             )
+    for engine in FrozenEngine.all_of(cfg).values():
+        _check_size(cfg, engine)
+
+
+def _check_size(cfg: Config, engine: FrozenEngine) -> None:
+    name, shards = engine.names[0], cfg.mesh.data * cfg.mesh.fsdp
+    for field, size in (("slots", engine.config.slots), ("pages", engine.config.pages)):
+        if size % shards:
+            raise ConfigError(
+                f"config.roles.{name}.{field}={size} does not divide over mesh.data x mesh.fsdp = {shards}."
+            )
+    needed = -(-engine.context // engine.config.page_tokens) * shards
+    if engine.config.pages < needed:
+        raise ConfigError(
+            f"config.roles.{name}.pages={engine.config.pages} cannot hold one conversation of context_tokens="
+            f"{engine.context}; at least {needed} are needed."
+        )
 
 
 def _check_engine_role(cfg: Config, name: str, role: FrozenRole | PolicyRole) -> None:
@@ -82,8 +99,45 @@ def _check_engine_role(cfg: Config, name: str, role: FrozenRole | PolicyRole) ->
     sampling = role.sampling
     if not sampling.greedy and (sampling.top_p, sampling.top_k, sampling.min_p) != (1.0, 0, 0.0):
         raise ConfigError(f"config.roles.{name}.sampling must have top_p=1, top_k=0 and min_p=0.")
-    if isinstance(role, FrozenRole) and role.path and not (Path(role.path) / "config.json").is_file():
-        raise ConfigError(f"config.roles.{name}.path='{role.path}' is no model folder: it has no config.json.")
+
+
+def check_folders(cfg: Config) -> None:
+    """Refuses paths of roles that are no model folders, before anything is made.
+
+    Raises:
+      ConfigError: naming the role.
+    """
+    for name, role in cfg.roles.items():
+        if isinstance(role, FrozenRole) and role.path and not (Path(role.path) / "config.json").is_file():
+            raise ConfigError(f"config.roles.{name}.path='{role.path}' is no model folder: it has no config.json.")
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenEngine:
+    """What the engine of one model folder is built for: the largest of what the roles with this path want."""
+
+    names: tuple[str, ...]  # the roles
+    path: str
+    config: EngineConfig
+    context: int
+
+    @classmethod
+    def all_of(cls, cfg: Config) -> dict[str, FrozenEngine]:
+        """Those of a run, by path."""
+        by_path: dict[str, dict[str, FrozenRole]] = {}
+        for name, role in cfg.roles.items():
+            if isinstance(role, FrozenRole):
+                by_path.setdefault(role.path, {})[name] = role
+        return {path: cls._of(cfg.engine, path, roles) for path, roles in sorted(by_path.items())}
+
+    @classmethod
+    def _of(cls, engine: EngineConfig, path: str, roles: Mapping[str, FrozenRole]) -> FrozenEngine:
+        config = dataclasses.replace(
+            engine,
+            slots=max(role.slots for role in roles.values()) or engine.slots,
+            pages=max(role.pages for role in roles.values()) or engine.pages,
+        )
+        return cls(tuple(roles), path, config, max(role.context_tokens for role in roles.values()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,15 +166,12 @@ class RunRoles:
       cfg: of the run.
       speakers: of the roles that speak text.
       own: of the policy.
-
-    Attributes:
-      turns: of all engines on the run's mesh, the policy's too.
     """
 
     def __init__(self, cfg: Config, speakers: Mapping[str, SpeakerAt], own: Own) -> None:
-        self.turns = Turns()
         self._cfg, self._speakers, self._own = cfg, dict(speakers), own
         self.turns = Turns()  # of all engines of the run: they share its mesh
+        self._engines = FrozenEngine.all_of(cfg)
         self._frozen: dict[str, Frozen] = {}  # by path
         self._opened = contextlib.ExitStack()
 
@@ -150,7 +201,7 @@ class RunRoles:
         Raises:
           ConfigError: a folder holds no such model, or no tokenizer.
         """
-        for path in sorted(self._paths):
+        for path in self._engines:
             if path not in self._frozen and (path != START or (self._start_folder / "config.json").is_file()):
                 self._frozen[path] = self._open(path)
 
@@ -160,17 +211,13 @@ class RunRoles:
         Args:
           export: writes them to a folder, unless an earlier process of this run did.
         """
-        if START in self._paths and not (self._start_folder / "config.json").is_file():
+        if START in self._engines and not (self._start_folder / "config.json").is_file():
             export(self._start_folder)
         self.start()
 
     def close(self) -> None:
         """Stops the engines."""
         self._opened.close()
-
-    @property
-    def _paths(self) -> set[str]:
-        return {role.path for role in self._cfg.roles.values() if isinstance(role, FrozenRole)}
 
     @property
     def _start_folder(self) -> Path:
@@ -186,17 +233,12 @@ class RunRoles:
                 tokenizer = Tokenizer.load(folder)
                 template = open_template(tokenizer, cfg.tokenizer.use_chat_template, CHAT_DATE)
             tokenizer.check_fits(spec.vocab_size)
-        roles = [role for role in cfg.roles.values() if isinstance(role, FrozenRole) and role.path == path]
-        context = max(role.context_tokens for role in roles)
-        spec.check_context(context)
-        model = LanguageModel(spec, cfg.engine.cache_dtype)
+        engine = self._engines[path]
+        spec.check_context(engine.context)
+        model = LanguageModel(spec, engine.config.cache_dtype)
         setup = EngineSetup(
-            cfg=dataclasses.replace(
-                cfg.engine,
-                slots=max(role.slots for role in roles) or cfg.engine.slots,
-                pages=max(role.pages for role in roles) or cfg.engine.pages,
-            ),
-            context=context,
+            cfg=engine.config,
+            context=engine.context,
             stops=automaton.build((), tokenizer.token_bytes(), model.vocab_size),
             eos_ids=tokenizer.eos_ids,
             exact=cfg.numerics == "exact",
