@@ -9,11 +9,14 @@ import pytest
 
 from jaxagent import evaluate
 from jaxagent import main as cli
-from jaxagent.config import flags
+from jaxagent.config import ConfigError, flags
 from jaxagent.data import episode_log
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.models import exact, hf, params, sharding
 from jaxagent.observe import jsonl
+from jaxagent.plan import programs
+from jaxagent.plan import run as run_plan
+from jaxagent.runs import checks
 from tests import role_world, tiny_run
 
 ROLES = [
@@ -151,7 +154,7 @@ def test_weights_with_a_tokenizer_of_their_own_play_a_role(run, tmp_path, capsys
     rows = list(jsonl.read(workdir / "episodes/rl.jsonl"))
     for row in rows:
         (guide,) = [h for h in episode_log.codec.decode_episode(row, "log").heard if h.role == "guide"]
-        shown = tokenizer.decode(guide.trajectory.tokens)
+        shown = tokenizer.decode(guide.trajectory.tokens.tolist())
         assert guide.turns[0][0] == row["task"]["prompt"] and shown.startswith(row["task"]["prompt"])
 
 
@@ -160,9 +163,9 @@ def test_weights_with_a_tokenizer_of_their_own_play_a_role(run, tmp_path, capsys
 
 @pytest.mark.slow
 def test_a_user_that_fails_hangs_or_never_stops_is_a_counted_reason_and_no_zero(tmp_path):
-    flags = ("--config.roles.user=tests.role_world:Wild", "--config.roles.user.timeout_s=0.3", "--config.rl.steps=2",
+    said = ("--config.roles.user=tests.role_world:Wild", "--config.roles.user.timeout_s=0.3", "--config.rl.steps=2",
              "--config.env.concurrent_episodes=16")  # fmt: skip
-    assert cli.main(role_world.argv(tmp_path / "run", "Serving", *flags)) == 0
+    assert cli.main(role_world.argv(tmp_path / "run", "Serving", *said)) == 0
     rows = [row for row in jsonl.read(tmp_path / "run/metrics.jsonl") if row["stage"] == "rl" and row["step"]]
     for reason in ("env_error", "timeout", "turn_limit", "answer"):
         assert sum(row[f"stop/{reason}"] for row in rows) > 0, reason
@@ -178,10 +181,10 @@ def test_a_user_that_fails_hangs_or_never_stops_is_a_counted_reason_and_no_zero(
 
 
 @pytest.mark.slow
-def test_a_user_that_only_fails_ends_the_run_before_anything_is_trained(tmp_path, capsys):
-    flags = ("--config.roles.user=tests.role_world:Wild", "--config.roles.user.how=fail")
-    assert cli.main(role_world.argv(tmp_path / "run", "Serving", *flags)) == 1
-    assert "user: ConnectionError: the line is dead" in capsys.readouterr().err
+def test_a_user_that_only_fails_ends_the_run_before_anything_is_trained(tmp_path):
+    said = ("--config.roles.user=tests.role_world:Wild", "--config.roles.user.how=fail")
+    with pytest.raises(SystemExit, match=r"before the stage 'rl' .*user: ConnectionError: the line is dead"):
+        cli.main(role_world.argv(tmp_path / "run", "Serving", *said))
 
 
 # ---------------------------------------------------------------- mistakes, before any device work
@@ -195,7 +198,6 @@ MISTAKES = {  # what is said beside the roles (of those that have no "--", after
     "the policy": ((*ROLES, "policy=engine"), "config.roles.policy: the environment has no role 'policy'"),
     "no endpoint": (BY_HTTP, "config.roles.guide.url"),
     "no url": ((*BY_HTTP, "guide.url=here"), "config.roles.guide: url='here' is no URL"),
-    "nobody there": ((*BY_HTTP, "guide.url=http://127.0.0.1:9/v1"), "config.roles.guide: http://127.0.0.1:9/v1/"),
     "no model folder": ((*ROLES, "guide.path=no/such"), "config.roles.guide.path='no/such' is no model folder"),
     "no such field": ((*ROLES, "guide.url=http://x"), "config.roles.guide.url"),
     "a reply as long as all": ((*ROLES, "guide.reply_tokens=64"), "must be less than its context_tokens"),
@@ -206,27 +208,49 @@ MISTAKES = {  # what is said beside the roles (of those that have no "--", after
 }
 
 
+def refused(argv) -> str:
+    with pytest.raises(ConfigError) as error:
+        checks.check(flags.parse_argv(argv).config)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
 @pytest.mark.parametrize("what", MISTAKES)
-def test_mistakes_are_one_line(what, tmp_path, capsys):
+def test_mistakes_are_one_line(what, tmp_path):
     said, told = MISTAKES[what]
     extra = [flag if flag.startswith("--") else f"--config.roles.{flag}" for flag in said]
-    assert cli.main(role_world.argv(tmp_path / "run", "Talking", *extra)) == 2
-    error = capsys.readouterr().err
-    assert told in error and "Traceback" not in error
+    assert told in refused(role_world.argv(tmp_path / "run", "Talking", *extra))
 
 
-def test_an_environment_without_roles_refuses_them(tmp_path, capsys):
-    assert cli.main(tiny_run.argv(tmp_path / "run", "--config.roles.user=engine")) == 2
-    assert "config.roles.user: the environment has no role 'user'. It has none." in capsys.readouterr().err
+def test_an_environment_without_roles_refuses_them(tmp_path):
+    message = refused(tiny_run.argv(tmp_path / "run", "--config.roles.user=engine"))
+    assert message == "config.roles.user: the environment has no role 'user'. It has none."
+
+
+def test_an_expert_needs_both_its_prices(tmp_path):
+    told = refused(role_world.argv(tmp_path / "run", "Selling", *ROLES))
+    assert "config.roles.guide has no price" in told and "0 is free" in told
+    priced = ("--config.roles.guide.price_prompt=0", "--config.roles.guide.price_reply=2")
+    checks.check(flags.parse_argv(role_world.argv(tmp_path / "run", "Selling", *ROLES, *priced)).config)
+
+
+@pytest.mark.slow
+def test_an_endpoint_where_nobody_is_ends_the_run_before_any_weights(tmp_path, capsys):
+    said = (*CRITIC, *(f"--config.roles.{flag}" for flag in (*BY_HTTP[-3:], "guide.url=http://127.0.0.1:9/v1")))
+    assert cli.main(role_world.argv(tmp_path / "run", "Talking", *said)) == 2
+    told = capsys.readouterr().err
+    assert "config.roles.guide: http://127.0.0.1:9/v1/chat/completions is not reached" in told
+    assert "Start a server there" in told and "Traceback" not in told
 
 
 @pytest.mark.slow
 def test_a_dry_run_counts_the_weights_and_the_cache_of_roles(tmp_path):
-    extra = ("--config.roles.guide.pages=128", "--dry_run")
-    assert cli.main(role_world.argv(tmp_path / "run", "Talking", *ROLES, *extra)) == 0
-    resident = json.loads((tmp_path / "run/plan.json").read_text())["resident_bytes"]
-    assert resident["roles guide: parameters"] == resident["rollout parameters"]
-    pages = {"kv cache": 64 + 1, "roles guide: kv cache": 128 + 1}  # one is never used
-    assert (
-        resident["roles guide: kv cache"] / pages["roles guide: kv cache"] == resident["kv cache"] / pages["kv cache"]
-    )
+    argv = role_world.argv(tmp_path / "run", "Talking", *ROLES, "--config.roles.guide.pages=129")
+    cfg = flags.parse_argv(argv).config
+    spec = run_plan.model_spec(cfg)
+    resident = programs.resident_bytes(cfg, spec, sharding.make_mesh(cfg.mesh))
+    assert resident["roles guide: parameters"] == resident["rollout parameters"] > 0
+    assert resident["roles guide: kv cache"] == 2 * resident["kv cache"]  # 64 and 129 pages, and one that is not used
+    assert not any("critic" in name for name in resident if name.startswith("roles"))
+    plain = flags.parse_argv(tiny_run.argv(tmp_path / "plain")).config
+    assert not any("role" in name for name in programs.resident_bytes(plain, spec, sharding.make_mesh(plain.mesh)))
