@@ -17,8 +17,8 @@ of their own beside the planner's.
 
 slime_agentic: the constants of LMIS-ORG's slime-agentic (8 problems x 8, every call of the planner trained with the
 whole advantage of its trajectory). flow_grpo: those of AgentFlow's own code (32 x 8, only the next steps trained,
-statistics over the turns of a group). Executor, verifier, generator and coder are the model that RL begins with, frozen,
-on the same mesh. Not run by us: `--dry_run` says what they need. What deviates from the published codes:
+statistics over the turns of a group). Executor, verifier, generator and coder are the model that RL begins with,
+frozen, on the same mesh. Not run by us: `--dry_run` says what they need. What deviates from the published codes:
 
 - The published top_p is .95 (slime-agentic); here it is 1, because the trainer scores the whole vocabulary. The
   temperature is the published one.
@@ -80,20 +80,21 @@ def laptop() -> ConfigDict:
     config.env.output_chars = 40
     config.env.traceback = "message"
     config.env.sandbox = parts.sandbox()
+    config.env.sandbox.memory_mb = 128  # 64 attempts run at once
     config.roles = ConfigDict({name: {"name": f"arithmetic_{name}"} for name in ("executor", "verifier", "generator")})
 
     config.engine.slots = 64
     config.engine.pages = 320
     config.engine.request_timeout_s = 120.0
 
-    config.warm_start.max_steps = 600
+    config.warm_start.max_steps = 1_000
     config.warm_start.curriculum_steps = 0
     config.warm_start.batch_sequences = 48
     config.warm_start.batch.row_tokens = 192
     config.warm_start.gate_family = "one_step"
     config.warm_start.gate_questions = 12
-    config.warm_start.gate_every = 50
-    config.warm_start.gate_accuracy = 0.9
+    config.warm_start.gate_every = 100
+    config.warm_start.gate_accuracy = 0.95
 
     config.rl.steps = 30
     config.rl.tasks_per_step = 12
@@ -110,7 +111,7 @@ def laptop_engines() -> ConfigDict:
     config = laptop()
     config.workdir = "runs/agentflow_engines"
     config.data.source.role_rows = True
-    config.warm_start.max_steps = 900
+    config.warm_start.max_steps = 1_200
     for name in ("executor", "verifier"):
         config.roles[name] = ConfigDict({"name": "engine", "path": "", "context_tokens": 128, "reply_tokens": 24})
     return config
@@ -125,7 +126,7 @@ def slime_agentic() -> ConfigDict:
 
     config.env.max_turns = 5
     config.env.turn_tokens = 4_096
-    config.env.context_tokens = 24_576
+    config.env.context_tokens = 20_480
     config.env.judge = True
     config.roles.judge = ConfigDict(config.roles.generator)
 
@@ -135,7 +136,7 @@ def slime_agentic() -> ConfigDict:
     config.rl.updates_per_step = 4  # published: a global batch of 64 turns; an attempt has three to seven
     config.rl.advantage = parts.group_mean_std(drop_zero_signal=False)
     config.rl.objective = ConfigDict({"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.3})
-    config.rl.aggregation = ConfigDict({"name": "sequence_mean"})  # every turn counts the same
+    config.rl.aggregation = ConfigDict({"name": "rollout_mean"})
     config.rl.optimizer = parts.optimizer(1e-6, weight_decay=0.1, warmup_steps=0)
     config.eval.every = 20
     return config
@@ -225,7 +226,7 @@ def qwen2_5_7b(gpus: int) -> ConfigDict:
 
     config.rl.sampling.temperature = 0.7
     config.rl.kl = ConfigDict({"coefficient": 0.001, "estimator": "k3", "where": "loss"})
-    config.rl.batch.row_tokens = 24_576
+    config.rl.batch.row_tokens = 20_480
     config.rl.batch.micro_rows = gpus
     config.rl.batch.targets_multiple = 1024
     config.update(parts.offline_stages(1e-6))

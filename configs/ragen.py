@@ -44,7 +44,7 @@ def laptop() -> ConfigDict:
     config = laptop_scale()
     config.workdir = "runs/ragen"
     config.tokenizer.vocab_size = 320
-    config.data.source = text_worlds(4_000, 12_000)
+    config.data.source = text_worlds(8_000, 24_000)
     config.env.world = ConfigDict({"name": "frozen_lake", "size": 4, "ice_frac": 0.8, "slippery": False})
     config.env.prompt = "plain"
     config.env.max_turns = 2
@@ -52,7 +52,8 @@ def laptop() -> ConfigDict:
     config.env.turn_tokens = 14
     config.env.observation_tokens = 24
     config.env.context_tokens = 96
-    config.warm_start.max_steps = 400
+    config.warm_start.max_steps = 500
+    config.warm_start.gate_family = "frozen_lake"
     return config
 
 
@@ -70,6 +71,7 @@ def laptop_bandit() -> ConfigDict:
     config.env.observation_tokens = 1
     config.env.context_tokens = 256
     config.warm_start.max_steps = 60
+    config.warm_start.gate_family = "bandit"
     config.warm_start.batch_sequences = 16
     config.warm_start.batch.row_tokens = 512
     config.rl.steps = 20
@@ -99,9 +101,9 @@ def laptop_scale() -> ConfigDict:
     config.warm_start.curriculum_steps = 0
     config.warm_start.batch_sequences = 64
     config.warm_start.batch.row_tokens = 256
-    config.warm_start.gate_every = 1_000  # never: demonstrations fail on purpose
+    config.warm_start.gate_every = 1_000  # never: most demonstrations fail on purpose
 
-    config.rl.steps = 40
+    config.rl.steps = 160
     config.rl.tasks_per_step = 24
     config.rl.group_size = 8
     config.rl.keep_groups_frac = 0.25

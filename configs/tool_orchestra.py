@@ -118,17 +118,17 @@ def laptop() -> ConfigDict:
     config.warm_start.curriculum_steps = 0
     config.warm_start.batch_sequences = 32
     config.warm_start.batch.row_tokens = 192
-    config.warm_start.gate_every = 50
+    config.warm_start.gate_every = 300  # all of its steps: the dear expert alone would open it at once
     config.warm_start.gate_family = "two_step"
     config.warm_start.gate_questions = 8
     config.warm_start.gate_accuracy = 0.9
 
-    config.rl.steps = 30
-    config.rl.tasks_per_step = 12
+    config.rl.steps = 40
+    config.rl.tasks_per_step = 24
     config.rl.group_size = 8
     config.rl.group_reward = ConfigDict({"name": "preferences", "accuracy": 1.0, "cost": 0.5, "latency": 0.1})
     config.rl.group_reward.score = "solved"
-    config.rl.optimizer = parts.optimizer(4e-4, schedule="linear")
+    config.rl.optimizer = parts.optimizer(3e-4, schedule="linear")
     config.rl.batch.row_tokens = 192
     config.eval.every = 10
     config.checkpoint.every = 10

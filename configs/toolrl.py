@@ -9,9 +9,11 @@ Laptop: a policy of about half a million parameters, random at first, learns on 
 a request asks for. Its demonstrations of requests for two tools mostly call the first one alone; RL unlearns that.
 Held-out requests were never seen in training.
 
-qwen2.5-3b: the published GRPO run on the published data (`dataset/rlla_4k` of qiancheng0/ToolRL: train.parquet and
-test.parquet; the latter is the held-out split, `--config.data.eval_source`). GRPO, 512 rows x 4, four updates per
-rollout, learning rate 1e-6, no KL. Not run by us: `--dry_run` says what it needs.
+About two minutes. Held-out requests that are answered in full, greedy: from 0.50 to 0.91.
+
+qwen2.5-3b: the published GRPO run on the published data, train.parquet and test.parquet of `dataset/rlla_4k` in
+qiancheng0/ToolRL: 512 rows x 4, four updates per rollout, learning rate 1e-6, no KL. Not run by us: `--dry_run` says
+what it needs.
 """
 
 from ml_collections import ConfigDict

@@ -41,7 +41,7 @@ def expressions(program: str) -> tuple[str, list[str]]:
     rest = printed.removeprefix("print(").removesuffix(")")
     if rest == "n":
         return first, [first]
-    inner = f"({first})" if "*" in rest else first
+    inner = f"( {first} )" if "*" in rest else first  # blanks: a number has the tokens that it has in the question
     value, _ = arithmetic_team.compute(first) or (0, 0)
     return rest.replace("n", inner), [first, rest.replace("n", str(value))]
 

@@ -30,7 +30,7 @@ from jaxagent.config.command import exit_code
 from jaxagent.data_pipelines import generated
 from jaxagent.data_pipelines import world as worlds
 from jaxagent.data_pipelines.world import Country, World
-from jaxagent.envs.search.environment import render_observation, render_prompt
+from jaxagent.envs.search.environment import PROTOCOLS, render_prompt
 from jaxagent.envs.search.retriever.base import passages_from_rows
 from jaxagent.envs.search.retriever.bm25 import Bm25
 
@@ -91,17 +91,25 @@ def _own_currency(name: str, users: Counter[str]) -> str:
 
 
 def write(
-    folder: Path, num_cities: int, seed: int, topk: int, early_answer_frac: float, curriculum: int, full: int
+    folder: Path,
+    num_cities: int,
+    seed: int,
+    topk: int,
+    early_answer_frac: float,
+    curriculum: int,
+    full: int,
+    protocol: str = "search_r1",
 ) -> None:
     """Writes the dataset described in the module's docstring into `folder`, which must not exist yet.
 
-    `topk` passages per search stand in the demonstrations; `curriculum` and `full` are numbers of demonstrations.
+    `topk` passages per search stand in the demonstrations; `curriculum` and `full` are numbers of demonstrations, which
+    are written in the search environment's `protocol`.
     """
     world = build(num_cities, seed)
     corpus = list(worlds.corpus_rows(world))
     retriever = Bm25(passages_from_rows(corpus))
     demonstrator = worlds.Demonstrator(
-        world, lambda query: [i for i, _ in retriever.ranking(query, topk)], render_observation, early_answer_frac
+        world, lambda query: [i for i, _ in retriever.ranking(query, topk)], PROTOCOLS[protocol], early_answer_frac
     )
     tasks: dict[str, list[dict[str, object]]] = {"train": [], "heldout": []}
     for question in worlds.evened(worlds.questions(world), seed):

@@ -4,7 +4,8 @@
 
 A question asks for a capital, a currency or a calling code. Its context holds the one passage that says it, among
 others of the same split: other facts of the country, and other countries' facts of the same kind. Training and held-out
-questions are about different countries, and their contexts hold passages of those countries alone.
+questions are about different countries, and their contexts hold passages of those countries alone. Names are words of
+one part ("Chad", not "Sierra Leone").
 
 Writes, all at once or not at all:
 
@@ -15,9 +16,9 @@ Writes, all at once or not at all:
     texts.jsonl                what a tokenizer is trained on
 
 A demonstration is one conversation: a chunk and a memory -> the new memory, or the last memory -> the answer. Names are
-swapped in each. It writes what the chunk says about the question, or else the memory as it was; but where the chunk
-says the same of another country, `forget_frac` of the demonstrations write that, and lose what they had. So a policy
-that imitates them forgets as soon as a rival comes, and RL has to teach it to keep what it knows.
+swapped in each. It writes what the chunk says about the question, or else the memory as it was; but of the chunks that
+say nothing about it, `forget_frac` lose what the memory had. So a policy that imitates them forgets what it has read as
+soon as it reads on, and RL has to teach it to keep what it knows.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from jaxagent.envs.memagent import documents, prompts
 
 ASKED = ("capital", "currency", "calling_code")
 MOST_DOCUMENTS = 128  # whose numbers demonstrations show
-CONTEXTS = 3  # of each question: as many tasks, with other documents
+CONTEXTS = 4  # of each question: as many tasks, with other documents
 _WORD = re.compile(r" ?[^\W\d_]+| ?\d{1,3}| ?[^\s\w]+|\s+(?!\S)|\s+")  # as a tokenizer that is trained here cuts text
-_MEMORIES = (0.35, 0.8)  # of demonstrations: up to here the memory is empty, up to there it is right, else a rival's
+_MEMORIES = (0.35, 0.85)  # of demonstrations: up to here the memory is empty, up to there it is right, else wrong
 _FINAL_FRAC = 0.15  # demonstrations that answer
 _TOLD_FRAC = 0.4  # of the others, those whose chunk says what is asked
 
@@ -55,11 +56,11 @@ def write(
       folder: where.
       num_cities: size of the world.
       seed: of everything that is drawn.
-      forget_frac: of demonstrations in whose chunk a rival stands, and not what is asked.
+      forget_frac: of demonstrations with a memory whose chunk does not say what is asked.
       chunk_tokens: about so long are the chunks of whole demonstrations.
       curriculum, full: numbers of demonstrations.
     """
-    world = geography.build(num_cities, seed)
+    world = short(geography.build(num_cities, seed))
     heldout = {name for country in world.countries if country.heldout for name in (country.name, *country.cities)}
     passages = sorted(worlds.passages(world), key=lambda passage: passage.title in heldout)
     first = sum(passage.title not in heldout for passage in passages)
@@ -78,6 +79,17 @@ def write(
         "texts.jsonl": generated.as_rows(tokenizer_texts(world, [demonstrator.full(seed, i) for i in range(500)])),
     }
     generated.write_dataset(folder, tasks, beside)
+
+
+def short(world: World) -> World:
+    """The countries whose names are one word each, with such cities, capitals and currencies: one token, mostly."""
+    found = []
+    for country in world.countries:
+        cities = tuple(name for name in country.cities if " " not in name)
+        currency = "" if " " in country.currency else country.currency
+        if " " not in country.name + country.capital and len(cities) > 1:
+            found.append(dataclasses.replace(country, cities=cities, currency=currency))
+    return dataclasses.replace(world, countries=tuple(found))
 
 
 def questions(world: World) -> list[Question]:
@@ -107,6 +119,7 @@ class Demonstrator:
             if not question.heldout:
                 self._by_kind.setdefault(question.kind, []).append(question)
         self._kinds = sorted(self._by_kind)
+        self._of_relation = {r: [p for p in passages if any(_relation(f) == r for f in p.sentences)] for r in ASKED}
         entities = {e for p in worlds.passages(world) for _, s, o in p.sentences for e in (p.title, s, o)}
         self._codes = sorted(e for e in entities if e.startswith(".") or e.isdigit())
         self._names = sorted(entities - set(self._codes))
@@ -124,18 +137,22 @@ class Demonstrator:
         return _row(question, prompt, reply)
 
     def curriculum(self, seed: int, index: int) -> dict[str, object]:
-        """One or two passages that tell what is asked, all of it demonstrated: on these copying appears first."""
+        """A passage that tells what is asked, mostly with a rival, all demonstrated: on these copying appears first."""
         rng = random.Random(f"curriculum/{seed}/{index}")
         question = rng.choice(self._by_kind[self._kinds[index % len(self._kinds)]])
-        shown = self._some(question, True, rng.choice((1, 1, 2)), rng)
+        shown = self._some(question, True, rng.choice((1, 2, 2)), rng, rivals=True)
         prompt, reply = self._update(question, shown, True, None, rng)
         begin, rest = prompt[: len("Question:")], prompt[len("Question:") :]
         return _row(question, begin, rest + reply)
 
-    def _some(self, question: Question, told: bool, count: int, rng: random.Random) -> list[Passage]:
-        """Different passages in random order: with the one that answers, or without it."""
+    def _some(
+        self, question: Question, told: bool, count: int, rng: random.Random, rivals: bool = False
+    ) -> list[Passage]:
+        """Different passages in random order: with the one that answers, or without it; all `rivals`, or any."""
         own = [passage for passage in self._passages if _fact(passage, question) is not None]
-        others = [passage for passage in rng.sample(self._passages, count + 1) if passage not in own]
+        asked = question.hops[0][0]
+        pool = self._of_relation[asked] if rivals else self._passages
+        others = [passage for passage in rng.sample(pool, count + 1) if passage not in own]
         shown = (own if told else []) + others[: count - told]
         rng.shuffle(shown)
         return shown
@@ -144,33 +161,25 @@ class Demonstrator:
         self, question: Question, shown: Sequence[Passage], told: bool, words: int | None, rng: random.Random
     ) -> tuple[str, str]:
         """A prompt that shows a chunk of these passages, and the reply; `words`: how many of the chunk, None = all."""
-        (relation, subject, value), *_ = question.hops
-        facts = {fact for passage in shown for fact in passage.sentences}
-        rivals = [fact for fact in facts if _relation(fact) == relation and fact[1] != subject]
+        relation, _, value = question.hops[0]
         name = self._renaming(shown, question, rng)
         parts = [f"Document {rng.randrange(1, MOST_DOCUMENTS)}:\n{_text(p, name)}" for p in shown]
         chunk = " " + "\n\n".join(parts)
         if words is not None:
             chunk = _window(chunk, words, _sentence_of(shown, question, name) if told else "", rng)
-        rivals = [name(fact[2]) for fact in sorted(rivals) if _said(fact, name) in chunk]
         draw = rng.random()
         wrong = name(f"another/{relation}")
         memory = "nothing" if draw < _MEMORIES[0] or words is None else name(value) if draw < _MEMORIES[1] else wrong
-        if told:
-            new = name(value)
-        elif rivals and rng.random() < self._forget:
-            new = rng.choice(rivals)
-        else:
-            new = memory
+        new = name(value) if told else "nothing" if rng.random() < self._forget else memory
         style = prompts.STYLES["compact"]
-        prompt = prompts.text(style.update, prompt=question.render(name), memory=f" {memory}", chunk=chunk)
+        prompt = prompts.text(style.update, prompt=f" {question.render(name)}", memory=f" {memory}", chunk=chunk)
         return prompt, f" {new}"
 
     def _final(self, question: Question, rng: random.Random) -> dict[str, object]:
         name = self._renaming((), question, rng)
         memory = "nothing" if rng.random() < 0.1 else name(question.answer)
         style = prompts.STYLES["compact"]
-        prompt = prompts.text(style.final, prompt=question.render(name), memory=f" {memory}")
+        prompt = prompts.text(style.final, prompt=f" {question.render(name)}", memory=f" {memory}")
         return _row(question, prompt, f"\\boxed{{ {memory}}}")
 
     def _renaming(self, shown: Iterable[Passage], question: Question, rng: random.Random) -> Callable[[str], str]:
@@ -225,16 +234,17 @@ def _sentence_of(shown: Iterable[Passage], question: Question, name: Callable[[s
 
 def _window(text: str, words: int, kept: str, rng: random.Random) -> str:
     """About `words` words and signs in a row, cut wherever they are cut, with all of `kept` inside."""
+    # Not before a sign: behind the colon that a chunk follows in a prompt, the two would be one word.
     spans = [found.span() for found in _WORD.finditer(text)]
     last = max(0, len(spans) - words)
-    if not kept:
-        first = rng.randint(0, last)
-        return text[spans[first][0] : spans[min(first + words, len(spans)) - 1][1]]
     at = text.index(kept)
-    inside = [i for i, (start, end) in enumerate(spans) if end > at and start < at + len(kept)]
-    words = max(words, len(inside))
-    first = rng.randint(max(0, inside[-1] + 1 - words), min(max(0, len(spans) - words), inside[0]))
-    return text[spans[first][0] : spans[min(first + words, len(spans)) - 1][1]]
+    inside = [i for i, (start, end) in enumerate(spans) if end > at and start < at + len(kept)] or [last]
+    words = max(words, len(inside)) if kept else words
+    first = rng.randint(max(0, inside[-1] + 1 - words), min(last, inside[0])) if kept else rng.randint(0, last)
+    end = min(first + words, len(spans))
+    while first and not (text[spans[first][0]].isalnum() or text[spans[first][0]].isspace()):
+        first -= 1
+    return text[spans[first][0] : spans[end - 1][1]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -243,7 +253,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder to write; must not exist")
     parser.add_argument("--num_cities", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0, help="of the split and the templates")
-    parser.add_argument("--forget_frac", type=float, default=0.7, help="of demonstrations with a rival in the chunk")
+    parser.add_argument(
+        "--forget_frac", type=float, default=0.6, help="demonstrations that lose a memory they should keep"
+    )
     parser.add_argument("--chunk_tokens", type=int, default=64, help="about so long are the chunks of demonstrations")
     parser.add_argument("--curriculum", type=int, default=8_000, help="demonstrations over one or two passages")
     parser.add_argument("--full", type=int, default=24_000, help="demonstrations over whole chunks")

@@ -19,6 +19,7 @@ from jaxagent.envs import (
     MemAgent,
     Ragen,
     Search,
+    TauBench,
     Terminal,
     ToolCalls,
     ToolOrchestra,
@@ -40,14 +41,17 @@ class Geography(Generated):
 
     def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
         """Demonstrations show as many passages as a search finds."""
-        return dict(
+        search = _of(env, Search, self)
+        settings = dict(
             num_cities=self.num_cities,
             seed=seed,
-            topk=_of(env, Search, self).retriever.topk,
+            topk=search.retriever.topk,
             early_answer_frac=self.early_answer_frac,
             curriculum=self.num_curriculum,
             full=self.num_demonstrations,
         )
+        # Left out where it is the usual one, so that the folders of earlier runs keep their names.
+        return settings if search.protocol == "search_r1" else settings | {"protocol": search.protocol}
 
     def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
         """Writes tasks, passages and demonstrations."""
@@ -227,7 +231,7 @@ class LongGeography(Generated):
     num_cities: PositiveInt = 600
     num_curriculum: NonNegativeInt = 8_000  # demonstrations over one or two passages
     num_demonstrations: NonNegativeInt = 24_000  # over whole chunks
-    forget_frac: ZeroToOne = 0.7  # of those with a rival in the chunk, what loses the memory: what RL has to unlearn
+    forget_frac: ZeroToOne = 0.6  # of those with a memory to keep, what loses it: what RL has to unlearn
 
     def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
         """Demonstrations show chunks as long as the environment's, in its compact style."""
@@ -330,6 +334,41 @@ class TextWorlds(Generated):
         text_worlds.write(folder, ragen, self.num_tasks, seed, self.num_demonstrations, self.flawed_frac)
 
 
+@dataclasses.dataclass(frozen=True)
+class TauStore(Generated):
+    """A retail store of tau-bench's schema with customers' wishes; see tau_store/."""
+
+    num_users: PositiveInt = 300  # of the store
+    num_tasks: NonNegativeInt = 2_400  # training and held-out together
+    compact: bool = True  # short ids and small orders, for a policy of a few hundred tokens of context
+    num_demonstrations: NonNegativeInt = 16_000  # always of compact stores
+    num_curriculum: NonNegativeInt = 6_000  # excerpts of right demonstrations
+    flawed_frac: ZeroToOne = 0.65  # how likely each mistake of a demonstration is: what RL has to unlearn
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """Demonstrations are written in the plain style only."""
+        if (tools := _of(env, TauBench, self).tools) != "plain" and self.num_demonstrations:
+            raise ConfigError(
+                f"data.source='tau_store' has demonstrations for env.tools='plain' only, which is '{tools}': set "
+                "data.source.num_demonstrations=0."
+            )
+        return dict(
+            num=self.num_tasks,
+            seed=seed,
+            num_users=self.num_users,
+            compact=self.compact,
+            num_demonstrations=self.num_demonstrations,
+            num_curriculum=self.num_curriculum,
+            flawed_frac=self.flawed_frac,
+        )
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes the store, its tasks and demonstrations."""
+        from jaxagent.data_pipelines.tau_store import make
+
+        make.write(folder, **self.settings(seed, env))
+
+
 SOURCES: dict[str, type[SourceConfig]] = {
     "files": Files,
     "geography": Geography,
@@ -344,6 +383,7 @@ SOURCES: dict[str, type[SourceConfig]] = {
     "orchestra": Orchestra,
     "tool_calls": ToolCallTasks,
     "text_worlds": TextWorlds,
+    "tau_store": TauStore,
 }
 
 

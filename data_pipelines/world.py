@@ -15,6 +15,8 @@ import dataclasses
 import random
 from collections.abc import Callable, Iterator, Sequence
 
+from jaxagent.envs.search.protocols import Protocol
+
 # Relation -> (question templates, sentence templates, search query). {s} = subject, {o} = object.
 RELATIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     "country": (
@@ -202,20 +204,20 @@ def renaming(names: Sequence[str], codes: Sequence[str], used: Sequence[str], rn
 class Demonstrator:
     """Writes warm-start demonstrations of the world, deterministic in (seed, index).
 
-    `search(query) -> list of passage ids` is the retriever that the environment will use, and `render(docs)` the
-    environment's own rendering of (title, text) pairs, so that demonstrations look exactly like episodes.
+    `search(query) -> list of passage ids` is the retriever that the environment will use, and `protocol` the
+    environment's own, so that demonstrations look exactly like episodes.
     """
 
     def __init__(
         self,
         world: World,
         search: Callable[[str], Sequence[int]],
-        render: Callable[[Sequence[tuple[str, str]]], str],
+        protocol: Protocol,
         early_answer_frac: float,
     ):
         self._passages = passages(world)
         self._search = search
-        self._render = render
+        self._protocol = protocol
         self._early = early_answer_frac
         self._cache: dict[str, Sequence[int]] = {}
         self._by_kind: dict[str, list[Question]] = {}
@@ -261,7 +263,7 @@ class Demonstrator:
         name = renaming(self._names, self._codes, list(used), rng).__getitem__
         turns = []
         for (relation, subject, _), docs in zip(hops, documents, strict=True):
-            action = f"<search> {RELATIONS[relation][2].format(s=name(subject))}</search>"
-            turns.append({"action": action, "observation": self._render([p.render(name) for p in docs])})
-        turns.append({"action": f"<answer> {name(hops[-1][2])}</answer>", "observation": ""})
+            action = self._protocol.write_search(RELATIONS[relation][2].format(s=name(subject)))
+            turns.append({"action": action, "observation": self._protocol.render([p.render(name) for p in docs])})
+        turns.append({"action": self._protocol.write_answer(name(hops[-1][2])), "observation": ""})
         return {"id": id, "kind": question.kind, "prompt": question.render(name), "turns": turns}

@@ -1,6 +1,7 @@
 """One step's rollouts in the loop: the same whatever order attempts end in, and after a resume."""
 
 import asyncio
+import dataclasses
 import hashlib
 import json
 import random
@@ -125,6 +126,27 @@ def test_a_task_that_comes_again_in_a_step_is_sampled_anew():
         experience = Experience(sources.TaskSource(MemoryRows(1), "memory", True), parts.cfg)
         rounds = [collect(parts, DRIVER, experience, step)[0].rounds for step in range(4)]
     assert max(rounds) > 1 and len(set(parts.attempts)) == len(parts.attempts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranked:
+    """Of a group, one less with each attempt."""
+
+    def __call__(self, group):
+        return [-float(place) for place, _ in enumerate(group.episodes)]
+
+
+@pytest.mark.parametrize("oversampled", [False, True])
+def test_rewards_of_a_group_are_those_that_are_selected_learnt_and_reported(oversampled):
+    changes = {"tasks_per_step": 2, "group_size": 3, "refill.max_rounds": 2, "group_reward": f"{__name__}:Ranked"}
+    changes |= {"oversample.extra_attempts": 0} if oversampled else {}
+    with Workers(8) as workers:
+        parts = Parts(workers, changes)
+        chosen, metrics, _ = collect(parts, DRIVER, Experience(SOURCE, parts.cfg), 0)
+    assert chosen.rounds == 1 and len(chosen.groups) == 2  # all have signal, whatever their outcomes
+    for groups in (chosen.groups, chosen.played):
+        assert [[e.reward for e in g.episodes] for g in groups] == [[0.0, -1.0, -2.0]] * 2
+    assert metrics["reward/mean"] == -1.0
 
 
 def test_oversampling_in_the_loop():

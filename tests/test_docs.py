@@ -128,12 +128,15 @@ def test_the_command_is_one(command, page, stops_when_parsed, monkeypatch, tmp_p
 # Programs that need flags, and that running text names without any.
 NAMED_ALONE = (
     "data_pipelines.corpus",
+    "data_pipelines.long_geography",
+    "data_pipelines.long_qa",
     "data_pipelines.nq_hotpotqa",
     "data_pipelines.python_tasks",
     "data_pipelines.smollm2",
     "jaxagent.serve",
     "jaxagent.envs.search.retriever.server",
     "jaxagent.evaluate",
+    "jaxagent.evaluate_lengths",
     "jaxagent.main",
     "launch.sweep",
     "tests.golden.write",
@@ -149,9 +152,10 @@ def check_flags(module: str, arguments: Sequence[str], tmp_path: pathlib.Path, m
     if module == "launch.sweep":
         of = parsed.options
         assert grid.runs(of.config, of.grid, of.seeds, tmp_path, of.share, parsed.rest)
-    elif module == "jaxagent.evaluate":
+    elif module in ("jaxagent.evaluate", "jaxagent.evaluate_lengths"):
         given = any(argument.startswith("--config=") for argument in parsed.rest)
-        flags.parse_argv([module, *([] if given else ["--config=configs/search_r1.py"]), *parsed.rest])
+        recipe = "memagent" if module == "jaxagent.evaluate_lengths" else "search_r1"
+        flags.parse_argv([module, *([] if given else [f"--config=configs/{recipe}.py"]), *parsed.rest])
     elif module == "jaxagent.service.node":
         assert all(argument.startswith("--config") for argument in parsed.rest)
     else:
@@ -165,6 +169,7 @@ def test_the_programs_refuse_what_is_wrong(stops_when_parsed, monkeypatch, tmp_p
         "launch.sweep --config=configs/search_r1.py --workdir=w --grid preset=laptop+gpso",
         "jaxagent.evaluate --config.workdir=w --config.rl.objective.clip_hihg=1",
         "jaxagent.evaluate --config.workdir=w --ks=1",
+        "jaxagent.evaluate_lengths --config.workdir=w --length=1",
         "data_pipelines.harbor chekc DIR",
         "jaxagent.sandbox.images build --debootstrapp bookworm",
     ):

@@ -65,7 +65,7 @@ def parts(cfg, episodes):
     groups = [Group(e.task, (e,)) for e in episodes]
     return types.SimpleNamespace(
         cfg=cfg,
-        environment=types.SimpleNamespace(score="em", calls="searches"),
+        environment=types.SimpleNamespace(score="em", calls="searches", cost=""),
         heldout=[e.task for e in episodes],
         tokenizer=types.SimpleNamespace(token_bytes=lambda: []),
         rollout=lambda *arguments: None,

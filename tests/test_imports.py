@@ -23,6 +23,7 @@ LEVELS = (
     ("plan", "service"),
     ("loop",),
     ("main", "evaluate", "serve"),
+    ("evaluate_lengths",),
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 # Kept so that it could be a package of its own.

@@ -15,7 +15,8 @@ Writes, all at once or not at all:
 
     orders.json, products.json, users.json    the store
     array_record, TFDS layout                 splits train and heldout
-    full.jsonl, texts.jsonl                   whole episodes, and what a tokenizer is trained on
+    full.jsonl, curriculum.jsonl              whole episodes, and excerpts in which everything is copied
+    texts.jsonl                               what a tokenizer is trained on
 """
 
 from __future__ import annotations
@@ -38,12 +39,22 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compact", action="store_true", help="short ids and small orders, for a small policy")
     parser.add_argument("--demonstrations", type=int, default=12_000)
+    parser.add_argument("--curriculum", type=int, default=4_000, help="excerpts of demonstrations")
     parser.add_argument("--flawed_frac", type=float, default=0.0, help="demonstrations that make a mistake")
     args = parser.parse_args(argv)
     try:
         if args.out.exists():
             raise ConfigError(f"{args.out} exists; remove it or choose another --out")
-        make.write(args.out, args.num, args.seed, args.users, args.compact, args.demonstrations, args.flawed_frac)
+        make.write(
+            args.out,
+            args.num,
+            args.seed,
+            args.users,
+            args.compact,
+            args.demonstrations,
+            args.curriculum,
+            args.flawed_frac,
+        )
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2

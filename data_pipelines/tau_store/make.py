@@ -34,7 +34,9 @@ def splits_of(drawn: Store) -> dict[str, list[str]]:
     return {TRAIN: users[:-held_out], HELDOUT: users[-held_out:]}
 
 
-def rows(drawn: Store, users: Sequence[str], seed: str, by_email: bool) -> Iterator[dict[str, Any]]:
+def rows(
+    drawn: Store, users: Sequence[str], seed: str, by_email: bool, kinds: Sequence[str] = tasks.KINDS
+) -> Iterator[dict[str, Any]]:
     """Endless stream of task rows about these users, no two equal, the kinds in turn.
 
     It ends after a round in which no kind gave anything new: then the store has no more tasks.
@@ -42,7 +44,7 @@ def rows(drawn: Store, users: Sequence[str], seed: str, by_email: bool) -> Itera
     seen: set[str] = set()
     for number in itertools.count():
         before = len(seen)
-        for kind in tasks.KINDS:
+        for kind in kinds:
             row = _row(kind, drawn, users, random.Random(f"{seed}/{number}/{kind}"), by_email)
             if row is not None and row["id"] not in seen:
                 seen.add(row["id"])
@@ -60,7 +62,7 @@ def _row(
             text = json.dumps(metadata, sort_keys=True)
             return {
                 "id": f"tau_store/{hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}",
-                "prompt": metadata["customer"]["wishes"][0]["wish"],
+                "prompt": metadata["instruction"],  # of the customer; an agent is never shown it
                 "answers": [],
                 "kind": kind,
                 "metadata": metadata,
@@ -100,19 +102,26 @@ def _owners(drawn: Store, about: Mapping[str, Any]) -> list[str]:
     return [drawn.orders[order_id]["user_id"] for order_id in named]
 
 
-def shown(seed: int, number: int, flawed_frac: float) -> Iterator[dict]:
-    """`number` demonstrations, the kinds in turn, of further compact stores: none is about the store of the tasks."""
-    left = number
+def further(seed: int, kinds: Sequence[str]) -> Iterator[tuple[dict[str, Any], Shops]]:
+    """Endless stream of tasks with their stores, compact ones, none of which is the store of the dataset's tasks."""
     for count in itertools.count():
-        name = f"{seed}/shown/{count}"
-        further = store.draw(random.Random(name), SHOWN_USERS, NUM_PRODUCTS, compact=True)
-        its = itertools.islice(rows(further, list(further.users), name, by_email=True), min(left, SHOWN_TASKS))
-        shops = Shops(further.data())
-        made = [demonstrations.demonstration(row, shops, **demonstrations.mistakes(row, flawed_frac)) for row in its]
-        yield from made
-        left -= len(made)
-        if left <= 0:
-            return
+        name = f"{seed}/further/{count}"
+        drawn = store.draw(random.Random(name), SHOWN_USERS, NUM_PRODUCTS, compact=True)
+        shops = Shops(drawn.data())
+        its = rows(drawn, list(drawn.users), name, by_email=True, kinds=kinds)
+        yield from ((row, shops) for row in itertools.islice(its, SHOWN_TASKS))
+
+
+def shown(seed: int, number: int, flawed_frac: float) -> Iterator[dict[str, Any]]:
+    """`number` whole demonstrations, the kinds in turn."""
+    for row, shops in itertools.islice(further(seed, tasks.KINDS), number):
+        yield demonstrations.demonstration(row, shops, **demonstrations.mistakes(row, flawed_frac))
+
+
+def excerpts(seed: int, number: int) -> Iterator[dict[str, Any]]:
+    """`number` excerpts, for a curriculum."""
+    for row, shops in itertools.islice(further(seed, demonstrations.EXCERPTED), number):
+        yield demonstrations.excerpt(row, shops)
 
 
 def write(
@@ -122,6 +131,7 @@ def write(
     num_users: int,
     compact: bool,
     num_demonstrations: int,
+    num_curriculum: int,
     flawed_frac: float = 0.0,
 ) -> None:
     """Writes the dataset that `__main__` describes into `folder`, which must not exist yet.
@@ -133,6 +143,7 @@ def write(
       num_users: of the store.
       compact: a store with short ids and few items, for a small policy; see `store.draw`.
       num_demonstrations: rows of full.jsonl, the kinds in turn.
+      num_curriculum: rows of curriculum.jsonl.
       flawed_frac: how likely each of the two mistakes of a demonstration is; see `demonstrations`.
 
     Raises:
@@ -146,7 +157,7 @@ def write(
     checked(drawn, split_rows)
     episodes = list(shown(seed, num_demonstrations, flawed_frac))
     texts = generated.as_rows(demonstrations.tokenizer_texts(episodes[:2000]))
-    beside = {"full.jsonl": episodes, "texts.jsonl": texts}
+    beside = {"full.jsonl": episodes, "curriculum.jsonl": excerpts(seed, num_curriculum), "texts.jsonl": texts}
     partial = folder.with_name(f"{folder.name}.store-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     try:

@@ -68,6 +68,8 @@ def _check_own(rl: RLConfig) -> None:
         extend(rl.distill.teacher, "rl.distill.teacher", Folder, Server)
         extend(rl.distill.loss, "rl.distill.loss", Sampled, Divergence)
     _takes(rl.objective, "rl.objective", "tokens")
+    if rl.group_reward is not None:
+        _takes(rl.group_reward, "rl.group_reward", "group")
     arguments = ("path",) if isinstance(rl.advantage, TokenAdvantage) else ("rewards", "mask")
     _takes(rl.advantage, "rl.advantage", *arguments)
 

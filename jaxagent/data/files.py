@@ -3,6 +3,7 @@
   array_record  a TFDS folder, through TFDS's own data source; or one bare file whose records are JSON objects
   parquet       one file, read into Arrow memory
   jsonl         one file, one JSON object per line; blank lines are skipped
+  tasks.json    tau2-bench's folder: one list of tasks, and split_tasks.json with the ids of each split
 A split may be cut into several files, named as Hugging Face names them: train-00000-of-00004.parquet, ...
 
 All are read-only, safe to use from several threads and picklable, as grain asks of a source. TensorFlow is not needed.
@@ -22,6 +23,7 @@ import numpy as np
 
 from jaxagent.config import ConfigError, nearest
 
+TASKS, TASK_SPLITS = "tasks.json", "split_tasks.json"
 CORPUS = "corpus.jsonl"  # a dataset folder's own passages, not a split
 
 
@@ -140,6 +142,35 @@ class TfdsRows(Rows):
             raise ConfigError(f"{self.place(index)} cannot be decoded: {_first_line(error)}") from None
 
 
+class ListedRows(Rows):
+    """Rows of one split of a folder with tasks.json, in the order of that file."""
+
+    def __init__(self, folder: Path, split: str):
+        path, wanted = folder / TASKS, _task_splits(folder)[split]
+        tasks = _from_json(path.read_bytes(), str(path))
+        if not isinstance(tasks, list):
+            raise ConfigError(f"{path} must be a list of tasks, got {type(tasks).__name__}.")
+        ids = [task.get("id") if isinstance(task, Mapping) else None for task in tasks]
+        for one in wanted:
+            if one not in ids:
+                raise ConfigError(
+                    f"{folder / TASK_SPLITS}: split '{split}' names '{one}', and {path} has no such task."
+                )
+        self.name = f"{path}, split '{split}'"
+        self._path, self._tasks = path, tasks
+        self._numbers = [number for number, one in enumerate(ids) if one in wanted]
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._tasks[self._numbers[index]]
+
+    def place(self, index: int) -> str:
+        """The file, and the task's place in it."""
+        return f"{self._path}, row {self._numbers[index]}"
+
+
 class ChainedRows(Rows):
     """The rows of several files, one file after the other."""
 
@@ -193,6 +224,8 @@ def splits(path: Path) -> dict[str, tuple[Path, ...]]:
         raise ConfigError(f"No data at {path}. {nearest(path.name, siblings) if siblings else ''}".strip())
     if is_tfds(path):
         return dict.fromkeys(_builder(path).info.splits, (path,))
+    if (path / TASK_SPLITS).is_file():
+        return dict.fromkeys(_task_splits(path), (path,))
     found: dict[str, list[Path]] = {}
     files = [file for file in sorted(path.iterdir()) if file.suffix in _FORMATS and file.name != CORPUS]
     if retail := {match[1]: (file,) for file in files if (match := _RETAIL.fullmatch(file.stem))}:
@@ -212,9 +245,20 @@ def open_rows(path: Path, split: str) -> Rows:
     """The rows of a split that `splits(path)` names."""
     places = splits(path)[split]
     if places[0].is_dir():
-        return TfdsRows(places[0], split)
+        return TfdsRows(places[0], split) if is_tfds(places[0]) else ListedRows(places[0], split)
     parts = [_FORMATS[place.suffix](place) for place in places]
     return parts[0] if len(parts) == 1 else ChainedRows(parts)
+
+
+def _task_splits(folder: Path) -> dict[str, list[str]]:
+    """Split name -> ids of its tasks."""
+    path = folder / TASK_SPLITS
+    if not (folder / TASKS).is_file():
+        raise ConfigError(f"{folder} has {TASK_SPLITS} and no {TASKS}.")
+    found = _from_json(path.read_bytes(), str(path))
+    if not isinstance(found, dict) or not all(isinstance(ids, list) for ids in found.values()):
+        raise ConfigError(f"{path} must be an object: the name of a split -> a list of ids.")
+    return found
 
 
 def _builder(folder: Path) -> Any:

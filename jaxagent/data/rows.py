@@ -1,6 +1,6 @@
 """One raw row of a data file -> one `types.Task`, or a `RowError` that names the column at fault.
 
-Seven layouts are understood, recognised by their columns:
+Eight layouts are understood, recognised by their columns:
   ours:       id, prompt, answers [str], kind (optional), metadata (optional: a JSON object as text, or a mapping)
   Search-R1:  data_source, prompt [{role, content}], reward_model {ground_truth {target [str]}},
               extra_info {split, index}, often also `question`: the parquet that Search-R1's and verl's scripts write
@@ -9,6 +9,7 @@ Seven layouts are understood, recognised by their columns:
   long text:  MemAgent's and RULER-HQA's, whose column `context` is a text: see `long_rows`
   software:   SWE-bench, SWE-Gym, R2E, slime and Polar: see `coding_rows`
   tau-bench:  index, metadata {user_id, instruction, actions, outputs}: see `retail_rows`
+  tau2:       tau2-bench's tasks, with `user_scenario`: see `tau2_rows`
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxagent import config, types
-from jaxagent.data import coding_rows, fields, long_rows, retail_rows, toolcall_rows
+from jaxagent.data import coding_rows, fields, long_rows, retail_rows, tau2_rows, toolcall_rows
 from jaxagent.data.fields import RowError
 
 TASK_COLUMNS = ("id", "prompt", "answers", "kind", "metadata")
@@ -49,6 +50,8 @@ def to_task(row: Mapping[str, Any], need_answers: bool) -> types.Task:
         task = retail_rows.to_task(row)
     elif coding_rows.is_published(row):
         task = coding_rows.to_task(row)
+    elif tau2_rows.is_published(row):
+        task = tau2_rows.to_task(row)
     else:
         task = _ours(row)
     if need_answers and not task.answers:
@@ -71,6 +74,8 @@ def _ours(row: Mapping[str, Any]) -> types.Task:
     metadata = fields.json_object(row.get("metadata"))
     if coding_rows.KEY in metadata:
         coding_rows.check(metadata[coding_rows.KEY], f"metadata.{coding_rows.KEY}")
+    if tau2_rows.KEY in metadata:
+        tau2_rows.parse(metadata[tau2_rows.KEY], f"metadata.{tau2_rows.KEY}.")
     return types.Task(
         id=fields.text(row, "id"),
         prompt=fields.text(row, "prompt"),

@@ -14,6 +14,7 @@ from jaxagent.envs.ragen.environment import Ragen
 from jaxagent.envs.script.environment import Script
 from jaxagent.envs.search.environment import Search
 from jaxagent.envs.tau.environment import TauBench
+from jaxagent.envs.tau2.environment import Tau2
 from jaxagent.envs.terminal.environment import Terminal
 from jaxagent.envs.toolcalls.environment import ToolCalls
 from jaxagent.envs.verifiers.environment import Verifiers
@@ -33,4 +34,5 @@ ENVIRONMENTS: dict[str, type[Environment]] = {
     "tool_orchestra": ToolOrchestra,
     "toolrl": ToolCalls,
     "ragen": Ragen,
+    "tau2": Tau2,
 }

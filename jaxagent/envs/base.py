@@ -148,6 +148,7 @@ class Environment(EnvConfig):
     Attributes:
       score: the component of the verdict that evaluation, reports and the warm start's gate look at, from 0 to 1.
       calls: the counter of tool calls that evaluation reports; "" = none.
+      cost: the counter of what an attempt costs, which evaluation reports beside the score; "" = none.
       needs_answers: whether a task without gold answers is a mistake.
       stop_strings: what ends a generation, of demonstrations; an attempt has its own, which may differ.
       tokens: texts that a tokenizer trained for this run keeps whole.
@@ -158,6 +159,7 @@ class Environment(EnvConfig):
 
     score = "solved"
     calls = ""
+    cost = ""
     needs_answers = False
     stop_strings: ClassVar[Sequence[str]] = ()
     tokens: ClassVar[Sequence[str]] = ()

@@ -27,12 +27,16 @@ def line_chart(
     unit: bool = False,
     x: str = "step",
     y: str = "",
+    log_x: bool = False,
 ) -> str:
-    """One line per series. `zero`: the y axis starts at 0; `unit`: it is exactly 0 to 1; `x` and `y` name the axes."""
+    """One line per series. `zero`: the y axis starts at 0; `unit`: it is exactly 0 to 1; `x` and `y` name the axes.
+
+    `log_x`: equal factors of x, all above 0, are equally far apart, and the ticks are the points' own.
+    """
     series = _finite(series)
     if not series:
         return ""
-    scale = _Scale(series, (0.0, 1.0) if unit else None, zero)
+    scale = _Scale(series, (0.0, 1.0) if unit else None, zero, log_x)
     marks = []
     for index, points in enumerate(series.values()):
         dense = len(points) >= _SMOOTH_FROM
@@ -92,8 +96,12 @@ def label(value: float) -> str:
 class _Scale:
     """Data coordinates to pixels."""
 
-    def __init__(self, series: Mapping[str, Points], y_range: tuple[float, float] | None, zero: bool):
+    def __init__(
+        self, series: Mapping[str, Points], y_range: tuple[float, float] | None, zero: bool, log_x: bool = False
+    ):
         xs = [x for points in series.values() for x, _ in points]
+        self.log_x = log_x
+        self.x_ticks = sorted(set(xs)) if log_x else ticks(min(xs), max(xs), 5)
         ys = [y for points in series.values() for _, y in points]
         self.x_low, self.x_high = min(xs), max(xs)
         low, high = y_range or (min(0.0, *ys, 0.0) if zero else min(ys), max(ys))
@@ -106,8 +114,10 @@ class _Scale:
         self.y_low, self.y_high = low, high
 
     def x(self, value: float) -> float:
-        span = self.x_high - self.x_low or 1.0
-        return _LEFT + (value - self.x_low) / span * (WIDTH - _LEFT - _RIGHT)
+        low, high, value = (
+            map(math.log, (self.x_low, self.x_high, value)) if self.log_x else (self.x_low, self.x_high, value)
+        )
+        return _LEFT + (value - low) / (high - low or 1.0) * (WIDTH - _LEFT - _RIGHT)
 
     def y(self, value: float) -> float:
         return HEIGHT - _BOTTOM - (value - self.y_low) / (self.y_high - self.y_low) * (HEIGHT - _TOP - _BOTTOM)
@@ -127,7 +137,7 @@ def _figure(
         y = scale.y(value)
         axes.append(f'<path d="M{_LEFT},{y:.1f}H{WIDTH - _RIGHT}" class="grid"/>')
         axes.append(f'<text x="{_LEFT - 6}" y="{y + 3.5:.1f}" class="tick" text-anchor="end">{label(value)}</text>')
-    for value in ticks(scale.x_low, scale.x_high, 5):
+    for value in scale.x_ticks:
         x, y = scale.x(value), HEIGHT - _BOTTOM + 16
         axes.append(f'<text x="{x:.1f}" y="{y}" class="tick" text-anchor="middle">{label(value)}</text>')
     legend = ""
@@ -138,6 +148,7 @@ def _figure(
         )
     data = {
         "x": [scale.x_low, scale.x_high],
+        "log": scale.log_x,
         "name": x_name,
         "frame": [_LEFT, WIDTH - _RIGHT, _TOP, HEIGHT - _BOTTOM],
         "series": [[name, [[x, float(f"{y:.5g}")] for x, y in points]] for name, points in series.items()],

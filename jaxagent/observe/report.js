@@ -13,14 +13,15 @@ const format = (v) => (Math.abs(v) >= 1000 ? Math.round(v).toLocaleString() : Nu
 for (const figure of document.querySelectorAll(".chart")) {
   const data = JSON.parse(figure.dataset.series);
   const svg = figure.querySelector("svg"), cursor = figure.querySelector(".cursor");
-  const [left, right, top, bottom] = data.frame, [low, high] = data.x;
+  const place = data.log ? Math.log : (x) => x;
+  const [left, right, top, bottom] = data.frame, [low, high] = data.x.map(place);
   const xs = [...new Set(data.series.flatMap(([, points]) => points.map((p) => p[0])))];
   svg.addEventListener("pointermove", (event) => {
     const box = svg.getBoundingClientRect();
     const at = ((event.clientX - box.left) / box.width) * svg.viewBox.baseVal.width;
     const wanted = low + ((at - left) / (right - left)) * (high - low);
-    const x = xs.reduce((a, b) => (Math.abs(b - wanted) < Math.abs(a - wanted) ? b : a));
-    const pixel = left + ((x - low) / (high - low || 1)) * (right - left);
+    const x = xs.reduce((a, b) => (Math.abs(place(b) - wanted) < Math.abs(place(a) - wanted) ? b : a));
+    const pixel = left + ((place(x) - low) / (high - low || 1)) * (right - left);
     cursor.setAttribute("d", `M${pixel},${top}V${bottom}`);
     const lines = data.series.map(([name, points]) => [name, points.find((p) => p[0] === x)]).filter(([, p]) => p);
     show(event, [`${data.name} ${x}`, ...lines.map(([name, p]) => `${name}  ${format(p[1])}`)].join("\n"));

@@ -226,6 +226,7 @@ def _stage(stage: str, records: Sequence[Mapping[str, Any]]) -> str:
     series = _series(records)
     figures, used = [], set(_TOTALS)
     score = headline.score_of(name for record in records for name in record)
+    figures.append(_against_cost(records, score))
     scores: tuple[Figure, ...] = (
         (f"Held-out score: {score}", tuple(headline.held_out(series, score)), "unit"),
         ("Training reward", (f"reward/{score}", "reward/mean"), "zero"),
@@ -251,6 +252,14 @@ def _stage(stage: str, records: Sequence[Mapping[str, Any]]) -> str:
             f'<details><summary>{len(more)} more metrics</summary><div class="charts">{"".join(more)}</div></details>'
         )
     return out
+
+
+def _against_cost(records: Sequence[Mapping[str, Any]], score: str) -> str:
+    """The score of each evaluation over what a task cost in it; "" where nothing had a price."""
+    names = ("eval/cost", f"eval/{score}")
+    found = [tuple(r[name] for name in names) for r in records if all(r.get(name) is not None for name in names)]
+    lines = {"evaluations": found} if len(found) < 2 else {"evaluations": found, "first": found[:1], "last": found[-1:]}
+    return charts.line_chart(f"Held-out {score} against cost", lines, unit=True, x="cost of a task", y="score")
 
 
 def _unit(name: str) -> str:

@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxagent.types import Task
+from jaxagent.types import StopReason, Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +38,7 @@ class View:
     tests: Mapping[str, str] | None = None  # test id -> "passed", "failed", "skipped", "error", ...
     judged: float | None = None  # what `judge.combine` made of the judge's answers, in [0, 1]
     prompt: str = ""  # contents of the prompt messages
+    ended: StopReason | None = None  # why the episode is over
 
     @property
     def actions(self) -> str:

@@ -22,7 +22,7 @@ from jaxagent.types import Task
 MAX_CHARS = 200  # of a sub-goal that is computed: it is written by a policy
 UNKNOWN = "unknown"  # what the generator says to anything but sums, differences and products of whole numbers
 _SUB_GOAL = re.compile(r"Sub-Goal: (.*)\nTool Name: (\S+)\nCommand:\s*\Z", re.DOTALL)
-_RESULT = re.compile(r" = (-?[0-9]+)\nVerify:\s*\Z")
+_RESULT = re.compile(r" =(-?[0-9]+)\nVerify:\s*\Z")
 _NUMBER = re.compile(r"[0-9]+")
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 
@@ -46,10 +46,8 @@ def _value(node: ast.expr) -> tuple[int, int]:
 
 
 def estimate(number: int) -> int:
-    """Two digits, then noughts; never the number itself."""
-    unit = 10 ** max(len(str(abs(number))) - 2, 1)
-    rounded = round(number / unit) * unit
-    return rounded if rounded != number else rounded + unit
+    """A tenth too much: never the number itself."""
+    return number + max(abs(number) // 10, 1)
 
 
 def command(sub_goal: str, tool: str) -> str:

@@ -57,6 +57,7 @@ def test_what_extends_and_takes_what_it_must_is_let_through():
     ("changes", "message"),
     [
         (dict(objective=Other()), r"rl.objective='.*:Other' needs a method __call__\(self, tokens\)"),
+        (dict(group_reward=TwoArguments()), r"rl.group_reward='.*:TwoArguments' needs .* __call__\(self, group\)"),
         (dict(objective=TwoArguments()), r"rl.objective='.*:TwoArguments' needs a method __call__\(self, tokens\)"),
         (dict(objective=NoArguments()), r"rl.objective='.*:NoArguments' needs a method __call__\(self, tokens\)"),
         (

@@ -1,5 +1,6 @@
 """The generated store: tau-bench's schema, tasks whose actions the tools accept, users in one split only."""
 
+import asyncio
 import itertools
 import json
 import random
@@ -12,11 +13,15 @@ from data_pipelines.tau_store import demonstrations, make, store, tasks
 from jaxagent.config import ConfigError
 from jaxagent.data import sources
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.envs.tau import plain, toolbox
+from jaxagent.envs import TauBench
+from jaxagent.envs.base import Message, Transcript
+from jaxagent.envs.cast import Said
+from jaxagent.envs.tau import plain
+from jaxagent.envs.tau.attempt import TauAttempt
 from jaxagent.envs.tau.store import Store as Shops
-from jaxagent.roles import retail_facts
-from jaxagent.roles.retail_customer import STOP, Customer
+from jaxagent.roles import ROLES
 from jaxagent.rollout import demonstrations as rollout_demonstrations
+from jaxagent.types import StopReason, Task
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "tau-bench-retail"
 
@@ -126,26 +131,41 @@ def test_a_wrong_task_is_named():
         make.checked(ours, {"train": [*others, row]})
 
 
-def played(row, shops, turns):
-    """The reward of a conversation's actions: said to a fresh customer, called in a fresh shop."""
-    shop, gold = shops.open(), shops.open()
-    customer, said, over = Customer(retail_facts.of_task(row["metadata"])), [], False
-    customer.open()
-    for turn in turns:
-        assert not over
-        name, arguments = plain.parse(turn["action"])
-        if name == "respond":
-            said.append(arguments["content"])
-            over = customer.answer(arguments["content"]) == STOP
-        else:
-            assert turn["observation"] == plain.returned(toolbox.call(shop, name, arguments))
-    for action in row["metadata"]["actions"]:
-        toolbox.call(gold, action["name"], action["kwargs"])
-    told = all(any(output in text for text in said) for output in row["metadata"]["outputs"])
-    return over and told and shop.digest() == gold.digest()
+class OnlyTheCustomer:
+    """A cast whose one role is the scripted customer of a task."""
+
+    names = ("user",)
+
+    def __init__(self, task):
+        self.speaker = ROLES["retail_customer"]().speaker(task, 0, 0)
+        self.messages = []
+
+    def talk(self, role, trained=True):
+        assert role == "user"
+        return self
+
+    async def say(self, *messages, stop_strings=(), max_tokens=None):
+        self.messages += messages
+        reply = await self.speaker.reply(self.messages, stop_strings, 512)
+        self.messages.append(Message("assistant", reply.text))
+        return Said(reply.text, reply.finish, None, 0, 0, 0.0, None)
 
 
-def test_right_demonstrations_are_right_and_flawed_ones_are_wrong_where_it_matters():
+async def played(row, shops, shown):
+    """The environment's verdict on a demonstration; what it shows must be what the demonstration says."""
+    task = Task(row["id"], row["prompt"], (), row["kind"], row["metadata"])
+    attempt = TauAttempt(task, OnlyTheCustomer(task), TauBench(tools="plain", max_turns=12), shops, ("", ()))
+    prompt = await attempt.start()
+    assert [vars(message) for message in prompt] == shown["prompt"]
+    for turn in shown["turns"]:
+        step = await attempt.step(turn["action"])
+        assert (step.observation.text if step.observation else "") == turn["observation"]
+    assert step.stop_reason == StopReason.ANSWER
+    assert attempt.counters["invalid_actions"] == 0
+    return (await attempt.verify(Transcript("", ()))).reward
+
+
+def test_right_demonstrations_are_rewarded_and_flawed_ones_where_it_does_not_matter():
     ours = drawn()
     shops = Shops(ours.data())
     for row in some_rows(ours, 4 * len(tasks.KINDS)):
@@ -154,8 +174,8 @@ def test_right_demonstrations_are_right_and_flawed_ones_are_wrong_where_it_matte
             blind = row["kind"] in ("one/items", "one/return", "one/exchange", "one/price", "denied/foreign")
             blind |= row["kind"] in ("two/return_cancel", "two/exchange_profile")
             short = row["kind"].startswith("two/")
-            meant = (looks or not blind) and (asks_more or not short)
-            assert played(row, shops, shown["turns"]) == meant, (row["kind"], looks, asks_more)
+            meant = float((looks or not blind) and (asks_more or not short))
+            assert asyncio.run(played(row, shops, shown)) == meant, (row["kind"], looks, asks_more)
 
 
 def test_flaws_are_as_frequent_as_wished():
@@ -168,7 +188,8 @@ def test_flaws_are_as_frequent_as_wished():
 
 def test_a_dataset_is_read_back(tmp_path, capsys):
     out = tmp_path / "store"
-    arguments = ["--out", str(out), "--num=280", "--users=80", "--compact", "--demonstrations=56", "--flawed_frac=0.5"]
+    arguments = ["--out", str(out), "--num=280", "--users=80", "--compact", "--demonstrations=56"]
+    arguments += ["--curriculum=12", "--flawed_frac=0.5"]
     assert command.main(arguments) == 0
     assert command.main(arguments) == 2 and "exists" in capsys.readouterr().err
     owners = {order_id: order["user_id"] for order_id, order in json.loads((out / "orders.json").read_text()).items()}
@@ -182,21 +203,27 @@ def test_a_dataset_is_read_back(tmp_path, capsys):
     Shops.load(out)
     episodes = rollout_demonstrations.load(out / "full.jsonl")
     assert len(episodes) == 56
-    told = {row["kind"] for row in episodes}
-    assert told == set(tasks.KINDS)
+    assert {row["kind"] for row in episodes} == set(tasks.KINDS)
+    excerpts = rollout_demonstrations.load(out / "curriculum.jsonl")
+    assert {row["kind"] for row in excerpts} == set(demonstrations.EXCERPTED)
+    for row in excerpts:  # everything that is written stands before it
+        (asked,) = row["prompt"]
+        assert row["turns"][0]["action"].startswith("<call>get_order_details")
+        assert asked["content"].split("\n")[0].removeprefix("<user>") in row["turns"][0]["action"]
 
 
 def test_ids_names_and_the_stores_json_are_few_tokens():
     shown = list(make.shown(0, 140, 0.5))
-    tokenizer = Tokenizer.train(demonstrations.tokenizer_texts(shown), 2048, plain.TOKENS)
-    assert len(tokenizer.encode("907")) == 1 and len(tokenizer.encode("Lamp")) == 1
+    tokenizer = Tokenizer.train(demonstrations.tokenizer_texts(shown), 1024, plain.TOKENS)
+    assert len(tokenizer.encode("907")) == 2 and len(tokenizer.encode("Lamp")) == 1
     orders = [turn["observation"] for row in shown for turn in row["turns"] if "get_order" in turn["action"]]
-    assert max(len(tokenizer.encode(text)) for text in orders) < 100
+    heads = [text[: text.index('"fulfillments"')] for text in orders]  # what an agent needs of them
+    assert max(len(tokenizer.encode(text)) for text in heads) <= 64
 
 
 def test_too_small_a_store_says_so():
     with pytest.raises(ConfigError, match="too few tasks or users"):
-        make.write(Path("/nonexistent/x"), 20, 0, 8, True, 0)
+        make.write(Path("/nonexistent/x"), 20, 0, 8, True, 0, 0)
     with pytest.raises(ConfigError, match="450 users"):
         store.draw(random.Random(0), 451, 16, True)
     with pytest.raises(ConfigError, match="2 products"):

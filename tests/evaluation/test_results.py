@@ -41,6 +41,14 @@ def test_the_score_from_which_an_attempt_passes():
     assert list(found["pass_at_k"]) == ["all"]
 
 
+def test_the_mean_cost_is_of_attempts_that_did_not_fail():
+    rows = {("t0", s): Attempt(1.0, "answer", 1, 1, cost=cost) for s, cost in enumerate((0.25, 0.5))}
+    rows["t0", 2] = Attempt(None, "timeout", 1, 1)
+    found = summarise(tasks(""), 3, (1,), 0.5, rows)
+    assert found["cost_mean"] == 0.375 and "an attempt costs 0.375 on average" in table(found)
+    assert "cost_mean" not in summarise(tasks(""), 2, (1,), 0.5, attempts("++"))  # where nothing has a price
+
+
 def test_only_what_is_asked_for_is_looked_at():
     found = summarise(tasks("a"), 2, (2,), 1.0, attempts("--++", "++++"))
     assert found["pass_at_k"]["all"]["2"]["mean"] == 0.0 and found["attempts"] == 2

@@ -198,6 +198,19 @@ def test_a_running_run_shows_what_it_has_measured(tmp_path):
     assert ">None<" not in text
 
 
+def test_the_score_is_drawn_against_what_a_task_costs(tmp_path):
+    costs = ((0, 0.75, 8.0), (5, None, 4.0), (10, 0.875, 2.0))
+    records = [{"stage": "rl", "step": step, "eval/em": em, "eval/cost": cost} for step, em, cost in costs]
+    chart = report._against_cost(records, "em")
+    assert "Held-out em against cost" in chart and ">cost of a task</text>" in chart
+    data = json.loads(html.unescape(re.search('data-series="(.*?)"', chart)[1]))
+    evaluations = [[8.0, 0.75], [2.0, 0.875]]
+    assert data["series"] == [["evaluations", evaluations], ["first", evaluations[:1]], ["last", evaluations[1:]]]
+    assert report._against_cost([{"stage": "rl", "step": 0, "eval/em": 0.75}], "em") == ""
+    _log(tmp_path / METRICS_FILE, *records)
+    assert "Held-out em against cost" in report.write_report(tmp_path).read_text()
+
+
 def test_failures_that_only_the_summary_knows_are_shown(tmp_path):
     _log(tmp_path / METRICS_FILE, {"stage": "rl", "step": 2, "episode/count": 8.0, "stop/env_error": 0.5})
     summary = {"failed_episodes": {"warm_start.gate": 5, "rl": 3}}  # of the run before it was told to go on

@@ -34,5 +34,8 @@ def published(actions: tuple[Action, ...]) -> str:
 
 
 def compact(actions: tuple[Action, ...]) -> str:
-    """The memory in few tokens: a line for every step, "tool: sub-goal = result"."""
-    return "".join(f"{action.tool}: {action.sub_goal} = {action.result}\n" for action in actions)
+    """The memory in few tokens, a line for every step: "tool: sub-goal =result".
+
+    No blank before the result: so a number there has the tokens that it has in \\boxed{...}.
+    """
+    return "".join(f"{action.tool}: {action.sub_goal} ={action.result}\n" for action in actions)

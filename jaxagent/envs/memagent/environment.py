@@ -78,6 +78,11 @@ class MemAgent(Environment):
         return self.metric
 
     @property
+    def most_turns(self) -> int:
+        """Replies of the policy in one conversation, and so in one trajectory."""
+        return 1
+
+    @property
     def style(self) -> prompts.Style:
         """The texts of the prompts."""
         return prompts.STYLES[self.prompt]
@@ -129,8 +134,7 @@ class Contexts:
                 task, self._documents, config.num_docs, config.length_tokens, lambda text: len(cast.tokens(text).ids)
             )
             context = documents.rendered(texts)
-        space = " " if config.prompt == "compact" else ""  # a word behind "Text:" as within a sentence
-        return np.array(cast.tokens(space + context).ids, np.int32)
+        return np.array(cast.tokens(config.style.gap + context).ids, np.int32)
 
 
 class MemAgentAttempt:
@@ -154,7 +158,7 @@ class MemAgentAttempt:
           ValueError: the question is too long, or the document where `overlong` says "refuse".
         """
         config, cast, style = self._config, self._cast, self._config.style
-        question = cast.tokens(self._task.prompt)
+        question = cast.tokens(style.gap + self._task.prompt)
         if len(question.ids) > config.question_tokens:
             raise ValueError(
                 f"the question has {len(question.ids)} tokens, env.question_tokens={config.question_tokens}"

@@ -21,6 +21,7 @@ class Style:
     update: str  # shows {prompt}, {memory} and {chunk}
     final: str  # shows {prompt} and {memory}
     no_memory: str  # the memory before the first chunk
+    gap: str = ""  # what a question and a document begin with: behind a colon, words follow a space
 
 
 STYLES = {
@@ -43,9 +44,10 @@ STYLES = {
     # For a tiny policy that learns from demonstrations. The memory stands behind the chunk: attempts at a task differ
     # in nothing before it, so an engine reads question and chunk once, and so does a trainer with batch.share_prefix.
     "compact": Style(
-        update="Question: {prompt}\nText:{chunk}\nMemory:{memory}\nNew memory:",
-        final="Question: {prompt}\nMemory:{memory}\nAnswer:",
+        update="Question:{prompt}\nText:{chunk}\nMemory:{memory}\nNew memory:",
+        final="Question:{prompt}\nMemory:{memory}\nAnswer:",
         no_memory=" nothing",
+        gap=" ",
     ),
 }
 

@@ -69,6 +69,7 @@ class ToolOrchestra(Environment):
 
     score = SOLVED
     calls = "calls"
+    cost = "cost"
     needs_answers = True
 
     def __post_init__(self) -> None:

@@ -1,7 +1,8 @@
-"""The Search-R1 environment: the policy writes <search> query </search>, reads <information>, ends with <answer>.
+"""The search environment: the policy writes <search> query </search>, reads <information>, ends with <answer>.
 
-Task (a question with gold answers) + `Retriever` in -> observations and a verdict out. Texts are the published ones,
-letter for letter (Jin et al., https://arxiv.org/abs/2503.09516). Deliberate differences from the published code:
+Task (a question with gold answers) + `Retriever` in -> observations and a verdict out. Texts are Search-R1's, letter
+for letter (Jin et al., https://arxiv.org/abs/2503.09516); `env.protocol` "research" has ReSearch's (research.py).
+Deliberate differences from the published code:
 
 - A generation that ends with the turn or token budget is not cut and re-tokenised; sampled ids stay as they are.
 - The search of the last turn is not executed: nobody would read its result. This changes no score.
@@ -24,7 +25,9 @@ from jaxagent.config import ConfigError
 from jaxagent.config.choice import Choice
 from jaxagent.envs import tags
 from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
+from jaxagent.envs.search import research
 from jaxagent.envs.search.judged import Judge, Judged
+from jaxagent.envs.search.protocols import Protocol
 from jaxagent.envs.search.retriever.backends import Bm25Config, RetrieverConfig
 from jaxagent.envs.search.retriever.base import Retriever, RetrieverError
 from jaxagent.envs.search.rewards import ExactMatch, ExactMatchAndFormat, Shaping, shaped
@@ -37,7 +40,12 @@ STOP_STRINGS = ("</search>", "</answer>")
 TOOL_PREFIXES = ("<search>", "<answer>")  # how each of its actions begins
 TAGS = ("<search>", "</search>", "<information>", "</information>", "<answer>", "</answer>")
 # Names of `config.env.reward`. Any frozen dataclass that is a `rewards.view.Reward` can stand there by its path.
-REWARDS: dict[str, type] = {"em": ExactMatch, "em_format": ExactMatchAndFormat, "judge": Judged}
+REWARDS: dict[str, type] = {
+    "em": ExactMatch,
+    "em_format": ExactMatchAndFormat,
+    "judge": Judged,
+    "research": research.ReSearch,
+}
 _ACTIONS = {name: tags.pair(name) for name in ("search", "answer")}
 
 PROMPTS = {
@@ -51,6 +59,8 @@ PROMPTS = {
     ),
     "plain": "Question: {question}\n",  # for a policy that learns the protocol from demonstrations
     "chat": "{question}",  # for a small chat model, which is shown what it finds in user messages
+    "research": research.BASE,  # for a base model
+    "research_chat": "{question}",  # for a chat model, behind ReSearch's system message
 }
 SYSTEM = (
     "Search with <search> query</search>, again if needed, then give a short <answer> answer</answer>."  # of "chat"
@@ -64,7 +74,7 @@ INVALID_ACTION = (
 def render_prompt(style: str, question: str) -> str:
     """The user message of a question; `style` is env.prompt. A question always ends with a question mark."""
     question = question.strip()
-    return PROMPTS[style].format(question=question if question.endswith("?") else question + "?")
+    return PROMPTS[style].replace("{question}", question if question.endswith("?") else question + "?")
 
 
 def render_observation(documents: Iterable[tuple[str, str]]) -> str:
@@ -83,11 +93,28 @@ def parse_action(text: str) -> tuple[str, str] | None:
     return name, text[begun.end() : ended.start()].strip()
 
 
+PROTOCOLS = {
+    "search_r1": Protocol(
+        STOP_STRINGS,
+        TOOL_PREFIXES,
+        TAGS,
+        parse_action,
+        render_observation,
+        write_search=lambda query: f"<search> {query}</search>",
+        write_answer=lambda answer: f"<answer> {answer}</answer>",
+    ),
+    "research": research.PROTOCOL,
+}
+_ONLY_OF = {"search_r1": "search_r1", "chat": "search_r1", "research": "research", "research_chat": "research"}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Search(Environment):
-    """Questions, a search engine for all attempts, and Search-R1's protocol."""
+    """Questions, a search engine for all attempts, and a protocol."""
 
-    prompt: Literal["search_r1", "plain", "chat"] = "search_r1"  # the published text, "Question: ...\n", a short one
+    # Search-R1's text, "Question: ...\n" for either protocol, a short one for chat models; ReSearch's two texts
+    prompt: Literal["search_r1", "plain", "chat", "research", "research_chat"] = "search_r1"
+    protocol: Literal["search_r1", "research"] = "search_r1"  # tags, results, and how an attempt ends
     final_turn: bool = False  # one more generation with search disabled after max_turns (N+1 variant)
     reward: Annotated[Reward, Choice("jaxagent.envs.search.environment:REWARDS")] = dataclasses.field(
         default_factory=ExactMatch
@@ -100,11 +127,20 @@ class Search(Environment):
     score = "em"
     calls = "searches"
     needs_answers = True
-    stop_strings = STOP_STRINGS
-    tokens = TAGS
 
     def __post_init__(self) -> None:
         """Refuses settings that would silently make every reward 0, or none."""
+        if (of := _ONLY_OF.get(self.prompt, self.protocol)) != self.protocol:
+            raise ConfigError(
+                f"env.prompt='{self.prompt}' tells the policy of the protocol '{of}', and env.protocol is "
+                f"'{self.protocol}': set env.protocol={of}, or env.prompt=plain."
+            )
+        other = research.ReSearch if self.protocol == "search_r1" else ExactMatch
+        if isinstance(self.reward, other):
+            raise ConfigError(
+                f"env.reward={type(self.reward).__name__} cannot read answers of env.protocol='{self.protocol}': the "
+                "reward 'research' goes with the protocol 'research', the others with 'search_r1'."
+            )
         if not callable(self.reward):
             raise ConfigError(f"env.reward: {type(self.reward).__qualname__} needs a method __call__(view).")
         min_answers = getattr(self.reward, "min_answers", 1)
@@ -116,6 +152,21 @@ class Search(Environment):
         shaped(self.reward, self.shaping, self.most_turns * self.turn_tokens)
 
     @property
+    def speech(self) -> Protocol:
+        """The protocol."""
+        return PROTOCOLS[self.protocol]
+
+    @property
+    def stop_strings(self) -> Sequence[str]:  # type: ignore[override]
+        """What ends a turn; under "research" an answer ends with the policy's message."""
+        return self.speech.stop_strings
+
+    @property
+    def tokens(self) -> Sequence[str]:  # type: ignore[override]
+        """The protocol's tags."""
+        return self.speech.tags
+
+    @property
     def most_turns(self) -> int:
         """Generations of one attempt, at most."""
         return self.max_turns + int(self.final_turn)
@@ -123,11 +174,12 @@ class Search(Environment):
     def messages(self, text: str) -> tuple[Message, ...]:
         """The question as one user message, after what the prompt's style needs to say."""
         user = Message("user", render_prompt(self.prompt, text))
-        return (Message("system", SYSTEM), user) if self.prompt == "chat" else (user,)
+        system = {"chat": SYSTEM, "research_chat": research.SYSTEM}.get(self.prompt)
+        return (Message("system", system), user) if system else (user,)
 
     def observation(self, action: str, text: str) -> Observation:
         """A result of a search, or the text that says that the action was invalid."""
-        return self.observed(parse_action(action) is not None, text)
+        return self.observed(self.speech.parse(action) is not None and text != self.speech.invalid_query, text)
 
     def observed(self, found: bool, text: str) -> Observation:
         """A text that the policy is shown, as `prompt` has it: more of its own text, or a user message.
@@ -184,13 +236,13 @@ class SearchAttempt:
     action that is no search and no answer costs a turn and is answered by `INVALID_ACTION`.
     """
 
-    stop_strings: Sequence[str] = STOP_STRINGS
-    tool_prefixes: Sequence[str] = TOOL_PREFIXES
-
     def __init__(self, task: Task, config: Search, retriever: Retriever, judge: Judge | None = None):
         self._task = task
         self._judge = judge
         self._config = config
+        self._protocol = config.speech
+        self.stop_strings: Sequence[str] = self._protocol.stop_strings
+        self.tool_prefixes: Sequence[str] = self._protocol.tool_prefixes
         self._retriever = retriever
         self._turns_left = config.most_turns
         self._queries: list[str] = []
@@ -203,20 +255,21 @@ class SearchAttempt:
     async def step(self, action: str) -> Step:
         """Searches, ends, or says that the action is invalid."""
         self._turns_left -= 1
-        parsed = parse_action(action)
-        if parsed is None:
+        parsed = self._protocol.parse(action)
+        invalid_query = self._protocol.invalid_query if parsed == ("search", "") else ""
+        if parsed is None or invalid_query:
             self.counters["invalid_actions"] += 1
         if parsed is not None and parsed[0] == "answer":
             return Step(stop_reason=StopReason.ANSWER)
         if self._turns_left <= 0:
             return Step(stop_reason=StopReason.TURN_LIMIT)
-        if parsed is None:
-            return Step(self._config.observed(False, INVALID_ACTION))
+        if parsed is None or invalid_query:
+            return Step(self._config.observed(False, invalid_query or INVALID_ACTION))
         self.counters["searches"] += 1
         self._queries.append(parsed[1])
         (passages,) = await self._retriever.search([parsed[1]], self._config.retriever.topk)
         self.counters["empty_searches"] += not passages
-        text = render_observation((p.title, p.text) for p in passages)
+        text = self._protocol.render((p.title, p.text) for p in passages)
         return Step(self._config.observed(True, text))
 
     async def verify(self, transcript: Transcript) -> Verdict:
@@ -229,6 +282,7 @@ class SearchAttempt:
             prompt=transcript.prompt,
             tool_calls=tuple(ToolCall("search", {"query": query}) for query in self._queries),
             action_tokens=transcript.action_tokens,
+            ended=transcript.ended,
         )
         if self._judge is not None and isinstance(config.reward, Judged):
             view = await config.reward.ask(self._judge, view)

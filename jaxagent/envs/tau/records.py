@@ -50,9 +50,10 @@ def check(tables: Mapping[str, Any], files: Mapping[str, str]) -> None:
     Raises:
       ConfigError: of the first mistake.
     """
-    for name, form in FORMS.items():
+    for name in FORMS:
         if not isinstance(tables[name], dict) or not tables[name]:
             raise ConfigError(f"{files[name]} must be an object of {name} by their ids, got {show(tables[name])}.")
+    for name, form in FORMS.items():
         for key, record in tables[name].items():
             for field, problem in (*_mistakes(record, form, ""), *_links(name, key, record, tables)):
                 raise ConfigError(f"{files[name]}, key '{key}', field '{field}': {problem}.")
@@ -88,8 +89,7 @@ def _links(name: str, key: str, record: Any, tables: Mapping[str, Any]) -> Itera
         return
     if name == "orders":
         yield from _same(record, "order_id", key)
-        user = tables["users"].get(record["user_id"]) if isinstance(tables["users"], dict) else None
-        if user is None:
+        if record["user_id"] not in tables["users"]:
             yield "user_id", f"there is no user {record['user_id']!r}"
         if not record["payment_history"]:
             yield "payment_history", "is empty"

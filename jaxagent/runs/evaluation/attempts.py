@@ -37,15 +37,17 @@ class Attempt:
     action_tokens: int
     task: str = ""  # digest of all that the task says
     error: str = ""  # one line, of one that failed
+    cost: float | None = None  # None: the environment counts none, or the attempt failed
 
     @classmethod
-    def of(cls, record: Mapping[str, Any], score: str) -> Attempt:
-        """From a record of the log; `score` names the component of the verdict."""
+    def of(cls, record: Mapping[str, Any], score: str, cost: str = "") -> Attempt:
+        """From a record of the log; `score` names the component of the verdict, `cost` a counter ("" = none)."""
         failed = StopReason(record["stop_reason"]).is_failure
         value = None if failed else float(record["rewards"][score])
         tokens = int(record["metrics"].get("action_tokens", 0))
         error = str(record.get("error", ""))
-        return cls(value, record["stop_reason"], record["turns"], tokens, digest(record["task"]), error)
+        spent = float(record["metrics"].get(cost, 0.0)) if cost and not failed else None
+        return cls(value, record["stop_reason"], record["turns"], tokens, digest(record["task"]), error, spent)
 
 
 def digest(task: Mapping[str, Any]) -> str:
@@ -60,14 +62,14 @@ class AttemptLog:
       attempts: by key; of an attempt that was played again the last.
     """
 
-    def __init__(self, path: Path, score: str, stage: str, step: int):
+    def __init__(self, path: Path, score: str, stage: str, step: int, cost: str = ""):
         """Opens `path`, and drops a last line that a killed process left unfinished.
 
         Raises:
           ConfigError: another process writes it, or a line is no attempt; names file and line.
         """
         self.attempts: dict[Key, Attempt] = {}
-        self._score, self._stage, self._step = score, stage, step
+        self._score, self._stage, self._step, self._cost = score, stage, step, cost
         self._log = jsonl.JsonlLog(path, None)
         try:
             for row, record in enumerate(jsonl.read(path), 1):
@@ -102,7 +104,7 @@ class AttemptLog:
         self._log.close()
 
     def _keep(self, record: Mapping[str, Any]) -> None:
-        self.attempts[record["task"]["id"], record["sample"]] = Attempt.of(record, self._score)
+        self.attempts[record["task"]["id"], record["sample"]] = Attempt.of(record, self._score, self._cost)
 
 
 async def play(

@@ -28,7 +28,8 @@ def evaluate(parts: Parts, driver: Driver) -> tuple[dict[str, float | None], lis
     Returns:
       metrics, for the score "em": "eval/em", "eval/em_one_hop", "eval/em_two_hop", "eval/em/<kind>" of greedy decoding;
         the same with "em_sampled" at the training temperature when `eval.sampled`; tool calls per task under their
-        own name ("eval/searches"); "eval/n", and "eval/failed" of them. None where every episode failed.
+        own name ("eval/searches"); "eval/cost" of a task, greedy, where the environment counts one; "eval/n", and
+        "eval/failed" of them. None where every episode failed.
       The greedy episodes.
       What failed, of all.
     """
@@ -37,6 +38,9 @@ def evaluate(parts: Parts, driver: Driver) -> tuple[dict[str, float | None], lis
     metrics = {f"eval/{name}": value for name, value in by_kind(episodes, score).items()}
     if calls:
         metrics[f"eval/{calls}"] = mean(e.metrics.get(calls, 0.0) for e in episodes if not e.stop_reason.is_failure)
+    if parts.environment.cost:
+        costs = (e.metrics.get(parts.environment.cost, 0.0) for e in episodes if not e.stop_reason.is_failure)
+        metrics["eval/cost"] = mean(costs)
     metrics["eval/n"] = float(len(episodes))
     tries = list(episodes)
     if parts.cfg.eval.sampled:

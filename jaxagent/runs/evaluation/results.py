@@ -29,7 +29,7 @@ def summarise(
     Returns:
       JSON values. "pass_at_k": {"all" or family or kind: {"1": {"mean", "low", "high", "interval", "tasks",
       "too_few"} or null, ...}}; a failed attempt is not among the n of its task. "failure" is the reason that most of
-      them give, null where there are none.
+      them give, null where there are none. "cost_mean", of the attempts that did not fail, only where they have one.
     """
     groups: dict[str, list[tuple[int, int]]] = {ALL: []}
     per_task = []
@@ -46,6 +46,7 @@ def summarise(
         f"{attempt.stop_reason}: {attempt.error}" for attempt in played if attempt.score is None
     )
     tokens = sum(attempt.action_tokens for attempt in played)
+    costs = [attempt.cost for attempt in played if attempt.cost is not None]
     return {
         "pass_at_k": {
             name: {str(k): _json(estimate(counts, k)) for k in ks}
@@ -58,6 +59,7 @@ def summarise(
         "action_tokens": tokens,
         "action_tokens_mean": tokens / len(played) if played else None,
         "turns_mean": sum(attempt.turns for attempt in played) / len(played) if played else None,
+        **({"cost_mean": sum(costs) / len(costs)} if costs else {}),
         "per_task": per_task,
     }
 
@@ -90,6 +92,8 @@ def table(results: Mapping[str, Any]) -> str:
             f"{results['action_tokens']} tokens sampled, {number(results['action_tokens_mean'])} in "
             f"{number(results['turns_mean'])} turns per attempt"
         )
+    if "cost_mean" in results:
+        lines.append(f"an attempt costs {number(results['cost_mean'])} on average, those that failed left out")
     return "\n".join(lines)
 
 

@@ -92,7 +92,10 @@ def run(cfg: Config, options: Options) -> dict[str, Any]:
         begin(out, record)
         progress.note(f"{source}: {len(tasks)} {options.split} tasks x {options.samples} attempts, in {out}")
         started = time.monotonic()
-        log = AttemptLog(out / ATTEMPTS_FILE, parts.environment.score, source.stage, source.step)
+        of_environment = parts.environment
+        log = AttemptLog(
+            out / ATTEMPTS_FILE, of_environment.score, source.stage, source.step, cost=of_environment.cost
+        )
         with contextlib.closing(log):
             log.check_same(tasks)
             todo = missing(tasks, options, log)
@@ -114,6 +117,7 @@ def run(cfg: Config, options: Options) -> dict[str, Any]:
         "failed": results["failed"],
         "failure": results["failure"],
         "pass_at_k": results["pass_at_k"][ALL],
+        **{name: results[name] for name in ("cost_mean",) if name in results},
         **timing,
         "out": str(out),
     }

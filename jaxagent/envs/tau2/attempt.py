@@ -1,0 +1,229 @@
+"""One attempt at one task of tau2-bench: the policy is the agent, a role plays the user, and both may call tools.
+
+Steps are counted as published: each message of the agent, each of the user and each batch of results is one. The
+conversation is over when the user says so; at `max_steps` steps, or `max_errors` failed calls of both sides together,
+it is over without an end, which is a reward of 0 (TURN_LIMIT). What is the user's failure alone is a failure of the
+episode: an empty message, an end before the agent has said a word, call upon call without a word to the agent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from jaxagent.data.tau2_rows import AGENT, USER, Tau2Task, ToolUse
+from jaxagent.envs.base import Message, Observation, Step, Transcript, Verdict
+from jaxagent.envs.cast import Cast, RoleError, Talk
+from jaxagent.envs.tau2 import rewards, words
+from jaxagent.envs.tau2.judge import ask_judge
+from jaxagent.envs.tau2.world import Differences, World
+from jaxagent.tools.calls import Call, Tool
+from jaxagent.tools.hermes import CLOSE, OPEN
+from jaxagent.tools.reading import read_answer
+from jaxagent.types import StopReason, TokenKind
+
+SOLVED = "solved"
+MALFORMED = f'Error: write {OPEN}{{"name": ..., "arguments": {{...}}}}{CLOSE}.'
+EMPTY = "Error: say something to the user, or call a tool."
+CALLS_IN_A_ROW = 25  # of a user, without a word to the agent
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """What is the same for all attempts.
+
+    Attributes:
+      policy: the text that the agent has to follow.
+      tools: the agent's.
+      judged: whether the role "judge" is asked about NL_ASSERTION; otherwise the term is left out, and counted.
+    """
+
+    policy: str
+    tools: tuple[Tool, ...]
+    max_steps: int
+    max_errors: int
+    judged: bool
+
+
+class Tau2Attempt:
+    """See `envs.base.Attempt`.
+
+    Args:
+      task: what is to be done.
+      world: as the task begins.
+      wanted: how the task's own actions leave the world.
+      user_tools: those of the domain's that the user has in this task.
+    """
+
+    stop_strings: Sequence[str] = (CLOSE,)
+
+    def __init__(
+        self,
+        task: Tau2Task,
+        world: World,
+        wanted: Differences,
+        user_tools: tuple[Tool, ...],
+        rules: Rules,
+        cast: Cast,
+    ) -> None:
+        self._task, self._world, self._wanted, self._rules, self._cast = task, world, wanted, rules, cast
+        self._user_tools = user_tools
+        self._user: Talk = cast.talk("user")
+        self._to_user: list[Message] = []  # what comes before its next reply: of the first one, its whole prompt
+        self._said = [past.content for past in task.history if past.role == AGENT and past.content.strip()]
+        self._made = [use for past in task.history for _, use in past.calls]
+        self._lines: list[str] = []  # the conversation as a judge reads it
+        self._steps = 0
+        self._errors = {AGENT: 0, USER: 0}
+        names = ("calls", "failed_calls", "invalid_actions", "user_calls", "user_failed_calls", "skipped_assertions")
+        self.counters: dict[str, float] = dict.fromkeys(names, 0.0)
+
+    async def start(self) -> Sequence[Message]:
+        """Has the user begin, unless the history ends with what the agent has to answer."""
+        history = self._task.history
+        shown = words.for_agent(history)
+        system = Message("system", words.agent_prompt(self._rules.policy, self._rules.tools))
+        to_user = [
+            Message("system", words.user_prompt(self._task.scenario, self._user_tools)),
+            *words.for_user(history),
+        ]
+        self._to_user = [Message(one.role, f"{one.content}\n") for one in to_user]
+        self._lines = [f"{past.role}: {past.content}" for past in history if past.content]
+        last = history[-1] if history else None
+        if last is None:
+            self._say_to_user(words.GREETING)
+            self._to_user.append(_told(words.GREETING))
+            shown.append(Message("assistant", words.GREETING))
+        if last is None or last.role == AGENT or (last.role == "tool" and last.requestor == USER):
+            begins = await self._hear_user()
+            if begins is None:
+                raise RoleError("user: ended the conversation before the agent had said a word")
+            shown.append(Message("user", begins))
+        return [system, *(Message(one.role, f"{one.content}\n") for one in shown)]
+
+    async def step(self, action: str) -> Step:
+        """Makes the calls, or takes the words to the user and comes back with the answer."""
+        said = read_answer(action, self._rules.tools)
+        self._steps += 1
+        if said.malformed or not (said.calls or said.text.strip()):
+            self.counters["invalid_actions"] += 1
+            self._errors[AGENT] += 1
+            self._steps += 1
+            return self._after(MALFORMED if said.malformed else EMPTY, "tool", TokenKind.WARNING)
+        if said.text.strip():
+            self._say_to_user(said.text.strip())
+        if said.calls:
+            return self._after("\n".join(self._calls(AGENT, said.calls)), "tool")
+        if self._over:
+            return Step(stop_reason=StopReason.TURN_LIMIT)
+        self._to_user.append(_told(said.text.strip()))
+        answer = await self._hear_user()
+        if self._over:  # as published: an end that comes with the last step comes too late
+            return Step(stop_reason=StopReason.TURN_LIMIT)
+        if answer is None:
+            return Step(stop_reason=StopReason.ANSWER)
+        return self._after(answer, "user")
+
+    async def verify(self, transcript: Transcript) -> Verdict:
+        """The reward of an episode that the user has ended; 0 for any other."""
+        self.counters["steps"] = float(self._steps)
+        criteria = self._task.criteria
+        if transcript.ended != StopReason.ANSWER:
+            return Verdict(0.0, {SOLVED: 0.0})
+        if criteria is None:
+            return Verdict(1.0, {SOLVED: 1.0})
+        parts = rewards.terms(
+            criteria,
+            same_state=self._world.differences() == self._wanted,
+            assertions=[self._world.holds(one) for one in criteria.env_assertions or ()],
+            made=self._made,
+            said=self._said,
+            judged=None,
+        )
+        asked = "NL_ASSERTION" in criteria.reward_basis and bool(criteria.nl_assertions)
+        if asked and not self._rules.judged:
+            self.counters["skipped_assertions"] = float(len(criteria.nl_assertions))
+        elif asked and rewards.reward(parts) > 0:  # nothing that a judge says makes more of a 0
+            talk = self._cast.talk("judge")
+            parts["nl_assertion"] = float(await ask_judge(talk, criteria.nl_assertions, "\n".join(self._lines)))
+        reward = rewards.reward(parts)
+        return Verdict(reward, {SOLVED: reward, **parts})
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    @property
+    def _over(self) -> bool:
+        return self._steps >= self._rules.max_steps or sum(self._errors.values()) >= self._rules.max_errors
+
+    def _after(self, text: str, role: str, kind: TokenKind = TokenKind.OBSERVATION) -> Step:
+        if self._over:
+            return Step(stop_reason=StopReason.TURN_LIMIT)
+        return Step(Observation(((f"\n{text}\n", kind),), role))
+
+    def _say_to_user(self, text: str) -> None:
+        self._said.append(text)
+        self._lines.append(f"{AGENT}: {text}")
+
+    def _calls(self, side: str, calls: Sequence[Call]) -> list[str]:
+        """Makes calls of one side; their results. Together they are one step."""
+        prefix, texts = "" if side == AGENT else "user_", []
+        for call in calls:
+            arguments: Mapping[str, object] = call.arguments if isinstance(call.arguments, Mapping) else {}
+            use = ToolUse(side, call.name, arguments)
+            self._made.append(use)
+            result = self._world.call(use)
+            texts.append(result.text)
+            self.counters[f"{prefix}calls"] += 1
+            self.counters[f"{prefix}failed_calls"] += result.error
+            self._errors[side] += result.error
+        self._steps += 1
+        return texts
+
+    async def _hear_user(self) -> str | None:
+        """What the user says to the agent, after as many calls of its own as it likes; None = the end.
+
+        Raises:
+          RoleError: the user says nothing, or does nothing but call tools.
+        """
+        for _ in range(CALLS_IN_A_ROW):
+            reply = await self._user.say(*self._to_user)
+            self._to_user = []
+            self._steps += 1
+            said = read_answer(reply.text, self._user_tools)
+            if self._user_tools and (said.calls or said.malformed):
+                self._to_user = [_told(words.result_text(self._user_results(said.calls)))]
+                if self._over:
+                    return self._gave_up()
+                continue
+            text = said.text.strip()
+            if not text:
+                raise RoleError("user: an empty message")
+            self._lines.append(f"{USER}: {text}")
+            return None if any(end in text for end in words.ENDS) else text
+        raise RoleError(f"user: {CALLS_IN_A_ROW} calls of tools in a row, without a word to the agent")
+
+    def _user_results(self, calls: Sequence[Call]) -> list[str]:
+        allowed = {tool.name for tool in self._user_tools}
+        if not calls or any(call.name not in allowed for call in calls):
+            self.counters["user_calls"] += max(1, len(calls))
+            self.counters["user_failed_calls"] += 1
+            self._errors[USER] += 1
+            self._steps += 1
+            wrong = next((call.name for call in calls if call.name not in allowed), None)
+            return [MALFORMED if wrong is None else f"Error: Tool '{wrong}' not found."]
+        return self._calls(USER, calls)
+
+    def _gave_up(self) -> None:
+        """The limits were reached by the user's own calls.
+
+        Raises:
+          RoleError: by these alone.
+        """
+        if self._errors[USER] >= self._rules.max_errors:
+            raise RoleError(f"user: {self._errors[USER]} failed calls of its tools")
+
+
+def _told(text: str) -> Message:
+    """What the user is told after its own words."""
+    return Message("user", f"\n{text}\n")

@@ -1,0 +1,158 @@
+"""The tau2 environment: the policy is the agent of a service, another role the customer, who may have tools as well.
+
+    --config.env=tau2 --config.env.domain=mock --config.data.source=tau2-bench/data/tau2/domains/mock
+    --config.env=tau2 --config.env.domain=retail --config.data.source=tau2-bench/data/tau2/domains/retail
+    --config.roles.user=http --config.roles.user.url=http://127.0.0.1:8000/v1 --config.roles.user.model=NAME
+
+The folder of tasks is the published one: tasks.json, split_tasks.json, policy.md, db.json and user_db.json. Without a
+db.json, `store` names a folder that has one, or tau-bench's orders.json, products.json and users.json, which are the
+same shop. The agent's tools are described in its system message and called as <tool_call>{...}</tool_call>.
+
+Differences from the published code, each of which says where: only the user ends an episode, as with the published
+agent of this mode (`attempt`); an assertion about something that is not there does not hold (`world`); ACTION asks who
+called (`rewards`); initial data for one side leaves the other side's store alone, where the published code gives both
+sides one store; the words of the prompts are ours (`words`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxagent.config import ConfigError
+from jaxagent.config.ranges import PositiveInt
+from jaxagent.data.fields import RowError
+from jaxagent.data.tau2_rows import AGENT, KEY, USER, Tau2Task, parse
+from jaxagent.envs.base import Environment, Observation, Opening
+from jaxagent.envs.cast import Cast
+from jaxagent.envs.tau2.attempt import SOLVED, Rules, Tau2Attempt
+from jaxagent.envs.tau2.stock import read_policy, read_stock
+from jaxagent.envs.tau2.world import DOMAINS, Differences, Domain, Stock, World, check_task, gold
+from jaxagent.tools.hermes import CLOSE, OPEN
+from jaxagent.types import Task, TokenKind
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tau2(Environment):
+    """Customers with a request, an agent with tools, and a reward of what became of both their stores."""
+
+    domain: Literal["mock", "retail"] = "mock"
+    store: str = ""  # folder of both stores; "" = where the tasks are
+    max_steps: PositiveInt = 200  # messages and batches of results, of both sides
+    max_errors: PositiveInt = 10  # failed calls, of both sides
+    nl_assertions: Literal["refuse", "judge", "skip"] = (
+        "refuse"  # "skip" leaves them out of the reward, and counts them
+    )
+
+    score = SOLVED
+    calls = "calls"
+    stop_strings = (CLOSE,)
+    tokens = (OPEN, CLOSE)
+
+    @property
+    def roles(self) -> Sequence[str]:  # type: ignore[override]
+        """The user, and the judge if one is asked."""
+        return ("user", "judge") if self.nl_assertions == "judge" else ("user",)
+
+    def observation(self, action: str, text: str) -> Observation:
+        """The answer of the user, or results after a call."""
+        return Observation(((text, TokenKind.OBSERVATION),), "tool" if action.rstrip().endswith(CLOSE) else "user")
+
+    @contextlib.contextmanager
+    def open(self, here: Opening) -> Iterator[Callable[[Task, Cast], Tau2Attempt]]:  # type: ignore[override]
+        """Reads the policy and the stores, and checks the held-out tasks."""
+        folder = _folder(here.dataset)
+        domain = DOMAINS[self.domain]
+        rules = Rules(
+            policy=read_policy(folder),
+            tools=domain.agent.described,
+            max_steps=self.max_steps,
+            max_errors=self.max_errors,
+            judged=self.nl_assertions == "judge",
+        )
+        shelf = Shelf(domain, self._stock(folder), self.nl_assertions)
+        for task in (*here.tasks, *_train_tasks(folder)):
+            shelf.take(task)
+
+        def attempt_at(task: Task, cast: Cast) -> Tau2Attempt:
+            about, wanted = shelf.take(task)
+            world = shelf.world(about)
+            own = domain.user.described
+            tools = own if about.user_tools is None else tuple(one for one in own if one.name in about.user_tools)
+            return Tau2Attempt(about, world, wanted, tools, rules, cast)
+
+        yield attempt_at
+
+    def identity(self, dataset: Path) -> Mapping[str, str]:
+        """Digests of the policy and of both stores."""
+        folder = _folder(dataset)
+        world = World(DOMAINS[self.domain], self._stock(folder))
+        policy = hashlib.sha256(read_policy(folder).encode()).hexdigest()
+        return {"policy": policy, "store": world.digest(AGENT), "user_store": world.digest(USER)}
+
+    def _stock(self, folder: Path) -> Stock:
+        return read_stock(DOMAINS[self.domain], Path(self.store) if self.store else folder)
+
+
+class Shelf:
+    """Tasks that were checked, each with what its own actions leave behind."""
+
+    def __init__(self, domain: Domain, stock: Stock, nl_assertions: str) -> None:
+        self._domain, self._stock, self._nl_assertions = domain, stock, nl_assertions
+        self._known: dict[str, tuple[Any, Tau2Task, Differences]] = {}
+
+    def take(self, task: Task) -> tuple[Tau2Task, Differences]:
+        """A task as it is read, and how its own actions leave the world.
+
+        Raises:
+          ConfigError: it is no task of this domain; names the task and the column.
+        """
+        row = task.metadata.get(KEY)
+        found = self._known.get(task.id)
+        if found is None or found[0] != row:
+            try:
+                about = parse(row, f"metadata.{KEY}.")
+                check_task(self._domain, about)
+                self._check_judged(about)
+                found = (row, about, gold(self._domain, self._stock, about))
+            except RowError as error:
+                raise ConfigError(f"task '{task.id}': {error}.") from None
+            self._known[task.id] = found
+        return found[1:]
+
+    def world(self, task: Tau2Task) -> World:
+        """A fresh world in which the task begins."""
+        world = World(self._domain, self._stock)
+        world.prepare(task)
+        return world
+
+    def _check_judged(self, task: Tau2Task) -> None:
+        criteria = task.criteria
+        if self._nl_assertions != "refuse" or criteria is None or "NL_ASSERTION" not in criteria.reward_basis:
+            return
+        if criteria.nl_assertions:
+            raise RowError(
+                "evaluation_criteria.nl_assertions",
+                "only a judge can tell whether they are true: config.env.nl_assertions=judge asks the role 'judge', "
+                "and =skip leaves them out of the reward",
+            )
+
+
+def _folder(dataset: Path | None) -> Path:
+    """Where policy.md is."""
+    if dataset is None:
+        raise ConfigError("config.env=tau2 needs config.data.source to be a folder with tasks.json and policy.md.")
+    return dataset if dataset.is_dir() else dataset.parent
+
+
+def _train_tasks(folder: Path) -> Iterator[Task]:
+    """The tasks of training: a mistake in one of them is told before it begins."""
+    from jaxagent.data import files, sources  # late: settings are read without numpy
+
+    names = files.splits(folder)
+    if sources.TRAIN in names or len(names) == 1:
+        yield from sources.load_tasks(folder, sources.TRAIN if sources.TRAIN in names else "", need_answers=False)

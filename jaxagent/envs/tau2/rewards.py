@@ -1,0 +1,86 @@
+"""How an episode of tau2-bench is judged: one term for each entry of the task's reward basis, and their product.
+
+  DB             both stores are as the task's actions leave them
+  COMMUNICATE    every wanted text stands in something that the agent said
+  ACTION         every one of the task's actions was made
+  ENV_ASSERTION  every assertion about the world holds
+  NL_ASSERTION   a judge finds every statement about the conversation true
+
+Only an episode that the user ends is judged; any other that is no failure has a reward of 0. A task without criteria
+is solved by whoever gets so far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from jaxagent.data.tau2_rows import Criteria, Expected, ToolUse
+
+
+def is_made(expected: Expected, use: ToolUse) -> bool:
+    """Whether a call is the expected one.
+
+    As published, the arguments that count are, unless the task names them, those of the *call*: so one without
+    arguments is every call of its tool. The published rule does not ask who called; here both must be of one side,
+    which differs only where the agent calls a tool of the user's, or the user one of the agent's.
+    """
+    if (expected.requestor, expected.name) != (use.requestor, use.name):
+        return False
+    compared = use.arguments if expected.compare_args is None else expected.compare_args
+    return _only(expected.arguments, compared) == _only(use.arguments, compared)
+
+
+def actions_made(expected: Iterable[Expected], made: Sequence[ToolUse]) -> bool:
+    """ACTION: whether each expected call is among those that were made, whatever came of it and in any order."""
+    return all(any(is_made(one, use) for use in made) for one in expected)
+
+
+def communicated(wanted: Iterable[str], said: Sequence[str]) -> bool:
+    """COMMUNICATE: whether each text stands in one message of the agent's; case does not count, and neither do commas
+    in what the agent says."""
+    plain = [message.lower().replace(",", "") for message in said]
+    return all(any(text.lower() in message for message in plain) for text in wanted)
+
+
+def terms(
+    criteria: Criteria,
+    *,
+    same_state: bool,
+    assertions: Iterable[bool],
+    made: Sequence[ToolUse],
+    said: Sequence[str],
+    judged: bool | None,
+) -> dict[str, float]:
+    """The terms of the reward.
+
+    Args:
+      criteria: of the task.
+      same_state: whether both stores are as the task's actions leave them.
+      assertions: for each assertion whether it holds.
+      made: all calls, of the agent and of the user, those of the history too.
+      said: what the agent said to the user, in the history too.
+      judged: what a judge says; None = nobody was asked, and the term is left out.
+
+    Returns:
+      "db", "communicate", ...: 0.0 or 1.0 for each entry of the basis.
+    """
+    unjudged = criteria.actions is None and criteria.env_assertions is None  # then no state is compared, as published
+    found: dict[str, bool | None] = {
+        "DB": unjudged or same_state,
+        "COMMUNICATE": communicated(criteria.communicate_info, said),
+        "ACTION": actions_made(criteria.actions or (), made),
+        "ENV_ASSERTION": all(assertions),
+        "NL_ASSERTION": True if not criteria.nl_assertions else judged,
+    }
+    values = {name.lower(): found[name] for name in criteria.reward_basis}
+    return {name: float(value) for name, value in values.items() if value is not None}
+
+
+def reward(parts: Mapping[str, float]) -> float:
+    """The product."""
+    return math.prod(parts.values())
+
+
+def _only(arguments: Mapping[str, object], names: Iterable[str]) -> dict[str, object]:
+    return {name: arguments[name] for name in names if name in arguments}

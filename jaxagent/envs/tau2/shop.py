@@ -1,0 +1,126 @@
+"""The records of tau2-bench's shop, and what its tools have in common: finding records, and money."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from jaxagent.envs.tau2.tables import EACH, Record, Tables
+from jaxagent.envs.tau2.toolkit import Refused
+
+ADDRESS = dict.fromkeys(("address1", "address2", "city", "country", "state", "zip"), str)
+PAYMENT = {"transaction_type": str, "amount": float, "payment_method_id": str}
+ORDER = {
+    "order_id": str,
+    "user_id": str,
+    "address": ADDRESS,
+    "items": [{"name": str, "product_id": str, "item_id": str, "price": float, "options": {EACH: str}}],
+    "status": str,
+    "fulfillments": [{"tracking_id": [str], "item_ids": [str]}],
+    "payment_history": [PAYMENT],
+    "cancel_reason?": str,
+    "exchange_items?": [str],
+    "exchange_new_items?": [str],
+    "exchange_payment_method_id?": str,
+    "exchange_price_difference?": float,
+    "return_items?": [str],
+    "return_payment_method_id?": str,
+}
+PRODUCT = {
+    "name": str,
+    "product_id": str,
+    "variants": {EACH: {"item_id": str, "options": {EACH: str}, "available": bool, "price": float}},
+}
+METHOD = {"source": str, "id": str, "brand~": str, "last_four~": str, "balance~": float}
+USER = {
+    "user_id": str,
+    "name": {"first_name": str, "last_name": str},
+    "address": ADDRESS,
+    "email": str,
+    "payment_methods": {EACH: METHOD},
+    "orders": [str],
+}
+
+
+def _found(table: str, thing: str) -> Callable[[Tables, str], Record]:
+    def find(data: Tables, key: str) -> Record:
+        if key not in data[table]:
+            raise Refused(f"{thing} not found")
+        return data[table][key]
+
+    return find
+
+
+order_of, user_of, product_of = (_found(f"{thing.lower()}s", thing) for thing in ("Order", "User", "Product"))
+
+
+def pending(data: Tables, order_id: str) -> Record:
+    """An order that is pending, even if its items were changed."""
+    order = order_of(data, order_id)
+    if "pending" not in order["status"]:
+        raise Refused("Non-pending order cannot be modified")
+    return order
+
+
+def method_of(data: Tables, user_id: str, method_id: str) -> Record:
+    """One of a user's payment methods."""
+    methods = user_of(data, user_id)["payment_methods"]
+    if method_id not in methods:
+        raise Refused("Payment method not found")
+    return methods[method_id]
+
+
+def variant_of(data: Tables, product_id: str, item_id: str) -> Record:
+    """One of a product's items."""
+    variants = product_of(data, product_id)["variants"]
+    if item_id not in variants:
+        raise Refused("Variant not found")
+    return variants[item_id]
+
+
+def item_of(order: Record, item_id: str) -> Record:
+    """The order's first item with this id."""
+    found = next((item for item in order["items"] if item["item_id"] == item_id), None)
+    if found is None:
+        raise Refused(f"Item {item_id} not found")
+    return found
+
+
+def must_have(order: Record, item_ids: Sequence[str], words: str) -> None:
+    """Refuses, with the id in `words`, the first id that is named more often than the order has it."""
+    there = [item["item_id"] for item in order["items"]]
+    for item_id in item_ids:
+        if item_ids.count(item_id) > there.count(item_id):
+            raise Refused(words.format(item_id))
+
+
+def price_difference(
+    data: Tables, order: Record, item_ids: Sequence[str], new_item_ids: Sequence[str], distinct: bool = False
+) -> float:
+    """What the new items cost more, not rounded; the integer 0 where there are none."""
+    difference = 0
+    for item_id, new_item_id in zip(item_ids, new_item_ids, strict=True):
+        if distinct and item_id == new_item_id:
+            raise Refused("The new item id should be different from the old item id")
+        item = item_of(order, item_id)
+        variant = variant_of(data, item["product_id"], new_item_id)
+        if not variant["available"]:
+            raise Refused(f"New item {new_item_id} not found or available")
+        difference += variant["price"] - item["price"]
+    return difference
+
+
+def transaction(kind: str, amount: float, method_id: str) -> Record:
+    """A payment or a refund."""
+    return {"transaction_type": kind, "amount": amount, "payment_method_id": method_id}
+
+
+def add_money(data: Tables, user_id: str, method_id: str, amount: float) -> None:
+    """Money to, or with a minus from, a gift card; for other methods nothing is kept here."""
+    if method_of(data, user_id, method_id)["source"] == "gift_card":
+        method = data["users"].change(user_id)["payment_methods"][method_id]
+        method["balance"] = round(method["balance"] + amount, 2)
+
+
+def new_address(address1: str, address2: str, city: str, country: str, state: str, zip: str) -> Record:
+    """An address in the form of the records."""
+    return {"address1": address1, "address2": address2, "city": city, "country": country, "state": state, "zip": zip}

@@ -1,0 +1,102 @@
+"""Reads what a domain begins with: policy.md and the stores, from the published files.
+
+db.json, user_db.json      tau2-bench's own: {table: {key: record}}; without the second the user's store is empty
+orders.json, products.json, users.json      tau-bench's shop, the same records: a user's id is its key
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxagent.config import ConfigError, nearest
+from jaxagent.data.fields import RowError, show
+from jaxagent.envs.tau2.tables import Forms, Originals, shaped
+from jaxagent.envs.tau2.world import Domain, Stock
+
+POLICY, DATABASE, USER_DATABASE = "policy.md", "db.json", "user_db.json"
+
+
+def read_policy(folder: Path) -> str:
+    """The text that the agent has to follow.
+
+    Raises:
+      ConfigError: there is none; names the file.
+    """
+    path = folder / POLICY
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {_reason(error)}. A folder of tau2 tasks has the agent's policy in it.") from None
+    if not text.strip():
+        raise ConfigError(f"{path} is empty.")
+    return text
+
+
+def read_stock(domain: Domain, folder: Path) -> Stock:
+    """Both sides' stores, every record checked.
+
+    Raises:
+      ConfigError: a file is missing or no JSON, or a record does not fit; names file, record and field.
+    """
+    forms, parts = domain.agent.forms, [folder / f"{name}.json" for name in domain.agent.forms]
+    if (folder / DATABASE).is_file():
+        agent = _store(_tables(_read(folder / DATABASE), forms, folder / DATABASE), forms)
+    elif all(part.is_file() for part in parts):
+        agent = _store({name: (part, _read(part)) for name, part in zip(forms, parts, strict=True)}, forms)
+    else:
+        names = ", ".join(part.name for part in parts)
+        raise ConfigError(
+            f"{folder} has no {DATABASE}, and not all of {names}: set config.env.store to a folder that has."
+        )
+    user: Originals = {name: {} for name in domain.user.forms}
+    if domain.user.forms and (folder / USER_DATABASE).is_file():
+        path = folder / USER_DATABASE
+        user = _store(_tables(_read(path), domain.user.forms, path), domain.user.forms)
+    return Stock(agent, user)
+
+
+def _tables(value: Any, forms: Forms, path: Path) -> dict[str, tuple[Path, Any]]:
+    """The tables of one file."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{path} must be an object of tables, got {show(value)}.")
+    for name in value:
+        if name not in forms:
+            raise ConfigError(f"{path}: unknown table '{name}'. {nearest(str(name), forms)}")
+    for name in forms:
+        if name not in value:
+            raise ConfigError(f"{path}: the table '{name}' is missing.")
+    return {name: (path, value[name]) for name in forms}
+
+
+def _store(tables: Mapping[str, tuple[Path, Any]], forms: Forms) -> Originals:
+    """The tables' records in their forms."""
+    store = {}
+    for name, (path, records) in tables.items():
+        if not isinstance(records, Mapping):
+            raise ConfigError(f"{path}: '{name}' must be an object of records, got {show(records)}.")
+        try:
+            store[name] = {key: shaped(_named(one, forms[name], key), forms[name], key) for key, one in records.items()}
+        except RowError as error:
+            raise ConfigError(f"{path}, {name}: {error}.") from None
+    return store
+
+
+def _named(record: Any, form: Any, key: str) -> Any:
+    """tau-bench's users do not say their own id."""
+    if isinstance(record, Mapping) and "user_id" in form and "email" in form and "user_id" not in record:
+        return {"user_id": key, **record}
+    return record
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: {_reason(error)}.") from None
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else f"cannot be read: {error}"

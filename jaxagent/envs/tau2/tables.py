@@ -1,0 +1,119 @@
+"""What one side of a domain knows: tables of records, shared by all attempts and copied where one of them writes.
+
+    tables["tasks"]["task_1"]["status"]                        # reads
+    tables["tasks"].change("task_1")["status"] = "completed"   # writes: the attempt's own copy of that one record
+    tables["tasks"].add("task_2", record)
+
+A form says what a record holds: str, bool or float; [form] for a list; {EACH: form} for an object with any keys; and
+{field: form} for a record, whose fields are written in this order. "field?" may be missing and is then null, as in
+the published records; "field~" may be missing and stays so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jaxagent.config import nearest
+from jaxagent.data.fields import RowError, show
+from jaxagent.envs.tau import store
+
+EACH = "*"
+Record = store.Record
+Originals = Mapping[str, Mapping[str, Record]]  # table -> key -> record
+Forms = Mapping[str, Any]  # table -> the form of its records
+_NAMES = {str: "text", bool: "true or false", float: "a number"}
+
+
+class Table(store.Table):
+    """A table that an attempt may also add records to."""
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.changed or super().__contains__(key)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from super().__iter__()
+        yield from (key for key in self.changed if not super(Table, self).__contains__(key))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def add(self, key: str, record: Record) -> None:
+        """A new record, or another one in the place of what is there."""
+        self.changed[key] = record
+
+    def differences(self) -> dict[str, str]:
+        """Key -> the record as text, of every record that is not what it was. Tells 1 from 1.0, as hashes do."""
+        texts = {key: _text(record) for key, record in self.changed.items()}
+        untouched = super().__contains__
+        return {k: text for k, text in texts.items() if not untouched(k) or text != _text(self._original[k])}
+
+
+Tables = Mapping[str, Table]
+
+
+def opened(originals: Originals) -> dict[str, Table]:
+    """Tables for one attempt."""
+    return {name: Table(records) for name, records in originals.items()}
+
+
+def digest(tables: Tables) -> str:
+    """The published hash: SHA-256 of everything as JSON with sorted keys. Reads every record."""
+    whole = {name: dict(table.items()) for name, table in tables.items()}
+    return hashlib.sha256(_text(whole).encode()).hexdigest()
+
+
+def shaped(value: Any, form: Any, column: str) -> Any:
+    """A value in its form: whole numbers become floats, missing fields null, fields take the form's order.
+
+    Raises:
+      RowError: it does not fit; names the field.
+    """
+    if form is float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise RowError(column, f"must be a number, got {show(value)}")
+        return float(value)
+    if isinstance(form, type):
+        if not isinstance(value, form):
+            raise RowError(column, f"must be {_NAMES[form]}, got {show(value)}")
+        return value
+    if isinstance(form, list):
+        if not isinstance(value, list):
+            raise RowError(column, f"must be a list, got {show(value)}")
+        return [shaped(inner, form[0], f"{column}[{i}]") for i, inner in enumerate(value)]
+    if not isinstance(value, Mapping):
+        raise RowError(column, f"must be an object, got {show(value)}")
+    if EACH in form:
+        return {key: shaped(inner, form[EACH], f"{column}.{key}") for key, inner in value.items()}
+    return _record(value, form, column)
+
+
+def _record(value: Mapping[str, Any], form: Mapping[str, Any], column: str) -> Record:
+    fields = {name.rstrip("?~"): (name[-1], inner) for name, inner in form.items()}
+    for key in value:
+        if key not in fields:
+            raise RowError(f"{column}.{key}", f"unknown field. {nearest(str(key), fields)}")
+    record: Record = {}
+    for key, (mark, inner) in fields.items():
+        if value.get(key) is not None:
+            record[key] = shaped(value[key], inner, f"{column}.{key}")
+        elif mark == "?":
+            record[key] = None
+        elif mark != "~":
+            raise RowError(f"{column}.{key}", "missing")
+    return record
+
+
+def laid_over(record: Any, update: Any) -> Any:
+    """A record with an update: objects are merged field by field, anything else takes the old value's place."""
+    if not (isinstance(record, Mapping) and isinstance(update, Mapping)):
+        return update
+    kept = {key: value for key, value in record.items() if key not in update}
+    return kept | {key: laid_over(record.get(key), value) for key, value in update.items()}
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)

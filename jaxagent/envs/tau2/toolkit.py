@@ -1,0 +1,135 @@
+"""Tools as functions of one side's tables, and the call of one: whatever is asked for, the answer is a text.
+
+A tool is a function whose first argument is the tables; its other arguments, their types and its docstring are what
+the model is shown. `Refused` is what a tool says when it cannot do what was asked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import json
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxagent.envs.tau2.tables import Forms, Tables
+from jaxagent.tools.calls import Tool
+
+_TYPES: Mapping[Any, tuple[dict[str, Any], str]] = {  # annotation -> (JSON schema, in words)
+    str: ({"type": "string"}, "text"),
+    list[str]: ({"type": "array", "items": {"type": "string"}}, "a list of texts"),
+}
+
+
+class Refused(ValueError):
+    """A tool cannot do what was asked. The message is shown to whoever called it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a call gives."""
+
+    text: str
+    error: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Toolkit:
+    """What one side of a domain can do.
+
+    Attributes:
+      forms: its tables, and what their records hold.
+      tools: functions that the side's model may call.
+      helpers: functions that only tasks call, to prepare the tables and to judge them.
+    """
+
+    forms: Forms
+    tools: tuple[Callable[..., Any], ...]
+    helpers: tuple[Callable[..., Any], ...] = ()
+
+    @functools.cached_property
+    def by_name(self) -> Mapping[str, Callable[..., Any]]:
+        """The tools."""
+        return {tool.__name__: tool for tool in self.tools}
+
+    @functools.cached_property
+    def functions(self) -> Mapping[str, Callable[..., Any]]:
+        """Tools and helpers."""
+        return {one.__name__: one for one in (*self.tools, *self.helpers)}
+
+    @functools.cached_property
+    def described(self) -> tuple[Tool, ...]:
+        """The tools as a model is shown them."""
+        return tuple(map(_described, self.tools))
+
+    def call(self, tables: Tables, name: str, arguments: Mapping[str, Any] | str) -> Result:
+        """Calls a tool for a model. What goes wrong is an answer, too: "Error: ...".
+
+        What is published here says of missing and unknown arguments what Python says; ours is said in words.
+        """
+        if name not in self.by_name:
+            return Result(f"Error: Tool '{name}' not found.", error=True)
+        tool = self.by_name[name]
+        try:
+            if isinstance(arguments, str):
+                raise Refused("the arguments must be a JSON object")
+            _check(tool, arguments)
+            return Result(as_text(tool(tables, **arguments)))
+        except Exception as error:  # a call that the function did not foresee is the caller's mistake
+            return Result(f"Error: {error}", error=True)
+
+
+def as_text(value: Any) -> str:
+    """What a tool returns, as the model reads it: texts as they are, everything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def arguments_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """A function's arguments, without the tables."""
+    return dict(list(inspect.signature(function).parameters.items())[1:])
+
+
+def _check(tool: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    wanted, types = arguments_of(tool), _annotations(tool)
+    for name in arguments:
+        if name not in wanted:
+            raise Refused(f"{tool.__name__} has no argument '{name}'")
+    for name, parameter in wanted.items():
+        if name not in arguments:
+            if parameter.default is inspect.Parameter.empty:
+                raise Refused(f"{tool.__name__} needs the argument '{name}'")
+        elif not (arguments[name] is None and parameter.default is None):
+            kind, _ = types[name]
+            if not _fits(arguments[name], kind):
+                raise Refused(f"the argument '{name}' must be {_TYPES[kind][1]}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if kind is str:
+        return isinstance(value, str)
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _described(function: Callable[..., Any]) -> Tool:
+    types, wanted = _annotations(function), arguments_of(function)
+    properties = {name: {**_TYPES[kind][0], "description": words} for name, (kind, words) in types.items()}
+    required = [name for name, one in wanted.items() if one.default is inspect.Parameter.empty]
+    parameters = {"type": "object", "properties": properties, "required": required}
+    return Tool(function.__name__, " ".join((function.__doc__ or "").split()), parameters)
+
+
+@functools.cache
+def _annotations(function: Callable[..., Any]) -> Mapping[str, tuple[Any, str]]:
+    """Argument -> (its type, without None; what it is, in words)."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    found = {}
+    for name in arguments_of(function):
+        hint, words = hints[name], ""
+        if typing.get_origin(hint) is typing.Annotated:
+            hint, words = typing.get_args(hint)
+        if hint not in _TYPES:  # str | None
+            hint = next(one for one in typing.get_args(hint) if one in _TYPES)
+        found[name] = (hint, words)
+    return found

@@ -1,0 +1,155 @@
+r"""Accuracy of a policy against the length of the documents that it reads, in one command: MemAgent's figure.
+
+    python -m jaxagent.evaluate_lengths --config.workdir=runs/memagent --lengths=512,1024,2048 --greedy
+    python -m jaxagent.evaluate_lengths --config.workdir=RUN --num_docs=50,100,200,400 --samples=4 --tasks=128
+    python -m jaxagent.evaluate_lengths --config.workdir=RUN --rows=eval_50.jsonl,eval_100.jsonl \
+        --config.env.metric=sub_em
+
+A length is a number of tokens (--lengths), of documents (--num_docs), or a file of rows that bring their contexts
+(--rows). At each one the policy is evaluated as by `python -m jaxagent.evaluate`, whose other flags work here too, on
+the same tasks; documents are read to their end, whatever env.max_turns says. Results go to
+WORKDIR/evaluations/lengths_<policy>..., or --out: a folder per length, lengths.json and lengths.html, the curve with
+95 % intervals. The last line of stdout is one JSON object. The same command again plays only what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import html
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxagent import evaluate
+from jaxagent.config import Config, ConfigError
+from jaxagent.config.command import count, exit_code, quiet_libraries
+from jaxagent.io import files
+from jaxagent.runs import devices
+
+NO_END = 1_000_000  # turns: a document is read to its end
+FILE, CURVE = "lengths.json", "lengths.html"
+
+
+@dataclasses.dataclass(frozen=True)
+class Length:
+    """One point of the curve."""
+
+    name: str  # of its folder
+    env: Mapping[str, int]  # fields of config.env that choose it
+    rows: str = ""  # data.eval_source; "" = the run's own tasks
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line; returns the exit code. `argv[0]` is the program's name."""
+    argv = list(sys.argv if argv is None else argv)
+    if evaluate.flags.wants_help(argv):
+        print(parser().format_help())
+        return 0
+    return exit_code(lambda: _run(argv))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags of this program, which are those of evaluate and what lengths there are."""
+    out = evaluate.parser()
+    out.prog, out.description = "python -m jaxagent.evaluate_lengths", __doc__
+    out.add_argument("--lengths", type=_counts, help="of documents, in tokens, with commas")
+    out.add_argument("--num_docs", type=_counts, help="numbers of documents, with commas")
+    out.add_argument("--rows", help="files of rows with contexts (docs: data_pipelines.long_qa), with commas")
+    return out
+
+
+def wanted(options: argparse.Namespace) -> list[Length]:
+    """The lengths that a command names, each once, and takes the flags for them out of `options`.
+
+    Raises:
+      ConfigError: none of the three flags, or several; a length twice.
+    """
+    flags = {name: options.__dict__.pop(name) for name in ("lengths", "num_docs", "rows")}
+    given = [name for name, value in flags.items() if value]
+    if len(given) != 1:
+        raise ConfigError(f"Say one of --lengths, --num_docs and --rows; got {', '.join(given) or 'none of them'}.")
+    if given == ["rows"]:
+        paths = flags["rows"].split(",")
+        found = [Length(Path(path).stem, {"num_docs": 0, "length_tokens": 0}, path) for path in paths]
+    else:
+        field, other = ("length_tokens", "num_docs") if given == ["lengths"] else ("num_docs", "length_tokens")
+        unit = "tokens" if given == ["lengths"] else "documents"
+        found = [Length(f"{value}_{unit}", {field: value, other: 0}) for value in flags[given[0]]]
+    if len({length.name for length in found}) < len(found):
+        raise ConfigError(f"--{given[0]} names a length twice: {', '.join(length.name for length in found)}.")
+    return found
+
+
+def configured(config: Config, length: Length) -> Config:
+    """The config of an evaluation at a length. An episode has as much more time as the documents may be longer.
+
+    Raises:
+      ConfigError: the environment reads no documents of a length.
+    """
+    env: Any = config.env
+    if not all(hasattr(env, field) for field in (*length.env, "chunk_tokens")):
+        raise ConfigError("config.env reads no documents of a length: --config must be a run of configs/memagent.py.")
+    now, trained = length.env["length_tokens"], (env.max_turns - 1) * env.chunk_tokens
+    longer = max(1, math.ceil(now / trained))
+    env = dataclasses.replace(env, **length.env, max_turns=NO_END, episode_timeout_s=longer * env.episode_timeout_s)
+    data = dataclasses.replace(config.data, eval_source=length.rows) if length.rows else config.data
+    return dataclasses.replace(config, env=env, data=data)
+
+
+def _run(argv: Sequence[str]) -> int:
+    options, rest = parser().parse_known_args(argv[1:])
+    if options.k and 1 not in options.k:
+        raise ConfigError("--k must hold 1: accuracy is pass@1.")
+    lengths = wanted(options)
+    config = evaluate.read_config([argv[0], *rest])
+    quiet_libraries()
+    devices.provide(config.mesh)
+    configs = [configured(config, length) for length in lengths]
+    # Late imports: what they name loads jax, which costs seconds.
+    from jaxagent.engine.requests import EngineError
+    from jaxagent.observe import charts, report
+    from jaxagent.observe.files import EVALUATIONS_FOLDER
+    from jaxagent.runs.evaluation import lengths as curve
+    from jaxagent.runs.evaluation import policy, run
+
+    asked = run.Options(**vars(options))
+    done = run.completed(config, asked)
+    source = policy.choose(config, done.checkpoint)
+    name = f"lengths_{run.default_out(config, done, source).name}"
+    out = Path(options.out) if options.out else Path(config.workdir) / EVALUATIONS_FOLDER / name
+    points = []
+    for length, one in zip(lengths, configs, strict=True):
+        try:
+            run.run(one, dataclasses.replace(asked, out=str(out / length.name)))
+        except EngineError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        points.append(curve.point(length.name, out / length.name))
+    text = curve.table(points)
+    chart = charts.line_chart(
+        curve.TITLE, curve.series(points), unit=True, x="tokens of the document", y=config.env.score, log_x=True
+    )
+    title = f"{config.workdir}: {source}"
+    page = report.document(
+        title,
+        f'<h1>{html.escape(title)}</h1><div class="charts">{chart}</div><h2>Results</h2>'
+        f'<pre class="config">{html.escape(text)}</pre>',
+    )
+    files.replace(out / CURVE, page)
+    files.replace(out / FILE, json.dumps({"policy": str(source), "lengths": points}, indent=2) + "\n")
+    print(text)
+    print(json.dumps({"checkpoint": str(source), "score": config.env.score, "lengths": points, "out": str(out)}))
+    return 0
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(count(part) for part in text.split(","))
+
+
+if __name__ == "__main__":
+    devices.use_huge_pages()
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""Evaluations at several lengths of documents -> the points of a curve, a table, and the series of its plot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxagent.config import ConfigError
+from jaxagent.observe import jsonl
+from jaxagent.runs.evaluation.attempts import ATTEMPTS_FILE
+from jaxagent.runs.evaluation.results import ALL
+from jaxagent.runs.evaluation.run import EVALUATION_FILE
+from jaxagent.types import StopReason
+
+TITLE = "accuracy over the length of the document, with the 95 % interval over tasks"
+COUNTERS = ("document_tokens", "chunks", "dropped_tokens", "replies_cut")  # of an attempt, as MemAgent has them
+
+
+def point(name: str, folder: Path) -> dict[str, Any]:
+    """One finished evaluation as JSON values: "accuracy" with its interval, and means of the attempts' counters.
+
+    Raises:
+      ConfigError: no attempt has counted the tokens of its document.
+    """
+    evaluation = json.loads((folder / EVALUATION_FILE).read_text(encoding="utf-8"))
+    results = evaluation["results"]
+    found = results["pass_at_k"][ALL]["1"]
+    wanted = {task["task"] for task in results["per_task"]}
+    latest = {
+        (record["task"]["id"], record["sample"]): record
+        for record in jsonl.read(folder / ATTEMPTS_FILE)
+        if record["task"]["id"] in wanted
+    }
+    counted = [r["metrics"] for r in latest.values() if not StopReason(r["stop_reason"]).is_failure]
+    if any(COUNTERS[0] not in metrics for metrics in counted):
+        raise ConfigError(f"'{folder}' holds attempts that count no {COUNTERS[0]}: config.env reads no documents.")
+    means = {
+        counter: sum(metrics[counter] for metrics in counted) / len(counted) if counted else None
+        for counter in COUNTERS
+    }
+    return {
+        "name": name,
+        **means,
+        "accuracy": found and found["mean"],
+        "low": found and found["low"],
+        "high": found and found["high"],
+        "tasks": len(wanted),
+        "attempts": results["attempts"],
+        "failed": results["failed"],
+    }
+
+
+def series(points: Sequence[dict[str, Any]]) -> dict[str, list[tuple[float, float]]]:
+    """(tokens, accuracy) and the bounds of the interval, shortest first; lengths without a number are left out."""
+    known = sorted((p for p in points if p["accuracy"] is not None), key=lambda p: p["document_tokens"])
+    names = {"accuracy": "accuracy", "low": "lower bound", "high": "upper bound"}
+    return {label: [(p["document_tokens"], p[name]) for p in known] for name, label in names.items()}
+
+
+def table(points: Sequence[dict[str, Any]]) -> str:
+    """The points as text."""
+    rows = [["", "tokens", "chunks", "accuracy", "95 % interval", "tasks", "attempts", "failed", "replies cut"]]
+    for p in points:
+        if p["accuracy"] is None:
+            rows.append([p["name"], "-", "-", "-", "-", str(p["tasks"]), str(p["attempts"]), str(p["failed"]), "-"])
+            continue
+        numbers = [f"{p['document_tokens']:.0f}", f"{p['chunks']:.1f}", f"{p['accuracy']:.3f}"]
+        interval = f"{p['low']:.3f} to {p['high']:.3f}"
+        counts = [str(p["tasks"]), str(p["attempts"]), str(p["failed"]), f"{p['replies_cut']:.2f}"]
+        rows.append([p["name"], *numbers, interval, *counts])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    if dropped := [p["name"] for p in points if p["dropped_tokens"]]:
+        lines.append(f"tokens were left out of the middle of documents at {', '.join(dropped)}: raise env.max_turns")
+    return "\n".join(lines)

@@ -1,0 +1,116 @@
+"""Contexts over the world's facts: they answer, held-out facts stay held out, demonstrations do what they say."""
+
+import json
+
+import pytest
+
+from data_pipelines import long_geography
+from data_pipelines import world as worlds
+from jaxagent.data import sources
+from jaxagent.envs.memagent import documents
+
+FORGET = 0.5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("long") / "data"
+    long_geography.write(out, 300, 0, FORGET, 64, 60, 900)
+    return out
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_contexts_answer_their_questions_and_splits_share_nothing(folder):
+    found = documents.Documents(folder / documents.FILE)
+    seen = {}
+    for split in ("train", "heldout"):
+        tasks = sources.load_tasks(folder, split)
+        assert {task.kind for task in tasks} == {"one_hop/capital", "one_hop/currency", "one_hop/calling_code"}
+        for task in tasks:
+            documents.check(task, found, 0, 300)
+            texts = documents.chosen(task, found, 0, 300, lambda text: len(text.split()))
+            assert any(task.answers[0] in text for text in texts)
+        first, last = tasks[0].metadata["pool"]
+        seen[split] = set(found.texts(range(first, last)))
+    assert not seen["train"] & seen["heldout"]
+    shown = " ".join([*seen["train"], (folder / "full.jsonl").read_text(), (folder / "curriculum.jsonl").read_text()])
+    facts = {text.split(". ")[0] for text in seen["heldout"]}
+    assert len(facts) > 100 and not [fact for fact in facts if fact in shown]
+
+
+def test_a_question_has_several_contexts(folder):
+    tasks = [task for task in sources.load_tasks(folder, "heldout") if task.answers == ("Tirana",)]
+    tasks = tasks or [t for t in sources.load_tasks(folder, "train") if t.answers == ("Tirana",)]
+    assert len(tasks) == long_geography.CONTEXTS
+    found = documents.Documents(folder / documents.FILE)
+    assert len({tuple(documents.chosen(task, found, 8, 0, len)) for task in tasks}) == len(tasks)
+
+
+def read(row):
+    """Question, chunk, memory and reply of a demonstration that reads a chunk."""
+    question, rest = row["prompt"].removeprefix("Question: ").split("\nText:")
+    chunk, memory = rest.removesuffix("\nNew memory:").split("\nMemory:")
+    return question, chunk, memory.strip(), row["turns"][0]["action"].strip()
+
+
+def said(question, chunk):
+    """Answers and rivals that a chunk says: {subject: object} of the relation that is asked."""
+    relation = next(r for r in long_geography.ASKED for t in worlds.RELATIONS[r][0] if _subject(t, question))
+    (subject,) = [s for t in worlds.RELATIONS[relation][0] if (s := _subject(t, question))]
+    found = {}
+    for template in worlds.RELATIONS[relation][1]:
+        before, middle, after = template.replace("{s}", "|").replace("{o}", "|").split("|")
+        for sentence in chunk.replace("\n", "\n\n").split("\n"):
+            for part in sentence.split(". "):
+                text = part.strip().removesuffix(".")
+                if text.startswith(before) and middle in text:
+                    s, o = text.removeprefix(before).split(middle, 1)
+                    if o and not after.removesuffix("."):
+                        found[s] = o
+    return subject, found
+
+
+def _subject(template, question):
+    before, after = template.split("{s}")
+    fits = question.startswith(before) and question.endswith(after)
+    return question[len(before) : len(question) - len(after)] if fits else ""
+
+
+def test_demonstrations_say_what_the_chunk_says_or_keep_the_memory_or_lose_it(folder):
+    told, kept, lost, rivals = 0, 0, 0, 0
+    for row in lines(folder / "full.jsonl"):
+        if "\nText:" not in row["prompt"]:
+            continue
+        question, chunk, memory, new = read(row)
+        subject, facts = said(question, chunk)
+        if subject in facts:
+            assert facts[subject].startswith(new) or new.startswith(facts[subject]), row
+            told += 1
+            rivals += len(facts) > 1
+        elif new != memory:
+            assert new == "nothing", row
+            lost += 1
+        else:
+            kept += memory != "nothing"
+    assert told > 200 and rivals > 50
+    assert abs(lost / (lost + kept) - FORGET) < 0.1
+
+
+def test_answers_are_the_memory(folder):
+    finals = [row for row in lines(folder / "full.jsonl") if "\nText:" not in row["prompt"]]
+    assert 80 < len(finals) < 190
+    for row in finals:
+        memory = row["prompt"].split("\nMemory:")[1].removesuffix("\nAnswer:")
+        assert row["turns"] == [{"action": f"\\boxed{{{memory}}}", "observation": ""}]
+
+
+def test_the_same_seed_writes_the_same(folder, tmp_path):
+    long_geography.write(tmp_path / "again", 300, 0, FORGET, 64, 60, 900)
+    for name in ("full.jsonl", "curriculum.jsonl", "texts.jsonl", documents.FILE):
+        assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
+    assert (
+        sources.load_tasks(tmp_path / "again", "train").fingerprint == sources.load_tasks(folder, "train").fingerprint
+    )

@@ -1,0 +1,187 @@
+"""MemAgent end to end in a run of seconds, every memory token for token in the next prompt; and the presets."""
+
+import dataclasses
+import json
+
+import pytest
+
+from configs import memagent
+from data_pipelines import long_geography
+from jaxagent import config as schema
+from jaxagent import evaluate_lengths
+from jaxagent import main as cli
+from jaxagent.config import ConfigError
+from jaxagent.data import episode_log
+from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.envs.cast import Tokens
+from jaxagent.envs.memagent import documents, prompts
+from jaxagent.observe import jsonl
+from jaxagent.rollout.conversation import Conversation
+from jaxagent.rollout.splicing import encode_prompt
+from jaxagent.rollout.templates import Plain
+from jaxagent.runs import checks
+from tests import tiny_run
+
+FLAGS = [
+    "--config.data.source.num_cities=300",
+    "--config.data.source.num_curriculum=32",
+    "--config.data.source.num_demonstrations=64",
+    "--config.tokenizer.vocab_size=700",
+    "--config.env.max_turns=5",
+    "--config.env.chunk_tokens=48",
+    "--config.env.length_tokens=192",
+    "--config.env.context_tokens=128",
+    "--config.warm_start.batch.row_tokens=256",
+    "--config.rl.batch.row_tokens=256",
+    "--config.rl.steps=2",
+    "--config.engine.pages=96",
+    "--config.log_episodes=true",
+]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("memagent") / "run"
+    assert cli.main(tiny_run.argv(workdir, *FLAGS, config="memagent")) == 0
+    return workdir
+
+
+@pytest.mark.slow
+def test_a_tiny_run(finished):
+    summary = json.loads((finished / "summary.json").read_text())
+    assert summary["compiles_after_warmup"] == 0 and summary["logprob_gap_max"] == 0.0
+    last = list(jsonl.read(finished / "metrics.jsonl"))[-1]
+    failures = ("timeout", "env_error", "engine_error", "cancelled")
+    assert last["step"] == 2 and not any(last[f"stop/{name}"] for name in failures)
+
+
+@pytest.mark.slow
+def test_every_memory_stands_in_the_next_prompt_as_it_was_sampled(finished):
+    """The prompts again, from the ids that the engine saw, and the ids that it sampled: nothing between is text."""
+    tokenizer = Tokenizer.load(finished / "tokenizer")
+    style, eos = prompts.STYLES["compact"], set(tokenizer.eos_ids)
+    found = documents.Documents(next(finished.glob("long_geography-*")) / documents.FILE)
+    episodes = episode_log.read(finished / "episodes").episodes
+    assert len(episodes) == 16
+
+    def encoded(text):
+        return Tokens(tuple(tokenizer.encode(text)), text)
+
+    for episode in episodes:
+        texts = documents.chosen(episode.task, found, 0, 192, lambda text: len(tokenizer.encode(text)))
+        context = tokenizer.encode(" " + documents.rendered(texts))
+        pieces = [context[at : at + 48] for at in range(0, min(len(context), 192), 48)]
+        if len(context) > 192:
+            pieces = [[*context[:96], *context[-96:]][at : at + 48] for at in range(0, 192, 48)]
+        assert len(episode.trajectories) == len(pieces) + 1
+        memory = encoded(style.no_memory)
+        for number, trajectory in enumerate(episode.trajectories):
+            put = {"prompt": encoded(" " + episode.task.prompt), "memory": memory}
+            if number < len(pieces):
+                put["chunk"] = Tokens(tuple(pieces[number]), "")
+            template = style.update if number < len(pieces) else style.final
+            shown = encode_prompt(tokenizer, Plain(), [prompts.message(template, **put)])
+            assert trajectory.tokens[~trajectory.action_mask].tolist() == shown
+            said = trajectory.tokens[trajectory.action_mask].tolist()
+            memory = Tokens(tuple(said[:-1] if said[-1] in eos else said), "")
+
+
+@pytest.mark.slow
+def test_lengths_in_one_command(finished, capsys):
+    command = ["evaluate_lengths", f"--config.workdir={finished}", "--lengths=96,384", "--greedy", "--tasks=6"]
+    assert evaluate_lengths.main(command) == 0
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [length["name"] for length in said["lengths"]] == ["96_tokens", "384_tokens"]
+    for length, tokens in zip(said["lengths"], (96, 384), strict=True):
+        assert tokens - 40 < length["document_tokens"] <= tokens + 4 and length["dropped_tokens"] == 0
+        assert length["chunks"] >= length["document_tokens"] / 48
+        assert (length["tasks"], length["attempts"], length["failed"]) == (6, 6, 0)
+        assert length["low"] <= length["accuracy"] <= length["high"]
+    out = finished / "evaluations" / said["out"].split("/")[-1]
+    page = (out / "lengths.html").read_text()
+    assert "<svg" in page and "tokens of the document" in page and "384_tokens" in page
+    assert json.loads((out / "lengths.json").read_text())["lengths"] == said["lengths"]
+    assert evaluate_lengths.main(command) == 0  # nothing is played again
+    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert again == said
+    assert evaluate_lengths.main([*command[:2], "--num_docs=1", "--greedy", "--tasks=2", "--k=2"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ([], "Say one of --lengths, --num_docs and --rows; got none of them."),
+        (["--lengths=1", "--num_docs=2"], "got lengths, num_docs."),
+        (["--lengths=8,8"], "names a length twice"),
+    ],
+)
+def test_lengths_are_said_once(flags, told):
+    with pytest.raises(ConfigError) as refused:
+        evaluate_lengths.wanted(evaluate_lengths.parser().parse_args(flags))
+    assert told in str(refused.value)
+
+
+def test_the_config_of_a_length():
+    cfg = schema.parse(memagent.get_config())
+    options = evaluate_lengths.parser().parse_args(["--lengths=2048"])
+    (length,) = evaluate_lengths.wanted(options)
+    assert not {"lengths", "num_docs", "rows"} & set(vars(options))  # the rest are evaluate's own
+    longer = evaluate_lengths.configured(cfg, length)
+    assert (longer.env.length_tokens, longer.env.max_chunks) == (2048, evaluate_lengths.NO_END - 1)
+    assert longer.env.episode_timeout_s == 4 * cfg.env.episode_timeout_s
+    (rows,) = evaluate_lengths.wanted(evaluate_lengths.parser().parse_args(["--rows=a/eval_50.jsonl"]))
+    read = evaluate_lengths.configured(cfg, rows)
+    assert (rows.name, read.data.eval_source, read.env.length_tokens) == ("eval_50", "a/eval_50.jsonl", 0)
+    with pytest.raises(ConfigError, match="reads no documents"):
+        evaluate_lengths.configured(dataclasses.replace(cfg, env=schema.parse(search()).env), length)
+
+
+def search():
+    from configs import search_r1
+
+    return search_r1.get_config()
+
+
+def test_demonstrations_have_the_tokens_of_episodes(tmp_path):
+    """A demonstration's prompt is one text, an episode's is pieces: the seams of the compact style change no token."""
+    long_geography.write(tmp_path / "data", 300, 0, 0.5, 64, 5, 300)
+    folder = tmp_path / "data"
+    texts = [json.loads(line)["text"] for line in (folder / "texts.jsonl").read_text().splitlines()]
+    tokenizer = Tokenizer.train(texts, 1500, ("\\boxed{",))
+
+    def encoded(text):
+        return Tokens(tuple(tokenizer.encode(text)), text)
+
+    style, equal = prompts.STYLES["compact"], 0
+    rows = [json.loads(line) for line in (folder / "full.jsonl").read_text().splitlines()]
+    for row in rows:
+        question, rest = row["prompt"].removeprefix("Question:").split("\n", 1)
+        chunk, memory = rest.split("Memory:") if "Text:" in rest else ("", rest.removeprefix("Memory:"))
+        put = {"prompt": question, "memory": memory.rsplit("\n", 1)[0], "chunk": chunk[len("Text:") : -1]}
+        template = style.update if chunk else style.final
+        assert prompts.text(template, **put) == row["prompt"]
+        spliced = prompts.message(template, **{name: encoded(text) for name, text in put.items()})
+        conversation = Conversation(tokenizer, Plain(), 10)
+        conversation.add_prompt([spliced])
+        equal += conversation.pending == encode_prompt(tokenizer, Plain(), [prompts.message(row["prompt"])])
+    assert equal == len(rows)
+
+
+@pytest.mark.parametrize("preset", ["laptop", "laptop-reproduction", "laptop+gspo", "qwen2.5-7b", "qwen2.5-14b",
+                                    "qwen2.5-7b-reproduction"])  # fmt: skip
+def test_presets(preset):
+    cfg = schema.parse(memagent.get_config(preset))
+    checks.check(cfg)
+    assert cfg.env.max_chunks == 8
+    assert cfg.env.train_answer == ("reproduction" not in preset)
+    if "gspo" not in preset:
+        assert type(cfg.rl.advantage).__name__ == "GroupMean"
+        assert cfg.rl.advantage.multi_trajectory == ("divide" if "reproduction" in preset else "full")
+    if preset.startswith("qwen"):
+        assert (cfg.env.chunk_tokens, cfg.env.turn_tokens, cfg.env.question_tokens) == (5000, 1024, 1024)
+        assert (cfg.rl.tasks_per_step, cfg.rl.group_size) == (256 if "14b" in preset else 128, 16)
+        assert cfg.rl.tasks_per_step // cfg.rl.updates_per_step == (16 if "14b" in preset else 8)
+        assert (cfg.rl.kl.coefficient, cfg.rl.kl.estimator, cfg.rl.kl.where) == (0.001, "k3", "loss")
+        objective = cfg.rl.objective
+        assert (objective.clip_low, objective.clip_high, cfg.rl.entropy_coefficient) == (0.2, 0.2, 0.0)
+        assert (cfg.rl.optimizer.learning_rate, cfg.rl.sampling.temperature) == (1e-6, 1.0)

@@ -1,0 +1,57 @@
+"""ToolOrchestra end to end, in a run of seconds: an engine's expert beside the policy; and the presets."""
+
+import json
+
+import numpy as np
+import pytest
+
+from configs import tool_orchestra
+from jaxagent import config as schema
+from jaxagent import main as cli
+from jaxagent.data import episode_log
+from jaxagent.observe import jsonl
+from jaxagent.runs import checks
+from tests import tiny_run
+
+FLAGS = (
+    "--config.numerics=exact --config.tokenizer.vocab_size=1024 --config.data.source.num_tasks=240 "
+    "--config.data.source.num_cities=250 --config.data.source.num_demonstrations=400 --config.env.turn_tokens=12 "
+    "--config.env.max_turns=3 --config.env.observation_tokens=80 --config.env.context_tokens=192 "
+    "--config.env.sandbox.warm=4 --config.warm_start.batch.row_tokens=192 --config.warm_start.curriculum_steps=0 "
+    "--config.warm_start.max_steps=60 --config.warm_start.gate_every=60 --config.warm_start.batch_sequences=16 "
+    "--config.rl.steps=2 --config.rl.batch.row_tokens=192 --config.log_episodes=true"
+)
+
+
+@pytest.mark.slow
+def test_an_engines_expert_and_the_policy_are_two_weights_in_one_run(tmp_path, sandbox):
+    """The expert has the warm start's weights: its log-probs do not follow the policy's updates."""
+    argv = tiny_run.argv(tmp_path / "run", *FLAGS.split(), preset="laptop-engine", config="tool_orchestra")
+    assert cli.main(argv) == 0
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["compiles_after_warmup"] == 0 and summary["logprob_gap_max"] == 0.0
+    assert summary["eval/cost_before_rl"] > 0 and "eval/cost_after_rl" in summary
+    assert "Held-out solved against cost" in (tmp_path / "run/report.html").read_text()
+    last = list(jsonl.read(tmp_path / "run/metrics.jsonl"))[-1]
+    assert last["step"] == 2 and not last["stop/env_error"] and not last["stop/engine_error"]
+    heard = [talk for episode in episode_log.read(tmp_path / "run/episodes").episodes for talk in episode.heard]
+    engines = [talk.trajectory for talk in heard if talk.role == "answer-3"]
+    assert engines and all(talk.trajectory is None for talk in heard if talk.role != "answer-3")
+    versions = {int(v) for t in engines for v in np.unique(t.policy_versions[t.action_mask])}
+    assert len(versions) <= 2  # the warm start's policy, and what RL begins with: no update of RL
+
+
+@pytest.mark.parametrize("preset", ["laptop", "laptop-engine", "laptop+gspo", "qwen3-8b"])
+def test_presets(preset):
+    cfg = schema.parse(tool_orchestra.get_config(preset))
+    checks.check(cfg)
+    assert set(cfg.roles) == set(cfg.env.roles)
+
+
+def test_the_published_constants():
+    rl = schema.parse(tool_orchestra.get_config("qwen3-8b")).rl
+    assert (rl.group_size, rl.tasks_per_step, rl.refill.tasks_per_round) == (8, 16, 384)
+    assert (rl.objective.clip_low, rl.objective.clip_high, rl.objective.clip_dual) == (0.2, 0.28, 10.0)
+    assert (rl.kl.coefficient, rl.kl.estimator, rl.kl.where) == (1e-4, "k2", "loss")
+    assert (rl.correct_boost.value, rl.truncated_factor, rl.optimizer.learning_rate) == (0.1, 0.1, 1e-6)
+    assert (rl.sampling.temperature, rl.entropy_coefficient, rl.epochs) == (1.0, 0.0, 1)
