@@ -111,7 +111,7 @@ def laptop_engines() -> ConfigDict:
     config = laptop()
     config.workdir = "runs/agentflow_engines"
     config.data.source.role_rows = True
-    config.warm_start.max_steps = 1_200
+    config.warm_start.max_steps = 1_800  # two fifths of the demonstrations are the roles'
     for name in ("executor", "verifier"):
         config.roles[name] = ConfigDict({"name": "engine", "path": "", "context_tokens": 128, "reply_tokens": 24})
         config.roles[name].sampling = ConfigDict({"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0})
