@@ -3,19 +3,23 @@
     python -m jaxagent.main --config=configs/tau_bench.py                # a generated shop, a laptop
     python -m jaxagent.main --config=configs/tau_bench.py:laptop+gspo    # any of algorithms/published.py
     python -m jaxagent.main --config=configs/tau_bench.py:qwen3-4b --config.model.path=Qwen3-4B-Instruct-2507 \
-        --config.data.source=FOLDER --config.data.eval_source=FOLDER/retail_dev_tasks.jsonl \
+        --config.data.source=data/retail --config.data.eval_source=data/retail/retail_dev_tasks.jsonl \
         --config.roles.user.token_file=KEY                            # the published files and recipe, 2 GPUs
     python -m jaxagent.main --config=configs/tau_bench.py:qwen3-4b --config.model.path=Qwen3-4B-Instruct-2507 \
-        --config.data.source=FOLDER --config.data.eval_source=FOLDER/retail_dev_tasks.jsonl \
+        --config.data.source=data/retail --config.data.eval_source=data/retail/retail_dev_tasks.jsonl \
         --config.roles.user=engine --config.roles.user.path=CUSTOMER --config.roles.user.context_tokens=16384
                                                                       # the customer is a model on the same GPUs
+    python -m jaxagent.main --config=configs/tau_bench.py:tau2 --config.model.path=Qwen3-4B-Instruct-2507 \
+        --config.data.source=data/tau2/domains/retail --config.roles.user.token_file=KEY \
+        --config.roles.judge.token_file=KEY                           # tau2-bench's retail domain, 2 GPUs
 
 Laptop: a policy of about one million parameters, random at first, learns on two CPU cores to serve the scripted
 customers of a generated shop: it finds who speaks, asks what he wants, looks the order up, acts, asks for more. Most
 demonstrations make up what they should have looked up, or say goodbye after the first of two wishes; RL unlearns that.
 Held-out tasks are of customers and orders that training never saw; the demonstrations are of other shops.
 
-FOLDER has orders.json, products.json, users.json, wiki.md, tools_info.json and retail_{train,dev,test}_tasks.jsonl.
+data/retail has orders.json, products.json, users.json, wiki.md, tools_info.json and the tasks of three splits,
+retail_{train,dev,test}_tasks.jsonl.
 
 qwen3-4b: the constants of slime's example (examples/tau-bench): 32 tasks x 8 attempts, 1,024 tokens a message at
 temperature 1, at most 30 messages, one update of 256 attempts, lr 1e-6 without warm-up, weight decay 0.1, clip 0.2 and
@@ -23,8 +27,13 @@ temperature 1, at most 30 messages, one update of 256 attempts, lr 1e-6 without 
 dev tasks, greedy; the customer is gemini-2.5-flash-lite. What differs: sampled tokens are trained as they were sampled,
 where slime renders and encodes the conversation anew; a message that is no readable call is answered by a warning and
 costs a turn, where slime drops the attempt; a message cut by its token limit ends the attempt with reward 0, where
-slime goes on with what there is of it; a message ends behind its first call. Published: dev tasks solved from 0.739 to
-0.791. Not run by us: `--dry_run` says what it needs.
+slime goes on with what there is of it; a message ends behind its first call; a conversation has at most 16,384 tokens.
+Published: dev tasks solved from 0.739 to 0.791. Not run by us: `--dry_run` says what it needs.
+
+tau2: tau2-bench (https://arxiv.org/abs/2506.07982) on its own folder of the retail domain. The benchmark's
+constants: 200 steps, 10 failed calls, 74 tasks of training and 40 held out, gpt-4.1 as user and as judge at temperature
+0. It was published for evaluation alone, so all about training is qwen3-4b's. What differs from the published
+environment: the prompts of agent, user and judge are in words of ours, and what docs/recipes.md lists. Not run by us.
 """
 
 from ml_collections import ConfigDict
@@ -38,7 +47,7 @@ def get_config(preset: str = "laptop") -> ConfigDict:
     Raises:
       ConfigError: unknown preset or algorithm.
     """
-    return parts.chosen("configs/tau_bench.py", preset, {"laptop": laptop, "qwen3-4b": qwen3_4b})
+    return parts.chosen("configs/tau_bench.py", preset, {"laptop": laptop, "qwen3-4b": qwen3_4b, "tau2": tau2})
 
 
 def laptop() -> ConfigDict:
@@ -108,8 +117,8 @@ def qwen3_4b() -> ConfigDict:
     config.tokenizer.vocab_size = 151_936
     config.tokenizer.use_chat_template = True
 
-    config.data.source = ConfigDict({"name": "files", "path": "data/tau_bench"})
-    config.data.eval_source = "data/tau_bench/retail_dev_tasks.jsonl"
+    config.data.source = ConfigDict({"name": "files", "path": "data/retail"})
+    config.data.eval_source = "data/retail/retail_dev_tasks.jsonl"
     config.data.num_eval = 20
 
     config.env = ConfigDict({"name": "tau_bench", "tools": "native", "store": "", "policy": ""})
@@ -117,7 +126,7 @@ def qwen3_4b() -> ConfigDict:
     config.env.max_turns = 30
     config.env.turn_tokens = 1024
     config.env.observation_tokens = 4096
-    config.env.context_tokens = 32_768
+    config.env.context_tokens = 16_384  # the shop's policy and its tools are 4,200
     config.env.episode_timeout_s = 3600.0
     config.env.max_failed_steps = 3
     config.roles = ConfigDict({"user": {"name": "http", "model": "gemini-2.5-flash-lite", "temperature": 1.0}})
@@ -128,7 +137,7 @@ def qwen3_4b() -> ConfigDict:
     config.engine.slots = 256
     config.engine.steps_per_dispatch = 16
     config.engine.prefill_tokens = 16_384
-    config.engine.pages = 16_384
+    config.engine.pages = 4_096
     config.engine.tile_rows = 128
     config.engine.kv_on_update = "keep"
     config.engine.cache_dtype = "bfloat16"
@@ -143,9 +152,32 @@ def qwen3_4b() -> ConfigDict:
     config.rl.refill = ConfigDict({"max_rounds": 10, "tasks_per_round": 32})
     config.rl.aggregation = ConfigDict({"name": "sequence_mean"})
     config.rl.optimizer = parts.optimizer(1e-6, warmup_steps=0, weight_decay=0.1)
-    config.rl.batch = parts.batch(row_tokens=32_768, micro_rows=2, targets_multiple=256)
+    config.rl.batch = parts.batch(row_tokens=16_384, micro_rows=2, targets_multiple=256)
     config.update(parts.offline_stages(1e-6))
     config.opd.learning_rate = 1e-6
     config.eval = ConfigDict({"every": 5, "sampled": False})
     config.checkpoint.every = 20
+    return config
+
+
+def tau2() -> ConfigDict:
+    """tau2-bench's retail domain with its published limits and models, trained as qwen3-4b."""
+    config = qwen3_4b()
+    config.workdir = "runs/tau_bench_tau2"
+    config.data.source = ConfigDict({"name": "files", "path": "data/tau2/domains/retail"})
+    config.data.eval_source = ""  # the split "test"
+    config.data.num_eval = 40
+
+    config.env = ConfigDict({"name": "tau2", "domain": "retail", "store": "", "nl_assertions": "judge"})
+    config.env.max_steps = 200  # messages and batches of results, of both sides
+    config.env.max_errors = 10
+    config.env.max_turns = 100  # the agent's messages among 200 steps
+    config.env.turn_tokens = 1024
+    config.env.observation_tokens = 4096
+    config.env.context_tokens = 32_768
+    config.env.episode_timeout_s = 3600.0
+    config.env.max_failed_steps = 3
+    gpt = {"name": "http", "url": "https://api.openai.com/v1", "model": "gpt-4.1-2025-04-14", "temperature": 0.0}
+    config.roles = ConfigDict({"user": gpt | {"timeout_s": 120.0}, "judge": gpt | {"timeout_s": 120.0}})
+    config.roles.judge.reply_tokens = 1024  # a reason, and a score for each statement
     return config

@@ -67,6 +67,13 @@ class Talking(Environment):
         return Conversations(task, cast)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Selling(Talking):
+    """A guide who wants money."""
+
+    priced_roles: ClassVar = ("guide",)
+
+
 class Conversations:
     def __init__(self, task, cast):
         self._task, self._cast, self.counters = task, cast, {}

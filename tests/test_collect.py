@@ -12,12 +12,14 @@ import pytest
 
 from configs.search_r1 import get_config
 from jaxagent import config
-from jaxagent.config import overrides
+from jaxagent.config import flags, overrides
 from jaxagent.data import files, sources
 from jaxagent.rollout.experience import Experience
 from jaxagent.rollout.workers import Workers
 from jaxagent.runs.collect import collect
+from jaxagent.runs.evaluation.held_out import deadline_s
 from jaxagent.types import Episode, StopReason, TokenKind, Trajectory
+from tests import tiny_run
 
 
 class MemoryRows(files.Rows):

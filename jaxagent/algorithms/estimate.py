@@ -32,7 +32,7 @@ from jaxagent.algorithms.token_advantages import estimates
 from jaxagent.config import KLConfig, RLConfig
 from jaxagent.types import Group
 
-REWARD_EPSILON = 1e-5  # by which a reward may miss `rl.correct_boost.min_reward`
+REWARD_EPSILON = 1e-5  # by which a reward may miss `rl.shaping.min_reward`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +59,9 @@ def signals(groups: Sequence[Group], samples: Sequence[Sample], rl: RLConfig) ->
     if rl.distill is not None and rl.distill.in_advantage:
         given = [s and s.plus(teacher_advantages(sample, rl)) for sample, s in zip(samples, given, strict=True)]
     given = _whitened(samples, given) if rl.whiten_advantages else given
-    if rl.correct_boost is not None:
-        good = [sample.episode.reward >= rl.correct_boost.min_reward - REWARD_EPSILON for sample in samples]
-        more = [sample.mask * rl.correct_boost.value * is_good for sample, is_good in zip(samples, good, strict=True)]
+    if rl.shaping is not None:
+        good = [sample.episode.reward >= rl.shaping.min_reward - REWARD_EPSILON for sample in samples]
+        more = [sample.mask * rl.shaping.correct_boost * is_good for sample, is_good in zip(samples, good, strict=True)]
         given = [signal and signal.plus(boost) for signal, boost in zip(given, more, strict=True)]
     return given
 

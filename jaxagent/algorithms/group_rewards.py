@@ -92,13 +92,14 @@ GROUP_REWARDS: dict[str, type] = {"preferences": Preferences}
 def shaped(group: Group, rl: RLConfig) -> Group:
     """The group with the rewards that `rl.group_reward` gives, scaled where an attempt ran out of tokens.
 
-    `rl.truncated_factor` is ProRL's and ToolOrchestra's stop_properly_penalty.
+    `rl.shaping.truncated_factor` is ProRL's and ToolOrchestra's stop_properly_penalty.
     """
     given = [episode.reward for episode in group.episodes]
     if rl.group_reward is not None:
         given = list(rl.group_reward(group))
-    cut = [episode.stop_reason is StopReason.TOKEN_LIMIT for episode in group.episodes]
-    given = [reward * rl.truncated_factor if short else reward for reward, short in zip(given, cut, strict=True)]
+    if rl.shaping is not None:
+        cut = [episode.stop_reason is StopReason.TOKEN_LIMIT for episode in group.episodes]
+        given = [r * rl.shaping.truncated_factor if short else r for r, short in zip(given, cut, strict=True)]
     episodes = [
         episode if episode.stop_reason.is_failure else dataclasses.replace(episode, reward=float(reward))
         for episode, reward in zip(group.episodes, given, strict=True)

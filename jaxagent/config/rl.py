@@ -66,10 +66,11 @@ class PositiveNLLConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class CorrectBoostConfig:
-    """Adds to the advantage of good attempts, as ToolOrchestra's code does (correct_sample_advantage_boost)."""
+class ShapingConfig:
+    """ToolOrchestra's: rewards of attempts that were cut off, and advantages of good ones."""
 
-    value: PositiveFloat = 0.1
+    truncated_factor: ZeroToOne = 0.1  # of the reward of an attempt that ran out of tokens (stop_properly_penalty)
+    correct_boost: NonNegativeFloat = 0.1  # added to the advantage of a good attempt (correct_sample_advantage_boost)
     min_reward: FiniteFloat = 1.0  # from which an attempt is good
 
 
@@ -176,8 +177,7 @@ class RLConfig:
     entropy_control: EntropyControlConfig | None = None
     z_loss: ZLossConfig | None = None
     group_reward: Annotated[Any, GROUP_REWARDS] | None = None  # in place of the environment's; None: the environment's
-    truncated_factor: ZeroToOne = 1.0  # of the reward of an attempt that ran out of tokens; 0.1 in ToolOrchestra
-    correct_boost: CorrectBoostConfig | None = None
+    shaping: ShapingConfig | None = None
     echo: EchoConfig | None = None
     positive_nll: PositiveNLLConfig | None = None
     distill: DistillConfig | None = None

@@ -35,7 +35,7 @@ from jaxagent.rollout.prompts import check_prompts, some
 from jaxagent.rollout.templates import CHAT_DATE, Template, open_template
 from jaxagent.rollout.workers import Rollout, Workers
 from jaxagent.runs import resume
-from jaxagent.runs.roles import WARM_UP_TIMEOUT_S, Own, RunRoles, open_roles
+from jaxagent.runs.roles import WARM_UP_TIMEOUT_S, Own, RunRoles, check_folders, open_roles
 from jaxagent.types import Task
 
 
@@ -165,6 +165,7 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
     """
     for folder in filter(None, (cfg.model.path, cfg.tokenizer.path)):
         check_folder(folder)  # before a dataset is made
+    check_folders(cfg)
     environment = cfg.env
     assert isinstance(environment, Environment)  # runs.checks has seen to it
     mesh = sharding.make_mesh(cfg.mesh)

@@ -99,8 +99,17 @@ def _check_engine_role(cfg: Config, name: str, role: FrozenRole | PolicyRole) ->
     sampling = role.sampling
     if not sampling.greedy and (sampling.top_p, sampling.top_k, sampling.min_p) != (1.0, 0, 0.0):
         raise ConfigError(f"config.roles.{name}.sampling must have top_p=1, top_k=0 and min_p=0.")
-    if isinstance(role, FrozenRole) and role.path and not (Path(role.path) / "config.json").is_file():
-        raise ConfigError(f"config.roles.{name}.path='{role.path}' is no model folder: it has no config.json.")
+
+
+def check_folders(cfg: Config) -> None:
+    """Refuses paths of roles that are no model folders, before anything is made.
+
+    Raises:
+      ConfigError: naming the role.
+    """
+    for name, role in cfg.roles.items():
+        if isinstance(role, FrozenRole) and role.path and not (Path(role.path) / "config.json").is_file():
+            raise ConfigError(f"config.roles.{name}.path='{role.path}' is no model folder: it has no config.json.")
 
 
 @dataclasses.dataclass(frozen=True)

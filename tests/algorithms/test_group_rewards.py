@@ -91,13 +91,13 @@ def test_without_either_a_group_stays_as_it_is(make_group, rl):
 
 def test_the_reward_of_a_truncated_attempt_is_scaled(make_group, rl):
     stops = [StopReason.ANSWER, StopReason.TOKEN_LIMIT, StopReason.TURN_LIMIT, StopReason.ANSWER]
-    got = shaped(played(make_group, OUTCOMES, stops=stops), rl(truncated_factor=0.1)).episodes
+    got = shaped(played(make_group, OUTCOMES, stops=stops), rl(shaping={"truncated_factor": 0.1})).episodes
     np.testing.assert_allclose([episode.reward for episode in got], [1.0, 0.1, 0.0, 1.0])
 
 
 def test_good_attempts_have_a_higher_advantage(make_group, rl):
     group = make_group(("ppaa", 1.0), ("pa", 0.0), ("pa", 0.999), ("pa", 1.0 - 1e-6))
-    plain, boosted = (compose.streams([group], cfg, 0.0)[0] for cfg in (rl(), rl(correct_boost={"value": 0.1})))
+    plain, boosted = (compose.streams([group], cfg, 0.0)[0] for cfg in (rl(), rl(shaping={"correct_boost": 0.1})))
     more = [b.advantages - a.advantages for a, b in zip(plain, boosted, strict=True)]
     for got, expected in zip(more, [[0, 0, 0.1, 0.1], [0, 0], [0, 0], [0, 0.1]], strict=True):
         np.testing.assert_allclose(got, expected, atol=1e-6)

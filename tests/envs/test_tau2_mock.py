@@ -74,7 +74,9 @@ def test_a_basis_of_assertions_alone_is_solved_by_what_they_ask_for(folder):
         verdict, _, shown = asyncio.run(played(attempt_at(name, people), [done, "Done."]))
     assert verdict.components == {"solved": 1.0, "env_assertion": 1.0}
     assert "Q4 project status" in shown[0]
-    assert "Q4 project status" not in str(people.talks["user"].heard[0])  # the agent's call is not the user's to see
+    heard = people.talks["user"].heard[0]
+    assert "Q4 project status" not in str(heard)  # the agent's call is not the user's to see
+    assert [message.role for message in heard] == ["system", "assistant", "user"]
 
 
 @published
@@ -141,6 +143,26 @@ def test_initial_data_is_laid_over_the_store(tmp_path):
     }
     assert world._tables[AGENT]["tasks"]["task_2"]["description"] is None
     assert len(world._tables[AGENT]["tasks"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "value", "task_id", "holds"),
+    [
+        ("pending", True, "task_1", 1.0),
+        ("pending", False, "task_1", 0.0),
+        ("completed", True, "task_1", 0.0),
+        ("completed", False, "task_1", 1.0),
+        ("completed", True, "task_9", 0.0),  # about a task that is not there, whatever is wanted
+        ("completed", False, "task_9", 0.0),
+    ],
+)
+def test_assertions(tmp_path, status, value, task_id, holds):
+    asked = {"env_type": "assistant", "func_name": "assert_task_status", "assert_value": value}
+    asked["arguments"] = {"task_id": task_id, "expected_status": status}
+    row = task_row(evaluation_criteria={"env_assertions": [asked], "reward_basis": ["ENV_ASSERTION"]})
+    with opened(folder_of(tmp_path / "t", [row])) as attempt_at:
+        verdict, _, _ = asyncio.run(played(attempt_at("one", People(user=["Hi", STOP])), ["Hello."]))
+    assert verdict.components == {"solved": holds, "env_assertion": holds}
 
 
 def test_gold_takes_errors_as_they_come():

@@ -10,13 +10,13 @@ counters, `cost` and `latency_s`, which `rl.group_reward` weighs against it. Dif
 - A wrong call costs a turn and is explained; there it is passed over without a word.
 - An expert that fails is a failure of the episode; there its tool gives an empty result.
 - The calls of the last turn are not made without an `answer` among them: nobody would read their results.
-- The orchestrator's own tokens are not part of the cost.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -57,6 +57,8 @@ class ToolOrchestra(Environment):
     latency: Annotated[Any, Choice("jaxagent.envs.orchestra.latency:LATENCIES")] = dataclasses.field(
         default_factory=FromTokens
     )
+    price_prompt: NonNegativeFloat = 0.0  # of a million tokens that the orchestrator itself is shown, turn by turn
+    price_reply: NonNegativeFloat = 0.0  # of a million tokens that it writes
     code_interpreter_per_second: NonNegativeFloat = 8.3e-6  # price of a program's seconds, in the roles' currency
     run_timeout_s: Seconds = 60.0  # of one program
     output_chars: PositiveInt = 4_000  # shown of a program's output, at most
@@ -169,6 +171,14 @@ class ToolOrchestra(Environment):
         """The passages that are searched, as far as they lie here."""
         return self.retriever.passages(super().corpus(dataset))
 
+    def identity(self, dataset: Path) -> dict[str, str]:
+        """The passages' digest."""
+        path = self.corpus(dataset) if self.searchers and self.retriever.local else None
+        if path is None:
+            return {}
+        with path.open("rb") as file:
+            return {"corpus": hashlib.file_digest(file, "blake2b").hexdigest()[:32]}
+
 
 async def _try_search(retriever: Retriever, config: RetrieverConfig, tasks: Sequence[Task]) -> None:
     try:
@@ -213,6 +223,7 @@ class OrchestraAttempt:
         self._turns_left = config.max_turns
         self._found = experts.Found()
         self._answer: str | None = None
+        self._shown = ""  # to the orchestrator, and written by it, so far
         self.stop_strings: Sequence[str] = config.stop_strings
         calls = [f"calls_{name}" for name in (*config.offers, *config.experts)]
         misses = ("invalid_actions", "failed_programs", "no_program", "no_query", "no_answer", "asked_judge")
@@ -220,10 +231,24 @@ class OrchestraAttempt:
 
     async def start(self) -> Sequence[Message]:
         """The problem, after the tools."""
-        return self._config.messages(self._task.prompt)
+        messages = self._config.messages(self._task.prompt)
+        self._shown = "".join(message.content for message in messages)
+        return messages
 
     async def step(self, action: str) -> Step:
         """Makes the calls of a turn in their order; `answer` ends the episode."""
+        self._pay_turn(action)
+        step = await self._step(action)
+        self._shown += action + (step.observation.text if step.observation else "")
+        return step
+
+    def _pay_turn(self, action: str) -> None:
+        """Adds what the orchestrator's own tokens cost: all that it was shown, and what it wrote."""
+        config = self._config
+        for price, text in ((config.price_prompt, self._shown), (config.price_reply, action)):
+            self.counters["cost"] += price * len(self._cast.tokens(text).ids) / 1e6 if price else 0.0
+
+    async def _step(self, action: str) -> Step:
         self._turns_left -= 1
         calls, problem = tools.read(action, self._offered)
         if problem:

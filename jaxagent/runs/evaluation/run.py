@@ -93,9 +93,7 @@ def run(cfg: Config, options: Options) -> dict[str, Any]:
         progress.note(f"{source}: {len(tasks)} {options.split} tasks x {options.samples} attempts, in {out}")
         started = time.monotonic()
         of_environment = parts.environment
-        log = AttemptLog(
-            out / ATTEMPTS_FILE, of_environment.score, source.stage, source.step, cost=of_environment.cost
-        )
+        log = AttemptLog(out / ATTEMPTS_FILE, of_environment.score, source.stage, source.step, cost=of_environment.cost)
         with contextlib.closing(log):
             log.check_same(tasks)
             todo = missing(tasks, options, log)
