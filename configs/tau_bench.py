@@ -16,7 +16,8 @@
 Laptop: a policy of about one million parameters, random at first, learns on two CPU cores to serve the scripted
 customers of a generated shop: it finds who speaks, asks what he wants, looks the order up, acts, asks for more. Most
 demonstrations make up what they should have looked up, or say goodbye after the first of two wishes; RL unlearns that.
-Held-out tasks are of customers and orders that training never saw; the demonstrations are of other shops.
+Held-out tasks are of customers and orders that training never saw; the demonstrations are of other shops. Held-out
+tasks solved, greedy: from 0.21 to 0.49, in 27 minutes beside many other runs (11 of them RL).
 
 data/retail has orders.json, products.json, users.json, wiki.md, tools_info.json and the tasks of three splits,
 retail_{train,dev,test}_tasks.jsonl.
