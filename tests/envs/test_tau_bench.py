@@ -312,3 +312,23 @@ def test_a_policy_cannot_write_what_no_tokenizer_can_encode_and_so_escape_its_re
     else:
         with pytest.raises(Malformed):
             FORMATS[style].parse(text, catalog.short())
+
+
+def test_an_action_of_no_tool_is_told_and_not_solved_by_doing_nothing(tmp_path):
+    typo = Task("typo", "p", (), "", TASK.metadata | {"actions": [{"name": "cancel_pendig_order", "kwargs": {}}]})
+    told = r"actions\[0\]\.name': there is no tool 'cancel_pendig_order'\. Did you mean 'cancel_pending_order'\?"
+    with pytest.raises(ConfigError, match=told):
+        opened(tmp_path, typo)
+    with pytest.raises(ConfigError, match=told):  # of the training tasks, which nobody looks at before
+        opened(tmp_path)(typo, Talks())
+
+
+def test_a_record_that_stands_twice_is_told(tmp_path):
+    opened(tmp_path)
+    users = (tmp_path / "users.json").read_text().strip()
+    (tmp_path / "users.json").write_text(f"{users[:-1]}, {users[1:]}")
+    with (
+        pytest.raises(ConfigError, match=r"users\.json is no JSON: the key 'ann_1' stands twice"),
+        TauBench().open(Opening(tmp_path, [TASK], None, print)),
+    ):
+        pass
