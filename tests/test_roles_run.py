@@ -16,7 +16,7 @@ from jaxagent.models import exact, hf, params, sharding
 from jaxagent.observe import jsonl
 from jaxagent.plan import programs
 from jaxagent.plan import run as run_plan
-from jaxagent.runs import checks
+from jaxagent.runs import checks, roles
 from tests import role_world, tiny_run
 
 ROLES = [
@@ -195,7 +195,6 @@ MISTAKES = {  # what is said beside the roles (of those that have no "--", after
     "the policy": ((*ROLES, "policy=engine"), "config.roles.policy: the environment has no role 'policy'"),
     "no endpoint": (BY_HTTP, "config.roles.guide.url"),
     "no url": ((*BY_HTTP, "guide.url=here"), "config.roles.guide: url='here' is no URL"),
-    "no model folder": ((*ROLES, "guide.path=no/such"), "config.roles.guide.path='no/such' is no model folder"),
     "no such field": ((*ROLES, "guide.url=http://x"), "config.roles.guide.url"),
     "a reply as long as all": ((*ROLES, "guide.reply_tokens=64"), "must be less than its context_tokens"),
     "a negative price": ((*ROLES, "guide.price_reply=-1"), "config.roles.guide.price_reply must be at least 0"),
@@ -224,9 +223,22 @@ def test_an_environment_without_roles_refuses_them(tmp_path):
     assert message == "config.roles.user: the environment has no role 'user'. It has none."
 
 
+def test_a_role_needs_a_model_folder(tmp_path):
+    cfg = flags.parse_argv(role_world.argv(tmp_path / "run", "Talking", *ROLES, "--config.roles.guide.path=no/such"))
+    with pytest.raises(ConfigError, match=r"^config\.roles\.guide\.path='no/such' is no model folder"):
+        roles.check_folders(cfg.config)
+
+
+def test_a_name_that_numbers_of_the_episode_have_is_no_role(tmp_path):
+    told = refused(role_world.argv(tmp_path / "run", "Taken", "--config.roles.engine=policy"))
+    assert told == "The environment's role 'engine' must have another name: this one is taken."
+
+
 def test_an_expert_needs_both_its_prices(tmp_path):
     told = refused(role_world.argv(tmp_path / "run", "Selling", *ROLES))
     assert "config.roles.guide has no price" in told and "0 is free" in told
+    half = role_world.argv(tmp_path / "run", "Selling", *ROLES, "--config.roles.guide.price_prompt=3")
+    assert "config.roles.guide has no price, or half of one" in refused(half)  # replies would have been free
     priced = ("--config.roles.guide.price_prompt=0", "--config.roles.guide.price_reply=2")
     checks.check(flags.parse_argv(role_world.argv(tmp_path / "run", "Selling", *ROLES, *priced)).config)
 
