@@ -1,13 +1,16 @@
 """Runs with roles, end to end: whose tokens are whose, to the bit; resumed, evaluated; and counterparts that fail."""
 
+import contextlib
 import json
 import shutil
+import types
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 
-from jaxagent import evaluate
+from jaxagent import evaluate, loop
 from jaxagent import main as cli
 from jaxagent.config import ConfigError, flags
 from jaxagent.data import episode_log
@@ -153,6 +156,27 @@ def test_weights_with_a_tokenizer_of_their_own_play_a_role(run, tmp_path, capsys
         (guide,) = [h for h in episode_log.codec.decode_episode(row, "log").heard if h.role == "guide"]
         shown = tokenizer.decode(guide.trajectory.tokens.tolist())
         assert guide.turns[0][0] == row["task"]["prompt"] and shown.startswith(row["task"]["prompt"])
+
+
+@pytest.mark.parametrize("stage", ["opd", "rl"])
+def test_roles_without_a_path_keep_what_rl_begins_with_and_not_what_opd_does(tmp_path, monkeypatch, stage):
+    class Begun(Exception):
+        pass
+
+    def served(*_):
+        raise Begun
+
+    frozen, nothing = [], types.SimpleNamespace(warm_up=contextlib.nullcontext)
+    for name in ("Experience", "EntropyControl", "open_teacher"):
+        monkeypatch.setattr(loop, name, mock.MagicMock())
+    monkeypatch.setattr(loop, "make_programs", lambda *_: (None, None))
+    monkeypatch.setattr(loop, "Served", served)
+    cfg = flags.parse_argv(role_world.argv(tmp_path / "run", "Talking", *ROLES)).config
+    parts, saved = mock.MagicMock(cfg=cfg), mock.MagicMock(compiles=nothing)
+    parts.roles.freeze, saved.resumes.return_value = frozen.append, False
+    with pytest.raises(Begun):
+        loop.rl_stage(parts, saved, None, {}, stage)
+    assert len(frozen) == (stage == "rl")
 
 
 # ---------------------------------------------------------------- counterparts that fail
