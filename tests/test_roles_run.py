@@ -226,7 +226,7 @@ def test_an_environment_without_roles_refuses_them(tmp_path):
 
 def test_an_expert_needs_both_its_prices(tmp_path):
     told = refused(role_world.argv(tmp_path / "run", "Selling", *ROLES))
-    assert "config.roles.guide has no price" in told and "0 is free" in told
+    assert "config.roles.guide lacks a price" in told and "0 is free" in told
     priced = ("--config.roles.guide.price_prompt=0", "--config.roles.guide.price_reply=2")
     checks.check(flags.parse_argv(role_world.argv(tmp_path / "run", "Selling", *ROLES, *priced)).config)
 

@@ -53,9 +53,9 @@ def check(cfg: Config, environment: Environment) -> None:
                 f"example --config.roles.{name}=engine, or =http with --config.roles.{name}.url=URL."
             )
     for name in environment.priced_roles:
-        if cfg.roles[name].cost(0, 0) is None:
+        if cfg.roles[name].price_prompt is None or cfg.roles[name].price_reply is None:
             raise ConfigError(
-                f"config.roles.{name} has no price, and the environment counts what it costs: set "
+                f"config.roles.{name} lacks a price, and the environment counts what it costs: set "
                 f"config.roles.{name}.price_prompt and config.roles.{name}.price_reply, of a million tokens; 0 is free."
             )
     for name, role in cfg.roles.items():
