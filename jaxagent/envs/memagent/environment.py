@@ -103,8 +103,12 @@ class MemAgent(Environment):
             documents.check(task, found, self.num_docs, self.length_tokens)
         training = Contexts(self, found if beside == dataset else None, dataset)
         heldout = Contexts(self, found, beside)
-        own = {task.id for task in here.tasks} if beside != dataset else set()
-        yield lambda task, cast: MemAgentAttempt(task, cast, self, heldout if task.id in own else training)
+        own = {task.id: task for task in here.tasks} if beside != dataset else {}
+
+        def attempt_at(task: Task, cast: Cast) -> MemAgentAttempt:
+            return MemAgentAttempt(task, cast, self, heldout if own.get(task.id) == task else training)
+
+        yield attempt_at
 
 
 class Contexts:
