@@ -299,6 +299,15 @@ def test_an_answer_outside_of_a_box_is_none(said):
     assert counts["cost"] > 0  # it is paid all the same
 
 
+def test_an_experts_reply_that_was_cut_off_is_counted():
+    class Short(FakeCast):
+        async def say(self, *messages, stop_strings=(), max_tokens=None):
+            return dataclasses.replace(await super().say(*messages), finish="length")
+
+    _, verdict, counts = played(attempt(Short(SAID | {"answer-3": "I thi"})), call("answer", "answer-3"))
+    assert verdict.reward == 0.0 and counts["cut_replies"] == counts["no_answer"] == 1.0
+
+
 @pytest.mark.parametrize(
     ("how", "shown", "boxes"),
     [("error", "NameError: x", 1), ("slow", "18044\n(timed out)", 1), ("memory", "(out of memory)", 2)],

@@ -233,7 +233,15 @@ class OrchestraAttempt:
         self._answer: str | None = None
         self.stop_strings: Sequence[str] = config.stop_strings
         calls = [f"calls_{name}" for name in (*config.offers, *config.experts)]
-        misses = ("invalid_actions", "failed_programs", "no_program", "no_query", "no_answer", "asked_judge")
+        misses = (
+            "cut_replies",
+            "invalid_actions",
+            "failed_programs",
+            "no_program",
+            "no_query",
+            "no_answer",
+            "asked_judge",
+        )
         self.counters: dict[str, float] = dict.fromkeys(("cost", "latency_s", "calls", *calls, *misses), 0.0)
 
     async def start(self) -> Sequence[Message]:
@@ -303,6 +311,7 @@ class OrchestraAttempt:
             raise RoleError(f"{expert} has no price: set config.roles.{expert}.price_prompt and price_reply")
         for name in ("calls", f"calls_{tool}", f"calls_{expert}"):
             self.counters[name] += 1
+        self.counters["cut_replies"] += said.finish == "length"  # of an expert: it had more to say
         self.counters["cost"] += said.cost
         self.counters["latency_s"] += self._config.latency.of_reply(said)
         return said.text
