@@ -114,13 +114,14 @@ def attempt(cast=None, how="", **changes):
     return made
 
 
-def played(made, *actions):
-    """The steps of an attempt, its verdict, and what it counted."""
+def played(made, *actions, more=()):
+    """The steps of an attempt, its verdict, and what it counted; `more` are turns that never came to a step."""
 
     async def play():
-        await made.start()
+        prompt = "".join(message.content for message in await made.start())
         steps = [await made.step(action) for action in actions]
-        verdict = await made.verify(Transcript("", ()))
+        seen = [step.observation.text if step.observation else "" for step in steps]
+        verdict = await made.verify(Transcript(prompt, (*zip(actions, seen, strict=True), *more)))
         await made.close()
         return steps, verdict
 
@@ -239,6 +240,16 @@ def test_the_orchestrators_own_tokens_are_paid_turn_by_turn():
     assert counts["cost"] - without["cost"] == pytest.approx((2.0 * sum(shown) + 5.0 * sum(lengths)) / 1e6)
 
 
+def test_a_turn_that_ran_out_of_tokens_is_paid_and_so_is_only_what_was_seen():
+    """Such a turn never comes to a step; and a rollout cuts an observation that is too long."""
+    _, _, counts = played(attempt(FakeCast(), price_prompt=2.0, price_reply=5.0), more=[("thoughts", "")])
+    prompt = len("Problem: What is 347 times 52?\n")
+    assert counts["cost"] == pytest.approx((2.0 * prompt + 5.0 * len("thoughts")) / 1e6)
+    made = attempt(FakeCast(), price_prompt=2.0, price_reply=5.0)
+    asyncio.run(made.verify(Transcript("12345", (("abc", "seen"), ("d", "")), action_tokens=(2, 1))))
+    assert made.counters["cost"] == pytest.approx((2.0 * (5 + 5 + 2 + 4) + 5.0 * (2 + 1)) / 1e6)
+
+
 def test_prices_of_the_published_table():
     config = schema.parse(tool_orchestra.get_config("qwen3-8b"))
     # 2,000 tokens in and 300 out: gpt-5 at 1.25 and 10 dollars a million, a model of 7B at 0.2 and 0.2.
@@ -288,6 +299,15 @@ def test_an_answer_outside_of_a_box_is_none(said):
     assert counts["cost"] > 0  # it is paid all the same
 
 
+def test_an_experts_reply_that_was_cut_off_is_counted():
+    class Short(FakeCast):
+        async def say(self, *messages, stop_strings=(), max_tokens=None):
+            return dataclasses.replace(await super().say(*messages), finish="length")
+
+    _, verdict, counts = played(attempt(Short(SAID | {"answer-3": "I thi"})), call("answer", "answer-3"))
+    assert verdict.reward == 0.0 and counts["cut_replies"] == counts["no_answer"] == 1.0
+
+
 @pytest.mark.parametrize(
     ("how", "shown", "boxes"),
     [("error", "NameError: x", 1), ("slow", "18044\n(timed out)", 1), ("memory", "(out of memory)", 2)],
@@ -302,11 +322,15 @@ def test_a_program_that_fails_is_the_experts_and_the_next_one_has_a_sandbox(how,
 def test_an_expert_without_a_price_is_refused_before_training_and_costs_nobody_nothing():
     config = settings()
     free = {name: dataclasses.replace(role, price_prompt=None, price_reply=None) for name, role in config.roles.items()}
-    with pytest.raises(ConfigError, match=r"config\.roles\.reasoner-3 has no price.*price_prompt"):
+    with pytest.raises(ConfigError, match=r"config\.roles\.reasoner-3 lacks a price.*price_prompt"):
         roles.check(dataclasses.replace(config, roles=config.roles | {"reasoner-3": free["reasoner-3"]}), config.env)
     roles.check(config, config.env)
-    gift = dataclasses.replace(config.roles["reasoner-3"], price_prompt=0.0, price_reply=None)
+    gift = dataclasses.replace(config.roles["reasoner-3"], price_prompt=0.0, price_reply=0.0)
     roles.check(dataclasses.replace(config, roles=config.roles | {"reasoner-3": gift}), config.env)
+    for half in (dict(price_prompt=1.25, price_reply=None), dict(price_prompt=None, price_reply=10.0)):
+        role = dataclasses.replace(gift, **half)  # one that was forgotten would make its words free
+        with pytest.raises(ConfigError, match=r"reasoner-3 lacks a price"):
+            roles.check(dataclasses.replace(config, roles=config.roles | {"reasoner-3": role}), config.env)
     with pytest.raises(RoleError, match="answer-3 has no price"):
         played(attempt(FakeCast(priced=False)), call("answer", "answer-3"))
 
@@ -328,12 +352,19 @@ def test_settings_that_cannot_work_are_refused(changes, told):
 
 def test_a_task_with_preferences_that_are_none_is_refused_when_the_run_opens():
     env = dataclasses.replace(settings().env, reasoners={}, searchers={})
-    task = dataclasses.replace(TASK, metadata={"preferences": {"cost": "less"}})
-    with (
-        pytest.raises(ConfigError, match=r"task .t.: metadata\.preferences"),
-        env.open(Opening(None, [task], None, print)),
-    ):
-        pass
+
+    def opened(**weights):
+        task = dataclasses.replace(TASK, metadata={"preferences": weights})
+        with env.open(Opening(None, [task], None, print)):
+            pass
+
+    opened(accuracy=1, cost=0.5, latency=0, answer=-0.1, **{"answer-1": 0.2})
+    with pytest.raises(ConfigError, match=r"task .t.: metadata\.preferences"):
+        opened(cost="less")
+    with pytest.raises(ConfigError, match=r"task .t.: .* nothing is called 'acuracy'\. .*accuracy"):
+        opened(acuracy=1)
+    with pytest.raises(ConfigError, match=r"nothing is called 'search-3'"):  # this run offers no search
+        opened(**{"search-3": 1})
 
 
 # ---- right and wrong
@@ -341,6 +372,7 @@ def test_a_task_with_preferences_that_are_none_is_refused_when_the_run_opens():
 
 def test_right_answers():
     assert right("18,044", ["18044"]) and right("\\frac{1}{2}", ["0.5"]) and right("the Accra.", ["Accra"])
+    assert right("A", ["A"]) and not any(right(said, ["A"]) for said in ("the", "an", ".", ""))
     assert not right("-5", ["5"]) and not right("18045", ["18044"]) and not right("Lomé", ["Accra"])
 
 

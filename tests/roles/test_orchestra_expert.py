@@ -90,6 +90,12 @@ def test_scripted_experts_know_what_they_are_said_to_know_and_read_the_rest():
     assert experts.answer_of(says("answer-3", easy)) == "18044" == experts.answer_of(says("answer-3", easy, number=5))
     assert experts.answer_of(says("answer-3", TASK)) == "unknown"
     assert experts.answer_of(says("answer-3", TASK, "```output\n18044\n```\n\n")) == "18044"
+    # Not out of other numbers and words, nor out of the numbers of documents.
+    small = dataclasses.replace(TASK, answers=("2",))
+    shown = "Documents:\nDoc 1: Ghana\nIts code is +233.\nDoc 2: Togo\n12, 2.5 and -2, 1,2x.\n\n"
+    assert experts.answer_of(says("answer-3", small, shown)) == "unknown"
+    for shown in ("Doc 2: Togo\nIt has 2.\n", "```output\n2\n```\n\n", "Doc 1: 2\n"):
+        assert experts.answer_of(says("answer-3", small, shown)) == "2"
     assert experts.query_of(says("search-3", TASK)) == "ghana"
     assert experts.program_of(says("reasoner-3", TASK)) == "print(347 * 52)"
     tasks = [dataclasses.replace(TASK, id=str(i)) for i in range(300)]

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from jaxagent.config import ConfigError, SandboxConfig
+from jaxagent.config import ConfigError, SandboxConfig, nearest
 from jaxagent.config.choice import Choice
 from jaxagent.config.ranges import NonNegativeFloat, PositiveInt, Seconds
 from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
@@ -33,7 +33,7 @@ from jaxagent.envs.orchestra.tools import ANSWER, REASON, SEARCH
 from jaxagent.envs.search.retriever.backends import Bm25Config, RetrieverConfig
 from jaxagent.envs.search.retriever.base import Retriever, RetrieverError
 from jaxagent.rewards import maths
-from jaxagent.rewards.text import exact_match
+from jaxagent.rewards.text import exact_match, normalize_answer
 from jaxagent.types import StopReason, Task, TokenKind
 
 SOLVED = "solved"  # the verdict's component
@@ -146,7 +146,7 @@ class ToolOrchestra(Environment):
 
         for task in here.tasks:
             if PREFERENCES in task.metadata:
-                weights_of(task.metadata[PREFERENCES], task.id)
+                self._check_weights(weights_of(task.metadata[PREFERENCES], task.id), task.id)
         with contextlib.ExitStack() as opened:
             retriever, sandboxes = None, None
             if self.searchers:
@@ -166,6 +166,14 @@ class ToolOrchestra(Environment):
                 return OrchestraAttempt(task, cast, self, retriever, programs)
 
             yield attempt_at
+
+    def _check_weights(self, weights: Mapping[str, float], task: str) -> None:
+        """Raises ConfigError for a weight of what no attempt has."""
+        known = ("accuracy", "cost", "latency", *self.offers, *self.experts)
+        for name in weights:
+            if name not in known:
+                told = f"task '{task}': metadata.preferences: nothing is called '{name}'."
+                raise ConfigError(f"{told} {nearest(name, known)}")
 
     def corpus(self, dataset: Path) -> Path | None:
         """The passages that are searched, as far as they lie here."""
@@ -223,32 +231,25 @@ class OrchestraAttempt:
         self._turns_left = config.max_turns
         self._found = experts.Found()
         self._answer: str | None = None
-        self._shown = ""  # to the orchestrator, and written by it, so far
         self.stop_strings: Sequence[str] = config.stop_strings
         calls = [f"calls_{name}" for name in (*config.offers, *config.experts)]
-        misses = ("invalid_actions", "failed_programs", "no_program", "no_query", "no_answer", "asked_judge")
+        misses = (
+            "cut_replies",
+            "invalid_actions",
+            "failed_programs",
+            "no_program",
+            "no_query",
+            "no_answer",
+            "asked_judge",
+        )
         self.counters: dict[str, float] = dict.fromkeys(("cost", "latency_s", "calls", *calls, *misses), 0.0)
 
     async def start(self) -> Sequence[Message]:
         """The problem, after the tools."""
-        messages = self._config.messages(self._task.prompt)
-        self._shown = "".join(message.content for message in messages)
-        return messages
+        return self._config.messages(self._task.prompt)
 
     async def step(self, action: str) -> Step:
         """Makes the calls of a turn in their order; `answer` ends the episode."""
-        self._pay_turn(action)
-        step = await self._step(action)
-        self._shown += action + (step.observation.text if step.observation else "")
-        return step
-
-    def _pay_turn(self, action: str) -> None:
-        """Adds what the orchestrator's own tokens cost: all that it was shown, and what it wrote."""
-        config = self._config
-        for price, text in ((config.price_prompt, self._shown), (config.price_reply, action)):
-            self.counters["cost"] += price * len(self._cast.tokens(text).ids) / 1e6 if price else 0.0
-
-    async def _step(self, action: str) -> Step:
         self._turns_left -= 1
         calls, problem = tools.read(action, self._offered)
         if problem:
@@ -269,11 +270,27 @@ class OrchestraAttempt:
 
     async def verify(self, transcript: Transcript) -> Verdict:
         """1 for an answer that equals a gold one, or that the judge takes for right; else 0."""
+        self._pay(transcript)
         solved = self._answer is not None and right(self._answer, self._task.answers)
         if not solved and self._answer is not None and self._config.judge:
             self.counters["asked_judge"] += 1
             solved = await judge.right(self._cast.talk(self._config.judge), self._task, self._answer)
         return Verdict(float(solved), {SOLVED: float(solved)})
+
+    def _pay(self, transcript: Transcript) -> None:
+        """Adds what the orchestrator's own tokens cost: in each turn all that it was shown, and what it wrote.
+
+        Also of a turn that ran out of tokens, which never came to `step`. Observations count as far as it saw them.
+        """
+        config = self._config
+        if not config.price_prompt and not config.price_reply:
+            return
+        shown = len(self._cast.tokens(transcript.prompt).ids)
+        for turn, (action, observation) in enumerate(transcript.turns):
+            sampled = transcript.action_tokens[turn : turn + 1]
+            wrote = sampled[0] if sampled else len(self._cast.tokens(action).ids)
+            self.counters["cost"] += (config.price_prompt * shown + config.price_reply * wrote) / 1e6
+            shown += wrote + len(self._cast.tokens(observation).ids)
 
     async def close(self) -> None:
         """Ends the sandbox, if one was needed."""
@@ -294,6 +311,7 @@ class OrchestraAttempt:
             raise RoleError(f"{expert} has no price: set config.roles.{expert}.price_prompt and price_reply")
         for name in ("calls", f"calls_{tool}", f"calls_{expert}"):
             self.counters[name] += 1
+        self.counters["cut_replies"] += said.finish == "length"  # of an expert: it had more to say
         self.counters["cost"] += said.cost
         self.counters["latency_s"] += self._config.latency.of_reply(said)
         return said.text
@@ -327,6 +345,7 @@ def right(answer: str, golds: Sequence[str]) -> bool:
     """Whether an answer equals a gold one: as numbers where the gold one is a number, else as text."""
     for gold in golds:
         numbers = maths.parse_number(maths.tidy(gold)) is not None
-        if maths.equal(answer, gold) or (not numbers and exact_match(answer, [gold])):
+        words = not numbers and normalize_answer(gold)  # of "A" normalising leaves nothing, as it does of "the"
+        if maths.equal(answer, gold) or (words and exact_match(answer, [gold])):
             return True
     return False
