@@ -176,6 +176,7 @@ def tau2() -> ConfigDict:
     config.env.turn_tokens = 1024
     config.env.observation_tokens = 4096
     config.env.context_tokens = 32_768
+    config.rl.batch.row_tokens = 32_768  # a row holds a whole conversation
     config.env.episode_timeout_s = 3600.0
     config.env.max_failed_steps = 3
     gpt = {"name": "http", "url": "https://api.openai.com/v1", "model": "gpt-4.1-2025-04-14", "temperature": 0.0}
