@@ -16,7 +16,8 @@
 Laptop: a policy of about one million parameters, random at first, learns on two CPU cores to serve the scripted
 customers of a generated shop: it finds who speaks, asks what he wants, looks the order up, acts, asks for more. Most
 demonstrations make up what they should have looked up, or say goodbye after the first of two wishes; RL unlearns that.
-Held-out tasks are of customers and orders that training never saw; the demonstrations are of other shops.
+Held-out tasks are of customers and orders that training never saw; the demonstrations are of other shops. Held-out
+tasks solved, greedy: from 0.21 to 0.49, in 27 minutes beside many other runs (11 of them RL).
 
 data/retail has orders.json, products.json, users.json, wiki.md, tools_info.json and the tasks of three splits,
 retail_{train,dev,test}_tasks.jsonl.
@@ -54,12 +55,12 @@ def laptop() -> ConfigDict:
     """GRPO with the scripted customer in a generated shop; learns in minutes on two CPU cores."""
     config = parts.laptop()
     config.workdir = "runs/tau_bench"
-    config.tokenizer.vocab_size = 1024  # every name is one token, an id of three digits is two
+    config.tokenizer.vocab_size = 1152  # every name is one token, an id of three digits is two
 
     config.data.source = ConfigDict({"name": "tau_store", "num_users": 300, "num_tasks": 2_400, "compact": True})
     config.data.source.num_demonstrations = 16_000
     config.data.source.num_curriculum = 6_000
-    config.data.source.flawed_frac = 0.65
+    config.data.source.flawed_frac = 0.55
     config.data.num_eval = 96
 
     config.env = ConfigDict({"name": "tau_bench", "tools": "plain", "store": "", "policy": ""})
@@ -76,12 +77,12 @@ def laptop() -> ConfigDict:
     config.engine.pages = 896
     config.engine.request_timeout_s = 120.0
 
-    config.warm_start.max_steps = 900  # all of them: the habit of looking must be there, if rare
-    config.warm_start.curriculum_steps = 200  # to copy
+    config.warm_start.max_steps = 850  # all of them: the habit of looking must be there, if rare
+    config.warm_start.curriculum_steps = 140  # to copy
     config.warm_start.curriculum_sequences = 32
-    config.warm_start.batch_sequences = 32
+    config.warm_start.batch_sequences = 36
     config.warm_start.batch.row_tokens = 448
-    config.warm_start.gate_every = 900
+    config.warm_start.gate_every = 850
     config.warm_start.gate_family = "one"
     config.warm_start.gate_questions = 6
 

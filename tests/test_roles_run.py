@@ -1,13 +1,16 @@
 """Runs with roles, end to end: whose tokens are whose, to the bit; resumed, evaluated; and counterparts that fail."""
 
+import contextlib
 import json
 import shutil
+import types
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 
-from jaxagent import evaluate
+from jaxagent import evaluate, loop
 from jaxagent import main as cli
 from jaxagent.config import ConfigError, flags
 from jaxagent.data import episode_log
@@ -16,7 +19,7 @@ from jaxagent.models import exact, hf, params, sharding
 from jaxagent.observe import jsonl
 from jaxagent.plan import programs
 from jaxagent.plan import run as run_plan
-from jaxagent.runs import checks
+from jaxagent.runs import checks, roles
 from tests import role_world, tiny_run
 
 ROLES = [
@@ -155,6 +158,27 @@ def test_weights_with_a_tokenizer_of_their_own_play_a_role(run, tmp_path, capsys
         assert guide.turns[0][0] == row["task"]["prompt"] and shown.startswith(row["task"]["prompt"])
 
 
+@pytest.mark.parametrize("stage", ["opd", "rl"])
+def test_roles_without_a_path_keep_what_rl_begins_with_and_not_what_opd_does(tmp_path, monkeypatch, stage):
+    class Begun(Exception):
+        pass
+
+    def served(*_):
+        raise Begun
+
+    frozen, nothing = [], types.SimpleNamespace(warm_up=contextlib.nullcontext)
+    for name in ("Experience", "EntropyControl", "open_teacher"):
+        monkeypatch.setattr(loop, name, mock.MagicMock())
+    monkeypatch.setattr(loop, "make_programs", lambda *_: (None, None))
+    monkeypatch.setattr(loop, "Served", served)
+    cfg = flags.parse_argv(role_world.argv(tmp_path / "run", "Talking", *ROLES)).config
+    parts, saved = mock.MagicMock(cfg=cfg), mock.MagicMock(compiles=nothing)
+    parts.roles.freeze, saved.resumes.return_value = frozen.append, False
+    with pytest.raises(Begun):
+        loop.rl_stage(parts, saved, None, {}, stage)
+    assert len(frozen) == (stage == "rl")
+
+
 # ---------------------------------------------------------------- counterparts that fail
 
 
@@ -195,7 +219,6 @@ MISTAKES = {  # what is said beside the roles (of those that have no "--", after
     "the policy": ((*ROLES, "policy=engine"), "config.roles.policy: the environment has no role 'policy'"),
     "no endpoint": (BY_HTTP, "config.roles.guide.url"),
     "no url": ((*BY_HTTP, "guide.url=here"), "config.roles.guide: url='here' is no URL"),
-    "no model folder": ((*ROLES, "guide.path=no/such"), "config.roles.guide.path='no/such' is no model folder"),
     "no such field": ((*ROLES, "guide.url=http://x"), "config.roles.guide.url"),
     "a reply as long as all": ((*ROLES, "guide.reply_tokens=64"), "must be less than its context_tokens"),
     "a negative price": ((*ROLES, "guide.price_reply=-1"), "config.roles.guide.price_reply must be at least 0"),
@@ -224,9 +247,22 @@ def test_an_environment_without_roles_refuses_them(tmp_path):
     assert message == "config.roles.user: the environment has no role 'user'. It has none."
 
 
+def test_a_role_needs_a_model_folder(tmp_path):
+    cfg = flags.parse_argv(role_world.argv(tmp_path / "run", "Talking", *ROLES, "--config.roles.guide.path=no/such"))
+    with pytest.raises(ConfigError, match=r"^config\.roles\.guide\.path='no/such' is no model folder"):
+        roles.check_folders(cfg.config)
+
+
+def test_a_name_that_numbers_of_the_episode_have_is_no_role(tmp_path):
+    told = refused(role_world.argv(tmp_path / "run", "Taken", "--config.roles.engine=policy"))
+    assert told == "The environment's role 'engine' must have another name: this one is taken."
+
+
 def test_an_expert_needs_both_its_prices(tmp_path):
     told = refused(role_world.argv(tmp_path / "run", "Selling", *ROLES))
-    assert "config.roles.guide lacks a price" in told and "0 is free" in told
+    assert "config.roles.guide has no price" in told and "0 is free" in told
+    half = role_world.argv(tmp_path / "run", "Selling", *ROLES, "--config.roles.guide.price_prompt=3")
+    assert "config.roles.guide has no price, or half of one" in refused(half)  # replies would have been free
     priced = ("--config.roles.guide.price_prompt=0", "--config.roles.guide.price_reply=2")
     checks.check(flags.parse_argv(role_world.argv(tmp_path / "run", "Selling", *ROLES, *priced)).config)
 

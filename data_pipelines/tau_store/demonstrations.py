@@ -25,6 +25,8 @@ from jaxagent.roles import retail_facts
 from jaxagent.roles.retail_customer import STOP, Customer
 
 AUTHENTICATED = 3  # turns: who the customer is, his id, and what he wants
+LOOKED_UP = AUTHENTICATED + 1
+PRACTISED = ("one/cancel", "one/return", "one/items", "one/exchange", "one/price", "one/foreign")
 EXCERPTED = ("one/cancel", "one/address", "one/payment", "one/return", "one/items", "one/exchange")
 _DIGITS = re.compile(r"\d+")
 _NUMBERS = [f"{number:02}" for number in range(100)]
@@ -121,6 +123,22 @@ def excerpt(row: Mapping[str, Any], store: Store) -> dict[str, Any]:
     *_, answer = turns = whole["turns"][:AUTHENTICATED]
     rest = whole["turns"][len(turns) :]
     return whole | {"prompt": [{"role": "user", "content": answer["observation"]}], "turns": rest}
+
+
+def practice(row: Mapping[str, Any], store: Store, asks_more: bool) -> dict[str, Any]:
+    """What a right agent does once it has looked an order up; all before that is the prompt, and no habit is taught.
+
+    An order in the prompt ends where the items do, since only observations are cut to the environment's limit.
+    """
+    whole = demonstration(row, store, looks=True, asks_more=asks_more)
+    before, rest = whole["turns"][:LOOKED_UP], whole["turns"][LOOKED_UP:]
+    *spoken, looked_up = [turn["action"] + turn["observation"] for turn in before]
+    shown = looked_up[: looked_up.index(', "fulfillments"')]
+    (system, opening) = whole["prompt"]
+    content = "".join((system["content"], opening["content"], *spoken, shown))
+    turns = [dict(turn) for turn in rest[:-1] or rest]
+    turns[-1]["observation"] = ""
+    return whole | {"prompt": [{"role": "user", "content": content}], "turns": turns}
 
 
 def _serve(
