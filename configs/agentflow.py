@@ -4,7 +4,7 @@
     python -m jaxagent.main --config=configs/agentflow.py:laptop-engines          # two roles are frozen weights
     python -m jaxagent.main --config=configs/agentflow.py:laptop+flow_grpo        # any of algorithms/published.py
     python -m jaxagent.main --config=configs/agentflow.py:slime_agentic \
-        --config.model.path=Qwen2.5-7B-Instruct --config.data.source=data/dapo_math_17k   # 4 GPUs of 80 GB
+        --config.model.path=Qwen2.5-7B-Instruct --config.data.source=data/dapo_math_17k   # 8 GPUs of 80 GB
     python -m jaxagent.main --config=configs/agentflow.py:flow_grpo \
         --config.model.path=Qwen2.5-7B-Instruct --config.data.source=data/agentflow       # 8 GPUs of 80 GB
 
@@ -22,6 +22,8 @@ frozen, on the same mesh. Not run by us: `--dry_run` says what they need. What d
 
 - The published top_p is .95 (slime-agentic); here it is 1, because the trainer scores the whole vocabulary. The
   temperature is the published one.
+- slime-agentic trains on 4 GPUs and has further ones for the frozen roles; here all share one mesh of 8. On 4 of 80 GB
+  weights, optimiser, reference, two engines' weights and caches alone take 76 GB of each.
 - Updates per step are fixed: published are as many as a batch's turns fill, and what is left over is dropped.
 - flow_grpo has no Google and no Wikipedia search. Its published roles are gpt-4o-mini, and gpt-4o judges every answer;
   here they are the frozen model, and the judge is asked only where the answer does not equal the gold one. An endpoint
@@ -119,8 +121,8 @@ def laptop_engines() -> ConfigDict:
 
 
 def slime_agentic() -> ConfigDict:
-    """LMIS-ORG/slime-agentic: agentflow_qwen25_7b_rl.sh, on 4 GPUs."""
-    config = qwen2_5_7b(gpus=4)
+    """LMIS-ORG/slime-agentic: agentflow_qwen25_7b_rl.sh; on 8 GPUs, since the frozen roles live on the same ones."""
+    config = qwen2_5_7b(gpus=8)
     config.workdir = "runs/agentflow_slime_agentic"
     config.data.source = ConfigDict({"name": "files", "path": "data/dapo_math_17k"})
     config.data.num_eval = 30  # AIME 2024, as --config.data.eval_source

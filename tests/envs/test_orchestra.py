@@ -322,14 +322,14 @@ def test_a_program_that_fails_is_the_experts_and_the_next_one_has_a_sandbox(how,
 def test_an_expert_without_a_price_is_refused_before_training_and_costs_nobody_nothing():
     config = settings()
     free = {name: dataclasses.replace(role, price_prompt=None, price_reply=None) for name, role in config.roles.items()}
-    with pytest.raises(ConfigError, match=r"config\.roles\.reasoner-3 lacks a price.*price_prompt"):
+    with pytest.raises(ConfigError, match=r"config\.roles\.reasoner-3 has no price.*price_prompt"):
         roles.check(dataclasses.replace(config, roles=config.roles | {"reasoner-3": free["reasoner-3"]}), config.env)
     roles.check(config, config.env)
     gift = dataclasses.replace(config.roles["reasoner-3"], price_prompt=0.0, price_reply=0.0)
     roles.check(dataclasses.replace(config, roles=config.roles | {"reasoner-3": gift}), config.env)
     for half in (dict(price_prompt=1.25, price_reply=None), dict(price_prompt=None, price_reply=10.0)):
         role = dataclasses.replace(gift, **half)  # one that was forgotten would make its words free
-        with pytest.raises(ConfigError, match=r"reasoner-3 lacks a price"):
+        with pytest.raises(ConfigError, match=r"reasoner-3 has no price, or half of one"):
             roles.check(dataclasses.replace(config, roles=config.roles | {"reasoner-3": role}), config.env)
     with pytest.raises(RoleError, match="answer-3 has no price"):
         played(attempt(FakeCast(priced=False)), call("answer", "answer-3"))
