@@ -13,7 +13,6 @@ from jaxagent import config
 from jaxagent.algorithms.sft import sft
 from jaxagent.config import ConfigError
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.envs import Search
 from jaxagent.rollout.conversation import Conversation
 from jaxagent.rollout.templates import Plain
 from jaxagent.runs.stages import sft as stage
@@ -49,7 +48,7 @@ def test_the_last_of_an_updates_examples_make_room_and_every_negative_comes_befo
 @pytest.fixture(scope="module")
 def parts():
     cfg = config.parse({**get_config().to_dict(), "stages": ("sft",)})
-    tokenizer = Tokenizer.train([json.dumps(row) for row in (USES, NEEDS_NONE, OFFERS_NONE)] * 9, 320, Search.tokens)
+    tokenizer = Tokenizer.train([json.dumps(row) for row in (USES, NEEDS_NONE, OFFERS_NONE)] * 9, 320, cfg.env.tokens)
     return types.SimpleNamespace(
         cfg=cfg, environment=cfg.env, tokenizer=tokenizer,
         conversation=lambda: Conversation(tokenizer, Plain(), cfg.env.observation_tokens),
