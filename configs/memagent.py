@@ -57,7 +57,7 @@ def laptop() -> ConfigDict:
     config.workdir = "runs/memagent"
 
     config.data.source = ConfigDict({"name": "long_geography", "num_cities": 600})
-    config.data.source.num_curriculum = 12_000
+    config.data.source.num_curriculum = 16_000
     config.data.source.num_demonstrations = 32_000
     config.data.source.forget_frac = 0.6
 
@@ -70,9 +70,9 @@ def laptop() -> ConfigDict:
     config.env.context_tokens = 128
     config.env.episode_timeout_s = 120.0
 
-    config.warm_start.max_steps = 800
+    config.warm_start.max_steps = 900
     config.warm_start.curriculum_steps = 400
-    config.warm_start.curriculum_sequences = 32
+    config.warm_start.curriculum_sequences = 40
     config.warm_start.batch_sequences = 32
     config.warm_start.batch = parts.batch(row_tokens=256, micro_rows=8)
     config.warm_start.gate_every = 2_000  # never: its demonstrations lose the memory, so whole episodes fail

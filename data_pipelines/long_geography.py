@@ -77,7 +77,7 @@ def write(
     demonstrator = Demonstrator(world, passages[:first], forget_frac, chunk_tokens)
     beside = {
         documents.FILE: ({"text": _text(passage, str)} for passage in passages),
-        "curriculum.jsonl": (demonstrator.curriculum(seed, i) for i in range(curriculum)),
+        "curriculum.jsonl": (demonstrator.curriculum(seed, i, curriculum // 2) for i in range(curriculum)),
         "full.jsonl": (demonstrator.full(seed, i) for i in range(full)),
         "texts.jsonl": generated.as_rows(tokenizer_texts(world, [demonstrator.full(seed, i) for i in range(500)])),
     }
@@ -139,11 +139,15 @@ class Demonstrator:
         prompt, reply = self._update(question, shown, told, words, rng)
         return _row(question, prompt, reply)
 
-    def curriculum(self, seed: int, index: int) -> dict[str, object]:
-        """Some passages and several questions about them, all demonstrated: on these copying appears first."""
+    def curriculum(self, seed: int, index: int, first: int) -> dict[str, object]:
+        """Passages and several questions about them, all demonstrated: on these copying appears first.
+
+        The first half of the rows have one passage each, then come two and three: a policy that has not yet found out
+        how to copy does not find out whose fact to copy.
+        """
         rng = random.Random(f"curriculum/{seed}/{index}")
         question = rng.choice(self._by_kind[self._kinds[index % len(self._kinds)]])
-        shown = self._some(question, True, rng.choice((1, 2, 2, 3)), rng, rivals=True)
+        shown = self._some(question, True, rng.choice((1, 2, 2, 3)) if index >= first else 1, rng, rivals=True)
         name = self._renaming(shown, question, rng)
         style, rounds = prompts.STYLES["compact"], []
         facts = [(r, s, o) for p in shown for t, s, o in p.sentences for r in [_relation((t, s, o), EVERY)] if r]
