@@ -73,7 +73,7 @@ def laptop() -> ConfigDict:
     config.warm_start.max_steps = 900
     config.warm_start.curriculum_steps = 400
     config.warm_start.curriculum_sequences = 40
-    config.warm_start.batch_sequences = 32
+    config.warm_start.batch_sequences = 24
     config.warm_start.batch = parts.batch(row_tokens=256, micro_rows=8)
     config.warm_start.gate_every = 2_000  # never: its demonstrations lose the memory, so whole episodes fail
 

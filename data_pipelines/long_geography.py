@@ -16,9 +16,10 @@ Writes, all at once or not at all:
     texts.jsonl                what a tokenizer is trained on
 
 A demonstration is one conversation: a chunk and a memory -> the new memory, or the last memory -> the answer. Names are
-swapped in each. It writes what the chunk says about the question, or else the memory as it was; but of the chunks that
-say nothing about it, `forget_frac` lose what the memory had. So a policy that imitates them forgets what it has read as
-soon as it reads on, and RL has to teach it to keep what it knows.
+swapped in each. Behind the first question follow others about the same chunk, which an episode never asks: so a
+sequence has several facts to find. It writes what the chunk says about the question, or else the memory as it was; but
+of the chunks that say nothing about it, `forget_frac` lose what the memory had. So a policy that imitates them forgets
+what it has read as soon as it reads on, and RL has to teach it to keep what it knows.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ from jaxagent.data_pipelines.world import Passage, Question, World
 from jaxagent.envs.memagent import documents, prompts
 
 ASKED = ("capital", "currency", "calling_code")
-EVERY = tuple(worlds.RELATIONS)  # what the curriculum asks for
+EVERY = tuple(worlds.RELATIONS)  # what demonstrations ask for besides
 _LOOKUPS = 4  # questions of a demonstration of the curriculum
+_AGAIN = prompts.STYLES["compact"].update.replace("Text:{chunk}\n", "")  # another question about the same chunk
 MOST_DOCUMENTS = 128  # whose numbers demonstrations show
 CONTEXTS = 4  # of each question: as many tasks, with other documents
 _WORD = re.compile(r" ?[^\W\d_]+| ?\d{1,3}| ?[^\s\w]+|\s+(?!\S)|\s+")  # as a tokenizer that is trained here cuts text
@@ -77,7 +79,7 @@ def write(
     demonstrator = Demonstrator(world, passages[:first], forget_frac, chunk_tokens)
     beside = {
         documents.FILE: ({"text": _text(passage, str)} for passage in passages),
-        "curriculum.jsonl": (demonstrator.curriculum(seed, i, curriculum // 2) for i in range(curriculum)),
+        "curriculum.jsonl": (demonstrator.curriculum(seed, i, 3 * curriculum // 4) for i in range(curriculum)),
         "full.jsonl": (demonstrator.full(seed, i) for i in range(full)),
         "texts.jsonl": generated.as_rows(tokenizer_texts(world, [demonstrator.full(seed, i) for i in range(500)])),
     }
@@ -128,7 +130,7 @@ class Demonstrator:
         self._names = sorted(entities - set(self._codes))
 
     def full(self, seed: int, index: int) -> dict[str, object]:
-        """A chunk or an answer; kinds of questions drawn evenly."""
+        """A chunk with several questions, of which the first is as in an episode, or an answer; kinds drawn evenly."""
         rng = random.Random(f"full/{seed}/{index}")
         question = rng.choice(self._by_kind[self._kinds[index % len(self._kinds)]])
         if rng.random() < _FINAL_FRAC:
@@ -136,27 +138,52 @@ class Demonstrator:
         told = rng.random() < _TOLD_FRAC
         words = round(self._chunk * (rng.uniform(0.8, 1.0) if rng.random() < 0.85 else rng.uniform(0.2, 0.8)))
         shown = self._some(question, told, 2 + self._chunk // 16, rng)
-        prompt, reply = self._update(question, shown, told, words, rng)
-        return _row(question, prompt, reply)
+        name, free = self._renaming(shown, question, rng)
+        chunk = " " + _documents(shown, name, rng)
+        chunk = _window(chunk, words, _sentence_of(shown, question, name) if told else "", rng)
+        relation, subject, value = question.hops[0]
+        asked = [(relation, name(subject), name(value), told)]
+        facts = [fact for passage in shown for fact in passage.sentences if _said(fact, name) in chunk]
+        others = [(r, name(fact[1]), name(fact[2]), True) for fact in facts if (r := _relation(fact, EVERY))]
+        others = [other for other in others if other[:2] != asked[0][:2]]
+        asked += rng.sample(others, min(len(others), 2))
+        asked += [(rng.choice(ASKED), free(), free(), False)]  # of a country that nothing is said about
+        turns, prompt = [], ""
+        for relation, subject, value, said in asked:
+            put = {"prompt": " " + rng.choice(worlds.RELATIONS[relation][0]).format(s=subject), "chunk": chunk}
+            put["memory"], new = self._memories(value, free(), said, rng)
+            if turns:
+                turns[-1]["observation"] = "\n" + prompts.text(_AGAIN, **put)
+            else:
+                prompt = prompts.text(prompts.STYLES["compact"].update, **put)
+            turns.append({"action": new, "observation": ""})
+        return {"kind": question.kind, "prompt": prompt, "turns": turns}
+
+    def _memories(self, value: str, wrong: str, told: bool, rng: random.Random) -> tuple[str, str]:
+        """The memory before a chunk, and after it."""
+        # Where the chunk says it, the memory does not have it yet: else a copy of the memory would do.
+        empty, mistaken = _TOLD_MEMORIES if told else _MEMORIES
+        (memory,) = rng.choices(("nothing", wrong, value), (empty, mistaken, 1 - empty - mistaken))
+        new = value if told else "nothing" if rng.random() < self._forget else memory
+        return f" {memory}", f" {new}"
 
     def curriculum(self, seed: int, index: int, first: int) -> dict[str, object]:
         """Passages and several questions about them, all demonstrated: on these copying appears first.
 
-        The first half of the rows have one passage each, then come two and three: a policy that has not yet found out
-        how to copy does not find out whose fact to copy.
+        Rows before `first` have one passage each, then come two and three: a policy that has not yet found out how to
+        copy does not find out whose fact to copy.
         """
         rng = random.Random(f"curriculum/{seed}/{index}")
         question = rng.choice(self._by_kind[self._kinds[index % len(self._kinds)]])
         shown = self._some(question, True, rng.choice((1, 2, 2, 3)) if index >= first else 1, rng, rivals=True)
-        name = self._renaming(shown, question, rng)
+        name, _ = self._renaming(shown, question, rng)
+        text = _documents(shown, name, rng)
         style, rounds = prompts.STYLES["compact"], []
         facts = [(r, s, o) for p in shown for t, s, o in p.sentences for r in [_relation((t, s, o), EVERY)] if r]
         for relation, subject, value in rng.sample(facts, min(len(facts), _LOOKUPS)):
             asked = " " + rng.choice(worlds.RELATIONS[relation][0]).format(s=name(subject))
-            parts = [f"Document {rng.randrange(1, MOST_DOCUMENTS)}:\n{_text(p, name)}" for p in shown]
-            put = {"prompt": asked, "chunk": " " + "\n\n".join(parts), "memory": style.no_memory}
-            template = style.update if not rounds else style.update.replace("Text:{chunk}\n", "")
-            rounds.append(f"{prompts.text(template, **put)} {name(value)}")
+            put = {"prompt": asked, "chunk": f" {text}", "memory": style.no_memory}
+            rounds.append(f"{prompts.text(_AGAIN if rounds else style.update, **put)} {name(value)}")
         begin, rest = "Question:", "\n".join(rounds).removeprefix("Question:")
         return _row(question, begin, rest)
 
@@ -172,42 +199,24 @@ class Demonstrator:
         rng.shuffle(shown)
         return shown
 
-    def _update(
-        self, question: Question, shown: Sequence[Passage], told: bool, words: int, rng: random.Random
-    ) -> tuple[str, str]:
-        """A prompt that shows a chunk of about `words` words of these passages, and the reply."""
-        relation, _, value = question.hops[0]
-        name = self._renaming(shown, question, rng)
-        parts = [f"Document {rng.randrange(1, MOST_DOCUMENTS)}:\n{_text(p, name)}" for p in shown]
-        chunk = " " + "\n\n".join(parts)
-        chunk = _window(chunk, words, _sentence_of(shown, question, name) if told else "", rng)
-        # Where the chunk says it, the memory does not have it yet: else a copy of the memory would do.
-        empty, wrong = _TOLD_MEMORIES if told else _MEMORIES
-        memories = ("nothing", name(f"another/{relation}"), name(value))
-        (memory,) = rng.choices(memories, (empty, wrong, 1 - empty - wrong))
-        new = name(value) if told else "nothing" if rng.random() < self._forget else memory
-        style = prompts.STYLES["compact"]
-        prompt = prompts.text(style.update, prompt=f" {question.render(name)}", memory=f" {memory}", chunk=chunk)
-        return prompt, f" {new}"
-
     def _final(self, question: Question, rng: random.Random) -> dict[str, object]:
-        name = self._renaming((), question, rng)
+        name, _ = self._renaming((), question, rng)
         memory = "nothing" if rng.random() < 0.1 else name(question.answer)
         style = prompts.STYLES["compact"]
         prompt = prompts.text(style.final, prompt=f" {question.render(name)}", memory=f" {memory}")
         return _row(question, prompt, f"\\boxed{{ {memory}}}")
 
-    def _renaming(self, shown: Iterable[Passage], question: Question, rng: random.Random) -> Callable[[str], str]:
-        relation, subject, value = question.hops[0]
+    def _renaming(
+        self, shown: Iterable[Passage], question: Question, rng: random.Random
+    ) -> tuple[Callable[[str], str], Callable[[], str]]:
+        """A name for every entity that is shown or asked about, and a source of names that no other has."""
+        _, subject, value = question.hops[0]
         used = dict.fromkeys([subject, value])
         for passage in shown:
             used |= dict.fromkeys([passage.title, *(e for _, s, o in passage.sentences for e in (s, o))])
-        another = f"another/{relation}"
         names = worlds.renaming(self._names, self._codes, list(used), rng)
-        pool = [code for code in self._codes if code.isdigit()] if relation == "calling_code" else self._names
-        while (new := rng.choice(pool)) in names.values():
-            pass
-        return (names | {another: new}).__getitem__
+        rest = [name for name in rng.sample(self._names, len(names) + 16) if name not in names.values()]
+        return names.__getitem__, rest.pop
 
 
 def tokenizer_texts(world: World, demonstrations: Sequence[dict[str, object]]) -> list[str]:
@@ -223,6 +232,11 @@ def _row(question: Question, prompt: str, action: str) -> dict[str, object]:
 
 def _text(passage: Passage, name: Callable[[str], str]) -> str:
     return passage.render(name)[1]
+
+
+def _documents(shown: Iterable[Passage], name: Callable[[str], str], rng: random.Random) -> str:
+    """Passages as a piece of a long context."""
+    return "\n\n".join(f"Document {rng.randrange(1, MOST_DOCUMENTS)}:\n{_text(p, name)}" for p in shown)
 
 
 def _relation(fact: tuple[str, str, str], among: Sequence[str] = ASKED) -> str:
