@@ -65,7 +65,7 @@ def laptop() -> ConfigDict:
     config.env.max_turns = 9  # eight chunks and the answer
     config.env.chunk_tokens = 64
     config.env.length_tokens = 512
-    config.env.turn_tokens = 8
+    config.env.turn_tokens = 12
     config.env.question_tokens = 32
     config.env.context_tokens = 128
     config.env.episode_timeout_s = 120.0

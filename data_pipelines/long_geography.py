@@ -40,7 +40,16 @@ from jaxagent.data_pipelines.world import Passage, Question, World
 from jaxagent.envs.memagent import documents, prompts
 
 ASKED = ("capital", "currency", "calling_code")
-EVERY = tuple(worlds.RELATIONS)  # what demonstrations ask for besides
+# How passages say it, and a memory without the article and the full stop. Every sentence is of one form, in which a
+# value follows its subject: a tiny policy finds it by repeating what it has read.
+TOLD = {
+    "country": "The country of {s}: {o}.",
+    "capital": "The capital of {s}: {o}.",
+    "currency": "The currency of {s}: {o}.",
+    "calling_code": "The calling code of {s}: {o}.",
+    "domain": "The internet domain of {s}: {o}.",
+}
+EVERY = tuple(TOLD)  # what demonstrations ask for besides
 _LOOKUPS = 4  # questions of a demonstration of the curriculum
 _AGAIN = prompts.STYLES["compact"].update.replace("Text:{chunk}\n", "")  # another question about the same chunk
 MOST_DOCUMENTS = 128  # whose numbers demonstrations show
@@ -67,7 +76,7 @@ def write(
     """
     world = short(geography.build(num_cities, seed))
     heldout = {name for country in world.countries if country.heldout for name in (country.name, *country.cities)}
-    passages = sorted(worlds.passages(world), key=lambda passage: passage.title in heldout)
+    passages = sorted(plain(world), key=lambda passage: passage.title in heldout)
     first = sum(passage.title not in heldout for passage in passages)
     pools = {False: (0, first), True: (first, len(passages))}
     tasks: dict[str, list[dict[str, object]]] = {"train": [], "heldout": []}
@@ -95,6 +104,18 @@ def short(world: World) -> World:
         if " " not in country.name + country.capital and len(cities) > 1:
             found.append(dataclasses.replace(country, cities=cities, currency=currency))
     return dataclasses.replace(world, countries=tuple(found))
+
+
+def plain(world: World) -> list[Passage]:
+    """The world's passages with the sentences of `TOLD`; other sentences as they are."""
+    return [
+        dataclasses.replace(passage, sentences=tuple((_plain(t), s, o) for t, s, o in passage.sentences))
+        for passage in worlds.passages(world)
+    ]
+
+
+def _plain(template: str) -> str:
+    return next((TOLD[r] for r in TOLD if template in worlds.RELATIONS[r][1]), template)
 
 
 def questions(world: World) -> list[Question]:
@@ -151,7 +172,9 @@ class Demonstrator:
         turns, prompt = [], ""
         for relation, subject, value, said in asked:
             put = {"prompt": " " + rng.choice(worlds.RELATIONS[relation][0]).format(s=subject), "chunk": chunk}
-            put["memory"], new = self._memories(value, free(), said, rng)
+            put["memory"], new = self._memories(
+                *(_said((TOLD[relation], subject, v), str) for v in (value, free())), said, rng
+            )
             if turns:
                 turns[-1]["observation"] = "\n" + prompts.text(_AGAIN, **put)
             else:
@@ -159,12 +182,12 @@ class Demonstrator:
             turns.append({"action": new, "observation": ""})
         return {"kind": question.kind, "prompt": prompt, "turns": turns}
 
-    def _memories(self, value: str, wrong: str, told: bool, rng: random.Random) -> tuple[str, str]:
+    def _memories(self, right: str, wrong: str, told: bool, rng: random.Random) -> tuple[str, str]:
         """The memory before a chunk, and after it."""
         # Where the chunk says it, the memory does not have it yet: else a copy of the memory would do.
         empty, mistaken = _TOLD_MEMORIES if told else _MEMORIES
-        (memory,) = rng.choices(("nothing", wrong, value), (empty, mistaken, 1 - empty - mistaken))
-        new = value if told else "nothing" if rng.random() < self._forget else memory
+        (memory,) = rng.choices(("nothing", wrong, right), (empty, mistaken, 1 - empty - mistaken))
+        new = right if told else "nothing" if rng.random() < self._forget else memory
         return f" {memory}", f" {new}"
 
     def curriculum(self, seed: int, index: int, first: int) -> dict[str, object]:
@@ -183,7 +206,8 @@ class Demonstrator:
         for relation, subject, value in rng.sample(facts, min(len(facts), _LOOKUPS)):
             asked = " " + rng.choice(worlds.RELATIONS[relation][0]).format(s=name(subject))
             put = {"prompt": asked, "chunk": f" {text}", "memory": style.no_memory}
-            rounds.append(f"{prompts.text(_AGAIN if rounds else style.update, **put)} {name(value)}")
+            new = _said((TOLD[relation], subject, value), name)
+            rounds.append(f"{prompts.text(_AGAIN if rounds else style.update, **put)} {new}")
         begin, rest = "Question:", "\n".join(rounds).removeprefix("Question:")
         return _row(question, begin, rest)
 
@@ -201,10 +225,13 @@ class Demonstrator:
 
     def _final(self, question: Question, rng: random.Random) -> dict[str, object]:
         name, _ = self._renaming((), question, rng)
-        memory = "nothing" if rng.random() < 0.1 else name(question.answer)
+        relation, subject, value = question.hops[0]
+        memory, answer = _said((TOLD[relation], subject, value), name), name(value)
+        if rng.random() < 0.1:
+            memory = answer = "nothing"
         style = prompts.STYLES["compact"]
         prompt = prompts.text(style.final, prompt=f" {question.render(name)}", memory=f" {memory}")
-        return _row(question, prompt, f"\\boxed{{ {memory}}}")
+        return _row(question, prompt, f"\\boxed{{ {answer}}}")
 
     def _renaming(
         self, shown: Iterable[Passage], question: Question, rng: random.Random
@@ -241,7 +268,7 @@ def _documents(shown: Iterable[Passage], name: Callable[[str], str], rng: random
 
 def _relation(fact: tuple[str, str, str], among: Sequence[str] = ASKED) -> str:
     """Which relation a sentence's template is of; "" for others."""
-    return next((r for r in among if fact[0] in worlds.RELATIONS[r][1]), "")
+    return next((r for r in among if fact[0] == TOLD[r]), "")
 
 
 def _fact(passage: Passage, question: Question) -> tuple[str, str, str] | None:
@@ -251,9 +278,9 @@ def _fact(passage: Passage, question: Question) -> tuple[str, str, str] | None:
 
 
 def _said(fact: tuple[str, str, str], name: Callable[[str], str]) -> str:
-    """A sentence without its full stop: a chunk that has so much of it says it."""
+    """A sentence without article and full stop: a chunk that has so much of it says it, and so a memory has it."""
     template, subject, value = fact
-    return template.format(s=name(subject), o=name(value)).removesuffix(".")
+    return template.format(s=name(subject), o=name(value)).removeprefix("The ").removesuffix(".")
 
 
 def _sentence_of(shown: Iterable[Passage], question: Question, name: Callable[[str], str]) -> str:
