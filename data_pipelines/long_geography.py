@@ -50,6 +50,8 @@ TOLD = {
     "domain": "The internet domain of {s}: {o}.",
 }
 EVERY = tuple(TOLD)  # what demonstrations ask for besides
+_ONE_PASSAGE = 0.45  # of the curriculum, the beginning: one passage each
+_CITIES = 2  # of a country, at most: names that a tiny policy sees more often are learnt sooner
 _LOOKUPS = 4  # questions of a demonstration of the curriculum
 _AGAIN = prompts.STYLES["compact"].update.replace("Text:{chunk}\n", "")  # another question about the same chunk
 MOST_DOCUMENTS = 128  # whose numbers demonstrations show
@@ -88,7 +90,9 @@ def write(
     demonstrator = Demonstrator(world, passages[:first], forget_frac, chunk_tokens)
     beside = {
         documents.FILE: ({"text": _text(passage, str)} for passage in passages),
-        "curriculum.jsonl": (demonstrator.curriculum(seed, i, 3 * curriculum // 4) for i in range(curriculum)),
+        "curriculum.jsonl": (
+            demonstrator.curriculum(seed, i, round(_ONE_PASSAGE * curriculum)) for i in range(curriculum)
+        ),
         "full.jsonl": (demonstrator.full(seed, i) for i in range(full)),
         "texts.jsonl": generated.as_rows(tokenizer_texts(world, [demonstrator.full(seed, i) for i in range(500)])),
     }
@@ -99,7 +103,7 @@ def short(world: World) -> World:
     """The countries whose names are one word each, with such cities, capitals and currencies: one token, mostly."""
     found = []
     for country in world.countries:
-        cities = tuple(name for name in country.cities if " " not in name)
+        cities = tuple(name for name in country.cities if " " not in name)[:_CITIES]
         currency = "" if " " in country.currency else country.currency
         if " " not in country.name + country.capital and len(cities) > 1:
             found.append(dataclasses.replace(country, cities=cities, currency=currency))
@@ -198,7 +202,7 @@ class Demonstrator:
         """
         rng = random.Random(f"curriculum/{seed}/{index}")
         question = rng.choice(self._by_kind[self._kinds[index % len(self._kinds)]])
-        shown = self._some(question, True, rng.choice((1, 2, 2, 3)) if index >= first else 1, rng, rivals=True)
+        shown = self._some(question, True, rng.choice((2, 2, 3)) if index >= first else 1, rng, rivals=True)
         name, _ = self._renaming(shown, question, rng)
         text = _documents(shown, name, rng)
         style, rounds = prompts.STYLES["compact"], []
