@@ -6,6 +6,7 @@ import json
 import pytest
 from tau2_people import MOCK, People, call, folder_of, opened, played, task_row
 
+from jaxagent.config import ConfigError
 from jaxagent.data.tau2_rows import AGENT, USER, parse
 from jaxagent.envs.tau2 import mock
 from jaxagent.envs.tau2.tables import shaped
@@ -172,3 +173,26 @@ def test_gold_takes_errors_as_they_come():
     row = parse(task_row(evaluation_criteria={"actions": [lost, made]}))
     left = gold(DOMAINS["mock"], stock, row)
     assert sorted(left) == [(AGENT, "tasks", "task_1"), (AGENT, "users", "u")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"arguments": {"title": "t", "user": "u"}}, "actions[0].arguments: create_task has no argument 'user'"),
+        ({"compare_args": ["titel"]}, "actions[0].compare_args: create_task has no argument 'titel'"),
+    ],
+)
+def test_an_action_with_arguments_that_no_tool_takes_would_be_solved_by_doing_nothing(tmp_path, changes, told):
+    action = {"name": "create_task", "arguments": {"user_id": "u", "title": "t"}} | changes
+    folder = folder_of(tmp_path / "t", [task_row(evaluation_criteria={"actions": [action]})])
+    with pytest.raises(ConfigError) as error, opened(folder):
+        pass
+    assert told in str(error.value).replace("'evaluation_criteria.", "").replace("': ", ": ")
+
+
+def test_a_record_that_stands_twice_in_the_store_is_told(tmp_path):
+    folder = folder_of(tmp_path / "t", [task_row()])
+    store = (folder / "db.json").read_text().strip()
+    (folder / "db.json").write_text(f"{store[:-1]}, {store[1:]}")
+    with pytest.raises(ConfigError, match=r"db\.json.* stands twice in one object"), opened(folder):
+        pass
