@@ -16,9 +16,10 @@ Writes, all at once or not at all:
     texts.jsonl                what a tokenizer is trained on
 
 A demonstration is one conversation: a chunk and a memory -> the new memory, or the last memory -> the answer. Names are
-swapped in each. It writes what the chunk says about the question, or else the memory as it was; but of the chunks that
-say nothing about it, `forget_frac` lose what the memory had. So a policy that imitates them forgets what it has read as
-soon as it reads on, and RL has to teach it to keep what it knows.
+swapped in each. Behind the first question follow others about the same chunk, which an episode never asks: so a
+sequence has several facts to find. It writes what the chunk says about the question, or else the memory as it was; but
+of the chunks that say nothing about it, `forget_frac` lose what the memory had. So a policy that imitates them forgets
+what it has read as soon as it reads on, and RL has to teach it to keep what it knows.
 """
 
 from __future__ import annotations
@@ -39,8 +40,20 @@ from jaxagent.data_pipelines.world import Passage, Question, World
 from jaxagent.envs.memagent import documents, prompts
 
 ASKED = ("capital", "currency", "calling_code")
-EVERY = tuple(worlds.RELATIONS)  # what the curriculum asks for
+# How passages say it, and a memory without the article and the full stop. Every sentence is of one form, in which a
+# value follows its subject: a tiny policy finds it by repeating what it has read.
+TOLD = {
+    "country": "The country of {s}: {o}.",
+    "capital": "The capital of {s}: {o}.",
+    "currency": "The currency of {s}: {o}.",
+    "calling_code": "The calling code of {s}: {o}.",
+    "domain": "The internet domain of {s}: {o}.",
+}
+EVERY = tuple(TOLD)  # what demonstrations ask for besides
+_ONE_PASSAGE = 0.45  # of the curriculum, the beginning: one passage each
+_CITIES = 2  # of a country, at most: names that a tiny policy sees more often are learnt sooner
 _LOOKUPS = 4  # questions of a demonstration of the curriculum
+_AGAIN = prompts.STYLES["compact"].update.replace("Text:{chunk}\n", "")  # another question about the same chunk
 MOST_DOCUMENTS = 128  # whose numbers demonstrations show
 CONTEXTS = 4  # of each question: as many tasks, with other documents
 _WORD = re.compile(r" ?[^\W\d_]+| ?\d{1,3}| ?[^\s\w]+|\s+(?!\S)|\s+")  # as a tokenizer that is trained here cuts text
@@ -65,7 +78,7 @@ def write(
     """
     world = short(geography.build(num_cities, seed))
     heldout = {name for country in world.countries if country.heldout for name in (country.name, *country.cities)}
-    passages = sorted(worlds.passages(world), key=lambda passage: passage.title in heldout)
+    passages = sorted(plain(world), key=lambda passage: passage.title in heldout)
     first = sum(passage.title not in heldout for passage in passages)
     pools = {False: (0, first), True: (first, len(passages))}
     tasks: dict[str, list[dict[str, object]]] = {"train": [], "heldout": []}
@@ -77,7 +90,9 @@ def write(
     demonstrator = Demonstrator(world, passages[:first], forget_frac, chunk_tokens)
     beside = {
         documents.FILE: ({"text": _text(passage, str)} for passage in passages),
-        "curriculum.jsonl": (demonstrator.curriculum(seed, i) for i in range(curriculum)),
+        "curriculum.jsonl": (
+            demonstrator.curriculum(seed, i, round(_ONE_PASSAGE * curriculum)) for i in range(curriculum)
+        ),
         "full.jsonl": (demonstrator.full(seed, i) for i in range(full)),
         "texts.jsonl": generated.as_rows(tokenizer_texts(world, [demonstrator.full(seed, i) for i in range(500)])),
     }
@@ -88,11 +103,23 @@ def short(world: World) -> World:
     """The countries whose names are one word each, with such cities, capitals and currencies: one token, mostly."""
     found = []
     for country in world.countries:
-        cities = tuple(name for name in country.cities if " " not in name)
+        cities = tuple(name for name in country.cities if " " not in name)[:_CITIES]
         currency = "" if " " in country.currency else country.currency
         if " " not in country.name + country.capital and len(cities) > 1:
             found.append(dataclasses.replace(country, cities=cities, currency=currency))
     return dataclasses.replace(world, countries=tuple(found))
+
+
+def plain(world: World) -> list[Passage]:
+    """The world's passages with the sentences of `TOLD`; other sentences as they are."""
+    return [
+        dataclasses.replace(passage, sentences=tuple((_plain(t), s, o) for t, s, o in passage.sentences))
+        for passage in worlds.passages(world)
+    ]
+
+
+def _plain(template: str) -> str:
+    return next((TOLD[r] for r in TOLD if template in worlds.RELATIONS[r][1]), template)
 
 
 def questions(world: World) -> list[Question]:
@@ -128,7 +155,7 @@ class Demonstrator:
         self._names = sorted(entities - set(self._codes))
 
     def full(self, seed: int, index: int) -> dict[str, object]:
-        """A chunk or an answer; kinds of questions drawn evenly."""
+        """A chunk with several questions, of which the first is as in an episode, or an answer; kinds drawn evenly."""
         rng = random.Random(f"full/{seed}/{index}")
         question = rng.choice(self._by_kind[self._kinds[index % len(self._kinds)]])
         if rng.random() < _FINAL_FRAC:
@@ -136,23 +163,55 @@ class Demonstrator:
         told = rng.random() < _TOLD_FRAC
         words = round(self._chunk * (rng.uniform(0.8, 1.0) if rng.random() < 0.85 else rng.uniform(0.2, 0.8)))
         shown = self._some(question, told, 2 + self._chunk // 16, rng)
-        prompt, reply = self._update(question, shown, told, words, rng)
-        return _row(question, prompt, reply)
+        name, free = self._renaming(shown, question, rng)
+        chunk = " " + _documents(shown, name, rng)
+        chunk = _window(chunk, words, _sentence_of(shown, question, name) if told else "", rng)
+        relation, subject, value = question.hops[0]
+        asked = [(relation, name(subject), name(value), told)]
+        facts = [fact for passage in shown for fact in passage.sentences if _said(fact, name) in chunk]
+        others = [(r, name(fact[1]), name(fact[2]), True) for fact in facts if (r := _relation(fact, EVERY))]
+        others = [other for other in others if other[:2] != asked[0][:2]]
+        asked += rng.sample(others, min(len(others), 2))
+        asked += [(rng.choice(ASKED), free(), free(), False)]  # of a country that nothing is said about
+        turns, prompt = [], ""
+        for relation, subject, value, said in asked:
+            put = {"prompt": " " + rng.choice(worlds.RELATIONS[relation][0]).format(s=subject), "chunk": chunk}
+            put["memory"], new = self._memories(
+                *(_said((TOLD[relation], subject, v), str) for v in (value, free())), said, rng
+            )
+            if turns:
+                turns[-1]["observation"] = "\n" + prompts.text(_AGAIN, **put)
+            else:
+                prompt = prompts.text(prompts.STYLES["compact"].update, **put)
+            turns.append({"action": new, "observation": ""})
+        return {"kind": question.kind, "prompt": prompt, "turns": turns}
 
-    def curriculum(self, seed: int, index: int) -> dict[str, object]:
-        """Some passages and several questions about them, all demonstrated: on these copying appears first."""
+    def _memories(self, right: str, wrong: str, told: bool, rng: random.Random) -> tuple[str, str]:
+        """The memory before a chunk, and after it."""
+        # Where the chunk says it, the memory does not have it yet: else a copy of the memory would do.
+        empty, mistaken = _TOLD_MEMORIES if told else _MEMORIES
+        (memory,) = rng.choices(("nothing", wrong, right), (empty, mistaken, 1 - empty - mistaken))
+        new = right if told else "nothing" if rng.random() < self._forget else memory
+        return f" {memory}", f" {new}"
+
+    def curriculum(self, seed: int, index: int, first: int) -> dict[str, object]:
+        """Passages and several questions about them, all demonstrated: on these copying appears first.
+
+        Rows before `first` have one passage each, then come two and three: a policy that has not yet found out how to
+        copy does not find out whose fact to copy.
+        """
         rng = random.Random(f"curriculum/{seed}/{index}")
         question = rng.choice(self._by_kind[self._kinds[index % len(self._kinds)]])
-        shown = self._some(question, True, rng.choice((1, 2, 2, 3)), rng, rivals=True)
-        name = self._renaming(shown, question, rng)
+        shown = self._some(question, True, rng.choice((2, 2, 3)) if index >= first else 1, rng, rivals=True)
+        name, _ = self._renaming(shown, question, rng)
+        text = _documents(shown, name, rng)
         style, rounds = prompts.STYLES["compact"], []
         facts = [(r, s, o) for p in shown for t, s, o in p.sentences for r in [_relation((t, s, o), EVERY)] if r]
         for relation, subject, value in rng.sample(facts, min(len(facts), _LOOKUPS)):
             asked = " " + rng.choice(worlds.RELATIONS[relation][0]).format(s=name(subject))
-            parts = [f"Document {rng.randrange(1, MOST_DOCUMENTS)}:\n{_text(p, name)}" for p in shown]
-            put = {"prompt": asked, "chunk": " " + "\n\n".join(parts), "memory": style.no_memory}
-            template = style.update if not rounds else style.update.replace("Text:{chunk}\n", "")
-            rounds.append(f"{prompts.text(template, **put)} {name(value)}")
+            put = {"prompt": asked, "chunk": f" {text}", "memory": style.no_memory}
+            new = _said((TOLD[relation], subject, value), name)
+            rounds.append(f"{prompts.text(_AGAIN if rounds else style.update, **put)} {new}")
         begin, rest = "Question:", "\n".join(rounds).removeprefix("Question:")
         return _row(question, begin, rest)
 
@@ -168,42 +227,27 @@ class Demonstrator:
         rng.shuffle(shown)
         return shown
 
-    def _update(
-        self, question: Question, shown: Sequence[Passage], told: bool, words: int, rng: random.Random
-    ) -> tuple[str, str]:
-        """A prompt that shows a chunk of about `words` words of these passages, and the reply."""
-        relation, _, value = question.hops[0]
-        name = self._renaming(shown, question, rng)
-        parts = [f"Document {rng.randrange(1, MOST_DOCUMENTS)}:\n{_text(p, name)}" for p in shown]
-        chunk = " " + "\n\n".join(parts)
-        chunk = _window(chunk, words, _sentence_of(shown, question, name) if told else "", rng)
-        # Where the chunk says it, the memory does not have it yet: else a copy of the memory would do.
-        empty, wrong = _TOLD_MEMORIES if told else _MEMORIES
-        memories = ("nothing", name(f"another/{relation}"), name(value))
-        (memory,) = rng.choices(memories, (empty, wrong, 1 - empty - wrong))
-        new = name(value) if told else "nothing" if rng.random() < self._forget else memory
-        style = prompts.STYLES["compact"]
-        prompt = prompts.text(style.update, prompt=f" {question.render(name)}", memory=f" {memory}", chunk=chunk)
-        return prompt, f" {new}"
-
     def _final(self, question: Question, rng: random.Random) -> dict[str, object]:
-        name = self._renaming((), question, rng)
-        memory = "nothing" if rng.random() < 0.1 else name(question.answer)
+        name, _ = self._renaming((), question, rng)
+        relation, subject, value = question.hops[0]
+        memory, answer = _said((TOLD[relation], subject, value), name), name(value)
+        if rng.random() < 0.1:
+            memory = answer = "nothing"
         style = prompts.STYLES["compact"]
         prompt = prompts.text(style.final, prompt=f" {question.render(name)}", memory=f" {memory}")
-        return _row(question, prompt, f"\\boxed{{ {memory}}}")
+        return _row(question, prompt, f"\\boxed{{ {answer}}}")
 
-    def _renaming(self, shown: Iterable[Passage], question: Question, rng: random.Random) -> Callable[[str], str]:
-        relation, subject, value = question.hops[0]
+    def _renaming(
+        self, shown: Iterable[Passage], question: Question, rng: random.Random
+    ) -> tuple[Callable[[str], str], Callable[[], str]]:
+        """A name for every entity that is shown or asked about, and a source of names that no other has."""
+        _, subject, value = question.hops[0]
         used = dict.fromkeys([subject, value])
         for passage in shown:
             used |= dict.fromkeys([passage.title, *(e for _, s, o in passage.sentences for e in (s, o))])
-        another = f"another/{relation}"
         names = worlds.renaming(self._names, self._codes, list(used), rng)
-        pool = [code for code in self._codes if code.isdigit()] if relation == "calling_code" else self._names
-        while (new := rng.choice(pool)) in names.values():
-            pass
-        return (names | {another: new}).__getitem__
+        rest = [name for name in rng.sample(self._names, len(names) + 16) if name not in names.values()]
+        return names.__getitem__, rest.pop
 
 
 def tokenizer_texts(world: World, demonstrations: Sequence[dict[str, object]]) -> list[str]:
@@ -221,9 +265,14 @@ def _text(passage: Passage, name: Callable[[str], str]) -> str:
     return passage.render(name)[1]
 
 
+def _documents(shown: Iterable[Passage], name: Callable[[str], str], rng: random.Random) -> str:
+    """Passages as a piece of a long context."""
+    return "\n\n".join(f"Document {rng.randrange(1, MOST_DOCUMENTS)}:\n{_text(p, name)}" for p in shown)
+
+
 def _relation(fact: tuple[str, str, str], among: Sequence[str] = ASKED) -> str:
     """Which relation a sentence's template is of; "" for others."""
-    return next((r for r in among if fact[0] in worlds.RELATIONS[r][1]), "")
+    return next((r for r in among if fact[0] == TOLD[r]), "")
 
 
 def _fact(passage: Passage, question: Question) -> tuple[str, str, str] | None:
@@ -233,9 +282,9 @@ def _fact(passage: Passage, question: Question) -> tuple[str, str, str] | None:
 
 
 def _said(fact: tuple[str, str, str], name: Callable[[str], str]) -> str:
-    """A sentence without its full stop: a chunk that has so much of it says it."""
+    """A sentence without article and full stop: a chunk that has so much of it says it, and so a memory has it."""
     template, subject, value = fact
-    return template.format(s=name(subject), o=name(value)).removesuffix(".")
+    return template.format(s=name(subject), o=name(value)).removeprefix("The ").removesuffix(".")
 
 
 def _sentence_of(shown: Iterable[Passage], question: Question, name: Callable[[str], str]) -> str:

@@ -1,6 +1,7 @@
 """Contexts over the world's facts: they answer, held-out facts stay held out, demonstrations do what they say."""
 
 import json
+import re
 
 import pytest
 
@@ -56,55 +57,56 @@ def read(row):
     return question, chunk, memory.strip(), row["turns"][0]["action"].strip()
 
 
-def said(question, chunk):
-    """Answers and rivals that a chunk says: {subject: object} of the relation that is asked."""
-    relation = next(r for r in long_geography.ASKED for t in worlds.RELATIONS[r][0] if _subject(t, question))
-    (subject,) = [s for t in worlds.RELATIONS[relation][0] if (s := _subject(t, question))]
-    found = {}
-    for template in worlds.RELATIONS[relation][1]:
-        before, middle, after = template.replace("{s}", "|").replace("{o}", "|").split("|")
-        for sentence in chunk.replace("\n", "\n\n").split("\n"):
-            for part in sentence.split(". "):
-                text = part.strip().removesuffix(".")
-                if text.startswith(before) and middle in text:
-                    s, o = text.removeprefix(before).split(middle, 1)
-                    if o and not after.removesuffix("."):
-                        found[s] = o
-    return subject, found
-
-
-def _subject(template, question):
-    before, after = template.split("{s}")
-    fits = question.startswith(before) and question.endswith(after)
-    return question[len(before) : len(question) - len(after)] if fits else ""
+def told(question, chunk):
+    """What is asked, "capital of Ghana", and every fact of that relation that the chunk says: {"Ghana": "Accra"}."""
+    relation, subject = next(
+        (relation, found[1])
+        for relation in long_geography.ASKED
+        for template in worlds.RELATIONS[relation][0]
+        if (found := re.fullmatch(re.escape(template).replace(r"\{s\}", "(.+)"), question))
+    )
+    begin, _ = long_geography.TOLD[relation].removeprefix("The ").split("{s}")
+    return begin, subject, dict(re.findall(rf"{begin}([^:]+): ([^.\n]+)", chunk))
 
 
 def test_demonstrations_say_what_the_chunk_says_or_keep_the_memory_or_lose_it(folder):
-    told, kept, lost, rivals = 0, 0, 0, 0
+    said, kept, lost, rivals = 0, 0, 0, 0
     for row in lines(folder / "full.jsonl"):
         if "\nText:" not in row["prompt"]:
             continue
         question, chunk, memory, new = read(row)
-        subject, facts = said(question, chunk)
-        if subject in facts:
-            assert facts[subject].startswith(new) or new.startswith(facts[subject]), row
-            told += 1
+        begin, subject, facts = told(question, chunk)
+        if new == f"{begin}{subject}: {facts.get(subject)}":
+            assert memory != new, row
+            said += 1
             rivals += len(facts) > 1
         elif new != memory:
-            assert new == "nothing", row
+            assert new == "nothing" and subject not in facts, row
             lost += 1
         else:
+            assert subject not in facts, row
             kept += memory != "nothing"
-    assert told > 200 and rivals > 50
+    assert said > 200 and rivals > 50
     assert abs(lost / (lost + kept) - FORGET) < 0.1
 
 
-def test_answers_are_the_memory(folder):
+def test_further_questions_are_about_the_same_chunk(folder):
+    further = [turn for row in lines(folder / "full.jsonl") for turn in row["turns"][1:]]
+    assert len(further) > 1000
+    for row in lines(folder / "full.jsonl"):
+        for before, turn in zip(row["turns"], row["turns"][1:], strict=False):
+            assert before["observation"].startswith("\nQuestion: ") and before["observation"].endswith("New memory:")
+            memory = before["observation"].split("Memory:")[1].split("\n")[0]
+            assert turn["action"] in (" nothing", memory) or turn["action"].strip() in row["prompt"], row
+
+
+def test_answers_are_the_value_of_the_memory(folder):
     finals = [row for row in lines(folder / "full.jsonl") if "\nText:" not in row["prompt"]]
-    assert 80 < len(finals) < 190
+    assert 60 < len(finals) < 160
     for row in finals:
         memory = row["prompt"].split("\nMemory:")[1].removesuffix("\nAnswer:")
-        assert row["turns"] == [{"action": f"\\boxed{{{memory}}}", "observation": ""}]
+        value = memory.split(":")[-1].strip()
+        assert row["turns"] == [{"action": f"\\boxed{{ {value}}}", "observation": ""}]
 
 
 def test_the_same_seed_writes_the_same(folder, tmp_path):
