@@ -121,7 +121,8 @@ class Coordinator:
         return Beat(self.record.published, tuple(lease for lease in holding if lease not in worker.running))
 
     def take(self, now: float, name: str, places: int, holding: Iterable[str]) -> list[Work]:
-        """Episodes for a worker with so many free places; none is an answer, to be asked for again.
+        """Episodes for a worker with so many free places: a group's attempts at most, so that workers that ask in turn
+        fill evenly. None is an answer, too, to be asked for again.
 
         Args:
           now: seconds.
@@ -139,12 +140,14 @@ class Coordinator:
         self._leases.lose(name, [lease for lease in worker.running if lease not in held])
         if held and not worker.running and self.plan.rule == "pinned":
             return []
-        given: list[Work] = []
-        while len(given) < places and (step := self._choose(worker)) is not None:
-            for lease, episode in self._leases.give(name, step, places - len(given)):
-                domain = self.record.groups[episode.group].domain
-                given.append(Work(episode, lease, self.plan.version(step), domain))
-        return given
+        worker.free, worker.asked = places, now
+        step = self._choose(worker)
+        if step is None:
+            return []
+        given = self._leases.give(name, step, min(places, self.plan.attempts))
+        worker.free -= len(given)
+        groups = self.record.groups
+        return [Work(e, lease, self.plan.version(step), groups[e.group].domain) for lease, e in given]
 
     def leave(self, name: str) -> list[EpisodeId]:
         """A worker ends, or its end was seen. Returns what it played, which waits again."""
@@ -253,7 +256,8 @@ class Coordinator:
 
         `in_flight`: the oldest. `pinned`: an engine plays one step's groups at a time, since that is one version. An
         empty one goes to the oldest step that has less than its share of the engines, so that S + 1 cohorts arise
-        without being assigned; where every step has its share, it helps the oldest.
+        without being assigned. It helps another step only when that one's engines are full, or have not asked for a
+        while: an engine that helps keeps that step's version until its longest episode ends.
         """
         waiting = self._leases.waiting()
         if not waiting or self.plan.rule == "in_flight":
@@ -261,7 +265,14 @@ class Coordinator:
         if worker.step is not None:
             return worker.step if worker.step in waiting else None
         share = -(-len(self._leases.workers) // (self.plan.staleness + 1))
-        return next((step for step in waiting if self._leases.players(step) < share), waiting[0])
+        helped = None
+        for step in waiting:
+            players = self._leases.players(step)
+            if len(players) < share:
+                return step
+            if helped is None and all(p.free <= 0 or worker.asked - p.asked > self.plan.lease_s for p in players):
+                helped = step
+        return helped
 
     def _wrong_version(self, episode: EpisodeId, version: int) -> str:
         """Why a result of this version cannot be the episode's; "" where it can."""

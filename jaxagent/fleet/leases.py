@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
@@ -19,6 +20,8 @@ class Worker:
     last: float  # its newest sign of life, on the coordinator's clock
     running: dict[str, EpisodeId] = dataclasses.field(default_factory=dict)  # by lease
     step: int | None = None  # with `pinned`: whose groups it plays; None: it is empty
+    free: int = 0  # places that it had when it asked last and that were not filled since
+    asked: float = -math.inf  # when that was
 
 
 class Leases:
@@ -103,9 +106,9 @@ class Leases:
         del self.workers[name]
         return lost
 
-    def players(self, step: int) -> int:
+    def players(self, step: int) -> list[Worker]:
         """With `pinned`: workers that play a step's groups."""
-        return sum(worker.step == step for worker in self.workers.values())
+        return [worker for worker in self.workers.values() if worker.step == step]
 
     def running(self) -> dict[EpisodeId, str]:
         """The worker of every episode that is being played."""
@@ -127,6 +130,7 @@ class Leases:
 
     def _stop(self, worker: Worker, lease: str) -> None:
         del worker.running[lease]
+        worker.free += 1
         if not worker.running:
             worker.step = None
 

@@ -159,17 +159,21 @@ class _Simulation:
     # ---------------------------------------------------------------- engines
 
     def fill(self) -> None:
-        """Much waits, and all engines ask: a group at a time, the least loaded first."""
-        asking = [(len(engine.playing), at) for at, engine in enumerate(self.engines)]
-        heapq.heapify(asking)
-        while asking:
-            _, at = heapq.heappop(asking)
-            if self.take(self.engines[at]):
-                heapq.heappush(asking, (len(self.engines[at].playing), at))
+        """Much waits, and all engines ask, the least loaded first, until nobody gets anything."""
+        given = True
+        while given:
+            given = False
+            asking = [(len(engine.playing), at) for at, engine in enumerate(self.engines)]
+            heapq.heapify(asking)
+            while asking:
+                _, at = heapq.heappop(asking)
+                if self.take(self.engines[at]):
+                    heapq.heappush(asking, (len(self.engines[at].playing), at))
+                    given = True
 
     def take(self, engine: _Engine) -> int:
-        """Asks for a group at most; returns how many episodes came."""
-        free = min(self.plan.attempts, self.places - len(engine.playing))
+        """Asks for work; returns how many episodes came."""
+        free = self.places - len(engine.playing)
         works = self.coordinator.take(self.now, engine.name, free, list(engine.playing))
         engine.advance(self.now)
         for work in works:

@@ -23,7 +23,15 @@ def worker(coordinator, now=0.0, holding=()):
 
 
 def taken(coordinator, name, places=100, holding=(), now=0.0):
-    return coordinator.take(now, name, places, holding)
+    """Takes until nothing comes, or all places are filled; an answer holds a group at most."""
+    works, holding = [], list(holding)
+    while len(works) < places:
+        more = coordinator.take(now, name, places - len(works), [*holding, *(work.lease for work in works)])
+        assert len(more) <= coordinator.plan.attempts and len({work.episode.group for work in more}) <= 2
+        if not more:
+            break
+        works += more
+    return works
 
 
 def played(coordinator, group, version=None, usable=True, lease="x", samples=None):
@@ -82,16 +90,21 @@ def test_an_engine_plays_one_version_at_a_time_and_cohorts_arise():
     assert taken(coordinator, names[2], 9, held) == []
 
 
-def test_an_empty_engine_helps_where_every_step_has_its_share():
+def test_an_empty_engine_helps_a_step_whose_engines_are_full_or_silent():
     coordinator = made(staleness=1, groups_per_step=4)
     first, second = worker(coordinator), worker(coordinator)
-    assert [taken(coordinator, first)[0].episode.group.step, taken(coordinator, second, 1)[0].episode.group.step] == [
-        0,
-        1,
-    ]
+    zero = taken(coordinator, first)
+    one = taken(coordinator, second, 1)
+    assert [work.episode.group.step for work in zero + one] == [0] * 4 + [1]
     for group in ids(0, range(4)):
         played(coordinator, group)
-    assert len(taken(coordinator, first, 2)) == 2  # step 1 has one of two engines, which is its share, and is behind
+    assert len(taken(coordinator, first, 1)) == 1  # the second one is full
+    coordinator.leave(first)
+    first = worker(coordinator)
+    more = coordinator.take(0.0, second, 2, [one[0].lease])  # one of two places is filled
+    assert len(more) == 1 and taken(coordinator, first) == []
+    assert coordinator.beat(9.0, first, []).cancel == () == coordinator.beat(9.0, second, [one[0].lease]).cancel
+    assert len(taken(coordinator, first, 9, now=10.5)) == 2  # the second one beats, and asks for nothing
 
 
 def test_engines_are_spread_over_the_steps_as_they_come():
