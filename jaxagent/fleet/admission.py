@@ -104,6 +104,9 @@ class Coordinator:
         Args:
           now: seconds, of any clock that does not run backwards.
           holding: lease and episode of all that it plays: it goes on with those that nobody else plays.
+
+        Raises:
+          ValueError: what it calls a lease is none.
         """
         self.expire(now)
         name = self._leases.new_id()

@@ -203,7 +203,7 @@ class World:
                 self.give_up(process, beat.cancel)
         except UnknownWorkerError:
             process.name = None
-        self.at(self.plan.lease_s / 4, self.beat, process)
+        self.at(self.plan.lease_s / 3, self.beat, process)
 
     def take(self, process: Process) -> None:
         if not process.alive:
@@ -220,7 +220,7 @@ class World:
         assert works is None or len(works) <= free
         for work in works or []:
             self.begin(process, work)
-        self.at(0.5 + self.random.random(), self.take, process)
+        self.at(0.7 + self.random.random(), self.take, process)
 
     def begin(self, process: Process, work: Work) -> None:
         assert work.lease not in self.begun, "a lease was given twice"
@@ -291,7 +291,7 @@ class World:
             return
         batch: Batch | None = self.call("batch", self.step)
         if batch is None:
-            waited = 0.3 + 0.2 * self.random.random()
+            waited = 0.7 + 0.5 * self.random.random()
             self.idle_s += waited
             return self.at(waited, self.train, training)
         self.check_batch(batch)
