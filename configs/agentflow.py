@@ -4,7 +4,7 @@
     python -m jaxagent.main --config=configs/agentflow.py:laptop-engines          # two roles are frozen weights
     python -m jaxagent.main --config=configs/agentflow.py:laptop+flow_grpo        # any of algorithms/published.py
     python -m jaxagent.main --config=configs/agentflow.py:slime_agentic \
-        --config.model.path=Qwen2.5-7B-Instruct --config.data.source=data/dapo_math_17k   # 4 GPUs of 80 GB
+        --config.model.path=Qwen2.5-7B-Instruct --config.data.source=data/dapo_math_17k   # 8 GPUs of 80 GB
     python -m jaxagent.main --config=configs/agentflow.py:flow_grpo \
         --config.model.path=Qwen2.5-7B-Instruct --config.data.source=data/agentflow       # 8 GPUs of 80 GB
 
@@ -22,10 +22,12 @@ frozen, on the same mesh. Not run by us: `--dry_run` says what they need. What d
 
 - The published top_p is .95 (slime-agentic); here it is 1, because the trainer scores the whole vocabulary. The
   temperature is the published one.
+- slime-agentic trains on 4 GPUs and has further ones for the frozen roles; here all share one mesh of 8. On 4 of 80 GB
+  weights, optimiser, reference, two engines' weights and caches alone take 76 GB of each.
 - Updates per step are fixed: published are as many as a batch's turns fill, and what is left over is dropped.
-- flow_grpo has no Google and no Wikipedia search. Its judge is the role "judge": give it a strong model,
-  `--config.roles.judge=http --config.roles.judge.url=... --config.roles.judge.model=gpt-4o`. It is asked only where the
-  answer does not equal the gold one.
+- flow_grpo has no Google and no Wikipedia search. Its published roles are gpt-4o-mini, and gpt-4o judges every answer;
+  here they are the frozen model, and the judge is asked only where the answer does not equal the gold one. An endpoint
+  instead: `--config.roles.judge=http --config.roles.judge.url=... --config.roles.judge.model=gpt-4o`.
 - A next step with a prompt over 18,432 tokens is not trained (flow_grpo), and does not count in the group's
   statistics, where the published code drops it after them.
 """
@@ -111,15 +113,16 @@ def laptop_engines() -> ConfigDict:
     config = laptop()
     config.workdir = "runs/agentflow_engines"
     config.data.source.role_rows = True
-    config.warm_start.max_steps = 1_200
+    config.warm_start.max_steps = 1_800  # two fifths of the demonstrations are the roles'
     for name in ("executor", "verifier"):
         config.roles[name] = ConfigDict({"name": "engine", "path": "", "context_tokens": 128, "reply_tokens": 24})
+        config.roles[name].sampling = ConfigDict({"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0})
     return config
 
 
 def slime_agentic() -> ConfigDict:
-    """LMIS-ORG/slime-agentic: agentflow_qwen25_7b_rl.sh, on 4 GPUs."""
-    config = qwen2_5_7b(gpus=4)
+    """LMIS-ORG/slime-agentic: agentflow_qwen25_7b_rl.sh; on 8 GPUs, since the frozen roles live on the same ones."""
+    config = qwen2_5_7b(gpus=8)
     config.workdir = "runs/agentflow_slime_agentic"
     config.data.source = ConfigDict({"name": "files", "path": "data/dapo_math_17k"})
     config.data.num_eval = 30  # AIME 2024, as --config.data.eval_source
@@ -129,6 +132,8 @@ def slime_agentic() -> ConfigDict:
     config.env.context_tokens = 20_480
     config.env.judge = True
     config.roles.judge = ConfigDict(config.roles.generator)
+    for role in config.roles.values():
+        role.reply_tokens = 4_096
 
     config.rl.steps = 2_174  # one epoch of 17,398 problems
     config.rl.tasks_per_step = 8
@@ -166,7 +171,7 @@ def flow_grpo() -> ConfigDict:
     config.rl.steps = 5_000  # five epochs; the published mixture's size is the data's
     config.rl.tasks_per_step = 32
     config.rl.group_size = 8
-    config.rl.updates_per_step = 4  # mini-batches of 8 problems
+    config.rl.updates_per_step = 8  # published: mini-batches of 64 turns; 256 attempts have one to three each
     config.rl.advantage = parts.group_mean_std(drop_zero_signal=False)
     config.rl.advantage.multi_trajectory = "statistics"
     config.rl.objective = ConfigDict({"name": "dual_clip", "clip_low": 0.2, "clip_high": 0.3, "clip_dual": 3.0})

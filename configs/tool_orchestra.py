@@ -80,8 +80,8 @@ def laptop() -> ConfigDict:
     config.env = ConfigDict({"name": "tool_orchestra", "prompt": "plain", "judge": ""})
     config.env.max_turns = 4
     config.env.turn_tokens = 16
-    config.env.observation_tokens = 80
-    config.env.context_tokens = 192
+    config.env.observation_tokens = 112
+    config.env.context_tokens = 224
     config.env.episode_timeout_s = 120.0
     config.env.max_failed_steps = 3
     config.env.reasoners = ConfigDict({"reasoner-3": ""})
@@ -89,6 +89,7 @@ def laptop() -> ConfigDict:
     config.env.searchers = ConfigDict({"search-1": "", "search-3": ""})
     config.env.latency = ConfigDict({"name": "tokens", "prompt_tokens_per_s": 5_000.0, "reply_tokens_per_s": 50.0})
     config.env.latency.program_s = 1.0
+    config.env.price_prompt = config.env.price_reply = 0.2  # the published ones of the orchestrator itself
     config.env.code_interpreter_per_second = 8.3e-6
     config.env.run_timeout_s = 15.0  # takes milliseconds, unless the machine is very busy
     config.env.output_chars = 80
@@ -117,7 +118,7 @@ def laptop() -> ConfigDict:
     config.warm_start.max_steps = 300
     config.warm_start.curriculum_steps = 0
     config.warm_start.batch_sequences = 32
-    config.warm_start.batch.row_tokens = 192
+    config.warm_start.batch.row_tokens = 224
     config.warm_start.gate_every = 300  # all of its steps: the dear expert alone would open it at once
     config.warm_start.gate_family = "two_step"
     config.warm_start.gate_questions = 8
@@ -129,7 +130,7 @@ def laptop() -> ConfigDict:
     config.rl.group_reward = ConfigDict({"name": "preferences", "accuracy": 1.0, "cost": 0.5, "latency": 0.1})
     config.rl.group_reward.score = "solved"
     config.rl.optimizer = parts.optimizer(3e-4, schedule="linear")
-    config.rl.batch.row_tokens = 192
+    config.rl.batch.row_tokens = 224
     config.eval.every = 10
     config.checkpoint.every = 10
     return config
@@ -141,7 +142,7 @@ def laptop_engine() -> ConfigDict:
     config.workdir = "runs/tool_orchestra_engine"
     config.data.source.expert_frac = 0.5
     config.roles["answer-3"] = ConfigDict(
-        {"name": "engine", "path": "", "context_tokens": 192, "slots": 32, "pages": 160}
+        {"name": "engine", "path": "", "context_tokens": 224, "slots": 32, "pages": 160}
         | _priced(0.9, 0.9, reply_tokens=16, timeout_s=60.0)
     )
     config.roles["answer-3"].sampling = ConfigDict({"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0})
@@ -199,10 +200,10 @@ def qwen3_8b() -> ConfigDict:
             config.roles[name].update(_priced(prompt, reply))
     config.roles.judge = _http("gpt-5", 4_000)
 
-    config.engine.slots = 256
+    config.engine.slots = 64
     config.engine.steps_per_dispatch = 16
     config.engine.prefill_tokens = 16_384
-    config.engine.pages = 65_536
+    config.engine.pages = 20_480  # 40 whole episodes, 24 GB a chip; those that wait for experts give theirs up
     config.engine.tile_rows = 128
     config.engine.kv_on_update = "keep"
     config.engine.cache_dtype = "bfloat16"

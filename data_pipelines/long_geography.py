@@ -11,7 +11,7 @@ Writes, all at once or not at all:
 
     array_record, TFDS layout  splits train and heldout, metadata: numbers of documents (envs/memagent/documents.py)
     documents.jsonl            the passages, {"text"}
-    curriculum.jsonl           demonstrations over a few passages, every token of them demonstrated
+    curriculum.jsonl           several questions about a few passages, every token of them demonstrated
     full.jsonl                 demonstrations over whole chunks
     texts.jsonl                what a tokenizer is trained on
 
@@ -39,12 +39,15 @@ from jaxagent.data_pipelines.world import Passage, Question, World
 from jaxagent.envs.memagent import documents, prompts
 
 ASKED = ("capital", "currency", "calling_code")
+EVERY = tuple(worlds.RELATIONS)  # what the curriculum asks for
+_LOOKUPS = 4  # questions of a demonstration of the curriculum
 MOST_DOCUMENTS = 128  # whose numbers demonstrations show
 CONTEXTS = 4  # of each question: as many tasks, with other documents
 _WORD = re.compile(r" ?[^\W\d_]+| ?\d{1,3}| ?[^\s\w]+|\s+(?!\S)|\s+")  # as a tokenizer that is trained here cuts text
-_MEMORIES = (0.35, 0.85)  # of demonstrations: up to here the memory is empty, up to there it is right, else wrong
-_FINAL_FRAC = 0.15  # demonstrations that answer
-_TOLD_FRAC = 0.4  # of the others, those whose chunk says what is asked
+_MEMORIES = (0.25, 0.2)  # of demonstrations, those with an empty memory and with a wrong one; the others' is right
+_TOLD_MEMORIES = (0.75, 0.25)  # the same, where the chunk says what is asked
+_FINAL_FRAC = 0.12  # demonstrations that answer
+_TOLD_FRAC = 0.5  # of the others, those whose chunk says what is asked
 
 
 def write(
@@ -137,13 +140,21 @@ class Demonstrator:
         return _row(question, prompt, reply)
 
     def curriculum(self, seed: int, index: int) -> dict[str, object]:
-        """A passage that tells what is asked, mostly with a rival, all demonstrated: on these copying appears first."""
+        """Some passages and several questions about them, all demonstrated: on these copying appears first."""
         rng = random.Random(f"curriculum/{seed}/{index}")
         question = rng.choice(self._by_kind[self._kinds[index % len(self._kinds)]])
-        shown = self._some(question, True, rng.choice((1, 2, 2)), rng, rivals=True)
-        prompt, reply = self._update(question, shown, True, None, rng)
-        begin, rest = prompt[: len("Question:")], prompt[len("Question:") :]
-        return _row(question, begin, rest + reply)
+        shown = self._some(question, True, rng.choice((1, 2, 2, 3)), rng, rivals=True)
+        name = self._renaming(shown, question, rng)
+        style, rounds = prompts.STYLES["compact"], []
+        facts = [(r, s, o) for p in shown for t, s, o in p.sentences for r in [_relation((t, s, o), EVERY)] if r]
+        for relation, subject, value in rng.sample(facts, min(len(facts), _LOOKUPS)):
+            asked = " " + rng.choice(worlds.RELATIONS[relation][0]).format(s=name(subject))
+            parts = [f"Document {rng.randrange(1, MOST_DOCUMENTS)}:\n{_text(p, name)}" for p in shown]
+            put = {"prompt": asked, "chunk": " " + "\n\n".join(parts), "memory": style.no_memory}
+            template = style.update if not rounds else style.update.replace("Text:{chunk}\n", "")
+            rounds.append(f"{prompts.text(template, **put)} {name(value)}")
+        begin, rest = "Question:", "\n".join(rounds).removeprefix("Question:")
+        return _row(question, begin, rest)
 
     def _some(
         self, question: Question, told: bool, count: int, rng: random.Random, rivals: bool = False
@@ -158,18 +169,18 @@ class Demonstrator:
         return shown
 
     def _update(
-        self, question: Question, shown: Sequence[Passage], told: bool, words: int | None, rng: random.Random
+        self, question: Question, shown: Sequence[Passage], told: bool, words: int, rng: random.Random
     ) -> tuple[str, str]:
-        """A prompt that shows a chunk of these passages, and the reply; `words`: how many of the chunk, None = all."""
+        """A prompt that shows a chunk of about `words` words of these passages, and the reply."""
         relation, _, value = question.hops[0]
         name = self._renaming(shown, question, rng)
         parts = [f"Document {rng.randrange(1, MOST_DOCUMENTS)}:\n{_text(p, name)}" for p in shown]
         chunk = " " + "\n\n".join(parts)
-        if words is not None:
-            chunk = _window(chunk, words, _sentence_of(shown, question, name) if told else "", rng)
-        draw = rng.random()
-        wrong = name(f"another/{relation}")
-        memory = "nothing" if draw < _MEMORIES[0] or words is None else name(value) if draw < _MEMORIES[1] else wrong
+        chunk = _window(chunk, words, _sentence_of(shown, question, name) if told else "", rng)
+        # Where the chunk says it, the memory does not have it yet: else a copy of the memory would do.
+        empty, wrong = _TOLD_MEMORIES if told else _MEMORIES
+        memories = ("nothing", name(f"another/{relation}"), name(value))
+        (memory,) = rng.choices(memories, (empty, wrong, 1 - empty - wrong))
         new = name(value) if told else "nothing" if rng.random() < self._forget else memory
         style = prompts.STYLES["compact"]
         prompt = prompts.text(style.update, prompt=f" {question.render(name)}", memory=f" {memory}", chunk=chunk)
@@ -210,9 +221,9 @@ def _text(passage: Passage, name: Callable[[str], str]) -> str:
     return passage.render(name)[1]
 
 
-def _relation(fact: tuple[str, str, str]) -> str:
+def _relation(fact: tuple[str, str, str], among: Sequence[str] = ASKED) -> str:
     """Which relation a sentence's template is of; "" for others."""
-    return next((r for r in ASKED if fact[0] in worlds.RELATIONS[r][1]), "")
+    return next((r for r in among if fact[0] in worlds.RELATIONS[r][1]), "")
 
 
 def _fact(passage: Passage, question: Question) -> tuple[str, str, str] | None:

@@ -129,7 +129,9 @@ def document(entry: Any, column: str) -> str:
     sentences = _list(pair[1], f"{column}[1]")
     if not all(isinstance(sentence, str) for sentence in sentences):
         raise RowError(f"{column}[1]", f"must be a list of texts, got {fields.show(sentences)}")
-    return f"{pair[0]}\n{''.join(sentences)}"
+    if not (text := f"{pair[0]}\n{''.join(sentences)}").strip():
+        raise RowError(column, "is a document without a word")  # a run would refuse it in the middle
+    return text
 
 
 def _list(value: Any, column: str) -> Sequence[Any]:

@@ -343,7 +343,7 @@ class TauStore(Generated):
     compact: bool = True  # short ids and small orders, for a policy of a few hundred tokens of context
     num_demonstrations: NonNegativeInt = 16_000  # always of compact stores
     num_curriculum: NonNegativeInt = 6_000  # excerpts of right demonstrations
-    flawed_frac: ZeroToOne = 0.65  # how likely each mistake of a demonstration is: what RL has to unlearn
+    flawed_frac: ZeroToOne = 0.55  # how likely each mistake of a demonstration is: what RL has to unlearn
 
     def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
         """Demonstrations are written in the plain style only."""

@@ -7,7 +7,8 @@ r"""Accuracy of a policy against the length of the documents that it reads, in o
 
 A length is a number of tokens (--lengths), of documents (--num_docs), or a file of rows that bring their contexts
 (--rows). At each one the policy is evaluated as by `python -m jaxagent.evaluate`, whose other flags work here too, on
-the same tasks; documents are read to their end, whatever env.max_turns says. Results go to
+the same tasks; documents are read to their end, whatever env.max_turns says, and longer ones have more time (of --rows
+all have --config.env.episode_timeout_s). Results go to
 WORKDIR/evaluations/lengths_<policy>..., or --out: a folder per length, lengths.json and lengths.html, the curve with
 95 % intervals. The last line of stdout is one JSON object. The same command again plays only what is missing.
 """
@@ -31,6 +32,7 @@ from jaxagent.io import files
 from jaxagent.runs import devices
 
 NO_END = 1_000_000  # turns: a document is read to its end
+DOCUMENT_TOKENS = 256  # of one document, rather too many: only an episode's time follows from it
 FILE, CURVE = "lengths.json", "lengths.html"
 
 
@@ -87,13 +89,16 @@ def wanted(options: argparse.Namespace) -> list[Length]:
 def configured(config: Config, length: Length) -> Config:
     """The config of an evaluation at a length. An episode has as much more time as the documents may be longer.
 
+    How long those of files of rows are is not known here: they have env.episode_timeout_s as it is.
+
     Raises:
       ConfigError: the environment reads no documents of a length.
     """
     env: Any = config.env
     if not all(hasattr(env, field) for field in (*length.env, "chunk_tokens")):
         raise ConfigError("config.env reads no documents of a length: --config must be a run of configs/memagent.py.")
-    now, trained = length.env["length_tokens"], (env.max_turns - 1) * env.chunk_tokens
+    now = max(length.env["length_tokens"], DOCUMENT_TOKENS * length.env["num_docs"])
+    trained = (env.max_turns - 1) * env.chunk_tokens
     longer = max(1, math.ceil(now / trained))
     env = dataclasses.replace(env, **length.env, max_turns=NO_END, episode_timeout_s=longer * env.episode_timeout_s)
     data = dataclasses.replace(config.data, eval_source=length.rows) if length.rows else config.data

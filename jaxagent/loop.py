@@ -127,7 +127,8 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params, stage: St
             experience.set_state(saved.host["tasks"])
         elif cfg.model.lora.rank:
             parts.keep_base(params)
-        parts.roles.freeze(functools.partial(parts.export, params))
+        if stage == RL:  # in "opd" before it, roles without a path are still the policy
+            parts.roles.freeze(functools.partial(parts.export, params))
         served = Served(driver, rl.staleness)
         served.update(state)
     del params  # the state has them until its first update; later they would be in memory for nothing

@@ -67,6 +67,20 @@ class Talking(Environment):
         return Conversations(task, cast)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Selling(Talking):
+    """A guide who wants money."""
+
+    priced_roles: ClassVar = ("guide",)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Taken(Talking):
+    """A role whose seconds would be written over the policy's: engine_s."""
+
+    roles: ClassVar = ("engine",)
+
+
 class Conversations:
     def __init__(self, task, cast):
         self._task, self._cast, self.counters = task, cast, {}

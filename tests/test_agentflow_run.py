@@ -4,8 +4,12 @@ import json
 
 import pytest
 
+from configs import agentflow
+from jaxagent import config as schema
 from jaxagent import main as cli
+from jaxagent.config import ConfigError
 from jaxagent.observe import jsonl
+from jaxagent.runs import checks
 from tests import tiny_run
 
 CHANGES = (
@@ -33,3 +37,28 @@ def test_a_tiny_run(tmp_path, sandbox, preset):
     assert last["step"] == 2 and not any(last[f"stop/{name}"] for name in failures)
     assert last["logprob_gap/max"] == 0.0
     assert last["episode/trajectories"] >= 3 and last["episode/executor_replies"] >= 1
+
+
+@pytest.mark.parametrize("preset", ["laptop", "laptop-engines", "laptop+flow_grpo", "slime_agentic", "flow_grpo"])
+def test_presets(preset):
+    cfg = schema.parse(agentflow.get_config(preset))
+    checks.check(cfg)
+    assert set(cfg.roles) == set(cfg.env.roles)
+    assert cfg.rl.advantage.multi_trajectory == ("statistics" if "flow_grpo" in preset else "full")
+    if preset in ("slime_agentic", "flow_grpo"):
+        assert cfg.rl.kl.coefficient == 0.001 and cfg.rl.sampling.temperature == 0.7
+        assert (cfg.rl.objective.clip_low, cfg.rl.objective.clip_high) == (0.2, 0.3)
+        wanted = {"slime_agentic": (8, 8, 5, 4096, "all"), "flow_grpo": (32, 8, 3, 2048, "steps")}[preset]
+        env = cfg.env
+        assert (cfg.rl.tasks_per_step, cfg.rl.group_size, env.max_turns, env.turn_tokens, env.trained) == wanted
+
+
+def test_a_role_that_is_missing_or_unknown_is_named():
+    for changes, said in (
+        ({"env": {"judge": True}}, r"config\.roles\.judge is missing"),
+        ({"roles": {"verifyer": {"name": "arithmetic_verifier"}}}, r"no role 'verifyer'.*verifier"),
+    ):
+        raw = agentflow.get_config()
+        raw.update(changes)
+        with pytest.raises(ConfigError, match=said):
+            checks.check(schema.parse(raw))

@@ -129,6 +129,9 @@ def test_the_config_of_a_length():
     longer = evaluate_lengths.configured(cfg, length)
     assert (longer.env.length_tokens, longer.env.max_chunks) == (2048, evaluate_lengths.NO_END - 1)
     assert longer.env.episode_timeout_s == 4 * cfg.env.episode_timeout_s
+    (many,) = evaluate_lengths.wanted(evaluate_lengths.parser().parse_args(["--num_docs=6400"]))
+    longer = evaluate_lengths.configured(cfg, many)
+    assert longer.env.num_docs == 6400 and longer.env.episode_timeout_s > 1000 * cfg.env.episode_timeout_s
     (rows,) = evaluate_lengths.wanted(evaluate_lengths.parser().parse_args(["--rows=a/eval_50.jsonl"]))
     read = evaluate_lengths.configured(cfg, rows)
     assert (rows.name, read.data.eval_source, read.env.length_tokens) == ("eval_50", "a/eval_50.jsonl", 0)

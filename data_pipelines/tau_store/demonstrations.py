@@ -25,6 +25,8 @@ from jaxagent.roles import retail_facts
 from jaxagent.roles.retail_customer import STOP, Customer
 
 AUTHENTICATED = 3  # turns: who the customer is, his id, and what he wants
+LOOKED_UP = AUTHENTICATED + 1
+PRACTISED = ("one/cancel", "one/return", "one/items", "one/exchange", "one/price", "one/foreign")
 EXCERPTED = ("one/cancel", "one/address", "one/payment", "one/return", "one/items", "one/exchange")
 _DIGITS = re.compile(r"\d+")
 _NUMBERS = [f"{number:02}" for number in range(100)]
@@ -40,6 +42,9 @@ ASK = {
     "option": "What new option?",
 }
 WHO = "Your e-mail?"
+# What an agent makes up: always the same, which no id or amount is, so that nothing is learnt of it but the habit.
+MADE_UP = {"item_ids": ["000"], "new_item_ids": ["000"], "payment_method_id": "paypal_000"}
+NOTHING = 0.0
 DONE, REFUSED, MORE, BYE = "Done.", "I cannot do that.", "Anything else?", "Goodbye."
 
 
@@ -88,7 +93,6 @@ def demonstration(row: Mapping[str, Any], store: Store, looks: bool, asks_more: 
       looks: whether the agent looks orders up; if not, it makes up what it would have found.
       asks_more: whether it asks for further wishes; if not, it says goodbye.
     """
-    random_ = random.Random(f"demonstration/{row['id']}")
     about = row["metadata"]
     episode = Episode(about, store)
     user_id = about["user_id"]
@@ -96,7 +100,7 @@ def demonstration(row: Mapping[str, Any], store: Store, looks: bool, asks_more: 
     episode.call("find_user_id_by_email", email=about["customer"]["identity"]["email"])
     actions = list(about["actions"])
     for wish in about["customer"]["wishes"]:
-        served = _serve(episode, wish, user_id, actions, store, looks, random_)
+        served = _serve(episode, wish, user_id, actions, store, looks)
         episode.say(" ".join((DONE if served else REFUSED, MORE if asks_more else BYE)))
         if episode.over:
             break
@@ -121,6 +125,22 @@ def excerpt(row: Mapping[str, Any], store: Store) -> dict[str, Any]:
     return whole | {"prompt": [{"role": "user", "content": answer["observation"]}], "turns": rest}
 
 
+def practice(row: Mapping[str, Any], store: Store, asks_more: bool) -> dict[str, Any]:
+    """What a right agent does once it has looked an order up; all before that is the prompt, and no habit is taught.
+
+    An order in the prompt ends where the items do, since only observations are cut to the environment's limit.
+    """
+    whole = demonstration(row, store, looks=True, asks_more=asks_more)
+    before, rest = whole["turns"][:LOOKED_UP], whole["turns"][LOOKED_UP:]
+    *spoken, looked_up = [turn["action"] + turn["observation"] for turn in before]
+    shown = looked_up[: looked_up.index(', "fulfillments"')]
+    (system, opening) = whole["prompt"]
+    content = "".join((system["content"], opening["content"], *spoken, shown))
+    turns = [dict(turn) for turn in rest[:-1] or rest]
+    turns[-1]["observation"] = ""
+    return whole | {"prompt": [{"role": "user", "content": content}], "turns": turns}
+
+
 def _serve(
     episode: Episode,
     wish: Mapping[str, str],
@@ -128,36 +148,32 @@ def _serve(
     actions: list[Mapping[str, Any]],
     store: Store,
     looks: bool,
-    random_: random.Random,
 ) -> bool:
     """Does what one wish asks for; False where it is refused. Takes the wish's own action off `actions`."""
     topics = [topic for topic in ("order", "reason", "items", "payment", "address") if topic in wish]
     episode.say(ASK[" ".join(topics[:2])])
-    order = store.tables["orders"].get(wish.get("order", ""))
-    if order is not None and looks:
-        episode.call("get_order_details", order_id=wish["order"])
-        if "reason" in wish and (order["user_id"] != user_id or order["status"] != "pending"):
-            return False
-    if topics == ["order"]:
-        paid = order["payment_history"][0]["amount"] if looks else random_.randrange(40, 400) / 2
-        episode.say(f"You paid {paid}.")
-        return True
-    if "option" in wish:
-        episode.say(ASK["option"])
-        product = next(item["product_id"] for item in order["items"] if item["name"] == wish["items"])
+    if "order" in wish:
+        order = store.tables["orders"][wish["order"]]
         if looks:
-            episode.call("get_product_details", product_id=product)
-    if "reason" in wish and (not actions or actions[0]["kwargs"].get("reason") != wish["reason"]):
-        # A cancellation that nobody should make.
-        episode.call("cancel_pending_order", order_id=wish["order"], reason=wish["reason"])
-        return True
+            episode.call("get_order_details", order_id=wish["order"])
+        if "reason" in wish and (order["user_id"] != user_id or order["status"] != "pending"):
+            if not looks:
+                episode.call("cancel_pending_order", order_id=wish["order"], reason=wish["reason"])
+            return not looks
+        if topics == ["order"]:
+            paid = order["payment_history"][0]["amount"] if looks else NOTHING
+            episode.say(f"You paid {paid}.")
+            return True
+        if "option" in wish:
+            episode.say(ASK["option"])
+            (product,) = (item["product_id"] for item in order["items"] if item["name"] == wish["items"])
+            if looks:
+                episode.call("get_product_details", product_id=product)
     action = actions.pop(0)
-    arguments = dict(action["kwargs"])
-    if not looks:
-        arguments |= {
-            name: [str(random_.randrange(100, 1000))] for name in arguments if name in ("item_ids", "new_item_ids")
-        }
-    episode.call(action["name"], **arguments)
+    made_up = (
+        {} if looks or "items" not in wish else {name: MADE_UP[name] for name in action["kwargs"] if name in MADE_UP}
+    )
+    episode.call(action["name"], **(action["kwargs"] | made_up))
     return True
 
 

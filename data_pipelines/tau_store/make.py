@@ -35,7 +35,7 @@ def splits_of(drawn: Store) -> dict[str, list[str]]:
 
 
 def rows(
-    drawn: Store, users: Sequence[str], seed: str, by_email: bool, kinds: Sequence[str] = tasks.KINDS
+    drawn: Store, users: Sequence[str], seed: str, compact: bool, kinds: Sequence[str] = tasks.KINDS
 ) -> Iterator[dict[str, Any]]:
     """Endless stream of task rows about these users, no two equal, the kinds in turn.
 
@@ -45,7 +45,7 @@ def rows(
     for number in itertools.count():
         before = len(seen)
         for kind in kinds:
-            row = _row(kind, drawn, users, random.Random(f"{seed}/{number}/{kind}"), by_email)
+            row = _row(kind, drawn, users, random.Random(f"{seed}/{number}/{kind}"), compact)
             if row is not None and row["id"] not in seen:
                 seen.add(row["id"])
                 yield row
@@ -53,11 +53,9 @@ def rows(
             return
 
 
-def _row(
-    kind: str, drawn: Store, users: Sequence[str], random_: random.Random, by_email: bool
-) -> dict[str, Any] | None:
+def _row(kind: str, drawn: Store, users: Sequence[str], random_: random.Random, compact: bool) -> dict[str, Any] | None:
     for _ in range(TRIES):
-        metadata = tasks.draw(kind, random_.choice(users), drawn, users, random_, by_email)
+        metadata = tasks.draw(kind, random_.choice(users), drawn, users, random_, compact)
         if metadata is not None:
             text = json.dumps(metadata, sort_keys=True)
             return {
@@ -108,7 +106,7 @@ def further(seed: int, kinds: Sequence[str]) -> Iterator[tuple[dict[str, Any], S
         name = f"{seed}/further/{count}"
         drawn = store.draw(random.Random(name), SHOWN_USERS, NUM_PRODUCTS, compact=True)
         shops = Shops(drawn.data())
-        its = rows(drawn, list(drawn.users), name, by_email=True, kinds=kinds)
+        its = rows(drawn, list(drawn.users), name, compact=True, kinds=kinds)
         yield from ((row, shops) for row in itertools.islice(its, SHOWN_TASKS))
 
 
@@ -116,6 +114,22 @@ def shown(seed: int, number: int, flawed_frac: float) -> Iterator[dict[str, Any]
     """`number` whole demonstrations, the kinds in turn."""
     for row, shops in itertools.islice(further(seed, tasks.KINDS), number):
         yield demonstrations.demonstration(row, shops, **demonstrations.mistakes(row, flawed_frac))
+
+
+def practised(seed: int, number: int, flawed_frac: float) -> Iterator[dict[str, Any]]:
+    """`number` rows in which only what follows the look at an order is learnt."""
+    for row, shops in itertools.islice(further(seed, demonstrations.PRACTISED), number):
+        asks_more = demonstrations.mistakes(row, flawed_frac)["asks_more"]
+        yield demonstrations.practice(row, shops, asks_more)
+
+
+def mixed(seed: int, number: int, flawed_frac: float) -> Iterator[dict[str, Any]]:
+    """Two whole demonstrations, then one of practice, and so on."""
+    whole, practice = shown(seed, number, flawed_frac), practised(seed, number // 2, flawed_frac)
+    for count, row in enumerate(whole, 1):
+        yield row
+        if count % 2 == 0:
+            yield next(practice)
 
 
 def excerpts(seed: int, number: int) -> Iterator[dict[str, Any]]:
@@ -142,7 +156,7 @@ def write(
       seed: of the draws; the same seed gives the same bytes.
       num_users: of the store.
       compact: a store with short ids and few items, for a small policy; see `store.draw`.
-      num_demonstrations: rows of full.jsonl, the kinds in turn.
+      num_demonstrations: whole ones in full.jsonl, the kinds in turn; half as many rows of practice are among them.
       num_curriculum: rows of curriculum.jsonl.
       flawed_frac: how likely each of the two mistakes of a demonstration is; see `demonstrations`.
 
@@ -155,7 +169,7 @@ def write(
         share = round(num * len(users) / num_users)
         split_rows[split] = list(itertools.islice(rows(drawn, users, f"{seed}/{split}", compact), share))
     checked(drawn, split_rows)
-    episodes = list(shown(seed, num_demonstrations, flawed_frac))
+    episodes = list(mixed(seed, num_demonstrations, flawed_frac))
     texts = generated.as_rows(demonstrations.tokenizer_texts(episodes[:2000]))
     beside = {"full.jsonl": episodes, "curriculum.jsonl": excerpts(seed, num_curriculum), "texts.jsonl": texts}
     partial = folder.with_name(f"{folder.name}.store-{os.getpid()}")

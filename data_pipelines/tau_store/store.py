@@ -179,6 +179,19 @@ def draw(random_: random.Random, num_users: int, num_products: int, compact: boo
     return _Draw(random_, compact).store(num_users, num_products)
 
 
+def address(random_: random.Random, compact: bool) -> dict[str, str]:
+    """An address; in a compact store with a short zip code and in a street that has one name everywhere."""
+    city, state = random_.choice(CITIES)
+    return {
+        "address1": f"{random_.randrange(100, 1000)} {STREETS[0] if compact else random_.choice(STREETS)} Street",
+        "address2": "" if compact else f"Suite {random_.randrange(100, 1000)}",
+        "city": city,
+        "state": state,
+        "country": "USA",
+        "zip": str(random_.randrange(100, 1000) if compact else random_.randrange(10_000, 100_000)),
+    }
+
+
 class _Draw:
     """One drawing of a store."""
 
@@ -226,18 +239,6 @@ class _Draw:
             return self._random.randrange(20, 200) / 2
         return round(self._random.uniform(5, 900), 2)
 
-    def _address(self) -> dict[str, str]:
-        city, state = self._random.choice(CITIES)
-        apartment = "" if self._compact else f"Suite {self._random.randrange(100, 1000)}"
-        return {
-            "address1": f"{self._random.randrange(100, 1000)} {self._random.choice(STREETS)} Street",
-            "address2": apartment,
-            "city": city,
-            "country": "USA",
-            "state": state,
-            "zip": str(self._random.randrange(10_000, 100_000)),
-        }
-
     def _user(self) -> tuple[str, dict[str, Any]]:
         first, last = self._random.choice(FIRST_NAMES), self._random.choice(LAST_NAMES)
         user_id = f"{first}_{last}_{self._id('user', 4)}".lower()
@@ -248,7 +249,7 @@ class _Draw:
             statuses = self._random.choices(tuple(STATUSES), tuple(STATUSES.values()), k=self._random.randint(1, 4))
         user = {
             "name": {"first_name": first, "last_name": last},
-            "address": self._address(),
+            "address": address(self._random, self._compact),
             "email": f"{first}.{last}{self._id('email', 4)}@example.com".lower(),
             "payment_methods": methods,
         }

@@ -4,8 +4,8 @@ A kind is a family and what is wanted:
 
     one/return            one wish: cancel, address, payment, items, return, exchange, profile (his own address), price
     two/return_cancel     two wishes, the second of which he only names when he is asked whether there is more
-    denied/foreign        the order is somebody else's, and the store must stay as it is
-    denied/status         a delivered order is to be cancelled, which nobody can
+    one/foreign           a cancellation to refuse: the order is somebody else's, and the store must stay as it is
+    one/late              another: the order is delivered, which nobody can cancel
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxagent.data_pipelines.tau_store.store import CITIES, STREETS, Store
+from jaxagent.data_pipelines.tau_store.store import Store
+from jaxagent.data_pipelines.tau_store.store import address as new_address
 
 KINDS = (
     "one/cancel", "one/address", "one/payment", "one/items", "one/return", "one/exchange", "one/profile", "one/price",
-    "two/return_cancel", "two/cancel_profile", "two/payment_profile", "two/exchange_profile",
-    "denied/foreign", "denied/status",
+    "one/foreign", "one/late",
+    "two/return_cancel", "two/cancel_profile", "two/payment_profile", "two/return_payment",
 )  # fmt: skip
 REASONS = ("no longer needed", "ordered by mistake")
 
@@ -46,7 +47,7 @@ class Wish:
 
 
 def draw(
-    kind: str, user_id: str, store: Store, others: Sequence[str], random_: random.Random, by_email: bool
+    kind: str, user_id: str, store: Store, others: Sequence[str], random_: random.Random, compact: bool
 ) -> dict[str, Any] | None:
     """A task of one kind for one user, as a row's metadata; None where the user has nothing to wish so.
 
@@ -54,21 +55,21 @@ def draw(
       kind: of `KINDS`.
       user_id: who asks.
       store: that the task is about.
-      others: users whose orders `denied/foreign` may name.
+      others: users whose orders `one/foreign` may name.
       random_: of all choices.
-      by_email: every customer says his e-mail; otherwise half of them say name and zip code.
+      compact: every customer says his e-mail, otherwise half of them say name and zip code; and addresses are short.
     """
-    family, _, names = kind.partition("/")
+    names = kind.partition("/")[2]
     wishes: list[Wish] = []
     used: set[str] = set()
     for name in names.split("_"):
-        drawing = _Drawing(store, user_id, [other for other in others if other != user_id], used, random_)
-        wish = drawing.wish(f"{family}_{name}" if family == "denied" else name)
+        drawing = _Drawing(store, user_id, [other for other in others if other != user_id], used, random_, compact)
+        wish = drawing.wish(name)
         if wish is None:
             return None
         used.add(wish.facts.get("order", ""))
         wishes.append(wish)
-    return _task(user_id, store.users[user_id], wishes, by_email or random_.random() < 0.5)
+    return _task(user_id, store.users[user_id], wishes, compact or random_.random() < 0.5)
 
 
 def _task(user_id: str, user: Mapping[str, Any], wishes: Sequence[Wish], by_email: bool) -> dict[str, Any]:
@@ -98,6 +99,7 @@ class _Drawing:
     others: Sequence[str]
     used: set[str]
     random: random.Random
+    compact: bool
 
     def wish(self, name: str) -> Wish | None:
         """The wish `name`, or None."""
@@ -110,8 +112,8 @@ class _Drawing:
             "return": self.give_back,
             "profile": self.profile,
             "price": self.price,
-            "denied_foreign": self.foreign,
-            "denied_status": self.late,
+            "foreign": self.foreign,
+            "late": self.late,
         }
         return makers[name]()
 
@@ -140,22 +142,11 @@ class _Drawing:
         facts = {"wish": "I want to cancel an order.", "order": order_id, "reason": reason}
         return Wish("cancel", facts, sentence, None if denied else action)
 
-    def _new_address(self) -> dict[str, str]:
-        city, state = self.random.choice(CITIES)
-        return {
-            "address1": f"{self.random.randrange(100, 1000)} {self.random.choice(STREETS)} Street",
-            "address2": "",
-            "city": city,
-            "state": state,
-            "country": "USA",
-            "zip": str(self.random.randrange(10_000, 100_000)),
-        }
-
     def address(self) -> Wish | None:
         order = self.order("pending")
         if not order:
             return None
-        address = self._new_address()
+        address = new_address(self.random, self.compact)
         kwargs = {"order_id": order["order_id"], **address}
         sentence = f"You want order {order['order_id']} sent to another address: {', '.join(_lines(address))}."
         facts = {"wish": "I want another address for an order.", "order": order["order_id"]}
@@ -163,7 +154,7 @@ class _Drawing:
         return Wish("address", facts, sentence, {"name": "modify_pending_order_address", "kwargs": kwargs})
 
     def profile(self) -> Wish | None:
-        address = self._new_address()
+        address = new_address(self.random, self.compact)
         kwargs = {"user_id": self.user_id, **address}
         sentence = f"You have moved and want your own address changed to {', '.join(_lines(address))}."
         facts = {"wish": "I have moved.", "address": "\n".join(_lines(address))}

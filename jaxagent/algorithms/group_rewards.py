@@ -50,14 +50,14 @@ class Preferences:
         mask = np.array([not episode.stop_reason.is_failure for episode in group.episodes], bool)
         features, correct = np.zeros((len(mask), len(weights))), np.zeros(len(mask), bool)
         for row in np.flatnonzero(mask).tolist():
-            episode = group.episodes[row]
-            outcome = _looked_up(episode.rewards, self.score, "verdict")
+            episode, counters, task = group.episodes[row], group.episodes[row].metrics, group.task.id
+            outcome = _looked_up(episode.rewards, self.score, "verdict", task)
             correct[row] = outcome >= 1.0
             known = {"accuracy": outcome}
             for name, counter in (("cost", "cost"), ("latency", "latency_s")):
-                known[name] = -_looked_up(episode.metrics, counter, "counters") if name in weights else 0.0
+                known[name] = -_looked_up(counters, counter, "counters", task) if name in weights else 0.0
             features[row] = [
-                known[name] if name in known else _looked_up(episode.metrics, f"calls_{name}", "counters")
+                known[name] if name in known else _looked_up(counters, f"calls_{name}", "counters", task)
                 for name in weights
             ]
         return preferred(features, np.array(list(weights.values())), correct, mask).tolist()
@@ -92,14 +92,16 @@ GROUP_REWARDS: dict[str, type] = {"preferences": Preferences}
 def shaped(group: Group, rl: RLConfig) -> Group:
     """The group with the rewards that `rl.group_reward` gives, scaled where an attempt ran out of tokens.
 
-    `rl.shaping.truncated_factor` is ProRL's and ToolOrchestra's stop_properly_penalty.
+    `rl.shaping.truncated_factor` is ProRL's and ToolOrchestra's stop_properly_penalty. A negative reward stays as
+    it is: scaled, it would be a prize for running out of tokens.
     """
     given = [episode.reward for episode in group.episodes]
     if rl.group_reward is not None:
         given = list(rl.group_reward(group))
     if rl.shaping is not None:
         cut = [episode.stop_reason is StopReason.TOKEN_LIMIT for episode in group.episodes]
-        given = [r * rl.shaping.truncated_factor if short else r for r, short in zip(given, cut, strict=True)]
+        factor = rl.shaping.truncated_factor
+        given = [min(r, r * factor) if short else r for r, short in zip(given, cut, strict=True)]
     episodes = [
         episode if episode.stop_reason.is_failure else dataclasses.replace(episode, reward=float(reward))
         for episode, reward in zip(group.episodes, given, strict=True)
@@ -107,9 +109,10 @@ def shaped(group: Group, rl: RLConfig) -> Group:
     return dataclasses.replace(group, episodes=episodes)
 
 
-def _looked_up(values: Mapping[str, float], name: str, where: str) -> float:
+def _looked_up(values: Mapping[str, float], name: str, where: str, task: str) -> float:
     if name not in values:
         raise ConfigError(
-            f"rl.group_reward='preferences': the environment's {where} have no '{name}', which a weight is for."
+            f"rl.group_reward='preferences', task '{task}': the environment's {where} have no '{name}', which a weight "
+            "is for."
         )
     return float(values[name])

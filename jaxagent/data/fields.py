@@ -49,6 +49,19 @@ def texts(value: Any, column: str) -> tuple[str, ...]:
     return tuple(value)
 
 
+def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON in which no key stands twice, for `json.loads(..., object_pairs_hook=unique)`.
+
+    Raises:
+      ValueError: one does; the later would silently take the earlier's place.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key '{next(key for key in keys if keys.count(key) > 1)}' stands twice in one object")
+    return found
+
+
 def json_object(value: Any) -> Mapping[str, Any]:
     """The column `metadata`: an object, JSON text of one, or nothing."""
     if value is None or value == "":

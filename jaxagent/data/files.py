@@ -272,8 +272,13 @@ def _builder(folder: Path) -> Any:
 
 def _from_json(record: bytes, place: str) -> Any:
     try:
-        return json.loads(record)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        value = json.loads(record)
+        if b"\\ud" in record.lower():
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except UnicodeEncodeError:  # the log of an episode could not hold the task
+        raise ConfigError(f"{place}: half of a surrogate pair (\\ud800 to \\udfff) in it: it is no text.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{place}: not JSON: {error}.") from None
 
 

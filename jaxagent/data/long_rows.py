@@ -16,11 +16,14 @@ from jaxagent.data import fields
 from jaxagent.data.fields import RowError
 
 MEMAGENT, RULER = "reward_model", "input"  # what tells them apart, beside `context`
+ABILITY = "memory"  # of MemAgent's rows, and of no others
 _RULER_NAME = "ruler_hqa"
 
 
 def is_published(row: Mapping[str, Any]) -> bool:
-    """Whether a row has a text in a column `context`, and one of the two layouts."""
+    """Whether a row has one of the two layouts: with a text in a column `context`, or meant to have one."""
+    if MEMAGENT in row and row.get("ability") == ABILITY:
+        return True
     return isinstance(row.get("context"), str) and (MEMAGENT in row or RULER in row)
 
 
@@ -43,9 +46,10 @@ def _memagent(row: Mapping[str, Any]) -> types.Task:
     extra = fields.mapping(fields.get(row, "extra_info"), "extra_info")
     if extra.get("index") is None:
         raise RowError("extra_info.index", "missing; the task's id is made of it")
+    index = _index(extra["index"], "extra_info.index")
     truth = fields.get(fields.mapping(row[MEMAGENT], MEMAGENT), "ground_truth", f"{MEMAGENT}.")
     question = fields.text(extra, "question", "extra_info.") if extra.get("question") else _content(row)
-    return _task(f"{source}/{extra['index']}", question, fields.texts(truth, answer_column(row)), source, row, extra)
+    return _task(f"{source}/{index}", question, fields.texts(truth, answer_column(row)), source, row, extra)
 
 
 def _ruler(row: Mapping[str, Any]) -> types.Task:
@@ -55,7 +59,7 @@ def _ruler(row: Mapping[str, Any]) -> types.Task:
     if name is None:
         digest = hashlib.blake2b(f"{question}\n{row['context']}".encode(), digest_size=8)
         name = digest.hexdigest()
-    return _task(f"{_RULER_NAME}/{name}", question, answers, _RULER_NAME, row, row)
+    return _task(f"{_RULER_NAME}/{_index(name, 'index')}", question, answers, _RULER_NAME, row, row)
 
 
 def _task(
@@ -63,9 +67,18 @@ def _task(
 ) -> types.Task:
     count = numbers.get("num_docs")
     if count is not None and type(count) is not int:
-        raise RowError("num_docs", f"must be an integer, got {fields.show(count)}")
+        raise RowError(
+            "num_docs" if numbers is row else "extra_info.num_docs", f"must be an integer, got {fields.show(count)}"
+        )
     metadata = {"context": fields.text(row, "context")}
     return types.Task(id, question.strip(), answers, kind, metadata | ({} if count is None else {"num_docs": count}))
+
+
+def _index(value: Any, column: str) -> int | str:
+    """What tells a row from others."""
+    if type(value) is not int and (not isinstance(value, str) or not value.strip()):
+        raise RowError(column, f"must be an integer or text, got {fields.show(value)}")
+    return value
 
 
 def _content(row: Mapping[str, Any]) -> str:

@@ -136,6 +136,7 @@ class Opening:
     tasks: Sequence[Task]  # the held-out ones: refuse tasks of a wrong kind now, not in the middle of training
     run: Callable[[Coroutine[Any, Any, Any], float], Any]  # (coroutine, timeout_s): on the loop of the attempts
     note: Callable[[str], None]  # prints a line
+    held_out: Path | None = None  # file or folder of `tasks`, where they are not in `dataset`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -57,7 +57,8 @@ class Said:
     finish: (
         str  # "stop" (a stop string), "eos", "length" (no more tokens, or no room in the context: then it may be "")
     )
-    tokens: Tokens | None  # as sampled, without the token that ends a message; None where no engine here sampled it
+    # As sampled, without the token that ends a message; None where no engine sampled it with the policy's tokenizer
+    tokens: Tokens | None
     prompt_tokens: int  # that the role was shown for this reply, its whole conversation
     reply_tokens: int
     seconds: float  # between the question and the reply
@@ -80,6 +81,8 @@ class Talk(Protocol):
         Raises:
           RoleError: the role cannot reply.
           TimeoutError: it did not, in its time.
+          ValueError: it cannot be asked this: two things at once, nothing at all, after a failure or the episode's end.
+            The episode ends as ENV_ERROR, also where the environment swallows it.
         """
         ...
 

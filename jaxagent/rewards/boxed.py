@@ -40,12 +40,19 @@ def equality(reply: str, answers: Sequence[str]) -> bool:
 def sub_em(reply: str, answers: Sequence[str]) -> bool:
     r"""Whether the last \boxed holds a gold answer or is a part of one, both normalised as in SQuAD.
 
-    A prediction of which normalising leaves nothing ("the") is wrong; the published script counts it as a part of every
-    answer. That script also looks at the first gold answer alone; RULER-HQA has no other.
+    Of a text of which normalising leaves nothing ("the") the published script says that it is a part of every other.
+    Here such a prediction is wrong, and such a gold answer ("The The") is only found where it stands letter for letter.
+    That script also looks at the first gold answer alone; RULER-HQA has no other.
+
+    As a reward it pays for a single letter of an answer, and for lists of all answers.
     """
-    found = normalize_answer(last_boxed(reply) or "")
-    golds = [normalize_answer(answer) for answer in answers]
-    return bool(found) and any(gold in found or found in gold for gold in golds)
+    boxed = last_boxed(reply) or ""
+    found = normalize_answer(boxed)
+    whole = {answer.strip().lower() for answer in answers}
+    golds = [gold for answer in answers if (gold := normalize_answer(answer))]
+    return boxed.strip().lower() in whole - {""} or (
+        bool(found) and any(gold in found or found in gold for gold in golds)
+    )
 
 
 def last_boxed(text: str) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -18,6 +19,13 @@ from jaxagent.types import Task
 
 UNKNOWN = "unknown"  # the answer of an expert that knows none
 THOUGHTS = ("first", "look", "at", "the", "problem", "then", "think", "about", "each", "step", "and", "check", "it")
+
+
+_NUMBERED = re.compile(r"^Doc \d+: ", re.MULTILINE)  # what experts.shown puts in front of a document
+
+
+def _stands_in(gold: str, shown: str) -> bool:
+    return re.search(rf"(?<![\w.-]){re.escape(gold)}(?!\w|[.,]\d)", shown) is not None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,9 +67,13 @@ class ScriptedExpert:
         return Reply(" ".join([*self._thoughts(), said]))
 
     def _answer(self, question: str) -> str:
-        """The gold answer where it knows it, or where it stands in what it is shown in front of the problem."""
+        """The gold answer where it knows it, or where it stands in what it is shown in front of the problem.
+
+        As a word or a number of its own, and not as the number of a document.
+        """
         shown = question.rpartition(f"Problem: {self.task.prompt}")[0]
-        found = next((gold for gold in self.task.answers if gold and gold in shown), None)
+        shown = _NUMBERED.sub("", shown)
+        found = next((gold for gold in self.task.answers if gold and _stands_in(gold, shown)), None)
         if found is None and self.expert.knows_task(self.task):
             found = self.task.answers[0]
         return found or UNKNOWN

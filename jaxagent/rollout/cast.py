@@ -7,10 +7,10 @@ honest reward of it.
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,12 +20,15 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Message, Observation
 from jaxagent.envs.cast import POLICY, RoleError, Said, Spliced, Tokens
 from jaxagent.roles.base import Speaker
+from jaxagent.rollout.asking import misuse
 from jaxagent.rollout.bookkeeping import one_line
 from jaxagent.rollout.conversation import Conversation
 from jaxagent.rollout.ending import Failed
 from jaxagent.rollout.templates import Template
+from jaxagent.rollout.text_talk import TextTalk
 from jaxagent.types import Generation, Heard, StopReason, Task, TokenKind, Trajectory
 
+NO_ROOM = "its conversation had no room for a reply, and cannot go on"
 TIMES = ("engine_s", "open_s", "queue_s", "prefill_s", "decode_s", "cached_tokens", "overshoots")  # of the policy
 
 
@@ -67,6 +70,7 @@ class Voice:
     context_tokens: int  # of one conversation, at most
     observation_tokens: int  # what follows a reply is cut to so many
     timeout_s: float  # for one reply
+    policys_ids: bool = True  # whether its token ids are the policy's: else tokens pass between the two as text
 
 
 def policy_voice(
@@ -124,18 +128,30 @@ class EpisodeCast:
         self.policy_metrics = dict.fromkeys(TIMES, 0.0)
         self.failure: Failed | None = None  # the first
         self._company, self._policy, self._task, self._sample = company, policy, task, sample
-        self._group_size, self._next = group_size, first
+        self._group_size, self._next, self._first, self.closed = group_size, first, first, False
         self._talks: list[EngineTalk | TextTalk] = []
 
     def talk(self, role: str, trained: bool = True) -> EngineTalk | TextTalk:
         """Begins a conversation, see `envs.cast.Cast.talk`."""
+        if role != POLICY and role not in self._company.voices:
+            raise KeyError(f"there is no role '{role}' in config.roles, which has {list(self.names)}")
+        if self.closed:
+            raise self.misused(role, "the episode is over, and nobody speaks any more")
+        if role == POLICY and trained and self._first:
+            raise self.misused(
+                role, "this rollout trains its own conversation and no other: talk(..., trained=False), or rollout.play"
+            )
         number, self._next = self._next, self._next + 1
         voice = self._policy if role == POLICY else self._company.voices[role]
         after = sum(talk.trained for talk in self._talks)
         if isinstance(voice, Voice):
             talk = EngineTalk(self, role, voice, number, trained and role == POLICY, after)
         else:
-            talk = TextTalk(self, role, voice(self._task, self._sample, number), after)
+            try:
+                speaker = voice(self._task, self._sample, number)
+            except Exception as failure:  # a task that the role cannot read
+                raise self.failed(role, failure) from failure
+            talk = TextTalk(self, role, speaker, after)
         self._talks.append(talk)
         return talk
 
@@ -170,7 +186,8 @@ class EpisodeCast:
         return "\n\n".join(transcript.prompt + transcript.response for transcript in transcripts)
 
     def close(self) -> None:
-        """Ends all conversations."""
+        """Ends all conversations: nothing that is said from now on belongs to the episode."""
+        self.closed = True
         for talk in self._engine_talks:
             talk.close()
 
@@ -198,6 +215,40 @@ class EpisodeCast:
         self.failure = self.failure or failure
         return failure if role == POLICY else TimeoutError(told) if timeout else RoleError(told)
 
+    def misused(self, role: str, told: str) -> ValueError:
+        """Remembers what the environment did wrong, and returns what it is told."""
+        told = f"{role}: {told}"
+        self.failure = self.failure or Failed(StopReason.ENV_ERROR, told)
+        return ValueError(told)
+
+    @contextlib.contextmanager
+    def question(
+        self,
+        talk: EngineTalk | TextTalk,
+        messages: Sequence[Message | Spliced],
+        stop_strings: Sequence[str],
+        max_tokens: int | None,
+    ) -> Iterator[None]:
+        """One question in a conversation: refuses misuse, one at a time; a conversation that breaks off is over.
+
+        Raises:
+          ValueError: the question is a misuse.
+        """
+        told = misuse(messages, talk.begun, self._policy.tokenizer.vocab_size, stop_strings, max_tokens)
+        if self.closed:
+            told = "the episode is over, and nobody speaks any more"
+        elif talk.state:
+            told = talk.state
+        if told:
+            raise self.misused(talk.role, told)
+        talk.state = "it has not answered yet, and cannot be asked two things at once"
+        try:
+            yield
+        except BaseException:
+            talk.state = "its conversation broke off, and cannot go on"
+            raise
+        talk.state = talk.state if talk.state == NO_ROOM else ""
+
     async def open(self, voice: Voice, number: int) -> Any:
         """A sequence of an engine for conversation `number` of this episode."""
         domain = str(self._task.metadata.get("domain", ""))
@@ -214,7 +265,8 @@ class EngineTalk:
     def __init__(self, cast: EpisodeCast, role: str, voice: Voice, number: int, trained: bool, after: int) -> None:
         self.trained = trained
         self.conversation = Conversation(voice.tokenizer, voice.template, voice.observation_tokens)
-        self._cast, self._role, self._voice, self._number, self._after = cast, role, voice, number, after
+        self.role, self.state = role, ""  # why it cannot be asked now; "" = it can
+        self._cast, self._voice, self._number, self._after = cast, voice, number, after
         self._session: Any = None
         self._shown: list[str] = []
 
@@ -222,15 +274,27 @@ class EngineTalk:
         self, *messages: Message | Spliced, stop_strings: Sequence[str] = (), max_tokens: int | None = None
     ) -> Said:
         """See `envs.cast.Talk`."""
+        with self._cast.question(self, messages, stop_strings, max_tokens):
+            return await self._say(messages, stop_strings, max_tokens)
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has a reply."""
+        return self.conversation.turns > 0
+
+    async def _say(
+        self, messages: Sequence[Message | Spliced], stop_strings: Sequence[str], max_tokens: int | None
+    ) -> Said:
         voice, conversation, began = self._voice, self.conversation, time.monotonic()
         self._show(messages)
         room = voice.context_tokens - len(conversation)
         prompt_tokens = len(conversation)
         if room <= 0:
-            if self._role == POLICY:
+            if self.role == POLICY:
+                self.state = NO_ROOM
                 return Said("", "length", Tokens((), ""), prompt_tokens, 0, 0.0, None)
             told = f"its conversation of {prompt_tokens} tokens leaves no room in context_tokens={voice.context_tokens}"
-            raise self._cast.failed(self._role, RoleError(told))
+            raise self._cast.failed(self.role, RoleError(told))
         budget = min(voice.turn_tokens, room, voice.turn_tokens if max_tokens is None else max_tokens)
         try:
             if self._session is None:
@@ -247,44 +311,43 @@ class EngineTalk:
             if not np.isfinite(generation.logprobs).all():
                 raise ValueError("the log-prob of a sampled token is not finite: are the weights?")
         except Exception as failure:
-            raise self._cast.failed(self._role, failure) from failure
+            raise self._cast.failed(self.role, failure) from failure
+        if self._cast.closed:  # it has answered, but too late: the episode is judged
+            raise RoleError(f"{self.role}: the episode is over")
         text = conversation.add_action(generation)
         seconds = time.monotonic() - began
         return self._said(text, generation, prompt_tokens, seconds)
 
     def _show(self, messages: Sequence[Message | Spliced]) -> None:
-        if not messages or (self.conversation.turns and len(messages) != 1):
-            raise ValueError("A conversation begins with one message or more, and goes on with one.")
         self._shown.append("\n".join(message.content for message in messages))
-        if not self.conversation.turns:
-            self.conversation.add_prompt(messages)
+        if not self.begun:
+            own = self._voice.policys_ids
+            self.conversation.add_prompt(messages if own else [_as_text(message) for message in messages])
             return
         (message,) = messages
-        if isinstance(message, Spliced):
-            raise ValueError("Only a conversation's prompt can be spliced: what follows a reply is text.")
         self.conversation.add_observation(Observation(((message.content, TokenKind.OBSERVATION),), message.role))
 
     def _said(self, text: str, generation: Generation, prompt_tokens: int, seconds: float) -> Said:
         cost = None
-        if self._role == POLICY:
+        if self.role == POLICY:
             metrics = self._cast.policy_metrics
             for name in ("queue_s", "prefill_s", "decode_s", "cached_tokens"):
                 metrics[name] += getattr(generation, name)
             metrics["overshoots"] += generation.overshoot_bytes > 0
             metrics["engine_s"] += seconds
         else:
-            cost = self._cast.price(self._role, prompt_tokens, len(generation.tokens), seconds)
+            cost = self._cast.price(self.role, prompt_tokens, len(generation.tokens), seconds)
         ids = generation.tokens.tolist()
         if generation.finish == "eos" and ids and ids[-1] in self._voice.tokenizer.eos_ids:
             ids = ids[:-1]
-        tokens = Tokens(tuple(ids), self._voice.tokenizer.decode(ids))
+        tokens = Tokens(tuple(ids), self._voice.tokenizer.decode(ids)) if self._voice.policys_ids else None
         return Said(text, generation.finish, tokens, prompt_tokens, len(generation.tokens), seconds, cost)
 
     def heard(self) -> Heard:
         """The conversation, for people and for checks."""
         said = [action for action, _ in self.conversation.transcript.turns]
         shown = zip(self._shown, [*said, ""] if len(said) < len(self._shown) else said, strict=True)
-        return Heard(self._role, tuple(shown), self.conversation.trajectory(), self._after)
+        return Heard(self.role, tuple(shown), self.conversation.trajectory(), self._after)
 
     def close(self) -> None:
         """Ends the sequence; twice is harmless."""
@@ -293,47 +356,6 @@ class EngineTalk:
             self._session = None
 
 
-class TextTalk:
-    """A conversation with a role that speaks text. Its tokens are counted with the policy's tokenizer if need be."""
-
-    trained = False
-
-    def __init__(self, cast: EpisodeCast, role: str, speaker: Speaker, after: int) -> None:
-        self._cast, self._role, self._speaker, self._after = cast, role, speaker, after
-        self._messages: list[Message] = []
-        self._turns: list[tuple[str, str]] = []
-
-    async def say(
-        self, *messages: Message | Spliced, stop_strings: Sequence[str] = (), max_tokens: int | None = None
-    ) -> Said:
-        """See `envs.cast.Talk`."""
-        cast, role = self._cast, self._role
-        limits, began = cast.limits(role), time.monotonic()
-        self._messages += [Message(message.role, message.content) for message in messages]
-        budget = limits.reply_tokens if max_tokens is None else min(max_tokens, limits.reply_tokens)
-        self._turns.append(("\n".join(message.content for message in messages), ""))
-        try:
-            async with asyncio.timeout(limits.timeout_s):
-                reply = await self._speaker.reply(tuple(self._messages), stop_strings, budget)
-        except Exception as failure:
-            raise cast.failed(role, failure) from failure
-        text, finish = _cut(reply.text, reply.finish, stop_strings)
-        self._turns[-1] = (self._turns[-1][0], text)
-        prompt, said = reply.prompt_tokens, reply.reply_tokens
-        if prompt is None:
-            prompt = sum(len(cast.tokens(message.content).ids) for message in self._messages)
-        if said is None:
-            said = len(cast.tokens(text).ids)
-        self._messages.append(Message("assistant", text))
-        seconds = time.monotonic() - began
-        return Said(text, finish, None, prompt, said, seconds, cast.price(role, prompt, said, seconds))
-
-    def heard(self) -> Heard:
-        """The conversation, for people."""
-        return Heard(self._role, tuple(self._turns), None, self._after)
-
-
-def _cut(text: str, finish: str, stop_strings: Sequence[str]) -> tuple[str, str]:
-    """A text up to the end of the first stop string in it."""
-    ends = [at + len(stop) for stop in stop_strings if (at := text.find(stop)) >= 0]
-    return (text[: min(ends)], "stop") if ends else (text, finish)
+def _as_text(message: Message | Spliced) -> Message:
+    """A message for a role whose tokens are not the policy's."""
+    return Message(message.role, message.content)

@@ -174,6 +174,7 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
     for repeated in more_than_an_epoch(cfg, len(train)):
         note(repeated)
     heldout = balanced_sample(heldout, cfg.data.num_eval, cfg.data.seed)
+    place = Path(cfg.data.eval_source) if cfg.data.eval_source else None
     tokenizer = _tokenizer(cfg, dataset, train, environment, note)
     spec = _spec(cfg, tokenizer)
     with jax.set_mesh(mesh):
@@ -189,7 +190,7 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
     with (
         Workers(cfg.concurrent_episodes) as workers,
         _shared(environment, workers, note) as shared,
-        opened(environment, Opening(dataset, heldout, workers.run, note)) as attempt,
+        opened(environment, Opening(dataset, heldout, workers.run, note, place)) as attempt,
         open_roles(cfg, Own(spec, tokenizer, template, mesh), workers.run, note) as roles,
     ):
         yield Parts(

@@ -23,6 +23,7 @@ from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.setup import EngineSetup
 from jaxagent.engine.turns import Turns
 from jaxagent.envs.base import Environment
+from jaxagent.envs.cast import POLICY
 from jaxagent.models import hf, params, sharding
 from jaxagent.models.spec import ModelSpec
 from jaxagent.roles.base import Run, TextRole
@@ -30,6 +31,7 @@ from jaxagent.roles.engines import FrozenRole, PolicyRole
 from jaxagent.rollout.cast import Company, SpeakerAt, Voice
 from jaxagent.rollout.templates import CHAT_DATE, Template, open_template
 
+SECONDS = tuple(f"{of}_s" for of in ("env", "engine", "open", "queue", "prefill", "decode", "verify", "total"))
 START = ""  # the `path` of weights that RL begins with
 WARM_UP_TIMEOUT_S = 1800.0  # compiling a large model's engine can take long, but not for ever
 START_FOLDER = Path("roles") / "start"  # of the workdir
@@ -42,6 +44,9 @@ def check(cfg: Config, environment: Environment) -> None:
       ConfigError: naming the role, and the nearest.
     """
     wanted = tuple(environment.roles)
+    for name in wanted:
+        if name == POLICY or f"{name}_s" in SECONDS:
+            raise ConfigError(f"The environment's role '{name}' must have another name: this one is taken.")
     for name in cfg.roles:
         if name not in wanted:
             known = nearest(name, wanted) if wanted else "It has none."
@@ -53,9 +58,9 @@ def check(cfg: Config, environment: Environment) -> None:
                 f"example --config.roles.{name}=engine, or =http with --config.roles.{name}.url=URL."
             )
     for name in environment.priced_roles:
-        if cfg.roles[name].cost(0, 0) is None:
+        if cfg.roles[name].price_prompt is None or cfg.roles[name].price_reply is None:
             raise ConfigError(
-                f"config.roles.{name} has no price, and the environment counts what it costs: set "
+                f"config.roles.{name} has no price, or half of one, and the environment counts what it costs: set "
                 f"config.roles.{name}.price_prompt and config.roles.{name}.price_reply, of a million tokens; 0 is free."
             )
     for name, role in cfg.roles.items():
@@ -147,6 +152,7 @@ class Frozen:
     driver: Driver
     tokenizer: Tokenizer
     template: Template
+    policys_ids: bool = True  # whether its token ids are the policy's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,6 +198,7 @@ class RunRoles:
                 context_tokens=role.context_tokens,
                 observation_tokens=role.context_tokens,
                 timeout_s=role.timeout_s,
+                policys_ids=by.policys_ids,
             )
         return Company(self._cfg.roles, voices)
 
@@ -247,7 +254,7 @@ class RunRoles:
         weights = hf.load(folder, spec, params.shardings(spec, own.mesh, sharding.TRAIN))
         driver = self._opened.enter_context(Driver(model, weights, 0, setup, own.mesh, self.turns))
         driver.start(WARM_UP_TIMEOUT_S)
-        return Frozen(driver, tokenizer, template)
+        return Frozen(driver, tokenizer, template, tokenizer.digest() == own.tokenizer.digest())
 
 
 @contextlib.contextmanager

@@ -1,11 +1,11 @@
-"""A whole answer of a policy, read at once: its text, its reasoning and its calls in Hermes's format."""
+"""A whole answer of a policy, read at once: its text, its reasoning and its calls."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 
-from jaxagent.tools.base import END_THINK, THINK
+from jaxagent.tools.base import END_THINK, THINK, ToolParser
 from jaxagent.tools.calls import Call, Reasoning, Text, Tool
 from jaxagent.tools.hermes import CLOSE, Hermes
 
@@ -24,13 +24,13 @@ class Said:
     malformed: bool
 
 
-def read_answer(answer: str, tools: Sequence[Tool]) -> Said:
+def read_answer(answer: str, tools: Sequence[Tool], family: type[ToolParser] = Hermes) -> Said:
     """Reads an answer that is complete, or ends with "</tool_call>".
 
     Reasoning may begin in the prompt: an answer with a "</think>" and no "<think>" before it begins within it.
     """
     before, end, _ = answer.partition(END_THINK)
-    parser = Hermes(tools, reasoning=True, opened=bool(end) and THINK not in before)
+    parser = family(tools, reasoning=True, opened=bool(end) and THINK not in before)
     deltas = [*parser.feed(answer), *parser.end()]
     calls = tuple(delta for delta in deltas if isinstance(delta, Call))
     return Said(

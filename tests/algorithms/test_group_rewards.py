@@ -93,6 +93,10 @@ def test_the_reward_of_a_truncated_attempt_is_scaled(make_group, rl):
     stops = [StopReason.ANSWER, StopReason.TOKEN_LIMIT, StopReason.TURN_LIMIT, StopReason.ANSWER]
     got = shaped(played(make_group, OUTCOMES, stops=stops), rl(shaping={"truncated_factor": 0.1})).episodes
     np.testing.assert_allclose([episode.reward for episode in got], [1.0, 0.1, 0.0, 1.0])
+    # A penalty must not shrink because the attempt ran out of tokens.
+    bad = make_group(("pa", -3.0, StopReason.TOKEN_LIMIT), ("pa", -3.0, StopReason.ANSWER))
+    got = shaped(bad, rl(shaping={"truncated_factor": 0.1})).episodes
+    assert [episode.reward for episode in got] == [-3.0, -3.0]
 
 
 def test_good_attempts_have_a_higher_advantage(make_group, rl):

@@ -52,3 +52,13 @@ def test_malformed_rows_name_file_row_and_column(tmp_path, row, told):
     with pytest.raises(ConfigError) as error:
         load_tasks(folder, "dev", need_answers=False)
     assert told in str(error.value) and "retail_dev_tasks.jsonl, line 2" in str(error.value)
+
+
+@pytest.mark.parametrize("field", ["instruction", "user_id", "outputs"])
+def test_half_of_a_surrogate_pair_is_no_text_and_would_end_the_run_at_its_first_log(tmp_path, field):
+    wrong = ["\ud800"] if field == "outputs" else "\ud800 x"
+    folder = folder_of(tmp_path, dev=[{"index": 0, "metadata": METADATA | {"instruction": "\U0001f600"}}])
+    assert load_tasks(folder, "dev", need_answers=False)[0].prompt == "\U0001f600"
+    folder_of(tmp_path, dev=[{"index": 0, "metadata": METADATA | {field: wrong}}])
+    with pytest.raises(ConfigError, match=r"retail_dev_tasks\.jsonl, line 1: half of a surrogate pair"):
+        load_tasks(folder, "dev", need_answers=False)

@@ -112,6 +112,7 @@ def test_a_published_list_becomes_lines(tmp_path):
         ({"context": []}, "column 'context': has no document"),
         ({"context": [["A"]]}, "column 'context[0]': must be [title, [sentence, ...]]"),
         ({"context": [["A", ["b"]], ["A", "b"]]}, "column 'context[1][1]': must be a list"),
+        ({"context": [["A", ["b"]], [" ", []]]}, "column 'context[1]': is a document without a word"),
         ({"context": [["A", [1]]]}, "column 'context[0][1]': must be a list of texts"),
     ],
 )

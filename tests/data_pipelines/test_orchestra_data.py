@@ -71,8 +71,8 @@ def test_demonstrations_are_what_an_episode_would_be(folder):
     played = [row for row in rows if not row["kind"].startswith("expert/")]
     assert len(played) == 90 and len(rows) == 108
     for row in rows:
-        made = demonstrations.trajectory(row, Conversation(tokenizer, Plain(), 80), env)
-        assert len(made) <= 192
+        made = demonstrations.trajectory(row, Conversation(tokenizer, Plain(), 112), env)
+        assert len(made) <= 224
         if row in played:
             assert all(tools.read(turn["action"], offered)[0] for turn in row["turns"])
             assert row["turns"][-1]["action"].startswith('<tool_call>{"name": "answer"')

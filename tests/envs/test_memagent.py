@@ -283,6 +283,28 @@ def test_held_out_tasks_are_looked_at_when_a_run_opens(folder):
         opened(numbered(), num_docs=1)
 
 
+@pytest.mark.parametrize("name", ["", "tasks.jsonl"])  # a folder, and a file in it
+def test_held_out_tasks_from_elsewhere_have_the_documents_beside_them(folder, name):
+    there = folder / "there"
+    there.mkdir()
+    (there / documents.FILE).write_text("".join(json.dumps({"text": f"other {i}"}) + "\n" for i in range(40)))
+    (there / name).write_text("") if name else None
+    held_out = Task("t/2", "who?", ("a",), metadata=numbered().metadata)
+
+    async def shown(place, task):
+        here = Opening(folder, [held_out], lambda *_: None, lambda _: None, place)
+        with small(max_turns=100, chunk_tokens=400, context_tokens=500).open(here) as attempt_at:
+            cast = LetterCast([" m"] * 99)
+            await attempt_at(task, cast).play()
+        return "".join(cast.texts)
+
+    places = (there / name, held_out, "other"), (there / name, numbered(), "text"), (None, held_out, "text")
+    for place, task, word in (*places, (folder, held_out, "text")):
+        found = asyncio.run(shown(place, task))
+        assert f"{word} 3\n" in found and f"{word} 17\n" in found
+        assert ("other" in found) == (word == "other") and ("text" in found) == (word == "text")
+
+
 def test_attempts_at_a_task_share_its_tokens(folder):
     env, task = small(max_turns=100, length_tokens=60), numbered()
     encoded = []

@@ -6,6 +6,7 @@ import json
 import pytest
 from tau2_people import MOCK, People, call, folder_of, opened, played, task_row
 
+from jaxagent.config import ConfigError
 from jaxagent.data.tau2_rows import AGENT, USER, parse
 from jaxagent.envs.tau2 import mock
 from jaxagent.envs.tau2.tables import shaped
@@ -74,7 +75,9 @@ def test_a_basis_of_assertions_alone_is_solved_by_what_they_ask_for(folder):
         verdict, _, shown = asyncio.run(played(attempt_at(name, people), [done, "Done."]))
     assert verdict.components == {"solved": 1.0, "env_assertion": 1.0}
     assert "Q4 project status" in shown[0]
-    assert "Q4 project status" not in str(people.talks["user"].heard[0])  # the agent's call is not the user's to see
+    heard = people.talks["user"].heard[0]
+    assert "Q4 project status" not in str(heard)  # the agent's call is not the user's to see
+    assert [message.role for message in heard] == ["system", "assistant", "user"]
 
 
 @published
@@ -143,6 +146,26 @@ def test_initial_data_is_laid_over_the_store(tmp_path):
     assert len(world._tables[AGENT]["tasks"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("status", "value", "task_id", "holds"),
+    [
+        ("pending", True, "task_1", 1.0),
+        ("pending", False, "task_1", 0.0),
+        ("completed", True, "task_1", 0.0),
+        ("completed", False, "task_1", 1.0),
+        ("completed", True, "task_9", 0.0),  # about a task that is not there, whatever is wanted
+        ("completed", False, "task_9", 0.0),
+    ],
+)
+def test_assertions(tmp_path, status, value, task_id, holds):
+    asked = {"env_type": "assistant", "func_name": "assert_task_status", "assert_value": value}
+    asked["arguments"] = {"task_id": task_id, "expected_status": status}
+    row = task_row(evaluation_criteria={"env_assertions": [asked], "reward_basis": ["ENV_ASSERTION"]})
+    with opened(folder_of(tmp_path / "t", [row])) as attempt_at:
+        verdict, _, _ = asyncio.run(played(attempt_at("one", People(user=["Hi", STOP])), ["Hello."]))
+    assert verdict.components == {"solved": holds, "env_assertion": holds}
+
+
 def test_gold_takes_errors_as_they_come():
     stock = Stock({"tasks": {}, "users": {"u": {"user_id": "u", "name": "n", "tasks": []}}}, {"notifications": {}})
     lost = {"name": "update_task_status", "arguments": {"task_id": "task_9", "status": "completed"}}
@@ -150,3 +173,26 @@ def test_gold_takes_errors_as_they_come():
     row = parse(task_row(evaluation_criteria={"actions": [lost, made]}))
     left = gold(DOMAINS["mock"], stock, row)
     assert sorted(left) == [(AGENT, "tasks", "task_1"), (AGENT, "users", "u")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"arguments": {"title": "t", "user": "u"}}, "actions[0].arguments: create_task has no argument 'user'"),
+        ({"compare_args": ["titel"]}, "actions[0].compare_args: create_task has no argument 'titel'"),
+    ],
+)
+def test_an_action_with_arguments_that_no_tool_takes_would_be_solved_by_doing_nothing(tmp_path, changes, told):
+    action = {"name": "create_task", "arguments": {"user_id": "u", "title": "t"}} | changes
+    folder = folder_of(tmp_path / "t", [task_row(evaluation_criteria={"actions": [action]})])
+    with pytest.raises(ConfigError) as error, opened(folder):
+        pass
+    assert told in str(error.value).replace("'evaluation_criteria.", "").replace("': ", ": ")
+
+
+def test_a_record_that_stands_twice_in_the_store_is_told(tmp_path):
+    folder = folder_of(tmp_path / "t", [task_row()])
+    store = (folder / "db.json").read_text().strip()
+    (folder / "db.json").write_text(f"{store[:-1]}, {store[1:]}")
+    with pytest.raises(ConfigError, match=r"db\.json.* stands twice in one object"), opened(folder):
+        pass

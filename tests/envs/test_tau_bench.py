@@ -12,9 +12,11 @@ from jaxagent.data.sources import load_tasks
 from jaxagent.envs import TauBench
 from jaxagent.envs.base import Message, Opening, Transcript
 from jaxagent.envs.cast import RoleError, Said
-from jaxagent.envs.tau import prompts
+from jaxagent.envs.tau import catalog, prompts
 from jaxagent.envs.tau.attempt import outputs_said
 from jaxagent.envs.tau.formats import FORMATS, Malformed
+from jaxagent.tools import Hermes, Llama3, Qwen3Coder
+from jaxagent.tools.calls import Call
 from jaxagent.types import StopReason, Task, TokenKind
 
 CANCEL = {"name": "cancel_pending_order", "kwargs": {"order_id": "#p", "reason": "no longer needed"}}
@@ -162,6 +164,19 @@ def test_a_message_beside_a_call_is_not_spoken_and_reasoning_never_is():
     assert (said.name, said.arguments) == ("respond", {"content": "Hello"})
 
 
+@pytest.mark.parametrize("style", ["native", "qwen3_coder", "llama3"])
+def test_every_family_is_shown_and_read_as_it_writes(style, tmp_path):
+    family = {"native": Hermes, "qwen3_coder": Qwen3Coder, "llama3": Llama3}[style]
+    call = family.write("", [Call("get_order_details", {"order_id": "#p"})])
+    begin = opened(tmp_path, tools=style)
+    prompt, steps, _, attempt, _ = play(begin, ["hi", STOP], [call, "Goodbye."])
+    assert steps[0].observation.role == "tool" and '"order_id": "#p"' in steps[0].observation.text
+    assert steps[1].stop_reason is StopReason.ANSWER and attempt.counters["tool_errors"] == 0
+    if style != "native":
+        assert prompt[0].content.endswith(family.write("", [Call("NAME", {"PARAMETER": "VALUE"})]))
+    assert call.startswith(FORMATS[style].prefixes[0])
+
+
 def _tools():
     from jaxagent.envs.tau import catalog
 
@@ -282,3 +297,38 @@ def test_settings_and_tasks_that_cannot_work_are_refused(tmp_path):
         pass
     with pytest.raises(Malformed):
         FORMATS["plain"].parse("hm", [])
+
+
+@pytest.mark.parametrize("style", ["plain", "native", "react", "act"])
+@pytest.mark.parametrize("written", [r'{"item_ids": ["\ud800"]}', r'{"\ud800": 1}', '{"order_id": NaN}'])
+def test_a_policy_cannot_write_what_no_tokenizer_can_encode_and_so_escape_its_reward(style, written):
+    texts = {
+        "plain": f"<call>modify_pending_order_items {written}</call>",
+        "native": f'<tool_call>{{"name": "modify_pending_order_items", "arguments": {written}}}</tool_call>',
+    }
+    text = texts.get(style, f'Action:\n{{"name": "modify_pending_order_items", "arguments": {written}}}')
+    if style in ("react", "act"):  # what is no JSON is spoken, as published
+        assert FORMATS[style].parse(text, ()).name == "respond"
+    else:
+        with pytest.raises(Malformed):
+            FORMATS[style].parse(text, catalog.short())
+
+
+def test_an_action_of_no_tool_is_told_and_not_solved_by_doing_nothing(tmp_path):
+    typo = Task("typo", "p", (), "", TASK.metadata | {"actions": [{"name": "cancel_pendig_order", "kwargs": {}}]})
+    told = r"actions\[0\]\.name': there is no tool 'cancel_pendig_order'\. Did you mean 'cancel_pending_order'\?"
+    with pytest.raises(ConfigError, match=told):
+        opened(tmp_path, typo)
+    with pytest.raises(ConfigError, match=told):  # of the training tasks, which nobody looks at before
+        opened(tmp_path)(typo, Talks())
+
+
+def test_a_record_that_stands_twice_is_told(tmp_path):
+    opened(tmp_path)
+    users = (tmp_path / "users.json").read_text().strip()
+    (tmp_path / "users.json").write_text(f"{users[:-1]}, {users[1:]}")
+    with (
+        pytest.raises(ConfigError, match=r"users\.json is no JSON: the key 'ann_1' stands twice"),
+        TauBench().open(Opening(tmp_path, [TASK], None, print)),
+    ):
+        pass

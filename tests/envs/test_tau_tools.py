@@ -223,6 +223,7 @@ def test_what_tools_answer(shop):
     assert say(shop, "calculate", expression="(1 + 2) * 3") == "9.0"
     assert say(shop, "calculate", expression=" 10 / 3") == "3.33"
     assert say(shop, "calculate", expression="1 / 0") == "Error: division by zero"
+    assert say(shop, "calculate", expression=" + ".join(["1.5"] * 800)) == "1200.0"
     exchanged = json.loads(
         say(
             shop,

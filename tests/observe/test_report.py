@@ -1,6 +1,7 @@
 """The report: one self-contained page from whatever the workdir holds, with every token as it was."""
 
 import dataclasses
+import html
 import html.parser
 import json
 import re
@@ -260,6 +261,17 @@ def test_areas_stack():
     areas = re.findall(r'<path d="M([^"]*)Z" class="area"', svg)
     top_a, top_b = ([tuple(map(float, p.split(","))) for p in area.split("L")] for area in areas)
     assert top_b[2:] == list(reversed(top_a[:2])), "b stands on a"
+
+
+def test_a_logarithmic_axis_puts_equal_factors_equally_far_apart():
+    points = [(512, 0.9), (1024, 0.8), (4096, 0.7)]
+    svg = charts.line_chart("t", {"a": points}, unit=True, log_x=True)
+    xs = [float(x) for x in re.findall(r'<circle cx="([0-9.]+)"', svg)]
+    assert (xs[2] - xs[1]) == pytest.approx(2 * (xs[1] - xs[0]), abs=0.2)
+    data = json.loads(html.unescape(re.search(r'data-series="([^"]*)"', svg)[1]))
+    assert data["log"] and data["x"] == [512, 4096]
+    assert [label in svg for label in (">512<", ">1.024k<", ">4.096k<")] == [True] * 3  # the points' own
+    assert "&quot;log&quot;:false" in charts.line_chart("t", {"a": points})
 
 
 def test_values_that_are_not_finite_leave_a_gap_and_empty_series_no_chart():

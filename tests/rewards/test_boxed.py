@@ -60,6 +60,10 @@ def test_any_gold_answer_will_do():
         (r"\boxed{The}", ["a b"], False),  # nothing is left of it; the published script says True
         (r"\boxed{x}" + "y" * 1000, ["x"], True),  # all of the reply is read
         (r"\boxed{b}", ["a1", "b"], True),
+        (r"\boxed{anything}", ["The The"], False),  # nothing is left of the gold answer; the published one says True
+        (r"\boxed{Anything}", ["A"], False),
+        (r"\boxed{the the}", ["The The"], True),
+        (r"\boxed{}", ["The The"], False),
     ],
 )
 def test_sub_em(reply, golds, right):

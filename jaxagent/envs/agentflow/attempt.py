@@ -12,7 +12,7 @@ from jaxagent.envs.base import Message, Verdict
 from jaxagent.envs.cast import POLICY, Cast, RoleError, Said
 from jaxagent.envs.python.environment import Take
 from jaxagent.rewards import maths
-from jaxagent.rewards.text import exact_match
+from jaxagent.rewards.text import exact_match, normalize_answer
 from jaxagent.types import StopReason, Task
 
 if TYPE_CHECKING:
@@ -73,13 +73,15 @@ class AgentFlowAttempt:
     async def verify(self, ended: StopReason) -> Verdict:
         """1 for a final answer that equals the gold one, or that the judge takes for right, else 0.
 
+        As texts only such gold answers are compared of which normalising leaves something: "A" would equal "the".
+
         Raises:
           RoleError: the judge gives no verdict.
         """
         answer, golds = reading.answer(self._final, self._config.answer), self._task.answers
         exact = answer is not None and (
             any(maths.equal(answer, maths.last_boxed(gold) or gold) for gold in golds)
-            or (self._config.answer == "tags" and exact_match(answer, golds))
+            or (self._config.answer == "tags" and exact_match(answer, list(filter(normalize_answer, golds))))
         )
         right = exact or (self._config.judge and await self._judged(golds))
         return Verdict(float(right), {SOLVED: float(right), "exact": float(exact)})
@@ -152,7 +154,10 @@ class AgentFlowAttempt:
     async def _judged(self, golds: Sequence[str]) -> bool:
         self.counters["judged"] += 1
         asked = prompts.judge(self._task.prompt, self._final, " or ".join(golds))
-        verdict = reading.verdict((await self._ask("judge", asked)).text)
+        said = await self._ask("judge", asked)
+        # A reply that was cut may have come no further than to repeat what the policy wrote.
+        verdict = None if said.finish == "length" else reading.verdict(said.text)
         if verdict is None:
-            raise RoleError("judge: its reply has no line 'VERDICT: True' or 'VERDICT: False'")
+            how = "was cut off before" if said.finish == "length" else "has no line"
+            raise RoleError(f"judge: its reply {how} 'VERDICT: True' or 'VERDICT: False'")
         return verdict

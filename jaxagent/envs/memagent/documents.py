@@ -59,6 +59,11 @@ class Documents:
         return text
 
 
+def beside(place: Path) -> Path:
+    """The folder whose documents the tasks of a file or folder name."""
+    return place if place.is_dir() else place.parent
+
+
 def rendered(texts: Sequence[str]) -> str:
     """A context as published: numbered documents with an empty line between them."""
     return "\n\n".join(f"Document {i}:\n{text}" for i, text in enumerate(texts, 1))

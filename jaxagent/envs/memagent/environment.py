@@ -94,14 +94,21 @@ class MemAgent(Environment):
 
     @contextlib.contextmanager
     def open(self, here: Opening) -> Iterator[Callable[[Task, Cast], MemAgentAttempt]]:  # type: ignore[override]
-        """Opens the documents that tasks name."""
-        found = None
+        """Opens the documents that tasks name: held-out tasks from elsewhere have those that lie beside them."""
+        dataset, found = here.dataset or Path(), None
+        beside = dataset if here.held_out is None else documents.beside(here.held_out)
         if any("documents" in task.metadata for task in here.tasks):
-            found = documents.Documents((here.dataset or Path()) / documents.FILE)
+            found = documents.Documents(beside / documents.FILE)
         for task in here.tasks:
             documents.check(task, found, self.num_docs, self.length_tokens)
-        contexts = Contexts(self, found, here.dataset)
-        yield lambda task, cast: MemAgentAttempt(task, cast, self, contexts)
+        training = Contexts(self, found if beside == dataset else None, dataset)
+        heldout = Contexts(self, found, beside)
+        own = {task.id: task for task in here.tasks} if beside != dataset else {}
+
+        def attempt_at(task: Task, cast: Cast) -> MemAgentAttempt:
+            return MemAgentAttempt(task, cast, self, heldout if own.get(task.id) == task else training)
+
+        yield attempt_at
 
 
 class Contexts:

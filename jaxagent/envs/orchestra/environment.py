@@ -10,18 +10,18 @@ counters, `cost` and `latency_s`, which `rl.group_reward` weighs against it. Dif
 - A wrong call costs a turn and is explained; there it is passed over without a word.
 - An expert that fails is a failure of the episode; there its tool gives an empty result.
 - The calls of the last turn are not made without an `answer` among them: nobody would read their results.
-- The orchestrator's own tokens are not part of the cost.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from jaxagent.config import ConfigError, SandboxConfig
+from jaxagent.config import ConfigError, SandboxConfig, nearest
 from jaxagent.config.choice import Choice
 from jaxagent.config.ranges import NonNegativeFloat, PositiveInt, Seconds
 from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
@@ -33,7 +33,7 @@ from jaxagent.envs.orchestra.tools import ANSWER, REASON, SEARCH
 from jaxagent.envs.search.retriever.backends import Bm25Config, RetrieverConfig
 from jaxagent.envs.search.retriever.base import Retriever, RetrieverError
 from jaxagent.rewards import maths
-from jaxagent.rewards.text import exact_match
+from jaxagent.rewards.text import exact_match, normalize_answer
 from jaxagent.types import StopReason, Task, TokenKind
 
 SOLVED = "solved"  # the verdict's component
@@ -57,6 +57,8 @@ class ToolOrchestra(Environment):
     latency: Annotated[Any, Choice("jaxagent.envs.orchestra.latency:LATENCIES")] = dataclasses.field(
         default_factory=FromTokens
     )
+    price_prompt: NonNegativeFloat = 0.0  # of a million tokens that the orchestrator itself is shown, turn by turn
+    price_reply: NonNegativeFloat = 0.0  # of a million tokens that it writes
     code_interpreter_per_second: NonNegativeFloat = 8.3e-6  # price of a program's seconds, in the roles' currency
     run_timeout_s: Seconds = 60.0  # of one program
     output_chars: PositiveInt = 4_000  # shown of a program's output, at most
@@ -144,7 +146,7 @@ class ToolOrchestra(Environment):
 
         for task in here.tasks:
             if PREFERENCES in task.metadata:
-                weights_of(task.metadata[PREFERENCES], task.id)
+                self._check_weights(weights_of(task.metadata[PREFERENCES], task.id), task.id)
         with contextlib.ExitStack() as opened:
             retriever, sandboxes = None, None
             if self.searchers:
@@ -165,9 +167,25 @@ class ToolOrchestra(Environment):
 
             yield attempt_at
 
+    def _check_weights(self, weights: Mapping[str, float], task: str) -> None:
+        """Raises ConfigError for a weight of what no attempt has."""
+        known = ("accuracy", "cost", "latency", *self.offers, *self.experts)
+        for name in weights:
+            if name not in known:
+                told = f"task '{task}': metadata.preferences: nothing is called '{name}'."
+                raise ConfigError(f"{told} {nearest(name, known)}")
+
     def corpus(self, dataset: Path) -> Path | None:
         """The passages that are searched, as far as they lie here."""
         return self.retriever.passages(super().corpus(dataset))
+
+    def identity(self, dataset: Path) -> dict[str, str]:
+        """The passages' digest."""
+        path = self.corpus(dataset) if self.searchers and self.retriever.local else None
+        if path is None:
+            return {}
+        with path.open("rb") as file:
+            return {"corpus": hashlib.file_digest(file, "blake2b").hexdigest()[:32]}
 
 
 async def _try_search(retriever: Retriever, config: RetrieverConfig, tasks: Sequence[Task]) -> None:
@@ -215,7 +233,15 @@ class OrchestraAttempt:
         self._answer: str | None = None
         self.stop_strings: Sequence[str] = config.stop_strings
         calls = [f"calls_{name}" for name in (*config.offers, *config.experts)]
-        misses = ("invalid_actions", "failed_programs", "no_program", "no_query", "no_answer", "asked_judge")
+        misses = (
+            "cut_replies",
+            "invalid_actions",
+            "failed_programs",
+            "no_program",
+            "no_query",
+            "no_answer",
+            "asked_judge",
+        )
         self.counters: dict[str, float] = dict.fromkeys(("cost", "latency_s", "calls", *calls, *misses), 0.0)
 
     async def start(self) -> Sequence[Message]:
@@ -244,11 +270,27 @@ class OrchestraAttempt:
 
     async def verify(self, transcript: Transcript) -> Verdict:
         """1 for an answer that equals a gold one, or that the judge takes for right; else 0."""
+        self._pay(transcript)
         solved = self._answer is not None and right(self._answer, self._task.answers)
         if not solved and self._answer is not None and self._config.judge:
             self.counters["asked_judge"] += 1
             solved = await judge.right(self._cast.talk(self._config.judge), self._task, self._answer)
         return Verdict(float(solved), {SOLVED: float(solved)})
+
+    def _pay(self, transcript: Transcript) -> None:
+        """Adds what the orchestrator's own tokens cost: in each turn all that it was shown, and what it wrote.
+
+        Also of a turn that ran out of tokens, which never came to `step`. Observations count as far as it saw them.
+        """
+        config = self._config
+        if not config.price_prompt and not config.price_reply:
+            return
+        shown = len(self._cast.tokens(transcript.prompt).ids)
+        for turn, (action, observation) in enumerate(transcript.turns):
+            sampled = transcript.action_tokens[turn : turn + 1]
+            wrote = sampled[0] if sampled else len(self._cast.tokens(action).ids)
+            self.counters["cost"] += (config.price_prompt * shown + config.price_reply * wrote) / 1e6
+            shown += wrote + len(self._cast.tokens(observation).ids)
 
     async def close(self) -> None:
         """Ends the sandbox, if one was needed."""
@@ -269,6 +311,7 @@ class OrchestraAttempt:
             raise RoleError(f"{expert} has no price: set config.roles.{expert}.price_prompt and price_reply")
         for name in ("calls", f"calls_{tool}", f"calls_{expert}"):
             self.counters[name] += 1
+        self.counters["cut_replies"] += said.finish == "length"  # of an expert: it had more to say
         self.counters["cost"] += said.cost
         self.counters["latency_s"] += self._config.latency.of_reply(said)
         return said.text
@@ -302,6 +345,7 @@ def right(answer: str, golds: Sequence[str]) -> bool:
     """Whether an answer equals a gold one: as numbers where the gold one is a number, else as text."""
     for gold in golds:
         numbers = maths.parse_number(maths.tidy(gold)) is not None
-        if maths.equal(answer, gold) or (not numbers and exact_match(answer, [gold])):
+        words = not numbers and normalize_answer(gold)  # of "A" normalising leaves nothing, as it does of "the"
+        if maths.equal(answer, gold) or (words and exact_match(answer, [gold])):
             return True
     return False

@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
-from jaxagent.config.ranges import PositiveInt, at_least, between
+from jaxagent.config.ranges import PositiveInt, between
 from jaxagent.envs.ragen.world import Outcome
 
 ICE, HOLE, GOAL = "_", "O", "G"
@@ -33,7 +33,7 @@ class Lake:
 class FrozenLake:
     """A square lake with a way from start to goal. 1 for the goal, 0 for everything else; a hole ends the attempt."""
 
-    size: Annotated[int, at_least(2)] = 4
+    size: Annotated[int, between(2, 12)] = 4
     ice_frac: Annotated[float, between(0, 1, without="low")] = 0.8  # chance of a cell to be ice and no hole
     slippery: bool = True  # a step goes to each side of where it should go once in three times
     max_actions: PositiveInt = 10  # of one attempt

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
 from jaxagent.config import ConfigError
-from jaxagent.config.ranges import PositiveInt, at_least
+from jaxagent.config.ranges import PositiveInt, between
 from jaxagent.envs.ragen.world import Outcome
 
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 STEP, ON_TARGET, OFF_TARGET, FINISHED = -0.1, 1.0, -1.0, 10.0  # gym-sokoban's rewards
-_TRIES = 10_000
+_TRIES = 1_000
 Cell = tuple[int, int]  # (row, column)
 
 
@@ -42,8 +42,8 @@ def beside(cell: Cell, direction: str) -> Cell:
 class Sokoban:
     """A walled room with boxes and as many targets."""
 
-    rows: Annotated[int, at_least(5)] = 6
-    columns: Annotated[int, at_least(5)] = 6
+    rows: Annotated[int, between(5, 16)] = 6
+    columns: Annotated[int, between(5, 16)] = 6
     boxes: PositiveInt = 1
     depth: PositiveInt = 30  # moves that are played backwards from the solution
     max_actions: PositiveInt = 10  # of one attempt
@@ -62,7 +62,7 @@ class Sokoban:
 
     def __post_init__(self) -> None:
         """Raises ConfigError where the boxes leave no room to push."""
-        if self.boxes > (most := (self.rows - 2) * (self.columns - 2) // 6):
+        if self.boxes > (most := (self.rows - 2) * (self.columns - 2) // 8):
             raise ConfigError(f"env.world.boxes={self.boxes} is more than a room of this size can have, {most}.")
 
     @property
@@ -71,7 +71,7 @@ class Sokoban:
         return tuple(MOVES)
 
     def begin(self, seed: int) -> Room:
-        """A room that can be solved, in which no box is on a target yet."""
+        """A room that can be solved and is not."""
         random_ = random.Random(f"sokoban/{seed}")
         for _ in range(_TRIES):
             room = self._solved(random_)
@@ -79,7 +79,7 @@ class Sokoban:
                 continue
             for _ in range(self.depth):
                 room = _backwards(room, random_)
-            if not room.boxes & room.targets:
+            if room.boxes != room.targets:
                 return room
         raise ValueError(f"no room of {self.rows} x {self.columns} with {self.boxes} boxes in {_TRIES} tries")
 
@@ -109,7 +109,7 @@ class Sokoban:
         """A carved room whose boxes are on their targets; None where it became too small."""
         cell = (random_.randrange(1, self.rows - 1), random_.randrange(1, self.columns - 1))
         floor = {cell}
-        for _ in range(3 * (self.rows + self.columns)):
+        for _ in range(3 * (self.rows + self.columns) + 8 * self.boxes):
             to = beside(cell, random_.choice(tuple(MOVES)))
             if 0 < to[0] < self.rows - 1 and 0 < to[1] < self.columns - 1:
                 cell = to

@@ -43,20 +43,33 @@ def evaluate(expression: str) -> Any:
 
 
 def _value(node: ast.AST) -> Any:
+    """The value of a node; a long sum, which leans to the left, takes no deep recursion."""
+    pending = []
+    while isinstance(node, ast.BinOp):
+        pending.append(node)
+        node = node.left
+    value = _single(node)
+    for operation in reversed(pending):
+        value = _applied(operation.op, value, _value(operation.right))
+    return value
+
+
+def _single(node: ast.AST) -> Any:
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Tuple):  # "()": there is no comma
         return ()
-    if isinstance(node, ast.UnaryOp):
-        return _OPERATORS[type(node.op)](_value(node.operand))
     if isinstance(node, ast.Call):
         raise TypeError(f"'{type(_value(node.func)).__name__}' object is not callable")
-    assert isinstance(node, ast.BinOp), ast.dump(node)
-    left, right = _value(node.left), _value(node.right)
-    whole = isinstance(node.op, ast.Pow) and isinstance(left, int) and isinstance(right, int)
+    assert isinstance(node, ast.UnaryOp), ast.dump(node)
+    return _OPERATORS[type(node.op)](_value(node.operand))
+
+
+def _applied(sign: ast.operator, left: Any, right: Any) -> Any:
+    whole = isinstance(sign, ast.Pow) and isinstance(left, int) and isinstance(right, int)
     if whole and abs(left) > 1 and left.bit_length() * right > MOST_BITS:
         raise OverflowError(_TOO_LARGE)
-    value = _OPERATORS[type(node.op)](left, right)
+    value = _OPERATORS[type(sign)](left, right)
     if isinstance(value, int) and value.bit_length() > MOST_BITS:
         raise OverflowError(_TOO_LARGE)
     return value

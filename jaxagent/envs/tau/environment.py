@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxagent.config import ConfigError
+from jaxagent.config import ConfigError, nearest
 from jaxagent.config.ranges import PositiveInt
 from jaxagent.data import retail_rows
 from jaxagent.data.fields import RowError
@@ -28,6 +28,7 @@ from jaxagent.envs.tau.attempt import SOLVED, TauAttempt
 from jaxagent.envs.tau.customer import ROLE, Strategy
 from jaxagent.envs.tau.formats import FORMATS, Malformed, Style
 from jaxagent.envs.tau.store import Store
+from jaxagent.envs.tau.toolbox import TOOLS
 from jaxagent.types import Task
 
 WIKI = "wiki.md"
@@ -68,7 +69,12 @@ class TauBench(Environment):
         prompt = self._prompt(folder)
         for task in here.tasks:
             self._check(task, store, folder)
-        yield lambda task, cast: TauAttempt(task, cast, self, store, prompt)
+
+        def begin(task: Task, cast: Cast) -> TauAttempt:
+            _check_actions(task)  # of training tasks too: each when it is played
+            return TauAttempt(task, cast, self, store, prompt)
+
+        yield begin
 
     def messages(self, text: str) -> Sequence[Message]:
         """The prompt of demonstrations, whose text is the customer's first words.
@@ -119,6 +125,17 @@ class TauBench(Environment):
             retail_rows.check(task.metadata, "metadata.")
         except RowError as error:
             raise ConfigError(f"Task '{task.id}' is no task of config.env=tau_bench: {error}.") from None
+        _check_actions(task)
         user_id = task.metadata["user_id"]
         if user_id not in store.tables["users"]:
             raise ConfigError(f"Task '{task.id}' is of the user '{user_id}', whom {folder}/users.json does not have.")
+
+
+def _check_actions(task: Task) -> None:
+    """Raises ConfigError for an action that no tool makes: what it leaves undone would be no part of the reward."""
+    for number, action in enumerate(task.metadata["actions"]):
+        if action["name"] not in TOOLS:
+            raise ConfigError(
+                f"Task '{task.id}': column 'metadata.actions[{number}].name': there is no tool "
+                f"'{action['name']}'. {nearest(action['name'], TOOLS)}"
+            )

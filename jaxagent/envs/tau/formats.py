@@ -1,15 +1,18 @@
 """How a policy writes what it does, and how it is shown what comes of it.
 
-    env.tools   it calls a tool                        it speaks              a tool's answer is shown
-    native      <tool_call>{...}</tool_call>           any other text         in a "tool" message
-    react       Thought: ... Action: {...}             the action "respond"   in a user message, "API output: ..."
-    act         Action: {...}                          the action "respond"   the same
-    plain       see plain.py, for a policy that learns from demonstrations alone
+    env.tools    it calls a tool                        it speaks              a tool's answer is shown
+    native       <tool_call>{...}</tool_call>           any other text         in a "tool" message
+    qwen3_coder  <tool_call><function=...>...           any other text         in a "tool" message
+    llama3       {"name": ..., "parameters": {...}}     any other text         in a "tool" message
+    react        Thought: ... Action: {...}             the action "respond"   in a user message, "API output: ..."
+    act          Action: {...}                          the action "respond"   the same
+    plain        see plain.py, for a policy that learns from demonstrations alone
 
-The texts of native are those of Qwen's chat template, with slime's sentence about calls in it; react and act are
-tau-bench's own. Of several calls in one message only the first counts. A message that cannot be read is answered with a
-warning and costs a turn, where the published programs end in an error; in react and act an action that is no JSON at
-all is spoken to the customer, as published.
+The texts of native are those of Qwen's chat template, with slime's sentence about calls in it; Hermes's models write
+calls in the same way. qwen3_coder and llama3 are read by the gateway's parsers. react and act are tau-bench's own. Of
+several calls in one message only the first counts. A message that cannot be read is answered with a warning and costs a
+turn, where the published programs end in an error; in react and act an action that is no JSON at all is spoken to the
+customer, as published.
 """
 
 from __future__ import annotations
@@ -21,13 +24,15 @@ from typing import Any, Literal, Protocol
 
 from jaxagent.envs.base import Message, Observation
 from jaxagent.envs.tau import catalog, plain, prompts
+from jaxagent.tools import Hermes, Llama3, Qwen3Coder, ToolParser
 from jaxagent.tools.base import load_json
+from jaxagent.tools.calls import Call
 from jaxagent.tools.hermes import CLOSE, OPEN
 from jaxagent.tools.reading import read_answer
 from jaxagent.types import TokenKind
 
 RESPOND, CONTENT = "respond", "content"
-Style = Literal["native", "react", "act", "plain"]
+Style = Literal["native", "qwen3_coder", "llama3", "react", "act", "plain"]
 MOST_DEPTH = 32  # of arguments: lists in lists
 
 
@@ -83,25 +88,31 @@ class Format(Protocol):
 
 
 class Native:
-    """Calls as Qwen's models write them."""
+    """Calls as a family of models writes them."""
 
-    stop_strings: Sequence[str] = (CLOSE,)
-    prefixes: Sequence[str] = (f'{OPEN}\n{{"name": "',)
-    tokens: Sequence[str] = (OPEN, CLOSE)
+    def __init__(self, family: type[ToolParser]) -> None:
+        self._family = family
+        self._example = family.write("", [Call("NAME", {"PARAMETER": "VALUE"})])
+        tagged = self._example.startswith(OPEN)
+        self.stop_strings: Sequence[str] = (CLOSE,) if tagged else ()
+        self.prefixes: Sequence[str] = (self._example.partition("NAME")[0],)
+        self.tokens: Sequence[str] = (OPEN, CLOSE) if tagged else ()
 
     def messages(self, opening: str, policy: str, tools: Sequence[Mapping[str, Any]]) -> Sequence[Message]:
         """See `Format`."""
         described = "\n".join(json.dumps(form, ensure_ascii=False) for form in tools)
-        return Message("system", f"{policy}\n\n{prompts.QWEN.format(tools=described)}"), Message("user", opening)
+        how = prompts.QWEN_CALL if self._family is Hermes else prompts.CALL.format(example=self._example)
+        system = f"{policy}\n\n{prompts.TOOLS.format(tools=described)}\n\n{how}"
+        return Message("system", system), Message("user", opening)
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Action:
         """A call, or all the text without reasoning; text beside a call is not spoken."""
-        said = read_answer(text, catalog.tools_of(tools))
+        said = read_answer(text, catalog.tools_of(tools), self._family)
         if said.calls:
             call = said.calls[0]
             return _checked(call.name, call.arguments, len(said.calls) - 1)
         if said.malformed:
-            raise Malformed(f'Write a call as {OPEN}{{"name": ..., "arguments": {{...}}}}{CLOSE}.')
+            raise Malformed(f"Write a call as\n{self._example}")
         return _checked(RESPOND, {CONTENT: said.text.strip()})
 
     def after(self, action: Action, text: str) -> Observation:
@@ -179,7 +190,14 @@ class Plain:
         return Observation(((plain.returned(reason), TokenKind.WARNING),))
 
 
-FORMATS: Mapping[str, Format] = {"native": Native(), "react": Written(True), "act": Written(False), "plain": Plain()}
+FORMATS: Mapping[str, Format] = {
+    "native": Native(Hermes),
+    "qwen3_coder": Native(Qwen3Coder),
+    "llama3": Native(Llama3),
+    "react": Written(True),
+    "act": Written(False),
+    "plain": Plain(),
+}
 
 
 def _checked(name: str, arguments: Any, ignored: int = 0) -> Action:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxagent.envs.base import Message
+from jaxagent.tools.base import load_json
 
 SYSTEM = "Find the customer. Look orders up. Serve every wish. Refuse what concerns others.\n"
 STOP_STRINGS = ("</say>", "</call>")
@@ -88,8 +89,8 @@ def parse(action: str) -> tuple[str, Mapping[str, Any]]:
         raise Malformed("an action is <say>...</say> or <call>name {...}</call>")
     name, _, written = text[len("<call>") : -len("</call>")].partition(" ")
     try:
-        arguments = json.loads(written)
-    except (ValueError, RecursionError) as error:
+        arguments = load_json(written.strip())
+    except ValueError as error:
         raise Malformed("the arguments of a call must be JSON") from error
     if not isinstance(arguments, dict):
         raise Malformed("the arguments of a call must be a JSON object")

@@ -1,7 +1,8 @@
 """What the policy is told: how to call tools, in three styles, as published, and a short policy of a shop.
 
-QWEN is the part of Qwen's chat template that describes tools, with the sentence that slime's tau-bench example puts in
-the place of "You may call one or more functions to assist with the user query.". REACT and ACT are tau-bench's.
+TOOLS and QWEN_CALL are the part of Qwen's chat template that describes tools, with the sentence that slime's tau-bench
+example puts in the place of "You may call one or more functions to assist with the user query.". REACT and ACT are
+tau-bench's.
 """
 
 POLICY = """You serve a customer of a retail store. First find the user id, by e-mail or by name and zip code. Serve only this user.
@@ -9,7 +10,7 @@ Look an order up before you change it. Only pending orders can be cancelled or m
 Say what you are about to change, and change it when the user has said yes. Make one tool call at a time, and no call beside a message to the user.
 Make nothing up. Transfer the user to a human only if no tool can do what is wanted."""  # noqa: E501
 
-QWEN = """# Tools
+TOOLS = """# Tools
 
  At each turn, you are allowed to call one or no function to assist with task execution using <tools></tools> XML tags.
 YOU MUST EXECUTE TOOLS TO MAKE ANY MODIFICATIONS OR CANCELLATIONS. Each tool call leads to a message returned by the system.
@@ -19,12 +20,12 @@ NEVER confirm execution to the user without seeing confirmation from the tool sy
 You are provided with function signatures within <tools></tools> XML tags:
 <tools>
 {tools}
-</tools>
-
-For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+</tools>"""  # noqa: E501
+QWEN_CALL = """For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
 <tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
+{"name": <function-name>, "arguments": <args-json-object>}
 </tool_call>"""  # noqa: E501
+CALL = "Write a function call like this:\n{example}"
 _EXAMPLE = """{
     "type": "function",
     "function": {

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
+from jaxagent.data.fields import unique
 from jaxagent.envs.tau import records
 
 TABLES = ("orders", "products", "users")
@@ -162,7 +163,7 @@ class Store:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(path.read_bytes(), object_pairs_hook=unique)
     except FileNotFoundError:
         files = ", ".join(f"{name}.json" for name in TABLES)
         raise ConfigError(f"{path} is missing: a shop is a folder with {files}.") from None

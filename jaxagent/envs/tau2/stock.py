@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError, nearest
-from jaxagent.data.fields import RowError, show
+from jaxagent.data.fields import RowError, show, unique
 from jaxagent.envs.tau2.tables import Forms, Originals, shaped
 from jaxagent.envs.tau2.world import Domain, Stock
 
@@ -93,7 +93,7 @@ def _named(record: Any, form: Any, key: str) -> Any:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(path.read_bytes(), object_pairs_hook=unique)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {_reason(error)}.") from None
 

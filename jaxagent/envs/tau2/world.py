@@ -20,7 +20,7 @@ from jaxagent.data.fields import RowError, show
 from jaxagent.data.tau2_rows import AGENT, USER, Function, Tau2Task, ToolUse
 from jaxagent.envs.tau2 import mock, retail
 from jaxagent.envs.tau2.tables import Originals, Tables, digest, laid_over, opened, shaped
-from jaxagent.envs.tau2.toolkit import Refused, Result, Toolkit
+from jaxagent.envs.tau2.toolkit import Refused, Result, Toolkit, arguments_of
 
 Differences = Mapping[tuple[str, str, str], str]  # (side, table, key) -> the record as text
 
@@ -159,6 +159,11 @@ def check_task(domain: Domain, task: Tau2Task) -> None:
         if action.name not in tools:
             column = f"evaluation_criteria.actions[{number}].name"
             raise RowError(column, f"the {action.requestor} has no tool '{action.name}'. {nearest(action.name, tools)}")
+        known = arguments_of(tools[action.name])
+        for place, names in (("arguments", action.arguments), ("compare_args", action.compare_args or ())):
+            if wrong := next((name for name in names if name not in known), ""):
+                column = f"evaluation_criteria.actions[{number}].{place}"
+                raise RowError(column, f"{action.name} has no argument '{wrong}'. {nearest(wrong, known)}")
     for number, assertion in enumerate(task.criteria.env_assertions or ()):
         column = f"evaluation_criteria.env_assertions[{number}]"
         check_function(domain, assertion, column)
