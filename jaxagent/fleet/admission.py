@@ -1,0 +1,328 @@
+"""The coordinator as a state machine: calls of workers and of the trainer in, decisions and events out.
+
+It has no clock, no files and no sockets: time is an argument, and what must survive is a list of events that its owner
+writes to the ledger. The rule for the owner is one sentence: **an answer leaves only when every event that exists by
+then is on disk.** After a crash, a new one is built from the events that reached the disk; callers that got no answer
+call again, and every call may come twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable
+
+from jaxagent.fleet.events import Closed, Event, Formed, Kept, Published, Stored
+from jaxagent.fleet.leases import Leases, Worker, attempts
+from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
+from jaxagent.fleet.record import Record, Result
+
+
+class UnknownWorkerError(LookupError):
+    """The caller's lease ran out, or the coordinator is a new process: it must join again, and say what it plays."""
+
+
+class Outcome(enum.Enum):
+    """What became of something that was handed in."""
+
+    STORED = "stored"
+    DUPLICATE = "duplicate"  # the same was there already
+    LATE = "late"  # another play of the same episode was there already, or the group is long trained; dropped
+    CONFLICT = "conflict"  # something else is there that should be equal: a defect, or hardware that errs
+    REFUSED = "refused"  # it breaks the rules; `reason` says which
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """The outcome, and what to do about it."""
+
+    outcome: Outcome
+    reason: str = ""  # of a conflict or a refusal
+    complete: bool = False  # all attempts of the group are stored: judge it, and call `close`
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """One episode to play."""
+
+    episode: EpisodeId
+    lease: str
+    version: int  # `pinned`: exactly this one; `in_flight`: this one or newer
+    domain: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Beat:
+    """What a worker learns when it shows that it lives."""
+
+    newest: int  # version
+    cancel: tuple[str, ...]  # leases to give up: the episode is stored, or somebody else plays it
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """What a step trains on. Its digests name the files."""
+
+    step: int
+    groups: tuple[GroupId, ...]
+    left_out: tuple[GroupId, ...]
+    results: dict[EpisodeId, Result]  # of both
+    ages: dict[int, int]  # episodes to learn from, by versions of staleness
+
+
+class Coordinator:
+    """Who plays what, and what is trained. Not thread-safe.
+
+    Args:
+      plan: the run's rules.
+      initial: digest of version 0.
+      epoch: which coordinator process of the run this is; each has its own.
+      past: the events of the processes before.
+    """
+
+    def __init__(self, plan: Plan, initial: str, epoch: int = 0, past: Iterable[Event] = ()):
+        self.plan = plan
+        self.record = Record(plan, initial)
+        self.conflicts: list[str] = []
+        for event in past:
+            self.record.apply(event)
+        self._leases = Leases(plan, self._done, epoch)
+        self._events: list[Event] = []
+        self.record.opened()
+        self._leases.wait(attempts(plan, sorted(self.record.groups)))
+
+    def take_events(self) -> list[Event]:
+        """What happened since this was called last, to be written before the next answer leaves."""
+        events, self._events = self._events, []
+        return events
+
+    # ---------------------------------------------------------------- workers
+
+    def join(self, now: float, holding: Iterable[tuple[str, EpisodeId]] = ()) -> tuple[str, Beat]:
+        """A worker process begins, or comes back. Returns its id, and what `beat` does.
+
+        Args:
+          now: seconds, of any clock that does not run backwards.
+          holding: lease and episode of all that it plays: it goes on with those that nobody else plays.
+
+        Raises:
+          ValueError: what it calls a lease is none.
+        """
+        self.expire(now)
+        name = self._leases.new_id()
+        self._leases.workers[name] = Worker(now)
+        given_up = [lease for lease, episode in holding if not self._leases.adopt(name, lease, episode)]
+        return name, Beat(self.record.published, tuple(given_up))
+
+    def beat(self, now: float, name: str, holding: Iterable[str]) -> Beat:
+        """A worker lives, and holds these leases.
+
+        Raises:
+          UnknownWorkerError: it must join again.
+        """
+        worker = self._alive(now, name)
+        return Beat(self.record.published, tuple(lease for lease in holding if lease not in worker.running))
+
+    def take(self, now: float, name: str, places: int, holding: Iterable[str]) -> list[Work]:
+        """Episodes for a worker with so many free places: a group's attempts at most, so that workers that ask in turn
+        fill evenly. None is an answer, too, to be asked for again.
+
+        Args:
+          now: seconds.
+          name: the worker's id.
+          places: how many more episodes it can play.
+          holding: leases of all that it plays or has not handed in. Others of its leases were in an answer that it
+            never got; they wait again. With `pinned` it gets no other version while it still plays what it should
+            give up.
+
+        Raises:
+          UnknownWorkerError: it must join again.
+        """
+        worker = self._alive(now, name)
+        held = set(holding)
+        self._leases.lose(name, [lease for lease in worker.running if lease not in held])
+        if held and not worker.running and self.plan.rule == "pinned":
+            return []
+        worker.free, worker.asked = places, now
+        step = self._choose(worker)
+        if step is None:
+            return []
+        given = self._leases.give(name, step, min(places, self.plan.attempts))
+        worker.free -= len(given)
+        groups = self.record.groups
+        return [Work(e, lease, self.plan.version(step), groups[e.group].domain) for lease, e in given]
+
+    def leave(self, name: str) -> list[EpisodeId]:
+        """A worker ends, or its end was seen. Returns what it played, which waits again."""
+        return self._leases.remove(name) if name in self._leases.workers else []
+
+    def expire(self, now: float) -> list[str]:
+        """Removes the workers that were silent for longer than the lease. Returns their ids."""
+        workers = self._leases.workers
+        silent = [name for name, worker in workers.items() if now - worker.last > self.plan.lease_s]
+        for name in silent:
+            self._leases.remove(name)
+        return silent
+
+    # ---------------------------------------------------------------- results
+
+    def put(self, episode: EpisodeId, lease: str, version: int, digest: str) -> Answer:
+        """An episode was played. The first result of an episode stays, whoever played it under whichever lease.
+
+        Args:
+          episode: which one.
+          lease: under which it was played.
+          version: of its oldest token.
+          digest: of the result; equal results have equal digests.
+        """
+        group = self.record.groups.get(episode.group)
+        if group is None and self.record.forgotten(episode.group):
+            return Answer(Outcome.LATE)
+        if group is None or not 0 <= episode.sample < self.plan.attempts:
+            return Answer(Outcome.REFUSED, f"{_name(episode)} was given to nobody.")
+        if wrong := self._wrong_version(episode, version):
+            return Answer(Outcome.REFUSED, wrong)
+        there = group.results.get(episode.sample)
+        if there is not None:
+            return self._compare(episode, there, lease, digest)
+        self._happen(Stored(episode.group, episode.sample, digest, version, lease))
+        self._leases.finish(episode)
+        return Answer(Outcome.STORED, complete=len(group.results) == self.plan.attempts)
+
+    def unjudged(self) -> list[GroupId]:
+        """Complete groups that nobody closed: what a coordinator that starts again has to judge."""
+        return self.record.unjudged()
+
+    def close(self, group: GroupId, usable: bool) -> Answer:
+        """A complete group was judged; `usable` is a function of its results. Opens a further round when one is due."""
+        record = self.record.groups.get(group)
+        if record is None and self.record.forgotten(group):
+            return Answer(Outcome.DUPLICATE)
+        if record is None or len(record.results) < self.plan.attempts:
+            return Answer(Outcome.REFUSED, f"group {tuple(group)} is not complete.")
+        if record.usable is not None:
+            if record.usable == usable:
+                return Answer(Outcome.DUPLICATE)
+            return self._conflict(f"group {tuple(group)} was judged usable={record.usable}, and now {usable}.")
+        self._happen(Closed(group, usable))
+        return Answer(Outcome.STORED)
+
+    # ---------------------------------------------------------------- the trainer
+
+    def batch(self, step: int) -> Batch | None:
+        """What a step trains on; None: not all of it is there yet. Asked again, it is the same.
+
+        Raises:
+          BoundError: it would hold too old a token.
+          ValueError: a step that is over and forgotten, or whose predecessor has no batch yet.
+        """
+        if not self.record.kept <= step <= min(self.record.formed, self.plan.steps - 1):
+            raise ValueError(
+                f"Step {step} was asked for; steps {self.record.kept} to {self.record.formed} can be, of "
+                f"{self.plan.steps}."
+            )
+        formed = self.record.batches.get(step) or self.record.form(step)
+        if formed is None:
+            return None
+        ages = self.record.ages(formed)
+        if step == self.record.formed:
+            self._happen(formed)
+        return self._filled(formed, ages)
+
+    def publish(self, version: int, digest: str) -> Answer:
+        """A step is trained and its weights can be fetched. A trainer that replays steps publishes them again."""
+        if version < len(self.record.versions):
+            if self.record.versions[version] == digest:
+                return Answer(Outcome.DUPLICATE)
+            return self._conflict(f"version {version} was {self.record.versions[version]}, and now is {digest}.")
+        if version > min(self.record.published + 1, self.record.formed):
+            return Answer(Outcome.REFUSED, f"version {version} comes after {self.record.published} without its batch.")
+        self._happen(Published(version, digest))
+        return Answer(Outcome.STORED)
+
+    def keep(self, step: int) -> Answer:
+        """The trainer's state before `step` is saved: the batches of earlier steps, and their results, are forgotten.
+
+        `publish` still compares all versions.
+        """
+        if step <= self.record.kept:
+            return Answer(Outcome.DUPLICATE)
+        if step > self.record.published:
+            return Answer(Outcome.REFUSED, f"step {step} is beyond the newest version, {self.record.published}.")
+        self._happen(Kept(step))
+        return Answer(Outcome.STORED)
+
+    # ---------------------------------------------------------------- inside
+
+    def _choose(self, worker: Worker) -> int | None:
+        """The step whose episodes a worker gets.
+
+        `in_flight`: the oldest. `pinned`: an engine plays one step's groups at a time, since that is one version. An
+        empty one goes to the oldest step that has less than its share of the engines, so that S + 1 cohorts arise
+        without being assigned. It helps another step only when that one's engines are full, or have not asked for a
+        while: an engine that helps keeps that step's version until its longest episode ends.
+        """
+        waiting = self._leases.waiting()
+        if not waiting or self.plan.rule == "in_flight":
+            return waiting[0] if waiting else None
+        if worker.step is not None:
+            return worker.step if worker.step in waiting else None
+        share = -(-len(self._leases.workers) // (self.plan.staleness + 1))
+        helped = None
+        for step in waiting:
+            players = self._leases.players(step)
+            if len(players) < share:
+                return step
+            if helped is None and all(p.free <= 0 or worker.asked - p.asked > self.plan.lease_s for p in players):
+                helped = step
+        return helped
+
+    def _wrong_version(self, episode: EpisodeId, version: int) -> str:
+        """Why a result of this version cannot be the episode's; "" where it can."""
+        wanted, newest = self.plan.version(episode.group.step), self.record.published
+        if self.plan.rule == "pinned":
+            return "" if version == wanted else f"{_name(episode)} has version {version}; it is pinned to {wanted}."
+        if wanted <= version <= newest:
+            return ""
+        return f"{_name(episode)} has version {version}, which is none of {wanted} to {newest}."
+
+    def _compare(self, episode: EpisodeId, there: Result, lease: str, digest: str) -> Answer:
+        """A second result. With `pinned` it must be equal; with `in_flight` another play is another sample."""
+        if digest == there.digest:
+            return Answer(Outcome.DUPLICATE)
+        if self.plan.rule == "in_flight" and lease != there.lease:
+            return Answer(Outcome.LATE)
+        return self._conflict(f"{_name(episode)} was {there.digest}, and now is {digest} (lease {lease}).")
+
+    def _conflict(self, reason: str) -> Answer:
+        self.conflicts.append(reason)
+        return Answer(Outcome.CONFLICT, reason)
+
+    def _filled(self, formed: Formed, ages: dict[int, int]) -> Batch:
+        results = {
+            EpisodeId(group, sample): result
+            for group in (*formed.groups, *formed.left_out)
+            for sample, result in sorted(self.record.groups[group].results.items())
+        }
+        return Batch(formed.step, formed.groups, formed.left_out, results, ages)
+
+    def _happen(self, event: Event) -> None:
+        self.record.apply(event)
+        self._events.append(event)
+        self._leases.wait(attempts(self.plan, self.record.opened()))
+
+    def _alive(self, now: float, name: str) -> Worker:
+        self.expire(now)
+        worker = self._leases.workers.get(name)
+        if worker is None:
+            raise UnknownWorkerError(f"worker {name} is not known: join again.")
+        worker.last = now
+        return worker
+
+    def _done(self, episode: EpisodeId) -> bool:
+        group = self.record.groups.get(episode.group)
+        return group is None or episode.sample in group.results or not 0 <= episode.sample < self.plan.attempts
+
+
+def _name(episode: EpisodeId) -> str:
+    return f"episode {tuple(episode.group)}/{episode.sample}"

@@ -1,0 +1,206 @@
+"""The durable half of the coordinator's state: a function of the plan and of the events, and of nothing else.
+
+`apply` is the one way to change it, for a running coordinator and for one that reads its log again. It trusts its
+events; `admission.Coordinator` decides which of them happen.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from jaxagent.fleet.events import Closed, Event, Formed, Kept, Published, Stored
+from jaxagent.fleet.plan import GroupId, Plan
+
+
+class BoundError(RuntimeError):
+    """A batch would hold a token that is older than the run allows. The rules exclude it: this is a defect."""
+
+
+class Result(NamedTuple):
+    """What is known of a stored episode."""
+
+    digest: str
+    version: int  # of its oldest token
+    lease: str
+
+
+@dataclasses.dataclass
+class GroupRecord:
+    """A group that was admitted."""
+
+    domain: str
+    results: dict[int, Result]  # by sample
+    usable: bool | None = None  # None: not closed yet
+
+
+class Record:
+    """What is stored, closed, trained and published.
+
+    Args:
+      plan: the run's rules.
+      initial: digest of version 0.
+    """
+
+    def __init__(self, plan: Plan, initial: str):
+        self.plan = plan
+        self.versions = [initial]  # digests, by version
+        self.groups: dict[GroupId, GroupRecord] = {}  # admitted, and not forgotten by `Kept`
+        self.batches: dict[int, Formed] = {}  # by step, not forgotten
+        self.formed = 0  # steps whose batch is decided
+        self.kept = 0  # steps before this are trained, saved and forgotten
+        self._untrained: set[GroupId] = set()  # admitted, in no batch
+        self._rounds: dict[int, list[list[GroupId]]] = {}  # by step without a batch
+        self._opened: list[GroupId] = []
+        self._admitted = 0
+        self._admit()
+
+    @property
+    def published(self) -> int:
+        """The newest version."""
+        return len(self.versions) - 1
+
+    def opened(self) -> list[GroupId]:
+        """Groups that were admitted since this was asked last, in order."""
+        opened, self._opened = self._opened, []
+        return opened
+
+    def unjudged(self) -> list[GroupId]:
+        """Groups whose attempts are all stored and that nobody closed, in order."""
+        wanted = self.plan.attempts
+        return sorted(
+            group
+            for group in self._untrained
+            if self.groups[group].usable is None and len(self.groups[group].results) == wanted
+        )
+
+    def apply(self, event: Event) -> None:
+        """Changes the state."""
+        match event:
+            case Stored():
+                self.groups[event.group].results[event.sample] = Result(event.digest, event.version, event.lease)
+            case Closed():
+                self.groups[event.group].usable = event.usable
+                self._open_next_round(event.group.step)
+            case Formed():
+                self.batches[event.step] = event
+                self.formed = event.step + 1
+                self._untrained.difference_update(event.groups, event.left_out)
+                self._rounds.pop(event.step, None)
+            case Published():
+                self.versions.append(event.digest)
+                self._admit()
+            case Kept():
+                for step in range(self.kept, event.step):
+                    batch = self.batches.pop(step)
+                    for group in (*batch.groups, *batch.left_out):
+                        del self.groups[group]
+                self.kept = event.step
+
+    def forgotten(self, group: GroupId) -> bool:
+        """Whether a group was trained so long ago that its results are no longer known here."""
+        if group in self.groups or not self._could_be(group):
+            return False
+        return group.step < (self.kept if self.plan.window == 1 else self._admitted)
+
+    def form(self, step: int) -> Formed | None:
+        """The batch of the next step, when enough groups are closed. It is not applied."""
+        plan = self.plan
+        if plan.window == 1:
+            return self._form_in_order(step)
+        closed = sorted(group for group in self._untrained if self.groups[group].usable is not None)
+        unfinished = [plan.ordinal(group) for group in self._untrained if self.groups[group].usable is None]
+        # The anchor is the oldest group that is missing; what is not yet admitted is younger than all that is.
+        end = min(unfinished, default=plan.steps * plan.groups_per_step) + plan.window
+        ready = [group for group in closed if plan.ordinal(group) < end]
+        return Formed(step, tuple(ready[: plan.groups_per_step])) if len(ready) >= plan.groups_per_step else None
+
+    def ages(self, batch: Formed) -> dict[int, int]:
+        """Episodes by staleness: the version that trains on them less that of their oldest token.
+
+        Raises:
+          BoundError: one is older than the plan allows.
+        """
+        ages = collections.Counter(
+            batch.step - result.version for group in batch.groups for result in self.groups[group].results.values()
+        )
+        if ages and max(ages) > self.plan.bound:
+            raise BoundError(
+                f"Step {batch.step} would train on tokens of {max(ages)} versions ago; the bound is {self.plan.bound}."
+            )
+        return dict(sorted(ages.items()))
+
+    def snapshot(self) -> dict[str, Any]:
+        """All of it as plain values: two records with equal snapshots behave alike."""
+        return {
+            "versions": list(self.versions),
+            "groups": {
+                group: (record.domain, record.usable, sorted(record.results.items()))
+                for group, record in sorted(self.groups.items())
+            },
+            "batches": sorted((step, batch.groups, batch.left_out) for step, batch in self.batches.items()),
+            "rounds": sorted(self._rounds.items()),
+            "untrained": sorted(self._untrained),
+            "formed": self.formed,
+            "kept": self.kept,
+        }
+
+    # ---------------------------------------------------------------- how groups come to be
+
+    def _admit(self) -> None:
+        """Opens the first rounds of the steps that the newest version allows."""
+        end = self.plan.admitted(self.published)
+        for step in range(self._admitted, end):
+            ids = [GroupId(step, 0, number) for number in range(self.plan.first_round)]
+            self._rounds[step] = []
+            self._open(ids, [self.plan.domain(self.plan.ordinal(group)) for group in ids])
+        self._admitted = max(self._admitted, end)
+
+    def _open(self, ids: list[GroupId], domains: list[str]) -> None:
+        self._rounds[ids[0].step].append(ids)
+        for group, domain in zip(ids, domains, strict=True):
+            self.groups[group] = GroupRecord(domain, {})
+        self._untrained.update(ids)
+        self._opened += ids
+
+    def _open_next_round(self, step: int) -> None:
+        """Dynamic sampling: when all of a step's groups are closed and too few are usable, others replace those."""
+        if self.plan.rounds == 1:
+            return
+        rounds = self._rounds[step]
+        last = [self.groups[group] for group in rounds[-1]]
+        missing = self.plan.groups_per_step - len(self._usable(step))
+        if len(rounds) >= self.plan.rounds or missing <= 0 or any(group.usable is None for group in last):
+            return
+        count = self.plan.groups_per_round or missing
+        # A group is replaced by one of its own domain, so that a step's shares stay what they were.
+        domains = [group.domain for group in last if not group.usable] or [group.domain for group in last]
+        ids = [GroupId(step, len(rounds), number) for number in range(count)]
+        self._open(ids, [domains[number % len(domains)] for number in range(count)])
+
+    def _usable(self, step: int) -> list[GroupId]:
+        return [group for ids in self._rounds[step] for group in ids if self.groups[group].usable]
+
+    def _form_in_order(self, step: int) -> Formed | None:
+        """All groups of the step's rounds, when the last one of the last round is closed."""
+        if step not in self._rounds:
+            return None
+        played = [group for ids in self._rounds[step] for group in ids]
+        if any(self.groups[group].usable is None for group in played):
+            return None
+        chosen = played if self.plan.rounds == 1 else self._usable(step)[: self.plan.groups_per_step]
+        return Formed(step, tuple(chosen), tuple(group for group in played if group not in set(chosen)))
+
+    def _could_be(self, group: GroupId) -> bool:
+        most = max(self.plan.first_round, self.plan.groups_per_step)
+        return group.step >= 0 and 0 <= group.round < self.plan.rounds and 0 <= group.number < most
+
+
+def replayed(plan: Plan, initial: str, events: Iterable[Event]) -> Record:
+    """The state after events that a log holds."""
+    record = Record(plan, initial)
+    for event in events:
+        record.apply(event)
+    return record

@@ -1,0 +1,60 @@
+"""Plans that cannot be, the order of domains, and the lines of the log."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxagent.config import ConfigError
+from jaxagent.fleet import events
+from jaxagent.fleet.plan import GroupId, Plan
+from jaxagent.fleet.quota import shares_in_turn
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"steps": 0}, "steps"),
+        ({"staleness": -1}, "staleness"),
+        ({"rule": "newest"}, "rule"),
+        ({"window": 2}, "in_flight"),
+        ({"window": 2, "rule": "in_flight", "rounds": 2}, "dynamic sampling"),
+        ({"window": 3, "rule": "in_flight"}, "at most"),
+        ({"groups_per_round": 2}, "rounds"),
+        ({"lease_s": 0}, "lease_s"),
+        ({"domains": ()}, "domains"),
+        ({"domains": (("a", 0),)}, "domains"),
+        ({"domains": (("a", 1), ("a", 2))}, "domains"),
+    ],
+)
+def test_plans_that_cannot_be_are_refused(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        Plan(**{"steps": 3, "groups_per_step": 2, "attempts": 1, **settings})
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=6))
+def test_domains_have_their_exact_share_to_less_than_one_group(shares):
+    plan = Plan(1, 1, 1, domains=tuple((str(i), share) for i, share in enumerate(shares)))
+    had = dict.fromkeys((name for name, _ in plan.domains), 0)
+    for at in range(2 * sum(shares) + 1):
+        had[plan.domain(at)] += 1
+        for name, share in plan.domains:
+            assert abs(had[name] - share * (at + 1) / sum(shares)) < 1
+    assert len(shares_in_turn(plan.domains)) <= sum(shares)
+
+
+def test_lines_of_the_log_can_be_read_again():
+    group = GroupId(1, 0, 2)
+    for event in (
+        events.Stored(group, 3, "d", 1, "0-7"),
+        events.Closed(group, False),
+        events.Formed(1, (group,), (GroupId(1, 1, 0),)),
+        events.Published(2, "d"),
+        events.Kept(1),
+    ):
+        assert events.from_line(json.loads(json.dumps(events.to_line(event)))) == event
+    for line in ({}, {"kind": "kept"}, {"kind": "other", "step": 1}, {"kind": "kept", "step": 1, "more": 1}):
+        with pytest.raises(ValueError, match="no line of the coordinator"):
+            events.from_line(line)
