@@ -15,7 +15,7 @@ LEVELS = (
     ("config",),
     ("types", "io"),
     ("sandbox", "rewards", "models", "algorithms", "data", "agents", "tools"),
-    ("envs", "engine", "observe"),
+    ("envs", "engine", "observe", "fleet"),
     ("roles",),
     ("rollout", "learner"),
     ("gateway",),
@@ -30,7 +30,7 @@ LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 SELF_CONTAINED = {"sandbox": {"config", "io"}}
 # May import the rooms, never the other way. Subpackages by name (jaxagent.launch), folders beside the rooms.
 TOP = ("configs", "launch", "data_pipelines", "tests", "benchmarks")
-NO_JAX_ROOMS = ("config", "types", "io", "rewards", "envs", "sandbox", "data", "agents", "tools", "roles")
+NO_JAX_ROOMS = ("config", "types", "io", "rewards", "envs", "sandbox", "data", "agents", "tools", "roles", "fleet")
 NO_JAX = ("jax", "flax", "optax", "orbax", "jaxlib")
 
 

@@ -1,0 +1,1 @@
+"""Many processes: who plays which episode under which weights, and what a step trains on."""
