@@ -2,11 +2,11 @@
 
     python -m benchmarks.fleet_files [--folder=DIR] [--seconds=2] [--weights_mib=256]
 
-`episodes_per_s`: episodes of 48 KiB (as sent), checked, each on disk before the next of its thread is begun, 16 threads.
+`episodes_per_s`: episodes of 48 KiB (as sent), checked, each on disk before the next of its thread, 16 threads.
 `stored_per_s`: the same with the ledger's line behind each, as a coordinator acknowledges them. `lines_per_s`: appends
-that are asked for together and share fsyncs; `append_ms`: one that waits alone. `pack_ms`, `unpack_ms`: one such episode.
-Weights are in leaves of 32 MiB; writing ends on disk, reading compares every byte. A folder in memory (--folder=/dev/shm)
-leaves the disk out. The last line is JSON.
+that are asked for together and share an fsync; `append_ms`: one that waits alone. `pack_ms`, `unpack_ms`: one such
+episode. Weights are in leaves of 32 MiB; writing ends on disk, reading compares every byte. A folder in memory
+(--folder=/dev/shm) leaves the disk out. The last line is JSON.
 """
 
 from __future__ import annotations

@@ -251,6 +251,19 @@ def test_a_disk_that_fails_is_final_for_lines_but_not_for_a_compaction(tmp_path,
     assert recovered(tmp_path) == [0, 1, 2]  # nobody was told of 2: whoever asks again gets "duplicate"
 
 
+def test_a_compaction_that_may_be_what_the_next_writer_reads_is_final_when_it_fails(tmp_path, monkeypatch):
+    """Its segment has its name already: lines that were added to the one before would be lost."""
+    with Ledger(tmp_path) as log:
+        append(log, 0, 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(ledger.files, "sync_folder", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))
+            with pytest.raises(OSError, match="broken"):
+                log.compact(lambda record: record["v"] > 0).result(20)
+        with pytest.raises(OSError, match="broken"):
+            append(log, 2)
+    assert recovered(tmp_path) == [1]
+
+
 def test_a_real_full_disk_loses_nothing_that_was_acknowledged(small_disk):
     acknowledged = []
     with Ledger(small_disk / "run") as log, pytest.raises(OSError) as raised:

@@ -181,10 +181,10 @@ def test_a_manifest_with_any_byte_flipped_is_never_read(tmp_path):
     good = path.read_bytes()
     for at in range(len(good)):
         for bit in (1, 32):
-            with pytest.raises(DamagedError, match="^here is damaged"):
+            with pytest.raises(DamagedError, match=r"^here is damaged"):
                 manifest.decode(good[:at] + bytes([good[at] ^ bit]) + good[at + 1 :], "here")
     path.write_bytes(good[:-1])
-    with pytest.raises(DamagedError, match=f"^{path} is damaged"):
+    with pytest.raises(DamagedError, match=rf"^{path} is damaged"):
         hold(tmp_path, 3, "run")
 
 
