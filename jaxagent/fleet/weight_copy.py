@@ -10,13 +10,19 @@ fetches only the others. The version appears in the folder when all of it is the
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import os
 import pathlib
 import shutil
 from collections.abc import Callable
 
 from jaxagent.fleet import manifest, weights
-from jaxagent.fleet.manifest import Chunk, DamagedError, Manifest
+from jaxagent.fleet.manifest import Chunk, DamagedError, Manifest, WeightsError
 from jaxagent.io import files
+
+
+class BusyError(WeightsError):
+    """Another process, or thread, is copying the version into the same folder: look for it again later."""
 
 
 def copy(value: Manifest, read: Callable[[Chunk], bytes], folder: str | pathlib.Path) -> int:
@@ -28,29 +34,34 @@ def copy(value: Manifest, read: Callable[[Chunk], bytes], folder: str | pathlib.
       folder: of all versions.
 
     Raises:
+      BusyError: another copy of the version into this folder is under way.
       DamagedError: a chunk came with other bytes than its digest's; names it.
       ConflictError: the version is there, and differs.
       OSError: the disk is full, or failed.
       Exception: what `read` raised first.
     """
     stage = pathlib.Path(folder) / f".copying-{value.version:08d}-{value.digest[:16]}"
-    target = weights.path_of(folder, value.version)
-    if target.exists():
-        weights.compare(target, value)
-        return 0
     stage.mkdir(parents=True, exist_ok=True)
+    fd = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        with contextlib.suppress(OSError):  # no locks on this file system: two copies do the work twice
+            if not files.try_lock(fd):
+                raise BusyError(f"{stage} is being filled by another copy: version {value.version} will be there soon.")
+        target = weights.path_of(folder, value.version)
+        if target.exists():
+            weights.compare(target, value)
+            shutil.rmtree(stage, ignore_errors=True)
+            return 0
+        wanted = {weights.file_of(stage, chunk) for chunk in value.chunks.values()}
+        for path in set(stage.iterdir()) - wanted:
+            path.unlink()  # begun by a process that was killed
         with weights.threads() as pool:
             pending = [pool.submit(_fetch, chunk, read, stage) for chunk in value.chunks.values()]
             got = sum(future.result() for future in concurrent.futures.as_completed(pending))
         weights.finish(folder, stage, value)
-    except FileNotFoundError:
-        if not target.exists():
-            raise
-        weights.compare(target, value)  # another process of this host copied it too, and was done first
-        shutil.rmtree(stage, ignore_errors=True)
-        return 0
-    return got
+        return got
+    finally:
+        os.close(fd)
 
 
 def _fetch(chunk: Chunk, read: Callable[[Chunk], bytes], stage: pathlib.Path) -> int:

@@ -1,5 +1,7 @@
 """A version copied: verified per chunk, going on where it broke off, and never there in part."""
 
+import contextlib
+import errno
 import os
 import threading
 
@@ -8,9 +10,10 @@ import pytest
 
 from jaxagent.fleet import manifest, weights
 from jaxagent.fleet.manifest import DamagedError
-from jaxagent.fleet.weight_copy import copy
+from jaxagent.fleet.weight_copy import BusyError, copy
 from jaxagent.fleet.weight_reader import hold
 from jaxagent.fleet.weights import ConflictError, publish
+from jaxagent.io import files
 
 TREE = {("a",): np.arange(500, dtype=np.int16), ("b",): np.ones(3, np.float32)}
 
@@ -52,9 +55,11 @@ def test_a_copy_goes_on_where_it_broke_off(tmp_path, source):
     assert 6 <= len(kept) < 17
     kept[0].write_bytes(b"\0" * kept[0].stat().st_size)  # a chunk that went bad meanwhile
     kept[1].write_bytes(b"")
+    (stage / ".x.bin.1.2").write_bytes(b"of a process that was killed")
     asked = []
     copy(source.manifest, lambda chunk: (asked.append(chunk), source.chunk(chunk))[1], tmp_path / "there")
     assert len(asked) == 17 - len(kept) + 2
+    assert len(os.listdir(tmp_path / "there/00000003")) == 18
     with hold(tmp_path / "there", 3, "run") as held:
         assert held.read()
 
@@ -80,17 +85,33 @@ def test_another_version_of_that_number_is_a_conflict(tmp_path, source):
         copy(source.manifest, source.chunk, tmp_path / "there")
 
 
-def test_two_that_copy_into_one_folder_at_once(tmp_path, source):
-    """Two workers of a host: one is done first, and takes the folder that both fill."""
-    inner = threading.Event()
+def test_one_of_two_that_copy_into_one_folder_is_sent_away(tmp_path, source):
+    """Two workers of a host."""
 
     def read(chunk):
-        if not inner.is_set():
-            inner.set()
-            assert copy(source.manifest, source.chunk, tmp_path / "there") == source.manifest.size
+        with pytest.raises(BusyError, match="version 3 will be there soon"):
+            copy(source.manifest, source.chunk, tmp_path / "there")
         return source.chunk(chunk)
 
-    assert copy(source.manifest, read, tmp_path / "there") == 0
-    assert os.listdir(tmp_path / "there") == ["00000003"]
+    assert copy(source.manifest, read, tmp_path / "there") == source.manifest.size
+    assert copy(source.manifest, pytest.fail, tmp_path / "there") == 0
+
+
+def test_without_locks_two_copies_do_the_work_twice(tmp_path, source, monkeypatch):
+    def none(fd, shared=False):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files, "try_lock", none)
+    inner, gate = [], threading.Lock()
+
+    def read(chunk):
+        with gate:
+            if not inner:
+                inner.append(copy(source.manifest, source.chunk, tmp_path / "there"))
+        return source.chunk(chunk)
+
+    with contextlib.suppress(FileNotFoundError):  # the folder that both filled has its name already
+        copy(source.manifest, read, tmp_path / "there")
     with hold(tmp_path / "there", 3, "run") as held:
         assert held.read()
+    assert copy(source.manifest, pytest.fail, tmp_path / "there") == 0
