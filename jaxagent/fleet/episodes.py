@@ -62,6 +62,9 @@ class EpisodeFiles:
         for step in self._folder.iterdir():
             with contextlib.suppress(OSError):  # not empty
                 step.rmdir()
+        files.sync_folder(self._folder)
+        self._steps = set(self._folder.iterdir())  # folders whose names are on disk
+        self._making = threading.Lock()
 
     def put(self, key: Key, packed: Packed) -> Literal["stored", "duplicate"]:
         """Stores an episode; when this returns, it is on disk. The same again is a duplicate, and changes nothing.
@@ -79,9 +82,11 @@ class EpisodeFiles:
             if there is not None:
                 raise EpisodeConflictError(f"{name_of(key)}: {there} is stored, and {packed.digest} was handed in.")
             path = path_of(self._folder, key, packed.digest)
-            if not path.parent.is_dir():
-                path.parent.mkdir(exist_ok=True)
-                files.sync_folder(self._folder)
+            with self._making:
+                if path.parent not in self._steps:
+                    path.parent.mkdir(exist_ok=True)
+                    files.sync_folder(self._folder)
+                    self._steps.add(path.parent)
             files.replace(path, packed.body)
             files.sync_folder(path.parent)
             self._digests[key] = packed.digest
@@ -97,7 +102,11 @@ class EpisodeFiles:
         return read(self._folder.parent, key, self._digests[key])
 
     def forget(self, keys: Iterable[Key]) -> None:
-        """Removes episodes that no step will read again. Those that are not there are not missed."""
+        """Removes episodes that no step will read again, after the ledger has forgotten them (`Ledger.compact`).
+
+        In this order a death in between leaves files that nobody knows, which the next opening removes. Those that are
+        not there are not missed.
+        """
         for key in keys:
             with self._locks[hash(key) % _LOCKS]:
                 if (digest := self._digests.pop(key, None)) is not None:

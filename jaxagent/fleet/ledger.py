@@ -69,6 +69,7 @@ class Ledger:
         self._folder = folder / segments.FOLDER
         self._folder.mkdir(parents=True, exist_ok=True)
         files.sync_folder(folder)
+        files.sync_folder(folder.parent)
         self._fence = fence.take(folder, segments.newest_epoch(self._folder) + 1)
         self.epoch = self._fence.epoch
         content = segments.read(self._folder)
@@ -104,8 +105,8 @@ class Ledger:
     def compact(self, keep: Callable[[Record], bool]) -> concurrent.futures.Future[int]:
         """Forgets the lines that `keep` does not want; the others stay as they are. The future has their number.
 
-        `keep` is called in the writer's thread, with every line that was appended before this call, or read. Where the
-        disk is full (OSError), nothing is forgotten, and the ledger goes on.
+        `keep` is called in the writer's thread, with every line that was appended before this call, or read; it must
+        not look at what goes on changing. Where the disk is full (OSError), nothing is forgotten, and the ledger goes on.
         """
         request = _Compact(keep, concurrent.futures.Future())
         self._ask(request)

@@ -47,7 +47,7 @@ def path_of(folder: str | pathlib.Path, version: int) -> pathlib.Path:
 
 
 def publish(folder: str | pathlib.Path, tree: Leaves, lineage: str, version: int, base: str = "") -> Manifest:
-    """Publishes a version; when this returns, it is on disk. The same again changes nothing.
+    """Publishes a version; when this returns, it is on disk. The same again changes nothing, or mends what was damaged.
 
     Args:
       folder: of all versions.
@@ -111,9 +111,18 @@ def finish(folder: str | pathlib.Path, stage: pathlib.Path, value: Manifest) -> 
         if not target.exists():
             raise
         compare(target, value)
+        _mend(target, stage, value)
         shutil.rmtree(stage, ignore_errors=True)
     files.sync_folder(target.parent)
     return value
+
+
+def _mend(target: pathlib.Path, stage: pathlib.Path, value: Manifest) -> None:
+    """Gives a version that is there its chunks anew where they are missing or damaged."""
+    for chunk in value.chunks.values():
+        there = file_of(target, chunk)
+        if not (there.exists() and manifest.chunk_of(there.read_bytes()) == chunk):
+            os.replace(file_of(stage, chunk), there)
 
 
 def compare(target: pathlib.Path, value: Manifest) -> None:

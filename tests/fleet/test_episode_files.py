@@ -13,6 +13,7 @@ from jaxagent.config import ConfigError
 from jaxagent.data import codec
 from jaxagent.fleet import episodes, packing
 from jaxagent.fleet.episodes import EpisodeConflictError, EpisodeFiles
+from jaxagent.fleet.ledger import Ledger
 from jaxagent.fleet.packing import Packed
 from jaxagent.types import Episode, Heard, StopReason, Task, TokenKind, Trajectory
 
@@ -138,6 +139,38 @@ def test_what_the_ledger_does_not_know_is_removed_and_what_it_knows_must_be_ther
         episodes.read(tmp_path, KEY, packed.digest)
     with pytest.raises(ConfigError, match=r"12/0-3-1-\w+\.json\.z is gone"):
         EpisodeFiles(tmp_path, {KEY: packed.digest})
+
+
+def test_forgetting_what_is_trained_can_be_interrupted(tmp_path):
+    """First the ledger forgets, then the files go: what a death leaves in between is removed at the next opening."""
+    packed = packing.pack(EPISODE)
+
+    def line(step):
+        return {"kind": "stored", "group": [step, 0, 0], "sample": 0, "digest": packed.digest}
+
+    with Ledger(tmp_path) as log:
+        store = EpisodeFiles(tmp_path, {})
+        for step in range(4):
+            store.put(((step, 0, 0), 0), packed)
+            log.append([line(step)]).result(20)
+        assert log.compact(lambda record: record["group"][0] >= 2).result(20) == 2
+        store.forget([((0, 0, 0), 0)])
+    with Ledger(tmp_path) as log:
+        records = log.recovered()
+        assert records == [line(2), line(3)]
+        known = {(tuple(record["group"]), record["sample"]): record["digest"] for record in records}
+        store = EpisodeFiles(tmp_path, known)
+    assert [path.parent.name for path in store.removed] == ["00000001"]
+    assert sorted(path.name for path in (tmp_path / "episodes").iterdir()) == ["00000002", "00000003"]
+
+
+def test_an_episode_is_acknowledged_when_the_names_on_its_path_are_on_disk(tmp_path, monkeypatch):
+    store, synced = EpisodeFiles(tmp_path, {}), []
+    sync = episodes.files.sync_folder
+    monkeypatch.setattr(episodes.files, "sync_folder", lambda folder: (sync(folder), synced.append(folder.name)))
+    store.put(KEY, packing.pack(EPISODE))
+    store.put((KEY[0], 2), packing.pack(EPISODE))
+    assert synced == ["episodes", "00000012", "00000012"]
 
 
 def test_a_damaged_file_is_named(tmp_path):

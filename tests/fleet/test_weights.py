@@ -223,6 +223,17 @@ def test_the_same_again_changes_nothing_and_another_is_a_conflict(tmp_path):
     assert os.listdir(tmp_path) == ["00000003"] and read(tmp_path)
 
 
+def test_the_same_again_mends_what_was_damaged_meanwhile(tmp_path):
+    flat = leaves.flatten(tree())
+    first, second, *_ = publish(tmp_path, flat, "run", 3).chunks.values()
+    weights.file_of(tmp_path / "00000003", first).write_bytes(b"\0" * first.size)
+    weights.file_of(tmp_path / "00000003", second).unlink()
+    with pytest.raises(DamagedError):
+        read(tmp_path)
+    publish(tmp_path, flat, "run", 3)
+    assert read(tmp_path) and os.listdir(tmp_path) == ["00000003"]
+
+
 def test_several_writers_make_one_version(tmp_path):
     flat = leaves.flatten(tree())
     paths, stage = list(flat), tmp_path / ".writing-00000003-group"
