@@ -106,7 +106,8 @@ class Ledger:
         """Forgets the lines that `keep` does not want; the others stay as they are. The future has their number.
 
         `keep` is called in the writer's thread, with every line that was appended before this call, or read; it must
-        not look at what goes on changing. Where the disk is full (OSError), nothing is forgotten, and the ledger goes on.
+        not look at what goes on changing. Where the disk is full (OSError), nothing is forgotten, and the ledger goes
+        on.
         """
         request = _Compact(keep, concurrent.futures.Future())
         self._ask(request)
