@@ -5,20 +5,23 @@ from __future__ import annotations
 import fcntl
 import os
 import pathlib
+import threading
 
 from jaxagent.config import ConfigError
 
 
-def replace(path: pathlib.Path, text: str) -> None:
-    """Writes a file as a whole: a full disk or a kill leaves the old one, and of two processes the later one wins.
+def replace(path: pathlib.Path, content: str | bytes | memoryview) -> None:
+    """Writes a file as a whole: a full disk or a kill leaves the old one, and of two writers the later one wins.
+
+    Its name may still be lost with the machine's power: `sync_folder` makes names durable, of many files at once.
 
     Raises:
       OSError: the disk is full, or failed.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(temporary, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())  # before the name changes: after a power cut, an empty file would have it
         os.replace(temporary, path)
@@ -26,14 +29,31 @@ def replace(path: pathlib.Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def try_lock(fd: int) -> bool:
+def sync_folder(folder: pathlib.Path) -> None:
+    """When this returns, the names in a folder are on disk: what was made, renamed or removed there.
+
+    Raises:
+      OSError: the disk failed.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def try_lock(fd: int, shared: bool = False) -> bool:
     """Locks an open file or folder until it is closed or the process ends, however it ends. False: another holds it.
+
+    Args:
+      fd: of the file or folder.
+      shared: others may hold it as well, if theirs is shared too.
 
     Raises:
       OSError: the file system has no locks.
     """
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

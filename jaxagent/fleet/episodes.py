@@ -1,0 +1,139 @@
+"""Episodes as files: each written whole or not at all, once, and known by the digest of its result.
+
+    episodes/00000012/0-3-1-5f2c....json.z      step 12, round 0, group 3, attempt 1, beginning of the digest
+
+A file is on disk before the ledger says so, and only what the ledger says counts. A file that it does not know is of a
+process that died in between: opening the folder removes it. Since the name has the digest, two results of one episode
+never share a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from jaxagent.config import ConfigError
+from jaxagent.fleet import packing
+from jaxagent.fleet.packing import Packed
+from jaxagent.io import files
+from jaxagent.types import Episode
+
+Group = tuple[int, int, int]  # step, round, index within the round
+Key = tuple[Group, int]  # of one attempt
+FOLDER = "episodes"
+_LOCKS = 64  # writers of different episodes wait for each other with one chance in so many
+
+
+class EpisodeConflictError(RuntimeError):
+    """An episode's result is stored, and another one was handed in. The stored one stays."""
+
+
+class EpisodeFiles:
+    """The stored episodes of a folder. Every method may be called from several threads at once.
+
+    Attributes:
+      removed: files that were of no known episode.
+    """
+
+    def __init__(self, folder: str | pathlib.Path, known: Mapping[Key, str]):
+        """Opens the folder, as its one writer (the ledger's fence says who that is).
+
+        Args:
+          folder: beside the ledger's files.
+          known: the digests of all episodes that the ledger has.
+
+        Raises:
+          ConfigError: the file of a known one is not there.
+        """
+        self._folder = pathlib.Path(folder) / FOLDER
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._digests = dict(known)
+        self._locks = [threading.Lock() for _ in range(_LOCKS)]
+        wanted = {path_of(self._folder, key, digest): key for key, digest in known.items()}
+        there = {path for path in self._folder.rglob("*") if not path.is_dir()}
+        if missing := sorted(wanted.keys() - there):
+            raise ConfigError(f"{missing[0]} is gone, and the ledger has it. Restore it from a copy, or begin anew.")
+        self.removed = sorted(there - wanted.keys())
+        for path in self.removed:
+            path.unlink(missing_ok=True)
+        for step in self._folder.iterdir():
+            with contextlib.suppress(OSError):  # not empty
+                step.rmdir()
+        files.sync_folder(self._folder)
+        self._steps = set(self._folder.iterdir())  # folders whose names are on disk
+        self._making = threading.Lock()
+
+    def put(self, key: Key, packed: Packed) -> Literal["stored", "duplicate"]:
+        """Stores an episode; when this returns, it is on disk. The same again is a duplicate, and changes nothing.
+
+        Raises:
+          EpisodeConflictError: another result of the episode is stored; names both digests.
+          ConfigError: the body is damaged, or has another digest.
+          OSError: the disk is full, or failed; nothing is stored, and it may be handed in again.
+        """
+        packing.check(packed, name_of(key))
+        with self._locks[hash(key) % _LOCKS]:
+            there = self._digests.get(key)
+            if there == packed.digest:
+                return "duplicate"
+            if there is not None:
+                raise EpisodeConflictError(f"{name_of(key)}: {there} is stored, and {packed.digest} was handed in.")
+            path = path_of(self._folder, key, packed.digest)
+            with self._making:
+                if path.parent not in self._steps:
+                    path.parent.mkdir(exist_ok=True)
+                    files.sync_folder(self._folder)
+                    self._steps.add(path.parent)
+            files.replace(path, packed.body)
+            files.sync_folder(path.parent)
+            self._digests[key] = packed.digest
+            return "stored"
+
+    def read(self, key: Key) -> Episode:
+        """A stored episode, checked.
+
+        Raises:
+          ConfigError: it is damaged; names the file.
+          KeyError: it is not stored.
+        """
+        return read(self._folder.parent, key, self._digests[key])
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        """Removes episodes that no step will read again, after the ledger has forgotten them (`Ledger.compact`).
+
+        In this order a death in between leaves files that nobody knows, which the next opening removes. Those that are
+        not there are not missed.
+        """
+        for key in keys:
+            with self._locks[hash(key) % _LOCKS]:
+                if (digest := self._digests.pop(key, None)) is not None:
+                    path_of(self._folder, key, digest).unlink(missing_ok=True)
+
+
+def read(folder: str | pathlib.Path, key: Key, digest: str) -> Episode:
+    """An episode's file, checked: for processes that only read, and know what the coordinator told them.
+
+    Raises:
+      ConfigError: it is not there, or damaged; names the file.
+    """
+    path = path_of(pathlib.Path(folder) / FOLDER, key, digest)
+    try:
+        body = path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(f"{path} is not there: the episode was never stored, or is forgotten.") from None
+    return packing.unpack(Packed(digest, body), str(path))
+
+
+def name_of(key: Key) -> str:
+    """For messages."""
+    (step, round_, index), sample = key
+    return f"episode {sample} of group {index} (round {round_}) for step {step}"
+
+
+def path_of(folder: pathlib.Path, key: Key, digest: str) -> pathlib.Path:
+    """Where an episode's file lies."""
+    (step, round_, index), sample = key
+    return folder / f"{step:08d}" / f"{round_}-{index}-{sample}-{digest[:32]}.json.z"

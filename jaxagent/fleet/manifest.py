@@ -1,0 +1,178 @@
+"""What a version of the weights is: its lineage and number, and every leaf with the digests of its bytes, in chunks.
+
+The tree's digest covers paths, dtypes, shapes and all bits, and nothing else: two runs that publish equal weights
+publish equal digests, under any lineage and number. It is computed from the chunks' digests, and all chunks but a
+leaf's last have CHUNK_BYTES, so it is a function of the tree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, get_args
+
+from jaxagent.fleet import leaves
+from jaxagent.fleet.leaves import Leaves, Path
+
+Kind = Literal["full", "adapter"]
+CHUNK_BYTES = 8 << 20
+FORMAT = 1
+
+
+class WeightsError(RuntimeError):
+    """A version cannot be had as it was asked for. What is used so far stays in use."""
+
+
+class MissingError(WeightsError):
+    """The version is not there: not yet, or not any more."""
+
+
+class MismatchError(WeightsError):
+    """It is there, and is not what was asked for: of another lineage, kind, base, or model."""
+
+
+class DamagedError(WeightsError):
+    """Its bytes are not those that were published."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """A piece of a leaf's bytes. Equal pieces are one file."""
+
+    digest: str  # SHA-256
+    size: int  # bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One array."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: tuple[Chunk, ...]  # in order
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """One version."""
+
+    lineage: str  # of all versions that one trainer's history made; a history that repeats itself keeps it
+    version: int
+    kind: Kind
+    base: str  # of an adapter: the digest of the tree that it changes; "" of full weights
+    digest: str  # of the tree
+    leaves: tuple[Leaf, ...]  # sorted by path
+
+    @property
+    def chunks(self) -> dict[str, Chunk]:
+        """Every chunk once, by digest."""
+        return {chunk.digest: chunk for leaf in self.leaves for chunk in leaf.chunks}
+
+    @property
+    def size(self) -> int:
+        """Bytes of all leaves."""
+        return sum(chunk.size for leaf in self.leaves for chunk in leaf.chunks)
+
+
+def cut(data: memoryview) -> list[memoryview]:
+    """A leaf's bytes in chunks."""
+    return [data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES)]
+
+
+def chunk_of(data: memoryview | bytes) -> Chunk:
+    """What a manifest says of a piece of bytes."""
+    return Chunk(hashlib.sha256(data).hexdigest(), len(data))
+
+
+def describe(path: Path, leaf: Any) -> Leaf:
+    """What a manifest says of an array."""
+    leaves.check_dtype(leaf.dtype, path)
+    chunks = tuple(map(chunk_of, cut(leaves.to_bytes(leaf))))
+    return Leaf(path, leaf.dtype.name, leaf.shape, chunks)
+
+
+def manifest(lineage: str, version: int, found: Iterable[Leaf], base: str = "") -> Manifest:
+    """The manifest of leaves, which may be those of several writers.
+
+    Args:
+      lineage, version: of the weights.
+      found: each leaf once.
+      base: of an adapter: the digest of what it changes.
+
+    Raises:
+      ValueError: a leaf is there twice.
+    """
+    ordered = sorted(found, key=_order)
+    for one, other in itertools.pairwise(ordered):
+        if one.path == other.path:
+            raise ValueError(f"{leaves.name_of(one.path)} is there twice.")
+    return Manifest(lineage, version, "adapter" if base else "full", base, digest_of(ordered), tuple(ordered))
+
+
+def digest_of(found: Iterable[Leaf]) -> str:
+    """The tree's digest."""
+    rows = [[leaf.path, leaf.dtype, leaf.shape, [chunk.digest for chunk in leaf.chunks]] for leaf in found]
+    return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
+
+
+def digest(tree: Leaves) -> str:
+    """The digest that weights have when they are published; nothing is written."""
+    return digest_of(sorted((describe(path, leaf) for path, leaf in tree.items()), key=_order))
+
+
+def encode(value: Manifest) -> bytes:
+    """A manifest's file."""
+    row = {"weights": FORMAT, **dataclasses.asdict(value)}
+    text = json.dumps(row, separators=(",", ":"))
+    return json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "manifest": text}).encode()
+
+
+def decode(content: bytes, where: str) -> Manifest:
+    """The other way.
+
+    Raises:
+      DamagedError: it is not as it was written, or does not fit itself; names `where`.
+    """
+    try:
+        outer = json.loads(content)
+        text = outer["manifest"]
+        if hashlib.sha256(text.encode()).hexdigest() != outer["sha256"]:
+            raise ValueError("its checksum is another")
+        return _checked(json.loads(text))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(f"{where} is damaged: {error or type(error).__name__}.") from None
+
+
+def _checked(row: Mapping[str, Any]) -> Manifest:
+    if row["weights"] != FORMAT:
+        raise ValueError(f"it has format {row['weights']}, and {FORMAT} is read")
+    found = tuple(
+        Leaf(
+            path=tuple(leaf["path"]),
+            dtype=leaf["dtype"],
+            shape=tuple(leaf["shape"]),
+            chunks=tuple(Chunk(**chunk) for chunk in leaf["chunks"]),
+        )
+        for leaf in row["leaves"]
+    )
+    for leaf in found:
+        dtype = leaves.named(leaf.dtype)
+        if dtype is None or sum(chunk.size for chunk in leaf.chunks) != leaves.size_of(leaf.dtype, leaf.shape):
+            raise ValueError(f"{leaves.name_of(leaf.path)} has chunks of another size than its shape")
+        for chunk in leaf.chunks:
+            if not re.fullmatch("[0-9a-f]{64}", chunk.digest):  # it becomes a file's name
+                raise ValueError(f"{leaves.name_of(leaf.path)} has a chunk without a digest")
+    value = Manifest(row["lineage"], row["version"], row["kind"], row["base"], row["digest"], found)
+    if value.kind not in get_args(Kind) or digest_of(found) != value.digest:
+        raise ValueError("its leaves have another digest")
+    return value
+
+
+def _order(leaf: Leaf) -> list[tuple[bool, int, str]]:
+    """Positions of a tuple come in order, and before names."""
+    return [(isinstance(key, str), 0 if isinstance(key, str) else key, str(key)) for key in leaf.path]

@@ -1,0 +1,182 @@
+"""Versions of the weights, read: exactly the one that is asked for, every byte compared with its digest.
+
+Who asks for version v of a lineage, of full weights or of adapters to a base, gets that, or a `WeightsError` that says
+what is wrong; never another version, and never a part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxagent.fleet import leaves, manifest
+from jaxagent.fleet.leaves import Path
+from jaxagent.fleet.manifest import Chunk, DamagedError, Leaf, Manifest, MismatchError, MissingError
+from jaxagent.fleet.weights import MANIFEST, file_of, path_of, threads
+from jaxagent.io import files
+
+
+class Typed(Protocol):
+    """An array, or what describes one."""
+
+    @property
+    def dtype(self) -> Any: ...  # noqa: D102
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
+
+
+class Held:
+    """A version that is not deleted while this is open. Use as a context manager.
+
+    Attributes:
+      manifest: of the version.
+    """
+
+    def __init__(self, path: pathlib.Path):
+        """Raises MissingError or DamagedError."""
+        self._path = path
+        try:
+            self._fd = os.open(path / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            raise MissingError(f"{path} is not there: not published yet, or deleted.") from None
+        try:
+            if not self._locked():
+                raise MissingError(f"{path} is being deleted.")
+            content = b"".join(iter(lambda: os.read(self._fd, 1 << 20), b""))
+            self.manifest = manifest.decode(content, str(path / MANIFEST))
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        os.close(self._fd)
+
+    def chunk(self, chunk: Chunk) -> bytes:
+        """A chunk's bytes, compared with its digest.
+
+        Raises:
+          DamagedError: they are others, fewer or more; names the file.
+        """
+        data = bytearray(chunk.size)
+        self._fill(chunk, memoryview(data))
+        return bytes(data)
+
+    def read(self) -> dict[Path, np.ndarray]:
+        """All leaves, compared with their digests, in the manifest's order.
+
+        Raises:
+          DamagedError: names the leaf and the file.
+        """
+        found, parts = {}, []
+        for leaf in self.manifest.leaves:
+            found[leaf.path], data = leaves.empty(leaf.dtype, leaf.shape)
+            start = 0
+            for chunk in leaf.chunks:
+                parts.append((leaf, chunk, data[start : start + chunk.size]))
+                start += chunk.size
+
+        def one(part: tuple[Leaf, Chunk, memoryview]) -> None:
+            leaf, chunk, data = part
+            try:
+                self._fill(chunk, data)
+            except DamagedError as failure:
+                raise DamagedError(f"leaf {leaves.name_of(leaf.path)}: {failure}") from None
+
+        with threads() as pool:
+            for _ in pool.map(one, parts):
+                pass
+        return found
+
+    def _locked(self) -> bool:
+        """Whether the version stays for as long as the file is open."""
+        with contextlib.suppress(OSError):  # no locks on this file system: the version may go while it is read
+            if not files.try_lock(self._fd, shared=True):
+                return False
+        try:
+            return os.path.samestat(os.fstat(self._fd), os.stat(self._path / MANIFEST))
+        except FileNotFoundError:
+            return False
+
+    def _fill(self, chunk: Chunk, data: memoryview) -> None:
+        path = file_of(self._path, chunk)
+        try:
+            with path.open("rb", buffering=0) as file:
+                size, got = os.fstat(file.fileno()).st_size, 0
+                while got < len(data) and (more := file.readinto(data[got:])):
+                    got += more
+        except FileNotFoundError:
+            raise DamagedError(f"{path} is missing.") from None
+        if size != chunk.size or got != chunk.size:
+            raise DamagedError(f"{path} has {size} bytes, and not {chunk.size}.")
+        if manifest.chunk_of(data) != chunk:
+            raise DamagedError(f"{path} differs from its digest.")
+
+
+def hold(
+    folder: str | pathlib.Path,
+    version: int,
+    lineage: str,
+    base: str = "",
+    like: Mapping[Path, Typed] | None = None,
+) -> Held:
+    """Exactly the version that is asked for, to be read.
+
+    Args:
+      folder: of all versions.
+      version, lineage: which.
+      base: of adapters: the digest of the weights that the reader has; "" = full weights are wanted.
+      like: by path, the arrays that the reader has room for; None: any.
+
+    Raises:
+      MissingError: it is not there.
+      MismatchError: it is of another lineage, kind, base or model.
+      DamagedError: its manifest is.
+    """
+    held = Held(path_of(folder, version))
+    try:
+        check(held.manifest, version, lineage, base, like)
+    except BaseException:
+        held.__exit__()
+        raise
+    return held
+
+
+def check(
+    value: Manifest, version: int, lineage: str, base: str = "", like: Mapping[Path, Typed] | None = None
+) -> None:
+    """Whether a manifest, from wherever it came, is of what was asked for (see `hold`).
+
+    Raises:
+      MismatchError: names what differs.
+    """
+    for name, has, wanted in (
+        ("version", value.version, version),
+        ("lineage", value.lineage, lineage),
+        ("kind", value.kind, "adapter" if base else "full"),
+        ("base", value.base, base),
+    ):
+        if has != wanted:
+            raise MismatchError(f"version {version} was asked for with {name} {wanted!r}, and its {name} is {has!r}.")
+    if like is None:
+        return
+    found = {leaf.path: (leaf.dtype, leaf.shape) for leaf in value.leaves}
+    room = {path: (np.dtype(leaf.dtype).name, tuple(leaf.shape)) for path, leaf in like.items()}
+    for path in sorted(found.keys() | room.keys(), key=leaves.name_of):
+        if found.get(path) != room.get(path):
+            there, wanted = (_words(leaf) for leaf in (found.get(path), room.get(path)))
+            raise MismatchError(
+                f"version {version}, leaf {leaves.name_of(path)}: published is {there}, and the model has {wanted}."
+            )
+
+
+def _words(leaf: tuple[str, tuple[int, ...]] | None) -> str:
+    return "no such leaf" if leaf is None else f"{leaf[0]}{list(leaf[1])}"

@@ -1,0 +1,196 @@
+"""Versions of the weights as folders that never change: published whole, and deleted when nobody holds them.
+
+    weights/00000012/manifest.json         what it is (manifest.py), written last
+    weights/00000012/<SHA-256>.bin         chunks
+    weights/.writing-..., .copying-..., .deleting-...     what is not, or no longer, a version
+
+A folder has the versions of one lineage: where a trainer's replayed steps come out with other bits, its versions from
+then on are another lineage's, in another folder. Under LoRA only adapters are published: `base` is the digest of the
+frozen weights that every reader has already. weight_reader.py reads, weight_copy.py copies.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import os
+import pathlib
+import shutil
+import threading
+from collections.abc import Iterator
+
+from jaxagent.fleet import leaves, manifest
+from jaxagent.fleet.leaves import Leaves
+from jaxagent.fleet.manifest import Chunk, Leaf, Manifest, WeightsError
+from jaxagent.io import files
+
+MANIFEST = "manifest.json"
+THREADS = 4  # that read, digest and write; all three run outside Python's lock
+
+
+class ConflictError(WeightsError):
+    """The version is published with other weights: a replayed step came out differently."""
+
+
+def versions(folder: str | pathlib.Path) -> list[int]:
+    """The versions that are there, oldest first."""
+    folder = pathlib.Path(folder)
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit()) if folder.is_dir() else []
+
+
+def path_of(folder: str | pathlib.Path, version: int) -> pathlib.Path:
+    """Where a version lies."""
+    return pathlib.Path(folder) / f"{version:08d}"
+
+
+# ---------------------------------------------------------------- writing
+
+
+def publish(folder: str | pathlib.Path, tree: Leaves, lineage: str, version: int, base: str = "") -> Manifest:
+    """Publishes a version; when this returns, it is on disk. The same again changes nothing, or mends what was damaged.
+
+    Args:
+      folder: of all versions.
+      tree: the leaves (`leaves.flatten` makes them of nested dicts and tuples).
+      lineage, version: what readers ask for.
+      base: of adapters: the digest of the weights that they change; "" = full weights.
+
+    Raises:
+      ConflictError: the version is there, and differs; names both digests.
+      OSError: the disk is full, or failed; there is no such version then.
+    """
+    stage = pathlib.Path(folder) / f".writing-{version:08d}-{os.getpid()}-{threading.get_native_id()}"
+    try:
+        return finish(folder, stage, manifest.manifest(lineage, version, write(stage, tree), base))
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def write(stage: pathlib.Path, tree: Leaves) -> list[Leaf]:
+    """Writes chunks of leaves where a version is being made; several processes may, each its own leaves.
+
+    Raises:
+      OSError: the disk is full, or failed.
+    """
+    stage.mkdir(parents=True, exist_ok=True)
+
+    def one(piece: memoryview) -> Chunk:
+        chunk = manifest.chunk_of(piece)
+        path = file_of(stage, chunk)
+        if not path.exists():
+            files.replace(path, piece)
+        return chunk
+
+    found = []
+    with threads() as pool:
+        for path, leaf in tree.items():
+            leaves.check_dtype(leaf.dtype, path)
+            pieces = manifest.cut(leaves.to_bytes(leaf))
+            found.append((path, leaf, [pool.submit(one, piece) for piece in pieces]))
+        return [
+            Leaf(path, leaf.dtype.name, leaf.shape, tuple(chunk.result() for chunk in chunks))
+            for path, leaf, chunks in found
+        ]
+
+
+def finish(folder: str | pathlib.Path, stage: pathlib.Path, value: Manifest) -> Manifest:
+    """Makes a version of the chunks in `stage`, which is in `folder` and gone afterwards.
+
+    Raises:
+      ConflictError: the version is there, and differs.
+      OSError: the disk is full, or failed.
+    """
+    target = path_of(folder, value.version)
+    files.replace(stage / MANIFEST, manifest.encode(value))
+    files.sync_folder(stage)
+    try:
+        if target.exists():
+            raise FileExistsError
+        os.rename(stage, target)  # refused where a folder with files has the name
+    except OSError:
+        if not target.exists():
+            raise
+        compare(target, value)
+        _mend(target, stage, value)
+        shutil.rmtree(stage, ignore_errors=True)
+    files.sync_folder(target.parent)
+    return value
+
+
+def _mend(target: pathlib.Path, stage: pathlib.Path, value: Manifest) -> None:
+    """Gives a version that is there its chunks anew where they are missing or damaged."""
+    for chunk in value.chunks.values():
+        there = file_of(target, chunk)
+        if not (there.exists() and manifest.chunk_of(there.read_bytes()) == chunk):
+            os.replace(file_of(stage, chunk), there)
+
+
+def compare(target: pathlib.Path, value: Manifest) -> None:
+    """Whether the version that is there is this one.
+
+    Raises:
+      ConflictError: it is not; names both digests.
+      DamagedError: its manifest is damaged.
+    """
+    there = manifest.decode((target / MANIFEST).read_bytes(), str(target / MANIFEST))
+    if there != value:
+        raise ConflictError(
+            f"{target}: version {value.version} has digest {there.digest} (lineage '{there.lineage}'), and another "
+            f"came: {value.digest} (lineage '{value.lineage}')."
+        )
+
+
+# ---------------------------------------------------------------- deleting
+
+
+def delete(folder: str | pathlib.Path, below: int) -> tuple[list[int], list[int]]:
+    """Deletes versions, and what dead processes left of them; returns (deleted, kept since somebody holds them).
+
+    Args:
+      folder: of all versions.
+      below: this version and newer ones stay.
+    """
+    folder = pathlib.Path(folder)
+    deleted, held = [], []
+    for version in versions(folder):
+        if version < below:
+            (deleted if _delete(path_of(folder, version)) else held).append(version)
+    for path in list(folder.glob(".*")):
+        what, _, rest = path.name.partition("-")
+        if what == ".deleting" or (what in (".writing", ".copying") and int(rest[:8]) < below):
+            shutil.rmtree(path, ignore_errors=True)
+    return deleted, held
+
+
+def _delete(path: pathlib.Path) -> bool:
+    """False: somebody holds it."""
+    try:
+        fd = os.open(path / MANIFEST, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:  # another process deletes it, or somebody emptied it
+        fd = None
+    try:
+        if fd is not None:
+            with contextlib.suppress(OSError):  # no locks on this file system: nobody can hold anything
+                if not files.try_lock(fd):
+                    return False
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(path, path.with_name(f".deleting-{path.name}-{os.getpid()}"))
+        return True
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+def file_of(folder: pathlib.Path, chunk: Chunk) -> pathlib.Path:
+    """A chunk's file in the folder of a version."""
+    return folder / f"{chunk.digest}.bin"
+
+
+@contextlib.contextmanager
+def threads() -> Iterator[concurrent.futures.ThreadPoolExecutor]:
+    """A few threads; after a failure, what waits for one is not begun."""
+    pool = concurrent.futures.ThreadPoolExecutor(THREADS)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -1,0 +1,306 @@
+"""Versions of the weights: published whole, read as asked for or not at all, every bit and every failure."""
+
+import errno
+import hashlib
+import json
+import os
+import struct
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxagent.fleet import leaves, manifest, weight_reader, weights
+from jaxagent.fleet.manifest import DamagedError, MismatchError, MissingError
+from jaxagent.fleet.weight_reader import hold
+from jaxagent.fleet.weights import ConflictError, publish
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(manifest, "CHUNK_BYTES", 64)
+
+
+def tree(seed=0):
+    random = np.random.default_rng(seed)
+    return {
+        "embed": random.standard_normal((10, 7)).astype(np.float32),
+        "layers": (
+            {"wq": np.frombuffer(random.bytes(24), ml_dtypes.bfloat16).reshape(2, 3, 2)},  # NaNs among them
+            {"wq": random.standard_normal((4, 3, 2)).astype(ml_dtypes.bfloat16)[::2]},  # not in order in memory
+        ),
+        "scale": np.array(random.standard_normal(), np.float32),
+        "none": np.zeros((0, 3), np.int8),
+        "big": np.arange(5, dtype=">i4"),
+        "zeros": np.zeros((3, 64), np.int8),  # equal chunks
+    }
+
+
+def bits(array):
+    return array.astype(array.dtype.newbyteorder("<")).tobytes(), array.shape, array.dtype.name
+
+
+def read(folder, version=3, lineage="run", **more):
+    with hold(folder, version, lineage, **more) as held:
+        return held.read()
+
+
+def test_every_bit_of_every_kind_of_leaf_comes_back(tmp_path):
+    flat = leaves.flatten(tree())
+    published = publish(tmp_path, flat, "run", 3)
+    found = read(tmp_path, like=flat)
+    assert {path: bits(leaf) for path, leaf in found.items()} == {path: bits(leaf) for path, leaf in flat.items()}
+    back = leaves.unflatten(found)
+    assert isinstance(back["layers"], tuple) and bits(back["layers"][1]["wq"]) == bits(tree()["layers"][1]["wq"])
+    assert weights.versions(tmp_path) == [3] and os.listdir(tmp_path) == ["00000003"]
+    assert published.digest == manifest.digest(flat) != manifest.digest(leaves.flatten(tree(1)))
+    assert published.size == sum(leaf.nbytes for leaf in flat.values())
+    assert max(path.stat().st_size for path in tmp_path.rglob("*.bin")) <= 64
+    assert len(published.chunks) < sum(len(leaf.chunks) for leaf in published.leaves)
+
+
+def test_the_digest_is_of_paths_types_shapes_and_bits_alone():
+    base = {("a",): np.arange(6, dtype=np.float32), ("b",): np.zeros(2, np.int8)}
+    digest = manifest.digest(base)
+    assert manifest.digest(dict(reversed(base.items()))) == digest
+    rows = json.dumps(
+        [
+            [["a"], "float32", [6], [hashlib.sha256(struct.pack("<6f", *range(6))).hexdigest()]],
+            [["b"], "int8", [2], [hashlib.sha256(b"\0\0").hexdigest()]],
+        ],
+        separators=(",", ":"),
+    )
+    assert digest == hashlib.sha256(rows.encode()).hexdigest()
+    negative_zero = np.array([-0.0, 1, 2, 3, 4, 5], np.float32)
+    for other in (
+        base | {("a",): base["a",].reshape(2, 3)},
+        base | {("a",): base["a",].view(np.int32)},
+        base | {("a",): negative_zero},
+        {("a",): base["a",], ("c",): base["b",]},
+    ):
+        assert manifest.digest(other) != digest
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"a": {"b": None}}, "a.b is a NoneType"),
+        ({"a": [np.zeros(1)]}, "a is a list"),
+        ({"a": {}}, "a is empty"),
+        ({"a": {1: np.zeros(1)}}, "a is a dict"),
+        ({"a": (np.array(["x"]),)}, "a.0 has the dtype <U1"),
+        ({"a": np.array([None])}, "a has the dtype object"),
+    ],
+)
+def test_what_is_no_tree_of_numbers_is_refused_by_name(bad, message):
+    with pytest.raises(TypeError, match=message):
+        leaves.flatten(bad)
+
+
+def test_paths_that_make_no_tree_are_refused():
+    one = np.zeros(1)
+    for paths in ([("a",), ("a", "b")], [("a", 0), ("a", 2)], [("a", 0), ("a", "b")]):
+        with pytest.raises(ValueError):
+            leaves.unflatten(dict.fromkeys(paths, one))
+
+
+def test_never_another_version_lineage_kind_or_model(tmp_path):
+    flat = leaves.flatten(tree())
+    publish(tmp_path, flat, "run", 3)
+    for version in (2, 4):
+        with pytest.raises(MissingError, match=f"{version:08d} is not there"):
+            hold(tmp_path, version, "run")
+    with pytest.raises(MismatchError, match="with lineage 'run-2', and its lineage is 'run'"):
+        hold(tmp_path, 3, "run-2")
+    with pytest.raises(MismatchError, match="with kind 'adapter', and its kind is 'full'"):
+        hold(tmp_path, 3, "run", base="0" * 64)
+    os.rename(tmp_path / "00000003", tmp_path / "00000004")
+    with pytest.raises(MismatchError, match="with version 4, and its version is 3"):
+        hold(tmp_path, 4, "run")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {("embed",): np.zeros((7, 10), np.float32)},
+            r"leaf embed: published is float32\[10, 7\], .* float32\[7, 10\]",
+        ),
+        ({("embed",): np.zeros((10, 7), ml_dtypes.bfloat16)}, r"leaf embed: .*the model has bfloat16\[10, 7\]"),
+        ({("head",): np.zeros(2)}, r"leaf head: published is no such leaf, and the model has float64\[2\]"),
+    ],
+)
+def test_a_leaf_that_the_model_has_no_room_for_is_named(tmp_path, change, message):
+    flat = leaves.flatten(tree())
+    publish(tmp_path, flat, "run", 3)
+    with pytest.raises(MismatchError, match=message):
+        hold(tmp_path, 3, "run", like=flat | change)
+    del flat["embed",]
+    with pytest.raises(MismatchError, match=r"leaf embed: .*the model has no such leaf"):
+        hold(tmp_path, 3, "run", like=flat)
+
+
+def test_adapters_say_what_they_change(tmp_path):
+    base = manifest.digest(leaves.flatten(tree()))
+    flat = {("wq", "a"): np.ones((2, 4), np.float32)}
+    assert publish(tmp_path, flat, "run", 3, base=base).kind == "adapter"
+    assert list(read(tmp_path, base=base)) == [("wq", "a")]
+    with pytest.raises(MismatchError, match="kind is 'adapter'"):
+        hold(tmp_path, 3, "run")
+    with pytest.raises(MismatchError, match=f"with base '{'0' * 64}', and its base is '{base}'"):
+        hold(tmp_path, 3, "run", base="0" * 64)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]), "differs from its"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "bytes, and not"),
+        (lambda path: path.write_bytes(path.read_bytes() + b"x"), "bytes, and not"),
+        (lambda path: path.unlink(), "is missing"),
+    ],
+)
+def test_a_chunk_that_is_damaged_is_never_served(tmp_path, damage, message):
+    published = publish(tmp_path, leaves.flatten(tree()), "run", 3)
+    for leaf in published.leaves:
+        for chunk in leaf.chunks:
+            path = weights.file_of(tmp_path / "00000003", chunk)
+            good = path.read_bytes()
+            damage(path)
+            with pytest.raises(DamagedError, match=rf"^leaf [a-z.0-9]+: {path} .*{message}|^leaf .*{path} {message}"):
+                read(tmp_path)
+            with hold(tmp_path, 3, "run") as held, pytest.raises(DamagedError, match=message):
+                held.chunk(chunk)
+            path.write_bytes(good)
+    assert read(tmp_path)
+
+
+def test_a_manifest_with_any_byte_flipped_is_never_read(tmp_path):
+    publish(tmp_path, {("a",): np.arange(3, dtype=np.int8)}, "run", 3)
+    path = tmp_path / "00000003/manifest.json"
+    good = path.read_bytes()
+    for at in range(len(good)):
+        for bit in (1, 32):
+            with pytest.raises(DamagedError, match=r"^here is damaged"):
+                manifest.decode(good[:at] + bytes([good[at] ^ bit]) + good[at + 1 :], "here")
+    path.write_bytes(good[:-1])
+    with pytest.raises(DamagedError, match=rf"^{path} is damaged"):
+        hold(tmp_path, 3, "run")
+
+
+def test_a_manifest_that_does_not_fit_itself_is_refused():
+    """Its checksum is right, so somebody wrote it so."""
+    good = manifest.manifest("run", 3, [manifest.describe(("a",), np.arange(3, dtype=np.int8))])
+    row = json.loads(json.loads(manifest.encode(good))["manifest"])
+    leaf, chunk = row["leaves"][0], row["leaves"][0]["chunks"][0]
+
+    for change, message in (
+        (row | {"leaves": [leaf | {"shape": [4]}]}, "another size"),
+        (row | {"leaves": [leaf | {"dtype": "int16"}]}, "another size"),
+        (row | {"leaves": [leaf | {"dtype": "float7"}]}, "another size"),
+        (row | {"leaves": [leaf | {"path": ["b"]}]}, "another digest"),
+        (row | {"leaves": [leaf | {"chunks": [chunk | {"digest": "../../../etc/passwd"}]}]}, "without a digest"),
+        (row | {"kind": "delta"}, "another digest"),
+        (row | {"weights": 2}, "format 2"),
+    ):
+        text = json.dumps(change)
+        content = json.dumps({"sha256": manifest.chunk_of(text.encode()).digest, "manifest": text})
+        with pytest.raises(DamagedError, match=message):
+            manifest.decode(content.encode(), "here")
+
+
+def test_the_same_again_changes_nothing_and_another_is_a_conflict(tmp_path):
+    flat = leaves.flatten(tree())
+    first = publish(tmp_path, flat, "run", 3)
+    before = (tmp_path / "00000003").stat()
+    assert publish(tmp_path, flat, "run", 3) == first
+    assert (tmp_path / "00000003").stat().st_ino == before.st_ino
+    other = leaves.flatten(tree(1))
+    with pytest.raises(ConflictError, match=f"{first.digest}.*{manifest.digest(other)}"):
+        publish(tmp_path, other, "run", 3)
+    with pytest.raises(ConflictError, match="lineage 'run-2'"):
+        publish(tmp_path, flat, "run-2", 3)
+    assert os.listdir(tmp_path) == ["00000003"] and read(tmp_path)
+
+
+def test_the_same_again_mends_what_was_damaged_meanwhile(tmp_path):
+    flat = leaves.flatten(tree())
+    first, second, *_ = publish(tmp_path, flat, "run", 3).chunks.values()
+    weights.file_of(tmp_path / "00000003", first).write_bytes(b"\0" * first.size)
+    weights.file_of(tmp_path / "00000003", second).unlink()
+    with pytest.raises(DamagedError):
+        read(tmp_path)
+    publish(tmp_path, flat, "run", 3)
+    assert read(tmp_path) and os.listdir(tmp_path) == ["00000003"]
+
+
+def test_several_writers_make_one_version(tmp_path):
+    flat = leaves.flatten(tree())
+    paths, stage = list(flat), tmp_path / ".writing-00000003-group"
+    parts = [weights.write(stage, {path: flat[path] for path in paths[rank::2]}) for rank in range(2)]
+    value = manifest.manifest("run", 3, [leaf for part in parts for leaf in part])
+    assert weights.versions(tmp_path) == []
+    assert weights.finish(tmp_path, stage, value).digest == manifest.digest(flat)
+    assert read(tmp_path).keys() == flat.keys()
+    with pytest.raises(ValueError, match="is there twice"):
+        manifest.manifest("run", 3, [*parts[0], parts[0][0]])
+
+
+@pytest.mark.parametrize("failing", (1, 5, 9, 13))
+def test_a_disk_that_fills_up_anywhere_leaves_no_version(tmp_path, monkeypatch, failing):
+    calls, fsync = [], os.fsync
+
+    def full(fd):
+        calls.append(fd)
+        if len(calls) >= failing:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(fd)
+
+    monkeypatch.setattr(weights.files.os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        publish(tmp_path, leaves.flatten(tree()), "run", 3)
+    monkeypatch.undo()
+    assert all(not path.name.startswith(".") for path in tmp_path.iterdir())
+    for version in weights.versions(tmp_path):  # its name was written, and not said to be on disk
+        assert read(tmp_path, version)
+
+
+def test_what_a_reader_holds_is_not_deleted(tmp_path):
+    for version in range(1, 6):
+        publish(tmp_path, leaves.flatten(tree(version)), "run", version)
+    (tmp_path / ".writing-00000002-1-1").mkdir()
+    (tmp_path / ".copying-00000005-abc").mkdir()
+    (tmp_path / ".deleting-00000000-1").mkdir()
+    with hold(tmp_path, 2, "run") as held, hold(tmp_path, 2, "run"):
+        assert weights.delete(tmp_path, 4) == ([1, 3], [2])
+        assert weights.versions(tmp_path) == [2, 4, 5] and held.read()
+        with pytest.raises(MissingError):
+            hold(tmp_path, 1, "run")
+    assert weights.delete(tmp_path, 4) == ([2], [])
+    assert sorted(os.listdir(tmp_path)) == [".copying-00000005-abc", "00000004", "00000005"]
+
+
+def test_a_reader_that_comes_while_a_version_is_deleted_gets_none_of_it(tmp_path, monkeypatch):
+    publish(tmp_path, leaves.flatten(tree()), "run", 3)
+    rename = os.rename
+
+    def reader_comes(*names):
+        with pytest.raises(MissingError, match="is being deleted"):
+            hold(tmp_path, 3, "run")
+        rename(*names)
+
+    monkeypatch.setattr(weights.os, "rename", reader_comes)
+    assert weights.delete(tmp_path, 9) == ([3], [])
+    monkeypatch.undo()
+
+    publish(tmp_path, leaves.flatten(tree()), "run", 3)
+
+    def deleted_before_it_locks(fd, shared=False):
+        monkeypatch.undo()
+        assert weights.delete(tmp_path, 9) == ([3], [])
+        return weights.files.try_lock(fd, shared)
+
+    monkeypatch.setattr(weight_reader.files, "try_lock", deleted_before_it_locks)
+    with pytest.raises(MissingError, match="is being deleted"):
+        hold(tmp_path, 3, "run")
+    assert os.listdir(tmp_path) == []
