@@ -6,11 +6,11 @@ r"""MemAgent: documents far longer than the window are read chunk by chunk, with
     python -m jaxagent.main --config=configs/memagent.py:qwen2.5-7b \
         --config.model.path=Qwen2.5-7B-Instruct --config.data.source=data/long_qa    # RL-MemAgent-7B, 8 GPUs of 80 GB
 
-Laptop: a policy of about one million parameters, random at first, learns on two CPU cores to keep what it has read.
-A question asks for a country's capital, currency or calling code; one of about twenty short passages says it, in a
-document of eight chunks of 64 tokens. The warm start's demonstrations mostly lose their memory when the next chunk says
-nothing about the question; RL unlearns that. Held-out questions are about other countries. Time and numbers:
-docs/recipes.md.
+Laptop: a policy of about one million parameters, random at first, is to learn on two CPU cores to keep what it has
+read. It has not been seen to: docs/recipes.md says how far it got. A question asks for a country's capital, currency or
+calling code; one of about twenty short passages says it, in a document of eight chunks of 64 tokens. The warm start's
+demonstrations mostly lose their memory when the next chunk says nothing about the question, which RL is to unlearn.
+Held-out questions are about other countries.
 
 laptop-reproduction: the same, with the variant of LMIS-ORG's reproduction: the answer's conversation is not trained,
 and the advantage is divided by the number of conversations that are.
@@ -52,7 +52,7 @@ def get_config(preset: str = "laptop") -> ConfigDict:
 
 
 def laptop() -> ConfigDict:
-    """Documents of eight chunks, a policy of a million parameters; learns in minutes on two CPU cores."""
+    """Documents of eight chunks, a policy of a million parameters, two CPU cores. Has not learnt yet."""
     config = parts.laptop()
     config.workdir = "runs/memagent"
 

@@ -1,6 +1,6 @@
 """A role that speaks text: scripted counterparts and endpoints. Engines of this run are `roles.engines`.
 
-with role.open(run, note) as speaker_at:             # once per run
+with role.open(name, run, note) as speaker_at:       # once per run
     speaker = speaker_at(task, sample, number)       # one conversation
     reply = await speaker.reply(messages, stop_strings, max_tokens)     # the whole conversation so far, each time
 """
