@@ -8,7 +8,18 @@ from setuptools import find_namespace_packages, setup
 TORCH = "torch==2.13.0"
 DENSE = ["faiss-cpu"]
 GGUF = ["gguf"]
-TEST = ["pytest", "pytest-xdist", "hypothesis", "ruff", "chex", "openai", "gymnasium", "mcp", TORCH]
+TEST = [
+    "pytest",
+    "pytest-xdist",
+    "hypothesis",
+    "ruff",
+    "chex",
+    "openai",
+    "gymnasium",
+    "mcp",
+    "kubernetes-validate",
+    TORCH,
+]
 TEST += ["anthropic", "openai-agents", "transformers>=5", *DENSE, *GGUF]
 # Folders beside jaxagent/ that are its subpackages: see jaxagent/__init__.py.
 BESIDE = ("configs", "launch", "data_pipelines")
@@ -75,10 +86,11 @@ setup(
         "dense": DENSE,
         "gguf": GGUF,  # data_pipelines.smollm2
         "jetstream": ["google-jetstream"],  # archived; it brings TensorFlow for its tokenizers
+        "ray": ["ray"],  # launch.ray_fleet
         "tensorboard": ["tensorboard"],
         "test": TEST,
         # What benchmarks/ compares with. Later versions of Tunix want an older transformers and other arguments.
         "peers": ["transformers>=5", "trl==1.16.0", "google-tunix==0.1.5", TORCH],
-        "dev": [*TEST, "tensorboard"],
+        "dev": [*TEST, "ray", "tensorboard"],
     },
 )

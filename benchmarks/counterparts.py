@@ -115,7 +115,7 @@ class Conversation:
 
 def mesh_of_one() -> jax.sharding.Mesh:
     """A mesh of one device."""
-    return sharding.make_mesh(MeshConfig(data=1, fsdp=1, tensor=1))
+    return sharding.make_mesh(MeshConfig(data=1, fsdp=1, tensor=1, context=1))
 
 
 @contextlib.contextmanager

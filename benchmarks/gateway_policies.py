@@ -119,7 +119,7 @@ def tiny_engine(tokenizer: Tokenizer) -> Driver:
         cache_dtype="float32",
         request_timeout_s=60.0,
     )
-    mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=1, tensor=1))
+    mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=1, tensor=1, context=1))
     with jax.set_mesh(mesh):
         weights = params.init(spec, jax.random.key(0), params.shardings(spec, mesh, sharding.COMPUTE))
     stops = automaton.build([], tokenizer.token_bytes(), spec.padded_vocab_size)

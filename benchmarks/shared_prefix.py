@@ -98,7 +98,7 @@ def measure(spec: ModelSpec, policy: Any = None, repetitions: int = 5, row_token
       repetitions: the two take turns; the least of each counts.
       row_tokens: of the shared row, 960 or more.
     """
-    mesh = sharding.make_mesh(MeshConfig(1, 1, 1))
+    mesh = sharding.make_mesh(MeshConfig(1, 1, 1, 1))
     rl = schema.parse(search_r1.get_config("laptop")).rl
     optimizer = make_optimizer(rl.optimizer, 1000)
     with jax.set_mesh(mesh):

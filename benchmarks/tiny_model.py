@@ -56,14 +56,14 @@ def two_devices() -> None:
 
 def spread(model: TinyModel, count: int) -> TinyModel:
     """The same model on a mesh of `count` devices, data parallel."""
-    mesh = sharding.make_mesh(MeshConfig(data=count, fsdp=1, tensor=1))
+    mesh = sharding.make_mesh(MeshConfig(data=count, fsdp=1, tensor=1, context=1))
     weights = jax.device_put(model.params, params.shardings(model.spec, mesh, sharding.TRAIN))
     return dataclasses.replace(model, mesh=mesh, params=weights)
 
 
 def make(folder: Path, exact: bool = False, seed: int = 0) -> TinyModel:
     """Initialises the model and exports it into `folder`."""
-    mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=1, tensor=1))
+    mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=1, tensor=1, context=1))
     with jax.set_mesh(mesh):
         weights = params.init(SPEC, jax.random.key(seed), params.shardings(SPEC, mesh, sharding.TRAIN))
     hf.save(folder, weights, SPEC, "float32")
@@ -72,6 +72,6 @@ def make(folder: Path, exact: bool = False, seed: int = 0) -> TinyModel:
 
 def load(folder: Path) -> TinyModel:
     """What `make` exported, in another process."""
-    mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=1, tensor=1))
+    mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=1, tensor=1, context=1))
     weights = hf.load(folder, SPEC, params.shardings(SPEC, mesh, sharding.TRAIN))
     return TinyModel(SPEC, mesh, weights, folder, exact=False)

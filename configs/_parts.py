@@ -103,7 +103,7 @@ def laptop() -> ConfigDict:
     config = ConfigDict()
     config.seed = 0
     config.numerics = "exact"
-    config.mesh = ConfigDict({"data": 1, "fsdp": 1, "tensor": 1})
+    config.mesh = ConfigDict({"data": 1, "fsdp": 1, "tensor": 1, "context": 1})
 
     config.model = ConfigDict()
     config.model.path = ""
@@ -176,6 +176,6 @@ def laptop() -> ConfigDict:
     config.rl.batch = batch(row_tokens=256, micro_rows=4)
 
     config.eval = ConfigDict({"every": 10, "sampled": True})
-    config.checkpoint = ConfigDict({"every": 10, "keep": 2})
+    config.checkpoint = ConfigDict({"every": 10, "keep": 2, "replay": "all"})
     config.log_episodes = False
     return config

@@ -15,8 +15,8 @@ writes the same commands itself, in the ordinary rollout; the gain is the same. 
 0.25 to 1.00, with a log-prob gap of 0.0. 17 minutes beside several other runs (13 of them RL), builtin 9.
 
 claude_code: the published hyper-parameters (8 prompts x 8, learning rate 1e-6, no KL, clip 0.2 / 0.28) with the nearest
-model that there is code for. codex: the same with Codex. Not run by us; at 96k tokens of context they need more memory
-than 64 GPUs of 80 GB have (docs/recipes.md): shorten env.context_tokens and rl.batch.row_tokens.
+model that there is code for. codex: the same with Codex. Not run by us; on 64 GPUs of 80 GB, over eight of which the
+96k tokens of a row are split (docs/scaling_out.md, "Long sequences").
 """
 
 from ml_collections import ConfigDict
@@ -126,7 +126,7 @@ def published() -> ConfigDict:
     """
     config = laptop()
     del config.env.agent
-    config.mesh.fsdp = 8
+    config.mesh.context = 8  # as published: eight devices share a row
     config.mesh.tensor = 8
     # The shape of Qwen3-32B, so that --dry_run needs no checkpoint; a model.path must agree with it.
     config.model.num_layers = 64
@@ -150,7 +150,7 @@ def published() -> ConfigDict:
     config.rl.tasks_per_step = 8
     config.rl.group_size = 8
     config.rl.batch.row_tokens = 96 * 1024
-    config.rl.batch.micro_rows = 8
+    config.rl.batch.micro_rows = 1
     return config
 
 

@@ -145,7 +145,7 @@ def _run(argv: Sequence[str]) -> int:
         f'<pre class="config">{html.escape(text)}</pre>',
     )
     files.replace(out / CURVE, page)
-    files.replace(out / FILE, json.dumps({"policy": str(source), "lengths": points}, indent=2) + "\n")
+    files.replace_json(out / FILE, {"policy": str(source), "lengths": points})
     print(text)
     print(json.dumps({"checkpoint": str(source), "score": config.env.score, "lengths": points, "out": str(out)}))
     return 0

@@ -2,9 +2,10 @@
 
     tasks -> rollout workers <-> engine -> groups -> streams -> packed batches -> update -> weights back to the engine
 
-One process, one mesh. The engine's thread generates while this thread waits in `collect`; then this thread updates
-while the engine idles, so every token is exactly on-policy at the start of its update. New weights are an argument:
-the engine takes the arrays that the update returned, and lays their layers out side by side once.
+By default this is one process with one mesh. The engine's thread generates while this thread waits in `source.batch`;
+then this thread updates while the engine idles, so every token is exactly on-policy at the start of its update. New
+weights are an argument: the engine takes the arrays that the update returned, and lays their layers out side by side
+once. Where other processes play, the RL stage is given other seams (runs/seams.py), and is the same otherwise.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import dataclasses
 import functools
 import gc
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from jaxagent.algorithms.entropy import EntropyControl
 from jaxagent.algorithms.needs import refresh_due
 from jaxagent.algorithms.opd import as_opd
 from jaxagent.algorithms.streams import sampled_trajectories
-from jaxagent.config import Config, ConfigError, RLConfig, Stage
+from jaxagent.config import Config, RLConfig, Stage
 from jaxagent.engine.driver import Driver
 from jaxagent.learner.metrics import over_updates
 from jaxagent.learner.programs import Programs, make_programs
@@ -33,14 +35,15 @@ from jaxagent.observe import health
 from jaxagent.observe.files import POLICY_FOLDER
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout.experience import Experience
-from jaxagent.runs import devices
+from jaxagent.rollout.staleness import ages
+from jaxagent.runs import devices, local
+from jaxagent.runs.attempts import temperature
 from jaxagent.runs.checks import OPD, RL, check
-from jaxagent.runs.collect import collect, temperature
 from jaxagent.runs.evaluation.held_out import record_evaluation
 from jaxagent.runs.parts import Parts, open_parts
-from jaxagent.runs.stages import dpo, outcome_model, rft, sample, sft, warm_start
-from jaxagent.runs.stages.served import Served
-from jaxagent.runs.stages.stage import StageProgram, nothing_to_check
+from jaxagent.runs.seams import Connect
+from jaxagent.runs.stages import dpo, outcome_model, rft, sample, served, sft, warm_start
+from jaxagent.runs.stages.stage import StageProgram, left, nothing_to_check
 from jaxagent.runs.stopping import Stopping
 from jaxagent.runs.workdir import Run, open_run
 from jaxagent.types import Group
@@ -48,8 +51,15 @@ from jaxagent.types import Group
 OUTDATED = "OUTDATED"  # a file in <workdir>/policy: the run has gone on since it was exported
 
 
-def run(cfg: Config) -> dict[str, Any]:
+def run(
+    cfg: Config, connect: Connect = local.connect, alive: Callable[[str], None] = lambda stage: None
+) -> dict[str, Any]:
     """Trains from wherever the workdir stands to the end, and returns the summary.
+
+    Args:
+      cfg: the run's.
+      connect: opens the seams of the stage "rl": who plays its groups and gets its weights.
+      alive: called with the stage's name whenever the run gets somewhere, "" before the first: for whoever watches it.
 
     Raises:
       ConfigError: a mistake in the config or the data it names, before any training; nothing in the workdir is changed.
@@ -60,11 +70,11 @@ def run(cfg: Config) -> dict[str, Any]:
     devices.keep_compiled_programs()
     with (
         Stopping() as stopping,
-        Progress() as progress,
+        Progress(alive=alive) as progress,
         open_run(cfg, progress, stopping) as saved,
         contextlib.ExitStack() as opened,
     ):
-        stages = left(saved)
+        stages = left(saved, STAGES)
         with saved.compiles.warm_up():
             parts = opened.enter_context(open_parts(cfg, progress.note))
         saved.begin(parts.identity(), parts.mesh)
@@ -87,34 +97,17 @@ def run(cfg: Config) -> dict[str, Any]:
             policy = [params]  # taken out by a stage: nobody else keeps the weights that it replaces
             del params
             for stage in stages:
-                policy.append(STAGES[stage].run(parts, saved, driver, policy.pop()))
+                program = functools.partial(rl_stage, connect=connect) if stage == RL else STAGES[stage].run
+                policy.append(program(parts, saved, driver, policy.pop()))
                 gc.collect()  # its optimiser state, where a cycle still holds it
         parts.export(policy.pop(), policy_folder)
         outdated.unlink(missing_ok=True)
         return saved.finish(summary(saved))
 
 
-def left(saved: Run) -> tuple[Stage, ...]:
-    """The stages that are not done, the interrupted one first.
-
-    Raises:
-      ConfigError: the workdir stands in a stage that the config no longer has, or beyond the steps that it gives it.
-    """
-    cfg = saved.cfg
-    at = saved.host.get("stage", cfg.stages[0])
-    if at not in cfg.stages:
-        raise ConfigError(f"{cfg.workdir} was interrupted in stage '{at}', which config.stages does not have.")
-    if saved.step_of(at) > STAGES[at].steps(cfg):
-        raise ConfigError(
-            f"{cfg.workdir} has done {saved.step_of(at)} steps of '{at}', and the config gives it "
-            f"{STAGES[at].steps(cfg)}: what is trained cannot be taken back. Give it as many, which ends it there, or "
-            "use another workdir."
-        )
-    done = at == cfg.stages[-1] and saved.step_of(at) >= STAGES[at].steps(cfg)
-    return () if done else cfg.stages[cfg.stages.index(at) :]
-
-
-def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params, stage: Stage = RL) -> Params:
+def rl_stage(
+    parts: Parts, saved: Run, driver: Driver, params: Params, stage: Stage = RL, connect: Connect = local.connect
+) -> Params:
     """Reinforcement learning; returns the trained policy. Logs and bundles go under the name `stage`."""
     cfg, rl = parts.cfg, parts.cfg.rl
     experience = Experience(parts.train, cfg)
@@ -124,49 +117,57 @@ def rl_stage(parts: Parts, saved: Run, driver: Driver, params: Params, stage: St
         programs, state = make_programs(cfg, parts.spec, parts.mesh, params, open_teacher(cfg, parts.mesh))
         if saved.resumes(stage):
             state = programs.update.merged(saved.restored(stage, state))
-            experience.set_state(saved.host["tasks"])
+            experience.set_state(saved.host["tasks"], saved.step_of(stage))
         elif cfg.model.lora.rank:
             parts.keep_base(params)
         if stage == RL:  # in "opd" before it, roles without a path are still the policy
             parts.roles.freeze(functools.partial(parts.export, params))
-        served = Served(driver, rl.staleness)
-        served.update(state)
+        seams = connect(parts, saved, driver, experience, before)
+        source, sink, ledger, record = seams.source, seams.sink, seams.ledger, saved.recorder(stage)
+        served.publish_past(sink, saved, stage, state, programs.update.merged)
+        sink.publish(saved.step_of(stage), state)
+        record.published(saved.step_of(stage), state.params)
     del params  # the state has them until its first update; later they would be in memory for nothing
     first = functools.partial(record_evaluation, parts, saved, driver, stage, 0, {})
 
-    def bundle() -> tuple[TrainState, dict[str, Any]]:
-        return state, experience.get_state()
+    def bundle() -> tuple[Any, ...]:
+        return state, experience.get_state(), sink.past()
 
     for step in saved.steps(stage, rl.steps, bundle, first=first):
         started = time.monotonic()
-        chosen, rollout, failures = collect(parts, driver, experience, step, before)
+        rollouts = source.batch(step)
         collected = time.monotonic()
+        record.played(rollouts.rounds)
+        chosen, sampled = rollouts.chosen, rollouts.metrics | ages(rollouts.chosen.groups, step, seams.bound)
         played = [episode for group in chosen.played for episode in group.episodes]
         if cfg.log_episodes:
             saved.log_episodes(stage, step, played)
         state, metrics = learn(parts, programs, state, chosen.groups, experience, step, entropy.apply(rl))
-        rollout |= experience.record(chosen.played, step)
+        sampled |= experience.record(chosen.played, step)
         metrics["policy/entropy_coefficient"] = entropy.applied
         entropy = entropy.after(metrics)
         entropy.save(saved.results)
         if refresh_due(rl, step + 1):
             state = state.replace(reference=state.params)  # updates donate no parameters
-        served.update(state)
+        sink.publish(step + 1, state)
+        record.published(step + 1, state.params)
         ended = time.monotonic()
-        metrics |= rollout | {
+        metrics |= sampled | {
             "time/rollout_s": collected - started,
             "time/learn_s": ended - collected,
             "tokens_per_s": sum(len(t) for e in played for t in e.trajectories) / (ended - started),
-            "policy_version": float(state.step),
+            "policy_version": float(step + 1),
         }
         gaps = saved.results.get("logprob_gap_max"), metrics.get("logprob_gap/max")
         saved.results["logprob_gap_max"] = health.largest(*gaps)
-        saved.failed.tell_step(stage, step + 1, failures)
+        saved.failed.tell_step(stage, step + 1, rollouts.failures)
         if saved.evaluates(step + 1, rl.steps):
-            with served.newest():
+            with sink.newest():
                 record_evaluation(parts, saved, driver, stage, step + 1, metrics)
         else:
             saved.record(stage, step + 1, metrics | {"time/step_s": time.monotonic() - started})
+        ledger.commit(saved.committed())
+        record.commit(saved.committed())
     if cfg.model.lora.rank:
         parts.export_adapter(state.params, Path(cfg.workdir) / "adapter")
     return state.policy

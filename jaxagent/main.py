@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv if argv is None else argv)
     if flags.wants_help(argv):
         return exit_code(lambda: print(help_text(flags.config_of_help(argv))))
-    return exit_code(lambda: _run(flags.parse_argv(argv)))
+    return exit_code(lambda: _run(flags.parse_argv(argv), argv))
 
 
 def help_text(config: Config | None = None) -> str:
@@ -69,19 +69,24 @@ def _value(config: Config | None, field: flags.Field) -> str:
     return f"={value}"
 
 
-def _run(invocation: flags.Invocation) -> None:
+def _run(invocation: flags.Invocation, argv: Sequence[str]) -> int | None:
     # Late imports: what they name loads jax, which costs seconds.
     if invocation.dry_run:
         from jaxagent.plan import run
 
         devices.use_virtual_cpus(invocation.config.mesh)
         run.run(invocation.config, invocation.dry_run_chip)
-        return
+        return None
+    if invocation.config.fleet is not None:
+        from jaxagent.fleet import local
+
+        return local.run(invocation.config, argv)
     quiet_libraries()
     devices.provide(invocation.config.mesh)
     from jaxagent import loop
 
     loop.run(invocation.config)
+    return None
 
 
 if __name__ == "__main__":

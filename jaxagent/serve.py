@@ -38,12 +38,12 @@ from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.scoring import Scoring
 from jaxagent.engine.setup import EngineSetup
-from jaxagent.gateway import connections
 from jaxagent.gateway.chat import Ask, BadRequest
 from jaxagent.gateway.renderer import Renderer
 from jaxagent.gateway.server import Gateway
 from jaxagent.gateway.service import Completions
 from jaxagent.gateway.session import Limits, Session
+from jaxagent.io import connections
 from jaxagent.models import hf, params, sharding
 from jaxagent.models.spec import Computing
 from jaxagent.runs import devices
@@ -68,7 +68,7 @@ def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer, dict[st
     spec = hf.read_spec(options.model, computing)
     tokenizer.check_fits(spec.vocab_size)
     spec.check_context(options.context)
-    mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=1, tensor=options.tensor))
+    mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=1, tensor=options.tensor, context=1))
     cfg = EngineConfig(
         slots=options.slots,
         steps_per_dispatch=options.steps_per_dispatch,

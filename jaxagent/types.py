@@ -69,7 +69,7 @@ class Generation:
 
     tokens: np.ndarray  # i32[T] as sampled, the token that completed the stop string or EOS included
     logprobs: np.ndarray  # f32[T] of the distribution actually sampled (temperature and truncation included)
-    policy_versions: np.ndarray  # i32[T] learner updates behind the weights that sampled each token
+    policy_versions: np.ndarray  # i32[T] published steps behind the weights that sampled each token
     finish: str  # "stop" (a stop string), "eos", "length" (token budget or context)
     stop_string: str | None = None  # which stop string, when finish == "stop"
     overshoot_bytes: int = 0

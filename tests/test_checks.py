@@ -36,6 +36,12 @@ TAUGHT = {"stages": ("warm_start", "opd"), "opd.distill.teacher": "./x"}
 REFUSED = [
     {"workdir": " "},
     {"stages": ()},
+    {"fleet": {}, "stages": ("warm_start",)},
+    {"fleet": {}, "rl.oversample": {"extra_tasks": 1}},
+    {"fleet": {"window": 2}},  # with the rule "pinned"
+    {"fleet": {"rule": "in_flight", "window": 99}},
+    {"fleet": {"trainers": 2}},  # of a mesh of one device
+    {"fleet": {"hang_s": 10.0}},  # less than patience_s
     {"stages": ("rl", "warm_start", "rl")},
     {"stages": ("warm_start", "opd")},  # no teacher
     {"stages": ("warm_start", "rl", "rft"), **ADAPTERS},

@@ -80,7 +80,8 @@ def steps_of(parts, experience, steps):
     """Per step: what was learnt from, and the metrics."""
     out = []
     for step in steps:
-        chosen, metrics, _ = collect(parts, DRIVER, experience, step)
+        rollouts = collect(parts, DRIVER, experience, step)
+        chosen, metrics = rollouts.chosen, rollouts.metrics
         groups = [(g.task.id, [(e.sample, e.reward) for e in g.episodes]) for g in chosen.groups]
         replayed = [s.trajectories[0].tokens.tolist() for s in experience.replay.candidates(step)]
         out.append(json.dumps([groups, replayed, metrics | experience.record(chosen.played, step)]))
@@ -99,7 +100,7 @@ def test_the_same_whatever_ends_first_and_when_it_is_continued():
         first, second = Experience(SOURCE, parts.cfg), Experience(SOURCE, parts.cfg)
         begun = steps_of(parts, first, range(3))
         saved = json.loads(json.dumps(first.get_state()))
-        second.set_state(saved)
+        second.set_state(saved, 3)
         assert begun + steps_of(parts, second, range(3, 6)) == runs[0]
     metrics = [json.loads(line)[2] for line in runs[0]]
     assert max(m["sampling/rounds"] for m in metrics) > 1 and metrics[-1]["replay/size"] == 7
@@ -113,7 +114,7 @@ def test_without_strategies_attempts_are_numbered_as_ever():
     with Workers(8) as workers:
         parts = Parts(workers, {"tasks_per_step": 2, "group_size": 3})
         experience = Experience(SOURCE, parts.cfg)
-        ids = [[g.task.id for g in collect(parts, DRIVER, experience, step)[0].groups] for step in range(3)]
+        ids = [[g.task.id for g in collect(parts, DRIVER, experience, step).chosen.groups] for step in range(3)]
     expected = [(task, step * 3 + s) for step in range(3) for task in ids[step] for s in range(3)]
     assert sorted(parts.attempts) == sorted(expected)
     assert set(experience.get_state()) == {"next_index", "fingerprint", "num_tasks", "seed", "shuffle"}
@@ -124,7 +125,7 @@ def test_a_task_that_comes_again_in_a_step_is_sampled_anew():
     with Workers(8) as workers:
         parts = Parts(workers, {"tasks_per_step": 1, "group_size": 2, "refill.max_rounds": 4})
         experience = Experience(sources.TaskSource(MemoryRows(1), "memory", True), parts.cfg)
-        rounds = [collect(parts, DRIVER, experience, step)[0].rounds for step in range(4)]
+        rounds = [collect(parts, DRIVER, experience, step).chosen.rounds for step in range(4)]
     assert max(rounds) > 1 and len(set(parts.attempts)) == len(parts.attempts)
 
 
@@ -142,7 +143,8 @@ def test_rewards_of_a_group_are_those_that_are_selected_learnt_and_reported(over
     changes |= {"oversample.extra_attempts": 0} if oversampled else {}
     with Workers(8) as workers:
         parts = Parts(workers, changes)
-        chosen, metrics, _ = collect(parts, DRIVER, Experience(SOURCE, parts.cfg), 0)
+        rollouts = collect(parts, DRIVER, Experience(SOURCE, parts.cfg), 0)
+    chosen, metrics = rollouts.chosen, rollouts.metrics
     assert chosen.rounds == 1 and len(chosen.groups) == 2  # all have signal, whatever their outcomes
     for groups in (chosen.groups, chosen.played):
         assert [[e.reward for e in g.episodes] for g in groups] == [[0.0, -1.0, -2.0]] * 2
@@ -153,7 +155,8 @@ def test_oversampling_in_the_loop():
     changes = {"tasks_per_step": 2, "group_size": 3, "oversample.extra_tasks": 1, "oversample.extra_attempts": 2}
     with Workers(8) as workers:
         parts = Parts(workers, changes, 0.02)
-        chosen, metrics, _ = collect(parts, DRIVER, Experience(SOURCE, parts.cfg), 0)
+        rollouts = collect(parts, DRIVER, Experience(SOURCE, parts.cfg), 0)
+    chosen, metrics = rollouts.chosen, rollouts.metrics
     assert len(chosen.groups) == 2 and all(len(g.episodes) == 5 and len(g.valid) >= 2 for g in chosen.groups)
     assert metrics["sampling/attempts_cancelled"] > 0 and metrics["sampling/groups_dropped"] == 1.0
     assert parts.sampled == [(1.0, 5, 0.0)]
@@ -173,9 +176,10 @@ def test_failures_are_of_all_that_was_begun():
         for more, attempts in (({}, 6), ({"oversample.extra_tasks": 1}, 9)):
             changes = {"tasks_per_step": 2, "group_size": 3} | more
             parts = Dead(workers, changes)
-            chosen, _, failures = collect(parts, DRIVER, Experience(SOURCE, parts.cfg), 0)
+            rollouts = collect(parts, DRIVER, Experience(SOURCE, parts.cfg), 0)
+            failures = rollouts.failures
             assert failures.all and failures.played == attempts and failures.reason == "env_error: nobody listens"
-            assert not any(group.valid for group in chosen.groups)
+            assert not any(group.valid for group in rollouts.chosen.groups)
 
 
 @pytest.mark.parametrize(("said", "at_once"), [(0, 8), (3, 3), (64, 64)])

@@ -156,7 +156,13 @@ def check_flags(module: str, arguments: Sequence[str], tmp_path: pathlib.Path, m
         given = any(argument.startswith("--config=") for argument in parsed.rest)
         recipe = "memagent" if module == "jaxagent.evaluate_lengths" else "search_r1"
         flags.parse_argv([module, *([] if given else [f"--config=configs/{recipe}.py"]), *parsed.rest])
-    elif module == "jaxagent.service.node":
+    elif module in (
+        "jaxagent.service.node",
+        "jaxagent.join",
+        "jaxagent.replay",
+        "launch.kubernetes",
+        "launch.ray_fleet",
+    ):
         assert all(argument.startswith("--config") for argument in parsed.rest)
     else:
         assert not parsed.rest

@@ -22,8 +22,8 @@ LEVELS = (
     ("runs",),
     ("plan", "service"),
     ("loop",),
-    ("main", "evaluate", "serve"),
-    ("evaluate_lengths",),
+    ("main", "join", "evaluate", "serve"),
+    ("evaluate_lengths", "replay"),
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 # Kept so that it could be a package of its own.

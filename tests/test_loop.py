@@ -161,7 +161,7 @@ def test_numbers_do_not_depend_on_concurrency(finished, tmp_path):
 def test_killed_interrupted_and_continued_without_periodic_bundles(finished, tmp_path):
     """checkpoint.every=0: a stage's end is kept and what is asked for, and nothing else; a kill goes back to that."""
     workdir = tmp_path / "stopped"
-    keep = ("--config.checkpoint.every=0", "--config.checkpoint.keep=99")
+    keep = ("--config.checkpoint.every=0", "--config.checkpoint.keep=99", "--config.checkpoint.replay=newest")
     for signum, code, bundles in ((signal.SIGKILL, -9, {6}), (signal.SIGINT, 130, None)):
         process = tiny_run.start(workdir, *keep)
         deadline = time.monotonic() + DEADLINE_S

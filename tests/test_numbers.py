@@ -24,7 +24,7 @@ NAN, INF = float("nan"), float("inf")
 # What a user might type by mistake, and what it did: trained nothing, made NaNs, failed after minutes of warm start.
 IMPOSSIBLE = {
     "seed": (-1, 2**32, 10**400),
-    "mesh": {"data": (0, -1), "fsdp": (0,), "tensor": (0,)},
+    "mesh": {"data": (0, -1), "fsdp": (0,), "tensor": (0,), "context": (0,)},
     "model": {"num_layers": (-1,), "vocab_multiple": (0,), "rope_theta": (-1.0, NAN), "embed_init_std": (-0.1,),
               "logprob_chunk_tokens": (0,), "lora": {"rank": (-1,), "alpha": (0.0, -32.0)}},
     "tokenizer": {"vocab_size": (0, -5)},

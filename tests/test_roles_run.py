@@ -163,19 +163,18 @@ def test_roles_without_a_path_keep_what_rl_begins_with_and_not_what_opd_does(tmp
     class Begun(Exception):
         pass
 
-    def served(*_):
+    def connect(*_):
         raise Begun
 
     frozen, nothing = [], types.SimpleNamespace(warm_up=contextlib.nullcontext)
     for name in ("Experience", "EntropyControl", "open_teacher"):
         monkeypatch.setattr(loop, name, mock.MagicMock())
     monkeypatch.setattr(loop, "make_programs", lambda *_: (None, None))
-    monkeypatch.setattr(loop, "Served", served)
     cfg = flags.parse_argv(role_world.argv(tmp_path / "run", "Talking", *ROLES)).config
     parts, saved = mock.MagicMock(cfg=cfg), mock.MagicMock(compiles=nothing)
     parts.roles.freeze, saved.resumes.return_value = frozen.append, False
     with pytest.raises(Begun):
-        loop.rl_stage(parts, saved, None, {}, stage)
+        loop.rl_stage(parts, saved, None, {}, stage, connect)
     assert len(frozen) == (stage == "rl")
 
 

@@ -17,7 +17,7 @@ class Recorded(Run):
         self.cfg = types.SimpleNamespace(checkpoint=types.SimpleNamespace(every=every))
         self.progress = types.SimpleNamespace(stage=lambda *stage: self.stages.append(stage))
         self.failed = types.SimpleNamespace(stuck="")
-        self.stage_seconds = {}
+        self.stage_seconds, self._recorded = {}, set()
         self._stopping, self._opened, self._saved_step, self._last_bundle = Stopping(), True, 0, 7
 
     def _save(self, stage, step, state, tasks):
@@ -106,3 +106,19 @@ def test_a_failed_step_saves_nothing_and_the_stage_is_closed():
         # Before anything else is closed: from here on a signal must end the process and not ask for a save.
         assert not run._stopping.training
     assert run.saved == [1] and run.stage_seconds["rl"] >= 0 and run._stage == ""
+
+
+def test_what_the_oldest_bundle_holds_is_never_asked_for_again(tmp_path):
+    run = Recorded(every=1)
+    run.workdir, run._first_bundle = tmp_path, 8
+    run.checkpoints = types.SimpleNamespace(pinned=set())
+    assert run.committed() == 0, "there is none yet"
+    found = []
+    for numbers in ((7, 9), (9, 10), (10, 11)):  # 7 is the last one of the stage before
+        for path in (tmp_path / "checkpoints").glob("*"):
+            path.rmdir()
+        for number in numbers:
+            (tmp_path / f"checkpoints/{number}").mkdir(parents=True)
+        (tmp_path / "checkpoints/12.orbax-checkpoint-tmp").mkdir()
+        found.append(run.committed())
+    assert found == [0, 1, 2]

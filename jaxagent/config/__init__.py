@@ -16,6 +16,7 @@ from jaxagent.config.env import EnvConfig as EnvConfig
 from jaxagent.config.env import SandboxConfig as SandboxConfig
 from jaxagent.config.errors import ConfigError as ConfigError
 from jaxagent.config.errors import nearest as nearest
+from jaxagent.config.fleet import FleetConfig as FleetConfig
 from jaxagent.config.learner import BatchConfig as BatchConfig
 from jaxagent.config.learner import OptimizerConfig as OptimizerConfig
 from jaxagent.config.model import MODEL_SHAPE as MODEL_SHAPE

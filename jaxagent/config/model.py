@@ -18,6 +18,12 @@ class MeshConfig:
     data: PositiveInt  # copies of the model, each on its own part of the batch
     fsdp: PositiveInt  # shards of the parameters and of the batch
     tensor: PositiveInt  # shards of heads and of the MLP
+    context: PositiveInt  # shards of the tokens of a packed row, for rows too long for one device
+
+    @property
+    def devices(self) -> int:
+        """How many there are."""
+        return self.data * self.fsdp * self.context * self.tensor
 
 
 @dataclasses.dataclass(frozen=True)

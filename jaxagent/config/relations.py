@@ -30,6 +30,13 @@ def broken(cfg: Config) -> Iterator[str]:
             f"env.turn_tokens ({env.turn_tokens}) must be less than env.context_tokens ({env.context_tokens}): a turn "
             "follows a prompt."
         )
+    batches = {"rl": rl.batch} | ({"warm_start": cfg.warm_start.batch} if cfg.warm_start else {})
+    for section, batch in batches.items():
+        if cfg.mesh.context > 1 and batch.row_tokens % (2 * cfg.mesh.context):  # each device has two stripes of a row
+            yield (
+                f"{section}.batch.row_tokens ({batch.row_tokens}) must be a multiple of 2 * mesh.context "
+                f"({2 * cfg.mesh.context})."
+            )
     if samples and rl.updates_per_step > rl.tasks_per_step * rl.group_size:
         yield (
             f"rl.updates_per_step ({rl.updates_per_step}) must be at most rl.tasks_per_step * rl.group_size "

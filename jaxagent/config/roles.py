@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from jaxagent.config.ranges import NonNegativeFloat, PositiveInt, Seconds
 
@@ -11,6 +12,7 @@ from jaxagent.config.ranges import NonNegativeFloat, PositiveInt, Seconds
 class RoleConfig:
     """A role that is not trained. Prices are in any one currency; a role without one costs nothing that is known."""
 
+    repeatable: ClassVar[bool] = True  # whether it answers the same to the same at any time
     price_prompt: NonNegativeFloat | None = None  # of a million tokens that it is shown
     price_reply: NonNegativeFloat | None = None  # of a million tokens that it says
     reply_tokens: PositiveInt = 512  # of one reply, at most

@@ -10,6 +10,7 @@ from jaxagent.config.choice import Choice
 from jaxagent.config.data import DataConfig, Seed
 from jaxagent.config.engine import EngineConfig
 from jaxagent.config.env import EnvConfig
+from jaxagent.config.fleet import FleetConfig
 from jaxagent.config.model import MeshConfig, ModelConfig, TokenizerConfig
 from jaxagent.config.ranges import NonNegativeInt, PositiveInt
 from jaxagent.config.rl import RLConfig
@@ -43,6 +44,9 @@ class CheckpointConfig:
 
     every: NonNegativeInt  # steps; 0 = only at stage ends, on SIGTERM and on Ctrl-C
     keep: PositiveInt
+    # Which RL steps jaxagent.replay can make again: all (RL's first bundle and every step's episodes are kept), those
+    # that kept bundles reach, or none.
+    replay: Literal["all", "newest", "none"] = "newest"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,6 +73,7 @@ class Config:
     outcome_model: OutcomeModelConfig | None = None
     opd: OPDConfig | None = None
     rl: RLConfig
+    fleet: FleetConfig | None = None  # many processes; None: one, in which rollouts and updates take turns
     eval: EvalConfig
     checkpoint: CheckpointConfig
     log_episodes: bool  # RL and greedy evaluation episodes too, token by token, to episodes/*.jsonl of the workdir

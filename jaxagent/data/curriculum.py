@@ -8,7 +8,7 @@ round) and on the statistics alone, never on which attempt finished first.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from jaxagent.config.errors import ConfigError
 from jaxagent.config.ranges import FiniteFloat, PositiveFloat, ZeroToOne, between
 from jaxagent.data.sources import TaskSource
-from jaxagent.types import Group, Task
+from jaxagent.types import Group
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,8 +113,6 @@ class Curriculum:
         self._source, self._cfg, self._seed = source, cfg, seed
         self._successes = np.zeros(len(source))
         self._attempts = np.zeros(len(source))
-        self._drawn: dict[str, int] = {}  # task id -> index, of the step in progress
-        self._step = -1
 
     @property
     def success(self) -> np.ndarray:
@@ -122,32 +120,33 @@ class Curriculum:
         prior, strength = self._cfg.prior, self._cfg.prior_attempts
         return (self._successes + prior * strength) / (self._attempts + strength)
 
-    def take(self, count: int, step: int, number: int) -> list[Task]:
-        """Tasks of round `number` of a step: different ones within the step, as long as there are any left.
+    def take(self, count: int, step: int, number: int, used: Collection[int] = ()) -> list[int]:
+        """Indices of different tasks for round `number` of a step, others than `used` as long as there are any.
 
         Raises:
           ConfigError: more tasks than the source has.
         """
-        if step != self._step:
-            self._step, self._drawn = step, {}
         if count > len(self._source):
             raise ConfigError(
                 f"rl.curriculum draws {count} different tasks, {self._source.name} has {len(self._source)}."
             )
-        used = set(self._drawn.values())
-        left = [i for i in range(len(self._source)) if i not in used]
-        if len(left) < count:
-            left = list(range(len(self._source)))
-        chances = weights(self.success, self._cfg)[left]
-        indices = [left[i] for i in draw(chances, count, [self._seed, step, number])]
-        tasks = [self._source[i] for i in indices]
-        self._drawn |= {task.id: i for task, i in zip(tasks, indices, strict=True)}
-        return tasks
+        chances, key = weights(self.success, self._cfg), [self._seed, step, number]
+        new = np.ones(len(chances), bool)
+        new[list(used)] = False
+        drawn: list[int] = []
+        for some in (np.flatnonzero(new), np.flatnonzero(~new)):
+            drawn += some[draw(chances[some], min(count - len(drawn), len(some)), key)].tolist()
+        return drawn
 
-    def record(self, groups: Sequence[Group]) -> None:
-        """Counts the attempts of groups that were drawn in this step; failed ones say nothing."""
+    def record(self, groups: Sequence[Group], indices: Mapping[str, int]) -> None:
+        """Counts the attempts of groups; failed ones say nothing.
+
+        Args:
+          groups: of one step.
+          indices: where each task is in the source, by its id.
+        """
         for group in groups:
-            index, valid = self._drawn[group.task.id], group.valid
+            index, valid = indices[group.task.id], group.valid
             if valid:
                 solved = sum(e.reward >= self._cfg.success_reward for e in valid)
                 self._successes[index] = self._cfg.decay * self._successes[index] + solved
@@ -182,6 +181,6 @@ class Curriculum:
                 f"The checkpoint's success statistics are of other data than {self._source.name}. Restore the data, "
                 "or use a new workdir."
             )
-        self._successes[:], self._attempts[:], self._step = 0.0, 0.0, -1
+        self._successes[:], self._attempts[:] = 0.0, 0.0
         self._successes[state["index"]] = state["successes"]
         self._attempts[state["index"]] = state["attempts"]

@@ -7,10 +7,11 @@ every task was seen once. The position is one integer; it goes into the checkpoi
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import grain
+import numpy as np
 
 from jaxagent.config import ConfigError
 from jaxagent.data.sources import TaskSource
@@ -24,30 +25,35 @@ class TaskIterator(Iterator[Task]):
         self._source = source
         # What decides the order. On resume it must be the same, or `next_index` would mean another task.
         self._identity = {"fingerprint": source.fingerprint, "num_tasks": len(source), "seed": seed, "shuffle": shuffle}
-        tasks = grain.MapDataset.source(source).seed(seed)
+        places = grain.MapDataset.source(range(len(source))).seed(seed)
         if shuffle:
-            tasks = tasks.shuffle()
-        # Rows are tiny: no read-ahead threads, so the state is exactly the number of tasks handed out.
-        self._tasks = iter(tasks.repeat(None).to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
+            places = places.shuffle()
+        # No read-ahead threads, so the state is exactly the number of tasks handed out.
+        options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+        self._places = iter(places.repeat(None).to_iter_dataset(options))
 
     def __next__(self) -> Task:
-        return next(self._tasks)
+        return self._source[int(next(self._places))]
 
     def take(self, count: int) -> list[Task]:
-        """The next `count` tasks, no two alike while there are as many.
+        """The next `count` tasks, no two alike while there are as many."""
+        return [self._source[index] for index in self.take_indices(count)]
+
+    def take_indices(self, count: int) -> list[int]:
+        """Where in the source the next `count` tasks are.
 
         Where one epoch ends and the next begins a task could come twice; its second coming is left out, since equal
         tasks of one step would share their randomness and be sampled alike.
         """
-        taken: dict[str, Task] = {}
+        taken: dict[str, int] = {}
         while len(taken) < min(count, len(self._source)):
-            task = next(self._tasks)
-            taken.setdefault(task.id, task)
-        return [*taken.values(), *(next(self._tasks) for _ in range(count - len(taken)))]
+            index = int(next(self._places))
+            taken.setdefault(self._source[index].id, index)
+        return [*taken.values(), *(int(next(self._places)) for _ in range(count - len(taken)))]
 
     def get_state(self) -> dict[str, Any]:
         """Position and identity, as JSON values."""
-        return {"next_index": int(self._tasks.get_state()["next_index"]), **self._identity}
+        return {"next_index": int(self._places.get_state()["next_index"]), **self._identity}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Goes to a position taken with `get_state`.
@@ -61,7 +67,23 @@ class TaskIterator(Iterator[Task]):
                     f"The checkpoint's task position was taken with {key}={state.get(key)!r}, but {self._source.name} "
                     f"now has {key}={mine!r}. Restore the data, or use a new workdir."
                 )
-        self._tasks.set_state({"next_index": int(state["next_index"])})
+        self._places.set_state({"next_index": int(state["next_index"])})
+
+
+def further(size: int, count: int, used: Collection[int], key: Sequence[int]) -> list[int]:
+    """Indices of tasks for a further round of a step: a function of the key, so that the stream stays where it is.
+
+    Different ones, and others than `used`, as long as there are any.
+
+    Args:
+      size: tasks of the source.
+      count: of them.
+      used: indices of earlier rounds.
+      key: of the randomness.
+    """
+    drawn = np.random.default_rng(key).choice(size, min(size, count + len(used)), replace=False).tolist()
+    line = [i for i in drawn if i not in used] + [i for i in drawn if i in used]
+    return [line[place % len(line)] for place in range(count)]
 
 
 def balanced_sample(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:

@@ -1,9 +1,9 @@
 """The paged cache of keys and values, and attention over it.
 
 Per layer, keys lie as [P, K, D, page_tokens] (the layout in which a CPU multiplies them fastest) and values as
-[P, K, page_tokens, D]. Pages are sharded over (data, fsdp) and kv heads over tensor; each device touches only its own
-(`shard_map`), so the same code runs on one device and on many. Nothing is ever cleared: a position is always written
-before it is attended.
+[P, K, page_tokens, D]. Pages are sharded over (data, fsdp, context) and kv heads over tensor; each device touches only
+its own (`shard_map`), so the same code runs on one device and on many. Nothing is ever cleared: a position is always
+written before it is attended.
 
 Axis letters: P pages, K kv heads, D head dim, N rows, H heads, Q pages per sequence.
 """

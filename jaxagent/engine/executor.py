@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxagent.config import ConfigError, EngineConfig
 from jaxagent.engine import batching, functions, programs
-from jaxagent.engine.model import Model, Params
+from jaxagent.engine.model import ROWS, Model, Params
 from jaxagent.engine.setup import EngineSetup
 from jaxagent.engine.stop_table import StopTable
 from jaxagent.models import kernels
@@ -34,7 +34,7 @@ _LEAST_TILE = 8  # rows of the smallest decode tile but that of one row, in fast
 class Sizes:
     """Shapes of the programs, from the config, the longest sequence and the mesh."""
 
-    shards: int  # data * fsdp: each has its own slots and pages
+    shards: int  # data * fsdp * context: each has its own slots and pages
     slots: int  # per shard, whole tiles
     usable: int  # of them, as many as the config has: the rest is padding
     tile_rows: int  # per shard
@@ -57,11 +57,11 @@ class Sizes:
           ConfigError: slots or pages that the mesh cannot divide, or too few pages for one sequence.
         """
         mesh = jax.sharding.get_abstract_mesh()
-        shards = mesh.shape["data"] * mesh.shape["fsdp"]
+        shards = math.prod(mesh.shape[axis] for axis in ROWS[0])
         for name, size in (("slots", cfg.slots), ("pages", cfg.pages)):
             if size < 1 or size % shards:
                 raise ConfigError(
-                    f"config.engine.{name}: {size} does not divide over mesh.data x mesh.fsdp = {shards}."
+                    f"config.engine.{name}: {size} does not divide over mesh.data x fsdp x context = {shards}."
                 )
         table = -(-context // cfg.page_tokens)
         if cfg.pages // shards < table:

@@ -13,6 +13,7 @@ Axis letters: S slots, Q pages per sequence.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -73,8 +74,8 @@ class JetStreamEngine(engine_api.Engine):
         mesh: jax.sharding.Mesh,
         tokenizer_path: str,
     ) -> None:
-        if mesh.shape["data"] * mesh.shape["fsdp"] != 1:
-            raise ValueError("JetStream's slots are not split: the mesh must have data = fsdp = 1.")
+        if math.prod(mesh.shape[axis] for axis in ROWS[0]) != 1:
+            raise ValueError("JetStream's slots are not split: the mesh must have data = fsdp = context = 1.")
         self._model, self._context, self._mesh, self._tokenizer_path = model, context, mesh, tokenizer_path
         is_eos = np.zeros(model.vocab_size, bool)
         is_eos[list(eos_ids)] = True

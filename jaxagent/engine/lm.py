@@ -47,7 +47,7 @@ class LanguageModel:
         """
         if isinstance(params.layers, tuple):
             return params
-        placed = _lay_out(self, params)
+        placed = laid_out(self, params)
         layers = tuple(_take(placed.layers, jax.device_put(np.int32(i), jax.P())) for i in range(self.spec.num_layers))
         return placed.replace(layers=layers)
 
@@ -84,7 +84,8 @@ class LanguageModel:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _lay_out(model: LanguageModel, params: model_params.Params) -> model_params.Params:
+def laid_out(model: LanguageModel, params: model_params.Params) -> model_params.Params:
+    """`model.lay_out`, as a program."""
     return model.lay_out(params)
 
 

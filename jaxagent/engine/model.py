@@ -5,8 +5,8 @@ hashable object that holds shapes only; parameters and cache are always argument
 
 Axis letters: N rows of a tile, P pages, Q pages per sequence, V vocabulary. The cache is pages of `page_tokens` tokens;
 a sequence has its token at index p in page table[p // page_tokens]. Page 0 belongs to nobody: rows without
-a sequence write there. Every function runs under `jax.set_mesh` of a mesh with the axes data, fsdp and tensor; rows and
-pages are sharded over (data, fsdp), and page numbers count the pages of the row's own shard.
+a sequence write there. Every function runs under `jax.set_mesh` of a mesh with the axes data, fsdp, context and tensor;
+rows and pages are sharded over the first three together, and page numbers count the pages of the row's own shard.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Any, Protocol
 
 import jax
 
-ROWS = jax.P(("data", "fsdp"))  # how rows, slots and pages are sharded
+from jaxagent.models.sharding import FLAT
+
+ROWS = jax.P(FLAT)  # how rows, slots and pages are sharded
 
 Params = Any
 Cache = Any  # a pytree of arrays with a leading page axis

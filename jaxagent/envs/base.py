@@ -156,6 +156,8 @@ class Environment(EnvConfig):
       rollout: the class that plays episodes, "module:Class", with the fields of `rollout.multi_turn.MultiTurn`.
       roles: names that `config.roles` must have. With roles, `open` yields a function of (task, cast): see `cast.py`.
       priced_roles: those of them that must have a price.
+      repeatable: whether an attempt that does the same is answered the same at any time: else a replay takes the
+        environment's side from the run's record.
     """
 
     score = "solved"
@@ -167,6 +169,7 @@ class Environment(EnvConfig):
     rollout = "jaxagent.rollout.multi_turn:MultiTurn"
     roles: ClassVar[Sequence[str]] = ()
     priced_roles: ClassVar[Sequence[str]] = ()
+    repeatable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a class without attempts."""

@@ -55,7 +55,7 @@ class Work:
 class Beat:
     """What a worker learns when it shows that it lives."""
 
-    newest: int  # version
+    newest: int  # version; -1: there is none yet
     cancel: tuple[str, ...]  # leases to give up: the episode is stored, or somebody else plays it
 
 
@@ -75,12 +75,12 @@ class Coordinator:
 
     Args:
       plan: the run's rules.
-      initial: digest of version 0.
+      initial: digest of version 0; "": the trainer publishes it, and until then there is nothing to play.
       epoch: which coordinator process of the run this is; each has its own.
       past: the events of the processes before.
     """
 
-    def __init__(self, plan: Plan, initial: str, epoch: int = 0, past: Iterable[Event] = ()):
+    def __init__(self, plan: Plan, initial: str = "", epoch: int = 0, past: Iterable[Event] = ()):
         self.plan = plan
         self.record = Record(plan, initial)
         self.conflicts: list[str] = []
@@ -164,6 +164,18 @@ class Coordinator:
             self._leases.remove(name)
         return silent
 
+    def holding(self) -> dict[str, frozenset[str]]:
+        """The workers that are known, with the leases that each has."""
+        return {name: frozenset(worker.running) for name, worker in self._leases.workers.items()}
+
+    def held(self, name: str) -> frozenset[str]:
+        """The leases of a worker that is known."""
+        return frozenset(self._leases.workers[name].running)
+
+    def waiting(self) -> bool:
+        """Whether an episode waits for a worker."""
+        return bool(self._leases.waiting())
+
     # ---------------------------------------------------------------- results
 
     def put(self, episode: EpisodeId, lease: str, version: int, digest: str) -> Answer:
@@ -175,6 +187,15 @@ class Coordinator:
           version: of its oldest token.
           digest: of the result; equal results have equal digests.
         """
+        if answer := self.expected(episode, lease, version, digest):
+            return answer
+        self._happen(Stored(episode.group, episode.sample, digest, version, lease))
+        self._leases.finish(episode)
+        complete = len(self.record.groups[episode.group].results) == self.plan.attempts
+        return Answer(Outcome.STORED, complete=complete)
+
+    def expected(self, episode: EpisodeId, lease: str, version: int, digest: str) -> Answer | None:
+        """What `put` will answer where it stores nothing; None: it will store the result. Changes nothing."""
         group = self.record.groups.get(episode.group)
         if group is None and self.record.forgotten(episode.group):
             return Answer(Outcome.LATE)
@@ -185,9 +206,7 @@ class Coordinator:
         there = group.results.get(episode.sample)
         if there is not None:
             return self._compare(episode, there, lease, digest)
-        self._happen(Stored(episode.group, episode.sample, digest, version, lease))
-        self._leases.finish(episode)
-        return Answer(Outcome.STORED, complete=len(group.results) == self.plan.attempts)
+        return None
 
     def unjudged(self) -> list[GroupId]:
         """Complete groups that nobody closed: what a coordinator that starts again has to judge."""

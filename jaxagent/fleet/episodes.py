@@ -102,7 +102,7 @@ class EpisodeFiles:
         return read(self._folder.parent, key, self._digests[key])
 
     def forget(self, keys: Iterable[Key]) -> None:
-        """Removes episodes that no step will read again, after the ledger has forgotten them (`Ledger.compact`).
+        """Removes episodes that no step will read again, after the ledger says so (its `kept` line, or a compaction).
 
         In this order a death in between leaves files that nobody knows, which the next opening removes. Those that are
         not there are not missed.

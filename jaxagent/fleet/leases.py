@@ -70,14 +70,15 @@ class Leases:
 
         Whoever plays the episode since keeps it, unless the lease is of an earlier coordinator: then it was given away
         only because that one's successor knew of nobody, and the older play goes on. Else a long episode would begin
-        anew at every restart of the coordinator.
+        anew at every restart of the coordinator. The same lease is the same play: its process joined again, since an
+        answer was lost.
         """
         worker = self.workers[name]
         if self._done(episode) or (self.plan.rule == "pinned" and worker.step not in (None, episode.group.step)):
             return False
         if episode in self._players:
             other, newer = self._players[episode]
-            if not _epoch(lease) < _epoch(newer):
+            if lease != newer and not _epoch(lease) < _epoch(newer):
                 return False
             del self._players[episode]
             self._stop(self.workers[other], newer)

@@ -64,7 +64,23 @@ def unpack(packed: Packed, where: str) -> Episode:
     return codec.decode_episode(result | rest, where)
 
 
+def digest_of(body: bytes, where: str) -> str:
+    """The digest that the result in a body has, whatever was said of it.
+
+    Raises:
+      ConfigError: it is damaged; names `where`.
+    """
+    return hashlib.sha256(_inflated(body, where)[0]).hexdigest()
+
+
 def _lines(body: bytes, digest: str, where: str) -> tuple[bytes, bytes]:
+    first, second = _inflated(body, where)
+    if (found := hashlib.sha256(first).hexdigest()) != digest:
+        raise ConfigError(f"{where}: the result's digest is {found}, and not {digest}.")
+    return first, second
+
+
+def _inflated(body: bytes, where: str) -> tuple[bytes, bytes]:
     inflate = zlib.decompressobj()
     try:
         content = inflate.decompress(body, MOST_BYTES)
@@ -73,6 +89,4 @@ def _lines(body: bytes, digest: str, where: str) -> tuple[bytes, bytes]:
     if not inflate.eof or inflate.unused_data:
         raise ConfigError(f"{where}: damaged (it is cut off, has more behind its end, or is too long).")
     first, _, second = content.partition(b"\n")
-    if (found := hashlib.sha256(first).hexdigest()) != digest:
-        raise ConfigError(f"{where}: the result's digest is {found}, and not {digest}.")
     return first, second

@@ -41,12 +41,12 @@ class Record:
 
     Args:
       plan: the run's rules.
-      initial: digest of version 0.
+      initial: digest of version 0; "": it is published like the others, and until then nothing is admitted.
     """
 
-    def __init__(self, plan: Plan, initial: str):
+    def __init__(self, plan: Plan, initial: str = ""):
         self.plan = plan
-        self.versions = [initial]  # digests, by version
+        self.versions = [initial] if initial else []  # digests, by version
         self.groups: dict[GroupId, GroupRecord] = {}  # admitted, and not forgotten by `Kept`
         self.batches: dict[int, Formed] = {}  # by step, not forgotten
         self.formed = 0  # steps whose batch is decided
@@ -59,7 +59,7 @@ class Record:
 
     @property
     def published(self) -> int:
-        """The newest version."""
+        """The newest version; -1: there is none yet."""
         return len(self.versions) - 1
 
     def opened(self) -> list[GroupId]:
@@ -151,7 +151,7 @@ class Record:
 
     def _admit(self) -> None:
         """Opens the first rounds of the steps that the newest version allows."""
-        end = self.plan.admitted(self.published)
+        end = self.plan.admitted(self.published) if self.versions else 0
         for step in range(self._admitted, end):
             ids = [GroupId(step, 0, number) for number in range(self.plan.first_round)]
             self._rounds[step] = []

@@ -14,7 +14,7 @@ import contextlib
 import os
 import pathlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from jaxagent.fleet import manifest, weights
 from jaxagent.fleet.manifest import Chunk, DamagedError, Manifest, WeightsError
@@ -25,13 +25,19 @@ class BusyError(WeightsError):
     """Another process, or thread, is copying the version into the same folder: look for it again later."""
 
 
-def copy(value: Manifest, read: Callable[[Chunk], bytes], folder: str | pathlib.Path) -> int:
+def copy(
+    value: Manifest,
+    read: Callable[[Chunk], bytes],
+    folder: str | pathlib.Path,
+    order: Sequence[Chunk] | None = None,
+) -> int:
     """Makes the version in `folder` what the manifest says; returns the bytes that were read, 0 where it was there.
 
     Args:
       value: compared with what was asked for (`weight_reader.check`).
       read: gives a chunk's bytes, or raises; called from several threads at once, with a deadline of its own.
       folder: of all versions.
+      order: the manifest's chunks as they are to be read; None: in its own order.
 
     Raises:
       BusyError: another copy of the version into this folder is under way.
@@ -56,7 +62,7 @@ def copy(value: Manifest, read: Callable[[Chunk], bytes], folder: str | pathlib.
         for path in set(stage.iterdir()) - wanted:
             path.unlink()  # begun by a process that was killed
         with weights.threads() as pool:
-            pending = [pool.submit(_fetch, chunk, read, stage) for chunk in value.chunks.values()]
+            pending = [pool.submit(_fetch, chunk, read, stage) for chunk in order or value.chunks.values()]
             got = sum(future.result() for future in concurrent.futures.as_completed(pending))
         weights.finish(folder, stage, value)
         return got

@@ -17,7 +17,7 @@ import os
 import pathlib
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from jaxagent.fleet import leaves, manifest
 from jaxagent.fleet.leaves import Leaves
@@ -25,6 +25,7 @@ from jaxagent.fleet.manifest import Chunk, Leaf, Manifest, WeightsError
 from jaxagent.io import files
 
 MANIFEST = "manifest.json"
+FIRST = 0  # version
 THREADS = 4  # that read, digest and write; all three run outside Python's lock
 
 
@@ -143,17 +144,18 @@ def compare(target: pathlib.Path, value: Manifest) -> None:
 # ---------------------------------------------------------------- deleting
 
 
-def delete(folder: str | pathlib.Path, below: int) -> tuple[list[int], list[int]]:
+def delete(folder: str | pathlib.Path, below: int, keep: Collection[int] = (FIRST,)) -> tuple[list[int], list[int]]:
     """Deletes versions, and what dead processes left of them; returns (deleted, kept since somebody holds them).
 
     Args:
       folder: of all versions.
       below: this version and newer ones stay.
+      keep: others that stay: by the first one, engines that come later are compared.
     """
     folder = pathlib.Path(folder)
     deleted, held = [], []
     for version in versions(folder):
-        if version < below:
+        if version < below and version not in keep:
             (deleted if _delete(path_of(folder, version)) else held).append(version)
     for path in list(folder.glob(".*")):
         what, _, rest = path.name.partition("-")

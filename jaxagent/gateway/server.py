@@ -26,10 +26,11 @@ from aiohttp import web
 
 from jaxagent.data import codec
 from jaxagent.engine.requests import BusyError, EngineError
-from jaxagent.gateway import connections, talk, wire
+from jaxagent.gateway import talk, wire
 from jaxagent.gateway.chat import Ask, BadRequest, Form
 from jaxagent.gateway.forms import chat, checks, completions, messages, models, prompts, responses
 from jaxagent.gateway.session import Session
+from jaxagent.io import connections
 from jaxagent.rollout.bookkeeping import one_line
 
 logger = logging.getLogger(__name__)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pathlib
 import threading
+from typing import Any
 
 from jaxagent.config import ConfigError
 
@@ -27,6 +29,15 @@ def replace(path: pathlib.Path, content: str | bytes | memoryview) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def replace_json(path: pathlib.Path, value: Any) -> None:
+    """`replace`, of a value that people may read, too.
+
+    Raises:
+      OSError: the disk is full, or failed.
+    """
+    replace(path, json.dumps(value, indent=2) + "\n")
 
 
 def sync_folder(folder: pathlib.Path) -> None:

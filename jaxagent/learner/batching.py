@@ -9,6 +9,7 @@ With `batch.share_prefix` sequences of a row store their common beginning once (
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import chex
@@ -29,7 +30,14 @@ class Packer:
     that is still trained: R doubles for the update that holds it (and a new shape compiles).
     """
 
-    def __init__(self, config: BatchConfig, longest_targets: int, row_shards: int = 1, sharing: Sharing | None = None):
+    def __init__(
+        self,
+        config: BatchConfig,
+        longest_targets: int,
+        row_shards: int = 1,
+        sharing: Sharing | None = None,
+        context: int = 1,
+    ):
         """Fixes the shapes.
 
         Args:
@@ -37,6 +45,7 @@ class Packer:
           longest_targets: most targets one sequence can have (from the config's turn limits). Where nearly every token
             is a target (ECHO, SFT on observations) give `row_tokens`, or targets run out before a row is full.
           row_shards: devices over which rows are split (data * fsdp).
+          context: devices over which the targets of a row are split, and its tokens (models/context.py).
           sharing: the common beginning of sequences is stored once per row; None = every sequence is stored whole.
 
         Raises:
@@ -54,7 +63,7 @@ class Packer:
         # A quarter of the row, so that several short sequences fit beside each other before targets run out; more where
         # the prompts that fill most of a row stand there once.
         wanted = max(longest_targets, 3 * config.row_tokens // 4 if sharing else config.row_tokens // 4)
-        multiple = config.targets_multiple
+        multiple = math.lcm(config.targets_multiple, context)
         self.row_targets = min(-(-wanted // multiple) * multiple, config.row_tokens)
 
     def pack(self, streams: Sequence[Streams]) -> list[Batch]:

@@ -2,10 +2,10 @@
 
 In: the `TrainState` on the mesh and a JSON-able dict of what the host owns (stage, task position, RNG seeds, config,
 metrics position). Out: `DIRECTORY/STEP/`, written in the background and renamed into place when complete, so that a
-killed run finds the last complete bundle; older ones beyond `keep` are deleted. Last, before
-the renaming, a digest of every file is written (digests.py), and a bundle is compared with it before it is read. A
-damaged bundle is an error of one line that names the file and the bundle before. A full disk is an `OSError` with
-ENOSPC, whichever library met it.
+killed run finds the last complete bundle; older ones beyond `keep` are deleted, but for those that are pinned.
+Last, before the renaming, a digest of every file is written (digests.py), and a bundle is compared with it before it is
+read. A damaged bundle is an error of one line that names the file and the bundle before. A full disk is an `OSError`
+with ENOSPC, whichever library met it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ import json
 import logging
 import os
 import pathlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import absl.flags
 import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from jaxagent.config import ConfigError, disk
-from jaxagent.learner import digests
+from jaxagent.learner import digests, peers
 from jaxagent.learner.state import TrainState
 
 Host = dict[str, Any]  # JSON-able
@@ -37,24 +38,29 @@ _TEMPORARY = ".orbax-checkpoint-tmp"
 class Checkpointer:
     """Saves and restores bundles of one run. Use from the main thread, as a context manager."""
 
-    def __init__(self, directory: str | pathlib.Path, keep: int, checked: Collection[int] = ()):
+    def __init__(
+        self, directory: str | pathlib.Path, keep: int, checked: Collection[int] = (), only_read: bool = False
+    ):
         """Opens (and creates) the directory; leftovers of a save that was killed are removed.
 
         Args:
           directory: of the bundles.
           keep: bundles kept, at least 1.
           checked: bundles that `check` has found whole already.
+          only_read: nothing is saved: another process may be saving there, whose leftovers stay.
         """
-        policies = ocp.training.save_decision_policies, ocp.training.preservation_policies
+        if peers.count() > 1:
+            _barriers_with_a_time_limit()
         self._directory = pathlib.Path(directory).absolute()
         self._pending: Any = None  # the save that was started last, until its end was looked at
+        self.pinned: set[int] = set()  # bundles that are kept whatever their age
         self._checked = set(checked)  # bundles whose files were compared with their digests
         logging.getLogger("absl").addFilter(_not_raised_again)
         self._checkpointer = ocp.training.Checkpointer(
             self._directory,
-            save_decision_policy=policies[0].FixedIntervalPolicy(1),  # the caller decides when
-            preservation_policy=policies[1].LatestN(max(keep, 1)),
-            cleanup_tmp_directories=True,
+            save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),  # the caller decides when
+            preservation_policy=_Kept(max(keep, 1), self.pinned),
+            cleanup_tmp_directories=not only_read,
             context=ocp.Context(async_options=ocp.options.AsyncOptions(post_finalization_callback=self._seal)),
         )
 
@@ -64,12 +70,17 @@ class Checkpointer:
         newest = self._checkpointer.latest
         return None if newest is None else newest.step
 
-    def save(self, step: int, state: TrainState, host: Host) -> None:
+    def save(self, step: int, state: TrainState, host: Host, past: Mapping[int, Any] | None = None) -> None:
         """Starts writing a bundle. Returns once `state` is copied, so its buffers may be donated next.
 
         Weights under LoRA adapters (`state.frozen`) are left out: they do not change, and lie in a folder of their own.
 
         A step that is saved already is left alone (SIGTERM right after a periodic save).
+
+        Args:
+          step: the bundle's number.
+          state, host: what it holds.
+          past: what was trained of earlier versions (`TrainState.params`), by version; left out where there is none.
 
         Raises:
           OSError: ENOSPC: the disk is full, or was when the bundle before was written.
@@ -77,10 +88,11 @@ class Checkpointer:
         if step == self.latest:
             return
         self.wait()
+        parts = {"state": _kept(state), "host": {"json": json.dumps(host)}}
+        if past:
+            parts["past"] = {str(version): params for version, params in past.items()}
         with _disk_errors(self._directory):
-            self._pending = self._checkpointer.save_checkpointables_async(
-                step, {"state": _kept(state), "host": {"json": json.dumps(host)}}
-            )
+            self._pending = self._checkpointer.save_checkpointables_async(step, parts)
 
     def look(self) -> bool:
         """Whether no bundle is being written; takes no time.
@@ -127,6 +139,27 @@ class Checkpointer:
             loaded = self._checkpointer.load_checkpointables(step, {"state": target, "host": None})
             return TrainState(**loaded["state"], frozen=frozen), json.loads(loaded["host"]["json"])
 
+    def past(self, like: Any, step: int | None = None) -> dict[int, Any]:
+        """What was trained of earlier versions, by version, oldest first; {} in a bundle without.
+
+        Args:
+          like: tree of arrays with the shardings to restore into.
+          step: None = newest.
+
+        Raises:
+          ConfigError: there is no bundle, or it is damaged, or of another model.
+        """
+        step = self._whole(step)
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
+        with _reading(self._directory, step):
+            found = self._checkpointer.checkpointables_metadata(step).metadata.get("past")
+            if not found:
+                return {}
+            target = {version: like for version in found}
+            _check_shapes(_shapes(target), _shapes(found), f"{self._directory}/{step}")
+            loaded = self._checkpointer.load_checkpointables(step, {"past": target})["past"]
+            return {int(version): loaded[version] for version in sorted(loaded, key=int)}
+
     def wait(self) -> None:
         """Blocks until the bundle being written is complete.
 
@@ -170,6 +203,32 @@ class Checkpointer:
         return step
 
 
+class OneBundle(Checkpointer):
+    """One bundle, as the newest, to be read."""
+
+    def __init__(self, directory: str | pathlib.Path, number: int):
+        super().__init__(directory, 1, only_read=True)
+        self._number = number
+
+    @property
+    def latest(self) -> int:
+        """Its number."""
+        return self._number
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    """Orbax asks it which bundles stay: the newest, and those that are pinned."""
+
+    newest: int
+    pinned: set[int]
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Of each bundle, oldest first."""
+        others = [bundle.step for bundle in checkpoints if bundle.step not in self.pinned]
+        return [bundle.step in self.pinned or bundle.step in others[-self.newest :] for bundle in checkpoints]
+
+
 def bundles(directory: str | pathlib.Path) -> list[int]:
     """Numbers of the complete bundles in a directory, oldest first; [] when there is none. Changes nothing on disk."""
     directory = pathlib.Path(directory)
@@ -182,6 +241,27 @@ def read_host(directory: str | pathlib.Path, number: int) -> Host:
     path = pathlib.Path(directory).absolute() / str(number)
     with _reading(path.parent, number):
         return json.loads(ocp.load_checkpointables(path, {"host": None})["host"]["json"])
+
+
+def has_past(directory: str | pathlib.Path, number: int) -> bool:
+    """Whether a bundle holds earlier versions of what is trained."""
+    return (pathlib.Path(directory) / str(number) / "past").is_dir()
+
+
+def read_params(directory: str | pathlib.Path, number: int, where: jax.sharding.Sharding) -> Any:
+    """What is trained in a bundle (`TrainState.params`), whatever its model, every array laid out as `where` says.
+
+    Raises:
+      ConfigError: a file of the bundle is missing or damaged.
+    """
+    check(directory, number)
+    path = pathlib.Path(directory).absolute() / str(number)
+    with _reading(path.parent, number):
+        saved = _arrays(ocp.checkpointables_metadata(path).metadata["state"])["params"]
+        target = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), saved, is_leaf=_is_array
+        )
+    return read_field(directory, number, "params", target)
 
 
 def read_field(directory: str | pathlib.Path, number: int, field: str, target: Any) -> Any:
@@ -253,6 +333,13 @@ def _disk_errors(directory: pathlib.Path) -> Iterator[None]:
 def _not_raised_again(record: logging.LogRecord) -> bool:
     """Drops what orbax logs of an exception, a traceback per thread: it is raised where we wait for the bundle."""
     return not (record.exc_info and "orbax" in record.pathname)
+
+
+def _barriers_with_a_time_limit() -> None:
+    """Has orbax's processes wait at the coordination service; by default it is a collective, without a limit."""
+    flag = absl.flags.FLAGS["experimental_orbax_use_distributed_barrier"]
+    flag.value = True
+    flag.present = max(flag.present, 1)  # else it is not read before somebody parses absl's flags
 
 
 def _is_array(x: Any) -> bool:

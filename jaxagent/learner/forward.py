@@ -59,17 +59,16 @@ def policy_forward(
         teacher: Params | None = None,
     ) -> tuple[Any, ...]:
         served = params if frozen is None else frozen.merged
+        whole, batch = batch, _over_context(batch)
         params = params if frozen is None else lora.adapt(frozen.base, params, adapters)
         hidden = _heads(params, spec, batch)
         # Logits are linear in x; at temperature 1 this is the identity.
         x = jnp.where((batch.ce_weights != 0)[..., None], hidden * jnp.asarray(temperature, hidden.dtype), hidden)
-        b, r, e = x.shape
         # Rows that share have room for many more targets than most of them hold.
         live = None if batch.ends is None else _flat(batch.sequence >= 0)
-        of_targets = token_scores(params, spec, x.reshape(b * r, e), batch.targets.reshape(b * r), temperature, live)
-        rows = sharding.out(sharding.row_axes(x), None)
+        of_targets = token_scores(params, spec, _flat(x), _flat(batch.targets), temperature, live)
         wanted = of_targets[: 3 if log_z else 2]
-        logprobs, entropy, *normalisers = (score.reshape(b, r, out_sharding=rows) for score in wanted)
+        logprobs, entropy, *normalisers = (_targets(score, x) for score in wanted)
         extras = Extras(
             log_z=normalisers[0] if log_z else None,
             divergence=None if compare is None else compare(params, batch, hidden, temperature, teacher),
@@ -81,12 +80,12 @@ def policy_forward(
             jax.lax.stop_gradient(served),
             spec,
             tiling,
-            batch.tokens,
-            batch.positions,
-            batch.head_positions,
-            batch.targets,
-            jnp.where(batch.ce_weights != 0, 1.0, jnp.float32(temperature)),
-            shared=batch.ends is not None,
+            whole.tokens,
+            whole.positions,
+            whole.head_positions,
+            whole.targets,
+            jnp.where(whole.ce_weights != 0, 1.0, jnp.float32(temperature)),
+            shared=whole.ends is not None,
         )
         return exact.with_value(logprobs, same), entropy, *extras
 
@@ -112,7 +111,7 @@ def compare_to_teacher(spec: ModelSpec, divergence: Divergence, teacher: ModelSp
         else:
             rest += [_flat(batch.support), _flat(batch.teacher_logprobs)]
             function = functools.partial(_compare_top_k, divergence, temperature)
-        return sharding.split_rows(scores.map_scores(function, sides, *rest), *x.shape[:2])
+        return _targets(scores.map_scores(function, sides, *rest), x)
 
     return compare
 
@@ -124,10 +123,11 @@ def top_forward(spec: ModelSpec, k: int) -> Callable[[Params, Batch, jax.Array],
     """
 
     def forward(params: Params, batch: Batch, temperature: jax.Array) -> scores.TopLogprobs:
+        batch = _over_context(batch)
         x = _heads(params, spec, batch)
         candidates = batch.targets[..., None][..., :0] if batch.support is None else batch.support
         flat = scores.top_logprobs(params, spec, _flat(x), _flat(batch.targets), _flat(candidates), k, temperature)
-        return jax.tree.map(lambda a: sharding.split_rows(a, *x.shape[:2]), flat)
+        return jax.tree.map(lambda a: _targets(a, x), flat)
 
     return forward
 
@@ -152,14 +152,25 @@ def value_forward(spec: ModelSpec) -> Callable[[critic_model.Critic, Batch], jax
     """
 
     def forward(critic: critic_model.Critic, batch: Batch) -> jax.Array:
-        return critic_model.values(critic, _heads(critic.backbone, spec, batch))
+        x = _heads(critic.backbone, spec, _over_context(batch))
+        return sharding.whole_rows(critic_model.values(critic, x))
 
     return forward
 
 
 def _flat(a: jax.Array) -> jax.Array:
     """[B, R, ...] -> [B * R, ...]."""
-    return sharding.merge_rows(jnp.asarray(a))
+    return sharding.merge_places(a)
+
+
+def _targets(a: jax.Array, like: jax.Array) -> jax.Array:
+    """[B * R, ...] -> [B, R, ...], the inverse of `_flat`, each row whole on its devices: what the losses read."""
+    return sharding.whole_rows(sharding.split_places(a, like))
+
+
+def _over_context(batch: Batch) -> Batch:
+    """The batch with tokens and targets of a row split over the mesh's context axis, where it has one."""
+    return jax.tree.map(sharding.over_context, batch)
 
 
 def _heads(params: Params, spec: ModelSpec, batch: Batch) -> jax.Array:

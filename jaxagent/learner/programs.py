@@ -142,7 +142,7 @@ def describe(
     optimizer, critic_optimizer = optimizers(rl)
     with jax.set_mesh(mesh):
         share = sharing(cfg, rl.batch, spec, cfg.numerics == "exact")
-    packer = Packer(rl.batch, longest_targets(cfg), cfg.mesh.data * cfg.mesh.fsdp, share)
+    packer = Packer(rl.batch, longest_targets(cfg), cfg.mesh.data * cfg.mesh.fsdp, share, cfg.mesh.context)
     logprobs = values = critic = None
     if rl.kl or rl.reads_old or rl.replay:
         score_policy = forward.policy_forward(spec, tiling(cfg), config)
@@ -220,7 +220,7 @@ def sharing(cfg: Config, batch: BatchConfig, spec: ModelSpec, exact: bool = Fals
     """
     pages = cfg.engine.page_tokens
     chosen = kernels.prefixes(kernels.platform(), spec, pages, batch.row_tokens, exact)
-    if not batch.share_prefix or chosen.name != "shared":
+    if not batch.share_prefix or chosen.name != "shared" or cfg.mesh.context > 1:
         return None
     # The last token of a trajectory is only a target, never an input.
     return Sharing(pages if exact else 1, max(1, min(cfg.env.context_tokens - 1, batch.row_tokens)))

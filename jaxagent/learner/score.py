@@ -17,7 +17,8 @@ from jaxagent.algorithms.streams import Streams, action_mask
 from jaxagent.algorithms.value_losses import Categorical, Squared
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer, unpack
-from jaxagent.learner.update import scalar, shard
+from jaxagent.learner.update import same_plan, scalar, shard
+from jaxagent.models import global_arrays
 from jaxagent.types import Trajectory
 
 Tree = Any  # a pytree of arrays
@@ -39,16 +40,17 @@ class Scorer:
         at = scalar(self.temperature if temperature is None else temperature, self.mesh)
         streams = [Streams.of(t, policy_weights=action_mask(t)) for t in trajectories]
         batches = self.packer.pack(streams)
+        same_plan("a scoring", batches)
         with jax.set_mesh(self.mesh), jax.transfer_guard("disallow"):
             results = [self.program(params, shard(batch, self.mesh), at) for batch in batches]
-        outputs = zip(*jax.device_get(results), strict=True) if results else [[]] * self._outputs(params)
+        outputs = zip(*global_arrays.get(results), strict=True) if results else [[]] * self._outputs(params)
         return tuple(unpack(batches, output, streams) for output in outputs)
 
     def warm_up(self, params: Tree) -> None:
         """Compiles, by scoring padding."""
         with jax.set_mesh(self.mesh):
             empty = shard(self.packer.empty(), self.mesh)
-            jax.block_until_ready(self.program(params, empty, scalar(self.temperature, self.mesh)))
+            global_arrays.get(self.program(params, empty, scalar(self.temperature, self.mesh)))
 
     def _outputs(self, params: Tree) -> int:
         with jax.set_mesh(self.mesh):

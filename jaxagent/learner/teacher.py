@@ -24,8 +24,8 @@ from jaxagent.learner import forward
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer, unpack
 from jaxagent.learner.teacher_http import HttpTeacher
-from jaxagent.learner.update import scalar, shard
-from jaxagent.models import hf, params, sharding
+from jaxagent.learner.update import same_plan, scalar, shard
+from jaxagent.models import global_arrays, hf, params, sharding
 from jaxagent.models.spec import Computing, ModelSpec
 from jaxagent.types import Trajectory
 
@@ -64,9 +64,10 @@ class TopScorer:
             return []
         streams = [Streams.of(t, policy_weights=action_mask(t)) for t in trajectories]
         batches = self._with_candidates(self.packer.pack(streams), candidates)
+        same_plan("a teacher's scoring", batches)
         at = scalar(temperature, self.mesh)
         with jax.set_mesh(self.mesh), jax.transfer_guard("disallow"):
-            found = jax.device_get([self.program(weights, shard(batch, self.mesh), at) for batch in batches])
+            found = global_arrays.get([self.program(weights, shard(batch, self.mesh), at) for batch in batches])
         return [
             Scores(*one) for one in zip(*(unpack(batches, x, streams) for x in zip(*found, strict=True)), strict=True)
         ]
@@ -75,7 +76,7 @@ class TopScorer:
         """Compiles, by scoring padding."""
         with jax.set_mesh(self.mesh):
             for batch in self._with_candidates([self.packer.empty()], []):
-                jax.block_until_ready(self.program(weights, shard(batch, self.mesh), scalar(1, self.mesh)))
+                global_arrays.get(self.program(weights, shard(batch, self.mesh), scalar(1, self.mesh)))
 
     def _with_candidates(self, batches: list[Batch], candidates: Sequence[np.ndarray] | None) -> list[Batch]:
         if not self.candidates:

@@ -20,10 +20,12 @@ import optax
 
 from jaxagent.algorithms.value_losses import Categorical, Squared
 from jaxagent.learner import loss as losses
+from jaxagent.learner import peers
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.loss import PolicyLoss, Tally
 from jaxagent.learner.metrics import policy_metrics, value_metrics
 from jaxagent.learner.state import TrainState
+from jaxagent.models import global_arrays
 
 Tree = Any  # a pytree of arrays
 PolicyForward = Callable[[Tree, Batch, jax.Array, Tree | None, Tree | None], tuple[Any, ...]]
@@ -63,6 +65,7 @@ class Update:
         Returns:
           The next state and the update's metrics as Python floats.
         """
+        same_plan("an update", batches)
         with jax.set_mesh(self.mesh), jax.transfer_guard("disallow"):
             batches = [shard(batch, self.mesh) for batch in batches]
             metrics: dict[str, float] = {}
@@ -224,10 +227,24 @@ def make_trainable(
 
 
 def shard(batch: Batch, mesh: jax.sharding.Mesh) -> Batch:
-    """Puts a host batch on the mesh, rows split over data and fsdp."""
-    return jax.device_put(batch, jax.NamedSharding(mesh, jax.P(("data", "fsdp"))))
+    """Puts a host batch on the mesh, rows split over data and fsdp. Of several processes each has the whole batch."""
+    return global_arrays.put(batch, jax.NamedSharding(mesh, jax.P(("data", "fsdp"))))
+
+
+def same_plan(what: str, batches: Sequence[Batch]) -> None:
+    """Has all processes of a trainer meet before device work, and compares what they have packed.
+
+    One that has another number of micro-batches, or other rows, would hang the others in a collective, or train what
+    nobody sampled. Weights are not compared: processors may round them differently.
+
+    Raises:
+      PeerError: they differ, or somebody is missing.
+    """
+    if peers.count() > 1:
+        plan = (leaf for leaf in jax.tree.leaves(list(batches)) if np.issubdtype(leaf.dtype, np.integer))
+        peers.agree(f"the batches of {what}", peers.digest(plan))
 
 
 def scalar(value: float, mesh: jax.sharding.Mesh) -> jax.Array:
     """Puts a number on every device of the mesh: f32[]. Explicitly, as all that an update or a scorer transfers."""
-    return jax.device_put(np.float32(value), jax.NamedSharding(mesh, jax.P()))
+    return global_arrays.put(np.float32(value), jax.NamedSharding(mesh, jax.P()))

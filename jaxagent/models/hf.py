@@ -20,7 +20,7 @@ import safetensors
 import safetensors.numpy
 
 from jaxagent.config import ConfigError, ModelConfig, check_folder
-from jaxagent.models import families
+from jaxagent.models import families, global_arrays
 from jaxagent.models.hf_layout import from_stored, stored_slices, to_stored
 from jaxagent.models.params import ArraySpec, Params, param_specs
 from jaxagent.models.spec import Computing, ModelSpec
@@ -99,17 +99,22 @@ def save(
 ) -> None:
     """Writes a folder that transformers loads: weights, config.json, tokenizer files.
 
+    Of several processes each has to call this, and process 0 writes: one array of the model on its host at a time.
     config.json comes last, so a folder that was cut off while being written cannot be mistaken for a whole one.
 
     Args:
       folder: made if missing; files of an earlier export in it are replaced.
-      params: the weights, in any sharding of this process's devices.
+      params: the weights, in any sharding.
       spec: their spec.
       dtype: "float32" or "bfloat16", of the stored tensors.
       assets: folder whose tokenizer files are copied, and whose config.json is kept where the spec says nothing
         (special token ids); "" = none.
       file_bytes: largest size of one weights file.
     """
+    if not global_arrays.writes():
+        for weights in jax.tree.leaves(params):
+            global_arrays.get(weights)
+        return
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for old in (folder / "config.json", folder / INDEX, *folder.glob("model*.safetensors")):
@@ -254,7 +259,7 @@ def _save_weights(folder: pathlib.Path, params: Params, spec: ModelSpec, dtype: 
 def _stored_tensors(params: Params, spec: ModelSpec, dtype: np.dtype) -> Iterator[tuple[str, np.ndarray]]:
     """(name, tensor) as stored, one array of the model on the host at a time."""
     for array, weights in zip(jax.tree.leaves(param_specs(spec)), jax.tree.leaves(params), strict=True):
-        host = np.asarray(weights)
+        host = global_arrays.get(weights)
         for layer in range(spec.num_layers if array.stacked else 1):
             single = host[layer] if array.stacked else host
             yield array.hf.name.format(layer=layer), to_stored(single, array).astype(dtype, copy=False)

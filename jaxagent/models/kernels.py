@@ -1,7 +1,7 @@
 """Which attention kernel runs where, and why not the fast one: from platform, shapes and packages, never silently.
 
-`attention.attend_pages` (engine, exact scoring) and `attention.packed` (training) ask here while they are traced;
-`report` says the same in words when a run starts.
+`attention.attend_pages` (engine, exact scoring), `attention.packed` and `context.packed` (training) ask here while they
+are traced; `report` says the same in words when a run starts.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import importlib.util
 import jax
 
 from jaxagent.models import packed_tpu, paged_gpu, paged_tpu
+from jaxagent.models.sharding import CONTEXT
 from jaxagent.models.spec import ModelSpec
 
 _GPU = ("gpu", "cuda")
@@ -30,6 +31,11 @@ def platform() -> str:
     """The platform of the mesh in use (perhaps of a chip that this host does not have), else of the default device."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return getattr(device, "platform", None) or jax.default_backend()
+
+
+def over_context() -> bool:
+    """Whether the mesh in use splits the tokens of packed rows."""
+    return jax.sharding.get_abstract_mesh().shape.get(CONTEXT, 1) > 1
 
 
 def on_gpu() -> bool:
@@ -50,8 +56,10 @@ def paged(on: str, head_dim: int, page_tokens: int) -> Choice:
     return Choice("triton")
 
 
-def packed(on: str, dtype: str, row_tokens: int) -> Choice:
-    """Chooses the attention kernel for packed training rows."""
+def packed(on: str, dtype: str, row_tokens: int, split: bool = False) -> Choice:
+    """Chooses the attention kernel for packed training rows, `split` over the mesh's context axis or not."""
+    if on == "tpu" and split:
+        return Choice("xla", "splash takes the queries of whole rows, and mesh.context splits them")
     if on == "tpu":
         if not packed_tpu.supports(row_tokens):
             return Choice("xla", f"rows of {row_tokens} tokens are not a multiple of 128")
@@ -69,6 +77,8 @@ def packed(on: str, dtype: str, row_tokens: int) -> Choice:
 
 def prefixes(on: str, spec: ModelSpec, page_tokens: int, row_tokens: int, exact: bool) -> Choice:
     """Whether packed rows may be trees ("shared") or hold every sequence whole: only plain code knows their mask."""
+    if over_context():
+        return Choice("whole", "mesh.context splits rows, and plain code for shared beginnings takes them whole")
     rows = packed(on, str(spec.compute_dtype), row_tokens).name
     if rows != "xla":
         return Choice("whole", f"{rows} has no mask for shared beginnings")
@@ -83,10 +93,12 @@ def report(spec: ModelSpec, page_tokens: int, row_tokens: int, share_prefix: boo
     on = platform()
     chosen = {
         "pages": paged(on, spec.head_dim, page_tokens),
-        "packed rows": packed(on, str(spec.compute_dtype), row_tokens),
+        "packed rows": packed(on, str(spec.compute_dtype), row_tokens, over_context()),
     }
     if share_prefix:
         chosen["prefixes"] = prefixes(on, spec, page_tokens, row_tokens, exact)
+    if exact and over_context():
+        chosen["exact scoring"] = Choice("whole rows", "on every device of mesh.context")
     words = [f"{what} {c.name}" + (f" ({c.because})" if c.because else "") for what, c in chosen.items()]
     return "attention: " + ", ".join(words)
 

@@ -21,10 +21,15 @@ def attend(segments: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax
       bf16[B, T, H, D].
     """
     from tokamax._src.ops.attention.base import Mask
-    from tokamax._src.ops.attention.pallas_mosaic_gpu import PallasMosaicGpuFlashAttention
 
-    mask = Mask(k_start=first_of_segment(segments)[:, None], is_causal=True)
-    return PallasMosaicGpuFlashAttention()(q, k, v, mask=mask)
+    return _kernel()(q, k, v, mask=Mask(k_start=first_of_segment(segments)[:, None], is_causal=True))
+
+
+def attend_between(q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Array, last: jax.Array) -> jax.Array:
+    """Attention to the keys first..last of each query, differentiable; see `blockwise.attend`, also for the shapes."""
+    from tokamax._src.ops.attention.base import Mask
+
+    return _kernel()(q, k, v, mask=Mask(k_start=first[:, None], k_end=last[:, None] + 1))
 
 
 def first_of_segment(segments: jax.Array) -> jax.Array:
@@ -32,3 +37,9 @@ def first_of_segment(segments: jax.Array) -> jax.Array:
     column = jnp.broadcast_to(jnp.arange(segments.shape[1], dtype=jnp.int32), segments.shape)
     begins = jnp.diff(segments, axis=1, prepend=segments[:, :1] - 1) != 0
     return jax.lax.cummax(jnp.where(begins, column, 0), axis=1)
+
+
+def _kernel():
+    from tokamax._src.ops.attention.pallas_mosaic_gpu import PallasMosaicGpuFlashAttention
+
+    return PallasMosaicGpuFlashAttention()

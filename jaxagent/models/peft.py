@@ -16,7 +16,7 @@ import safetensors
 import safetensors.numpy
 
 from jaxagent.config import ConfigError, LoraConfig
-from jaxagent.models import lora
+from jaxagent.models import global_arrays, lora
 from jaxagent.models.hf import save_file
 from jaxagent.models.hf_layout import from_stored, to_stored
 from jaxagent.models.params import ArraySpec
@@ -45,18 +45,20 @@ def save(folder: str | pathlib.Path, adapters: lora.Adapters, spec: ModelSpec, c
 
     Args:
       folder: made if missing.
-      adapters: f32, in any sharding of this process's devices.
+      adapters: f32, in any sharding. Of several processes each has to call this, and process 0 writes.
       spec, config: of the base and of the adapters.
       base: folder or hub name of the base model, for whoever loads the adapters.
     """
+    adapters = global_arrays.get(adapters)
+    if not global_arrays.writes():
+        return
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG_FILE).unlink(missing_ok=True)
     specs = lora.adapter_specs(spec, config)
     tensors = {}
     for array, weights in zip(jax.tree.leaves(specs), jax.tree.leaves(adapters), strict=True):
-        host = np.asarray(weights)
-        tensors |= {array.hf.name.format(layer=layer): to_stored(host[layer], array) for layer in range(len(host))}
+        tensors |= {array.hf.name.format(layer=i): to_stored(layer, array) for i, layer in enumerate(weights)}
     save_file(tensors, folder / WEIGHTS_FILE)
     settings = {
         "peft_type": "LORA",
@@ -134,7 +136,9 @@ def load(folder: str | pathlib.Path, spec: ModelSpec, where: lora.Adapters | Non
     adapters = jax.tree.map(lambda array: _stacked(array, tensors, path), specs)
     if tensors:
         raise ConfigError(f"{path}: tensor '{min(tensors)}' belongs to no adapter of this model and config.")
-    return jax.device_put(adapters, where), config
+    if where is None:
+        return jax.device_put(adapters), config
+    return jax.tree.map(global_arrays.put, adapters, where), config
 
 
 def _stacked(array: ArraySpec, tensors: dict[str, Any], path: pathlib.Path) -> np.ndarray:

@@ -1,9 +1,10 @@
 """Where arrays live: the mesh, and the table from logical axes to mesh axes.
 
 Every array of the model names its axes ("vocab", "embed", "heads", ...); a `Rules` table says which mesh axis splits
-each of them. `TRAIN` also splits "embed" over fsdp (parameters, gradients and optimiser state); `COMPUTE` does not:
-it is the layout in which the trainer *uses* a layer's weights (one all-gather per layer) and in which the generation
-engine keeps them. Rows (tokens, sequences, slots) are split over data and fsdp together.
+each of them. `TRAIN` also splits "embed" over fsdp and context (parameters, gradients and optimiser state); `COMPUTE`
+does not: it is the layout in which the trainer *uses* a layer's weights (one all-gather per layer) and in which the
+generation engine keeps them. Rows (sequences) are split over data and fsdp together; the trainer splits the tokens of a
+row over context (context.py), and the engine's slots and pages are split over all three.
 
 Sharding is explicit: it is part of an array's type, so a layout mistake is an error at trace time, not a slow step.
 The maths also runs with no mesh at all (tests, notebooks): `constrain` and `out` are then no-ops.
@@ -12,6 +13,8 @@ The maths also runs with no mesh at all (tests, notebooks): `constrain` and `out
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +23,10 @@ from jax.sharding import PartitionSpec as P
 
 from jaxagent.config import ConfigError, MeshConfig
 
-ROWS = ("data", "fsdp")  # mesh axes that split batch rows, sequences and slots
+ROWS = ("data", "fsdp")  # mesh axes that split batch rows
+CONTEXT = "context"  # the mesh axis that splits what lies in a row
+FLAT = (*ROWS, CONTEXT)  # mesh axes that split the flat tokens of all rows, and the engine's slots
+AXES = (*FLAT, "tensor")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +35,7 @@ class Rules:
 
     layers: str | None
     vocab: str | None
-    embed: str | None
+    embed: str | tuple[str, ...] | None
     heads: str | None
     kv_heads: str | None
     head_dim: str | None
@@ -42,34 +48,59 @@ class Rules:
 
 
 COMPUTE = Rules(layers=None, vocab="tensor", embed=None, heads="tensor", kv_heads="tensor", head_dim=None, mlp="tensor")
-TRAIN = dataclasses.replace(COMPUTE, embed="fsdp")
+TRAIN = dataclasses.replace(COMPUTE, embed=("fsdp", CONTEXT))
 
 
-def make_mesh(mesh: MeshConfig) -> Mesh:
-    """The mesh (data, fsdp, tensor) over the first `data * fsdp * tensor` devices, all axes Explicit.
+def make_mesh(mesh: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """The mesh (data, fsdp, context, tensor), all axes Explicit.
+
+    Args:
+      mesh: its sizes.
+      devices: the mesh takes the first ones; None = those of all processes, of each equally many, process by process:
+        so the rows' axes lie across processes, and `tensor` inside one where its size divides a process's devices.
 
     Raises:
       ConfigError: a size is not positive, or there are too few devices.
     """
-    sizes = (mesh.data, mesh.fsdp, mesh.tensor)
+    sizes = sizes_of(mesh)
     if min(sizes) < 1:
-        raise ConfigError(f"config.mesh sizes must be positive, got data={sizes[0]} fsdp={sizes[1]} tensor={sizes[2]}.")
-    needed, devices = sizes[0] * sizes[1] * sizes[2], jax.devices()
+        got = " ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
+        raise ConfigError(f"config.mesh sizes must be positive, got {got}.")
+    needed = math.prod(sizes)
+    devices = of_every_process(needed) if devices is None else devices
     if len(devices) < needed:
         raise ConfigError(f"config.mesh needs {needed} devices, this machine has {len(devices)}.")
-    return jax.make_mesh(
-        sizes, ("data", "fsdp", "tensor"), axis_types=(AxisType.Explicit,) * 3, devices=devices[:needed]
-    )
+    return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Explicit,) * len(AXES), devices=devices[:needed])
+
+
+def sizes_of(mesh: MeshConfig) -> tuple[int, ...]:
+    """The size of each of `AXES`."""
+    return mesh.data, mesh.fsdp, mesh.context, mesh.tensor
+
+
+def of_every_process(needed: int) -> list[jax.Device]:
+    """The first devices of every process, equally many of each, `needed` together or fewer where there are fewer.
+
+    Raises:
+      ConfigError: the processes cannot share them evenly.
+    """
+    processes = jax.process_count()
+    if needed % processes:
+        raise ConfigError(f"config.mesh has {needed} devices: {processes} trainer processes cannot share them evenly.")
+    found: dict[int, list[jax.Device]] = {}
+    for device in jax.devices():
+        found.setdefault(device.process_index, []).append(device)
+    return [device for _, own in sorted(found.items()) for device in own[: needed // processes]]
 
 
 def check_divisible(name: str, shape: tuple[int, ...], axes: tuple[str, ...], rules: Rules, mesh: Mesh) -> None:
     """Raises ConfigError when the mesh does not divide an array's axis, naming both."""
     for size, axis in zip(shape, axes, strict=True):
-        mesh_axis = getattr(rules, axis)
-        if mesh_axis and size % mesh.shape[mesh_axis]:
-            raise ConfigError(
-                f"config.mesh.{mesh_axis}={mesh.shape[mesh_axis]} does not divide the {size} {axis} of '{name}'."
-            )
+        over = getattr(rules, axis) or ()
+        split = [a for a in ((over,) if isinstance(over, str) else over) if mesh.shape[a] > 1]
+        if size % math.prod(mesh.shape[a] for a in split):
+            sizes = " x ".join(f"config.mesh.{a}={mesh.shape[a]}" for a in split)
+            raise ConfigError(f"{sizes} does not divide the {size} {axis} of '{name}'.")
 
 
 def in_mesh() -> bool:
@@ -119,6 +150,45 @@ def merge_rows(x: jax.Array) -> jax.Array:
     """[outer, inner, ...] -> [outer * inner, ...], the inverse of `split_rows`."""
     spec = jax.typeof(x).sharding.spec
     return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:], out_sharding=out(spec[0], *spec[2:]))
+
+
+def over_context(x: jax.Array) -> jax.Array:
+    """`x` [rows, places, ...] with the places split over context; `x` itself where context splits nothing."""
+    if not in_mesh() or jax.sharding.get_abstract_mesh().shape.get(CONTEXT, 1) == 1:
+        return x
+    return jax.reshard(x, P(ROWS, CONTEXT, *(None,) * (x.ndim - 2)))
+
+
+def is_over_context(x: jax.Array) -> bool:
+    """Whether context splits the places of `x` [rows, places, ...], by its type."""
+    spec = jax.typeof(x).sharding.spec
+    return len(spec) > 1 and spec[1] == CONTEXT
+
+
+def whole_rows(x: jax.Array) -> jax.Array:
+    """The inverse of `over_context`: every device of the context axis gets all places."""
+    return jax.reshard(x, P(ROWS, *(None,) * (x.ndim - 1))) if is_over_context(x) else x
+
+
+def merge_places(x: jax.Array) -> jax.Array:
+    """[rows, places, ...] -> [rows * places, ...]: row after row, on each device those parts that it has."""
+    x = jnp.asarray(x)
+    if not is_over_context(x):
+        return merge_rows(x)
+    rest = (None,) * (x.ndim - 2)
+    local = lambda a: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:])  # noqa: E731
+    return jax.shard_map(local, in_specs=P(ROWS, CONTEXT, *rest), out_specs=P(FLAT, *rest))(x)
+
+
+def split_places(x: jax.Array, like: jax.Array) -> jax.Array:
+    """The inverse of `merge_places`: [rows * places, ...] -> [rows, places, ...], both laid out as those of `like`."""
+    (count, places), rest = like.shape[:2], (None,) * (x.ndim - 1)
+    if not is_over_context(like):
+        return x.reshape(count, places, *x.shape[1:], out_sharding=out(row_axes(like), None, *rest))
+    own = places // jax.sharding.get_abstract_mesh().shape[CONTEXT]
+    local = lambda a: a.reshape(len(a) // own, own, *a.shape[1:])  # noqa: E731
+    mapped = jax.shard_map(local, in_specs=P(FLAT, *rest), out_specs=P(ROWS, CONTEXT, *rest))
+    return mapped(jax.reshard(x, P(FLAT, *rest)))
 
 
 def rows(mesh: Mesh, ndim: int) -> NamedSharding:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxagent.models import rope, sharding, trees
+from jaxagent.models import context, rope, sharding, trees
 from jaxagent.models.attention import Attend, packed
 from jaxagent.models.int8 import Int8Array
 from jaxagent.models.layers import contract, rms_norm, swiglu
@@ -85,27 +85,37 @@ def forward_packed(
 
     Args:
       params, spec: the model.
-      tokens, positions, segments: i32[B, T]; segments 0 is padding; B split over data and fsdp.
+      tokens, positions, segments: i32[B, T]; segments 0 is padding; B split over data and fsdp. Where the type of
+        `tokens` splits T over context, so does the forward pass.
       head_positions: i32[B, R], indices into T; unused ones may point anywhere inside the row.
       ends, longest: of rows in which sequences share their beginnings, see `trees.shared`; None: they share nothing.
 
     Returns:
-      compute_dtype[B, R, E].
+      compute_dtype[B, R, E]; R split as T is.
     """
     chex.assert_rank([tokens, head_positions], 2)
     chex.assert_equal_shape([tokens, positions, segments])
     chex.assert_equal_shape_prefix([tokens, head_positions], 1)
     chex.assert_type([tokens, positions, segments, head_positions], int)
     b, t = tokens.shape
+    split = sharding.is_over_context(tokens)
+    flat = context.flat if split else lambda x: sharding.merge_rows(jnp.asarray(x))
+    if split:
+        assert ends is None, "rows split over context hold every sequence whole"
+        attend = context.packed(segments)
+    else:
+        attend = packed(segments) if ends is None else trees.shared(ends, longest)
     # Written out, layers need no stacking of what backward keeps; of a deep model that would take minutes to compile.
     x, _ = hidden(
         params,
         spec,
-        sharding.merge_rows(jnp.asarray(tokens)),
-        sharding.merge_rows(jnp.asarray(positions)),
-        packed(segments) if ends is None else trees.shared(ends, longest),
+        flat(tokens),
+        flat(positions),
+        attend,
         unroll=spec.remat == "none" and spec.num_layers <= MOST_WRITTEN_OUT,
     )
+    if split:
+        return context.at(x, t, head_positions)
     return jnp.take_along_axis(sharding.split_rows(x, b, t), head_positions[:, :, None], axis=1)
 
 

@@ -11,5 +11,6 @@ RUN_FILE = "run.json"  # code, command, machine and time of every start; see pro
 REPORT_FILE = "report.html"  # made from the four above; see report.py
 TENSORBOARD_FOLDER = "tensorboard"
 PLAN_FILE = "plan.json"  # what --dry_run printed
+RECORD_FOLDER = "record"  # what RL steps were made of; see runs/record.py
 CHECKPOINTS_FOLDER = "checkpoints"  # a bundle per folder; see learner/checkpoint.py
 POLICY_FOLDER = "policy"  # the exported model

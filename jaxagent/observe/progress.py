@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -36,6 +36,9 @@ _AFTER_SCORE = (
     "stop/answer",
     "tokens_per_s",
     "time/step_s",
+    "fleet/trainer_wait_s",
+    "fleet/engine_idle_frac",
+    "fleet/engines",
 )
 # Shown once they are not 0.
 FAILURES = ("stop/env_error", "stop/timeout", "stop/engine_error", "eval/failed", "eval/failed_sampled", "failed")
@@ -43,9 +46,21 @@ _HISTORY = 40  # points of a sparkline
 
 
 class Progress:
-    """A context manager. On a terminal it redraws in place; elsewhere it prints a line per `log_every_s`."""
+    """A context manager. On a terminal it redraws in place; elsewhere it prints a line per `log_every_s`.
 
-    def __init__(self, console: Console | None = None, log_every_s: float = 10.0):
+    Args:
+      console: where to.
+      log_every_s: see above.
+      alive: called with the stage's name at every record and every line: they are signs that the run goes on.
+    """
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        log_every_s: float = 10.0,
+        alive: Callable[[str], None] = lambda stage: None,
+    ):
+        self._alive = alive
         self._console = console or Console()
         self._log_every_s = log_every_s
         self._last_line_s = -math.inf
@@ -80,6 +95,7 @@ class Progress:
     def stage(self, name: str, total: int, step: int = 0) -> None:
         """Begins a stage of at most `total` steps, of which `step` are done already (after a resume)."""
         self._stage, self._total, self._first_step, self._started_s = name, total, step, time.monotonic()
+        self._alive(name)
         self._history.clear()
         self._last_line_s = -math.inf
         if self._task is not None:
@@ -90,6 +106,7 @@ class Progress:
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Shows the record of a finished step. Lines with an evaluation are always printed."""
+        self._alive(self._stage)
         self._score = headline.score_of(metrics) or self._score
         numbers = {name: metrics[name] for name in self._headlines(metrics) if name in metrics}
         for name in FAILURES:
@@ -107,6 +124,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Prints one line above the bar."""
+        self._alive(self._stage)
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _is_due(self, step: int, metrics: Mapping[str, Any]) -> bool:

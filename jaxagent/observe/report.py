@@ -165,7 +165,7 @@ def _subtitle(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
         echo = " + ECHO" if rl["echo"] else ""
         words.append(f"{config['env']['name']}: {rl['advantage']['name']}, {rl['objective']['name']}{echo}")
         words.append(model["path"] or f"{model['family']}, {model['num_layers']} layers, width {model['embed_dim']}")
-        words.append(f"mesh {mesh['data']}x{mesh['fsdp']}x{mesh['tensor']} (data, fsdp, tensor)")
+        words.append(f"mesh {'x'.join(map(str, mesh.values()))} ({', '.join(mesh)})")
     if "seed" in summary:
         words.append(f"seed {summary['seed']}")
     if isinstance(summary.get("stage_seconds"), Mapping):

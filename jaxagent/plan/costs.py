@@ -116,8 +116,8 @@ def count(cfg: Config, spec: ModelSpec, row_targets: int) -> Work:
 
 def estimate(cfg: Config, spec: ModelSpec, work: Work, chip: Chip) -> Times:
     """Seconds on `chip`: compute-bound phases by MFU, decode by what each chip must read per token."""
-    devices = cfg.mesh.data * cfg.mesh.fsdp * cfg.mesh.tensor
-    shards = cfg.mesh.data * cfg.mesh.fsdp
+    shards = cfg.mesh.data * cfg.mesh.fsdp * cfg.mesh.context  # of the engine's slots
+    devices = shards * cfg.mesh.tensor
     # A decode step reads the weights this chip holds and the cached keys and values of its slots, half full.
     bytes_per_value = {"float32": 4, "bfloat16": 2}
     head = spec.padded_vocab_size * spec.embed_dim

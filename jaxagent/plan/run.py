@@ -8,7 +8,6 @@ folder only config.json is read.
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -61,7 +60,7 @@ def run(cfg: Config, chip: str, console: Console | None = None) -> Plan:
         console.print(f"- {line}", style="dim", highlight=False)
     path = pathlib.Path(cfg.workdir) / PLAN_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.replace(path, json.dumps(to_dict(result), indent=2) + "\n")
+    files.replace_json(path, to_dict(result))
     console.print(f"Written to {path}")
     return result
 

@@ -51,8 +51,10 @@ def mesh_for(mesh: MeshConfig, chip: str) -> tuple[jax.sharding.Mesh, str]:
         topology = topologies.get_topology_desc(
             platform="cuda", target_config=target_config(_GPUS[chip]), topology=f"1x1x{count(mesh)}"
         )
-        made = topologies.make_mesh(topology, (mesh.data, mesh.fsdp, mesh.tensor), ("data", "fsdp", "tensor"))
-        explicit = jax.sharding.Mesh(made.devices, made.axis_names, axis_types=(AxisType.Explicit,) * 3)
+        made = topologies.make_mesh(topology, sharding.sizes_of(mesh), sharding.AXES)
+        explicit = jax.sharding.Mesh(
+            made.devices, made.axis_names, axis_types=(AxisType.Explicit,) * len(sharding.AXES)
+        )
         return explicit, chip
     if chip in _TPU_SLICES and tpu_compiler_installed():
         return _tpu_mesh(mesh, chip), chip
@@ -70,8 +72,8 @@ def _tpu_mesh(mesh: MeshConfig, chip: str) -> jax.sharding.Mesh:
     if shape is None:
         raise ConfigError(f"config.mesh: {count(mesh)} devices are more than the largest {chip} slice known here.")
     topology = topologies.get_topology_desc(f"{chip}:{'x'.join(map(str, shape))}", platform="tpu")
-    devices = np.array(topology.devices[: count(mesh)]).reshape(mesh.data, mesh.fsdp, mesh.tensor)
-    return jax.sharding.Mesh(devices, ("data", "fsdp", "tensor"), axis_types=(AxisType.Explicit,) * 3)
+    devices = np.array(topology.devices[: count(mesh)]).reshape(sharding.sizes_of(mesh))
+    return jax.sharding.Mesh(devices, sharding.AXES, axis_types=(AxisType.Explicit,) * len(sharding.AXES))
 
 
 def tpu_compiler_installed() -> bool:

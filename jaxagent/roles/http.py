@@ -33,6 +33,7 @@ class Http(TextRole):
     here (`rollout/cast.py`), and what the server counted still holds.
     """
 
+    repeatable = False
     url: str  # up to and without /chat/completions, e.g. "http://127.0.0.1:8000/v1"
     model: str
     token_file: str = ""  # a file with what is sent as a bearer token; "" = none

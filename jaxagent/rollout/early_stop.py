@@ -11,11 +11,12 @@ import itertools
 import logging
 from collections.abc import Sequence
 
-from jaxagent.rollout.workers import LATE, Rollout, guarded, no_episode
+from jaxagent.rollout.workers import Rollout, guarded, no_episode
 from jaxagent.types import Episode, Group, StopReason, Task
 
 logger = logging.getLogger(__name__)
 ENOUGH = "enough groups were complete without it"
+LATE = "the deadline of all rollouts passed"
 
 
 async def run_until_enough(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import math
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, Self, TypeVar
@@ -18,7 +19,7 @@ from jaxagent.types import Episode, Group, StopReason, Task
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-LATE = "the deadline of all rollouts passed"
+LATE = "the deadline of its group passed"
 STOP_TIMEOUT_S = 30.0  # for cancelled episodes to clean up after themselves
 
 
@@ -40,24 +41,31 @@ async def run_groups(
 ) -> list[Group]:
     """One group per task, in task order, with at most `concurrency` episodes running at any time.
 
-    Attempts that are not finished after `deadline_s` seconds come back CANCELLED, and a rollout that raises comes back
-    as ENV_ERROR, so every group has `group_size` episodes. `on_episode` is called on the loop's thread as each ends.
+    A rollout that raises comes back as ENV_ERROR. Attempts of a group that are not finished `deadline_s` seconds after
+    its first one began come back CANCELLED, so every group has `group_size` episodes; other groups have their own
+    time. `on_episode` is called on the loop's thread as each ends that is in time.
     """
     table: list[list[Episode | None]] = [[None] * group_size for _ in tasks]
     attempts = iter([(t, s) for t in range(len(tasks)) for s in range(group_size)])
+    now, ends = asyncio.get_running_loop().time, [math.inf] * len(tasks)
 
     async def work() -> None:
         for t, s in attempts:  # shared by all workers: each takes the next attempt
-            episode = table[t][s] = await guarded(rollout, tasks[t], s)
+            ends[t] = min(ends[t], now() + deadline_s)
+            if now() >= ends[t]:
+                continue
+            try:
+                async with asyncio.timeout_at(ends[t]):
+                    episode = table[t][s] = await guarded(rollout, tasks[t], s)
+            except TimeoutError:
+                logger.warning("task %s, sample %d: its group was cut off after %.0f s", tasks[t].id, s, deadline_s)
+                continue
             if on_episode is not None:
                 on_episode(episode)
 
-    try:
-        async with asyncio.timeout(deadline_s), asyncio.TaskGroup() as workers:
-            for _ in range(min(concurrency, len(tasks) * group_size)):
-                workers.create_task(work())
-    except TimeoutError:
-        logger.warning("Rollouts were cut off after %.0f s.", deadline_s)
+    async with asyncio.TaskGroup() as workers:
+        for _ in range(min(concurrency, len(tasks) * group_size)):
+            workers.create_task(work())
     return [
         Group(task, tuple(e or no_episode(task, s, StopReason.CANCELLED, LATE) for s, e in enumerate(row)))
         for task, row in zip(tasks, table, strict=True)
@@ -71,6 +79,16 @@ async def guarded(rollout: Rollout, task: Task, sample: int) -> Episode:
     except Exception as failure:
         logger.exception("task %s, sample %d: the rollout raised", task.id, sample)
         return no_episode(task, sample, StopReason.ENV_ERROR, f"{type(failure).__name__}: {failure}")
+
+
+def group_deadline_s(attempts: int, concurrency: int, episode_timeout_s: float) -> float:
+    """Seconds from the beginning of a group's first attempt after which what is left of it is cut off.
+
+    A safety, for episodes that their own deadline does not end. Attempts begin in order, so when the first one has
+    begun the others get the next places that become free.
+    """
+    in_turn = 1 + math.ceil((attempts - 1) / concurrency)
+    return in_turn * (episode_timeout_s + STOP_TIMEOUT_S)
 
 
 def no_episode(task: Task, sample: int, stop_reason: StopReason, error: str) -> Episode:
@@ -119,6 +137,10 @@ class Workers:
             future.cancel()
             raise
 
+    def begin(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Begins a coroutine on the loop. Unlike `run`, its caller goes on, and bounds it itself."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
     def collect(
         self,
         tasks: Sequence[Task],
@@ -129,7 +151,8 @@ class Workers:
     ) -> list[Group]:
         """`run_groups` on the background loop; blocks until it is done."""
         groups = run_groups(tasks, group_size, rollout, self._concurrency, deadline_s, on_episode)
-        return self.run(groups, deadline_s + STOP_TIMEOUT_S)
+        in_turn = math.ceil(len(tasks) * group_size / self._concurrency)  # nobody runs for longer than its group may
+        return self.run(groups, max(1, in_turn) * (deadline_s + STOP_TIMEOUT_S))
 
 
 async def _cancel_all() -> None:

@@ -7,9 +7,11 @@ from jaxagent.algorithms.opd import as_opd
 from jaxagent.config import LEAST_TEMPERATURE, BatchConfig, Config, ConfigError, EnvConfig, relations
 from jaxagent.config.choice import imported
 from jaxagent.config.errors import failure_line
+from jaxagent.config.fleet import FleetConfig
 from jaxagent.config.parse import convert, hints
 from jaxagent.engine import automaton
 from jaxagent.envs.base import Environment, check_texts
+from jaxagent.fleet.plan_of import plan_of
 from jaxagent.models import lora
 from jaxagent.rollout import strategies
 from jaxagent.runs import roles
@@ -46,6 +48,8 @@ def check(cfg: Config) -> None:
             f"config.stages: with model.lora '{cfg.stages[with_adapters[0]]}' must be the last stage, since those "
             "after it would train the merged policy in full. Start another run with model.path set to this policy."
         )
+    if cfg.fleet is not None:
+        _check_fleet(cfg, cfg.fleet)
     _check_rows("rl", cfg.rl.batch, cfg.env.context_tokens)
     if cfg.sft is not None and cfg.sft.negatives and cfg.sft.negative_frac == 0:
         raise ConfigError("sft.negatives is given: sft.negative_frac must be more than 0.")
@@ -103,3 +107,21 @@ def _check_opd(cfg: Config) -> None:
     if cfg.opd.distill is None:
         raise ConfigError("The stage 'opd' needs a teacher: --config.opd.distill.teacher=FOLDER.")
     algorithm.check(as_opd(cfg).rl)
+
+
+def _check_fleet(cfg: Config, fleet: FleetConfig) -> None:
+    """Refuses a run of many processes that cannot work."""
+    if RL not in cfg.stages:
+        raise ConfigError("config.fleet: the stage 'rl' is what many processes do, and config.stages does not have it.")
+    plan_of(cfg)  # rl.staleness, rl.oversample, fleet.rule and fleet.window
+    devices = cfg.mesh.devices
+    if devices % fleet.trainers:
+        raise ConfigError(
+            f"fleet.trainers ({fleet.trainers}) must divide the devices of config.mesh ({devices}): every process has "
+            "as many."
+        )
+    if fleet.hang_s <= fleet.patience_s:
+        raise ConfigError(
+            f"fleet.hang_s ({fleet.hang_s:g}) must be more than fleet.patience_s ({fleet.patience_s:g}): who waits for "
+            "a coordinator that is away does not hang."
+        )

@@ -7,70 +7,94 @@ success statistics are of all that were played.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from jaxagent.algorithms.group_rewards import shaped
 from jaxagent.config import RLConfig
 from jaxagent.engine.driver import Driver
-from jaxagent.rollout import early_stop, schedule, selection, strategies
+from jaxagent.rollout import early_stop, selection, strategies
 from jaxagent.rollout.experience import Experience
 from jaxagent.rollout.failures import Failures
 from jaxagent.rollout.statistics import action_tokens, episode_metrics
-from jaxagent.rollout.workers import STOP_TIMEOUT_S
+from jaxagent.rollout.workers import STOP_TIMEOUT_S, group_deadline_s
+from jaxagent.runs.attempts import first, numbered, of_a_group, of_step, temperature
 from jaxagent.runs.evaluation.held_out import deadline_s
 from jaxagent.runs.parts import Parts
-from jaxagent.types import Episode, Group, Task
+from jaxagent.runs.seams import Rollouts
+from jaxagent.types import Group, Task
+
+PlayRound = Callable[[int, list[Task]], list[Group]]  # (round, tasks) -> their groups, as they were played
 
 
-def collect(
-    parts: Parts, driver: Driver, experience: Experience, step: int, steps_before: int = 0
-) -> tuple[selection.Selection, dict[str, float], Failures]:
-    """The rollouts of one step, their metrics, and what failed of all that was begun, also in groups that are dropped.
+def collect(parts: Parts, driver: Driver, experience: Experience, step: int, steps_before: int = 0) -> Rollouts:
+    """The rollouts of one step, played now.
 
     Attempts are numbered over the run, in which an earlier stage took `steps_before` steps: no two share randomness.
     """
     rl = parts.cfg.rl
-    over, refill = rl.oversample, rl.refill
-    attempts = rl.group_size + (over.extra_attempts if over else 0)
-    sampling = dataclasses.replace(rl.sampling, temperature=temperature(rl, step))
-    rollout = parts.rollout(driver, sampling, attempts, rl.tool_epsilon)
-    before, more = driver.stats(), {}
-    begun: list[Group] = []
+    over = rl.oversample
+    attempts, rollout = of_a_group(rl), of_step(parts, driver, step)
+    before = driver.stats()
 
-    def play(number: int, wanted: int) -> list[Group]:
+    def play(number: int, tasks: list[Task]) -> list[Group]:
         """Round `number` of the step; more than one with dynamic sampling."""
-        tasks = experience.take(wanted + (over.extra_tasks if over else 0), step, number)
-        first = ((steps_before + step) * (refill.max_rounds if refill else 1) + number) * attempts
-
-        async def attempt(task: Task, sample: int) -> Episode:
-            return await rollout(task, first + sample)
-
-        deadline = deadline_s(parts, len(tasks) * attempts)
+        attempt = numbered(rollout, first(rl, step, number, steps_before))
         if over is None:
-            groups = parts.workers.collect(tasks, attempts, attempt, deadline)
-            begun.extend(groups)
-            return [shaped(group, rl) for group in groups]
+            deadline = group_deadline_s(attempts, parts.cfg.concurrent_episodes, parts.cfg.env.episode_timeout_s)
+            return parts.workers.collect(tasks, attempts, attempt, deadline)
+        deadline = deadline_s(parts, len(tasks) * attempts)
+        enough = len(tasks) - over.extra_tasks
         groups = early_stop.run_until_enough(
-            tasks, attempts, rl.group_size, wanted, attempt, parts.cfg.concurrent_episodes, deadline
+            tasks, attempts, rl.group_size, enough, attempt, parts.cfg.concurrent_episodes, deadline
         )
-        groups = parts.workers.run(groups, deadline + STOP_TIMEOUT_S)
-        begun.extend(groups)
+        return parts.workers.run(groups, deadline + STOP_TIMEOUT_S)
+
+    played = assembled(rl, experience, step, play)
+    engine = {f"engine/{k}": v - before.get(k, 0.0) for k, v in driver.stats().items()}
+    return dataclasses.replace(played, metrics=played.metrics | engine)
+
+
+def assembled(rl: RLConfig, experience: Experience, step: int, play: PlayRound) -> Rollouts:
+    """The rollouts of one step, of groups that `play` plays, or has from where they were kept.
+
+    All that follows from the groups is decided here, the same wherever they come from: rewards that compare a group's
+    attempts, dynamic sampling's further rounds, which groups are learnt from, and the metrics.
+    """
+    over, more = rl.oversample, dict[str, float]()
+    rounds: list[list[Group]] = []
+
+    def shaped_round(number: int, wanted: int) -> list[Group]:
+        groups = play(number, experience.take(wanted + (over.extra_tasks if over else 0), step, number))
+        rounds.append(groups)
+        if over is None:
+            return [shaped(group, rl) for group in groups]
         kept = early_stop.usable(groups, over.min_group, wanted)
         for name, count in early_stop.oversample_metrics(groups, rl.group_size, kept).items():
             more[name] = more.get(name, 0.0) + count
         return [shaped(group, rl) for group in kept]
 
-    chosen = selection.refill(play, rl.tasks_per_step, refill)
+    chosen = selection.refill(shaped_round, rl.tasks_per_step, rl.refill)
+    return rollouts(rl, step, chosen, rounds, more)
+
+
+def rollouts(
+    rl: RLConfig, step: int, chosen: selection.Selection, rounds: list[list[Group]], more: dict[str, float]
+) -> Rollouts:
+    """What a step trains on, whoever has played it, with its metrics.
+
+    Args:
+      rl: the run's.
+      step: of the stage.
+      chosen: shaped groups.
+      rounds: all groups as they were played, round by round.
+      more: metrics of the playing.
+    """
     chosen = dataclasses.replace(chosen, groups=selection.most_varied(chosen.groups, rl.keep_groups_frac))
     metrics = episode_metrics(chosen.played) | more
     if strategies.selects(rl):
         metrics |= selection.selection_metrics(chosen)
     if rl.temperature is not None:
-        metrics["sampling/temperature"] = sampling.temperature
-    metrics |= {f"engine/{k}": v - before.get(k, 0.0) for k, v in driver.stats().items()}
+        metrics["sampling/temperature"] = temperature(rl, step)
     metrics["rollout/action_tokens"] = float(action_tokens(chosen.played))
-    return chosen, metrics, Failures.of(episode for group in begun for episode in group.episodes)
-
-
-def temperature(rl: RLConfig, step: int) -> float:
-    """What a step's attempts are sampled at, and scored with."""
-    return schedule.temperature(rl.temperature, rl.sampling.temperature, step, rl.steps)
+    failures = Failures.of(episode for groups in rounds for group in groups for episode in group.episodes)
+    return Rollouts(chosen, metrics, failures, rounds)

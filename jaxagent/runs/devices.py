@@ -11,9 +11,12 @@ import hashlib
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from jaxagent.config import ConfigError, MeshConfig
+from jaxagent.config.errors import Stopped
+from jaxagent.learner import peers
 
 MOST_COMPILED_BYTES = 4 * 2**30  # of the folder of compiled programs; the least recently used go first
 LEAST_COMPILE_S = 0.2  # what compiles faster is not worth a file
@@ -21,24 +24,64 @@ LEAST_COMPILE_S = 0.2  # what compiles faster is not worth a file
 
 def count(mesh: MeshConfig) -> int:
     """Number of devices the mesh uses."""
-    return mesh.data * mesh.fsdp * mesh.tensor
+    return mesh.devices
 
 
 def provide(mesh: MeshConfig) -> None:
     """Makes `count(mesh)` devices available, virtual ones where the machine has no accelerator.
+
+    Inside `distributed` they are those of all processes, of each equally many.
 
     Raises:
       ConfigError: the machine has accelerators, but fewer than the mesh needs.
     """
     import jax
 
-    _split_cpu(count(mesh))
+    processes = peers.count()
+    _split_cpu(-(-count(mesh) // processes), processes)
     found = jax.devices()
     if len(found) < count(mesh):
+        where = "this machine has" if processes == 1 else f"the {processes} trainer processes have"
         raise ConfigError(
-            f"config.mesh needs {count(mesh)} devices (data {mesh.data} x fsdp {mesh.fsdp} x tensor {mesh.tensor}), "
-            f"this machine has {len(found)} ({found[0].platform})."
+            f"config.mesh needs {count(mesh)} devices (data {mesh.data} x fsdp {mesh.fsdp} x context "
+            f"{mesh.context} x tensor {mesh.tensor}), {where} {len(found)} ({found[0].platform})."
         )
+
+
+@contextlib.contextmanager
+def distributed(process: int, processes: int, address: str) -> Iterator[None]:
+    """Connects the processes of one trainer; before jax works, and before `provide`.
+
+    Process 0 runs the coordination service at `address`, and is a single point of failure: when it or any other ends,
+    the others end, too, and all are started again, at a port that no earlier attempt has used. On a normal end, and
+    when all have saved after a signal, every process waits for the others; after a failure nobody does.
+
+    Args:
+      process, processes: this one's number, and how many there are. One process connects to nobody.
+      address: HOST:PORT of process 0 that the others reach.
+
+    Raises:
+      ConfigError: a process number that cannot be.
+      PeerError: the others did not come in `peers.INIT_S`.
+    """
+    if not 0 <= process < processes:
+        raise ConfigError(f"--rank={process} must be at least 0 and below {processes}, the number of processes.")
+    if processes == 1:
+        yield
+        return
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdigit()):
+        raise ConfigError(f"--meet must be HOST:PORT of process 0, got '{address}'.")
+    peers.connect(process, processes, address)
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Stopped) and peers.ending_together:
+            peers.disconnect()
+        else:
+            peers.abandon()
+        raise
+    peers.disconnect()
 
 
 def use_huge_pages() -> None:
@@ -103,10 +146,10 @@ def use_virtual_cpus(mesh: MeshConfig) -> None:
     _split_cpu(count(mesh))
 
 
-def _split_cpu(devices: int) -> None:
+def _split_cpu(devices: int, processes: int = 1) -> None:
     import jax
 
-    if devices > 1:
+    if devices * processes > 1:
         # XLA's CPU back end runs every virtual device on one pool of max(cores, devices) threads, and a collective
         # holds its thread until its peers arrive. A program with independent collectives can so fill the pool with
         # waiting threads and hang (2 of 8 runs of one test on two cores; 0 of 30 with a larger pool).

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -26,6 +27,7 @@ from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.setup import EngineSetup
 from jaxagent.envs.base import Attempt, Environment, Opening
+from jaxagent.learner import peers
 from jaxagent.models import hf, kernels, lora, params, peft, sharding
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
@@ -34,7 +36,7 @@ from jaxagent.rollout.forced import ForcedTools
 from jaxagent.rollout.prompts import check_prompts, some
 from jaxagent.rollout.templates import CHAT_DATE, Template, open_template
 from jaxagent.rollout.workers import Rollout, Workers
-from jaxagent.runs import resume
+from jaxagent.runs import replica, resume, together
 from jaxagent.runs.roles import WARM_UP_TIMEOUT_S, Own, RunRoles, check_folders, open_roles
 from jaxagent.types import Task
 
@@ -107,6 +109,7 @@ class Parts:
         """Writes the weights that LoRA freezes where `base_params` reads them, unless they lie there already."""
         if base_folder(self.cfg) != Path(self.cfg.model.path):
             hf.save(base_folder(self.cfg), policy, self.spec, self.cfg.model.param_dtype, self._assets)
+            peers.meet("keeping the weights under adapters")
 
     def base_params(self) -> Params:
         """The weights that LoRA froze, in their training shardings.
@@ -147,7 +150,25 @@ class Parts:
             exact=self.cfg.numerics == "exact",
             seed=self.cfg.seed,
         )
+        if peers.count() > 1:
+            with self._replica(model, policy, version, setup) as driver:
+                yield driver
+            return
         with Driver(model, policy, version, setup, self.mesh, self.roles.turns) as driver:
+            driver.start(WARM_UP_TIMEOUT_S)
+            yield driver
+
+    @contextlib.contextmanager
+    def _replica(self, model: LanguageModel, policy: Params, version: int, setup: EngineSetup) -> Iterator[Driver]:
+        """The engine of process 0 on its own devices; in the other processes what stands for it."""
+        own = replica.own_mesh(self.mesh)
+        copy = functools.partial(replica.copied, model, mesh=self.mesh, own=own)
+        mine = copy(policy)
+        if not peers.is_first():
+            yield cast(Driver, replica.NoEngine(copy))
+            return
+        with replica.Replica(model, mine, version, setup, own, self.roles.turns) as driver:
+            driver.copy = copy
             driver.start(WARM_UP_TIMEOUT_S)
             yield driver
 
@@ -169,13 +190,15 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
     environment = cfg.env
     assert isinstance(environment, Environment)  # runs.checks has seen to it
     mesh = sharding.make_mesh(cfg.mesh)
-    dataset = cfg.data.source.folder(cfg.workdir, cfg.data.seed, cfg.env, note)
-    train, heldout = sources.open_train_and_held_out(dataset, cfg.data, environment.needs_answers)
+    plays_on = mesh if peers.count() == 1 else replica.own_mesh(mesh)
+    with together.one_after_another("making the data and the tokenizer"):
+        dataset = cfg.data.source.folder(cfg.workdir, cfg.data.seed, cfg.env, note)
+        train, heldout = sources.open_train_and_held_out(dataset, cfg.data, environment.needs_answers)
+        tokenizer = _tokenizer(cfg, dataset, train, environment, note)
     for repeated in more_than_an_epoch(cfg, len(train)):
         note(repeated)
     heldout = balanced_sample(heldout, cfg.data.num_eval, cfg.data.seed)
     place = Path(cfg.data.eval_source) if cfg.data.eval_source else None
-    tokenizer = _tokenizer(cfg, dataset, train, environment, note)
     spec = _spec(cfg, tokenizer)
     with jax.set_mesh(mesh):
         batch, exact = cfg.rl.batch, cfg.numerics == "exact"
@@ -188,10 +211,10 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
     for name, tasks in (("held-out", heldout), ("training", some(train))):
         check_prompts(name, tasks, environment.messages, conversation, cfg.env, note)
     with (
-        Workers(cfg.concurrent_episodes) as workers,
+        (Workers if peers.count() == 1 else replica.PlayedByFirst)(cfg.concurrent_episodes) as workers,
         _shared(environment, workers, note) as shared,
         opened(environment, Opening(dataset, heldout, workers.run, note, place)) as attempt,
-        open_roles(cfg, Own(spec, tokenizer, template, mesh), workers.run, note) as roles,
+        open_roles(cfg, Own(spec, tokenizer, template, plays_on), workers.run, note) as roles,
     ):
         yield Parts(
             cfg=cfg,

@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import functools
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -20,6 +23,7 @@ from typing import Any
 from jaxagent.config import ConfigError
 
 PACKAGES = ("jaxagent", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers", "numpy")
+UNREAD = ("workdir", "eval", "checkpoint", "log_episodes", "fleet")  # no number of an RL step depends on these
 GIT_TIMEOUT_S = 10.0
 
 
@@ -36,12 +40,55 @@ def start(devices: Sequence[Any], resumed_at: Mapping[str, Any] | None) -> dict[
         "resumed_at": resumed_at,
         "command": shlex.join([sys.executable, *sys.argv]),
         **commit(Path(__file__).parent),
-        "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "code": code_digest(),
+        **machine(),
         "host": platform.node(),
-        "platform": platform.platform(),
         "devices": [f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)],
     }
+
+
+def machine() -> dict[str, Any]:
+    """What numbers can depend on beside config, data and code."""
+    return {
+        "python": platform.python_version(),
+        "packages": packages(),
+        "platform": platform.platform(),
+        "processor": processor(),
+    }
+
+
+def packages() -> dict[str, str | None]:
+    """The installed versions of what a run uses."""
+    return {name: _version(name) for name in PACKAGES}
+
+
+def processor() -> str:
+    """The name of this machine's processor, as far as it is known."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+@functools.cache
+def code_digest() -> str:
+    """SHA-256 over every file of this package, by name and content; what is compiled or cached is left out."""
+    package, digest = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(path for path in package.rglob("*") if path.is_file() and path.suffix not in (".pyc", ".so")):
+        name, content = path.relative_to(package).as_posix().encode(), path.read_bytes()
+        digest.update(b"%d %s %d " % (len(name), name, len(content)) + content)
+    return digest.hexdigest()
+
+
+def config_digest(config: Mapping[str, Any]) -> str:
+    """SHA-256 of what in a config decides the numbers of a step: not where it runs, nor what it writes down.
+
+    Args:
+      config: as `to_dict` makes it, or as JSON has it.
+    """
+    kept = {name: value for name, value in config.items() if name not in UNREAD}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
 def commit(folder: Path) -> dict[str, Any]:

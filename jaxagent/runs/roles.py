@@ -24,6 +24,7 @@ from jaxagent.engine.setup import EngineSetup
 from jaxagent.engine.turns import Turns
 from jaxagent.envs.base import Environment
 from jaxagent.envs.cast import POLICY
+from jaxagent.learner import peers
 from jaxagent.models import hf, params, sharding
 from jaxagent.models.spec import ModelSpec
 from jaxagent.roles.base import Run, TextRole
@@ -75,11 +76,11 @@ def check(cfg: Config, environment: Environment) -> None:
 
 
 def _check_size(cfg: Config, engine: FrozenEngine) -> None:
-    name, shards = engine.names[0], cfg.mesh.data * cfg.mesh.fsdp
+    name, shards = engine.names[0], cfg.mesh.data * cfg.mesh.fsdp * cfg.mesh.context
     for field, size in (("slots", engine.config.slots), ("pages", engine.config.pages)):
         if size % shards:
             raise ConfigError(
-                f"config.roles.{name}.{field}={size} does not divide over mesh.data x mesh.fsdp = {shards}."
+                f"config.roles.{name}.{field}={size} does not divide over mesh.data x fsdp x context = {shards}."
             )
     needed = -(-engine.context // engine.config.page_tokens) * shards
     if engine.config.pages < needed:
@@ -208,6 +209,8 @@ class RunRoles:
         Raises:
           ConfigError: a folder holds no such model, or no tokenizer.
         """
+        if not peers.is_first():  # of a trainer's processes the first one plays
+            return
         for path in self._engines:
             if path not in self._frozen and (path != START or (self._start_folder / "config.json").is_file()):
                 self._frozen[path] = self._open(path)

@@ -10,7 +10,6 @@ logs are compared when the run is opened (resume.py), and the first stage writes
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,31 +17,28 @@ from typing import Any
 
 import jax
 
-from jaxagent.config import Config, ConfigError, to_dict
-from jaxagent.data import episode_log
+from jaxagent.config import Config, to_dict
 from jaxagent.io import files
-from jaxagent.learner import checkpoint
+from jaxagent.learner import checkpoint, peers
 from jaxagent.learner.checkpoint import Checkpointer
 from jaxagent.learner.state import TrainState
 from jaxagent.observe import health, jsonl, report
 from jaxagent.observe.compiles import CompileCounter
-from jaxagent.observe.episodes import episode_record
 from jaxagent.observe.files import (
     CHECKPOINTS_FOLDER,
     CONFIG_FILE,
-    EPISODES_FILE,
-    EPISODES_FOLDER,
     LOCK_FILE,
     METRICS_FILE,
-    POLICY_FOLDER,
+    RECORD_FOLDER,
     RUN_FILE,
     SUMMARY_FILE,
 )
-from jaxagent.observe.jsonl import JsonlLog
-from jaxagent.observe.metrics import MetricsWriter
 from jaxagent.observe.progress import Progress
-from jaxagent.runs import provenance, resume
+from jaxagent.runs import provenance, resume, together
 from jaxagent.runs.failed import FailedEpisodes, end
+from jaxagent.runs.found import find
+from jaxagent.runs.logs import Logs
+from jaxagent.runs.record import Recorder
 from jaxagent.runs.stopping import Stopping
 from jaxagent.types import Episode
 
@@ -70,61 +66,31 @@ class Run:
         self.workdir = Path(cfg.workdir)
         self.progress = progress
         self.compiles = compiles
-        self.host: dict[str, Any] = {}
-        self.changed: list[tuple[str, Any, Any]] = []
         self._stopping = stopping
         self._stack = contextlib.ExitStack()
-        self._starts = provenance.read(self.workdir / RUN_FILE)
-        self._bundle: int | None = None
-        if found := checkpoint.bundles(self.workdir / CHECKPOINTS_FOLDER):
-            self._bundle = found[-1]
-            self._read_bundle()
-        else:
-            self._check_nothing_is_lost()
+        self._ending = False
+        found = find(cfg, progress.note)
+        self.host, self.changed = found.host, found.changed
+        self._starts, self._bundle = found.starts, found.bundle
+        self._logs = Logs(self.workdir, self.host)
         self.results: dict[str, Any] = self.host.get("results", {})
         self.stage_seconds: dict[str, float] = self.host.get("stage_seconds", {})
         self._identity: dict[str, Any] = {}
         self._devices: list[jax.Device] = []
         self._opened = False
-        self._episode_logs: dict[str, JsonlLog] = {}
-        self._episode_positions: dict[str, int] = dict(self.host.get("episode_positions", {}))
         self._compiles_before = self.host.get("compiles_after_warmup", 0)
         self._saved_stages: set[str] = set()
+        self._recorded: set[str] = set()  # stages whose first bundle stays
         self.failed = FailedEpisodes(cfg.env.max_failed_steps, self.results, progress.note)
         self._complained: set[str] = set()
         # Bundles are numbered in the order in which they are made: a stage's step s is bundle _first_bundle + s.
         self._last_bundle = -1 if self._bundle is None else self._bundle
         self._first_bundle = self._last_bundle - self.host.get("step", 0)
-        self._saved_step = self.host.get("step", 0)
+        self._saved = self.host.get("stage", ""), self.host.get("step", 0)
+        self._save_now: Callable[[], None] = lambda: None
         self._stage, self._since = "", 0.0  # what `stage_seconds` is counting now
 
     # ---- opening
-
-    def _read_bundle(self) -> None:
-        """The newest bundle, and whether this config and these logs can go on from it."""
-        directory = self.workdir / CHECKPOINTS_FOLDER
-        if not checkpoint.check(directory, self._bundle):
-            self.progress.note(f"{directory / str(self._bundle)} has no digests: it is read unchecked.")
-        self.host = checkpoint.read_host(directory, self._bundle)
-        adapting = self.host["stage"] in ("opd", "rl")
-        self.changed = resume.check_config(self.host["config"], self.cfg, str(directory / str(self._bundle)), adapting)
-        jsonl.check(self.workdir / METRICS_FILE, self.host["metrics_position"], parse=True)
-        jsonl.check(self.workdir / EPISODES_FILE, self.host["episodes_position"], parse=False)
-        for name, position in self.host.get("episode_positions", {}).items():
-            jsonl.check(self.workdir / EPISODES_FOLDER / f"{name}.jsonl", position, parse=False)
-
-    def _check_nothing_is_lost(self) -> None:
-        """Records without a bundle are those of a run that was killed before its first one, or lost their bundles."""
-        records = jsonl.count(self.workdir / METRICS_FILE)
-        exported = (self.workdir / SUMMARY_FILE).exists() or (self.workdir / POLICY_FOLDER).exists()
-        had = self._starts["checkpointed"] or exported or not (self.workdir / CHECKPOINTS_FOLDER).is_dir()
-        if records and had:
-            raise ConfigError(
-                f"{self.workdir} holds {records} records and no checkpoint: use another workdir, or delete "
-                f"{self.workdir / METRICS_FILE} to begin anew."
-            )
-        if records:
-            self.progress.note(f"{self.workdir} has no checkpoint yet: its {records} records are made again.")
 
     def begin(self, identity: Mapping[str, Any], mesh: jax.sharding.Mesh) -> None:
         """Compares what the run works with, and opens the checkpoints. Leftovers of a killed save are removed.
@@ -138,11 +104,13 @@ class Run:
         """
         if self.host:
             resume.check_identity(self.host.get("identity", {}), identity, self.cfg, self.host)
+        together.start(self._bundle, identity, self.cfg)
         self._identity, self._devices = dict(identity), list(mesh.devices.flat)
         checked = () if self._bundle is None else (self._bundle,)
         self.checkpoints = self._stack.enter_context(
             Checkpointer(self.workdir / CHECKPOINTS_FOLDER, self.cfg.checkpoint.keep, checked)
         )
+        self.checkpoints.pinned.update(self.host.get("pinned", ()))
 
     def _open(self) -> None:
         """The first write: by now the state is restored."""
@@ -157,13 +125,12 @@ class Run:
             resumed_at = {"stage": self.host["stage"], "step": self.host["step"], "checkpoint": self._bundle}
         else:
             self._starts = {"checkpointed": False, "starts": []}
-        self._starts["starts"].append(provenance.start(self._devices, resumed_at))
-        _write_json(self.workdir / RUN_FILE, self._starts)
-        _write_json(self.workdir / CONFIG_FILE, to_dict(self.cfg))
-        self._metrics = MetricsWriter(self.cfg.workdir, self.host.get("metrics_position", 0))
-        self._stack.callback(self._metrics.close)
-        self._episodes = JsonlLog(self.workdir / EPISODES_FILE, self.host.get("episodes_position", 0))
-        self._stack.callback(self._episodes.close)
+        if peers.is_first():  # process 0 writes what all have in common
+            self._starts["starts"].append(provenance.start(self._devices, resumed_at))
+            files.replace_json(self.workdir / RUN_FILE, jsonl.plain(self._starts))
+            files.replace_json(self.workdir / CONFIG_FILE, jsonl.plain(to_dict(self.cfg)))
+        self._stack.callback(self._logs.close)
+        self._logs.open()
 
     # ---- progress and logs
 
@@ -186,7 +153,7 @@ class Run:
         self,
         stage: str,
         total: int,
-        bundle: Callable[[], tuple[TrainState, Mapping[str, Any]]],
+        bundle: Callable[[], tuple[Any, ...]],
         *,
         first: Callable[[], None] | None = None,
         save_after: Callable[[int], bool] | None = None,
@@ -200,7 +167,7 @@ class Run:
         Args:
           stage: its name.
           total: steps of the whole stage.
-          bundle: the learner's state and the task iterator's as they are now.
+          bundle: the learner's state and the tasks' as they are now, and earlier versions where some are needed.
           first: called before step 0 of a stage that begins: its first evaluation.
           save_after: whether a bundle is due after so many steps that are not all; by default where the config says so.
           over: whether the stage ends before its last step.
@@ -213,11 +180,15 @@ class Run:
         with self._stage_open(stage, total, done):
             if begins and first is not None:
                 first()
-                if self._due(0):
+                if stage in self._recorded:
+                    self.checkpoints.pinned.add(self._first_bundle)
+                if self._due(0) or stage in self._recorded:
                     self._save(stage, 0, *bundle())
             while done < total and not over():
+                self._save_now = lambda done=done: self._save(stage, done, *bundle())
                 yield done
                 done += 1
+                self._ending = together.asks_to_end(self._asked_to_end(), self._stopping)
                 due = self._due(done) if save_after is None else self.terminating or save_after(done)
                 if due or done == total or over():
                     self._save(stage, done, *bundle())
@@ -234,7 +205,8 @@ class Run:
         try:
             yield
             self._wait()
-            self._stopping.end_if_asked(self._saved_step)
+            if self.terminating:
+                self._stopping.end_if_asked(self._saved[1])
             self.host = {}  # the next stage begins at its own step 0
         finally:
             self._stopping.training = False
@@ -251,7 +223,7 @@ class Run:
         Raises:
           OSError: the disk is full, now or when the newest bundle was written.
         """
-        self._metrics.write(stage, step, metrics)
+        self._logs.metrics(stage, step, metrics)
         self.progress.update(step, metrics)
         for name, line in health.complaints(metrics).items():
             if name not in self._complained:
@@ -262,21 +234,24 @@ class Run:
 
     def show_episodes(self, episodes: Sequence[Episode], token_bytes: Sequence[bytes], stage: str, step: int) -> None:
         """Keeps evaluation episodes, token by token, for the report."""
-        for episode in episodes:
-            self._episodes.append(episode_record(episode, token_bytes, stage=stage, step=step, split="eval"))
+        self._logs.show(episodes, token_bytes, stage, step)
 
     def log_episodes(self, name: str, step: int, episodes: Iterable[Episode]) -> None:
         """Appends to `episodes/<name>.jsonl`, losslessly: what stages that learn from data read (data/episode_log.py).
 
         `name` is the stage's, or "<stage>.eval" for held-out questions.
         """
-        if name not in self._episode_logs:
-            path = self.workdir / EPISODES_FOLDER / f"{name}.jsonl"
-            self._episode_logs[name] = JsonlLog(path, self._episode_positions.get(name, 0))
-            self._stack.callback(self._episode_logs[name].close)
-        log = self._episode_logs[name]
-        log.extend(episode_log.record(episode, name.partition(".")[0], step) for episode in episodes)
-        self._episode_positions[name] = log.position
+        self._logs.keep(name, step, episodes)
+
+    def recorder(self, stage: str) -> Recorder:
+        """Keeps what the steps of a stage are made of, from where it goes on, as far as `checkpoint.replay` says."""
+        keep, folder = self.cfg.checkpoint.replay, self.workdir / RECORD_FOLDER / stage
+        config = provenance.config_digest(to_dict(self.cfg))
+        recorder = Recorder(folder, self.step_of(stage), keep, config, peers.is_first())
+        self._stack.callback(recorder.close)
+        if keep == "all":
+            self._recorded.add(stage)
+        return recorder
 
     # ---- bundles
 
@@ -290,29 +265,28 @@ class Run:
         every = self.cfg.checkpoint.every
         return self.terminating or bool(every and step % every == 0)
 
-    def _save(self, stage: str, step: int, state: TrainState, tasks: Mapping[str, Any]) -> None:
+    def _save(self, stage: str, step: int, state: TrainState, tasks: Mapping[str, Any], past: Any = None) -> None:
         """Starts writing a bundle; on SIGTERM or Ctrl-C, waits until it is complete and ends the run."""
         self._clock()
         host = {
             "stage": stage,
             "step": step,
             "tasks": dict(tasks),
-            "metrics_position": self._metrics.position,
-            "episodes_position": self._episodes.position,
-            "episode_positions": self._episode_positions,
+            **self._logs.positions,
             "results": self.results,
             "stage_seconds": self.stage_seconds,
             "compiles_after_warmup": self.compiles_after_warmup,
             "config": to_dict(self.cfg),
             "identity": self._identity,
+            "pinned": sorted(self.checkpoints.pinned),
         }
         self._last_bundle = self._first_bundle + step
         # Orbax cuts arrays that several devices hold into slices, by small programs compiled at a stage's first save.
         first = stage not in self._saved_stages
         self._saved_stages.add(stage)
         with self.compiles.warm_up() if first else contextlib.nullcontext():
-            self.checkpoints.save(self._last_bundle, state, host)
-        self._saved_step = step
+            self.checkpoints.save(self._last_bundle, state, host, past)
+        self._saved = stage, step
         if self.terminating:
             self._wait()
             self.end_if_asked(step)
@@ -324,9 +298,28 @@ class Run:
             end(self.failed.stuck)
         self._stopping.end_if_asked(step)
 
+    def committed(self) -> int:
+        """The step of the stage under way that the oldest bundle holds, pinned ones aside: training needs no older."""
+        found = set(checkpoint.bundles(self.workdir / CHECKPOINTS_FOLDER)) - self.checkpoints.pinned
+        return max(0, min(found, default=0) - self._first_bundle)
+
+    def end_between_steps(self, stage: str, step: int) -> None:
+        """Ends the process, where `terminating`, before `step` has begun to train: what is done is saved."""
+        if self.terminating:
+            if self._saved != (stage, step):
+                self._save_now()
+            self._wait()
+            self.end_if_asked(step)
+
     @property
     def terminating(self) -> bool:
-        """SIGTERM or Ctrl-C has arrived, or nothing but failures comes: save now."""
+        """SIGTERM or Ctrl-C has arrived, or nothing but failures comes: save now.
+
+        Of several processes all have to know at the same step: what came since they last met waits for the next one.
+        """
+        return self._asked_to_end() if peers.count() == 1 else self._ending
+
+    def _asked_to_end(self) -> bool:
         return self._stopping.asked is not None or bool(self.failed.stuck)
 
     def _wait(self) -> None:
@@ -335,9 +328,9 @@ class Run:
 
     def _mark_checkpointed(self) -> None:
         """Says in run.json that there was a bundle, so that a workdir that has lost them all is not begun anew."""
-        if self._saved_stages and not self._starts["checkpointed"]:
+        if self._saved_stages and not self._starts["checkpointed"] and peers.is_first():
             self._starts["checkpointed"] = True
-            _write_json(self.workdir / RUN_FILE, self._starts)
+            files.replace_json(self.workdir / RUN_FILE, jsonl.plain(self._starts))
 
     @property
     def compiles_after_warmup(self) -> int:
@@ -350,7 +343,9 @@ class Run:
             "stage_seconds": {name: round(seconds, 2) for name, seconds in self.stage_seconds.items()},
             "compiles_after_warmup": self.compiles_after_warmup,
         }
-        _write_json(self.workdir / SUMMARY_FILE, summary)
+        if not peers.is_first():
+            return summary
+        files.replace_json(self.workdir / SUMMARY_FILE, jsonl.plain(summary))
         if self.changed and not self._opened:
             self.progress.note(f"the run has ended, and does not take: {resume.told(self.changed)}")
         if unexpected := self.compiles.names_after_warm_up:
@@ -360,6 +355,8 @@ class Run:
 
     def write_report(self) -> Path:
         """Writes report.html of what the run has logged so far. One that cannot be written ends no training."""
+        if not peers.is_first():
+            return Path(self.cfg.workdir) / report.REPORT_FILE
         try:
             return report.write_report(self.cfg.workdir, self.results)
         except (OSError, ValueError, LookupError, TypeError) as failure:
@@ -388,14 +385,11 @@ def open_run(cfg: Config, progress: Progress, stopping: Stopping) -> Iterator[Ru
     workdir.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         # First of all: opening the checkpoints removes what another process may be writing there.
-        alone = stack.enter_context(open(workdir / LOCK_FILE, "ab"))
-        files.lock(alone.fileno(), workdir)
+        if peers.is_first():
+            alone = stack.enter_context(open(workdir / LOCK_FILE, "ab"))
+            files.lock(alone.fileno(), workdir)
+        peers.meet("opening the workdir")
         compiles = stack.enter_context(CompileCounter())
         run = Run(cfg, progress, compiles, stopping)
         stack.callback(run.close)
         yield run
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """What is not finite becomes null."""
-    files.replace(path, json.dumps(jsonl.plain(value), indent=2, allow_nan=False) + "\n")

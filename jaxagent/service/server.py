@@ -23,7 +23,7 @@ from aiohttp import web
 
 from jaxagent.config import ConfigError
 from jaxagent.config.command import Parser, bound, count, exit_code, port, seconds
-from jaxagent.gateway import connections
+from jaxagent.io import connections
 from jaxagent.service import callbacks, leases
 from jaxagent.service.api import Api
 from jaxagent.service.states import Rules

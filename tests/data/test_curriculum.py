@@ -72,21 +72,24 @@ def test_first_draws_follow_the_chances_and_none_comes_twice():
 def test_success_by_hand():
     curriculum = Curriculum(source_of(3), BASE, 0)
     np.testing.assert_array_equal(curriculum.success, [0.5, 0.5, 0.5])  # (0 + .5 * 2) / (0 + 2)
-    tasks = {task.id: task for task in curriculum.take(3, 0, 0)}
-    curriculum.record([group(tasks["t1"], [1.0, 1.0, 1.0, 0.0], failed=2)])  # the failed ones say nothing
+    assert sorted(curriculum.take(3, 0, 0)) == [0, 1, 2]
+    tasks, where = {f"t{i}": source_of(3)[i] for i in range(3)}, {f"t{i}": i for i in range(3)}
+    curriculum.record([group(tasks["t1"], [1.0, 1.0, 1.0, 0.0], failed=2)], where)  # the failed ones say nothing
     assert curriculum.success[1] == (3 + 1) / (4 + 2)
-    curriculum.record([group(tasks["t1"], [0.0, 0.0])])  # decay .5: s = 1.5, n = 4
+    curriculum.record([group(tasks["t1"], [0.0, 0.0])], where)  # decay .5: s = 1.5, n = 4
     assert curriculum.success[1] == (1.5 + 1) / (4 + 2)
-    curriculum.record([group(tasks["t2"], [], failed=4)])
+    curriculum.record([group(tasks["t2"], [], failed=4)], where)
     assert curriculum.success.tolist() == [0.5, 2.5 / 6, 0.5]
     assert curriculum.metrics() == {"curriculum/tasks_seen": 1.0, "curriculum/success": 2.5 / 6}
 
 
 def test_rounds_of_a_step_do_not_repeat_tasks_while_there_are_others():
     curriculum = Curriculum(source_of(5), BASE, 0)
-    ids = [t.id for n in range(2) for t in curriculum.take(2, 3, n)]
-    assert len(set(ids)) == 4
-    assert len({t.id for t in curriculum.take(2, 3, 2)}) == 2  # one is left: all may come again
+    used = curriculum.take(2, 3, 0)
+    used += curriculum.take(2, 3, 1, used)
+    assert len(set(used)) == 4
+    last, again = curriculum.take(2, 3, 2, used)  # one is left, and one comes again
+    assert last not in used and again in used
     with pytest.raises(ConfigError, match="6 different tasks, memory has 5"):
         curriculum.take(6, 4, 0)
 
@@ -95,9 +98,10 @@ def test_what_it_draws_depends_on_seed_step_and_past_alone():
     def run(curriculum, steps):
         out = []
         for step in steps:
-            tasks = curriculum.take(3, step, 0)
-            curriculum.record([group(t, [1.0, 0.0] if t.id < "t4" else [0.0, 0.0]) for t in tasks])
-            out.append([t.id for t in tasks])
+            tasks = {f"t{i}": i for i in curriculum.take(3, step, 0)}
+            rewards = {name: [1.0, 0.0] if name < "t4" else [0.0, 0.0] for name in tasks}
+            curriculum.record([group(source_of(9)[i], rewards[name]) for name, i in tasks.items()], tasks)
+            out.append([*tasks])
         return out
 
     whole = run(Curriculum(source_of(9), BASE, 1), range(8))

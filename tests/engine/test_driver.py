@@ -12,6 +12,7 @@ import pytest
 
 from jaxagent.config import ConfigError
 from jaxagent.engine import executor
+from jaxagent.engine.model import ROWS
 from jaxagent.engine.requests import BusyError, EngineError
 from jaxagent.engine.scheduler import Scheduler
 from tests.engine import toys
@@ -289,7 +290,7 @@ def test_every_result_says_where_its_time_went(monkeypatch) -> None:
 
 def on_host(function, x):
     """x through a function of NumPy arrays, shard by shard."""
-    rows = jax.P(("data", "fsdp"), *(None,) * (x.ndim - 1))
+    rows = jax.P(*ROWS, *(None,) * (x.ndim - 1))
     call = lambda t: jax.pure_callback(function, jax.ShapeDtypeStruct(t.shape, t.dtype), t)  # noqa: E731
     return jax.shard_map(call, in_specs=rows, out_specs=rows)(x)
 

@@ -46,7 +46,7 @@ def driver_for(mesh: jax.sharding.Mesh, spec: ModelSpec = SPEC, truncation: bool
 def mesh_of(data: int = 1, fsdp: int = 1, tensor: int = 1) -> jax.sharding.Mesh:
     if len(jax.devices()) < data * fsdp * tensor:
         pytest.skip("needs 8 (virtual) devices")
-    return sharding.make_mesh(MeshConfig(data, fsdp, tensor))
+    return sharding.make_mesh(MeshConfig(data, fsdp, tensor, 1))
 
 
 def test_layers_are_laid_out_once_per_update():

@@ -41,8 +41,10 @@ class Letters:
 
 
 def mesh_of(data: int) -> jax.sharding.Mesh:
-    axis_types = (jax.sharding.AxisType.Explicit,) * 3
-    return jax.make_mesh((data, 1, 1), ("data", "fsdp", "tensor"), axis_types, devices=jax.devices()[:data])
+    axis_types = (jax.sharding.AxisType.Explicit,) * 4
+    return jax.make_mesh(
+        (data, 1, 1, 1), ("data", "fsdp", "context", "tensor"), axis_types, devices=jax.devices()[:data]
+    )
 
 
 def weights(seed: int = 0) -> np.ndarray:

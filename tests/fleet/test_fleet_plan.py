@@ -1,14 +1,18 @@
 """Plans that cannot be, the order of domains, and the lines of the log."""
 
 import json
+import types
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxagent.config import ConfigError
+from jaxagent.config.fleet import FleetConfig
+from jaxagent.config.rl import OversampleConfig, RefillConfig, RLConfig
 from jaxagent.fleet import events
 from jaxagent.fleet.plan import GroupId, Plan
+from jaxagent.fleet.plan_of import plan_of
 from jaxagent.fleet.quota import shares_in_turn
 
 
@@ -58,3 +62,19 @@ def test_lines_of_the_log_can_be_read_again():
     for line in ({}, {"kind": "kept"}, {"kind": "other", "step": 1}, {"kind": "kept", "step": 1, "more": 1}):
         with pytest.raises(ValueError, match="no line of the coordinator"):
             events.from_line(line)
+
+
+def test_the_plan_of_a_runs_settings():
+    rl = RLConfig.__new__(RLConfig)
+    values = {"steps": 7, "tasks_per_step": 3, "group_size": 4, "staleness": 2, "refill": None, "oversample": None}
+    for name, value in values.items():
+        object.__setattr__(rl, name, value)
+    cfg = types.SimpleNamespace(rl=rl, fleet=FleetConfig(lease_s=5.0))
+    assert plan_of(cfg) == Plan(7, 3, 4, staleness=2, lease_s=5.0)
+    object.__setattr__(rl, "refill", RefillConfig(max_rounds=3, tasks_per_round=5))
+    assert plan_of(cfg) == Plan(7, 3, 4, staleness=2, rounds=3, groups_per_round=5, lease_s=5.0)
+    object.__setattr__(rl, "oversample", OversampleConfig(extra_tasks=1))
+    with pytest.raises(ConfigError, match="oversample"):
+        plan_of(cfg)
+    with pytest.raises(ConfigError, match="fleet is None"):
+        plan_of(types.SimpleNamespace(rl=rl, fleet=None))

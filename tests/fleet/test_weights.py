@@ -280,6 +280,14 @@ def test_what_a_reader_holds_is_not_deleted(tmp_path):
     assert sorted(os.listdir(tmp_path)) == [".copying-00000005-abc", "00000004", "00000005"]
 
 
+def test_the_first_version_stays_for_those_who_come_later(tmp_path):
+    for version in range(4):
+        publish(tmp_path, leaves.flatten(tree(version)), "run", version)
+    assert weights.delete(tmp_path, 2) == ([1], [])
+    assert weights.delete(tmp_path, 3, keep=()) == ([0, 2], [])
+    assert weights.versions(tmp_path) == [3]
+
+
 def test_a_reader_that_comes_while_a_version_is_deleted_gets_none_of_it(tmp_path, monkeypatch):
     publish(tmp_path, leaves.flatten(tree()), "run", 3)
     rename = os.rename

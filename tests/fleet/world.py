@@ -39,9 +39,21 @@ class Faults:
 
 
 class Oracle:
-    """What `pinned` must come to."""
+    """What `pinned` must come to.
 
-    def __init__(self, plan: Plan, usable: Callable[[GroupId], bool]):
+    Args:
+      plan: the rules.
+      usable: of a group played under weights.
+      result: digest of an episode played under weights; None: `episode`.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        usable: Callable[[GroupId, str], bool],
+        result: Callable[[EpisodeId, str], str] | None = None,
+    ):
+        result = result or episode
         self.versions = ["initial"]
         self.batches: list[tuple[GroupId, ...]] = []
         self.played: list[tuple[GroupId, ...]] = []
@@ -54,12 +66,12 @@ class Oracle:
                     GroupId(step, number, k) for k in range(plan.groups_per_round or plan.groups_per_step - len(kept))
                 ]
                 played += groups
-                kept += [group for group in groups if plan.rounds == 1 or usable(group)]
+                kept += [group for group in groups if plan.rounds == 1 or usable(group, weights)]
                 if len(kept) >= plan.groups_per_step:
                     break
             self.batches.append(tuple(kept[: plan.groups_per_step]))
             self.played.append(tuple(played))
-            results = [episode(EpisodeId(g, s), weights) for g in self.batches[-1] for s in range(plan.attempts)]
+            results = [result(EpisodeId(g, s), weights) for g in self.batches[-1] for s in range(plan.attempts)]
             self.versions.append(digest(self.versions[-1], results))
 
 
@@ -361,7 +373,7 @@ class World:
             for g in batch.groups
         )
         if plan.window == 1:
-            oracle = Oracle(plan, self.usable)
+            oracle = Oracle(plan, lambda group, _: self.usable(group))
             assert [batch.groups for batch in batches] == oracle.batches
             assert [tuple(sorted((*b.groups, *b.left_out))) for b in batches] == oracle.played
             if plan.rule == "pinned":

@@ -48,7 +48,7 @@ def engine():
         cache_dtype="float32",
         request_timeout_s=60.0,
     )
-    mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=1, tensor=1))
+    mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=1, tensor=1, context=1))
     stops = automaton.build([], tokenizer.token_bytes(), spec.padded_vocab_size)
     setup = EngineSetup(cfg=cfg, context=CONTEXT, stops=stops, eos_ids=tokenizer.eos_ids, exact=True, seed=5)
     with Driver(LanguageModel(spec, cfg.cache_dtype), tiny.random_params(spec), 3, setup, mesh) as driver:

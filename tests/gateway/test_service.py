@@ -15,10 +15,10 @@ import pytest
 from aiohttp import web
 
 from jaxagent.engine import scheduler, scoring
-from jaxagent.gateway import connections
 from jaxagent.gateway.forms import completions
 from jaxagent.gateway.server import Gateway
 from jaxagent.gateway.service import Completions
+from jaxagent.io import connections
 from tests.engine import toys
 
 WAIT_S = 30.0

@@ -38,8 +38,8 @@ def spec(cfg):
 
 @pytest.fixture(scope="session")
 def make_mesh():
-    def make(data=1, fsdp=1, tensor=1):
-        return sharding.make_mesh(MeshConfig(data, fsdp, tensor))
+    def make(data=1, fsdp=1, tensor=1, context=1):
+        return sharding.make_mesh(MeshConfig(data, fsdp, tensor, context))
 
     return make
 
@@ -66,9 +66,10 @@ def teacher_folder(tmp_path_factory, spec):
 
 @pytest.fixture(scope="session")
 def make_packer():
-    def make(row_tokens=24, micro_rows=4, longest_targets=8, row_shards=1, share=0):
+    def make(row_tokens=24, micro_rows=4, longest_targets=8, row_shards=1, share=0, context=1):
         config = BatchConfig(row_tokens, micro_rows, targets_multiple=4, share_prefix=share > 0)
-        return Packer(config, longest_targets, row_shards, Sharing(share, row_tokens // 2) if share else None)
+        sharing = Sharing(share, row_tokens // 2) if share else None
+        return Packer(config, longest_targets, row_shards, sharing, context)
 
     return make
 

@@ -43,7 +43,7 @@ def test_load_into_shardings():
     """Slices read for 8 devices are the whole arrays."""
     folder = next(folder for folder in FOLDERS if folder.name == "qwen2-untied")
     spec = hf.read_spec(folder, tiny.model_config())
-    mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2, context=1))
     where = params.shardings(spec, mesh, sharding.TRAIN)
     split, whole = hf.load(folder, spec, where), hf.load(folder, spec, None)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), split, whole)

@@ -1,10 +1,14 @@
 """The accelerator's kernels are chosen where they can run, and a fallback says why."""
 
 import dataclasses
+import sys
+import types
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxagent.models import kernels, packed_gpu
+from jaxagent.models import attention, blockwise, kernels, packed_gpu
 from tests.models import tiny
 
 
@@ -51,6 +55,33 @@ def test_beginnings_are_shared_where_plain_code_attends_and_else_the_report_says
         "whole (tokamax has no mask for shared beginnings)"
     )
     assert "prefixes" not in kernels.report(spec, 64, 256)
+
+
+def test_rows_over_context_are_reported():
+    assert "mesh.context" in kernels.packed("tpu", "bfloat16", 512, split=True).because
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1, 2), ("data", "context"))):
+        assert kernels.report(tiny.spec(), 64, 256, share_prefix=True, exact=True) == (
+            "attention: pages xla, packed rows xla, prefixes whole (mesh.context splits rows, and plain code for "
+            "shared beginnings takes them whole), exact scoring whole rows (on every device of mesh.context)"
+        )
+
+
+def test_the_gpu_kernel_sees_the_keys_from_first_to_last(monkeypatch):
+    """tokamax's mask, by its documentation: k_start is the first key that a query sees, k_end one past the last."""
+    masks = types.SimpleNamespace(Mask=lambda **fields: types.SimpleNamespace(**fields))
+    monkeypatch.setitem(sys.modules, "tokamax._src.ops.attention.base", masks)
+
+    def kernel(q, k, v, mask):
+        keys = np.arange(k.shape[1])
+        seen = (mask.k_start[..., None] <= keys) & (keys < mask.k_end[..., None])
+        return attention.attend_dense(q, k, v, seen[:, 0])
+
+    monkeypatch.setattr(packed_gpu, "_kernel", lambda: kernel)
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.normal(size=(2, t, 2, 8)), jnp.float32) for t in (4, 8, 8))
+    first, last = (jnp.array([rows] * 2, jnp.int32) for rows in ([0, 0, 3, 6], [1, 2, 3, 7]))
+    expected = blockwise.attend(q, k, v, first, last)
+    np.testing.assert_allclose(packed_gpu.attend_between(q, k, v, first, last), expected, atol=1e-6)
 
 
 def test_where_segments_begin():

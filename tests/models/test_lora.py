@@ -58,7 +58,7 @@ def test_beside_on_eight_devices_equals_merged_on_one(family):
     (without, _), _ = step(jax.tree.map(jnp.zeros_like, adapters), base, spec, batch, merged=True)
     assert abs(float(total - without)) > 0.1
 
-    mesh = sharding.make_mesh(MeshConfig(2, 2, 2))
+    mesh = sharding.make_mesh(MeshConfig(2, 2, 2, 1))
     with jax.set_mesh(mesh):
         where = params.shardings_of(lora.adapter_specs(spec, CONFIG), mesh, sharding.TRAIN)
         split = jax.device_put(adapters, where)

@@ -35,7 +35,7 @@ def test_top_logprobs_against_numpy(chunk, sizes):
         weights = params.init(spec, jax.random.key(0))
         got = score(weights, spec, x, targets, candidates, k=K, temperature=0.7)
     else:
-        mesh = sharding.make_mesh(MeshConfig(*sizes))
+        mesh = sharding.make_mesh(MeshConfig(*sizes, 1))
         weights = params.init(spec, jax.random.key(0), params.shardings(spec, mesh, sharding.TRAIN))
         with jax.set_mesh(mesh):
             rows = [jax.device_put(a, sharding.rows(mesh, a.ndim)) for a in (x, targets, candidates)]
@@ -69,7 +69,7 @@ def test_two_models_of_other_widths_and_their_gradient(sizes):
         a, b = params.init(one, jax.random.key(0)), params.init(two, jax.random.key(1))
         value, (to_a, to_x) = grad(a, b, x, y)
     else:
-        mesh = sharding.make_mesh(MeshConfig(*sizes))
+        mesh = sharding.make_mesh(MeshConfig(*sizes, 1))
         a, b = (
             params.init(s, jax.random.key(i), params.shardings(s, mesh, sharding.TRAIN))
             for i, s in enumerate((one, two))

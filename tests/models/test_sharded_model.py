@@ -47,7 +47,7 @@ def test_loss_and_gradients(mesh, changes):
     batch = tiny.batch(b=8, t=12, r=7, vocab=spec.vocab_size)
     (total, outputs), grads = step(weights, head, spec, batch)
 
-    device_mesh = sharding.make_mesh(MeshConfig(*mesh))
+    device_mesh = sharding.make_mesh(MeshConfig(*mesh, 1))
     with jax.set_mesh(device_mesh):
         where = params.shardings(spec, device_mesh, sharding.TRAIN)
         split = jax.device_put(weights, where)
@@ -66,7 +66,7 @@ def test_loss_and_gradients(mesh, changes):
 def test_compute_layout_equals_training_layout():
     """The generation engine's layout (nothing split over fsdp) gives the same hidden states."""
     spec = tiny.spec()
-    mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2, context=1))
     batch = tiny.batch(b=8, t=12, r=3, vocab=spec.vocab_size)
     run = jax.jit(transformer.forward_packed, static_argnames="spec")
     with jax.set_mesh(mesh):
@@ -79,7 +79,7 @@ def test_compute_layout_equals_training_layout():
 
 def test_init_does_not_depend_on_the_mesh():
     spec = tiny.spec(tie_embeddings=False)
-    mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2, context=1))
     one = params.init(spec, jax.random.key(3))
     split = params.init(spec, jax.random.key(3), params.shardings(spec, mesh, sharding.TRAIN))
     assert tiny.worst_relative(one, split) < 1e-6
@@ -96,12 +96,12 @@ def test_init_does_not_depend_on_the_mesh():
 )
 def test_impossible_mesh(mesh, message):
     with pytest.raises(ConfigError, match=message):
-        params.shardings(tiny.spec(), sharding.make_mesh(MeshConfig(*mesh)), sharding.TRAIN)
+        params.shardings(tiny.spec(), sharding.make_mesh(MeshConfig(*mesh, 1)), sharding.TRAIN)
 
 
 def test_abstract_parameters_are_those_of_init():
     spec = tiny.spec()
-    mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2, context=1))
     abstract = params.abstract(spec, mesh, sharding.TRAIN)
     real = params.init(spec, jax.random.key(0), params.shardings(spec, mesh, sharding.TRAIN))
     jax.tree.map(

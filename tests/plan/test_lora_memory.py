@@ -17,7 +17,7 @@ def test_bytes_by_hand():
     model = dataclasses.replace(cfg.model, lora=lora, compute_dtype="bfloat16")
     kl = config.KLConfig(0.1)
     cfg = dataclasses.replace(
-        cfg, model=model, rl=dataclasses.replace(cfg.rl, kl=kl), mesh=config.MeshConfig(1, 2, 2)
+        cfg, model=model, rl=dataclasses.replace(cfg.rl, kl=kl), mesh=config.MeshConfig(1, 2, 2, 1)
     )  # fmt: skip
     spec = ModelSpec.from_config(cfg.model, 3072)
     resident = programs.resident_bytes(cfg, spec, sharding.make_mesh(cfg.mesh))

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from jaxagent.rollout.workers import Workers
+from jaxagent.rollout.workers import LATE, STOP_TIMEOUT_S, Workers, group_deadline_s
 from jaxagent.types import Episode, StopReason, Task
 
 TASKS = [Task(f"t{i}", "?", ("a",)) for i in range(7)]
@@ -90,6 +90,30 @@ def test_a_deadline_cancels_what_is_late_and_keeps_the_rest():
         [StopReason.ANSWER] * 2,
     ]
     assert len(again[0].valid) == 2
+
+
+def test_a_group_that_hangs_takes_no_time_from_others():
+    begun = []
+
+    async def hangs(task, sample):
+        begun.append((task.id, sample))
+        if task.id == "t0":
+            await asyncio.Event().wait()
+        return episode(task, sample)
+
+    with Workers(1) as workers:
+        groups = workers.collect(TASKS[:3], 2, hangs, 0.1)
+    cancelled, answered = [StopReason.CANCELLED] * 2, [StopReason.ANSWER] * 2
+    assert [[e.stop_reason for e in g.episodes] for g in groups] == [cancelled, answered, answered]
+    assert begun == [("t0", 0), *((task, s) for task in ("t1", "t2") for s in range(2))], "what is late does not begin"
+    assert groups[0].episodes[1].error == LATE
+
+
+def test_the_time_of_a_group_covers_attempts_that_wait_for_a_place():
+    one = 60.0 + STOP_TIMEOUT_S
+    assert group_deadline_s(1, 8, 60.0) == one
+    assert group_deadline_s(9, 8, 60.0) == 2 * one  # eight get the places of those that run when the first begins
+    assert group_deadline_s(10, 8, 60.0) == 3 * one
 
 
 def test_a_failing_progress_callback_is_raised_to_the_caller():

@@ -13,7 +13,7 @@ import time
 import numpy as np
 
 from jaxagent.config.command import bound
-from jaxagent.gateway import connections
+from jaxagent.io import connections
 from jaxagent.service import callbacks, leases
 from jaxagent.service.api import Api
 from jaxagent.service.client import ServiceClient

@@ -58,6 +58,7 @@ class MCP(Environment):
     calls = "calls"
     stop_strings = (CLOSE,)
     tokens = (OPEN, CLOSE)
+    repeatable = False  # a server may answer as it likes
 
     def __post_init__(self) -> None:
         """Raises ConfigError where no server is named, or a command cannot be read."""

@@ -45,6 +45,7 @@ class Script(Environment):
 
     score = SCORE
     rollout = "jaxagent.gateway.harness:HarnessRollout"
+    repeatable = False  # a program may look at the clock
 
     def __post_init__(self) -> None:
         """Refuses an attempt that nothing is started for, or whose own time could never be over."""

@@ -14,6 +14,7 @@ from jaxagent.config import SamplingConfig
 from jaxagent.engine.driver import Driver
 from jaxagent.rollout.failures import Failures
 from jaxagent.rollout.statistics import by_kind, mean
+from jaxagent.rollout.workers import group_deadline_s
 from jaxagent.runs.failed import end
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.workdir import Run
@@ -89,7 +90,8 @@ def record_evaluation(
 
 def play(parts: Parts, driver: Driver, tasks: Sequence[Task], sampling: SamplingConfig) -> list[Episode]:
     """One episode per task, in task order."""
-    groups = parts.workers.collect(tasks, 1, parts.rollout(driver, sampling, 1), deadline_s(parts, len(tasks)))
+    deadline = group_deadline_s(1, parts.cfg.concurrent_episodes, parts.cfg.env.episode_timeout_s)
+    groups = parts.workers.collect(tasks, 1, parts.rollout(driver, sampling, 1), deadline)
     return [episode for group in groups for episode in group.episodes]
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxagent.config import Config, ConfigError, to_dict
 from jaxagent.data.tokenizer import Tokenizer
@@ -133,16 +132,15 @@ def _load_bundle(parts: Parts, source: Source) -> tuple[Params, int]:
     def read(field: str, target: Any) -> Any:
         return checkpoint.read_field(source.folder.parent, source.bundle, field, target)
 
-    version = int(read("step", jax.ShapeDtypeStruct((), jnp.int32, sharding=jax.NamedSharding(mesh, jax.P()))))
     if cfg.model.lora.rank and source.stage in ("opd", "rl"):
         specs = lora.adapter_specs(parts.spec, cfg.model.lora)
         adapters = read("params", params.abstract_of(specs, mesh, sharding.TRAIN))
         base = parts.base_params()
         with jax.set_mesh(mesh):
-            return merger(cfg)(base, adapters), version
+            return merger(cfg)(base, adapters), source.step
     # The outcome model's stage trains a critic, and keeps the policy as its reference.
     field = "reference" if source.stage == "outcome_model" else "params"
-    return read(field, params.abstract(parts.spec, mesh, sharding.TRAIN)), version
+    return read(field, params.abstract(parts.spec, mesh, sharding.TRAIN)), source.step
 
 
 def _folder(folder: Path) -> Source:

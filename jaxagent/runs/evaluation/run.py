@@ -105,7 +105,7 @@ def run(cfg: Config, options: Options) -> dict[str, Any]:
     record |= {"results": results, "this_call": timing, "config": to_dict(cfg)}
     text = table(results) + f"\n{len(todo)} attempts played in this call, {duration(seconds)} with start-up"
     files.replace(out / CURVE_FILE, page(f"{cfg.workdir}: {source}", results, text))
-    files.replace(out / EVALUATION_FILE, json.dumps(record, indent=2) + "\n")
+    files.replace_json(out / EVALUATION_FILE, record)
     print(text)
     return {
         "checkpoint": str(source),
@@ -207,7 +207,7 @@ def begin(out: Path, record: Mapping[str, Any]) -> None:
     if (out / ATTEMPTS_FILE).exists():
         raise ConfigError(f"'{out}' holds attempts, and no {EVALUATION_FILE} to say of what: set another --out.")
     out.mkdir(parents=True, exist_ok=True)
-    files.replace(path, json.dumps(record, indent=2) + "\n")
+    files.replace_json(path, record)
 
 
 def difference(there: Any, here: Any, name: str = "") -> tuple[str, Any, Any] | None:

@@ -60,9 +60,8 @@ def train(
       keep_reference: whether the state keeps the policy that the stage began with.
     """
     batch = parts.cfg.rl.batch
-    packer = Packer(
-        batch, programs.action_tokens(parts.cfg), parts.row_shards, programs.sharing(parts.cfg, batch, parts.spec)
-    )
+    share = programs.sharing(parts.cfg, batch, parts.spec)
+    packer = Packer(batch, programs.action_tokens(parts.cfg), parts.row_shards, share, parts.cfg.mesh.context)
     gradient_step = optimizer(parts.cfg.rl, cfg)
     with saved.compiles.warm_up(), jax.set_mesh(parts.mesh):
         update = make_update(forward.policy_forward(parts.spec), gradient_step, parts.mesh)

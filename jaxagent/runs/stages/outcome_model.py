@@ -19,7 +19,7 @@ from jaxagent.algorithms.streams import Streams
 from jaxagent.algorithms.value_losses import Squared
 from jaxagent.config import ConfigError
 from jaxagent.engine.driver import Driver
-from jaxagent.learner import forward, programs
+from jaxagent.learner import forward, peers, programs
 from jaxagent.learner.batch import Batch
 from jaxagent.learner.batching import Packer
 from jaxagent.learner.loss import Tally
@@ -27,6 +27,7 @@ from jaxagent.learner.score import Scorer, value_scorer
 from jaxagent.learner.state import TrainState, init_state
 from jaxagent.learner.update import Update, make_trainable
 from jaxagent.models import critic as critics
+from jaxagent.models import global_arrays
 from jaxagent.models.params import Params
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.stages import offline
@@ -45,7 +46,9 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
         raise ConfigError("outcome_model.held_out_frac leaves no task to measure with.")
     examples = _examples(training, cfg.loss, cfg.min_reward)
     share = programs.sharing(parts.cfg, parts.cfg.rl.batch, parts.spec)
-    packer = Packer(parts.cfg.rl.batch, programs.action_tokens(parts.cfg) + 1, parts.row_shards, share)
+    packer = Packer(
+        parts.cfg.rl.batch, programs.action_tokens(parts.cfg) + 1, parts.row_shards, share, parts.cfg.mesh.context
+    )
     optimizer = offline.optimizer(parts.cfg.rl, cfg)
     score_value = forward.value_forward(parts.spec)
     with saved.compiles.warm_up(), jax.set_mesh(parts.mesh):
@@ -74,7 +77,9 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
         saved.record(OUTCOME_MODEL, step + 1, metrics)
     folder = Path(parts.cfg.workdir) / OUTCOME_MODEL
     parts.export(state.params.backbone.replace(head=state.reference.head), folder)
-    np.save(folder / "value_head.npy", np.asarray(state.params.value_head))
+    value_head = global_arrays.get(state.params.value_head)
+    if peers.is_first():
+        np.save(folder / "value_head.npy", value_head)
     return state.reference
 
 

@@ -13,7 +13,7 @@ from jaxagent.learner.state import TrainState
 from jaxagent.models.params import Params
 from jaxagent.rollout.failures import Failures
 from jaxagent.rollout.statistics import episode_metrics
-from jaxagent.runs.evaluation.held_out import deadline_s
+from jaxagent.rollout.workers import group_deadline_s
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.workdir import Run
 from jaxagent.types import Episode, Task
@@ -31,6 +31,7 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
     if saved.resumes(SAMPLE):
         tasks.set_state(saved.host["tasks"])
     driver.update_params(state.params, 0)
+    deadline = group_deadline_s(cfg.attempts, parts.cfg.concurrent_episodes, parts.cfg.env.episode_timeout_s)
     play = parts.rollout(driver, parts.cfg.rl.sampling, cfg.attempts)
     for step in saved.steps(SAMPLE, cfg.steps, lambda: (state, tasks.get_state())):
         started, first = time.monotonic(), step * cfg.attempts
@@ -39,7 +40,6 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
             return await play(task, first + sample)  # numbered over the stage: no two share randomness
 
         chosen = tasks.take(cfg.tasks_per_step)
-        deadline = deadline_s(parts, len(chosen) * cfg.attempts)
         groups = parts.workers.collect(chosen, cfg.attempts, attempt, deadline)
         driver.check()  # else every attempt of a dead engine would count as sampled
         played = [episode for group in groups for episode in group.episodes]

@@ -4,34 +4,82 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from jaxagent.engine.driver import Driver
 from jaxagent.learner.state import TrainState
 from jaxagent.models.params import Params
+from jaxagent.runs.seams import Sink
+from jaxagent.runs.workdir import Run
+
+
+def publish_past(
+    sink: Sink, saved: Run, stage: str, state: TrainState, merged: Callable[[TrainState], TrainState]
+) -> None:
+    """Publishes what the bundle of a stage that goes on holds of earlier versions, for rollouts still to be made.
+
+    Args:
+      sink: says which it needs.
+      saved: the run; says it where its bundle does not hold them all.
+      stage: its name.
+      state: restored.
+      merged: multiplies a state's adapters out.
+    """
+    step = saved.step_of(stage)
+    wanted = sink.missing(step)
+    if not wanted:
+        return
+    found = saved.checkpoints.past(state.params)
+    held = [version for version in wanted if version in found]
+    for version in held:
+        sink.publish(version, merged(state.replace(params=found[version])))
+    if len(held) < len(wanted):
+        saved.progress.note(
+            f"the bundle of step {step} holds {len(held)} of the {len(wanted)} policies before it: rollouts get their "
+            "staleness back step by step, and differ from those of a run that was not stopped"
+        )
+
+
+class _Version(NamedTuple):
+    number: int
+    policy: Params  # to generate with
+    trained: Params  # the same, or its LoRA adapters
 
 
 class Served:
     """Which weights the engine has: the newest, or with `rl.staleness` those of so many steps ago.
 
-    Staleness is an experiment on one machine: what a run would see whose rollouts are that much older. The weights of
-    the steps between are kept. They are not in bundles: a resumed run starts with no lag and gets it back step by step.
+    Staleness on one machine is what a run sees whose rollouts are that much older, step for step. The weights of
+    the steps between are kept on the device, and bundles hold them.
     """
 
     def __init__(self, driver: Driver, staleness: int):
         self._driver = driver
-        self._past: collections.deque[tuple[Params, int]] = collections.deque(maxlen=staleness + 1)
+        self._staleness = staleness
+        self._kept: collections.deque[_Version] = collections.deque(maxlen=staleness + 1)
 
-    def update(self, state: TrainState) -> None:
-        """A step's weights exist: rollouts get the oldest that are kept."""
-        self._past.append((state.policy, int(state.step)))
-        self._driver.update_params(*self._past[0])
+    def publish(self, version: int, state: TrainState) -> None:
+        """The policy after `version` steps exists: rollouts get the oldest that is kept."""
+        self._kept.append(_Version(version, state.policy, state.params))
+        self._serve(self._kept[0])
+
+    def past(self) -> Mapping[int, Params]:
+        """What is trained of every version but the newest, by version, oldest first."""
+        return {version.number: version.trained for version in list(self._kept)[:-1]}
+
+    def missing(self, version: int) -> Sequence[int]:
+        """All of them: a process that starts has none."""
+        return range(max(0, version - self._staleness), version)
 
     @contextlib.contextmanager
     def newest(self) -> Iterator[None]:
         """For evaluation. Where nothing lags the engine is left alone, and keeps what it has cached."""
-        if len(self._past) > 1:
-            self._driver.update_params(*self._past[-1])
+        if len(self._kept) > 1:
+            self._serve(self._kept[-1])
         yield
-        if len(self._past) > 1:
-            self._driver.update_params(*self._past[0])
+        if len(self._kept) > 1:
+            self._serve(self._kept[0])
+
+    def _serve(self, version: _Version) -> None:
+        self._driver.update_params(version.policy, version.number)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from jaxagent.config import Config
+from jaxagent.config import Config, ConfigError, Stage
 from jaxagent.engine.driver import Driver
 from jaxagent.models.params import Params
 from jaxagent.runs.parts import Parts
@@ -28,3 +28,23 @@ class StageProgram:
 
 def nothing_to_check(parts: Parts) -> None:
     """For a stage that reads no data of its own."""
+
+
+def left(saved: Run, programs: Mapping[Stage, StageProgram]) -> tuple[Stage, ...]:
+    """The stages that are not done, the interrupted one first.
+
+    Raises:
+      ConfigError: the workdir stands in a stage that the config no longer has, or beyond the steps that it gives it.
+    """
+    cfg = saved.cfg
+    at = saved.host.get("stage", cfg.stages[0])
+    if at not in cfg.stages:
+        raise ConfigError(f"{cfg.workdir} was interrupted in stage '{at}', which config.stages does not have.")
+    if saved.step_of(at) > programs[at].steps(cfg):
+        raise ConfigError(
+            f"{cfg.workdir} has done {saved.step_of(at)} steps of '{at}', and the config gives it "
+            f"{programs[at].steps(cfg)}: what is trained cannot be taken back. Give it as many, which ends it there, "
+            "or use another workdir."
+        )
+    done = at == cfg.stages[-1] and saved.step_of(at) >= programs[at].steps(cfg)
+    return () if done else cfg.stages[cfg.stages.index(at) :]

@@ -44,8 +44,8 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
     cfg = parts.cfg.warm_start
     # The curriculum is trained on every token of a row, whole episodes on the few that are sampled.
     share = sharing(parts.cfg, cfg.batch, parts.spec)
-    curriculum = Packer(cfg.batch, cfg.batch.row_tokens, parts.row_shards, share)
-    full = Packer(cfg.batch, action_tokens(parts.cfg), parts.row_shards, share)
+    curriculum = Packer(cfg.batch, cfg.batch.row_tokens, parts.row_shards, share, parts.cfg.mesh.context)
+    full = Packer(cfg.batch, action_tokens(parts.cfg), parts.row_shards, share, parts.cfg.mesh.context)
     optimizer = make_optimizer(cfg.optimizer, cfg.max_steps)
     with saved.compiles.warm_up(), jax.set_mesh(parts.mesh):
         update = make_update(forward.policy_forward(parts.spec), optimizer, parts.mesh)

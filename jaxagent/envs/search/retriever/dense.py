@@ -85,7 +85,7 @@ def write_index(folder: str | Path, passages: Sequence[Passage], encoder_name: s
     vectors = open_encoder(encoder_name)([p.contents for p in passages], "passage")
     np.save(folder / "vectors.npy", vectors)
     facts = {"encoder": encoder_name, "passages": len(passages), "corpus": fingerprint(passages)}
-    files.replace(folder / "index.json", json.dumps(facts, indent=2) + "\n")
+    files.replace_json(folder / "index.json", facts)
 
 
 def fingerprint(passages: Sequence[Passage]) -> str:

@@ -1,0 +1,26 @@
+"""An asynchronous run of many processes: `--config.fleet=on`. Without this section a run is one process."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from jaxagent.config.ranges import NonNegativeInt, PositiveInt, Seconds
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FleetConfig:
+    """Who plays and who trains. How far apart they may be is `rl.staleness`: see docs/asynchronous.md."""
+
+    # Which weights an episode has: one version from its beginning to its end, or the newest at every dispatch.
+    rule: Literal["pinned", "in_flight"] = "pinned"
+    window: PositiveInt = 1  # groups that a finished one may overtake, with `in_flight`; 1 = strict order
+    engines: NonNegativeInt = 2  # engine processes that the command starts on this machine; 0 = others start them
+    trainers: PositiveInt = 1  # trainer processes, which share one mesh
+    coordinator: str = ""  # http://host:port of a coordinator that runs already; "" = the command starts one
+    listen: str = "127.0.0.1:0"  # where the coordinator of the command listens; port 0 = a free one
+    lease_s: Seconds = 10.0  # an engine process that is silent for so long has lost its episodes
+    patience_s: Seconds = 600.0  # for which a process waits for a coordinator that is away; then it ends
+    start_s: Seconds = 3600.0  # budget of what happens once: opening data, restoring, compiling, the first step
+    hang_s: Seconds = 900.0  # budget of any other phase: who shows no progress for so long is ended and started again
+    restarts: NonNegativeInt = 100  # of each process, by the command that started it; then the run ends

@@ -1,0 +1,156 @@
+"""The coordinator's routes. `server.py` serves them; docs/asynchronous.md has the table of calls.
+
+Every request carries the token; every body, every answer and every handler's time is bounded. A mistake is answered
+with {"kind": a word for the client, "error": one line}.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import pathlib
+import shutil
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from jaxagent.config import ConfigError
+from jaxagent.config.errors import failure_line
+from jaxagent.fleet import wire
+from jaxagent.fleet.admission import UnknownWorkerError
+from jaxagent.fleet.core import CoordinatorError, Core, ReplacedError
+from jaxagent.fleet.intake import BusyError, DamagedBodyError, FullDiskError, failure, reply
+from jaxagent.fleet.members import RefusedError
+from jaxagent.fleet.playing import Judge, Playing
+from jaxagent.fleet.presence import Presence
+from jaxagent.fleet.status import status
+from jaxagent.fleet.training import Training
+from jaxagent.fleet.wire import BadMessageError
+
+logger = logging.getLogger("jaxagent.fleet.coordinator")
+FINISH_S = 5.0  # for what is under way when it ends
+LEAST_TOKEN = 16  # characters
+
+ANSWERS: dict[type[Exception], tuple[str, int]] = {
+    BadMessageError: ("malformed", 400),
+    DamagedBodyError: ("damaged", 422),
+    UnknownWorkerError: ("unknown_worker", 410),
+    RefusedError: ("refused", 409),
+    ReplacedError: ("replaced", 409),
+    BusyError: ("busy", 503),
+    FullDiskError: ("full_disk", 507),
+    CoordinatorError: ("ending", 503),
+}
+
+
+class Api:
+    """The web application.
+
+    Args:
+      core: what all calls share.
+      token: the shared secret.
+      judge: see `Playing`.
+
+    Raises:
+      ConfigError: the token is too short.
+    """
+
+    def __init__(self, core: Core, token: str, judge: Judge | None = None):
+        if len(token) < LEAST_TOKEN:
+            raise ConfigError(f"The coordinator's token must have at least {LEAST_TOKEN} characters.")
+        self.core, self._token = core, token.encode()
+        self._presence, self._playing, self._training = Presence(core), Playing(core, judge), Training(core)
+
+    def app(self) -> web.Application:
+        """The routes."""
+        app = web.Application(middlewares=[self._guard])
+        one = r"/v1/episodes/{step:\d+}/{round:\d+}/{number:\d+}/{sample:\d+}"
+        app.add_routes(
+            [
+                web.post("/v1/join", self._presence.join),
+                web.post("/v1/beat", self._presence.beat),
+                web.post("/v1/leave", self._presence.leave),
+                web.post("/v1/drain", self._presence.drain),
+                web.post("/v1/take", self._playing.take),
+                web.put(one, self._playing.put),
+                web.get(one, self._playing.episode),
+                web.post("/v1/batch", self._training.batch),
+                web.post("/v1/publish", self._training.publish),
+                web.post("/v1/keep", self._training.keep),
+                web.post("/v1/end", self._training.end),
+                web.get(r"/v1/weights/{version:\d+}", self.weights),
+                web.get("/v1/status", self.status),
+            ]
+        )
+        app.cleanup_ctx.append(self._lifetime)
+        app.on_shutdown.append(self._shut)
+        return app
+
+    async def _lifetime(self, app: web.Application):
+        tasks = [asyncio.create_task(self._presence.sweeps()), asyncio.create_task(self.core.watch.measure())]
+        self._playing.begin()
+        yield
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.core.close(FINISH_S)
+
+    async def _shut(self, app: web.Application) -> None:
+        """Long polls end now."""
+        self.core.closing = True
+        self.core.ring()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]):
+        counts = self.core.watch.counts
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, self._token):
+            counts["wrong_tokens"] += 1
+            refused = failure("token", "the token is wrong: send 'Authorization: Bearer TOKEN'", 401)
+            refused.force_close()  # a stranger's connection is not kept
+            return refused
+        counts[getattr(request.match_info.handler, "__name__", "none")] += 1
+        counts["repeated"] += request.headers.get(wire.ATTEMPT, "1") != "1"
+        try:
+            run = request.headers.get(wire.RUN, "")
+            if run and run != self.core.book.run:
+                raise RefusedError(f"the call is of run {run}; this coordinator's is {self.core.book.run}")
+            async with asyncio.timeout(wire.CALL_S + (wire.BODY_S if request.method == "PUT" else wire.LONGEST_POLL_S)):
+                return await handler(request)
+        except tuple(ANSWERS) as error:
+            kind, code = next(ANSWERS[known] for known in ANSWERS if isinstance(error, known))
+            counts[f"answered_{kind}"] += 1
+            return failure(kind, str(error), code)
+        except TimeoutError:
+            return failure("busy", f"{request.method} {request.path} took too long", 503)
+        except web.HTTPException as answer:
+            return failure("http", f"{request.method} {request.path}: {answer.reason}", answer.status)
+        except ConnectionResetError:
+            raise
+        except Exception as error:
+            logger.exception("%s %s failed", request.method, request.path)
+            return failure("defect", failure_line(error), 500)
+
+    # ---------------------------------------------------------------- what anybody can read
+
+    async def weights(self, request: web.Request) -> web.Response:
+        """GET: where a version's weights are."""
+        version = wire.whole(request.match_info, "version")
+        versions = self.core.book.rules.record.versions
+        if version >= len(versions):
+            return failure("missing", f"version {version} is not published; the newest is {len(versions) - 1}", 404)
+        urls = self.core.members.sources(version, request.headers.get(wire.NAME, ""))
+        found = wire.Sources(version, versions[version], self.core.book.lineage(version), tuple(urls))
+        await self.core.written()
+        return reply(wire.sources_to(found))
+
+    async def status(self, request: web.Request) -> web.Response:
+        """GET: everything that a person asks first."""
+        told = status(self.core.book, self.core.members, self.core.watch, self.core.clock(), self.core.ended)
+        told["disk_free_mib"] = await self.core.in_thread(self.core.disk, _free_mib, self.core.folder)
+        return reply(told, indent=2)
+
+
+def _free_mib(folder: pathlib.Path) -> int:
+    return shutil.disk_usage(folder).free >> 20

@@ -1,0 +1,278 @@
+"""What a coordinator has on disk: its rules (admission.py) with their ledger, tasks of steps, episodes as files.
+
+    book = Book(folder, plan)
+    answer = book.publish(0, digest, lineage, tasks)
+    book.written().result()                          # now it may be told
+
+Every method that changes something only asks for its lines to be written; an answer leaves when `written` is done. The
+ledger has the coordinator's events (events.py) and three kinds of lines beside them:
+
+    run        the first line: the run's id and its rules
+    assigned   a version's lineage, and a digest of the tasks that came with it; before its `published`
+    tasks      the tasks of a step; before the `assigned` that names it
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import json
+import pathlib
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxagent.config import ConfigError
+from jaxagent.fleet import episodes, events, wire
+from jaxagent.fleet.admission import Answer, Batch, Coordinator, Outcome, Work
+from jaxagent.fleet.episodes import EpisodeFiles, Key
+from jaxagent.fleet.ledger import Ledger
+from jaxagent.fleet.packing import Packed
+from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
+from jaxagent.fleet.wire import Job, Rounds, Tasks
+from jaxagent.types import Episode
+
+FREE = ("steps", "lease_s")  # of a plan: may be others when a run goes on
+OPEN_S = 60.0  # for the first line
+LEAST_DEAD, DEAD_PART = 1000, 0.3  # forgotten lines from which the ledger is compacted; and of all its lines
+
+
+class Assigned(NamedTuple):
+    """What came with a version beside its digest."""
+
+    lineage: str
+    tasks: str  # digest
+
+
+class Book:
+    """An open coordinator. Its own thread is the only one that may use it, but for `store` and `read`.
+
+    Args:
+      folder: for ledger and episodes; made where there is none.
+      plan: the run's rules.
+
+    Attributes:
+      run: the run's id, made with its ledger.
+      epoch: of this process.
+      notes: for people: what was found.
+
+    Raises:
+      ConfigError: the ledger is damaged, or is another run's.
+      OSError: the disk is full, or failed.
+    """
+
+    def __init__(self, folder: pathlib.Path, plan: Plan):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.plan, self._folder = plan, folder
+        self._ledger = Ledger(folder)
+        try:
+            self.epoch, self.notes = self._ledger.epoch, list(self._ledger.notes)
+            self._assigned: dict[int, Assigned] = {}  # by version
+            self._tasks: dict[int, Rounds] = {}  # by step, not forgotten
+            self.run, past = "", list[events.Event]()
+            self._lines = self._dead = 0  # of the ledger, about; and those of what is forgotten
+            for line in self._ledger.recovered():
+                self._lines += 1
+                self._read(folder, line, past)
+            if not self.run:
+                self.run = secrets.token_hex(8)
+                rules = dataclasses.asdict(plan)
+                self._ledger.append([{"kind": "run", "run": self.run, "plan": rules}]).result(OPEN_S)
+            self.rules = Coordinator(plan, "", self.epoch, past)
+            self._forget_tasks()
+            # Steps beyond the end that the run had when their versions were published.
+            self._without_tasks = {group.step for group in self.rules.record.groups} - self._tasks.keys()
+            known = dict(self._known())
+            self._dead = sum(isinstance(event, events.Stored) for event in past) - len(known)
+            self._files = EpisodeFiles(folder, known)
+        except BaseException:
+            self._ledger.close()
+            raise
+        if past:
+            self.notes.append(f"{len(past)} events were read; version {self.rules.record.published} is the newest.")
+        if self._files.removed:
+            self.notes.append(f"{len(self._files.removed)} episode files that no line names were removed.")
+
+    def close(self) -> None:
+        """Writes what waits."""
+        self._ledger.close()
+
+    def written(self, lines: Iterable[Mapping[str, Any]] = ()) -> concurrent.futures.Future[None]:
+        """Asks for what happened so far to be written, and these lines before it. The future: see `Ledger.append`."""
+        lines = [*lines, *map(events.to_line, self.rules.take_events())]
+        self._lines += len(lines)
+        return self._ledger.append(lines)
+
+    # ---------------------------------------------------------------- workers
+
+    def take(self, now: float, name: str, places: int, holding: Sequence[str]) -> list[Job]:
+        """See `Coordinator.take`. Nothing is given out before the tasks of all that is admitted are known."""
+        if self._without_tasks:
+            self.rules.beat(now, name, holding)
+            return []
+        return [self._job(work) for work in self.rules.take(now, name, places, holding)]
+
+    def _job(self, work: Work) -> Job:
+        step, round_, index = work.episode.group
+        return Job(work, self._tasks[step][round_][index])
+
+    def store(self, episode: EpisodeId, packed: Packed) -> None:
+        """Writes a result that `rules.expected` wants; `rules.put` comes next. For any thread.
+
+        Raises:
+          ConfigError: the body is damaged, or has another digest.
+          OSError: the disk is full, or failed; nothing is stored.
+        """
+        self._files.put(episode, packed)
+
+    def read(self, group: GroupId) -> list[Episode]:
+        """The stored attempts of a group, in order. For any thread.
+
+        Raises:
+          ConfigError: a file is damaged; names it.
+        """
+        return [self._files.read(EpisodeId(group, sample)) for sample in range(self.plan.attempts)]
+
+    # ---------------------------------------------------------------- the trainer
+
+    def publish(
+        self, version: int, digest: str, lineage: str, tasks: Tasks
+    ) -> tuple[Answer, concurrent.futures.Future[None]]:
+        """A version exists; its tasks are those of the steps that it admits. Returns the answer, and when it may leave.
+
+        Published again, by a trainer that replays, it must be the same in everything. In a run that was given more
+        steps it also brings the tasks of those that were beyond the former end.
+        """
+        given = Assigned(lineage, _digest(tasks))
+        if wrong := self._wrong_tasks(version, tasks):
+            return Answer(Outcome.REFUSED, wrong), self.written()
+        there = self._assigned.get(version)
+        answer = self.rules.publish(version, digest)
+        if answer.outcome is Outcome.DUPLICATE:
+            other_lineage = there is None or there.lineage != lineage
+            if other_lineage or any(self._tasks.get(step, rounds) != rounds for step, rounds in tasks.items()):
+                what = "lineage" if other_lineage else "tasks"
+                reason = f"version {version} was published with another {what}; the weights are equal."
+                self.rules.conflicts.append(reason)
+                answer = Answer(Outcome.CONFLICT, reason)
+        if answer.outcome not in (Outcome.STORED, Outcome.DUPLICATE):
+            return answer, self.written()
+        kept = self.rules.record.kept
+        new = {step: rounds for step, rounds in sorted(tasks.items()) if step >= kept and step not in self._tasks}
+        self._tasks |= new
+        self._without_tasks -= new.keys()
+        lines = [{"kind": "tasks", "step": step, "rounds": wire.rounds_to(rounds)} for step, rounds in new.items()]
+        if answer.outcome is Outcome.STORED:
+            self._assigned[version] = given
+            lines.append({"kind": "assigned", "version": version, **given._asdict()})
+        return answer, self.written(lines)
+
+    def keep(self, step: int) -> tuple[Answer, list[Key]]:
+        """See `Coordinator.keep`. The episodes whose files may go (`forget`) when this is written.
+
+        A death in between leaves files that nobody knows, which the next opening removes.
+        """
+        batches = self.rules.record.batches
+        groups = [
+            group
+            for earlier in range(self.rules.record.kept, step)
+            if earlier in batches
+            for group in (*batches[earlier].groups, *batches[earlier].left_out)
+        ]
+        answer = self.rules.keep(step)
+        if answer.outcome is not Outcome.STORED:
+            return answer, []
+        self._forget_tasks()
+        keys: list[Key] = [EpisodeId(group, sample) for group in groups for sample in range(self.plan.attempts)]
+        self._dead += len(keys)
+        return answer, keys
+
+    def compact(self) -> concurrent.futures.Future[int] | None:
+        """Drops the ledger's lines of what is forgotten; None: too few of them are, since this reads all lines."""
+        if self._dead < max(LEAST_DEAD, self._lines * DEAD_PART):
+            return None
+        self._lines, self._dead = self._lines - self._dead, 0
+        groups, steps = frozenset(self.rules.record.groups), frozenset(self._tasks)
+
+        def wanted(line: Mapping[str, Any]) -> bool:
+            if line["kind"] == "stored":
+                return GroupId(*line["group"]) in groups
+            return line["kind"] != "tasks" or line["step"] in steps
+
+        return self._ledger.compact(wanted)
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        """Removes files. For any thread."""
+        self._files.forget(keys)
+
+    def batch(self, step: int) -> Batch | None:
+        """See `Coordinator.batch`."""
+        return self.rules.batch(step)
+
+    def lineage(self, version: int) -> str:
+        """Of a published version."""
+        return self._assigned[version].lineage
+
+    def digest(self, episode: EpisodeId) -> str | None:
+        """Of a stored result; None: it is not stored, or forgotten."""
+        group = self.rules.record.groups.get(episode.group)
+        found = group.results.get(episode.sample) if group is not None else None
+        return found.digest if found is not None else None
+
+    def path(self, episode: EpisodeId, digest: str) -> pathlib.Path:
+        """Of a stored result's file."""
+        return episodes.path_of(self._folder / episodes.FOLDER, episode, digest)
+
+    # ---------------------------------------------------------------- inside
+
+    def _read(self, folder: pathlib.Path, line: dict[str, Any], past: list[events.Event]) -> None:
+        kind = line.get("kind")
+        if kind == "run":
+            self.run = line["run"]
+            self._compare(folder, line["plan"])
+        elif kind == "assigned":
+            self._assigned[line["version"]] = Assigned(line["lineage"], line["tasks"])
+        elif kind == "tasks":
+            self._tasks[line["step"]] = wire.rounds_of(line["rounds"])
+        else:
+            past.append(events.from_line(line))
+
+    def _compare(self, folder: pathlib.Path, before: dict[str, Any]) -> None:
+        """Raises ConfigError where the run had other rules."""
+        now = json.loads(json.dumps(dataclasses.asdict(self.plan)))
+        for name in sorted((before.keys() | now.keys()) - set(FREE)):
+            if before.get(name) != now.get(name):
+                raise ConfigError(
+                    f"'{folder}' holds a run with {name}={before.get(name)}; this one has {name}={now.get(name)}. Go "
+                    f"on with the old value, or begin a new run in another folder."
+                )
+
+    def _wrong_tasks(self, version: int, tasks: Tasks) -> str:
+        """Why these are not the tasks that a version brings; "" where they are. It may bring others that are due."""
+        plan = self.plan
+        end = plan.admitted(version)
+        wanted = range(0 if version == 0 else plan.admitted(version - 1), end)
+        if not set(wanted) <= tasks.keys() <= set(range(version, end)):
+            return f"version {version} brings the tasks of steps {list(wanted)}, not of {sorted(tasks)}."
+        further = plan.groups_per_round or plan.groups_per_step
+        sizes = [plan.first_round] + [further] * (plan.rounds - 1)
+        for step, rounds in tasks.items():
+            if (found := list(map(len, rounds))) != sizes:
+                return f"the rounds of step {step} have {found} tasks, and must have {sizes}."
+        return ""
+
+    def _known(self) -> Iterable[tuple[Key, str]]:
+        for group, record in self.rules.record.groups.items():
+            for sample, result in record.results.items():
+                yield EpisodeId(group, sample), result.digest
+
+    def _forget_tasks(self) -> None:
+        record = self.rules.record
+        needed = {group.step for group in record.groups}
+        for step in [step for step in self._tasks if step < record.kept and step not in needed]:
+            del self._tasks[step]
+
+
+def _digest(tasks: Tasks) -> str:
+    return hashlib.sha256(json.dumps(wire.tasks_to(tasks), separators=(",", ":")).encode()).hexdigest()

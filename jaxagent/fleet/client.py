@@ -1,0 +1,301 @@
+"""The coordinator's calls as methods: for engines, for the trainer, and for whoever starts and watches them.
+
+    client = Client(url, token)
+    joined = client.join("engine", facts, holding=())
+    jobs = client.take(joined.name, places=8, holding=[], wait_s=20)
+
+Every call may be repeated, and is repeated while the coordinator is away, until `patience_s`. Any thread may call. No
+asyncio, no JAX.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import random
+import threading
+import time
+import urllib.parse
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jaxagent.config import ConfigError
+from jaxagent.fleet import wire
+from jaxagent.fleet.admission import Answer, Batch, UnknownWorkerError, Work
+from jaxagent.fleet.line import Line, Reply
+from jaxagent.fleet.packing import Packed
+from jaxagent.fleet.plan import EpisodeId
+from jaxagent.fleet.wire import BadMessageError, Beat, Job, Joined, Sources, TaskRef
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
+BYTES_PER_S = 1 << 20  # the slowest link on which an episode still arrives
+AGAIN = (408, 422, 429, 500, 502, 503, 504, 507)  # 422: the body came in damaged; 507: the disk is full
+
+
+class CoordinatorGoneError(RuntimeError):
+    """The coordinator has not answered for as long as the caller is ready to wait; names the last failure."""
+
+
+class CallError(RuntimeError):
+    """The coordinator refuses the call. The message is its reason."""
+
+
+class ReplacedError(CallError):
+    """Another trainer process has joined in place of this one: it must end."""
+
+
+class Client:
+    """A process's calls. Its name and the run's id, which `join` tells, go along with the calls that follow.
+
+    Args:
+      url: of the coordinator, "http://host:port".
+      token: the shared secret.
+      patience_s: how long a call is repeated while it fails.
+
+    Methods raise, beside what each says: CoordinatorGoneError, CallError, and ConfigError (the token is wrong).
+    """
+
+    def __init__(self, url: str, token: str, patience_s: float = 600.0):
+        parts = urllib.parse.urlsplit(url)
+        try:
+            port = parts.port or 80
+        except ValueError:
+            port = 0
+        if parts.scheme != "http" or not parts.hostname or not port or parts.path.strip("/"):
+            raise ConfigError(f"'{url}' is no address of a coordinator: write http://HOST:PORT.")
+        self.url, self._host, self._port = url.rstrip("/"), parts.hostname, port
+        self._token, self._patience_s = token, patience_s
+        self._run, self._name, self._epoch = "", "", 0
+        self._taking = threading.Lock()  # one `take` at a time: a second one would give back what the first one gets
+        self._lines: list[Line] = []  # that no call uses now
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        """No call begins any more, and none is repeated; those under way end within their deadlines."""
+        self._closed.set()
+        with contextlib.suppress(IndexError):
+            while True:
+                self._lines.pop().close()
+
+    # ---------------------------------------------------------------- who is there
+
+    def join(self, role: str, facts: Mapping[str, Any], holding: Iterable[tuple[str, EpisodeId]] = ()) -> Joined:
+        """Begins, or comes back.
+
+        Args:
+          role: "trainer" or "engine".
+          facts: of the process, JSON values; `members.COMPARED` are those that must be equal, "config" is the digest of
+            its settings, "source" an address from which it serves weights, "host" for people, "rank" of a trainer.
+          holding: lease and episode of all that it plays.
+
+        Raises:
+          ConfigError: it does not belong to the run; says why.
+        """
+        row = {"role": role, "facts": dict(facts), "holding": wire.holding_to(holding), "wire": wire.WIRE}
+        row |= {"run": self._run, "was": self._name}
+        joined = wire.joined_of(self._call("POST", "/v1/join", row))
+        self._run, self._name, self._epoch = joined.run, joined.name, joined.epoch
+        return joined
+
+    def beat(
+        self,
+        name: str,
+        holding: Iterable[str],
+        phase: str = "",
+        phase_s: float = 0.0,
+        numbers: Mapping[str, Any] | None = None,
+    ) -> Beat:
+        """Shows that the process lives.
+
+        Args:
+          name: what `join` gave.
+          holding: leases of all that it plays.
+          phase, phase_s: what it does, and for how long.
+          numbers: JSON values for people; "versions": those that it serves from its "source"; "sending": how many
+            processes fetch from it now.
+
+        Raises:
+          UnknownWorkerError: it must join again.
+          ReplacedError: it is a trainer, and another one has joined in its place.
+        """
+        row = {"name": name, "holding": list(holding), "phase": phase, "phase_s": phase_s, "numbers": numbers or {}}
+        return wire.beat_of(self._call("POST", "/v1/beat", row))
+
+    def leave(self, name: str) -> bool:
+        """A process ends, or was seen to end. False: nobody has the name."""
+        return self._call("POST", "/v1/leave", {"name": name}).get("left") is True
+
+    def drain(self, name: str) -> bool:
+        """Tells a process, with its next beat, to finish what it has and leave. False: nobody has the name."""
+        return self._call("POST", "/v1/drain", {"name": name}).get("drains") is True
+
+    # ---------------------------------------------------------------- engines
+
+    def take(self, name: str, places: int, holding: Iterable[str], wait_s: float = 0.0) -> list[Job]:
+        """Episodes to play: a group's attempts at most. None may come sooner than `wait_s`: then ask again.
+
+        Args:
+          name: what `join` gave.
+          places: how many more can be played.
+          holding: leases of all that is played, or not handed in yet.
+          wait_s: for so long the coordinator waits for something to play; `wire.LONGEST_POLL_S` at most.
+
+        Raises:
+          UnknownWorkerError: it must join again.
+        """
+        with self._taking:
+            row = {"name": name, "places": places, "holding": list(holding), "wait_s": wait_s}
+            found = self._call("POST", "/v1/take", row, wait_s)
+        return list(wire.entries(found, "jobs", wire.job_of))
+
+    def put(self, work: Work, version: int, packed: Packed) -> Answer:
+        """Hands a result in. When this returns, it is on disk, or the answer says why it is not wanted.
+
+        Args:
+          work: what was played.
+          version: of its oldest token.
+          packed: the result.
+        """
+        path = f"{_path(work.episode)}?lease={work.lease}&version={version}"
+        seconds = wire.CALL_S + len(packed.body) / BYTES_PER_S
+        return wire.answer_of(_object(self._ask("PUT", path, packed.body, seconds, {wire.DIGEST: packed.digest}).body))
+
+    # ---------------------------------------------------------------- the trainer
+
+    def batch(self, step: int, wait_s: float = 0.0) -> Batch | None:
+        """What a step trains on; None: not all of it is there yet. Asked again, it is the same.
+
+        Raises:
+          ReplacedError: another trainer has joined.
+        """
+        found = self._call("POST", "/v1/batch", {"step": step, "wait_s": wait_s}, wait_s).get("batch")
+        return None if found is None else wire.batch_of(found)
+
+    def episode(self, which: EpisodeId) -> Packed:
+        """A stored result, for who does not see the coordinator's folder. Raises CallError: it is not there."""
+        reply = self._ask("GET", _path(which), b"", wire.CALL_S + wire.BODY_S, most=wire.MAX_EPISODE_BYTES)
+        return Packed(reply.headers.get(wire.DIGEST, ""), reply.body)
+
+    def publish(
+        self, version: int, digest: str, lineage: str, tasks: Mapping[int, Sequence[Sequence[TaskRef]]]
+    ) -> Answer:
+        """A version's weights can be fetched.
+
+        Args:
+          version: 0 starts the run.
+          digest: of the weights.
+          lineage: of all versions that this history of training makes.
+          tasks: by step, those of its rounds: of the steps that the version admits, version + staleness, and with
+            version 0 all up to that one. Each round has a task for each of its groups (with dynamic sampling, further
+            rounds as many as they can have).
+
+        Raises:
+          ReplacedError: another trainer has joined.
+        """
+        row = {"version": version, "digest": digest, "lineage": lineage, "tasks": wire.tasks_to(tasks)}
+        return wire.answer_of(self._call("POST", "/v1/publish", row))
+
+    def keep(self, step: int) -> Answer:
+        """The trainer's state before `step` is saved: what earlier steps were trained on is forgotten."""
+        return wire.answer_of(self._call("POST", "/v1/keep", {"step": step}))
+
+    def end(self, reason: str) -> None:
+        """The run is over: everybody learns it with the next answer."""
+        self._call("POST", "/v1/end", {"reason": reason})
+
+    # ---------------------------------------------------------------- what can be read
+
+    def weights(self, version: int) -> Sources | None:
+        """Where a version's weights are; None: it is not published."""
+        reply = self._ask("GET", f"/v1/weights/{version}", b"", wire.CALL_S, also=(404,))
+        return None if reply.status == 404 else wire.sources_of(_object(reply.body))
+
+    def status(self) -> dict[str, Any]:
+        """What the coordinator tells people."""
+        return _object(self._ask("GET", "/v1/status", b"", wire.CALL_S).body)
+
+    # ---------------------------------------------------------------- inside
+
+    def _call(self, method: str, path: str, row: Mapping[str, Any], wait_s: float = 0.0) -> dict[str, Any]:
+        body = json.dumps(row, allow_nan=False, separators=(",", ":")).encode()
+        return _object(self._ask(method, path, body, wire.CALL_S + wait_s).body)
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        seconds: float,
+        headers: Mapping[str, str] | None = None,
+        most: int = wire.MAX_CALL_BYTES,
+        also: tuple[int, ...] = (),
+    ) -> Reply:
+        """Asks until it is answered."""
+        begun, pause_s, attempt = time.monotonic(), FIRST_PAUSE_S, 0
+        while True:
+            if self._closed.is_set():
+                raise CoordinatorGoneError("the client is closed.")
+            attempt += 1
+            line = self._idle()
+            try:
+                reply = line.ask(method, path, body, self._headers(attempt, headers), seconds, most)
+                self._lines.append(line)
+                if reply.status == 200 or reply.status in also:
+                    return reply
+                if reply.status not in AGAIN:
+                    raise _error(reply, self.url + path)
+                failed = f"{reply.status} {_told(reply)[1]}"
+            except (OSError, http.client.HTTPException) as error:
+                failed = str(error) or type(error).__name__
+                if line.used and time.monotonic() - begun < self._patience_s:
+                    continue  # the server closes connections that have been idle: this says nothing of it
+            waited = time.monotonic() - begun
+            if waited > self._patience_s:
+                raise CoordinatorGoneError(f"{self.url} has failed for {waited:.0f} s: {failed}")
+            self._closed.wait(pause_s * (0.5 + random.random()))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _idle(self) -> Line:
+        """A connection that no other thread uses now."""
+        try:
+            return self._lines.pop()
+        except IndexError:
+            return Line(self._host, self._port)
+
+    def _headers(self, attempt: int, more: Mapping[str, str] | None) -> dict[str, str]:
+        own = {wire.RUN: self._run, wire.NAME: self._name, wire.EPOCH: str(self._epoch), wire.ATTEMPT: str(attempt)}
+        return {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json", **own, **(more or {})}
+
+
+def _path(which: EpisodeId) -> str:
+    return "/v1/episodes/" + "/".join(map(str, wire.flat(which)))
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(body)
+        if isinstance(found, dict):
+            return found
+    raise BadMessageError(f"the coordinator sent no JSON object: {body[:80]!r}")
+
+
+def _told(reply: Reply) -> tuple[str, str]:
+    """Of a refusal: its kind, and its line."""
+    with contextlib.suppress(BadMessageError):
+        row = _object(reply.body)
+        return str(row.get("kind", "")), " ".join(str(row.get("error", "")).split())[:2000]
+    return "", "".join(c if c.isprintable() else "?" for c in reply.body[:200].decode("utf-8", "replace"))
+
+
+def _error(reply: Reply, url: str) -> Exception:
+    kind, told = _told(reply)
+    if kind == "unknown_worker":
+        return UnknownWorkerError(told)
+    if kind == "replaced":
+        return ReplacedError(told)
+    if kind == "refused":
+        return ConfigError(f"The coordinator at {url} refuses this process: {told}")
+    if kind == "token":
+        return ConfigError(f"{url}: {told}")
+    return CallError(f"{url} answered {reply.status}: {told}")

@@ -1,0 +1,138 @@
+"""What all calls to the coordinator share: its state, who waits for what, and the one rule of when an answer leaves.
+
+**An answer leaves only when everything that happened by then is on disk**: `written`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import pathlib
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from jaxagent.config.errors import failure_line
+from jaxagent.fleet.admission import UnknownWorkerError
+from jaxagent.fleet.book import Book
+from jaxagent.fleet.intake import Bell, Intake
+from jaxagent.fleet.members import Member, Members
+from jaxagent.fleet.status import Watch
+
+logger = logging.getLogger("jaxagent.fleet.coordinator")
+T = TypeVar("T")
+THREADS = 16  # that write and read episodes
+
+
+class CoordinatorError(RuntimeError):
+    """The coordinator must end; the next one goes on from what is on disk. One line."""
+
+
+class ReplacedError(RuntimeError):
+    """Another trainer process has taken this one's place: it must end."""
+
+
+class Core:
+    """The state of a running coordinator. Lives on one event loop.
+
+    Args:
+      book: what is on disk.
+      folder: whose free space counts.
+      members: who is there.
+      clock: seconds that do not run backwards.
+
+    Attributes:
+      work, news: ring when there may be something to play, or to train.
+      said: why the trainer has ended the run; "": it has not.
+      closing: long polls end.
+      failed: gets the exception that must end the process.
+    """
+
+    def __init__(self, book: Book, folder: pathlib.Path, members: Members, clock: Callable[[], float] = time.monotonic):
+        self.book, self.folder, self.members, self.clock = book, folder, members, clock
+        self.work, self.news, self.intake, self.watch = Bell(), Bell(), Intake(), Watch(clock)
+        self.said, self.closing = "", False
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.disk = concurrent.futures.ThreadPoolExecutor(THREADS, "disk")
+        self.judging = concurrent.futures.ThreadPoolExecutor(1, "judge")
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def ended(self) -> str:
+        """Why the run is over; "": it goes on."""
+        if self.said or self.book.rules.record.published < self.book.plan.steps:
+            return self.said
+        return "all steps are trained"
+
+    def ring(self) -> None:
+        """Everybody who waits looks again."""
+        self.work.ring()
+        self.news.ring()
+
+    async def written(self, written: concurrent.futures.Future[None] | None = None) -> None:
+        """Waits until what happened is on disk.
+
+        Raises:
+          CoordinatorError: it will not be; the process ends.
+        """
+        try:
+            waiting = asyncio.wrap_future(self.book.written() if written is None else written)
+            waiting.add_done_callback(self._look)
+            await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self.fail(f"the ledger takes no more lines: {failure_line(error)}")
+            raise CoordinatorError("the coordinator ends, since its ledger takes no more lines; ask again") from None
+
+    def _look(self, written: asyncio.Future[None]) -> None:
+        """Sees a failure also where nobody waits any more."""
+        if not written.cancelled() and (error := written.exception()) is not None:
+            self.fail(f"the ledger takes no more lines: {failure_line(error)}")
+
+    def fail(self, reason: str) -> None:
+        """The process must end."""
+        if not self.failed.done():
+            logger.critical("%s", reason)
+            self.failed.set_exception(CoordinatorError(reason))
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task that outlives its request."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
+
+    async def in_thread(self, threads: concurrent.futures.Executor, call: Callable[..., T], *args: Any) -> T:
+        """What would hold up the loop."""
+        return await asyncio.get_running_loop().run_in_executor(threads, call, *args)
+
+    async def close(self, seconds: float) -> None:
+        """Waits so long for what is under way."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+        self.disk.shutdown(wait=False, cancel_futures=True)
+        self.judging.shutdown(wait=False, cancel_futures=True)
+
+    # ---------------------------------------------------------------- who is there
+
+    def known(self, name: str, now: float) -> Member:
+        """Who calls. Raises UnknownWorkerError: it must join; ReplacedError: it must end."""
+        if by := self.members.replaced(name):
+            raise ReplacedError(f"trainer {name} has been replaced by {by}, which joined later: this one must end.")
+        member = self.members.get(name)
+        if member is None:
+            raise UnknownWorkerError(f"worker {name} is not known: join again.")
+        member.heard = now
+        return member
+
+    def gone(self, name: str, why: str) -> bool:
+        """A process is not there any more; what it played waits again. False: nobody had the name."""
+        lost = self.book.rules.leave(name)
+        member = self.members.remove(name)
+        if member is not None:
+            logger.info("%s %s %s; %d episodes wait again", member.role, name, why, len(lost))
+            self.work.ring()
+        return member is not None

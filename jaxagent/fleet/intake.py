@@ -1,0 +1,117 @@
+"""What comes in at the coordinator, bounded in bytes and in time, and what goes out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+
+from jaxagent.fleet import wire
+from jaxagent.fleet.wire import BadMessageError
+
+MOST_IN_MEMORY = 2**30  # bytes of all bodies that are being read or stored
+CALL_BODY_S = 20.0  # longest time for a body of JSON
+
+
+class BusyError(RuntimeError):
+    """The call may be repeated in a moment: the coordinator is at a limit, or ends."""
+
+
+class DamagedBodyError(ValueError):
+    """An episode's body is not what its digest says: send it again."""
+
+
+class FullDiskError(RuntimeError):
+    """Nothing is stored until there is room."""
+
+
+class Intake:
+    """Reads bodies, all of them together within a limit."""
+
+    def __init__(self) -> None:
+        self.held = 0  # bytes
+
+    async def episode(self, request: web.Request) -> bytes:
+        """The body of an episode. `release` gives its bytes back."""
+        return await self._body(request, wire.MAX_EPISODE_BYTES, wire.BODY_S)
+
+    def release(self, body: bytes) -> None:
+        """The body is no longer in memory."""
+        self.held -= len(body)
+
+    async def call(self, request: web.Request) -> dict[str, Any]:
+        """The object of a call.
+
+        Raises:
+          BadMessageError: no JSON object, or it did not arrive.
+        """
+        body = await self._body(request, wire.MAX_CALL_BYTES, CALL_BODY_S)
+        self.release(body)
+        try:
+            found = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise BadMessageError(f"the body is no JSON ({error})") from None
+        if not isinstance(found, dict):
+            raise BadMessageError("the body must be a JSON object")
+        return found
+
+    async def _body(self, request: web.Request, most: int, seconds: float) -> bytes:
+        """Raises BadMessageError: too slow, cut off or compressed; BusyError: too much at once."""
+        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise BadMessageError("Content-Encoding is not supported: send the body as it is")
+        if (request.content_length or 0) > most:
+            raise web.HTTPRequestEntityTooLarge(most, request.content_length or 0)
+        found, kept = bytearray(), False
+        try:
+            async with asyncio.timeout(seconds):
+                async for chunk in request.content.iter_any():
+                    found += chunk
+                    self.held += len(chunk)
+                    if len(found) > most:
+                        raise web.HTTPRequestEntityTooLarge(most, len(found))
+                    if self.held > MOST_IN_MEMORY:
+                        raise BusyError(f"bodies of {MOST_IN_MEMORY} bytes are in memory already")
+            kept = True
+            return bytes(found)
+        except TimeoutError:
+            raise BadMessageError(f"the body did not arrive within {seconds:g} s") from None
+        except web.RequestPayloadError as failure:
+            raise BadMessageError(f"the body cannot be read: {failure}") from None
+        finally:
+            if not kept:
+                self.held -= len(found)
+
+
+def reply(data: Mapping[str, Any], status: int = 200, indent: int | None = None) -> web.Response:
+    """JSON."""
+    text = json.dumps(data, indent=indent, separators=None if indent else (",", ":"))
+    headers = {"Retry-After": "1"} if status == 503 else None
+    return web.Response(body=text.encode(), status=status, headers=headers, content_type="application/json")
+
+
+def failure(kind: str, message: str, status: int) -> web.Response:
+    """One line on what is wrong, and a word for the client."""
+    return reply({"kind": kind, "error": message}, status)
+
+
+class Bell:
+    """Wakes everybody who waits for a change."""
+
+    def __init__(self) -> None:
+        self._next = asyncio.Event()
+
+    def ring(self) -> None:
+        """Sets the present event; who waits afterwards waits for the following one."""
+        self._next.set()
+        self._next = asyncio.Event()
+
+    async def wait(self, seconds: float) -> None:
+        """Until it rings, or for so long."""
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._next.wait()
+        except TimeoutError:
+            pass

@@ -1,0 +1,117 @@
+"""One HTTP/1.1 connection to the coordinator, kept between calls, with a deadline for every call as a whole.
+
+`http.client` alone has a time-out for each read, which a server that drips bytes never meets.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+CONNECT_S = 10.0
+
+
+class Reply(NamedTuple):
+    """An answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Line:
+    """A connection. One thread at a time.
+
+    Args:
+      host, port: of the server.
+    """
+
+    def __init__(self, host: str, port: int):
+        self._http = http.client.HTTPConnection(host, port)
+        self._wire: _Wire | None = None
+        self.used = False  # whether an answer came over it before the newest request
+
+    def ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str], seconds: float, most: int) -> Reply:
+        """Sends a request and reads the answer.
+
+        Args:
+          method, path, body, headers: of the request.
+          seconds: for all of it.
+          most: bytes of an answer.
+
+        Raises:
+          OSError, http.client.HTTPException: it failed, or took too long; the next call connects anew.
+        """
+        deadline = time.monotonic() + seconds
+        try:
+            self.used = self._wire is not None
+            if self._wire is None:
+                raw = socket.create_connection((self._http.host, self._http.port), min(CONNECT_S, seconds))
+                raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._wire = self._http.sock = _Wire(raw)
+            self._wire.deadline = deadline
+            self._http.request(method, path, body, dict(headers))
+            answer = self._http.getresponse()
+            content = answer.read(most + 1)
+            if len(content) > most:
+                raise http.client.HTTPException(f"the answer has more than {most} bytes")
+            if not answer.isclosed():
+                raise http.client.HTTPException("the answer was cut off")
+            if answer.will_close:
+                self.close()
+            return Reply(answer.status, dict(answer.headers.items()), content)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Ends the connection."""
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+        self._http.close()
+
+
+class _Wire:
+    """A socket as `http.client` uses it, with one deadline for all that is sent and received until the next one."""
+
+    def __init__(self, raw: socket.socket):
+        self._raw = raw
+        self.deadline = 0.0
+
+    def sendall(self, data: Any) -> None:
+        self._set()
+        self._raw.sendall(data)  # its time-out is for the whole
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_Reader(self))
+
+    def receive(self, buffer: Any) -> int:
+        self._set()
+        return self._raw.recv_into(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+
+    def _set(self) -> None:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the deadline of the call is over")
+        self._raw.settimeout(left)
+
+
+class _Reader(io.RawIOBase):
+    """What comes in."""
+
+    def __init__(self, wire: _Wire):
+        self._wire = wire
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._wire.receive(buffer)

@@ -1,0 +1,206 @@
+"""One command, many processes of this machine: `--config.fleet=on`. Starts them, and shows the trainer's console."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import secrets
+import socket
+import sys
+import urllib.request
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jaxagent.config import Config, ConfigError
+from jaxagent.fleet import settings, vitals
+from jaxagent.fleet.child import Program
+from jaxagent.fleet.plan_of import plan_of
+from jaxagent.fleet.supervise import Gang, Supervisor, restarts
+from jaxagent.io import files
+
+ADDRESS_FILE = "address.json"  # where the coordinator listens
+LOCK_FILE = ".lock"
+SUMMARY_FILE = "summary.json"  # of the workdir
+LOCAL = "127.0.0.1"
+ASK_S = 1.0  # for one answer of the coordinator
+
+
+def run(cfg: Config, argv: Sequence[str], module: str = "jaxagent.join") -> int:
+    """Runs the whole command; returns its exit code.
+
+    Args:
+      cfg: its config.
+      argv: its command line, which every process gets.
+      module: the program that every process runs.
+
+    Raises:
+      ConfigError: the settings exclude each other, or another command runs in the workdir.
+    """
+    fleet = settings.of(cfg)
+    plan_of(cfg)
+    folder = pathlib.Path(cfg.workdir) / settings.FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    with _alone(folder):
+        for note in [*settings.notes(cfg), *sharing(cfg, gpus())]:
+            print(note, flush=True)
+        here = _Here(cfg, argv, folder, module)
+        coordinator = [] if fleet.coordinator else [Gang("coordinator", here.coordinator, needed=True)]
+        trainer = Gang("trainer", here.trainers, leads=True, ready=lambda: bool(here.url()))
+        engines = [
+            Gang(f"engine-{i}", lambda start, i=i: [here.engine(i)], ready=here.opened) for i in range(fleet.engines)
+        ]
+        token = {settings.TOKEN_VARIABLE: token_of(folder)}
+        supervisor = Supervisor(
+            [*coordinator, trainer, *engines], folder, token, fleet.restarts, fleet.start_s, here.gone
+        )
+        code = supervisor.run()
+    if code == 0:
+        _add_to_summary(pathlib.Path(cfg.workdir) / SUMMARY_FILE, folder)
+    return code
+
+
+class _Here:
+    """The processes of this machine, as programs."""
+
+    def __init__(self, cfg: Config, argv: Sequence[str], folder: pathlib.Path, module: str):
+        self._fleet, self._folder, self._module = settings.of(cfg), folder, module
+        self._argv = tuple(argv[1:])
+        self._address = folder / ADDRESS_FILE
+        self._listen, self._url = self._fleet.listen, ""
+        self._devices = devices_of(cfg, gpus())
+        if not self._fleet.coordinator:
+            self._address.unlink(missing_ok=True)  # of an earlier one
+
+    def url(self) -> str:
+        """Where the coordinator listens, or did before it died; "" while there was none."""
+        if self._fleet.coordinator:
+            return self._fleet.coordinator
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # somebody removed or changed the file
+            self._url = json.loads(self._address.read_text())["url"]
+        return self._url
+
+    def coordinator(self, start: int) -> list[Program]:
+        """One that is started again listens where the first one did."""
+        if url := self.url():
+            self._listen = f"{self._listen.rpartition(':')[0]}:{url.rpartition(':')[2]}"
+        return [self._program("coordinator", "coordinator", f"--listen={self._listen}")]
+
+    def trainers(self, start: int) -> list[Program]:
+        """All of the gang, which meet at a port of their own."""
+        count = self._fleet.trainers
+        if count == 1:
+            return [self._program("trainer", "trainer", shown=True)]
+        gang = (f"--processes={count}", f"--meet={LOCAL}:{_free_port()}")
+        return [self._program("trainer", f"trainer-{i}", *gang, f"--rank={i}", shown=i == 0) for i in range(count)]
+
+    def engine(self, number: int) -> Program:
+        """One engine."""
+        return self._program("engine", f"engine-{number}")
+
+    def opened(self) -> bool:
+        """Whether the trainer has made what engines open: data and tokenizer lie in the workdir."""
+        names = ["trainer"] if self._fleet.trainers == 1 else ["trainer-0"]
+        signs = [vitals.read(self._folder / vitals.FOLDER / f"{name}.json") for name in names]
+        return bool(self.url()) and all(sign is not None and sign.phase != OPENING for sign in signs)
+
+    def gone(self, name: str) -> None:
+        """The coordinator gives an engine's episodes to others at once, and not when its lease runs out."""
+        if not name.startswith("engine") or not self.url():
+            return
+        with contextlib.suppress(OSError, ValueError, KeyError):  # it is away: then the lease runs out
+            for member, row in self._ask("/v1/status")["members"]["engine"].items():
+                if (row["process"], row["host"]) == (name, LOCAL):
+                    self._ask("/v1/leave", {"name": member})
+
+    def _ask(self, path: str, row: dict[str, Any] | None = None) -> dict[str, Any]:
+        """One try, since whoever watches must not wait."""
+        headers = {"Authorization": f"Bearer {token_of(self._folder)}", "Content-Type": "application/json"}
+        body = None if row is None else json.dumps(row).encode()
+        with urllib.request.urlopen(urllib.request.Request(self.url() + path, body, headers), timeout=ASK_S) as answer:
+            return json.load(answer)
+
+    def _program(self, role: str, name: str, *more: str, shown: bool = False) -> Program:
+        where = [] if role == "coordinator" else [f"--coordinator={self.url()}"]
+        own = (f"--role={role}", f"--name={name}", *where, *more)
+        command = (sys.executable, "-m", self._module, *own, *self._argv)
+        return Program(name, command, shown, self._devices.get(name, {}))
+
+
+OPENING = "opens data and model"  # the trainer's first phase: until then engines have nothing to open
+
+
+def gpus() -> list[str]:
+    """The GPUs of this machine that a process may see, by the names that CUDA_VISIBLE_DEVICES takes."""
+    if (given := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name for name in given.split(",") if name.strip()]
+    return [str(i) for i in range(len(list(pathlib.Path("/proc/driver/nvidia/gpus").glob("*"))))]
+
+
+def devices_of(cfg: Config, found: Sequence[str]) -> dict[str, dict[str, str]]:
+    """The environment by which each process has GPUs of its own: as many as `config.mesh` has, the trainer's first.
+
+    Where there are too few they share what there is, and its memory.
+    """
+    fleet, wanted = settings.of(cfg), cfg.mesh.devices
+    names = ["trainer"] if fleet.trainers == 1 else [f"trainer-{i}" for i in range(fleet.trainers)]
+    of = {name: wanted // fleet.trainers for name in names} | {f"engine-{i}": wanted for i in range(fleet.engines)}
+    if not found:
+        return {}
+    if sum(of.values()) > len(found):
+        share = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / len(of):.3f}"}
+        return {} if "XLA_PYTHON_CLIENT_MEM_FRACTION" in os.environ else dict.fromkeys(of, share)
+    given, start = {}, 0
+    for name, count in of.items():
+        given[name] = {"CUDA_VISIBLE_DEVICES": ",".join(found[start : start + count])}
+        start += count
+    return given
+
+
+def sharing(cfg: Config, found: Sequence[str]) -> Iterator[str]:
+    """Yields what to tell where processes share GPUs."""
+    if found and not any("CUDA_VISIBLE_DEVICES" in own for own in devices_of(cfg, found).values()):
+        yield (
+            f"this machine has {len(found)} GPUs, fewer than the trainer and {settings.of(cfg).engines} engines of "
+            "config.mesh would have: they share them, and their memory."
+        )
+
+
+def token_of(folder: pathlib.Path) -> str:
+    """The run's secret: from the environment, or made once and kept in the folder, for its owner's eyes only.
+
+    Raises:
+      ConfigError: its file is empty, as a full disk leaves it.
+    """
+    if given := os.environ.get(settings.TOKEN_VARIABLE):
+        return given
+    path = folder / settings.TOKEN_FILE
+    with contextlib.suppress(FileExistsError):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(fd, "w") as file:
+            file.write(secrets.token_hex(32))
+    if not (token := path.read_text().strip()):
+        raise ConfigError(f"'{path}' is empty: remove it, and the command makes another secret.")
+    return token
+
+
+@contextlib.contextmanager
+def _alone(folder: pathlib.Path) -> Iterator[None]:
+    """Raises ConfigError: another command supervises here."""
+    with open(folder / LOCK_FILE, "ab") as file:
+        files.lock(file.fileno(), folder)
+        yield
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOCAL, 0))
+        return probe.getsockname()[1]
+
+
+def _add_to_summary(path: pathlib.Path, folder: pathlib.Path) -> None:
+    """What was started again, and why, beside what the trainer has written."""
+    with contextlib.suppress(FileNotFoundError):
+        summary = json.loads(path.read_text()) | {"fleet": restarts(folder)}
+        files.replace_json(path, summary)

@@ -1,0 +1,172 @@
+"""Which processes a run has: what they said when they joined, what they do, and for how long they have waited.
+
+Who plays what is not known here (leases.py); this is for refusing what does not belong, and for people.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jaxagent.fleet import wire
+
+ROLES = ("trainer", "engine")
+# With rule `pinned` and exact numerics these are equal in all engines and trainers: a token's bits hang on them.
+COMPARED = ("jax", "jaxlib", "xla_flags", "cpu_features", "threads", "device_kind", "program")
+ENGINES = ("mesh",)  # likewise, but of engines only: the trainer's is its own
+REMEMBERED = 1000  # members that left
+
+
+class RefusedError(Exception):
+    """A process may not join; says why, and what to do."""
+
+
+@dataclasses.dataclass
+class Member:
+    """A process that joined."""
+
+    name: str
+    role: str
+    facts: dict[str, Any]
+    joined: float  # on the server's clock
+    heard: float
+    phase: str = "joined"
+    phase_s: float = 0.0  # for so long, when it said so
+    numbers: dict[str, Any] = dataclasses.field(default_factory=dict)  # of its newest beat
+    waited_s: float = 0.0  # for an answer to `take` (nothing in hand) or to `batch`, as the server saw it
+    drain: bool = False
+    differs: dict[str, list[Any]] = dataclasses.field(default_factory=dict)  # fact -> [the run's, its own]
+
+
+class Members:
+    """Everybody who is there.
+
+    Args:
+      run: the run's id.
+      config: digest of the run's settings; "" = not compared.
+      strict: refuses processes whose facts differ; else they are labelled.
+    """
+
+    def __init__(self, run: str, config: str, strict: bool):
+        self._run, self._config, self._strict = run, config, strict
+        self._all: dict[str, Member] = {}
+        self._reference: Member | None = None  # the trainer, or the engine that came first
+        self._replaced: dict[str, str] = {}  # trainers that another one has replaced
+        self._count = 0
+        self.waited_s: dict[str, float] = dict.fromkeys(ROLES, 0.0)  # of all that were ever there
+
+    def check(self, role: str, facts: Mapping[str, Any], run: str, version: int) -> None:
+        """Whether a process belongs to this run.
+
+        Raises:
+          RefusedError: it does not.
+        """
+        if version != wire.WIRE:
+            raise RefusedError(f"it speaks version {version} of the calls, this coordinator {wire.WIRE}: use one code.")
+        if role not in ROLES:
+            raise RefusedError(f"role '{role}' is neither of {', '.join(ROLES)}.")
+        if run and run != self._run:
+            raise RefusedError(f"it is of run {run}; this coordinator's is {self._run}: it has another folder.")
+        if self._config and facts.get("config") != self._config:
+            raise RefusedError(
+                f"its settings have the digest {facts.get('config')}, this run's {self._config}: start all processes "
+                f"with the same config file and the same flags."
+            )
+        differs = self._differences(role, facts)
+        if differs and self._strict and not (role == "trainer" and not self._led):
+            told = "; ".join(f"{name} is {theirs!r}, not {ours!r}" for name, (ours, theirs) in differs.items())
+            raise RefusedError(
+                f"tokens would not be equal to the bit, which rule 'pinned' with numerics='exact' needs: {told}. "
+                f"Compared with the trainer, or the engine that came first."
+            )
+
+    @property
+    def _led(self) -> bool:
+        """Whether a trainer has said what is right."""
+        return self._reference is not None and self._reference.role == "trainer"
+
+    def add(self, name: str, role: str, facts: Mapping[str, Any], now: float) -> list[str]:
+        """A process that `check` let in. Returns engines that must leave, since the trainer's facts are others."""
+        member = Member(name, role, dict(facts), now, now, differs=self._differences(role, facts))
+        out = list[str]()
+        if role == "trainer":
+            rank = facts.get("rank", 0)
+            for other in self.of("trainer"):
+                if other.facts.get("rank", 0) == rank:
+                    self._replaced[other.name] = name
+                    self.remove(other.name)
+            self._reference, member.differs = member, {}
+            for engine in self.of("engine"):
+                engine.differs = self._differences("engine", engine.facts)
+                out += [engine.name] if engine.differs and self._strict else []
+        elif self._reference is None:
+            self._reference = member
+        self._all[name] = member
+        for former in list(self._replaced)[:-REMEMBERED]:
+            del self._replaced[former]
+        return out
+
+    def new_name(self, epoch: int) -> str:
+        """For a trainer; engines have those of the leases."""
+        self._count += 1
+        return f"{epoch}-t{self._count}"
+
+    def replaced(self, name: str) -> str:
+        """The trainer that has joined in place of this one; "" where none has."""
+        return self._replaced.get(name, "")
+
+    def get(self, name: str) -> Member | None:
+        """Who has the name."""
+        return self._all.get(name)
+
+    def of(self, role: str) -> list[Member]:
+        """All of a role."""
+        return [member for member in self._all.values() if member.role == role]
+
+    def remove(self, name: str) -> Member | None:
+        """A process has left, or was silent for too long."""
+        member = self._all.pop(name, None)
+        if member is not None and member is self._reference and member.role == "engine":
+            self._reference = next(iter(self.of("engine")), None)
+        return member
+
+    def silent(self, now: float, lease_s: float) -> list[Member]:
+        """Trainers that were not heard for so long; the leases tell of engines."""
+        return [member for member in self.of("trainer") if now - member.heard > lease_s]
+
+    def waited(self, name: str, seconds: float) -> None:
+        """A process had nothing to do, and asked for something."""
+        member = self._all.get(name)
+        if member is not None:
+            member.waited_s += seconds
+            self.waited_s[member.role] += seconds
+
+    def sources(self, version: int, asks: str) -> list[str]:
+        """Where a version's weights may be had: engines that say they hold it, the idlest first, then trainers."""
+        engines = [
+            member
+            for member in self.of("engine")
+            if member.name != asks and member.facts.get("source") and version in _versions(member)
+        ]
+        engines.sort(key=lambda member: member.numbers.get("sending", 0))
+        trainers = [member for member in self.of("trainer") if member.facts.get("source")]
+        return list(dict.fromkeys(str(member.facts["source"]) for member in (*engines, *trainers)))
+
+    def _differences(self, role: str, facts: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """Facts that are not those of the reference; of an engine, also those that are not the first engine's."""
+        pairs: list[tuple[Member | None, tuple[str, ...]]] = [(self._reference, COMPARED)]
+        if role == "engine":
+            pairs.append((next(iter(self.of("engine")), None), ENGINES))
+        return {
+            name: [other.facts.get(name), facts.get(name)]
+            for other, names in pairs
+            if other is not None
+            for name in names
+            if other.facts.get(name) != facts.get(name)
+        }
+
+
+def _versions(member: Member) -> list[int]:
+    found = member.numbers.get("versions", [])
+    return found if isinstance(found, list) else []

@@ -1,0 +1,66 @@
+"""What the loop of an engine process stands between: the coordinator on one side, and whatever plays on the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from jaxagent.fleet.admission import Answer, Work
+from jaxagent.fleet.packing import Packed
+from jaxagent.fleet.plan import EpisodeId
+from jaxagent.fleet.wire import Beat, Job, Joined
+
+
+class Link(Protocol):
+    """The coordinator, as `fleet.client.Client` is it: calls have deadlines, and are made again while it is away."""
+
+    def join(self, role: str, facts: Mapping[str, Any], holding: Sequence[tuple[str, EpisodeId]]) -> Joined:
+        """A worker begins, or comes back."""
+        ...
+
+    def beat(self, name: str, holding: Sequence[str], phase: str, phase_s: float, numbers: Mapping[str, Any]) -> Beat:
+        """A worker lives. Raises UnknownWorkerError."""
+        ...
+
+    def take(self, name: str, places: int, holding: Sequence[str], wait_s: float) -> Sequence[Job]:
+        """Episodes to play. Raises UnknownWorkerError."""
+        ...
+
+    def put(self, work: Work, version: int, packed: Packed) -> Answer:
+        """An episode was played."""
+        ...
+
+    def leave(self, name: str) -> object:
+        """A worker ends; what it did not hand in waits again."""
+
+
+Done = Callable[[Packed | None, int], None]
+
+
+class Player(Protocol):
+    """What plays. `hold` is called by one thread at a time, all else by any."""
+
+    def hold(self, version: int) -> None:
+        """Fetches a version and serves it from the next dispatch on. With `pinned`, nothing runs meanwhile.
+
+        Raises:
+          WeightsError, OSError: it cannot be had; what was served before still is.
+        """
+
+    def play(self, job: Job, done: Done) -> None:
+        """Begins an episode and returns.
+
+        `done(result, version of its oldest token)` is called once, from any thread, also for an episode that failed;
+        with None where it was cancelled.
+        """
+
+    def cancel(self, lease: str) -> None:
+        """Gives up the episode that was begun under a lease, if it still runs; its `done` comes when it has ended."""
+
+    def places(self) -> int:
+        """Episodes that may be played at once."""
+        ...
+
+    def numbers(self) -> dict[str, Any]:
+        """What is told with every beat. "progress" grows while anything goes on at all."""
+        ...

@@ -1,0 +1,175 @@
+"""The coordinator's calls of engines: take episodes, hand results in; and what is done with complete groups.
+
+What stores a result or judges a group goes on when its client has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import shutil
+from collections.abc import Callable
+
+from aiohttp import web
+
+from jaxagent.config import ConfigError
+from jaxagent.config.errors import failure_line
+from jaxagent.fleet import wire
+from jaxagent.fleet.admission import Answer, Outcome
+from jaxagent.fleet.core import Core
+from jaxagent.fleet.intake import DamagedBodyError, FullDiskError, failure, reply
+from jaxagent.fleet.packing import Packed
+from jaxagent.fleet.plan import EpisodeId, GroupId
+from jaxagent.types import Episode
+
+logger = logging.getLogger("jaxagent.fleet.coordinator")
+Judge = Callable[[list[Episode]], bool]
+LOOK_S = 0.2  # a long poll for episodes asks again: time alone can make another worker's step free
+OVER_S = 0.5  # before the answer that there is nothing any more: who asks at once again is no load
+RESERVE_BYTES = 64 * 2**20  # of the disk that episodes leave to the ledger
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Playing:
+    """Handlers.
+
+    Args:
+      core: what all calls share.
+      judge: whether a complete group is learnt from, a function of its episodes; called in one thread. None: always.
+    """
+
+    def __init__(self, core: Core, judge: Judge | None):
+        self.core, self._judge = core, judge
+        self._polls: dict[str, object] = {}  # the newest `take` of each worker; an older one gives up
+        self._storing: dict[EpisodeId, asyncio.Task[Answer]] = {}
+
+    def begin(self) -> None:
+        """Judges what a coordinator before this one has not."""
+        for group in self.core.book.rules.unjudged():
+            self.core.spawn(self._close(group))
+
+    async def take(self, request: web.Request) -> web.Response:
+        """POST: episodes to play."""
+        row = await self.core.intake.call(request)
+        name, holding = wire.text(row, "name"), wire.entries(row, "holding", wire.lease)
+        places = wire.whole(row, "places", most=100_000)
+        begun = now = self.core.clock()
+        end = now + min(wire.LONGEST_POLL_S, wire.number(row, "wait_s", 0))
+        mine = self._polls[name] = object()
+        member, jobs = self.core.known(name, now), list[wire.Job]()
+        held: frozenset[str] | None = None
+        try:
+            while not self.core.closing and self._polls.get(name) is mine:
+                if self.core.ended or member.drain:  # which it learns with its next beat
+                    await asyncio.sleep(min(end - now, OVER_S))
+                    break
+                jobs = self.core.book.take(now, name, places, holding)
+                has = self.core.book.rules.held(name) & frozenset(holding)
+                if jobs or now >= end or (held is not None and has != held):  # it holds less than it said: it asks anew
+                    break
+                held = has
+                await self.core.work.wait(min(end - now, LOOK_S))
+                now = self.core.clock()
+        finally:
+            if self._polls.get(name) is mine:
+                del self._polls[name]
+        if not holding:
+            self.core.members.waited(name, self.core.clock() - begun)
+        await self.core.written()
+        return reply({"jobs": list(map(wire.job_to, jobs))})
+
+    async def put(self, request: web.Request) -> web.Response:
+        """PUT: a result."""
+        which = _episode(request)
+        lease = wire.lease(request.query.get("lease"))
+        version = wire.whole(request.query, "version")
+        digest = wire.text(request.headers, wire.DIGEST)
+        body = await self.core.intake.episode(request)
+        while (other := self._storing.get(which)) is not None:  # one after the other: the first one stays
+            try:
+                await asyncio.wait([other])
+            except BaseException:
+                self.core.intake.release(body)
+                raise
+        task = self.core.spawn(self.store(which, lease, version, Packed(digest, body)))
+        self._storing[which] = task
+        return reply(wire.answer_to(await asyncio.shield(task)))
+
+    async def store(self, which: EpisodeId, lease: str, version: int, packed: Packed) -> Answer:
+        """First the file, then the line, then the word."""
+        rules = self.core.book.rules
+        try:
+            answer = rules.expected(which, lease, version, packed.digest)
+            if answer is None:
+                await self.core.in_thread(self.core.disk, self._write, which, packed)
+                answer = rules.put(which, lease, version, packed.digest)
+                assert answer.outcome is Outcome.STORED, answer
+                if answer.complete and self._judge is None:
+                    rules.close(which.group, usable=True)
+                elif answer.complete:
+                    self.core.spawn(self._close(which.group))
+            await self.core.written()
+        finally:
+            self.core.intake.release(packed.body)
+            del self._storing[which]
+        self.core.watch.counts[answer.outcome.value] += 1
+        if answer.outcome is Outcome.CONFLICT:
+            logger.error("CONFLICT: %s", answer.reason)
+        elif answer.outcome is Outcome.REFUSED:
+            logger.warning("refused: %s", answer.reason)
+        elif answer.complete:
+            self.core.ring()
+        return answer
+
+    def _write(self, which: EpisodeId, packed: Packed) -> None:
+        """In a thread."""
+        free = shutil.disk_usage(self.core.folder).free
+        if free < RESERVE_BYTES + len(packed.body):
+            raise FullDiskError(
+                f"{self.core.folder} has {free >> 20} MiB left, and {RESERVE_BYTES >> 20} are kept for the ledger: the "
+                f"episode is not stored. Make room; it is sent again."
+            )
+        try:
+            self.core.book.store(which, packed)
+        except ConfigError as error:
+            raise DamagedBodyError(str(error)) from None
+        except OSError as error:
+            if error.errno in FULL:
+                raise FullDiskError(f"{self.core.folder}: the disk is full, and the episode is not stored.") from None
+            raise
+
+    async def _close(self, group: GroupId) -> None:
+        """Judges a complete group."""
+        try:
+            usable = self._judge is None or await self.core.in_thread(self.core.judging, self._is_usable, group)
+        except Exception as error:
+            return self.core.fail(f"group {tuple(group)} cannot be judged: {failure_line(error)}")
+        self.core.book.rules.close(group, usable)
+        await self.core.written()
+        self.core.ring()
+
+    def _is_usable(self, group: GroupId) -> bool:
+        assert self._judge is not None
+        return bool(self._judge(self.core.book.read(group)))
+
+    async def episode(self, request: web.Request) -> web.Response:
+        """GET: a stored result."""
+        which = _episode(request)
+        digest = self.core.book.digest(which)
+        if digest is None:
+            return failure("missing", f"{request.path}: it is not stored, or is forgotten", 404)
+        await self.core.written()
+        path = self.core.book.path(which, digest)
+        try:
+            body = await self.core.in_thread(self.core.disk, path.read_bytes)
+        except FileNotFoundError:
+            return failure("missing", f"{request.path}: it is forgotten", 404)
+        return web.Response(body=body, headers={wire.DIGEST: digest}, content_type="application/octet-stream")
+
+
+def _episode(request: web.Request) -> EpisodeId:
+    step, round_, index, sample = (
+        wire.whole(request.match_info, name) for name in ("step", "round", "number", "sample")
+    )
+    return EpisodeId(GroupId(step, round_, index), sample)

@@ -1,0 +1,154 @@
+"""The coordinator's process: one per run, without JAX. It may be killed at any moment and started again.
+
+    server.run(folder, plan, token, listen="0.0.0.0:0", config=digest, exact=True, judge=usable)
+
+In the folder: `ledger/` (with the episodes), `address.json` (where it listens), `coordinator.log` (what it decided).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import logging.handlers
+import os
+import pathlib
+import queue
+import resource
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+from jaxagent.config import ConfigError
+from jaxagent.config.command import bound
+from jaxagent.fleet.api import FINISH_S, Api, Judge
+from jaxagent.fleet.book import Book
+from jaxagent.fleet.core import CoordinatorError, Core, logger
+from jaxagent.fleet.members import Members
+from jaxagent.fleet.plan import Plan
+from jaxagent.io import connections, files
+
+LEDGER, ADDRESS, LOG = "ledger", "address.json", "coordinator.log"
+LOG_BYTES, LOGS = 10 * 2**20, 3
+MOST_CONNECTIONS = 8192
+IDLE_S = 75.0  # of a connection without a whole request
+
+
+def run(
+    folder: str | pathlib.Path,
+    plan: Plan,
+    token: str,
+    listen: str = "127.0.0.1:0",
+    config: str = "",
+    exact: bool = False,
+    judge: Judge | None = None,
+    alive: Callable[[], None] = lambda: None,
+) -> None:
+    """Serves until SIGTERM or SIGINT.
+
+    Args:
+      folder: of the run's fleet; made where there is none.
+      plan: the run's rules.
+      token: the shared secret, 16 characters at least.
+      listen: HOST:PORT; port 0 = any free one.
+      config: digest of the run's settings, which all processes must have; "" = not compared.
+      exact: numerics are exact: with rule `pinned`, processes that would sample other bits are refused.
+      judge: whether a complete group is learnt from; see `Api`.
+      alive: called once a second or more often by the event loop: for whoever watches it.
+
+    Raises:
+      ConfigError: the address, the token or the ledger cannot be used.
+      CoordinatorError: the disk failed, or another coordinator took over: start it again.
+    """
+    folder = pathlib.Path(folder)
+    host, port = address_of(listen)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is an open file
+    with bound(host, port) as address, log(folder):
+
+        def clock() -> float:
+            alive()
+            return time.monotonic()
+
+        asyncio.run(serve(folder, plan, token, address, config, exact, judge, signals=True, clock=clock))
+
+
+async def serve(
+    folder: pathlib.Path,
+    plan: Plan,
+    token: str,
+    address: socket.socket,
+    config: str = "",
+    exact: bool = False,
+    judge: Judge | None = None,
+    signals: bool = False,
+    stop: asyncio.Event | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Serves until `stop` is set, or a signal comes. Else as `run`."""
+    stop = asyncio.Event() if stop is None else stop
+    if signals:
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    try:
+        book = Book(folder / LEDGER, plan)
+    except OSError as error:
+        raise CoordinatorError(f"the ledger in {folder} cannot be opened: {error}") from error
+    with contextlib.closing(book):
+        for note in book.notes:
+            logger.info("%s", note)
+        members = Members(book.run, config, strict=exact and plan.rule == "pinned")
+        core = Core(book, folder, members, clock)
+        api = Api(core, token, judge)
+        async with connections.serving(api.app(), address, MOST_CONNECTIONS, IDLE_S, finish_s=FINISH_S):
+            url = url_of(address)
+            files.replace(folder / ADDRESS, json.dumps({"url": url, "epoch": book.epoch, "pid": os.getpid()}))
+            logger.info("coordinator of run %s, epoch %d, listens on %s", book.run, book.epoch, url)
+            stopping = asyncio.ensure_future(stop.wait())
+            await asyncio.wait([stopping, core.failed], return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+        if core.failed.done():
+            core.failed.result()
+        logger.info("the coordinator ends")
+
+
+def address_of(listen: str) -> tuple[str, int]:
+    """HOST:PORT; an IPv6 address stands in brackets. Raises ConfigError: it is none."""
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isdecimal() or not 0 <= int(port) < 2**16:
+        raise ConfigError(f"--listen='{listen}' must be HOST:PORT, such as 0.0.0.0:8200.")
+    return host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port)
+
+
+def url_of(address: socket.socket) -> str:
+    """By which others reach it: this machine's name where it listens on all addresses."""
+    host, port = address.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = socket.gethostname()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+@contextlib.contextmanager
+def log(folder: pathlib.Path) -> Iterator[None]:
+    """What the coordinator decides goes to a file, written by a thread: a slow disk holds nobody up."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = logging.handlers.RotatingFileHandler(folder / LOG, maxBytes=LOG_BYTES, backupCount=LOGS, encoding="utf-8")
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    file.handleError = lambda record: None  # a full disk stops no coordinator
+    waiting: queue.Queue[logging.LogRecord] = queue.Queue(10_000)
+    handler = logging.handlers.QueueHandler(waiting)
+    handler.handleError = lambda record: None
+    listener = logging.handlers.QueueListener(waiting, file)
+    listener.start()
+    logger.addHandler(handler)
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+        listener.stop()
+        file.close()

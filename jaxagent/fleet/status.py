@@ -1,0 +1,127 @@
+"""What a coordinator tells people: GET /v1/status, and the line of each step in its log."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from jaxagent.fleet import wire
+from jaxagent.fleet.admission import Batch
+from jaxagent.fleet.book import Book
+from jaxagent.fleet.members import ROLES, Members
+
+logger = logging.getLogger("jaxagent.fleet.coordinator")
+MEASURE_S = 0.1
+ALARM_S = 1.0  # of the event loop's lag
+LAGS = 600  # measurements: those of the last minute
+STEPS = 20  # lines
+
+
+class Watch:
+    """Measures the loop, counts calls, and keeps the last steps."""
+
+    def __init__(self, clock: Callable[[], float]):
+        self._clock = clock
+        self.began = clock()
+        self.counts: collections.Counter[str] = collections.Counter()  # since the start
+        self.lags: collections.deque[float] = collections.deque(maxlen=LAGS)
+        self.steps: collections.deque[dict[str, Any]] = collections.deque(maxlen=STEPS)
+        self._batch: Batch | None = None
+        self._before: dict[str, float] = dict.fromkeys(ROLES, 0.0)
+        self._last = self.began
+
+    async def measure(self) -> None:
+        """How late the loop is, for ever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            asked = loop.time()
+            await asyncio.sleep(MEASURE_S)
+            lag = max(0.0, loop.time() - asked - MEASURE_S)
+            self.lags.append(lag)
+            if lag > ALARM_S:
+                logger.warning("the coordinator's event loop was held up for %.1f s: calls waited for so long", lag)
+
+    def formed(self, batch: Batch, waited: float) -> None:
+        """A batch left."""
+        if self._batch is None or batch.step > self._batch.step:
+            logger.info(
+                "step %d: batch of %d groups, %d left out, ages %s; the trainer's last call waited %.2f s",
+                batch.step, len(batch.groups), len(batch.left_out), batch.ages, waited,
+            )  # fmt: skip
+        self._batch = batch
+
+    def published(self, version: int, members: Members) -> str:
+        """A version was published. Returns its line."""
+        now, waited = self._clock(), dict(members.waited_s)
+        seconds = now - self._last
+        row = {
+            "version": version,
+            "seconds": round(seconds, 2),
+            "waited_s": {role: round(waited[role] - self._before[role], 2) for role in ROLES},
+            "engines": len(members.of("engine")),
+            "ages": {} if self._batch is None else self._batch.ages,
+        }
+        self._last, self._before = now, waited
+        self.steps.append(row)
+        told = ", ".join(f"{role}s waited {row['waited_s'][role]:.2f} s" for role in ROLES)
+        return f"version {version} after {seconds:.2f} s with {row['engines']} engines: {told}"
+
+
+def status(book: Book, members: Members, watch: Watch, now: float, ended: str) -> dict[str, Any]:
+    """Everything that a person asks first, as JSON."""
+    rules, plan = book.rules, book.plan
+    record, held = rules.record, rules.holding()
+    unfinished = sorted(group for group, found in record.groups.items() if found.usable is None)
+    stored = sum(len(found.results) for found in record.groups.values())
+    playing = sum(map(len, held.values()))
+    return {
+        "run": book.run,
+        "epoch": book.epoch,
+        "up_s": round(now - watch.began, 1),
+        "ended": ended,
+        "rule": f"{plan.rule}, staleness {plan.staleness}, window {plan.window}",
+        "steps": {
+            "of": plan.steps,
+            "newest_version": record.published,
+            "batches_formed": record.formed,
+            "admitted_below": plan.admitted(record.published) if record.versions else 0,
+            "kept_from": record.kept,
+        },
+        "episodes": {
+            "playing": playing,
+            "stored": stored,
+            "waiting": len(record.groups) * plan.attempts - stored - playing,
+        },
+        "oldest_unfinished_group": list(unfinished[0]) if unfinished else None,
+        "unfinished_groups": len(unfinished),
+        "conflicts": rules.conflicts[-5:],
+        "waited_s": {role: round(seconds, 2) for role, seconds in members.waited_s.items()},
+        "members": {
+            role: {
+                member.name: {
+                    "host": member.facts.get("host", ""),
+                    "process": member.facts.get("process", ""),
+                    "heard_s_ago": round(now - member.heard, 1),
+                    "phase": member.phase,
+                    "phase_s": round(member.phase_s + now - member.heard, 1),
+                    "playing": len(held.get(member.name, ())),
+                    "waited_s": round(member.waited_s, 2),
+                    "drain": member.drain,
+                    "differs": member.differs,
+                    "numbers": member.numbers,
+                }
+                for member in members.of(role)
+            }
+            for role in ROLES
+        },
+        "last_steps": list(watch.steps),
+        "loop_lag_s": {
+            "last_minute_most": round(max(watch.lags, default=0.0), 4),
+            "newest": round(watch.lags[-1], 4) if watch.lags else 0.0,
+        },
+        "calls": dict(sorted(watch.counts.items())),
+        "wire": wire.WIRE,
+    }

@@ -1,0 +1,310 @@
+"""Starts the processes of a run, watches them, starts again what dies or hangs, and leaves nothing behind.
+
+Processes that share fate are a gang: when one of them dies, the others are killed at once, since they would wait for it
+in a collective until a heartbeat of minutes ends them; then the gang starts anew. A hang is found by progress
+(vitals.py), not by heartbeats: stacks of everything are written, and the gang is killed. Who ends by itself with an
+exit code that says why (a mistake in the config, a full disk, the end of training) is not started again.
+
+No jax and no threads here; nothing is kept, so that a new supervisor goes on where a killed one was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+from jaxagent.config.errors import EXIT_CODES
+from jaxagent.fleet.child import LOGS, Child, Program
+
+RESTARTS_FILE = "restarts.jsonl"
+SAID = (0, 1, 2, *EXIT_CODES.values())  # exit codes of a process that has told why it ends
+CRASHED = 70  # its code where an exception ended it that nobody expected
+CRASHES_AT_ONE_PLACE = 3  # by its own doing; then starting it again is of no use
+LOOK_S = 0.1  # between two looks at everything
+STACKS_S = 2.0  # for writing stacks
+END_S = 15.0  # for processes to end after SIGTERM
+LONGEST_DELAY_S = 30.0  # before a start
+GOOD_S = 60.0  # who lived for so long did not fail at its start
+
+
+@dataclasses.dataclass(frozen=True)
+class Gang:
+    """Processes that start and end together."""
+
+    name: str
+    programs: Callable[[int], Sequence[Program]]  # of its so-many-th start, from 0
+    leads: bool = False  # the run ends when it has ended
+    needed: bool = False  # the run ends where it cannot work
+    ready: Callable[[], bool] = lambda: True  # whether it may be started by now
+
+
+@dataclasses.dataclass
+class _Running:
+    gang: Gang
+    children: list[Child] = dataclasses.field(default_factory=list)
+    starts: int = 0
+    not_before: float = 0.0
+    over: bool = False  # it will not be started again
+    short: int = 0  # ends in a row soon after a start
+    crashes: int = 0  # ends in a row by its own doing, at one place
+    done: int = -1  # how far it has come
+
+
+class Supervisor:
+    """Runs gangs until the leading one has ended.
+
+    Args:
+      gangs: in the order of their start.
+      folder: for logs, signs of life and the list of restarts.
+      environment: of all processes, beside this one's own.
+      restarts: of one gang at most.
+      start_s: budget of a process until its first sign of life.
+      gone: told the name of every process whose end was seen.
+    """
+
+    def __init__(
+        self,
+        gangs: Sequence[Gang],
+        folder: pathlib.Path,
+        environment: Mapping[str, str],
+        restarts: int,
+        start_s: float,
+        gone: Callable[[str], None] = lambda name: None,
+    ):
+        self._all = [_Running(gang) for gang in gangs]
+        (self._leader,) = (running for running in self._all if running.gang.leads)
+        self._folder, self._environment = folder, dict(environment)
+        self._restarts, self._start_s, self._gone = restarts, start_s, gone
+        self._asked: signal.Signals | None = None
+        self._interrupts = 0
+        self._code: int | None = None  # the run's, once it is decided
+        (folder / LOGS).mkdir(parents=True, exist_ok=True)
+
+    def run(self) -> int:
+        """Returns the exit code of the run. When it returns, or raises, no process is left."""
+        with self._listening():
+            try:
+                while self._code is None:
+                    self._look()
+                return self._code
+            finally:
+                self._end()
+
+    # ---------------------------------------------------------------- one look
+
+    def _look(self) -> None:
+        self._answer_signals()
+        for running in self._all:
+            if self._code is not None:
+                return
+            if running.children:
+                self._watch(running)
+            elif not running.over and time.monotonic() >= running.not_before and running.gang.ready():
+                self._start(running)
+        self._pump(LOOK_S)
+
+    def _start(self, running: _Running) -> None:
+        programs = running.gang.programs(running.starts)
+        running.starts += 1
+        for program in programs:
+            running.children.append(Child(program, self._folder, self._environment, self._start_s))
+
+    def _watch(self, running: _Running) -> None:
+        codes = [child.ended() for child in running.children]
+        for child, code in zip(running.children, codes, strict=True):
+            if code not in (None, 0):
+                self._died(running, child, code)
+                return
+        if all(code == 0 for code in codes):
+            self._close(running)
+            if running is self._leader:
+                self._code = 0
+            elif running.gang.needed:
+                self._again(running, "ended before the run did", crashed=False)
+            else:
+                running.over = True
+            return
+        for child in running.children:
+            if child.ended() is None and (hang := child.hangs()):
+                self._write_stacks()
+                self._again(running, f"{child.program.name} hangs: it {hang}", crashed=False)
+                return
+
+    def _died(self, running: _Running, child: Child, code: int) -> None:
+        """One process of a gang has ended, and not as it should."""
+        name = child.program.name
+        if code < 0 or code not in SAID:
+            self._again(running, f"{name} {_ending(code)}", crashed=code > 0)
+        elif running is self._leader:
+            self._let_others_say(running)
+            self._code = code
+        elif code in EXIT_CODES.values():
+            self._again(running, f"{name} {_ending(code)}", crashed=False)
+        elif code == 2:
+            line = self._last_line(child)
+            running.over = True
+            self._say(f"{name} cannot work, and is not started again: {line}")
+            self._close(running)
+            if running.gang.needed or all(r.over for r in self._all if not (r.gang.needed or r.gang.leads)):
+                self._code = 2
+        else:
+            self._again(running, f"{name}: {self._last_line(child)}", crashed=True)
+
+    def _again(self, running: _Running, reason: str, crashed: bool) -> None:
+        """Ends what is left of a gang, and has it started again where that may help."""
+        lived = max((time.monotonic() - child.started for child in running.children), default=0.0)
+        done = max((sign.done for child in running.children if (sign := child.sign())), default=0)
+        further, running.done = done > running.done, max(done, running.done)
+        self._close(running)
+        if self._asked is not None and running is self._leader:
+            self._say(f"{reason}, when it was to save and end: the last checkpoint counts.")
+            self._code = EXIT_CODES[self._asked]
+            return
+        worked = done > 0 and not running.gang.leads  # by itself: such a process counts from its own start
+        running.short = 0 if further or worked or lived > GOOD_S else running.short + 1
+        running.crashes = 0 if not crashed else 1 if further else running.crashes + 1
+        used = running.starts - 1
+        hopeless = running.crashes >= CRASHES_AT_ONE_PLACE
+        if hopeless or used >= self._restarts:
+            why = f"{running.crashes} times in a row at one place" if hopeless else f"after {used} restarts"
+            self._say(f"{reason}. It is not started again, {why}; see {self._folder / LOGS}.")
+            running.over = True
+            others = [r for r in self._all if not (r.gang.needed or r.gang.leads)]
+            if running.gang.leads or running.gang.needed or all(r.over for r in others):
+                self._code = 1
+            return
+        delay = 0.0 if running.short < 2 else min(LONGEST_DELAY_S, 0.25 * 2.0 ** (running.short - 2))
+        running.not_before = time.monotonic() + delay
+        self._note_restart(running.gang.name, reason)
+        when = f" in {delay:.3g} s" if delay else ""
+        self._say(f"{reason}: {running.gang.name} starts again{when} ({used + 1} of {self._restarts} times).")
+
+    # ---------------------------------------------------------------- ending
+
+    def _answer_signals(self) -> None:
+        if self._asked is None:
+            return
+        if self._interrupts > 1:
+            self._say("interrupted twice: ended at once; the same command continues from the last checkpoint.")
+            self._code = EXIT_CODES[signal.SIGINT]
+        elif not self._leader.children:
+            self._code = EXIT_CODES[self._asked]
+
+    def _end(self) -> None:
+        """Ends everything: gently, the leader first of all, and then by force."""
+        at_once = self._interrupts > 1
+        ends = [running for running in self._all if running.children]
+        for running in ends:
+            for child in running.children:
+                child.send(signal.SIGKILL if at_once else signal.SIGTERM)
+        until = time.monotonic() + END_S
+        while any(child.ended() is None for r in ends for child in r.children) and time.monotonic() < until:
+            self._pump(LOOK_S)
+            if self._interrupts > 1:
+                break
+        for running in ends:
+            self._close(running)
+
+    def _let_others_say(self, running: _Running) -> None:
+        until = time.monotonic() + STACKS_S
+        while any(child.ended() is None for child in running.children) and time.monotonic() < until:
+            self._pump(LOOK_S)
+
+    def _close(self, running: _Running) -> None:
+        for child in running.children:
+            child.kill()  # the process, and what it began
+            child.close()
+            self._gone(child.program.name)
+        running.children = []
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        heard = [s for s in EXIT_CODES if signal.getsignal(s) is not signal.SIG_IGN]
+        before = [(s, signal.signal(s, self._on_signal)) for s in heard]
+        try:
+            yield
+        finally:
+            for signum, handler in before:
+                signal.signal(signum, handler)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        """The leader saves and ends, and the run with it. The second Ctrl-C ends everything at once."""
+        self._interrupts += signum == signal.SIGINT
+        first = self._asked is None
+        self._asked = self._asked or signal.Signals(signum)
+        if first:
+            for child in self._leader.children:
+                child.send(signum)
+
+    # ---------------------------------------------------------------- telling
+
+    def _pump(self, wait_s: float) -> None:
+        """Shows what processes print; waits for it for so long."""
+        with selectors.DefaultSelector() as selector:
+            of = {fd: child for r in self._all for child in r.children for fd in child.readable}
+            for fd in of:
+                selector.register(fd, selectors.EVENT_READ)
+            if not of:
+                time.sleep(wait_s)
+                return
+            for key, _ in selector.select(wait_s):
+                of[key.fd].pump()
+
+    def _write_stacks(self) -> None:
+        """Of every process: where one hangs, another may be the reason."""
+        asked = [child.write_stacks() for running in self._all for child in running.children]
+        if any(asked):
+            self._pump(0)
+            time.sleep(STACKS_S)
+        self._say(f"stacks of all processes: {self._folder / LOGS}/*.stacks")
+
+    def _note_restart(self, name: str, reason: str) -> None:
+        row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "process": name, "reason": reason}
+        with contextlib.suppress(OSError), open(self._folder / RESTARTS_FILE, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def _last_line(self, child: Child) -> str:
+        with contextlib.suppress(OSError), open(self._folder / LOGS / f"{child.program.name}.log", "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+            return lines[-1] if lines else "it said nothing"
+        return "its log cannot be read"
+
+    def _say(self, line: str) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"fleet: {line}\n")
+            sys.stderr.flush()
+        with contextlib.suppress(OSError), open(self._folder / LOGS / "supervisor.log", "a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+
+
+def restarts(folder: pathlib.Path) -> dict[str, Any]:
+    """What the summary of a run says: how often what was started again, and why first."""
+    counts: dict[str, int] = {}
+    first: dict[str, str] = {}
+    with contextlib.suppress(FileNotFoundError):
+        for line in (folder / RESTARTS_FILE).read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that a kill or a full disk cut off
+                row = json.loads(line)
+                process, reason = row["process"], row["reason"]
+                counts[process] = counts.get(process, 0) + 1
+                first.setdefault(process, reason)
+    return {"restarts": counts, "first_reasons": first}
+
+
+def _ending(code: int) -> str:
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"was ended by {signal.Signals(-code).name}"
+        return f"was ended by signal {-code}"
+    return "ended by an unexpected error" if code == CRASHED else f"ended with exit code {code}"

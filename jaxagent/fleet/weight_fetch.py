@@ -1,0 +1,295 @@
+"""Weights from other processes: each chunk from whoever has it, checked, until the version is whole in an own folder.
+
+The coordinator names sources: other engines that have the version or are fetching it, and last the trainer. For every
+chunk a hash makes one of the engines responsible, this one among them. An engine first fetches what it is responsible
+for, from the trainer, and then the rest from those who are responsible for it. So the trainer sends each chunk a few
+times at most, however many engines there are; and a source that does not have a chunk (404), lies, breaks off or is
+gone costs an attempt at another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import logging
+import os
+import pathlib
+import shutil
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from jaxagent.fleet import manifest, weight_reader, weights
+from jaxagent.fleet.manifest import Chunk, DamagedError, Manifest, WeightsError
+from jaxagent.fleet.weight_copy import copy
+from jaxagent.fleet.weights import ConflictError
+from jaxagent.fleet.wire import Sources
+
+logger = logging.getLogger(__name__)
+
+CONNECT_S = 5.0  # also between two pieces of an answer
+ANSWER_S = 10.0  # for a small answer, and for a chunk beside its bytes
+LEAST_RATE = 1 << 17  # bytes per second; a source that is slower is given up for another one
+MOST_MANIFEST_BYTES = 1 << 28
+PIECE_BYTES = 1 << 18
+FIRST_PAUSE_S, MOST_PAUSE_S = 0.2, 5.0  # between two rounds, while no source has what is wanted
+ASKED_FIRST = 2  # engines that are asked for a chunk before the trainer is
+ASK_AGAIN_S = 3.0  # between two questions where a version is, while it is fetched
+AVOID_S = 5.0  # a source that failed is asked last for so long
+
+
+class SourceError(WeightsError):
+    """A source does not give what it was asked for."""
+
+
+class WeightFetcher:
+    """Fetches versions into a folder.
+
+    Args:
+      folder: of versions, this process's own.
+      token: of the run.
+      own_url: under which this process's server is named as a source; "" = it has none.
+    """
+
+    def __init__(self, folder: str | pathlib.Path, token: str, own_url: str = ""):
+        self._folder = pathlib.Path(folder)
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._own = own_url
+        self._lock = threading.Lock()
+        self._connections = threading.local()
+        self._avoided: dict[str, float] = {}  # by source, until when
+        self._got = 0
+        self._failed: dict[str, int] = {}  # attempts, by what went wrong
+
+    def numbers(self) -> dict[str, float]:
+        """Bytes that came, and attempts that failed."""
+        with self._lock:
+            return {"weights_got_bytes": float(self._got), "weights_attempts_failed": float(sum(self._failed.values()))}
+
+    def fetch(
+        self,
+        ask: Callable[[], Sources],
+        deadline_s: float,
+        base: str = "",
+        like: Mapping[manifest.Path, weight_reader.Typed] | None = None,
+    ) -> pathlib.Path:
+        """Fetches a version; when this returns, it lies whole in the folder.
+
+        What came is kept when this fails, and the next call goes on with it.
+
+        Args:
+          ask: where the version is, asked again before every round.
+          deadline_s: for all of it.
+          base, like: what the version must be, as in `weight_reader.hold`.
+
+        Raises:
+          WeightsError: it could not be had in time, with what every source said last; or it is another one than asked.
+          OSError: the disk is full, or failed.
+        """
+        deadline = time.monotonic() + deadline_s
+        pause_s = FIRST_PAUSE_S
+        while True:
+            sources = ask()
+            try:
+                value = self._manifest(sources, base, like)
+                with _asked_again(ask, sources) as now:
+
+                    def read(chunk: Chunk, now: Callable[[], Sources] = now) -> bytes:
+                        *peers, trainer = now().urls
+                        asked = responsible(chunk, peers)
+                        return self.chunk(chunk, [*asked[:ASKED_FIRST], trainer, *asked[ASKED_FIRST:]])
+
+                    copy(value, read, self._folder, order(value.chunks.values(), sources.urls[:-1], self._own))
+                return self._folder
+            except weight_reader.MismatchError:
+                raise
+            except WeightsError as failure:
+                if isinstance(failure, ConflictError | DamagedError):  # what lies here is of another history, or bad
+                    self.drop(sources.version)
+                if time.monotonic() + pause_s > deadline:
+                    raise
+                logger.info("Version %d: %s; it is tried again", sources.version, failure)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, MOST_PAUSE_S)
+
+    def drop(self, version: int) -> None:
+        """Removes a version that lies here and is not what it should be."""
+        path = weights.path_of(self._folder, version)
+        gone = path.with_name(f".deleting-{path.name}-{os.getpid()}-{threading.get_native_id()}")
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(path, gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def small(self, urls: Iterable[str], name: str, most_bytes: int = 1 << 20) -> bytes | None:
+        """A small file that a source shares; None: no source has it."""
+        for url in urls:
+            with contextlib.suppress(SourceError):
+                return self._get(url, f"/v1/file/{name}", most_bytes, ANSWER_S)
+        return None
+
+    # ---------------------------------------------------------------- one version
+
+    def _manifest(
+        self, sources: Sources, base: str, like: Mapping[manifest.Path, weight_reader.Typed] | None
+    ) -> Manifest:
+        """From the first source that has the right one."""
+        said = []
+        for url in self.in_order(sources.urls):
+            try:
+                content = self._get(url, f"/v1/manifest/{sources.version}", MOST_MANIFEST_BYTES, ANSWER_S)
+                value = manifest.decode(content, f"{url}, version {sources.version}")
+                weight_reader.check(value, sources.version, sources.lineage, base, like)
+                if value.digest == sources.digest:
+                    return value
+                raise weight_reader.MismatchError(f"{url} has digest {value.digest}, {sources.digest} was published.")
+            except WeightsError as failure:
+                self.fail(url, failure)
+                said.append(failure)
+        mismatches = [failure for failure in said if isinstance(failure, weight_reader.MismatchError)]
+        if mismatches and len(mismatches) == len(said):
+            raise mismatches[0]
+        raise SourceError(_all_said(f"version {sources.version}", said))
+
+    def chunk(self, chunk: Chunk, urls: Sequence[str]) -> bytes:
+        """A chunk from the first source that has it.
+
+        Raises:
+          SourceError: none has; says what each said.
+        """
+        said = []
+        for url in self.in_order(urls):
+            try:
+                data = self._get(url, f"/v1/chunk/{chunk.digest}", chunk.size, ANSWER_S + chunk.size / LEAST_RATE)
+                if manifest.chunk_of(data) != chunk:
+                    raise DamagedError(f"{url} gave {len(data)} bytes of another digest for chunk {chunk.digest}")
+                with self._lock:
+                    self._got += len(data)
+                return data
+            except WeightsError as failure:
+                self.fail(url, failure)
+                said.append(failure)
+        raise SourceError(_all_said(f"chunk {chunk.digest}", said))
+
+    def in_order(self, urls: Sequence[str]) -> list[str]:
+        """Sources but for this process itself, those that failed a moment ago last."""
+        now = time.monotonic()
+        with self._lock:
+            return sorted((url for url in urls if url != self._own), key=lambda url: self._avoided.get(url, 0.0) > now)
+
+    def fail(self, url: str, failure: WeightsError) -> None:
+        """A source failed. That it does not have something yet is no fault."""
+        absent = isinstance(failure, _AbsentError)
+        with self._lock:
+            if not absent:
+                self._avoided[url] = time.monotonic() + AVOID_S
+                kind = type(failure).__name__
+                self._failed[kind] = self._failed.get(kind, 0) + 1
+        if isinstance(failure, DamagedError | weight_reader.MismatchError):
+            logger.warning("A source of weights is wrong: %s", failure)
+
+    # ---------------------------------------------------------------- one request
+
+    def _get(self, url: str, path: str, most_bytes: int, deadline_s: float) -> bytes:
+        """The body of an answer.
+
+        Raises:
+          SourceError: there is none; says why, in one line.
+        """
+        deadline = time.monotonic() + deadline_s
+        kept = self._connection(url)
+        for connection in (kept, None) if kept is not None else (None,):
+            try:
+                connection = connection or self._connect(url)
+                connection.request("GET", path, headers=self._headers)
+                answer = connection.getresponse()
+                body = _read(answer, most_bytes if answer.status == 200 else 4096, deadline)
+            except (OSError, http.client.HTTPException, ValueError) as failure:
+                self._drop(url)
+                if connection is kept and not isinstance(failure, TimeoutError):
+                    continue  # a connection that the other side has closed since it was used last
+                raise SourceError(f"{url}{path}: {type(failure).__name__}: {failure}") from None
+            if answer.will_close:
+                self._drop(url)
+            if answer.status == 200:
+                return body
+            error = _AbsentError if answer.status in (404, 503) else SourceError
+            raise error(f"{url}{path} answered {answer.status}: {body[:100].decode('utf-8', 'replace')}")
+        raise AssertionError("one attempt returns or raises")
+
+    def _connection(self, url: str) -> http.client.HTTPConnection | None:
+        return self._kept().get(url)
+
+    def _kept(self) -> dict[str, http.client.HTTPConnection]:
+        """Connections of this thread."""
+        if not hasattr(self._connections, "kept"):
+            self._connections.kept = {}
+        return self._connections.kept
+
+    def _connect(self, url: str) -> http.client.HTTPConnection:
+        parts = urllib.parse.urlsplit(url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        connection = self._kept()[url] = kind(parts.hostname or "", parts.port, timeout=CONNECT_S)
+        return connection
+
+    def _drop(self, url: str) -> None:
+        connection = self._kept().pop(url, None)
+        if connection is not None:
+            connection.close()
+
+
+class _AbsentError(SourceError):
+    """The source does not have it, or not yet, or is busy."""
+
+
+@contextlib.contextmanager
+def _asked_again(ask: Callable[[], Sources], first: Sources) -> Iterator[Callable[[], Sources]]:
+    """Gives the newest answer to where a version is: while it is fetched, other engines come to have parts of it."""
+    newest, over = [first], threading.Event()
+
+    def keep_asking() -> None:
+        while not over.wait(ASK_AGAIN_S):
+            with contextlib.suppress(Exception):  # the coordinator is away: what it said last still holds
+                found = ask()
+                newest[0] = found if found.urls else newest[0]
+
+    threading.Thread(target=keep_asking, name="sources", daemon=True).start()
+    try:
+        yield lambda: newest[0]
+    finally:
+        over.set()
+
+
+def order(chunks: Iterable[Chunk], peers: Sequence[str], own: str) -> list[Chunk]:
+    """What an engine is responsible for comes first; each engine has the rest in another order."""
+    others = [*peers, own]
+    return sorted(chunks, key=lambda chunk: (responsible(chunk, others)[:1] != [own], _hash(own, chunk)))
+
+
+def responsible(chunk: Chunk, urls: Iterable[str]) -> list[str]:
+    """Engines in the order in which they are responsible for a chunk: the same for all who ask."""
+    return sorted(urls, key=lambda url: _hash(url, chunk))
+
+
+def _hash(url: str, chunk: Chunk) -> bytes:
+    return hashlib.blake2b(f"{url} {chunk.digest}".encode(), digest_size=8).digest()
+
+
+def _read(answer: http.client.HTTPResponse, most_bytes: int, deadline: float) -> bytes:
+    """A body of at most so many bytes, in time."""
+    body = bytearray()
+    while piece := answer.read(PIECE_BYTES):
+        body += piece
+        if len(body) > most_bytes:
+            raise ValueError(f"more than {most_bytes} bytes came")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{len(body)} bytes came in time")
+    if answer.length:
+        raise ValueError(f"it broke off after {len(body)} bytes, {answer.length} before its end")
+    return bytes(body)
+
+
+def _all_said(what: str, said: Sequence[Exception]) -> str:
+    reasons = "; ".join(dict.fromkeys(map(str, said))) or "nobody has it"
+    return f"{what} cannot be had from {len(said)} sources: {reasons[:600]}"

@@ -1,0 +1,320 @@
+"""What the coordinator and its callers tell each other, to JSON and back. docs/asynchronous.md has it as a table.
+
+Both sides read with these functions, so both refuse what they do not understand, and name the field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from jaxagent.fleet.admission import Answer, Batch, Outcome, Work
+from jaxagent.fleet.plan import EpisodeId, GroupId
+from jaxagent.fleet.record import Result
+
+WIRE = 1  # version of all of this: the two sides of a call have the same, or do not talk
+# Of every request, beside the token.
+RUN, EPOCH, ATTEMPT, NAME = "Fleet-Run", "Fleet-Epoch", "Fleet-Attempt", "Fleet-Name"
+DIGEST = "Fleet-Digest"  # of an episode's result, with its body
+MAX_CALL_BYTES = 32 * 2**20  # of any body but an episode's, either way
+MAX_EPISODE_BYTES = 64 * 2**20
+LONGEST_POLL_S = 20.0
+CALL_S = 30.0  # longest time for an answer, beyond that of the poll
+BODY_S = 120.0  # longest time for an episode's body
+
+T = TypeVar("T")
+
+
+class BadMessageError(ValueError):
+    """A message that is none of these: names the field."""
+
+
+class TaskRef(NamedTuple):
+    """A task of the training data."""
+
+    row: int  # in the source of training tasks, as the trainer has it
+    id: str  # its own id, by which whoever plays it sees that the data are equal
+
+
+# Of a step: its rounds, each a list of tasks, one for every group of the round by number.
+Rounds: TypeAlias = tuple[tuple[TaskRef, ...], ...]
+Tasks: TypeAlias = dict[int, Rounds]  # by step
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """An episode to play, with its task."""
+
+    work: Work
+    task: TaskRef
+
+    @property
+    def group(self) -> GroupId:
+        """The step, the round, and the group's number in it."""
+        return self.work.episode.group
+
+    @property
+    def sample(self) -> int:
+        """Which attempt of the group it is."""
+        return self.work.episode.sample
+
+
+@dataclasses.dataclass(frozen=True)
+class Joined:
+    """What a process learns when it joins."""
+
+    name: str  # of this process, for its next calls
+    epoch: int  # of the coordinator's process
+    run: str
+    lease_s: float  # a process that is silent for so long is given up
+    newest: int  # version; -1: none is published
+    cancel: tuple[str, ...]  # leases that it must give up
+    ended: str  # why the run is over; "": it goes on
+
+
+@dataclasses.dataclass(frozen=True)
+class Beat:
+    """What a process learns when it shows that it lives."""
+
+    newest: int  # version; -1: none is published
+    cancel: tuple[str, ...]  # leases to give up: the episode is stored, or somebody else plays it
+    ended: str  # why the run is over; "": it goes on
+    drain: bool  # finish what is in hand, then leave: no more work comes
+
+
+@dataclasses.dataclass(frozen=True)
+class Sources:
+    """Where a version's weights are."""
+
+    version: int
+    digest: str  # of the tree
+    lineage: str
+    urls: tuple[str, ...]  # in the order in which to try them; each serves /v1/manifest/{v} and /v1/chunk/{digest}
+
+
+# -------------------------------------------------------------------- values
+
+
+def whole(row: Mapping[str, Any], name: str, default: int | None = None, most: int = 2**53) -> int:
+    """A whole number from 0, also as the digits that an address has."""
+    value = row.get(name, default)
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 17:
+        value = int(value)
+    if type(value) is not int or not 0 <= value <= most:
+        raise BadMessageError(f"'{name}' must be a whole number from 0 to {most}, got {_short(value)}")
+    return value
+
+
+def number(row: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    """A number from 0."""
+    value = row.get(name, default)
+    if type(value) not in (int, float) or not 0 <= value < 1e15:  # not NaN either
+        raise BadMessageError(f"'{name}' must be a number from 0, got {_short(value)}")
+    return float(value)
+
+
+def text(row: Mapping[str, Any], name: str, default: str | None = None, most: int = 4096) -> str:
+    """A text."""
+    value = row.get(name, default)
+    if not isinstance(value, str) or len(value) > most:
+        raise BadMessageError(f"'{name}' must be a text of {most} characters at most, got {_short(value)}")
+    return value
+
+
+def table(row: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """An object; {} where there is none."""
+    value = row.get(name, {})
+    if not isinstance(value, dict):
+        raise BadMessageError(f"'{name}' must be an object, got {_short(value)}")
+    return value
+
+
+def entries(row: Mapping[str, Any], name: str, read: Callable[[Any], T]) -> tuple[T, ...]:
+    """A list, each entry read."""
+    value = row.get(name, [])
+    if not isinstance(value, list):
+        raise BadMessageError(f"'{name}' must be a list, got {_short(value)}")
+    return tuple(map(read, value))
+
+
+def lease(value: Any) -> str:
+    """A lease: of which coordinator process, and a number."""
+    epoch, _, count = value.partition("-") if isinstance(value, str) else ("", "", "")
+    if not (epoch.isdigit() and count.isdigit() and value.isascii() and len(value) < 40):
+        raise BadMessageError(f"{_short(value)} is no lease")
+    return value
+
+
+def _short(value: Any) -> str:
+    return f"{value!r:.80}"
+
+
+def _wholes(value: Any, count: int, what: str) -> list[int]:
+    if not isinstance(value, list) or len(value) != count or any(type(v) is not int or v < 0 for v in value):
+        raise BadMessageError(f"{what} is {count} whole numbers, got {_short(value)}")
+    return value
+
+
+def group(value: Any) -> GroupId:
+    """[step, round, number]."""
+    return GroupId(*_wholes(value, 3, "a group"))
+
+
+def episode(value: Any) -> EpisodeId:
+    """[step, round, number, sample]."""
+    step, round_, index, sample = _wholes(value, 4, "an episode")
+    return EpisodeId(GroupId(step, round_, index), sample)
+
+
+def flat(which: EpisodeId) -> list[int]:
+    """The other way."""
+    return [*which.group, which.sample]
+
+
+def held(value: Any) -> tuple[str, EpisodeId]:
+    """[lease, step, round, number, sample]: what a process plays."""
+    if not isinstance(value, list) or len(value) != 5:
+        raise BadMessageError(f"what is played is [lease, step, round, number, sample], got {_short(value)}")
+    return lease(value[0]), episode(value[1:])
+
+
+def task(value: Any) -> TaskRef:
+    """[row, id]."""
+    if not isinstance(value, list) or len(value) != 2 or type(value[0]) is not int or not isinstance(value[1], str):
+        raise BadMessageError(f"a task is [row, id], got {_short(value)}")
+    return TaskRef(*value)
+
+
+# -------------------------------------------------------------------- tasks
+
+
+def tasks_to(tasks: Mapping[int, Sequence[Sequence[TaskRef]]]) -> dict[str, Any]:
+    """Tasks as JSON: {"step": [[[row, id], ...] of each round]}."""
+    return {str(step): rounds_to(rounds) for step, rounds in sorted(tasks.items())}
+
+
+def rounds_to(rounds: Sequence[Sequence[TaskRef]]) -> list[list[list[Any]]]:
+    """Of one step."""
+    return [[list(ref) for ref in tasks] for tasks in rounds]
+
+
+def tasks_of(row: Mapping[str, Any]) -> Tasks:
+    """The other way, of a message's "tasks"."""
+    found: Tasks = {}
+    for key, value in table(row, "tasks").items():
+        found[whole({"tasks": key}, "tasks")] = rounds_of(value)
+    return found
+
+
+def rounds_of(value: Any) -> Rounds:
+    """Of one step."""
+    if not isinstance(value, list) or not all(isinstance(entry, list) for entry in value):
+        raise BadMessageError(f"a step's tasks are a list of rounds, each a list of tasks, got {_short(value)}")
+    return tuple(tuple(map(task, entry)) for entry in value)
+
+
+# -------------------------------------------------------------------- answers
+
+
+def job_to(job: Job) -> dict[str, Any]:
+    """A job as JSON."""
+    work = job.work
+    return {
+        "episode": flat(work.episode),
+        "lease": work.lease,
+        "version": work.version,
+        "domain": work.domain,
+        "task": list(job.task),
+    }
+
+
+def job_of(row: Mapping[str, Any]) -> Job:
+    """The other way."""
+    work = Work(episode(row.get("episode")), lease(row.get("lease")), whole(row, "version"), text(row, "domain"))
+    return Job(work, task(row.get("task")))
+
+
+def answer_to(answer: Answer) -> dict[str, Any]:
+    """What became of something, as JSON."""
+    return {"outcome": answer.outcome.value, "reason": answer.reason, "complete": answer.complete}
+
+
+def answer_of(row: Mapping[str, Any]) -> Answer:
+    """The other way."""
+    try:
+        outcome = Outcome(row.get("outcome"))
+    except ValueError:
+        raise BadMessageError(f"{_short(row.get('outcome'))} is no outcome") from None
+    return Answer(outcome, text(row, "reason"), row.get("complete") is True)
+
+
+def batch_to(batch: Batch) -> dict[str, Any]:
+    """What a step trains on, as JSON."""
+    results = [[*flat(which), found.digest, found.version, found.lease] for which, found in batch.results.items()]
+    return {
+        "step": batch.step,
+        "groups": list(map(list, batch.groups)),
+        "left_out": list(map(list, batch.left_out)),
+        "results": results,
+        "ages": {str(age): count for age, count in batch.ages.items()},
+    }
+
+
+def batch_of(row: Mapping[str, Any]) -> Batch:
+    """The other way."""
+    results: dict[EpisodeId, Result] = {}
+    for value in entries(row, "results", lambda entry: entry):
+        if not isinstance(value, list) or len(value) != 7:
+            raise BadMessageError(f"a result is an episode, its digest, version and lease, got {_short(value)}")
+        results[episode(value[:4])] = Result(*value[4:])
+    ages = {whole({"ages": age}, "ages"): count for age, count in table(row, "ages").items()}
+    return Batch(whole(row, "step"), entries(row, "groups", group), entries(row, "left_out", group), results, ages)
+
+
+def joined_to(joined: Joined) -> dict[str, Any]:
+    """What a process learns when it joins, as JSON."""
+    return dataclasses.asdict(joined)
+
+
+def joined_of(row: Mapping[str, Any]) -> Joined:
+    """The other way."""
+    return Joined(
+        name=text(row, "name"),
+        epoch=whole(row, "epoch"),
+        run=text(row, "run"),
+        lease_s=number(row, "lease_s"),
+        newest=_version(row),
+        cancel=entries(row, "cancel", lease),
+        ended=text(row, "ended"),
+    )
+
+
+def beat_to(beat: Beat) -> dict[str, Any]:
+    """What a process learns when it beats, as JSON."""
+    return dataclasses.asdict(beat)
+
+
+def beat_of(row: Mapping[str, Any]) -> Beat:
+    """The other way."""
+    return Beat(_version(row), entries(row, "cancel", lease), text(row, "ended"), row.get("drain") is True)
+
+
+def sources_to(sources: Sources) -> dict[str, Any]:
+    """Where weights are, as JSON."""
+    return dataclasses.asdict(sources)
+
+
+def sources_of(row: Mapping[str, Any]) -> Sources:
+    """The other way."""
+    urls = entries(row, "urls", lambda value: text({"urls": value}, "urls"))
+    return Sources(whole(row, "version"), text(row, "digest"), text(row, "lineage"), urls)
+
+
+def holding_to(holding: Iterable[tuple[str, EpisodeId]]) -> list[list[Any]]:
+    """What a process plays, as JSON; `held` reads an entry."""
+    return [[name, *flat(which)] for name, which in holding]
+
+
+def _version(row: Mapping[str, Any]) -> int:
+    return -1 if row.get("newest") == -1 else whole(row, "newest")

@@ -1,0 +1,155 @@
+"""One process of a run of many: the coordinator, a trainer, or an engine. See docs/asynchronous.md.
+
+    python -m jaxagent.join --role=coordinator --config=search_r1 --config.fleet=on --listen=0.0.0.0:8200
+    python -m jaxagent.join --role=trainer --config=search_r1 --config.fleet=on --coordinator=http://HOST:8200
+    python -m jaxagent.join --role=engine --config=search_r1 --config.fleet=on --coordinator=http://HOST:8200 --name=e7
+
+`python -m jaxagent.main --config=search_r1 --config.fleet=on` starts all of them on one machine. All get the same
+config file and the same `--config` flags. The environment variable JAXAGENT_FLEET_TOKEN is the secret that they share.
+Exit codes as those of jaxagent.main, and 70 after an error that nobody expected.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import pathlib
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Sequence
+
+from jaxagent.config import Config, ConfigError, flags
+from jaxagent.config.command import Parser, count, exit_code, number, quiet_libraries
+from jaxagent.config.errors import EXIT_CODES
+from jaxagent.config.ranges import at_least
+from jaxagent.fleet import local, server, settings
+from jaxagent.fleet.child import STACKS, VITALS
+from jaxagent.fleet.client import Client, CoordinatorGoneError, ReplacedError
+from jaxagent.fleet.plan_of import plan_of
+from jaxagent.fleet.supervise import CRASHED
+from jaxagent.fleet.vitals import Vitals, register_stacks
+from jaxagent.fleet.worker import EngineWorker
+from jaxagent.runs import devices
+from jaxagent.types import Group
+
+ROLES = ("coordinator", "trainer", "engine")
+GRACE_S = 5.0  # for what an engine plays when it is told to end
+SILENT_S = 30.0  # a coordinator's loop looks around once a second
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line; returns the exit code. `argv[0]` is the program's name."""
+    argv = list(sys.argv if argv is None else argv)
+    if path := os.environ.get(STACKS):
+        register_stacks(pathlib.Path(path))
+    try:
+        return exit_code(lambda: _run(argv))
+    except Exception:
+        traceback.print_exc()
+        return CRASHED
+
+
+def _run(argv: Sequence[str]) -> None:
+    options, rest = _parser().parse_known_args(argv[1:])
+    cfg = flags.parse_argv([argv[0], *rest]).config
+    fleet = settings.of(cfg)
+    signs = Vitals(pathlib.Path(os.environ[VITALS]) if VITALS in os.environ else None)
+    signs.phase(local.OPENING, fleet.start_s)
+    token = os.environ.get(settings.TOKEN_VARIABLE, "")
+    if not token:
+        raise ConfigError(f"{settings.TOKEN_VARIABLE} is not set: all processes of a run share a secret.")
+    if options.role == "coordinator":
+        _coordinate(cfg, options, token, signs)
+        return
+    if not (url := options.coordinator or fleet.coordinator):
+        raise ConfigError("Say where the coordinator listens: --coordinator=http://HOST:PORT.")
+    # Late imports: what they name loads jax, which the coordinator does without.
+    quiet_libraries()
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    link = Client(url, token, fleet.patience_s)
+    try:
+        (_train if options.role == "trainer" else _play)(cfg, options, link, token, signs)
+    except (CoordinatorGoneError, ReplacedError) as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+def _coordinate(cfg: Config, options: argparse.Namespace, token: str, signs: Vitals) -> None:
+    listen = options.listen or settings.of(cfg).listen
+    folder = pathlib.Path(cfg.workdir) / settings.FOLDER
+    exact = cfg.numerics == "exact"
+    signs.phase("reads its ledger", settings.of(cfg).start_s)
+    serves = False
+
+    def alive() -> None:
+        nonlocal serves
+        if serves:
+            signs.tick()
+        else:
+            serves = True
+            signs.phase("serves", SILENT_S, done=1)
+
+    try:
+        server.run(folder, plan_of(cfg), token, listen, settings.digest_of(cfg), exact, _judge(cfg), alive)
+    except server.CoordinatorError as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+def _judge(cfg: Config) -> server.Judge | None:
+    """Whether a group is learnt from, with dynamic sampling."""
+    if cfg.rl.refill is None:
+        return None
+    from jaxagent.algorithms.group_rewards import shaped  # what selects groups loads jax, and needs no device
+    from jaxagent.rollout.selection import signal
+
+    return lambda episodes: bool(signal([shaped(Group(episodes[0].task, episodes), cfg.rl)])[0])
+
+
+def _train(cfg: Config, options: argparse.Namespace, link: Client, token: str, signs: Vitals) -> None:
+    from jaxagent import loop
+    from jaxagent.runs.fleet.trainer import Trainer
+
+    with devices.distributed(options.rank, options.processes, options.meet):
+        devices.provide(cfg.mesh)
+        with Trainer(cfg, link, token, options.name or "trainer", options.host, signs) as trainer:
+            loop.run(cfg, trainer.connect, trainer.alive)
+
+
+def _play(cfg: Config, options: argparse.Namespace, link: Client, token: str, signs: Vitals) -> None:
+    name = options.name or f"engine-{socket.gethostname()}-{os.getpid()}"
+    devices.provide(cfg.mesh)
+    from jaxagent.runs import checks
+    from jaxagent.runs.fleet import player
+    from jaxagent.runs.fleet.facts import facts
+
+    checks.check(cfg)
+    devices.keep_compiled_programs()
+    asked: list[int] = []
+
+    def listen(worker: EngineWorker) -> None:
+        for signum in EXIT_CODES:
+            signal.signal(signum, lambda number, frame: (asked.append(number), worker.end("a signal", GRACE_S)))
+
+    player.run(cfg, link, token, name, options.host, lambda mesh: facts(cfg, name, options.host, mesh), signs, listen)
+    if asked:
+        raise SystemExit(EXIT_CODES[signal.Signals(asked[0])])
+
+
+def _parser() -> Parser:
+    parser = Parser("jaxagent.join", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--role", required=True, choices=ROLES, help="what this process does")
+    parser.add_argument("--coordinator", default="", help="http://HOST:PORT of the coordinator; for the other roles")
+    parser.add_argument("--listen", default="", help="HOST:PORT of a coordinator; default: config.fleet.listen")
+    parser.add_argument("--name", default="", help="of the process, in logs and messages; an engine's own folder, too")
+    parser.add_argument("--host", default="127.0.0.1", help="by which other machines reach this process")
+    parser.add_argument("--meet", default="", help="HOST:PORT where several trainer processes meet")
+    parser.add_argument("--rank", type=number(int, at_least(0)), default=0, help="of a trainer process")
+    parser.add_argument("--processes", type=count, default=1, help="trainer processes that meet")
+    return parser
+
+
+if __name__ == "__main__":
+    devices.use_huge_pages()
+    sys.exit(main())

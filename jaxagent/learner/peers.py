@@ -1,0 +1,242 @@
+"""The processes of one trainer: what they say to each other beside XLA's collectives.
+
+A trainer of several processes runs one program on one mesh. A collective waits for every process, for ever: a process
+that went another way hangs them all, and nobody can say who. So before device work that a process could miss they meet
+here, through the coordination service of `jax.distributed`, which has time limits and knows who is missing. All
+processes make the same calls in the same order; each call says what it is, so that one that went another way is found
+at the next meeting. In one process every call returns at once.
+
+Called by the main thread alone. `runs/devices.py` connects the processes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import hashlib
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+
+T = TypeVar("T")  # JSON-able
+
+INIT_S = 600  # for all processes to connect: a cluster starts hosts minutes apart
+HEARTBEAT_S = 60  # after which a process that is silent has died; its supervisor knows earlier
+SHUTDOWN_S = 60  # for all processes to come to a normal end
+MEETING_S = 900.0  # between the first process and the last: a step's batch, compilation and published weights included
+GRACE_S = 10.0  # for the word of process 0 to arrive that somebody is missing
+PIECE = 2**20  # characters of one message
+SLICE_S = 2.0  # of waiting: between two, Python's signal handlers run
+
+
+class PeerError(RuntimeError):
+    """The processes of the trainer cannot go on together; says who is missing, or what differs. The group must end."""
+
+
+@dataclasses.dataclass
+class Meetings:
+    """Those of one process.
+
+    Attributes:
+      client: of the coordination service: a store of texts by key, whose reading waits.
+      index: this process's number.
+      count: of processes.
+    """
+
+    client: Any
+    index: int
+    count: int
+    numbers: Iterator[int] = dataclasses.field(default_factory=itertools.count)  # the same in every process
+
+    def meet(self, what: str, said: Any, timeout_s: float) -> list[Any]:
+        """See the function `meet`."""
+        number, size = next(self.numbers), self.count
+        if self.index != 0:
+            self.client.key_value_set(f"jaxagent/{number}/{self.index}", json.dumps([what, said]))
+            found = self.wait(f"jaxagent/{number}/all", timeout_s + GRACE_S)
+            if found is None:
+                raise PeerError(f"Process 0 has not come to '{what}' in {timeout_s:g} s.")
+            verdict = json.loads(found)
+        else:
+            verdict = self._verdict(number, what, said, size, timeout_s)
+            self.client.key_value_set(f"jaxagent/{number}/all", json.dumps(verdict))
+            for old in range(number - 3, number - 1):  # all have come here, so they have read what came before
+                self.client.key_value_delete(f"jaxagent/{old}/")
+        if "wrong" in verdict:
+            raise PeerError(verdict["wrong"])
+        return verdict["said"]
+
+    def share(self, what: str, make: Callable[[], T], timeout_s: float) -> T:
+        """See the function `share`."""
+        number = next(self.numbers)
+        if self.index != 0:
+            found = self.meet(what, None, timeout_s)[0]
+            if "failed" in found:
+                raise PeerError(f"Process 0 failed at '{what}': {found['failed']}")
+            pieces = [self.wait(f"jaxagent/{number}/{i}", GRACE_S) for i in range(found["pieces"])]
+            return json.loads("".join(filter(None, pieces)))
+        try:
+            made = make()
+            text = json.dumps(made)
+        except BaseException as error:
+            self.meet(what, {"failed": f"{type(error).__name__}: {error}"}, GRACE_S)
+            raise
+        pieces = [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
+        for i, piece in enumerate(pieces):
+            self.client.key_value_set(f"jaxagent/{number}/{i}", piece)
+        self.meet(what, {"pieces": len(pieces)}, timeout_s)
+        return made
+
+    def wait(self, key: str, timeout_s: float) -> str | None:
+        """The key's value; None where it did not come in time."""
+        deadline = time.monotonic() + timeout_s
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                return self.client.blocking_key_value_get(key, max(int(1000 * min(left, SLICE_S)), 1))
+            except RuntimeError as error:  # jax's own is one
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    said = str(error).splitlines()[0]
+                    raise PeerError(f"The trainer's coordination service is gone: {said}") from error
+        return None
+
+    def _verdict(self, number: int, what: str, said: Any, size: int, timeout_s: float) -> dict[str, Any]:
+        """Process 0 hears all others: {"said": [...]} or {"wrong": a line}."""
+        heard, missing, deadline = [said], [], time.monotonic() + timeout_s
+        for other in range(1, size):
+            found = self.wait(f"jaxagent/{number}/{other}", max(deadline - time.monotonic(), 0.01))
+            if found is None:
+                missing.append(str(other))
+                continue
+            place, value = json.loads(found)
+            if place != what:
+                return {"wrong": f"The trainer's processes went apart: 0 is at '{what}', {other} is at '{place}'."}
+            heard.append(value)
+        if missing:
+            who = f"process {', '.join(missing)} of {size}"
+            return {"wrong": f"The trainer waits for {who}, not come to '{what}' in {timeout_s:g} s."}
+        return {"said": heard}
+
+
+_own: Meetings | None = None  # None: the trainer is this process alone
+ending_together = False  # all have agreed to save and end
+
+
+def count() -> int:
+    """Processes of the trainer."""
+    return 1 if _own is None else _own.count
+
+
+def index() -> int:
+    """This one's number, from 0. Process 0 writes what all have in common."""
+    return 0 if _own is None else _own.index
+
+
+def is_first() -> bool:
+    """Whether this is process 0: of one, or of several."""
+    return index() == 0
+
+
+def agree(what: str, digest: str, timeout_s: float = MEETING_S) -> None:
+    """Waits for all, and compares their digests.
+
+    Raises:
+      PeerError: digests differ, or a process is missing.
+    """
+    said = meet(what, digest, timeout_s)
+    if others := [i for i, other in enumerate(said) if other != said[0]]:
+        raise PeerError(
+            f"The trainer's processes disagree about {what}: process 0 says {said[0]}, process {others[0]} says "
+            f"{said[others[0]]}. They read different data or run different code."
+        )
+
+
+def meet(what: str, said: T = None, timeout_s: float = MEETING_S) -> list[T]:
+    """Waits for all processes, and returns what each has said, in their order.
+
+    Args:
+      what: the meeting's name, for messages and to find a process that is at another place.
+      said: a small JSON value.
+      timeout_s: for the last process, counted from process 0's arrival.
+
+    Raises:
+      PeerError: a process does not come, or comes to another meeting.
+    """
+    return [said] if _own is None else _own.meet(what, said, timeout_s)
+
+
+def share(what: str, make: Callable[[], T], timeout_s: float) -> T:
+    """What process 0 makes, for all: a decision that must be the same everywhere, or work that one does for all.
+
+    Args:
+      what: its name, for messages.
+      make: called in process 0 alone; gives a JSON value. Of a failure the others are told, and end too.
+      timeout_s: for making it.
+
+    Raises:
+      PeerError: process 0 failed, or took too long.
+    """
+    return make() if _own is None else _own.share(what, make, timeout_s)
+
+
+def connect(process: int, processes: int, address: str) -> None:
+    """Connects this process to the others; `runs.devices.distributed` is the way to call it.
+
+    Raises:
+      PeerError: the others did not come in `INIT_S`.
+    """
+    global _own
+    import jax
+    from jax._src import distributed  # the client has no public name; orbax takes it from there, too
+
+    # It would take SIGTERM for itself, which asks a run to save and end.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        jax.distributed.initialize(
+            address,
+            processes,
+            process,
+            cluster_detection_method="deactivate",
+            initialization_timeout=INIT_S,
+            heartbeat_timeout_seconds=HEARTBEAT_S,
+            shutdown_timeout_seconds=SHUTDOWN_S,
+        )
+    except jax.errors.JaxRuntimeError as error:
+        abandon()
+        raise PeerError(
+            f"Process {process} of {processes} met nobody at {address} in {INIT_S} s: {str(error).splitlines()[0]}"
+        ) from error
+    _own = Meetings(distributed.global_state.client, process, processes)
+
+
+def disconnect() -> None:
+    """A normal end: waits until all processes have come here, so that none takes the others' leaving for a death."""
+    global _own
+    import jax
+
+    _own = None
+    jax.distributed.shutdown()
+
+
+def abandon() -> None:
+    """After a failure: the others are not waited for, here and when the interpreter ends. They notice, and end."""
+    global _own
+    from jax._src import distributed
+
+    state, _own = distributed.global_state, None
+    for part in (state.client, state.service, state.preemption_sync_manager):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))  # freed without a closing, it aborts the process
+    state.client = state.service = state.preemption_sync_manager = None
+
+
+def digest(arrays: Iterable[Any]) -> str:
+    """64 bits of the shapes and contents of arrays, as text."""
+    found = hashlib.blake2b(digest_size=8)
+    for array in arrays:
+        host = np.ascontiguousarray(array)
+        found.update(f"{host.dtype.str}{host.shape}".encode())
+        found.update(host.reshape(-1).view(np.uint8).data)
+    return found.hexdigest()

@@ -1,0 +1,176 @@
+"""What a workdir holds for a replay: the record's headers, the stage's bundles, and which steps can be made again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxagent.config import Config, ConfigError, to_dict
+from jaxagent.learner import checkpoint
+from jaxagent.observe.files import CHECKPOINTS_FOLDER, RECORD_FOLDER, RUN_FILE
+from jaxagent.runs import provenance, record, resume
+from jaxagent.runs.again.compare import Difference
+from jaxagent.runs.checks import OPD, RL
+
+HOW_TO_RECORD = (
+    "A run keeps what a replay needs with --config.checkpoint.replay=all (every RL step, from its first bundle on) or "
+    "newest (the steps that kept bundles reach)."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Workdir:
+    """A run's folder, as far as a replay reads it."""
+
+    cfg: Config
+    stage: str  # whose steps are made again
+    folder: Path  # of its record
+    headers: Mapping[int, Mapping[str, Any]]
+    bundles: Mapping[int, int]  # step of the stage -> number
+    hosts: Mapping[int, Mapping[str, Any]]  # by step: the host's side of its bundle
+    lagging: frozenset[int]  # steps whose bundle has not the earlier versions that the engines of a fleet had
+    broken: tuple[Difference, ...]  # what the headers say against each other
+    told: tuple[str, ...]  # what is another than it was: code, packages
+
+    def bundle_for(self, step: int) -> int:
+        """The step of the nearest bundle at or before `step` from which the record reaches it.
+
+        Raises:
+          ConfigError: the step is not one that can be made again; says why, and which can.
+        """
+        if step not in self.headers:
+            steps = list(self.headers)
+            raise ConfigError(f"--step={step}: the record of '{self.stage}' has the steps {steps[0]} to {steps[-1]}.")
+        own = provenance.config_digest(to_dict(self.cfg))
+        if self.headers[step]["config"] != own:
+            raise ConfigError(
+                f"--step={step} was made under another config than the workdir's config.json, with which the run went "
+                f"on later{self._changed(step)}. Steps that can be made again: {_ranges(self.replayable)}."
+            )
+        if (start := self._start(step, own)) is not None:
+            return start
+        raise ConfigError(
+            f"--step={step}: no bundle is left from which it could be trained again; there are those of the steps "
+            f"{sorted(self.bundles) or 'of other stages'}. Steps that can be made again: {_ranges(self.replayable)}."
+        )
+
+    @property
+    def replayable(self) -> list[int]:
+        """Every step that `bundle_for` finds a bundle for."""
+        own = provenance.config_digest(to_dict(self.cfg))
+        known = [step for step, header in self.headers.items() if header["config"] == own]
+        return [step for step in known if self._start(step, own) is not None]
+
+    def _start(self, step: int, own: str) -> int | None:
+        """The bundle's step for a step that is recorded under the config of digest `own`; None where there is none."""
+        for at in range(step, -1, -1):
+            if at not in self.headers or self.headers[at]["config"] != own:
+                return None
+            if at in self.bundles and (at not in self.lagging or at + self.cfg.rl.staleness <= step):
+                return at
+        return None
+
+    def _changed(self, step: int) -> str:
+        """What a bundle of that time says of its config, where one is left."""
+        for at in sorted((at for at in self.hosts if at <= step), reverse=True):
+            if changes := resume.changes(self.hosts[at]["config"], self.cfg):
+                return f" ({resume.told(changes)})"
+        return ""
+
+
+def open_workdir(cfg: Config, stage: str) -> Workdir:
+    """Reads the headers and the bundles of a run. Nothing is changed; its process may still be training.
+
+    Args:
+      cfg: the run's own.
+      stage: "" = the last one of the run that samples and trains.
+
+    Raises:
+      ConfigError: there is nothing to make again; says what to do.
+    """
+    workdir = Path(cfg.workdir)
+    if cfg.fleet is not None and cfg.fleet.rule == "in_flight":
+        raise ConfigError(
+            f"{workdir} was played with config.fleet.rule='in_flight': which weights sampled a token depended on the "
+            "clock, so that its steps cannot be made again. Those of 'pinned' can."
+        )
+    stages = [name for name in cfg.stages if name in (RL, OPD)]
+    if not stages:
+        raise ConfigError(f"{workdir} has neither a stage 'rl' nor 'opd': nothing was sampled to be trained on.")
+    stage = stage or stages[-1]
+    if stage not in stages:
+        raise ConfigError(f"--stage={stage}: the run has the stages {', '.join(cfg.stages)}.")
+    folder = workdir / RECORD_FOLDER / stage
+    headers = record.headers(folder)
+    if not headers:
+        raise ConfigError(f"{workdir} has no record of the stage '{stage}'. {HOW_TO_RECORD}")
+    directory = workdir / CHECKPOINTS_FOLDER
+    told, broken = _told(workdir, headers), _broken(headers)
+    found = [(number, checkpoint.read_host(directory, number)) for number in checkpoint.bundles(directory)]
+    own = {host["step"]: (number, host) for number, host in found if host["stage"] == stage}
+    if own and max(own) > max(headers) + 1:
+        told.append(f"the bundles reach step {max(own)}, and the record ends with step {max(headers)}")
+    fleet = cfg.fleet is not None and stage == RL
+    return Workdir(
+        cfg=cfg,
+        stage=stage,
+        folder=folder,
+        headers=headers,
+        bundles={step: number for step, (number, _) in own.items()},
+        hosts={step: host for step, (_, host) in own.items()},
+        lagging=frozenset(
+            step for step, (number, _) in own.items() if fleet and step and not checkpoint.has_past(directory, number)
+        ),
+        broken=tuple(broken),
+        told=tuple(told),
+    )
+
+
+def _broken(headers: Mapping[int, Mapping[str, Any]]) -> list[Difference]:
+    """Where the chain of seals, or of weights, is cut."""
+    found = []
+    for step, header in headers.items():
+        if (seal := record.seal_of(dict(header))) != header["seal"]:
+            found.append(Difference(f"step {step}", "the record's seal", header["seal"][:16], seal[:16]))
+        before = headers.get(step - 1)
+        if before is None and header["previous"] and step > min(headers):
+            found.append(Difference(f"step {step - 1}", "the record's file", header["previous"][:16], "not there"))
+        if before is not None and before["seal"] != header["previous"]:
+            place = f"step {step}, what it says of step {step - 1}"
+            found.append(Difference(place, "the record's seal", header["previous"][:16], before["seal"][:16]))
+        if before is not None and before["after"] != header["before"]:
+            found.append(Difference(f"step {step}", "weights before it", header["before"], before["after"]))
+    return found
+
+
+def _told(workdir: Path, headers: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    told, code = [], provenance.code_digest()
+    if others := [step for step, header in headers.items() if header["code"] != code]:
+        told.append(
+            f"steps {_ranges(others)} were made by another version of this code "
+            f"({headers[others[-1]]['code'][:12]}; this is {code[:12]})"
+        )
+    if again := [step for step, header in headers.items() if not header["previous"] and step > min(headers)]:
+        told.append(f"steps were left out: the record begins again at {_ranges(again)}, and its seals with it")
+    starts = provenance.read(workdir / RUN_FILE)["starts"]
+    if starts:
+        now = provenance.packages()
+        for name, then in starts[-1].get("packages", {}).items():
+            if name in now and now[name] != then and name != "jaxagent":
+                told.append(f"{name} was {then} and is {now[name]}")
+        if (then := starts[-1].get("processor")) and then != provenance.processor():
+            told.append(f"the processor was {then} and is {provenance.processor()}")
+    return told
+
+
+def _ranges(steps: list[int]) -> str:
+    """ "0-3, 7"; "none"."""
+    parts: list[list[int]] = []
+    for step in sorted(steps):
+        if parts and parts[-1][-1] == step - 1:
+            parts[-1] = [parts[-1][0], step]
+        else:
+            parts.append([step])
+    return ", ".join("-".join(map(str, dict.fromkeys(part))) for part in parts) or "none"

@@ -1,0 +1,307 @@
+"""An engine process: the parts of a run, a driver with its own mesh, and the loop of fleet/worker.py around them.
+
+An attempt is played by the very functions of a run of one process: its number, its temperature and its limits follow
+from (config, step, round, sample), so its tokens are those that such a run would sample with the same weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import pathlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import jax
+
+from jaxagent.config import Config, ConfigError
+from jaxagent.engine.driver import Driver
+from jaxagent.engine.requests import EngineError
+from jaxagent.fleet import packing
+from jaxagent.fleet.manifest import WeightsError
+from jaxagent.fleet.neighbours import Done, Link
+from jaxagent.fleet.packing import Packed
+from jaxagent.fleet.weight_fetch import WeightFetcher
+from jaxagent.fleet.weight_server import WeightServer
+from jaxagent.fleet.whereabouts import Watch
+from jaxagent.fleet.wire import Job
+from jaxagent.fleet.worker import EngineWorker
+from jaxagent.rollout.workers import LATE, STOP_TIMEOUT_S, Rollout, guarded, no_episode
+from jaxagent.runs import attempts
+from jaxagent.runs.checks import OPD
+from jaxagent.runs.fleet import held, probe
+from jaxagent.runs.fleet.held import HeldVersions, blank
+from jaxagent.runs.parts import Parts, open_parts
+from jaxagent.types import Episode, StopReason, Task
+
+logger = logging.getLogger(__name__)
+
+FLEET, WEIGHTS, ENGINES = "fleet", "weights", "engines"  # folders: of the workdir, and below
+LOCAL_HOSTS = ("", "127.0.0.1", "localhost")
+CANCEL_S = 5.0  # for the loop of the episodes to take an order
+Facts = Callable[[jax.sharding.Mesh], Mapping[str, Any]]
+
+
+class EngineLink(Link, held.Link, Protocol):
+    """The coordinator, for an engine process: `fleet.client.Client`."""
+
+
+class EnginePlayer:
+    """Plays a run's attempts; what `fleet.worker.EngineWorker` calls.
+
+    Args:
+      parts: of the run, opened in this process.
+      driver: started; which weights it has does not matter.
+      versions: where weights come from.
+      trainers_probe: gives the content of the trainer's probe; None where there is none.
+      facts: of this process, for a probe that differs.
+      served: numbers of the weights that this process hands on.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        driver: Driver,
+        versions: HeldVersions,
+        trainers_probe: Callable[[], bytes | None],
+        facts: Mapping[str, Any],
+        served: Callable[[], Mapping[str, float]] = dict,
+    ):
+        assert parts.cfg.fleet is not None
+        self._parts, self._driver, self._versions = parts, driver, versions
+        self._trainers_probe, self._facts, self._served = trainers_probe, facts, served
+        self._strict = parts.cfg.fleet.rule == "pinned" and parts.cfg.numerics == "exact"
+        # Steps of the other stage that samples so.
+        self._before = parts.cfg.opd.steps if parts.cfg.opd and OPD in parts.cfg.stages else 0
+        self._begun = False
+        self._version = -1
+        self._rollouts: dict[int, Rollout] = {}  # by step
+        self._tasks: dict[str, asyncio.Task[Any]] = {}  # by lease; the two are of the episodes' loop
+        self._unwanted: set[str] = set()
+        # The last two are of the newest version: until it was on the devices, and for how long nothing was sampled.
+        names = ("failed", "cut_off", "probe_differs", "weights_came_s", "swap_s")
+        self._counts = dict.fromkeys(names, 0.0)
+
+    # ---------------------------------------------------------------- weights
+
+    def hold(self, version: int) -> None:
+        """See `Player`.
+
+        Raises:
+          ConfigError: this process does not compute what the trainer computes, where it must.
+        """
+        if not self._begun:
+            self._begin()
+            self._begun = True
+        if version != self._version:
+            self._swap(version)
+        self._versions.forget(version - self._parts.cfg.rl.staleness - 1)
+
+    def _swap(self, version: int) -> None:
+        started = time.monotonic()
+        params = self._versions.params(version)
+        there = time.monotonic()
+        self._driver.update_params(params, version)
+        self._version = version
+        self._counts |= {"weights_came_s": there - started, "swap_s": time.monotonic() - there}
+
+    def _begin(self) -> None:
+        """What needs version 0: the comparison with the trainer, and roles that keep what RL begins with."""
+        theirs = self._trainers_probe()
+        if theirs is None:
+            logger.warning(
+                "The trainer has left no probe: whether this process computes what it computes is not known."
+            )
+        else:
+            try:
+                self._swap(0)
+                self._compare(theirs)
+            except WeightsError as failure:
+                if self._strict:
+                    raise WeightsError(f"the probe needs version 0, by which engines are compared: {failure}") from None
+                logger.warning("Not compared with the trainer: %s", failure)
+        self._parts.roles.freeze(lambda folder: self._parts.export(self._versions.params(0), folder))
+
+    def _compare(self, theirs: bytes) -> None:
+        differs = probe.compare(theirs, probe.probe(self._parts, self._driver), self._facts)
+        if differs and self._strict:
+            raise ConfigError(
+                f"This engine does not compute what the trainer computes: {differs}. With fleet.rule='pinned' and "
+                "numerics='exact' all processes must: make them equal, or use --config.numerics=fast."
+            )
+        if differs:
+            self._counts["probe_differs"] = 1.0
+            logger.warning("This engine does not compute what the trainer computes: %s.", differs)
+
+    # ---------------------------------------------------------------- episodes
+
+    def play(self, job: Job, done: Done) -> None:
+        """See `Player`.
+
+        Raises:
+          ConfigError: this process has other data than the trainer.
+        """
+        task = self._task(job)
+        number = attempts.first(self._parts.cfg.rl, job.group.step, job.group.round, self._before)
+        attempt = attempts.numbered(self._rollout(job.group.step), number)
+        self._parts.workers.begin(self._episode(job, task, attempt, done))
+
+    def cancel(self, lease: str) -> None:
+        """See `Player`."""
+
+        async def on_the_loop() -> None:
+            if lease in self._tasks:
+                self._tasks[lease].cancel()
+            else:  # not begun yet, or over
+                self._unwanted.add(lease)
+
+        with contextlib.suppress(TimeoutError):
+            self._parts.workers.run(on_the_loop(), CANCEL_S)
+
+    def places(self) -> int:
+        """See `Player`."""
+        return self._parts.cfg.concurrent_episodes
+
+    def numbers(self) -> dict[str, Any]:
+        """See `Player`.
+
+        Raises:
+          EngineError: generation has failed for good: the process must end, and not fail every episode that it gets.
+        """
+        self._driver.check()
+        stats, of_weights = self._driver.stats(), self._versions.numbers()
+        return {
+            **self._counts,
+            **of_weights,
+            **self._served(),
+            "tokens": stats.get("sampled_tokens", 0.0),
+            "progress": float(sum(stats.values()) + of_weights["weights_got_bytes"]),
+        }
+
+    async def _episode(self, job: Job, task: Task, attempt: Rollout, done: Done) -> None:
+        lease, version, result = job.work.lease, self._version, None
+        if lease in self._unwanted:
+            self._unwanted.discard(lease)
+            return done(None, version)
+        current = asyncio.current_task()
+        assert current is not None
+        self._tasks[lease] = current
+        try:
+            episode = await self._in_time(task, job.sample, attempt)
+            if episode.stop_reason is StopReason.ENGINE_ERROR:
+                self._driver.check()  # else every episode that this process gets would fail
+            self._counts["failed"] += episode.stop_reason.is_failure
+            result, version = await asyncio.to_thread(_packed, episode), _oldest(episode, version)
+        except EngineError as failure:
+            logger.error("An episode is given up, since generation has failed: %s", failure)
+        finally:
+            del self._tasks[lease]
+            done(result, version)
+
+    async def _in_time(self, task: Task, sample: int, attempt: Rollout) -> Episode:
+        """Every attempt has limits of its own; this one is for what hangs all the same."""
+        try:
+            async with asyncio.timeout(self._parts.cfg.env.episode_timeout_s + STOP_TIMEOUT_S):
+                return await guarded(attempt, task, sample)
+        except TimeoutError:
+            self._counts["cut_off"] += 1
+            return no_episode(task, sample, StopReason.CANCELLED, LATE)
+
+    def _task(self, job: Job) -> Task:
+        source = self._parts.train
+        found = source[job.task.row] if job.task.row < len(source) else None
+        if found is None or found.id != job.task.id:
+            has = f"has '{found.id}' there" if found is not None else f"has {len(source)} tasks"
+            raise ConfigError(
+                f"The trainer's task {job.task.row} is '{job.task.id}', and {source.name} {has}: this process has "
+                "other data. Give it the trainer's."
+            )
+        return found
+
+    def _rollout(self, step: int) -> Rollout:
+        if step not in self._rollouts:
+            self._rollouts = {
+                s: r for s, r in self._rollouts.items() if s >= step - 2 * self._parts.cfg.rl.staleness - 2
+            }
+            self._rollouts[step] = attempts.of_step(self._parts, self._driver, step)
+        return self._rollouts[step]
+
+
+def _packed(episode: Episode) -> Packed:
+    try:
+        return packing.pack(episode)
+    except ValueError as error:  # an environment's number that is not finite
+        failed = no_episode(episode.task, episode.sample, StopReason.ENV_ERROR, f"its result cannot be sent: {error}")
+        return packing.pack(failed)
+
+
+def _oldest(episode: Episode, begun: int) -> int:
+    """The version of an episode's oldest token; of one without tokens that with which it began."""
+    versions = (t.policy_versions[t.action_mask] for t in episode.trajectories)
+    return min((int(found.min()) for found in versions if len(found)), default=begun)
+
+
+def run(
+    cfg: Config,
+    link: EngineLink,
+    token: str,
+    name: str,
+    host: str,
+    facts: Facts,
+    watch: Watch | None = None,
+    begun: Callable[[EngineWorker], None] = lambda worker: None,
+) -> str:
+    """One engine process, from its beginning to its end. Returns why it ended.
+
+    Args:
+      cfg: of the run, with this process's own mesh.
+      link: to the coordinator.
+      token: of the run.
+      name: of the process, and of its folder.
+      host: by which others reach it.
+      facts: of the process, on its mesh.
+      watch: is told of phases and progress.
+      begun: is called with the worker before it joins, so that a signal can end it.
+
+    Raises:
+      ConfigError: the config, the data or this machine are not the run's.
+      CoordinatorGoneError: the coordinator was away for too long.
+      EngineError: generation has failed for good.
+    """
+    fleet = cfg.fleet
+    assert fleet is not None
+    fleet_folder = pathlib.Path(cfg.workdir) / FLEET
+    own, seen = fleet_folder / ENGINES / name / WEIGHTS, fleet_folder / WEIGHTS
+    own.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    with contextlib.ExitStack() as opened:
+        parts = opened.enter_context(open_parts(cfg, lambda line: logger.info("%s", line)))
+        server = opened.enter_context(
+            WeightServer([own], token, "127.0.0.1" if host in LOCAL_HOSTS else "0.0.0.0", address=host)
+        )
+        driver = opened.enter_context(parts.engine(blank(parts.spec, parts.mesh), -1))
+        parts.roles.start()
+        fetcher = WeightFetcher(own, token, server.url)
+        versions = HeldVersions(cfg, parts.spec, parts.mesh, link, fetcher, own, seen, fleet.hang_s / 2)
+        told = {**facts(parts.mesh), "source": server.url}
+        theirs = functools.partial(_trainers_probe, seen, own, link, fetcher)
+        player = EnginePlayer(parts, driver, versions, theirs, told, server.numbers)
+        logger.info("%s is ready after %.1f s", name, time.monotonic() - started)
+        budget_s = max(fleet.hang_s, cfg.env.episode_timeout_s + 2 * STOP_TIMEOUT_S)  # a tool may be silent for long
+        worker = EngineWorker(link, player, told, fleet.rule, attempts.of_a_group(cfg.rl), budget_s, watch)
+        begun(worker)
+        return worker.run()
+
+
+def _trainers_probe(seen: pathlib.Path, own: pathlib.Path, link: Any, fetcher: WeightFetcher) -> bytes | None:
+    """What the trainer's probe gave: from its folder, or from whoever shares it; it is then shared here, too."""
+    with contextlib.suppress(FileNotFoundError):
+        return (seen / probe.FILE).read_bytes()
+    sources = link.weights(0)
+    found = None if sources is None else fetcher.small(reversed(sources.urls), probe.FILE)
+    if found is not None:
+        (own / probe.FILE).write_bytes(found)
+    return found

@@ -1,0 +1,119 @@
+"""Whether two processes compute the same: a few turns that everybody samples from version 0, compared bit by bit.
+
+The trainer writes what it got beside its versions when it publishes version 0. An engine samples the same before it
+plays. This looks through everything at once: libraries and their flags, threads, processor, the weights as they came
+over the network, their layout on the devices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxagent.config import ConfigError
+from jaxagent.engine.driver import Driver
+from jaxagent.io import files
+from jaxagent.runs.parts import Parts
+from jaxagent.types import Generation
+
+FILE = "probe.json"  # weight_server.SHARED has it
+TASK = "probe"
+TURNS = 4
+MOST_NEW, MOST_PROMPT = 8, 48  # tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Probed:
+    """What a process got."""
+
+    digest: str
+    tokens: tuple[tuple[int, ...], ...]
+    logprobs: tuple[tuple[float, ...], ...]
+
+    @classmethod
+    def of(cls, found: Sequence[Generation]) -> Probed:
+        """Of the turns, in order."""
+        whole = hashlib.sha256()
+        for turn in found:
+            whole.update(np.asarray(turn.tokens, "<i4").tobytes() + np.asarray(turn.logprobs, "<f4").tobytes())
+        tokens = tuple(tuple(map(int, turn.tokens)) for turn in found)
+        return cls(whole.hexdigest(), tokens, tuple(tuple(map(float, turn.logprobs)) for turn in found))
+
+
+def probe(parts: Parts, driver: Driver) -> Probed:
+    """Samples the probe from what the driver serves.
+
+    Raises:
+      EngineError: generation failed.
+    """
+    new, vocabulary = min(MOST_NEW, parts.cfg.env.turn_tokens), parts.tokenizer.vocab_size
+    length = max(1, min(MOST_PROMPT, parts.cfg.env.context_tokens - new - 1))
+
+    async def one(number: int) -> Generation:
+        prompt = [(7919 * (number + 1) + 104729 * place) % vocabulary for place in range(1 + number * length // TURNS)]
+        session = await driver.open(TASK, number)
+        try:
+            timeout_s = parts.cfg.engine.request_timeout_s
+            return await driver.generate(session, prompt, new, parts.cfg.rl.sampling, 0, timeout_s)
+        finally:
+            driver.close(session)
+
+    async def every() -> list[Generation]:
+        return list(await asyncio.gather(*map(one, range(TURNS))))
+
+    return Probed.of(parts.workers.run(every(), 2 * parts.cfg.engine.request_timeout_s))
+
+
+def record(folder: pathlib.Path, parts: Parts, driver: Driver, facts: Mapping[str, Any]) -> None:
+    """Writes what this process, the trainer, gets from version 0, which its driver serves; the first one's stays."""
+    path = folder / FILE
+    if not path.exists():
+        row = {**dataclasses.asdict(probe(parts, driver)), "facts": dict(facts)}
+        files.replace(path, json.dumps(row))
+
+
+def compare(content: bytes, ours: Probed, facts: Mapping[str, Any]) -> str:
+    """What differs from the trainer's, in one line; "" where nothing does.
+
+    Args:
+      content: of the trainer's file.
+      ours: of this process.
+      facts: of this process.
+
+    Raises:
+      ConfigError: the file is damaged.
+    """
+    try:
+        row = json.loads(content)
+        theirs = Probed(row["digest"], tuple(map(tuple, row["tokens"])), tuple(map(tuple, row["logprobs"])))
+        facts_there = dict(row["facts"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"The trainer's {FILE} is damaged ({type(error).__name__}: {error}).") from None
+    if theirs.digest == ours.digest:
+        return ""
+    facts_here = json.loads(json.dumps(dict(facts)))
+    differs = [
+        f"{name} is {facts_here.get(name)!r} here and {facts_there.get(name)!r} there"
+        for name in sorted(facts_there.keys() | facts_here.keys())
+        if name not in ("process", "host", "pid", "rank", "source") and facts_here.get(name) != facts_there.get(name)
+    ]
+    return f"{_first(theirs, ours)}; {'; '.join(differs) or 'all facts of the two processes are equal'}"
+
+
+def _first(theirs: Probed, ours: Probed) -> str:
+    for turn, (there, here) in enumerate(zip(theirs.tokens, ours.tokens, strict=False)):
+        if there != here:
+            return f"turn {turn} of the probe has other tokens than the trainer's"
+    gaps = [
+        abs(one - other)
+        for there, here in zip(theirs.logprobs, ours.logprobs, strict=False)
+        for one, other in zip(there, here, strict=False)
+    ]
+    return f"log-probs of the probe differ from the trainer's by up to {max(gaps, default=0.0):.3g}"

@@ -1,0 +1,161 @@
+"""The trainer of a run of many processes: `loop.run` with the coordinator at its seams.
+
+It plays nothing of the RL stage but evaluations. Everything before that stage it does alone, as a run of one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import pathlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from jaxagent.config import Config
+from jaxagent.engine.driver import Driver
+from jaxagent.fleet import settings
+from jaxagent.fleet.admission import UnknownWorkerError
+from jaxagent.fleet.client import Client, CoordinatorGoneError, ReplacedError
+from jaxagent.fleet.plan import Plan
+from jaxagent.fleet.plan_of import plan_of
+from jaxagent.fleet.server import LEDGER
+from jaxagent.fleet.vitals import Vitals
+from jaxagent.fleet.weight_server import WeightServer
+from jaxagent.fleet.wire import TaskRef
+from jaxagent.learner import peers
+from jaxagent.rollout.experience import Experience
+from jaxagent.runs.checks import RL
+from jaxagent.runs.fleet import probe, sink, source
+from jaxagent.runs.fleet.facts import facts
+from jaxagent.runs.parts import Parts
+from jaxagent.runs.seams import Seams
+from jaxagent.runs.workdir import Run
+
+logger = logging.getLogger(__name__)
+
+ROLE = "trainer"
+BEATS_PER_LEASE = 4
+STOP_S = 5.0
+
+
+class Trainer:
+    """This process's side of the fleet. Use as a context manager around `loop.run`, which is given `connect`.
+
+    Args:
+      cfg: the run's.
+      link: to the coordinator.
+      token: of the run.
+      name: of the process.
+      host: by which others reach it.
+      signs: of life.
+    """
+
+    def __init__(self, cfg: Config, link: Client, token: str, name: str, host: str, signs: Vitals):
+        self._cfg, self._fleet, self._link = cfg, settings.of(cfg), link
+        self._token, self._name, self._host, self._signs = token, name, host, signs
+        self._folder = pathlib.Path(cfg.workdir) / settings.FOLDER
+        self._facts: dict[str, Any] = {}
+        self._joined_as = self._stage = ""
+        self._over = threading.Event()
+        self._opened = contextlib.ExitStack()
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *failure: object) -> None:
+        self._over.set()
+        self._opened.close()
+        if kind is None and peers.is_first():
+            with contextlib.suppress(CoordinatorGoneError):
+                self._link.end("the trainer has ended")
+
+    def connect(self, parts: Parts, saved: Run, driver: Driver, experience: Experience, steps_before: int) -> Seams:
+        """The seams of the RL stage (runs/seams.py). From now on the coordinator knows this process."""
+        self._signs.phase("begins RL", self._fleet.start_s)
+        plan = plan_of(self._cfg)
+        versions = self._folder / settings.WEIGHTS
+        versions.mkdir(parents=True, exist_ok=True)
+        self._facts = {**facts(self._cfg, self._name, self._host, parts.mesh), "rank": peers.index()}
+        if peers.is_first():
+            own = self._host in ("", "127.0.0.1", "localhost")
+            server = WeightServer([versions], self._token, "127.0.0.1" if own else "0.0.0.0", address=self._host)
+            self._opened.enter_context(server)
+            self._facts["source"] = server.url
+        joined = self._link.join(ROLE, self._facts)
+        self._joined_as = joined.name
+        self._opened.enter_context(self._beating(joined.lease_s / BEATS_PER_LEASE))
+        note = saved.progress.note
+        batches = source.Batches(
+            self._cfg.rl,
+            self._fleet,
+            self._link,
+            self._folder / LEDGER,
+            self._signs,
+            note,
+            functools.partial(saved.end_between_steps, RL),
+        )
+        published = sink.Versions(
+            self._cfg,
+            driver,
+            self._link,
+            versions,
+            joined.run,
+            tasks_of(experience, plan),
+            self._signs,
+            note,
+            functools.partial(probe.record, versions, parts, driver, self._facts),
+        )
+        return Seams(batches, published, sink.Kept(self._link), plan.bound)
+
+    def alive(self, stage: str) -> None:
+        """What `loop.run` tells whenever it gets somewhere. Before the first stage, engines have nothing to open."""
+        if stage != self._stage:
+            self._stage = stage
+            self._signs.phase(f"begins stage '{stage}'", self._fleet.start_s)
+        else:
+            self._signs.tick()
+
+    @contextlib.contextmanager
+    def _beating(self, every_s: float) -> Iterator[None]:
+        thread = threading.Thread(target=self._beat, args=(every_s,), name="beats", daemon=True)
+        thread.start()
+        yield
+        thread.join(STOP_S)  # it may wait for an answer
+
+    def _beat(self, every_s: float) -> None:
+        """For people, and so that the coordinator knows where versions are."""
+        while not self._over.wait(every_s):
+            phase, phase_s = self._signs.now()
+            try:
+                self._link.beat(self._joined_as, (), phase, phase_s, {})
+            except UnknownWorkerError:
+                self._joined_as = self._link.join(ROLE, self._facts).name
+            except ReplacedError as error:  # the loop's next call says so, too, and ends the process
+                logger.error("%s", error)
+                return
+            except Exception as error:
+                logger.warning("The coordinator was not told that this trainer lives: %s", error)
+
+
+def tasks_of(experience: Experience, plan: Plan) -> Callable[[int], sink.Tasks]:
+    """Version -> the tasks of the steps that it admits, of all their rounds.
+
+    The first version of this process brings those of all steps that are not trained: some of them lay beyond the end of
+    the run when their version was published, if `rl.steps` was raised since.
+    """
+    told: list[int] = []
+
+    def tasks(version: int) -> sink.Tasks:
+        first = plan.admitted(version - 1) if told else version
+        told.append(version)
+        return {
+            step: [
+                [TaskRef(index, task.id) for index, task in zip(places, experience.tasks(places), strict=True)]
+                for places in experience.assign(step)
+            ]
+            for step in range(first, plan.admitted(version))
+        }
+
+    return tasks

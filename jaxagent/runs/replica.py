@@ -1,0 +1,116 @@
+"""Rollouts in a trainer of several processes: process 0 plays, on its own devices, and all have what was played.
+
+An engine cannot run on the mesh of all processes: it decides by itself, at any time, what to compute next, and they
+would have to decide alike. So process 0 has an engine on its own devices, with a copy of the weights; the others take
+part in copying them. What process 0 plays is sent to the others, so every process goes on with the same episodes and
+comes to the same decisions (when a gate opens, when to stop). With engine processes elsewhere, only evaluations and
+the stages before RL are played like this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+
+from jaxagent.config import ConfigError
+from jaxagent.data import codec
+from jaxagent.engine import lm
+from jaxagent.engine.driver import Driver
+from jaxagent.engine.lm import LanguageModel
+from jaxagent.learner import peers
+from jaxagent.models.params import Params
+from jaxagent.rollout.workers import STOP_TIMEOUT_S, Rollout, Workers
+from jaxagent.types import Episode, Group, Task
+
+
+class PlayedByFirst(Workers):
+    """Workers of which those of process 0 play; `collect` gives every process the same groups."""
+
+    def collect(
+        self,
+        tasks: Sequence[Task],
+        group_size: int,
+        rollout: Rollout,
+        deadline_s: float,
+        on_episode: Callable[[Episode], None] | None = None,
+    ) -> list[Group]:
+        """As `Workers.collect`; every process calls it with the same tasks. `on_episode` is called in process 0."""
+        played: list[Group] = []
+
+        def play() -> list[list[dict]]:
+            played.extend(Workers.collect(self, tasks, group_size, rollout, deadline_s, on_episode))
+            return [[codec.encode_episode(episode) for episode in group.episodes] for group in played]
+
+        rows = peers.share("the episodes of process 0", play, deadline_s + 2 * STOP_TIMEOUT_S)
+        if peers.is_first():
+            return played
+        return [
+            Group(task, [codec.decode_episode(row, "an episode of process 0") for row in episodes])
+            for task, episodes in zip(tasks, rows, strict=True)
+        ]
+
+
+def own_mesh(mesh: Mesh) -> Mesh:
+    """The part of a trainer's mesh that this process owns: `tensor` as it is, rows split over all that is left.
+
+    Raises:
+      ConfigError: `tensor` lies across processes.
+    """
+    tensor = mesh.devices.shape[-1]
+    mine = [row for row in mesh.devices.reshape(-1, tensor) if all(d in jax.local_devices() for d in row)]
+    if len(mine) * tensor * peers.count() != mesh.devices.size:
+        raise ConfigError(f"config.mesh.tensor={tensor} must divide the devices of each trainer process.")
+    shape = (len(mine), *(1,) * (mesh.devices.ndim - 2), tensor)
+    return Mesh(np.array(mine).reshape(shape), mesh.axis_names, axis_types=(AxisType.Explicit,) * len(shape))
+
+
+def copied(model: LanguageModel, params: Params, mesh: Mesh, own: Mesh) -> Params:
+    """Weights on this process's devices alone, in the layout of generation; every process has to call this.
+
+    One program gathers what fsdp splits; what its devices then hold is taken as it is.
+
+    Args:
+      model: computes with them.
+      params: on the trainer's `mesh`.
+      own: of `own_mesh`.
+    """
+    with jax.set_mesh(mesh):
+        gathered = lm.laid_out(model, params)
+
+    def one(x: jax.Array) -> jax.Array:
+        parts = {part.device: part.data for part in x.addressable_shards}
+        where = NamedSharding(own, x.sharding.spec)
+        return jax.make_array_from_single_device_arrays(x.shape, where, [parts[d] for d in own.devices.flat])
+
+    return jax.tree.map(one, gathered)
+
+
+class Replica(Driver):
+    """The engine of process 0. Weights come as the trainer has them; every process calls `update_params`."""
+
+    copy: Callable[[Params], Params]
+
+    def update_params(self, params: Params, version: int) -> None:
+        """As the driver's, of a copy."""
+        super().update_params(self.copy(params), version)
+
+
+class NoEngine:
+    """What the other processes have in its place: it helps to copy weights, and plays nothing."""
+
+    def __init__(self, copy: Callable[[Params], Params]):
+        self._copy = copy
+
+    def update_params(self, params: Params, version: int) -> None:
+        """Takes part in the copying; this process's copy is dropped."""
+        self._copy(params)
+
+    def stats(self) -> dict[str, float]:
+        """No counters: the engine's are process 0's."""
+        return {}
+
+    def check(self) -> None:
+        """Nothing here can have died."""

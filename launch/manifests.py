@@ -1,0 +1,230 @@
+"""The objects of a run on Kubernetes, as plain values: what each role needs, and what happens when it fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from typing import Any
+
+from jaxagent.fleet.child import VITALS
+from jaxagent.launch.processes import OURS, TOKEN, Run
+
+_SIGNS = "/tmp/jaxagent-vitals"  # goes with its container, so that no container reads another one's
+_RESTART = "jobset.sigs.k8s.io/restart-attempt"  # label of a JobSet's pods
+_TOLD = [1, 2]  # exit codes of a trainer that has said what is wrong: another start would come to the same
+
+
+@dataclasses.dataclass(frozen=True)
+class Tpu:
+    """A slice as GKE names it."""
+
+    kind: str  # of cloud.google.com/gke-tpu-accelerator
+    topology: str  # such as 2x2x4
+    chips: int  # of a host
+    hosts: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+    """What one pod computes on."""
+
+    gpus: int = 0
+    tpu: Tpu | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Pods:
+    """What all pods of a run have in common."""
+
+    name: str
+    namespace: str
+    image: str
+    run: Run
+    workdir: str  # absolute
+    claim: str  # mounted there
+    mounts: tuple[tuple[str, str], ...]  # claim, path; read only
+    secret: str
+    port: int
+    cpus: str
+    memory: str
+    start_s: int
+
+    @property
+    def url(self) -> str:
+        """Of the coordinator."""
+        return f"http://{self.name}-coordinator:{self.port}"
+
+    def meta(self, role: str) -> dict[str, Any]:
+        """Name and labels of an object."""
+        return {"name": f"{self.name}-{role}", "namespace": self.namespace, "labels": self.labels(role)}
+
+    def labels(self, role: str) -> dict[str, str]:
+        """By which an object finds its pods."""
+        return {"app.kubernetes.io/name": "jaxagent", "jaxagent/run": self.name, "jaxagent/role": role}
+
+
+def secret(pods: Pods, token: str) -> dict[str, Any]:
+    """The run's secret."""
+    meta = {**pods.meta("token"), "name": pods.secret}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": "Opaque", "stringData": {"token": token}}
+
+
+def claim(pods: Pods, size: str, storage_class: str) -> dict[str, Any]:
+    """The workdir: ledger, weights and checkpoints."""
+    spec: dict[str, Any] = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": size}}}
+    if storage_class:
+        spec["storageClassName"] = storage_class
+    meta = {**pods.meta("workdir"), "name": pods.claim}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec}
+
+
+def service(pods: Pods) -> dict[str, Any]:
+    """The coordinator's name. Without an address of its own: a call always reaches the pod that is there."""
+    ports = [{"name": "http", "port": pods.port}]
+    spec = {"clusterIP": "None", "selector": pods.labels("coordinator"), "ports": ports}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": pods.meta("coordinator"), "spec": spec}
+
+
+def coordinator(pods: Pods) -> dict[str, Any]:
+    """One pod, which is never there twice: a new one starts when the old one is known to be gone."""
+    command = list(pods.run.coordinator(f"0.0.0.0:{pods.port}"))
+    pod = _pod(pods, "coordinator", command, Devices(), grace_s=30, cpus="1", memory="4Gi")
+    container = pod["spec"]["containers"][0]
+    container["ports"] = [{"name": "http", "containerPort": pods.port}]
+    container["readinessProbe"] = {"tcpSocket": {"port": "http"}, "periodSeconds": 2}
+    spec = {
+        "serviceName": f"{pods.name}-coordinator",
+        "replicas": 1,
+        "selector": {"matchLabels": pods.labels("coordinator")},
+        "template": pod,
+    }
+    return {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": pods.meta("coordinator"), "spec": spec}
+
+
+def trainers(pods: Pods, processes: int, devices: Devices, restarts: int) -> dict[str, Any]:
+    """A gang: when one pod fails all are made anew, with another port for JAX's coordination."""
+    name = f"{pods.name}-trainer"
+    port = f"$(({pods.port + 1} + ${{RESTART:-0}} % {OURS}))"
+    first = f"--meet={name}-trainer-0-0.{name}:"
+    words = pods.run.trainer(pods.url, "POD_IP", 0, processes)
+    of_a_shell = {
+        "--host=POD_IP": '--host="$POD_IP"',
+        "--name=trainer-0": '--name="trainer-$JOB_COMPLETION_INDEX"',
+        "--rank=0": '--rank="$JOB_COMPLETION_INDEX"',
+        "--meet=": f"{first}{port}",
+    }
+    shell = " ".join(of_a_shell.get(word) or shlex.quote(word) for word in words)
+    pod = _pod(pods, "trainer", ["bash", "-c", f"exec {shell}"], devices, grace_s=180)
+    pod["spec"]["restartPolicy"] = "Never"
+    pod["spec"]["containers"][0]["env"].append(
+        {"name": "RESTART", "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{_RESTART}']"}}}
+    )
+    told = {"action": "FailJob", "onExitCodes": {"containerName": "trainer", "operator": "In", "values": _TOLD}}
+    job = {
+        "completionMode": "Indexed",
+        "completions": processes,
+        "parallelism": processes,
+        "backoffLimit": 0,
+        "podFailurePolicy": {"rules": [told]},
+        "template": pod,
+    }
+    final = {"name": "told", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    spec = {
+        "network": {"enableDNSHostnames": True, "subdomain": name, "publishNotReadyAddresses": True},
+        "failurePolicy": {"maxRestarts": restarts, "restartStrategy": "BlockingRecreate", "rules": [final]},
+        "replicatedJobs": [{"name": "trainer", "replicas": 1, "template": {"spec": job}}],
+    }
+    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": pods.meta("trainer"), "spec": spec}
+
+
+def engine_deployment(pods: Pods, engines: int, devices: Devices, restarts: int) -> dict[str, Any]:
+    """Any number, at any time: `kubectl scale`, or an autoscaler. `restarts` is Kubernetes' own: without end."""
+    spec = {
+        "replicas": engines,
+        "selector": {"matchLabels": pods.labels("engine")},
+        "strategy": {"type": "Recreate"},  # a new one would wait for the devices of an old one
+        "template": _engine(pods, devices),
+    }
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": pods.meta("engine"), "spec": spec}
+
+
+def engine_job(pods: Pods, engines: int, devices: Devices, restarts: int) -> dict[str, Any]:
+    """Engines that end with the run and give their devices back. A node that is taken away does not count."""
+    pod = _engine(pods, devices)
+    pod["spec"]["restartPolicy"] = "Never"
+    mistake = {"action": "FailIndex", "onExitCodes": {"containerName": "engine", "operator": "In", "values": [2]}}
+    taken = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    spec = {
+        "completionMode": "Indexed",
+        "completions": engines,
+        "parallelism": engines,
+        "backoffLimitPerIndex": restarts,
+        "podFailurePolicy": {"rules": [taken, mistake]},
+        "template": pod,
+    }
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": pods.meta("engine"), "spec": spec}
+
+
+def _engine(pods: Pods, devices: Devices) -> dict[str, Any]:
+    return _pod(pods, "engine", list(pods.run.engine(pods.url, "$(POD_IP)", "$(POD_NAME)")), devices, grace_s=30)
+
+
+def _pod(
+    pods: Pods, role: str, command: list[str], devices: Devices, grace_s: int, cpus: str = "", memory: str = ""
+) -> dict[str, Any]:
+    """A pod's template. It is alive while its process shows progress."""
+    shared = role != "engine"
+    volumes: list[dict[str, Any]] = [
+        {"name": "workdir", **({"persistentVolumeClaim": {"claimName": pods.claim}} if shared else {"emptyDir": {}})},
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},  # collectives between the GPUs of a host
+    ]
+    mounts: list[dict[str, Any]] = [
+        {"name": "workdir", "mountPath": pods.workdir},
+        {"name": "shm", "mountPath": "/dev/shm"},
+    ]
+    for number, (name, path) in enumerate(pods.mounts):
+        volumes.append({"name": f"data-{number}", "persistentVolumeClaim": {"claimName": name, "readOnly": True}})
+        mounts.append({"name": f"data-{number}", "mountPath": path, "readOnly": True})
+    limits: dict[str, str] = {}
+    if devices.gpus:
+        limits["nvidia.com/gpu"] = str(devices.gpus)
+    if devices.tpu:
+        limits["google.com/tpu"] = str(devices.tpu.chips)
+    probe = ["python", "-m", "jaxagent.launch.progress", _SIGNS]
+    container: dict[str, Any] = {
+        "name": role,
+        "image": pods.image,
+        "command": command,
+        "env": [
+            {"name": TOKEN, "valueFrom": {"secretKeyRef": {"name": pods.secret, "key": "token"}}},
+            {"name": VITALS, "value": _SIGNS},
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        ],
+        "resources": {"requests": {"cpu": cpus or pods.cpus, "memory": memory or pods.memory}, "limits": limits},
+        "volumeMounts": mounts,
+        "startupProbe": _probe([*probe, "--begun"], pods.start_s, grace_s=5),
+        "livenessProbe": _probe(probe, 60, grace_s=5),  # SIGTERM does not end a process that is stuck
+    }
+    spec: dict[str, Any] = {
+        "terminationGracePeriodSeconds": grace_s,
+        "shareProcessNamespace": True,  # what an environment leaves behind is reaped, and SIGTERM is nobody's to ignore
+        "containers": [container],
+        "volumes": volumes,
+    }
+    if devices.tpu:
+        spec["nodeSelector"] = {
+            "cloud.google.com/gke-tpu-accelerator": devices.tpu.kind,
+            "cloud.google.com/gke-tpu-topology": devices.tpu.topology,
+        }
+    return {"metadata": {"labels": pods.labels(role)}, "spec": spec}
+
+
+def _probe(command: list[str], within_s: int, grace_s: int) -> dict[str, Any]:
+    return {
+        "exec": {"command": command},
+        "periodSeconds": 20,
+        "timeoutSeconds": 20,
+        "failureThreshold": max(1, within_s // 20),
+        "terminationGracePeriodSeconds": grace_s,
+    }

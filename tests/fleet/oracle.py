@@ -1,0 +1,56 @@
+"""A run of one process that writes down the digest of every version of its weights: what a fleet must come to, too."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import sys
+
+from jaxagent import loop
+from jaxagent.config import flags
+from jaxagent.fleet import manifest
+from jaxagent.runs import devices, local
+from jaxagent.runs.fleet import trees
+from jaxagent.runs.seams import Seams
+
+FILE = "digests.json"
+
+
+class Digests:
+    """A sink that passes on, and writes down."""
+
+    def __init__(self, inner, path: pathlib.Path):
+        self._inner, self._path = inner, path
+        self._found: dict[int, str] = {}
+
+    def publish(self, version, state):
+        self._found[version] = manifest.digest(trees.to_host(state.policy))
+        self._path.write_text(json.dumps(self._found))
+        self._inner.publish(version, state)
+
+    def past(self):
+        return self._inner.past()
+
+    def missing(self, version):
+        return self._inner.missing(version)
+
+    def newest(self) -> contextlib.AbstractContextManager[None]:
+        return self._inner.newest()
+
+
+def main() -> None:
+    cfg = flags.parse_argv(sys.argv).config
+    devices.provide(cfg.mesh)
+
+    def connect(*args) -> Seams:
+        seams = local.connect(*args)
+        return dataclasses.replace(seams, sink=Digests(seams.sink, pathlib.Path(cfg.workdir) / FILE))
+
+    loop.run(cfg, connect)
+
+
+if __name__ == "__main__":
+    devices.use_huge_pages()
+    main()

@@ -1,0 +1,293 @@
+"""A real coordinator on 127.0.0.1, with engines and a trainer that only pretend: episodes and weights are digests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import pathlib
+import random
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from jaxagent.config.command import bound
+from jaxagent.fleet import packing, server
+from jaxagent.fleet.admission import Batch, Outcome, UnknownWorkerError
+from jaxagent.fleet.client import Client
+from jaxagent.fleet.packing import Packed
+from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
+from jaxagent.fleet.wire import TaskRef
+from jaxagent.types import Episode, StopReason, Task, TokenKind, Trajectory
+from tests.fleet import world
+
+TOKEN = "a token of the tests"
+FACTS = {"config": "c0", "jaxlib": "1", "threads": 2, "host": "here"}
+WAIT_S = 60.0
+
+
+def task_of(step: int, round_: int, index: int) -> TaskRef:
+    """Which task a group plays: a function of its number."""
+    row = 1000 * step + 100 * round_ + index
+    return TaskRef(row, f"task-{row}")
+
+
+def tasks_of(plan: Plan, version: int) -> dict[int, list[list[TaskRef]]]:
+    """What comes with a version."""
+    further = plan.groups_per_round or plan.groups_per_step
+    sizes = [plan.first_round] + [further] * (plan.rounds - 1)
+    first = 0 if version == 0 else plan.admitted(version - 1)
+    return {
+        step: [[task_of(step, r, k) for k in range(size)] for r, size in enumerate(sizes)]
+        for step in range(first, plan.admitted(version))
+    }
+
+
+def played(which: EpisodeId, weights: str, play: str = "") -> Episode:
+    """An episode whose tokens and reward tell which one it is, and under which weights it was played."""
+    text = hashlib.sha256(repr((tuple(which.group), which.sample, weights, play)).encode()).digest()
+    kinds = np.array([TokenKind.PROMPT] + [TokenKind.ACTION] * 31, np.uint8)
+    tokens = np.frombuffer(text, np.uint8).astype(np.int32)
+    action = kinds == TokenKind.ACTION
+    return Episode(
+        task=Task(task_of(*which.group).id, "What?", ("x",)),
+        sample=which.sample,
+        trajectories=(
+            Trajectory(
+                tokens,
+                kinds,
+                np.where(action, -0.5, 0).astype(np.float32),
+                np.where(action, 0, -1).astype(np.int32),
+                np.zeros(32, np.int32),
+            ),
+        ),
+        reward=float(text[0] % 3 == 0),
+        rewards={},
+        stop_reason=StopReason.ANSWER,
+        turns=1,
+        text=play,
+    )
+
+
+def packed(which: EpisodeId, weights: str, play: str = "") -> Packed:
+    return packing.pack(played(which, weights, play))
+
+
+def usable(episodes: list[Episode]) -> bool:
+    """Whether a group has signal: its rewards differ."""
+    return len({episode.reward for episode in episodes}) > 1
+
+
+def oracle(plan: Plan) -> world.Oracle:
+    """The run without coordinator, engines or time."""
+
+    def judged(group: GroupId, weights: str) -> bool:
+        return usable([played(EpisodeId(group, sample), weights) for sample in range(plan.attempts)])
+
+    return world.Oracle(plan, judged, lambda which, weights: packed(which, weights).digest)
+
+
+class Served:
+    """A coordinator in a thread of this process. Its port stays the same when it is started again."""
+
+    def __init__(self, folder: pathlib.Path, plan: Plan, **settings):
+        self.folder, self.plan, self.settings = folder, plan, {"config": "c0", **settings}
+        with bound("127.0.0.1", 0) as address:
+            self.port = address.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.failure: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._stop: asyncio.Event
+
+    def start(self) -> Served:
+        self.failure = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        address = self.folder / server.ADDRESS
+        address.unlink(missing_ok=True)
+        self._thread.start()
+        deadline = time.monotonic() + WAIT_S
+        while self._thread.is_alive() and not address.exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        if self.failure is not None:
+            raise self.failure
+        assert address.exists()
+        return self
+
+    def stop(self) -> None:
+        """As SIGTERM does."""
+        if self._thread is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(WAIT_S)
+            assert not self._thread.is_alive()
+
+    def ended(self) -> BaseException | None:
+        """Waits until it ends by itself; returns what it raised."""
+        assert self._thread is not None
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+        return self.failure
+
+    def __enter__(self) -> Served:
+        return self.start()
+
+    def __exit__(self, *failure: object) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        async def main() -> None:
+            self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+            await server.serve(self.folder, self.plan, TOKEN, address, stop=self._stop, **self.settings)
+
+        try:
+            with bound("127.0.0.1", self.port) as address, server.log(self.folder):
+                asyncio.run(main())
+        except BaseException as failure:
+            self.failure = failure
+
+    def client(self, patience_s: float = WAIT_S) -> Client:
+        return Client(self.url, TOKEN, patience_s)
+
+
+class Engine:
+    """An engine worker's process, as two threads: one beats, one plays."""
+
+    def __init__(self, client: Client, places: int = 4, seed: int = 0, play_s: float = 0.01, pinned: bool = True):
+        self.client, self.places, self.play_s, self.pinned = client, places, play_s, pinned
+        self.random = random.Random(seed)
+        self.holding: dict[str, EpisodeId] = {}
+        self.name, self.stored, self.failure = "", [], None
+        self._lock = threading.Lock()
+        self._dead = threading.Event()
+        self.threads = [
+            threading.Thread(target=self._guard, args=(what,), daemon=True) for what in (self._play, self._beats)
+        ]
+
+    def start(self) -> Engine:
+        self._join()
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def kill(self) -> None:
+        """It is heard no more, and hands nothing in."""
+        self._dead.set()
+
+    def wait(self) -> None:
+        for thread in self.threads:
+            thread.join(WAIT_S)
+            assert not thread.is_alive()
+        if self.failure is not None:
+            raise self.failure
+
+    def _guard(self, what) -> None:
+        try:
+            what()
+        except BaseException as failure:
+            if not self._dead.is_set():
+                self.failure = failure
+            self._dead.set()
+
+    def _join(self) -> None:
+        with self._lock:
+            joined = self.client.join("engine", FACTS, self.holding.items())
+            self.name = joined.name
+            for lease in joined.cancel:
+                self.holding.pop(lease, None)
+            self.lease_s = joined.lease_s
+
+    def _beats(self) -> None:
+        while not self._dead.wait(self.lease_s / 4):
+            try:
+                beat = self.client.beat(self.name, list(self.holding), "plays", 0.0, {"tokens_per_s": 1.0})
+            except UnknownWorkerError:
+                self._join()
+                continue
+            for lease in beat.cancel:
+                self.holding.pop(lease, None)
+            if beat.ended:
+                return self._dead.set()
+
+    def _play(self) -> None:
+        while not self._dead.is_set():
+            try:
+                jobs = self.client.take(self.name, self.places, list(self.holding), wait_s=1.0)
+            except UnknownWorkerError:
+                time.sleep(0.05)  # the other thread joins
+                continue
+            with self._lock:
+                self.holding |= {job.work.lease: job.work.episode for job in jobs}
+            self.random.shuffle(jobs)
+            for job in jobs:
+                time.sleep(self.play_s * self.random.random())
+                if self._dead.is_set():
+                    return
+                sources = self.client.weights(job.work.version)
+                assert sources is not None and job.task == task_of(*job.group)
+                play = "" if self.pinned else job.work.lease
+                answer = self.client.put(job.work, job.work.version, packed(job.work.episode, sources.digest, play))
+                assert answer.outcome in (Outcome.STORED, Outcome.DUPLICATE, Outcome.LATE), answer
+                self.holding.pop(job.work.lease, None)
+                if answer.outcome is Outcome.STORED:
+                    self.stored.append(job.work.episode)
+
+
+class Trainer:
+    """The trainer: weights are a chain of digests of what it read."""
+
+    def __init__(self, client: Client, plan: Plan, keep_every: int = 2, train_s: float = 0.0):
+        self.client, self.plan, self.keep_every, self.train_s = client, plan, keep_every, train_s
+        self.versions = ["initial"]
+        self.batches: list[Batch] = []
+        self.saved = 0
+
+    def run(self, to: int | None = None) -> None:
+        """Trains up to a version, from the newest that was saved."""
+        del self.versions[self.saved + 1 :], self.batches[self.saved :]
+        self.client.join("trainer", FACTS)
+        self._publish(self.saved)
+        for step in range(self.saved, self.plan.steps if to is None else to):
+            deadline = time.monotonic() + WAIT_S
+            while (batch := self.client.batch(step, wait_s=5.0)) is None:
+                assert time.monotonic() < deadline, self.client.status()
+            self.batches.append(batch)
+            time.sleep(self.train_s)
+            learnt = [
+                self.learnt(which, found.digest)
+                for which, found in batch.results.items()
+                if which.group in batch.groups
+            ]
+            self.versions.append(world.digest(self.versions[-1], learnt))
+            self._publish(step + 1)
+            if (step + 1) % self.keep_every == 0:
+                assert self.client.keep(step + 1).outcome in (Outcome.STORED, Outcome.DUPLICATE)
+                self.saved = step + 1
+
+    def learnt(self, which: EpisodeId, digest: str) -> str:
+        """Reads the body, as a trainer on another host does."""
+        body = self.client.episode(which)
+        assert body.digest == digest
+        assert packing.unpack(body, "here").sample == which.sample
+        return digest
+
+    def _publish(self, version: int) -> None:
+        answer = self.client.publish(version, self.versions[version], "lineage", tasks_of(self.plan, version))
+        assert answer.outcome in (Outcome.STORED, Outcome.DUPLICATE), answer
+
+
+@contextlib.contextmanager
+def engines(url: str, count: int, **settings) -> Iterator[list[Engine]]:
+    """Running engines, which end when the run does."""
+    found = [Engine(Client(url, TOKEN, WAIT_S), seed=seed, **settings) for seed in range(count)]
+    for engine in found:
+        engine.start()
+    try:
+        yield found
+        for engine in found:
+            engine.wait()
+    finally:
+        for engine in found:
+            engine.kill()

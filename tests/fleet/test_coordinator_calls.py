@@ -1,0 +1,664 @@
+"""Each call of the coordinator over HTTP, by hand: what it answers, what it refuses, and what it survives."""
+
+import contextlib
+import dataclasses
+import errno
+import http.client
+import json
+import socket
+import threading
+import time
+
+import pytest
+
+from jaxagent.config import ConfigError
+from jaxagent.fleet import book, fence, intake, ledger, members, playing, server, wire
+from jaxagent.fleet.admission import Outcome, UnknownWorkerError, Work
+from jaxagent.fleet.client import CallError, Client, CoordinatorGoneError, ReplacedError
+from jaxagent.fleet.ledger import Ledger
+from jaxagent.fleet.packing import Packed
+from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
+from jaxagent.io import connections
+from tests.fleet.served import FACTS, TOKEN, Served, packed, task_of, tasks_of
+
+PLAN = Plan(steps=3, groups_per_step=1, attempts=2, staleness=1)
+HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+
+
+@pytest.fixture
+def served(tmp_path):
+    with Served(tmp_path, PLAN) as found:
+        yield found
+
+
+def raw(served, method, path, body=None, headers=None):
+    """A request as anybody can send it."""
+    line = http.client.HTTPConnection("127.0.0.1", served.port, timeout=20)
+    with contextlib.closing(line):
+        line.request(method, path, body, HEADERS if headers is None else headers)
+        reply = line.getresponse()
+        return reply.status, json.loads(reply.read())
+
+
+def began(served, tasks=None):
+    """Version 0 is there, and an engine."""
+    client = served.client()
+    answer = client.publish(0, "w0", "lineage", tasks_of(served.plan, 0) if tasks is None else tasks)
+    assert answer.outcome is Outcome.STORED
+    return client, client.join("engine", FACTS).name
+
+
+def play(client, name, places=100):
+    """Takes and hands in whatever there is now."""
+    done = []
+    while jobs := client.take(name, places, []):
+        for job in jobs:
+            answer = client.put(job.work, job.work.version, packed(job.work.episode, "w"))
+            assert answer.outcome is Outcome.STORED, answer
+            done.append(job)
+    return done
+
+
+# -------------------------------------------------------------------- what a run needs
+
+
+def test_nothing_is_played_before_version_0_and_then_everything_that_it_admits(served):
+    client = served.client()
+    joined = client.join("engine", FACTS)
+    assert joined.newest == -1 and joined.lease_s == PLAN.lease_s and joined.epoch == 1
+    assert client.take(joined.name, 4, []) == [] and client.weights(0) is None
+    got = []
+    waiting = threading.Thread(target=lambda: got.extend(client.take(joined.name, 4, [], wait_s=20)))
+    waiting.start()
+    trainer = served.client()
+    trainer.join("trainer", FACTS | {"source": "http://trainer:1"})
+    assert trainer.publish(0, "w0", "lineage", tasks_of(PLAN, 0)).outcome is Outcome.STORED
+    waiting.join(20)
+    assert [(job.group, job.sample, job.task) for job in got] == [
+        (GroupId(0, 0, 0), sample, task_of(0, 0, 0)) for sample in (0, 1)
+    ]
+    assert client.weights(0) == wire.Sources(0, "w0", "lineage", ("http://trainer:1",))
+    leases = [job.work.lease for job in got]
+    beat = client.beat(joined.name, [*leases, "1-99"], "plays", 1.5, {"tokens_per_s": 7})
+    assert beat == wire.Beat(0, ("1-99",), "", False)
+    for job in got:
+        answer = client.put(job.work, 0, packed(job.work.episode, "w0"))
+        assert (answer.outcome, answer.complete) == (Outcome.STORED, job.sample == 1)
+    assert client.put(got[0].work, 0, packed(got[0].work.episode, "w0")).outcome is Outcome.DUPLICATE
+    batch = trainer.batch(0, wait_s=20)
+    assert batch is not None and batch.groups == (GroupId(0, 0, 0),) and batch.ages == {0: 2}
+    for which, found in batch.results.items():
+        assert trainer.episode(which) == packed(which, "w0") and found.digest == packed(which, "w0").digest
+    assert trainer.batch(1) is None
+    assert trainer.publish(1, "w1", "lineage", tasks_of(PLAN, 1)).outcome is Outcome.STORED
+    assert trainer.keep(1).outcome is Outcome.STORED
+    status = client.status()
+    assert status["steps"]["newest_version"] == 1 and status["members"]["engine"][joined.name]["phase"] == "plays"
+    trainer.end("it is enough")
+    assert client.beat(joined.name, []).ended == "it is enough" and client.take(joined.name, 4, []) == []
+
+
+def test_an_engine_that_drains_gets_nothing_and_one_that_leaves_gives_back(served):
+    client, name = began(served)
+    jobs = client.take(name, 1, [])
+    assert client.drain(name) and not client.drain("1-77")
+    assert client.beat(name, [jobs[0].work.lease]).drain
+    assert client.take(name, 4, [jobs[0].work.lease]) == []
+    other = served.client()
+    second = other.join("engine", FACTS).name
+    assert {job.group.step for job in other.take(second, 9, [])} == {1}
+    assert client.leave(name) and not client.leave(name)
+    with pytest.raises(UnknownWorkerError, match="join again"):
+        client.beat(name, [])
+    assert jobs[0].work.episode in [job.work.episode for job in other.take(second, 9, [])]
+
+
+def test_an_engine_that_is_silent_loses_its_episodes(tmp_path):
+    seconds = [0.0]
+    plan = Plan(steps=1, groups_per_step=1, attempts=1, lease_s=10)
+    with Served(tmp_path, plan, clock=lambda: seconds[0]) as served:
+        client, name = began(served)
+        (job,) = client.take(name, 1, [])
+        other = served.client()
+        second = other.join("engine", FACTS).name
+        assert other.take(second, 1, []) == []
+        seconds[0] = 9.0
+        other.beat(second, [])
+        seconds[0] = 11.0
+        (again,) = other.take(second, 1, [])
+        assert again.work.episode == job.work.episode and again.work.lease != job.work.lease
+        with pytest.raises(UnknownWorkerError):
+            client.take(name, 1, [job.work.lease])
+        joined = client.join("engine", FACTS, [(job.work.lease, job.work.episode)])
+        assert joined.cancel == (job.work.lease,)  # somebody else plays it
+
+
+def test_a_join_that_got_no_answer_takes_nothing_from_its_process(served):
+    client, name = began(served)
+    jobs = client.take(name, 2, [])
+    holding = [(job.work.lease, job.work.episode) for job in jobs]
+    assert client.join("engine", FACTS, holding).cancel == ()  # under the old name, which it gives up
+    stranger = served.client()  # as a process whose first answer was lost: it has no name to give up
+    joined = stranger.join("engine", FACTS, holding)
+    assert joined.cancel == () and stranger.beat(joined.name, [lease for lease, _ in holding]).cancel == ()
+
+
+def test_a_second_take_of_one_engine_ends_the_first(served):
+    client, twin = served.client(), served.client()
+    name = client.join("engine", FACTS).name
+    got = []
+    waiting = threading.Thread(target=lambda: got.append(client.take(name, 1, [], wait_s=20)))
+    waiting.start()
+    while not client.status()["calls"].get("take"):
+        time.sleep(0.01)
+    assert twin.take(name, 1, []) == []
+    waiting.join(20)
+    assert got == [[]]
+
+
+def test_who_is_slow_learns_of_the_newest_version_and_where_it_is(served):
+    client, name = began(served)
+    other = served.client()
+    second = other.join("engine", FACTS | {"source": "http://engine:2"}).name
+    trainer = served.client()
+    trainer.join("trainer", FACTS | {"source": "http://trainer:1"})
+    other.beat(second, [], numbers={"versions": [0], "sending": 3})
+    assert client.weights(0).urls == ("http://engine:2", "http://trainer:1")
+    assert other.weights(0).urls == ("http://trainer:1",)  # not from itself
+    assert client.weights(1) is None and name
+
+
+# -------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("facts", "role", "word"),
+    [
+        (FACTS | {"config": "c1"}, "engine", "same config file"),
+        (FACTS, "spectator", "neither of trainer, engine"),
+    ],
+)
+def test_a_process_of_another_run_may_not_join(served, facts, role, word):
+    with pytest.raises(ConfigError, match=word):
+        served.client().join(role, facts)
+
+
+def test_a_process_with_other_calls_or_of_another_folder_may_not_join(served, monkeypatch):
+    client = served.client()
+    client.join("engine", FACTS)
+    client._run = "another"
+    with pytest.raises(ConfigError, match="this coordinator's is"):
+        client.status()
+    row = {"role": "engine", "facts": FACTS, "holding": [], "wire": wire.WIRE + 1}
+    code, told = raw(served, "POST", "/v1/join", json.dumps(row))
+    assert code == 409 and "use one code" in told["error"]
+
+
+def test_exact_and_pinned_runs_refuse_engines_that_would_sample_other_bits(tmp_path):
+    with Served(tmp_path, PLAN, exact=True) as served:
+        one, other, trainer = served.client(), served.client(), served.client()
+        name = one.join("engine", FACTS | {"mesh": {"data": 1}}).name
+        with pytest.raises(ConfigError, match=r"jaxlib is '2', not '1'"):
+            other.join("engine", FACTS | {"jaxlib": "2", "mesh": {"data": 1}})
+        with pytest.raises(ConfigError, match="mesh is"):
+            other.join("engine", FACTS | {"mesh": {"data": 2}})
+        trainer.join("trainer", FACTS | {"threads": 4, "mesh": {"data": 8}})  # what the trainer has is right
+        with pytest.raises(UnknownWorkerError):
+            one.beat(name, [])
+        with pytest.raises(ConfigError, match="threads is 2, not 4"):
+            one.join("engine", FACTS)
+        one.join("engine", FACTS | {"threads": 4})
+
+
+def test_other_runs_label_them(tmp_path):
+    with Served(tmp_path, PLAN) as served:
+        client = served.client()
+        client.join("engine", FACTS)
+        name = client.status() and served.client().join("engine", FACTS | {"jaxlib": "2"}).name
+        assert client.status()["members"]["engine"][name]["differs"] == {"jaxlib": ["1", "2"]}
+
+
+def test_a_trainer_that_was_replaced_is_told_so(served):
+    old, new = served.client(), served.client()
+    name = old.join("trainer", FACTS).name
+    assert old.publish(0, "w0", "lineage", tasks_of(PLAN, 0)).outcome is Outcome.STORED
+    new.join("trainer", FACTS)
+    for call in (
+        lambda: old.beat(name, []),
+        lambda: old.batch(0),
+        lambda: old.publish(0, "w0", "lineage", tasks_of(PLAN, 0)),
+        lambda: old.keep(1),
+        lambda: old.end("no"),
+    ):
+        with pytest.raises(ReplacedError, match="must end"):
+            call()
+    assert new.publish(0, "w0", "lineage", tasks_of(PLAN, 0)).outcome is Outcome.DUPLICATE
+    other = served.client()  # of the same gang, with another rank
+    other.join("trainer", FACTS | {"rank": 1})
+    assert new.batch(0) is None
+
+
+def test_tasks_must_be_those_of_the_steps_that_a_version_admits_and_the_same_again(served):
+    client = served.client()
+    right = tasks_of(PLAN, 0)
+    for tasks, word in (
+        ({}, "steps [0, 1], not of []"),
+        ({**right, 2: right[1]}, "not of [0, 1, 2]"),
+        ({0: right[0], 1: [[]]}, "must have [1]"),
+    ):
+        answer = client.publish(0, "w0", "lineage", tasks)
+        assert answer.outcome is Outcome.REFUSED and word in answer.reason
+    assert client.publish(1, "w1", "lineage", tasks_of(PLAN, 1)).outcome is Outcome.REFUSED
+    assert client.publish(0, "w0", "lineage", right).outcome is Outcome.STORED
+    for digest, lineage, tasks, word in (
+        ("w1", "lineage", right, "now is w1"),
+        ("w0", "other", right, "another lineage"),
+        ("w0", "lineage", {**right, 1: [[wire.TaskRef(5, "x")]]}, "other tasks"),
+    ):
+        answer = client.publish(0, digest, lineage, tasks)
+        assert answer.outcome is Outcome.CONFLICT and word.replace("other tasks", "another tasks") in answer.reason
+    served.stop()
+    served.start()
+    assert client.publish(0, "w0", "lineage", right).outcome is Outcome.DUPLICATE
+    assert client.publish(0, "w0", "other", right).outcome is Outcome.CONFLICT
+
+
+def test_results_that_nobody_may_hand_in(served):
+    client, name = began(served)
+    (job, other) = client.take(name, 2, [])
+    good = packed(job.work.episode, "w")
+    stranger = Work(EpisodeId(GroupId(9, 0, 0), 0), "1-1", 0, "")
+    assert client.put(stranger, 0, good).outcome is Outcome.REFUSED
+    assert client.put(job.work, 1, good).outcome is Outcome.REFUSED  # pinned to 0
+    quick = served.client(patience_s=0.1)
+    with pytest.raises(CoordinatorGoneError, match=r"422.*digest"):
+        quick.put(job.work, 0, Packed("0" * 64, good.body))
+    with pytest.raises(CoordinatorGoneError, match=r"422.*damaged"):
+        quick.put(job.work, 0, Packed(good.digest, good.body[:-3]))
+    assert client.put(job.work, 0, good).outcome is Outcome.STORED
+    conflict = client.put(job.work, 0, packed(job.work.episode, "v"))
+    assert conflict.outcome is Outcome.CONFLICT and served.client().status()["conflicts"] == [conflict.reason]
+    with pytest.raises(CallError, match="404"):
+        client.episode(other.work.episode)
+    with pytest.raises(CallError, match="steps 0 to 0 can be"):
+        client.batch(1)
+
+
+@pytest.mark.parametrize(
+    ("path", "row", "field"),
+    [
+        ("/v1/join", {"role": "engine", "wire": "x"}, "wire"),
+        ("/v1/join", {"role": "engine", "wire": 1, "holding": [["1-1", 0, 0, 0, -1]]}, "an episode"),
+        ("/v1/join", {"role": "engine", "wire": 1, "facts": []}, "facts"),
+        ("/v1/beat", {"name": 3}, "name"),
+        ("/v1/beat", {"name": "NAME", "holding": ["x"]}, "no lease"),
+        ("/v1/beat", {"name": "NAME", "holding": "x"}, "holding"),
+        ("/v1/beat", {"name": "NAME", "holding": [], "phase_s": -1}, "phase_s"),
+        ("/v1/take", {"name": "NAME", "places": 2.5}, "places"),
+        ("/v1/take", {"name": "NAME", "places": 1, "wait_s": "long"}, "wait_s"),
+        ("/v1/batch", {}, "step"),
+        ("/v1/publish", {"version": 0, "digest": "a", "lineage": "b", "tasks": {"x": []}}, "tasks"),
+        ("/v1/publish", {"version": 0, "digest": "a", "lineage": "b", "tasks": {"0": [[7]]}}, "task"),
+        ("/v1/keep", {"step": True}, "step"),
+        ("/v1/end", {"reason": None}, "reason"),
+    ],
+)
+def test_a_malformed_call_is_told_its_field(served, path, row, field):
+    name = served.client().join("engine", FACTS).name
+    row = {key: name if value == "NAME" else value for key, value in row.items()}
+    code, told = raw(served, "POST", path, json.dumps(row))
+    assert code == 400 and told["kind"] == "malformed" and field in told["error"]
+
+
+def test_what_is_no_call_at_all(served):
+    for body in ("{", "[1]", "\xff" * 3, "[" * 100_000, '{"name": NaN'):
+        code, told = raw(served, "POST", "/v1/beat", body.encode("latin-1"))
+        assert code == 400 and told["kind"] == "malformed"
+    assert raw(served, "GET", "/v1/nothing")[0] == 404
+    assert raw(served, "GET", "/v1/join")[0] == 405
+    assert raw(served, "PUT", "/v1/episodes/0/0/0/0?lease=1-1&version=0", b"")[0] == 400  # no digest
+    code, told = raw(served, "POST", "/v1/beat", b"{}", HEADERS | {"Content-Encoding": "gzip"})
+    assert code == 400 and "Content-Encoding" in told["error"]
+
+
+def test_the_token_comes_first(served, tmp_path):
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer "}):
+        assert raw(served, "GET", "/v1/status", headers=headers)[0] == 401
+        assert raw(served, "GET", "/v1/nothing", headers=headers)[0] == 401
+    with pytest.raises(ConfigError, match="token is wrong"):
+        Client(served.url, "another token of the tests").status()
+    assert served.client().status()["calls"]["wrong_tokens"] == 7
+    with pytest.raises(ConfigError, match="16 characters"):
+        server.run(tmp_path / "other", PLAN, "short")
+
+
+def test_bodies_are_bounded(served, monkeypatch):
+    monkeypatch.setattr(wire, "MAX_CALL_BYTES", 1000)
+    monkeypatch.setattr(wire, "MAX_EPISODE_BYTES", 2000)
+    assert raw(served, "POST", "/v1/beat", b"x" * 1001)[0] == 413
+    path = "/v1/episodes/0/0/0/0?lease=1-1&version=0"
+    assert raw(served, "PUT", path, b"x" * 2001, HEADERS | {wire.DIGEST: "d"})[0] == 413
+    chunks = (b"x" * 500 for _ in range(5))  # which say no length
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        assert raw(served, "PUT", path, chunks, HEADERS | {wire.DIGEST: "d"})[0] == 413
+    served.client().status()
+
+
+def test_a_body_that_never_comes_holds_nobody_up(served, monkeypatch):
+    monkeypatch.setattr(intake, "CALL_BODY_S", 0.2)
+    with socket.create_connection(("127.0.0.1", served.port), 20) as slow:
+        slow.settimeout(20)
+        slow.sendall(b"POST /v1/beat HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n")
+        slow.sendall(f"Authorization: Bearer {TOKEN}\r\n\r\n{{".encode())
+        served.client().status()
+        assert b"400" in slow.recv(1000)
+
+
+def test_a_head_that_never_ends_is_cut_off(tmp_path, monkeypatch):
+    monkeypatch.setattr(connections, "SWEEP_S", 0.05)
+    monkeypatch.setattr(server, "IDLE_S", 0.2)
+    with Served(tmp_path, PLAN) as served, socket.create_connection(("127.0.0.1", served.port), 20) as slow:
+        slow.settimeout(20)
+        slow.sendall(b"POST /v1/beat HTTP/1.1\r\nHost: ")
+        served.client().status()
+        assert slow.recv(1000) == b""
+
+
+def test_bodies_together_are_bounded(served, monkeypatch):
+    client, name = began(served)
+    (job, _) = client.take(name, 2, [])
+    good = packed(job.work.episode, "w")
+    again = served.client(patience_s=0.1)
+    with monkeypatch.context() as patched:
+        patched.setattr(intake, "MOST_IN_MEMORY", 10)
+        with pytest.raises(CoordinatorGoneError, match=r"503.*in memory already"):
+            again.put(job.work, 0, good)
+    assert client.put(job.work, 0, good).outcome is Outcome.STORED
+
+
+# -------------------------------------------------------------------- disks
+
+
+def test_a_full_disk_stores_nothing_and_goes_on_when_there_is_room(served, monkeypatch, tmp_path):
+    client, name = began(served)
+    (job, other) = client.take(name, 2, [])
+    good = packed(job.work.episode, "w")
+    impatient = served.client(patience_s=0.1)
+    with monkeypatch.context() as patched:
+        patched.setattr(playing, "RESERVE_BYTES", 1 << 60)
+        with pytest.raises(CoordinatorGoneError, match=r"507.*not stored"):
+            impatient.put(job.work, 0, good)
+    with monkeypatch.context() as patched:
+
+        def full(*_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        patched.setattr(book.EpisodeFiles, "put", full)
+        with pytest.raises(CoordinatorGoneError, match=r"507 .*disk is full"):
+            impatient.put(job.work, 0, good)
+        sent = []
+        waiting = threading.Thread(target=lambda: sent.append(client.put(job.work, 0, good)))
+        waiting.start()
+        time.sleep(0.1)
+        assert not sent
+    waiting.join(20)
+    assert sent[0].outcome is Outcome.STORED
+    assert client.put(other.work, 0, packed(other.work.episode, "w")).complete
+
+
+def test_a_ledger_that_fails_ends_the_process_and_nothing_was_promised(served, monkeypatch):
+    client, name = began(served)
+    (job, _) = client.take(name, 2, [])
+    with monkeypatch.context() as patched:
+
+        def broken(fd, content):
+            raise OSError(errno.EIO, "Input/output error")
+
+        patched.setattr(ledger, "_write", broken)
+        with pytest.raises(CoordinatorGoneError):
+            served.client(patience_s=0.2).put(job.work, 0, packed(job.work.episode, "w"))
+        failure = served.ended()
+    assert isinstance(failure, server.CoordinatorError) and "Input/output error" in str(failure)
+    served.start()
+    joined = client.join("engine", FACTS, [(job.work.lease, job.work.episode)])
+    assert joined.epoch == 2
+
+
+def test_no_answer_leaves_before_its_line_is_on_disk(served, monkeypatch):
+    client, name = began(served)
+    (job, other) = client.take(name, 2, [])
+    write, go, answers = ledger._write, threading.Event(), []
+
+    def slow(fd, content):
+        assert go.wait(20)
+        write(fd, content)
+
+    monkeypatch.setattr(ledger, "_write", slow)
+    calls = [
+        lambda: client.put(job.work, 0, packed(job.work.episode, "w")),
+        lambda: client.put(other.work, 0, packed(other.work.episode, "w")),
+        lambda: served.client().batch(0, wait_s=20),
+        lambda: served.client().beat(name, []),  # of itself it writes nothing
+    ]
+    threads = [threading.Thread(target=lambda call=call: answers.append(call())) for call in calls]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.05)
+    assert not answers
+    go.set()
+    for thread in threads:
+        thread.join(20)
+    assert len(answers) == 4
+
+
+def test_a_coordinator_that_was_taken_over_ends(served, tmp_path):
+    client, _ = began(served)
+    fence.take(tmp_path / server.LEDGER)
+    with pytest.raises(CoordinatorGoneError):
+        served.client(patience_s=0.1).publish(0, "w0", "lineage", tasks_of(PLAN, 0))
+    assert "epoch 2 has taken over" in str(served.ended())
+    assert client
+
+
+def test_the_rules_of_a_run_do_not_change(served, tmp_path):
+    began(served)
+    served.stop()
+    other = Served(tmp_path, Plan(steps=3, groups_per_step=1, attempts=2, staleness=2))
+    with pytest.raises(ConfigError, match="staleness=1; this one has staleness=2"):
+        other.start()
+    with Served(tmp_path, Plan(steps=9, groups_per_step=1, attempts=2, staleness=1, lease_s=3)) as longer:
+        assert longer.client().status()["steps"]["of"] == 9
+
+
+# -------------------------------------------------------------------- again, and forgotten
+
+
+def test_a_new_coordinator_goes_on_with_the_same_callers(served):
+    client, name = began(served)
+    jobs = client.take(name, 2, [])
+    assert client.put(jobs[0].work, 0, packed(jobs[0].work.episode, "w")).outcome is Outcome.STORED
+    served.stop()
+    sent = []
+    waiting = threading.Thread(
+        target=lambda: sent.append(client.put(jobs[1].work, 0, packed(jobs[1].work.episode, "w")))
+    )
+    waiting.start()  # while nobody listens
+    time.sleep(0.1)
+    served.start()
+    waiting.join(20)
+    assert sent[0].outcome is Outcome.STORED and sent[0].complete  # a lease of before counts
+    with pytest.raises(UnknownWorkerError):
+        client.beat(name, [])
+    assert client.join("engine", FACTS).epoch == 2
+    assert client.batch(0, wait_s=20).groups == (GroupId(0, 0, 0),)
+    status = client.status()
+    assert status["epoch"] == 2 and status["episodes"]["stored"] == 2
+
+
+def test_an_older_lease_wins_after_a_restart(served):
+    client, name = began(served)
+    jobs = client.take(name, 2, [])
+    served.stop()
+    served.start()
+    other = served.client()
+    second = other.join("engine", FACTS).name
+    again = other.take(second, 2, [])
+    assert [job.work.episode for job in again] == [job.work.episode for job in jobs]
+    holding = [(job.work.lease, job.work.episode) for job in jobs]
+    assert client.join("engine", FACTS, holding).cancel == ()
+    leases = tuple(job.work.lease for job in again)
+    assert other.beat(second, leases).cancel == leases
+
+
+def test_what_is_kept_is_forgotten_on_disk_too_and_a_restart_knows_the_rest(tmp_path, monkeypatch):
+    monkeypatch.setattr(book, "LEAST_DEAD", 8)
+    monkeypatch.setattr(book, "DEAD_PART", 0.0)
+    plan = Plan(steps=4, groups_per_step=2, attempts=2, staleness=1)
+    with Served(tmp_path, plan) as served:
+        client, name = began(served)
+        for step in range(3):
+            play(client, name)
+            assert client.batch(step, wait_s=20)
+            assert (
+                client.publish(step + 1, f"w{step + 1}", "lineage", tasks_of(plan, step + 1)).outcome is Outcome.STORED
+            )
+        assert client.keep(2).outcome is Outcome.STORED and client.keep(2).outcome is Outcome.DUPLICATE
+        old, new = EpisodeId(GroupId(0, 0, 0), 0), EpisodeId(GroupId(2, 0, 1), 1)
+        with pytest.raises(CallError, match="404"):
+            client.episode(old)
+        folder = tmp_path / server.LEDGER / "episodes"
+        deadline = time.monotonic() + 20
+        while len(list(folder.rglob("*.z"))) > 8 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        before = client.status()
+        served.stop()
+        with Ledger(tmp_path / server.LEDGER) as log:
+            kinds = [line["kind"] for line in log.recovered()]
+        assert kinds.count("stored") == 8 and kinds.count("tasks") == 2  # of steps 2 and 3
+        assert len(list(folder.rglob("*.z"))) == 8
+        served.start()
+        after = client.status()
+        for field in ("steps", "oldest_unfinished_group", "run"):
+            assert after[field] == before[field]
+        assert client.episode(new) == packed(new, "w")
+        assert client.put(Work(old, "1-1", 0, ""), 0, packed(old, "w")).outcome is Outcome.LATE
+        assert client.publish(1, "w1", "lineage", tasks_of(plan, 1)).outcome is Outcome.DUPLICATE
+        assert client.batch(2).groups == (GroupId(2, 0, 0), GroupId(2, 0, 1))
+
+
+def test_a_run_that_is_given_more_steps_plays_them_when_their_tasks_have_come(tmp_path):
+    plan = Plan(steps=3, groups_per_step=2, attempts=1, staleness=1)
+    with Served(tmp_path, plan) as served:
+        client, name = began(served)
+        for step in range(3):
+            play(client, name)
+            assert client.batch(step, wait_s=20)
+            client.publish(step + 1, f"w{step + 1}", "lineage", tasks_of(plan, step + 1))
+        assert "all steps" in client.status()["ended"]
+    longer = dataclasses.replace(plan, steps=6)
+    with Served(tmp_path, longer) as served:
+        client = served.client()
+        name = client.join("engine", FACTS).name
+        assert client.take(name, 4, []) == []  # nobody has said which tasks steps 3 and 4 have
+        both = tasks_of(longer, 2) | tasks_of(longer, 3)
+        assert sorted(both) == [3, 4]
+        assert client.publish(3, "w3", "lineage", both).outcome is Outcome.DUPLICATE
+        assert {job.work.episode.group.step for job in play(client, name)} == {3, 4}
+        assert client.batch(3, wait_s=20)
+        served.stop()
+        served.start()
+        assert client.publish(3, "w3", "lineage", both).outcome is Outcome.DUPLICATE
+        other = {**both, 4: [[wire.TaskRef(5, "x"), wire.TaskRef(6, "y")]]}
+        assert client.publish(3, "w3", "lineage", other).outcome is Outcome.CONFLICT
+        assert client.publish(4, "w4", "lineage", tasks_of(longer, 4)).outcome is Outcome.STORED
+
+
+def test_groups_that_nobody_judged_are_judged_after_a_restart(tmp_path):
+    plan = Plan(steps=1, groups_per_step=1, attempts=1, rounds=2)
+    begun, go = threading.Event(), threading.Event()
+    seen = []
+
+    def judge(episodes):
+        seen.append(episodes[0].sample)
+        begun.set()
+        return go.is_set()
+
+    def hangs(episodes):
+        begun.set()
+        go.wait(20)
+        raise SystemExit  # as if killed: nothing is said
+
+    with Served(tmp_path, plan, judge=hangs) as served:
+        client, name = began(served)
+        play(client, name)
+        assert begun.wait(20)
+        assert client.batch(0) is None
+        stopping = threading.Thread(target=served.stop)
+        stopping.start()
+        go.set()
+        stopping.join(60)
+        served.settings["judge"] = judge
+        served.start()
+        assert client.batch(0, wait_s=20).groups == (GroupId(0, 0, 0),) and seen == [0]
+
+
+def test_a_judge_that_fails_ends_the_process_and_names_the_group(tmp_path):
+    plan = Plan(steps=1, groups_per_step=1, attempts=1, rounds=2)
+    with Served(tmp_path, plan, judge=lambda episodes: 1 / 0) as served:
+        client, name = began(served)
+        (job,) = client.take(name, 1, [])
+        with contextlib.suppress(CoordinatorGoneError):
+            served.client(patience_s=0.1).put(job.work, 0, packed(job.work.episode, "w"))
+        failure = served.ended()
+        assert isinstance(failure, server.CoordinatorError) and "(0, 0, 0) cannot be judged" in str(failure)
+        assert "ZeroDivisionError" in str(failure)
+
+
+def test_a_coordinator_that_is_away_for_too_long(tmp_path):
+    gone = Client("http://127.0.0.1:9", TOKEN, patience_s=0.2)
+    with pytest.raises(CoordinatorGoneError, match=r"127.0.0.1:9 has failed for"):
+        gone.status()
+    for url in ("https://x", "127.0.0.1:80", "http://x:99999", "http://x/path"):
+        with pytest.raises(ConfigError, match="http://HOST:PORT"):
+            Client(url, TOKEN)
+    client = Client("http://127.0.0.1:9", TOKEN, patience_s=60)
+    threading.Timer(0.1, client.close).start()
+    with pytest.raises(CoordinatorGoneError, match="closed"):
+        client.status()
+
+
+def test_a_server_that_drips_is_left_at_the_deadline(monkeypatch):
+    monkeypatch.setattr(wire, "CALL_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        done = threading.Event()
+
+        def drip():
+            line, _ = listening.accept()
+            with line, contextlib.suppress(OSError):
+                line.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+                while not done.wait(0.05):
+                    line.sendall(b"x")
+
+        thread = threading.Thread(target=drip, daemon=True)
+        thread.start()
+        client = Client(f"http://127.0.0.1:{listening.getsockname()[1]}", TOKEN, patience_s=0.1)
+        with pytest.raises(CoordinatorGoneError, match=r"deadline|timed out"):
+            client.status()
+        done.set()
+        thread.join(20)
+
+
+def test_where_it_listens_and_what_it_decided_are_in_its_folder(served, tmp_path):
+    address = json.loads((tmp_path / server.ADDRESS).read_text())
+    assert address["url"] == served.url and address["epoch"] == 1
+    began(served)
+    with pytest.raises(ConfigError):
+        served.client().join("engine", {"config": "c1", "host": "h"})
+    served.stop()
+    told = (tmp_path / server.LOG).read_text()
+    assert "engine 1-1 joins from here" in told and "engine on h may not join" in told and "version 0" in told
+    for listen in ("8000", "a:b", "h:99999"):
+        with pytest.raises(ConfigError, match="HOST:PORT"):
+            server.address_of(listen)
+    assert server.address_of("[::1]:5") == ("::1", 5) and server.address_of(":5") == ("0.0.0.0", 5)
+    assert members.ROLES == ("trainer", "engine")

@@ -1,0 +1,140 @@
+"""The whole command on a tiny run: every version of the weights, and every metric, as in a run of one process."""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jaxagent.fleet import segments, settings, vitals
+from jaxagent.fleet.child import LOGS
+from jaxagent.fleet.server import LEDGER
+from jaxagent.observe import jsonl
+from tests import tiny_run
+from tests.fleet import oracle
+
+pytestmark = pytest.mark.slow
+
+DEADLINE_S = 900
+FLAGS = [
+    "--config.warm_start.max_steps=3",
+    "--config.rl.steps=5",
+    "--config.eval.every=0",
+    "--config.checkpoint.every=2",
+]
+# So little training earns no reward, and something must move the weights.
+FLAGS += ["--config.rl.entropy_coefficient=0.1", "--config.rl.optimizer.warmup_steps=0"]
+APART = ("time/", "engine/", "fleet/", "tokens_per_s", "episode/cached_tokens")
+
+
+def start(module: str, workdir: pathlib.Path, *extra: str) -> subprocess.Popen:
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    environment["PYTHONPATH"] = str(tiny_run.ROOT)
+    with open(f"{workdir}.log", "ab") as log:
+        command = [sys.executable, "-m", module, *tiny_run.argv(workdir, *FLAGS, *extra)[1:]]
+        return subprocess.Popen(command, cwd=tiny_run.ROOT, env=environment, stdout=log, stderr=log)
+
+
+def fleet(workdir: pathlib.Path, engines: int, *extra: str) -> subprocess.Popen:
+    return start("jaxagent.main", workdir, "--config.fleet=on", f"--config.fleet.engines={engines}", *extra)
+
+
+def ended(process: subprocess.Popen, workdir: pathlib.Path) -> str:
+    """Waits for a good end. Returns what was printed."""
+    try:
+        code = process.wait(DEADLINE_S)
+    finally:
+        process.kill()
+    said = pathlib.Path(f"{workdir}.log").read_text()
+    assert code == 0, said[-4000:]
+    return said
+
+
+def numbers(workdir: pathlib.Path) -> list[dict]:
+    """Every record without what depends on the clock or on who played."""
+    return [
+        {name: value for name, value in record.items() if not name.startswith(APART) and not name.endswith("_s")}
+        for record in jsonl.read(workdir / "metrics.jsonl")
+    ]
+
+
+def digests(workdir: pathlib.Path) -> dict[int, str]:
+    """Of all versions that a fleet has published."""
+    found = segments.read(workdir / settings.FOLDER / LEDGER / segments.FOLDER).records
+    return {row["version"]: row["digest"] for row in found if row["kind"] == "published"}
+
+
+def compare(workdir: pathlib.Path, expected: pathlib.Path) -> None:
+    wanted = {int(v): digest for v, digest in json.loads((expected / oracle.FILE).read_text()).items()}
+    assert digests(workdir) == wanted and len(set(wanted.values())) == 6
+    assert numbers(workdir) == numbers(expected)
+    assert len(numbers(workdir)) == 3 + 6
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """Runs of one process, by staleness."""
+    made: dict[int, pathlib.Path] = {}
+
+    def of(staleness: int) -> pathlib.Path:
+        if staleness not in made:
+            workdir = made[staleness] = tmp_path_factory.mktemp("oracle") / str(staleness)
+            ended(start("tests.fleet.oracle", workdir, f"--config.rl.staleness={staleness}"), workdir)
+        return made[staleness]
+
+    return of
+
+
+@pytest.mark.parametrize(("staleness", "engines"), [(0, 1), (1, 2)])
+def test_a_fleet_is_the_run_of_one_process(tmp_path, expected, staleness, engines):
+    workdir = tmp_path / "run"
+    ended(fleet(workdir, engines, f"--config.rl.staleness={staleness}"), workdir)
+    compare(workdir, expected(staleness))
+    last = list(jsonl.read(workdir / "metrics.jsonl"))[-1]
+    assert last["fleet/engines"] >= 1 and last["fleet/trainer_wait_s"] > 0
+    assert last.get("staleness/mean", 0) == staleness
+    summary = json.loads((workdir / "summary.json").read_text())
+    assert summary["fleet"] == {"restarts": {}, "first_reasons": {}} and summary["logprob_gap_max"] is not None
+    assert (workdir / settings.FOLDER / LOGS / "engine-0.log").exists()
+
+
+def test_kill_9_of_each_role_changes_nothing(tmp_path, expected):
+    """Each once, in the middle; the same versions come out, and no episode is lost."""
+    workdir = tmp_path / "run"
+    process = fleet(workdir, 2, "--config.rl.staleness=1")
+    rng = random.Random(0)
+    folder = workdir / settings.FOLDER
+    for step, name in enumerate(("engine-0", "trainer", "coordinator"), 1):
+        until = time.monotonic() + DEADLINE_S
+        while len(digests(workdir) if folder.is_dir() else {}) <= step and time.monotonic() < until:
+            assert process.poll() is None, pathlib.Path(f"{workdir}.log").read_text()[-4000:]
+            time.sleep(0.05)
+        time.sleep(rng.random() * 0.5)
+        sign = vitals.read(folder / vitals.FOLDER / f"{name}.json")
+        assert sign is not None
+        os.kill(sign.pid, signal.SIGKILL)
+    said = ended(process, workdir)
+    compare(workdir, expected(1))
+    told = json.loads((workdir / "summary.json").read_text())["fleet"]
+    assert told["restarts"] == {"engine-0": 1, "trainer": 1, "coordinator": 1}
+    assert told["first_reasons"]["trainer"] == "trainer was ended by SIGKILL"
+    assert "engine-0 was ended by SIGKILL: engine-0 starts again" in said
+
+
+def test_ctrl_c_saves_and_the_same_command_continues(tmp_path, expected):
+    workdir = tmp_path / "run"
+    process = fleet(workdir, 1, "--config.rl.staleness=1")
+    until = time.monotonic() + DEADLINE_S
+    while len(digests(workdir) if (workdir / settings.FOLDER).is_dir() else {}) < 2 and time.monotonic() < until:
+        assert process.poll() is None, pathlib.Path(f"{workdir}.log").read_text()[-4000:]
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(DEADLINE_S) == 130
+    assert "the same command continues." in pathlib.Path(f"{workdir}.log").read_text()
+    ended(fleet(workdir, 1, "--config.rl.staleness=1"), workdir)
+    compare(workdir, expected(1))

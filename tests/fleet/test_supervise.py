@@ -1,0 +1,285 @@
+"""The supervisor over small programs: it starts again what dies or hangs, ends as it should, and leaves none behind."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jaxagent.fleet import supervise, vitals
+from jaxagent.fleet.child import Program
+from jaxagent.fleet.supervise import Gang, Supervisor
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DEADLINE_S = 30.0
+# What every program begins with. `turn` counts its starts.
+HEAD = """
+import os, pathlib, signal, subprocess, sys, time
+from jaxagent.fleet import vitals
+folder, name = pathlib.Path(os.environ["FOLDER"]), sys.argv[1]
+path = pathlib.Path(os.environ["JAXAGENT_VITALS"])
+vitals.register_stacks(os.environ["JAXAGENT_STACKS"])
+signs = vitals.Vitals(path)
+mine = folder / f"{name}.starts"
+with open(mine, "a") as file:
+    file.write(f"{os.getpid()}\\n")
+turn = len(mine.read_text().splitlines())
+def until(*names):
+    while not all((folder / n).exists() for n in names):
+        time.sleep(0.01)
+"""
+FOREVER = "signs.phase('waits', 60.0)\nwhile True: time.sleep(0.05)\n"
+
+
+@pytest.fixture
+def started(tmp_path):
+    """`pid`s of a program's starts."""
+
+    def pids(name: str) -> list[int]:
+        file = tmp_path / f"{name}.starts"
+        return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+    return pids
+
+
+def gang(name: str, *bodies: str, **options) -> Gang:
+    """A gang whose processes run these programs: NAME, or NAME-0, NAME-1."""
+    names = [name] if len(bodies) == 1 else [f"{name}-{i}" for i in range(len(bodies))]
+    programs = [
+        Program(one, (sys.executable, "-c", HEAD + body, one), shown=options.get("leads", False))
+        for one, body in zip(names, bodies, strict=True)
+    ]
+    return Gang(name, lambda start: programs, **options)
+
+
+def supervisor(tmp_path: pathlib.Path, *gangs: Gang, restarts: int = 9, gone=lambda name: None) -> Supervisor:
+    environment = {"FOLDER": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    return Supervisor(gangs, tmp_path / "fleet", environment, restarts, DEADLINE_S, gone)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie of somebody else's does not."""
+    try:
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"
+
+
+def test_what_dies_is_started_again_and_the_end_of_the_leader_is_the_end(tmp_path, started, capfd):
+    gone = []
+    worker = "signs.phase('plays', 60.0)\nif turn < 3: os.kill(os.getpid(), signal.SIGKILL)\n"
+    worker += "(folder / 'enough').touch()\n" + FOREVER
+    leader = "print('it trains', flush=True)\nuntil('enough')\n"
+    gangs = gang("engine", worker), gang("trainer", leader, leads=True)
+    assert supervisor(tmp_path, *gangs, gone=gone.append).run() == 0
+    assert len(started("engine")) == 3 and not any(map(alive, started("engine")))
+    assert gone == ["engine"] * 3 + ["trainer"] or gone == ["engine"] * 2 + ["trainer", "engine"]
+    told = supervise.restarts(tmp_path / "fleet")
+    assert told["restarts"] == {"engine": 2}
+    assert told["first_reasons"] == {"engine": "engine was ended by SIGKILL"}
+    captured = capfd.readouterr()
+    assert captured.out == "it trains\n"
+    assert "engine was ended by SIGKILL: engine starts again (1 of 9 times)." in captured.err
+    assert (tmp_path / "fleet/logs/trainer.log").read_text() == "it trains\n"
+
+
+def test_one_dead_process_of_a_gang_ends_the_others_at_once(tmp_path, started):
+    first = "until('stuck')\nif turn == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+    second = (
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n(folder / 'stuck').touch()\nif turn == 1:\n    time.sleep(99)"
+    )
+    assert supervisor(tmp_path, gang("trainer", first, second, leads=True)).run() == 0
+    assert len(started("trainer-0")) == len(started("trainer-1")) == 2
+
+
+@pytest.mark.parametrize("how", ["sleeps", "stopped"])
+def test_a_hang_is_found_by_progress_and_stacks_are_written(tmp_path, started, how, capfd, monkeypatch):
+    monkeypatch.setattr(supervise, "STACKS_S", 0.5)
+    stuck = "os.kill(os.getpid(), signal.SIGSTOP)" if how == "stopped" else "time.sleep(99)"
+    leader = f"def in_a_collective():\n    {stuck}\n    time.sleep(99)\n"
+    leader += "signs.phase('trains step 3', 0.3)\nif turn == 1: in_a_collective()\n"
+    gangs = gang("engine", FOREVER), gang("trainer", leader, leads=True)
+    assert supervisor(tmp_path, *gangs).run() == 0
+    assert len(started("trainer")) == 2
+    (reason,) = supervise.restarts(tmp_path / "fleet")["first_reasons"].values()
+    assert reason.startswith("trainer hangs: it trains step 3, without progress for ")
+    assert "in in_a_collective" in (tmp_path / "fleet/logs/trainer.stacks").read_text()
+    assert "File" in (tmp_path / "fleet/logs/engine.stacks").read_text()
+    assert "stacks of all processes" in capfd.readouterr().err
+
+
+def test_progress_within_a_phase_is_no_hang(tmp_path, started):
+    leader = "signs.phase('waits for step 3', 0.4)\nfor i in range(30):\n    time.sleep(0.03)\n    signs.tick()\n"
+    assert supervisor(tmp_path, gang("trainer", leader, leads=True)).run() == 0
+    assert len(started("trainer")) == 1
+
+
+@pytest.mark.parametrize("code", [1, 2, 143])
+def test_who_says_why_it_ends_is_not_started_again(tmp_path, started, code):
+    gangs = gang("engine", FOREVER), gang("trainer", f"until('engine.starts'); sys.exit({code})", leads=True)
+    assert supervisor(tmp_path, *gangs).run() == code
+    assert len(started("trainer")) == 1 and not any(map(alive, started("engine")))
+
+
+def test_a_trainer_that_fails_at_one_place_is_given_up(tmp_path, started, capfd):
+    crash = f"signs.phase('trains', 9.0, done=min(turn, 3))\nsys.exit({supervise.CRASHED})"
+    assert supervisor(tmp_path, gang("trainer", crash, leads=True)).run() == 1
+    assert len(started("trainer")) == 2 + supervise.CRASHES_AT_ONE_PLACE  # it got further twice
+    assert "3 times in a row at one place" in capfd.readouterr().err
+
+
+def test_restarts_are_limited(tmp_path, started):
+    killed = "os.kill(os.getpid(), signal.SIGKILL)"
+    assert supervisor(tmp_path, gang("trainer", killed, leads=True), restarts=2).run() == 1
+    assert len(started("trainer")) == 3
+    assert supervisor(tmp_path, gang("trainer", killed, leads=True), restarts=0).run() == 1
+    assert len(started("trainer")) == 4
+
+
+@pytest.mark.parametrize("done", [0, 1])
+def test_only_who_dies_before_it_works_is_made_to_wait(tmp_path, started, capfd, done):
+    worker = f"signs.phase('plays', 60.0, done={done})\nif turn < 5: os.kill(os.getpid(), signal.SIGKILL)\n"
+    worker += "(folder / 'enough').touch()\n" + FOREVER
+    gangs = gang("engine", worker), gang("trainer", "until('enough')", leads=True)
+    assert supervisor(tmp_path, *gangs).run() == 0
+    assert len(started("engine")) == 5
+    assert (" starts again in " in capfd.readouterr().err) == (done == 0)
+
+
+def test_engines_that_are_all_refused_end_the_run(tmp_path, started, capfd):
+    refused = "print('error: another jaxlib')\nsys.exit(2)"
+    gangs = gang("engine-0", refused), gang("engine-1", refused), gang("trainer", FOREVER, leads=True)
+    assert supervisor(tmp_path, *gangs).run() == 2
+    assert "engine-0 cannot work, and is not started again: error: another jaxlib" in capfd.readouterr().err
+
+
+def test_the_coordinator_must_be_there(tmp_path, started):
+    body = "until('trainer.starts')\nif turn == 3: (folder / 'third').touch()\nelse: sys.exit(0)\n" + FOREVER
+    gangs = gang("coordinator", body, needed=True), gang("trainer", "until('third')", leads=True)
+    assert supervisor(tmp_path, *gangs).run() == 0
+    assert len(started("coordinator")) == 3
+    bad = gang("coordinator", "print('error: line 3 is damaged'); sys.exit(2)", needed=True)
+    assert supervisor(tmp_path, bad, gang("trainer", FOREVER, leads=True)).run() == 2
+
+
+def test_nothing_starts_before_it_may(tmp_path, started):
+    late = gang("engine", "(folder / 'late').touch()\n" + FOREVER, ready=(tmp_path / "data").exists)
+    leader = "assert not (folder / 'engine.starts').exists()\n(folder / 'data').touch()\nuntil('late')"
+    assert supervisor(tmp_path, late, gang("trainer", leader, leads=True)).run() == 0
+
+
+# ---------------------------------------------------------------- signals: the supervisor as a process of its own
+
+COMMAND = """
+import pathlib, sys
+sys.path.insert(0, {root!r})
+from tests.fleet import test_supervise as t
+folder = pathlib.Path({folder!r})
+sys.exit(t.supervisor(folder, t.gang("engine", t.GRANDCHILD), t.gang("trainer", {leader!r}, leads=True)).run())
+"""
+GRANDCHILD = (
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])\n"
+    "(folder / 'grandchild').write_text(str(child.pid))\n" + FOREVER
+)
+SAVES = (
+    "def save(signum, frame):\n    print('saves', flush=True)\n    time.sleep(0.2)\n    sys.exit(128 + signum)\n"
+    "signal.signal(signal.SIGINT, save); signal.signal(signal.SIGTERM, save)\n" + FOREVER
+)
+DEAF = "signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + FOREVER
+
+
+@pytest.fixture
+def command(tmp_path, started):
+    """Starts a supervisor with an engine and a trainer, and returns it when both are under way."""
+    running = []
+
+    def start(leader: str) -> subprocess.Popen:
+        code = COMMAND.format(root=str(ROOT), folder=str(tmp_path), leader=leader)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        running.append(process)
+        waits(lambda: all((tmp_path / f"fleet/vitals/{name}.json").exists() for name in ("engine", "trainer")))
+        return process
+
+    yield start
+    for process in running:
+        process.kill()
+        process.wait(DEADLINE_S)
+
+
+def waits(condition) -> None:
+    until = time.monotonic() + DEADLINE_S
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert condition()
+
+
+def left(tmp_path: pathlib.Path, started) -> list[int]:
+    """Processes that still run."""
+    pids = [*started("engine"), *started("trainer"), int((tmp_path / "grandchild").read_text())]
+    return [pid for pid in pids if alive(pid)]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_lets_the_trainer_save_and_ends_all(tmp_path, started, command, signum):
+    process = command(SAVES)
+    process.send_signal(signum)
+    said, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 128 + signum
+    assert said == "saves\n"
+    assert not left(tmp_path, started)
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path, started, command):
+    process = command(DEAF)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert process.poll() is None and left(tmp_path, started)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130
+    assert "interrupted twice" in said
+    assert not left(tmp_path, started)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a parent-death signal")
+def test_kill_9_of_the_supervisor_leaves_no_role_behind(tmp_path, started, command):
+    process = command(DEAF)
+    process.kill()
+    process.wait(DEADLINE_S)
+    waits(lambda: not any(alive(pid) for pid in (*started("engine"), *started("trainer"))))
+    os.kill(int((tmp_path / "grandchild").read_text()), signal.SIGKILL)  # what an engine starts ends with its pipe
+
+
+def test_a_full_disk_under_the_logs_ends_nothing(tmp_path, capfd):
+    logs = tmp_path / "fleet/logs"
+    logs.mkdir(parents=True)
+    (logs / "trainer.log").symlink_to("/dev/full")
+    assert supervisor(tmp_path, gang("trainer", "print('it trains', flush=True)\n", leads=True)).run() == 0
+    assert capfd.readouterr().out == "it trains\n"
+
+
+def test_what_a_kill_or_a_power_cut_leaves_of_small_files_is_no_reason_to_end(tmp_path):
+    row = {"time": "t", "process": "engine-0", "reason": "it was killed"}
+    (tmp_path / supervise.RESTARTS_FILE).write_text(f"{json.dumps(row)}\n{json.dumps(row)[:20]}\n[]\n")
+    assert supervise.restarts(tmp_path) == {
+        "restarts": {"engine-0": 1},
+        "first_reasons": {"engine-0": "it was killed"},
+    }
+    for text in ("", "{", "[]", "{}"):
+        (tmp_path / "sign.json").write_text(text)
+        assert vitals.read(tmp_path / "sign.json") is None
+
+
+def test_the_summary_of_no_restarts(tmp_path):
+    assert supervise.restarts(tmp_path) == {"restarts": {}, "first_reasons": {}}
+    rows = [{"time": "", "process": "engine-0", "reason": reason} for reason in ("first", "second")]
+    (tmp_path / supervise.RESTARTS_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert supervise.restarts(tmp_path) == {"restarts": {"engine-0": 2}, "first_reasons": {"engine-0": "first"}}

@@ -1,0 +1,293 @@
+"""What the trainer of a fleet reads and publishes, with a coordinator that is a few lines."""
+
+import dataclasses
+import types
+
+import numpy as np
+import pytest
+
+from configs.search_r1 import get_config
+from jaxagent import join
+from jaxagent.config import ConfigError, parse
+from jaxagent.config.fleet import FleetConfig
+from jaxagent.fleet import local, packing, settings, vitals, weights
+from jaxagent.fleet.admission import Answer, Batch, Outcome
+from jaxagent.fleet.client import CoordinatorGoneError
+from jaxagent.fleet.episodes import EpisodeFiles
+from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
+from jaxagent.fleet.record import Result
+from jaxagent.fleet.vitals import Vitals
+from jaxagent.fleet.wire import TaskRef
+from jaxagent.runs.fleet import sink, source, trainer
+from jaxagent.types import Episode, StopReason, Task, TokenKind, Trajectory
+from tests import tiny_run
+
+
+def config(**changes):
+    cfg = parse(get_config().to_dict())
+    rl = dataclasses.replace(cfg.rl, tasks_per_step=2, group_size=2, staleness=1)
+    return dataclasses.replace(cfg, rl=rl, fleet=FleetConfig(**changes))
+
+
+CFG = config()
+STATUS = {
+    "members": {"engine": {"1-1": {"phase": "playing", "playing": 2, "numbers": {"idle_s": 4.0}}}},
+    "oldest_unfinished_group": [3, 0, 1],
+    "episodes": {"playing": 2},
+}
+
+
+def episode(group: GroupId, sample: int, reward: float, stop=StopReason.ANSWER) -> Episode:
+    played = Trajectory(
+        tokens=np.array([5, 6], np.int32),
+        kinds=np.array([TokenKind.PROMPT, TokenKind.ACTION], np.uint8),
+        logprobs=np.array([0, -0.5], np.float32),
+        policy_versions=np.array([-1, 2], np.int32),
+        turns=np.array([0, 0], np.int32),
+    )
+    task = Task(f"task {group.round}-{group.number}", "?", ("a",), "k", {})
+    return Episode(task, sample, (played,), reward, {"em": reward}, stop, 1)
+
+
+class Coordinator:
+    """Has a batch of two rounds, of which the first group is without signal."""
+
+    def __init__(self, tmp_path, stop=StopReason.ANSWER, waits=0):
+        self.waits, self.asked = waits, []
+        chosen, left = (GroupId(3, 0, 1), GroupId(3, 1, 0)), (GroupId(3, 0, 0),)
+        played = {
+            EpisodeId(group, sample): episode(group, sample, float(group not in left and sample), stop)
+            for group in (*chosen, *left)
+            for sample in (1, 0)
+        }
+        self.packed = {which: packing.pack(found) for which, found in played.items()}
+        self.files = EpisodeFiles(tmp_path / "ledger", {})
+        results = {which: Result(found.digest, 2, "1-1") for which, found in self.packed.items()}
+        self.found = Batch(3, chosen, left, results, {1: 4})
+
+    def store(self):
+        for which, packed in self.packed.items():
+            self.files.put((which.group, which.sample), packed)
+
+    def batch(self, step, wait_s):
+        self.asked.append(step)
+        return self.found if len(self.asked) > self.waits else None
+
+    def episode(self, which):
+        return self.packed[which]
+
+    def status(self):
+        return STATUS
+
+
+def batches(tmp_path, link, said, look=lambda step: None, folder="ledger"):
+    signs = Vitals(tmp_path / "signs.json")
+    return source.Batches(CFG.rl, CFG.fleet, link, tmp_path / folder, signs, said.append, look)
+
+
+def test_groups_come_in_the_order_of_rounds_and_tasks(tmp_path):
+    said, looked = [], []
+    link = Coordinator(tmp_path, waits=2)
+    link.store()
+    found = batches(tmp_path, link, said, looked.append).batch(3)
+    assert [group.task.id for group in found.chosen.groups] == ["task 0-1", "task 1-0"]
+    assert [group.task.id for group in found.chosen.played] == ["task 0-0", "task 0-1", "task 1-0"]
+    assert found.chosen.groups[0] is found.chosen.played[1]
+    assert [e.sample for e in found.chosen.groups[0].episodes] == [0, 1]
+    assert found.chosen.rounds == 2 and found.failures.played == 6
+    assert found.metrics["reward/mean"] == pytest.approx(1 / 3)
+    assert found.metrics["rollout/action_tokens"] == 6.0 and found.metrics["fleet/engines"] == 1.0
+    assert looked == [3, 3] and not said
+    sign = vitals.read(tmp_path / "signs.json")
+    assert (sign.phase, sign.done, sign.budget_s) == ("trains step 3", 3, CFG.fleet.start_s)
+
+
+def test_episodes_come_over_http_where_the_folder_is_not_seen(tmp_path):
+    link = Coordinator(tmp_path)
+    here = batches(tmp_path, link, [], folder="elsewhere").batch(3)
+    link.store()
+    there = batches(tmp_path, link, []).batch(3)
+    assert [packing.pack(e) for g in here.chosen.played for e in g.episodes] == [
+        packing.pack(e) for g in there.chosen.played for e in g.episodes
+    ]
+    link.packed[EpisodeId(GroupId(3, 0, 0), 1)] = packing.pack(episode(GroupId(3, 0, 0), 1, 9.0))
+    with pytest.raises(ConfigError, match=r"episode 1 of group 0 .* was stored, and .* came"):
+        batches(tmp_path, link, [], folder="elsewhere").batch(3)
+
+
+def test_a_limit_in_seconds_is_told_once(tmp_path):
+    said = []
+    link = Coordinator(tmp_path, stop=StopReason.TIMEOUT)
+    link.store()
+    of = batches(tmp_path, link, said)
+    assert of.batch(3).metrics["stop/timeout"] == 1.0 and of.batch(3)
+    (line,) = said
+    assert line.startswith("step 3: 6 episodes ended by a limit in seconds")
+
+
+# ---------------------------------------------------------------- publishing
+
+
+class Publications:
+    """Compares, as the coordinator does."""
+
+    def __init__(self):
+        self.digests: dict[int, str] = {}
+        self.tasks, self.kept = {}, []
+
+    def publish(self, version, digest, lineage, tasks):
+        self.tasks[version] = tasks
+        if self.digests.setdefault(version, digest) == digest:
+            return Answer(Outcome.STORED)
+        return Answer(Outcome.CONFLICT, f"version {version} was another")
+
+    def weights(self, version):
+        return self.digests.get(version)
+
+    def keep(self, step):
+        self.kept.append(step)
+
+
+def published(tmp_path, link, said, cfg=CFG):
+    driver = types.SimpleNamespace(update_params=lambda params, version: None)
+    tasks, signs = (lambda version: {version: []}), Vitals()
+    return sink.Versions(cfg, driver, link, tmp_path / "w", "run", tasks, signs, said.append, lambda: None)
+
+
+def state(value: float):
+    return types.SimpleNamespace(policy={"w": np.full(4, value, np.float32)})
+
+
+def test_versions_are_on_disk_before_they_are_told_and_deleted_when_nobody_asks(tmp_path):
+    link, said = Publications(), []
+    (tmp_path / "w").mkdir()
+    of = published(tmp_path, link, said)
+    tell = link.publish
+
+    def publish(version, *rest):
+        assert version in weights.versions(tmp_path / "w")
+        return tell(version, *rest)
+
+    link.publish = publish
+    for version in range(6):
+        of.publish(version, state(version))
+    assert weights.versions(tmp_path / "w") == [0, 3, 4, 5]  # S + 2 back; the first one stays for the probe
+    assert link.tasks[4] == {4: []}
+    of.publish(5, state(5))  # by a trainer that trains the step again
+    assert not said
+    with pytest.raises(ConfigError, match=r"Version 5 was published before, .* numerics='exact'"):
+        of.publish(5, state(55))
+    with pytest.raises(ConfigError, match="Version 1 was published before"):
+        of.publish(1, state(11))  # its folder is gone; the coordinator remembers
+
+
+def test_steps_that_the_ledger_does_not_know_are_told_in_one_line(tmp_path):
+    """A run of one process that is continued with a fleet, or a ledger that somebody removed."""
+    link = Publications()
+    link.publish = lambda *of: Answer(Outcome.REFUSED, "version 3 comes after -1 without its batch.")
+    (tmp_path / "w").mkdir()
+    with pytest.raises(ConfigError, match=r"has done 3 steps that .* without config.fleet"):
+        published(tmp_path, link, []).publish(3, state(3))
+
+
+def test_with_fast_numerics_what_was_published_stays(tmp_path):
+    link, said = Publications(), []
+    (tmp_path / "w").mkdir()
+    of = published(tmp_path, link, said, dataclasses.replace(CFG, numerics="fast"))
+    of.publish(0, state(0))
+    before = dict(link.digests)
+    of.publish(0, state(1))
+    assert link.digests == before and len(said) == 1 and "version 0 came out differently" in said[0]
+    weights.publish(tmp_path / "w", {("w",): np.full(4, 7, np.float32)}, "run", 1)  # died before it told anyone
+    of.publish(1, state(1))
+    assert 1 in link.digests and len(said) == 1
+
+
+def test_what_no_bundle_needs_is_forgotten_once():
+    link = Publications()
+    of = sink.Kept(link)
+    for step in (0, 2, 2, 4):
+        of.commit(step)
+    assert link.kept == [2, 4]
+
+
+def test_a_version_brings_the_tasks_of_the_steps_that_it_admits():
+    experience = types.SimpleNamespace(
+        assign=lambda step: [[step, step + 1]], tasks=lambda places: [Task(f"t{i}", "?", ()) for i in places]
+    )
+    tasks = trainer.tasks_of(experience, Plan(steps=5, groups_per_step=2, attempts=2, staleness=2))
+    assert sorted(tasks(0)) == [0, 1, 2] and sorted(tasks(1)) == [3]
+    assert tasks(2) == {4: [[TaskRef(4, "t4"), TaskRef(5, "t5")]]} and tasks(3) == {}
+    # A process that goes on says all that may be unknown: rl.steps may have been raised since.
+    assert sorted(trainer.tasks_of(experience, Plan(steps=9, groups_per_step=2, attempts=2, staleness=2))(5)) == [
+        5,
+        6,
+        7,
+    ]
+
+
+# ---------------------------------------------------------------- settings
+
+
+def test_processes_may_differ_in_what_is_their_own():
+    digest = settings.digest_of(CFG)
+    own = dataclasses.replace(CFG, workdir="/elsewhere", fleet=dataclasses.replace(CFG.fleet, engines=7, lease_s=3.0))
+    assert settings.digest_of(own) == digest
+    assert settings.digest_of(dataclasses.replace(CFG, seed=5)) != digest
+    assert settings.digest_of(config(rule="in_flight")) != digest
+
+
+def test_what_the_command_says_of_its_settings():
+    few = settings.notes(config(engines=1))
+    assert [line.partition(" ")[0] for line in few] == ["fleet.engines", "rl.staleness"]
+    assert not list(settings.notes(dataclasses.replace(CFG, rl=dataclasses.replace(CFG.rl, staleness=0))))
+
+
+def test_processes_of_one_machine_have_gpus_of_their_own_where_there_are_enough(monkeypatch):
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
+    cfg = config(engines=2)
+    assert local.devices_of(cfg, []) == {}
+    assert local.devices_of(cfg, ["4", "5", "6", "7"]) == {
+        "trainer": {"CUDA_VISIBLE_DEVICES": "4"},
+        "engine-0": {"CUDA_VISIBLE_DEVICES": "5"},
+        "engine-1": {"CUDA_VISIBLE_DEVICES": "6"},
+    }
+    shared = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.300"}
+    assert local.devices_of(cfg, ["0"]) == dict.fromkeys(("trainer", "engine-0", "engine-1"), shared)
+    assert len(list(local.sharing(cfg, ["0"]))) == 1 and not list(local.sharing(cfg, ["0", "1", "2"]))
+    wide = dataclasses.replace(
+        config(engines=1, trainers=2), mesh=dataclasses.replace(cfg.mesh, data=2, fsdp=2, tensor=1)
+    )
+    assert [own["CUDA_VISIBLE_DEVICES"] for own in local.devices_of(wide, list("01234567")).values()] == [
+        "0,1", "2,3", "4,5,6,7",
+    ]  # fmt: skip
+    long = dataclasses.replace(wide, mesh=dataclasses.replace(cfg.mesh, data=1, fsdp=1, tensor=2, context=2))
+    assert local.devices_of(long, list("01234567")) == local.devices_of(wide, list("01234567"))
+
+
+def test_the_commands_small_files_may_be_lost(tmp_path, monkeypatch):
+    monkeypatch.delenv(settings.TOKEN_VARIABLE, raising=False)
+    here = local._Here(CFG, ["main"], tmp_path, "jaxagent.join")
+    assert here.url() == ""
+    (tmp_path / local.ADDRESS_FILE).write_text('{"url": "http://127.0.0.1:5000"}')
+    assert here.url() == "http://127.0.0.1:5000"
+    for lost in ("", "[]", "{}"):
+        (tmp_path / local.ADDRESS_FILE).write_text(lost)
+        assert here.url() == "http://127.0.0.1:5000"
+    (tmp_path / local.ADDRESS_FILE).unlink()
+    assert "--listen=127.0.0.1:5000" in here.coordinator(1)[0].command  # the next one listens where others ask
+    (tmp_path / settings.TOKEN_FILE).write_text("")
+    with pytest.raises(ConfigError, match="token' is empty: remove it"):
+        local.token_of(tmp_path)
+
+
+@pytest.mark.parametrize("role", ["trainer", "engine"])
+def test_a_coordinator_that_stays_away_is_one_line(tmp_path, monkeypatch, role):
+    def away(*of):
+        raise CoordinatorGoneError("http://127.0.0.1:9 has failed for 600 s: Connection refused")
+
+    monkeypatch.setattr(join, {"trainer": "_train", "engine": "_play"}[role], away)
+    monkeypatch.setenv(settings.TOKEN_VARIABLE, "a secret of the tests")
+    own = [f"--role={role}", "--coordinator=http://127.0.0.1:9", "--config.fleet=on"]
+    with pytest.raises(SystemExit, match=r"error: http://127.0.0.1:9 has failed for 600 s"):
+        join.main(["join", *own, *tiny_run.argv(tmp_path)[1:]])
