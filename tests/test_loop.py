@@ -117,11 +117,11 @@ def test_an_export_that_the_run_has_outgrown_is_made_again(finished, tmp_path, m
     shutil.copytree(finished, run)
     exported = (run / "policy/config.json").stat().st_mtime_ns
 
-    def ended(*_):
+    def ended(*_, **__):
         raise SystemExit(143)
 
     with monkeypatch.context() as patched:
-        patched.setitem(loop.STAGES, "rl", dataclasses.replace(loop.STAGES["rl"], run=ended))
+        patched.setattr(loop, "rl_stage", ended)
         with pytest.raises(SystemExit):
             loop.run(flags.parse_argv(tiny_run.argv(run, "--config.rl.steps=5")).config)
     assert (run / "policy" / loop.OUTDATED).exists()

@@ -130,7 +130,7 @@ def test_versions_of_a_process_that_is_killed_again_and_again(tmp_path):
         assert said[-1] in weights.versions(tmp_path)
     assert said == sorted(set(said)) and len(said) > 16
     weights.delete(tmp_path, 10**7)
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == [weights.path_of(tmp_path, weights.FIRST).name]  # later engines compare with it
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 from jaxagent.config import MeshConfig
 from jaxagent.runs import devices
 process, processes, address, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
-mesh_config = MeshConfig(1, 2, 1)
+mesh_config = MeshConfig(1, 2, 1, 1)
 with devices.distributed(process, processes, address):
     devices.provide(mesh_config)
     import jax, jax.numpy as jnp, numpy as np
@@ -162,7 +162,7 @@ from jaxagent.config import MeshConfig
 from jaxagent.runs import devices
 process, processes, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 with devices.distributed(process, processes, address):
-    devices.provide(MeshConfig(1, 2, 1))
+    devices.provide(MeshConfig(1, 2, 1, 1))
     import numpy as np
     from jaxagent.learner.update import same_plan
     from jaxagent.learner.batching import Packer

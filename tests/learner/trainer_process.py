@@ -23,7 +23,7 @@ def main(process: int, processes: int, address: str, jobs: list[str]) -> None:
     from jaxagent.config import MeshConfig
     from jaxagent.runs import devices
 
-    mesh_config = MeshConfig(data=2, fsdp=2, tensor=2)
+    mesh_config = MeshConfig(data=2, fsdp=2, tensor=2, context=1)
     with devices.distributed(process, processes, address):
         devices.provide(mesh_config)
         world = World(mesh_config)
