@@ -42,9 +42,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 GROUPS, ATTEMPTS, STALENESS = 4, 4, 1
 HANG_S, LEASE_S = 30.0, 4.0
 RECOVERS_S = 60.0  # longest wait for one recovery, under load
+BEGINS_S = 5.0  # for a victim to begin its work, before another one is drawn
+WAKES_S = 10.0  # a stopped process that runs again for so long has been woken
 HANGS_S = 90.0  # longest wait for a stopped process to be found
 LOOK_S = 0.03
-BEGINNINGS = (process.OPENING, "begins", "reads its ledger", "is joining")  # phases of a process that starts
+BETWEEN_S = 1.0  # longest pause between two disturbances, but for what they wait for
+# Phases of a process that starts.
+BEGINNINGS = (process.OPENING, process.UNWANTED, "begins", "reads its ledger", "is joining")
 MEASURED = 0.3  # part of the kills after which a recovery is waited for; the others come on top of each other
 SHARES = {"coordinator": 5, "trainer-0": 3, "trainer-1": 2, "engine": 10}  # of the disturbances
 
@@ -119,7 +123,7 @@ class Soak:
         self._await(lambda: self._version() >= 0, 120.0)
         began = time.monotonic()
         while True:
-            time.sleep(0.3 * self.chance.random())
+            time.sleep(BETWEEN_S * self.chance.random())
             self._look_at_stopped()
             done = sum(self.kills.values()) + sum(self.stops.values())
             part = max(done / whole, (time.monotonic() - began) / seconds)
@@ -132,7 +136,8 @@ class Soak:
                 (self.workdir / process.MORE).touch()
             if part > 2 / 3:
                 self.engines = [0]
-            (self.workdir / process.PACE).write_text(str(2 + int(part * self.steps)))
+            pace = min(2 + int(part * self.steps), self.steps - 1)  # with its last step the run would end
+            (self.workdir / process.PACE).write_text(str(pace))
             self.shrink()
             stops_left = stops - sum(self.stops.values())
             name = self._victim()
@@ -150,16 +155,20 @@ class Soak:
 
     def _victim(self) -> str:
         """A process that lives, and is not stopped; of the trainer's two none, if one of them is."""
-        hung = {"trainer" if one.name.startswith("trainer") else one.name for one in self.stopped}
-        deadline = time.monotonic() + RECOVERS_S
+        deadline = time.monotonic() + HANGS_S + RECOVERS_S
         while time.monotonic() < deadline:
+            self._look_at_stopped()
+            hung = {"trainer" if one.name.startswith("trainer") else one.name for one in self.stopped}
             name = self.chance.choices(list(SHARES), list(SHARES.values()))[0]
             name = f"engine-{self.chance.choice(self.engines)}" if name == "engine" else name
             if name.removesuffix("-0").removesuffix("-1") in hung or name in hung:
+                time.sleep(LOOK_S)
                 continue
-            if self.pid(name, begun=True) is not None:
-                return name
-            time.sleep(LOOK_S)
+            patience = time.monotonic() + BEGINS_S  # else whoever starts soonest would be most of the victims
+            while time.monotonic() < patience:
+                if self.pid(name, begun=True) is not None:
+                    return name
+                time.sleep(LOOK_S)
         raise RuntimeError(f"No process to disturb: {_tail(self.workdir / 'console.log')}")
 
     def _stop(self, name: str) -> None:
@@ -184,6 +193,10 @@ class Soak:
                         self.without_stacks += 1
                 else:  # it, or another one of its gang, had just been killed
                     self.stops[_role(one.name)] -= 1
+            elif _state(one.pid) != "T" and time.monotonic() > one.at + WAKES_S:
+                # The supervisor wakes everybody whose stacks it wants where another one hangs.
+                self.stopped.remove(one)
+                self.stops[_role(one.name)] -= 1
             elif time.monotonic() > one.until:
                 raise RuntimeError(f"{one.name} was stopped, and nobody has found it for {HANGS_S:.0f} s.")
 
@@ -379,11 +392,15 @@ def _role(name: str) -> str:
 
 
 def _alive(pid: int) -> bool:
+    return _state(pid) not in "ZX"
+
+
+def _state(pid: int) -> str:
+    """A letter of /proc: T is stopped, X not there."""
     try:
-        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
-    return state not in "ZX"
+        return "X"
 
 
 def _tail(path: pathlib.Path) -> str:

@@ -55,6 +55,7 @@ FIRST_ENGINES = 2  # the others wait until they are wanted
 FETCH_S = 5.0
 INITIAL = "initial"
 LOCAL, OPENING = "127.0.0.1", "opens data and model"  # as fleet/local.py has them
+UNWANTED = "waits to be wanted"  # phase of an engine that nobody has asked for yet
 
 # ---------------------------------------------------------------- what is played and learnt, also by the oracle
 
@@ -214,7 +215,7 @@ def play(cfg: Config, name: str, url: str, token: str, signs: Vitals) -> None:
     fleet, workdir, records = settings.of(cfg), pathlib.Path(cfg.workdir), Records(pathlib.Path(cfg.workdir), name)
     number = int(name.rpartition("-")[2])
     if number >= FIRST_ENGINES:
-        signs.phase("waits to be wanted", 1e6)
+        signs.phase(UNWANTED, 1e6)
         while not (workdir / MORE).exists():
             time.sleep(0.1)
     worker.LONG_POLL_S = POLL_S

@@ -1,6 +1,5 @@
 """The whole loop, end to end, on a run of seconds: what it writes, how it is killed and continued, how it shards."""
 
-import dataclasses
 import json
 import os
 import pathlib

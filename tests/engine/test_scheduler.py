@@ -53,7 +53,7 @@ def test_ten_times_more_turns_than_pages(schedulers) -> None:
     with toys.running(slots=16, pages=512) as roomy:
         expected = asyncio.run(episodes(roomy, 60))
         assert roomy.stats().get("preemptions", 0) == 0
-    for changes in (dict(pages=10), dict(pages=13, prefill_tokens=4, steps_per_dispatch=2), dict(pages=20, slots=3)):
+    for changes in (dict(pages=10), dict(pages=13, prefill_tokens=4, steps_per_dispatch=2), dict(pages=12, slots=3)):
         with toys.running(**{"slots": 16} | changes) as tight:
             assert asyncio.run(episodes(tight, 60)) == expected
             assert tight.stats()["preemptions"] > 0
