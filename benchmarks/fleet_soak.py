@@ -139,12 +139,14 @@ class Soak:
             pace = min(2 + int(part * self.steps), self.steps - 1)  # with its last step the run would end
             (self.workdir / process.PACE).write_text(str(pace))
             self.shrink()
-            stops_left = stops - sum(self.stops.values())
+            stops_left, kills_left = stops - sum(self.stops.values()), kills - sum(self.kills.values())
+            stop = self.chance.random() * (stops_left + max(0, kills_left)) < stops_left
+            if stop and self.stopped:  # one at a time: who is found to hang has everybody woken, for the stacks
+                stop = False
+                if kills_left <= 0:
+                    continue
             name = self._victim()
-            if self.chance.random() * (whole - done) < stops_left:
-                self._stop(name)
-            else:
-                self._kill(name)
+            (self._stop if stop else self._kill)(name)
             if (done + 1) % 20 == 0:
                 print(f"{done + 1} of {whole} disturbances, version {self._version()}", flush=True)
 
