@@ -38,6 +38,8 @@ class Layout:
 
     engines: int
     trainer_devices: int  # with staleness 0 these can be the engines' own: the two never work at once
+    places: int = 0  # episodes that an engine plays at once; 0: as many as there can be
+    slots: int = 0  # of these, as many as it decodes at once, the others queue; 0: all of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +84,7 @@ class _Engine:
         self.name, self._costs = name, costs
         self.playing: dict[str, _Playing] = {}  # by lease
         self.decoding: list[tuple[float, int, _Playing]] = []  # by the clock's reading at the end of the turn
+        self.queued: collections.deque[_Playing] = collections.deque()  # that wait for a slot
         self.clock = self.busy_s = 0.0
         self.now = self.resumes = 0.0
         self.stamp = 0  # of its newest event; others are void
@@ -118,7 +121,8 @@ class _Simulation:
         self.engines = [_Engine(self.coordinator.join(0.0)[0], costs) for _ in range(layout.engines)]
         # As many as there can be: one version per engine leaves a step one of S + 1 parts of the engines.
         admitted = (plan.staleness + 1) * plan.groups_per_step * plan.attempts
-        self.places = math.ceil(admitted / layout.engines)
+        self.places = layout.places or math.ceil(admitted / layout.engines)
+        self.slots = layout.slots or admitted
         self.now, self.count = 0.0, 0
         self.queue: list[tuple[float, int, Callable[..., None], tuple]] = []
         self.training = False
@@ -185,6 +189,8 @@ class _Simulation:
         return len(works)
 
     def decode(self, engine: _Engine, playing: _Playing) -> None:
+        if len(engine.decoding) >= self.slots:
+            return engine.queued.append(playing)
         self.count += 1
         heapq.heappush(engine.decoding, (engine.clock + playing.turns[playing.at][0], self.count, playing))
 
@@ -201,6 +207,8 @@ class _Simulation:
         tokens, wait_s = playing.turns[playing.at]
         playing.at += 1
         playing.context += tokens
+        if engine.queued:
+            self.decode(engine, engine.queued.popleft())
         self.plan_end(engine)
         self.at(self.now + wait_s, self.next_turn, engine, playing)
 

@@ -28,6 +28,18 @@ def test_sequences_share_a_decode_step():
     assert simulate(Plan(4, 1, 2), Layout(2, 1), costs, turns).step_s == pytest.approx(300 * 0.011)
 
 
+def test_engines_have_so_many_slots_and_places():
+    turns = constant((100, 2.0), (50, 0.0))
+    costs = Costs(decode_s=0.01, sequence_s=0.0, update_device_s=0.0)
+    plan = Plan(4, 1, 2)
+    assert simulate(plan, Layout(1, 1), costs, turns).step_s == pytest.approx(3.5)
+    # The second decodes when the first one's environment works, and its first turn ends before that does.
+    assert simulate(plan, Layout(1, 1, slots=1), costs, turns).step_s == pytest.approx(1.0 + 3.5)
+    assert simulate(plan, Layout(1, 1, places=1), costs, turns).step_s == pytest.approx(2 * 3.5)
+    waiting = constant((100, 0.5), (50, 0.0))
+    assert simulate(plan, Layout(1, 1, slots=1), costs, waiting).step_s == pytest.approx(3.0), "always one decodes"
+
+
 @pytest.mark.parametrize("rule", ["pinned", "in_flight"])
 @pytest.mark.parametrize("staleness", range(6))
 def test_the_gain_of_overlap_is_that_of_the_closed_form(rule, staleness):

@@ -68,7 +68,9 @@ def _dry_run(tmp_path, fields, *more: str, timeout_s: float = 300) -> tuple[dict
 
 @pytest.mark.slow
 def test_a_tiny_model_on_four_virtual_devices(tmp_path):
-    plan, _, printed = _dry_run(tmp_path, TINY, "--config.rl.advantage=gae", "--config.rl.kl.coefficient=0.1")
+    plan, _, printed = _dry_run(
+        tmp_path, TINY, "--config.rl.advantage=gae", "--config.rl.kl.coefficient=0.1", "--config.fleet=on"
+    )
     assert plan["devices"] == 4
     # Whole model: embed 256x32; per layer q, o 32x64 each, k, v 32x32 each, mlp 3 of 32x64, norms 2x32 + 2x16.
     layer = 2 * 32 * 64 + 2 * 32 * 32 + 3 * 32 * 64 + 2 * 32 + 2 * 16
@@ -85,6 +87,11 @@ def test_a_tiny_model_on_four_virtual_devices(tmp_path):
     assert plan["peak_bytes"] > sum(resident.values())
     assert plan["times"]["total_s"] > 0 and plan["work"]["train_flops"] > 0
     assert "Memory of one device" in printed and "h100" in printed
+    told = plan["fleet"]
+    assert (told["devices"], told["engine_devices"]) == (12, 4), "the trainer and two engines"
+    assert len(told["cases"]) == 3 and "nothing is measured" in told["notes"][0]
+    assert all(case["verdict"].endswith("leave config.fleet off.") for case in told["cases"]), "rl.staleness is 0"
+    assert "Fleet: a step on 12 devices" in printed
 
 
 @pytest.mark.slow
