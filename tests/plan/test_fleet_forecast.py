@@ -1,6 +1,7 @@
 """What a dry run says of a fleet, against arithmetic on paper."""
 
 import dataclasses
+import itertools
 
 import pytest
 from rich.console import Console
@@ -50,7 +51,7 @@ def test_engines_that_only_decode_want_all_devices():
 def test_a_larger_staleness_is_never_slower_until_the_trainer_is_busy():
     seconds = [only(config(1, staleness, engines=5), ONE).asked.step_s for staleness in range(6)]
     assert seconds[0] == pytest.approx(4.0) and seconds[1] == pytest.approx(2.0, rel=0.2)
-    assert all(more <= less * 1.001 for less, more in zip(seconds, seconds[1:], strict=False))
+    assert all(more <= less * 1.001 for less, more in itertools.pairwise(seconds))
     assert seconds[-1] == pytest.approx(1.0), "the update"
 
 

@@ -76,7 +76,7 @@ def test_lengths_and_waits_are_those_of_recorded_episodes(tmp_path):
 def test_other_settings_have_other_times(tmp_path):
     row = ROW | ENGINE
     engine = to_dict(config(tmp_path))["engine"]
-    with pytest.raises(NotMeasuredError, match="another config.engine"):
+    with pytest.raises(NotMeasuredError, match=r"another config\.engine"):
         measured.measured(run(tmp_path, row, row, engine=engine | {"slots": 1}), FORMULA)
     rl = to_dict(config(tmp_path))["rl"]
     cfg = run(tmp_path, row, row, rl=rl | {"epochs": 7, "tasks_per_step": 1, "steps": 3})
