@@ -75,7 +75,8 @@ def forecast(cfg: Config, pace: Pace) -> Forecast | None:
     room, admitted = engines * cfg.concurrent_episodes, (plan.staleness + 1) * plan.groups_per_step * plan.attempts
     left_out = [
         "every part has devices of its own; processes that share cores or GPUs share their speed",
-        "not counted: the way of weights to engines, switching in one process, failures, evaluations",
+        "not counted: the host's work between dispatches, the way of weights to engines, switching in one process, "
+        "failures, evaluations",
     ]
     if engines > 1:
         left_out.append("a trainer of several times config.mesh is taken to be so many times as fast")
