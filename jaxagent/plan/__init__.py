@@ -1,7 +1,8 @@
 """`--dry_run`: what a run will need, known before it starts.
 
 `programs` lowers and compiles the run's real programs from abstract arrays, `costs` counts FLOPs and bytes by
-formula, `chips` holds data-sheet numbers, `run` puts them into a table and plan.json. Allocates no weights. With
-`config.fleet`, `fleet` simulates the run with several splits of its devices, at the speed that `measured` has found in the
-workdir, or that `pace` has by formula.
+formula, `chips` holds data-sheet numbers, `run` puts them into a table and plan.json. Allocates no weights.
+
+With `config.fleet`, `fleet` simulates the run with several splits of its devices, at the speed that `measured` finds in
+the workdir, or that `pace` has by formula.
 """

@@ -48,13 +48,13 @@ def measured(cfg: Config, by_formula: Pace) -> Pace:
         was = json.loads((workdir / CONFIG_FILE).read_text())
         on = json.loads((workdir / RUN_FILE).read_text())["starts"][-1]["devices"]
         episodes, said = _episodes(workdir, rows)
-    except (ConfigError, OSError, ValueError, LookupError) as error:
-        raise NotMeasuredError(f"what lies in {workdir} cannot be read: {error}") from error
+        factor = statistics.median(slower(row, cfg.engine.steps_per_dispatch, by_formula) for row in rows)
+    except (ConfigError, OSError, ValueError, TypeError, LookupError) as error:
+        raise NotMeasuredError(f"what lies in {workdir} cannot be read ({type(error).__name__}: {error})") from error
     now = json.loads(json.dumps(to_dict(cfg)))
     if other := [name for name in DECIDING if was.get(name) != now[name]]:
         raise NotMeasuredError(f"the run in {workdir} has another config.{', config.'.join(other)}.")
     unlike = [f"rl.{name}" for name in now["rl"] if name not in COUNTS and was["rl"].get(name) != now["rl"][name]]
-    factor = statistics.median(slower(row, cfg.engine.steps_per_dispatch, by_formula) for row in rows)
     return Pace(
         decode_s=by_formula.decode_s * factor,
         sequence_s=by_formula.sequence_s * factor,
@@ -100,7 +100,7 @@ def _episodes(workdir: Path, rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[T
         if played:
             return tuple(played), f"lengths and waits: drawn from {len(played)} episodes of step {numbers[-1]}"
     middle = {name: statistics.median(row[f"episode/{name}"] for row in rows) for name in ("action_tokens", "turns")}
-    wait_s = statistics.median(max(0.0, row["episode/total_s"] - row["episode/engine_s"]) for row in rows)
+    wait_s = statistics.median(waited_s({name.removeprefix("episode/"): row[name] for name in row}) for row in rows)
     count = max(1, round(middle["turns"]))
     return (((middle["action_tokens"] / count, wait_s / count),) * count,), (
         "lengths and waits: the run's mean of each step, since no step is recorded; where lengths differ, a "
@@ -111,5 +111,14 @@ def _episodes(workdir: Path, rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[T
 def as_turns(episode: Episode) -> Turns:
     """What an episode sampled turn by turn, and what it waited for others than the policy's engine, spread evenly."""
     counts = [end - begin for one in episode.trajectories for begin, end in turns(one)]
-    waited_s = episode.metrics.get("total_s", 0.0) - episode.metrics.get("engine_s", 0.0)
-    return tuple((float(count), max(0.0, waited_s) / len(counts)) for count in counts)
+    wait_s = waited_s(episode.metrics) / max(1, len(counts))
+    return tuple((float(count), wait_s) for count in counts)
+
+
+def waited_s(times: Mapping[str, Any]) -> float:
+    """Seconds of an episode in which it did not ask the policy's engine.
+
+    Programs behind the gateway have no `engine_s`, but the phases of their requests in the engine.
+    """
+    phases = ("engine_s",) if "engine_s" in times else ("queue_s", "prefill_s", "decode_s")
+    return max(0.0, times["total_s"] - sum(times[name] for name in phases))

@@ -73,6 +73,12 @@ def test_lengths_and_waits_are_those_of_recorded_episodes(tmp_path):
     assert [episode.sample for episode in record.some(folder, 3, 2)] == [0, 2]
 
 
+def test_programs_behind_the_gateway_wait_when_they_ask_nothing():
+    times = {"total_s": 9.0, "queue_s": 1.0, "prefill_s": 2.0, "decode_s": 3.0}
+    assert measured.waited_s(times) == 3.0 and measured.waited_s(times | {"engine_s": 8.0}) == 1.0
+    assert measured.waited_s(times | {"total_s": 5.0}) == 0.0, "requests that overlapped"
+
+
 def test_other_settings_have_other_times(tmp_path):
     row = ROW | ENGINE
     engine = to_dict(config(tmp_path))["engine"]
@@ -88,6 +94,9 @@ def test_what_cannot_be_read_is_no_measurement(tmp_path):
         measured.measured(config(tmp_path), FORMULA)
     with pytest.raises(NotMeasuredError, match="no metrics of two trained steps"):
         measured.measured(run(tmp_path, ROW | ENGINE, {"stage": "warm_start"}), FORMULA)
+    old = {name: ROW[name] for name in ROW if name != "episode/total_s"} | ENGINE
+    with pytest.raises(NotMeasuredError, match=r"cannot be read \(KeyError: 'total_s'\)"):
+        measured.measured(run(tmp_path, old, old), FORMULA)
     cfg = run(tmp_path, ROW | ENGINE, ROW | ENGINE)
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(NotMeasuredError, match="cannot be read"):
