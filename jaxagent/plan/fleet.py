@@ -110,13 +110,14 @@ def case(cfg: Config, plan: Plan, pace: Pace, engines: int, wait_s: float | None
     tried = [run(plan.staleness, parts - trainer, trainer) for trainer in sorted(own)]
     best = min(tried, key=lambda split: split.step_s)
     seconds = [wait for one in episodes for _, wait in one]
+    told = verdict(synchronous.step_s, tried[0], best, parts * mesh, plan.staleness)
     return Case(
         wait_s=sum(seconds) / len(seconds),
         synchronous_step_s=synchronous.step_s,
         asked=tried[0],
         best=best,
         tried=tuple(tried),
-        verdict=verdict(synchronous.step_s, tried[0], best, parts * mesh, plan.staleness),
+        verdict=told if wait_s is None else f"If environments take {wait_s:g} s a turn: {told}",
     )
 
 
