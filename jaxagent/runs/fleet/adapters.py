@@ -23,7 +23,7 @@ from jaxagent.models import lora, params
 from jaxagent.models.params import ArraySpec, Params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.runs.fleet import trees
-from jaxagent.runs.fleet.places import Places
+from jaxagent.runs.fleet.places import Reader
 
 logger = logging.getLogger(__name__)
 
@@ -37,12 +37,12 @@ class Base:
     Args:
       cfg: of the run.
       spec, mesh: of the engine.
-      places: where the frozen weights are.
+      reader: gives the frozen weights.
     """
 
-    def __init__(self, cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, places: Places):
+    def __init__(self, cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, reader: Reader):
         assert cfg.fleet is not None
-        self._cfg, self._spec, self._mesh, self._places = cfg, spec, mesh, places
+        self._cfg, self._spec, self._mesh, self._reader = cfg, spec, mesh, reader
         self._strict = cfg.fleet.rule == "pinned" and cfg.numerics == "exact"
         self._adapters = lora.adapter_specs(spec, cfg.model.lora)
         self._digest: str | None = None
@@ -87,7 +87,7 @@ class Base:
 
         specs = params.param_specs(self._spec)
         try:
-            _, found = self._places.read(base, trees.paths(specs))
+            _, found = self._reader.read(base, trees.paths(specs))
         except WeightsError as failure:
             raise type(failure)(
                 f"the frozen weights that the adapters of version {value.version} change (digest {value.base}) cannot "

@@ -22,7 +22,7 @@ from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.runs.fleet import trees
 from jaxagent.runs.fleet.adapters import Base
-from jaxagent.runs.fleet.places import Places
+from jaxagent.runs.fleet.places import Places, Reader
 
 
 class Link(Protocol):
@@ -31,6 +31,43 @@ class Link(Protocol):
     def weights(self, version: int) -> Sources | None:
         """Where a version's weights are; None: it is not published."""
         ...
+
+
+class OnDevices:
+    """Versions as an engine takes them: whole, on the devices of its mesh.
+
+    Args:
+      cfg: of the run.
+      spec, mesh: of the engine.
+      link: to the coordinator.
+      versions, base: give what was published; `base` the frozen weights, under LoRA.
+    """
+
+    def __init__(
+        self, cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, link: Link, versions: Reader, base: Reader
+    ):
+        self._spec, self._mesh, self._link, self._versions = spec, mesh, link, versions
+        self._base = Base(cfg, spec, mesh, base) if cfg.model.lora.rank else None
+
+    @property
+    def differs(self) -> bool:
+        """Whether this process makes other bits of adapters than the trainer."""
+        return self._base is not None and self._base.differs
+
+    def params(self, version: int) -> Params:
+        """See `HeldVersions.params`."""
+
+        def ask() -> Sources:
+            sources = self._link.weights(version)
+            if sources is None:
+                raise MissingError(f"the coordinator knows of no version {version}.")
+            return sources
+
+        if self._base is not None:
+            value, found = self._versions.read(ask, self._base.like, self._base.digest)
+            return self._base.merged(value, found, ask)
+        _, found = self._versions.read(ask, trees.paths(params.param_specs(self._spec)))
+        return place(found, self._spec, self._mesh)
 
 
 class HeldVersions:
@@ -57,13 +94,11 @@ class HeldVersions:
         seen: pathlib.Path,
         fetch_s: float,
     ):
-        self._spec, self._mesh, self._link, self._own = spec, mesh, link, own
-        self._places = Places(seen, own, fetcher, fetch_s)
-        self._fetchers, self._base = [fetcher], None
-        if cfg.model.lora.rank:
-            of_base = fetcher.of_base()
-            self._fetchers.append(of_base)
-            self._base = Base(cfg, spec, mesh, Places(seen / weights.BASE, own / weights.BASE, of_base, fetch_s))
+        of_base = fetcher.of_base()
+        self._own, self._fetchers = own, (fetcher, of_base)
+        versions = Places(seen, own, fetcher, fetch_s)
+        base = Places(seen / weights.BASE, own / weights.BASE, of_base, fetch_s)
+        self._on_devices = OnDevices(cfg, spec, mesh, link, versions, base)
 
     def params(self, version: int) -> Params:
         """A version, on the devices.
@@ -74,15 +109,7 @@ class HeldVersions:
           ConfigError: this process does not compute what the trainer computes, where it must.
           OSError: the disk is full, or failed.
         """
-
-        def ask() -> Sources:
-            return self._sources(version)
-
-        if self._base is not None:
-            value, found = self._places.read(ask, self._base.like, self._base.digest)
-            return self._base.merged(value, found, ask)
-        _, found = self._places.read(ask, trees.paths(params.param_specs(self._spec)))
-        return place(found, self._spec, self._mesh)
+        return self._on_devices.params(version)
 
     def forget(self, below: int) -> None:
         """Deletes older versions of this process's folder, but for the one by which engines are compared."""
@@ -92,8 +119,7 @@ class HeldVersions:
         """Versions that this process hands on, and what went over the network."""
         numbers = [fetcher.numbers() for fetcher in self._fetchers]
         fetched = {name: sum(each[name] for each in numbers) for name in numbers[0]}
-        differs = {} if self._base is None else {"merge_differs": float(self._base.differs)}
-        return {"versions": self.here(), **fetched, **differs}
+        return {"versions": self.here(), **fetched, "merge_differs": float(self._on_devices.differs)}
 
     def here(self) -> list[int]:
         """Versions of which this process has chunks to hand on; who has one of adapters has or fetches their base."""
@@ -101,12 +127,6 @@ class HeldVersions:
             return []
         copying = [path.name.split("-")[1] for path in self._own.glob(".copying-*")]
         return sorted({int(number) for number in copying} | set(weights.versions(self._own)))
-
-    def _sources(self, version: int) -> Sources:
-        sources = self._link.weights(version)
-        if sources is None:
-            raise MissingError(f"the coordinator knows of no version {version}.")
-        return sources
 
 
 def place(found: Leaves, spec: ModelSpec, mesh: jax.sharding.Mesh) -> Params:

@@ -10,6 +10,7 @@ import dataclasses
 import logging
 import pathlib
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from jaxagent.fleet import weight_reader
 from jaxagent.fleet.leaves import Leaves, Path
@@ -19,6 +20,16 @@ from jaxagent.fleet.wire import Sources
 from jaxagent.models.params import ArraySpec
 
 logger = logging.getLogger(__name__)
+
+
+class Reader(Protocol):
+    """What gives versions, or the frozen weights under them: `Places`."""
+
+    def read(
+        self, ask: Callable[[], Sources], like: Mapping[Path, ArraySpec], base: str | None = ""
+    ) -> tuple[Manifest, Leaves]:
+        """What `ask` names."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,26 +57,30 @@ class Places:
         sources = ask()
         what = f"version {sources.version} in {self.own.name}"
         try:
-            return _from(self.seen, sources, like, base)
+            return read(self.seen, sources, like, base)
         except MissingError:
             pass  # another machine's, most likely
         except WeightsError as failure:
             logger.warning("The trainer's folder does not give %s: %s", what, failure)
         try:
-            return _from(self.own, sources, like, base)
+            return read(self.own, sources, like, base)
         except MissingError:
             pass
         except WeightsError as failure:
             logger.warning("What lies here of %s is fetched again: %s", what, failure)
             self.fetcher.drop(sources.version)
         self.fetcher.fetch(ask, self.fetch_s, base, like)
-        return _from(self.own, sources, like, base)
+        return read(self.own, sources, like, base)
 
 
-def _from(
-    folder: pathlib.Path, sources: Sources, like: Mapping[Path, ArraySpec], base: str | None
+def read(
+    folder: pathlib.Path, sources: Sources, like: Mapping[Path, ArraySpec], base: str | None = ""
 ) -> tuple[Manifest, Leaves]:
-    """What lies in a folder, if it is what was published."""
+    """What lies in a folder, if it is what was published.
+
+    Raises:
+      WeightsError: it is not, or is not there.
+    """
     with weight_reader.hold(folder, sources.version, sources.lineage, base, like) as held:
         if held.manifest.digest != sources.digest:
             raise MismatchError(
