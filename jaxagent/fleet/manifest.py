@@ -1,8 +1,9 @@
 """What a version of the weights is: its lineage and number, and every leaf with the digests of its bytes, in chunks.
 
-The tree's digest covers paths, dtypes, shapes and all bits, and nothing else: two runs that publish equal weights
-publish equal digests, under any lineage and number. It is computed from the chunks' digests, and all chunks but a
-leaf's last have CHUNK_BYTES, so it is a function of the tree.
+The digest of full weights covers paths, dtypes, shapes and all bits of the tree, and nothing else: two runs that
+publish equal weights publish equal digests, under any lineage and number. It is computed from the chunks' digests, and
+all chunks but a leaf's last have CHUNK_BYTES, so it is a function of the tree. That of adapters covers, besides, what
+they change and what they make of it: equal adapters to other weights are another version.
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ class Manifest:
     version: int
     kind: Kind
     base: str  # of an adapter: the digest of the tree that it changes; "" of full weights
-    digest: str  # of the tree
+    digest: str  # of the tree; of an adapter also of `base` and `merged`
     leaves: tuple[Leaf, ...]  # sorted by path
+    merged: str = ""  # of an adapter: what its publisher says of the weights that it makes of its base
 
     @property
     def chunks(self) -> dict[str, Chunk]:
@@ -96,13 +98,14 @@ def describe(path: Path, leaf: Any) -> Leaf:
     return Leaf(path, leaf.dtype.name, leaf.shape, chunks)
 
 
-def manifest(lineage: str, version: int, found: Iterable[Leaf], base: str = "") -> Manifest:
+def manifest(lineage: str, version: int, found: Iterable[Leaf], base: str = "", merged: str = "") -> Manifest:
     """The manifest of leaves, which may be those of several writers.
 
     Args:
       lineage, version: of the weights.
       found: each leaf once.
       base: of an adapter: the digest of what it changes.
+      merged: of an adapter: a digest of what it makes of that.
 
     Raises:
       ValueError: a leaf is there twice.
@@ -111,18 +114,21 @@ def manifest(lineage: str, version: int, found: Iterable[Leaf], base: str = "") 
     for one, other in itertools.pairwise(ordered):
         if one.path == other.path:
             raise ValueError(f"{leaves.name_of(one.path)} is there twice.")
-    return Manifest(lineage, version, "adapter" if base else "full", base, digest_of(ordered), tuple(ordered))
+    whole = digest_of(ordered, base, merged)
+    return Manifest(lineage, version, "adapter" if base else "full", base, whole, tuple(ordered), merged)
 
 
-def digest_of(found: Iterable[Leaf]) -> str:
-    """The tree's digest."""
-    rows = [[leaf.path, leaf.dtype, leaf.shape, [chunk.digest for chunk in leaf.chunks]] for leaf in found]
+def digest_of(found: Iterable[Leaf], base: str = "", merged: str = "") -> str:
+    """The digest of a tree; of adapters with what they change and make."""
+    rows: list[Any] = [[leaf.path, leaf.dtype, leaf.shape, [chunk.digest for chunk in leaf.chunks]] for leaf in found]
+    if base:
+        rows = [base, merged, rows]
     return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
 
 
-def digest(tree: Leaves) -> str:
+def digest(tree: Leaves, base: str = "", merged: str = "") -> str:
     """The digest that weights have when they are published; nothing is written."""
-    return digest_of(sorted((describe(path, leaf) for path, leaf in tree.items()), key=_order))
+    return digest_of(sorted((describe(path, leaf) for path, leaf in tree.items()), key=_order), base, merged)
 
 
 def encode(value: Manifest) -> bytes:
@@ -167,8 +173,9 @@ def _checked(row: Mapping[str, Any]) -> Manifest:
         for chunk in leaf.chunks:
             if not re.fullmatch("[0-9a-f]{64}", chunk.digest):  # it becomes a file's name
                 raise ValueError(f"{leaves.name_of(leaf.path)} has a chunk without a digest")
-    value = Manifest(row["lineage"], row["version"], row["kind"], row["base"], row["digest"], found)
-    if value.kind not in get_args(Kind) or digest_of(found) != value.digest:
+    base, merged = row["base"], row.get("merged", "")
+    value = Manifest(row["lineage"], row["version"], row["kind"], base, row["digest"], found, merged)
+    if value.kind not in get_args(Kind) or digest_of(found, base, merged) != value.digest:
         raise ValueError("its leaves have another digest")
     return value
 

@@ -51,17 +51,22 @@ class WeightFetcher:
       folder: of versions, this process's own.
       token: of the run.
       own_url: under which this process's server is named as a source; "" = it has none.
+      manifests: where servers have what it fetches: "manifest" = versions, "base" = frozen weights.
     """
 
-    def __init__(self, folder: str | pathlib.Path, token: str, own_url: str = ""):
+    def __init__(self, folder: str | pathlib.Path, token: str, own_url: str = "", manifests: str = "manifest"):
         self._folder = pathlib.Path(folder)
+        self._token, self._own, self._manifests = token, own_url, manifests
         self._headers = {"Authorization": f"Bearer {token}"}
-        self._own = own_url
         self._lock = threading.Lock()
         self._connections = threading.local()
         self._avoided: dict[str, float] = {}  # by source, until when
         self._got = 0
         self._failed: dict[str, int] = {}  # attempts, by what went wrong
+
+    def of_base(self) -> WeightFetcher:
+        """Another one, for the frozen weights that these versions change; they come to lie among them."""
+        return WeightFetcher(self._folder / weights.BASE, self._token, self._own, manifests="base")
 
     def numbers(self) -> dict[str, float]:
         """Bytes that came, and attempts that failed."""
@@ -72,7 +77,7 @@ class WeightFetcher:
         self,
         ask: Callable[[], Sources],
         deadline_s: float,
-        base: str = "",
+        base: str | None = "",
         like: Mapping[manifest.Path, weight_reader.Typed] | None = None,
     ) -> pathlib.Path:
         """Fetches a version; when this returns, it lies whole in the folder.
@@ -132,13 +137,13 @@ class WeightFetcher:
     # ---------------------------------------------------------------- one version
 
     def _manifest(
-        self, sources: Sources, base: str, like: Mapping[manifest.Path, weight_reader.Typed] | None
+        self, sources: Sources, base: str | None, like: Mapping[manifest.Path, weight_reader.Typed] | None
     ) -> Manifest:
         """From the first source that has the right one."""
         said = []
         for url in self.in_order(sources.urls):
             try:
-                content = self._get(url, f"/v1/manifest/{sources.version}", MOST_MANIFEST_BYTES, ANSWER_S)
+                content = self._get(url, f"/v1/{self._manifests}/{sources.version}", MOST_MANIFEST_BYTES, ANSWER_S)
                 value = manifest.decode(content, f"{url}, version {sources.version}")
                 weight_reader.check(value, sources.version, sources.lineage, base, like)
                 if value.digest == sources.digest:

@@ -125,7 +125,7 @@ def hold(
     folder: str | pathlib.Path,
     version: int,
     lineage: str,
-    base: str = "",
+    base: str | None = "",
     like: Mapping[Path, Typed] | None = None,
 ) -> Held:
     """Exactly the version that is asked for, to be read.
@@ -133,7 +133,8 @@ def hold(
     Args:
       folder: of all versions.
       version, lineage: which.
-      base: of adapters: the digest of the weights that the reader has; "" = full weights are wanted.
+      base: of adapters: the digest of the weights that the reader has; "" = full weights are wanted; None = adapters
+        are wanted, to whatever weights: the reader has none yet.
       like: by path, the arrays that the reader has room for; None: any.
 
     Raises:
@@ -151,7 +152,7 @@ def hold(
 
 
 def check(
-    value: Manifest, version: int, lineage: str, base: str = "", like: Mapping[Path, Typed] | None = None
+    value: Manifest, version: int, lineage: str, base: str | None = "", like: Mapping[Path, Typed] | None = None
 ) -> None:
     """Whether a manifest, from wherever it came, is of what was asked for (see `hold`).
 
@@ -161,8 +162,8 @@ def check(
     for name, has, wanted in (
         ("version", value.version, version),
         ("lineage", value.lineage, lineage),
-        ("kind", value.kind, "adapter" if base else "full"),
-        ("base", value.base, base),
+        ("kind", value.kind, "full" if base == "" else "adapter"),
+        ("base", value.base, value.base if base is None else base),
     ):
         if has != wanted:
             raise MismatchError(f"version {version} was asked for with {name} {wanted!r}, and its {name} is {has!r}.")

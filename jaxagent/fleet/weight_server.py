@@ -1,6 +1,7 @@
 """Weights over HTTP: whoever has chunks of a version hands them on. A few threads, no JAX, nothing that is not a chunk.
 
     GET /v1/manifest/{version}    what the version is; 404 where it is not here whole
+    GET /v1/base/0                the same of the frozen weights under a run's adapters
     GET /v1/chunk/{SHA-256}       a chunk's bytes, also of a version that is still being copied; ranges are honoured
     GET /v1/file/{name}           a file beside the versions, of those that are SHARED
 
@@ -20,7 +21,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
-from jaxagent.fleet.weights import MANIFEST, path_of
+from jaxagent.fleet.weights import BASE, MANIFEST, path_of
 
 SHARED = ("probe.json",)
 MOST = 32  # answers at once
@@ -29,7 +30,7 @@ WAIT_S = 5.0  # for one of them to end
 IDLE_S = 60.0  # a connection that is silent, or whose reader takes nothing, for so long is closed
 RETRY_S = 1
 LOOK_S = 0.2  # between two looks whether it is to end
-_WHAT = r"manifest/(?P<version>\d{1,9})|chunk/(?P<digest>[0-9a-f]{64})|file/(?P<name>[a-z][a-z_.]{0,60})"
+_WHAT = r"(?P<of>manifest|base)/(?P<version>\d{1,9})|chunk/(?P<digest>[0-9a-f]{64})|file/(?P<name>[a-z][a-z_.]{0,60})"
 _PATH = re.compile(f"/v1/(?:{_WHAT})")
 _RANGE = re.compile(r"bytes=(\d{1,15})-(\d{1,15})?")
 
@@ -98,9 +99,11 @@ class WeightServer:
         if found["name"]:
             wanted = [folder / found["name"] for folder in self._folders if found["name"] in SHARED]
         elif found["version"]:
-            wanted = [path_of(folder, int(found["version"])) / MANIFEST for folder in self._folders]
+            folders = [folder / BASE for folder in self._folders] if found["of"] == BASE else self._folders
+            wanted = [path_of(folder, int(found["version"])) / MANIFEST for folder in folders]
         else:
-            wanted = [place / f"{found['digest']}.bin" for folder in self._folders for place in _places(folder)]
+            folders = [each for folder in self._folders for each in (folder, folder / BASE)]
+            wanted = [place / f"{found['digest']}.bin" for folder in folders for place in _places(folder)]
         for file in wanted:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 return file.open("rb")

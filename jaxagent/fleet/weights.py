@@ -3,10 +3,11 @@
     weights/00000012/manifest.json         what it is (manifest.py), written last
     weights/00000012/<SHA-256>.bin         chunks
     weights/.writing-..., .copying-..., .deleting-...     what is not, or no longer, a version
+    weights/base/00000000/...        under LoRA: the frozen weights, once, as a folder of versions that has one
 
 A folder has the versions of one lineage: where a trainer's replayed steps come out with other bits, its versions from
-then on are another lineage's, in another folder. Under LoRA only adapters are published: `base` is the digest of the
-frozen weights that every reader has already. weight_reader.py reads, weight_copy.py copies.
+then on are another lineage's, in another folder. Under LoRA versions are adapters alone: `base` is the digest of the
+frozen weights that they change, which a reader has once. weight_reader.py reads, weight_copy.py copies.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from jaxagent.fleet.manifest import Chunk, Leaf, Manifest, WeightsError
 from jaxagent.io import files
 
 MANIFEST = "manifest.json"
+BASE = "base"  # folder of the frozen weights, among the versions
 FIRST = 0  # version
 THREADS = 4  # that read, digest and write; all three run outside Python's lock
 
@@ -47,7 +49,9 @@ def path_of(folder: str | pathlib.Path, version: int) -> pathlib.Path:
 # ---------------------------------------------------------------- writing
 
 
-def publish(folder: str | pathlib.Path, tree: Leaves, lineage: str, version: int, base: str = "") -> Manifest:
+def publish(
+    folder: str | pathlib.Path, tree: Leaves, lineage: str, version: int, base: str = "", merged: str = ""
+) -> Manifest:
     """Publishes a version; when this returns, it is on disk. The same again changes nothing, or mends what was damaged.
 
     Args:
@@ -55,6 +59,7 @@ def publish(folder: str | pathlib.Path, tree: Leaves, lineage: str, version: int
       tree: the leaves (`leaves.flatten` makes them of nested dicts and tuples).
       lineage, version: what readers ask for.
       base: of adapters: the digest of the weights that they change; "" = full weights.
+      merged: of adapters: a digest of what they make of these, with which a reader compares what it makes.
 
     Raises:
       ConflictError: the version is there, and differs; names both digests.
@@ -62,7 +67,7 @@ def publish(folder: str | pathlib.Path, tree: Leaves, lineage: str, version: int
     """
     stage = pathlib.Path(folder) / f".writing-{version:08d}-{os.getpid()}-{threading.get_native_id()}"
     try:
-        return finish(folder, stage, manifest.manifest(lineage, version, write(stage, tree), base))
+        return finish(folder, stage, manifest.manifest(lineage, version, write(stage, tree), base, merged))
     finally:
         shutil.rmtree(stage, ignore_errors=True)
 

@@ -12,6 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxagent.models import sharding
 
+TERMS = 8  # of a matrix's sum that are added while it is read and written once
+
 
 @flax.struct.dataclass
 class Adapter:
@@ -52,13 +54,29 @@ def beside(equation: str) -> tuple[str, str]:
 
 
 def product(array: LoraArray, dtype: str) -> jax.Array:
-    """The stacked matrices multiplied out, summed in float32 and then cast; in the layout of `array.w`."""
-    inputs = "abc"[: array.a.ndim - 2]
-    outputs = "xyz"[: array.b.ndim - 2]
-    ab = jnp.einsum(
-        f"l{inputs}r,lr{outputs}->l{inputs}{outputs}",
-        array.a.astype(jnp.float32),
-        array.b.astype(jnp.float32),
-        precision=jax.lax.Precision.HIGHEST,
+    """The stacked matrices multiplied out, summed in float32 and then cast; in the layout of `array.w`.
+
+    Every element is summed by itself, in the order of the rank. A matrix product's bits depend on the shape of what a
+    device holds, and on what an autotuner chose; these do not. So processes on different meshes that have the same
+    base and adapters make the same weights (runs/fleet/adapters.py). It is a small part of an update's work.
+    """
+    inputs, outputs = array.a.ndim - 2, array.b.ndim - 2
+    a = jnp.expand_dims(
+        jnp.moveaxis(array.a.astype(jnp.float32), -1, 0), tuple(range(2 + inputs, 2 + inputs + outputs))
     )
-    return (array.w.astype(jnp.float32) + array.scale * ab).astype(dtype)
+    b = jnp.expand_dims(jnp.moveaxis(array.b.astype(jnp.float32), 1, 0), tuple(range(2, 2 + inputs)))
+
+    def add(total: jax.Array, terms: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        for one, other in zip(*terms, strict=True):
+            total = total + one * other
+        return total, None
+
+    total, _ = jax.lax.scan(add, jnp.zeros_like(array.w, jnp.float32), (_in_passes(a), _in_passes(b)))
+    return (array.w.astype(jnp.float32) + array.scale * total).astype(dtype)
+
+
+def _in_passes(x: jax.Array) -> jax.Array:
+    """[r, ...] -> [passes, TERMS, ...], with zeros at the end, which add nothing."""
+    more = -len(x) % TERMS
+    padded = jnp.pad(x, [(0, more), *[(0, 0)] * (x.ndim - 1)])
+    return padded.reshape(-1, TERMS, *x.shape[1:])

@@ -12,7 +12,7 @@ from jaxagent import loop
 from jaxagent.config import flags
 from jaxagent.fleet import manifest
 from jaxagent.runs import devices, local
-from jaxagent.runs.fleet import trees
+from jaxagent.runs.fleet import sink, trees
 from jaxagent.runs.seams import Seams
 
 FILE = "digests.json"
@@ -26,7 +26,9 @@ class Digests:
         self._found: dict[int, str] = {}
 
     def publish(self, version, state):
-        self._found[version] = manifest.digest(trees.to_host(state.policy))
+        base = "" if state.frozen is None else manifest.digest(trees.to_host(state.frozen.base))
+        found = sink.content(state, base)
+        self._found[version] = manifest.digest(found.tree, found.base, found.merged)
         self._path.write_text(json.dumps(self._found))
         self._inner.publish(version, state)
 

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from jaxagent.fleet import segments, settings, vitals
+from jaxagent.fleet import manifest, segments, settings, vitals, weight_reader, weights
 from jaxagent.fleet.child import LOGS
 from jaxagent.fleet.server import LEDGER
 from jaxagent.observe import jsonl
@@ -78,14 +78,15 @@ def compare(workdir: pathlib.Path, expected: pathlib.Path) -> None:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
-    """Runs of one process, by staleness."""
-    made: dict[int, pathlib.Path] = {}
+    """Runs of one process, by staleness and other flags."""
+    made: dict[tuple, pathlib.Path] = {}
 
-    def of(staleness: int) -> pathlib.Path:
-        if staleness not in made:
-            workdir = made[staleness] = tmp_path_factory.mktemp("oracle") / str(staleness)
-            ended(start("tests.fleet.oracle", workdir, f"--config.rl.staleness={staleness}"), workdir)
-        return made[staleness]
+    def of(staleness: int, *extra: str) -> pathlib.Path:
+        key = (staleness, *extra)
+        if key not in made:
+            workdir = made[key] = tmp_path_factory.mktemp("oracle") / str(staleness)
+            ended(start("tests.fleet.oracle", workdir, f"--config.rl.staleness={staleness}", *extra), workdir)
+        return made[key]
 
     return of
 
@@ -101,6 +102,23 @@ def test_a_fleet_is_the_run_of_one_process(tmp_path, expected, staleness, engine
     summary = json.loads((workdir / "summary.json").read_text())
     assert summary["fleet"] == {"restarts": {}, "first_reasons": {}} and summary["logprob_gap_max"] is not None
     assert (workdir / settings.FOLDER / LOGS / "engine-0.log").exists()
+
+
+def test_under_lora_versions_are_adapters_and_the_run_is_that_of_one_process(tmp_path, expected):
+    """Engines that did not make the trainer's very bits of them would end, and with them the run."""
+    workdir, lora = tmp_path / "run", "--config.model.lora.rank=4"
+    ended(fleet(workdir, 2, "--config.rl.staleness=1", lora), workdir)
+    compare(workdir, expected(1, lora))
+    folder = workdir / settings.FOLDER / settings.WEIGHTS
+    first = weights.path_of(folder, 0) / weights.MANIFEST
+    run = manifest.decode(first.read_bytes(), str(first)).lineage
+    with weight_reader.hold(folder / weights.BASE, weights.FIRST, run) as base:
+        for version in (0, 5):
+            with weight_reader.hold(folder, version, run, base=base.manifest.digest) as held:
+                assert held.manifest.merged and held.manifest.size < base.manifest.size / 4
+    for name in ("engine-0", "engine-1"):
+        said = (workdir / settings.FOLDER / LOGS / f"{name}.log").read_text()
+        assert "does not" not in said and "fetched again" not in said
 
 
 def test_kill_9_of_each_role_changes_nothing(tmp_path, expected):

@@ -132,3 +132,20 @@ def test_mistakes_are_named(changes, message):
 
     with pytest.raises(ConfigError, match=re.escape(message)):
         lora.check(dataclasses.replace(CONFIG, **changes))
+
+
+@pytest.mark.parametrize("rank", [3, 16])
+def test_the_mesh_decides_no_bit_of_what_is_multiplied_out(rank):
+    """Matrix products of these shapes differ in their last bits between one device and eight."""
+    rng = np.random.default_rng(0)
+    w, a, b = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 256, 96), (2, 256, rank), (2, rank, 96)))
+    found = []
+    for mesh in (sharding.make_mesh(MeshConfig(1, 1, 1, 1)), sharding.make_mesh(MeshConfig(1, 8, 1, 1))):
+        where = [jax.NamedSharding(mesh, jax.P(None, *axes)) for axes in (("fsdp", None), ("fsdp", None), (None, None))]
+        with jax.set_mesh(mesh):
+            array = lora_array.LoraArray(*map(jax.device_put, (w, a, b), where), scale=0.7)
+            (made,) = lora.products({"w": array}, "float32").values()
+        assert made.sharding.is_equivalent_to(where[0], 3)
+        found.append(np.asarray(made))
+    np.testing.assert_array_equal(found[0].view(np.int32), found[1].view(np.int32))
+    np.testing.assert_allclose(found[0], w + 0.7 * np.einsum("lir,lro->lio", a, b, dtype=np.float64), atol=1e-4)

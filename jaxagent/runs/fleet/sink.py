@@ -3,11 +3,14 @@
 A version is on disk, every byte of it, before the coordinator hears of it; so a trainer that dies in between publishes
 it again. A trainer that goes back to a bundle trains the steps since then again, from the same batches, and publishes
 them again: with exact numerics they must come out equal, bit for bit.
+
+Under LoRA a version is adapters alone. The frozen weights that they change are on disk once, before the first version.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +20,7 @@ import numpy as np
 
 from jaxagent.config import Config, ConfigError
 from jaxagent.engine.driver import Driver
-from jaxagent.fleet import weights
+from jaxagent.fleet import manifest, weights
 from jaxagent.fleet.admission import Answer, Outcome
 from jaxagent.fleet.leaves import Path
 from jaxagent.fleet.vitals import Vitals
@@ -26,6 +29,7 @@ from jaxagent.learner import peers
 from jaxagent.learner.state import TrainState
 from jaxagent.models.params import Params
 from jaxagent.runs.fleet import trees
+from jaxagent.runs.fleet.adapters import digest_of_merged
 
 Tasks = Mapping[int, Sequence[Sequence[TaskRef]]]  # of steps: those of each round
 
@@ -44,6 +48,27 @@ class Link(Protocol):
     def keep(self, step: int) -> Answer:
         """The trainer's state before `step` is saved."""
         ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Content:
+    """What a version consists of."""
+
+    tree: dict[Path, np.ndarray]  # all weights, or adapters
+    base: str = ""  # digest of the frozen weights that adapters change
+    merged: str = ""  # digest of what they make of them: adapters.digest_of_merged
+
+
+def content(state: TrainState, base: str = "") -> Content:
+    """What the trainer publishes of its state. Where other processes hold parts of it, each has to call this.
+
+    Args:
+      state: the trainer's.
+      base: under LoRA, the digest of its frozen weights.
+    """
+    if not base:
+        return Content(trees.to_host(state.policy))
+    return Content(trees.to_host(state.params), base, digest_of_merged(state.policy, state.params))
 
 
 class Versions:
@@ -77,6 +102,7 @@ class Versions:
         self._cfg, self._fleet, self._driver, self._link = cfg, cfg.fleet, driver, link
         self._folder, self._lineage, self._tasks = folder, lineage, tasks
         self._signs, self._note, self._probe = signs, note, probe
+        self._base = ""  # digest of the frozen weights, once they are on disk
 
     def publish(self, version: int, state: TrainState) -> None:
         """See `Sink`. Versions that nobody asks for any more are deleted.
@@ -87,16 +113,32 @@ class Versions:
           OSError: the disk is full, or failed.
         """
         self._driver.update_params(state.policy, version)
-        tree = trees.to_host(state.policy)
+        if self._cfg.model.lora.rank and not self._base:
+            self._base = self._publish_base(trees.to_host(state.frozen.base))
+        found = content(state, self._base)
         if peers.is_first():
-            self._tell(version, tree)
+            self._tell(version, found)
         self._signs.phase(f"goes on after version {version}", self._fleet.start_s, done=version)
 
-    def _tell(self, version: int, tree: dict[Path, np.ndarray]) -> None:
+    def _publish_base(self, tree: dict[Path, np.ndarray]) -> str:
+        """Writes the weights that adapters change; their digest."""
+        digest = manifest.digest(tree)
+        if peers.is_first():
+            try:
+                weights.publish(self._folder / weights.BASE, tree, self._lineage, weights.FIRST)
+            except weights.ConflictError as conflict:
+                raise ConfigError(
+                    f"The frozen weights under the adapters are not those that this run has published: {conflict} "
+                    f"{self._folder.parent} is of another run, or '{self._cfg.workdir}/base' was replaced: use another "
+                    "workdir."
+                ) from None
+        return digest
+
+    def _tell(self, version: int, found: Content) -> None:
         """Process 0 of the trainer speaks for all."""
         if version == 0:
             self._probe()
-        digest = self._written(version, tree)
+        digest = self._written(version, found)
         if digest is not None:
             answer = self._link.publish(version, digest, self._lineage, self._tasks(version))
             if answer.outcome is Outcome.CONFLICT:
@@ -122,17 +164,18 @@ class Versions:
         """For evaluation: the driver of this process plays nothing else."""
         yield
 
-    def _written(self, version: int, tree: dict[Path, np.ndarray]) -> str | None:
+    def _written(self, version: int, found: Content) -> str | None:
         """Writes a version; its digest, or None: another one is published, and stays."""
+        of = found.tree, self._lineage, version, found.base, found.merged
         try:
-            return weights.publish(self._folder, tree, self._lineage, version).digest
+            return weights.publish(self._folder, *of).digest
         except weights.ConflictError as conflict:
             if self._cfg.numerics == "exact" or self._link.weights(version) is not None:
                 self._differs(version, str(conflict))
                 return None
         # A trainer that died before it told anyone wrote the other one.
         shutil.rmtree(weights.path_of(self._folder, version))
-        return weights.publish(self._folder, tree, self._lineage, version).digest
+        return weights.publish(self._folder, *of).digest
 
     def _differs(self, version: int, reason: str) -> None:
         """A repetition has come out differently: a defect with exact numerics, and to be expected with fast ones."""

@@ -1,14 +1,16 @@
-"""Trees of parameters as the named arrays that versions of the weights consist of."""
+"""Trees of parameters as the named arrays that versions of the weights consist of, and the other way."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxagent.fleet.leaves import Path
-from jaxagent.models import global_arrays
+from jaxagent.fleet.leaves import Leaves, Path
+from jaxagent.models import global_arrays, params, sharding
+from jaxagent.models.params import ArraySpec
 
 
 def paths(tree: Any) -> dict[Path, Any]:
@@ -20,6 +22,29 @@ def paths(tree: Any) -> dict[Path, Any]:
 def to_host(tree: Any) -> dict[Path, np.ndarray]:
     """The leaves in this process's memory. Where other processes hold parts of them, each has to call this."""
     return {path: np.asarray(leaf) for path, leaf in paths(global_arrays.get(tree)).items()}
+
+
+def placed(found: Leaves, specs: Any, mesh: jax.sharding.Mesh, dtype: Callable[[Path, ArraySpec], str]) -> Any:
+    """A tree on the devices of a mesh, as a trainer lays it out.
+
+    Leaves go over one by one, each device gets its own part, and a leaf's original is gone when the next one goes over.
+
+    Args:
+      found: the leaves.
+      specs: the tree, of `ArraySpec`s.
+      mesh: where it goes.
+      dtype: of a leaf, on the devices. The cast is the one by which an engine takes weights of another dtype.
+    """
+
+    def one(path: Path, array: ArraySpec, where: jax.sharding.Sharding) -> jax.Array:
+        leaf = found[path]
+        array_there = jax.make_array_from_callback(array.shape, where, lambda index: np.asarray(leaf[index]))
+        return jax.block_until_ready(array_there.astype(dtype(path, array)))
+
+    shardings = paths(params.shardings_of(specs, mesh, sharding.TRAIN))
+    with jax.set_mesh(mesh):
+        filled = [one(path, array, shardings[path]) for path, array in paths(specs).items()]
+    return jax.tree.unflatten(jax.tree.structure(specs), filled)
 
 
 def _key(key: Any) -> str | int:
