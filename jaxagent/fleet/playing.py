@@ -58,17 +58,16 @@ class Playing:
         end = now + min(wire.LONGEST_POLL_S, wire.number(row, "wait_s", 0))
         mine = self._polls[name] = object()
         member, jobs = self.core.known(name, now), list[wire.Job]()
-        held: frozenset[str] | None = None
+        held = frozenset(holding)
         try:
             while not self.core.closing and self._polls.get(name) is mine:
                 if self.core.ended or member.drain:  # which it learns with its next beat
                     await asyncio.sleep(min(end - now, OVER_S))
                     break
                 jobs = self.core.book.take(now, name, places, holding)
-                has = self.core.book.rules.held(name) & frozenset(holding)
-                if jobs or now >= end or (held is not None and has != held):  # it holds less than it said: it asks anew
+                less = self.core.book.rules.held(name) & held != held
+                if jobs or now >= end or (less and now > begun):  # it holds less than it said: it asks anew
                     break
-                held = has
                 await self.core.work.wait(min(end - now, LOOK_S))
                 now = self.core.clock()
         finally:

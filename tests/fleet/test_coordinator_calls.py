@@ -183,6 +183,18 @@ def test_a_process_of_another_run_may_not_join(served, facts, role, word):
         served.client().join(role, facts)
 
 
+def test_who_said_that_it_holds_what_has_been_stored_since_need_not_wait_for_more(served):
+    """An engine asks while its last result is on its way: when that is stored, it is empty and may get another step."""
+    client, name = began(served)
+    jobs = client.take(name, 99, [])
+    for job in jobs:
+        client.put(job.work, job.work.version, packed(job.work.episode, "w"))
+    begun = time.monotonic()
+    assert client.take(name, 99, [jobs[-1].work.lease], wait_s=20) == [], "it asks again, with what it holds now"
+    assert {job.work.episode.group.step for job in client.take(name, 99, [])} == {1}
+    assert time.monotonic() - begun < 10
+
+
 def test_a_process_with_other_calls_or_of_another_folder_may_not_join(served, monkeypatch):
     client = served.client()
     client.join("engine", FACTS)

@@ -63,7 +63,9 @@ def test_two_engines_and_a_coordinator_that_is_started_again(tmp_path):
         for thread in threads:
             thread.join(WAIT_S)
             assert not thread.is_alive()
-    assert reasons == ["the run has ended: the trainer has ended"] * 2
+    # A beat may come between the last version and the trainer's word.
+    ended = "the trainer has ended", "all steps are trained"
+    assert len(reasons) == 2 and set(reasons) <= {f"the run has ended: {why}" for why in ended}
     assert trainer.versions == oracle(plan).versions
     assert sum(worker.numbers()["episodes"] for worker in workers) == 36, "each is stored once"
     assert all(worker.numbers()["joins"] >= 2 for worker in workers)
