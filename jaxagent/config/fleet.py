@@ -17,6 +17,8 @@ class FleetConfig:
     window: PositiveInt = 1  # groups that a finished one may overtake, with `in_flight`; 1 = strict order
     engines: NonNegativeInt = 2  # engine processes that the command starts on this machine; 0 = others start them
     trainers: PositiveInt = 1  # trainer processes, which share one mesh
+    # While the trainer waits for a step's batch, its own engine plays episodes of that step, and of none after it.
+    lend: bool = False
     coordinator: str = ""  # http://host:port of a coordinator that runs already; "" = the command starts one
     listen: str = "127.0.0.1:0"  # where the coordinator of the command listens; port 0 = a free one
     lease_s: Seconds = 10.0  # an engine process that is silent for so long has lost its episodes

@@ -120,6 +120,16 @@ def _check_fleet(cfg: Config, fleet: FleetConfig) -> None:
             f"fleet.trainers ({fleet.trainers}) must divide the devices of config.mesh ({devices}): every process has "
             "as many."
         )
+    if fleet.lend and fleet.trainers > 1:
+        raise ConfigError(
+            f"fleet.lend: of the {fleet.trainers} processes of fleet.trainers only the first one has an engine, on its "
+            "own devices alone. Lend the devices of a trainer of one process, or set fleet.lend=false."
+        )
+    if fleet.lend and fleet.window > 1:
+        raise ConfigError(
+            f"fleet.lend: with fleet.window={fleet.window} a step may be trained before all that the trainer plays for "
+            "it is played, and the rest would be played again. Set one of them otherwise."
+        )
     if fleet.hang_s <= fleet.patience_s:
         raise ConfigError(
             f"fleet.hang_s ({fleet.hang_s:g}) must be more than fleet.patience_s ({fleet.patience_s:g}): who waits for "

@@ -29,6 +29,7 @@ from jaxagent.fleet.weight_server import WeightServer
 from jaxagent.fleet.whereabouts import Watch
 from jaxagent.fleet.wire import Job
 from jaxagent.fleet.worker import EngineWorker
+from jaxagent.models.params import Params
 from jaxagent.rollout.workers import LATE, STOP_TIMEOUT_S, Rollout, guarded, no_episode
 from jaxagent.runs import attempts
 from jaxagent.runs.checks import OPD
@@ -49,26 +50,44 @@ class EngineLink(Link, held.Link, Protocol):
     """The coordinator, for an engine process: `fleet.client.Client`."""
 
 
+class VersionSource(Protocol):
+    """Where an engine has its weights from: `held.HeldVersions`, or in the trainer's process `lend.OwnVersions`."""
+
+    def params(self, version: int) -> Params:
+        """A version, on the devices. Raises WeightsError, OSError."""
+        ...
+
+    def forget(self, below: int) -> None:
+        """Older versions are not asked for any more."""
+
+    def numbers(self) -> dict[str, Any]:
+        """For every beat; "weights_got_bytes" is one."""
+        ...
+
+
 class EnginePlayer:
     """Plays a run's attempts; what `fleet.worker.EngineWorker` calls.
 
     Args:
       parts: of the run, opened in this process.
-      driver: started; which weights it has does not matter.
+      driver: started; which weights it has does not matter, unless `holds` says so.
       versions: where weights come from.
       trainers_probe: gives the content of the trainer's probe; None where there is none.
       facts: of this process, for a probe that differs.
       served: numbers of the weights that this process hands on.
+      holds: the version that the driver has, in the trainer's own process, which needs no comparison with itself; -1:
+        none, and before it plays anything it compares itself with the trainer.
     """
 
     def __init__(
         self,
         parts: Parts,
         driver: Driver,
-        versions: HeldVersions,
+        versions: VersionSource,
         trainers_probe: Callable[[], bytes | None],
         facts: Mapping[str, Any],
         served: Callable[[], Mapping[str, float]] = dict,
+        holds: int = -1,
     ):
         assert parts.cfg.fleet is not None
         self._parts, self._driver, self._versions = parts, driver, versions
@@ -76,8 +95,8 @@ class EnginePlayer:
         self._strict = parts.cfg.fleet.rule == "pinned" and parts.cfg.numerics == "exact"
         # Steps of the other stage that samples so.
         self._before = parts.cfg.opd.steps if parts.cfg.opd and OPD in parts.cfg.stages else 0
-        self._begun = False
-        self._version = -1
+        self._begun = holds >= 0
+        self._version = holds
         self._rollouts: dict[int, Rollout] = {}  # by step
         self._tasks: dict[str, asyncio.Task[Any]] = {}  # by lease; the two are of the episodes' loop
         self._unwanted: set[str] = set()
@@ -160,6 +179,21 @@ class EnginePlayer:
 
         with contextlib.suppress(TimeoutError):
             self._parts.workers.run(on_the_loop(), CANCEL_S)
+
+    def stop(self, timeout_s: float) -> None:
+        """Gives up all that still runs, and returns when it has ended.
+
+        Raises:
+          TimeoutError: it has not, in `timeout_s` seconds.
+        """
+
+        async def on_the_loop() -> None:
+            running = list(self._tasks.values())
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+        self._parts.workers.run(on_the_loop(), timeout_s)
 
     def places(self) -> int:
         """See `Player`."""
@@ -244,6 +278,12 @@ def _oldest(episode: Episode, begun: int) -> int:
     return min((int(found.min()) for found in versions if len(found)), default=begun)
 
 
+def budget_s(cfg: Config) -> float:
+    """Seconds without progress after which what plays counts as hanging: a tool may rightly be silent for long."""
+    assert cfg.fleet is not None
+    return max(cfg.fleet.hang_s, cfg.env.episode_timeout_s + 2 * STOP_TIMEOUT_S)
+
+
 def run(
     cfg: Config,
     link: EngineLink,
@@ -290,8 +330,7 @@ def run(
         theirs = functools.partial(_trainers_probe, seen, own, link, fetcher)
         player = EnginePlayer(parts, driver, versions, theirs, told, server.numbers)
         logger.info("%s is ready after %.1f s", name, time.monotonic() - started)
-        budget_s = max(fleet.hang_s, cfg.env.episode_timeout_s + 2 * STOP_TIMEOUT_S)  # a tool may be silent for long
-        worker = EngineWorker(link, player, told, fleet.rule, attempts.of_a_group(cfg.rl), budget_s, watch)
+        worker = EngineWorker(link, player, told, fleet.rule, attempts.of_a_group(cfg.rl), budget_s(cfg), watch)
         begun(worker)
         return worker.run()
 

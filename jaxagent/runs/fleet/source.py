@@ -23,6 +23,7 @@ from jaxagent.fleet.vitals import Vitals
 from jaxagent.observe.text import duration
 from jaxagent.rollout.selection import Selection
 from jaxagent.runs.collect import rollouts
+from jaxagent.runs.fleet.lend import Lender
 from jaxagent.runs.seams import Rollouts
 from jaxagent.types import Episode, Group, StopReason
 
@@ -34,7 +35,7 @@ READERS = 8  # threads
 class Link(Protocol):
     """What a source asks the coordinator: `fleet.client.Client`."""
 
-    def batch(self, step: int, wait_s: float) -> Batch | None:
+    def batch(self, step: int, wait_s: float = 0.0) -> Batch | None:
         """What a step trains on; None: not all of it is there yet."""
         ...
 
@@ -57,6 +58,7 @@ class Batches:
       signs: is told of waiting and working.
       note: prints a line.
       look: called while it waits for a step: it ends a run that was asked to end.
+      lender: has this process's engine play for the step that it waits for; None: the engine does nothing then.
     """
 
     def __init__(
@@ -68,9 +70,10 @@ class Batches:
         signs: Vitals,
         note: Callable[[str], None],
         look: Callable[[int], None] = lambda step: None,
+        lender: Lender | None = None,
     ):
         self._rl, self._fleet, self._link, self._folder = rl, fleet, link, folder
-        self._signs, self._note, self._look = signs, note, look
+        self._signs, self._note, self._look, self._lender = signs, note, look, lender
         self._first = True
         self._timed_out = False
         self._before: dict[str, float] = {}  # seconds that each engine had been idle
@@ -94,11 +97,22 @@ class Batches:
     # ---------------------------------------------------------------- waiting
 
     def _wait(self, step: int, started: float) -> Batch:
-        self._signs.phase(f"waits for step {step}", self._fleet.hang_s, done=step)
+        if self._lender is None:
+            self._signs.phase(f"waits for step {step}", self._fleet.hang_s, done=step)
+            return self._poll(step, started, lambda: True)
+        self._signs.phase(f"waits for step {step}", self._lender.budget_s, done=step)
+        if (found := self._link.batch(step)) is not None:
+            return found
+        with self._lender.lent(step) as lent:
+            return self._poll(step, started, lent.goes_on)
+
+    def _poll(self, step: int, started: float, goes_on: Callable[[], bool]) -> Batch:
+        """Asks until the batch is there. `goes_on` says whether that is a sign of life: what plays here may hang."""
         poll_s = min(LONGEST_POLL_S, self._fleet.hang_s / 4)
         told = started
         while (found := self._link.batch(step, poll_s)) is None:
-            self._signs.tick()
+            if goes_on():
+                self._signs.tick()
             self._look(step)
             if time.monotonic() - told >= TELL_EVERY_S:
                 told = time.monotonic()
@@ -165,7 +179,7 @@ class Batches:
 
     def _numbers(self, waited_s: float) -> dict[str, float]:
         """Who waits for whom."""
-        numbers = {"fleet/trainer_wait_s": waited_s}
+        numbers = {"fleet/trainer_wait_s": waited_s, **(self._lender.numbers() if self._lender else {})}
         engines = self._link.status()["members"]["engine"]
         numbers["fleet/engines"] = float(len(engines))
         numbers["fleet/episodes_playing"] = float(sum(row["playing"] for row in engines.values()))

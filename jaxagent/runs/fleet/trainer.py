@@ -1,6 +1,7 @@
 """The trainer of a run of many processes: `loop.run` with the coordinator at its seams.
 
-It plays nothing of the RL stage but evaluations. Everything before that stage it does alone, as a run of one process.
+It plays nothing of the RL stage but evaluations, and with `fleet.lend` episodes while it waits. Everything before that
+stage it does alone, as a run of one process.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from jaxagent.rollout.experience import Experience
 from jaxagent.runs.checks import RL
 from jaxagent.runs.fleet import probe, sink, source
 from jaxagent.runs.fleet.facts import facts
+from jaxagent.runs.fleet.lend import Lender
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.seams import Seams
 from jaxagent.runs.workdir import Run
@@ -87,6 +89,9 @@ class Trainer:
         self._joined_as = joined.name
         self._opened.enter_context(self._beating(joined.lease_s / BEATS_PER_LEASE))
         note = saved.progress.note
+        lender = None
+        if self._fleet.lend:
+            lender = Lender(parts, driver, self._own_engines_link(), versions, self._facts, note)
         batches = source.Batches(
             self._cfg.rl,
             self._fleet,
@@ -95,6 +100,7 @@ class Trainer:
             self._signs,
             note,
             functools.partial(saved.end_between_steps, RL),
+            lender,
         )
         published = sink.Versions(
             self._cfg,
@@ -116,6 +122,12 @@ class Trainer:
             self._signs.phase(f"begins stage '{stage}'", self._fleet.start_s)
         else:
             self._signs.tick()
+
+    def _own_engines_link(self) -> Client:
+        """To the coordinator, for what plays in this process while it waits: it joins and leaves by itself."""
+        link = Client(self._link.url, self._token, self._fleet.patience_s)
+        self._opened.callback(link.close)
+        return link
 
     @contextlib.contextmanager
     def _beating(self, every_s: float) -> Iterator[None]:
