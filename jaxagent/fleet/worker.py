@@ -192,8 +192,9 @@ class EngineWorker:
             except UnknownWorkerError:
                 self._join(name)
                 continue
-            self._stands.sign()
             with self._changed:
+                if jobs or not self._running():  # an empty answer is no progress of what is stuck meanwhile
+                    self._stands.sign()
                 self._held |= {job.work.lease: _Held(job) for job in jobs}
             try:
                 self._begin(jobs)

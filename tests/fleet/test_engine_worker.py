@@ -15,7 +15,7 @@ from jaxagent.fleet.wire import Beat, Job, Joined, TaskRef
 from jaxagent.fleet.worker import EngineWorker
 from tests.fleet.world import Oracle, digest, episode
 
-LONG_S = 20.0  # longer than any of these takes
+LONG_S = 60.0  # longer than any of these takes, on a busy machine
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +39,7 @@ class Hub:
         self.ended, self.drains, self.left, self.facts = "", False, [], []
         self.puts: list[tuple[EpisodeId, int]] = []
         self.beats = 0
+        self.stood = ("", 0.0)  # phase of the newest beat, and seconds since its last sign of progress
 
     @contextlib.contextmanager
     def call(self):
@@ -62,6 +63,7 @@ class Hub:
         with self.call() as coordinator:
             beat = coordinator.beat(time.monotonic(), name, holding)
             self.beats += 1
+            self.stood = (phase, phase_s)
             return Beat(beat.newest, beat.cancel, self.ended, self.drains)
 
     def take(self, name, places, holding, wait_s):
@@ -292,6 +294,21 @@ def test_a_version_that_cannot_be_had_is_not_replaced_and_its_episodes_go_back()
         numbers = worker.numbers()
     assert numbers["weights_failed"] == 2 and numbers["given_back"] == 6 and player.holds == [0, 1]
     assert hub.versions == Oracle(hub.plan, lambda group: True).versions
+
+
+def test_an_engine_whose_episodes_are_stuck_makes_no_progress_by_asking_for_more():
+    hub = Hub(plan(steps=1, groups_per_step=1))
+    player = FakePlayer(hub, places=6)
+    player.go.clear()
+    with working(hub, player):
+        until(lambda: len(player.running) == 3)
+        until(lambda: hub.stood[0] == "playing" and hub.stood[1] > 5 * worker_module.LONG_POLL_S)
+        player.go.set()
+        hub.train()
+        until(lambda: hub.stood[0] == "asking for episodes")
+        beats = hub.beats
+        until(lambda: hub.beats > beats + 20)
+        assert hub.stood[1] < LONG_S / 10, "an engine that has nothing to play does not hang"
 
 
 def test_told_to_end_it_begins_nothing_hands_in_what_is_ready_and_gives_back_the_rest():
