@@ -57,22 +57,26 @@ def laptop() -> ConfigDict:
     config.workdir = "runs/memagent"
 
     config.data.source = ConfigDict({"name": "long_geography", "num_cities": 600})
-    config.data.source.num_curriculum = 28_000
-    config.data.source.num_demonstrations = 32_000
+    config.data.source.num_curriculum = 48_000
+    config.data.source.num_demonstrations = 14_400
     config.data.source.forget_frac = 0.6
+
+    config.model.num_layers = 2
+    config.model.num_kv_heads = 4
+    config.model.head_dim = 64
 
     config.env = ConfigDict({"name": "memagent", "prompt": "compact"})
     config.env.max_turns = 9  # eight chunks and the answer
-    config.env.chunk_tokens = 64
-    config.env.length_tokens = 512
+    config.env.chunk_tokens = 36
+    config.env.length_tokens = 288
     config.env.turn_tokens = 12
     config.env.question_tokens = 32
-    config.env.context_tokens = 128
+    config.env.context_tokens = 96
     config.env.episode_timeout_s = 120.0
 
-    config.warm_start.max_steps = 1_600
-    config.warm_start.curriculum_steps = 700
-    config.warm_start.curriculum_sequences = 40
+    config.warm_start.max_steps = 1_200
+    config.warm_start.curriculum_steps = 600
+    config.warm_start.curriculum_sequences = 80
     config.warm_start.batch_sequences = 24
     config.warm_start.batch = parts.batch(row_tokens=256, micro_rows=8)
     # A policy that reads, and forgets, still answers one question of eight: those whose fact stands in the last chunk.

@@ -43,22 +43,24 @@ ASKED = ("capital", "currency", "calling_code")
 # How passages say it, and a memory without the article and the full stop. Every sentence is of one form, in which a
 # value follows its subject: a tiny policy finds it by repeating what it has read.
 TOLD = {
-    "country": "The country of {s}: {o}.",
-    "capital": "The capital of {s}: {o}.",
-    "currency": "The currency of {s}: {o}.",
-    "calling_code": "The calling code of {s}: {o}.",
-    "domain": "The internet domain of {s}: {o}.",
+    "country": "The country of {s} {o}.",
+    "capital": "The capital of {s} {o}.",
+    "currency": "The currency of {s} {o}.",
+    "calling_code": "The calling code of {s} {o}.",
+    "domain": "The internet domain of {s} {o}.",
 }
-EVERY = tuple(TOLD)  # what demonstrations ask for besides
-_ONE_PASSAGE = 0.45  # of the curriculum, the beginning: one passage each
-_CITIES = 2  # of a country, at most: names that a tiny policy sees more often are learnt sooner
-_LOOKUPS = 4  # questions of a demonstration of the curriculum
+EVERY = ASKED  # what demonstrations ask for besides
+_REPEATING = 0.75  # of the curriculum, the beginning: facts alone
+_FACTS = ((0.15, 1), (0.55, 2), (0.65, 3), (0.75, 5))  # how many in a row, up to which part of the curriculum
+_REPEATS = 2
 _AGAIN = prompts.STYLES["compact"].update.replace("Text:{chunk}\n", "")  # another question about the same chunk
 MOST_DOCUMENTS = 128  # whose numbers demonstrations show
 CONTEXTS = 4  # of each question: as many tasks, with other documents
 _WORD = re.compile(r" ?[^\W\d_]+| ?\d{1,3}| ?[^\s\w]+|\s+(?!\S)|\s+")  # as a tokenizer that is trained here cuts text
-_MEMORIES = (0.25, 0.2)  # of demonstrations, those with an empty memory and with a wrong one; the others' is right
-_TOLD_MEMORIES = (0.75, 0.25)  # the same, where the chunk says what is asked
+NOTHING = "nothing"  # in place of a value, and the memory before the first chunk
+# Of demonstrations, those with no memory, one without the value, one with a wrong value, and one with the right value.
+_MEMORIES = (0.12, 0.38, 0.0, 0.5)
+_TOLD_MEMORIES = (0.25, 0.65, 0.1, 0.0)  # the same, where the chunk says what is asked
 _FINAL_FRAC = 0.12  # demonstrations that answer
 _TOLD_FRAC = 0.5  # of the others, those whose chunk says what is asked
 
@@ -91,7 +93,7 @@ def write(
     beside = {
         documents.FILE: ({"text": _text(passage, str)} for passage in passages),
         "curriculum.jsonl": (
-            demonstrator.curriculum(seed, i, round(_ONE_PASSAGE * curriculum)) for i in range(curriculum)
+            demonstrator.curriculum(seed, i, curriculum) for i in range(curriculum)
         ),
         "full.jsonl": (demonstrator.full(seed, i) for i in range(full)),
         "texts.jsonl": generated.as_rows(tokenizer_texts(world, [demonstrator.full(seed, i) for i in range(500)])),
@@ -103,10 +105,9 @@ def short(world: World) -> World:
     """The countries whose names are one word each, with such cities, capitals and currencies: one token, mostly."""
     found = []
     for country in world.countries:
-        cities = tuple(name for name in country.cities if " " not in name)[:_CITIES]
         currency = "" if " " in country.currency else country.currency
-        if " " not in country.name + country.capital and len(cities) > 1:
-            found.append(dataclasses.replace(country, cities=cities, currency=currency))
+        if " " not in country.name + country.capital:
+            found.append(dataclasses.replace(country, cities=(), currency=currency))
     return dataclasses.replace(world, countries=tuple(found))
 
 
@@ -149,15 +150,29 @@ class Demonstrator:
             if not question.heldout:
                 self._by_kind.setdefault(question.kind, []).append(question)
         self._kinds = sorted(self._by_kind)
-        self._of_relation = {r: [p for p in passages if any(_relation(f) == r for f in p.sentences)] for r in ASKED}
         entities = {e for p in worlds.passages(world) for _, s, o in p.sentences for e in (p.title, s, o)}
         self._codes = sorted(e for e in entities if e.startswith(".") or e.isdigit())
         self._names = sorted(entities - set(self._codes))
 
+    def curriculum(self, seed: int, index: int, rows: int) -> dict[str, object]:
+        """Row `index` of `rows`: facts to repeat in other orders, first one, then more; in the end, a few documents."""
+        rng = random.Random(f"curriculum/{seed}/{index}")
+        question, done = self._question(index, rng), index / rows
+        if done >= _REPEATING:
+            shown = self._some(question, True, rng.randint(1, 3), rng)
+            name, free = self._renaming(shown, question, rng)
+            return self._reading(question, " " + _documents(shown, name, rng), True, shown, (name, free), 2, rng)
+        count = next(number for end, number in _FACTS if done < end)
+        shown = self._some(question, True, count, rng)
+        name, _ = self._renaming(shown, question, rng)
+        facts = [_sentence(rng.choice(passage.sentences), name) for passage in shown]
+        orders = [" ".join(rng.sample(facts, count)) for _ in range(1 + _REPEATS)]
+        return _row(question, f"Text: {orders[0]}", "".join(f"\n{text}" for text in orders[1:]))
+
     def full(self, seed: int, index: int) -> dict[str, object]:
         """A chunk with several questions, of which the first is as in an episode, or an answer; kinds drawn evenly."""
         rng = random.Random(f"full/{seed}/{index}")
-        question = rng.choice(self._by_kind[self._kinds[index % len(self._kinds)]])
+        question = self._question(index, rng)
         if rng.random() < _FINAL_FRAC:
             return self._final(question, rng)
         told = rng.random() < _TOLD_FRAC
@@ -166,19 +181,34 @@ class Demonstrator:
         name, free = self._renaming(shown, question, rng)
         chunk = " " + _documents(shown, name, rng)
         chunk = _window(chunk, words, _sentence_of(shown, question, name) if told else "", rng)
+        return self._reading(question, chunk, told, shown, (name, free), 2, rng)
+
+    def _question(self, index: int, rng: random.Random) -> Question:
+        return rng.choice(self._by_kind[self._kinds[index % len(self._kinds)]])
+
+    def _reading(
+        self,
+        question: Question,
+        chunk: str,
+        told: bool,
+        shown: Sequence[Passage],
+        names: tuple[Callable[[str], str], Callable[[], str]],
+        more: int,
+        rng: random.Random,
+    ) -> dict[str, object]:
+        """The question about a chunk, then `more` that the chunk answers, and one that it does not."""
+        name, free = names
         relation, subject, value = question.hops[0]
         asked = [(relation, name(subject), name(value), told)]
         facts = [fact for passage in shown for fact in passage.sentences if _said(fact, name) in chunk]
         others = [(r, name(fact[1]), name(fact[2]), True) for fact in facts if (r := _relation(fact, EVERY))]
         others = [other for other in others if other[:2] != asked[0][:2]]
-        asked += rng.sample(others, min(len(others), 2))
+        asked += rng.sample(others, min(len(others), more))
         asked += [(rng.choice(ASKED), free(), free(), False)]  # of a country that nothing is said about
         turns, prompt = [], ""
         for relation, subject, value, said in asked:
             put = {"prompt": " " + rng.choice(worlds.RELATIONS[relation][0]).format(s=subject), "chunk": chunk}
-            put["memory"], new = self._memories(
-                *(_said((TOLD[relation], subject, v), str) for v in (value, free())), said, rng
-            )
+            put["memory"], new = self._memories(TOLD[relation], subject, (value, free()), said, rng)
             if turns:
                 turns[-1]["observation"] = "\n" + prompts.text(_AGAIN, **put)
             else:
@@ -186,43 +216,24 @@ class Demonstrator:
             turns.append({"action": new, "observation": ""})
         return {"kind": question.kind, "prompt": prompt, "turns": turns}
 
-    def _memories(self, right: str, wrong: str, told: bool, rng: random.Random) -> tuple[str, str]:
+    def _memories(
+        self, template: str, subject: str, values: tuple[str, str], told: bool, rng: random.Random
+    ) -> tuple[str, str]:
         """The memory before a chunk, and after it."""
+        right, wrong, empty = (_said((template, subject, value), str) for value in (*values, NOTHING))
         # Where the chunk says it, the memory does not have it yet: else a copy of the memory would do.
-        empty, mistaken = _TOLD_MEMORIES if told else _MEMORIES
-        (memory,) = rng.choices(("nothing", wrong, right), (empty, mistaken, 1 - empty - mistaken))
-        new = right if told else "nothing" if rng.random() < self._forget else memory
-        return f" {memory}", f" {new}"
-
-    def curriculum(self, seed: int, index: int, first: int) -> dict[str, object]:
-        """Passages and several questions about them, all demonstrated: on these copying appears first.
-
-        Rows before `first` have one passage each, then come two and three: a policy that has not yet found out how to
-        copy does not find out whose fact to copy.
-        """
-        rng = random.Random(f"curriculum/{seed}/{index}")
-        question = rng.choice(self._by_kind[self._kinds[index % len(self._kinds)]])
-        shown = self._some(question, True, rng.choice((2, 2, 3)) if index >= first else 1, rng, rivals=True)
-        name, _ = self._renaming(shown, question, rng)
-        text = _documents(shown, name, rng)
-        style, rounds = prompts.STYLES["compact"], []
-        facts = [(r, s, o) for p in shown for t, s, o in p.sentences for r in [_relation((t, s, o), EVERY)] if r]
-        for relation, subject, value in rng.sample(facts, min(len(facts), _LOOKUPS)):
-            asked = " " + rng.choice(worlds.RELATIONS[relation][0]).format(s=name(subject))
-            put = {"prompt": asked, "chunk": f" {text}", "memory": style.no_memory}
-            new = _said((TOLD[relation], subject, value), name)
-            rounds.append(f"{prompts.text(_AGAIN if rounds else style.update, **put)} {new}")
-        begin, rest = "Question:", "\n".join(rounds).removeprefix("Question:")
-        return _row(question, begin, rest)
+        (memory,) = rng.choices((NOTHING, empty, wrong, right), _TOLD_MEMORIES if told else _MEMORIES)
+        if told:
+            return f" {memory}", f" {right}"
+        forgets = memory in (NOTHING, empty) or rng.random() < self._forget
+        return f" {memory}", f" {empty if forgets else memory}"
 
     def _some(
-        self, question: Question, told: bool, count: int, rng: random.Random, rivals: bool = False
+        self, question: Question, told: bool, count: int, rng: random.Random
     ) -> list[Passage]:
-        """Different passages in random order: with the one that answers, or without it; all `rivals`, or any."""
+        """Different passages in random order: with the one that answers, or without it."""
         own = [passage for passage in self._passages if _fact(passage, question) is not None]
-        asked = question.hops[0][0]
-        pool = self._of_relation[asked] if rivals else self._passages
-        others = [passage for passage in rng.sample(pool, count + 1) if passage not in own]
+        others = [passage for passage in rng.sample(self._passages, count + 1) if passage not in own]
         shown = (own if told else []) + others[: count - told]
         rng.shuffle(shown)
         return shown
@@ -230,9 +241,8 @@ class Demonstrator:
     def _final(self, question: Question, rng: random.Random) -> dict[str, object]:
         name, _ = self._renaming((), question, rng)
         relation, subject, value = question.hops[0]
-        memory, answer = _said((TOLD[relation], subject, value), name), name(value)
-        if rng.random() < 0.1:
-            memory = answer = "nothing"
+        answer = name(value) if rng.random() < 0.9 else NOTHING
+        memory = _said((TOLD[relation], name(subject), answer), str)
         style = prompts.STYLES["compact"]
         prompt = prompts.text(style.final, prompt=f" {question.render(name)}", memory=f" {memory}")
         return _row(question, prompt, f"\\boxed{{ {answer}}}")
@@ -281,10 +291,14 @@ def _fact(passage: Passage, question: Question) -> tuple[str, str, str] | None:
     return next((fact for fact in passage.sentences if _relation(fact) == relation and fact[1] == subject), None)
 
 
+def _sentence(fact: tuple[str, str, str], name: Callable[[str], str]) -> str:
+    template, subject, value = fact
+    return template.format(s=name(subject), o=name(value))
+
+
 def _said(fact: tuple[str, str, str], name: Callable[[str], str]) -> str:
     """A sentence without article and full stop: a chunk that has so much of it says it, and so a memory has it."""
-    template, subject, value = fact
-    return template.format(s=name(subject), o=name(value)).removeprefix("The ").removesuffix(".")
+    return _sentence(fact, name).removeprefix("The ").removesuffix(".")
 
 
 def _sentence_of(shown: Iterable[Passage], question: Question, name: Callable[[str], str]) -> str:
