@@ -56,9 +56,9 @@ def laptop() -> ConfigDict:
     config = parts.laptop()
     config.workdir = "runs/memagent"
 
-    config.data.source = ConfigDict({"name": "long_geography", "num_cities": 600})
-    config.data.source.num_curriculum = 48_000
-    config.data.source.num_demonstrations = 14_400
+    config.data.source = ConfigDict({"name": "long_geography"})
+    config.data.source.num_curriculum = 21_600
+    config.data.source.num_demonstrations = 26_400
     config.data.source.forget_frac = 0.6
 
     config.model.num_layers = 2
@@ -74,13 +74,12 @@ def laptop() -> ConfigDict:
     config.env.context_tokens = 96
     config.env.episode_timeout_s = 120.0
 
-    config.warm_start.max_steps = 1_200
-    config.warm_start.curriculum_steps = 600
-    config.warm_start.curriculum_sequences = 80
-    config.warm_start.batch_sequences = 24
-    config.warm_start.batch = parts.batch(row_tokens=256, micro_rows=8)
+    config.warm_start.max_steps = 1_000  # 450 of the curriculum, which is the beginning of full.jsonl
+    config.warm_start.curriculum_steps = 0
+    config.warm_start.batch_sequences = 48
+    config.warm_start.batch = parts.batch(row_tokens=256, micro_rows=4)
     # A policy that reads, and forgets, still answers one question of eight: those whose fact stands in the last chunk.
-    config.warm_start.gate_every = 100
+    config.warm_start.gate_every = 250
     config.warm_start.gate_accuracy = 0.08
     config.warm_start.gate_questions = 24
 

@@ -23,7 +23,6 @@ from jaxagent.runs import checks
 from tests import tiny_run
 
 FLAGS = [
-    "--config.data.source.num_cities=300",
     "--config.data.source.num_curriculum=32",
     "--config.data.source.num_demonstrations=64",
     "--config.tokenizer.vocab_size=700",
@@ -147,7 +146,7 @@ def search():
 
 def test_demonstrations_have_the_tokens_of_episodes(tmp_path):
     """A demonstration's prompt is one text, an episode's is pieces: the seams of the compact style change no token."""
-    long_geography.write(tmp_path / "data", 300, 0, 0.5, 64, 5, 300)
+    long_geography.write(tmp_path / "data", 0, 0.5, 64, 0, 300)
     folder = tmp_path / "data"
     texts = [json.loads(line)["text"] for line in (folder / "texts.jsonl").read_text().splitlines()]
     tokenizer = Tokenizer.train(texts, 1500, ("\\boxed{",))
