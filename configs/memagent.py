@@ -57,7 +57,7 @@ def laptop() -> ConfigDict:
     config.workdir = "runs/memagent"
 
     config.data.source = ConfigDict({"name": "long_geography"})
-    config.data.source.num_curriculum = 21_600
+    config.data.source.num_curriculum = 33_600
     config.data.source.num_demonstrations = 26_400
     config.data.source.forget_frac = 0.6
 
@@ -74,7 +74,7 @@ def laptop() -> ConfigDict:
     config.env.context_tokens = 96
     config.env.episode_timeout_s = 120.0
 
-    config.warm_start.max_steps = 1_000  # 450 of the curriculum, which is the beginning of full.jsonl
+    config.warm_start.max_steps = 1_250  # 700 of the curriculum, which is the beginning of full.jsonl
     config.warm_start.curriculum_steps = 0
     config.warm_start.batch_sequences = 48
     config.warm_start.batch = parts.batch(row_tokens=256, micro_rows=4)

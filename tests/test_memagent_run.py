@@ -30,6 +30,7 @@ FLAGS = [
     "--config.env.chunk_tokens=48",
     "--config.env.length_tokens=192",
     "--config.env.context_tokens=128",
+    "--config.warm_start.curriculum_steps=0",
     "--config.warm_start.batch.row_tokens=256",
     "--config.rl.batch.row_tokens=256",
     "--config.rl.steps=2",

@@ -24,6 +24,11 @@ def lines(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def full(folder):
+    """The demonstrations behind the curriculum."""
+    return lines(folder / "full.jsonl")[LOOKUPS:]
+
+
 def test_contexts_answer_their_questions_and_splits_share_nothing(folder):
     found = documents.Documents(folder / documents.FILE)
     seen = {}
@@ -37,7 +42,7 @@ def test_contexts_answer_their_questions_and_splits_share_nothing(folder):
         first, last = tasks[0].metadata["pool"]
         seen[split] = set(found.texts(range(first, last)))
     assert not seen["train"] & seen["heldout"]
-    shown = " ".join([*seen["train"], (folder / "full.jsonl").read_text(), (folder / "curriculum.jsonl").read_text()])
+    shown = " ".join([*seen["train"], (folder / "full.jsonl").read_text()])
     facts = {text.split(". ")[0] for text in seen["heldout"]}
     assert len(facts) > 60 and not [fact for fact in facts if fact in shown]
 
@@ -65,13 +70,14 @@ def told(question, chunk):
         for template in worlds.RELATIONS[relation][0]
         if (found := re.fullmatch(re.escape(template).replace(r"\{s\}", "(.+)"), question))
     )
-    begin, _ = long_geography.TOLD[relation].removeprefix("The ").split("{s}")
-    return begin, subject, dict(re.findall(rf"{begin}(\S+) ([^\s.]+)", chunk))
+    begin, _ = long_geography.TOLD[relation].removeprefix("The ").split("{o}")
+    said = re.findall(rf"{begin}(\S+) of ([^\s.]+)", chunk)
+    return f"{begin}of ", subject, {country: value for value, country in said}
 
 
 def test_demonstrations_say_what_the_chunk_says_or_keep_the_memory_or_lose_it(folder):
     said, kept, lost, rivals = 0, 0, 0, 0
-    for row in lines(folder / "full.jsonl"):
+    for row in full(folder):
         if "\nText:" not in row["prompt"]:
             continue
         question, chunk, memory, new = read(row)
@@ -91,19 +97,34 @@ def test_demonstrations_say_what_the_chunk_says_or_keep_the_memory_or_lose_it(fo
     assert abs(lost / (lost + kept) - FORGET) < 0.1
 
 
+def test_the_curriculum_asks_for_more_and_more_facts(folder):
+    texts = []
+    for row in lines(folder / "full.jsonl")[:LOOKUPS]:
+        facts, number = {}, 0
+        shown = [row["prompt"], *(turn["observation"] for turn in row["turns"])]
+        assert len(row["turns"]) == 6 and not shown.pop()
+        for before, turn in zip(shown, row["turns"], strict=True):
+            if "Text:" in before:
+                facts = {fact[::2]: fact[1] for fact in re.findall(r"(\w+) (\S+) of ([^\s.]+)\.", before)}
+                number += 1
+            assert turn["action"].strip() == facts[*before.split()[-3::2]], row
+        texts.append(number)
+    assert texts == sorted(texts, reverse=True) and {1, 2, 3, 6} == set(texts)
+
+
 def test_further_questions_are_about_the_same_chunk(folder):
-    further = [turn for row in lines(folder / "full.jsonl") for turn in row["turns"][1:]]
+    further = [turn for row in full(folder) for turn in row["turns"][1:]]
     assert len(further) > 1000
-    for row in lines(folder / "full.jsonl"):
+    for row in full(folder):
         for before, turn in zip(row["turns"], row["turns"][1:], strict=False):
             assert before["observation"].startswith("\nQuestion: ") and before["observation"].endswith("New memory:")
             memory = before["observation"].split("Memory:")[1].split("\n")[0]
-            says = turn["action"].strip() in row["prompt"]
+            says = turn["action"].split()[-1] in row["prompt"]
             assert says or turn["action"] == memory or turn["action"].endswith(" nothing"), row
 
 
 def test_answers_are_the_value_of_the_memory(folder):
-    finals = [row for row in lines(folder / "full.jsonl") if "\nText:" not in row["prompt"]]
+    finals = [row for row in full(folder) if "\nText:" not in row["prompt"]]
     assert 60 < len(finals) < 160
     for row in finals:
         memory = row["prompt"].split("\nMemory:")[1].removesuffix("\nAnswer:")
@@ -113,7 +134,7 @@ def test_answers_are_the_value_of_the_memory(folder):
 
 def test_the_same_seed_writes_the_same(folder, tmp_path):
     long_geography.write(tmp_path / "again", 0, FORGET, 64, LOOKUPS, 900)
-    for name in ("full.jsonl", "curriculum.jsonl", "texts.jsonl", documents.FILE):
+    for name in ("full.jsonl", "texts.jsonl", documents.FILE):
         assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
     assert (
         sources.load_tasks(tmp_path / "again", "train").fingerprint == sources.load_tasks(folder, "train").fingerprint
