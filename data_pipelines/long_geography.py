@@ -40,13 +40,13 @@ from jaxagent.data_pipelines.world import Passage, Question, World
 from jaxagent.envs.memagent import documents, prompts
 
 ASKED = ("capital", "currency", "calling_code")
-# How passages say it, every sentence in one form. A value stands before its subject: a tiny policy that has just
+# How passages say it, every sentence in one form. A value stands right before its subject: a tiny policy that has just
 # written "Togo" finds "Togo" again and says what stood before it, long before it learns to say what stands behind.
 TOLD = {
-    "capital": "The capital {o} of {s}.",
-    "currency": "The currency {o} of {s}.",
-    "calling_code": "The calling code {o} of {s}.",
-    "domain": "The internet domain {o} of {s}.",
+    "capital": "The capital {o} {s}.",
+    "currency": "The currency {o} {s}.",
+    "calling_code": "The calling code {o} {s}.",
+    "domain": "The internet domain {o} {s}.",
 }
 # How a memory has it: the value comes last, and so much of it as comes before is known from the question.
 KEPT = {
@@ -56,7 +56,7 @@ KEPT = {
 }
 NOTHING = "nothing"  # in place of a value, and the memory before the first chunk
 _FACTS = 6  # of a row of the curriculum
-_LOOKUPS = ((0.12, 1), (0.45, 2), (0.65, 3), (1.0, 6))  # how many a text has, up to which part of the curriculum
+_LOOKUPS = ((0.1, 1), (0.5, 2), (0.65, 3), (1.0, 6))  # how many a text has, up to which part of the curriculum
 _SMALL_FRAC = 0.3  # of the demonstrations behind the curriculum, from the first: a few documents instead of a chunk
 _MORE = 2  # questions about the same chunk that it answers
 _AGAIN = prompts.STYLES["compact"].update.replace("Text:{chunk}\n", "")  # another question about the same chunk
@@ -151,6 +151,7 @@ class Demonstrator:
             if not question.heldout:
                 self._by_kind.setdefault(question.kind, []).append(question)
         self._kinds = sorted(self._by_kind)
+        self._facts = {r: [f for p in passages for f in p.sentences if _relation(f) == r] for r in ASKED}
         entities = {e for p in worlds.passages(world) for _, s, o in p.sentences for e in (p.title, s, o)}
         self._codes = sorted(e for e in entities if e.startswith(".") or e.isdigit())
         self._names = sorted(entities - set(self._codes))
@@ -163,9 +164,9 @@ class Demonstrator:
         rng = random.Random(f"curriculum/{seed}/{index}")
         question = self._question(index, rng)
         count = next(number for end, number in _LOOKUPS if index < end * rows)
-        shown = self._some(question, True, _FACTS, rng)
-        name, _ = self._renaming(shown, question, rng)
-        facts = [rng.choice([fact for fact in passage.sentences if _relation(fact)]) for passage in shown]
+        # Of one kind: a policy that tells a name from a number would be content with that.
+        facts = rng.sample(self._facts[question.hops[0][0]], _FACTS)
+        name, _ = self._renaming([Passage(facts[0][1], tuple(facts))], question, rng)
         begins: list[str] = []
         asked: list[tuple[str, str, str]] = []
         for first in range(0, _FACTS, count):

@@ -71,7 +71,7 @@ def told(question, chunk):
         if (found := re.fullmatch(re.escape(template).replace(r"\{s\}", "(.+)"), question))
     )
     begin, _ = long_geography.TOLD[relation].removeprefix("The ").split("{o}")
-    said = re.findall(rf"{begin}(\S+) of ([^\s.]+)", chunk)
+    said = re.findall(rf"{begin}(\S+) ([^\s.]+)", chunk)
     return f"{begin}of ", subject, {country: value for value, country in said}
 
 
@@ -105,7 +105,7 @@ def test_the_curriculum_asks_for_more_and_more_facts(folder):
         assert len(row["turns"]) == 6 and not shown.pop()
         for before, turn in zip(shown, row["turns"], strict=True):
             if "Text:" in before:
-                facts = {fact[::2]: fact[1] for fact in re.findall(r"(\w+) (\S+) of ([^\s.]+)\.", before)}
+                facts = {fact[::2]: fact[1] for fact in re.findall(r"(\w+) (\S+) ([^\s.]+)\.", before)}
                 number += 1
             assert turn["action"].strip() == facts[*before.split()[-3::2]], row
         texts.append(number)
