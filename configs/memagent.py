@@ -57,8 +57,8 @@ def laptop() -> ConfigDict:
     config.workdir = "runs/memagent"
 
     config.data.source = ConfigDict({"name": "long_geography"})
-    config.data.source.num_curriculum = 28_800
-    config.data.source.num_demonstrations = 19_200
+    config.data.source.num_curriculum = 38_400
+    config.data.source.num_demonstrations = 28_800
     config.data.source.forget_frac = 0.6
 
     config.model.num_layers = 2
@@ -74,12 +74,12 @@ def laptop() -> ConfigDict:
     config.env.context_tokens = 96
     config.env.episode_timeout_s = 120.0
 
-    config.warm_start.max_steps = 1_000  # 600 of the curriculum, which is the beginning of full.jsonl
+    config.warm_start.max_steps = 700  # 400 of the curriculum, which is the beginning of full.jsonl
     config.warm_start.curriculum_steps = 0
-    config.warm_start.batch_sequences = 48
+    config.warm_start.batch_sequences = 96
     config.warm_start.batch = parts.batch(row_tokens=256, micro_rows=4)
     # A policy that reads, and forgets, still answers one question of eight: those whose fact stands in the last chunk.
-    config.warm_start.gate_every = 200
+    config.warm_start.gate_every = 100
     config.warm_start.gate_accuracy = 0.08
     config.warm_start.gate_questions = 24
 

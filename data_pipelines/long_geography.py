@@ -55,8 +55,7 @@ KEPT = {
     "calling_code": "calling code of {s} {o}",
 }
 NOTHING = "nothing"  # in place of a value, and the memory before the first chunk
-_FACTS = 6  # of a row of the curriculum
-_LOOKUPS = ((0.1, 1), (0.5, 2), (0.65, 3), (1.0, 6))  # how many a text has, up to which part of the curriculum
+_LOOKUPS = ((0.15, 1), (0.75, 2), (1.0, 4))  # how many facts a text has, up to which part of the curriculum
 _SMALL_FRAC = 0.3  # of the demonstrations behind the curriculum, from the first: a few documents instead of a chunk
 _MORE = 2  # questions about the same chunk that it answers
 _AGAIN = prompts.STYLES["compact"].update.replace("Text:{chunk}\n", "")  # another question about the same chunk
@@ -157,30 +156,21 @@ class Demonstrator:
         self._names = sorted(entities - set(self._codes))
 
     def lookups(self, seed: int, index: int, rows: int) -> dict[str, object]:
-        """Row `index` of `rows` of the curriculum: a few facts, and questions whose answers alone are demonstrated.
-
-        A row has as many questions in the beginning, when a text is one fact, as in the end, when it is all of them.
-        """
+        """Row `index` of `rows` of the curriculum: a few facts, and all of them again: values alone are demonstrated."""
         rng = random.Random(f"curriculum/{seed}/{index}")
         question = self._question(index, rng)
         count = next(number for end, number in _LOOKUPS if index < end * rows)
         # Of one kind: a policy that tells a name from a number would be content with that.
-        facts = rng.sample(self._facts[question.hops[0][0]], _FACTS)
+        facts = rng.sample(self._facts[question.hops[0][0]], count)
         name, _ = self._renaming([Passage(facts[0][1], tuple(facts))], question, rng)
-        begins: list[str] = []
-        asked: list[tuple[str, str, str]] = []
-        for first in range(0, _FACTS, count):
-            of_text = facts[first : first + count]
-            text = "Text: " + " ".join(template.format(s=name(s), o=name(o)) for template, s, o in of_text) + "\n"
-            for fact in rng.sample(of_text, count):
-                asked.append(fact)
-                begins.append(f"{text} {KEPT[_relation(fact)].format(s=name(fact[1]), o='').rstrip()}")
-                text = ""
+        text = " ".join(template.format(s=name(s), o=name(o)) for template, s, o in facts)
+        asked = rng.sample(facts, count)
+        begins = [f"\n {KEPT[_relation(fact)].format(s=name(fact[1]), o='').rstrip()}" for fact in asked]
         turns = [
-            {"action": f" {name(fact[2])}", "observation": following and f"\n{following}"}
+            {"action": f" {name(fact[2])}", "observation": following}
             for fact, following in zip(asked, [*begins[1:], ""], strict=True)
         ]
-        return {"kind": question.kind, "prompt": begins[0], "turns": turns}
+        return {"kind": question.kind, "prompt": f"Text: {text}{begins[0]}", "turns": turns}
 
     def full(self, seed: int, index: int, rows: int) -> dict[str, object]:
         """A chunk with several questions, of which the first is as in an episode, or an answer; kinds drawn evenly.
