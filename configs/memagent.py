@@ -2,7 +2,7 @@ r"""MemAgent: documents far longer than the window are read chunk by chunk, with
 
     python -m jaxagent.main --config=configs/memagent.py                              # the laptop default
     python -m jaxagent.main --config=configs/memagent.py:laptop-reproduction          # the reproduction's variant
-    python -m jaxagent.evaluate_lengths --config.workdir=runs/memagent --lengths=512,1024,2048 --greedy
+    python -m jaxagent.evaluate_lengths --config.workdir=runs/memagent --lengths=288,576,1152 --greedy
     python -m jaxagent.main --config=configs/memagent.py:qwen2.5-7b \
         --config.model.path=Qwen2.5-7B-Instruct --config.data.source=data/long_qa    # RL-MemAgent-7B, 8 GPUs of 80 GB
 

@@ -156,7 +156,7 @@ class Demonstrator:
         self._names = sorted(entities - set(self._codes))
 
     def lookups(self, seed: int, index: int, rows: int) -> dict[str, object]:
-        """Row `index` of `rows` of the curriculum: a few facts, and all of them again: values alone are demonstrated."""
+        """Row `index` of `rows` of the curriculum: facts, and all of them again; values alone are demonstrated."""
         rng = random.Random(f"curriculum/{seed}/{index}")
         question = self._question(index, rng)
         count = next(number for end, number in _LOOKUPS if index < end * rows)

@@ -123,11 +123,11 @@ def test_lengths_are_said_once(flags, told):
 
 def test_the_config_of_a_length():
     cfg = schema.parse(memagent.get_config())
-    options = evaluate_lengths.parser().parse_args(["--lengths=2048"])
+    options = evaluate_lengths.parser().parse_args(["--lengths=1152"])
     (length,) = evaluate_lengths.wanted(options)
     assert not {"lengths", "num_docs", "rows"} & set(vars(options))  # the rest are evaluate's own
     longer = evaluate_lengths.configured(cfg, length)
-    assert (longer.env.length_tokens, longer.env.max_chunks) == (2048, evaluate_lengths.NO_END - 1)
+    assert (longer.env.length_tokens, longer.env.max_chunks) == (1152, evaluate_lengths.NO_END - 1)
     assert longer.env.episode_timeout_s == 4 * cfg.env.episode_timeout_s
     (many,) = evaluate_lengths.wanted(evaluate_lengths.parser().parse_args(["--num_docs=6400"]))
     longer = evaluate_lengths.configured(cfg, many)
