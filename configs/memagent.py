@@ -6,12 +6,12 @@ r"""MemAgent: documents far longer than the window are read chunk by chunk, with
     python -m jaxagent.main --config=configs/memagent.py:qwen2.5-7b \
         --config.model.path=Qwen2.5-7B-Instruct --config.data.source=data/long_qa    # RL-MemAgent-7B, 8 GPUs of 80 GB
 
-Laptop: a policy of 0.8 million parameters, random at first, learns on two CPU cores to keep what it has read: 0.08 of
-the held-out questions before RL and 0.30 after 50 steps with a shorter warm start (seed 0, docs/recipes.md; other seeds
-have not been run, and at four times the length it scores 0.09). A question asks for a country's capital, currency or calling code; one
-of about sixteen short passages says it, in a document of eight chunks of 36 tokens. The warm start's demonstrations
-mostly lose their memory when the next chunk says nothing about the question, which RL is to unlearn. Held-out
-questions are about other countries.
+Laptop: a policy of 0.8 million parameters, random at first, learns on two CPU cores to keep what it has read. With a
+shorter warm start than the preset's, 0.08 of the held-out questions were right before RL and 0.30 after 50 steps (seed
+0; 0.09 in documents four times as long); the preset as it stands has not been run (docs/recipes.md). A question asks
+for a country's capital, currency or calling code; one of about sixteen short passages says it, in a document of eight
+chunks of 36 tokens. The warm start's demonstrations mostly lose their memory when the next chunk says nothing about the
+question, which RL is to unlearn. Held-out questions are about other countries.
 
 laptop-reproduction: the same, with the variant of LMIS-ORG's reproduction: the answer's conversation is not trained,
 and the advantage is divided by the number of conversations that are.
