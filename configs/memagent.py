@@ -2,15 +2,16 @@ r"""MemAgent: documents far longer than the window are read chunk by chunk, with
 
     python -m jaxagent.main --config=configs/memagent.py                              # the laptop default
     python -m jaxagent.main --config=configs/memagent.py:laptop-reproduction          # the reproduction's variant
-    python -m jaxagent.evaluate_lengths --config.workdir=runs/memagent --lengths=512,1024,2048 --greedy
+    python -m jaxagent.evaluate_lengths --config.workdir=runs/memagent --lengths=288,576,1152 --greedy
     python -m jaxagent.main --config=configs/memagent.py:qwen2.5-7b \
         --config.model.path=Qwen2.5-7B-Instruct --config.data.source=data/long_qa    # RL-MemAgent-7B, 8 GPUs of 80 GB
 
-Laptop: a policy of about one million parameters, random at first, is to learn on two CPU cores to keep what it has
-read. It has not been seen to: docs/recipes.md says how far it got. A question asks for a country's capital, currency or
-calling code; one of about twenty short passages says it, in a document of eight chunks of 64 tokens. The warm start's
-demonstrations mostly lose their memory when the next chunk says nothing about the question, which RL is to unlearn.
-Held-out questions are about other countries.
+Laptop: a policy of 0.8 million parameters, random at first, learns on two CPU cores to keep what it has read. With a
+shorter warm start than the preset's, 0.08 of the held-out questions were right before RL and 0.30 after 50 steps (seed
+0; 0.09 in documents four times as long); the preset as it stands has not been run (docs/recipes.md). A question asks
+for a country's capital, currency or calling code; one of about sixteen short passages says it, in a document of eight
+chunks of 36 tokens. The warm start's demonstrations mostly lose their memory when the next chunk says nothing about the
+question, which RL is to unlearn. Held-out questions are about other countries.
 
 laptop-reproduction: the same, with the variant of LMIS-ORG's reproduction: the answer's conversation is not trained,
 and the advantage is divided by the number of conversations that are.
@@ -52,37 +53,42 @@ def get_config(preset: str = "laptop") -> ConfigDict:
 
 
 def laptop() -> ConfigDict:
-    """Documents of eight chunks, a policy of a million parameters, two CPU cores. Has not learnt yet."""
+    """Documents of eight chunks, a policy of 0.8 million parameters, two CPU cores."""
     config = parts.laptop()
     config.workdir = "runs/memagent"
 
-    config.data.source = ConfigDict({"name": "long_geography", "num_cities": 600})
-    config.data.source.num_curriculum = 28_000
-    config.data.source.num_demonstrations = 32_000
+    config.data.source = ConfigDict({"name": "long_geography"})
+    config.data.source.num_curriculum = 38_400
+    config.data.source.num_demonstrations = 76_800
     config.data.source.forget_frac = 0.6
+
+    # Whose fact a sentence is, is found in the second layer; wide heads tell one name of hundreds from another.
+    config.model.num_layers = 2
+    config.model.num_kv_heads = 4
+    config.model.head_dim = 64
 
     config.env = ConfigDict({"name": "memagent", "prompt": "compact"})
     config.env.max_turns = 9  # eight chunks and the answer
-    config.env.chunk_tokens = 64
-    config.env.length_tokens = 512
+    config.env.chunk_tokens = 36
+    config.env.length_tokens = 288
     config.env.turn_tokens = 12
     config.env.question_tokens = 32
-    config.env.context_tokens = 128
+    config.env.context_tokens = 96
     config.env.episode_timeout_s = 120.0
 
-    config.warm_start.max_steps = 1_600
-    config.warm_start.curriculum_steps = 700
-    config.warm_start.curriculum_sequences = 40
-    config.warm_start.batch_sequences = 24
-    config.warm_start.batch = parts.batch(row_tokens=256, micro_rows=8)
+    config.warm_start.max_steps = 1_200  # 400 of the curriculum, which is the beginning of full.jsonl
+    config.warm_start.curriculum_steps = 0
+    config.warm_start.batch_sequences = 96
+    config.warm_start.batch = parts.batch(row_tokens=256, micro_rows=4)
     # A policy that reads, and forgets, still answers one question of eight: those whose fact stands in the last chunk.
-    config.warm_start.gate_every = 100
-    config.warm_start.gate_accuracy = 0.08
+    config.warm_start.gate_every = 400
+    config.warm_start.gate_accuracy = 0.12
     config.warm_start.gate_questions = 24
 
     # The published advantage: no standard deviation, and all of it for every conversation of an episode.
     config.rl.advantage = ConfigDict({"name": "group_mean", "drop_zero_signal": True, "multi_trajectory": "full"})
-    config.rl.steps = 40
+    config.rl.steps = 90
+    config.rl.optimizer.learning_rate = 5e-4
     config.rl.tasks_per_step = 16
     config.rl.group_size = 8
     # Attempts at a task read the same chunks: a row holds question and chunk once, and the attempts' memories behind.

@@ -11,8 +11,7 @@ Writes, all at once or not at all:
 
     array_record, TFDS layout  splits train and heldout, metadata: numbers of documents (envs/memagent/documents.py)
     documents.jsonl            the passages, {"text"}
-    curriculum.jsonl           several questions about a few passages, every token of them demonstrated
-    full.jsonl                 demonstrations over whole chunks
+    full.jsonl                 demonstrations: values of a few facts, the curriculum, then over whole chunks
     texts.jsonl                what a tokenizer is trained on
 
 A demonstration is one conversation: a chunk and a memory -> the new memory, or the last memory -> the answer. Names are
@@ -26,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import random
 import re
@@ -40,44 +40,48 @@ from jaxagent.data_pipelines.world import Passage, Question, World
 from jaxagent.envs.memagent import documents, prompts
 
 ASKED = ("capital", "currency", "calling_code")
-# How passages say it, and a memory without the article and the full stop. Every sentence is of one form, in which a
-# value follows its subject: a tiny policy finds it by repeating what it has read.
+# How passages say it, every sentence in one form. A value stands right before its subject: a tiny policy that has just
+# written "Togo" finds "Togo" again and says what stood before it, long before it learns to say what stands behind.
 TOLD = {
-    "country": "The country of {s}: {o}.",
-    "capital": "The capital of {s}: {o}.",
-    "currency": "The currency of {s}: {o}.",
-    "calling_code": "The calling code of {s}: {o}.",
-    "domain": "The internet domain of {s}: {o}.",
+    "capital": "The capital {o} {s}.",
+    "currency": "The currency {o} {s}.",
+    "calling_code": "The calling code {o} {s}.",
+    "domain": "The internet domain {o} {s}.",
 }
-EVERY = tuple(TOLD)  # what demonstrations ask for besides
-_ONE_PASSAGE = 0.45  # of the curriculum, the beginning: one passage each
-_CITIES = 2  # of a country, at most: names that a tiny policy sees more often are learnt sooner
-_LOOKUPS = 4  # questions of a demonstration of the curriculum
+# How a memory has it: the value comes last, and so much of it as comes before is known from the question.
+KEPT = {
+    "capital": "capital of {s} {o}",
+    "currency": "currency of {s} {o}",
+    "calling_code": "calling code of {s} {o}",
+}
+NOTHING = "nothing"  # in place of a value, and the memory before the first chunk
+_LOOKUPS = ((0.15, 1), (0.75, 2), (1.0, 4))  # how many facts a text has, up to which part of the curriculum
+_SMALL_FRAC = 0.3  # of the demonstrations behind the curriculum, from the first: a few documents instead of a chunk
+_MORE = 2  # questions about the same chunk that it answers
 _AGAIN = prompts.STYLES["compact"].update.replace("Text:{chunk}\n", "")  # another question about the same chunk
 MOST_DOCUMENTS = 128  # whose numbers demonstrations show
 CONTEXTS = 4  # of each question: as many tasks, with other documents
+_CITIES = 300  # of the world, whose countries alone are asked for
 _WORD = re.compile(r" ?[^\W\d_]+| ?\d{1,3}| ?[^\s\w]+|\s+(?!\S)|\s+")  # as a tokenizer that is trained here cuts text
-_MEMORIES = (0.25, 0.2)  # of demonstrations, those with an empty memory and with a wrong one; the others' is right
-_TOLD_MEMORIES = (0.75, 0.25)  # the same, where the chunk says what is asked
+# Of demonstrations, those with no memory, one without the value, one with a wrong value, and one with the right value.
+_MEMORIES = (0.12, 0.38, 0.0, 0.5)
+_TOLD_MEMORIES = (0.25, 0.65, 0.1, 0.0)  # the same, where the chunk says what is asked
 _FINAL_FRAC = 0.12  # demonstrations that answer
 _TOLD_FRAC = 0.5  # of the others, those whose chunk says what is asked
 
 
-def write(
-    folder: Path, num_cities: int, seed: int, forget_frac: float, chunk_tokens: int, curriculum: int, full: int
-) -> None:
+def write(folder: Path, seed: int, forget_frac: float, chunk_tokens: int, curriculum: int, full: int) -> None:
     """Writes the dataset described in the module's docstring into `folder`, which must not exist yet.
 
     Args:
       folder: where.
-      num_cities: size of the world.
       seed: of everything that is drawn.
       forget_frac: of demonstrations with a memory whose chunk does not say what is asked.
       chunk_tokens: about so long are the chunks of whole demonstrations.
       curriculum, full: numbers of demonstrations.
     """
-    world = short(geography.build(num_cities, seed))
-    heldout = {name for country in world.countries if country.heldout for name in (country.name, *country.cities)}
+    world = short(geography.build(_CITIES, seed))
+    heldout = {country.name for country in world.countries if country.heldout}
     passages = sorted(plain(world), key=lambda passage: passage.title in heldout)
     first = sum(passage.title not in heldout for passage in passages)
     pools = {False: (0, first), True: (first, len(passages))}
@@ -88,30 +92,27 @@ def write(
         metadata = {"documents": [own], "pool": pools[question.heldout]}
         split.append(worlds.task_row(question, len(split)) | {"metadata": json.dumps(metadata)})
     demonstrator = Demonstrator(world, passages[:first], forget_frac, chunk_tokens)
+    lookups = (demonstrator.lookups(seed, i, curriculum) for i in range(curriculum))
     beside = {
         documents.FILE: ({"text": _text(passage, str)} for passage in passages),
-        "curriculum.jsonl": (
-            demonstrator.curriculum(seed, i, round(_ONE_PASSAGE * curriculum)) for i in range(curriculum)
-        ),
-        "full.jsonl": (demonstrator.full(seed, i) for i in range(full)),
-        "texts.jsonl": generated.as_rows(tokenizer_texts(world, [demonstrator.full(seed, i) for i in range(500)])),
+        "full.jsonl": itertools.chain(lookups, (demonstrator.full(seed, i, full) for i in range(full))),
+        "texts.jsonl": generated.as_rows(tokenizer_texts(world, [demonstrator.full(seed, i, 0) for i in range(500)])),
     }
     generated.write_dataset(folder, tasks, beside)
 
 
 def short(world: World) -> World:
-    """The countries whose names are one word each, with such cities, capitals and currencies: one token, mostly."""
+    """The countries whose names are one word each, with such capitals and currencies, and no cities: one token each."""
     found = []
     for country in world.countries:
-        cities = tuple(name for name in country.cities if " " not in name)[:_CITIES]
         currency = "" if " " in country.currency else country.currency
-        if " " not in country.name + country.capital and len(cities) > 1:
-            found.append(dataclasses.replace(country, cities=cities, currency=currency))
+        if " " not in country.name + country.capital:
+            found.append(dataclasses.replace(country, cities=(), currency=currency))
     return dataclasses.replace(world, countries=tuple(found))
 
 
 def plain(world: World) -> list[Passage]:
-    """The world's passages with the sentences of `TOLD`; other sentences as they are."""
+    """The world's passages with the sentences of `TOLD`."""
     return [
         dataclasses.replace(passage, sentences=tuple((_plain(t), s, o) for t, s, o in passage.sentences))
         for passage in worlds.passages(world)
@@ -119,11 +120,11 @@ def plain(world: World) -> list[Passage]:
 
 
 def _plain(template: str) -> str:
-    return next((TOLD[r] for r in TOLD if template in worlds.RELATIONS[r][1]), template)
+    return next(TOLD[r] for r in TOLD if template in worlds.RELATIONS[r][1])
 
 
 def questions(world: World) -> list[Question]:
-    """The questions of one hop that are asked, each several times: every one is a task with documents of its own."""
+    """The questions that are asked, each several times: every one is a task with documents of its own."""
     asked = [q for q in worlds.questions(world) if len(q.hops) == 1 and q.hops[0][0] in ASKED]
     return [
         dataclasses.replace(question, template=templates[number % len(templates)])
@@ -149,36 +150,71 @@ class Demonstrator:
             if not question.heldout:
                 self._by_kind.setdefault(question.kind, []).append(question)
         self._kinds = sorted(self._by_kind)
-        self._of_relation = {r: [p for p in passages if any(_relation(f) == r for f in p.sentences)] for r in ASKED}
+        self._facts = {r: [f for p in passages for f in p.sentences if _relation(f) == r] for r in ASKED}
         entities = {e for p in worlds.passages(world) for _, s, o in p.sentences for e in (p.title, s, o)}
         self._codes = sorted(e for e in entities if e.startswith(".") or e.isdigit())
         self._names = sorted(entities - set(self._codes))
 
-    def full(self, seed: int, index: int) -> dict[str, object]:
-        """A chunk with several questions, of which the first is as in an episode, or an answer; kinds drawn evenly."""
+    def lookups(self, seed: int, index: int, rows: int) -> dict[str, object]:
+        """Row `index` of `rows` of the curriculum: facts, and all of them again; values alone are demonstrated."""
+        rng = random.Random(f"curriculum/{seed}/{index}")
+        question = self._question(index, rng)
+        count = next(number for end, number in _LOOKUPS if index < end * rows)
+        # Of one kind: a policy that tells a name from a number would be content with that.
+        facts = rng.sample(self._facts[question.hops[0][0]], count)
+        name, _ = self._renaming([Passage(facts[0][1], tuple(facts))], question, rng)
+        text = " ".join(template.format(s=name(s), o=name(o)) for template, s, o in facts)
+        asked = rng.sample(facts, count)
+        begins = [f"\n {KEPT[_relation(fact)].format(s=name(fact[1]), o='').rstrip()}" for fact in asked]
+        turns = [
+            {"action": f" {name(fact[2])}", "observation": following}
+            for fact, following in zip(asked, [*begins[1:], ""], strict=True)
+        ]
+        return {"kind": question.kind, "prompt": f"Text: {text}{begins[0]}", "turns": turns}
+
+    def full(self, seed: int, index: int, rows: int) -> dict[str, object]:
+        """A chunk with several questions, of which the first is as in an episode, or an answer; kinds drawn evenly.
+
+        The first of `rows` have shorter chunks.
+        """
         rng = random.Random(f"full/{seed}/{index}")
-        question = rng.choice(self._by_kind[self._kinds[index % len(self._kinds)]])
+        question = self._question(index, rng)
         if rng.random() < _FINAL_FRAC:
             return self._final(question, rng)
         told = rng.random() < _TOLD_FRAC
         words = round(self._chunk * (rng.uniform(0.8, 1.0) if rng.random() < 0.85 else rng.uniform(0.2, 0.8)))
-        shown = self._some(question, told, 2 + self._chunk // 16, rng)
+        few = index < _SMALL_FRAC * rows
+        shown = self._some(question, told, rng.randint(1, 2) if few else 2 + self._chunk // 16, rng)
         name, free = self._renaming(shown, question, rng)
         chunk = " " + _documents(shown, name, rng)
         chunk = _window(chunk, words, _sentence_of(shown, question, name) if told else "", rng)
+        return self._reading(question, chunk, told, shown, (name, free), rng)
+
+    def _question(self, index: int, rng: random.Random) -> Question:
+        return rng.choice(self._by_kind[self._kinds[index % len(self._kinds)]])
+
+    def _reading(
+        self,
+        question: Question,
+        chunk: str,
+        told: bool,
+        shown: Sequence[Passage],
+        names: tuple[Callable[[str], str], Callable[[], str]],
+        rng: random.Random,
+    ) -> dict[str, object]:
+        """The question about a chunk, then some that the chunk answers, and one that it does not."""
+        name, free = names
         relation, subject, value = question.hops[0]
         asked = [(relation, name(subject), name(value), told)]
         facts = [fact for passage in shown for fact in passage.sentences if _said(fact, name) in chunk]
-        others = [(r, name(fact[1]), name(fact[2]), True) for fact in facts if (r := _relation(fact, EVERY))]
+        others = [(r, name(fact[1]), name(fact[2]), True) for fact in facts if (r := _relation(fact))]
         others = [other for other in others if other[:2] != asked[0][:2]]
-        asked += rng.sample(others, min(len(others), 2))
+        asked += rng.sample(others, min(len(others), _MORE))
         asked += [(rng.choice(ASKED), free(), free(), False)]  # of a country that nothing is said about
         turns, prompt = [], ""
         for relation, subject, value, said in asked:
             put = {"prompt": " " + rng.choice(worlds.RELATIONS[relation][0]).format(s=subject), "chunk": chunk}
-            put["memory"], new = self._memories(
-                *(_said((TOLD[relation], subject, v), str) for v in (value, free())), said, rng
-            )
+            put["memory"], new = self._memories(KEPT[relation], subject, (value, free()), said, rng)
             if turns:
                 turns[-1]["observation"] = "\n" + prompts.text(_AGAIN, **put)
             else:
@@ -186,43 +222,22 @@ class Demonstrator:
             turns.append({"action": new, "observation": ""})
         return {"kind": question.kind, "prompt": prompt, "turns": turns}
 
-    def _memories(self, right: str, wrong: str, told: bool, rng: random.Random) -> tuple[str, str]:
+    def _memories(
+        self, template: str, subject: str, values: tuple[str, str], told: bool, rng: random.Random
+    ) -> tuple[str, str]:
         """The memory before a chunk, and after it."""
+        right, wrong, empty = (template.format(s=subject, o=value) for value in (*values, NOTHING))
         # Where the chunk says it, the memory does not have it yet: else a copy of the memory would do.
-        empty, mistaken = _TOLD_MEMORIES if told else _MEMORIES
-        (memory,) = rng.choices(("nothing", wrong, right), (empty, mistaken, 1 - empty - mistaken))
-        new = right if told else "nothing" if rng.random() < self._forget else memory
-        return f" {memory}", f" {new}"
+        (memory,) = rng.choices((NOTHING, empty, wrong, right), _TOLD_MEMORIES if told else _MEMORIES)
+        if told:
+            return f" {memory}", f" {right}"
+        forgets = memory in (NOTHING, empty) or rng.random() < self._forget
+        return f" {memory}", f" {empty if forgets else memory}"
 
-    def curriculum(self, seed: int, index: int, first: int) -> dict[str, object]:
-        """Passages and several questions about them, all demonstrated: on these copying appears first.
-
-        Rows before `first` have one passage each, then come two and three: a policy that has not yet found out how to
-        copy does not find out whose fact to copy.
-        """
-        rng = random.Random(f"curriculum/{seed}/{index}")
-        question = rng.choice(self._by_kind[self._kinds[index % len(self._kinds)]])
-        shown = self._some(question, True, rng.choice((2, 2, 3)) if index >= first else 1, rng, rivals=True)
-        name, _ = self._renaming(shown, question, rng)
-        text = _documents(shown, name, rng)
-        style, rounds = prompts.STYLES["compact"], []
-        facts = [(r, s, o) for p in shown for t, s, o in p.sentences for r in [_relation((t, s, o), EVERY)] if r]
-        for relation, subject, value in rng.sample(facts, min(len(facts), _LOOKUPS)):
-            asked = " " + rng.choice(worlds.RELATIONS[relation][0]).format(s=name(subject))
-            put = {"prompt": asked, "chunk": f" {text}", "memory": style.no_memory}
-            new = _said((TOLD[relation], subject, value), name)
-            rounds.append(f"{prompts.text(_AGAIN if rounds else style.update, **put)} {new}")
-        begin, rest = "Question:", "\n".join(rounds).removeprefix("Question:")
-        return _row(question, begin, rest)
-
-    def _some(
-        self, question: Question, told: bool, count: int, rng: random.Random, rivals: bool = False
-    ) -> list[Passage]:
-        """Different passages in random order: with the one that answers, or without it; all `rivals`, or any."""
+    def _some(self, question: Question, told: bool, count: int, rng: random.Random) -> list[Passage]:
+        """Different passages in random order: with the one that answers, or without it."""
         own = [passage for passage in self._passages if _fact(passage, question) is not None]
-        asked = question.hops[0][0]
-        pool = self._of_relation[asked] if rivals else self._passages
-        others = [passage for passage in rng.sample(pool, count + 1) if passage not in own]
+        others = [passage for passage in rng.sample(self._passages, count + 1) if passage not in own]
         shown = (own if told else []) + others[: count - told]
         rng.shuffle(shown)
         return shown
@@ -230,12 +245,12 @@ class Demonstrator:
     def _final(self, question: Question, rng: random.Random) -> dict[str, object]:
         name, _ = self._renaming((), question, rng)
         relation, subject, value = question.hops[0]
-        memory, answer = _said((TOLD[relation], subject, value), name), name(value)
-        if rng.random() < 0.1:
-            memory = answer = "nothing"
+        answer = name(value) if rng.random() < 0.9 else NOTHING
+        memory = KEPT[relation].format(s=name(subject), o=answer)
         style = prompts.STYLES["compact"]
         prompt = prompts.text(style.final, prompt=f" {question.render(name)}", memory=f" {memory}")
-        return _row(question, prompt, f"\\boxed{{ {answer}}}")
+        turns = [{"action": f"\\boxed{{ {answer}}}", "observation": ""}]
+        return {"kind": question.kind, "prompt": prompt, "turns": turns}
 
     def _renaming(
         self, shown: Iterable[Passage], question: Question, rng: random.Random
@@ -251,14 +266,10 @@ class Demonstrator:
 
 
 def tokenizer_texts(world: World, demonstrations: Sequence[dict[str, object]]) -> list[str]:
-    """Demonstrations as they occur, and every name often enough to be few tokens."""
+    """Demonstrations as they occur, and every name often enough to be one token."""
     texts = generated.episode_texts(demonstrations)
     names = sorted({e for p in worlds.passages(world) for _, s, o in p.sentences for e in (p.title, s, o)})
     return texts + [f" {name}" for name in names] * geography.NAME_REPEATS
-
-
-def _row(question: Question, prompt: str, action: str) -> dict[str, object]:
-    return {"kind": question.kind, "prompt": prompt, "turns": [{"action": action, "observation": ""}]}
 
 
 def _text(passage: Passage, name: Callable[[str], str]) -> str:
@@ -270,9 +281,9 @@ def _documents(shown: Iterable[Passage], name: Callable[[str], str], rng: random
     return "\n\n".join(f"Document {rng.randrange(1, MOST_DOCUMENTS)}:\n{_text(p, name)}" for p in shown)
 
 
-def _relation(fact: tuple[str, str, str], among: Sequence[str] = ASKED) -> str:
-    """Which relation a sentence's template is of; "" for others."""
-    return next((r for r in among if fact[0] == TOLD[r]), "")
+def _relation(fact: tuple[str, str, str]) -> str:
+    """Which relation, of those that are asked, a sentence's template is of; "" for others."""
+    return next((r for r in ASKED if fact[0] == TOLD[r]), "")
 
 
 def _fact(passage: Passage, question: Question) -> tuple[str, str, str] | None:
@@ -282,7 +293,7 @@ def _fact(passage: Passage, question: Question) -> tuple[str, str, str] | None:
 
 
 def _said(fact: tuple[str, str, str], name: Callable[[str], str]) -> str:
-    """A sentence without article and full stop: a chunk that has so much of it says it, and so a memory has it."""
+    """A sentence without article and full stop: a chunk that has so much of it says it."""
     template, subject, value = fact
     return template.format(s=name(subject), o=name(value)).removeprefix("The ").removesuffix(".")
 
@@ -311,18 +322,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder to write; must not exist")
-    parser.add_argument("--num_cities", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0, help="of the split and the templates")
     parser.add_argument(
         "--forget_frac", type=float, default=0.6, help="demonstrations that lose a memory they should keep"
     )
     parser.add_argument("--chunk_tokens", type=int, default=64, help="about so long are the chunks of demonstrations")
-    parser.add_argument("--curriculum", type=int, default=8_000, help="demonstrations over one or two passages")
-    parser.add_argument("--full", type=int, default=24_000, help="demonstrations over whole chunks")
+    parser.add_argument("--curriculum", type=int, default=16_000, help="demonstrations over a few facts")
+    parser.add_argument("--full", type=int, default=20_000, help="demonstrations over whole chunks")
     args = parser.parse_args(argv)
     if args.out.exists():
         parser.error(f"{args.out} exists; remove it or choose another --out")
-    write(args.out, args.num_cities, args.seed, args.forget_frac, args.chunk_tokens, args.curriculum, args.full)
+    write(args.out, args.seed, args.forget_frac, args.chunk_tokens, args.curriculum, args.full)
     print(f"wrote {args.out}; train with --config.env.prompt=compact --config.data.source={args.out}")
     return 0
 

@@ -228,9 +228,8 @@ class ArithmeticPlans(Generated):
 class LongGeography(Generated):
     """Questions over documents of any length, for MemAgent; see long_geography.py."""
 
-    num_cities: PositiveInt = 600
-    num_curriculum: NonNegativeInt = 8_000  # demonstrations over one or two passages
-    num_demonstrations: NonNegativeInt = 24_000  # over whole chunks
+    num_curriculum: NonNegativeInt = 16_000  # demonstrations over a few facts
+    num_demonstrations: NonNegativeInt = 20_000  # over whole chunks
     forget_frac: ZeroToOne = 0.6  # of those with a memory to keep, what loses it: what RL has to unlearn
 
     def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
@@ -240,7 +239,6 @@ class LongGeography(Generated):
                 f"data.source='long_geography' has demonstrations for env.prompt='compact' only, which is '{prompt}'."
             )
         return dict(
-            num_cities=self.num_cities,
             seed=seed,
             forget_frac=self.forget_frac,
             chunk_tokens=_of(env, MemAgent, self).chunk_tokens,

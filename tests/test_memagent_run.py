@@ -23,7 +23,6 @@ from jaxagent.runs import checks
 from tests import tiny_run
 
 FLAGS = [
-    "--config.data.source.num_cities=300",
     "--config.data.source.num_curriculum=32",
     "--config.data.source.num_demonstrations=64",
     "--config.tokenizer.vocab_size=700",
@@ -31,6 +30,7 @@ FLAGS = [
     "--config.env.chunk_tokens=48",
     "--config.env.length_tokens=192",
     "--config.env.context_tokens=128",
+    "--config.warm_start.curriculum_steps=0",
     "--config.warm_start.batch.row_tokens=256",
     "--config.rl.batch.row_tokens=256",
     "--config.rl.steps=2",
@@ -123,11 +123,11 @@ def test_lengths_are_said_once(flags, told):
 
 def test_the_config_of_a_length():
     cfg = schema.parse(memagent.get_config())
-    options = evaluate_lengths.parser().parse_args(["--lengths=2048"])
+    options = evaluate_lengths.parser().parse_args(["--lengths=1152"])
     (length,) = evaluate_lengths.wanted(options)
     assert not {"lengths", "num_docs", "rows"} & set(vars(options))  # the rest are evaluate's own
     longer = evaluate_lengths.configured(cfg, length)
-    assert (longer.env.length_tokens, longer.env.max_chunks) == (2048, evaluate_lengths.NO_END - 1)
+    assert (longer.env.length_tokens, longer.env.max_chunks) == (1152, evaluate_lengths.NO_END - 1)
     assert longer.env.episode_timeout_s == 4 * cfg.env.episode_timeout_s
     (many,) = evaluate_lengths.wanted(evaluate_lengths.parser().parse_args(["--num_docs=6400"]))
     longer = evaluate_lengths.configured(cfg, many)
@@ -147,7 +147,7 @@ def search():
 
 def test_demonstrations_have_the_tokens_of_episodes(tmp_path):
     """A demonstration's prompt is one text, an episode's is pieces: the seams of the compact style change no token."""
-    long_geography.write(tmp_path / "data", 300, 0, 0.5, 64, 5, 300)
+    long_geography.write(tmp_path / "data", 0, 0.5, 64, 0, 300)
     folder = tmp_path / "data"
     texts = [json.loads(line)["text"] for line in (folder / "texts.jsonl").read_text().splitlines()]
     tokenizer = Tokenizer.train(texts, 1500, ("\\boxed{",))

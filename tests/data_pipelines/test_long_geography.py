@@ -10,18 +10,23 @@ from data_pipelines import world as worlds
 from jaxagent.data import sources
 from jaxagent.envs.memagent import documents
 
-FORGET = 0.5
+FORGET, LOOKUPS = 0.5, 60
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("long") / "data"
-    long_geography.write(out, 300, 0, FORGET, 64, 60, 900)
+    long_geography.write(out, 0, FORGET, 64, LOOKUPS, 900)
     return out
 
 
 def lines(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def full(folder):
+    """The demonstrations behind the curriculum."""
+    return lines(folder / "full.jsonl")[LOOKUPS:]
 
 
 def test_contexts_answer_their_questions_and_splits_share_nothing(folder):
@@ -37,9 +42,9 @@ def test_contexts_answer_their_questions_and_splits_share_nothing(folder):
         first, last = tasks[0].metadata["pool"]
         seen[split] = set(found.texts(range(first, last)))
     assert not seen["train"] & seen["heldout"]
-    shown = " ".join([*seen["train"], (folder / "full.jsonl").read_text(), (folder / "curriculum.jsonl").read_text()])
+    shown = " ".join([*seen["train"], (folder / "full.jsonl").read_text()])
     facts = {text.split(". ")[0] for text in seen["heldout"]}
-    assert len(facts) > 100 and not [fact for fact in facts if fact in shown]
+    assert len(facts) > 60 and not [fact for fact in facts if fact in shown]
 
 
 def test_a_question_has_several_contexts(folder):
@@ -65,53 +70,68 @@ def told(question, chunk):
         for template in worlds.RELATIONS[relation][0]
         if (found := re.fullmatch(re.escape(template).replace(r"\{s\}", "(.+)"), question))
     )
-    begin, _ = long_geography.TOLD[relation].removeprefix("The ").split("{s}")
-    return begin, subject, dict(re.findall(rf"{begin}([^:]+): ([^.\n]+)", chunk))
+    begin, _ = long_geography.TOLD[relation].removeprefix("The ").split("{o}")
+    said = re.findall(rf"{begin}(\S+) ([^\s.]+)", chunk)
+    return f"{begin}of ", subject, {country: value for value, country in said}
 
 
 def test_demonstrations_say_what_the_chunk_says_or_keep_the_memory_or_lose_it(folder):
     said, kept, lost, rivals = 0, 0, 0, 0
-    for row in lines(folder / "full.jsonl"):
+    for row in full(folder):
         if "\nText:" not in row["prompt"]:
             continue
         question, chunk, memory, new = read(row)
         begin, subject, facts = told(question, chunk)
-        if new == f"{begin}{subject}: {facts.get(subject)}":
-            assert memory != new, row
+        empty = f"{begin}{subject} nothing"
+        if subject in facts:
+            assert new == f"{begin}{subject} {facts[subject]}" != memory, row
             said += 1
             rivals += len(facts) > 1
-        elif new != memory:
-            assert new == "nothing" and subject not in facts, row
-            lost += 1
+        elif memory in ("nothing", empty):
+            assert new == empty, row
         else:
-            assert subject not in facts, row
-            kept += memory != "nothing"
+            assert memory.startswith(f"{begin}{subject} ") and new in (memory, empty), row
+            kept += new == memory
+            lost += new == empty
     assert said > 200 and rivals > 50
     assert abs(lost / (lost + kept) - FORGET) < 0.1
 
 
+def test_the_curriculum_asks_for_more_and_more_facts(folder):
+    counts = []
+    for row in lines(folder / "full.jsonl")[:LOOKUPS]:
+        facts = {fact[::2]: fact[1] for fact in re.findall(r"(\w+) (\S+) ([^\s.]+)\.", row["prompt"])}
+        shown = [row["prompt"], *(turn["observation"] for turn in row["turns"])]
+        assert len(row["turns"]) == len(facts) and not shown.pop()
+        for before, turn in zip(shown, row["turns"], strict=True):
+            assert turn["action"].strip() == facts[*before.split()[-3::2]], row
+        counts.append(len(facts))
+    assert counts == sorted(counts) and {1, 2, 4} == set(counts)
+
+
 def test_further_questions_are_about_the_same_chunk(folder):
-    further = [turn for row in lines(folder / "full.jsonl") for turn in row["turns"][1:]]
+    further = [turn for row in full(folder) for turn in row["turns"][1:]]
     assert len(further) > 1000
-    for row in lines(folder / "full.jsonl"):
+    for row in full(folder):
         for before, turn in zip(row["turns"], row["turns"][1:], strict=False):
             assert before["observation"].startswith("\nQuestion: ") and before["observation"].endswith("New memory:")
             memory = before["observation"].split("Memory:")[1].split("\n")[0]
-            assert turn["action"] in (" nothing", memory) or turn["action"].strip() in row["prompt"], row
+            says = turn["action"].split()[-1] in row["prompt"]
+            assert says or turn["action"] == memory or turn["action"].endswith(" nothing"), row
 
 
 def test_answers_are_the_value_of_the_memory(folder):
-    finals = [row for row in lines(folder / "full.jsonl") if "\nText:" not in row["prompt"]]
+    finals = [row for row in full(folder) if "\nText:" not in row["prompt"]]
     assert 60 < len(finals) < 160
     for row in finals:
         memory = row["prompt"].split("\nMemory:")[1].removesuffix("\nAnswer:")
-        value = memory.split(":")[-1].strip()
+        value = memory.split()[-1]
         assert row["turns"] == [{"action": f"\\boxed{{ {value}}}", "observation": ""}]
 
 
 def test_the_same_seed_writes_the_same(folder, tmp_path):
-    long_geography.write(tmp_path / "again", 300, 0, FORGET, 64, 60, 900)
-    for name in ("full.jsonl", "curriculum.jsonl", "texts.jsonl", documents.FILE):
+    long_geography.write(tmp_path / "again", 0, FORGET, 64, LOOKUPS, 900)
+    for name in ("full.jsonl", "texts.jsonl", documents.FILE):
         assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
     assert (
         sources.load_tasks(tmp_path / "again", "train").fingerprint == sources.load_tasks(folder, "train").fingerprint
