@@ -6,12 +6,12 @@ r"""MemAgent: documents far longer than the window are read chunk by chunk, with
     python -m jaxagent.main --config=configs/memagent.py:qwen2.5-7b \
         --config.model.path=Qwen2.5-7B-Instruct --config.data.source=data/long_qa    # RL-MemAgent-7B, 8 GPUs of 80 GB
 
-Laptop: a policy of 0.8 million parameters, random at first, learns on two CPU cores to keep what it has read. With a
-shorter warm start than the preset's, 0.08 of the held-out questions were right before RL and 0.30 after 50 steps (seed
-0; 0.09 in documents four times as long); the preset as it stands has not been run (docs/recipes.md). A question asks
-for a country's capital, currency or calling code; one of about sixteen short passages says it, in a document of eight
-chunks of 36 tokens. The warm start's demonstrations mostly lose their memory when the next chunk says nothing about the
-question, which RL is to unlearn. Held-out questions are about other countries.
+Laptop: a policy of 0.8 million parameters, random at first, learns on two CPU cores to keep what it has read: of 256
+held-out questions 0.21 greedily before RL, 0.86 after 10 steps and 0.84 after 30 (seed 0; 0.92 is possible), and 0.64
+in documents four times as long (docs/recipes.md). The warm start takes about six minutes of two idle cores, RL two. A
+question asks for a country's capital, currency or calling code; one of about sixteen short passages says it, in a
+document of eight chunks of 36 tokens. The warm start's demonstrations mostly lose their memory when the next chunk says
+nothing about the question, which RL is to unlearn. Held-out questions are about other countries.
 
 laptop-reproduction: the same, with the variant of LMIS-ORG's reproduction: the answer's conversation is not trained,
 and the advantage is divided by the number of conversations that are.
@@ -80,14 +80,15 @@ def laptop() -> ConfigDict:
     config.warm_start.curriculum_steps = 0
     config.warm_start.batch_sequences = 96
     config.warm_start.batch = parts.batch(row_tokens=256, micro_rows=4)
-    # A policy that reads, and forgets, still answers one question of eight: those whose fact stands in the last chunk.
-    config.warm_start.gate_every = 400
+    # A policy that reads, and forgets, answers one question of eight: those whose fact stands in the last chunk. So
+    # accuracy says little of reading, and the gate looks once, at the end: ended early, it reads too badly for RL.
+    config.warm_start.gate_every = 1_200
     config.warm_start.gate_accuracy = 0.12
     config.warm_start.gate_questions = 24
 
     # The published advantage: no standard deviation, and all of it for every conversation of an episode.
     config.rl.advantage = ConfigDict({"name": "group_mean", "drop_zero_signal": True, "multi_trajectory": "full"})
-    config.rl.steps = 90
+    config.rl.steps = 30
     config.rl.optimizer.learning_rate = 5e-4
     config.rl.tasks_per_step = 16
     config.rl.group_size = 8
