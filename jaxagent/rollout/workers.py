@@ -151,8 +151,12 @@ class Workers:
     ) -> list[Group]:
         """`run_groups` on the background loop; blocks until it is done."""
         groups = run_groups(tasks, group_size, rollout, self._concurrency, deadline_s, on_episode)
-        in_turn = math.ceil(len(tasks) * group_size / self._concurrency)  # nobody runs for longer than its group may
-        return self.run(groups, max(1, in_turn) * (deadline_s + STOP_TIMEOUT_S))
+        return self.run(groups, self.longest_s(len(tasks) * group_size, deadline_s))
+
+    def longest_s(self, attempts: int, deadline_s: float) -> float:
+        """Seconds that `collect` takes at most."""
+        in_turn = math.ceil(attempts / self._concurrency)  # nobody runs for longer than its group may
+        return max(1, in_turn) * (deadline_s + STOP_TIMEOUT_S)
 
 
 async def _cancel_all() -> None:

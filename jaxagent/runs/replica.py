@@ -44,7 +44,8 @@ class PlayedByFirst(Workers):
             played.extend(Workers.collect(self, tasks, group_size, rollout, deadline_s, on_episode))
             return [[codec.encode_episode(episode) for episode in group.episodes] for group in played]
 
-        rows = peers.share("the episodes of process 0", play, deadline_s + 2 * STOP_TIMEOUT_S)
+        longest_s = self.longest_s(len(tasks) * group_size, deadline_s)
+        rows = peers.share("the episodes of process 0", play, longest_s + STOP_TIMEOUT_S)
         if peers.is_first():
             return played
         return [
