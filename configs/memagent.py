@@ -8,10 +8,10 @@ r"""MemAgent: documents far longer than the window are read chunk by chunk, with
 
 Laptop: a policy of 0.8 million parameters, random at first, learns on two CPU cores to keep what it has read: of 256
 held-out questions 0.21 greedily before RL, 0.86 after 10 steps and 0.84 after 30 (seed 0; 0.92 is possible), and 0.64
-in documents four times as long (docs/recipes.md). The warm start takes about six minutes of two idle cores, RL two. A
-question asks for a country's capital, currency or calling code; one of about sixteen short passages says it, in a
-document of eight chunks of 36 tokens. The warm start's demonstrations mostly lose their memory when the next chunk says
-nothing about the question, which RL is to unlearn. Held-out questions are about other countries.
+in documents four times as long (docs/recipes.md). Beside other work the warm start took 24 minutes of two cores, and RL
+four. A question asks for a country's capital, currency or calling code; one of about sixteen short passages says it, in
+a document of eight chunks of 36 tokens. The warm start's demonstrations mostly lose their memory when the next chunk
+says nothing about the question, which RL is to unlearn. Held-out questions are about other countries.
 
 laptop-reproduction: the same, with the variant of LMIS-ORG's reproduction: the answer's conversation is not trained,
 and the advantage is divided by the number of conversations that are.
