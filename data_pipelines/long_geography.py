@@ -65,7 +65,7 @@ _CITIES = 300  # of the world, whose countries alone are asked for
 _WORD = re.compile(r" ?[^\W\d_]+| ?\d{1,3}| ?[^\s\w]+|\s+(?!\S)|\s+")  # as a tokenizer that is trained here cuts text
 # Of demonstrations, those with no memory, one without the value, one with a wrong value, and one with the right value.
 _MEMORIES = (0.12, 0.38, 0.0, 0.5)
-_TOLD_MEMORIES = (0.25, 0.65, 0.1, 0.0)  # the same, where the chunk says what is asked
+_TOLD_MEMORIES = (0.15, 0.45, 0.4, 0.0)  # the same, where the chunk says what is asked
 _FINAL_FRAC = 0.12  # demonstrations that answer
 _TOLD_FRAC = 0.5  # of the others, those whose chunk says what is asked
 

@@ -5,75 +5,16 @@ import os
 import pathlib
 import random
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
-from jaxagent.fleet import manifest, segments, settings, vitals, weight_reader, weights
+from jaxagent.fleet import manifest, settings, vitals, weight_reader, weights
 from jaxagent.fleet.child import LOGS
-from jaxagent.fleet.server import LEDGER
 from jaxagent.observe import jsonl
-from tests import tiny_run
-from tests.fleet import oracle
+from tests.fleet.tiny_fleet import DEADLINE_S, compare, digests, ended, fleet, oracle_run
 
 pytestmark = pytest.mark.slow
-
-DEADLINE_S = 900
-FLAGS = [
-    "--config.warm_start.max_steps=3",
-    "--config.rl.steps=5",
-    "--config.eval.every=0",
-    "--config.checkpoint.every=2",
-]
-# So little training earns no reward, and something must move the weights.
-FLAGS += ["--config.rl.entropy_coefficient=0.1", "--config.rl.optimizer.warmup_steps=0"]
-APART = ("time/", "engine/", "fleet/", "tokens_per_s", "episode/cached_tokens")
-
-
-def start(module: str, workdir: pathlib.Path, *extra: str) -> subprocess.Popen:
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    environment["PYTHONPATH"] = str(tiny_run.ROOT)
-    with open(f"{workdir}.log", "ab") as log:
-        command = [sys.executable, "-m", module, *tiny_run.argv(workdir, *FLAGS, *extra)[1:]]
-        return subprocess.Popen(command, cwd=tiny_run.ROOT, env=environment, stdout=log, stderr=log)
-
-
-def fleet(workdir: pathlib.Path, engines: int, *extra: str) -> subprocess.Popen:
-    return start("jaxagent.main", workdir, "--config.fleet=on", f"--config.fleet.engines={engines}", *extra)
-
-
-def ended(process: subprocess.Popen, workdir: pathlib.Path) -> str:
-    """Waits for a good end. Returns what was printed."""
-    try:
-        code = process.wait(DEADLINE_S)
-    finally:
-        process.kill()
-    said = pathlib.Path(f"{workdir}.log").read_text()
-    assert code == 0, said[-4000:]
-    return said
-
-
-def numbers(workdir: pathlib.Path) -> list[dict]:
-    """Every record without what depends on the clock or on who played."""
-    return [
-        {name: value for name, value in record.items() if not name.startswith(APART) and not name.endswith("_s")}
-        for record in jsonl.read(workdir / "metrics.jsonl")
-    ]
-
-
-def digests(workdir: pathlib.Path) -> dict[int, str]:
-    """Of all versions that a fleet has published."""
-    found = segments.read(workdir / settings.FOLDER / LEDGER / segments.FOLDER).records
-    return {row["version"]: row["digest"] for row in found if row["kind"] == "published"}
-
-
-def compare(workdir: pathlib.Path, expected: pathlib.Path) -> None:
-    wanted = {int(v): digest for v, digest in json.loads((expected / oracle.FILE).read_text()).items()}
-    assert digests(workdir) == wanted and len(set(wanted.values())) == 6
-    assert numbers(workdir) == numbers(expected)
-    assert len(numbers(workdir)) == 3 + 6
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +26,7 @@ def expected(tmp_path_factory):
         key = (staleness, *extra)
         if key not in made:
             workdir = made[key] = tmp_path_factory.mktemp("oracle") / str(staleness)
-            ended(start("tests.fleet.oracle", workdir, f"--config.rl.staleness={staleness}", *extra), workdir)
+            oracle_run(workdir, staleness, *extra)
         return made[key]
 
     return of

@@ -9,14 +9,8 @@ import pytest
 
 from jaxagent.fleet import local, settings, vitals
 from jaxagent.observe import jsonl
-from tests.fleet.test_fleet_runs import (  # noqa: F401  one of them is a fixture
-    DEADLINE_S,
-    compare,
-    digests,
-    ended,
-    expected,
-    fleet,
-)
+from tests.fleet.test_fleet_runs import expected  # noqa: F401  a fixture
+from tests.fleet.tiny_fleet import DEADLINE_S, compare, ended, fleet
 
 pytestmark = pytest.mark.slow
 
