@@ -67,7 +67,7 @@ _WORD = re.compile(r" ?[^\W\d_]+| ?\d{1,3}| ?[^\s\w]+|\s+(?!\S)|\s+")  # as a to
 _MEMORIES = (0.12, 0.38, 0.0, 0.5)
 _TOLD_MEMORIES = (0.15, 0.45, 0.4, 0.0)  # the same, where the chunk says what is asked
 _FINAL_FRAC = 0.12  # demonstrations that answer
-_TOLD_FRAC = 0.5  # of the others, those whose chunk says what is asked
+_TOLD_FRAC = 0.35  # of the others, those whose chunk says what is asked
 
 
 def write(folder: Path, seed: int, forget_frac: float, chunk_tokens: int, curriculum: int, full: int) -> None:
@@ -153,6 +153,7 @@ class Demonstrator:
         self._facts = {r: [f for p in passages for f in p.sentences if _relation(f) == r] for r in ASKED}
         entities = {e for p in worlds.passages(world) for _, s, o in p.sentences for e in (p.title, s, o)}
         self._codes = sorted(e for e in entities if e.startswith(".") or e.isdigit())
+        self._calling = [code for code in self._codes if code.isdigit()]
         self._names = sorted(entities - set(self._codes))
 
     def lookups(self, seed: int, index: int, rows: int) -> dict[str, object]:
@@ -202,7 +203,7 @@ class Demonstrator:
         names: tuple[Callable[[str], str], Callable[[], str]],
         rng: random.Random,
     ) -> dict[str, object]:
-        """The question about a chunk, then some that the chunk answers, and one that it does not."""
+        """The question about a chunk, then some that the chunk answers, and some that it nearly does."""
         name, free = names
         relation, subject, value = question.hops[0]
         asked = [(relation, name(subject), name(value), told)]
@@ -210,17 +211,39 @@ class Demonstrator:
         others = [(r, name(fact[1]), name(fact[2]), True) for fact in facts if (r := _relation(fact))]
         others = [other for other in others if other[:2] != asked[0][:2]]
         asked += rng.sample(others, min(len(others), _MORE))
-        asked += [(rng.choice(ASKED), free(), free(), False)]  # of a country that nothing is said about
+        asked += [(relation, subject, "", False) for relation, subject in self._missed(shown, chunk, names, rng)]
         turns, prompt = [], ""
         for relation, subject, value, said in asked:
             put = {"prompt": " " + rng.choice(worlds.RELATIONS[relation][0]).format(s=subject), "chunk": chunk}
-            put["memory"], new = self._memories(KEPT[relation], subject, (value, free()), said, rng)
+            other = rng.choice(self._calling) if relation == "calling_code" else free()
+            put["memory"], new = self._memories(KEPT[relation], subject, (value or other, other), said, rng)
             if turns:
                 turns[-1]["observation"] = "\n" + prompts.text(_AGAIN, **put)
             else:
                 prompt = prompts.text(prompts.STYLES["compact"].update, **put)
             turns.append({"action": new, "observation": ""})
         return {"kind": question.kind, "prompt": prompt, "turns": turns}
+
+    def _missed(
+        self,
+        shown: Sequence[Passage],
+        chunk: str,
+        names: tuple[Callable[[str], str], Callable[[], str]],
+        rng: random.Random,
+    ) -> list[tuple[str, str]]:
+        """Two questions that a chunk nearly answers: its relation of another country, its country's other relation.
+
+        Most chunks of an episode are such, and a policy that has seen few of them takes what they say.
+        """
+        name, free = names
+        there = sorted(
+            {r for passage in shown for f in passage.sentences if (r := _relation(f)) and _said(f, name) in chunk}
+        )
+        found = [(rng.choice(there or ASKED), free())]
+        said = {(_relation(f), f[1]) for passage in shown for f in passage.sentences}
+        titles = sorted({passage.title for passage in shown if name(passage.title) in chunk})
+        unsaid = [(r, name(title)) for title in titles for r in ASKED if (r, title) not in said]
+        return [*found, rng.choice(unsaid)] if unsaid else found
 
     def _memories(
         self, template: str, subject: str, values: tuple[str, str], told: bool, rng: random.Random

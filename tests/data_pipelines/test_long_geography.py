@@ -120,6 +120,27 @@ def test_further_questions_are_about_the_same_chunk(folder):
             assert says or turn["action"] == memory or turn["action"].endswith(" nothing"), row
 
 
+def test_many_further_questions_are_nearly_answered_and_memories_are_of_their_kind(folder):
+    """The relation of another country, or another relation of the country: neither is to be taken."""
+    other_country = other_relation = told_wrong = 0
+    for row in full(folder):
+        chunk = row["prompt"].split("\nText:")[-1].split("\nMemory:")[0]
+        for before, turn in zip(row["turns"], row["turns"][1:], strict=False):
+            question, rest = before["observation"].removeprefix("\nQuestion: ").split("\nMemory: ")
+            memory, new = rest.split("\n")[0], turn["action"].strip()
+            begin, subject, facts = told(question, chunk)
+            for value in (memory.split()[-1], new.split()[-1]):
+                assert value == "nothing" or value.isdigit() == begin.startswith("calling"), row
+            if subject in facts:
+                assert new == f"{begin}{subject} {facts[subject]}", row
+                told_wrong += memory.split()[-1] not in ("nothing", facts[subject])
+            else:
+                assert new in (memory, f"{begin}{subject} nothing"), row
+                other_country += bool(facts)
+                other_relation += f" {subject}." in chunk
+    assert other_country > 500 and other_relation > 300 and told_wrong > 300
+
+
 def test_answers_are_the_value_of_the_memory(folder):
     finals = [row for row in full(folder) if "\nText:" not in row["prompt"]]
     assert 60 < len(finals) < 160
