@@ -151,7 +151,7 @@ class Publications:
 def published(tmp_path, link, said, cfg=CFG):
     driver = types.SimpleNamespace(update_params=lambda params, version: None)
     tasks, signs = (lambda version: {version: []}), Vitals()
-    return sink.Versions(cfg, driver, link, tmp_path / "w", "run", tasks, signs, said.append, lambda: None)
+    return sink.Versions(cfg, driver, link, tmp_path / "w", "run", tasks, signs, said.append, lambda: None, lambda version: None)
 
 
 def state(value: float):
