@@ -42,7 +42,7 @@ def value_metrics(tally: Tally) -> dict[str, float]:
 
 
 def over_updates(updates: list[dict[str, float]], staleness: int = 0) -> dict[str, float]:
-    """Means over a step's updates; the difference to the engine's log-probs is the first's, before any weight has moved.
+    """Means over a step's updates; the difference to the engine's log-probs is the first's: no weight has moved then.
 
     Args:
       updates: their metrics.

@@ -1,8 +1,8 @@
 """How far the engine's log-probs are from the trainer's where rollouts lag: tokens scored again as they were sampled.
 
-The policy that a step trains is newer than its tokens, so its log-probs differ from the recorded ones by what was learnt
-since (`policy/drift_max`). That would hide a wrong mask, wrong weights or a wrong temperature. Under the very version
-that sampled a token the two agree within rounding, and with exact numerics to the last bit.
+The policy that a step trains is newer than its tokens, so its log-probs differ from the recorded ones by what was
+learnt since (`policy/drift_max`). That would hide a wrong mask, wrong weights or a wrong temperature. Under the very
+version that sampled a token the two agree within rounding, and with exact numerics to the last bit.
 """
 
 from __future__ import annotations
