@@ -63,6 +63,16 @@ def test_under_lora_versions_are_adapters_and_the_run_is_that_of_one_process(tmp
         assert "does not" not in said and "fetched again" not in said
 
 
+def test_in_flight_every_token_has_the_log_prob_of_its_own_version(tmp_path):
+    """Weights change while episodes wait for their tool; what an engine has cached is computed again then."""
+    workdir = tmp_path / "run"
+    slow = ("--config.env=tests.fleet.slow_search:SlowSearch", "--config.env.prompt=plain", "--config.env.turn_s=0.5")
+    ended(fleet(workdir, 2, "--config.rl.staleness=2", "--config.fleet.rule=in_flight", *slow), workdir)
+    steps = [row for row in jsonl.read(workdir / "metrics.jsonl") if row["stage"] == "rl" and row["step"]]
+    assert [(row["logprob_gap/max"], row["logprob_gap/scored_frac"]) for row in steps] == [(0.0, 1.0)] * 5
+    assert max(row["policy/drift_max"] for row in steps) > 0
+
+
 def test_kill_9_of_each_role_changes_nothing(tmp_path, expected):
     """Each once, in the middle; the same versions come out, and no episode is lost."""
     workdir = tmp_path / "run"
