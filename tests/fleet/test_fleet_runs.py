@@ -73,6 +73,15 @@ def test_in_flight_every_token_has_the_log_prob_of_its_own_version(tmp_path):
     assert max(row["policy/drift_max"] for row in steps) > 0
 
 
+def test_two_trainer_processes_read_the_versions_that_they_score_again(tmp_path):
+    workdir = tmp_path / "run"
+    ended(fleet(workdir, 2, "--config.rl.staleness=1", "--config.fleet.trainers=2", "--config.mesh.data=2"), workdir)
+    steps = [row for row in jsonl.read(workdir / "metrics.jsonl") if row["stage"] == "rl" and row["step"]]
+    assert [(row["logprob_gap/max"], row["logprob_gap/scored_frac"]) for row in steps] == [(0.0, 1.0)] * 5
+    assert steps[-1]["policy/drift_max"] > 0
+    assert json.loads((workdir / "summary.json").read_text())["compiles_after_warmup"] == 0
+
+
 def test_kill_9_of_each_role_changes_nothing(tmp_path, expected):
     """Each once, in the middle; the same versions come out, and no episode is lost."""
     workdir = tmp_path / "run"
