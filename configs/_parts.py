@@ -162,6 +162,7 @@ def laptop() -> ConfigDict:
     config.rl.tasks_per_step = 16
     config.rl.group_size = 8
     config.rl.staleness = 0
+    config.rl.rescore_every = 1
     config.rl.updates_per_step = 2
     config.rl.epochs = 1
     config.rl.advantage = group_mean_std(drop_zero_signal=True)

@@ -229,6 +229,7 @@ def qwen2_5_7b(gpus: int) -> ConfigDict:
     config.engine.request_timeout_s = 600.0
     config.stages = ("rl",)
 
+    config.rl.rescore_every = 10
     config.rl.sampling.temperature = 0.7
     config.rl.kl = ConfigDict({"coefficient": 0.001, "estimator": "k3", "where": "loss"})
     config.rl.batch.row_tokens = 20_480

@@ -180,6 +180,7 @@ def agent_scale(config: ConfigDict) -> None:
     config.engine.request_timeout_s = 1800.0
     config.stages = ("rl",)
 
+    config.rl.rescore_every = 10
     config.rl.steps = 200
     config.rl.updates_per_step = 1
     config.rl.advantage.drop_zero_signal = False

@@ -152,6 +152,7 @@ def published_scale(config: ConfigDict) -> None:
     config.engine.request_timeout_s = 900.0
     config.stages = ("rl",)
 
+    config.rl.rescore_every = 10
     config.rl.tasks_per_step = 16
     config.rl.group_size = 16
     config.rl.updates_per_step = 1

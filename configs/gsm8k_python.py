@@ -176,6 +176,7 @@ def chat_scale(config: ConfigDict) -> None:
     config.engine.request_timeout_s = 300.0
     config.stages = ("rl",)
 
+    config.rl.rescore_every = 10
     config.rl.updates_per_step = 2
     config.rl.optimizer = parts.optimizer(1e-6, b2=0.999)
     config.rl.batch.row_tokens = 4096

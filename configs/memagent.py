@@ -158,6 +158,7 @@ def qwen2_5_7b() -> ConfigDict:
     config.stages = ("rl",)
 
     published.apply(config, "memagent", parts.critic())  # KL 0.001, clip 0.2, dual clip, token mean
+    config.rl.rescore_every = 10
     config.rl.steps = 1_920  # 30 epochs over 8,192 questions
     config.rl.tasks_per_step = 128
     config.rl.group_size = 16

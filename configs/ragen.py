@@ -191,6 +191,7 @@ def qwen2_5_0_5b(world: str) -> ConfigDict:
     critic.update(warmup_updates=0, warmup_epochs=1)
     critic.optimizer = parts.optimizer(1e-5, warmup_steps=0, b2=0.999)
     published.apply(config, "starpo_s", critic)
+    config.rl.rescore_every = 10
     config.rl.steps = 200
     config.rl.tasks_per_step = 8
     config.rl.group_size = 16

@@ -249,6 +249,7 @@ def qwen2_5_3b() -> ConfigDict:
     config.engine.request_timeout_s = 300.0
     config.stages = ("rl",)
 
+    config.rl.rescore_every = 10
     config.rl.steps = 1_005
     config.rl.tasks_per_step = 512
     config.rl.group_size = 5

@@ -145,6 +145,7 @@ def qwen3_4b() -> ConfigDict:
     config.engine.request_timeout_s = 600.0
     config.stages = ("rl",)
 
+    config.rl.rescore_every = 10
     config.rl.steps = 500
     config.rl.tasks_per_step = 32
     config.rl.group_size = 8

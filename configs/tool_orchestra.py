@@ -210,6 +210,7 @@ def qwen3_8b() -> ConfigDict:
     config.engine.request_timeout_s = 900.0
     config.stages = ("rl",)
 
+    config.rl.rescore_every = 10
     config.rl.steps = 500
     config.rl.tasks_per_step = 16
     config.rl.group_size = 8

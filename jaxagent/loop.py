@@ -36,7 +36,7 @@ from jaxagent.observe.files import POLICY_FOLDER
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout.experience import Experience
 from jaxagent.rollout.staleness import ages
-from jaxagent.runs import devices, local
+from jaxagent.runs import devices, local, rescore
 from jaxagent.runs.attempts import temperature
 from jaxagent.runs.checks import OPD, RL, check
 from jaxagent.runs.evaluation.held_out import record_evaluation
@@ -142,6 +142,7 @@ def rl_stage(
         played = [episode for group in chosen.played for episode in group.episodes]
         if cfg.log_episodes:
             saved.log_episodes(stage, step, played)
+        sampled |= rescore.gaps(programs, state, sink.held, chosen.groups, step)
         state, metrics = learn(parts, programs, state, chosen.groups, experience, step, entropy.apply(rl))
         sampled |= experience.record(chosen.played, step)
         metrics["policy/entropy_coefficient"] = entropy.applied
@@ -199,7 +200,7 @@ def learn(
     for part in compose.mini_batches(streams, rl, (parts.cfg.seed, step)):
         state, of_update = programs.train(state, part, at, step)
         updates += [of_update] if of_update else []  # none: no signal, and no observation either
-    return state, metrics | over_updates(updates)
+    return state, metrics | over_updates(updates, rl.staleness)
 
 
 def summary(saved: Run) -> dict[str, Any]:

@@ -49,8 +49,9 @@ IMPOSSIBLE = {
     "outcome_model": {"held_out_frac": (0.0, 1.0)},
     "opd": {"steps": (-1,), "learning_rate": (0.0,), "distill": {"coefficient": (0.0,)}},
     "rl": {
-        "steps": (-1,), "tasks_per_step": (0, -2), "group_size": (0, -4), "staleness": (-1,), "updates_per_step": (0,),
-        "epochs": (0,), "entropy_coefficient": (-0.01,), "keep_groups_frac": (0.0, 1.5), "tool_epsilon": (1.5,),
+        "steps": (-1,), "tasks_per_step": (0, -2), "group_size": (0, -4), "staleness": (-1,), "rescore_every": (-1,),
+        "updates_per_step": (0,), "epochs": (0,),
+        "entropy_coefficient": (-0.01,), "keep_groups_frac": (0.0, 1.5), "tool_epsilon": (1.5,),
         "sampling": {"temperature": (-1.0, NAN), "top_p": (0.0, 1.1), "top_k": (-1,), "min_p": (-0.1,)},
         "optimizer": {"learning_rate": (-1.0, NAN), "warmup_steps": (-1,), "weight_decay": (-0.01,),
                       "grad_clip": (-1.0,)},

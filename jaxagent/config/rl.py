@@ -160,6 +160,7 @@ class RLConfig:
     tasks_per_step: PositiveInt
     group_size: PositiveInt
     staleness: NonNegativeInt  # steps by which the rollouts' weights lag behind (runs/stages/served.py); 0 = on-policy
+    rescore_every: NonNegativeInt  # with staleness: every so many steps its logprob_gap (runs/rescore.py); 0 = never
     updates_per_step: PositiveInt  # optimiser updates (mini-batches) per rollout batch and epoch
     epochs: PositiveInt
     advantage: Annotated[Any, ADVANTAGES]  # how much better than expected an attempt, a turn or a token was
@@ -200,3 +201,8 @@ class RLConfig:
     def reads_old(self) -> bool:
         """Whether the learner scores the samples before its first update, since a choice reads those log-probs."""
         return any(getattr(choice, "reads_old", False) for choice in (self.advantage, self.correction))
+
+    @property
+    def rescores(self) -> bool:
+        """Whether stale tokens are scored again at some steps, under the version that sampled them."""
+        return self.staleness > 0 and self.rescore_every > 0

@@ -41,8 +41,14 @@ def value_metrics(tally: Tally) -> dict[str, float]:
     }
 
 
-def over_updates(updates: list[dict[str, float]]) -> dict[str, float]:
-    """Means over a step's updates; the engine-versus-trainer gap is the first's, before any weight has moved."""
+def over_updates(updates: list[dict[str, float]], staleness: int = 0) -> dict[str, float]:
+    """Means over a step's updates; the difference to the engine's log-probs is the first's: no weight has moved then.
+
+    Args:
+      updates: their metrics.
+      staleness: of the rollouts. Where there is any, the difference is how far the policy has gone since it sampled,
+        "policy/drift_*"; where there is none, how far the engine is from the trainer, "logprob_gap/*".
+    """
     if not updates:
         return {}
     metrics = {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
@@ -50,8 +56,9 @@ def over_updates(updates: list[dict[str, float]]) -> dict[str, float]:
         metrics["policy/entropy"] = sum(u["policy/entropy"] * u["policy/tokens"] for u in updates) / tokens
     if "policy/logprob_gap_max" in metrics:
         del metrics["policy/logprob_gap_max"], metrics["policy/logprob_gap_mean"]
-        metrics["logprob_gap/max"] = updates[0]["policy/logprob_gap_max"]
-        metrics["logprob_gap/mean"] = updates[0]["policy/logprob_gap_mean"]
+        name = "policy/drift_" if staleness else "logprob_gap/"
+        metrics[f"{name}max"] = updates[0]["policy/logprob_gap_max"]
+        metrics[f"{name}mean"] = updates[0]["policy/logprob_gap_mean"]
     return metrics
 
 

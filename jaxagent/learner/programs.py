@@ -102,7 +102,7 @@ class Programs:
         state = self.update.warm_up(state, empty, self.teacher)
         if self.rl.kl is not None:
             self.logprobs.warm_up(self.reference_weights(state))
-        if self.rl.reads_old or self.rl.replay:
+        if self.rl.reads_old or self.rl.replay or self.rl.rescores:
             self.logprobs.warm_up(state.policy)
         if self.distiller is not None:
             self.distiller.warm_up(state.policy)
@@ -144,7 +144,7 @@ def describe(
         share = sharing(cfg, rl.batch, spec, cfg.numerics == "exact")
     packer = Packer(rl.batch, longest_targets(cfg), cfg.mesh.data * cfg.mesh.fsdp, share, cfg.mesh.context)
     logprobs = values = critic = None
-    if rl.kl or rl.reads_old or rl.replay:
+    if rl.kl or rl.reads_old or rl.replay or rl.rescores:
         score_policy = forward.policy_forward(spec, tiling(cfg), config)
         logprobs = score.policy_scorer(score_policy, rl.sampling.temperature, packer, mesh)
     if rl.critic is not None:

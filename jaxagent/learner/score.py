@@ -50,7 +50,8 @@ class Scorer:
         """Compiles, by scoring padding."""
         with jax.set_mesh(self.mesh):
             empty = shard(self.packer.empty(), self.mesh)
-            global_arrays.get(self.program(params, empty, scalar(self.temperature, self.mesh)))
+            result = self.program(params, empty, scalar(self.temperature, self.mesh))
+        global_arrays.get(result)  # outside, as in a call: where processes share the mesh, this is a program, too
 
     def _outputs(self, params: Tree) -> int:
         with jax.set_mesh(self.mesh):

@@ -42,6 +42,7 @@ _FIRST: tuple[Figure, ...] = (
     ("Clipped tokens (fraction)", ("policy/clip_frac",), "zero"),
     ("Importance ratio, 99th percentile", ("policy/ratio_p99",), ""),
     ("Engine vs trainer log-prob gap", ("logprob_gap/max", "logprob_gap/mean"), "zero"),
+    ("Policy vs itself when it sampled, log-probs", ("policy/drift_max", "policy/drift_mean"), "zero"),
     ("Groups without signal (fraction)", ("groups/zero_signal_frac",), "unit"),
     ("Tokens per second", ("tokens_per_s",), "zero"),
 )

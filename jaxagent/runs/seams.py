@@ -67,6 +67,13 @@ class Sink(Protocol):
         """
         ...
 
+    def held(self, version: int) -> Params | None:
+        """What was trained of a version that rollouts may still be made with; None where it is not held.
+
+        For scoring a step's tokens again (rescore.py). Processes that share a trainer's mesh all ask for the same ones.
+        """
+        ...
+
     def newest(self) -> contextlib.AbstractContextManager[None]:
         """The driver of this process has the newest version inside, for evaluation."""
         ...

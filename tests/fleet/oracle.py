@@ -38,6 +38,9 @@ class Digests:
     def missing(self, version):
         return self._inner.missing(version)
 
+    def held(self, version):
+        return self._inner.held(version)
+
     def newest(self) -> contextlib.AbstractContextManager[None]:
         return self._inner.newest()
 

@@ -70,7 +70,8 @@ def published(cfg, folder, *states):
     """What a trainer tells the coordinator of its versions, which lie in `folder` then."""
     link, driver = Publications(), types.SimpleNamespace(update_params=lambda *of: None)
     folder.mkdir(exist_ok=True)
-    of = sink.Versions(cfg, driver, link, folder, "run", lambda version: {}, Vitals(), print, lambda: None)
+    nothing, missing = (lambda: None), (lambda version: None)
+    of = sink.Versions(cfg, driver, link, folder, "run", lambda version: {}, Vitals(), print, nothing, missing)
     for version, each in enumerate(states):
         of.publish(version, each)
     return link.digests

@@ -41,7 +41,8 @@ def test_a_fleet_is_the_run_of_one_process(tmp_path, expected, staleness, engine
     assert last["fleet/engines"] >= 1 and last["fleet/trainer_wait_s"] > 0
     assert last.get("staleness/mean", 0) == staleness
     summary = json.loads((workdir / "summary.json").read_text())
-    assert summary["fleet"] == {"restarts": {}, "first_reasons": {}} and summary["logprob_gap_max"] is not None
+    assert summary["fleet"] == {"restarts": {}, "first_reasons": {}} and summary["logprob_gap_max"] == 0.0
+    assert summary["compiles_after_warmup"] == 0 and last.get("policy/drift_max", 0) >= 0
     assert (workdir / settings.FOLDER / LOGS / "engine-0.log").exists()
 
 
@@ -60,6 +61,25 @@ def test_under_lora_versions_are_adapters_and_the_run_is_that_of_one_process(tmp
     for name in ("engine-0", "engine-1"):
         said = (workdir / settings.FOLDER / LOGS / f"{name}.log").read_text()
         assert "does not" not in said and "fetched again" not in said
+
+
+def test_in_flight_every_token_has_the_log_prob_of_its_own_version(tmp_path):
+    """Weights change while episodes wait for their tool; what an engine has cached is computed again then."""
+    workdir = tmp_path / "run"
+    slow = ("--config.env=tests.fleet.slow_search:SlowSearch", "--config.env.prompt=plain", "--config.env.turn_s=0.5")
+    ended(fleet(workdir, 2, "--config.rl.staleness=2", "--config.fleet.rule=in_flight", *slow), workdir)
+    steps = [row for row in jsonl.read(workdir / "metrics.jsonl") if row["stage"] == "rl" and row["step"]]
+    assert [(row["logprob_gap/max"], row["logprob_gap/scored_frac"]) for row in steps] == [(0.0, 1.0)] * 5
+    assert max(row["policy/drift_max"] for row in steps) > 0
+
+
+def test_two_trainer_processes_read_the_versions_that_they_score_again(tmp_path):
+    workdir = tmp_path / "run"
+    ended(fleet(workdir, 2, "--config.rl.staleness=1", "--config.fleet.trainers=2", "--config.mesh.data=2"), workdir)
+    steps = [row for row in jsonl.read(workdir / "metrics.jsonl") if row["stage"] == "rl" and row["step"]]
+    assert [(row["logprob_gap/max"], row["logprob_gap/scored_frac"]) for row in steps] == [(0.0, 1.0)] * 5
+    assert steps[-1]["policy/drift_max"] > 0
+    assert json.loads((workdir / "summary.json").read_text())["compiles_after_warmup"] == 0
 
 
 def test_kill_9_of_each_role_changes_nothing(tmp_path, expected):

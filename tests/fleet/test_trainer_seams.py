@@ -150,8 +150,8 @@ class Publications:
 
 def published(tmp_path, link, said, cfg=CFG):
     driver = types.SimpleNamespace(update_params=lambda params, version: None)
-    tasks, signs = (lambda version: {version: []}), Vitals()
-    return sink.Versions(cfg, driver, link, tmp_path / "w", "run", tasks, signs, said.append, lambda: None)
+    tasks, signs, gone = (lambda version: {version: []}), Vitals(), (lambda version: None)
+    return sink.Versions(cfg, driver, link, tmp_path / "w", "run", tasks, signs, said.append, lambda: None, gone)
 
 
 def state(value: float):

@@ -87,6 +87,8 @@ def compare(workdir: pathlib.Path, expected: pathlib.Path) -> None:
         assert not names, (
             f"Step {row['step']}: {names[0]} is {row.get(names[0])}, {other.get(names[0])} of one process."
         )
+    gaps = [row["logprob_gap/max"] for row in rows if "logprob_gap/max" in row]
+    assert len(gaps) == 5 and set(gaps) == {0.0}, f"Engines and trainer compute other log-probs: {gaps}."
 
 
 def oracle_run(workdir: pathlib.Path, staleness: int, *extra: str) -> None:

@@ -84,6 +84,7 @@ class Versions:
       signs: is told when training is over.
       note: prints a line.
       probe: called before version 0 is published, with the weights in the driver: what engines compare with.
+      trained: gives what was trained of an earlier version; None where it is not to be had any more.
     """
 
     def __init__(
@@ -97,11 +98,12 @@ class Versions:
         signs: Vitals,
         note: Callable[[str], None],
         probe: Callable[[], None],
+        trained: Callable[[int], Params | None],
     ):
         assert cfg.fleet is not None
         self._cfg, self._fleet, self._driver, self._link = cfg, cfg.fleet, driver, link
         self._folder, self._lineage, self._tasks = folder, lineage, tasks
-        self._signs, self._note, self._probe = signs, note, probe
+        self._signs, self._note, self._probe, self._trained = signs, note, probe, trained
         self._base = ""  # digest of the frozen weights, once they are on disk
 
     def publish(self, version: int, state: TrainState) -> None:
@@ -158,6 +160,10 @@ class Versions:
     def missing(self, version: int) -> Sequence[int]:
         """None: see above."""
         return ()
+
+    def held(self, version: int) -> Params | None:
+        """See `Sink`."""
+        return self._trained(version)
 
     @contextlib.contextmanager
     def newest(self) -> Iterator[None]:

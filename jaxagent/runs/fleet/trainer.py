@@ -31,6 +31,7 @@ from jaxagent.runs.checks import RL
 from jaxagent.runs.fleet import probe, sink, source
 from jaxagent.runs.fleet.facts import facts
 from jaxagent.runs.fleet.lend import Lender
+from jaxagent.runs.fleet.published import Published
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.seams import Seams
 from jaxagent.runs.workdir import Run
@@ -112,6 +113,7 @@ class Trainer:
             self._signs,
             note,
             functools.partial(probe.record, versions, parts, driver, self._facts),
+            Published(parts, self._link, versions, note).trained,
         )
         return Seams(batches, published, sink.Kept(self._link), plan.bound)
 

@@ -72,6 +72,10 @@ class Served:
         """All of them: a process that starts has none."""
         return range(max(0, version - self._staleness), version)
 
+    def held(self, version: int) -> Params | None:
+        """What was trained of one of the versions that are kept."""
+        return next((each.trained for each in self._kept if each.number == version), None)
+
     @contextlib.contextmanager
     def newest(self) -> Iterator[None]:
         """For evaluation. Where nothing lags the engine is left alone, and keeps what it has cached."""

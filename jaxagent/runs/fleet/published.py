@@ -1,0 +1,57 @@
+"""Earlier versions as the trainer trained them, read again from what it has published."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from jaxagent.fleet.manifest import MissingError, WeightsError
+from jaxagent.fleet.wire import Sources
+from jaxagent.models import lora, params
+from jaxagent.models.params import Params
+from jaxagent.runs.fleet import places, trees
+from jaxagent.runs.parts import Parts
+
+
+class Link(Protocol):
+    """Who knows which weights were published: `fleet.client.Client`."""
+
+    def weights(self, version: int) -> Sources | None:
+        """Where a version's weights are; None: it is not published."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """What `Sink.held` gives in a fleet: so a trainer keeps no earlier version on its devices.
+
+    Where several processes share the trainer's mesh, each of them has to ask for the same versions.
+    """
+
+    parts: Parts
+    link: Link
+    folder: pathlib.Path  # of all versions
+    note: Callable[[str], None]  # prints a line
+
+    def trained(self, version: int) -> Params | None:
+        """All weights of a version, or its adapters, in the dtypes in which they are trained; None: it is deleted.
+
+        A version that cannot be read for another reason is not held either, which is told: the run does not need it.
+        """
+        lora_config = self.parts.cfg.model.lora
+        adapted = lora_config.rank > 0
+        spec = self.parts.spec
+        specs: Any = lora.adapter_specs(spec, lora_config) if adapted else params.param_specs(spec)
+        try:
+            sources = self.link.weights(version)
+            if sources is None:
+                return None
+            _, found = places.read(self.folder, sources, trees.paths(specs), None if adapted else "")
+        except MissingError:
+            return None
+        except WeightsError as failure:
+            self.note(f"the tokens of version {version} are not scored again: {failure}")
+            return None
+        return trees.placed(found, specs, self.parts.mesh, lambda path, array: array.dtype)
