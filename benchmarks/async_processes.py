@@ -140,6 +140,9 @@ class Sleeper:
         """There are no weights."""
         self._version = version
 
+    def expect(self, version: int) -> None:
+        """See `Player`."""
+
     def play(self, job: Job, done: Done) -> None:
         """See `Player`."""
         self._loop.call_soon_threadsafe(self._begin, job, self._version, done)

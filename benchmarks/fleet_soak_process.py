@@ -160,6 +160,9 @@ class Sleeper:
             weights.delete(self._own, version)
         self._chain, self._version = chain, version
 
+    def expect(self, version: int) -> None:
+        """See `Player`. Nothing: what is killed here is a fetch for use."""
+
     def _sources(self, version: int) -> Sources:
         if (sources := self._link.weights(version)) is None:
             raise MissingError(f"the coordinator knows of no version {version}.")

@@ -156,6 +156,17 @@ class Coordinator:
         groups = self.record.groups
         return [Work(e, lease, self.plan.version(step), groups[e.group].domain) for lease, e in given]
 
+    def soon(self, name: str) -> int:
+        """With `pinned`: the version that an engine would be given work under if it were empty now; -1: none, or it is.
+
+        A guess that costs nothing but a fetch: by the time that it is empty, others may have taken that work.
+        """
+        worker = self._leases.workers.get(name)
+        if worker is None or worker.step is None or worker.until is not None:
+            return -1
+        step = self._of_an_empty(worker, [step for step in self._leases.waiting() if step != worker.step])
+        return -1 if step is None else self.plan.version(step)
+
     def leave(self, name: str) -> list[EpisodeId]:
         """A worker ends, or its end was seen. Returns what it played, which waits again."""
         return self._leases.remove(name) if name in self._leases.workers else []
@@ -295,6 +306,10 @@ class Coordinator:
             return worker.step if worker.step in waiting else None
         if worker.until is not None:
             return waiting[0]
+        return self._of_an_empty(worker, waiting)
+
+    def _of_an_empty(self, worker: Worker, waiting: list[int]) -> int | None:
+        """Of the steps that wait, the one that an empty engine goes to."""
         share = -(-len(self._leases.engines()) // (self.plan.staleness + 1))
         helped = None
         for step in waiting:

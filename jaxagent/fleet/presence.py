@@ -64,8 +64,9 @@ class Presence:
         member.phase, member.phase_s = wire.text(row, "phase", ""), wire.number(row, "phase_s", 0)
         member.numbers = wire.table(row, "numbers")
         await self.core.written()
-        newest = self.core.book.rules.record.published
-        return reply(wire.beat_to(wire.Beat(newest, cancel, self.core.ended, member.drain)))
+        rules = self.core.book.rules
+        told = wire.Beat(rules.record.published, cancel, self.core.ended, member.drain, rules.soon(name))
+        return reply(wire.beat_to(told))
 
     async def leave(self, request: web.Request) -> web.Response:
         """POST: a process ends, or was seen to end."""

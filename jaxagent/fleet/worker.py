@@ -175,6 +175,8 @@ class EngineWorker:
                 self._join(name)
                 continue
             self._learn(beat.newest, beat.cancel, beat.ended)
+            if beat.soon >= 0 and not beat.drain:
+                self._player.expect(beat.soon)
             if beat.drain:
                 self.end("the coordinator wants fewer engines", None)
 

@@ -80,7 +80,7 @@ def test_nothing_is_played_before_version_0_and_then_everything_that_it_admits(s
     assert client.weights(0) == wire.Sources(0, "w0", "lineage", ("http://trainer:1",))
     leases = [job.work.lease for job in got]
     beat = client.beat(joined.name, [*leases, "1-99"], "plays", 1.5, {"tokens_per_s": 7})
-    assert beat == wire.Beat(0, ("1-99",), "", False)
+    assert beat == wire.Beat(0, ("1-99",), "", False, soon=0)
     for job in got:
         answer = client.put(job.work, 0, packed(job.work.episode, "w0"))
         assert (answer.outcome, answer.complete) == (Outcome.STORED, job.sample == 1)

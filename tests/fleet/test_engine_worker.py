@@ -64,7 +64,7 @@ class Hub:
             beat = coordinator.beat(time.monotonic(), name, holding)
             self.beats += 1
             self.stood = (phase, phase_s)
-            return Beat(beat.newest, beat.cancel, self.ended, self.drains)
+            return Beat(beat.newest, beat.cancel, self.ended, self.drains, coordinator.soon(name))
 
     def take(self, name, places, holding, wait_s):
         deadline = time.monotonic() + wait_s
@@ -113,6 +113,7 @@ class FakePlayer:
     def __init__(self, hub, places=3, play_s=0.003):
         self.hub, self._places, self.play_s = hub, places, play_s
         self.version, self.holds, self.running = -1, [], {}
+        self.expected: list[int] = []
         self.refuse: list[Exception] = []
         self.go, self.lock = threading.Event(), threading.Lock()  # `go`: episodes may end
         self.go.set()
@@ -127,6 +128,10 @@ class FakePlayer:
             assert not self.running, "a swap while episodes run"
         self.version = version
         self.holds.append(version)
+
+    def expect(self, version):
+        if version not in self.expected:
+            self.expected.append(version)
 
     def play(self, job, done):
         stop = threading.Event()
@@ -223,6 +228,20 @@ def test_in_flight_takes_the_newest_version_while_episodes_go_on():
         player.go.set()
         hub.train()
     assert player.holds == sorted(player.holds) and hub_begun <= len(player.begun)
+
+
+def test_an_engine_is_told_while_it_plays_which_version_comes_next():
+    hub = Hub(plan(steps=3, staleness=1, groups_per_step=1))
+    player = FakePlayer(hub, places=6)
+    with working(hub, player):
+        hub.train(1)
+        player.go.clear()
+        until(lambda: player.running and player.version == 0)  # it plays step 1, and step 2 waits under version 1
+        until(lambda: player.expected == [1])
+        assert player.holds == [0]
+        player.go.set()
+        hub.train()
+    assert player.holds == [0, 1]
 
 
 def test_a_worker_that_was_silent_joins_again_and_goes_on_with_what_it_plays():

@@ -67,6 +67,9 @@ class OwnVersions:
         """See `VersionSource`."""
         return self._on_devices.params(version)
 
+    def expect(self, version: int) -> None:
+        """Nothing: all of them are here."""
+
     def forget(self, below: int) -> None:
         """Nothing: whoever publishes deletes."""
 
@@ -93,6 +96,10 @@ class OwnPlayer:
             if self._over:
                 raise MissingError("the trainer has taken its devices back.")
             self._inner.hold(version)
+
+    def expect(self, version: int) -> None:
+        """See `Player`."""
+        self._inner.expect(version)
 
     def play(self, job: Job, done: Done) -> None:
         """See `Player`."""
