@@ -50,7 +50,7 @@ class SlowProxy:
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     async def _open(self) -> None:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._begin, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def _close(self) -> None:
@@ -59,11 +59,13 @@ class SlowProxy:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+    def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        task = self._loop.create_task(self._connected(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         opened = self._loop.time() + 2 * self._delay_s
         try:
             from_target, to_target = await asyncio.open_connection(self._host, self._port)
@@ -77,7 +79,6 @@ class SlowProxy:
             pass
         finally:
             writer.close()
-            self._tasks.discard(task)
 
     async def _carry(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, lane: _Lane, opened: float

@@ -110,7 +110,7 @@ class WeightFetcher:
 
                     def read(chunk: Chunk, now: Callable[[], Sources] = now) -> bytes:
                         if not wanted():
-                            raise GivenUpError(f"version {sources.version} is not wanted any more.")
+                            raise GivenUpError(f"version {now().version} is not wanted any more.")
                         *peers, trainer = now().urls
                         asked = responsible(chunk, peers)
                         return self.chunk(chunk, [*asked[:ASKED_FIRST], trainer, *asked[ASKED_FIRST:]])

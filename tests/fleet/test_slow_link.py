@@ -1,4 +1,4 @@
-"""Weights over a slow link: they arrive whole, and what is waited for is the link and not round trip after round trip."""
+"""Weights over a slow link: they arrive whole, and a round trip is paid for several chunks, not for each."""
 
 import threading
 import time
