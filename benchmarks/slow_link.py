@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import logging
 import pathlib
 import tempfile
 import time
@@ -39,7 +40,7 @@ CASES = {
     "s2": Case(staleness=2, engines=3, play_s=0.3, megabytes=40),
     "s2_one_engine": Case(staleness=2, engines=1, play_s=2.2, megabytes=16),
 }
-STEPS, QUICK_STEPS = 7, 4  # of in_flight
+STEPS, QUICK_STEPS = 10, 4  # of in_flight
 
 
 def pinned(folder: pathlib.Path, quick: bool) -> dict[str, object]:
@@ -70,6 +71,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="see above")
     parser.add_argument("--only", default="in_flight,pinned", help="parts, with commas")
     options = parser.parse_args()
+    logging.getLogger("jaxagent").propagate = False  # what the coordinator tells is in its folder
     parts, begun = options.only.split(","), time.monotonic()
     found: dict[str, object] = {"link": dataclasses.asdict(LINK)}
     with tempfile.TemporaryDirectory() as name:

@@ -51,7 +51,7 @@ FLAGS = (
     "--config.numerics=fast", "--config.env.concurrent_episodes=1", "--config.engine.kv_on_update=keep",
     "--config.model.num_layers=4", "--config.model.embed_dim=384", "--config.model.num_heads=6",
     "--config.model.num_kv_heads=2", "--config.model.head_dim=64", "--config.model.mlp_dim=1536",
-    "--config.env.turn_tokens=48",
+    "--config.env.turn_tokens=240",
 )  # fmt: skip
 COPIES = 9  # of a version, timed alone
 
