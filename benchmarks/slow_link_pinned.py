@@ -124,7 +124,9 @@ class Engine(Sleeper):
 
     def numbers(self) -> dict[str, Any]:
         """See `Player`."""
-        return {**super().numbers(), "versions": weights.versions(self._own)}
+        numbers, fetched = super().numbers(), self._fetcher.numbers()
+        progress = numbers["progress"] + fetched["weights_got_bytes"]
+        return {**numbers, **fetched, "progress": progress, "versions": weights.versions(self._own)}
 
     def _fetch_ahead(self, version: int, wanted: Callable[[], bool]) -> None:
         if not weights.path_of(self._own, version).exists():

@@ -118,13 +118,21 @@ class Coordinator:
         given_up = [lease for lease, episode in holding if not self._leases.adopt(name, lease, episode)]
         return name, Beat(self.record.published, tuple(given_up))
 
-    def beat(self, now: float, name: str, holding: Iterable[str]) -> Beat:
+    def beat(self, now: float, name: str, holding: Iterable[str], fetching: bool = False) -> Beat:
         """A worker lives, and holds these leases.
+
+        Args:
+          now: seconds.
+          name: the worker's id.
+          holding: leases of all that it plays or has not handed in.
+          fetching: weights come for what it holds, and then it asks for more: it counts as one that asks.
 
         Raises:
           UnknownWorkerError: it must join again.
         """
         worker = self._alive(now, name)
+        if fetching:
+            worker.asked = now
         return Beat(self.record.published, tuple(lease for lease in holding if lease not in worker.running))
 
     def take(self, now: float, name: str, places: int, holding: Iterable[str]) -> list[Work]:
@@ -294,7 +302,8 @@ class Coordinator:
         `in_flight`: the oldest. `pinned`: an engine plays one step's groups at a time, since that is one version. An
         empty one goes to the oldest step that has less than its share of the engines, so that S + 1 cohorts arise
         without being assigned. It helps another step only when that one's engines are full, or have not asked for a
-        while: an engine that helps keeps that step's version until its longest episode ends.
+        while: an engine that helps keeps that step's version until its longest episode ends. Where weights come slowly
+        all would else help whoever still fetches them, and no cohort would be left.
 
         What the trainer lends gets the oldest episodes up to the step that the trainer waits for, whoever plays that
         step: when the batch is there, it has nothing left in hand.

@@ -26,7 +26,7 @@ from jaxagent.fleet.manifest import WeightsError
 from jaxagent.fleet.neighbours import Link, Player
 from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import Rule
-from jaxagent.fleet.whereabouts import Watch, Whereabouts
+from jaxagent.fleet.whereabouts import WEIGHTS, Watch, Whereabouts
 from jaxagent.fleet.wire import Job
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ LEAST_PAUSE_S, MOST_PAUSE_S = 0.5, 30.0  # after a version that could not be had
 LEAVE_S = 5.0  # to say goodbye to a coordinator that may be away
 STOP_S = 5.0  # for threads to end
 # Where it can stand; one that comes earlier hides the later ones.
-ENDING, WEIGHTS, EMPTYING, JOINING = "ending", "taking weights", "emptying", "joining"
+ENDING, EMPTYING, JOINING = "ending", "emptying", "joining"
 PLAYING, ASKING, WAITING = "playing", "asking for episodes", "waiting for a place"
 PHASES = (ENDING, WEIGHTS, EMPTYING, JOINING, PLAYING, ASKING, WAITING)
 
