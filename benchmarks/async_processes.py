@@ -191,7 +191,7 @@ def play(folder: pathlib.Path, setup: Setup, name: str) -> None:
     signs = signs_of()
     signs.phase("starts", BUDGET_S)
     facts = {"process": name, "host": "127.0.0.1"}
-    EngineWorker(client_of(folder), Sleeper(setup), facts, setup.rule, setup.attempts, BUDGET_S, signs).run()
+    EngineWorker(client_of(folder), Sleeper(setup), facts, setup.rule, BUDGET_S, signs).run()
 
 
 # -------------------------------------------------------------------- the trainer

@@ -146,8 +146,8 @@ def engine(parts: Parts, driver: Driver, client: Client, folder: pathlib.Path) -
         fetcher = WeightFetcher(own, TOKEN, server.url)
         versions = HeldVersions(parts.cfg, parts.spec, parts.mesh, client, fetcher, own, folder / "none", LIMIT_S)
         player = Player(parts, driver, versions, lambda: None, {}, server.numbers)
-        facts, attempts = {"process": "engine", "source": server.url}, parts.cfg.rl.group_size
-        worker = EngineWorker(client, player, facts, "in_flight", attempts, LIMIT_S)
+        facts = {"process": "engine", "source": server.url}
+        worker = EngineWorker(client, player, facts, "in_flight", LIMIT_S)
         thread = threading.Thread(target=worker.run, name="engine", daemon=True)
         thread.start()
         try:

@@ -172,7 +172,7 @@ def engine(folder: pathlib.Path, case: Case, served: Served) -> Iterator[Engine]
     with WeightServer([folder], TOKEN) as own:
         player = Engine(case, client, folder, own.url)
         facts = {"process": folder.name, "source": own.url}
-        worker = EngineWorker(client, player, facts, "pinned", case.setup.attempts, LIMIT_S)
+        worker = EngineWorker(client, player, facts, "pinned", LIMIT_S)
         thread = threading.Thread(target=worker.run, name=folder.name, daemon=True)
         thread.start()
         try:

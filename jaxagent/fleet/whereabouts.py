@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-
 WEIGHTS = "taking weights"  # the phase of an engine that waits for a version; the coordinator asks for it, too
 
 

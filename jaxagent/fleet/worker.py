@@ -62,7 +62,6 @@ class EngineWorker:
       player: plays.
       facts: what `join` tells of this process.
       rule: of the run.
-      attempts: of a group: as many are asked for at a time at most.
       budget_s: without progress for so long, a phase counts as a hang; more than the link waits for a coordinator.
       watch: is told of phases and progress; None: nobody.
     """
@@ -73,12 +72,11 @@ class EngineWorker:
         player: Player,
         facts: Mapping[str, Any],
         rule: Rule,
-        attempts: int,
         budget_s: float,
         watch: Watch | None = None,
     ):
         self._link, self._player, self._facts = link, player, facts
-        self._rule, self._attempts = rule, attempts
+        self._rule = rule
         self._stands = Whereabouts(PHASES, budget_s, watch)
         self._joining = threading.Lock()
         self._changed = threading.Condition()  # guards all below
@@ -190,7 +188,7 @@ class EngineWorker:
             name = self._name
             try:
                 with self._stands.phase(ASKING):
-                    jobs = self._link.take(name, min(free, self._attempts), self._leases(), LONG_POLL_S)
+                    jobs = self._link.take(name, free, self._leases(), LONG_POLL_S)
             except UnknownWorkerError:
                 self._join(name)
                 continue

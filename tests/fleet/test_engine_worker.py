@@ -38,7 +38,7 @@ class Hub:
         self.putting.set()
         self.ended, self.drains, self.left, self.facts = "", False, [], []
         self.puts: list[tuple[EpisodeId, int]] = []
-        self.beats = 0
+        self.beats, self.asked = 0, []
         self.stood = ("", 0.0)  # phase of the newest beat, and seconds since its last sign of progress
 
     @contextlib.contextmanager
@@ -68,6 +68,7 @@ class Hub:
 
     def take(self, name, places, holding, wait_s):
         deadline = time.monotonic() + wait_s
+        self.asked.append(places)
         while True:
             with self.call() as coordinator:
                 works = coordinator.take(time.monotonic(), name, places, holding)
@@ -168,7 +169,7 @@ class FakePlayer:
 @contextlib.contextmanager
 def working(hub, *players, grace_s=0.0):
     """Workers around the players; ended at the end, each with its reason."""
-    workers = [EngineWorker(hub, player, {}, hub.plan.rule, hub.plan.attempts, 60.0) for player in players]
+    workers = [EngineWorker(hub, player, {}, hub.plan.rule, 60.0) for player in players]
     reasons = [None] * len(workers)
 
     def run(i):
@@ -228,6 +229,21 @@ def test_in_flight_takes_the_newest_version_while_episodes_go_on():
         player.go.set()
         hub.train()
     assert player.holds == sorted(player.holds) and hub_begun <= len(player.begun)
+
+
+def test_it_tells_all_its_free_places_so_that_nobody_helps_it_who_need_not():
+    hub = Hub(plan(steps=2, staleness=1))
+    one, other = FakePlayer(hub, places=8), FakePlayer(hub, places=8)
+    one.go.clear()
+    other.go.clear()
+    with working(hub, one, other):
+        until(lambda: len(one.running) == len(other.running) == 6)
+        assert hub.asked[0] == 8
+        assert {which.group.step for which in one.begun} != {which.group.step for which in other.begun}
+        assert all(len({which.group.step for which in player.begun}) == 1 for player in (one, other))
+        one.go.set()
+        other.go.set()
+        hub.train()
 
 
 def test_an_engine_is_told_while_it_plays_which_version_comes_next():
@@ -399,7 +415,7 @@ def test_where_it_stands_is_told_with_the_time_since_the_last_progress():
     hub, watch = Hub(plan(steps=1)), Watch()
     player = FakePlayer(hub, places=6)
     player.go.clear()
-    one = EngineWorker(hub, player, {}, "pinned", 3, 60.0, watch)
+    one = EngineWorker(hub, player, {}, "pinned", 60.0, watch)
     thread = threading.Thread(target=one.run, daemon=True)
     thread.start()
     until(lambda: len(player.running) == 6)

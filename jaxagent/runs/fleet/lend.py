@@ -29,7 +29,6 @@ from jaxagent.fleet.wire import Job, Sources
 from jaxagent.fleet.worker import EngineWorker
 from jaxagent.models.params import ArraySpec, Params
 from jaxagent.rollout.workers import STOP_TIMEOUT_S
-from jaxagent.runs import attempts
 from jaxagent.runs.fleet import places
 from jaxagent.runs.fleet.held import OnDevices
 from jaxagent.runs.fleet.player import EnginePlayer, budget_s
@@ -227,9 +226,8 @@ class Lender:
         assert cfg.fleet is not None
         # The version that was published last has the number of the step that comes next.
         player = OwnPlayer(EnginePlayer(self._parts, self._driver, self._versions, lambda: None, facts, holds=step))
-        many = attempts.of_a_group(cfg.rl)
         self._note(f"step {step} is not complete: the trainer lends its devices")
-        lent = Lent(EngineWorker(self._link, player, facts, cfg.fleet.rule, many, self.budget_s), player)
+        lent = Lent(EngineWorker(self._link, player, facts, cfg.fleet.rule, self.budget_s), player)
         try:
             yield lent
         finally:

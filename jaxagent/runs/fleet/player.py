@@ -337,7 +337,7 @@ def run(
         theirs = functools.partial(_trainers_probe, seen, own, link, fetcher)
         player = EnginePlayer(parts, driver, versions, theirs, told, server.numbers)
         logger.info("%s is ready after %.1f s", name, time.monotonic() - started)
-        worker = EngineWorker(link, player, told, fleet.rule, attempts.of_a_group(cfg.rl), budget_s(cfg), watch)
+        worker = EngineWorker(link, player, told, fleet.rule, budget_s(cfg), watch)
         begun(worker)
         return worker.run()
 
