@@ -45,9 +45,9 @@ def test_a_version_comes_whole_and_no_sooner_than_the_link_allows(tmp_path):
 
 
 def test_chunks_are_asked_for_several_at_a_time(tmp_path, monkeypatch):
-    """Each is answered only when as many are wanted as there are threads: one after another, they would never come."""
+    """Each is answered only when four are wanted: asked for one after another, they would never come."""
     publish(tmp_path / "trainer", TREE, "run", 1)
-    together = threading.Barrier(weights.THREADS, timeout=20)
+    together = threading.Barrier(4, timeout=20)
     found = WeightServer.find
 
     def find(self, path):
