@@ -14,9 +14,9 @@ fetch the next version while they play (`_late`: they do not).
 
 `--quick`: fewer steps, and of pinned `s1` alone. The last line is JSON:
 
-  in_flight   pause_ms, over_copy_ms (and _most_: the worst): between two dispatches, and less copy_ms, what the device
-              takes alone (goal: 50 ms more at most); gap_ms between two dispatches without a swap; dispatch_ms, and
-              while a version comes; coming_s, a version from the question to the swap
+  in_flight   pause_ms (and pause_most_ms, the worst): between two dispatches at a swap; copy_ms: what the device takes
+              alone, the least of nine; over_copy_ms: the difference (goal: 50 ms at most); gap_ms: between any two
+              dispatches; dispatch_ms, and while a version comes; coming_s: from the question to the swap
   pinned      of each case, without link and with it: wait_s of the trainer per step (mean, most), transfer_s, step_s
 """
 
