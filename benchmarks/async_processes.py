@@ -140,6 +140,9 @@ class Sleeper:
         """There are no weights."""
         self._version = version
 
+    def expect(self, version: int) -> None:
+        """See `Player`."""
+
     def play(self, job: Job, done: Done) -> None:
         """See `Player`."""
         self._loop.call_soon_threadsafe(self._begin, job, self._version, done)
@@ -188,7 +191,7 @@ def play(folder: pathlib.Path, setup: Setup, name: str) -> None:
     signs = signs_of()
     signs.phase("starts", BUDGET_S)
     facts = {"process": name, "host": "127.0.0.1"}
-    EngineWorker(client_of(folder), Sleeper(setup), facts, setup.rule, setup.attempts, BUDGET_S, signs).run()
+    EngineWorker(client_of(folder), Sleeper(setup), facts, setup.rule, BUDGET_S, signs).run()
 
 
 # -------------------------------------------------------------------- the trainer

@@ -160,6 +160,9 @@ class Sleeper:
             weights.delete(self._own, version)
         self._chain, self._version = chain, version
 
+    def expect(self, version: int) -> None:
+        """See `Player`. Nothing: what is killed here is a fetch for use."""
+
     def _sources(self, version: int) -> Sources:
         if (sources := self._link.weights(version)) is None:
             raise MissingError(f"the coordinator knows of no version {version}.")
@@ -225,9 +228,7 @@ def play(cfg: Config, name: str, url: str, token: str, signs: Vitals) -> None:
     with WeightServer([own], token, LOCAL, address=LOCAL) as server:
         player = Sleeper(link, WeightFetcher(own, token, server.url), server, own, seen=number % 2 == 0)
         asked: list[int] = []
-        engine = worker.EngineWorker(
-            link, player, facts(cfg, name, server.url), fleet.rule, cfg.rl.group_size, fleet.hang_s, signs
-        )
+        engine = worker.EngineWorker(link, player, facts(cfg, name, server.url), fleet.rule, fleet.hang_s, signs)
         for signum in EXIT_CODES:
             signal.signal(signum, lambda n, frame: (asked.append(n), engine.end("a signal", 1.0)))
         print(engine.run(), flush=True)

@@ -118,13 +118,21 @@ class Coordinator:
         given_up = [lease for lease, episode in holding if not self._leases.adopt(name, lease, episode)]
         return name, Beat(self.record.published, tuple(given_up))
 
-    def beat(self, now: float, name: str, holding: Iterable[str]) -> Beat:
+    def beat(self, now: float, name: str, holding: Iterable[str], fetching: bool = False) -> Beat:
         """A worker lives, and holds these leases.
+
+        Args:
+          now: seconds.
+          name: the worker's id.
+          holding: leases of all that it plays or has not handed in.
+          fetching: weights come for what it holds, and then it asks for more: it counts as one that asks.
 
         Raises:
           UnknownWorkerError: it must join again.
         """
         worker = self._alive(now, name)
+        if fetching:
+            worker.asked = now
         return Beat(self.record.published, tuple(lease for lease in holding if lease not in worker.running))
 
     def take(self, now: float, name: str, places: int, holding: Iterable[str]) -> list[Work]:
@@ -155,6 +163,17 @@ class Coordinator:
         worker.free -= len(given)
         groups = self.record.groups
         return [Work(e, lease, self.plan.version(step), groups[e.group].domain) for lease, e in given]
+
+    def soon(self, name: str) -> int:
+        """With `pinned`: the version that an engine would be given work under if it were empty now; -1: none, or it is.
+
+        A guess that costs nothing but a fetch: by the time that it is empty, others may have taken that work.
+        """
+        worker = self._leases.workers.get(name)
+        if worker is None or worker.step is None or worker.until is not None:
+            return -1
+        step = self._of_an_empty(worker, [step for step in self._leases.waiting() if step != worker.step])
+        return -1 if step is None else self.plan.version(step)
 
     def leave(self, name: str) -> list[EpisodeId]:
         """A worker ends, or its end was seen. Returns what it played, which waits again."""
@@ -283,7 +302,8 @@ class Coordinator:
         `in_flight`: the oldest. `pinned`: an engine plays one step's groups at a time, since that is one version. An
         empty one goes to the oldest step that has less than its share of the engines, so that S + 1 cohorts arise
         without being assigned. It helps another step only when that one's engines are full, or have not asked for a
-        while: an engine that helps keeps that step's version until its longest episode ends.
+        while: an engine that helps keeps that step's version until its longest episode ends. Where weights come slowly
+        all would else help whoever still fetches them, and no cohort would be left.
 
         What the trainer lends gets the oldest episodes up to the step that the trainer waits for, whoever plays that
         step: when the batch is there, it has nothing left in hand.
@@ -295,6 +315,10 @@ class Coordinator:
             return worker.step if worker.step in waiting else None
         if worker.until is not None:
             return waiting[0]
+        return self._of_an_empty(worker, waiting)
+
+    def _of_an_empty(self, worker: Worker, waiting: list[int]) -> int | None:
+        """Of the steps that wait, the one that an empty engine goes to."""
         share = -(-len(self._leases.engines()) // (self.plan.staleness + 1))
         helped = None
         for step in waiting:

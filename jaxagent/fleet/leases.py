@@ -21,7 +21,7 @@ class Worker:
     running: dict[str, EpisodeId] = dataclasses.field(default_factory=dict)  # by lease
     step: int | None = None  # with `pinned`: whose groups it plays; None: it is empty
     free: int = 0  # places that it had when it asked last and that were not filled since
-    asked: float = -math.inf  # when that was
+    asked: float = -math.inf  # when that was, or when it last said that weights come, for what it has
     until: int | None = None  # the trainer's own engine, which helps while it waits for this step; None: any other
 
 

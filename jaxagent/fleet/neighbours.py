@@ -47,6 +47,9 @@ class Player(Protocol):
           WeightsError, OSError: it cannot be had; what was served before still is.
         """
 
+    def expect(self, version: int) -> None:
+        """`hold` will probably be called with this version: it may be fetched meanwhile. Returns at once."""
+
     def play(self, job: Job, done: Done) -> None:
         """Begins an episode and returns.
 

@@ -12,6 +12,7 @@ from jaxagent.fleet.admission import Beat
 from jaxagent.fleet.core import Core
 from jaxagent.fleet.intake import reply
 from jaxagent.fleet.members import RefusedError
+from jaxagent.fleet.whereabouts import WEIGHTS
 
 logger = logging.getLogger("jaxagent.fleet.coordinator")
 LONGEST_SWEEP_S = 1.0
@@ -59,13 +60,16 @@ class Presence:
         name, now = wire.text(row, "name"), self.core.clock()
         member = self.core.known(name, now)
         cancel: tuple[str, ...] = ()
-        if member.role == "engine":
-            cancel = self.core.book.rules.beat(now, name, wire.entries(row, "holding", wire.lease)).cancel
         member.phase, member.phase_s = wire.text(row, "phase", ""), wire.number(row, "phase_s", 0)
+        if member.role == "engine":
+            holding = wire.entries(row, "holding", wire.lease)
+            fetching = member.phase == WEIGHTS and member.phase_s < self.core.book.plan.lease_s
+            cancel = self.core.book.rules.beat(now, name, holding, fetching).cancel
         member.numbers = wire.table(row, "numbers")
         await self.core.written()
-        newest = self.core.book.rules.record.published
-        return reply(wire.beat_to(wire.Beat(newest, cancel, self.core.ended, member.drain)))
+        rules = self.core.book.rules
+        told = wire.Beat(rules.record.published, cancel, self.core.ended, member.drain, rules.soon(name))
+        return reply(wire.beat_to(told))
 
     async def leave(self, request: web.Request) -> web.Response:
         """POST: a process ends, or was seen to end."""

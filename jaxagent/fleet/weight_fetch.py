@@ -44,6 +44,10 @@ class SourceError(WeightsError):
     """A source does not give what it was asked for."""
 
 
+class GivenUpError(WeightsError):
+    """Who wanted a version does not want it any more. Its chunks that came are kept."""
+
+
 class WeightFetcher:
     """Fetches versions into a folder.
 
@@ -79,6 +83,7 @@ class WeightFetcher:
         deadline_s: float,
         base: str | None = "",
         like: Mapping[manifest.Path, weight_reader.Typed] | None = None,
+        wanted: Callable[[], bool] = lambda: True,
     ) -> pathlib.Path:
         """Fetches a version; when this returns, it lies whole in the folder.
 
@@ -88,8 +93,10 @@ class WeightFetcher:
           ask: where the version is, asked again before every round.
           deadline_s: for all of it.
           base, like: what the version must be, as in `weight_reader.hold`.
+          wanted: asked before every chunk: it is still to be fetched.
 
         Raises:
+          GivenUpError: it is not wanted any more.
           WeightsError: it could not be had in time, with what every source said last; or it is another one than asked.
           OSError: the disk is full, or failed.
         """
@@ -102,13 +109,15 @@ class WeightFetcher:
                 with _asked_again(ask, sources) as now:
 
                     def read(chunk: Chunk, now: Callable[[], Sources] = now) -> bytes:
+                        if not wanted():
+                            raise GivenUpError(f"version {now().version} is not wanted any more.")
                         *peers, trainer = now().urls
                         asked = responsible(chunk, peers)
                         return self.chunk(chunk, [*asked[:ASKED_FIRST], trainer, *asked[ASKED_FIRST:]])
 
                     copy(value, read, self._folder, order(value.chunks.values(), sources.urls[:-1], self._own))
                 return self._folder
-            except weight_reader.MismatchError:
+            except (weight_reader.MismatchError, GivenUpError):
                 raise
             except WeightsError as failure:
                 if isinstance(failure, ConflictError | DamagedError):  # what lies here is of another history, or bad

@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+WEIGHTS = "taking weights"  # the phase of an engine that waits for a version; the coordinator asks for it, too
+
 
 class Watch(Protocol):
     """Who is told: `fleet.vitals.Vitals`."""

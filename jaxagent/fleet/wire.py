@@ -81,6 +81,7 @@ class Beat:
     cancel: tuple[str, ...]  # leases to give up: the episode is stored, or somebody else plays it
     ended: str  # why the run is over; "": it goes on
     drain: bool  # finish what is in hand, then leave: no more work comes
+    soon: int = -1  # with `pinned`: the version that its next work will probably have; -1: none is known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,7 +298,8 @@ def beat_to(beat: Beat) -> dict[str, Any]:
 
 def beat_of(row: Mapping[str, Any]) -> Beat:
     """The other way."""
-    return Beat(_version(row), entries(row, "cancel", lease), text(row, "ended"), row.get("drain") is True)
+    told = _version(row), entries(row, "cancel", lease), text(row, "ended"), row.get("drain") is True
+    return Beat(*told, soon=_version(row, "soon"))
 
 
 def sources_to(sources: Sources) -> dict[str, Any]:
@@ -316,5 +318,5 @@ def holding_to(holding: Iterable[tuple[str, EpisodeId]]) -> list[list[Any]]:
     return [[name, *flat(which)] for name, which in holding]
 
 
-def _version(row: Mapping[str, Any]) -> int:
-    return -1 if row.get("newest") == -1 else whole(row, "newest")
+def _version(row: Mapping[str, Any], name: str = "newest") -> int:
+    return -1 if row.get(name) == -1 else whole(row, name)

@@ -26,7 +26,7 @@ from jaxagent.fleet.manifest import WeightsError
 from jaxagent.fleet.neighbours import Link, Player
 from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import Rule
-from jaxagent.fleet.whereabouts import Watch, Whereabouts
+from jaxagent.fleet.whereabouts import WEIGHTS, Watch, Whereabouts
 from jaxagent.fleet.wire import Job
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ LEAST_PAUSE_S, MOST_PAUSE_S = 0.5, 30.0  # after a version that could not be had
 LEAVE_S = 5.0  # to say goodbye to a coordinator that may be away
 STOP_S = 5.0  # for threads to end
 # Where it can stand; one that comes earlier hides the later ones.
-ENDING, WEIGHTS, EMPTYING, JOINING = "ending", "taking weights", "emptying", "joining"
+ENDING, EMPTYING, JOINING = "ending", "emptying", "joining"
 PLAYING, ASKING, WAITING = "playing", "asking for episodes", "waiting for a place"
 PHASES = (ENDING, WEIGHTS, EMPTYING, JOINING, PLAYING, ASKING, WAITING)
 
@@ -62,7 +62,6 @@ class EngineWorker:
       player: plays.
       facts: what `join` tells of this process.
       rule: of the run.
-      attempts: of a group: as many are asked for at a time at most.
       budget_s: without progress for so long, a phase counts as a hang; more than the link waits for a coordinator.
       watch: is told of phases and progress; None: nobody.
     """
@@ -73,12 +72,11 @@ class EngineWorker:
         player: Player,
         facts: Mapping[str, Any],
         rule: Rule,
-        attempts: int,
         budget_s: float,
         watch: Watch | None = None,
     ):
         self._link, self._player, self._facts = link, player, facts
-        self._rule, self._attempts = rule, attempts
+        self._rule = rule
         self._stands = Whereabouts(PHASES, budget_s, watch)
         self._joining = threading.Lock()
         self._changed = threading.Condition()  # guards all below
@@ -175,6 +173,8 @@ class EngineWorker:
                 self._join(name)
                 continue
             self._learn(beat.newest, beat.cancel, beat.ended)
+            if beat.soon >= 0 and not beat.drain:
+                self._player.expect(beat.soon)
             if beat.drain:
                 self.end("the coordinator wants fewer engines", None)
 
@@ -188,7 +188,7 @@ class EngineWorker:
             name = self._name
             try:
                 with self._stands.phase(ASKING):
-                    jobs = self._link.take(name, min(free, self._attempts), self._leases(), LONG_POLL_S)
+                    jobs = self._link.take(name, free, self._leases(), LONG_POLL_S)
             except UnknownWorkerError:
                 self._join(name)
                 continue

@@ -103,6 +103,39 @@ def test_an_empty_engine_helps_a_step_whose_engines_are_full_or_silent():
     assert len(taken(coordinator, third, now=10.5)) == 1  # the second one beats, and asks for nothing
 
 
+def test_an_engine_whose_weights_come_is_not_silent_and_needs_no_help():
+    coordinator = made(staleness=1, groups_per_step=4, attempts=2)
+    first, second = worker(coordinator), worker(coordinator)
+    zero = [work.lease for work in coordinator.take(0.0, first, 8, [])]  # a group of step 0; then its weights come
+    one = [work.lease for work in taken(coordinator, second)]
+    assert len(zero) == 2 and len(one) == 8
+    for now in (5.0, 10.0, 15.0):
+        coordinator.beat(now, first, zero, fetching=True)
+        coordinator.beat(now, second, one)
+    for group in ids(1, range(4)):
+        played(coordinator, group)
+    assert coordinator.take(16.0, second, 8, []) == [], "it is empty, and step 0 has its share"
+    coordinator.beat(24.0, first, zero)  # they come no more
+    assert [work.episode.group.step for work in coordinator.take(26.0, second, 8, [])] == [0, 0]
+
+
+def test_a_busy_engine_is_told_which_version_it_would_get_if_it_were_empty():
+    coordinator = made(staleness=1, groups_per_step=2)
+    first = worker(coordinator)
+    zero = taken(coordinator, first)
+    for group in ids(0, (0, 1)):
+        played(coordinator, group)
+    assert coordinator.soon(first) == -1, "it is empty, and asks"
+    assert coordinator.batch(0) and len(taken(coordinator, first)) == len(zero) == 2  # of step 1
+    assert coordinator.soon(first) == -1, "nothing waits"
+    assert coordinator.publish(1, "v1").outcome is Outcome.STORED
+    assert coordinator.soon(first) == 1, "step 2, which nobody plays"
+    second = worker(coordinator)
+    assert len(coordinator.take(0.0, second, 2, [])) == 1
+    assert coordinator.soon(first) == coordinator.soon(second) == -1, "step 2 has its share, with a free place"
+    assert coordinator.soon("0-99") == -1
+
+
 def test_engines_are_spread_over_the_steps_as_they_come():
     coordinator = made(staleness=1, groups_per_step=4)
     names = [worker(coordinator) for _ in range(2)]

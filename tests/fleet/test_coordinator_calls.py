@@ -18,6 +18,7 @@ from jaxagent.fleet.client import CallError, Client, CoordinatorGoneError, Repla
 from jaxagent.fleet.ledger import Ledger
 from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
+from jaxagent.fleet.whereabouts import WEIGHTS
 from jaxagent.io import connections
 from tests.fleet.served import FACTS, TOKEN, Served, packed, task_of, tasks_of
 
@@ -80,7 +81,7 @@ def test_nothing_is_played_before_version_0_and_then_everything_that_it_admits(s
     assert client.weights(0) == wire.Sources(0, "w0", "lineage", ("http://trainer:1",))
     leases = [job.work.lease for job in got]
     beat = client.beat(joined.name, [*leases, "1-99"], "plays", 1.5, {"tokens_per_s": 7})
-    assert beat == wire.Beat(0, ("1-99",), "", False)
+    assert beat == wire.Beat(0, ("1-99",), "", False, soon=0)
     for job in got:
         answer = client.put(job.work, 0, packed(job.work.episode, "w0"))
         assert (answer.outcome, answer.complete) == (Outcome.STORED, job.sample == 1)
@@ -111,6 +112,26 @@ def test_an_engine_that_drains_gets_nothing_and_one_that_leaves_gives_back(serve
     with pytest.raises(UnknownWorkerError, match="join again"):
         client.beat(name, [])
     assert jobs[0].work.episode in [job.work.episode for job in other.take(second, 9, [])]
+
+
+def test_an_engine_is_helped_when_it_stands_still_and_not_while_its_weights_come(tmp_path):
+    plan, now = dataclasses.replace(PLAN, groups_per_step=2), [0.0]
+    with Served(tmp_path, plan, clock=lambda: now[0]) as served:
+        client, name = began(served)
+        held = [job.work.lease for job in client.take(name, 8, [])]
+        other = served.client()
+        second = other.join("engine", FACTS).name
+        assert {job.group.step for job in play(other, second)} == {1}
+
+        def later(phase_s):
+            for _ in range(3):
+                now[0] += 5.0
+                client.beat(name, held, WEIGHTS, phase_s)
+                other.beat(second, [])
+            return {job.group for job in other.take(second, 8, [])}
+
+        assert later(phase_s=1.0) == set(), "step 0 has its share"
+        assert later(phase_s=plan.lease_s) == {GroupId(0, 0, 1)}
 
 
 def test_an_engine_that_is_silent_loses_its_episodes(tmp_path):

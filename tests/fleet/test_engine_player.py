@@ -22,6 +22,7 @@ from jaxagent.runs.fleet import probe, trees
 from jaxagent.runs.fleet.held import HeldVersions, blank, place
 from jaxagent.runs.fleet.player import EnginePlayer
 from jaxagent.runs.parts import open_parts
+from tests.fleet.test_weight_http import until
 from tests.tiny_run import argv
 
 STEP, TOKEN = 1, "a secret of the run"
@@ -82,6 +83,10 @@ def test_an_engine_plays_what_a_run_of_one_process_plays_with_the_same_weights(t
             player.hold(1)
             results = played(player, jobs)
             assert player.numbers()["progress"] > 0 and versions.here() == [0, 1]
+            later = {**tree, ("final_norm",): 3 * tree["final_norm",]}
+            link.digests[2] = weights.publish(trainers, later, "run", 2).digest
+            player.expect(2)
+            until(lambda: weights.versions(own) == [0, 1, 2])
 
             with pytest.raises(ConfigError, match="has other data"):
                 player.play(Job(jobs[0].work, TaskRef(jobs[0].task.row, "another")), lambda *_: None)

@@ -38,7 +38,7 @@ class Hub:
         self.putting.set()
         self.ended, self.drains, self.left, self.facts = "", False, [], []
         self.puts: list[tuple[EpisodeId, int]] = []
-        self.beats = 0
+        self.beats, self.asked = 0, []
         self.stood = ("", 0.0)  # phase of the newest beat, and seconds since its last sign of progress
 
     @contextlib.contextmanager
@@ -64,10 +64,11 @@ class Hub:
             beat = coordinator.beat(time.monotonic(), name, holding)
             self.beats += 1
             self.stood = (phase, phase_s)
-            return Beat(beat.newest, beat.cancel, self.ended, self.drains)
+            return Beat(beat.newest, beat.cancel, self.ended, self.drains, coordinator.soon(name))
 
     def take(self, name, places, holding, wait_s):
         deadline = time.monotonic() + wait_s
+        self.asked.append(places)
         while True:
             with self.call() as coordinator:
                 works = coordinator.take(time.monotonic(), name, places, holding)
@@ -113,6 +114,7 @@ class FakePlayer:
     def __init__(self, hub, places=3, play_s=0.003):
         self.hub, self._places, self.play_s = hub, places, play_s
         self.version, self.holds, self.running = -1, [], {}
+        self.expected: list[int] = []
         self.refuse: list[Exception] = []
         self.go, self.lock = threading.Event(), threading.Lock()  # `go`: episodes may end
         self.go.set()
@@ -127,6 +129,10 @@ class FakePlayer:
             assert not self.running, "a swap while episodes run"
         self.version = version
         self.holds.append(version)
+
+    def expect(self, version):
+        if version not in self.expected:
+            self.expected.append(version)
 
     def play(self, job, done):
         stop = threading.Event()
@@ -163,7 +169,7 @@ class FakePlayer:
 @contextlib.contextmanager
 def working(hub, *players, grace_s=0.0):
     """Workers around the players; ended at the end, each with its reason."""
-    workers = [EngineWorker(hub, player, {}, hub.plan.rule, hub.plan.attempts, 60.0) for player in players]
+    workers = [EngineWorker(hub, player, {}, hub.plan.rule, 60.0) for player in players]
     reasons = [None] * len(workers)
 
     def run(i):
@@ -223,6 +229,35 @@ def test_in_flight_takes_the_newest_version_while_episodes_go_on():
         player.go.set()
         hub.train()
     assert player.holds == sorted(player.holds) and hub_begun <= len(player.begun)
+
+
+def test_it_tells_all_its_free_places_so_that_nobody_helps_it_who_need_not():
+    hub = Hub(plan(steps=2, staleness=1))
+    one, other = FakePlayer(hub, places=8), FakePlayer(hub, places=8)
+    one.go.clear()
+    other.go.clear()
+    with working(hub, one, other):
+        until(lambda: len(one.running) == len(other.running) == 6)
+        assert hub.asked[0] == 8
+        assert {which.group.step for which in one.begun} != {which.group.step for which in other.begun}
+        assert all(len({which.group.step for which in player.begun}) == 1 for player in (one, other))
+        one.go.set()
+        other.go.set()
+        hub.train()
+
+
+def test_an_engine_is_told_while_it_plays_which_version_comes_next():
+    hub = Hub(plan(steps=3, staleness=1, groups_per_step=1))
+    player = FakePlayer(hub, places=6)
+    with working(hub, player):
+        hub.train(1)
+        player.go.clear()
+        until(lambda: player.running and player.version == 0)  # it plays step 1, and step 2 waits under version 1
+        until(lambda: player.expected == [1])
+        assert player.holds == [0]
+        player.go.set()
+        hub.train()
+    assert player.holds == [0, 1]
 
 
 def test_a_worker_that_was_silent_joins_again_and_goes_on_with_what_it_plays():
@@ -380,7 +415,7 @@ def test_where_it_stands_is_told_with_the_time_since_the_last_progress():
     hub, watch = Hub(plan(steps=1)), Watch()
     player = FakePlayer(hub, places=6)
     player.go.clear()
-    one = EngineWorker(hub, player, {}, "pinned", 3, 60.0, watch)
+    one = EngineWorker(hub, player, {}, "pinned", 60.0, watch)
     thread = threading.Thread(target=one.run, daemon=True)
     thread.start()
     until(lambda: len(player.running) == 6)

@@ -116,7 +116,7 @@ class Inner(FakePlayer):
 @contextlib.contextmanager
 def lent_to(hub, inner, step=0):
     player = OwnPlayer(inner)
-    yield Lent(EngineWorker(hub, player, {UNTIL: step}, hub.plan.rule, hub.plan.attempts, 60.0), player), player
+    yield Lent(EngineWorker(hub, player, {UNTIL: step}, hub.plan.rule, 60.0), player), player
     inner.go.set()
 
 

@@ -5,7 +5,9 @@ Under LoRA a version is adapters alone, and what they are multiplied into an eng
 
 from __future__ import annotations
 
+import functools
 import pathlib
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -15,6 +17,7 @@ from jaxagent.config import Config
 from jaxagent.fleet import leaves, weights
 from jaxagent.fleet.leaves import Leaves
 from jaxagent.fleet.manifest import MissingError
+from jaxagent.fleet.weight_ahead import Ahead
 from jaxagent.fleet.weight_fetch import WeightFetcher
 from jaxagent.fleet.wire import Sources
 from jaxagent.models import params
@@ -31,6 +34,14 @@ class Link(Protocol):
     def weights(self, version: int) -> Sources | None:
         """Where a version's weights are; None: it is not published."""
         ...
+
+
+def sources_of(link: Link, version: int) -> Sources:
+    """Where a version is. Raises MissingError."""
+    sources = link.weights(version)
+    if sources is None:
+        raise MissingError(f"the coordinator knows of no version {version}.")
+    return sources
 
 
 class OnDevices:
@@ -56,13 +67,7 @@ class OnDevices:
 
     def params(self, version: int) -> Params:
         """See `HeldVersions.params`."""
-
-        def ask() -> Sources:
-            sources = self._link.weights(version)
-            if sources is None:
-                raise MissingError(f"the coordinator knows of no version {version}.")
-            return sources
-
+        ask = functools.partial(sources_of, self._link, version)
         if self._base is not None:
             value, found = self._versions.read(ask, self._base.like, self._base.digest)
             return self._base.merged(value, found, ask)
@@ -95,7 +100,9 @@ class HeldVersions:
         fetch_s: float,
     ):
         of_base = fetcher.of_base()
-        self._own, self._fetchers = own, (fetcher, of_base)
+        self._own, self._seen, self._fetchers, self._link = own, seen, (fetcher, of_base), link
+        self._of_what = None if cfg.model.lora.rank else ""  # adapters to whatever weights, or full weights
+        self._ahead = Ahead(self._fetch)
         versions = Places(seen, own, fetcher, fetch_s)
         base = Places(seen / weights.BASE, own / weights.BASE, of_base, fetch_s)
         self._on_devices = OnDevices(cfg, spec, mesh, link, versions, base)
@@ -109,7 +116,18 @@ class HeldVersions:
           ConfigError: this process does not compute what the trainer computes, where it must.
           OSError: the disk is full, or failed.
         """
-        return self._on_devices.params(version)
+        with self._ahead.instead(version):
+            return self._on_devices.params(version)
+
+    def expect(self, version: int) -> None:
+        """A version will probably be asked for: it is fetched meanwhile, unless the trainer's folder has it."""
+        self._ahead.expect(version)
+
+    def _fetch(self, version: int, wanted: Callable[[], bool]) -> None:
+        """Ahead of time: once through all sources, and whoever needs the version comes again."""
+        if not any(weights.path_of(folder, version).exists() for folder in (self._seen, self._own)):
+            ask = functools.partial(sources_of, self._link, version)
+            self._fetchers[0].fetch(ask, 0.0, self._of_what, wanted=wanted)
 
     def forget(self, below: int) -> None:
         """Deletes older versions of this process's folder, but for the one by which engines are compared."""

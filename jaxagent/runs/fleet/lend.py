@@ -29,7 +29,6 @@ from jaxagent.fleet.wire import Job, Sources
 from jaxagent.fleet.worker import EngineWorker
 from jaxagent.models.params import ArraySpec, Params
 from jaxagent.rollout.workers import STOP_TIMEOUT_S
-from jaxagent.runs import attempts
 from jaxagent.runs.fleet import places
 from jaxagent.runs.fleet.held import OnDevices
 from jaxagent.runs.fleet.player import EnginePlayer, budget_s
@@ -67,6 +66,9 @@ class OwnVersions:
         """See `VersionSource`."""
         return self._on_devices.params(version)
 
+    def expect(self, version: int) -> None:
+        """Nothing: all of them are here."""
+
     def forget(self, below: int) -> None:
         """Nothing: whoever publishes deletes."""
 
@@ -93,6 +95,10 @@ class OwnPlayer:
             if self._over:
                 raise MissingError("the trainer has taken its devices back.")
             self._inner.hold(version)
+
+    def expect(self, version: int) -> None:
+        """See `Player`."""
+        self._inner.expect(version)
 
     def play(self, job: Job, done: Done) -> None:
         """See `Player`."""
@@ -220,9 +226,8 @@ class Lender:
         assert cfg.fleet is not None
         # The version that was published last has the number of the step that comes next.
         player = OwnPlayer(EnginePlayer(self._parts, self._driver, self._versions, lambda: None, facts, holds=step))
-        many = attempts.of_a_group(cfg.rl)
         self._note(f"step {step} is not complete: the trainer lends its devices")
-        lent = Lent(EngineWorker(self._link, player, facts, cfg.fleet.rule, many, self.budget_s), player)
+        lent = Lent(EngineWorker(self._link, player, facts, cfg.fleet.rule, self.budget_s), player)
         try:
             yield lent
         finally:

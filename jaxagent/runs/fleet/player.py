@@ -57,6 +57,9 @@ class VersionSource(Protocol):
         """A version, on the devices. Raises WeightsError, OSError."""
         ...
 
+    def expect(self, version: int) -> None:
+        """A version will probably be asked for. Returns at once."""
+
     def forget(self, below: int) -> None:
         """Older versions are not asked for any more."""
 
@@ -118,6 +121,10 @@ class EnginePlayer:
         if version != self._version:
             self._swap(version)
         self._versions.forget(version - self._parts.cfg.rl.staleness - 1)
+
+    def expect(self, version: int) -> None:
+        """See `Player`."""
+        self._versions.expect(version)
 
     def _swap(self, version: int) -> None:
         started = time.monotonic()
@@ -330,7 +337,7 @@ def run(
         theirs = functools.partial(_trainers_probe, seen, own, link, fetcher)
         player = EnginePlayer(parts, driver, versions, theirs, told, server.numbers)
         logger.info("%s is ready after %.1f s", name, time.monotonic() - started)
-        worker = EngineWorker(link, player, told, fleet.rule, attempts.of_a_group(cfg.rl), budget_s(cfg), watch)
+        worker = EngineWorker(link, player, told, fleet.rule, budget_s(cfg), watch)
         begun(worker)
         return worker.run()
 
