@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import heapq
-import itertools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -87,24 +86,30 @@ class _Episode:
         self.session = Session(f"t{number}", 0, number, None, OpenGroup(1), "")
 
 
+@dataclasses.dataclass(frozen=True)
+class Played:
+    """What came of it."""
+
+    ends: list[float]  # of episodes, in the order in which they ended
+    decisions: list[in_flight.Decision]
+    stats: Mapping[str, float]  # the scheduler's
+
+
 def play(
     device: Device,
     episodes: int,
     turns: Callable[[int], Turns],
     limit: int | in_flight.State,
     patch: Callable[[object, str, object], None],
-) -> tuple[list[float], list[tuple[float, in_flight.Decision]]]:
-    """Plays one episode after another, with always as many in hand as there may be.
+) -> Played:
+    """Plays episodes, with always as many in hand as there may be, as long as there are any.
 
     Args:
       device: sizes and seconds.
-      episodes: to be finished.
+      episodes: how many.
       turns: of an episode, a function of its number alone.
       limit: episodes in hand, or how an engine begins that decides that itself.
       patch: sets an attribute for the test: the scheduler's clock.
-
-    Returns:
-      When each episode ended, in the order in which they did; the decisions, with when they were made.
     """
     clock = _Clock()
     patch(scheduler, "time", types.SimpleNamespace(monotonic=lambda: clock.now))
@@ -114,13 +119,13 @@ def play(
     state = limit if isinstance(limit, in_flight.State) else None
     of_session: dict[Session, _Episode] = {}
     waiting: list[tuple[float, int, _Episode]] = []  # by the time when its environment has answered
-    numbers, ends, told = itertools.count(), list[float](), list[tuple[float, in_flight.Decision]]()
+    begun, ends, told = 0, list[float](), list[in_flight.Decision]()
     while len(ends) < episodes:
-        while len(of_session) < (state.limit if state else limit):
-            number = next(numbers)
-            episode = _Episode(number, turns(number))
+        while begun < episodes and len(of_session) < (state.limit if state else limit):
+            episode = _Episode(begun, turns(begun))
             of_session[episode.session] = episode
-            heapq.heappush(waiting, (clock.now, number, episode))
+            heapq.heappush(waiting, (clock.now, begun, episode))
+            begun += 1
         if not plan.requests:
             clock.now = max(clock.now, waiting[0][0])
         while waiting and waiting[0][0] <= clock.now:
@@ -146,6 +151,6 @@ def play(
         if state:
             state, decision = in_flight.decide(state, counted(clock.now, len(of_session), plan.stats))
             if decision:
-                told.append((clock.now, decision))
+                told.append(decision)
     loop.close()
-    return ends, told
+    return Played(ends, told, plan.stats)

@@ -13,6 +13,7 @@ from jaxagent.fleet import in_flight
 from jaxagent.fleet.in_flight import Counted, Decision
 
 logger = logging.getLogger(__name__)
+logger.setLevel(logging.INFO)  # an engine process logs no more than warnings, and these lines
 LOOK_S = 0.2  # between two looks
 
 
