@@ -52,6 +52,7 @@ class Session:
     shard: int = 0  # of the mesh, where its pages are
     pages: PagedSequence | None = None  # None: nothing is cached
     cached: int = 0  # leading tokens that the pages hold
+    lost: int = 0  # leading tokens that were cached when others took its pages, until they are cached again
 
 
 @dataclasses.dataclass(frozen=True)

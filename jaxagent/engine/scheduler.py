@@ -55,6 +55,9 @@ class Scheduler:
         self._admissions = 0
         self._prefilling: list[Request] = []  # have slot and pages, their context is not cached yet
         self._holders: dict[Session, None] = {}  # sessions with pages
+        self._slots = sizes.usable * sizes.shards
+        self._empty_since: float | None = None  # no turn is in hand
+        self._again = 0  # tokens that are prefilled a second time in the round under way
 
     # ---------------------------------------------------------------- what the driver says
 
@@ -100,15 +103,20 @@ class Scheduler:
         if recompute:
             for session in list(self._holders):
                 self._preempt(session)
+                session.lost = 0  # what other weights computed would not have been used again
 
     # ---------------------------------------------------------------- admission and prefill
 
     def admit(self) -> None:
         """Gives waiting turns slots and pages, prefills, and starts those whose context is cached."""
         room = [self._sizes.prefill_rows] * self._sizes.shards
+        if self._empty_since is not None and self._waiting:
+            self.stats["free_slot_s"] += time.monotonic() - self._empty_since
+            self._empty_since = None
         while True:
             began = time.monotonic()
             admitted = self._take(began)
+            self._again = 0
             spans = list(self._spans(room))
             if spans:
                 call = self._executor.prefill(spans, self._tables)
@@ -123,7 +131,10 @@ class Scheduler:
                 self._begin(ready)
             if spans or ready:
                 self._executor.wait()
-                self.stats["prefill_s"] += time.monotonic() - began
+                spent = time.monotonic() - began
+                self.stats["prefill_s"] += spent
+                if self._again:
+                    self.stats["prefill_again_s"] += spent * self._again / call.used_tokens
             # What was prefilled just now may be what others waited for.
             if not admitted or not self._waiting:
                 return
@@ -248,6 +259,7 @@ class Scheduler:
                 self._commit(request, request.tokens[:-1])
             self._give_back(request)
             self.submit([request])
+        session.lost = max(session.lost, session.cached if request is None else request.prefilled)
         self._release(session)
         self.stats["preemptions"] += 1
 
@@ -257,6 +269,7 @@ class Scheduler:
             shard = request.session.shard
             stop = min(len(request.tokens) - 1, request.prefilled + room[shard])
             if stop > request.prefilled:
+                self._again += max(0, min(stop, request.session.lost) - request.prefilled)
                 yield Span(request.tokens[request.prefilled : stop], request.prefilled, request.slot)
                 room[shard] -= padded(stop - request.prefilled, self._sizes.share)
                 request.prefilled = stop
@@ -266,7 +279,7 @@ class Scheduler:
         now = time.monotonic()
         for request in ready:
             request.spend("prefill_s", now)
-            request.session.cached = len(request.tokens) - 1
+            request.session.cached, request.session.lost = len(request.tokens) - 1, 0
             self.ledger.begin(request)
 
     # ---------------------------------------------------------------- generation
@@ -275,9 +288,11 @@ class Scheduler:
         """Generates up to K tokens in every active slot; returns the turns that ended."""
         self._grow()
         turns = int(self.ledger.active.sum())
-        if not turns:
-            return []
         began = time.monotonic()
+        if not turns:
+            self._look(began)
+            return []
+        queued, free = len(self._waiting), turns + len(self._prefilling) + len(self._waiting) < self._slots
         lengths = np.array([0 if r is None else len(r.tokens) for r in self.ledger.requests])
         result = self._executor.generate(self._tables, self.ledger.active, lengths, self.ledger.truncated)
         now = time.monotonic()
@@ -292,7 +307,14 @@ class Scheduler:
             self._give_back(request)
             self.stats["overshoot_count"] += generation.overshoot_bytes > 0
         self.stats.update(dispatches=1, decode_s=now - began, decode_turns=turns, sampled_tokens=sampled)
+        self.stats.update(free_slot_s=(now - began) * free, queued_turn_s=(now - began) * queued)
+        self._look(now)
         return finished
+
+    def _look(self, now: float) -> None:
+        """Notes since when no turn is in hand: then all slots are free."""
+        if self._empty_since is None and not self.requests:
+            self._empty_since = now
 
     def _tell(self) -> None:
         """Calls `on_tokens` of the turns that have one with their new tokens."""

@@ -35,6 +35,7 @@ from jaxagent.runs import attempts
 from jaxagent.runs.checks import OPD
 from jaxagent.runs.fleet import held, probe
 from jaxagent.runs.fleet.held import HeldVersions, blank
+from jaxagent.runs.fleet.in_flight import InFlight
 from jaxagent.runs.parts import Parts, open_parts
 from jaxagent.types import Episode, StopReason, Task
 
@@ -80,6 +81,7 @@ class EnginePlayer:
       served: numbers of the weights that this process hands on.
       holds: the version that the driver has, in the trainer's own process, which needs no comparison with itself; -1:
         none, and before it plays anything it compares itself with the trainer.
+      places: episodes that may be played at once; None: as many as the config says.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class EnginePlayer:
         facts: Mapping[str, Any],
         served: Callable[[], Mapping[str, float]] = dict,
         holds: int = -1,
+        places: Callable[[], int] | None = None,
     ):
         assert parts.cfg.fleet is not None
         self._parts, self._driver, self._versions = parts, driver, versions
@@ -98,6 +101,7 @@ class EnginePlayer:
         self._strict = parts.cfg.fleet.rule == "pinned" and parts.cfg.numerics == "exact"
         # Steps of the other stage that samples so.
         self._before = parts.cfg.opd.steps if parts.cfg.opd and OPD in parts.cfg.stages else 0
+        self._places = places or (lambda: parts.cfg.concurrent_episodes)
         self._begun = holds >= 0
         self._version = holds
         self._rollouts: dict[int, Rollout] = {}  # by step
@@ -204,7 +208,11 @@ class EnginePlayer:
 
     def places(self) -> int:
         """See `Player`."""
-        return self._parts.cfg.concurrent_episodes
+        return self._places()
+
+    def playing(self) -> int:
+        """Episodes that have begun and not ended."""
+        return len(self._tasks)
 
     def numbers(self) -> dict[str, Any]:
         """See `Player`.
@@ -335,7 +343,11 @@ def run(
         versions = HeldVersions(cfg, parts.spec, parts.mesh, link, fetcher, own, seen, fleet.hang_s / 2)
         told = {**facts(parts.mesh), "source": server.url}
         theirs = functools.partial(_trainers_probe, seen, own, link, fetcher)
-        player = EnginePlayer(parts, driver, versions, theirs, told, server.numbers)
+        in_flight = InFlight(cfg, driver.stats) if fleet.in_flight == "auto" else None
+        places = in_flight and in_flight.limit
+        player = EnginePlayer(parts, driver, versions, theirs, told, server.numbers, places=places)
+        if in_flight is not None:
+            opened.enter_context(in_flight.looking(player.playing))
         logger.info("%s is ready after %.1f s", name, time.monotonic() - started)
         worker = EngineWorker(link, player, told, fleet.rule, budget_s(cfg), watch)
         begun(worker)

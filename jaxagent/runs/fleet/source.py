@@ -183,6 +183,9 @@ class Batches:
         engines = self._link.status()["members"]["engine"]
         numbers["fleet/engines"] = float(len(engines))
         numbers["fleet/episodes_playing"] = float(sum(row["playing"] for row in engines.values()))
+        may = [float(row["numbers"]["places"]) for row in engines.values() if "places" in row["numbers"]]
+        if may:
+            numbers["fleet/in_flight"] = sum(may) / len(may)
         now = time.monotonic()
         idle = {name: float(row["numbers"].get("idle_s", 0.0)) for name, row in engines.items()}
         known = [max(0.0, idle[name] - self._before[name]) for name in idle if name in self._before]
