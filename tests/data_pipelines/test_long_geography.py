@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from data_pipelines import long_geography
+from data_pipelines import long_demonstrations, long_geography
 from data_pipelines import world as worlds
 from jaxagent.data import sources
 from jaxagent.envs.memagent import documents
@@ -47,12 +47,25 @@ def test_contexts_answer_their_questions_and_splits_share_nothing(folder):
     assert len(facts) > 60 and not [fact for fact in facts if fact in shown]
 
 
-def test_a_question_has_several_contexts(folder):
-    tasks = [task for task in sources.load_tasks(folder, "heldout") if task.answers == ("Tirana",)]
-    tasks = tasks or [t for t in sources.load_tasks(folder, "train") if t.answers == ("Tirana",)]
+def test_a_held_out_question_has_several_contexts(folder):
+    heldout = sources.load_tasks(folder, "heldout")
+    tasks = [task for task in heldout if task.answers == heldout[0].answers and task.kind == heldout[0].kind]
     assert len(tasks) == long_geography.CONTEXTS
     found = documents.Documents(folder / documents.FILE)
     assert len({tuple(documents.chosen(task, found, 8, 0, len)) for task in tasks}) == len(tasks)
+
+
+def test_training_questions_are_asked_of_worlds_of_other_names(folder):
+    by_pool = {}
+    for task in sources.load_tasks(folder, "train"):
+        by_pool.setdefault(tuple(task.metadata["pool"]), []).append(task)
+    assert len(by_pool) == long_geography.WORLDS
+    assert len({len(tasks) for tasks in by_pool.values()}) == 1
+    found = documents.Documents(folder / documents.FILE)
+    first, *others = (set(found.texts(range(*pool))) for pool in by_pool)
+    assert all(len(first & other) < 0.02 * len(first) for other in others)
+    answers = {tuple(sorted(task.answers for task in tasks)) for tasks in by_pool.values()}
+    assert len(answers) == long_geography.WORLDS
 
 
 def read(row):
@@ -66,11 +79,11 @@ def told(question, chunk):
     """What is asked, "capital of Ghana", and every fact of that relation that the chunk says: {"Ghana": "Accra"}."""
     relation, subject = next(
         (relation, found[1])
-        for relation in long_geography.ASKED
+        for relation in long_demonstrations.ASKED
         for template in worlds.RELATIONS[relation][0]
         if (found := re.fullmatch(re.escape(template).replace(r"\{s\}", "(.+)"), question))
     )
-    begin, _ = long_geography.TOLD[relation].removeprefix("The ").split("{o}")
+    begin, _ = long_demonstrations.TOLD[relation].removeprefix("The ").split("{o}")
     said = re.findall(rf"{begin}(\S+) ([^\s.]+)", chunk)
     return f"{begin}of ", subject, {country: value for value, country in said}
 
