@@ -60,7 +60,7 @@ def laptop() -> ConfigDict:
     config.data.source = ConfigDict({"name": "long_geography"})
     config.data.source.num_curriculum = 38_400
     config.data.source.num_demonstrations = 76_800
-    config.data.source.forget_frac = 0.55
+    config.data.source.forget_frac = 0.6
 
     # Whose fact a sentence is, is found in the second layer; wide heads tell one name of hundreds from another.
     config.model.num_layers = 2
