@@ -168,3 +168,9 @@ def test_data_pipelines_stand_below_the_runs():
             parts = name.split(".")
             if parts[0] == "jaxagent" and len(parts) > 1 and parts[1] in LEVEL:
                 assert LEVEL[parts[1]] < LEVEL["runs"], f"{path} must not import {parts[1]}"
+
+
+def test_every_test_module_has_a_name_of_its_own():
+    """pytest imports a test file by its name alone: of two in different folders it refuses one."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))

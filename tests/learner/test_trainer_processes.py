@@ -181,5 +181,7 @@ with devices.distributed(process, processes, address):
 def test_processes_that_packed_differently_stop_before_a_collective(tmp_path):
     with Trainer(2, ["-c", PARTS_WAYS], log=tmp_path / "log") as trainer:
         codes, said = trainer.wait(), trainer.said()
-    assert codes == [1, 1] and said.count("agreed") == 2 and "went on" not in said
+    # Process 0 has the coordination service: where it is gone first, JAX aborts the other one on its way out.
+    assert codes[0] == 1 and codes[1] in (1, -signal.SIGABRT)
+    assert said.count("agreed") == 2 and "went on" not in said
     assert "The trainer's processes disagree about the batches of an update: process 0 says " in said
