@@ -1,4 +1,5 @@
-"""A tiny real run for `benchmarks.async`: the search recipe with one layer, in one process and in several."""
+"""A tiny real run for `benchmarks.async`: the search recipe with one layer, in one process and in several, with an
+environment that answers at once and with a slow one."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from jaxagent.fleet import settings, vitals
 from jaxagent.observe import jsonl
 from tests import tiny_run
 
-STEPS = 30
+STEPS = {"": 30, "slow": 17}  # of the runs whose environment answers at once, and of those where it does not
 WARM_UP = 5  # steps that compile
 LIMIT_S = 1200.0
 FLAGS = (
@@ -19,6 +20,11 @@ FLAGS = (
     "--config.rl.staleness=0", "--config.rl.entropy_coefficient=0.1", "--config.rl.optimizer.warmup_steps=0",
 )  # fmt: skip
 FLEET = ("--config.fleet=on", "--config.fleet.engines=1")
+# Every episode begins three seconds late: less than episodes of three turns that take a second each.
+SLOW = (
+    "--config.env=tests.fleet.slow_search:SlowSearch", "--config.env.prompt=plain",
+    "--config.env.episode_timeout_s=60", "--config.env.wait_s=3", "--config.env.turn_s=0",
+)  # fmt: skip
 
 
 def command(workdir: pathlib.Path, *extra: str) -> list[str]:
@@ -26,20 +32,27 @@ def command(workdir: pathlib.Path, *extra: str) -> list[str]:
     return figures.python("-m", "jaxagent.main", *tiny_run.argv(workdir, *FLAGS, *extra)[1:])
 
 
-def compare(folder: pathlib.Path, steps: int = STEPS, repetitions: int = 2) -> dict[str, object]:
-    """Prints and returns what a step costs more as several processes. Both kinds of run by turns."""
+def compare(folder: pathlib.Path, kind: str = "", repetitions: int = 2) -> dict[str, object]:
+    """Prints and returns what a step costs more as several processes. Both layouts by turns.
+
+    Args:
+      folder: for the workdirs.
+      kind: "slow": with an environment that waits (`SLOW`); "": with one that does not.
+      repetitions: of each layout.
+    """
     seconds: dict[str, list[dict[str, float]]] = {"one": [], "fleet": []}
     for repetition in range(repetitions):
         for name, extra in (("one", ()), ("fleet", FLEET)):
-            workdir = folder / f"tiny-{name}-{repetition}"
+            workdir = folder / f"tiny-{kind}{name}-{repetition}"
             log = folder / f"{workdir.name}.log"
-            with figures.started(command(workdir, f"--config.rl.steps={steps}", *extra), log) as process:
+            flags = (f"--config.rl.steps={STEPS[kind]}", *extra, *(SLOW if kind else ()))
+            with figures.started(command(workdir, *flags), log) as process:
                 figures.ended(process, log, LIMIT_S)
             seconds[name] += timed(list(jsonl.read(workdir / "metrics.jsonl")))
     one, fleet = (medians(rows) for rows in seconds.values())
-    print(f"one process   {told(one)}\nover HTTP     {told(fleet)}", flush=True)
+    print(f"{kind} one process   {told(one)}\n{kind} over HTTP     {told(fleet)}", flush=True)
     ratio = fleet["time/step_s"] / one["time/step_s"]
-    return {"s0_over_http": round(ratio, 3), "s0_step_s": {"one": one, "fleet": fleet}}
+    return {"ratio": round(ratio, 3), "step_s": {"one": one, "fleet": fleet}}
 
 
 def timed(records: Sequence[dict[str, object]]) -> list[dict[str, float]]:
