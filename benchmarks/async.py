@@ -7,7 +7,7 @@ HTTP, around work that only waits: an episode is three turns whose environment t
 1), an update takes 2 s. Six engines with room for a whole step each, equal groups in every run, staleness 0 against
 1, 2 and 4, rule `pinned`; wall-clock of all steps without the start of processes. So this is the gain of overlap alone:
 engines do not slow down with what they hold. Beside it stands what the model in virtual time
-(`fleet/simulate.py`) says.
+(`fleet/simulate.py`) says, for three more runs, too, with fewer engines and other waits.
 
 **Processes.** A tiny real run (one layer, 8 episodes a step) with staleness 0, by one process and by coordinator,
 trainer and one engine: the median step of the second over the first, where every episode waits 3 s and where none does.
@@ -23,7 +23,8 @@ and ledger cost a step, without weights.
                          `s0_over_http_at_once` with environments that answer at once, `s0_step_s` both in seconds
   protocol_ms            of a step of 8 episodes that take no time: median and least
   recovery_s             by role; `recovery_tiny_s` of the tiny run
-  model_off              of each run: the model's step time in per cent off the measured one, and of episodes' staleness
+  model_off              of each run: the model's step time, episodes' staleness and the trainer's waiting off the
+                         measured ones (`async_figures.off`)
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ import json
 import pathlib
 import tempfile
 import time
+from typing import Any
 
 from benchmarks import async_figures as figures
 from benchmarks import async_processes as processes
@@ -44,6 +46,12 @@ STALENESS = (0, 1, 2, 4)
 SHORT = 0.1  # of the waits and updates, with --quick
 LIMIT_S = 3600.0
 RECOVERY_S = 300.0  # for one role
+# Beside those of the speed-up: other numbers of engines, and waits that are nearly equal or of a heavier tail.
+VARIED: dict[str, dict[str, Any]] = {
+    "s1_two_engines": {"staleness": 1, "engines": 2},
+    "s2_three_engines_even_waits": {"staleness": 2, "engines": 3, "wait_sigma": 0.3},
+    "s1_in_flight_three_engines_heavy_waits": {"staleness": 1, "engines": 3, "wait_sigma": 1.3, "rule": "in_flight"},
+}
 KILLED = Setup(steps=1000, staleness=1, engines=3, wait_s=0.2)  # is ended after the kills
 
 NOTHING = Setup(steps=60, groups=2, attempts=4, engines=1, wait_s=1e-6, train_s=0.0)
@@ -53,6 +61,8 @@ def speedups(folder: pathlib.Path, base: Setup) -> dict[str, object]:
     """All runs, one after another."""
     setups = {f"s{s}": dataclasses.replace(base, staleness=s) for s in STALENESS}
     setups["s2_in_flight"] = dataclasses.replace(base, staleness=2, rule="in_flight")
+    compared = tuple(setups)  # with the synchronous run
+    setups |= {name: dataclasses.replace(base, **changes) for name, changes in VARIED.items()}
     runs = dict[str, figures.Run]()
     found: dict[str, object] = {}
     off = {}
@@ -61,11 +71,13 @@ def speedups(folder: pathlib.Path, base: Setup) -> dict[str, object]:
         runs[name], off[name] = real, figures.off(model, real)
         gain = runs["s0"].wall_s / real.wall_s
         print(
-            f"{name:13} {real.wall_s:7.1f} s  {gain:5.2f}x  step {real.step_s:6.2f} s, the model says "
-            f"{model.step_s:6.2f} s ({off[name]['step_percent']:+.1f} %); ages {real.ages}, the model's {model.ages}",
+            f"{name}: {real.wall_s:.1f} s{f', {gain:.2f}x' if name in compared else ''}; "
+            f"step {real.step_s:.2f} s, the model says {model.step_s:.2f} s ({off[name]['step_percent']:+.1f} %); "
+            f"the trainer waits {real.trainer_waits:.0%}, the model's {model.trainer_waits:.0%}; "
+            f"ages {real.ages}, the model's {model.ages}",
             flush=True,
         )
-        if name != "s0":
+        if name in compared[1:]:
             found[f"speedup_{name}"] = round(gain, 3)
     return {**found, "wall_s": {name: round(run.wall_s, 1) for name, run in runs.items()}, "model_off": off}
 

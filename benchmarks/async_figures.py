@@ -35,17 +35,20 @@ class Run:
     wall_s: float
     step_s: float  # mean of the steps that the model counts, too: without the last `staleness`
     ages: dict[int, int]  # episodes by staleness, of these steps
+    trainer_waits: float  # share of their time in which the trainer has no batch
 
 
 def measured(marks: Sequence[Mapping[str, Any]], setup: Setup) -> Run:
     """From the trainer's marks of an undisturbed run."""
     at = {row["number"]: row["at"] for row in marks if row["what"] == processes.PUBLISHED}
     counted = setup.steps - setup.staleness
-    ages = Counter[int]()
+    ages, waited = Counter[int](), 0.0
     for row in marks:
         if row["what"] == processes.TRAINS and row["number"] < counted:
             ages.update({int(age): count for age, count in row["ages"].items()})
-    return Run(at[setup.steps] - at[0], (at[counted] - at[0]) / counted, dict(sorted(ages.items())))
+            waited += row["at"] - at[row["number"]]
+    seconds = at[counted] - at[0]
+    return Run(at[setup.steps] - at[0], seconds / counted, dict(sorted(ages.items())), waited / seconds)
 
 
 def between(marks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -66,16 +69,22 @@ def modelled(setup: Setup) -> Run:
         lambda which: [(1.0, seconds) for seconds in setup.waits(which)],
         uncounted=0,
     )
-    return Run(0.0, report.step_s, report.ages)
+    return Run(0.0, report.step_s, report.ages, report.trainer_waits)
 
 
 def off(model: Run, real: Run) -> dict[str, float]:
-    """By how many per cent the model's step time is off, and which share of episodes has another staleness there."""
+    """How far the model is off.
+
+      step_percent     its step time, of the measured one
+      ages_percent     which share of the episodes has another staleness there
+      waits_points     its share of the time in which the trainer waits, less the measured share, in percentage points
+    """  # fmt: skip
     total = sum(real.ages.values())
     moved = sum(abs(model.ages.get(age, 0) - real.ages.get(age, 0)) for age in {*model.ages, *real.ages}) / 2
     return {
         "step_percent": round(100 * (model.step_s / real.step_s - 1), 1),
         "ages_percent": round(100 * moved / total, 1),
+        "waits_points": round(100 * (model.trainer_waits - real.trainer_waits), 1),
     }
 
 

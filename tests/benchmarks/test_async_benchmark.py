@@ -15,13 +15,14 @@ from jaxagent.fleet.plan import EpisodeId, GroupId
 
 def marks(times, ages):
     published = [{"what": "published", "number": v, "at": at, "ages": {}} for v, at in enumerate(times)]
-    return published + [{"what": "trains", "number": t, "at": 0.0, "ages": row} for t, row in enumerate(ages)]
+    trains = [{"what": "trains", "number": t, "at": times[t] + 1.0, "ages": row} for t, row in enumerate(ages)]
+    return published + trains
 
 
 def test_wall_clock_counts_all_steps_and_the_mean_step_only_those_that_the_model_counts():
     setup = Setup(steps=3, staleness=1)
     run = figures.measured(marks([10.0, 12.0, 16.0, 30.0], [{"0": 32}, {"1": 32}, {"1": 32}]), setup)
-    assert run == figures.Run(20.0, 3.0, {0: 32, 1: 32})
+    assert run == figures.Run(20.0, 3.0, {0: 32, 1: 32}, 1 / 3)  # two waits of a second in six
 
 
 def test_between_versions():
@@ -29,10 +30,11 @@ def test_between_versions():
 
 
 def test_how_far_the_model_is_off():
-    real = figures.Run(0.0, 4.0, {0: 30, 1: 70})
-    assert figures.off(figures.Run(0.0, 5.0, {0: 50, 1: 40, 2: 10}), real) == {
+    real = figures.Run(0.0, 4.0, {0: 30, 1: 70}, 0.25)
+    assert figures.off(figures.Run(0.0, 5.0, {0: 50, 1: 40, 2: 10}, 0.2), real) == {
         "step_percent": 25.0,
         "ages_percent": 30.0,  # of 100 episodes, 20 are younger there and 10 older
+        "waits_points": -5.0,
     }
 
 
@@ -68,9 +70,11 @@ def test_times_of_steps_leave_out_the_warm_up_and_other_stages():
 def test_the_command(monkeypatch, capsys):
     command = importlib.import_module("benchmarks.async")  # a keyword
     monkeypatch.setattr(command, "STALENESS", (0, 1))
+    monkeypatch.setattr(command, "VARIED", {"s1_two_engines": command.VARIED["s1_two_engines"]})
     monkeypatch.setattr("sys.argv", ["async", "--quick", "--only=speed,protocol,recovery"])
     command.main()
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found["speedup_s1"] > 0 and set(found["model_off"]) == {"s0", "s1", "s2_in_flight"}
+    assert found["speedup_s1"] > 0 and "speedup_s1_two_engines" not in found
+    assert set(found["model_off"]) == {"s0", "s1", "s2_in_flight", "s1_two_engines"}
     assert 0 < found["protocol_ms"]["least"] <= found["protocol_ms"]["median"]
     assert {"coordinator", "engine", "requeue", "trainer"} <= set(found["recovery_s"])
