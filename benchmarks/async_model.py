@@ -4,7 +4,7 @@
 
 Synchronous is all devices sampling, then all devices training, switched for nothing. Asynchronous is devices split into
 engines and a trainer, for each workload the best of an eighth, a quarter and three eighths for the trainer at the
-smallest staleness. The inputs are stated constants (`jaxagent/fleet/simulate.py`: Costs, and the workloads below), not
+smallest staleness; the three are printed first. The inputs are stated constants (`jaxagent/fleet/simulate.py`: Costs, and the workloads below), not
 measurements of a machine: what can be trusted is the order of the rules, not the second digit.
 
   A  reasoning: one turn, 3,625 tokens on average with a heavy tail, at most 30,000
@@ -85,8 +85,16 @@ def compare(name: str, allowed: Sequence[int], devices: int, groups: int, steps:
     base = run("pinned", 0, Layout(devices, devices))
     tried = {share: run("in_flight", min(allowed), split(devices, share)) for share in SPLITS}
     share = min(tried, key=lambda share: tried[share].step_s)
-    print(f"{name}  synchronous                            step {base.step_s:7.1f} s   trainer {share:.3f} of devices")
+    print(f"{name}  synchronous                            step {base.step_s:7.1f} s")
+    for part, report in tried.items():
+        print(
+            f"{name}  in_flight  S={min(allowed)}  {base.step_s / report.step_s:5.2f}x  step {report.step_s:7.1f} s  "
+            f"trainer waits {report.trainer_waits:4.0%}  engines idle {report.engines_idle:4.0%}  "
+            f"{part:.3f} of the devices train{' (below)' if part == share else ''}",
+            flush=True,
+        )
     figures: dict[str, object] = {"sync_step_s": round(base.step_s, 2), "trainer_share": share}
+    figures["splits"] = {f"{part:.3f}": round(base.step_s / report.step_s, 3) for part, report in tried.items()}
     for rule in RULES:
         for staleness in allowed:
             known = rule == "in_flight" and staleness == min(allowed)
