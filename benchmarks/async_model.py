@@ -4,8 +4,9 @@
 
 Synchronous is all devices sampling, then all devices training, switched for nothing. Asynchronous is devices split into
 engines and a trainer, for each workload the best of an eighth, a quarter and three eighths for the trainer at the
-smallest staleness; the three are printed first. The inputs are stated constants (`jaxagent/fleet/simulate.py`: Costs, and the workloads below), not
-measurements of a machine: what can be trusted is the order of the rules, not the second digit.
+smallest staleness; the three are printed first. The inputs are stated constants (`jaxagent/fleet/simulate.py`: Costs,
+and the workloads below), not measurements of a machine: what can be trusted is the order of the rules, not the second
+digit.
 
   A  reasoning: one turn, 3,625 tokens on average with a heavy tail, at most 30,000
   B  tools: six turns, 2,275 tokens together, an environment that takes 2 s on average
