@@ -1,8 +1,8 @@
 """Attention over keys that the caller lays out, in two forms.
 
-`attend_dense`: all keys of a row at once, for packed training rows. `attend_pages`: page after page of each query's own
-sequence with a running softmax, for the engine's cache and for exact scoring: what a query gets then depends on its own
-sequence alone, bit for bit, not on what else is in the batch (docs/design.md, "Exact numerics").
+`attend_dense`: all keys of a row at once, for packed training rows below a length. `attend_pages`: page after page of
+each query's own sequence with a running softmax, for the engine's cache and for exact scoring: what a query gets then
+depends on its own sequence alone, bit for bit, not on what else is in the batch (docs/design.md, "Exact numerics").
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from jaxagent.models import kernels, packed_gpu, packed_tpu, paged_gpu, paged_tpu, pages
+from jaxagent.models import blockwise, kernels, packed_gpu, packed_tpu, paged_gpu, paged_tpu, pages
 from jaxagent.models.layers import contract
 from jaxagent.models.pages import MASKED
 from jaxagent.models.sharding import ROWS, merge_rows, split_rows
@@ -29,7 +29,6 @@ _HEADS = P(ROWS, None, "tensor", None)
 QUERY_BLOCK = 64  # queries per block of packed attention, at least
 GROUP_ROWS = 32  # rows of paged attention that share a loop over pages; part of the exact numerics
 _PAGED = {"triton": paged_gpu.attend_pages, "mosaic": paged_tpu.attend_pages}
-_PACKED = {"tokamax": packed_gpu.attend, "splash": packed_tpu.attend}
 MAX_BLOCKS = 8  # per row: more blocks skip little more and compile longer
 
 
@@ -165,8 +164,9 @@ def _attend_group(
 def packed(segments: jax.Array) -> Attend:
     """Attention of packed training rows: causal, and only inside a segment. Keeps no cache.
 
-    Queries go in blocks, each against the keys up to its own end: what causality hides is mostly not computed, and
-    a block's scores fit in cache (2.6 times faster than one [T, T] product at T = 256 on a CPU).
+    In plain code the queries of short rows go in blocks, each against the keys up to its own end: what causality hides
+    is mostly not computed, and a block's scores fit in cache (2.6 times faster than one [T, T] product at T = 256 on a
+    CPU). Of rows from `kernels.LONG_ROW` tokens on keys go in blocks, too (blockwise.py), and no scores are kept.
 
     Args:
       segments: i32[B, T], which sequence of the row each token belongs to; 0 is padding.
@@ -196,7 +196,16 @@ def packed(segments: jax.Array) -> Attend:
     return attend
 
 
+def _in_blocks(segments: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Plain code for long rows; as `packed_gpu.attend`, of any dtype."""
+    last = jnp.broadcast_to(jnp.arange(segments.shape[1], dtype=jnp.int32), segments.shape)
+    return blockwise.attend(q, k, v, packed_gpu.first_of_segment(segments), last)
+
+
 def _visible(segments: jax.Array, start: int, stop: int) -> jax.Array:
     """bool[B, stop - start, stop]: which of the first `stop` tokens the queries start..stop may see."""
     causal = jnp.arange(start, stop)[:, None] >= jnp.arange(stop)[None, :]
     return (segments[:, start:stop, None] == segments[:, None, :stop]) & causal[None]
+
+
+_PACKED = {"tokamax": packed_gpu.attend, "splash": packed_tpu.attend, "blocks": _in_blocks}

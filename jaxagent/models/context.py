@@ -116,4 +116,4 @@ def _blockwise(q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Array, last:
     return jnp.concatenate(outs, axis=1)
 
 
-_KERNELS = {"xla": _blockwise, "tokamax": packed_gpu.attend_between}
+_KERNELS = {"blocks": _blockwise, "tokamax": packed_gpu.attend_between}

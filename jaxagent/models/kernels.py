@@ -17,13 +17,16 @@ from jaxagent.models.sharding import CONTEXT
 from jaxagent.models.spec import ModelSpec
 
 _GPU = ("gpu", "cuda")
+LONG_ROW = 2048  # tokens from which plain code's scores of whole rows are what memory goes into
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
     """A kernel, and on an accelerator the reason when it is not the accelerator's own."""
 
-    name: str  # "xla" runs everywhere; "triton" and "tokamax" on NVIDIA GPUs; "mosaic" and "splash" on TPUs
+    # "xla" and, for long rows, "blocks" are plain code and run everywhere; "triton" and "tokamax" are for NVIDIA GPUs,
+    # "mosaic" and "splash" for TPUs
+    name: str
     because: str = ""
 
 
@@ -58,20 +61,21 @@ def paged(on: str, head_dim: int, page_tokens: int) -> Choice:
 
 def packed(on: str, dtype: str, row_tokens: int, split: bool = False) -> Choice:
     """Chooses the attention kernel for packed training rows, `split` over the mesh's context axis or not."""
+    plain = "blocks" if split or row_tokens >= LONG_ROW else "xla"
     if on == "tpu" and split:
-        return Choice("xla", "splash takes the queries of whole rows, and mesh.context splits them")
+        return Choice(plain, "splash takes the queries of whole rows, and mesh.context splits them")
     if on == "tpu":
         if not packed_tpu.supports(row_tokens):
-            return Choice("xla", f"rows of {row_tokens} tokens are not a multiple of 128")
+            return Choice(plain, f"rows of {row_tokens} tokens are not a multiple of 128")
         return Choice("splash")
     if on not in _GPU:
-        return Choice("xla")
+        return Choice(plain)
     if dtype != "bfloat16":
-        return Choice("xla", f"the GPU's kernel takes bfloat16, not {dtype}")
+        return Choice(plain, f"the GPU's kernel takes bfloat16, not {dtype}")
     if not _has_tokamax():
-        return Choice("xla", "tokamax is not installed (pip install 'jaxagent[cuda]')")
+        return Choice(plain, "tokamax is not installed (pip install 'jaxagent[cuda]')")
     if jax.default_backend() not in _GPU:
-        return Choice("xla", "tokamax compiles on the GPU itself only, not for a plan")
+        return Choice(plain, "tokamax compiles on the GPU itself only, not for a plan")
     return Choice("tokamax")
 
 
@@ -80,7 +84,7 @@ def prefixes(on: str, spec: ModelSpec, page_tokens: int, row_tokens: int, exact:
     if over_context():
         return Choice("whole", "mesh.context splits rows, and plain code for shared beginnings takes them whole")
     rows = packed(on, str(spec.compute_dtype), row_tokens).name
-    if rows != "xla":
+    if rows not in ("xla", "blocks"):
         return Choice("whole", f"{rows} has no mask for shared beginnings")
     pages = paged(on, spec.head_dim, page_tokens).name
     if exact and pages != "xla":

@@ -4,17 +4,23 @@ import dataclasses
 import sys
 import types
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
 
+from jaxagent.config import MeshConfig
 from jaxagent.models import attention, blockwise, kernels, packed_gpu
+from jaxagent.models.sharding import ROWS, make_mesh
 from tests.models import tiny
 
 
 def test_other_platforms_run_plain_code_without_comment():
     assert kernels.paged("cpu", 128, 64) == kernels.packed("cpu", "bfloat16", 256) == kernels.Choice("xla")
     assert kernels.report(tiny.spec(), 64, 256) == "attention: pages xla, packed rows xla"
+    assert kernels.packed("cpu", "bfloat16", kernels.LONG_ROW) == kernels.Choice("blocks")
 
 
 def test_gpu_kernels_and_their_conditions(monkeypatch):
@@ -57,11 +63,35 @@ def test_beginnings_are_shared_where_plain_code_attends_and_else_the_report_says
     assert "prefixes" not in kernels.report(spec, 64, 256)
 
 
+@pytest.mark.parametrize("devices", [1, 4])
+def test_long_rows_in_blocks_are_short_rows_at_once(monkeypatch, devices):
+    """Packed rows of three sequences and padding: outputs and gradients, on one device and on rows and heads split."""
+    rng = np.random.default_rng(0)
+    b, t, heads, kv_heads, d = 2, 160, 4, 2, 8
+    segments = jnp.asarray([[1] * 70 + [2] * 5 + [3] * 75 + [0] * 10, [1] * 160], jnp.int32)
+    q, k, v, weight = (
+        jnp.asarray(rng.normal(size=(b * t, n, d)), jnp.float32) for n in (heads, kv_heads, kv_heads, heads)
+    )
+    weight = weight * (segments.reshape(-1) > 0)[:, None, None]
+
+    def loss(q, k, v):
+        out, _ = attention.packed(jax.reshard(segments, P(ROWS, None)))(None, q, k, v)
+        return (out * weight).sum()
+
+    with jax.set_mesh(make_mesh(MeshConfig(devices // 2 or 1, 1, min(devices, 2), 1))):
+        q, k, v, weight = (jax.reshard(x, P(ROWS, "tensor", None)) for x in (q, k, v, weight))
+        wanted = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(q, k, v)
+        monkeypatch.setattr(kernels, "LONG_ROW", t)
+        monkeypatch.setattr(blockwise, "BLOCK", 32)
+        found = jax.jit(jax.value_and_grad(lambda *x: loss(*x), (0, 1, 2)))(q, k, v)
+    chex.assert_trees_all_close(found, wanted, rtol=2e-5, atol=2e-5)
+
+
 def test_rows_over_context_are_reported():
     assert "mesh.context" in kernels.packed("tpu", "bfloat16", 512, split=True).because
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1, 2), ("data", "context"))):
         assert kernels.report(tiny.spec(), 64, 256, share_prefix=True, exact=True) == (
-            "attention: pages xla, packed rows xla, prefixes whole (mesh.context splits rows, and plain code for "
+            "attention: pages xla, packed rows blocks, prefixes whole (mesh.context splits rows, and plain code for "
             "shared beginnings takes them whole), exact scoring whole rows (on every device of mesh.context)"
         )
 
