@@ -22,6 +22,9 @@ class FleetConfig:
     # Episodes that an engine plays at once: as many as `env.concurrent_episodes` says, or as many as pay, up to there:
     # more while slots are free, fewer where prefilling again what lost its pages costs more than that (auto).
     in_flight: Literal["fixed", "auto"] = "fixed"
+    # How an engine takes a version: from files, its own or the trainer's or over HTTP; or from the trainer's devices
+    # into its own, laid out alike, and from files where that does not work. Both compare every byte.
+    transfer: Literal["files", "device"] = "files"
     coordinator: str = ""  # http://host:port of a coordinator that runs already; "" = the command starts one
     listen: str = "127.0.0.1:0"  # where the coordinator of the command listens; port 0 = a free one
     lease_s: Seconds = 10.0  # an engine process that is silent for so long has lost its episodes

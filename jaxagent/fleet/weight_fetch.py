@@ -105,7 +105,7 @@ class WeightFetcher:
         while True:
             sources = ask()
             try:
-                value = self._manifest(sources, base, like)
+                value = self.manifest_of(sources, base, like)
                 with _asked_again(ask, sources) as now:
 
                     def read(chunk: Chunk, now: Callable[[], Sources] = now) -> bytes:
@@ -145,10 +145,23 @@ class WeightFetcher:
 
     # ---------------------------------------------------------------- one version
 
-    def _manifest(
+    def offer(self, url: str, version: int) -> bytes:
+        """How a version is pulled from the devices of the trainer, who is at `url`. Raises SourceError."""
+        return self._get(url, f"/v1/offer/{version}", MOST_MANIFEST_BYTES, ANSWER_S)
+
+    def manifest_of(
         self, sources: Sources, base: str | None, like: Mapping[manifest.Path, weight_reader.Typed] | None
     ) -> Manifest:
-        """From the first source that has the right one."""
+        """The published manifest, from the first source that has the right one.
+
+        Args:
+          sources: who has the version.
+          base, like: what it must be, as in `weight_reader.hold`.
+
+        Raises:
+          MismatchError: all sources have another one.
+          SourceError: no source has it.
+        """
         said = []
         for url in self.in_order(sources.urls):
             try:

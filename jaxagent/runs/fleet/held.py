@@ -26,6 +26,7 @@ from jaxagent.models.spec import ModelSpec
 from jaxagent.runs.fleet import trees
 from jaxagent.runs.fleet.adapters import Base
 from jaxagent.runs.fleet.places import Places, Reader
+from jaxagent.runs.fleet.transfer import Puller
 
 
 class Link(Protocol):
@@ -86,6 +87,7 @@ class HeldVersions:
       own: this process's folder of versions.
       seen: the trainer's folder, which this process may see or not.
       fetch_s: longest time for fetching a version.
+      puller: takes versions from the trainer's devices; None: they are taken from files alone.
     """
 
     def __init__(
@@ -98,8 +100,10 @@ class HeldVersions:
         own: pathlib.Path,
         seen: pathlib.Path,
         fetch_s: float,
+        puller: Puller | None = None,
     ):
         of_base = fetcher.of_base()
+        self._puller = puller
         self._own, self._seen, self._fetchers, self._link = own, seen, (fetcher, of_base), link
         self._of_what = None if cfg.model.lora.rank else ""  # adapters to whatever weights, or full weights
         self._ahead = Ahead(self._fetch)
@@ -117,6 +121,11 @@ class HeldVersions:
           OSError: the disk is full, or failed.
         """
         with self._ahead.instead(version):
+            # What was fetched ahead of time is here already.
+            if self._puller is not None and not weights.path_of(self._own, version).exists():
+                pulled = self._puller.params(sources_of(self._link, version))
+                if pulled is not None:
+                    return pulled
             return self._on_devices.params(version)
 
     def expect(self, version: int) -> None:
@@ -137,7 +146,8 @@ class HeldVersions:
         """Versions that this process hands on, and what went over the network."""
         numbers = [fetcher.numbers() for fetcher in self._fetchers]
         fetched = {name: sum(each[name] for each in numbers) for name in numbers[0]}
-        return {"versions": self.here(), **fetched, "merge_differs": float(self._on_devices.differs)}
+        pulled = self._puller.numbers() if self._puller else {}
+        return {"versions": self.here(), **fetched, **pulled, "merge_differs": float(self._on_devices.differs)}
 
     def here(self) -> list[int]:
         """Versions of which this process has chunks to hand on; who has one of adapters has or fetches their base."""

@@ -36,6 +36,7 @@ from jaxagent.runs.checks import OPD
 from jaxagent.runs.fleet import held, probe
 from jaxagent.runs.fleet.held import HeldVersions, blank
 from jaxagent.runs.fleet.in_flight import InFlight
+from jaxagent.runs.fleet.transfer import Puller
 from jaxagent.runs.parts import Parts, open_parts
 from jaxagent.types import Episode, StopReason, Task
 
@@ -340,7 +341,10 @@ def run(
         driver = opened.enter_context(parts.engine(blank(parts.spec, parts.mesh), -1))
         parts.roles.start()
         fetcher = WeightFetcher(own, token, server.url)
-        versions = HeldVersions(cfg, parts.spec, parts.mesh, link, fetcher, own, seen, fleet.hang_s / 2)
+        fetch_s, puller = fleet.hang_s / 2, None
+        if fleet.transfer == "device":
+            puller = opened.enter_context(Puller(parts.spec, parts.mesh, fetcher, host, fetch_s))
+        versions = HeldVersions(cfg, parts.spec, parts.mesh, link, fetcher, own, seen, fetch_s, puller)
         told = {**facts(parts.mesh), "source": server.url}
         theirs = functools.partial(_trainers_probe, seen, own, link, fetcher)
         in_flight = InFlight(cfg, driver.stats) if fleet.in_flight == "auto" else None

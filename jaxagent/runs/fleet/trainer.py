@@ -32,6 +32,7 @@ from jaxagent.runs.fleet import probe, sink, source
 from jaxagent.runs.fleet.facts import facts
 from jaxagent.runs.fleet.lend import Lender
 from jaxagent.runs.fleet.published import Published
+from jaxagent.runs.fleet.transfer import Offers, TransferError
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.seams import Seams
 from jaxagent.runs.workdir import Run
@@ -81,9 +82,13 @@ class Trainer:
         versions = self._folder / settings.WEIGHTS
         versions.mkdir(parents=True, exist_ok=True)
         self._facts = {**facts(self._cfg, self._name, self._host, parts.mesh), "rank": peers.index()}
+        offers = None
         if peers.is_first():
             own = self._host in ("", "127.0.0.1", "localhost")
-            server = WeightServer([versions], self._token, "127.0.0.1" if own else "0.0.0.0", address=self._host)
+            offers = self._offers(parts, saved.progress.note)
+            where = "127.0.0.1" if own else "0.0.0.0"
+            offer = offers and offers.offer
+            server = WeightServer([versions], self._token, where, address=self._host, offer=offer)
             self._opened.enter_context(server)
             self._facts["source"] = server.url
         joined = self._link.join(ROLE, self._facts)
@@ -114,6 +119,7 @@ class Trainer:
             note,
             functools.partial(probe.record, versions, parts, driver, self._facts),
             Published(parts, self._link, versions, note).trained,
+            *([offers.keep] if offers else []),
         )
         return Seams(batches, published, sink.Kept(self._link), plan.bound)
 
@@ -124,6 +130,17 @@ class Trainer:
             self._signs.phase(f"begins stage '{stage}'", self._fleet.start_s)
         else:
             self._signs.tick()
+
+    def _offers(self, parts: Parts, note: Callable[[str], None]) -> Offers | None:
+        """What engines may pull from this process's devices; None: nothing, and they take files."""
+        if self._fleet.transfer == "device":
+            try:
+                # Of those that engines may still want, with `in_flight` the newest alone.
+                most = self._cfg.rl.staleness + 1 if self._fleet.rule == "pinned" else 1
+                return Offers(self._host, parts.mesh, most)
+            except TransferError as failure:
+                note(f"fleet.transfer='device': {failure}; engines take files.")
+        return None
 
     def _own_engines_link(self) -> Client:
         """To the coordinator, for what plays in this process while it waits: it joins and leaves by itself."""
