@@ -167,6 +167,7 @@ class Client:
         """What a step trains on; None: not all of it is there yet. Asked again, it is the same.
 
         Raises:
+          ConfigError: an episode of it is lost; says why.
           ReplacedError: another trainer has joined.
         """
         found = self._call("POST", "/v1/batch", {"step": step, "wait_s": wait_s}, wait_s).get("batch")
@@ -176,6 +177,14 @@ class Client:
         """A stored result, for who does not see the coordinator's folder. Raises CallError: it is not there."""
         reply = self._ask("GET", _path(which), b"", wire.CALL_S + wire.BODY_S, most=wire.MAX_EPISODE_BYTES)
         return Packed(reply.headers.get(wire.DIGEST, ""), reply.body)
+
+    def damaged(self, which: EpisodeId, digest: str) -> Answer:
+        """A stored result of this digest cannot be read: it is played again, and its batch waits for that.
+
+        Raises:
+          ReplacedError: another trainer has joined.
+        """
+        return wire.answer_of(self._call("POST", "/v1/damaged", {"episode": wire.flat(which), "digest": digest}))
 
     def publish(
         self, version: int, digest: str, lineage: str, tasks: Mapping[int, Sequence[Sequence[TaskRef]]]

@@ -18,9 +18,11 @@ from jaxagent.config.errors import failure_line
 from jaxagent.fleet import wire
 from jaxagent.fleet.admission import Answer, Outcome
 from jaxagent.fleet.core import Core
+from jaxagent.fleet.episodes import DamagedEpisodeError, name_of
 from jaxagent.fleet.intake import DamagedBodyError, FullDiskError, failure, reply
 from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId, GroupId
+from jaxagent.fleet.status import note_damaged
 from jaxagent.types import Episode
 
 logger = logging.getLogger("jaxagent.fleet.coordinator")
@@ -98,6 +100,7 @@ class Playing:
     async def store(self, which: EpisodeId, lease: str, version: int, packed: Packed) -> Answer:
         """First the file, then the line, then the word."""
         rules = self.core.book.rules
+        again = which in rules.record.damaged()
         try:
             answer = rules.expected(which, lease, version, packed.digest)
             if answer is None:
@@ -113,6 +116,8 @@ class Playing:
             self.core.intake.release(packed.body)
             del self._storing[which]
         self.core.watch.counts[answer.outcome.value] += 1
+        if again:
+            self._played_again(which, answer)
         if answer.outcome is Outcome.CONFLICT:
             logger.error("CONFLICT: %s", answer.reason)
         elif answer.outcome is Outcome.REFUSED:
@@ -120,6 +125,13 @@ class Playing:
         elif answer.complete:
             self.core.ring()
         return answer
+
+    def _played_again(self, which: EpisodeId, answer: Answer) -> None:
+        """A damaged episode was handed in: its batch may be whole now, or is lost."""
+        if answer.outcome is Outcome.STORED:
+            logger.info("%s was damaged, and is stored again", name_of(which))
+        if answer.outcome in (Outcome.STORED, Outcome.CONFLICT):
+            self.core.ring()
 
     def _write(self, which: EpisodeId, packed: Packed) -> None:
         """In a thread."""
@@ -142,9 +154,26 @@ class Playing:
         """Judges a complete group."""
         try:
             usable = self._judge is None or await self.core.in_thread(self.core.judging, self._is_usable, group)
+        except DamagedEpisodeError:
+            return await self._mend(group)
         except Exception as error:
             return self.core.fail(f"group {tuple(group)} cannot be judged: {failure_line(error)}")
         self.core.book.rules.close(group, usable)
+        await self.core.written()
+        self.core.ring()
+
+    async def _mend(self, group: GroupId) -> None:
+        """Has what is damaged of a group played again; then it is complete again, and judged."""
+        for sample in range(self.core.book.plan.attempts):
+            which = EpisodeId(group, sample)
+            wrong = await self.core.in_thread(self.core.disk, self.core.book.why_damaged, which)
+            digest = self.core.book.digest(which)
+            if not wrong or digest is None:
+                continue
+            answer = self.core.book.damaged(which, digest)
+            note_damaged(self.core.folder, which, wrong, answer)
+            if answer.outcome is Outcome.REFUSED:
+                return self.core.fail(f"group {tuple(group)} cannot be judged: {wrong} {answer.reason}")
         await self.core.written()
         self.core.ring()
 

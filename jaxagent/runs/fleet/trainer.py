@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxagent.config import Config
 from jaxagent.engine.driver import Driver
-from jaxagent.fleet import settings
+from jaxagent.fleet import settings, weights
 from jaxagent.fleet.admission import UnknownWorkerError
 from jaxagent.fleet.client import Client, CoordinatorGoneError, ReplacedError
 from jaxagent.fleet.plan import Plan
@@ -102,6 +102,7 @@ class Trainer:
             note,
             functools.partial(saved.end_between_steps, RL),
             lender,
+            lambda step: weights.path_of(versions, plan.version(step)).is_dir(),
         )
         published = sink.Versions(
             self._cfg,
