@@ -72,7 +72,9 @@ def _run(argv: Sequence[str]) -> None:
     link = Client(url, token, fleet.patience_s)
     try:
         (_train if options.role == "trainer" else _play)(cfg, options, link, token, signs)
-    except (CoordinatorGoneError, ReplacedError) as error:
+    except CoordinatorGoneError as error:
+        raise SystemExit(f"error: {error}. The same command goes on.") from error
+    except ReplacedError as error:
         raise SystemExit(f"error: {error}") from error
 
 

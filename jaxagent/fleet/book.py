@@ -79,7 +79,10 @@ class Book:
             if not self.run:
                 self.run = secrets.token_hex(8)
                 rules = dataclasses.asdict(plan)
-                self._ledger.append([{"kind": "run", "run": self.run, "plan": rules}]).result(OPEN_S)
+                try:
+                    self._ledger.append([{"kind": "run", "run": self.run, "plan": rules}]).result(OPEN_S)
+                except TimeoutError:
+                    raise OSError(f"its first line was not on disk after {OPEN_S:g} s: the disk hangs.") from None
             self.rules = Coordinator(plan, "", self.epoch, past, exact)
             self._forget_tasks()
             # Steps beyond the end that the run had when their versions were published.

@@ -29,6 +29,7 @@ from jaxagent.fleet.plan import EpisodeId
 from jaxagent.fleet.wire import BadMessageError, Beat, Job, Joined, Sources, TaskRef
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
+STOPPED_S = 5.0  # by which an attempt may be late without the process having been stopped
 BYTES_PER_S = 1 << 20  # the slowest link on which an episode still arrives
 AGAIN = (408, 422, 429, 500, 502, 503, 504, 507)  # 422: the body came in damaged; 507: the disk is full
 
@@ -241,12 +242,12 @@ class Client:
         also: tuple[int, ...] = (),
     ) -> Reply:
         """Asks until it is answered."""
-        begun, pause_s, attempt = time.monotonic(), FIRST_PAUSE_S, 0
+        waited, pause_s, attempt = 0.0, FIRST_PAUSE_S, 0
         while True:
             if self._closed.is_set():
                 raise CoordinatorGoneError("the client is closed.")
             attempt += 1
-            line = self._idle()
+            begun, line = time.monotonic(), self._idle()
             try:
                 reply = line.ask(method, path, body, self._headers(attempt, headers), seconds, most)
                 self._lines.append(line)
@@ -257,13 +258,23 @@ class Client:
                 failed = f"{reply.status} {_told(reply)[1]}"
             except (OSError, http.client.HTTPException) as error:
                 failed = str(error) or type(error).__name__
-                if line.used and time.monotonic() - begun < self._patience_s:
-                    continue  # the server closes connections that have been idle: this says nothing of it
-            waited = time.monotonic() - begun
-            if waited > self._patience_s:
-                raise CoordinatorGoneError(f"{self.url} has failed for {waited:.0f} s: {failed}")
+                if line.used:
+                    waited += self._counted(begun, seconds)
+                    if waited < self._patience_s:
+                        continue  # the server closes connections that have been idle: this says nothing of it
+                    begun = time.monotonic()
             self._closed.wait(pause_s * (0.5 + random.random()))
+            waited += self._counted(begun, seconds + 2 * pause_s)
+            if waited > self._patience_s:
+                raise CoordinatorGoneError(
+                    f"{self.url} has failed for {waited:.0f} s (fleet.patience_s={self._patience_s:g}): {failed}"
+                )
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    @staticmethod
+    def _counted(begun: float, most: float) -> float:
+        """Seconds of an attempt, which ends by its own limit: in what is beyond, this process itself was stopped."""
+        return min(time.monotonic() - begun, most + STOPPED_S)
 
     def _idle(self) -> Line:
         """A connection that no other thread uses now."""

@@ -98,8 +98,7 @@ def test_one_dead_process_of_a_gang_ends_the_others_at_once(tmp_path, started):
 
 
 @pytest.mark.parametrize("how", ["sleeps", "stopped"])
-def test_a_hang_is_found_by_progress_and_stacks_are_written(tmp_path, started, how, capfd, monkeypatch):
-    monkeypatch.setattr(supervise, "STACKS_S", 0.5)
+def test_a_hang_is_found_by_progress_and_stacks_are_written(tmp_path, started, how, capfd):
     stuck = "os.kill(os.getpid(), signal.SIGSTOP)" if how == "stopped" else "time.sleep(99)"
     leader = f"def in_a_collective():\n    {stuck}\n    time.sleep(99)\n"
     leader += "signs.phase('trains step 3', 0.3)\nif turn == 1: in_a_collective()\n"
@@ -111,6 +110,28 @@ def test_a_hang_is_found_by_progress_and_stacks_are_written(tmp_path, started, h
     assert "in in_a_collective" in (tmp_path / "fleet/logs/trainer.stacks").read_text()
     assert "File" in (tmp_path / "fleet/logs/engine.stacks").read_text()
     assert "stacks of all processes" in capfd.readouterr().err
+
+
+def test_stacks_are_waited_for_as_long_as_they_may_still_come(tmp_path, started, capfd, monkeypatch):
+    """A process that gets no processor time writes late; one that never can is named."""
+    monkeypatch.setattr(supervise, "STACKS_S", 5.0)
+    late = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\nsigns.phase('trains step 3', 0.3)\n"
+    late += "def starves():\n    time.sleep(3.0)\n    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])\n"
+    late += "    time.sleep(99)\nif turn == 1: starves()\n"
+    deaf = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n" + FOREVER
+    assert supervisor(tmp_path, gang("engine", deaf), gang("trainer", late, leads=True)).run() == 0
+    assert len(started("trainer")) == 2
+    assert "in starves" in (tmp_path / "fleet/logs/trainer.stacks").read_text()
+    said = capfd.readouterr().err
+    assert "engine has written no stacks within 5 s; the system says that it " in said
+    assert "trainer has written no stacks" not in said
+
+
+def test_who_waited_in_vain_starts_again_with_its_own_line(tmp_path, started, capfd):
+    leader = "if turn == 1:\n    print('error: it waited 9 s for process 1.')\n    sys.exit(75)\n"
+    assert supervisor(tmp_path, gang("trainer", leader, leads=True)).run() == 0
+    told = supervise.restarts(tmp_path / "fleet")
+    assert told["first_reasons"] == {"trainer": "trainer: error: it waited 9 s for process 1."}
 
 
 def test_progress_within_a_phase_is_no_hang(tmp_path, started):
