@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxagent.config import ConfigError
-from jaxagent.fleet import episodes, events, wire
+from jaxagent.fleet import episodes, events, segments, wire
 from jaxagent.fleet.admission import Answer, Batch, Coordinator, Outcome, Work
 from jaxagent.fleet.episodes import DamagedEpisodeError, EpisodeFiles, Key
 from jaxagent.fleet.ledger import Ledger
@@ -66,6 +66,8 @@ class Book:
     def __init__(self, folder: pathlib.Path, plan: Plan, exact: bool = True):
         folder.mkdir(parents=True, exist_ok=True)
         self.plan, self._folder = plan, folder
+        if not segments.names(folder / segments.FOLDER):
+            _must_be_new(folder)
         self._ledger = Ledger(folder)
         try:
             self.epoch, self.notes = self._ledger.epoch, list(self._ledger.notes)
@@ -319,3 +321,16 @@ class Book:
 
 def _digest(tasks: Tasks) -> str:
     return hashlib.sha256(json.dumps(wire.tasks_to(tasks), separators=(",", ":")).encode()).hexdigest()
+
+
+def _must_be_new(folder: pathlib.Path) -> None:
+    """Raises ConfigError where a ledger has been here: its episodes would be removed as those of no known run.
+
+    Before the ledger is opened, since that begins a segment, which those that are put back would not go on from.
+    """
+    found = next((path for path in (folder / episodes.FOLDER).rglob("*.z")), None)
+    if found is not None:
+        raise ConfigError(
+            f"'{folder}' has no ledger any more, and episodes of one ('{found}'): put its folder of segments back "
+            "from a copy, go on without config.fleet, or use another workdir."
+        )

@@ -28,6 +28,7 @@ from jaxagent.types import Episode
 logger = logging.getLogger("jaxagent.fleet.coordinator")
 Judge = Callable[[list[Episode]], bool]
 LOOK_S = 0.2  # a long poll for episodes asks again: time alone can make another worker's step free
+JUDGE_TRIES = 3  # of a group whose files cannot be read, and then can
 OVER_S = 0.5  # before the answer that there is nothing any more: who asks at once again is no load
 RESERVE_BYTES = 64 * 2**20  # of the disk that episodes leave to the ledger
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -150,20 +151,25 @@ class Playing:
                 raise FullDiskError(f"{self.core.folder}: the disk is full, and the episode is not stored.") from None
             raise
 
-    async def _close(self, group: GroupId) -> None:
+    async def _close(self, group: GroupId, tries: int = JUDGE_TRIES) -> None:
         """Judges a complete group."""
         try:
             usable = self._judge is None or await self.core.in_thread(self.core.judging, self._is_usable, group)
-        except DamagedEpisodeError:
-            return await self._mend(group)
+        except DamagedEpisodeError as error:
+            if not await self._mend(group):  # it can be read by now
+                if tries == 1:
+                    return self.core.fail(f"group {tuple(group)} cannot be judged: {error}")
+                await self._close(group, tries - 1)
+            return
         except Exception as error:
             return self.core.fail(f"group {tuple(group)} cannot be judged: {failure_line(error)}")
         self.core.book.rules.close(group, usable)
         await self.core.written()
         self.core.ring()
 
-    async def _mend(self, group: GroupId) -> None:
-        """Has what is damaged of a group played again; then it is complete again, and judged."""
+    async def _mend(self, group: GroupId) -> bool:
+        """Has what is damaged of a group played again; then it is complete again, and judged. False: nothing is."""
+        found = False
         for sample in range(self.core.book.plan.attempts):
             which = EpisodeId(group, sample)
             wrong = await self.core.in_thread(self.core.disk, self.core.book.why_damaged, which)
@@ -172,10 +178,12 @@ class Playing:
                 continue
             answer = self.core.book.damaged(which, digest)
             note_damaged(self.core.folder, which, wrong, answer)
+            found = True
             if answer.outcome is Outcome.REFUSED:
-                return self.core.fail(f"group {tuple(group)} cannot be judged: {wrong} {answer.reason}")
+                self.core.fail(f"group {tuple(group)} cannot be judged: {wrong} {answer.reason}")
         await self.core.written()
         self.core.ring()
+        return found
 
     def _is_usable(self, group: GroupId) -> bool:
         assert self._judge is not None

@@ -2,18 +2,23 @@
 
 import json
 import pathlib
+import types
 
+import numpy as np
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.fleet import episodes, server, status
+from jaxagent.fleet import episodes, server, status, weights
 from jaxagent.fleet.admission import Coordinator, Outcome
 from jaxagent.fleet.episodes import FOLDER
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.repairs import LostEpisodeError
 from jaxagent.fleet.vitals import Vitals
+from jaxagent.fleet.whereabouts import WEIGHTS
+from jaxagent.fleet.wire import Sources
 from jaxagent.runs.fleet import source
-from tests.fleet.served import Served, Trainer, engines, oracle, usable
+from jaxagent.runs.fleet.published import lacking
+from tests.fleet.served import FACTS, Served, Trainer, engines, oracle, tasks_of, usable
 from tests.fleet.test_trainer_seams import CFG
 
 PLAN = Plan(steps=3, groups_per_step=2, attempts=2, staleness=1)
@@ -179,25 +184,58 @@ def test_a_file_that_is_gone_or_back_is_found_when_the_coordinator_starts(tmp_pa
         assert trainer.versions == oracle(PLAN).versions
 
 
-def test_a_group_that_is_damaged_before_it_is_judged_is_played_again(tmp_path):
+@pytest.mark.parametrize("harms", [True, False])
+def test_a_group_that_cannot_be_read_when_it_is_judged_is_played_again_or_read_again(tmp_path, harms):
     plan = Plan(steps=2, groups_per_step=2, attempts=2, staleness=0, rounds=2)
-    harmed = []
+    judged = []
 
     def judge(found):
-        if not harmed:
-            harmed.append(file_of(served, EpisodeId(GroupId(0, 0, 0), 0)))
-            flip(harmed[0])
-            return book_read()
-        return usable(found)
-
-    def book_read():
-        raise episodes.DamagedEpisodeError("as read")
+        judged.append(found)
+        if len(judged) > 1:
+            return usable(found)
+        if harms:
+            number = int(found[0].task.id.removeprefix("task-"))  # as in served.task_of
+            flip(file_of(served, EpisodeId(GroupId(0, 0, number), 0)))
+        raise episodes.DamagedEpisodeError("as it was read")
 
     served = Served(tmp_path, plan, judge=judge)
     with served, engines(served.url, 2):
         trainer = Trainer(served.client(), plan)
         trainer.run()
+        assert served.client().status()["episodes"]["found_damaged"] == harms
     assert trainer.versions == oracle(plan).versions and served.failure is None
+
+
+def test_a_step_whose_weights_nobody_has_ends_with_what_to_do(tmp_path, monkeypatch):
+    """When an engine has waited for them for a while; before that somebody may come who has them."""
+    monkeypatch.setattr(source, "TELL_EVERY_S", 0.1)
+    monkeypatch.setattr(source, "LONGEST_POLL_S", 0.1)
+    with Served(tmp_path, PLAN) as served:
+        client = served.client()
+        client.publish(0, "w0", "lineage", tasks_of(PLAN, 0))
+        client.beat(client.join("engine", FACTS).name, [], WEIGHTS)
+        asked = []
+
+        def lacks(step):
+            asked.append(step)
+            return "weights/00000000/1.bin has 100 bytes, and not 4096."
+
+        with pytest.raises(ConfigError, match=r"step 0 waits .* nobody can play .* has 100 bytes.* Put the file back"):
+            batches(tmp_path, client, [], lacks=lacks).batch(0)
+        assert asked == [0, 0]
+
+
+def test_weights_are_lacking_when_neither_the_folder_nor_an_engine_has_them_whole(tmp_path):
+    made = weights.publish(tmp_path, {("w",): np.arange(9, dtype=np.float32)}, "run", 2)
+    urls = ["http://trainer:1"]
+    link = types.SimpleNamespace(weights=lambda version: Sources(version, made.digest, "run", tuple(urls)))
+    assert lacking(link, tmp_path, 2, "http://trainer:1") == ""
+    assert "00000001" in lacking(link, tmp_path, 1, "http://trainer:1")  # deleted
+    (path,) = weights.path_of(tmp_path, 2).glob("*.bin")
+    path.write_bytes(b"cut off")
+    assert "has 7 bytes, and not 36" in lacking(link, tmp_path, 2, "http://trainer:1")
+    urls.append("http://engine:1")
+    assert lacking(link, tmp_path, 2, "http://trainer:1") == ""
 
 
 def test_what_cannot_be_had_again_names_file_and_episode_and_what_to_do(tmp_path):
@@ -205,8 +243,10 @@ def test_what_cannot_be_had_again_names_file_and_episode_and_what_to_do(tmp_path
         Trainer(served.client(), PLAN).run(to=1)
         path = file_of(served, EpisodeId(GroupId(0, 0, 1), 0))
         flip(path)
-        with pytest.raises(ConfigError, match=f"step 0: episode 0 of group 1 .*{path}.*version .* is deleted. Put the"):
-            batches(tmp_path, served.client(), [], playable=lambda step: False).batch(0)
+        with pytest.raises(
+            ConfigError, match=f"step 0: episode 0 of group 1 .*{path}.*under its version: version 0 is gone. Put the"
+        ):
+            batches(tmp_path, served.client(), [], lacks=lambda step: "version 0 is gone.").batch(0)
         workers[0].kill()
 
 

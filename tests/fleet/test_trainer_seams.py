@@ -194,6 +194,18 @@ def test_steps_that_the_ledger_does_not_know_are_told_in_one_line(tmp_path):
         published(tmp_path, link, []).publish(3, state(3))
 
 
+@pytest.mark.parametrize("numerics", ["exact", "fast"])
+def test_versions_of_another_run_are_told_as_such_and_stay(tmp_path, numerics):
+    """Somebody removed the ledger: a new one has another run's id, and the weights are equal."""
+    folder = tmp_path / "w"
+    folder.mkdir()
+    weights.publish(folder, {("w",): np.full(4, 3, np.float32)}, "run before", 3)
+    of = published(tmp_path, Publications(), [], dataclasses.replace(CFG, numerics=numerics))
+    with pytest.raises(ConfigError, match=r"another run than the ledger .* 'run before'.* The ledger was removed"):
+        of.publish(3, state(3))
+    assert weights.versions(folder) == [3]
+
+
 def test_with_fast_numerics_what_was_published_stays(tmp_path):
     link, said = Publications(), []
     (tmp_path / "w").mkdir()

@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from jaxagent.fleet import weight_reader, weights
 from jaxagent.fleet.manifest import MissingError, WeightsError
 from jaxagent.fleet.wire import Sources
 from jaxagent.models import lora, params
@@ -55,3 +56,23 @@ class Published:
             self.note(f"the tokens of version {version} are not scored again: {failure}")
             return None
         return trees.placed(found, specs, self.parts.mesh, lambda path, array: array.dtype)
+
+
+def lacking(link: Link, folder: pathlib.Path, version: int, own: str) -> str:
+    """Why nobody can have a version's weights; "" where somebody can. Reads all of them.
+
+    Args:
+      link: to the coordinator.
+      folder: of all versions, here.
+      version: which.
+      own: where this process serves what is in the folder.
+    """
+    sources = link.weights(version)
+    if sources is None:
+        return f"version {version} is not published."
+    try:
+        with weight_reader.Held(weights.path_of(folder, version)) as held:
+            held.read()
+    except WeightsError as failure:
+        return "" if set(sources.urls) - {own} else str(failure)
+    return ""

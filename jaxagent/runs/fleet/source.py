@@ -22,6 +22,7 @@ from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId
 from jaxagent.fleet.repairs import WHAT_TO_DO
 from jaxagent.fleet.vitals import Vitals
+from jaxagent.fleet.whereabouts import WEIGHTS
 from jaxagent.observe.text import duration
 from jaxagent.rollout.selection import Selection
 from jaxagent.runs.collect import rollouts
@@ -32,6 +33,7 @@ from jaxagent.types import Episode, Group, StopReason
 LONGEST_POLL_S = 10.0
 TELL_EVERY_S = 30.0  # what it waits for
 READERS = 8  # threads
+BACK = "Put the file back from a copy, and the same command goes on; without one, begin anew in another workdir."
 MOST_IN_VAIN = 4  # readings of what is damaged here, and is not where the coordinator reads it
 
 
@@ -66,7 +68,7 @@ class Batches:
       note: prints a line.
       look: called while it waits for a step: it ends a run that was asked to end.
       lender: has this process's engine play for the step that it waits for; None: the engine does nothing then.
-      playable: whether a step's episodes can be played again: the version is there under which they were.
+      lacks: why nobody can play a step's episodes any more: the weights of their version cannot be had; "": they can.
     """
 
     def __init__(
@@ -79,11 +81,11 @@ class Batches:
         note: Callable[[str], None],
         look: Callable[[int], None] = lambda step: None,
         lender: Lender | None = None,
-        playable: Callable[[int], bool] = lambda step: True,
+        lacks: Callable[[int], str] = lambda step: "",
     ):
         self._rl, self._fleet, self._link, self._folder = rl, fleet, link, folder
         self._signs, self._note, self._look, self._lender = signs, note, look, lender
-        self._playable = playable
+        self._lacks = lacks
         self._first = True
         self._timed_out = False
         self._before: dict[str, float] = {}  # seconds that each engine had been idle
@@ -136,7 +138,7 @@ class Batches:
     def _poll(self, step: int, started: float, goes_on: Callable[[], bool]) -> Batch:
         """Asks until the batch is there. `goes_on` says whether that is a sign of life: what plays here may hang."""
         poll_s = min(LONGEST_POLL_S, self._fleet.hang_s / 4)
-        told = started
+        told, in_vain = started, 0
         while (found := self._link.batch(step, poll_s)) is None:
             if goes_on():
                 self._signs.tick()
@@ -144,7 +146,23 @@ class Batches:
             if time.monotonic() - told >= TELL_EVERY_S:
                 told = time.monotonic()
                 self._note(f"step {step} waits for {duration(told - started)}: {self._why()}")
+                in_vain = self._weights_in_vain(step, in_vain)
         return found
+
+    def _weights_in_vain(self, step: int, before: int) -> int:
+        """How often an engine wanted weights that nobody has. They are looked for only where one waits for some.
+
+        Raises:
+          ConfigError: it was the second time.
+        """
+        phases = [row["phase"] for row in self._link.status()["members"]["engine"].values()]
+        if WEIGHTS not in phases:  # between two tries it waits for a place
+            return before
+        if not (why := self._lacks(step)):
+            return 0
+        if before:
+            raise ConfigError(f"step {step} waits for episodes that nobody can play under their version: {why} {BACK}")
+        return 1
 
     def _why(self) -> str:
         """For people: the oldest group that is not finished, and who plays."""
@@ -196,11 +214,8 @@ class Batches:
         again = False
         for which, why in sorted(wrong.items()):
             told = f"step {step}: {name_of(which)} is damaged on disk ({why.rstrip('.')})"
-            if not self._playable(which.group.step):
-                raise ConfigError(
-                    f"{told}. It cannot be played again, since the version under which it was played is deleted. "
-                    f"{WHAT_TO_DO}"
-                )
+            if why := self._lacks(which.group.step):
+                raise ConfigError(f"{told}. It cannot be played again under its version: {why} {WHAT_TO_DO}")
             answer = self._link.damaged(which, found.results[which].digest)
             if answer.outcome is Outcome.REFUSED:
                 raise ConfigError(f"{told}. It cannot be had again: {answer.reason}")

@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxagent.config import Config
 from jaxagent.engine.driver import Driver
-from jaxagent.fleet import settings, weights
+from jaxagent.fleet import settings
 from jaxagent.fleet.admission import UnknownWorkerError
 from jaxagent.fleet.client import Client, CoordinatorGoneError, ReplacedError
 from jaxagent.fleet.plan import Plan
@@ -31,7 +31,7 @@ from jaxagent.runs.checks import RL
 from jaxagent.runs.fleet import probe, sink, source
 from jaxagent.runs.fleet.facts import facts
 from jaxagent.runs.fleet.lend import Lender
-from jaxagent.runs.fleet.published import Published
+from jaxagent.runs.fleet.published import Published, lacking
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.seams import Seams
 from jaxagent.runs.workdir import Run
@@ -102,7 +102,7 @@ class Trainer:
             note,
             functools.partial(saved.end_between_steps, RL),
             lender,
-            lambda step: weights.path_of(versions, plan.version(step)).is_dir(),
+            lambda step: lacking(self._link, versions, plan.version(step), self._facts.get("source", "")),
         )
         published = sink.Versions(
             self._cfg,
