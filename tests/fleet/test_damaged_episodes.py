@@ -227,15 +227,18 @@ def test_a_step_whose_weights_nobody_has_ends_with_what_to_do(tmp_path, monkeypa
 
 def test_weights_are_lacking_when_neither_the_folder_nor_an_engine_has_them_whole(tmp_path):
     made = weights.publish(tmp_path, {("w",): np.arange(9, dtype=np.float32)}, "run", 2)
-    urls = ["http://trainer:1"]
-    link = types.SimpleNamespace(weights=lambda version: Sources(version, made.digest, "run", tuple(urls)))
-    assert lacking(link, tmp_path, 2, "http://trainer:1") == ""
-    assert "00000001" in lacking(link, tmp_path, 1, "http://trainer:1")  # deleted
+    engine = {"phase": WEIGHTS, "numbers": {"versions": [2]}}  # of which it has come so far what is whole
+    link = types.SimpleNamespace(
+        weights=lambda version: Sources(version, made.digest, "run", ()),
+        status=lambda: {"members": {"engine": {"1-1": engine}}},
+    )
+    assert lacking(link, tmp_path, 2) == ""
+    assert "00000001" in lacking(link, tmp_path, 1)  # deleted
     (path,) = weights.path_of(tmp_path, 2).glob("*.bin")
     path.write_bytes(b"cut off")
-    assert "has 7 bytes, and not 36" in lacking(link, tmp_path, 2, "http://trainer:1")
-    urls.append("http://engine:1")
-    assert lacking(link, tmp_path, 2, "http://trainer:1") == ""
+    assert "has 7 bytes, and not 36" in lacking(link, tmp_path, 2)
+    engine["phase"] = "playing"
+    assert lacking(link, tmp_path, 2) == ""
 
 
 def test_what_cannot_be_had_again_names_file_and_episode_and_what_to_do(tmp_path):
@@ -243,9 +246,8 @@ def test_what_cannot_be_had_again_names_file_and_episode_and_what_to_do(tmp_path
         Trainer(served.client(), PLAN).run(to=1)
         path = file_of(served, EpisodeId(GroupId(0, 0, 1), 0))
         flip(path)
-        with pytest.raises(
-            ConfigError, match=f"step 0: episode 0 of group 1 .*{path}.*under its version: version 0 is gone. Put the"
-        ):
+        told = f"step 0: episode 0 of group 1 .*{path}.*under its version: version 0 is gone. Put the"
+        with pytest.raises(ConfigError, match=told):
             batches(tmp_path, served.client(), [], lacks=lambda step: "version 0 is gone.").batch(0)
         workers[0].kill()
 

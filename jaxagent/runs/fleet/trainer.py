@@ -102,7 +102,7 @@ class Trainer:
             note,
             functools.partial(saved.end_between_steps, RL),
             lender,
-            lambda step: lacking(self._link, versions, plan.version(step), self._facts.get("source", "")),
+            lambda step: lacking(self._link, versions, plan.version(step)),
         )
         published = sink.Versions(
             self._cfg,
