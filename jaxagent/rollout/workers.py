@@ -15,13 +15,12 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
-from jaxagent.config.errors import WaitedInVainError
+from jaxagent.rollout import waiting
 from jaxagent.types import Episode, Group, StopReason, Task
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 LATE = "the deadline of its group passed"
-SLICE_S = 1.0  # of waiting
 STOP_TIMEOUT_S = 30.0  # for cancelled episodes to clean up after themselves
 
 
@@ -98,10 +97,6 @@ def no_episode(task: Task, sample: int, stop_reason: StopReason, error: str) -> 
     return Episode(task, sample, (), 0.0, {}, stop_reason, 0, error=error)
 
 
-class OverdueError(WaitedInVainError, TimeoutError):
-    """What ran in the rollouts' loop did not end by its own limits."""
-
-
 class Workers:
     """The background loop and its synchronous door. A context manager; `collect` may be called from any thread.
 
@@ -133,27 +128,11 @@ class Workers:
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
         """Runs a coroutine on the loop and waits for it, e.g. `run(retriever.close(), 5.0)`.
 
-        Time in which this process was stopped (SIGSTOP, a machine that paused) does not count: the loop was stopped,
-        too, and what it has in hand ends by limits of its own as soon as both go on.
-
         Raises:
-          OverdueError: it took longer; it has been cancelled.
+          OverdueError: it took longer than that of this process's own time (waiting.py); it has been cancelled.
         """
-        future, left_s = asyncio.run_coroutine_threadsafe(coroutine, self._loop), timeout_s
-        while left_s > 0:
-            slice_s = min(left_s, SLICE_S)
-            try:
-                return future.result(slice_s)
-            except concurrent.futures.TimeoutError:
-                if future.done():  # it is the coroutine's own, or there is a result by now
-                    return future.result()
-                left_s -= slice_s  # whatever the clock says
-        future.cancel()
         what = getattr(coroutine, "__qualname__", "a coroutine").replace(".<locals>", "")
-        raise OverdueError(
-            f"The rollouts' loop has not ended '{what}' within {timeout_s:g} s, which is more than the limits of all "
-            "that it waits for: it hangs."
-        )
+        return waiting.result(asyncio.run_coroutine_threadsafe(coroutine, self._loop), timeout_s, what)
 
     def begin(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Begins a coroutine on the loop. Unlike `run`, its caller goes on, and bounds it itself."""

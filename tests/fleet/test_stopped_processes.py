@@ -16,7 +16,8 @@ from jaxagent.fleet import client as client_module
 from jaxagent.fleet.client import Client, CoordinatorGoneError
 from jaxagent.fleet.line import Line, Reply
 from jaxagent.learner import peers
-from jaxagent.rollout.workers import OverdueError, Workers
+from jaxagent.rollout.waiting import OverdueError
+from jaxagent.rollout.workers import Workers
 from jaxagent.runs.fleet import probe
 
 COLLECTS = """
