@@ -62,6 +62,7 @@ class Child:
         stacks.parent.mkdir(parents=True, exist_ok=True)
         self._stacks = stacks
         self._log = open(stacks.with_suffix(".log"), "ab", buffering=0)  # noqa: SIM115  closed by `close`
+        self.log_bytes = os.fstat(self._log.fileno()).st_size  # of processes of this name before
         self._shown: dict[int, int] = {}  # what is read -> where it is shown
         inner = [self._shown_on(1), self._shown_on(2)] if program.shown else [self._log.fileno()] * 2
         own = {VITALS: str(self._signs), STACKS: str(stacks)}

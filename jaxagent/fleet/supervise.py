@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import selectors
+import shutil
 import signal
 import sys
 import time
@@ -34,6 +35,7 @@ LOOK_S = 0.1  # between two looks at everything
 STACKS_S = 10.0  # for writing stacks, at most: a process that starves, or was stopped, has to get a turn first
 STILL_S = 0.2  # without a further byte: stacks are written
 OTHERS_S = 2.0  # for the other processes of a gang to say why they end
+LEAST_FREE = 1 << 20  # bytes: with less a disk counts as full
 END_S = 15.0  # for processes to end after SIGTERM
 LONGEST_DELAY_S = 30.0  # before a start
 GOOD_S = 60.0  # who lived for so long did not fail at its start
@@ -300,9 +302,18 @@ class Supervisor:
     def _last_line(self, child: Child) -> str:
         with contextlib.suppress(OSError), open(self._folder / LOGS / f"{child.program.name}.log", "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
-            lines = file.read().decode(errors="replace").strip().splitlines()
-            return lines[-1] if lines else "it said nothing"
-        return "its log cannot be read"
+            content = file.read()[-4096:]
+            written = os.fstat(file.fileno()).st_size > child.log_bytes  # else the last line is a predecessor's
+            lines = content.decode(errors="replace").strip().splitlines() if written else []
+            return lines[-1] if lines else f"it said nothing{self._full()}"
+        return f"its log cannot be read{self._full()}"
+
+    def _full(self) -> str:
+        """Why a log may be empty: what a process says is lost where its disk is full."""
+        with contextlib.suppress(OSError):
+            if shutil.disk_usage(self._folder).free < LEAST_FREE:
+                return f", and the disk of {self._folder} is full: make room, and the same command goes on"
+        return ""
 
     def _say(self, line: str) -> None:
         with contextlib.suppress(OSError):

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -285,6 +286,19 @@ def test_a_full_disk_under_the_logs_ends_nothing(tmp_path, capfd):
     (logs / "trainer.log").symlink_to("/dev/full")
     assert supervisor(tmp_path, gang("trainer", "print('it trains', flush=True)\n", leads=True)).run() == 0
     assert capfd.readouterr().out == "it trains\n"
+
+
+def test_what_a_full_disk_swallows_is_told_by_the_supervisor(tmp_path, capfd, monkeypatch):
+    """A process writes its last line to a log for which there is no room; that of a process before is not its own."""
+    logs = tmp_path / "fleet/logs"
+    logs.mkdir(parents=True)
+    (logs / "coordinator.log").write_text("an earlier line\n")
+    monkeypatch.setattr(supervise.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 0))
+    silent = gang("coordinator", "sys.exit(1)", needed=True)
+    assert supervisor(tmp_path, silent, gang("trainer", FOREVER, leads=True)).run() == 1
+    said = capfd.readouterr().err
+    assert "coordinator: it said nothing, and the disk of " in said and "is full: make room, and the same" in said
+    assert "an earlier line" not in said
 
 
 def test_what_a_kill_or_a_power_cut_leaves_of_small_files_is_no_reason_to_end(tmp_path):
