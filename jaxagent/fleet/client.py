@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import logging
 import random
 import threading
 import time
@@ -28,7 +29,10 @@ from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId
 from jaxagent.fleet.wire import BadMessageError, Beat, Job, Joined, Sources, TaskRef
 
+logger = logging.getLogger(__name__)
+
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
+TELL_EVERY_S = 30.0  # that the coordinator is away
 STOPPED_S = 5.0  # by which an attempt may be late without the process having been stopped
 BYTES_PER_S = 1 << 20  # the slowest link on which an episode still arrives
 AGAIN = (408, 422, 429, 500, 502, 503, 504, 507)  # 422: the body came in damaged; 507: the disk is full
@@ -242,7 +246,7 @@ class Client:
         also: tuple[int, ...] = (),
     ) -> Reply:
         """Asks until it is answered."""
-        waited, pause_s, attempt = 0.0, FIRST_PAUSE_S, 0
+        waited, told, pause_s, attempt = 0.0, 0.0, FIRST_PAUSE_S, 0
         while True:
             if self._closed.is_set():
                 raise CoordinatorGoneError("the client is closed.")
@@ -265,6 +269,12 @@ class Client:
                     begun = time.monotonic()
             self._closed.wait(pause_s * (0.5 + random.random()))
             waited += self._counted(begun, seconds + 2 * pause_s)
+            if waited > told + TELL_EVERY_S:
+                told = waited
+                logger.warning(
+                    "%s has not answered for %.0f s (%s); it is asked for %g s (fleet.patience_s)",
+                    self.url, waited, failed, self._patience_s,
+                )  # fmt: skip
             if waited > self._patience_s:
                 raise CoordinatorGoneError(
                     f"{self.url} has failed for {waited:.0f} s (fleet.patience_s={self._patience_s:g}): {failed}"
@@ -317,5 +327,8 @@ def _error(reply: Reply, url: str) -> Exception:
     if kind == "refused":
         return ConfigError(f"The coordinator at {url} refuses this process: {told}")
     if kind == "token":
-        return ConfigError(f"{url}: {told}")
+        return ConfigError(
+            f"{url}: the token is wrong: the environment variable JAXAGENT_FLEET_TOKEN must be what the run's other "
+            "processes have (the command that starts a run keeps it in WORKDIR/fleet/token)."
+        )
     return CallError(f"{url} answered {reply.status}: {told}")

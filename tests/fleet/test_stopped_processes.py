@@ -10,6 +10,7 @@ import types
 
 import pytest
 
+from jaxagent import join
 from jaxagent.config import command
 from jaxagent.config.errors import WAITED, WaitedInVainError
 from jaxagent.fleet import client as client_module
@@ -130,7 +131,7 @@ def test_a_clients_patience_counts_no_time_in_which_it_was_stopped(monkeypatch, 
     assert Client("http://127.0.0.1:1", "token", patience_s=300.0).leave("1-1") and len(asked) == 2
 
 
-def test_a_clients_patience_ends_and_says_how_long_that_was(monkeypatch):
+def test_a_clients_patience_ends_and_says_how_long_that_was(monkeypatch, caplog):
     clock = Clock()
 
     def ask(self, *request):
@@ -141,6 +142,19 @@ def test_a_clients_patience_ends_and_says_how_long_that_was(monkeypatch):
     monkeypatch.setattr(client_module, "time", clock)
     with pytest.raises(CoordinatorGoneError, match=r"has failed for \d+ s \(fleet.patience_s=90\): timed out"):
         Client("http://127.0.0.1:1", "token", patience_s=90.0).leave("1-1")
+    assert 2 <= len(caplog.messages) <= 3  # it does not wait in silence
+    assert "http://127.0.0.1:1 has not answered for" in caplog.text and "it is asked for 90 s" in caplog.text
+
+
+def test_a_signal_ends_an_engine_that_has_not_joined_at_once():
+    ends, asked = [], []
+    worker = types.SimpleNamespace(joined=False, end=lambda *of: ends.append(of))
+    with pytest.raises(SystemExit) as raised:
+        join._told_to_end(worker, signal.SIGTERM, asked)
+    assert raised.value.code == 143 and not ends
+    worker.joined = True
+    join._told_to_end(worker, signal.SIGTERM, asked)
+    assert len(ends) == 1 and asked == [signal.SIGTERM] * 2
 
 
 @pytest.mark.parametrize("late", [1, 2])
