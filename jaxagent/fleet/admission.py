@@ -224,7 +224,7 @@ class Coordinator:
         return Answer(Outcome.STORED, complete=group.usable is None and self.record.whole(episode.group))
 
     def expected(self, episode: EpisodeId, lease: str, version: int, digest: str) -> Answer | None:
-        """What `put` will answer where it stores nothing; None: it will store the result. Changes nothing."""
+        """What `put` will answer where it stores nothing; None: it will store the result. Only conflicts are noted."""
         group = self.record.groups.get(episode.group)
         if group is None and self.record.forgotten(episode.group):
             return Answer(Outcome.LATE)
