@@ -72,7 +72,9 @@ def _run(argv: Sequence[str]) -> None:
     link = Client(url, token, fleet.patience_s)
     try:
         (_train if options.role == "trainer" else _play)(cfg, options, link, token, signs)
-    except (CoordinatorGoneError, ReplacedError) as error:
+    except CoordinatorGoneError as error:
+        raise SystemExit(f"error: {error}. The same command goes on.") from error
+    except ReplacedError as error:
         raise SystemExit(f"error: {error}") from error
 
 
@@ -130,11 +132,19 @@ def _play(cfg: Config, options: argparse.Namespace, link: Client, token: str, si
 
     def listen(worker: EngineWorker) -> None:
         for signum in EXIT_CODES:
-            signal.signal(signum, lambda number, frame: (asked.append(number), worker.end("a signal", GRACE_S)))
+            signal.signal(signum, lambda number, frame: _told_to_end(worker, number, asked))
 
     player.run(cfg, link, token, name, options.host, lambda mesh: facts(cfg, name, options.host, mesh), signs, listen)
     if asked:
         raise SystemExit(EXIT_CODES[signal.Signals(asked[0])])
+
+
+def _told_to_end(worker: EngineWorker, number: int, asked: list[int]) -> None:
+    """A signal: it winds up; at once where it has not joined yet, since then it waits for a coordinator alone."""
+    asked.append(number)
+    if not worker.joined:
+        raise SystemExit(EXIT_CODES[signal.Signals(number)])
+    worker.end("a signal", GRACE_S)
 
 
 def _parser() -> Parser:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from jaxagent.config import disk
-from jaxagent.config.errors import ConfigError, Stopped
+from jaxagent.config.errors import WAITED, ConfigError, Stopped, WaitedInVainError
 from jaxagent.config.ranges import SECONDS, Range, at_least, between
 
 
@@ -48,6 +48,9 @@ def exit_code(command: Callable[[], int | None]) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except WaitedInVainError as error:
+        print(f"error: {error} The same command goes on.", file=sys.stderr)
+        return WAITED
     except Exception as error:
         if not disk.is_full(error):
             if not isinstance(error, OSError) or (line := path_error(error)) is None:

@@ -13,6 +13,17 @@ class ConfigError(ValueError):
     """A user's mistake, told in one line. `main` prints it and exits with code 2."""
 
 
+class WaitedInVainError(RuntimeError):
+    """What was waited for did not come in its time: one line that says who waited for what, and for how long.
+
+    It is nobody's mistake that could be mended in a config: whoever started the process starts it again. Commands end
+    with exit code `WAITED`.
+    """
+
+
+WAITED = 75  # as in sysexits.h: a failure for now
+
+
 def nearest(name: str, valid: typing.Iterable[str]) -> str:
     """ " Did you mean 'x'?" for the closest valid name, or a list of all of them."""
     valid = list(valid) or ["none"]

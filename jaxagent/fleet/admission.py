@@ -12,10 +12,11 @@ import dataclasses
 import enum
 from collections.abc import Iterable
 
-from jaxagent.fleet.events import Closed, Event, Formed, Kept, Published, Stored
+from jaxagent.fleet.events import Closed, Damaged, Event, Formed, Kept, Published, Stored
 from jaxagent.fleet.leases import Leases, Worker, attempts
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.record import Record, Result
+from jaxagent.fleet.repairs import Repairs
 
 
 class UnknownWorkerError(LookupError):
@@ -78,14 +79,16 @@ class Coordinator:
       initial: digest of version 0; "": the trainer publishes it, and until then there is nothing to play.
       epoch: which coordinator process of the run this is; each has its own.
       past: the events of the processes before.
+      exact: numerics are exact: with `pinned`, two plays of an episode are equal.
     """
 
-    def __init__(self, plan: Plan, initial: str = "", epoch: int = 0, past: Iterable[Event] = ()):
+    def __init__(self, plan: Plan, initial: str = "", epoch: int = 0, past: Iterable[Event] = (), exact: bool = True):
         self.plan = plan
         self.record = Record(plan, initial)
         self.conflicts: list[str] = []
         for event in past:
             self.record.apply(event)
+        self.repairs = Repairs(self.record, exact)
         self._leases = Leases(plan, self._done, epoch)
         self._events: list[Event] = []
         self.record.opened()
@@ -212,13 +215,16 @@ class Coordinator:
         """
         if answer := self.expected(episode, lease, version, digest):
             return answer
-        self._happen(Stored(episode.group, episode.sample, digest, version, lease))
+        group = self.record.groups[episode.group]
+        there = group.results.get(episode.sample)
+        result = there if there is not None and there.digest == digest else Result(digest, version, lease)
+        self._happen(Stored(episode.group, episode.sample, *result))  # one that is played again stays what it was
+        self.repairs.lost.pop(episode, None)
         self._leases.finish(episode)
-        complete = len(self.record.groups[episode.group].results) == self.plan.attempts
-        return Answer(Outcome.STORED, complete=complete)
+        return Answer(Outcome.STORED, complete=group.usable is None and self.record.whole(episode.group))
 
     def expected(self, episode: EpisodeId, lease: str, version: int, digest: str) -> Answer | None:
-        """What `put` will answer where it stores nothing; None: it will store the result. Changes nothing."""
+        """What `put` will answer where it stores nothing; None: it will store the result. Only conflicts are noted."""
         group = self.record.groups.get(episode.group)
         if group is None and self.record.forgotten(episode.group):
             return Answer(Outcome.LATE)
@@ -227,9 +233,40 @@ class Coordinator:
         if wrong := self._wrong_version(episode, version):
             return Answer(Outcome.REFUSED, wrong)
         there = group.results.get(episode.sample)
-        if there is not None:
+        if there is None or (episode.sample in group.damaged and there.digest == digest):
+            return None
+        if episode.sample not in group.damaged:
             return self._compare(episode, there, lease, digest)
-        return None
+        if self.repairs.takes_another(episode):
+            return None
+        told = f"{_name(episode)} was {there.digest}, is damaged on disk, and was {digest} when it was played again."
+        self.repairs.lost[episode] = told
+        self._leases.finish(episode)
+        return self._conflict(told)
+
+    def damaged(self, episode: EpisodeId, digest: str) -> Answer:
+        """A stored result can no longer be read: the episode waits again, where playing it gives what it was.
+
+        Args:
+          episode: which one.
+          digest: of the result that cannot be read. LATE: it is another one by now, or forgotten.
+        """
+        group = self.record.groups.get(episode.group)
+        there = None if group is None else group.results.get(episode.sample)
+        if group is None or there is None or there.digest != digest:
+            return Answer(Outcome.LATE)
+        if wrong := self.repairs.refusal(episode):
+            return Answer(Outcome.REFUSED, wrong)
+        if episode.sample in group.damaged:
+            return Answer(Outcome.DUPLICATE)
+        self._happen(Damaged(episode.group, episode.sample))
+        self._leases.wait([episode])
+        return Answer(Outcome.STORED)
+
+    def found_again(self, episode: EpisodeId) -> None:
+        """The file of a damaged result is whole: somebody has put it back."""
+        self._happen(Stored(episode.group, episode.sample, *self.record.groups[episode.group].results[episode.sample]))
+        self.repairs.lost.pop(episode, None)
 
     def unjudged(self) -> list[GroupId]:
         """Complete groups that nobody closed: what a coordinator that starts again has to judge."""
@@ -254,8 +291,11 @@ class Coordinator:
     def batch(self, step: int) -> Batch | None:
         """What a step trains on; None: not all of it is there yet. Asked again, it is the same.
 
+        Only a damaged episode that nobody has trained on may be another sample then (repairs.py).
+
         Raises:
           BoundError: it would hold too old a token.
+          LostEpisodeError: an episode of it cannot be read, and cannot be had again.
           ValueError: a step that is over and forgotten, or whose predecessor has no batch yet.
         """
         if not self.record.kept <= step <= min(self.record.formed, self.plan.steps - 1):
@@ -265,6 +305,9 @@ class Coordinator:
             )
         formed = self.record.batches.get(step) or self.record.form(step)
         if formed is None:
+            return None
+        self.repairs.check((*formed.groups, *formed.left_out))
+        if not all(map(self.record.whole, (*formed.groups, *formed.left_out))):
             return None
         ages = self.record.ages(formed)
         if step == self.record.formed:
@@ -373,7 +416,9 @@ class Coordinator:
 
     def _done(self, episode: EpisodeId) -> bool:
         group = self.record.groups.get(episode.group)
-        return group is None or episode.sample in group.results or not 0 <= episode.sample < self.plan.attempts
+        if group is None or not 0 <= episode.sample < self.plan.attempts or episode in self.repairs.lost:
+            return True
+        return episode.sample in group.results and episode.sample not in group.damaged
 
 
 def _name(episode: EpisodeId) -> str:

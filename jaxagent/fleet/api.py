@@ -24,6 +24,7 @@ from jaxagent.fleet.intake import BusyError, DamagedBodyError, FullDiskError, fa
 from jaxagent.fleet.members import RefusedError
 from jaxagent.fleet.playing import Judge, Playing
 from jaxagent.fleet.presence import Presence
+from jaxagent.fleet.repairs import LostEpisodeError
 from jaxagent.fleet.status import status
 from jaxagent.fleet.training import Training
 from jaxagent.fleet.wire import BadMessageError
@@ -38,6 +39,7 @@ ANSWERS: dict[type[Exception], tuple[str, int]] = {
     UnknownWorkerError: ("unknown_worker", 410),
     RefusedError: ("refused", 409),
     ReplacedError: ("replaced", 409),
+    LostEpisodeError: ("refused", 409),
     BusyError: ("busy", 503),
     FullDiskError: ("full_disk", 507),
     CoordinatorError: ("ending", 503),
@@ -77,6 +79,7 @@ class Api:
                 web.get(one, self._playing.episode),
                 web.post("/v1/batch", self._training.batch),
                 web.post("/v1/publish", self._training.publish),
+                web.post("/v1/damaged", self._training.damaged),
                 web.post("/v1/keep", self._training.keep),
                 web.post("/v1/end", self._training.end),
                 web.get(r"/v1/weights/{version:\d+}", self.weights),

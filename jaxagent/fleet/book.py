@@ -24,9 +24,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxagent.config import ConfigError
-from jaxagent.fleet import episodes, events, wire
+from jaxagent.fleet import episodes, events, segments, wire
 from jaxagent.fleet.admission import Answer, Batch, Coordinator, Outcome, Work
-from jaxagent.fleet.episodes import EpisodeFiles, Key
+from jaxagent.fleet.episodes import DamagedEpisodeError, EpisodeFiles, Key
 from jaxagent.fleet.ledger import Ledger
 from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
@@ -51,6 +51,7 @@ class Book:
     Args:
       folder: for ledger and episodes; made where there is none.
       plan: the run's rules.
+      exact: see `Coordinator`.
 
     Attributes:
       run: the run's id, made with its ledger.
@@ -62,9 +63,11 @@ class Book:
       OSError: the disk is full, or failed.
     """
 
-    def __init__(self, folder: pathlib.Path, plan: Plan):
+    def __init__(self, folder: pathlib.Path, plan: Plan, exact: bool = True):
         folder.mkdir(parents=True, exist_ok=True)
         self.plan, self._folder = plan, folder
+        if not segments.names(folder / segments.FOLDER):
+            _must_be_new(folder)
         self._ledger = Ledger(folder)
         try:
             self.epoch, self.notes = self._ledger.epoch, list(self._ledger.notes)
@@ -78,14 +81,18 @@ class Book:
             if not self.run:
                 self.run = secrets.token_hex(8)
                 rules = dataclasses.asdict(plan)
-                self._ledger.append([{"kind": "run", "run": self.run, "plan": rules}]).result(OPEN_S)
-            self.rules = Coordinator(plan, "", self.epoch, past)
+                try:
+                    self._ledger.append([{"kind": "run", "run": self.run, "plan": rules}]).result(OPEN_S)
+                except TimeoutError:
+                    raise OSError(f"its first line was not on disk after {OPEN_S:g} s: the disk hangs.") from None
+            self.rules = Coordinator(plan, "", self.epoch, past, exact)
             self._forget_tasks()
             # Steps beyond the end that the run had when their versions were published.
             self._without_tasks = {group.step for group in self.rules.record.groups} - self._tasks.keys()
             known = dict(self._known())
             self._dead = sum(isinstance(event, events.Stored) for event in past) - len(known)
             self._files = EpisodeFiles(folder, known)
+            self._look_for_damaged(known)
         except BaseException:
             self._ledger.close()
             raise
@@ -130,9 +137,26 @@ class Book:
         """The stored attempts of a group, in order. For any thread.
 
         Raises:
-          ConfigError: a file is damaged; names it.
+          DamagedEpisodeError: names the file.
         """
         return [self._files.read(EpisodeId(group, sample)) for sample in range(self.plan.attempts)]
+
+    def why_damaged(self, episode: EpisodeId) -> str:
+        """What is wrong with a stored result's file; "" where it is whole, or not stored. For any thread."""
+        try:
+            self._files.read(episode)
+        except DamagedEpisodeError as error:
+            return str(error)
+        except KeyError:  # forgotten in the meantime, or known as damaged
+            pass
+        return ""
+
+    def damaged(self, episode: EpisodeId, digest: str) -> Answer:
+        """See `Coordinator.damaged`. What is handed in next is written over the file."""
+        answer = self.rules.damaged(episode, digest)
+        if answer.outcome is Outcome.STORED:
+            self._files.lost(episode)
+        return answer
 
     # ---------------------------------------------------------------- the trainer
 
@@ -267,6 +291,27 @@ class Book:
             for sample, result in record.results.items():
                 yield EpisodeId(group, sample), result.digest
 
+    def _look_for_damaged(self, known: Mapping[Key, str]) -> None:
+        """At the start: files that are gone are as good as damaged, and damaged ones may have been put back.
+
+        Raises:
+          ConfigError: a file is gone, and playing the episode again would not give it back.
+        """
+        gone = set(self._files.missing)
+        for which in self.rules.record.damaged():
+            if which not in gone and not self.why_damaged(which):
+                self.rules.found_again(which)
+                self.notes.append(f"{episodes.name_of(which)} was damaged, and its file is whole again.")
+            else:
+                self._files.lost(which)
+                gone.discard(which)
+        for which in sorted(EpisodeId(GroupId(*group), sample) for group, sample in gone):
+            answer = self.damaged(which, known[which])
+            path = self.path(which, known[which])
+            if answer.outcome is Outcome.REFUSED:
+                raise ConfigError(f"{path} is gone, and the ledger has it ({episodes.name_of(which)}): {answer.reason}")
+            self.notes.append(f"{path} is gone, and the ledger has it: {episodes.name_of(which)} is played again.")
+
     def _forget_tasks(self) -> None:
         record = self.rules.record
         needed = {group.step for group in record.groups}
@@ -276,3 +321,16 @@ class Book:
 
 def _digest(tasks: Tasks) -> str:
     return hashlib.sha256(json.dumps(wire.tasks_to(tasks), separators=(",", ":")).encode()).hexdigest()
+
+
+def _must_be_new(folder: pathlib.Path) -> None:
+    """Raises ConfigError where a ledger has been here: its episodes would be removed as those of no known run.
+
+    Before the ledger is opened, since that begins a segment, which those that are put back would not go on from.
+    """
+    found = next((path for path in (folder / episodes.FOLDER).rglob("*.z")), None)
+    if found is not None:
+        raise ConfigError(
+            f"'{folder}' has no ledger any more, and episodes of one ('{found}'): put its folder of segments back "
+            "from a copy, go on without config.fleet, or use another workdir."
+        )

@@ -24,6 +24,7 @@ from jaxagent.fleet.vitals import Sign
 
 LOGS = "logs"
 VITALS, STACKS = "JAXAGENT_VITALS", "JAXAGENT_STACKS"  # where a process writes its signs, and its stacks when asked
+STATES = {"R": "runs", "S": "waits", "D": "waits for a disk or a device", "T": "is stopped", "Z": "has ended"}
 KILL_S = 30.0  # for the system to end a process that got SIGKILL
 _PDEATHSIG = 1  # of prctl
 _READ = 1 << 16  # bytes
@@ -59,7 +60,9 @@ class Child:
         self._signs.unlink(missing_ok=True)
         stacks = folder / LOGS / f"{program.name}.stacks"
         stacks.parent.mkdir(parents=True, exist_ok=True)
+        self._stacks = stacks
         self._log = open(stacks.with_suffix(".log"), "ab", buffering=0)  # noqa: SIM115  closed by `close`
+        self.log_bytes = os.fstat(self._log.fileno()).st_size  # of processes of this name before
         self._shown: dict[int, int] = {}  # what is read -> where it is shown
         inner = [self._shown_on(1), self._shown_on(2)] if program.shown else [self._log.fileno()] * 2
         own = {VITALS: str(self._signs), STACKS: str(stacks)}
@@ -120,6 +123,19 @@ class Child:
             os.kill(self.pid, signal.SIGUSR1)
             os.kill(self.pid, signal.SIGCONT)
         return True
+
+    def stacks_bytes(self) -> int:
+        """Of all stacks that it has written so far, its predecessors' included."""
+        with contextlib.suppress(OSError):
+            return self._stacks.stat().st_size
+        return 0
+
+    def state(self) -> str:
+        """For people: what the system says that it does."""
+        with contextlib.suppress(OSError, IndexError):
+            letter = pathlib.Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            return f"the system says that it {STATES.get(letter, f'is in state {letter}')}"
+        return "the system says nothing of it"
 
     def send(self, signum: int) -> None:
         """A signal, to the process alone."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import logging
 import random
 import threading
 import time
@@ -28,7 +29,11 @@ from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId
 from jaxagent.fleet.wire import BadMessageError, Beat, Job, Joined, Sources, TaskRef
 
+logger = logging.getLogger(__name__)
+
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
+TELL_EVERY_S = 30.0  # that the coordinator is away
+STOPPED_S = 5.0  # by which an attempt may be late without the process having been stopped
 BYTES_PER_S = 1 << 20  # the slowest link on which an episode still arrives
 AGAIN = (408, 422, 429, 500, 502, 503, 504, 507)  # 422: the body came in damaged; 507: the disk is full
 
@@ -167,6 +172,7 @@ class Client:
         """What a step trains on; None: not all of it is there yet. Asked again, it is the same.
 
         Raises:
+          ConfigError: an episode of it is lost; says why.
           ReplacedError: another trainer has joined.
         """
         found = self._call("POST", "/v1/batch", {"step": step, "wait_s": wait_s}, wait_s).get("batch")
@@ -176,6 +182,14 @@ class Client:
         """A stored result, for who does not see the coordinator's folder. Raises CallError: it is not there."""
         reply = self._ask("GET", _path(which), b"", wire.CALL_S + wire.BODY_S, most=wire.MAX_EPISODE_BYTES)
         return Packed(reply.headers.get(wire.DIGEST, ""), reply.body)
+
+    def damaged(self, which: EpisodeId, digest: str) -> Answer:
+        """A stored result of this digest cannot be read: it is played again, and its batch waits for that.
+
+        Raises:
+          ReplacedError: another trainer has joined.
+        """
+        return wire.answer_of(self._call("POST", "/v1/damaged", {"episode": wire.flat(which), "digest": digest}))
 
     def publish(
         self, version: int, digest: str, lineage: str, tasks: Mapping[int, Sequence[Sequence[TaskRef]]]
@@ -232,12 +246,12 @@ class Client:
         also: tuple[int, ...] = (),
     ) -> Reply:
         """Asks until it is answered."""
-        begun, pause_s, attempt = time.monotonic(), FIRST_PAUSE_S, 0
+        waited, told, pause_s, attempt = 0.0, 0.0, FIRST_PAUSE_S, 0
         while True:
             if self._closed.is_set():
                 raise CoordinatorGoneError("the client is closed.")
             attempt += 1
-            line = self._idle()
+            begun, line = time.monotonic(), self._idle()
             try:
                 reply = line.ask(method, path, body, self._headers(attempt, headers), seconds, most)
                 self._lines.append(line)
@@ -248,13 +262,29 @@ class Client:
                 failed = f"{reply.status} {_told(reply)[1]}"
             except (OSError, http.client.HTTPException) as error:
                 failed = str(error) or type(error).__name__
-                if line.used and time.monotonic() - begun < self._patience_s:
-                    continue  # the server closes connections that have been idle: this says nothing of it
-            waited = time.monotonic() - begun
-            if waited > self._patience_s:
-                raise CoordinatorGoneError(f"{self.url} has failed for {waited:.0f} s: {failed}")
+                if line.used:
+                    waited += self._counted(begun, seconds)
+                    if waited < self._patience_s:
+                        continue  # the server closes connections that have been idle: this says nothing of it
+                    begun = time.monotonic()
             self._closed.wait(pause_s * (0.5 + random.random()))
+            waited += self._counted(begun, seconds + 2 * pause_s)
+            if waited > told + TELL_EVERY_S:
+                told = waited
+                logger.warning(
+                    "%s has not answered for %.0f s (%s); it is asked for %g s (fleet.patience_s)",
+                    self.url, waited, failed, self._patience_s,
+                )  # fmt: skip
+            if waited > self._patience_s:
+                raise CoordinatorGoneError(
+                    f"{self.url} has failed for {waited:.0f} s (fleet.patience_s={self._patience_s:g}): {failed}"
+                )
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    @staticmethod
+    def _counted(begun: float, most: float) -> float:
+        """Seconds of an attempt, which ends by its own limit: in what is beyond, this process itself was stopped."""
+        return min(time.monotonic() - begun, most + STOPPED_S)
 
     def _idle(self) -> Line:
         """A connection that no other thread uses now."""
@@ -297,5 +327,8 @@ def _error(reply: Reply, url: str) -> Exception:
     if kind == "refused":
         return ConfigError(f"The coordinator at {url} refuses this process: {told}")
     if kind == "token":
-        return ConfigError(f"{url}: {told}")
+        return ConfigError(
+            f"{url}: the token is wrong: the environment variable JAXAGENT_FLEET_TOKEN must be what the run's other "
+            "processes have (the command that starts a run keeps it in WORKDIR/fleet/token)."
+        )
     return CallError(f"{url} answered {reply.status}: {told}")

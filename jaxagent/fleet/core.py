@@ -61,7 +61,8 @@ class Core:
     @property
     def ended(self) -> str:
         """Why the run is over; "": it goes on."""
-        if self.said or self.book.rules.record.published < self.book.plan.steps:
+        record = self.book.rules.record
+        if self.said or record.published < self.book.plan.steps or record.damaged():
             return self.said
         return "all steps are trained"
 

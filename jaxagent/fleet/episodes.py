@@ -31,11 +31,16 @@ class EpisodeConflictError(RuntimeError):
     """An episode's result is stored, and another one was handed in. The stored one stays."""
 
 
+class DamagedEpisodeError(ConfigError):
+    """A stored episode's file is not there, or not what was stored; names the file."""
+
+
 class EpisodeFiles:
     """The stored episodes of a folder. Every method may be called from several threads at once.
 
     Attributes:
       removed: files that were of no known episode.
+      missing: known episodes without a file, in order.
     """
 
     def __init__(self, folder: str | pathlib.Path, known: Mapping[Key, str]):
@@ -44,9 +49,6 @@ class EpisodeFiles:
         Args:
           folder: beside the ledger's files.
           known: the digests of all episodes that the ledger has.
-
-        Raises:
-          ConfigError: the file of a known one is not there.
         """
         self._folder = pathlib.Path(folder) / FOLDER
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -54,8 +56,7 @@ class EpisodeFiles:
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
         wanted = {path_of(self._folder, key, digest): key for key, digest in known.items()}
         there = {path for path in self._folder.rglob("*") if not path.is_dir()}
-        if missing := sorted(wanted.keys() - there):
-            raise ConfigError(f"{missing[0]} is gone, and the ledger has it. Restore it from a copy, or begin anew.")
+        self.missing = sorted(wanted[path] for path in wanted.keys() - there)
         self.removed = sorted(there - wanted.keys())
         for path in self.removed:
             path.unlink(missing_ok=True)
@@ -96,10 +97,15 @@ class EpisodeFiles:
         """A stored episode, checked.
 
         Raises:
-          ConfigError: it is damaged; names the file.
+          DamagedEpisodeError: names the file.
           KeyError: it is not stored.
         """
         return read(self._folder.parent, key, self._digests[key])
+
+    def lost(self, key: Key) -> None:
+        """An episode's file is damaged: what is handed in next takes its place."""
+        with self._locks[hash(key) % _LOCKS]:
+            self._digests.pop(key, None)
 
     def forget(self, keys: Iterable[Key]) -> None:
         """Removes episodes that no step will read again, after the ledger says so (its `kept` line, or a compaction).
@@ -117,14 +123,17 @@ def read(folder: str | pathlib.Path, key: Key, digest: str) -> Episode:
     """An episode's file, checked: for processes that only read, and know what the coordinator told them.
 
     Raises:
-      ConfigError: it is not there, or damaged; names the file.
+      DamagedEpisodeError: it is not there, or damaged; names the file.
     """
     path = path_of(pathlib.Path(folder) / FOLDER, key, digest)
     try:
-        body = path.read_bytes()
+        return packing.unpack(Packed(digest, path.read_bytes()), str(path))
     except FileNotFoundError:
-        raise ConfigError(f"{path} is not there: the episode was never stored, or is forgotten.") from None
-    return packing.unpack(Packed(digest, body), str(path))
+        raise DamagedEpisodeError(f"{path} is not there, and the ledger has it.") from None
+    except OSError as error:
+        raise DamagedEpisodeError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except ConfigError as error:
+        raise DamagedEpisodeError(str(error)) from None
 
 
 def name_of(key: Key) -> str:

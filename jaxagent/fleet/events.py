@@ -24,6 +24,14 @@ class Stored:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Damaged:
+    """A stored result can no longer be read; the next `Stored` of the episode mends that. Its group stays judged."""
+
+    group: GroupId
+    sample: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Closed:
     """All attempts of a group are stored and judged."""
 
@@ -55,9 +63,10 @@ class Kept:
     step: int
 
 
-Event: TypeAlias = Stored | Closed | Formed | Published | Kept
+Event: TypeAlias = Stored | Damaged | Closed | Formed | Published | Kept
 KINDS: dict[str, type[Event]] = {
     "stored": Stored,
+    "damaged": Damaged,
     "closed": Closed,
     "formed": Formed,
     "published": Published,

@@ -18,14 +18,17 @@ from jaxagent.config.errors import failure_line
 from jaxagent.fleet import wire
 from jaxagent.fleet.admission import Answer, Outcome
 from jaxagent.fleet.core import Core
+from jaxagent.fleet.episodes import DamagedEpisodeError, name_of
 from jaxagent.fleet.intake import DamagedBodyError, FullDiskError, failure, reply
 from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId, GroupId
+from jaxagent.fleet.status import note_damaged
 from jaxagent.types import Episode
 
 logger = logging.getLogger("jaxagent.fleet.coordinator")
 Judge = Callable[[list[Episode]], bool]
 LOOK_S = 0.2  # a long poll for episodes asks again: time alone can make another worker's step free
+JUDGE_TRIES = 3  # of a group whose files cannot be read, and then can
 OVER_S = 0.5  # before the answer that there is nothing any more: who asks at once again is no load
 RESERVE_BYTES = 64 * 2**20  # of the disk that episodes leave to the ledger
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -98,6 +101,7 @@ class Playing:
     async def store(self, which: EpisodeId, lease: str, version: int, packed: Packed) -> Answer:
         """First the file, then the line, then the word."""
         rules = self.core.book.rules
+        again = which in rules.record.damaged()
         try:
             answer = rules.expected(which, lease, version, packed.digest)
             if answer is None:
@@ -113,6 +117,8 @@ class Playing:
             self.core.intake.release(packed.body)
             del self._storing[which]
         self.core.watch.counts[answer.outcome.value] += 1
+        if again:
+            self._played_again(which, answer)
         if answer.outcome is Outcome.CONFLICT:
             logger.error("CONFLICT: %s", answer.reason)
         elif answer.outcome is Outcome.REFUSED:
@@ -120,6 +126,13 @@ class Playing:
         elif answer.complete:
             self.core.ring()
         return answer
+
+    def _played_again(self, which: EpisodeId, answer: Answer) -> None:
+        """A damaged episode was handed in: its batch may be whole now, or is lost."""
+        if answer.outcome is Outcome.STORED:
+            logger.info("%s was damaged, and is stored again", name_of(which))
+        if answer.outcome in (Outcome.STORED, Outcome.CONFLICT):
+            self.core.ring()
 
     def _write(self, which: EpisodeId, packed: Packed) -> None:
         """In a thread."""
@@ -138,15 +151,39 @@ class Playing:
                 raise FullDiskError(f"{self.core.folder}: the disk is full, and the episode is not stored.") from None
             raise
 
-    async def _close(self, group: GroupId) -> None:
+    async def _close(self, group: GroupId, tries: int = JUDGE_TRIES) -> None:
         """Judges a complete group."""
         try:
             usable = self._judge is None or await self.core.in_thread(self.core.judging, self._is_usable, group)
+        except DamagedEpisodeError as error:
+            if not await self._mend(group):  # it can be read by now
+                if tries == 1:
+                    return self.core.fail(f"group {tuple(group)} cannot be judged: {error}")
+                await self._close(group, tries - 1)
+            return
         except Exception as error:
             return self.core.fail(f"group {tuple(group)} cannot be judged: {failure_line(error)}")
         self.core.book.rules.close(group, usable)
         await self.core.written()
         self.core.ring()
+
+    async def _mend(self, group: GroupId) -> bool:
+        """Has what is damaged of a group played again; then it is complete again, and judged. False: nothing is."""
+        found = False
+        for sample in range(self.core.book.plan.attempts):
+            which = EpisodeId(group, sample)
+            wrong = await self.core.in_thread(self.core.disk, self.core.book.why_damaged, which)
+            digest = self.core.book.digest(which)
+            if not wrong or digest is None:
+                continue
+            answer = self.core.book.damaged(which, digest)
+            note_damaged(self.core.folder, which, wrong, answer)
+            found = True
+            if answer.outcome is Outcome.REFUSED:
+                self.core.fail(f"group {tuple(group)} cannot be judged: {wrong} {answer.reason}")
+        await self.core.written()
+        self.core.ring()
+        return found
 
     def _is_usable(self, group: GroupId) -> bool:
         assert self._judge is not None

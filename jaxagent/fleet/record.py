@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from jaxagent.fleet.events import Closed, Event, Formed, Kept, Published, Stored
-from jaxagent.fleet.plan import GroupId, Plan
+from jaxagent.fleet.events import Closed, Damaged, Event, Formed, Kept, Published, Stored
+from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 
 
 class BoundError(RuntimeError):
@@ -34,6 +34,7 @@ class GroupRecord:
     domain: str
     results: dict[int, Result]  # by sample
     usable: bool | None = None  # None: not closed yet
+    damaged: set[int] = dataclasses.field(default_factory=set)  # samples whose result can no longer be read
 
 
 class Record:
@@ -51,6 +52,7 @@ class Record:
         self.batches: dict[int, Formed] = {}  # by step, not forgotten
         self.formed = 0  # steps whose batch is decided
         self.kept = 0  # steps before this are trained, saved and forgotten
+        self.found_damaged = 0  # episodes, in the whole run
         self._untrained: set[GroupId] = set()  # admitted, in no batch
         self._rounds: dict[int, list[list[GroupId]]] = {}  # by step without a batch
         self._opened: list[GroupId] = []
@@ -69,18 +71,33 @@ class Record:
 
     def unjudged(self) -> list[GroupId]:
         """Groups whose attempts are all stored and that nobody closed, in order."""
-        wanted = self.plan.attempts
-        return sorted(
-            group
-            for group in self._untrained
-            if self.groups[group].usable is None and len(self.groups[group].results) == wanted
-        )
+        return sorted(group for group in self._untrained if self.groups[group].usable is None and self.whole(group))
+
+    def whole(self, group: GroupId) -> bool:
+        """Whether all attempts of a group are stored, and can be read."""
+        found = self.groups[group]
+        return len(found.results) == self.plan.attempts and not found.damaged
+
+    def damaged(self) -> list[EpisodeId]:
+        """Stored episodes that can no longer be read, in order."""
+        return sorted(EpisodeId(group, sample) for group, found in self.groups.items() for sample in found.damaged)
+
+    def trained(self, group: GroupId) -> bool:
+        """Whether a version is published that was trained on the group, or left it out."""
+        if group in self._untrained:
+            return False
+        steps = [step for step, batch in self.batches.items() if group in (*batch.groups, *batch.left_out)]
+        return not steps or self.published > steps[0]
 
     def apply(self, event: Event) -> None:
         """Changes the state."""
         match event:
             case Stored():
                 self.groups[event.group].results[event.sample] = Result(event.digest, event.version, event.lease)
+                self.groups[event.group].damaged.discard(event.sample)
+            case Damaged():
+                self.groups[event.group].damaged.add(event.sample)
+                self.found_damaged += 1
             case Closed():
                 self.groups[event.group].usable = event.usable
                 self._open_next_round(event.group.step)
@@ -137,7 +154,7 @@ class Record:
         return {
             "versions": list(self.versions),
             "groups": {
-                group: (record.domain, record.usable, sorted(record.results.items()))
+                group: (record.domain, record.usable, sorted(record.results.items()), sorted(record.damaged))
                 for group, record in sorted(self.groups.items())
             },
             "batches": sorted((step, batch.groups, batch.left_out) for step, batch in self.batches.items()),

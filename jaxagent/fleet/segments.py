@@ -57,7 +57,7 @@ def name_of(epoch: int, index: int) -> str:
 
 def newest_epoch(folder: pathlib.Path) -> int:
     """The highest epoch that has begun a segment; 0 where none has."""
-    return max((int(name[:8]) for name in _names(folder)), default=0)
+    return max((int(name[:8]) for name in names(folder)), default=0)
 
 
 def encode(number: int, record: Mapping[str, Any]) -> bytes:
@@ -83,10 +83,10 @@ def read(folder: pathlib.Path) -> Content:
     Raises:
       ConfigError: a line is damaged, or lines are missing; names file and line.
     """
-    names = _names(folder)
-    if not names:
+    found = names(folder)
+    if not found:
         return Content([], 0, {}, [], [])
-    newest, notes = names[-1], list[str]()
+    newest, notes = found[-1], list[str]()
     ends: dict[str, int | None] = {**_taken(folder / newest), newest: None}
     lines: list[Line] = []
     following, takes = 0, dict[str, int]()
@@ -108,7 +108,7 @@ def read(folder: pathlib.Path) -> Content:
             lines += own
         else:
             del takes[name]  # a writer that wrote nothing: the next one need not know of it
-    return Content(lines, following, takes, [name for name in names if name not in takes], notes)
+    return Content(lines, following, takes, [name for name in found if name not in takes], notes)
 
 
 def _taken(path: pathlib.Path) -> dict[str, int]:
@@ -153,5 +153,6 @@ def _decoded(raw: bytes, path: pathlib.Path, row: int) -> Line:
     )
 
 
-def _names(folder: pathlib.Path) -> list[str]:
+def names(folder: pathlib.Path) -> list[str]:
+    """Of a folder's segments, oldest first."""
     return sorted(path.name for path in folder.iterdir() if _NAME.fullmatch(path.name)) if folder.is_dir() else []

@@ -93,7 +93,7 @@ async def serve(
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     try:
-        book = Book(folder / LEDGER, plan)
+        book = Book(folder / LEDGER, plan, exact)
     except OSError as error:
         raise CoordinatorError(f"the ledger in {folder} cannot be opened: {error}") from error
     with contextlib.closing(book):

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
+import json
 import logging
+import pathlib
+import time
 from collections.abc import Callable
 from typing import Any
 
 from jaxagent.fleet import wire
-from jaxagent.fleet.admission import Batch
+from jaxagent.fleet.admission import Answer, Batch, Outcome
 from jaxagent.fleet.book import Book
+from jaxagent.fleet.episodes import name_of
 from jaxagent.fleet.members import ROLES, Members
+from jaxagent.fleet.plan import EpisodeId
 
 logger = logging.getLogger("jaxagent.fleet.coordinator")
 MEASURE_S = 0.1
 ALARM_S = 1.0  # of the event loop's lag
 LAGS = 600  # measurements: those of the last minute
 STEPS = 20  # lines
+DAMAGED_FILE = "damaged.jsonl"  # in the fleet's folder: a line for every stored episode that was found damaged
 
 
 class Watch:
@@ -75,7 +82,8 @@ def status(book: Book, members: Members, watch: Watch, now: float, ended: str) -
     rules, plan = book.rules, book.plan
     record, held = rules.record, rules.holding()
     unfinished = sorted(group for group, found in record.groups.items() if found.usable is None)
-    stored = sum(len(found.results) for found in record.groups.values())
+    damaged = len(record.damaged())
+    stored = sum(len(found.results) for found in record.groups.values()) - damaged
     playing = sum(map(len, held.values()))
     return {
         "run": book.run,
@@ -94,6 +102,8 @@ def status(book: Book, members: Members, watch: Watch, now: float, ended: str) -
             "playing": playing,
             "stored": stored,
             "waiting": len(record.groups) * plan.attempts - stored - playing,
+            "damaged": damaged,
+            "found_damaged": record.found_damaged,
         },
         "oldest_unfinished_group": list(unfinished[0]) if unfinished else None,
         "unfinished_groups": len(unfinished),
@@ -125,3 +135,14 @@ def status(book: Book, members: Members, watch: Watch, now: float, ended: str) -
         "calls": dict(sorted(watch.counts.items())),
         "wire": wire.WIRE,
     }
+
+
+def note_damaged(folder: pathlib.Path, which: EpisodeId, wrong: str, answer: Answer) -> None:
+    """Tells people that a stored episode is damaged, in the log and in a file that stays, and what follows."""
+    if answer.outcome not in (Outcome.STORED, Outcome.REFUSED):
+        return
+    follows = answer.reason or "it is played again"
+    logger.error("%s is damaged: %s %s", name_of(which), wrong, follows)
+    row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "episode": wire.flat(which), "why": wrong, "then": follows}
+    with contextlib.suppress(OSError), open(folder / DAMAGED_FILE, "a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")

@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import selectors
+import shutil
 import signal
 import sys
 import time
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from jaxagent.config.errors import EXIT_CODES
+from jaxagent.config.errors import EXIT_CODES, WAITED
 from jaxagent.fleet.child import LOGS, Child, Program
 
 RESTARTS_FILE = "restarts.jsonl"
@@ -31,7 +32,10 @@ SAID = (0, 1, 2, *EXIT_CODES.values())  # exit codes of a process that has told 
 CRASHED = 70  # its code where an exception ended it that nobody expected
 CRASHES_AT_ONE_PLACE = 3  # by its own doing; then starting it again is of no use
 LOOK_S = 0.1  # between two looks at everything
-STACKS_S = 2.0  # for writing stacks
+STACKS_S = 10.0  # for writing stacks, at most: a process that starves, or was stopped, has to get a turn first
+STILL_S = 0.2  # without a further byte: stacks are written
+OTHERS_S = 2.0  # for the other processes of a gang to say why they end
+LEAST_FREE = 1 << 20  # bytes: with less a disk counts as full
 END_S = 15.0  # for processes to end after SIGTERM
 LONGEST_DELAY_S = 30.0  # before a start
 GOOD_S = 60.0  # who lived for so long did not fail at its start
@@ -143,7 +147,9 @@ class Supervisor:
     def _died(self, running: _Running, child: Child, code: int) -> None:
         """One process of a gang has ended, and not as it should."""
         name = child.program.name
-        if code < 0 or code not in SAID:
+        if code == WAITED:
+            self._again(running, f"{name}: {self._last_line(child)}", crashed=True)
+        elif code < 0 or code not in SAID:
             self._again(running, f"{name} {_ending(code)}", crashed=code > 0)
         elif running is self._leader:
             self._let_others_say(running)
@@ -216,7 +222,7 @@ class Supervisor:
             self._close(running)
 
     def _let_others_say(self, running: _Running) -> None:
-        until = time.monotonic() + STACKS_S
+        until = time.monotonic() + OTHERS_S
         while any(child.ended() is None for child in running.children) and time.monotonic() < until:
             self._pump(LOOK_S)
 
@@ -261,12 +267,32 @@ class Supervisor:
                 of[key.fd].pump()
 
     def _write_stacks(self) -> None:
-        """Of every process: where one hangs, another may be the reason."""
-        asked = [child.write_stacks() for running in self._all for child in running.children]
-        if any(asked):
-            self._pump(0)
-            time.sleep(STACKS_S)
+        """Of every process: where one hangs, another may be the reason.
+
+        Waits until each file has grown and grows no more, which is a moment where there is processor time, and no
+        longer than `STACKS_S`: what is in the kernel for good (a dead disk) never writes.
+        """
+        children = [child for running in self._all for child in running.children]
+        asked = {child: child.stacks_bytes() for child in children if child.write_stacks()}
+        seen = dict(asked)
+        now = time.monotonic()
+        changed, until = dict.fromkeys(asked, now), now + STACKS_S
+        waiting = list(asked)
+        while waiting and time.monotonic() < until and self._interrupts < 2:
+            self._pump(LOOK_S)
+            for child in waiting:
+                if (size := child.stacks_bytes()) != seen[child]:
+                    seen[child], changed[child] = size, time.monotonic()
+            now = time.monotonic()
+            waiting = [
+                child
+                for child in waiting
+                if child.ended() is None and (seen[child] <= asked[child] or now - changed[child] < STILL_S)
+            ]
         self._say(f"stacks of all processes: {self._folder / LOGS}/*.stacks")
+        for child in asked:
+            if child.stacks_bytes() <= asked[child] and child.ended() is None:
+                self._say(f"{child.program.name} has written no stacks within {STACKS_S:g} s; {child.state()}.")
 
     def _note_restart(self, name: str, reason: str) -> None:
         row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "process": name, "reason": reason}
@@ -276,9 +302,18 @@ class Supervisor:
     def _last_line(self, child: Child) -> str:
         with contextlib.suppress(OSError), open(self._folder / LOGS / f"{child.program.name}.log", "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
-            lines = file.read().decode(errors="replace").strip().splitlines()
-            return lines[-1] if lines else "it said nothing"
-        return "its log cannot be read"
+            content = file.read()[-4096:]
+            written = os.fstat(file.fileno()).st_size > child.log_bytes  # else the last line is a predecessor's
+            lines = content.decode(errors="replace").strip().splitlines() if written else []
+            return lines[-1] if lines else f"it said nothing{self._full()}"
+        return f"its log cannot be read{self._full()}"
+
+    def _full(self) -> str:
+        """Why a log may be empty: what a process says is lost where its disk is full."""
+        with contextlib.suppress(OSError):
+            if shutil.disk_usage(self._folder).free < LEAST_FREE:
+                return f", and the disk of {self._folder} is full: make room, and the same command goes on"
+        return ""
 
     def _say(self, line: str) -> None:
         with contextlib.suppress(OSError):

@@ -9,10 +9,11 @@ from aiohttp import web
 
 from jaxagent.config.errors import failure_line
 from jaxagent.fleet import episodes, wire
-from jaxagent.fleet.admission import Outcome
+from jaxagent.fleet.admission import Answer, Outcome
 from jaxagent.fleet.core import CoordinatorError, Core
 from jaxagent.fleet.intake import reply
 from jaxagent.fleet.record import BoundError
+from jaxagent.fleet.status import note_damaged
 from jaxagent.fleet.wire import BadMessageError
 
 logger = logging.getLogger("jaxagent.fleet.coordinator")
@@ -71,6 +72,20 @@ class Training:
             self.core.work.ring()  # it may have brought the tasks of further steps
         else:
             logger.error("%s: %s", answer.outcome.name, answer.reason)
+        return reply(wire.answer_to(answer))
+
+    async def damaged(self, request: web.Request) -> web.Response:
+        """POST: an episode of a batch cannot be read. LATE: it can be read here, or is another one by now."""
+        row = await self.core.intake.call(request)
+        self._trainer(request)
+        which, digest = wire.episode(row.get("episode")), wire.text(row, "digest")
+        wrong = await self.core.in_thread(self.core.disk, self.core.book.why_damaged, which)
+        answer = Answer(Outcome.LATE)
+        if wrong or which in self.core.book.rules.record.damaged():
+            answer = self.core.book.damaged(which, digest)
+        await self.core.written()
+        note_damaged(self.core.folder, which, wrong, answer)
+        self.core.ring()
         return reply(wire.answer_to(answer))
 
     async def keep(self, request: web.Request) -> web.Response:

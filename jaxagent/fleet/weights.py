@@ -35,6 +35,10 @@ class ConflictError(WeightsError):
     """The version is published with other weights: a replayed step came out differently."""
 
 
+class OtherRunError(ConflictError):
+    """The version that is there is of another run, whatever its weights are."""
+
+
 def versions(folder: str | pathlib.Path) -> list[int]:
     """The versions that are there, oldest first."""
     folder = pathlib.Path(folder)
@@ -140,7 +144,8 @@ def compare(target: pathlib.Path, value: Manifest) -> None:
     """
     there = manifest.decode((target / MANIFEST).read_bytes(), str(target / MANIFEST))
     if there != value:
-        raise ConflictError(
+        kind = ConflictError if there.lineage == value.lineage else OtherRunError
+        raise kind(
             f"{target}: version {value.version} has digest {there.digest} (lineage '{there.lineage}'), and another "
             f"came: {value.digest} (lineage '{value.lineage}')."
         )

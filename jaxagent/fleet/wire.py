@@ -13,7 +13,7 @@ from jaxagent.fleet.admission import Answer, Batch, Outcome, Work
 from jaxagent.fleet.plan import EpisodeId, GroupId
 from jaxagent.fleet.record import Result
 
-WIRE = 1  # version of all of this: the two sides of a call have the same, or do not talk
+WIRE = 2  # version of all of this: the two sides of a call have the same, or do not talk
 # Of every request, beside the token.
 RUN, EPOCH, ATTEMPT, NAME = "Fleet-Run", "Fleet-Epoch", "Fleet-Attempt", "Fleet-Name"
 DIGEST = "Fleet-Digest"  # of an episode's result, with its body

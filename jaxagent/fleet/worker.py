@@ -127,6 +127,11 @@ class EngineWorker:
             raise self._failure
         return self._reason
 
+    @property
+    def joined(self) -> bool:
+        """Whether the coordinator knows it, or did."""
+        return bool(self._name)
+
     def end(self, reason: str, grace_s: float | None = 5.0) -> None:
         """Ends the work: nothing new is begun, what waits is given back, results are sent.
 

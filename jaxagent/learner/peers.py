@@ -22,6 +22,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from jaxagent.config.errors import WaitedInVainError
+
 T = TypeVar("T")  # JSON-able
 
 INIT_S = 600  # for all processes to connect: a cluster starts hosts minutes apart
@@ -35,6 +37,10 @@ SLICE_S = 2.0  # of waiting: between two, Python's signal handlers run
 
 class PeerError(RuntimeError):
     """The processes of the trainer cannot go on together; says who is missing, or what differs. The group must end."""
+
+
+class MissingPeerError(PeerError, WaitedInVainError):
+    """A process has not come to a meeting in time."""
 
 
 @dataclasses.dataclass
@@ -59,13 +65,15 @@ class Meetings:
             self.client.key_value_set(f"jaxagent/{number}/{self.index}", json.dumps([what, said]))
             found = self.wait(f"jaxagent/{number}/all", timeout_s + GRACE_S)
             if found is None:
-                raise PeerError(f"Process 0 has not come to '{what}' in {timeout_s:g} s.")
+                raise MissingPeerError(f"Process 0 has not come to '{what}' in {timeout_s:g} s.")
             verdict = json.loads(found)
         else:
             verdict = self._verdict(number, what, said, size, timeout_s)
             self.client.key_value_set(f"jaxagent/{number}/all", json.dumps(verdict))
             for old in range(number - 3, number - 1):  # all have come here, so they have read what came before
                 self.client.key_value_delete(f"jaxagent/{old}/")
+        if "missing" in verdict:
+            raise MissingPeerError(verdict["missing"])
         if "wrong" in verdict:
             raise PeerError(verdict["wrong"])
         return verdict["said"]
@@ -93,18 +101,20 @@ class Meetings:
 
     def wait(self, key: str, timeout_s: float) -> str | None:
         """The key's value; None where it did not come in time."""
-        deadline = time.monotonic() + timeout_s
-        while (left := deadline - time.monotonic()) > 0:
+        left = timeout_s
+        while left > 0:
+            began = time.monotonic()
             try:
                 return self.client.blocking_key_value_get(key, max(int(1000 * min(left, SLICE_S)), 1))
             except RuntimeError as error:  # jax's own is one
                 if "DEADLINE_EXCEEDED" not in str(error):
                     said = str(error).splitlines()[0]
                     raise PeerError(f"The trainer's coordination service is gone: {said}") from error
+            left -= min(time.monotonic() - began, SLICE_S)  # more: this process was stopped meanwhile
         return None
 
     def _verdict(self, number: int, what: str, said: Any, size: int, timeout_s: float) -> dict[str, Any]:
-        """Process 0 hears all others: {"said": [...]} or {"wrong": a line}."""
+        """Process 0 hears all others: {"said": [...]}, {"wrong": a line} or {"missing": a line}."""
         heard, missing, deadline = [said], [], time.monotonic() + timeout_s
         for other in range(1, size):
             found = self.wait(f"jaxagent/{number}/{other}", max(deadline - time.monotonic(), 0.01))
@@ -117,7 +127,7 @@ class Meetings:
             heard.append(value)
         if missing:
             who = f"process {', '.join(missing)} of {size}"
-            return {"wrong": f"The trainer waits for {who}, not come to '{what}' in {timeout_s:g} s."}
+            return {"missing": f"The trainer waits for {who}, not come to '{what}' in {timeout_s:g} s."}
         return {"said": heard}
 
 

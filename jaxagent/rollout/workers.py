@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
+from jaxagent.rollout import waiting
 from jaxagent.types import Episode, Group, StopReason, Task
 
 logger = logging.getLogger(__name__)
@@ -128,14 +129,10 @@ class Workers:
         """Runs a coroutine on the loop and waits for it, e.g. `run(retriever.close(), 5.0)`.
 
         Raises:
-          TimeoutError: it took longer; it has been cancelled.
+          OverdueError: it took longer than that of this process's own time (waiting.py); it has been cancelled.
         """
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result(timeout_s)
-        except concurrent.futures.TimeoutError:
-            future.cancel()
-            raise
+        what = getattr(coroutine, "__qualname__", "a coroutine").replace(".<locals>", "")
+        return waiting.result(asyncio.run_coroutine_threadsafe(coroutine, self._loop), timeout_s, what)
 
     def begin(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Begins a coroutine on the loop. Unlike `run`, its caller goes on, and bounds it itself."""

@@ -506,6 +506,21 @@ def test_the_rules_of_a_run_do_not_change(served, tmp_path):
 # -------------------------------------------------------------------- again, and forgotten
 
 
+def test_a_ledger_that_somebody_removed_takes_no_episode_with_it(served, tmp_path):
+    client, name = began(served)
+    play(client, name)
+    served.stop()
+    segments = tmp_path / server.LEDGER / "segments"
+    segments.rename(tmp_path / "elsewhere")  # nothing is made in its place
+    before = sorted((tmp_path / server.LEDGER).rglob("*.z"))
+    with pytest.raises(ConfigError, match=r"has no ledger any more, and episodes of one .* back from a copy"):
+        served.start()
+    assert sorted((tmp_path / server.LEDGER).rglob("*.z")) == before
+    (tmp_path / "elsewhere").rename(segments)
+    served.start()
+    assert served.client().status()["episodes"]["stored"] == len(before)
+
+
 def test_a_new_coordinator_goes_on_with_the_same_callers(served):
     client, name = began(served)
     jobs = client.take(name, 2, [])

@@ -12,7 +12,7 @@ import pytest
 from jaxagent.config import ConfigError
 from jaxagent.data import codec
 from jaxagent.fleet import episodes, packing
-from jaxagent.fleet.episodes import EpisodeConflictError, EpisodeFiles
+from jaxagent.fleet.episodes import DamagedEpisodeError, EpisodeConflictError, EpisodeFiles
 from jaxagent.fleet.ledger import Ledger
 from jaxagent.fleet.packing import Packed
 from jaxagent.types import Episode, Heard, StopReason, Task, TokenKind, Trajectory
@@ -135,10 +135,12 @@ def test_what_the_ledger_does_not_know_is_removed_and_what_it_knows_must_be_ther
     again.forget([KEY, ((99, 0, 0), 0)])
     with pytest.raises(KeyError):
         again.read(KEY)
-    with pytest.raises(ConfigError, match="never stored, or is forgotten"):
+    with pytest.raises(DamagedEpisodeError, match=r"12/0-3-1-\w+\.json\.z is not there"):
         episodes.read(tmp_path, KEY, packed.digest)
-    with pytest.raises(ConfigError, match=r"12/0-3-1-\w+\.json\.z is gone"):
-        EpisodeFiles(tmp_path, {KEY: packed.digest})
+    again = EpisodeFiles(tmp_path, {KEY: packed.digest})
+    assert again.missing == [KEY]
+    again.lost(KEY)
+    assert again.put(KEY, packed) == "stored" and same(again.read(KEY), EPISODE)
 
 
 def test_forgetting_what_is_trained_can_be_interrupted(tmp_path):

@@ -12,6 +12,8 @@ import pytest
 
 from jaxagent.fleet import manifest, settings, vitals, weight_reader, weights
 from jaxagent.fleet.child import LOGS
+from jaxagent.fleet.episodes import FOLDER
+from jaxagent.fleet.server import LEDGER
 from jaxagent.observe import jsonl
 from tests.fleet.tiny_fleet import DEADLINE_S, compare, digests, ended, fleet, oracle_run
 
@@ -139,3 +141,24 @@ def test_ctrl_c_saves_and_the_same_command_continues(tmp_path, expected):
     assert "the same command continues." in pathlib.Path(f"{workdir}.log").read_text()
     ended(fleet(workdir, 1, "--config.rl.staleness=1"), workdir)
     compare(workdir, expected(1))
+
+
+def test_episodes_that_are_damaged_on_disk_are_played_again(tmp_path, expected):
+    """One byte of every stored episode that is not trained yet; the weights are those of a run without damage."""
+    workdir = tmp_path / "run"
+    process = fleet(workdir, 1, "--config.rl.staleness=1")
+    until = time.monotonic() + DEADLINE_S
+    while len(digests(workdir) if (workdir / settings.FOLDER).is_dir() else {}) < 2 and time.monotonic() < until:
+        assert process.poll() is None, pathlib.Path(f"{workdir}.log").read_text()[-4000:]
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(DEADLINE_S) == 130
+    found = sorted((workdir / settings.FOLDER / LEDGER / FOLDER).rglob("*.z"))
+    for path in found:
+        body = path.read_bytes()
+        path.write_bytes(body[:40] + bytes([body[40] ^ 255]) + body[41:])
+    said = ended(fleet(workdir, 1, "--config.rl.staleness=1"), workdir)
+    compare(workdir, expected(1))
+    told = json.loads((workdir / "summary.json").read_text())["fleet"]
+    assert 0 < told["damaged_episodes"] <= len(found) and not told["restarts"]
+    assert "is damaged on disk" in said and "it is played again" in said

@@ -36,7 +36,7 @@ def random_faults(rng: random.Random) -> Faults:
     """Each kind in two thirds of the schedules, so that all combinations come, and none."""
     most = {
         "crash": 0.03, "lost_answer": 0.1, "kill": 0.1, "pause": 0.1, "twice": 0.3, "trainer_kill": 0.2, "forged": 0.1,
-        "churn": 0.5,
+        "churn": 0.5, "damage": 0.2,
     }  # fmt: skip
     return Faults(told=rng.random(), **{name: rng.choice((0.0, p / 3, p)) for name, p in most.items()})
 
@@ -59,11 +59,11 @@ def run(seeds) -> collections.Counter:
             world.run()
         except Exception as error:
             raise AssertionError(f"schedule {seed}: {error!r}; {world.plan}; {world.faults}") from error
-        for name in ("restarts", "kills", "forged"):
+        for name in ("restarts", "kills", "forged", "damaged"):
             seen[name] += getattr(world, name)
         seen["replays"] += world.trainings
         seen["episodes"] += len(world.acknowledged)
-        seen["requeued"] += len(world.begun) - len(world.acknowledged)
+        seen["requeued"] += len(world.begun) - len(world.acknowledged) - world.damaged
         seen["at the bound"] += max(world.ages, default=0) == world.plan.bound > 0
         seen["beyond S"] += max(world.ages, default=0) > world.plan.staleness
         seen[world.plan.rule] += 1

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -98,8 +99,7 @@ def test_one_dead_process_of_a_gang_ends_the_others_at_once(tmp_path, started):
 
 
 @pytest.mark.parametrize("how", ["sleeps", "stopped"])
-def test_a_hang_is_found_by_progress_and_stacks_are_written(tmp_path, started, how, capfd, monkeypatch):
-    monkeypatch.setattr(supervise, "STACKS_S", 0.5)
+def test_a_hang_is_found_by_progress_and_stacks_are_written(tmp_path, started, how, capfd):
     stuck = "os.kill(os.getpid(), signal.SIGSTOP)" if how == "stopped" else "time.sleep(99)"
     leader = f"def in_a_collective():\n    {stuck}\n    time.sleep(99)\n"
     leader += "signs.phase('trains step 3', 0.3)\nif turn == 1: in_a_collective()\n"
@@ -111,6 +111,28 @@ def test_a_hang_is_found_by_progress_and_stacks_are_written(tmp_path, started, h
     assert "in in_a_collective" in (tmp_path / "fleet/logs/trainer.stacks").read_text()
     assert "File" in (tmp_path / "fleet/logs/engine.stacks").read_text()
     assert "stacks of all processes" in capfd.readouterr().err
+
+
+def test_stacks_are_waited_for_as_long_as_they_may_still_come(tmp_path, started, capfd, monkeypatch):
+    """A process that gets no processor time writes late; one that never can is named."""
+    monkeypatch.setattr(supervise, "STACKS_S", 5.0)
+    late = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\nsigns.phase('trains step 3', 0.3)\n"
+    late += "def starves():\n    time.sleep(3.0)\n    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])\n"
+    late += "    time.sleep(99)\nif turn == 1: starves()\n"
+    deaf = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n" + FOREVER
+    assert supervisor(tmp_path, gang("engine", deaf), gang("trainer", late, leads=True)).run() == 0
+    assert len(started("trainer")) == 2
+    assert "in starves" in (tmp_path / "fleet/logs/trainer.stacks").read_text()
+    said = capfd.readouterr().err
+    assert "engine has written no stacks within 5 s; the system says that it " in said
+    assert "trainer has written no stacks" not in said
+
+
+def test_who_waited_in_vain_starts_again_with_its_own_line(tmp_path, started, capfd):
+    leader = "if turn == 1:\n    print('error: it waited 9 s for process 1.')\n    sys.exit(75)\n"
+    assert supervisor(tmp_path, gang("trainer", leader, leads=True)).run() == 0
+    told = supervise.restarts(tmp_path / "fleet")
+    assert told["first_reasons"] == {"trainer": "trainer: error: it waited 9 s for process 1."}
 
 
 def test_progress_within_a_phase_is_no_hang(tmp_path, started):
@@ -264,6 +286,19 @@ def test_a_full_disk_under_the_logs_ends_nothing(tmp_path, capfd):
     (logs / "trainer.log").symlink_to("/dev/full")
     assert supervisor(tmp_path, gang("trainer", "print('it trains', flush=True)\n", leads=True)).run() == 0
     assert capfd.readouterr().out == "it trains\n"
+
+
+def test_what_a_full_disk_swallows_is_told_by_the_supervisor(tmp_path, capfd, monkeypatch):
+    """A process writes its last line to a log for which there is no room; that of a process before is not its own."""
+    logs = tmp_path / "fleet/logs"
+    logs.mkdir(parents=True)
+    (logs / "coordinator.log").write_text("an earlier line\n")
+    monkeypatch.setattr(supervise.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 0))
+    silent = gang("coordinator", "sys.exit(1)", needed=True)
+    assert supervisor(tmp_path, silent, gang("trainer", FOREVER, leads=True)).run() == 1
+    said = capfd.readouterr().err
+    assert "coordinator: it said nothing, and the disk of " in said and "is full: make room, and the same" in said
+    assert "an earlier line" not in said
 
 
 def test_what_a_kill_or_a_power_cut_leaves_of_small_files_is_no_reason_to_end(tmp_path):

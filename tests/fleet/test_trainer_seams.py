@@ -33,7 +33,7 @@ CFG = config()
 STATUS = {
     "members": {"engine": {"1-1": {"phase": "playing", "playing": 2, "numbers": {"idle_s": 4.0}}}},
     "oldest_unfinished_group": [3, 0, 1],
-    "episodes": {"playing": 2},
+    "episodes": {"playing": 2, "damaged": 0, "found_damaged": 0},
 }
 
 
@@ -76,6 +76,10 @@ class Coordinator:
     def episode(self, which):
         return self.packed[which]
 
+    def damaged(self, which, digest):
+        """By default it is whole where the coordinator reads it."""
+        return Answer(Outcome.LATE)
+
     def status(self):
         return STATUS
 
@@ -111,7 +115,7 @@ def test_episodes_come_over_http_where_the_folder_is_not_seen(tmp_path):
         packing.pack(e) for g in there.chosen.played for e in g.episodes
     ]
     link.packed[EpisodeId(GroupId(3, 0, 0), 1)] = packing.pack(episode(GroupId(3, 0, 0), 1, 9.0))
-    with pytest.raises(ConfigError, match=r"episode 1 of group 0 .* was stored, and .* came"):
+    with pytest.raises(ConfigError, match=r"step 3: the coordinator reads what this process cannot: .* digest is"):
         batches(tmp_path, link, [], folder="elsewhere").batch(3)
 
 
@@ -188,6 +192,18 @@ def test_steps_that_the_ledger_does_not_know_are_told_in_one_line(tmp_path):
     (tmp_path / "w").mkdir()
     with pytest.raises(ConfigError, match=r"has done 3 steps that .* without config.fleet"):
         published(tmp_path, link, []).publish(3, state(3))
+
+
+@pytest.mark.parametrize("numerics", ["exact", "fast"])
+def test_versions_of_another_run_are_told_as_such_and_stay(tmp_path, numerics):
+    """Somebody removed the ledger: a new one has another run's id, and the weights are equal."""
+    folder = tmp_path / "w"
+    folder.mkdir()
+    weights.publish(folder, {("w",): np.full(4, 3, np.float32)}, "run before", 3)
+    of = published(tmp_path, Publications(), [], dataclasses.replace(CFG, numerics=numerics))
+    with pytest.raises(ConfigError, match=r"another run than the ledger .* 'run before'.* The ledger was removed"):
+        of.publish(3, state(3))
+    assert weights.versions(folder) == [3]
 
 
 def test_with_fast_numerics_what_was_published_stays(tmp_path):

@@ -34,6 +34,7 @@ class Faults:
     twice: float = 0.0  # a result is sent twice
     trainer_kill: float = 0.0  # per step
     forged: float = 0.0  # a stored result is sent again with another digest, or a result with another version
+    damage: float = 0.0  # per batch that is read: one of its episodes cannot be read any more
     churn: float = 0.0  # per step: a worker joins for good, or leaves
     told: float = 0.5  # somebody sees a worker's end, and says so before its lease runs out
 
@@ -109,7 +110,7 @@ class World:
         self.ages: dict[int, int] = {}
         self.step = self.saved = 0
         self.trainings = 0  # of the trainer's processes
-        self.restarts = self.kills = self.forged = self.conflicts = self.refused = 0
+        self.restarts = self.kills = self.forged = self.conflicts = self.refused = self.damaged = 0
         self.idle_s = 0.0  # of the trainer
         self.processes: list[Process] = []
         for _ in range(workers):
@@ -280,7 +281,7 @@ class World:
         before = self.coordinator.record.snapshot()
         self.forged += 1
         there = self.coordinator.record.groups.get(which.group)
-        stored = there is not None and which.sample in there.results
+        stored = there is not None and which.sample in there.results and which.sample not in there.damaged
         wrong = [
             (which, work.lease, self.plan.version(which.group.step) - 1, text),
             (which, work.lease, len(self.versions), text),
@@ -306,8 +307,30 @@ class World:
             waited = 0.7 + 0.5 * self.random.random()
             self.idle_s += waited
             return self.at(waited, self.train, training)
+        if self.chance(self.faults.damage) and self.damage(batch):
+            return self.at(0.1, self.train, training)
         self.check_batch(batch)
         self.at(self.train_s(), self.trained_step, training, batch)
+
+    def damage(self, batch: Batch) -> bool:
+        """The trainer cannot read an episode. Whether it is played again, so that the batch must be asked for again."""
+        which = self.random.choice(sorted(batch.results))
+        text = batch.results[which].digest
+        told: Answer | None = self.call("damaged", which, text)
+        if told is None:
+            told = self.call("damaged", which, text, careful=True)
+        trained = batch.step + 1 < len(self.coordinator.record.versions)
+        pinned = self.plan.rule == "pinned"
+        if told.outcome is Outcome.REFUSED:
+            assert trained and not pinned, told
+            return False  # somebody puts the file back
+        assert told.outcome in (Outcome.STORED, Outcome.DUPLICATE), told
+        assert self.call("damaged", which, "another", careful=True).outcome is Outcome.LATE
+        self.damaged += 1
+        self.acknowledged.pop(which, None)
+        if not pinned:  # nobody has trained on it: another sample is as good
+            self.trained.pop(batch.step, None)
+        return True
 
     def train_s(self) -> float:
         return 3 * self.random.random()

@@ -8,9 +8,11 @@ over the network, their layout on the devices.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import json
+import logging
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,14 +20,18 @@ from typing import Any
 import numpy as np
 
 from jaxagent.config import ConfigError
+from jaxagent.config.errors import WaitedInVainError
 from jaxagent.engine.driver import Driver
 from jaxagent.io import files
 from jaxagent.runs.parts import Parts
 from jaxagent.types import Generation
 
+logger = logging.getLogger(__name__)
+
 FILE = "probe.json"  # weight_server.SHARED has it
 TASK = "probe"
 TURNS = 4
+TRIES = 2
 MOST_NEW, MOST_PROMPT = 8, 48  # tokens
 
 
@@ -52,6 +58,7 @@ def probe(parts: Parts, driver: Driver) -> Probed:
 
     Raises:
       EngineError: generation failed.
+      WaitedInVainError: it took too long, twice.
     """
     new, vocabulary = min(MOST_NEW, parts.cfg.env.turn_tokens), parts.tokenizer.vocab_size
     length = max(1, min(MOST_PROMPT, parts.cfg.env.context_tokens - new - 1))
@@ -68,7 +75,15 @@ def probe(parts: Parts, driver: Driver) -> Probed:
     async def every() -> list[Generation]:
         return list(await asyncio.gather(*map(one, range(TURNS))))
 
-    return Probed.of(parts.workers.run(every(), 2 * parts.cfg.engine.request_timeout_s))
+    limit_s = parts.cfg.engine.request_timeout_s
+    for _ in range(TRIES):
+        with contextlib.suppress(TimeoutError):  # also where this process was stopped for longer than that
+            return Probed.of(parts.workers.run(every(), 2 * limit_s))
+        logger.warning("A turn of the probe took more than engine.request_timeout_s (%g s).", limit_s)
+    raise WaitedInVainError(
+        f"The probe waited {TRIES} times {limit_s:g} s (engine.request_timeout_s) for {TURNS} turns of this process's "
+        "engine, which gave none."
+    )
 
 
 def record(folder: pathlib.Path, parts: Parts, driver: Driver, facts: Mapping[str, Any]) -> None:

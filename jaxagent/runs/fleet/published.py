@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from jaxagent.fleet import weight_reader, weights
 from jaxagent.fleet.manifest import MissingError, WeightsError
+from jaxagent.fleet.whereabouts import WEIGHTS
 from jaxagent.fleet.wire import Sources
+from jaxagent.fleet.worker import WAITING
 from jaxagent.models import lora, params
 from jaxagent.models.params import Params
 from jaxagent.runs.fleet import places, trees
@@ -20,6 +23,10 @@ class Link(Protocol):
 
     def weights(self, version: int) -> Sources | None:
         """Where a version's weights are; None: it is not published."""
+        ...
+
+    def status(self) -> Mapping[str, Any]:
+        """What the coordinator tells people."""
         ...
 
 
@@ -55,3 +62,28 @@ class Published:
             self.note(f"the tokens of version {version} are not scored again: {failure}")
             return None
         return trees.placed(found, specs, self.parts.mesh, lambda path, array: array.dtype)
+
+
+def lacking(link: Link, folder: pathlib.Path, version: int) -> str:
+    """Why nobody can have a version's weights; "" where somebody can. Reads all of them.
+
+    Args:
+      link: to the coordinator.
+      folder: of all versions, here.
+      version: which.
+    """
+    sources = link.weights(version)
+    if sources is None:
+        return f"version {version} is not published."
+    try:
+        with weight_reader.Held(weights.path_of(folder, version)) as held:
+            held.read()
+    except WeightsError as failure:
+        engines = link.status()["members"]["engine"].values()
+        return "" if any(_may_have(row, version) for row in engines) else str(failure)
+    return ""
+
+
+def _may_have(engine: Mapping[str, Any], version: int) -> bool:
+    """Whether an engine has a version whole, for all that is known: one that waits for weights serves parts, too."""
+    return engine["phase"] not in (WEIGHTS, WAITING) and version in engine["numbers"].get("versions", [])

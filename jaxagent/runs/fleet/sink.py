@@ -179,6 +179,11 @@ class Versions:
         of = found.tree, self._lineage, version, found.base, found.merged
         try:
             return weights.publish(self._folder, *of).digest
+        except weights.OtherRunError as other:
+            raise ConfigError(
+                f"The versions in '{self._folder}' are of another run than the ledger beside them: {other} The ledger "
+                "was removed or replaced: put it back from a copy, go on without config.fleet, or use another workdir."
+            ) from None
         except weights.ConflictError as conflict:
             if self._cfg.numerics == "exact" or self._link.weights(version) is not None:
                 self._differs(version, str(conflict))

@@ -16,10 +16,13 @@ from jaxagent.algorithms.group_rewards import shaped
 from jaxagent.config import ConfigError, RLConfig
 from jaxagent.config.fleet import FleetConfig
 from jaxagent.fleet import episodes, packing
-from jaxagent.fleet.admission import Batch
+from jaxagent.fleet.admission import Answer, Batch, Outcome
+from jaxagent.fleet.client import CallError
 from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId
+from jaxagent.fleet.repairs import WHAT_TO_DO
 from jaxagent.fleet.vitals import Vitals
+from jaxagent.fleet.whereabouts import WEIGHTS
 from jaxagent.observe.text import duration
 from jaxagent.rollout.selection import Selection
 from jaxagent.runs.collect import rollouts
@@ -30,6 +33,8 @@ from jaxagent.types import Episode, Group, StopReason
 LONGEST_POLL_S = 10.0
 TELL_EVERY_S = 30.0  # what it waits for
 READERS = 8  # threads
+BACK = "Put the file back from a copy, and the same command goes on; without one, begin anew in another workdir."
+MOST_IN_VAIN = 4  # readings of what is damaged here, and is not where the coordinator reads it
 
 
 class Link(Protocol):
@@ -41,6 +46,10 @@ class Link(Protocol):
 
     def episode(self, which: EpisodeId) -> Packed:
         """A stored episode."""
+        ...
+
+    def damaged(self, which: EpisodeId, digest: str) -> Answer:
+        """A stored episode cannot be read."""
         ...
 
     def status(self) -> Mapping[str, Any]:
@@ -59,6 +68,7 @@ class Batches:
       note: prints a line.
       look: called while it waits for a step: it ends a run that was asked to end.
       lender: has this process's engine play for the step that it waits for; None: the engine does nothing then.
+      lacks: why nobody can play a step's episodes any more: the weights of their version cannot be had; "": they can.
     """
 
     def __init__(
@@ -71,9 +81,11 @@ class Batches:
         note: Callable[[str], None],
         look: Callable[[int], None] = lambda step: None,
         lender: Lender | None = None,
+        lacks: Callable[[int], str] = lambda step: "",
     ):
         self._rl, self._fleet, self._link, self._folder = rl, fleet, link, folder
         self._signs, self._note, self._look, self._lender = signs, note, look, lender
+        self._lacks = lacks
         self._first = True
         self._timed_out = False
         self._before: dict[str, float] = {}  # seconds that each engine had been idle
@@ -82,17 +94,34 @@ class Batches:
     def batch(self, step: int) -> Rollouts:
         """The groups of a step. Asked again, it gives the same ones, also in another process.
 
+        A stored episode that is damaged is played again, and waited for.
+
         Raises:
-          ConfigError: a stored episode is damaged.
+          ConfigError: a stored episode is damaged, and cannot be had again; says why, and what to do.
           CoordinatorGoneError: the coordinator was away for too long.
         """
         started = time.monotonic()
-        found = self._wait(step, started)
-        waited = time.monotonic() - started
         budget_s = self._fleet.start_s if self._first else self._fleet.hang_s  # the first one compiles
         self._first = False
-        self._signs.phase(f"trains step {step}", budget_s, done=step)
-        return self._rollouts(step, found, self._read(found), self._numbers(waited))
+        here, in_vain, waited = True, 0, 0.0
+        while True:
+            asked = time.monotonic()
+            found = self._wait(step, started)
+            waited += time.monotonic() - asked
+            self._signs.phase(f"trains step {step}", budget_s, done=step)
+            played, wrong = self._read(found, here)
+            if not wrong:
+                return self._rollouts(step, found, played, self._numbers(waited))
+            # What this process misreads may be whole: the second time the coordinator reads, and sends it.
+            if not here and not self._played_again(step, found, wrong):
+                in_vain += 1
+                if in_vain == MOST_IN_VAIN:
+                    raise ConfigError(
+                        f"step {step}: the coordinator reads what this process cannot: {next(iter(wrong.values()))} "
+                        "This machine's network, file system or memory errs: the same command goes on, elsewhere if "
+                        "that happens again."
+                    )
+            here = False
 
     # ---------------------------------------------------------------- waiting
 
@@ -109,7 +138,7 @@ class Batches:
     def _poll(self, step: int, started: float, goes_on: Callable[[], bool]) -> Batch:
         """Asks until the batch is there. `goes_on` says whether that is a sign of life: what plays here may hang."""
         poll_s = min(LONGEST_POLL_S, self._fleet.hang_s / 4)
-        told = started
+        told, in_vain = started, 0
         while (found := self._link.batch(step, poll_s)) is None:
             if goes_on():
                 self._signs.tick()
@@ -117,7 +146,23 @@ class Batches:
             if time.monotonic() - told >= TELL_EVERY_S:
                 told = time.monotonic()
                 self._note(f"step {step} waits for {duration(told - started)}: {self._why()}")
+                in_vain = self._weights_in_vain(step, in_vain)
         return found
+
+    def _weights_in_vain(self, step: int, before: int) -> int:
+        """How often an engine wanted weights that nobody has. They are looked for only where one waits for some.
+
+        Raises:
+          ConfigError: it was the second time.
+        """
+        phases = [row["phase"] for row in self._link.status()["members"]["engine"].values()]
+        if WEIGHTS not in phases:  # between two tries it waits for a place
+            return before
+        if not (why := self._lacks(step)):
+            return 0
+        if before:
+            raise ConfigError(f"step {step} waits for episodes that nobody can play under their version: {why} {BACK}")
+        return 1
 
     def _why(self) -> str:
         """For people: the oldest group that is not finished, and who plays."""
@@ -127,25 +172,57 @@ class Batches:
         what = f"group {oldest[2]} of step {oldest[0]} is the oldest unfinished" if oldest else "all groups are stored"
         doing = ", ".join(f"{name} {row['phase']}" for name, row in sorted(engines.items()))
         playing = status["episodes"]["playing"]
-        return f"{what}; {playing} episodes are played by {len(engines)} engines" + (f" ({doing})" if doing else "")
+        damaged = status["episodes"]["damaged"]
+        again = f"; {damaged} damaged episodes are to be played again" if damaged else ""
+        told = f"{what}{again}; {playing} episodes are played by {len(engines)} engines"
+        return told + (f" ({doing})" if doing else "")
 
     # ---------------------------------------------------------------- reading
 
-    def _read(self, found: Batch) -> dict[EpisodeId, Episode]:
-        """All episodes of a batch, checked."""
-        seen = (self._folder / episodes.FOLDER).is_dir()
+    def _read(self, found: Batch, here: bool) -> tuple[dict[EpisodeId, Episode], dict[EpisodeId, str]]:
+        """All episodes of a batch, checked; and of those that cannot be read, why.
 
-        def one(which: EpisodeId) -> Episode:
+        Args:
+          found: the batch.
+          here: the files may be read, where they are to be seen; else the coordinator does that.
+        """
+        seen = here and (self._folder / episodes.FOLDER).is_dir()
+        wrong: dict[EpisodeId, str] = {}
+
+        def one(which: EpisodeId) -> Episode | None:
             digest = found.results[which].digest
-            if seen:
-                return episodes.read(self._folder, (which.group, which.sample), digest)
-            packed = self._link.episode(which)
-            if packed.digest != digest:
-                raise ConfigError(f"{name_of(which)}: {digest} was stored, and {packed.digest} came.")
-            return packing.unpack(packed, name_of(which))
+            try:
+                if seen:
+                    return episodes.read(self._folder, (which.group, which.sample), digest)
+                packed = self._link.episode(which)
+                where = str(episodes.path_of(self._folder / episodes.FOLDER, (which.group, which.sample), digest))
+                return packing.unpack(Packed(digest, packed.body), where)
+            except (ConfigError, CallError) as error:
+                wrong[which] = str(error)
+                return None
 
         with concurrent.futures.ThreadPoolExecutor(READERS) as threads:
-            return dict(zip(found.results, threads.map(one, found.results), strict=True))
+            read = dict(zip(found.results, threads.map(one, found.results), strict=True))
+        return {which: episode for which, episode in read.items() if episode is not None}, wrong
+
+    def _played_again(self, step: int, found: Batch, wrong: Mapping[EpisodeId, str]) -> bool:
+        """Has the coordinator have damaged episodes played again. False: it finds none of them damaged.
+
+        Raises:
+          ConfigError: one cannot be had again.
+        """
+        again = False
+        for which, why in sorted(wrong.items()):
+            told = f"step {step}: {name_of(which)} is damaged on disk ({why.rstrip('.')})"
+            if why := self._lacks(which.group.step):
+                raise ConfigError(f"{told}. It cannot be played again under its version: {why} {WHAT_TO_DO}")
+            answer = self._link.damaged(which, found.results[which].digest)
+            if answer.outcome is Outcome.REFUSED:
+                raise ConfigError(f"{told}. It cannot be had again: {answer.reason}")
+            if answer.outcome is Outcome.STORED:
+                self._note(f"{told}: it is played again, and the step waits for that.")
+            again |= answer.outcome in (Outcome.STORED, Outcome.DUPLICATE)
+        return again
 
     def _rollouts(
         self, step: int, found: Batch, played: Mapping[EpisodeId, Episode], numbers: dict[str, float]
@@ -180,7 +257,9 @@ class Batches:
     def _numbers(self, waited_s: float) -> dict[str, float]:
         """Who waits for whom."""
         numbers = {"fleet/trainer_wait_s": waited_s, **(self._lender.numbers() if self._lender else {})}
-        engines = self._link.status()["members"]["engine"]
+        status = self._link.status()
+        engines = status["members"]["engine"]
+        numbers["fleet/damaged_episodes"] = float(status["episodes"]["found_damaged"])
         numbers["fleet/engines"] = float(len(engines))
         numbers["fleet/episodes_playing"] = float(sum(row["playing"] for row in engines.values()))
         may = [float(row["numbers"]["places"]) for row in engines.values() if "places" in row["numbers"]]

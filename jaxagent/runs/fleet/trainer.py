@@ -31,7 +31,7 @@ from jaxagent.runs.checks import RL
 from jaxagent.runs.fleet import probe, sink, source
 from jaxagent.runs.fleet.facts import facts
 from jaxagent.runs.fleet.lend import Lender
-from jaxagent.runs.fleet.published import Published
+from jaxagent.runs.fleet.published import Published, lacking
 from jaxagent.runs.fleet.transfer import Offers, TransferError
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.seams import Seams
@@ -107,6 +107,7 @@ class Trainer:
             note,
             functools.partial(saved.end_between_steps, RL),
             lender,
+            lambda step: lacking(self._link, versions, plan.version(step)),
         )
         published = sink.Versions(
             self._cfg,

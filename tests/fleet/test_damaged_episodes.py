@@ -1,0 +1,268 @@
+"""Stored episodes that can no longer be read: played again where that gives what they were, and told where not."""
+
+import json
+import pathlib
+import types
+
+import numpy as np
+import pytest
+
+from jaxagent.config import ConfigError
+from jaxagent.fleet import episodes, server, status, weights
+from jaxagent.fleet.admission import Coordinator, Outcome
+from jaxagent.fleet.episodes import FOLDER
+from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
+from jaxagent.fleet.repairs import LostEpisodeError
+from jaxagent.fleet.vitals import Vitals
+from jaxagent.fleet.whereabouts import WEIGHTS
+from jaxagent.fleet.wire import Sources
+from jaxagent.runs.fleet import source
+from jaxagent.runs.fleet.published import lacking
+from tests.fleet.served import FACTS, Served, Trainer, engines, oracle, tasks_of, usable
+from tests.fleet.test_trainer_seams import CFG
+
+PLAN = Plan(steps=3, groups_per_step=2, attempts=2, staleness=1)
+WHICH = EpisodeId(GroupId(0, 0, 1), 1)
+
+
+def of(which: EpisodeId, play: str = "") -> str:
+    return f"{tuple(which.group)}/{which.sample}{play}"
+
+
+def formed(exact: bool = True, trained: bool = False, **settings) -> Coordinator:
+    """The batch of step 0 is there."""
+    plan = Plan(**{"steps": 3, "groups_per_step": 2, "attempts": 2, "staleness": 1} | settings)
+    coordinator = Coordinator(plan, "v0", 1, exact=exact)
+    for number in range(2):
+        group = GroupId(0, 0, number)
+        for sample in range(2):
+            coordinator.put(EpisodeId(group, sample), "1-9", 0, of(EpisodeId(group, sample)))
+        coordinator.close(group, usable=True)
+    assert coordinator.batch(0) is not None
+    if trained:
+        coordinator.publish(1, "v1")
+    return coordinator
+
+
+def play_again(coordinator: Coordinator, play: str = ""):
+    """Whoever takes next gets the damaged one, and hands it in."""
+    name, _ = coordinator.join(0.0)
+    (work,) = coordinator.take(0.0, name, 1, [])
+    assert work.episode == WHICH and work.version == 0
+    return coordinator.put(WHICH, work.lease, 0, of(WHICH, play))
+
+
+# -------------------------------------------------------------------- the rules
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_pinned_episode_is_played_again_and_the_batch_is_what_it_was(exact, trained):
+    coordinator = formed(exact, trained)
+    before = coordinator.batch(0)
+    assert coordinator.damaged(WHICH, of(WHICH)).outcome is Outcome.STORED
+    assert coordinator.damaged(WHICH, of(WHICH)).outcome is Outcome.DUPLICATE
+    assert coordinator.damaged(WHICH, "another").outcome is Outcome.LATE
+    assert coordinator.damaged(EpisodeId(GroupId(2, 0, 0), 0), "x").outcome is Outcome.LATE
+    assert coordinator.batch(0) is None
+    assert play_again(coordinator).outcome is Outcome.STORED
+    assert coordinator.batch(0) == before and not coordinator.conflicts
+    assert coordinator.record.damaged() == [] and coordinator.record.found_damaged == 1
+
+
+@pytest.mark.parametrize(("exact", "trained"), [(True, False), (True, True), (False, True)])
+def test_another_result_is_a_conflict_and_the_step_says_what_to_do(exact, trained):
+    """Nobody plays it a third time; who puts the first result back mends it."""
+    coordinator = formed(exact, trained)
+    coordinator.damaged(WHICH, of(WHICH))
+    answer = play_again(coordinator, "other")
+    assert answer.outcome is Outcome.CONFLICT and coordinator.conflicts == [answer.reason]
+    with pytest.raises(LostEpisodeError, match=r"was .*, is damaged on disk, and was .*other.* Put the file back"):
+        coordinator.batch(0)
+    assert coordinator.damaged(WHICH, of(WHICH)).outcome is Outcome.REFUSED
+    name, _ = coordinator.join(0.0)
+    assert WHICH not in [work.episode for work in coordinator.take(0.0, name, 9, [])]
+    coordinator.found_again(WHICH)
+    assert coordinator.batch(0) is not None and not coordinator.repairs.lost
+
+
+@pytest.mark.parametrize("settings", [{"rule": "in_flight"}, {"exact": False}])
+def test_where_plays_differ_another_sample_serves_a_step_that_nobody_has_trained(settings):
+    coordinator = formed(**settings)
+    coordinator.damaged(WHICH, of(WHICH))
+    assert play_again(coordinator, "other").outcome is Outcome.STORED
+    batch = coordinator.batch(0)
+    assert batch is not None and batch.results[WHICH].digest == of(WHICH, "other") and not coordinator.conflicts
+
+
+def test_in_flight_a_step_that_is_trained_is_refused_with_what_to_do():
+    coordinator = formed(rule="in_flight", trained=True)
+    answer = coordinator.damaged(WHICH, of(WHICH))
+    assert answer.outcome is Outcome.REFUSED and "another sample" in answer.reason and "copy" in answer.reason
+    assert coordinator.batch(0) is not None  # for who can read it
+
+
+def test_a_new_coordinator_knows_what_is_to_be_played_again():
+    coordinator = formed()
+    coordinator.damaged(WHICH, of(WHICH))
+    again = Coordinator(coordinator.plan, "v0", 2, coordinator.take_events())
+    assert again.record.snapshot() == coordinator.record.snapshot() and again.record.found_damaged == 1
+    assert again.batch(0) is None and play_again(again).outcome is Outcome.STORED and again.batch(0) is not None
+
+
+# -------------------------------------------------------------------- files and HTTP
+
+
+def file_of(served: Served, which: EpisodeId) -> pathlib.Path:
+    (step, round_, number), sample = which
+    folder = served.folder / server.LEDGER / FOLDER
+    (path,) = folder.glob(f"{step:08d}/{round_}-{number}-{sample}-*")
+    return path
+
+
+def flip(path: pathlib.Path) -> bytes:
+    """One byte. Returns what was there."""
+    body = path.read_bytes()
+    at = len(body) // 2
+    path.write_bytes(body[:at] + bytes([body[at] ^ 255]) + body[at + 1 :])
+    return body
+
+
+def batches(tmp_path, client, said, seen=True, **settings):
+    folder = tmp_path / server.LEDGER if seen else tmp_path / "elsewhere"
+    return source.Batches(CFG.rl, CFG.fleet, client, folder, Vitals(), said.append, **settings)
+
+
+def tokens(found) -> list[list[int]]:
+    return [list(map(int, e.trajectories[0].tokens)) for group in found.chosen.played for e in group.episodes]
+
+
+@pytest.mark.parametrize("seen", [True, False])
+@pytest.mark.parametrize("harm", [flip, pathlib.Path.unlink])
+def test_what_is_damaged_on_disk_is_played_again_and_the_trainer_gets_what_it_was(tmp_path, harm, seen):
+    with Served(tmp_path, PLAN) as served, engines(served.url, 2) as workers:
+        trainer = Trainer(served.client(), PLAN)
+        trainer.run(to=1)
+        said = []
+        before = tokens(batches(tmp_path, served.client(), said).batch(1))
+        harm(file_of(served, EpisodeId(GroupId(1, 0, 0), 1)))
+        found = batches(tmp_path, served.client(), said, seen).batch(1)
+        assert tokens(found) == before and found.metrics["fleet/damaged_episodes"] == 1.0
+        (line,) = said
+        assert line.startswith("step 1: episode 1 of group 0 (round 0) for step 1 is damaged on disk (")
+        assert line.endswith("it is played again, and the step waits for that.")
+        told = served.client().status()
+        assert told["episodes"]["damaged"] == 0 and told["episodes"]["found_damaged"] == 1 and not told["conflicts"]
+        trainer.run()
+        assert trainer.versions == oracle(PLAN).versions and len(workers) == 2
+    (row,) = map(json.loads, (tmp_path / status.DAMAGED_FILE).read_text().splitlines())
+    assert row["episode"] == [1, 0, 0, 1] and "1-" in row["why"] and row["then"] == "it is played again"
+
+
+def test_a_file_that_is_gone_or_back_is_found_when_the_coordinator_starts(tmp_path):
+    with Served(tmp_path, PLAN) as served:
+        with engines(served.url, 1) as workers:
+            trainer = Trainer(served.client(), PLAN)
+            trainer.run(to=1)
+            while served.client().batch(1, wait_s=5.0) is None:
+                pass
+            workers[0].kill()
+        one, other = (file_of(served, EpisodeId(GroupId(1, 0, 0), sample)) for sample in (0, 1))
+        body = one.read_bytes()
+        served.stop()
+        one.unlink()
+        other.unlink()
+        served.start()
+        told = served.client().status()["episodes"]
+        assert told["damaged"] == told["found_damaged"] == 2 and served.client().batch(1) is None
+        served.stop()
+        one.write_bytes(body)  # from a copy
+        served.start()
+        assert served.client().status()["episodes"]["damaged"] == 1
+        with engines(served.url, 1):
+            trainer.run()
+        assert trainer.versions == oracle(PLAN).versions
+
+
+@pytest.mark.parametrize("harms", [True, False])
+def test_a_group_that_cannot_be_read_when_it_is_judged_is_played_again_or_read_again(tmp_path, harms):
+    plan = Plan(steps=2, groups_per_step=2, attempts=2, staleness=0, rounds=2)
+    judged = []
+
+    def judge(found):
+        judged.append(found)
+        if len(judged) > 1:
+            return usable(found)
+        if harms:
+            number = int(found[0].task.id.removeprefix("task-"))  # as in served.task_of
+            flip(file_of(served, EpisodeId(GroupId(0, 0, number), 0)))
+        raise episodes.DamagedEpisodeError("as it was read")
+
+    served = Served(tmp_path, plan, judge=judge)
+    with served, engines(served.url, 2):
+        trainer = Trainer(served.client(), plan)
+        trainer.run()
+        assert served.client().status()["episodes"]["found_damaged"] == harms
+    assert trainer.versions == oracle(plan).versions and served.failure is None
+
+
+def test_a_step_whose_weights_nobody_has_ends_with_what_to_do(tmp_path, monkeypatch):
+    """When an engine has waited for them for a while; before that somebody may come who has them."""
+    monkeypatch.setattr(source, "TELL_EVERY_S", 0.1)
+    monkeypatch.setattr(source, "LONGEST_POLL_S", 0.1)
+    with Served(tmp_path, PLAN) as served:
+        client = served.client()
+        client.publish(0, "w0", "lineage", tasks_of(PLAN, 0))
+        client.beat(client.join("engine", FACTS).name, [], WEIGHTS)
+        asked = []
+
+        def lacks(step):
+            asked.append(step)
+            return "weights/00000000/1.bin has 100 bytes, and not 4096."
+
+        with pytest.raises(ConfigError, match=r"step 0 waits .* nobody can play .* has 100 bytes.* Put the file back"):
+            batches(tmp_path, client, [], lacks=lacks).batch(0)
+        assert asked == [0, 0]
+
+
+def test_weights_are_lacking_when_neither_the_folder_nor_an_engine_has_them_whole(tmp_path):
+    made = weights.publish(tmp_path, {("w",): np.arange(9, dtype=np.float32)}, "run", 2)
+    engine = {"phase": WEIGHTS, "numbers": {"versions": [2]}}  # of which it has come so far what is whole
+    link = types.SimpleNamespace(
+        weights=lambda version: Sources(version, made.digest, "run", ()),
+        status=lambda: {"members": {"engine": {"1-1": engine}}},
+    )
+    assert lacking(link, tmp_path, 2) == ""
+    assert "00000001" in lacking(link, tmp_path, 1)  # deleted
+    (path,) = weights.path_of(tmp_path, 2).glob("*.bin")
+    path.write_bytes(b"cut off")
+    assert "has 7 bytes, and not 36" in lacking(link, tmp_path, 2)
+    engine["phase"] = "playing"
+    assert lacking(link, tmp_path, 2) == ""
+
+
+def test_what_cannot_be_had_again_names_file_and_episode_and_what_to_do(tmp_path):
+    with Served(tmp_path, PLAN) as served, engines(served.url, 1) as workers:
+        Trainer(served.client(), PLAN).run(to=1)
+        path = file_of(served, EpisodeId(GroupId(0, 0, 1), 0))
+        flip(path)
+        told = f"step 0: episode 0 of group 1 .*{path}.*under its version: version 0 is gone. Put the"
+        with pytest.raises(ConfigError, match=told):
+            batches(tmp_path, served.client(), [], lacks=lambda step: "version 0 is gone.").batch(0)
+        workers[0].kill()
+
+
+def test_a_replay_that_comes_out_otherwise_ends_the_trainer_with_both_digests(tmp_path):
+    """And not in a loop of restarts: it is a ConfigError, which is exit code 2."""
+    with Served(tmp_path, PLAN, exact=True) as served:
+        with engines(served.url, 1) as workers:
+            Trainer(served.client(), PLAN).run(to=1)
+            workers[0].kill()
+        path = file_of(served, WHICH)
+        flip(path)
+        with engines(served.url, 1, pinned=False) as workers:  # its plays differ
+            with pytest.raises(ConfigError, match=r"refuses this process: episode \(0, 0, 1\)/1 was .* when it was"):
+                batches(tmp_path, served.client(), []).batch(0)
+            workers[0].failure = None
+            workers[0].kill()
+        assert len(served.client().status()["conflicts"]) == 1
