@@ -122,7 +122,7 @@ def laptop_engines() -> ConfigDict:
 
 def slime_agentic() -> ConfigDict:
     """LMIS-ORG/slime-agentic: agentflow_qwen25_7b_rl.sh; on 8 GPUs, since the frozen roles live on the same ones."""
-    config = qwen2_5_7b(gpus=8)
+    config = qwen2_5_7b()
     config.workdir = "runs/agentflow_slime_agentic"
     config.data.source = ConfigDict({"name": "files", "path": "data/dapo_math_17k"})
     config.data.num_eval = 30  # AIME 2024, as --config.data.eval_source
@@ -149,7 +149,7 @@ def slime_agentic() -> ConfigDict:
 
 def flow_grpo() -> ConfigDict:
     """AgentFlow's own code, lupantech/AgentFlow: train/config.yaml, on 8 GPUs."""
-    config = qwen2_5_7b(gpus=8)
+    config = qwen2_5_7b()
     config.workdir = "runs/agentflow_flow_grpo"
     config.data.source = ConfigDict({"name": "files", "path": "data/agentflow"})  # NQ and DeepMath, mixed
     config.data.num_eval = 30
@@ -181,10 +181,11 @@ def flow_grpo() -> ConfigDict:
     return config
 
 
-def qwen2_5_7b(gpus: int) -> ConfigDict:
+def qwen2_5_7b() -> ConfigDict:
     """What both published presets share: Qwen2.5-7B-Instruct in all roles, KL 0.001 in the loss, temperature 0.7."""
     config = laptop()
-    config.mesh.fsdp = gpus
+    config.mesh.fsdp = 4
+    config.mesh.tensor = 2  # every device has a half of the engines' weights, the policy's and the frozen roles'
     config.numerics = "fast"
 
     # The shape of Qwen2.5-7B, so that --dry_run needs no checkpoint; a model.path must agree with it.
@@ -233,7 +234,7 @@ def qwen2_5_7b(gpus: int) -> ConfigDict:
     config.rl.sampling.temperature = 0.7
     config.rl.kl = ConfigDict({"coefficient": 0.001, "estimator": "k3", "where": "loss"})
     config.rl.batch.row_tokens = 20_480
-    config.rl.batch.micro_rows = gpus
+    config.rl.batch.micro_rows = 4
     config.rl.batch.targets_multiple = 1024
     config.update(parts.offline_stages(1e-6))
     config.opd.learning_rate = 1e-6

@@ -4,14 +4,14 @@
     python -m jaxagent.main --config=configs/tau_bench.py:laptop+gspo    # any of algorithms/published.py
     python -m jaxagent.main --config=configs/tau_bench.py:qwen3-4b --config.model.path=Qwen3-4B-Instruct-2507 \
         --config.data.source=data/retail --config.data.eval_source=data/retail/retail_dev_tasks.jsonl \
-        --config.roles.user.token_file=KEY                            # the published files and recipe, 2 GPUs
+        --config.roles.user.token_file=KEY                            # the published files and recipe, 4 GPUs
     python -m jaxagent.main --config=configs/tau_bench.py:qwen3-4b --config.model.path=Qwen3-4B-Instruct-2507 \
         --config.data.source=data/retail --config.data.eval_source=data/retail/retail_dev_tasks.jsonl \
         --config.roles.user=engine --config.roles.user.path=CUSTOMER --config.roles.user.context_tokens=16384
                                                                       # the customer is a model on the same GPUs
     python -m jaxagent.main --config=configs/tau_bench.py:tau2 --config.model.path=Qwen3-4B-Instruct-2507 \
         --config.data.source=data/tau2/domains/retail --config.roles.user.token_file=KEY \
-        --config.roles.judge.token_file=KEY                           # tau2-bench's retail domain, 2 GPUs
+        --config.roles.judge.token_file=KEY                           # tau2-bench's retail domain, 4 GPUs
 
 Laptop: a policy of about one million parameters, random at first, learns on two CPU cores to serve the scripted
 customers of a generated shop: it finds who speaks, asks what he wants, looks the order up, acts, asks for more. Most
@@ -96,10 +96,10 @@ def laptop() -> ConfigDict:
 
 
 def qwen3_4b() -> ConfigDict:
-    """slime's recipe on Qwen3-4B-Instruct-2507; the split over 2 GPUs and the engine's sizes are ours."""
+    """slime's recipe on Qwen3-4B-Instruct-2507; the split over 4 GPUs and the engine's sizes are ours."""
     config = parts.laptop()
     config.workdir = "runs/tau_bench_qwen3-4b"
-    config.mesh.fsdp = 2
+    config.mesh.fsdp = 4
     config.numerics = "fast"
 
     # The shape of Qwen3-4B-Instruct-2507, so that --dry_run needs no checkpoint; a model.path must agree with it.
@@ -138,7 +138,7 @@ def qwen3_4b() -> ConfigDict:
     config.engine.slots = 256
     config.engine.steps_per_dispatch = 16
     config.engine.prefill_tokens = 16_384
-    config.engine.pages = 4_096
+    config.engine.pages = 8_192
     config.engine.tile_rows = 128
     config.engine.kv_on_update = "keep"
     config.engine.cache_dtype = "bfloat16"
@@ -154,7 +154,7 @@ def qwen3_4b() -> ConfigDict:
     config.rl.refill = ConfigDict({"max_rounds": 10, "tasks_per_round": 32})
     config.rl.aggregation = ConfigDict({"name": "sequence_mean"})
     config.rl.optimizer = parts.optimizer(1e-6, warmup_steps=0, weight_decay=0.1)
-    config.rl.batch = parts.batch(row_tokens=16_384, micro_rows=2, targets_multiple=256)
+    config.rl.batch = parts.batch(row_tokens=16_384, micro_rows=4, targets_multiple=256)
     config.update(parts.offline_stages(1e-6))
     config.opd.learning_rate = 1e-6
     config.eval = ConfigDict({"every": 5, "sampled": False})

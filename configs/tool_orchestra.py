@@ -154,7 +154,8 @@ def qwen3_8b() -> ConfigDict:
     """The published recipe on Qwen3-8B."""
     config = laptop()
     config.workdir = "runs/tool_orchestra_qwen3-8b"
-    config.mesh.fsdp = 8
+    config.mesh.fsdp = 4
+    config.mesh.tensor = 2  # every device has a half of the engine's weights
     config.numerics = "fast"
 
     # The shape of Qwen3-8B, so that --dry_run needs no checkpoint; a model.path must agree with it.
@@ -221,7 +222,7 @@ def qwen3_8b() -> ConfigDict:
     config.rl.shaping = ConfigDict({"truncated_factor": 0.1, "correct_boost": 0.1, "min_reward": 1.0})
     config.rl.optimizer = parts.optimizer(1e-6, warmup_steps=0, b2=0.999)
     config.rl.batch.row_tokens = 32_768
-    config.rl.batch.micro_rows = 8
+    config.rl.batch.micro_rows = 4  # a row for each two devices
     config.rl.batch.targets_multiple = 256
     config.update(parts.offline_stages(1e-6))
     config.opd.learning_rate = 1e-6
