@@ -294,8 +294,7 @@ class Book:
     def _look_for_damaged(self, known: Mapping[Key, str]) -> None:
         """At the start: files that are gone are as good as damaged, and damaged ones may have been put back.
 
-        Raises:
-          ConfigError: a file is gone, and playing the episode again would not give it back.
+        Of what nobody may need again the trainer tells, if it replays (`Repairs.at_once`).
         """
         gone = set(self._files.missing)
         for which in self.rules.record.damaged():
@@ -306,11 +305,12 @@ class Book:
                 self._files.lost(which)
                 gone.discard(which)
         for which in sorted(EpisodeId(GroupId(*group), sample) for group, sample in gone):
-            answer = self.damaged(which, known[which])
-            path = self.path(which, known[which])
-            if answer.outcome is Outcome.REFUSED:
-                raise ConfigError(f"{path} is gone, and the ledger has it ({episodes.name_of(which)}): {answer.reason}")
-            self.notes.append(f"{path} is gone, and the ledger has it: {episodes.name_of(which)} is played again.")
+            wrong = f"{self.path(which, known[which])} is gone, and the ledger has it"
+            if self.rules.repairs.at_once(which):
+                self.damaged(which, known[which])
+                self.notes.append(f"{wrong}: {episodes.name_of(which)} is played again.")
+            else:
+                self.notes.append(f"{wrong}: {episodes.name_of(which)} is played again if the trainer asks for it.")
 
     def _forget_tasks(self) -> None:
         record = self.rules.record

@@ -82,6 +82,10 @@ class Record:
         """Stored episodes that can no longer be read, in order."""
         return sorted(EpisodeId(group, sample) for group, found in self.groups.items() for sample in found.damaged)
 
+    def in_batch(self, group: GroupId) -> bool:
+        """Whether a step's batch has the group, or left it out: a trainer may have read it."""
+        return group in self.groups and group not in self._untrained
+
     def trained(self, group: GroupId) -> bool:
         """Whether a version is published that was trained on the group, or left it out."""
         if group in self._untrained:

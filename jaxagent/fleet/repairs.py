@@ -51,6 +51,17 @@ class Repairs:
         equal = self._record.plan.rule == "pinned" and self._exact
         return not equal and not self._record.trained(which.group)
 
+    def at_once(self, which: EpisodeId) -> bool:
+        """Whether an episode whose file is gone may be played again before the trainer asks for it.
+
+        Of a step that is trained the trainer reads it only if it replays, and the version that it was played under may
+        be deleted: engines would ask for that for ever. And where another play may differ, a trainer that has read the
+        batch goes on with the first one.
+        """
+        if self._record.trained(which.group):
+            return False
+        return not (self._record.in_batch(which.group) and self.takes_another(which))
+
     def check(self, groups: Iterable[GroupId]) -> None:
         """Raises LostEpisodeError: one of their episodes cannot be had again."""
         for which, why in sorted(self.lost.items()):

@@ -1,5 +1,6 @@
 """Stored episodes that can no longer be read: played again where that gives what they were, and told where not."""
 
+import contextlib
 import json
 import pathlib
 import types
@@ -10,6 +11,7 @@ import pytest
 from jaxagent.config import ConfigError
 from jaxagent.fleet import episodes, server, status, weights
 from jaxagent.fleet.admission import Coordinator, Outcome
+from jaxagent.fleet.book import Book
 from jaxagent.fleet.episodes import FOLDER
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.repairs import LostEpisodeError
@@ -18,7 +20,7 @@ from jaxagent.fleet.whereabouts import WEIGHTS
 from jaxagent.fleet.wire import Sources
 from jaxagent.runs.fleet import source
 from jaxagent.runs.fleet.published import lacking
-from tests.fleet.served import FACTS, Served, Trainer, engines, oracle, tasks_of, usable
+from tests.fleet.served import FACTS, Served, Trainer, engines, oracle, packed, tasks_of, usable
 from tests.fleet.test_trainer_seams import CFG
 
 PLAN = Plan(steps=3, groups_per_step=2, attempts=2, staleness=1)
@@ -160,7 +162,7 @@ def test_what_is_damaged_on_disk_is_played_again_and_the_trainer_gets_what_it_wa
 
 
 def test_a_file_that_is_gone_or_back_is_found_when_the_coordinator_starts(tmp_path):
-    with Served(tmp_path, PLAN) as served:
+    with Served(tmp_path, PLAN, exact=True) as served:
         with engines(served.url, 1) as workers:
             trainer = Trainer(served.client(), PLAN)
             trainer.run(to=1)
@@ -182,6 +184,56 @@ def test_a_file_that_is_gone_or_back_is_found_when_the_coordinator_starts(tmp_pa
         with engines(served.url, 1):
             trainer.run()
         assert trainer.versions == oracle(PLAN).versions
+
+
+def book_of(folder: pathlib.Path, plan: Plan, steps: int, trained: int, exact: bool = True) -> None:
+    """Leaves a ledger in which batches of so many steps are formed, and so many versions trained."""
+    book = Book(folder, plan, exact)
+    book.publish(0, "w0", "lineage", tasks_of(plan, 0))
+    for step in range(steps):
+        for which in [EpisodeId(GroupId(step, 0, number), sample) for number in range(2) for sample in range(2)]:
+            result = packed(which, "w")
+            book.store(which, result)
+            complete = book.rules.put(which, "1-9", max(0, step - plan.staleness), result.digest).complete
+            if complete:
+                book.rules.close(which.group, usable=True)
+        assert book.batch(step) is not None
+        if step < trained:
+            book.publish(step + 1, f"w{step + 1}", "lineage", tasks_of(plan, step + 1))
+    book.written().result(60)
+    book.close()
+
+
+@pytest.mark.parametrize("settings", [{}, {"exact": False}, {"rule": "in_flight"}])
+def test_a_coordinator_that_starts_gives_out_no_gone_episode_of_a_step_that_is_trained(tmp_path, settings):
+    """Its version may be deleted by now, and engines would ask for it for ever."""
+    exact = settings.pop("exact", True)
+    plan = Plan(steps=5, groups_per_step=2, attempts=2, staleness=1, **settings)
+    book_of(tmp_path, plan, steps=2, trained=2, exact=exact)
+    for path in (tmp_path / FOLDER / "00000000").glob("*.z"):
+        path.unlink()
+    with contextlib.closing(Book(tmp_path, plan, exact)) as book:
+        assert not book.rules.record.damaged() and sum("if the trainer asks" in note for note in book.notes) == 4
+        name, _ = book.rules.join(0.0)
+        jobs = book.take(0.0, name, 2, [])
+        assert [(job.work.episode.group.step, job.work.version) for job in jobs] == [(2, 1)] * 2
+        # A trainer that replays the step tells of it; then it is played again where that gives what it was.
+        answer = book.damaged(WHICH, packed(WHICH, "w").digest)
+        assert answer.outcome is (Outcome.REFUSED if plan.rule == "in_flight" else Outcome.STORED)
+
+
+@pytest.mark.parametrize(("exact", "rule"), [(True, "pinned"), (False, "pinned"), (True, "in_flight")])
+def test_a_coordinator_that_starts_changes_no_batch_that_a_trainer_may_have_read(tmp_path, exact, rule):
+    plan = Plan(steps=5, groups_per_step=2, attempts=2, staleness=1, rule=rule)
+    book_of(tmp_path, plan, steps=1, trained=0, exact=exact)
+    for path in (tmp_path / FOLDER / "00000000").glob("*.z"):
+        path.unlink()
+    with contextlib.closing(Book(tmp_path, plan, exact)) as book:
+        equal = exact and rule == "pinned"
+        assert len(book.rules.record.damaged()) == (4 if equal else 0)
+        assert (book.batch(0) is None) is equal
+        answer = book.damaged(WHICH, packed(WHICH, "w").digest)
+        assert answer.outcome is (Outcome.DUPLICATE if equal else Outcome.STORED)
 
 
 @pytest.mark.parametrize("harms", [True, False])
