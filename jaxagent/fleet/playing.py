@@ -200,7 +200,9 @@ class Playing:
         try:
             body = await self.core.in_thread(self.core.disk, path.read_bytes)
         except FileNotFoundError:
-            return failure("missing", f"{request.path}: it is forgotten", 404)
+            return failure("missing", f"{request.path}: it is forgotten, or its file is gone", 404)
+        except OSError as error:  # no reason to ask again: the trainer tells of it as of any other damage
+            return failure("missing", f"{request.path}: it cannot be read: {error.strerror or error}", 404)
         return web.Response(body=body, headers={wire.DIGEST: digest}, content_type="application/octet-stream")
 
 

@@ -12,6 +12,7 @@ from jaxagent.config import ConfigError
 from jaxagent.fleet import episodes, server, status, weights
 from jaxagent.fleet.admission import Coordinator, Outcome
 from jaxagent.fleet.book import Book
+from jaxagent.fleet.client import CallError
 from jaxagent.fleet.episodes import FOLDER
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.repairs import LostEpisodeError
@@ -159,6 +160,19 @@ def test_what_is_damaged_on_disk_is_played_again_and_the_trainer_gets_what_it_wa
         assert trainer.versions == oracle(PLAN).versions and len(workers) == 2
     (row,) = map(json.loads, (tmp_path / status.DAMAGED_FILE).read_text().splitlines())
     assert row["episode"] == [1, 0, 0, 1] and "1-" in row["why"] and row["then"] == "it is played again"
+
+
+def test_what_the_coordinator_cannot_read_is_told_at_once_and_played_again(tmp_path):
+    """A file system that fails, a file that is none: it is not asked for again and again."""
+    book_of(tmp_path / server.LEDGER, PLAN, steps=1, trained=0)
+    with Served(tmp_path, PLAN, exact=True) as served:
+        path = file_of(served, WHICH)
+        path.unlink()
+        path.mkdir()
+        client = served.client()
+        with pytest.raises(CallError, match=r"answered 404: .* it cannot be read: Is a directory"):
+            client.episode(WHICH)
+        assert client.damaged(WHICH, packed(WHICH, "w").digest).outcome is Outcome.STORED
 
 
 def test_a_file_that_is_gone_or_back_is_found_when_the_coordinator_starts(tmp_path):
