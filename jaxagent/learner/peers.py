@@ -40,7 +40,7 @@ class PeerError(RuntimeError):
 
 
 class MissingPeerError(PeerError, WaitedInVainError):
-    """A process has not come to a meeting in time."""
+    """A process has not come to a meeting in time, or process 0 has waited in vain for something else."""
 
 
 @dataclasses.dataclass
@@ -84,14 +84,16 @@ class Meetings:
         if self.index != 0:
             found = self.meet(what, None, timeout_s)[0]
             if "failed" in found:
-                raise PeerError(f"Process 0 failed at '{what}': {found['failed']}")
+                kind = MissingPeerError if found["waited"] else PeerError
+                raise kind(f"Process 0 failed at '{what}': {found['failed']}")
             pieces = [self.wait(f"jaxagent/{number}/{i}", GRACE_S) for i in range(found["pieces"])]
             return json.loads("".join(filter(None, pieces)))
         try:
             made = make()
             text = json.dumps(made)
         except BaseException as error:
-            self.meet(what, {"failed": f"{type(error).__name__}: {error}"}, GRACE_S)
+            failed = {"failed": f"{type(error).__name__}: {error}", "waited": isinstance(error, WaitedInVainError)}
+            self.meet(what, failed, GRACE_S)
             raise
         pieces = [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
         for i, piece in enumerate(pieces):
@@ -101,23 +103,27 @@ class Meetings:
 
     def wait(self, key: str, timeout_s: float) -> str | None:
         """The key's value; None where it did not come in time."""
-        left = timeout_s
-        while left > 0:
+        return self._waited(key, timeout_s)[0]
+
+    def _waited(self, key: str, left: float) -> tuple[str | None, float]:
+        """The key's value, and the seconds that are left. Those in which this process was stopped do not count."""
+        found = None
+        while found is None and left > 0:
             began = time.monotonic()
             try:
-                return self.client.blocking_key_value_get(key, max(int(1000 * min(left, SLICE_S)), 1))
+                found = self.client.blocking_key_value_get(key, max(int(1000 * min(left, SLICE_S)), 1))
             except RuntimeError as error:  # jax's own is one
                 if "DEADLINE_EXCEEDED" not in str(error):
                     said = str(error).splitlines()[0]
                     raise PeerError(f"The trainer's coordination service is gone: {said}") from error
             left -= min(time.monotonic() - began, SLICE_S)  # more: this process was stopped meanwhile
-        return None
+        return found, left
 
     def _verdict(self, number: int, what: str, said: Any, size: int, timeout_s: float) -> dict[str, Any]:
         """Process 0 hears all others: {"said": [...]}, {"wrong": a line} or {"missing": a line}."""
-        heard, missing, deadline = [said], [], time.monotonic() + timeout_s
+        heard, missing, left = [said], [], timeout_s
         for other in range(1, size):
-            found = self.wait(f"jaxagent/{number}/{other}", max(deadline - time.monotonic(), 0.01))
+            found, left = self._waited(f"jaxagent/{number}/{other}", max(left, 0.01))
             if found is None:
                 missing.append(str(other))
                 continue

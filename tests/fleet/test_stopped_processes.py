@@ -90,6 +90,32 @@ def test_a_process_that_was_stopped_still_meets_the_others(monkeypatch, jumps, c
     assert meetings.wait("key", 900.0) == ("said" if comes else None)
 
 
+@pytest.mark.parametrize("comes", [True, False])
+def test_the_limit_for_several_others_counts_no_time_in_which_the_first_was_stopped(monkeypatch, comes):
+    """It is one limit for all of them, of running time."""
+    clock, asked = Clock(), []
+
+    class Store:
+        def blocking_key_value_get(self, key, wait_ms):
+            asked.append(key)
+            if key.endswith("/1") and len(asked) == 1:
+                clock.now += 3600.0  # it was stopped
+                raise RuntimeError("DEADLINE_EXCEEDED")
+            if key.endswith("/1") or (comes and asked.count(key) > 20):
+                return '["an update", 7]'
+            clock.now += wait_ms / 1000
+            raise RuntimeError("DEADLINE_EXCEEDED")
+
+    monkeypatch.setattr(peers, "time", clock)
+    began = clock.now
+    found = peers.Meetings(Store(), 0, 3)._verdict(0, "an update", 7, 3, 60.0)
+    if comes:
+        assert found == {"said": [7, 7, 7]}
+    else:
+        assert "process 2 of 3, not come to 'an update' in 60 s" in found["missing"]
+        assert 58.0 < clock.now - began - 3600.0 < 60.0
+
+
 def test_who_does_not_come_to_a_meeting_is_named_in_one_line(monkeypatch, capsys):
     class Store:
         def __init__(self):

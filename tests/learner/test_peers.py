@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from jaxagent.config.errors import WaitedInVainError
 from jaxagent.learner import peers
 from jaxagent.learner.peers import Meetings, PeerError
 
@@ -106,6 +107,17 @@ def test_a_failure_of_the_first_reaches_the_others():
     found, _ = together(*[lambda me: me.share("playing", fail, 5)] * 2)
     assert isinstance(found[0], OSError)
     assert str(found[1]) == "Process 0 failed at 'playing': OSError: disk full"
+
+
+def test_the_others_learn_that_the_first_waited_in_vain():
+    """So all end as those that are started again."""
+
+    def wait():
+        raise WaitedInVainError("Rollouts did not end.")
+
+    found, _ = together(*[lambda me: me.share("playing", wait, 5)] * 3)
+    assert all(isinstance(error, WaitedInVainError) for error in found)
+    assert str(found[1]) == str(found[2]) == "Process 0 failed at 'playing': WaitedInVainError: Rollouts did not end."
 
 
 def test_digests_that_differ_name_the_process(monkeypatch):
