@@ -57,6 +57,8 @@ class Book:
       run: the run's id, made with its ledger.
       epoch: of this process.
       notes: for people: what was found.
+      damage: episodes whose files were gone when it was opened and that are played again, what is wrong with each, and
+        what came of it.
 
     Raises:
       ConfigError: the ledger is damaged, or is another run's.
@@ -92,6 +94,7 @@ class Book:
             known = dict(self._known())
             self._dead = sum(isinstance(event, events.Stored) for event in past) - len(known)
             self._files = EpisodeFiles(folder, known)
+            self.damage: list[tuple[EpisodeId, str, Answer]] = []
             self._look_for_damaged(known)
         except BaseException:
             self._ledger.close()
@@ -307,8 +310,7 @@ class Book:
         for which in sorted(EpisodeId(GroupId(*group), sample) for group, sample in gone):
             wrong = f"{self.path(which, known[which])} is gone, and the ledger has it"
             if self.rules.repairs.at_once(which):
-                self.damaged(which, known[which])
-                self.notes.append(f"{wrong}: {episodes.name_of(which)} is played again.")
+                self.damage.append((which, f"{wrong}.", self.damaged(which, known[which])))
             else:
                 self.notes.append(f"{wrong}: {episodes.name_of(which)} is played again if the trainer asks for it.")
 

@@ -17,7 +17,7 @@ from jaxagent.config import Config, ConfigError
 from jaxagent.fleet import settings, vitals
 from jaxagent.fleet.child import Program
 from jaxagent.fleet.plan_of import plan_of
-from jaxagent.fleet.status import DAMAGED_FILE
+from jaxagent.fleet.status import played_again
 from jaxagent.fleet.supervise import Gang, Supervisor, restarts
 from jaxagent.io import files
 
@@ -204,7 +204,7 @@ def _add_to_summary(path: pathlib.Path, folder: pathlib.Path) -> None:
     """What was started again, and why, beside what the trainer has written."""
     with contextlib.suppress(FileNotFoundError):
         told = restarts(folder)
-        with contextlib.suppress(FileNotFoundError):
-            told["damaged_episodes"] = len((folder / DAMAGED_FILE).read_text(errors="replace").splitlines())
+        if (again := played_again(folder)) is not None:
+            told["damaged_episodes"] = again
         summary = json.loads(path.read_text()) | {"fleet": told}
         files.replace_json(path, summary)

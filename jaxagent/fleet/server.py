@@ -28,6 +28,7 @@ from jaxagent.fleet.book import Book
 from jaxagent.fleet.core import CoordinatorError, Core, logger
 from jaxagent.fleet.members import Members
 from jaxagent.fleet.plan import Plan
+from jaxagent.fleet.status import note_damaged
 from jaxagent.io import connections, files
 
 LEDGER, ADDRESS, LOG = "ledger", "address.json", "coordinator.log"
@@ -99,6 +100,8 @@ async def serve(
     with contextlib.closing(book):
         for note in book.notes:
             logger.info("%s", note)
+        for which, wrong, answer in book.damage:
+            note_damaged(folder, which, wrong, answer)
         members = Members(book.run, config, strict=exact and plan.rule == "pinned")
         core = Core(book, folder, members, clock)
         api = Api(core, token, judge)

@@ -25,6 +25,7 @@ ALARM_S = 1.0  # of the event loop's lag
 LAGS = 600  # measurements: those of the last minute
 STEPS = 20  # lines
 DAMAGED_FILE = "damaged.jsonl"  # in the fleet's folder: a line for every stored episode that was found damaged
+PLAYED_AGAIN = "it is played again"
 
 
 class Watch:
@@ -141,8 +142,23 @@ def note_damaged(folder: pathlib.Path, which: EpisodeId, wrong: str, answer: Ans
     """Tells people that a stored episode is damaged, in the log and in a file that stays, and what follows."""
     if answer.outcome not in (Outcome.STORED, Outcome.REFUSED):
         return
-    follows = answer.reason or "it is played again"
+    follows = answer.reason or PLAYED_AGAIN
     logger.error("%s is damaged: %s %s", name_of(which), wrong, follows)
     row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "episode": wire.flat(which), "why": wrong, "then": follows}
     with contextlib.suppress(OSError), open(folder / DAMAGED_FILE, "a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
+
+
+def played_again(folder: pathlib.Path) -> int | None:
+    """How many stored episodes of a run were damaged and given out again, each counted once; None: none was damaged."""
+    try:
+        lines = (folder / DAMAGED_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return None
+    found = set[tuple[int, ...]]()
+    for line in lines:
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that a kill or a full disk cut off
+            row = json.loads(line)
+            if row["then"] == PLAYED_AGAIN:
+                found.add(tuple(row["episode"]))
+    return len(found)

@@ -10,7 +10,7 @@ import pytest
 
 from jaxagent.config import ConfigError
 from jaxagent.fleet import episodes, server, status, weights
-from jaxagent.fleet.admission import Coordinator, Outcome
+from jaxagent.fleet.admission import Answer, Coordinator, Outcome
 from jaxagent.fleet.book import Book
 from jaxagent.fleet.client import CallError
 from jaxagent.fleet.episodes import FOLDER
@@ -195,6 +195,8 @@ def test_a_file_that_is_gone_or_back_is_found_when_the_coordinator_starts(tmp_pa
         one.write_bytes(body)  # from a copy
         served.start()
         assert served.client().status()["episodes"]["damaged"] == 1
+        rows = list(map(json.loads, (tmp_path / status.DAMAGED_FILE).read_text().splitlines()))
+        assert [row["episode"] for row in rows] == [[1, 0, 0, 0], [1, 0, 0, 1]] and "is gone" in rows[0]["why"]
         with engines(served.url, 1):
             trainer.run()
         assert trainer.versions == oracle(PLAN).versions
@@ -248,6 +250,21 @@ def test_a_coordinator_that_starts_changes_no_batch_that_a_trainer_may_have_read
         assert (book.batch(0) is None) is equal
         answer = book.damaged(WHICH, packed(WHICH, "w").digest)
         assert answer.outcome is (Outcome.DUPLICATE if equal else Outcome.STORED)
+
+
+def test_the_summary_counts_each_episode_that_is_played_again_once(tmp_path):
+    assert status.played_again(tmp_path) is None
+    for which, answer in [
+        (WHICH, Answer(Outcome.STORED)),
+        (WHICH, Answer(Outcome.STORED)),
+        (EpisodeId(GroupId(0, 0, 0), 0), Answer(Outcome.STORED)),
+        (EpisodeId(GroupId(2, 0, 0), 0), Answer(Outcome.REFUSED, "why")),
+        (EpisodeId(GroupId(3, 0, 0), 0), Answer(Outcome.LATE)),
+    ]:
+        status.note_damaged(tmp_path, which, "is gone.", answer)
+    with (tmp_path / status.DAMAGED_FILE).open("a") as file:
+        file.write('{"time": "cut off')
+    assert status.played_again(tmp_path) == 2
 
 
 @pytest.mark.parametrize("harms", [True, False])
