@@ -107,7 +107,8 @@ class Playing:
             if answer is None:
                 await self.core.in_thread(self.core.disk, self._write, which, packed)
                 answer = rules.put(which, lease, version, packed.digest)
-                assert answer.outcome is Outcome.STORED, answer
+                if self.core.book.digest(which) != packed.digest:  # forgotten or trained while the file was written
+                    await self.core.in_thread(self.core.disk, self.core.book.forget, [which])
                 if answer.complete and self._judge is None:
                     rules.close(which.group, usable=True)
                 elif answer.complete:

@@ -1,5 +1,6 @@
 """Stored episodes that can no longer be read: played again where that gives what they were, and told where not."""
 
+import asyncio
 import contextlib
 import json
 import pathlib
@@ -13,8 +14,11 @@ from jaxagent.fleet import episodes, server, status, weights
 from jaxagent.fleet.admission import Answer, Coordinator, Outcome
 from jaxagent.fleet.book import Book
 from jaxagent.fleet.client import CallError
+from jaxagent.fleet.core import Core
 from jaxagent.fleet.episodes import FOLDER
+from jaxagent.fleet.members import Members
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
+from jaxagent.fleet.playing import Playing
 from jaxagent.fleet.repairs import LostEpisodeError
 from jaxagent.fleet.vitals import Vitals
 from jaxagent.fleet.whereabouts import WEIGHTS
@@ -265,6 +269,39 @@ def test_the_summary_counts_each_episode_that_is_played_again_once(tmp_path):
     with (tmp_path / status.DAMAGED_FILE).open("a") as file:
         file.write('{"time": "cut off')
     assert status.played_again(tmp_path) == 2
+
+
+@pytest.mark.parametrize(("call", "outcome"), [("keep", Outcome.LATE), ("publish", Outcome.CONFLICT)])
+def test_a_file_that_is_no_longer_wanted_when_it_is_written_goes_again(tmp_path, call, outcome):
+    """The trainer saves or publishes the step meanwhile."""
+    plan = Plan(steps=5, groups_per_step=2, attempts=2, staleness=1, rule="pinned")
+    book_of(tmp_path, plan, steps=1, trained=call == "keep", exact=False)
+
+    async def store(book):
+        core = Core(book, tmp_path, Members(book.run, "", strict=False))
+        playing = Playing(core, None)
+        write = playing._write
+
+        def meanwhile(which, body):
+            write(which, body)
+            assert len(list((tmp_path / FOLDER).rglob("*.z"))) == 4 + (play != "w")
+            if call == "keep":
+                book.keep(1)
+            else:
+                book.publish(1, "w1", "lineage", tasks_of(plan, 1))
+
+        playing._write, playing._storing[WHICH] = meanwhile, None
+        book.damaged(WHICH, packed(WHICH, "w").digest)
+        answer = await playing.store(WHICH, "2-9", 0, packed(WHICH, play))
+        await core.close(5.0)
+        return answer
+
+    play = "w" if call == "keep" else "other"
+    with contextlib.closing(Book(tmp_path, plan, exact=False)) as book:
+        assert asyncio.run(store(book)).outcome is outcome
+        assert book.digest(WHICH) != packed(WHICH, play).digest
+        left = list((tmp_path / FOLDER).rglob(f"*-{packed(WHICH, play).digest[:32]}*"))
+        assert not left
 
 
 @pytest.mark.parametrize("harms", [True, False])
