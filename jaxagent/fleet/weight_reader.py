@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -95,6 +95,20 @@ class Held:
             for _ in pool.map(one, parts):
                 pass
         return found
+
+    def compare(self, tick: Callable[[], None] = lambda: None) -> None:
+        """Compares all chunks with their digests, and keeps none of them.
+
+        Args:
+          tick: called after each one.
+
+        Raises:
+          DamagedError: names the file.
+        """
+        chunks = dict.fromkeys(chunk for leaf in self.manifest.leaves for chunk in leaf.chunks)
+        with threads() as pool:
+            for _ in pool.map(lambda chunk: self._fill(chunk, memoryview(bytearray(chunk.size))), chunks):
+                tick()
 
     def _locked(self) -> bool:
         """Whether the version stays for as long as the file is open."""

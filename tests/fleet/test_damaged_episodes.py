@@ -336,7 +336,8 @@ def test_a_step_whose_weights_nobody_has_ends_with_what_to_do(tmp_path, monkeypa
         client.beat(client.join("engine", FACTS).name, [], WEIGHTS)
         asked = []
 
-        def lacks(step):
+        def lacks(step, tick):
+            tick()
             asked.append(step)
             return "weights/00000000/1.bin has 100 bytes, and not 4096."
 
@@ -354,11 +355,24 @@ def test_weights_are_lacking_when_neither_the_folder_nor_an_engine_has_them_whol
     )
     assert lacking(link, tmp_path, 2) == ""
     assert "00000001" in lacking(link, tmp_path, 1)  # deleted
+    ticks = []
+    engine["numbers"]["versions"] = []
+    assert lacking(link, tmp_path, 2, lambda: ticks.append(1)) == "" and ticks == [1]
+    engine["numbers"]["versions"] = [2]
     (path,) = weights.path_of(tmp_path, 2).glob("*.bin")
     path.write_bytes(b"cut off")
     assert "has 7 bytes, and not 36" in lacking(link, tmp_path, 2)
     engine["phase"] = "playing"
     assert lacking(link, tmp_path, 2) == ""
+
+
+def test_the_weights_of_a_step_are_looked_for_once_for_all_its_damaged_episodes(tmp_path):
+    asked = []
+    link = types.SimpleNamespace(damaged=lambda which, digest: Answer(Outcome.STORED))
+    found = formed().batch(0)
+    assert found is not None
+    of_step = batches(tmp_path, link, [], lacks=lambda step, tick: asked.append(step) or "")
+    assert of_step._played_again(0, found, dict.fromkeys(found.results, "damaged")) and asked == [0]
 
 
 def test_what_cannot_be_had_again_names_file_and_episode_and_what_to_do(tmp_path):
@@ -368,7 +382,7 @@ def test_what_cannot_be_had_again_names_file_and_episode_and_what_to_do(tmp_path
         flip(path)
         told = f"step 0: episode 0 of group 1 .*{path}.*under its version: version 0 is gone. Put the"
         with pytest.raises(ConfigError, match=told):
-            batches(tmp_path, served.client(), [], lacks=lambda step: "version 0 is gone.").batch(0)
+            batches(tmp_path, served.client(), [], lacks=lambda step, tick: "version 0 is gone.").batch(0)
         workers[0].kill()
 
 

@@ -64,23 +64,25 @@ class Published:
         return trees.placed(found, specs, self.parts.mesh, lambda path, array: array.dtype)
 
 
-def lacking(link: Link, folder: pathlib.Path, version: int) -> str:
-    """Why nobody can have a version's weights; "" where somebody can. Reads all of them.
+def lacking(link: Link, folder: pathlib.Path, version: int, tick: Callable[[], None] = lambda: None) -> str:
+    """Why nobody can have a version's weights; "" where somebody can. Reads all of them where no engine has them.
 
     Args:
       link: to the coordinator.
       folder: of all versions, here.
       version: which.
+      tick: called again and again while they are read.
     """
     sources = link.weights(version)
     if sources is None:
         return f"version {version} is not published."
+    if any(_may_have(row, version) for row in link.status()["members"]["engine"].values()):
+        return ""
     try:
         with weight_reader.Held(weights.path_of(folder, version)) as held:
-            held.read()
+            held.compare(tick)
     except WeightsError as failure:
-        engines = link.status()["members"]["engine"].values()
-        return "" if any(_may_have(row, version) for row in engines) else str(failure)
+        return str(failure)
     return ""
 
 

@@ -69,6 +69,7 @@ class Batches:
       look: called while it waits for a step: it ends a run that was asked to end.
       lender: has this process's engine play for the step that it waits for; None: the engine does nothing then.
       lacks: why nobody can play a step's episodes any more: the weights of their version cannot be had; "": they can.
+        Calls its second argument again and again while it reads them.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Batches:
         note: Callable[[str], None],
         look: Callable[[int], None] = lambda step: None,
         lender: Lender | None = None,
-        lacks: Callable[[int], str] = lambda step: "",
+        lacks: Callable[[int, Callable[[], None]], str] = lambda step, tick: "",
     ):
         self._rl, self._fleet, self._link, self._folder = rl, fleet, link, folder
         self._signs, self._note, self._look, self._lender = signs, note, look, lender
@@ -139,17 +140,21 @@ class Batches:
         """Asks until the batch is there. `goes_on` says whether that is a sign of life: what plays here may hang."""
         poll_s = min(LONGEST_POLL_S, self._fleet.hang_s / 4)
         told, in_vain = started, 0
-        while (found := self._link.batch(step, poll_s)) is None:
+
+        def tick() -> None:
             if goes_on():
                 self._signs.tick()
+
+        while (found := self._link.batch(step, poll_s)) is None:
+            tick()
             self._look(step)
             if time.monotonic() - told >= TELL_EVERY_S:
-                told = time.monotonic()
-                self._note(f"step {step} waits for {duration(told - started)}: {self._why()}")
-                in_vain = self._weights_in_vain(step, in_vain)
+                self._note(f"step {step} waits for {duration(time.monotonic() - started)}: {self._why()}")
+                in_vain = self._weights_in_vain(step, in_vain, tick)
+                told = time.monotonic()  # afterwards, since that may read for long
         return found
 
-    def _weights_in_vain(self, step: int, before: int) -> int:
+    def _weights_in_vain(self, step: int, before: int, tick: Callable[[], None]) -> int:
         """How often an engine wanted weights that nobody has. They are looked for only where one waits for some.
 
         Raises:
@@ -158,7 +163,7 @@ class Batches:
         phases = [row["phase"] for row in self._link.status()["members"]["engine"].values()]
         if WEIGHTS not in phases:  # between two tries it waits for a place
             return before
-        if not (why := self._lacks(step)):
+        if not (why := self._lacks(step, tick)):
             return 0
         if before:
             raise ConfigError(f"step {step} waits for episodes that nobody can play under their version: {why} {BACK}")
@@ -212,9 +217,12 @@ class Batches:
           ConfigError: one cannot be had again.
         """
         again = False
+        lacks = dict[int, str]()  # by step: to know it, all weights of its version may be read
         for which, why in sorted(wrong.items()):
             told = f"step {step}: {name_of(which)} is damaged on disk ({why.rstrip('.')})"
-            if why := self._lacks(which.group.step):
+            if which.group.step not in lacks:
+                lacks[which.group.step] = self._lacks(which.group.step, self._signs.tick)
+            if why := lacks[which.group.step]:
                 raise ConfigError(f"{told}. It cannot be played again under its version: {why} {WHAT_TO_DO}")
             answer = self._link.damaged(which, found.results[which].digest)
             if answer.outcome is Outcome.REFUSED:

@@ -107,7 +107,7 @@ class Trainer:
             note,
             functools.partial(saved.end_between_steps, RL),
             lender,
-            lambda step: lacking(self._link, versions, plan.version(step)),
+            lambda step, tick: lacking(self._link, versions, plan.version(step), tick),
         )
         published = sink.Versions(
             self._cfg,
