@@ -39,7 +39,7 @@ ANSWERS: dict[type[Exception], tuple[str, int]] = {
     UnknownWorkerError: ("unknown_worker", 410),
     RefusedError: ("refused", 409),
     ReplacedError: ("replaced", 409),
-    LostEpisodeError: ("refused", 409),
+    LostEpisodeError: ("lost", 409),
     BusyError: ("busy", 503),
     FullDiskError: ("full_disk", 507),
     CoordinatorError: ("ending", 503),

@@ -39,7 +39,7 @@ AGAIN = (408, 422, 429, 500, 502, 503, 504, 507)  # 422: the body came in damage
 
 
 class CoordinatorGoneError(RuntimeError):
-    """The coordinator has not answered for as long as the caller is ready to wait; names the last failure."""
+    """The coordinator has not taken a call for as long as the caller is ready to wait; names the last failure."""
 
 
 class CallError(RuntimeError):
@@ -272,7 +272,7 @@ class Client:
             if waited > told + TELL_EVERY_S:
                 told = waited
                 logger.warning(
-                    "%s has not answered for %.0f s (%s); it is asked for %g s (fleet.patience_s)",
+                    "%s has not taken the call for %.0f s (%s); it is asked for %g s (fleet.patience_s)",
                     self.url, waited, failed, self._patience_s,
                 )  # fmt: skip
             if waited > self._patience_s:
@@ -326,6 +326,8 @@ def _error(reply: Reply, url: str) -> Exception:
         return ReplacedError(told)
     if kind == "refused":
         return ConfigError(f"The coordinator at {url} refuses this process: {told}")
+    if kind == "lost":
+        return ConfigError(f"The coordinator at {url} needs a stored episode that is lost: {told}")
     if kind == "token":
         return ConfigError(
             f"{url}: the token is wrong: the environment variable JAXAGENT_FLEET_TOKEN must be what the run's other "

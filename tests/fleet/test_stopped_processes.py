@@ -169,7 +169,7 @@ def test_a_clients_patience_ends_and_says_how_long_that_was(monkeypatch, caplog)
     with pytest.raises(CoordinatorGoneError, match=r"has failed for \d+ s \(fleet.patience_s=90\): timed out"):
         Client("http://127.0.0.1:1", "token", patience_s=90.0).leave("1-1")
     assert 2 <= len(caplog.messages) <= 3  # it does not wait in silence
-    assert "http://127.0.0.1:1 has not answered for" in caplog.text and "it is asked for 90 s" in caplog.text
+    assert "http://127.0.0.1:1 has not taken the call for" in caplog.text and "it is asked for 90 s" in caplog.text
 
 
 def test_a_signal_ends_an_engine_that_has_not_joined_at_once():
