@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from jaxagent.models import blockwise, kernels, packed_gpu, packed_tpu, paged_gpu, paged_tpu, pages
 from jaxagent.models.layers import contract
 from jaxagent.models.pages import MASKED
-from jaxagent.models.sharding import ROWS, merge_rows, split_rows
+from jaxagent.models.sharding import ROWS, in_mesh, merge_rows, split_rows
 
 # A layer's attention: (this layer's cache, q[N, H, D], k[N, K, D], v[N, K, D]) -> (out[N, H, D], new cache).
 Attend = Callable[[Any, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
@@ -183,10 +183,12 @@ def packed(segments: jax.Array) -> Attend:
 
     def attend(cache: None, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, None]:
         q, k, v = (split_rows(x, b, t) for x in (q, k, v))
-        kernel = _PACKED.get(kernels.packed(kernels.platform(), str(q.dtype), t).name)
+        kernel = _PACKED[kernels.packed(kernels.platform(), str(q.dtype), t).name]
         if kernel is not None:
-            local = jax.shard_map(kernel, in_specs=(P(ROWS, None), *[_HEADS] * 3), out_specs=_HEADS, check_vma=False)
-            return merge_rows(local(segments, q, k, v)), None
+            if in_mesh():
+                specs = (P(ROWS, None), *[_HEADS] * 3)
+                kernel = jax.shard_map(kernel, in_specs=specs, out_specs=_HEADS, check_vma=False)
+            return merge_rows(kernel(segments, q, k, v)), None
         outs = [
             attend_dense(q[:, start:stop], k[:, :stop], v[:, :stop], mask)
             for (start, stop), mask in zip(spans, masks, strict=True)
@@ -208,4 +210,5 @@ def _visible(segments: jax.Array, start: int, stop: int) -> jax.Array:
     return (segments[:, start:stop, None] == segments[:, None, :stop]) & causal[None]
 
 
-_PACKED = {"tokamax": packed_gpu.attend, "splash": packed_tpu.attend, "blocks": _in_blocks}
+# "xla" is what `packed` does itself.
+_PACKED = {"xla": None, "tokamax": packed_gpu.attend, "splash": packed_tpu.attend, "blocks": _in_blocks}

@@ -1,5 +1,6 @@
 """The accelerator's kernels are chosen where they can run, and a fallback says why."""
 
+import contextlib
 import dataclasses
 import sys
 import types
@@ -63,9 +64,9 @@ def test_beginnings_are_shared_where_plain_code_attends_and_else_the_report_says
     assert "prefixes" not in kernels.report(spec, 64, 256)
 
 
-@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("devices", [0, 4])
 def test_long_rows_in_blocks_are_short_rows_at_once(monkeypatch, devices):
-    """Packed rows of three sequences and padding: outputs and gradients, on one device and on rows and heads split."""
+    """Packed rows of three sequences and padding: outputs and gradients, without a mesh and on a mesh of four."""
     rng = np.random.default_rng(0)
     b, t, heads, kv_heads, d = 2, 160, 4, 2, 8
     segments = jnp.asarray([[1] * 70 + [2] * 5 + [3] * 75 + [0] * 10, [1] * 160], jnp.int32)
@@ -74,17 +75,24 @@ def test_long_rows_in_blocks_are_short_rows_at_once(monkeypatch, devices):
     )
     weight = weight * (segments.reshape(-1) > 0)[:, None, None]
 
-    def loss(q, k, v):
-        out, _ = attention.packed(jax.reshard(segments, P(ROWS, None)))(None, q, k, v)
-        return (out * weight).sum()
+    def found(q, k, v, weight, segments):
+        def loss(q, k, v):
+            return (attention.packed(segments)(None, q, k, v)[0] * weight).sum()
 
-    with jax.set_mesh(make_mesh(MeshConfig(devices // 2 or 1, 1, min(devices, 2), 1))):
-        q, k, v, weight = (jax.reshard(x, P(ROWS, "tensor", None)) for x in (q, k, v, weight))
-        wanted = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(q, k, v)
+        return jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(q, k, v)
+
+    arrays = (q, k, v, weight, segments)
+    with jax.set_mesh(make_mesh(MeshConfig(2, 1, 2, 1))) if devices else contextlib.nullcontext():
+        if devices:
+            arrays = tuple(jax.reshard(x, P(ROWS, "tensor", None) if x.ndim == 3 else P(ROWS, None)) for x in arrays)
+        wanted = found(*arrays)
         monkeypatch.setattr(kernels, "LONG_ROW", t)
         monkeypatch.setattr(blockwise, "BLOCK", 32)
-        found = jax.jit(jax.value_and_grad(lambda *x: loss(*x), (0, 1, 2)))(q, k, v)
-    chex.assert_trees_all_close(found, wanted, rtol=2e-5, atol=2e-5)
+        blocks = []
+        monkeypatch.setattr(blockwise, "attend", lambda *x, attend=blockwise.attend: blocks.append(x) or attend(*x))
+        in_blocks = found(*arrays)
+    assert blocks, "Long rows do not attend in blocks."
+    chex.assert_trees_all_close(in_blocks, wanted, rtol=2e-5, atol=2e-5)
 
 
 def test_rows_over_context_are_reported():

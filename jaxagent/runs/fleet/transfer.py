@@ -146,7 +146,7 @@ class Puller:
             check(value, arrays)
         except Exception as failure:  # jaxlib has no class of its own for what may go wrong
             self._counts["weights_pulls_failed"] += 1
-            if isinstance(failure, _LateError):
+            if isinstance(failure, _LateError | _OtherLayoutError):
                 self._in_a_row = MOST_FAILED
             self._in_a_row += not isinstance(failure, _RefusedError)
             given_up = " This process takes files from now on." if self._in_a_row >= MOST_FAILED else ""
@@ -184,7 +184,7 @@ class Puller:
         except WeightsError as failure:
             raise _RefusedError(str(failure)) from None
         if offer["layout"] != layout(self._mesh):
-            raise _RefusedError(f"the trainer's devices are {offer['layout']}, and these are {layout(self._mesh)}")
+            raise _OtherLayoutError(f"the trainer's devices are {offer['layout']}, and these are {layout(self._mesh)}")
         offered = {tuple(path): (dtype, tuple(shape)) for path, dtype, shape in offer["leaves"]}
         if offered != {leaf.path: (leaf.dtype, leaf.shape) for leaf in value.leaves}:
             raise _RefusedError("the trainer offers other leaves than it has published")
@@ -223,6 +223,10 @@ class Puller:
 
 class _RefusedError(TransferError):
     """The trainer gives no offer, or none that fits: this says nothing about the next version."""
+
+
+class _OtherLayoutError(TransferError):
+    """This engine's devices are not laid out as the trainer's, and never will be: each offer would hold a version."""
 
 
 class _LateError(TransferError):
