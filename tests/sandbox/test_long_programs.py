@@ -14,8 +14,10 @@ def test_a_deaf_program_is_killed_at_its_deadline(anywhere):
         deaf = "trap '' TERM INT HUP QUIT; (while :; do sleep 1; done) & echo begun; while :; do :; done"
         done = await sandbox.execute(["sh", "-c", deaf], 2.0, 100)
         assert (done.output, done.timed_out, done.exit_code) == (b"begun\n", True, 137)
-        alive = "for p in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$p; done 2>/dev/null | grep -c 'echo [b]egun'; true"
-        assert (await sandbox.run(alive, 10, 100)).output == b"0\n" or anywhere.name == "plain"
+        alive = "for p in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$p; done 2>/dev/null | grep -c 'echo [b]egun'"
+        # On a busy machine what is killed is gone once it gets a processor.
+        gone = f"for i in $(seq 30); do n=$({alive}); [ $n = 0 ] && break; sleep 0.1; done; echo $n"
+        assert (await sandbox.run(gone, 10, 100)).output == b"0\n" or anywhere.name == "plain"
 
     anywhere(check)
 
