@@ -182,9 +182,10 @@ def qwen2_5_14b() -> ConfigDict:
     """RL-MemAgent-14B (run_memory_14B.sh)."""
     config = qwen2_5_7b()
     config.workdir = "runs/memagent_qwen2.5-14b"
-    config.mesh.fsdp = 4
-    config.mesh.tensor = 2  # every device has a half of the engine's weights
-    config.rl.batch.micro_rows = 4
+    config.mesh.fsdp = 2
+    config.mesh.tensor = 4  # every device has a quarter of the engine's weights
+    config.rl.batch.micro_rows = 2
+    config.engine.pages = 8_192
     config.model.num_layers = 48
     config.model.embed_dim = 5120
     config.model.num_heads = 40
