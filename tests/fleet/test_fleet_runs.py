@@ -129,8 +129,8 @@ def test_weights_from_device_to_device_are_those_of_one_process_also_over_a_kill
     assert json.loads((workdir / "summary.json").read_text())["fleet"]["restarts"] == {"trainer": 1}
 
 
-def test_ctrl_c_saves_and_the_same_command_continues(tmp_path, expected):
-    workdir = tmp_path / "run"
+def interrupted(workdir):
+    """A run that got Ctrl-C when two versions were published."""
     process = fleet(workdir, 1, "--config.rl.staleness=1")
     until = time.monotonic() + DEADLINE_S
     while len(digests(workdir) if (workdir / settings.FOLDER).is_dir() else {}) < 2 and time.monotonic() < until:
@@ -138,6 +138,11 @@ def test_ctrl_c_saves_and_the_same_command_continues(tmp_path, expected):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     assert process.wait(DEADLINE_S) == 130
+
+
+def test_ctrl_c_saves_and_the_same_command_continues(tmp_path, expected):
+    workdir = tmp_path / "run"
+    interrupted(workdir)
     assert "the same command continues." in pathlib.Path(f"{workdir}.log").read_text()
     ended(fleet(workdir, 1, "--config.rl.staleness=1"), workdir)
     compare(workdir, expected(1))
@@ -146,13 +151,7 @@ def test_ctrl_c_saves_and_the_same_command_continues(tmp_path, expected):
 def test_episodes_that_are_damaged_on_disk_are_played_again(tmp_path, expected):
     """One byte of every stored episode that is not trained yet; the weights are those of a run without damage."""
     workdir = tmp_path / "run"
-    process = fleet(workdir, 1, "--config.rl.staleness=1")
-    until = time.monotonic() + DEADLINE_S
-    while len(digests(workdir) if (workdir / settings.FOLDER).is_dir() else {}) < 2 and time.monotonic() < until:
-        assert process.poll() is None, pathlib.Path(f"{workdir}.log").read_text()[-4000:]
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(DEADLINE_S) == 130
+    interrupted(workdir)
     found = sorted((workdir / settings.FOLDER / LEDGER / FOLDER).rglob("*.z"))
     for path in found:
         body = path.read_bytes()
