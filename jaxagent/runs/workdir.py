@@ -303,6 +303,11 @@ class Run:
         found = set(checkpoint.bundles(self.workdir / CHECKPOINTS_FOLDER)) - self.checkpoints.pinned
         return max(0, min(found, default=0) - self._first_bundle)
 
+    def bundled(self) -> int:
+        """The step of the stage under way that the newest complete bundle holds: a run that is killed goes on there."""
+        found = checkpoint.bundles(self.workdir / CHECKPOINTS_FOLDER)
+        return max(0, max(found, default=0) - self._first_bundle)
+
     def end_between_steps(self, stage: str, step: int) -> None:
         """Ends the process, where `terminating`, before `step` has begun to train: what is done is saved."""
         if self.terminating:

@@ -19,6 +19,8 @@ from tests.fleet.tiny_fleet import DEADLINE_S, compare, digests, ended, fleet, o
 
 pytestmark = pytest.mark.slow
 
+SLOW = ("--config.env=tests.fleet.slow_search:SlowSearch", "--config.env.prompt=plain", "--config.env.turn_s=0.5")
+
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
@@ -69,8 +71,7 @@ def test_under_lora_versions_are_adapters_and_the_run_is_that_of_one_process(tmp
 def test_in_flight_every_token_has_the_log_prob_of_its_own_version(tmp_path):
     """Weights change while episodes wait for their tool; what an engine has cached is computed again then."""
     workdir = tmp_path / "run"
-    slow = ("--config.env=tests.fleet.slow_search:SlowSearch", "--config.env.prompt=plain", "--config.env.turn_s=0.5")
-    ended(fleet(workdir, 2, "--config.rl.staleness=2", "--config.fleet.rule=in_flight", *slow), workdir)
+    ended(fleet(workdir, 2, "--config.rl.staleness=2", "--config.fleet.rule=in_flight", *SLOW), workdir)
     steps = [row for row in jsonl.read(workdir / "metrics.jsonl") if row["stage"] == "rl" and row["step"]]
     assert [(row["logprob_gap/max"], row["logprob_gap/scored_frac"]) for row in steps] == [(0.0, 1.0)] * 5
     assert max(row["policy/drift_max"] for row in steps) > 0
@@ -86,22 +87,23 @@ def test_two_trainer_processes_read_the_versions_that_they_score_again(tmp_path)
 
 
 def test_kill_9_of_each_role_changes_nothing(tmp_path, expected):
-    """Each once, in the middle; the same versions come out, and no episode is lost."""
+    """Each once, the trainer two versions after its only bundle of RL: the same versions and metrics come out."""
     workdir = tmp_path / "run"
-    process = fleet(workdir, 2, "--config.rl.staleness=1")
+    process = fleet(workdir, 2, "--config.rl.staleness=1", "--config.checkpoint.every=3", *SLOW)
     rng = random.Random(0)
     folder = workdir / settings.FOLDER
-    for step, name in enumerate(("engine-0", "trainer", "coordinator"), 1):
+    for newest, name, longest in ((1, "engine-0", 0.5), (2, "coordinator", 0.5), (5, "trainer", 0.0)):
         until = time.monotonic() + DEADLINE_S
-        while len(digests(workdir) if folder.is_dir() else {}) <= step and time.monotonic() < until:
+        while max(digests(workdir) if folder.is_dir() else {}, default=0) < newest and time.monotonic() < until:
             assert process.poll() is None, pathlib.Path(f"{workdir}.log").read_text()[-4000:]
             time.sleep(0.05)
-        time.sleep(rng.random() * 0.5)
+        time.sleep(rng.random() * longest)
         sign = vitals.read(folder / vitals.FOLDER / f"{name}.json")
         assert sign is not None
         os.kill(sign.pid, signal.SIGKILL)
     said = ended(process, workdir)
-    compare(workdir, expected(1))
+    compare(workdir, expected(1, *SLOW))
+    assert "resuming rl at step 3" in said
     told = json.loads((workdir / "summary.json").read_text())["fleet"]
     assert told["restarts"] == {"engine-0": 1, "trainer": 1, "coordinator": 1}
     assert told["first_reasons"]["trainer"] == "trainer was ended by SIGKILL"

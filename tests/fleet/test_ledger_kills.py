@@ -64,31 +64,50 @@ for version in range(version, 10**9):
 """
 
 
-def start(program, folder):
-    return subprocess.Popen(
-        [sys.executable, "-c", program, str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+class Told:
+    """A program that has said something. It writes to a file: what a pipe's reader holds back would be lost here.
+
+    Args:
+      program: its source.
+      folder: its argument.
+    """
+
+    def __init__(self, program, folder):
+        self._out, self._err = folder.parent / f"{folder.name}.out", folder.parent / f"{folder.name}.err"
+        with open(self._out, "wb") as out, open(self._err, "wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", program, str(folder)],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdout=out,
+                stderr=err,
+            )
+
+    def __enter__(self):
+        until = time.monotonic() + 60
+        while not self.lines():
+            assert self.process.poll() is None and time.monotonic() < until, self.error()
+            time.sleep(0.005)
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait(20)
+
+    def lines(self):
+        """Those that it has said in whole."""
+        return [line[:-1] for line in self._out.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+    def error(self):
+        return self._err.read_text()
 
 
-def killed(program, folder, chance, shortest=0.0):
-    """Runs it until it has said something, a while longer, and kills it; returns the lines that it said in whole."""
-    process = start(program, folder)
-    try:
-        first = process.stdout.readline()
-        assert first, process.stderr.read()
-        time.sleep(shortest + chance.random() * 0.25)
-        process.send_signal(signal.SIGKILL)
-        rest, _ = process.communicate(timeout=20)
-    finally:
-        process.kill()
-        process.wait(20)
-    assert process.returncode == -signal.SIGKILL
-    return [line for line in (first + rest).splitlines(keepends=True) if line.endswith("\n")]
+def killed(program, folder, chance):
+    """Runs it until it has said something, a while longer, and kills it; returns what it said."""
+    with Told(program, folder) as told:
+        time.sleep(chance.random() * 0.25)
+    assert told.process.returncode == -signal.SIGKILL, told.error()
+    return told.lines()
 
 
 @pytest.mark.slow
@@ -135,21 +154,14 @@ def test_versions_of_a_process_that_is_killed_again_and_again(tmp_path):
 
 @pytest.mark.slow
 def test_a_stopped_writer_that_wakes_up_after_it_was_replaced(tmp_path):
-    process = start(APPENDS, tmp_path)
-    try:
-        said = [int(process.stdout.readline())]
+    with Told(APPENDS, tmp_path) as told:
         time.sleep(0.1)
-        process.send_signal(signal.SIGSTOP)
+        told.process.send_signal(signal.SIGSTOP)
         with ledger.Ledger(tmp_path) as log:
             mine = max(record["v"] for record in log.recovered()) + 1
             log.append([{"v": mine}]).result(20)
-            process.send_signal(signal.SIGCONT)
-            rest, error = process.communicate(timeout=20)
-            said += map(int, rest.splitlines())
+            told.process.send_signal(signal.SIGCONT)
+            assert told.process.wait(20) == 1 and "epoch 2 has taken over from epoch 1" in told.error()
             log.append([{"v": mine + 1}]).result(20)
-        assert process.returncode == 1 and "epoch 2 has taken over from epoch 1" in error
-    finally:
-        process.kill()
-        process.wait(20)
     found = [record["v"] for record in segments.read(tmp_path / "segments").records]
-    assert found == list(range(found[0], mine + 2)) and max(said) < mine
+    assert found == list(range(found[0], mine + 2)) and max(map(int, told.lines())) < mine

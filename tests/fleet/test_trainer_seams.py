@@ -152,10 +152,11 @@ class Publications:
         self.kept.append(step)
 
 
-def published(tmp_path, link, said, cfg=CFG):
+def published(tmp_path, link, said, cfg=CFG, bundled=100):
     driver = types.SimpleNamespace(update_params=lambda params, version: None)
     tasks, signs, gone = (lambda version: {version: []}), Vitals(), (lambda version: None)
-    return sink.Versions(cfg, driver, link, tmp_path / "w", "run", tasks, signs, said.append, lambda: None, gone)
+    at = tmp_path / "w", "run", tasks, signs, said.append, (lambda: None), gone, (lambda: bundled)
+    return sink.Versions(cfg, driver, link, *at)
 
 
 def state(value: float):
@@ -183,6 +184,17 @@ def test_versions_are_on_disk_before_they_are_told_and_deleted_when_nobody_asks(
         of.publish(5, state(55))
     with pytest.raises(ConfigError, match="Version 1 was published before"):
         of.publish(1, state(11))  # its folder is gone; the coordinator remembers
+
+
+@pytest.mark.parametrize(("staleness", "bundled", "kept"), [(1, 2, {1}), (1, 0, set()), (2, 3, {1, 2}), (2, 1, set())])
+def test_versions_whose_tokens_a_killed_trainer_scores_again_stay(tmp_path, staleness, bundled, kept):
+    """It goes on from its newest bundle; without them its metrics would say less than those of a run without kills."""
+    (tmp_path / "w").mkdir()
+    cfg = dataclasses.replace(CFG, rl=dataclasses.replace(CFG.rl, staleness=staleness))
+    of = published(tmp_path, Publications(), [], cfg, bundled)
+    for version in range(8):
+        of.publish(version, state(version))
+    assert set(weights.versions(tmp_path / "w")) == {0, *range(6 - staleness, 8)} | kept
 
 
 def test_steps_that_the_ledger_does_not_know_are_told_in_one_line(tmp_path):

@@ -2,7 +2,8 @@
 
 A version is on disk, every byte of it, before the coordinator hears of it; so a trainer that dies in between publishes
 it again. A trainer that goes back to a bundle trains the steps since then again, from the same batches, and publishes
-them again: with exact numerics they must come out equal, bit for bit.
+them again: with exact numerics they must come out equal, bit for bit. The first of those steps have tokens of versions
+before the bundle, which are scored again (runs/rescore.py): they stay until there is a newer bundle.
 
 Under LoRA a version is adapters alone. The frozen weights that they change are on disk once, before the first version.
 """
@@ -85,6 +86,7 @@ class Versions:
       note: prints a line.
       probe: called before version 0 is published, with the weights in the driver: what engines compare with.
       trained: gives what was trained of an earlier version; None where it is not to be had any more.
+      bundled: the step that the newest bundle holds: a trainer that is killed goes on from there.
       keep: is given a version's weights on the devices when they are on disk, before anybody is told of them.
     """
 
@@ -100,13 +102,14 @@ class Versions:
         note: Callable[[str], None],
         probe: Callable[[], None],
         trained: Callable[[int], Params | None],
+        bundled: Callable[[], int],
         keep: Callable[[int, Params], None] = lambda version, policy: None,
     ):
         assert cfg.fleet is not None
         self._cfg, self._fleet, self._driver, self._link = cfg, cfg.fleet, driver, link
         self._folder, self._lineage, self._tasks = folder, lineage, tasks
         self._signs, self._note, self._probe, self._trained = signs, note, probe, trained
-        self._keep = keep
+        self._bundled, self._keep = bundled, keep
         self._base = ""  # digest of the frozen weights, once they are on disk
 
     def publish(self, version: int, state: TrainState) -> None:
@@ -155,7 +158,9 @@ class Versions:
                     f"({answer.reason}) They were done without config.fleet, or the ledger was removed: go on without "
                     "config.fleet, or use another workdir."
                 )
-        weights.delete(self._folder, version - self._cfg.rl.staleness - 1)
+        bundled = self._bundled()
+        before = range(max(0, bundled - self._cfg.rl.staleness), bundled)
+        weights.delete(self._folder, version - self._cfg.rl.staleness - 1, {weights.FIRST, *before})
 
     def past(self) -> Mapping[int, Params]:
         """None for bundles: versions are on disk until nobody asks for them any more."""

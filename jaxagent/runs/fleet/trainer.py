@@ -120,6 +120,7 @@ class Trainer:
             note,
             functools.partial(probe.record, versions, parts, driver, self._facts),
             Published(parts, self._link, versions, note).trained,
+            saved.bundled,
             *([offers.keep] if offers else []),
         )
         return Seams(batches, published, sink.Kept(self._link), plan.bound)
