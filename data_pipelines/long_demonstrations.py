@@ -29,7 +29,7 @@ KEPT = {
     "calling_code": "calling code of {s} {o}",
 }
 NOTHING = "nothing"  # in place of a value, and the memory before the first chunk
-_LOOKUPS = ((0.04, 1), (0.47, 2), (1.0, 4))  # how many facts a text has, up to which part of the curriculum
+_LOOKUPS = ((0.03, 1), (0.37, 2), (1.0, 4))  # how many facts a text has, up to which part of the curriculum
 _SMALL_FRAC = 0.3  # of the demonstrations behind the curriculum, from the first: a few documents instead of a chunk
 _MORE = 2  # questions about the same chunk that it answers
 _AGAIN = prompts.STYLES["compact"].update.replace("Text:{chunk}\n", "")  # another question about the same chunk

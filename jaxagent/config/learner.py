@@ -20,6 +20,7 @@ class OptimizerConfig:
     eps: PositiveFloat
     weight_decay: NonNegativeFloat
     grad_clip: NonNegativeFloat  # of the global norm; 0 = off
+    decay_frac: Annotated[float, between(0, 1, without="low")] = 1.0  # last part of the updates, over which it falls
 
 
 @dataclasses.dataclass(frozen=True)

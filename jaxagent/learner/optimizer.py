@@ -34,7 +34,7 @@ def learning_rate(config: OptimizerConfig, total_updates: int) -> Callable[[jax.
     """Update index (0-based) -> learning rate.
 
     Linear warm-up over `warmup_steps` updates (the first one already moves: (i + 1) / warmup_steps), then constant,
-    or falling to 0 at `total_updates` along a cosine or a line.
+    or falling to 0 at `total_updates` along a cosine or a line, over the last `decay_frac` of the updates.
     """
     shapes = {
         "constant": lambda done: jnp.ones_like(done),
@@ -42,12 +42,13 @@ def learning_rate(config: OptimizerConfig, total_updates: int) -> Callable[[jax.
         "cosine": lambda done: 0.5 * (1.0 + jnp.cos(jnp.pi * done)),
     }
     shape = shapes[config.schedule]
-    decay_updates = max(total_updates - config.warmup_steps, 1)
+    decay_updates = max(config.decay_frac * (total_updates - config.warmup_steps), 1)
+    begins = max(total_updates - decay_updates, config.warmup_steps)
 
     def schedule(count: jax.Array) -> jax.Array:
         count = jnp.asarray(count, jnp.float32)
         warm = jnp.minimum((count + 1.0) / max(config.warmup_steps, 1), 1.0)
-        done = jnp.clip((count - config.warmup_steps) / decay_updates, 0.0, 1.0)
+        done = jnp.clip((count - begins) / decay_updates, 0.0, 1.0)
         return config.learning_rate * warm * shape(done)
 
     return schedule

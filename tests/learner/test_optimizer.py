@@ -30,6 +30,11 @@ def test_warm_up_then_schedule(optimizer_config, schedule, late):
     np.testing.assert_allclose(learning_rate(optimizer_config(warmup_steps=0), 1)(0), 0.1, rtol=1e-6)
 
 
+def test_a_rate_that_falls_at_the_end_alone(optimizer_config):
+    rate = learning_rate(optimizer_config(schedule="linear", decay_frac=0.25), 12)  # the last two of eight updates
+    np.testing.assert_allclose([rate(i) for i in (3, 9, 10, 11, 12)], [0.1, 0.1, 0.1, 0.05, 0.0], atol=1e-8)
+
+
 def test_first_step_moves_by_the_rate_and_decays_only_matrices(optimizer_config):
     optimizer = make_optimizer(optimizer_config(warmup_steps=0, weight_decay=0.5), 10)
     params = {"w_up": jnp.array([2.0]), "attn_norm": jnp.array([2.0])}
