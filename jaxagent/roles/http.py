@@ -17,7 +17,8 @@ from jaxagent.config import ConfigError
 from jaxagent.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
 from jaxagent.envs.base import Message
 from jaxagent.io.http import HttpStatus, HttpTimeout, HttpUnreachable
-from jaxagent.rewards.chat_client import CallError, ChatClient, Completion, Endpoint
+from jaxagent.rewards.chat_client import REMEDIES, CallError, ChatClient, Completion, Endpoint
+from jaxagent.rewards.judge import LimitField
 from jaxagent.roles.base import Reply, Run, TextRole
 from jaxagent.types import Task
 
@@ -41,6 +42,9 @@ class Http(TextRole):
     retries: NonNegativeInt = 2  # further attempts after a broken connection, 429 or 5xx
     calls: PositiveInt = 256  # in flight at once; further ones wait
     seed: NonNegativeInt = 0  # of what is sent as each request's seed
+    send_seed: bool = True  # False for endpoints that refuse a seed, such as Gemini's
+    send_temperature: bool = True  # False for models that have one temperature, such as gpt-5
+    limit_field: LimitField = "max_tokens"  # max_completion_tokens for OpenAI's models that reason
 
     def __post_init__(self) -> None:
         """Raises ValueError for what is no URL, or no model."""
@@ -84,7 +88,17 @@ class _Chat:
 
     def __init__(self, name: str, role: Http, token: str):
         self.name, self.role = name, role
-        self.client = ChatClient(Endpoint(role.url, role.model, token, role.timeout_s, role.retries), role.calls)
+        endpoint = Endpoint(
+            role.url,
+            role.model,
+            token,
+            role.timeout_s,
+            role.retries,
+            role.send_seed,
+            role.send_temperature,
+            role.limit_field,
+        )
+        self.client = ChatClient(endpoint, role.calls)
 
     async def ask(self, messages: Sequence[Message], max_tokens: int, seed: int) -> Completion:
         """The role's reply to a conversation.
@@ -136,11 +150,22 @@ def _advice(where: str, failure: CallError) -> str:
         return f"Write the server's token into a file, and its path into {where}.token_file."
     if status == 404:
         return f"{where}.url must end before /chat/completions, and {where}.model be a model that the server has."
+    if failure.refused:
+        return _other_field(where, failure.refused)
     if status is not None:
         return f"Ask the server, at {where}.url, why it refuses {where}.model."
     if isinstance(failure.__cause__, HttpUnreachable):
         return f"Start a server there, or set {where}.url."
     return f"{where}.url must be a server of OpenAI's chat completions."
+
+
+def _other_field(where: str, field: str) -> str:
+    """What to do about an endpoint that refuses a field, or only its value, which refusals do not tell apart."""
+    advice = f"It refuses the field '{field}': set {where}.{REMEDIES[field]}"
+    if field == "seed":
+        return f"{advice}."
+    value = "temperature" if field == "temperature" else "reply_tokens"
+    return f"{advice}, or, if only its value is refused, {where}.{value}."
 
 
 class HttpTalk:

@@ -8,7 +8,8 @@ import json
 import pytest
 from aiohttp import web
 
-from jaxagent.config import ConfigError
+from configs import tau_bench, tool_orchestra
+from jaxagent.config import ConfigError, parse
 from jaxagent.envs.base import Message
 from jaxagent.rewards import chat_client
 from jaxagent.rewards.chat_client import CallError, ChatClient, Endpoint
@@ -250,6 +251,53 @@ def refused(workers, play, **changes) -> str:
 def test_an_endpoint_that_does_not_answer_is_refused_at_start(workers, play, told):
     message = refused(workers, play, retries=0)
     assert message.startswith("config.roles.user") and all(part in message for part in told) and "\n" not in message
+
+
+GEMINI = 'Invalid JSON payload received. Unknown name "seed": Cannot find field.'
+GPT_LIMIT = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+GPT_TEMPERATURE = "Unsupported value: 'temperature' does not support 0.7 with this model. Only 1 is."
+
+
+@pytest.mark.parametrize(
+    ("changes", "sent"),
+    [
+        ({}, {"seed", "temperature", "max_tokens"}),
+        ({"send_seed": False}, {"temperature", "max_tokens"}),
+        ({"limit_field": "max_completion_tokens", "send_temperature": False}, {"seed", "max_completion_tokens"}),
+    ],
+)
+def test_only_the_fields_that_an_endpoint_takes_are_sent(workers, changes, sent):
+    with talking(workers, lambda n, body: completion("x"), **changes) as (server, at):
+        say(workers, at(TASK, 0, 1))
+    assert [set(body) - {"model", "messages"} for body in server.bodies] == [sent] * 2
+    assert server.bodies[1][("max_tokens", "max_completion_tokens")["max_tokens" not in sent]] == 9
+
+
+@pytest.mark.parametrize(
+    ("said", "changes", "told"),
+    [
+        (GEMINI, {}, "set config.roles.user.send_seed=False."),
+        (GPT_LIMIT, {}, "set config.roles.user.limit_field=max_completion_tokens, or, if only its value is refused"),
+        (GPT_TEMPERATURE, {}, "set config.roles.user.send_temperature=False, or"),
+        ("max_completion_tokens: extra inputs are not permitted", {"limit_field": "max_completion_tokens"},
+         "set config.roles.user.limit_field=max_tokens, or"),
+        ("no model seed-oss", {}, "why it refuses config.roles.user.model"),
+        (GEMINI, {"send_seed": False}, "why it refuses config.roles.user.model"),
+    ],
+)  # fmt: skip
+def test_a_field_that_is_refused_is_named_with_the_flag_that_changes_it(workers, said, changes, told):
+    message = refused(workers, lambda n, body: web.json_response({"error": {"message": said}}, status=400), **changes)
+    assert "answered 400" in message and told in message and "\n" not in message
+
+
+@pytest.mark.parametrize(("file", "preset"), [(tau_bench, "qwen3-4b"), (tool_orchestra, "qwen3-8b")])
+def test_presets_send_their_endpoints_what_these_take(file, preset):
+    roles = parse(file.get_config(preset)).roles
+    for found in roles.values():
+        gemini, reasons = "gemini" in found.model, found.model.startswith("gpt-5")
+        assert found.send_seed != gemini and found.send_temperature != reasons
+        assert found.limit_field == ("max_completion_tokens" if reasons else "max_tokens")
+    assert any("gemini" in found.model or found.model.startswith("gpt-5") for found in roles.values())
 
 
 def test_an_endpoint_that_never_answers_is_refused_at_start(workers):
