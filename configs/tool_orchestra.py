@@ -250,4 +250,4 @@ def _http(model: str, reply_tokens: int) -> ConfigDict:
         role["limit_field"] = "max_completion_tokens"
     else:
         role["temperature"] = 0.2
-    return ConfigDict(role | {"retries": 2, "calls": 256, "reply_tokens": reply_tokens, "timeout_s": 600.0})
+    return ConfigDict(role | {"retries": 6, "calls": 256, "reply_tokens": reply_tokens, "timeout_s": 600.0})

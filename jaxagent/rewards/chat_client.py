@@ -40,6 +40,7 @@ class Endpoint:
     send_seed: bool = True  # some endpoints refuse what they do not know
     send_temperature: bool = True  # some models have one temperature, and refuse to be told another
     limit_field: LimitField = "max_tokens"  # by which name the endpoint takes the limit of a reply
+    call_s: float | None = None  # busy servers are waited for within so much time of a call; None = timeout_s
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
@@ -74,7 +75,8 @@ class ChatClient:
     def __init__(self, endpoint: Endpoint, connections: int = CONNECTIONS):
         self._endpoint, self._url = endpoint, f"{endpoint.url.rstrip('/')}/chat/completions"
         headers = {"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else None
-        self._client = HttpClient(endpoint.timeout_s, MAX_REPLY_BYTES, endpoint.retries, headers, connections)
+        busy_s = endpoint.timeout_s if endpoint.call_s is None else endpoint.call_s
+        self._client = HttpClient(endpoint.timeout_s, MAX_REPLY_BYTES, endpoint.retries, headers, connections, busy_s)
 
     async def __aenter__(self) -> ChatClient:
         return self

@@ -43,6 +43,7 @@ class HttpJudge:
                 settings.send_seed,
                 settings.send_temperature,
                 settings.limit_field,
+                settings.deadline_s,
             )
         )
 

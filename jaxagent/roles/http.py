@@ -39,7 +39,7 @@ class Http(TextRole):
     model: str
     token_file: str = ""  # a file with what is sent as a bearer token; "" = none
     temperature: NonNegativeFloat = 0.7
-    retries: NonNegativeInt = 2  # further attempts after a broken connection, 429 or 5xx
+    retries: NonNegativeInt = 2  # further attempts after a broken connection, 429 or 5xx, within timeout_s
     calls: PositiveInt = 256  # in flight at once; further ones wait
     seed: NonNegativeInt = 0  # of what is sent as each request's seed
     send_seed: bool = True  # False for endpoints that refuse a seed, such as Gemini's
@@ -114,6 +114,8 @@ class _Chat:
         except CallError as failure:
             if isinstance(failure.__cause__, HttpTimeout):
                 raise TimeoutError(str(failure)) from failure
+            if _status(failure) == 429:
+                raise CallError(f"{failure}. {_less_often(self.name)}") from failure.__cause__
             raise
         if not said.text.strip() and said.finish != "length":
             raise CallError(f"{self.role.url} gave a reply without text")
@@ -135,7 +137,8 @@ class _Chat:
                 f"set {where}.timeout_s."
             ) from failure
         except CallError as failure:
-            raise ConfigError(f"{where}: {failure}. {_advice(where, failure)}") from failure
+            advice = "" if _status(failure) == 429 else f". {_advice(where, failure)}"  # a 429 has its own already
+            raise ConfigError(f"{where}: {failure}{advice}") from failure
         if not said.text.strip():
             raise ConfigError(
                 f"{where}.reply_tokens={self.role.reply_tokens} are over before {self.role.url} has said "
@@ -143,9 +146,21 @@ class _Chat:
             )
 
 
+def _status(failure: CallError) -> int | None:
+    """Of the answer that a call failed with, if it was one."""
+    return failure.__cause__.status if isinstance(failure.__cause__, HttpStatus) else None
+
+
+def _less_often(name: str) -> str:
+    return (
+        f"The endpoint limits how often it is asked: lower config.roles.{name}.calls, or raise its retries and "
+        "timeout_s, so that it is waited for."
+    )
+
+
 def _advice(where: str, failure: CallError) -> str:
     """What to do about a call that failed at start."""
-    status = failure.__cause__.status if isinstance(failure.__cause__, HttpStatus) else None
+    status = _status(failure)
     if status in (401, 403):
         return f"Write the server's token into a file, and its path into {where}.token_file."
     if status == 404:

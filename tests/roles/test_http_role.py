@@ -176,6 +176,21 @@ def test_a_server_that_fails_now_and_then_is_asked_again(workers):
     assert len(server.bodies) == 4 and len({json.dumps(body) for body in server.bodies[1:]}) == 1
 
 
+def test_a_limit_of_calls_is_waited_for_and_one_that_lasts_advises_to_ask_less(workers):
+    def limited(n, body):
+        return web.Response(status=429, headers={"Retry-After": "0.3"}) if n == 1 else completion("after all")
+
+    with talking(workers, limited, retries=1) as (_, at):
+        assert say(workers, at(TASK, 0, 1)).text == "after all"
+    lasting = lambda n, body: web.Response(status=429, headers={"Retry-After": "86400"}, text="slow down")  # noqa: E731
+    with talking(workers, lasting) as (server, at), pytest.raises(CallError, match=r"slow down\. .*roles\.user\.calls"):
+        say(workers, at(TASK, 0, 1))
+    assert len(server.bodies) == 2
+    message = refused(workers, lasting)
+    assert "answered 429: slow down. The endpoint limits how often it is asked: lower config.roles.user" in message
+    assert message.count("config.roles.user.calls") == 1 and "config.roles.user.model" not in message
+
+
 def test_no_more_calls_at_once_than_allowed_and_all_are_answered(workers):
     async def slow(n, body):
         await asyncio.sleep(0.02)
