@@ -135,9 +135,7 @@ def qwen3_4b() -> ConfigDict:
     config.roles.user.send_seed = False  # Gemini's endpoint refuses it
     config.roles.user.send_temperature = True
     config.roles.user.limit_field = "max_tokens"
-    config.roles.user.retries = (
-        6  # it limits how often it is asked: pauses of 1, 2, 4 s are a minute together
-    )
+    config.roles.user.retries = 6  # it limits how often it is asked, and six growing pauses are a minute
     config.roles.user.reply_tokens = 512
     config.roles.user.timeout_s = 120.0
 
