@@ -10,12 +10,14 @@ import asyncio
 import contextlib
 import dataclasses
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from jaxagent.config import ConfigError
 from jaxagent.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
 from jaxagent.envs.base import Message
+from jaxagent.envs.cast import NoRoom
 from jaxagent.io.http import HttpStatus, HttpTimeout, HttpUnreachable
 from jaxagent.rewards.chat_client import REMEDIES, CallError, ChatClient, Completion, Endpoint
 from jaxagent.rewards.judge import LimitField
@@ -23,6 +25,11 @@ from jaxagent.roles.base import Reply, Run, TextRole
 from jaxagent.types import Task
 
 CLOSE_S = 5.0
+TOO_LONG = re.compile(  # how servers say that a conversation is longer than their model's context
+    r"context_length_exceeded|context[ _](?:length|window|size)|(?:prompt|input|request)[^.]{0,80} too (?:long|large)"
+    r"|input token count[^.]{0,80} exceeds",
+    re.IGNORECASE,
+)
 GREETING = (Message("user", "Answer with one word: are you there?"),)
 
 
@@ -151,6 +158,12 @@ def _status(failure: CallError) -> int | None:
     return failure.__cause__.status if isinstance(failure.__cause__, HttpStatus) else None
 
 
+def _is_too_long(failure: CallError) -> bool:
+    if _status(failure) not in (400, 413, 422):
+        return False
+    return bool(TOO_LONG.search(failure.__cause__.body.decode("utf-8", "replace")))  # type: ignore[union-attr]
+
+
 def _less_often(name: str) -> str:
     return (
         f"The endpoint limits how often it is asked: lower config.roles.{name}.calls, or raise its retries and "
@@ -194,10 +207,16 @@ class HttpTalk:
 
         Raises:
           CallError: the endpoint gave no reply that can be used.
+          NoRoom: it says that the conversation is too long.
           TimeoutError: it gave none in time.
         """
         turn = sum(message.role == "assistant" for message in messages)
-        said = await self._chat.ask(messages, max_tokens, _seed(f"{self._key}\0{turn}"))
+        try:
+            said = await self._chat.ask(messages, max_tokens, _seed(f"{self._key}\0{turn}"))
+        except CallError as failure:
+            if _is_too_long(failure):
+                raise NoRoom(str(failure)) from failure
+            raise
         finish = "length" if said.finish == "length" else "eos"
         return Reply(said.text, finish, said.prompt_tokens, said.reply_tokens)
 

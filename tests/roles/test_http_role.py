@@ -11,6 +11,7 @@ from aiohttp import web
 from configs import tau_bench, tool_orchestra
 from jaxagent.config import ConfigError, parse
 from jaxagent.envs.base import Message
+from jaxagent.envs.cast import NoRoom
 from jaxagent.rewards import chat_client
 from jaxagent.rewards.chat_client import CallError, ChatClient, Endpoint
 from jaxagent.roles.http import GREETING, Http
@@ -227,6 +228,23 @@ HOSTILE = {
 def test_what_is_no_reply_is_an_error_and_no_text(workers, name):
     play, told = HOSTILE[name]
     with talking(workers, play, retries=1) as (_, at), pytest.raises(CallError, match=told):
+        say(workers, at(TASK, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "room"),
+    [
+        (400, '{"error": {"code": "context_length_exceeded", "message": "..."}}', False),
+        (400, "This model's maximum context length is 8192 tokens. However, you requested 9000.", False),
+        (400, "The input token count (1200000) exceeds the maximum number of tokens allowed (1048575).", False),
+        (413, "Prompt is too long", False),
+        (400, "no such model", True),
+        (500, "maximum context length", True),
+    ],
+)
+def test_a_conversation_that_a_server_finds_too_long_is_no_failed_call(workers, status, said, room):
+    play = lambda n, body: web.Response(status=status, text=said)  # noqa: E731
+    with talking(workers, play, retries=0) as (_, at), pytest.raises(CallError if room else NoRoom):
         say(workers, at(TASK, 0, 1))
 
 
