@@ -78,6 +78,8 @@ def laptop() -> ConfigDict:
     config.env.token_budget = 16_384
     config.env.prompt_tokens = 0
     config.env.result_chars = 40
+    config.env.plan_chars = 160
+    config.env.step_chars = 80
     config.env.run_timeout_s = 15.0  # takes milliseconds, unless the machine is very busy
     config.env.output_chars = 40
     config.env.traceback = "message"
@@ -209,6 +211,9 @@ def qwen2_5_7b() -> ConfigDict:
     config.env.coder = True
     config.env.episode_timeout_s = 1800.0
     config.env.result_chars = 4_096
+    # What roles are shown of the policy's own words: five steps of them leave room for a reply in 20,480 tokens.
+    config.env.plan_chars = 4_096
+    config.env.step_chars = 2_048
     config.env.run_timeout_s = 30.0
     config.env.output_chars = 4_000
     config.env.traceback = "whole"

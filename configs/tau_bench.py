@@ -132,6 +132,10 @@ def qwen3_4b() -> ConfigDict:
     config.env.max_failed_steps = 3
     config.roles = ConfigDict({"user": {"name": "http", "model": "gemini-2.5-flash-lite", "temperature": 1.0}})
     config.roles.user.url = "https://generativelanguage.googleapis.com/v1beta/openai"
+    config.roles.user.send_seed = False  # Gemini's endpoint refuses it
+    config.roles.user.send_temperature = True
+    config.roles.user.limit_field = "max_tokens"
+    config.roles.user.retries = 6  # it limits how often it is asked, and six growing pauses are a minute
     config.roles.user.reply_tokens = 512
     config.roles.user.timeout_s = 120.0
 
@@ -181,6 +185,7 @@ def tau2() -> ConfigDict:
     config.env.episode_timeout_s = 3600.0
     config.env.max_failed_steps = 3
     gpt = {"name": "http", "url": "https://api.openai.com/v1", "model": "gpt-4.1-2025-04-14", "temperature": 0.0}
+    gpt |= {"retries": 6, "send_seed": True, "send_temperature": True, "limit_field": "max_tokens"}
     config.roles = ConfigDict({"user": gpt | {"timeout_s": 120.0}, "judge": gpt | {"timeout_s": 120.0}})
     config.roles.judge.reply_tokens = 1024  # a reason, and a score for each statement
     return config

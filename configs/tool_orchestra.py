@@ -244,6 +244,10 @@ def _told(name: str, model: str, prompt: float, reply: float, words: str) -> str
 def _http(model: str, reply_tokens: int) -> ConfigDict:
     """An expert behind HTTP."""
     role = {"name": "http", "url": "http://127.0.0.1:8001/v1", "model": model, "token_file": "", "temperature": 1.0}
-    if "gpt" not in model:
+    reasons = "gpt" in model  # such models have one temperature, 1, and another name for a reply's limit
+    role |= {"send_seed": True, "send_temperature": not reasons, "limit_field": "max_tokens"}
+    if reasons:
+        role["limit_field"] = "max_completion_tokens"
+    else:
         role["temperature"] = 0.2
-    return ConfigDict(role | {"retries": 2, "calls": 256, "reply_tokens": reply_tokens, "timeout_s": 600.0})
+    return ConfigDict(role | {"retries": 6, "calls": 256, "reply_tokens": reply_tokens, "timeout_s": 600.0})

@@ -8,9 +8,11 @@ r"""Accuracy of a policy against the length of the documents that it reads, in o
 A length is a number of tokens (--lengths), of documents (--num_docs), or a file of rows that bring their contexts
 (--rows). At each one the policy is evaluated as by `python -m jaxagent.evaluate`, whose other flags work here too, on
 the same tasks; documents are read to their end, whatever env.max_turns says, and longer ones have more time (of --rows
-all have --config.env.episode_timeout_s). Results go to
-WORKDIR/evaluations/lengths_<policy>..., or --out: a folder per length, lengths.json and lengths.html, the curve with
-95 % intervals. The last line of stdout is one JSON object. The same command again plays only what is missing.
+all have --config.env.episode_timeout_s). All lengths and files are looked at before the first is played: a length that
+no task's documents reach is refused, and where some do not reach it, a line under the table says how many. Results go
+to WORKDIR/evaluations/lengths_<policy>..., or --out: a folder per length, lengths.json and lengths.html, the curve with
+95 % intervals; both are written after every length. The last line of stdout is one JSON object. The same command again
+plays only what is missing.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from typing import Any
 from jaxagent import evaluate
 from jaxagent.config import Config, ConfigError
 from jaxagent.config.command import count, exit_code, quiet_libraries
+from jaxagent.envs.memagent import documents
 from jaxagent.io import files
 from jaxagent.runs import devices
 
@@ -68,14 +71,18 @@ def wanted(options: argparse.Namespace) -> list[Length]:
     """The lengths that a command names, each once, and takes the flags for them out of `options`.
 
     Raises:
-      ConfigError: none of the three flags, or several; a length twice.
+      ConfigError: none of the three flags, or several; a length twice; rows that are none, or not for their split.
     """
     flags = {name: options.__dict__.pop(name) for name in ("lengths", "num_docs", "rows")}
-    given = [name for name, value in flags.items() if value]
+    given = [name for name, value in flags.items() if value is not None]
     if len(given) != 1:
         raise ConfigError(f"Say one of --lengths, --num_docs and --rows; got {', '.join(given) or 'none of them'}.")
     if given == ["rows"]:
         paths = flags["rows"].split(",")
+        if not all(Path(path).stem.strip(" .") for path in paths):
+            raise ConfigError(f"--rows='{flags['rows']}' has an entry that names no file.")
+        if options.split != "held_out":
+            raise ConfigError(f"--rows are held-out tasks: --split={options.split} would play others. Leave it out.")
         found = [Length(Path(path).stem, {"num_docs": 0, "length_tokens": 0}, path) for path in paths]
     else:
         field, other = ("length_tokens", "num_docs") if given == ["lengths"] else ("num_docs", "length_tokens")
@@ -116,7 +123,6 @@ def _run(argv: Sequence[str]) -> int:
     configs = [configured(config, length) for length in lengths]
     # Late imports: what they name loads jax, which costs seconds.
     from jaxagent.engine.requests import EngineError
-    from jaxagent.observe import charts, report
     from jaxagent.observe.files import EVALUATIONS_FOLDER
     from jaxagent.runs.evaluation import lengths as curve
     from jaxagent.runs.evaluation import policy, run
@@ -126,29 +132,82 @@ def _run(argv: Sequence[str]) -> int:
     source = policy.choose(config, done.checkpoint)
     name = f"lengths_{run.default_out(config, done, source).name}"
     out = Path(options.out) if options.out else Path(config.workdir) / EVALUATIONS_FOLDER / name
-    points = []
+    notes = [checked(one, done, length, source) for length, one in zip(lengths, configs, strict=True)]
+    points: list[dict[str, Any]] = []
     for length, one in zip(lengths, configs, strict=True):
         try:
             run.run(one, dataclasses.replace(asked, out=str(out / length.name)))
         except EngineError as error:
-            print(f"error: {error}", file=sys.stderr)
+            there = f"; {len(points)} of {len(lengths)} lengths are in {out}" if points else ""
+            print(f"error: {error}{there}", file=sys.stderr)
             return 1
         points.append(curve.point(length.name, out / length.name))
-    text = curve.table(points)
+        text = "\n".join((curve.table(points), *filter(None, notes[: len(points)])))
+        to_play = [length.name for length in lengths[len(points) :]]
+        # At once: whatever fails later, what was played for hours is there to be read.
+        files.replace(out / CURVE, _page(f"{config.workdir}: {source}", points, text, config.env.score))
+        files.replace_json(out / FILE, {"policy": str(source), "lengths": points, "to_play": to_play})
+    print(text)
+    print(json.dumps({"checkpoint": str(source), "score": config.env.score, "lengths": points, "out": str(out)}))
+    return 0
+
+
+def checked(config: Config, done: Any, length: Length, source: Any) -> str:
+    """Opens what an evaluation at a length will read; returns what is to be said under the table, "" = nothing.
+
+    Args:
+      config: of the length.
+      done: the completed options of the evaluations.
+      length: one of those wanted.
+      source: the policy.
+
+    Raises:
+      ConfigError: tasks or documents that cannot be read, or none whose documents reach the length.
+    """
+    from jaxagent.data.tasks import balanced_sample
+    from jaxagent.runs.checks import check
+    from jaxagent.runs.evaluation import policy, run
+    from jaxagent.runs.parts import open_parts
+
+    config = policy.configured(config, source)
+    num = done.tasks or config.data.num_eval
+    config = dataclasses.replace(config, seed=done.seed, data=dataclasses.replace(config.data, num_eval=num))
+    check(config)
+    with open_parts(config, lambda line: None) as parts:
+        tasks, place = parts.heldout, Path(config.data.eval_source or parts.dataset)
+        if done.split == run.TRAIN:
+            tasks, place = balanced_sample(parts.train, num, config.data.seed), parts.dataset
+        wanted_tokens = length.env["length_tokens"]
+        if not wanted_tokens or not tasks:
+            return ""
+        found = documents.Documents(documents.beside(place) / documents.FILE)
+        for task in tasks:
+            documents.check(task, found, 0, wanted_tokens)
+        tokenizer = parts.tokenizer
+        short = documents.short(
+            tasks, found, wanted_tokens, lambda text: len(tokenizer.encode(tokenizer.normalize(text)))
+        )
+    if len(short) == len(tasks):
+        raise ConfigError(
+            f"--lengths={wanted_tokens}: the documents of every task end before. Name a shorter length, or bring more "
+            f"documents to '{place}'."
+        )
+    many = "of 1 task end" if len(short) == 1 else f"of {len(short)} tasks end"
+    return f"{length.name}: the documents {many} before it, of {len(tasks)} tasks" if short else ""
+
+
+def _page(title: str, points: Sequence[dict[str, Any]], text: str, score: str) -> str:
+    from jaxagent.observe import charts, report
+    from jaxagent.runs.evaluation import lengths as curve
+
     chart = charts.line_chart(
-        curve.TITLE, curve.series(points), unit=True, x="tokens of the document", y=config.env.score, log_x=True
+        curve.TITLE, curve.series(points), unit=True, x="tokens of the document", y=score, log_x=True
     )
-    title = f"{config.workdir}: {source}"
-    page = report.document(
+    return report.document(
         title,
         f'<h1>{html.escape(title)}</h1><div class="charts">{chart}</div><h2>Results</h2>'
         f'<pre class="config">{html.escape(text)}</pre>',
     )
-    files.replace(out / CURVE, page)
-    files.replace_json(out / FILE, {"policy": str(source), "lengths": points})
-    print(text)
-    print(json.dumps({"checkpoint": str(source), "score": config.env.score, "lengths": points, "out": str(out)}))
-    return 0
 
 
 def _counts(text: str) -> tuple[int, ...]:

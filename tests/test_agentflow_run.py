@@ -8,6 +8,9 @@ from configs import agentflow
 from jaxagent import config as schema
 from jaxagent import main as cli
 from jaxagent.config import ConfigError
+from jaxagent.envs.agentflow import prompts
+from jaxagent.envs.agentflow.memory import Action, brief, cut
+from jaxagent.envs.agentflow.reading import PYTHON
 from jaxagent.observe import jsonl
 from jaxagent.runs import checks
 from tests import tiny_run
@@ -62,3 +65,21 @@ def test_a_role_that_is_missing_or_unknown_is_named():
         raw.update(changes)
         with pytest.raises(ConfigError, match=said):
             checks.check(schema.parse(raw))
+
+
+@pytest.mark.parametrize("preset", ["slime_agentic", "flow_grpo"])
+def test_what_a_published_policy_may_write_leaves_the_verifier_room_for_a_reply(preset):
+    """At three characters a token: programs have more, so do texts."""
+    cfg = schema.parse(agentflow.get_config(preset))
+    env, verifier, long = cfg.env, cfg.roles["verifier"], "ab " * 20_000
+    action = Action(PYTHON, long, long, cut(long, env.result_chars))
+    actions = brief((action,) * env.max_turns, env.step_chars)
+    shown = prompts.verifier(env.style, "q" * 1_000, cut(long, env.plan_chars), actions, env.coder)
+    assert len(shown) / 3 + verifier.reply_tokens < verifier.context_tokens
+
+
+def test_a_role_without_room_for_its_first_prompt_is_refused_at_start(tmp_path, capsys):
+    flags = ["--config.roles.verifier.context_tokens=20", "--config.roles.verifier.reply_tokens=10"]
+    assert cli.main(tiny_run.argv(tmp_path / "run", *flags, config="agentflow", preset="laptop-engines")) == 2
+    told = capsys.readouterr().err
+    assert "config.roles.verifier.context_tokens=20 has no room for a reply after the first prompt of" in told

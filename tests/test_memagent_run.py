@@ -13,6 +13,7 @@ from jaxagent import main as cli
 from jaxagent.config import ConfigError
 from jaxagent.data import episode_log
 from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.engine.requests import EngineError
 from jaxagent.envs.cast import Tokens
 from jaxagent.envs.memagent import documents, prompts
 from jaxagent.observe import jsonl
@@ -20,6 +21,7 @@ from jaxagent.rollout.conversation import Conversation
 from jaxagent.rollout.splicing import encode_prompt
 from jaxagent.rollout.templates import Plain
 from jaxagent.runs import checks
+from jaxagent.runs.evaluation import run as evaluation
 from tests import tiny_run
 
 FLAGS = [
@@ -107,12 +109,68 @@ def test_lengths_in_one_command(finished, capsys):
     assert evaluate_lengths.main([*command[:2], "--num_docs=1", "--greedy", "--tasks=2", "--k=2"]) == 2
 
 
+@pytest.fixture
+def unplayed(finished, monkeypatch):
+    """A function: the flags of a command -> (exit code, lengths that began to be played), with `fails` at one."""
+
+    def command(*flags, fails=""):
+        begun = []
+
+        def play(config, options):
+            begun.append(options.out.split("/")[-1])
+            if begun[-1] == fails:
+                raise EngineError("the engine is dead")
+            return real(config, options)
+
+        real = evaluation.run
+        with monkeypatch.context() as patch:
+            patch.setattr(evaluation, "run", play)
+            argv = ["evaluate_lengths", f"--config.workdir={finished}", "--greedy", "--tasks=2", *flags]
+            return evaluate_lengths.main(argv), begun
+
+    return command
+
+
+@pytest.mark.slow
+def test_all_lengths_are_looked_at_before_the_first_is_played(unplayed, tmp_path, capsys, monkeypatch):
+    rows, row = tmp_path / "a.jsonl", {"id": "a", "prompt": "Who?", "answers": ["me"]}
+    rows.write_text(json.dumps(row | {"metadata": {"context": "It is me."}}) + "\n")
+    assert unplayed(f"--rows={rows},{tmp_path / 'nope.jsonl'}") == (2, [])
+    assert f"No data at {tmp_path / 'nope.jsonl'}" in capsys.readouterr().err
+    (tmp_path / "b.jsonl").write_text(json.dumps(row) + "\n")
+    assert unplayed(f"--rows={rows},{tmp_path / 'b.jsonl'}") == (2, [])
+    assert "must have a 'context' or 'documents'" in capsys.readouterr().err
+    assert unplayed("--lengths=96,100000000") == (2, [])
+    assert "ends before env.length_tokens=100000000" in capsys.readouterr().err
+    monkeypatch.setattr(documents, "HEADER_BYTES", 10**9)  # as if the files had more bytes than the length has tokens
+    assert unplayed("--lengths=96,100000000") == (2, [])
+    assert "the documents of every task end before" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_what_was_played_is_written_before_the_next_length(unplayed, tmp_path, capsys):
+    out = tmp_path / "curve"
+    flags = ("--lengths=96,192", f"--out={out}")
+    assert unplayed(*flags, fails="192_tokens") == (1, ["96_tokens", "192_tokens"])
+    assert f"the engine is dead; 1 of 2 lengths are in {out}" in capsys.readouterr().err
+    written = json.loads((out / "lengths.json").read_text())
+    assert [point["name"] for point in written["lengths"]] == ["96_tokens"] and written["to_play"] == ["192_tokens"]
+    assert "<svg" in (out / "lengths.html").read_text()
+    assert unplayed(*flags)[0] == 0
+    assert json.loads((out / "lengths.json").read_text())["to_play"] == []
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
         ([], "Say one of --lengths, --num_docs and --rows; got none of them."),
         (["--lengths=1", "--num_docs=2"], "got lengths, num_docs."),
         (["--lengths=8,8"], "names a length twice"),
+        (["--rows=a.jsonl,b/a.jsonl"], "names a length twice"),
+        (["--rows=a.jsonl,"], "--rows='a.jsonl,' has an entry that names no file."),
+        (["--rows="], "names no file"),
+        (["--rows=a.jsonl,.."], "names no file"),
+        (["--rows=a.jsonl", "--split=train"], "--split=train would play others"),
     ],
 )
 def test_lengths_are_said_once(flags, told):

@@ -9,7 +9,9 @@ each task: `attempt_at(task, cast)`. "policy" is the policy that is trained; onl
 
 What a role does wrong (an endpoint that is down, a reply that comes too late) is an exception of `say`: a `RoleError`
 or a `TimeoutError`. It passes through the environment and ends the episode as ENV_ERROR or TIMEOUT, and never as a
-reward of 0.
+reward of 0. A role whose context has no room left for what the policy made the episode hold is none of these: `NoRoom`
+passes through the environment and ends the episode as TOKEN_LIMIT, judged as it stands; an environment may also catch
+it and go on.
 """
 
 from __future__ import annotations
@@ -26,6 +28,10 @@ POLICY = "policy"  # the role that is trained
 
 class RoleError(RuntimeError):
     """A role other than the policy gave no reply. The message begins with the role's name."""
+
+
+class NoRoom(RoleError):
+    """A role's context has no room for what it is shown. Once the policy has spoken that is a limit of the policy's."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +85,7 @@ class Talk(Protocol):
           max_tokens: of the reply; None = the role's own limit (of the policy: env.turn_tokens).
 
         Raises:
-          RoleError: the role cannot reply.
+          RoleError: the role cannot reply; NoRoom: what it is shown is too long.
           TimeoutError: it did not, in its time.
           ValueError: it cannot be asked this: two things at once, nothing at all, after a failure or the episode's end.
             The episode ends as ENV_ERROR, also where the environment swallows it.

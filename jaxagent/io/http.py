@@ -3,13 +3,19 @@
     async with HttpClient(timeout_s=5.0, max_bytes=1 << 20, retries=2) as client:
         body = await client.request("POST", url, json={...})
 
-A connection that is refused or breaks off, a timeout, 429 and 5xx are tried again; all else fails at once. A reply is
-taken as it is sent, so one that is compressed, which nobody asked for, cannot grow here.
+A connection that is refused or breaks off, a timeout, 429 and 5xx are tried again; all else fails at once. A client
+with `busy_s` lets a server that is busy (429, 503) say when it wants to be asked again, and else pauses for longer. A
+reply is taken as it is sent, so one that is compressed, which nobody asked for, cannot grow here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import datetime
+import email.utils
+import hashlib
+import re
+import time
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -18,6 +24,9 @@ import aiohttp
 from jaxagent.config.errors import ConfigError
 
 FIRST_PAUSE_S = 0.1  # before the second attempt; doubled before each further one
+BUSY = (429, 503)  # what a server answers that wants to be left alone for a while
+BUSY_FACTOR = 10  # so much longer are pauses where it says nothing of how long
+JITTER = 0.5  # pauses are up to so much longer, each request by another part: else all would come back at once
 CONNECTIONS = 256  # at once
 QUOTED_CHARS = 200  # of a refusal
 
@@ -45,20 +54,40 @@ class HttpStatus(HttpError):
 
     Attributes:
       status, body: of the answer.
+      retry_after_s: when the server wants to be asked again, at the earliest; None where it does not say.
     """
 
-    def __init__(self, url: str, status: int, body: bytes, location: str | None = None):
+    def __init__(
+        self,
+        url: str,
+        status: int,
+        body: bytes,
+        location: str | None = None,
+        retry_after_s: float | None = None,
+    ):
         said = _quoted(body.decode("utf-8", "replace"))
         if location is not None:
             said = f"a redirect to {_quoted(location)}, which is not followed"
         super().__init__(f"{url} answered {status}" + (f": {said}" if said else ""))
-        self.status, self.body = status, body
+        self.status, self.body, self.retry_after_s = status, body, retry_after_s
         self.passing = status == 429 or status >= 500
 
 
 def _quoted(text: str) -> str:
     """The beginning of what a server sent, in one line that any log and terminal takes."""
     return "".join(c if c.isprintable() else "?" for c in " ".join(text.split())[:QUOTED_CHARS])
+
+
+def retry_after_s(value: str | None, now: datetime.datetime) -> float | None:
+    """The seconds of a Retry-After, a number or an HTTP date; None for what is neither. Never less than 0."""
+    value = (value or "").strip()
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value):
+        return float(value)
+    try:
+        date = email.utils.parsedate_to_datetime(value[:64])
+        return max(0.0, (date.replace(tzinfo=date.tzinfo or datetime.UTC) - now).total_seconds())
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return None
 
 
 def checked_url(url: str, name: str) -> str:
@@ -81,6 +110,8 @@ class HttpClient:
       retries: further attempts after the first.
       headers: of every request.
       connections: at once; a request beyond them waits, within its own deadline. 0: no bound.
+      busy_s: of a request with all its attempts, where a server that is busy is waited for: no pause goes beyond them.
+        0: pauses are as after any other failure.
     """
 
     def __init__(
@@ -90,10 +121,11 @@ class HttpClient:
         retries: int = 0,
         headers: Mapping[str, str] | None = None,
         connections: int = CONNECTIONS,
+        busy_s: float = 0.0,
     ):
         self._timeout_s, self._max_bytes, self._retries = timeout_s, max_bytes, retries
         self._headers = {"Accept-Encoding": "identity", **(headers or {})}
-        self._connections = connections
+        self._connections, self._busy_s = connections, busy_s
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -121,7 +153,7 @@ class HttpClient:
         Raises:
           HttpError: how the last attempt failed.
         """
-        attempt = 0
+        attempt, ends = 0, time.monotonic() + self._busy_s
         while True:
             try:
                 return await self._attempt(
@@ -130,7 +162,12 @@ class HttpClient:
             except HttpError as failure:
                 if attempt == self._retries or not failure.passing:
                     raise
-            await asyncio.sleep(FIRST_PAUSE_S * 2**attempt)
+                pause_s = FIRST_PAUSE_S * 2**attempt
+                if self._busy_s and isinstance(failure, HttpStatus) and failure.status in BUSY:
+                    pause_s = _busy_pause_s(failure, pause_s, f"{attempt}/{content!r}")
+                    if time.monotonic() + pause_s >= ends:
+                        raise
+            await asyncio.sleep(pause_s)
             attempt += 1
 
     async def _attempt(
@@ -162,5 +199,14 @@ class HttpClient:
             said = _quoted(str(failure)) or type(failure).__name__
             raise HttpUnreachable(f"{url} is not reached: {said}") from failure
         if answer.status != 200:
-            raise HttpStatus(url, answer.status, bytes(body), answer.headers.get("Location"))
+            headers = answer.headers
+            wanted_s = retry_after_s(headers.get("Retry-After"), datetime.datetime.now(datetime.UTC))
+            raise HttpStatus(url, answer.status, bytes(body), headers.get("Location"), wanted_s)
         return bytes(body)
+
+
+def _busy_pause_s(failure: HttpStatus, pause_s: float, key: str) -> float:
+    """How long a busy server is left alone: as long as it says, but never less than after other failures."""
+    asked_s = BUSY_FACTOR * pause_s if failure.retry_after_s is None else max(failure.retry_after_s, pause_s)
+    part = int.from_bytes(hashlib.blake2b(key.encode(errors="replace"), digest_size=4).digest(), "little") / 2**32
+    return asked_s * (1 + JITTER * part)

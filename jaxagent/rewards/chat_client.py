@@ -10,13 +10,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxagent.config import ConfigError
-from jaxagent.io.http import CONNECTIONS, HttpClient, HttpError
+from jaxagent.io.http import CONNECTIONS, HttpClient, HttpError, HttpStatus
+from jaxagent.rewards.judge import LimitField
 
 MAX_REPLY_BYTES = 1 << 20
+REFUSALS = (400, 422)  # of a request that has a field which the endpoint does not take
+REMEDIES = {  # what is set where an endpoint refuses a field, by the field's name
+    "seed": "send_seed=False",
+    "temperature": "send_temperature=False",
+    "max_tokens": "limit_field=max_completion_tokens",
+    "max_completion_tokens": "limit_field=max_tokens",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +37,10 @@ class Endpoint:
     api_key: str  # sent as a bearer token; "" = none
     timeout_s: float  # for one attempt
     retries: int  # further attempts of one call
+    send_seed: bool = True  # some endpoints refuse what they do not know
+    send_temperature: bool = True  # some models have one temperature, and refuse to be told another
+    limit_field: LimitField = "max_tokens"  # by which name the endpoint takes the limit of a reply
+    call_s: float | None = None  # busy servers are waited for within so much time of a call; None = timeout_s
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
@@ -35,7 +48,15 @@ class Endpoint:
 
 
 class CallError(Exception):
-    """A call has failed: the server, or what it sent. The message says how, in one line."""
+    """A call has failed: the server, or what it sent. The message says how, in one line.
+
+    Attributes:
+      refused: the field of `REMEDIES` that was sent and that the refusal names; "" = none.
+    """
+
+    def __init__(self, told: str, refused: str = ""):
+        super().__init__(told)
+        self.refused = refused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,9 +73,10 @@ class ChatClient:
     """Must be used and closed on one asyncio loop. Calls beyond `connections` at once wait, within their time."""
 
     def __init__(self, endpoint: Endpoint, connections: int = CONNECTIONS):
-        self._model, self._url = endpoint.model, f"{endpoint.url.rstrip('/')}/chat/completions"
+        self._endpoint, self._url = endpoint, f"{endpoint.url.rstrip('/')}/chat/completions"
         headers = {"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else None
-        self._client = HttpClient(endpoint.timeout_s, MAX_REPLY_BYTES, endpoint.retries, headers, connections)
+        busy_s = endpoint.timeout_s if endpoint.call_s is None else endpoint.call_s
+        self._client = HttpClient(endpoint.timeout_s, MAX_REPLY_BYTES, endpoint.retries, headers, connections, busy_s)
 
     async def __aenter__(self) -> ChatClient:
         return self
@@ -84,22 +106,34 @@ class ChatClient:
           CallError: no reply after all attempts, or one that is no chat completion, or without text. Its cause is the
             `HttpError`, if there was one.
         """
-        body = {
-            "model": self._model,
-            "messages": list(messages),
-            "temperature": temperature,
-            "max_tokens": max_tokens,
-            "seed": seed,
-        }
+        endpoint = self._endpoint
+        body: dict[str, Any] = {"model": endpoint.model, "messages": list(messages)}
+        if endpoint.send_temperature:
+            body["temperature"] = temperature
+        body[endpoint.limit_field] = max_tokens
+        if endpoint.send_seed:
+            body["seed"] = seed
         try:
             reply = await self._client.request("POST", self._url, json=body)
         except HttpError as failure:
-            raise CallError(str(failure)) from failure
+            raise CallError(str(failure), _refused(failure, body)) from failure
         return _completion(reply)
 
     async def close(self) -> None:
         """Closes the connections."""
         await self._client.close()
+
+
+def _refused(failure: HttpError, body: Mapping[str, Any]) -> str:
+    """The first field of a request that can be left out or renamed and that a refusal names; "" = none.
+
+    A name inside a longer one is none: a model may be called seed-oss.
+    """
+    if not isinstance(failure, HttpStatus) or failure.status not in REFUSALS:
+        return ""
+    said = failure.body.decode("utf-8", "replace")
+    named = (field for field in REMEDIES if field in body and re.search(rf"(?<![\w-]){field}(?![\w-])", said))
+    return next(named, "")
 
 
 def _completion(body: bytes) -> Completion:

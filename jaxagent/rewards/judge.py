@@ -79,6 +79,9 @@ class Rubric:
             raise ConfigError("a rubric needs items, and low < high")
 
 
+LimitField = Literal["max_tokens", "max_completion_tokens"]  # how endpoints call the limit of a reply
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JudgeSettings:
     """Where the judge is and how it is asked."""
@@ -91,6 +94,9 @@ class JudgeSettings:
     how: Literal["majority", "mean"] = "majority"
     temperature: NonNegativeFloat = 1.0
     max_tokens: PositiveInt = 512  # of a reply
+    send_seed: bool = True  # False for endpoints that refuse a seed, such as Gemini's
+    send_temperature: bool = True  # False for models that have one temperature, such as gpt-5
+    limit_field: LimitField = "max_tokens"  # max_completion_tokens for OpenAI's models that reason
     max_chars: PositiveInt = 8_000  # of each judged text
     timeout_s: Seconds = 60.0  # for one attempt
     retries: NonNegativeInt = 2  # further attempts of one call

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jaxagent.config import ConfigError
-from jaxagent.rewards.chat_client import CallError, ChatClient, Endpoint
+from jaxagent.rewards.chat_client import REMEDIES, CallError, ChatClient, Endpoint
 from jaxagent.rewards.judge import Judgement, JudgeSettings, ReplyError, Rubric, combine, messages, parse_reply
 
 
@@ -33,7 +33,19 @@ class HttpJudge:
             token = Path(settings.token_file).read_text(encoding="utf-8").strip() if settings.token_file else ""
         except OSError as error:
             raise ConfigError(f"judge token_file='{settings.token_file}': {error.strerror}.") from error
-        self._chat = ChatClient(Endpoint(settings.url, settings.model, token, settings.timeout_s, settings.retries))
+        self._chat = ChatClient(
+            Endpoint(
+                settings.url,
+                settings.model,
+                token,
+                settings.timeout_s,
+                settings.retries,
+                settings.send_seed,
+                settings.send_temperature,
+                settings.limit_field,
+                settings.deadline_s,
+            )
+        )
 
     async def ask(self, rubric: Rubric, material: Mapping[str, str]) -> Judgement:
         """Asks `calls` times at once. Calls that the deadline cuts off are failures like others.
@@ -55,6 +67,8 @@ class HttpJudge:
                 answers.append(result)
             elif isinstance(result, asyncio.CancelledError):
                 failures.append(f"cut off by the deadline of {settings.deadline_s:g} s")
+            elif isinstance(result, CallError) and result.refused:
+                failures.append(f"{result}; it refuses the field '{result.refused}': set {REMEDIES[result.refused]}")
             elif isinstance(result, CallError | ReplyError):
                 failures.append(str(result))
             else:

@@ -10,18 +10,26 @@ import asyncio
 import contextlib
 import dataclasses
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from jaxagent.config import ConfigError
 from jaxagent.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
 from jaxagent.envs.base import Message
+from jaxagent.envs.cast import NoRoom
 from jaxagent.io.http import HttpStatus, HttpTimeout, HttpUnreachable
-from jaxagent.rewards.chat_client import CallError, ChatClient, Completion, Endpoint
+from jaxagent.rewards.chat_client import REMEDIES, CallError, ChatClient, Completion, Endpoint
+from jaxagent.rewards.judge import LimitField
 from jaxagent.roles.base import Reply, Run, TextRole
 from jaxagent.types import Task
 
 CLOSE_S = 5.0
+TOO_LONG = re.compile(  # how servers say that a conversation is longer than their model's context
+    r"context_length_exceeded|context[ _](?:length|window|size)|(?:prompt|input|request)[^.]{0,80} too (?:long|large)"
+    r"|input token count[^.]{0,80} exceeds",
+    re.IGNORECASE,
+)
 GREETING = (Message("user", "Answer with one word: are you there?"),)
 
 
@@ -38,9 +46,12 @@ class Http(TextRole):
     model: str
     token_file: str = ""  # a file with what is sent as a bearer token; "" = none
     temperature: NonNegativeFloat = 0.7
-    retries: NonNegativeInt = 2  # further attempts after a broken connection, 429 or 5xx
+    retries: NonNegativeInt = 2  # further attempts after a broken connection, 429 or 5xx, within timeout_s
     calls: PositiveInt = 256  # in flight at once; further ones wait
     seed: NonNegativeInt = 0  # of what is sent as each request's seed
+    send_seed: bool = True  # False for endpoints that refuse a seed, such as Gemini's
+    send_temperature: bool = True  # False for models that have one temperature, such as gpt-5
+    limit_field: LimitField = "max_tokens"  # max_completion_tokens for OpenAI's models that reason
 
     def __post_init__(self) -> None:
         """Raises ValueError for what is no URL, or no model."""
@@ -84,7 +95,17 @@ class _Chat:
 
     def __init__(self, name: str, role: Http, token: str):
         self.name, self.role = name, role
-        self.client = ChatClient(Endpoint(role.url, role.model, token, role.timeout_s, role.retries), role.calls)
+        endpoint = Endpoint(
+            role.url,
+            role.model,
+            token,
+            role.timeout_s,
+            role.retries,
+            role.send_seed,
+            role.send_temperature,
+            role.limit_field,
+        )
+        self.client = ChatClient(endpoint, role.calls)
 
     async def ask(self, messages: Sequence[Message], max_tokens: int, seed: int) -> Completion:
         """The role's reply to a conversation.
@@ -100,6 +121,8 @@ class _Chat:
         except CallError as failure:
             if isinstance(failure.__cause__, HttpTimeout):
                 raise TimeoutError(str(failure)) from failure
+            if _status(failure) == 429:
+                raise CallError(f"{failure}. {_less_often(self.name)}") from failure.__cause__
             raise
         if not said.text.strip() and said.finish != "length":
             raise CallError(f"{self.role.url} gave a reply without text")
@@ -121,7 +144,8 @@ class _Chat:
                 f"set {where}.timeout_s."
             ) from failure
         except CallError as failure:
-            raise ConfigError(f"{where}: {failure}. {_advice(where, failure)}") from failure
+            advice = "" if _status(failure) == 429 else f". {_advice(where, failure)}"  # a 429 has its own already
+            raise ConfigError(f"{where}: {failure}{advice}") from failure
         if not said.text.strip():
             raise ConfigError(
                 f"{where}.reply_tokens={self.role.reply_tokens} are over before {self.role.url} has said "
@@ -129,18 +153,47 @@ class _Chat:
             )
 
 
+def _status(failure: CallError) -> int | None:
+    """Of the answer that a call failed with, if it was one."""
+    return failure.__cause__.status if isinstance(failure.__cause__, HttpStatus) else None
+
+
+def _is_too_long(failure: CallError) -> bool:
+    if _status(failure) not in (400, 413, 422):
+        return False
+    return bool(TOO_LONG.search(failure.__cause__.body.decode("utf-8", "replace")))  # type: ignore[union-attr]
+
+
+def _less_often(name: str) -> str:
+    return (
+        f"The endpoint limits how often it is asked: lower config.roles.{name}.calls, or raise its retries and "
+        "timeout_s, so that it is waited for."
+    )
+
+
 def _advice(where: str, failure: CallError) -> str:
     """What to do about a call that failed at start."""
-    status = failure.__cause__.status if isinstance(failure.__cause__, HttpStatus) else None
+    status = _status(failure)
     if status in (401, 403):
         return f"Write the server's token into a file, and its path into {where}.token_file."
     if status == 404:
         return f"{where}.url must end before /chat/completions, and {where}.model be a model that the server has."
+    if failure.refused:
+        return _other_field(where, failure.refused)
     if status is not None:
         return f"Ask the server, at {where}.url, why it refuses {where}.model."
     if isinstance(failure.__cause__, HttpUnreachable):
         return f"Start a server there, or set {where}.url."
     return f"{where}.url must be a server of OpenAI's chat completions."
+
+
+def _other_field(where: str, field: str) -> str:
+    """What to do about an endpoint that refuses a field, or only its value, which refusals do not tell apart."""
+    advice = f"It refuses the field '{field}': set {where}.{REMEDIES[field]}"
+    if field == "seed":
+        return f"{advice}."
+    value = "temperature" if field == "temperature" else "reply_tokens"
+    return f"{advice}, or, if only its value is refused, {where}.{value}."
 
 
 class HttpTalk:
@@ -154,10 +207,16 @@ class HttpTalk:
 
         Raises:
           CallError: the endpoint gave no reply that can be used.
+          NoRoom: it says that the conversation is too long.
           TimeoutError: it gave none in time.
         """
         turn = sum(message.role == "assistant" for message in messages)
-        said = await self._chat.ask(messages, max_tokens, _seed(f"{self._key}\0{turn}"))
+        try:
+            said = await self._chat.ask(messages, max_tokens, _seed(f"{self._key}\0{turn}"))
+        except CallError as failure:
+            if _is_too_long(failure):
+                raise NoRoom(str(failure)) from failure
+            raise
         finish = "length" if said.finish == "length" else "eos"
         return Reply(said.text, finish, said.prompt_tokens, said.reply_tokens)
 

@@ -18,7 +18,7 @@ import numpy as np
 from jaxagent.config import EnvConfig, RoleConfig, SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Message, Observation
-from jaxagent.envs.cast import POLICY, RoleError, Said, Spliced, Tokens
+from jaxagent.envs.cast import POLICY, NoRoom, RoleError, Said, Spliced, Tokens
 from jaxagent.roles.base import Speaker
 from jaxagent.rollout.asking import misuse
 from jaxagent.rollout.bookkeeping import one_line
@@ -195,6 +195,11 @@ class EpisodeCast:
     def _engine_talks(self) -> list[EngineTalk]:
         return [talk for talk in self._talks if isinstance(talk, EngineTalk)]
 
+    @property
+    def _policy_spoke(self) -> bool:
+        """Whether the policy may have said something: of a rollout's own conversation it is not known here."""
+        return self._first > 0 or any(talk.role == POLICY and talk.begun for talk in self._talks)
+
     def price(self, role: str, prompt_tokens: int, reply_tokens: int, seconds: float) -> float | None:
         """Counts a reply of a role other than the policy; returns what it costs."""
         cost = self._company.roles[role].cost(prompt_tokens, reply_tokens)
@@ -204,9 +209,16 @@ class EpisodeCast:
         return cost
 
     def failed(self, role: str, cause: Exception) -> Exception:
-        """Remembers a failure, and returns what `say` raises."""
+        """Remembers a failure, and returns what `say` raises.
+
+        No room in a role's context is counted and not remembered, once the policy has spoken: it may write as much as
+        it likes, and an episode that is left out of its group for that would be one that it has chosen to leave.
+        """
         timeout = isinstance(cause, TimeoutError)
         told = f"{role}: {one_line(cause, 'no reply in its time')}"
+        if isinstance(cause, NoRoom) and self._policy_spoke:
+            self.metrics[f"{role}_no_room"] = self.metrics.get(f"{role}_no_room", 0.0) + 1.0
+            return NoRoom(told)
         if role == POLICY:
             reason = StopReason.TIMEOUT if timeout else StopReason.ENGINE_ERROR
         else:
@@ -294,7 +306,7 @@ class EngineTalk:
                 self.state = NO_ROOM
                 return Said("", "length", Tokens((), ""), prompt_tokens, 0, 0.0, None)
             told = f"its conversation of {prompt_tokens} tokens leaves no room in context_tokens={voice.context_tokens}"
-            raise self._cast.failed(self.role, RoleError(told))
+            raise self._cast.failed(self.role, NoRoom(told))
         budget = min(voice.turn_tokens, room, voice.turn_tokens if max_tokens is None else max_tokens)
         try:
             if self._session is None:

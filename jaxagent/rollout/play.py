@@ -15,7 +15,7 @@ from collections.abc import Callable
 from jaxagent.config import ConfigError, EnvConfig, SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Verdict
-from jaxagent.envs.cast import Cast, PlayedAttempt
+from jaxagent.envs.cast import Cast, NoRoom, PlayedAttempt
 from jaxagent.rollout.bookkeeping import checked, counted, one_line, seconds
 from jaxagent.rollout.cast import Company, Engine, EpisodeCast, Voice, policy_voice
 from jaxagent.rollout.ending import ended
@@ -98,7 +98,10 @@ class _Attempt:
 
     async def _play(self) -> StopReason:
         self._attempt = self._rollout.begin(self._task, self._cast)
-        stop_reason = StopReason(await self._attempt.play())
+        try:
+            stop_reason = StopReason(await self._attempt.play())
+        except NoRoom:  # of a role's context: the policy's doing, or else the cast remembers it as a failure
+            stop_reason = StopReason.TOKEN_LIMIT
         self._check()
         with seconds(self._metrics, "verify_s"):
             verdict = await self._attempt.verify(stop_reason)

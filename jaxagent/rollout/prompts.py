@@ -53,6 +53,40 @@ def check_prompts(
     note(f"env.context_tokens={limit} cuts the first turn of {tight} of {len(tokens)} {name} tasks: {example}; {whole}")
 
 
+def check_role_prompts(
+    role: str,
+    tasks: Sequence[Task],
+    prompt: Callable[[str], Sequence[Message]],
+    conversation: Callable[[], Conversation],
+    context_tokens: int,
+) -> None:
+    """Encodes the least that a role is shown of tasks.
+
+    Args:
+      role: its name, for messages.
+      tasks: all of them are looked at.
+      prompt: a task's text -> the role's messages.
+      conversation: an empty one.
+      context_tokens: of the role.
+
+    Raises:
+      ConfigError: prompts that leave no room for a single token of the role's.
+    """
+    longest, of_task, too_long = 0, "", 0
+    for task in tasks:
+        rendered = conversation()
+        rendered.add_prompt(prompt(task.prompt))
+        too_long += len(rendered) >= context_tokens
+        if len(rendered) > longest:
+            longest, of_task = len(rendered), task.id
+    if too_long:
+        raise ConfigError(
+            f"config.roles.{role}.context_tokens={context_tokens} has no room for a reply after the first prompt of "
+            f"{too_long} of {len(tasks)} tasks: the longest, of task '{of_task}', has {longest} tokens. Raise it, or "
+            "leave such tasks out."
+        )
+
+
 def some(tasks: Sequence[Task], count: int = SAMPLE) -> list[Task]:
     """At most `count` tasks, evenly spaced over all of them."""
     return [tasks[i * len(tasks) // count] for i in range(count)] if len(tasks) > count else list(tasks)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,9 +31,10 @@ from jaxagent.learner import peers
 from jaxagent.models import hf, kernels, lora, params, peft, sharding
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
+from jaxagent.roles.engines import FrozenRole, PolicyRole
 from jaxagent.rollout.conversation import Conversation
 from jaxagent.rollout.forced import ForcedTools
-from jaxagent.rollout.prompts import check_prompts, some
+from jaxagent.rollout.prompts import check_prompts, check_role_prompts, some
 from jaxagent.rollout.templates import CHAT_DATE, Template, open_template
 from jaxagent.rollout.workers import Rollout, Workers
 from jaxagent.runs import replica, resume, together
@@ -210,6 +211,7 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
 
     for name, tasks in (("held-out", heldout), ("training", some(train))):
         check_prompts(name, tasks, environment.messages, conversation, cfg.env, note)
+        _check_roles(cfg, environment, tasks, conversation)
     with (
         (Workers if peers.count() == 1 else replica.PlayedByFirst)(cfg.concurrent_episodes) as workers,
         _shared(environment, workers, note) as shared,
@@ -231,6 +233,19 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
             roles=roles,
             shared=shared,
         )
+
+
+def _check_roles(
+    cfg: Config, environment: Environment, tasks: Sequence[Task], conversation: Callable[[], Conversation]
+) -> None:
+    """The first prompts of roles that this run's own tokenizer encodes; of which environments say what they are."""
+    shown = getattr(environment, "role_messages", None)
+    for name, role in cfg.roles.items():
+        own = isinstance(role, PolicyRole) or (isinstance(role, FrozenRole) and not role.path)
+        if own and tasks and shown is not None and name in shown(tasks[0].prompt):
+            check_role_prompts(
+                name, tasks, lambda text, name=name: shown(text)[name], conversation, role.context_tokens
+            )
 
 
 @contextlib.contextmanager

@@ -236,6 +236,22 @@ def test_a_context_of_so_many_tokens(folder):
     assert contexts(folder, numbered(), length_tokens=1) in (["text 3", "text 17"], ["text 17", "text 3"])
 
 
+def test_tasks_whose_documents_end_before_the_length(folder):
+    found = documents.Documents(folder / documents.FILE)
+    tasks = [numbered(), numbered(pool=[0, 3]), numbered(pool=[0, 0])]  # of 30, 5 and 2 documents
+
+    def short(length_tokens):
+        return [tasks.index(task) for task in documents.short(tasks, found, length_tokens, count_letters)]
+
+    reached = [sum(len(f"\n\nDocument {n + 1}:\ntext {n}") for n in numbers) for numbers in ([3, 17], [0, 1, 2, 3, 17])]
+    assert short(1) == short(reached[0]) == []
+    assert short(reached[0] + 25) == [2] and short(reached[1]) == [2]
+    assert short(reached[1] + 25) == [1, 2] and short(600) == [1, 2] and short(700) == [0, 1, 2]
+    assert found.bytes(0, 40) == (folder / documents.FILE).stat().st_size
+    with pytest.raises(ConfigError, match=r"Task 't/1' has a pool that ends before env.length_tokens=2000: .* bytes"):
+        contexts(folder, numbered(), length_tokens=2000)
+
+
 @pytest.mark.parametrize(
     ("metadata", "num_docs", "told"),
     [

@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import datetime
+import email.utils
 import gzip
+import time
 
 import pytest
 from aiohttp import web
@@ -39,13 +42,13 @@ async def serving(answer):
         await runner.cleanup()
 
 
-def ask(answer, retries=2, timeout_s=30.0, method="POST", **content):
+def ask(answer, retries=2, timeout_s=30.0, method="POST", busy_s=0.0, **content):
     """(the body, or the HttpError; the requests that the server saw)."""
 
     async def run():
         async with (
             serving(answer) as (url, seen),
-            HttpClient(timeout_s, MAX_BYTES, retries, {"Authorization": "Bearer secret"}) as client,
+            HttpClient(timeout_s, MAX_BYTES, retries, {"Authorization": "Bearer secret"}, busy_s=busy_s) as client,
         ):
             try:
                 return await client.request(method, url, **content), seen
@@ -211,3 +214,73 @@ def test_a_cookie_is_not_sent_back():
             return [request.headers.get("Cookie") for request in seen]
 
     assert asyncio.run(run()) == [None, None]
+
+
+NOW = datetime.datetime(2026, 7, 14, 12, 0, 0, tzinfo=datetime.UTC)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("0", 0.0),
+        (" 17 ", 17.0),
+        ("1.5", 1.5),
+        ("Tue, 14 Jul 2026 12:01:00 GMT", 60.0),
+        ("Tue, 14 Jul 2026 13:01:00 +0200", 0.0),
+        ("Mon, 13 Jul 2026 12:00:00 GMT", 0.0),
+        *((hostile, None) for hostile in (None, "", "-5", "inf", "nan", "1e9", "9" * 5000, "soon", "\u0661", "\0",
+                                          "Tue, 99 Jul 2026 12:01:00 GMT", "Tue, 14 Jul 99999 12:01:00 GMT",
+                                          ", ,", "Tue, 14 Jul 2026 12:01:00 +99999999")),
+    ],
+)  # fmt: skip
+def test_what_a_retry_after_says(value, seconds):
+    assert http.retry_after_s(value, NOW) == seconds
+
+
+def waits(answer, retries=2, busy_s=30.0, **content):
+    """(the body, or the HttpError; the requests that the server saw; seconds)"""
+    began = time.monotonic()
+    found, seen = ask(answer, retries, busy_s=busy_s, **content)
+    return found, len(seen), time.monotonic() - began
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_server_is_asked_again_when_it_says(status):
+    def once(value):
+        async def answer(i, request):
+            return web.Response(status=status, headers={"Retry-After": value}) if i == 0 else web.Response(body=b"good")
+
+        return answer
+
+    found, asked, seconds = waits(once("0.4"))
+    assert (found, asked) == (b"good", 2) and seconds >= 0.4
+    soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=2)  # dates have whole seconds
+    found, asked, seconds = waits(once(email.utils.format_datetime(soon, usegmt=True)))
+    assert (found, asked) == (b"good", 2) and seconds >= 0.5
+
+
+@pytest.mark.parametrize("value", ["3600", "999999999", "Fri, 31 Dec 9999 23:59:59 GMT"])
+def test_a_server_that_wants_more_time_than_is_left_is_not_waited_for(value):
+    failure, asked, seconds = waits(always(429, **{"Retry-After": value}))
+    assert failure.status == 429 and asked == 1 and seconds < 10
+
+
+def test_pauses_of_a_busy_server_grow_are_longer_and_differ_from_request_to_request(monkeypatch):
+    paused, sleep = [], asyncio.sleep
+
+    async def noted(seconds):
+        paused.extend([seconds] if seconds else [])  # the server on this loop sleeps, too: for no time
+        await sleep(0)
+
+    monkeypatch.setattr(http, "FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr(http.asyncio, "sleep", noted)
+    for content in ({"a": 1}, {"a": 1}, {"a": 2}):
+        assert waits(always(429), 3, 100.0, json=content)[1] == 4
+    first, again, other = paused[:3], paused[3:6], paused[6:]
+    for pauses in (first, other):
+        assert all(low <= pause <= 1.5 * low for pause, low in zip(pauses, (1.0, 2.0, 4.0), strict=True))
+    assert first == again != other
+    del paused[:]
+    assert waits(always(500), 3, 100.0)[1] == waits(always(429), 3, 0.0)[1] == 4
+    assert paused == [0.1, 0.2, 0.4] * 2  # no busy server, and a client that has no time for one
+    assert waits(always(429), 3, 2.0, json={"a": 1})[1] == 2  # the second pause would go beyond its time

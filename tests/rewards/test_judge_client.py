@@ -217,3 +217,12 @@ def test_nobody_listens():
 def test_senseless_settings_are_the_users_error(changes):
     with pytest.raises(ConfigError, match=f"{next(iter(changes))}="):
         dataclasses.replace(SETTINGS, **({"url": "http://x/v1"} | changes))
+
+
+def test_a_judge_is_sent_only_what_it_takes_and_a_refusal_names_the_field_to_set():
+    changes = {"send_seed": False, "send_temperature": False, "limit_field": "max_completion_tokens"}
+    judgement, bodies, _ = ask(lambda n, body: good(body), **changes)
+    assert judgement.score == 1.0
+    assert all(set(body) == {"model", "messages", "max_completion_tokens"} for body in bodies)
+    failure, _, _ = ask(lambda n, body: web.Response(status=400, text='Unknown name "seed": Cannot find field.'))
+    assert "it refuses the field 'seed': set send_seed=False" in str(failure)

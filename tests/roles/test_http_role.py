@@ -8,8 +8,10 @@ import json
 import pytest
 from aiohttp import web
 
-from jaxagent.config import ConfigError
+from configs import tau_bench, tool_orchestra
+from jaxagent.config import ConfigError, parse
 from jaxagent.envs.base import Message
+from jaxagent.envs.cast import NoRoom
 from jaxagent.rewards import chat_client
 from jaxagent.rewards.chat_client import CallError, ChatClient, Endpoint
 from jaxagent.roles.http import GREETING, Http
@@ -175,6 +177,21 @@ def test_a_server_that_fails_now_and_then_is_asked_again(workers):
     assert len(server.bodies) == 4 and len({json.dumps(body) for body in server.bodies[1:]}) == 1
 
 
+def test_a_limit_of_calls_is_waited_for_and_one_that_lasts_advises_to_ask_less(workers):
+    def limited(n, body):
+        return web.Response(status=429, headers={"Retry-After": "0.3"}) if n == 1 else completion("after all")
+
+    with talking(workers, limited, retries=1) as (_, at):
+        assert say(workers, at(TASK, 0, 1)).text == "after all"
+    lasting = lambda n, body: web.Response(status=429, headers={"Retry-After": "86400"}, text="slow down")  # noqa: E731
+    with talking(workers, lasting) as (server, at), pytest.raises(CallError, match=r"slow down\. .*roles\.user\.calls"):
+        say(workers, at(TASK, 0, 1))
+    assert len(server.bodies) == 2
+    message = refused(workers, lasting)
+    assert "answered 429: slow down. The endpoint limits how often it is asked: lower config.roles.user" in message
+    assert message.count("config.roles.user.calls") == 1 and "config.roles.user.model" not in message
+
+
 def test_no_more_calls_at_once_than_allowed_and_all_are_answered(workers):
     async def slow(n, body):
         await asyncio.sleep(0.02)
@@ -214,6 +231,23 @@ def test_what_is_no_reply_is_an_error_and_no_text(workers, name):
         say(workers, at(TASK, 0, 1))
 
 
+@pytest.mark.parametrize(
+    ("status", "said", "room"),
+    [
+        (400, '{"error": {"code": "context_length_exceeded", "message": "..."}}', False),
+        (400, "This model's maximum context length is 8192 tokens. However, you requested 9000.", False),
+        (400, "The input token count (1200000) exceeds the maximum number of tokens allowed (1048575).", False),
+        (413, "Prompt is too long", False),
+        (400, "no such model", True),
+        (500, "maximum context length", True),
+    ],
+)
+def test_a_conversation_that_a_server_finds_too_long_is_no_failed_call(workers, status, said, room):
+    play = lambda n, body: web.Response(status=status, text=said)  # noqa: E731
+    with talking(workers, play, retries=0) as (_, at), pytest.raises(CallError if room else NoRoom):
+        say(workers, at(TASK, 0, 1))
+
+
 def test_no_reply_in_time(workers):
     with (
         talking(workers, never, timeout_s=0.2, retries=0) as (_, at),
@@ -250,6 +284,53 @@ def refused(workers, play, **changes) -> str:
 def test_an_endpoint_that_does_not_answer_is_refused_at_start(workers, play, told):
     message = refused(workers, play, retries=0)
     assert message.startswith("config.roles.user") and all(part in message for part in told) and "\n" not in message
+
+
+GEMINI = 'Invalid JSON payload received. Unknown name "seed": Cannot find field.'
+GPT_LIMIT = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+GPT_TEMPERATURE = "Unsupported value: 'temperature' does not support 0.7 with this model. Only 1 is."
+
+
+@pytest.mark.parametrize(
+    ("changes", "sent"),
+    [
+        ({}, {"seed", "temperature", "max_tokens"}),
+        ({"send_seed": False}, {"temperature", "max_tokens"}),
+        ({"limit_field": "max_completion_tokens", "send_temperature": False}, {"seed", "max_completion_tokens"}),
+    ],
+)
+def test_only_the_fields_that_an_endpoint_takes_are_sent(workers, changes, sent):
+    with talking(workers, lambda n, body: completion("x"), **changes) as (server, at):
+        say(workers, at(TASK, 0, 1))
+    assert [set(body) - {"model", "messages"} for body in server.bodies] == [sent] * 2
+    assert server.bodies[1][("max_tokens", "max_completion_tokens")["max_tokens" not in sent]] == 9
+
+
+@pytest.mark.parametrize(
+    ("said", "changes", "told"),
+    [
+        (GEMINI, {}, "set config.roles.user.send_seed=False."),
+        (GPT_LIMIT, {}, "set config.roles.user.limit_field=max_completion_tokens, or, if only its value is refused"),
+        (GPT_TEMPERATURE, {}, "set config.roles.user.send_temperature=False, or"),
+        ("max_completion_tokens: extra inputs are not permitted", {"limit_field": "max_completion_tokens"},
+         "set config.roles.user.limit_field=max_tokens, or"),
+        ("no model seed-oss", {}, "why it refuses config.roles.user.model"),
+        (GEMINI, {"send_seed": False}, "why it refuses config.roles.user.model"),
+    ],
+)  # fmt: skip
+def test_a_field_that_is_refused_is_named_with_the_flag_that_changes_it(workers, said, changes, told):
+    message = refused(workers, lambda n, body: web.json_response({"error": {"message": said}}, status=400), **changes)
+    assert "answered 400" in message and told in message and "\n" not in message
+
+
+@pytest.mark.parametrize(("file", "preset"), [(tau_bench, "qwen3-4b"), (tool_orchestra, "qwen3-8b")])
+def test_presets_send_their_endpoints_what_these_take(file, preset):
+    roles = parse(file.get_config(preset)).roles
+    for found in roles.values():
+        gemini, reasons = "gemini" in found.model, found.model.startswith("gpt-5")
+        assert found.send_seed != gemini and found.send_temperature != reasons
+        assert found.limit_field == ("max_completion_tokens" if reasons else "max_tokens")
+    assert any("gemini" in found.model or found.model.startswith("gpt-5") for found in roles.values())
 
 
 def test_an_endpoint_that_never_answers_is_refused_at_start(workers):

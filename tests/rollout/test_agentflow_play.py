@@ -11,6 +11,7 @@ from jaxagent.config import SamplingConfig
 from jaxagent.envs.agentflow.attempt import AgentFlowAttempt
 from jaxagent.envs.agentflow.environment import AgentFlow
 from jaxagent.envs.agentflow.reading import GENERATOR
+from jaxagent.envs.cast import NoRoom
 from jaxagent.roles import ROLES
 from jaxagent.roles.base import Reply, TextRole
 from jaxagent.rollout.cast import Company
@@ -37,6 +38,14 @@ class Says(TextRole):
         if not self.text:
             raise ConnectionError("refused")
         return Reply(self.text)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Full(Says):
+    """A role whose context has no room."""
+
+    async def reply(self, messages, stop_strings, max_tokens):
+        raise NoRoom("too long")
 
 
 async def no_sandbox():
@@ -109,3 +118,44 @@ def test_a_role_that_fails_is_a_failed_episode_and_no_reward(trained, role):
 def test_a_judge_without_a_verdict_is_a_failure(trained, text, stop):
     episode, _ = play(trained, {"judge": Says(text=text)}, SAID | {5: [" 54"]}, judge=True)
     assert episode.stop_reason is stop and episode.reward == (stop is StopReason.TURN_LIMIT)
+
+
+@pytest.mark.parametrize("role", ["executor", "verifier", "generator"])
+def test_a_role_whose_context_the_policy_fills_ends_the_steps_and_the_episode_is_judged(trained, role):
+    said = {0: [" take"], 1: [STEP]} | {number: [" \\boxed{54}"] for number in (3, 4, 5)}
+    episode, _ = play(trained, {role: Full()}, said)
+    assert (episode.stop_reason, episode.reward, episode.error) == (StopReason.TOKEN_LIMIT, 1.0, "")
+    assert episode.metrics["no_room"] == episode.metrics[f"{role}_no_room"] == 1 and len(episode.trajectories) == 3
+
+
+def test_a_judge_whose_context_the_answer_fills_is_not_convinced(trained):
+    episode, _ = play(trained, {"judge": Full()}, SAID | {5: [" 54"]}, judge=True)
+    assert (episode.stop_reason, episode.reward) == (StopReason.TURN_LIMIT, 0.0)
+    assert episode.rewards == {"solved": 0.0, "exact": 0.0} and episode.metrics["judge_no_room"] == 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Noting(Says):
+    """Notes what it is shown."""
+
+    shown: list = dataclasses.field(default_factory=list)
+
+    async def reply(self, messages, stop_strings, max_tokens):
+        self.shown.append(messages[-1].content)
+        return Reply(self.text)
+
+
+@pytest.mark.parametrize("style", ["full", "compact"])
+def test_roles_are_shown_a_bounded_part_of_what_the_policy_writes(trained, style):
+    long = "so " * 3_000
+    step = f"Context: {long}\nSub-Goal: {long}\nTool Name: {long}"
+    roles = {name: Noting(text=f'Conclusion: CONTINUE tool.execute(query="""{long}""")')
+             for name in ("executor", "verifier", "generator")}  # fmt: skip
+    said = {0: [long]} | {number: [step] for number in range(1, 14)}
+    limits = dict(style=style, plan_chars=300, step_chars=100, result_chars=100, turn_tokens=30_000)
+    episode, _ = play(trained, roles, said, **limits, context_tokens=90_000, token_budget=0, unknown_tool="nothing")
+    assert episode.metrics["steps"] == 3 and not episode.metrics["no_room"], episode.error
+    said = {0: [long]} | {number: [step.replace(f"Tool Name: {long}", f"Tool Name: {GENERATOR}")] for number in (1, 5)}
+    play(trained, roles, said, **limits, context_tokens=90_000, token_budget=0, max_turns=1)
+    assert roles["executor"].shown and len(roles["verifier"].shown) == 4
+    assert all(len(text) < 5_000 for name in ("executor", "verifier") for text in roles[name].shown)

@@ -269,3 +269,43 @@ def test_a_turn_by_turn_environment_may_have_roles(trained, how):
     else:
         assert episode.stop_reason is StopReason.ANSWER and episode.metrics["friend_replies"] == 1
         assert episode.heard[0].turns == (("<search> Ghana</search>", "1 <search> Ghana</search>"),)
+
+
+def test_a_context_that_the_policy_filled_is_its_limit_and_no_failure(trained):
+    voice = Voice(ScriptedPolicy(trained, lambda task, sample: {0: ["Hi!"], 1: ["Hi!"]}), trained, Plain(), SAMPLING,
+                  9, 30, 30, 2.0)  # fmt: skip
+    friend = {"friend": Echo()}
+
+    async def late(cast):
+        said = await cast.talk("policy").say(Message("user", "Write!"))
+        await cast.talk("friend").say(Message("user", said.text * 20))
+
+    async def early(cast):
+        await cast.talk("friend").say(Message("user", "much " * 40))
+
+    episode, _ = play(trained, late, {0: ["much to say"]}, friend, {"friend": voice})
+    assert (episode.stop_reason, episode.reward, episode.error) == (StopReason.TOKEN_LIMIT, 1.0, "")
+    assert episode.metrics["friend_no_room"] == 1 and len(episode.trajectories) == 1
+    episode, _ = play(trained, early, {0: ["much to say"]}, friend, {"friend": voice})
+    assert episode.stop_reason is StopReason.ENV_ERROR and "leaves no room in context_tokens=30" in episode.error
+    assert "friend_no_room" not in episode.metrics
+
+
+def test_an_environments_step_that_meets_a_full_context_ends_as_the_policys_limit(trained):
+    class Stepwise(Attempt):
+        stop_strings = ()
+
+        async def start(self):
+            return (Message("user", "Say!"),)
+
+        async def step(self, action):
+            await self.cast.talk("friend").say(Message("user", "much " * 40))
+
+    voice = Voice(ScriptedPolicy(trained, lambda task, sample: []), trained, Plain(), SAMPLING, 9, 30, 30, 2.0)
+    policy = ScriptedPolicy(trained, lambda task, sample: ["much to say"])
+    company = Company({"friend": Echo()}, {"friend": voice})
+    rollout = MultiTurn(lambda task, cast: Stepwise(cast, None), policy, trained, Plain(), LIMITS, SAMPLING, 2.0,
+                        company=company)  # fmt: skip
+    episode = asyncio.run(rollout(TASK, 0))
+    assert (episode.stop_reason, episode.reward, episode.error) == (StopReason.TOKEN_LIMIT, 1.0, "")
+    assert episode.metrics["friend_no_room"] == 1

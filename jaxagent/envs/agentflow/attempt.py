@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxagent.envs.agentflow import prompts, reading
-from jaxagent.envs.agentflow.memory import Action, cut
+from jaxagent.envs.agentflow.memory import Action, brief, cut
 from jaxagent.envs.agentflow.programs import Limits, Programs
 from jaxagent.envs.base import Message, Verdict
-from jaxagent.envs.cast import POLICY, Cast, RoleError, Said
+from jaxagent.envs.cast import POLICY, Cast, NoRoom, RoleError, Said
 from jaxagent.envs.python.environment import Take
 from jaxagent.rewards import maths
 from jaxagent.rewards.text import exact_match, normalize_answer
@@ -24,7 +24,7 @@ NO_RESULT = "No result was generated because the tool was not found."
 COUNTERS = (
     "steps", "tool_calls", "python_calls", "generator_calls", "unreadable_steps", "unknown_tools",
     "unreadable_commands", "unclear_conclusions", "failed_programs", "timed_out_programs", "out_of_budget",
-    "long_prompts", "cut_replies", "judged",
+    "long_prompts", "cut_replies", "judged", "no_room",
 )  # fmt: skip
 
 
@@ -48,7 +48,10 @@ class AgentFlowAttempt:
         self._final = ""
 
     async def play(self) -> StopReason:
-        """Plan, steps, final output. ANSWER where that states an answer, else TURN_LIMIT or TOKEN_LIMIT."""
+        """Plan, steps, final output. ANSWER where that states an answer, else TURN_LIMIT or TOKEN_LIMIT.
+
+        TOKEN_LIMIT also where the policy has filled a role's context: then the final output comes at once.
+        """
         config, question = self._config, self._task.prompt
         trained = config.trained
         asked = prompts.plan(config.style, question, config.coder)
@@ -57,15 +60,23 @@ class AgentFlowAttempt:
             self.counters["steps"] += 1
             asked = prompts.step(config.style, question, plan, self._memory, number, config.max_turns, config.coder)
             said = await self._planner(asked, True)
-            await self._act(reading.step(said.text))
-            if await self._is_enough(plan):
+            try:
+                await self._act(reading.step(said.text))
+                if await self._is_enough(plan):
+                    break
+            except NoRoom:  # as published: a verifier that cannot be asked says STOP
+                self.counters["no_room"] += 1
                 break
             if 0 < config.token_budget <= self._planned_tokens:
                 self.counters["out_of_budget"] += 1
                 break
-        asked = prompts.final(config.style, question, plan, self._memory, config.answer)
+        by_role = config.planner_role and trained != "all"
+        seen = (self._brief_plan(plan), self._brief_memory()) if by_role else (plan, self._memory)
+        asked = prompts.final(config.style, question, *seen, config.answer)
         said = await self._planner(asked, trained == "all")
         self._final = said.text
+        if self.counters["no_room"]:
+            return StopReason.TOKEN_LIMIT
         if reading.answer(said.text, config.answer) is not None:
             return StopReason.ANSWER
         return StopReason.TOKEN_LIMIT if said.finish == "length" else StopReason.TURN_LIMIT
@@ -76,14 +87,14 @@ class AgentFlowAttempt:
         As texts only such gold answers are compared of which normalising leaves something: "A" would equal "the".
 
         Raises:
-          RoleError: the judge gives no verdict.
+          RoleError: the judge gives no verdict. One whose context the answer fills has not been convinced.
         """
         answer, golds = reading.answer(self._final, self._config.answer), self._task.answers
         exact = answer is not None and (
             any(maths.equal(answer, maths.last_boxed(gold) or gold) for gold in golds)
             or (self._config.answer == "tags" and exact_match(answer, list(filter(normalize_answer, golds))))
         )
-        right = exact or (self._config.judge and await self._judged(golds))
+        right = exact or (self._config.judge and bool(self._final.strip()) and await self._judged(golds))
         return Verdict(float(right), {SOLVED: float(right), "exact": float(exact)})
 
     async def close(self) -> None:
@@ -118,7 +129,10 @@ class AgentFlowAttempt:
             self._remember(wanted.tool_name, wanted.sub_goal, NO_COMMAND, NO_RESULT)
             return
         tool = tool or reading.GENERATOR
-        asked = prompts.executor(config.style, self._task.prompt, wanted, tool, config.coder)
+        shown = reading.Step(
+            cut(wanted.context, config.plan_chars), cut(wanted.sub_goal, config.step_chars), wanted.tool_name
+        )
+        asked = prompts.executor(config.style, self._task.prompt, shown, tool, config.coder)
         command = (await self._ask("executor", asked)).text
         query = reading.query(command)
         if query is None:
@@ -143,10 +157,17 @@ class AgentFlowAttempt:
     def _remember(self, tool: str, sub_goal: str, command: str, result: str) -> None:
         self._memory += (Action(tool, sub_goal, command, cut(result.strip(), self._config.result_chars)),)
 
+    def _brief_plan(self, plan: str) -> str:
+        return cut(plan, self._config.plan_chars)
+
+    def _brief_memory(self) -> tuple[Action, ...]:
+        return brief(self._memory, self._config.step_chars)
+
     async def _is_enough(self, plan: str) -> bool:
         """Whether the verifier says STOP. What it does not say clearly is CONTINUE."""
         config = self._config
-        asked = prompts.verifier(config.style, self._task.prompt, plan, self._memory, config.coder)
+        seen = self._brief_plan(plan), self._brief_memory()
+        asked = prompts.verifier(config.style, self._task.prompt, *seen, config.coder)
         concluded = reading.conclusion((await self._ask("verifier", asked)).text)
         self.counters["unclear_conclusions"] += concluded is None
         return concluded == "STOP"
@@ -154,7 +175,11 @@ class AgentFlowAttempt:
     async def _judged(self, golds: Sequence[str]) -> bool:
         self.counters["judged"] += 1
         asked = prompts.judge(self._task.prompt, self._final, " or ".join(golds))
-        said = await self._ask("judge", asked)
+        try:
+            said = await self._ask("judge", asked)
+        except NoRoom:
+            self.counters["no_room"] += 1
+            return False
         # A reply that was cut may have come no further than to repeat what the policy wrote.
         verdict = None if said.finish == "length" else reading.verdict(said.text)
         if verdict is None:

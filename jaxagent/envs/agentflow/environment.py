@@ -7,14 +7,15 @@
 Each call of the planner is a conversation of its own, and so a trajectory of its own. The published codes (AgentFlow's
 own Flow-GRPO, and slime-agentic's) differ in which of these calls are trained: `env.trained`; and in how a group's
 rewards become advantages: `rl.advantage.multi_trajectory`. Both hide failures, and there we do not follow them: an
-episode whose verifier or judge cannot reply has failed; it is no "STOP" and no reward of 0.
+episode whose verifier or judge cannot reply has failed; it is no "STOP" and no reward of 0. A role that cannot reply
+because the policy has filled its context is another matter: the steps end there, and the episode is judged.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from jaxagent.config import ConfigError, SandboxConfig
@@ -47,6 +48,8 @@ class AgentFlow(Environment):
     token_budget: NonNegativeInt = 16_384  # of the planner's calls together; past it no further step begins; 0 = none
     prompt_tokens: NonNegativeInt = 0  # a planner's call with a longer prompt is played, and not trained; 0 = no limit
     result_chars: PositiveInt = 4_096  # of a tool's result in the memory
+    plan_chars: PositiveInt = 4_096  # of the plan, and of a step's context, as roles are shown them
+    step_chars: PositiveInt = 2_048  # of a sub-goal and of a command, as roles are shown them
     run_timeout_s: Seconds = 30.0  # of one program
     output_chars: PositiveInt = 4_000  # of a program's output
     traceback: Literal["whole", "message"] = "whole"  # message: without the frames
@@ -86,6 +89,17 @@ class AgentFlow(Environment):
     def messages(self, text: str) -> Sequence[Message]:
         """What the planner is shown first."""
         return (Message("user", prompts.plan(self.style, text, self.coder)),)
+
+    def role_messages(self, text: str) -> Mapping[str, Sequence[Message]]:
+        """The least that each role is shown of a task: with nothing yet of what policy and tools will write."""
+        asked = {
+            "executor": prompts.executor(self.style, text, reading.NOTHING, reading.GENERATOR, self.coder),
+            "verifier": prompts.verifier(self.style, text, "", (), self.coder),
+            "judge": prompts.judge(text, "", ""),
+            "planner": prompts.plan(self.style, text, self.coder),
+            "coder": prompts.CODER.format(seconds=self.run_timeout_s),
+        }
+        return {role: (Message("user", asked[role]),) for role in self.roles if role in asked}
 
     @contextlib.contextmanager
     def open(self, here: Opening) -> Iterator[Callable[[Task, Cast], AgentFlowAttempt]]:  # type: ignore[override]

@@ -23,6 +23,24 @@ def cut(text: str, chars: int) -> str:
     return f"{text[:head]}\n... [truncated {len(text) - chars} chars] ...\n{text[len(text) - tail :]}"
 
 
+def brief(actions: tuple[Action, ...], chars: int) -> tuple[Action, ...]:
+    """The memory with what the policy and the executor wrote cut, too: for roles, whose contexts the policy could fill.
+
+    Args:
+      actions: the memory.
+      chars: of a tool's name, of a sub-goal and of a command.
+    """
+    return tuple(
+        dataclasses.replace(
+            action,
+            tool=cut(action.tool, chars),
+            sub_goal=cut(action.sub_goal, chars),
+            command=cut(action.command, chars),
+        )
+        for action in actions
+    )
+
+
 def published(actions: tuple[Action, ...]) -> str:
     """The memory as the published codes show it: a Python dictionary of dictionaries."""
     names = {"tool_name": "tool", "sub_goal": "sub_goal", "command": "command", "result": "result"}

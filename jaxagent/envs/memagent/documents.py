@@ -22,6 +22,7 @@ import numpy as np
 from jaxagent.config import ConfigError
 from jaxagent.types import Task
 
+HEADER_BYTES = 32  # at most of what stands before a document in a context, as "Document 17:"
 FILE = "documents.jsonl"  # of a dataset's folder: {"text": ...} per line
 
 
@@ -39,6 +40,10 @@ class Documents:
 
     def __len__(self) -> int:
         return len(self._starts) - 1
+
+    def bytes(self, first: int, end: int) -> int:
+        """Of the lines from `first` to before `end`."""
+        return int(self._starts[end] - self._starts[first])
 
     def texts(self, numbers: Sequence[int]) -> list[str]:
         """The texts of some lines, in their order."""
@@ -70,7 +75,12 @@ def rendered(texts: Sequence[str]) -> str:
 
 
 def check(task: Task, documents: Documents | None, num_docs: int, length_tokens: int) -> None:
-    """Raises ConfigError unless the task has a context of one of the two kinds, and as many documents as are wanted."""
+    """Looks at a task's context.
+
+    Raises:
+      ConfigError: it is of neither kind; or it has not as many documents as are wanted; or its pool surely ends before
+        the length. `short` counts tokens, and knows of more.
+    """
     metadata = task.metadata
     if "documents" not in metadata:
         if not isinstance(metadata.get("context"), str) or not metadata["context"].strip():
@@ -95,6 +105,7 @@ def check(task: Task, documents: Documents | None, num_docs: int, length_tokens:
             f"got {pool!r:.80}."
         )
     if length_tokens:
+        _check_long(task, documents, length_tokens)
         return
     wanted = num_docs or metadata.get("num_docs", len(own))
     there = len(set(range(*pool)) | set(own)) if type(wanted) is int else 0
@@ -135,6 +146,56 @@ def chosen(
         numbers += itertools.islice(others, (num_docs or task.metadata.get("num_docs", len(own))) - len(own))
     random.Random(f"order/{task.id}/{len(numbers)}").shuffle(numbers)
     return documents.texts(numbers)
+
+
+def short(tasks: Sequence[Task], documents: Documents, length_tokens: int, tokens: Callable[[str], int]) -> list[Task]:
+    """The tasks whose pools end before the length, by so much that another document of their mean size would fit.
+
+    Args:
+      tasks: with "documents"; see `check`.
+      documents, length_tokens, tokens: as for `chosen`.
+    """
+    sizes: dict[int, int] = {}
+    pools: dict[tuple[int, int], int] = {}
+
+    def size(number: int) -> int:
+        if number not in sizes:
+            (text,) = documents.texts([number])
+            sizes[number] = tokens(_part(number + 1, text))
+        return sizes[number]
+
+    def of_pool(first: int, end: int) -> int:
+        if (first, end) not in pools:
+            sums = itertools.accumulate(map(size, range(first, end)), initial=0)
+            total = 0
+            for total in sums:
+                if total > length_tokens:
+                    break  # it is long enough: the rest is not read
+            pools[first, end] = total
+        return pools[first, end]
+
+    def is_short(task: Task) -> bool:
+        first, end = task.metadata["pool"]
+        total = of_pool(first, end)
+        if total > length_tokens:
+            return False
+        apart = [number for number in task.metadata["documents"] if not first <= number < end]
+        total += sum(map(size, apart))
+        return total + total / (end - first + len(apart)) <= length_tokens
+
+    return [task for task in tasks if is_short(task)]
+
+
+def _check_long(task: Task, documents: Documents, length_tokens: int) -> None:
+    """Raises ConfigError where pool and own documents have fewer bytes than the length has tokens."""
+    first, end = task.metadata["pool"]
+    apart = [number for number in task.metadata["documents"] if not first <= number < end]
+    there = documents.bytes(first, end) + sum(documents.bytes(number, number + 1) for number in apart)
+    if there + HEADER_BYTES * (end - first + len(apart)) < length_tokens:
+        raise ConfigError(
+            f"Task '{task.id}' has a pool that ends before env.length_tokens={length_tokens}: its documents have "
+            f"{there} bytes in {FILE}. Set a shorter length, or bring more documents."
+        )
 
 
 def _others(task: Task) -> Iterator[int]:
