@@ -4,6 +4,8 @@ import asyncio
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from test_tau_tools import ADDRESS, FOLDER, needs_data, tables, write
 
@@ -321,6 +323,51 @@ def test_an_action_of_no_tool_is_told_and_not_solved_by_doing_nothing(tmp_path):
         opened(tmp_path, typo)
     with pytest.raises(ConfigError, match=told):  # of the training tasks, which nobody looks at before
         opened(tmp_path)(typo, Talks())
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "told"),
+    [
+        (
+            "cancel_pending_order",
+            {"ordr_id": "#p", "reason": "x"},
+            "has no argument 'ordr_id'. Did you mean 'order_id'?",
+        ),
+        (
+            "cancel_pending_order",
+            {"order_id": "#p", "reason": None},
+            "needs the argument 'reason'.",
+        ),
+        ("get_user_details", {"user_id": "ann_1", "data": {}}, "has no argument 'data'."),
+        ("list_all_product_types", {"kind": "x"}, "has no argument 'kind'. It takes none."),
+    ],
+)
+def test_a_gold_action_whose_arguments_its_tool_does_not_take_is_told(tmp_path, name, kwargs, told):
+    """It would change nothing, and then doing nothing would be solving the task."""
+    typo = Task("typo", "p", (), "", TASK.metadata | {"actions": [CANCEL, {"name": name, "kwargs": kwargs}]})
+    with pytest.raises(ConfigError) as refused:
+        opened(tmp_path, typo)
+    assert f"Task 'typo': column 'metadata.actions[1].kwargs': {name} {told}" in str(refused.value)
+
+
+def test_arguments_that_are_none_are_padding_and_the_goal_is_what_the_action_does(tmp_path):
+    padded = {"name": CANCEL["name"], "kwargs": {**CANCEL["kwargs"], "user_id": None, "item_ids": None}}
+    task = Task("padded", "p", (), "", TASK.metadata | {"actions": [padded], "outputs": []})
+    begin = opened(tmp_path, task)
+    *_, idle, _, _ = play(begin, ["hi", STOP], ["Goodbye."], task)
+    *_, done, _, _ = play(begin, ["hi", STOP], [CALL, "Done."], task)
+    assert (idle.reward, done.reward) == (0.0, 1.0)
+
+
+@needs_data
+@pytest.mark.parametrize("split", ["dev", "test", "train"])
+def test_the_published_tasks_stored_as_parquet_are_the_same_tasks(tmp_path, split):
+    lines = (FOLDER / f"retail_{split}_tasks.jsonl").read_text().splitlines()
+    pq.write_table(
+        pa.Table.from_pylist([json.loads(line) for line in lines]), tmp_path / f"retail_{split}_tasks.parquet"
+    )
+    found, published = (load_tasks(place, split, need_answers=False) for place in (tmp_path, FOLDER))
+    assert list(found) == list(published)
 
 
 def test_a_record_that_stands_twice_is_told(tmp_path):

@@ -28,7 +28,7 @@ from jaxagent.envs.tau.attempt import SOLVED, TauAttempt
 from jaxagent.envs.tau.customer import ROLE, Strategy
 from jaxagent.envs.tau.formats import FORMATS, Malformed, Style
 from jaxagent.envs.tau.store import Store
-from jaxagent.envs.tau.toolbox import TOOLS
+from jaxagent.envs.tau.toolbox import TOOLS, arguments_of
 from jaxagent.types import Task
 
 WIKI = "wiki.md"
@@ -132,10 +132,18 @@ class TauBench(Environment):
 
 
 def _check_actions(task: Task) -> None:
-    """Raises ConfigError for an action that no tool makes: what it leaves undone would be no part of the reward."""
+    """Raises ConfigError for an action that no tool makes: what it leaves undone would be no part of the reward.
+
+    Published actions of which the shop refuses what they ask for are none of these: they do nothing, as published.
+    """
     for number, action in enumerate(task.metadata["actions"]):
-        if action["name"] not in TOOLS:
-            raise ConfigError(
-                f"Task '{task.id}': column 'metadata.actions[{number}].name': there is no tool "
-                f"'{action['name']}'. {nearest(action['name'], TOOLS)}"
-            )
+        place = f"Task '{task.id}': column 'metadata.actions[{number}]"
+        name, given = action["name"], retail_rows.given(action)
+        if name not in TOOLS:
+            raise ConfigError(f"{place}.name': there is no tool '{name}'. {nearest(name, TOOLS)}")
+        known = arguments_of(name)
+        if wrong := [argument for argument in given if argument not in known]:
+            told = nearest(wrong[0], known) if known else "It takes none."
+            raise ConfigError(f"{place}.kwargs': {name} has no argument '{wrong[0]}'. {told}")
+        if missing := [argument for argument in known if argument not in given]:
+            raise ConfigError(f"{place}.kwargs': {name} needs the argument '{missing[0]}'.")
