@@ -205,5 +205,9 @@ class Environment(EnvConfig):
         return sources.corpus_of(dataset)
 
     def identity(self, dataset: Path) -> Mapping[str, str]:
-        """Digests of what a resumed run must find unchanged, beside its tasks."""
+        """Digests of what a resumed run and a further evaluation must find unchanged, beside their tasks."""
+        return {}
+
+    def held_out_identity(self, place: Path) -> Mapping[str, str]:
+        """Digests of what held-out tasks from elsewhere, `data.eval_source`, have beside them, by other names."""
         return {}

@@ -71,8 +71,14 @@ class Parts:
             "tokenizer": self.tokenizer.digest(),
             "tasks": self.train.fingerprint,
             "held_out": sources.fingerprint(self.heldout),
-            **self.environment.identity(self.dataset),
+            **self.contents(),
         }
+
+    def contents(self) -> dict[str, str]:
+        """Digests of what episodes read besides their tasks."""
+        place = self.cfg.data.eval_source
+        beside = self.environment.held_out_identity(Path(place)) if place else {}
+        return {**self.environment.identity(self.dataset), **beside}
 
     def rollout(self, driver: Driver, sampling: SamplingConfig, group_size: int, tool_epsilon: float = 0.0) -> Rollout:
         """Episodes of the environment, sampled by `driver`, in groups of `group_size`; see rollout/forced.py."""

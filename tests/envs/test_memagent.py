@@ -305,6 +305,18 @@ def test_held_out_tasks_from_elsewhere_have_the_documents_beside_them(folder, na
         assert ("other" in found) == (word == "other") and ("text" in found) == (word == "text")
 
 
+def test_documents_are_a_part_of_what_a_run_is_about(folder, tmp_path):
+    before, beside = small().identity(folder), small().held_out_identity(folder)
+    assert list(before) == ["documents"] and list(beside) == ["held_out_documents"]
+    (folder / "train.jsonl").write_text("")
+    assert small().identity(folder / "train.jsonl") == before  # a file has those beside it
+    with (folder / documents.FILE).open("a") as file:
+        file.write('{"text": "more"}\n')
+    assert small().identity(folder) != before and small().held_out_identity(folder) != beside
+    (tmp_path / "texts").mkdir()
+    assert small().identity(tmp_path / "texts") == {} == small().held_out_identity(tmp_path / "texts")
+
+
 def test_attempts_at_a_task_share_its_tokens(folder):
     env, task = small(max_turns=100, length_tokens=60), numbered()
     encoded = []

@@ -370,6 +370,35 @@ def test_the_published_tasks_stored_as_parquet_are_the_same_tasks(tmp_path, spli
     assert list(found) == list(published)
 
 
+def test_a_resumed_run_finds_the_shop_its_policy_and_its_tools_unchanged(tmp_path):
+    opened(tmp_path)
+    before = TauBench().identity(tmp_path)
+    assert (before["policy"], before["tools"]) == ("ours", "ours")
+
+    def changed(**settings):
+        found = TauBench(**settings).identity(tmp_path)
+        return {name for name, digest in found.items() if digest != before[name]}
+
+    assert changed() == set()
+    own = tmp_path / "own.md"
+    for text in ("Be kind.", "Be strict."):
+        own.write_text(text)
+        assert changed(policy=str(own)) == {"policy"}
+        before = TauBench(policy=str(own)).identity(tmp_path)
+    before = TauBench().identity(tmp_path)
+    (tmp_path / "wiki.md").write_text("No refunds.")
+    assert changed() == {"policy"}
+    before = TauBench().identity(tmp_path)
+    (tmp_path / "wiki.md").write_text("Refunds.")
+    forms = [dict(form) for form in catalog.short()]
+    (tmp_path / "tools_info.json").write_text(json.dumps(forms))
+    assert changed() == {"policy", "tools"}
+    before = TauBench().identity(tmp_path)
+    forms[0]["function"] = forms[0]["function"] | {"description": "Adds."}
+    (tmp_path / "tools_info.json").write_text(json.dumps(forms))
+    assert changed() == {"tools"}
+
+
 def test_a_record_that_stands_twice_is_told(tmp_path):
     opened(tmp_path)
     users = (tmp_path / "users.json").read_text().strip()

@@ -16,7 +16,7 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from jaxagent.config.ranges import NonNegativeInt, PositiveInt
 from jaxagent.envs.base import Environment, Opening, Verdict
 from jaxagent.envs.cast import POLICY, Cast, Tokens
 from jaxagent.envs.memagent import chunks, documents, prompts
+from jaxagent.io import digests
 from jaxagent.rewards import boxed
 from jaxagent.types import StopReason, Task
 
@@ -109,6 +110,18 @@ class MemAgent(Environment):
             return MemAgentAttempt(task, cast, self, heldout if own.get(task.id) == task else training)
 
         yield attempt_at
+
+    def identity(self, dataset: Path) -> Mapping[str, str]:
+        """The documents' digest, of a data set that has some."""
+        return self._digest("documents", dataset)
+
+    def held_out_identity(self, place: Path) -> Mapping[str, str]:
+        """The digest of the documents beside held-out tasks."""
+        return self._digest("held_out_documents", place)
+
+    def _digest(self, name: str, place: Path) -> Mapping[str, str]:
+        path = documents.beside(place) / documents.FILE
+        return {name: digests.of_file(path)} if path.is_file() else {}
 
 
 class Contexts:

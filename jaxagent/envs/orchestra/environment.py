@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,6 +31,7 @@ from jaxagent.envs.orchestra.programs import Programs
 from jaxagent.envs.orchestra.tools import ANSWER, REASON, SEARCH
 from jaxagent.envs.search.retriever.backends import Bm25Config, RetrieverConfig
 from jaxagent.envs.search.retriever.base import Retriever, RetrieverError
+from jaxagent.io import digests
 from jaxagent.rewards import maths
 from jaxagent.rewards.text import exact_match, normalize_answer
 from jaxagent.types import StopReason, Task, TokenKind
@@ -184,8 +184,7 @@ class ToolOrchestra(Environment):
         path = self.corpus(dataset) if self.searchers and self.retriever.local else None
         if path is None:
             return {}
-        with path.open("rb") as file:
-            return {"corpus": hashlib.file_digest(file, "blake2b").hexdigest()[:32]}
+        return {"corpus": digests.of_file(path)}
 
 
 async def _try_search(retriever: Retriever, config: RetrieverConfig, tasks: Sequence[Task]) -> None:

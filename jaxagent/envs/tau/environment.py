@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from jaxagent.envs.tau.toolbox import TOOLS, arguments_of
 from jaxagent.types import Task
 
 WIKI = "wiki.md"
+OURS = "ours"  # in place of a digest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,8 +98,17 @@ class TauBench(Environment):
         return Observation(((text, shown.parts[0][1]),), shown.role)
 
     def identity(self, dataset: Path) -> Mapping[str, str]:
-        """The digest of the shop's data."""
-        return {"shop": Store.load(self._folder(dataset)).digest}
+        """Digests of the shop's data, of its policy and of what the tools are said to be.
+
+        Our own short texts have none: they are a part of the code.
+        """
+        folder = self._folder(dataset)
+        policy, tools = self._policy_file(folder), folder / catalog.FILE
+        return {
+            "shop": Store.load(folder).digest,
+            "policy": _digest(self._written(policy)) if policy else OURS,
+            "tools": _digest(json.dumps(catalog.load(folder))) if tools.is_file() else OURS,
+        }
 
     def _folder(self, dataset: Path | None) -> Path:
         if self.store:
@@ -107,9 +119,12 @@ class TauBench(Environment):
 
     def _prompt(self, folder: Path) -> tuple[str, Sequence[Mapping[str, Any]]]:
         """The shop's policy, and its tools in OpenAI's form."""
+        return self._written(self._policy_file(folder)), catalog.load(folder)
+
+    def _policy_file(self, folder: Path) -> str:
+        """Where the shop's policy is written; "" = it is the short one of ours."""
         wiki = folder / WIKI
-        path = self.policy or (str(wiki) if wiki.is_file() else "")
-        return self._written(path), catalog.load(folder)
+        return self.policy or (str(wiki) if wiki.is_file() else "")
 
     def _written(self, path: str) -> str:
         if not path:
@@ -129,6 +144,10 @@ class TauBench(Environment):
         user_id = task.metadata["user_id"]
         if user_id not in store.tables["users"]:
             raise ConfigError(f"Task '{task.id}' is of the user '{user_id}', whom {folder}/users.json does not have.")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _check_actions(task: Task) -> None:
