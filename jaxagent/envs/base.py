@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -133,10 +134,27 @@ class Opening:
     """What an environment gets when a run opens it."""
 
     dataset: Path | None  # file or folder of the run's tasks
-    tasks: Sequence[Task]  # the held-out ones: refuse tasks of a wrong kind now, not in the middle of training
+    tasks: Sequence[
+        Task
+    ]  # the held-out ones: refuse tasks of a wrong kind now, with `check`, not in the middle of training
     run: Callable[[Coroutine[Any, Any, Any], float], Any]  # (coroutine, timeout_s): on the loop of the attempts
     note: Callable[[str], None]  # prints a line
     held_out: Path | None = None  # file or folder of `tasks`, where they are not in `dataset`
+    train: Sequence[Task] = ()  # the training tasks, read from their file one by one; () = they are not played here
+    place: Callable[[Task], str] = lambda task: ""  # file and row of a task, for messages; may take seconds
+
+    def check(self, look: Callable[[Task], None]) -> None:
+        """Looks at every task now, the held-out ones first. Every source of tasks ends, and was read once before.
+
+        Raises:
+          ConfigError: what `look` has raised, after the task's file and row.
+        """
+        for task in itertools.chain(self.tasks, self.train):
+            try:
+                look(task)
+            except ConfigError as error:
+                place = self.place(task)
+                raise ConfigError(f"{place}: {error}" if place else str(error)) from None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

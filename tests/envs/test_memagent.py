@@ -1,12 +1,14 @@
 """MemAgent by hand: chunks, published prompts, memory as the ids that were sampled, masks, documents of a context."""
 
 import asyncio
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
 from jaxagent.config import ConfigError
+from jaxagent.data.sources import load_tasks
 from jaxagent.envs.base import Opening
 from jaxagent.envs.cast import Said, Tokens
 from jaxagent.envs.memagent import chunks, documents, prompts
@@ -281,6 +283,32 @@ def test_held_out_tasks_are_looked_at_when_a_run_opens(folder):
         opened(task_with("abc"), num_docs=3)
     with pytest.raises(ConfigError, match=r"env.num_docs=1 is not between"):
         opened(numbered(), num_docs=1)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "told"),
+    [
+        ({"documents": [3, 99], "pool": [0, 30]}, "'metadata.documents' must be different line numbers"),
+        ({"document": [3, 17], "pool": [0, 30]}, "'metadata' must have a 'context' or 'documents'"),
+        ({"documents": [3, 17], "pool": [0, 30], "num_docs": 99}, "metadata.num_docs=99 is not between"),
+    ],
+)
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_training_tasks_are_looked_at_when_a_run_opens_and_their_rows_named(folder, metadata, told, elsewhere):
+    rows = [{"id": f"t/{i}", "prompt": "who?", "answers": ["a"], "metadata": numbered().metadata} for i in range(2)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (*rows, rows[0] | {"id": "t/9"})))
+    train = load_tasks(folder / "train.jsonl")
+    place = folder / "there" if elsewhere else None
+    here = Opening(folder, [task_with("abc")], lambda *_: None, lambda _: None, place, train, train.place)
+    with small().open(here):
+        pass
+    (folder / "train.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in (*rows, rows[0] | {"id": "t/9", "metadata": metadata}))
+    )
+    train = load_tasks(folder / "train.jsonl")
+    with pytest.raises(ConfigError) as refused, small().open(dataclasses.replace(here, train=train, place=train.place)):
+        pass
+    assert str(refused.value).startswith(f"{folder}/train.jsonl, line 3: Task 't/9'") and told in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["", "tasks.jsonl"])  # a folder, and a file in it

@@ -321,8 +321,31 @@ def test_an_action_of_no_tool_is_told_and_not_solved_by_doing_nothing(tmp_path):
     told = r"actions\[0\]\.name': there is no tool 'cancel_pendig_order'\. Did you mean 'cancel_pending_order'\?"
     with pytest.raises(ConfigError, match=told):
         opened(tmp_path, typo)
-    with pytest.raises(ConfigError, match=told):  # of the training tasks, which nobody looks at before
+    with pytest.raises(ConfigError, match=told):  # where nobody has looked at it before
         opened(tmp_path)(typo, Talks())
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (
+            {"actions": [{**CANCEL, "kwargs": {"ordr_id": "#p", "reason": "x"}}]},
+            "'metadata.actions[0].kwargs': cancel_p",
+        ),
+        ({"user_id": "bob"}, "Task 'retail/bob/1' is of the user 'bob'"),
+    ],
+)
+def test_training_tasks_are_looked_at_when_a_run_opens_and_their_rows_named(tmp_path, changed, told):
+    opened(tmp_path)
+    rows = [
+        {"index": i, "metadata": {"instruction": "x", **TASK.metadata, **more}} for i, more in enumerate(({}, changed))
+    ]
+    (tmp_path / "retail_train_tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train = load_tasks(tmp_path, "train", need_answers=False)
+    here = Opening(tmp_path, [TASK], None, print, train=train, place=train.place)
+    with pytest.raises(ConfigError) as refused, TauBench().open(here):
+        pass
+    assert f"{tmp_path}/retail_train_tasks.jsonl, line 2: Task " in str(refused.value) and told in str(refused.value)
 
 
 @pytest.mark.parametrize(

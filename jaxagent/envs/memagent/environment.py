@@ -95,15 +95,13 @@ class MemAgent(Environment):
 
     @contextlib.contextmanager
     def open(self, here: Opening) -> Iterator[Callable[[Task, Cast], MemAgentAttempt]]:  # type: ignore[override]
-        """Opens the documents that tasks name: held-out tasks from elsewhere have those that lie beside them."""
-        dataset, found = here.dataset or Path(), None
+        """Looks at all tasks, with the documents that they name: of held-out ones from elsewhere those beside them."""
+        dataset = documents.beside(here.dataset) if here.dataset else Path()
         beside = dataset if here.held_out is None else documents.beside(here.held_out)
-        if any("documents" in task.metadata for task in here.tasks):
-            found = documents.Documents(beside / documents.FILE)
-        for task in here.tasks:
-            documents.check(task, found, self.num_docs, self.length_tokens)
-        training = Contexts(self, found if beside == dataset else None, dataset)
-        heldout = Contexts(self, found, beside)
+        heldout = Contexts(self, beside)
+        training = heldout if beside == dataset else Contexts(self, dataset)
+        dataclasses.replace(here, train=()).check(heldout.check)
+        dataclasses.replace(here, tasks=()).check(training.check)
         own = {task.id: task for task in here.tasks} if beside != dataset else {}
 
         def attempt_at(task: Task, cast: Cast) -> MemAgentAttempt:
@@ -127,9 +125,16 @@ class MemAgent(Environment):
 class Contexts:
     """Tokens of tasks' contexts: each is made once for all attempts at the task, and the last ones are kept."""
 
-    def __init__(self, config: MemAgent, found: documents.Documents | None, dataset: Path | None):
-        self._config, self._documents, self._dataset = config, found, dataset
+    def __init__(self, config: MemAgent, folder: Path):
+        self._config, self._folder = config, folder
+        self._documents: documents.Documents | None = None  # opened when the first task names some
         self._kept: collections.OrderedDict[str, tuple[asyncio.Lock, list[np.ndarray]]] = collections.OrderedDict()
+
+    def check(self, task: Task) -> None:
+        """Raises ConfigError unless the task's context can be put together."""
+        if "documents" in task.metadata and self._documents is None:
+            self._documents = documents.Documents(self._folder / documents.FILE)
+        documents.check(task, self._documents, self._config.num_docs, self._config.length_tokens)
 
     async def ids(self, task: Task, cast: Cast) -> np.ndarray:
         """i32[T] of a context, before anything is cut. Encoding goes on in a thread: other episodes do not wait."""
@@ -144,9 +149,7 @@ class Contexts:
 
     def _encoded(self, task: Task, cast: Cast) -> np.ndarray:
         config = self._config
-        if "documents" in task.metadata and self._documents is None:  # held-out tasks come with texts, these do not
-            self._documents = documents.Documents((self._dataset or Path()) / documents.FILE)
-        documents.check(task, self._documents, config.num_docs, config.length_tokens)
+        self.check(task)  # again: where the training tasks are not known when the environment is opened
         if "documents" not in task.metadata or self._documents is None:
             context = task.metadata["context"]
         else:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from jaxagent.algorithms.group_rewards import PREFERENCES, weights_of
 from jaxagent.config import ConfigError, SandboxConfig, nearest
 from jaxagent.config.choice import Choice
 from jaxagent.config.ranges import NonNegativeFloat, PositiveInt, Seconds
@@ -142,11 +143,7 @@ class ToolOrchestra(Environment):
     @contextlib.contextmanager
     def open(self, here: Opening) -> Iterator[Callable[[Task, Cast], OrchestraAttempt]]:  # type: ignore[override]
         """Opens the search engine and the sandboxes, each where a tool needs it."""
-        from jaxagent.algorithms.group_rewards import PREFERENCES, weights_of
-
-        for task in here.tasks:
-            if PREFERENCES in task.metadata:
-                self._check_weights(weights_of(task.metadata[PREFERENCES], task.id), task.id)
+        here.check(self._check_preferences)
         with contextlib.ExitStack() as opened:
             retriever, sandboxes = None, None
             if self.searchers:
@@ -167,12 +164,14 @@ class ToolOrchestra(Environment):
 
             yield attempt_at
 
-    def _check_weights(self, weights: Mapping[str, float], task: str) -> None:
-        """Raises ConfigError for a weight of what no attempt has."""
+    def _check_preferences(self, task: Task) -> None:
+        """Raises ConfigError for weights that are no numbers, or of what no attempt has."""
+        if PREFERENCES not in task.metadata:
+            return
         known = ("accuracy", "cost", "latency", *self.offers, *self.experts)
-        for name in weights:
+        for name in weights_of(task.metadata[PREFERENCES], task.id):
             if name not in known:
-                told = f"task '{task}': metadata.preferences: nothing is called '{name}'."
+                told = f"task '{task.id}': metadata.preferences: nothing is called '{name}'."
                 raise ConfigError(f"{told} {nearest(name, known)}")
 
     def corpus(self, dataset: Path) -> Path | None:

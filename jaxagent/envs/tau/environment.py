@@ -66,15 +66,14 @@ class TauBench(Environment):
 
     @contextlib.contextmanager
     def open(self, here: Opening) -> Iterator[Callable[[Task, Cast], TauAttempt]]:  # type: ignore[override]
-        """Reads the shop's data once, for all attempts, and looks at the held-out tasks."""
+        """Reads the shop's data once, for all attempts, and looks at all tasks."""
         folder = self._folder(here.dataset)
         store = Store.load(folder)
         prompt = self._prompt(folder)
-        for task in here.tasks:
-            self._check(task, store, folder)
+        here.check(lambda task: self._check(task, store, folder))
 
         def begin(task: Task, cast: Cast) -> TauAttempt:
-            _check_actions(task)  # of training tasks too: each when it is played
+            _check_actions(task)  # again: where the training tasks are not known when the environment is opened
             return TauAttempt(task, cast, self, store, prompt)
 
         yield begin

@@ -77,7 +77,7 @@ def run(cfg: Config, options: Options) -> dict[str, Any]:
         cfg = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, num_eval=options.tasks))
     check(cfg)
     devices.keep_compiled_programs()
-    with Progress() as progress, open_parts(cfg, progress.note) as parts:
+    with Progress() as progress, open_parts(cfg, progress.note, options.split == TRAIN) as parts:
         tasks = parts.heldout
         if options.split == TRAIN:
             tasks = balanced_sample(parts.train, options.tasks or cfg.data.num_eval, cfg.data.seed)
