@@ -73,6 +73,7 @@ class ToolOrchestra(Environment):
     score = SOLVED
     calls = "calls"
     cost = "cost"
+    counted = ("cost", "latency_s")
     needs_answers = True
 
     def __post_init__(self) -> None:
