@@ -173,7 +173,7 @@ def checked(config: Config, done: Any, length: Length, source: Any) -> str:
     num = done.tasks or config.data.num_eval
     config = dataclasses.replace(config, seed=done.seed, data=dataclasses.replace(config.data, num_eval=num))
     check(config)
-    with open_parts(config, lambda line: None) as parts:
+    with open_parts(config, lambda line: None, plays_train=done.split == run.TRAIN) as parts:
         tasks, place = parts.heldout, Path(config.data.eval_source or parts.dataset)
         if done.split == run.TRAIN:
             tasks, place = balanced_sample(parts.train, num, config.data.seed), parts.dataset

@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 
 from configs import memagent
 from data_pipelines import long_geography
 from jaxagent import config as schema
-from jaxagent import evaluate_lengths
+from jaxagent import evaluate, evaluate_lengths
 from jaxagent import main as cli
 from jaxagent.config import ConfigError
 from jaxagent.data import episode_log
@@ -158,6 +159,29 @@ def test_what_was_played_is_written_before_the_next_length(unplayed, tmp_path, c
     assert "<svg" in (out / "lengths.html").read_text()
     assert unplayed(*flags)[0] == 0
     assert json.loads((out / "lengths.json").read_text())["to_play"] == []
+
+
+@pytest.mark.slow
+def test_other_documents_are_another_evaluation_and_another_run(finished, tmp_path, capsys):
+    run, there = tmp_path / "run", tmp_path / "there"
+    shutil.copytree(finished, run)
+    shutil.copytree(next(run.glob("long_geography-*")), there)
+    own = ["evaluate", f"--config.workdir={run}", "--greedy", "--tasks=2"]
+    elsewhere = [*own, f"--config.data.eval_source={there}", f"--out={tmp_path / 'out'}"]
+    assert evaluate.main(own) == evaluate.main(elsewhere) == 0
+    _add_a_document(there)
+    assert evaluate.main(own) == 0 and evaluate.main(elsewhere) == 2
+    assert "holds attempts with contents.held_out_documents = " in capsys.readouterr().err
+    _add_a_document(next(run.glob("long_geography-*")))
+    assert evaluate.main(own) == 2
+    assert "holds attempts with contents.documents = " in capsys.readouterr().err
+    assert cli.main(tiny_run.argv(run, *FLAGS, "--config.rl.steps=3", config="memagent")) == 2
+    assert "The file of documents has changed since" in capsys.readouterr().err
+
+
+def _add_a_document(folder):
+    with (folder / documents.FILE).open("a") as file:
+        file.write('{"text": "Nothing is known of it."}\n')
 
 
 @pytest.mark.parametrize(

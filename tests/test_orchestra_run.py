@@ -1,12 +1,15 @@
 """ToolOrchestra end to end, in a run of seconds: an engine's expert beside the policy; and the presets."""
 
+import dataclasses
 import json
 
 import pytest
 
-from configs import tool_orchestra
+from configs import memagent, tool_orchestra
 from jaxagent import config as schema
 from jaxagent import main as cli
+from jaxagent.algorithms.group_rewards import Preferences
+from jaxagent.config import ConfigError
 from jaxagent.data import episode_log
 from jaxagent.observe import jsonl
 from jaxagent.runs import checks
@@ -50,6 +53,27 @@ def test_presets(preset):
     cfg = schema.parse(tool_orchestra.get_config(preset))
     checks.check(cfg)
     assert set(cfg.roles) == set(cfg.env.roles)
+
+
+@pytest.mark.parametrize("score", ["sovled", "em"])
+def test_an_outcome_that_no_verdict_has_is_refused_before_the_run(score):
+    cfg = schema.parse(tool_orchestra.get_config("laptop"))
+    cfg = dataclasses.replace(cfg, rl=dataclasses.replace(cfg.rl, group_reward=Preferences(score=score)))
+    with pytest.raises(ConfigError, match=rf"rl\.group_reward\.score='{score}': .*ToolOrchestra.*solved"):
+        checks.check(cfg)
+
+
+def test_preferences_are_refused_where_nothing_counts_what_they_weigh():
+    cfg = schema.parse(memagent.get_config("laptop"))
+    checks.check(cfg)
+    cfg = dataclasses.replace(cfg, rl=dataclasses.replace(cfg.rl, group_reward=Preferences()))
+    with pytest.raises(ConfigError, match=r"'preferences' weighs 'cost', which attempts of config\.env \(MemAgent\)"):
+        checks.check(cfg)
+
+    class Counting(type(cfg.env)):
+        components, counted = ("solved",), ("cost", "latency_s")
+
+    checks.check(dataclasses.replace(cfg, env=Counting(**vars(cfg.env))))
 
 
 def test_the_published_constants():

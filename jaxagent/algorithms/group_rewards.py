@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxagent.config import ConfigError, RLConfig
 from jaxagent.config.ranges import FiniteFloat
@@ -28,7 +28,12 @@ class Preferences:
     A task has weights of its own in metadata["preferences"]: {"accuracy": 1, "cost": 0.5, "search": -0.2}, of these
     three and of whatever its environment counts as "calls_NAME". The weights here hold where a task has none, and no
     tool has one then. The environment must count "cost" and "latency_s".
+
+    Attributes:
+      weighs: the counters that the weights here are for.
     """
+
+    weighs: ClassVar[Sequence[str]] = ("cost", "latency_s")
 
     accuracy: FiniteFloat = 1.0
     cost: FiniteFloat = 0.5

@@ -1,7 +1,8 @@
 """Rows of tau-bench's retail tasks as published: {"index", "metadata": {user_id, instruction, actions, outputs}}.
 
 The task's prompt is the instruction, which only the customer is told; `actions` ({name, kwargs}) and `outputs` are what
-the reward is made of.
+the reward is made of. Stored as parquet, all `kwargs` are of one type, in which each action has the arguments of every
+tool: those that are None were not given, and are left out.
 """
 
 from __future__ import annotations
@@ -35,7 +36,13 @@ def to_task(row: Mapping[str, Any]) -> types.Task:
     instruction = fields.text(metadata, "instruction", "metadata.")
     writes = sum(not action["name"].startswith(READING) for action in metadata["actions"])
     kind = f"retail/{('no_write', 'one_write')[writes] if writes < 2 else 'writes'}"
-    return types.Task(f"retail/{metadata['user_id']}/{index}", instruction, (), kind, dict(metadata))
+    actions = [{**action, "kwargs": given(action)} for action in metadata["actions"]]
+    return types.Task(f"retail/{metadata['user_id']}/{index}", instruction, (), kind, {**metadata, "actions": actions})
+
+
+def given(action: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an action. No tool takes None: it stands where Arrow has no value of the argument."""
+    return {name: value for name, value in action["kwargs"].items() if value is not None}
 
 
 def check(metadata: Mapping[str, Any], prefix: str) -> None:

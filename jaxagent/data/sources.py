@@ -53,6 +53,10 @@ class TaskSource(Sequence[Task]):
     def __iter__(self) -> Iterator[Task]:
         return (self[i] for i in range(len(self)))
 
+    def place(self, task: Task) -> str:
+        """File and row of a task, for messages: looks through the rows. "" = it is none of these."""
+        return next((self._rows.place(index) for index, one in enumerate(self) if one == task), "")
+
     def _distinct(self) -> Iterator[Task]:
         """All tasks; raises ConfigError where one has the id of an earlier one."""
         seen: dict[str, int] = {}

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -133,10 +134,27 @@ class Opening:
     """What an environment gets when a run opens it."""
 
     dataset: Path | None  # file or folder of the run's tasks
-    tasks: Sequence[Task]  # the held-out ones: refuse tasks of a wrong kind now, not in the middle of training
+    tasks: Sequence[
+        Task
+    ]  # the held-out ones: refuse tasks of a wrong kind now, with `check`, not in the middle of training
     run: Callable[[Coroutine[Any, Any, Any], float], Any]  # (coroutine, timeout_s): on the loop of the attempts
     note: Callable[[str], None]  # prints a line
     held_out: Path | None = None  # file or folder of `tasks`, where they are not in `dataset`
+    train: Sequence[Task] = ()  # the training tasks, read from their file one by one; () = they are not played here
+    place: Callable[[Task], str] = lambda task: ""  # file and row of a task, for messages; may take seconds
+
+    def check(self, look: Callable[[Task], None]) -> None:
+        """Looks at every task now, the held-out ones first. Every source of tasks ends, and was read once before.
+
+        Raises:
+          ConfigError: what `look` has raised, after the task's file and row.
+        """
+        for task in itertools.chain(self.tasks, self.train):
+            try:
+                look(task)
+            except ConfigError as error:
+                place = self.place(task)
+                raise ConfigError(f"{place}: {error}" if place else str(error)) from None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,6 +168,8 @@ class Environment(EnvConfig):
       score: the component of the verdict that evaluation, reports and the warm start's gate look at, from 0 to 1.
       calls: the counter of tool calls that evaluation reports; "" = none.
       cost: the counter of what an attempt costs, which evaluation reports beside the score; "" = none.
+      components: of the verdict, beside `score`, those that `rl.group_reward` may take for the outcome.
+      counted: the counters of every attempt that `rl.group_reward` may weigh: "cost" and "latency_s".
       needs_answers: whether a task without gold answers is a mistake.
       stop_strings: what ends a generation, of demonstrations; an attempt has its own, which may differ.
       tokens: texts that a tokenizer trained for this run keeps whole.
@@ -163,6 +183,8 @@ class Environment(EnvConfig):
     score = "solved"
     calls = ""
     cost = ""
+    components: ClassVar[Sequence[str]] = ()
+    counted: ClassVar[Sequence[str]] = ()
     needs_answers = False
     stop_strings: ClassVar[Sequence[str]] = ()
     tokens: ClassVar[Sequence[str]] = ()
@@ -205,5 +227,9 @@ class Environment(EnvConfig):
         return sources.corpus_of(dataset)
 
     def identity(self, dataset: Path) -> Mapping[str, str]:
-        """Digests of what a resumed run must find unchanged, beside its tasks."""
+        """Digests of what a resumed run and a further evaluation must find unchanged, beside their tasks."""
+        return {}
+
+    def held_out_identity(self, place: Path) -> Mapping[str, str]:
+        """Digests of what held-out tasks from elsewhere, `data.eval_source`, have beside them, by other names."""
         return {}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from jaxagent.algorithms import checks as algorithm
+from jaxagent.algorithms.group_rewards import Preferences
 from jaxagent.algorithms.opd import as_opd
-from jaxagent.config import LEAST_TEMPERATURE, BatchConfig, Config, ConfigError, EnvConfig, relations
+from jaxagent.config import LEAST_TEMPERATURE, BatchConfig, Config, ConfigError, EnvConfig, nearest, relations
 from jaxagent.config.choice import imported
 from jaxagent.config.errors import failure_line
 from jaxagent.config.fleet import FleetConfig
@@ -38,6 +39,7 @@ def check(cfg: Config) -> None:
     roles.check(cfg, cfg.env)
     relations.check(cfg)
     algorithm.check(cfg.rl)
+    _check_group_reward(cfg)
     lora.check(cfg.model.lora)
     strategies.check(cfg.rl)
     if OPD in cfg.stages:
@@ -86,6 +88,26 @@ def _check_environment(cfg: Config) -> None:
     except Exception as error:  # whatever its properties raise
         raise ConfigError(f"config.env: {type(env).__qualname__}: {failure_line(error)}.") from error
     imported(env.rollout, "config.env: rollout")
+
+
+def _check_group_reward(cfg: Config) -> None:
+    """Refuses preferences for what the environment's attempts do not have, which the first group alone would tell."""
+    reward, env = cfg.rl.group_reward, cfg.env
+    assert isinstance(env, Environment)
+    if not isinstance(reward, Preferences):
+        return
+    name = type(env).__qualname__
+    if missing := [counter for counter in reward.weighs if counter not in env.counted]:
+        raise ConfigError(
+            f"rl.group_reward='preferences' weighs '{missing[0]}', which attempts of config.env ({name}) do not count. "
+            "An environment of your own names what its attempts count in `counted`."
+        )
+    scores = (env.score, *env.components)
+    if reward.score not in scores:
+        raise ConfigError(
+            f"rl.group_reward.score='{reward.score}': verdicts of config.env ({name}) have no such component. "
+            f"{nearest(reward.score, scores)} An environment of your own names its others in `components`."
+        )
 
 
 def _check_rows(section: str, batch: BatchConfig, context_tokens: int) -> None:

@@ -72,8 +72,14 @@ class Parts:
             "tokenizer": self.tokenizer.digest(),
             "tasks": self.train.fingerprint,
             "held_out": sources.fingerprint(self.heldout),
-            **self.environment.identity(self.dataset),
+            **self.contents(),
         }
+
+    def contents(self) -> dict[str, str]:
+        """Digests of what episodes read besides their tasks."""
+        place = self.cfg.data.eval_source
+        beside = self.environment.held_out_identity(Path(place)) if place else {}
+        return {**self.environment.identity(self.dataset), **beside}
 
     def rollout(self, driver: Driver, sampling: SamplingConfig, group_size: int, tool_epsilon: float = 0.0) -> Rollout:
         """Episodes of the environment, sampled by `driver`, in groups of `group_size`; see rollout/forced.py."""
@@ -175,12 +181,14 @@ class Parts:
 
 
 @contextlib.contextmanager
-def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
+def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = True) -> Iterator[Parts]:
     """Opens and checks everything but the weights.
 
     Args:
       cfg: the run's config.
       note: told of every long step.
+      plays_train: whether the environment must be able to play the training tasks, too: settings of an evaluation
+        alone (of longer documents) need not fit them.
 
     Raises:
       ConfigError: bad data, tokenizer, model folder or mesh; one line each.
@@ -194,11 +202,11 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
     plays_on = mesh if peers.count() == 1 else replica.own_mesh(mesh)
     with together.one_after_another("making the data and the tokenizer"):
         dataset = cfg.data.source.folder(cfg.workdir, cfg.data.seed, cfg.env, note)
-        train, heldout = sources.open_train_and_held_out(dataset, cfg.data, environment.needs_answers)
+        train, held_out = sources.open_train_and_held_out(dataset, cfg.data, environment.needs_answers)
         tokenizer = _tokenizer(cfg, dataset, train, environment, note)
     for repeated in more_than_an_epoch(cfg, len(train)):
         note(repeated)
-    heldout = balanced_sample(heldout, cfg.data.num_eval, cfg.data.seed)
+    heldout = balanced_sample(held_out, cfg.data.num_eval, cfg.data.seed)
     place = Path(cfg.data.eval_source) if cfg.data.eval_source else None
     spec = _spec(cfg, tokenizer)
     with jax.set_mesh(mesh):
@@ -209,13 +217,19 @@ def open_parts(cfg: Config, note: Callable[[str], None]) -> Iterator[Parts]:
     def conversation() -> Conversation:
         return Conversation(tokenizer, template, cfg.env.observation_tokens)
 
+    def here(run: Callable[..., Any]) -> Opening:
+        played = train if plays_train else ()
+        return Opening(
+            dataset, heldout, run, note, place, played, lambda task: held_out.place(task) or train.place(task)
+        )
+
     for name, tasks in (("held-out", heldout), ("training", some(train))):
         check_prompts(name, tasks, environment.messages, conversation, cfg.env, note)
         _check_roles(cfg, environment, tasks, conversation)
     with (
         (Workers if peers.count() == 1 else replica.PlayedByFirst)(cfg.concurrent_episodes) as workers,
         _shared(environment, workers, note) as shared,
-        opened(environment, Opening(dataset, heldout, workers.run, note, place)) as attempt,
+        opened(environment, here(workers.run)) as attempt,
         open_roles(cfg, Own(spec, tokenizer, template, plays_on), workers.run, note) as roles,
     ):
         yield Parts(

@@ -6,7 +6,8 @@ everything else is taken and told.
   - Refused by config field: the model's shape and rotary base, its adapters (once a stage has begun that trains them),
     whether a chat template renders prompts, the size of a tokenizer trained here, both seeds, and the environment.
   - Refused by content, wherever it lies: the model's spec (of a model folder: also what the config does not say), the
-    tokenizer, the training tasks, the held-out tasks, the corpus. Folders may be moved.
+    tokenizer, the training tasks, the held-out tasks, and what the environment reads besides: a corpus, documents, a
+    shop with its policy. Folders may be moved.
   - Taken and told: everything else, `numerics`, learning rates, group sizes, sampling and paths among it.
 
 Imports no JAX.
@@ -41,6 +42,11 @@ _CONTENTS = {
     "tasks": "The training data",
     "held_out": "The held-out data",
     "corpus": "The corpus",
+    "documents": "The file of documents",
+    "held_out_documents": "The file of documents beside the held-out data",
+    "shop": "The shop's data",
+    "policy": "The text of the policy that the agent is told",
+    "tools": "The description of the tools",
 }
 
 

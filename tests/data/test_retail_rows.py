@@ -2,6 +2,8 @@
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from jaxagent.config import ConfigError, DataConfig
@@ -12,6 +14,7 @@ METADATA = {"user_id": "ann_1", "instruction": "You are Ann.", "actions": [ACTIO
 
 
 def folder_of(path, **rows):
+    path.mkdir(exist_ok=True)
     for split in ("train", "dev", "test"):
         found = rows.get(
             split, [{"index": i, "metadata": METADATA | {"instruction": f"{split} {i}"}} for i in range(2)]
@@ -32,6 +35,19 @@ def test_the_published_folder_is_three_splits(tmp_path):
     assert task.id == "retail/ann_1/1" and task.kind == "retail/one_write" and task.metadata["actions"] == [ACTION]
     data = DataConfig(source=None, eval_source=str(folder / "retail_dev_tasks.jsonl"), seed=0, num_eval=2)
     assert open_train_and_held_out(folder, data, False)[1][0].prompt == "dev 0"
+
+
+def test_parquet_pads_every_action_with_the_arguments_of_all_tools_and_the_tasks_are_the_same(tmp_path):
+    actions = [ACTION, {"name": "get_user_details", "kwargs": {"user_id": "ann_1"}}, {"name": "x", "kwargs": {}}]
+    rows = [{"index": 0, "metadata": METADATA | {"actions": actions}}]
+    stored = tmp_path / "retail_train_tasks.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), stored)
+    assert pq.read_table(stored).to_pylist()[0]["metadata"]["actions"][0]["kwargs"]["user_id"] is None
+    found, plain = (
+        load_tasks(stored, need_answers=False),
+        load_tasks(folder_of(tmp_path / "plain", train=rows), "train", False),
+    )
+    assert found[0].metadata["actions"] == actions and found.fingerprint == plain.fingerprint
 
 
 @pytest.mark.parametrize(

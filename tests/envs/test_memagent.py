@@ -1,12 +1,14 @@
 """MemAgent by hand: chunks, published prompts, memory as the ids that were sampled, masks, documents of a context."""
 
 import asyncio
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
 from jaxagent.config import ConfigError
+from jaxagent.data.sources import load_tasks
 from jaxagent.envs.base import Opening
 from jaxagent.envs.cast import Said, Tokens
 from jaxagent.envs.memagent import chunks, documents, prompts
@@ -299,6 +301,48 @@ def test_held_out_tasks_are_looked_at_when_a_run_opens(folder):
         opened(numbered(), num_docs=1)
 
 
+@pytest.mark.parametrize(
+    ("metadata", "told"),
+    [
+        ({"documents": [3, 99], "pool": [0, 30]}, "'metadata.documents' must be different line numbers"),
+        ({"document": [3, 17], "pool": [0, 30]}, "'metadata' must have a 'context' or 'documents'"),
+        ({"documents": [3, 17], "pool": [0, 30], "num_docs": 99}, "metadata.num_docs=99 is not between"),
+    ],
+)
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_training_tasks_are_looked_at_when_a_run_opens_and_their_rows_named(folder, metadata, told, elsewhere):
+    rows = [{"id": f"t/{i}", "prompt": "who?", "answers": ["a"], "metadata": numbered().metadata} for i in range(2)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (*rows, rows[0] | {"id": "t/9"})))
+    train = load_tasks(folder / "train.jsonl")
+    place = folder / "there" if elsewhere else None
+    here = Opening(folder, [task_with("abc")], lambda *_: None, lambda _: None, place, train, train.place)
+    with small().open(here):
+        pass
+    (folder / "train.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in (*rows, rows[0] | {"id": "t/9", "metadata": metadata}))
+    )
+    train = load_tasks(folder / "train.jsonl")
+    with pytest.raises(ConfigError) as refused, small().open(dataclasses.replace(here, train=train, place=train.place)):
+        pass
+    assert str(refused.value).startswith(f"{folder}/train.jsonl, line 3: Task 't/9'") and told in str(refused.value)
+
+
+@pytest.mark.parametrize("num_docs", [0, 2, 4, 39, 40])
+def test_looking_at_many_tasks_does_not_go_through_their_pools(folder, monkeypatch, num_docs):
+    seen, check = [], documents.check
+    monkeypatch.setattr(documents, "check", lambda task, *more: seen.append(task) or check(task, *more))
+    task = Task("t/0", "who?", ("a",), metadata={"documents": [3, 17], "pool": [0, 40], "num_docs": 4})
+    assert len(documents.Documents(folder / documents.FILE)) == 40
+    with small(num_docs=num_docs).open(Opening(folder, [task], lambda *_: None, lambda _: None)):
+        pass
+    assert seen[0].metadata["pool"] == [0, min(40, (num_docs or 4) + 2)]
+    with (
+        pytest.raises(ConfigError, match=r"40 with its pool: env\.num_docs=41 is not between"),
+        small(num_docs=41).open(Opening(folder, [task], lambda *_: None, lambda _: None)),
+    ):
+        pass
+
+
 @pytest.mark.parametrize("name", ["", "tasks.jsonl"])  # a folder, and a file in it
 def test_held_out_tasks_from_elsewhere_have_the_documents_beside_them(folder, name):
     there = folder / "there"
@@ -319,6 +363,18 @@ def test_held_out_tasks_from_elsewhere_have_the_documents_beside_them(folder, na
         found = asyncio.run(shown(place, task))
         assert f"{word} 3\n" in found and f"{word} 17\n" in found
         assert ("other" in found) == (word == "other") and ("text" in found) == (word == "text")
+
+
+def test_documents_are_a_part_of_what_a_run_is_about(folder, tmp_path):
+    before, beside = small().identity(folder), small().held_out_identity(folder)
+    assert list(before) == ["documents"] and list(beside) == ["held_out_documents"]
+    (folder / "train.jsonl").write_text("")
+    assert small().identity(folder / "train.jsonl") == before  # a file has those beside it
+    with (folder / documents.FILE).open("a") as file:
+        file.write('{"text": "more"}\n')
+    assert small().identity(folder) != before and small().held_out_identity(folder) != beside
+    (tmp_path / "texts").mkdir()
+    assert small().identity(tmp_path / "texts") == {} == small().held_out_identity(tmp_path / "texts")
 
 
 def test_attempts_at_a_task_share_its_tokens(folder):

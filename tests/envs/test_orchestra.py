@@ -365,6 +365,15 @@ def test_a_task_with_preferences_that_are_none_is_refused_when_the_run_opens():
         opened(acuracy=1)
     with pytest.raises(ConfigError, match=r"nothing is called 'search-3'"):  # this run offers no search
         opened(**{"search-3": 1})
+    wrong = dataclasses.replace(TASK, id="t9", metadata={"preferences": {"acuracy": 1}})
+    here = Opening(
+        None, [TASK], None, print, train=[TASK, wrong], place=lambda task: f"train.jsonl, line {task.id[1:]}"
+    )
+    with (
+        pytest.raises(ConfigError, match=r"^train\.jsonl, line 9: task 't9': .* nothing is called 'acuracy'"),
+        env.open(here),
+    ):
+        pass
 
 
 # ---- right and wrong

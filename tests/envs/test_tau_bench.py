@@ -4,6 +4,8 @@ import asyncio
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from test_tau_tools import ADDRESS, FOLDER, needs_data, tables, write
 
@@ -319,8 +321,105 @@ def test_an_action_of_no_tool_is_told_and_not_solved_by_doing_nothing(tmp_path):
     told = r"actions\[0\]\.name': there is no tool 'cancel_pendig_order'\. Did you mean 'cancel_pending_order'\?"
     with pytest.raises(ConfigError, match=told):
         opened(tmp_path, typo)
-    with pytest.raises(ConfigError, match=told):  # of the training tasks, which nobody looks at before
+    with pytest.raises(ConfigError, match=told):  # where nobody has looked at it before
         opened(tmp_path)(typo, Talks())
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (
+            {"actions": [{**CANCEL, "kwargs": {"ordr_id": "#p", "reason": "x"}}]},
+            "'metadata.actions[0].kwargs': cancel_p",
+        ),
+        ({"user_id": "bob"}, "Task 'retail/bob/1' is of the user 'bob'"),
+    ],
+)
+def test_training_tasks_are_looked_at_when_a_run_opens_and_their_rows_named(tmp_path, changed, told):
+    opened(tmp_path)
+    rows = [
+        {"index": i, "metadata": {"instruction": "x", **TASK.metadata, **more}} for i, more in enumerate(({}, changed))
+    ]
+    (tmp_path / "retail_train_tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train = load_tasks(tmp_path, "train", need_answers=False)
+    here = Opening(tmp_path, [TASK], None, print, train=train, place=train.place)
+    with pytest.raises(ConfigError) as refused, TauBench().open(here):
+        pass
+    assert f"{tmp_path}/retail_train_tasks.jsonl, line 2: Task " in str(refused.value) and told in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "told"),
+    [
+        (
+            "cancel_pending_order",
+            {"ordr_id": "#p", "reason": "x"},
+            "has no argument 'ordr_id'. Did you mean 'order_id'?",
+        ),
+        (
+            "cancel_pending_order",
+            {"order_id": "#p", "reason": None},
+            "needs the argument 'reason'.",
+        ),
+        ("get_user_details", {"user_id": "ann_1", "data": {}}, "has no argument 'data'."),
+        ("list_all_product_types", {"kind": "x"}, "has no argument 'kind'. It takes none."),
+    ],
+)
+def test_a_gold_action_whose_arguments_its_tool_does_not_take_is_told(tmp_path, name, kwargs, told):
+    """It would change nothing, and then doing nothing would be solving the task."""
+    typo = Task("typo", "p", (), "", TASK.metadata | {"actions": [CANCEL, {"name": name, "kwargs": kwargs}]})
+    with pytest.raises(ConfigError) as refused:
+        opened(tmp_path, typo)
+    assert f"Task 'typo': column 'metadata.actions[1].kwargs': {name} {told}" in str(refused.value)
+
+
+def test_arguments_that_are_none_are_padding_and_the_goal_is_what_the_action_does(tmp_path):
+    padded = {"name": CANCEL["name"], "kwargs": {**CANCEL["kwargs"], "user_id": None, "item_ids": None}}
+    task = Task("padded", "p", (), "", TASK.metadata | {"actions": [padded], "outputs": []})
+    begin = opened(tmp_path, task)
+    *_, idle, _, _ = play(begin, ["hi", STOP], ["Goodbye."], task)
+    *_, done, _, _ = play(begin, ["hi", STOP], [CALL, "Done."], task)
+    assert (idle.reward, done.reward) == (0.0, 1.0)
+
+
+@needs_data
+@pytest.mark.parametrize("split", ["dev", "test", "train"])
+def test_the_published_tasks_stored_as_parquet_are_the_same_tasks(tmp_path, split):
+    lines = (FOLDER / f"retail_{split}_tasks.jsonl").read_text().splitlines()
+    pq.write_table(
+        pa.Table.from_pylist([json.loads(line) for line in lines]), tmp_path / f"retail_{split}_tasks.parquet"
+    )
+    found, published = (load_tasks(place, split, need_answers=False) for place in (tmp_path, FOLDER))
+    assert list(found) == list(published)
+
+
+def test_a_resumed_run_finds_the_shop_its_policy_and_its_tools_unchanged(tmp_path):
+    opened(tmp_path)
+    before = TauBench().identity(tmp_path)
+    assert (before["policy"], before["tools"]) == ("ours", "ours")
+
+    def changed(**settings):
+        found = TauBench(**settings).identity(tmp_path)
+        return {name for name, digest in found.items() if digest != before[name]}
+
+    assert changed() == set()
+    own = tmp_path / "own.md"
+    for text in ("Be kind.", "Be strict."):
+        own.write_text(text)
+        assert changed(policy=str(own)) == {"policy"}
+        before = TauBench(policy=str(own)).identity(tmp_path)
+    before = TauBench().identity(tmp_path)
+    (tmp_path / "wiki.md").write_text("No refunds.")
+    assert changed() == {"policy"}
+    before = TauBench().identity(tmp_path)
+    (tmp_path / "wiki.md").write_text("Refunds.")
+    forms = [dict(form) for form in catalog.short()]
+    (tmp_path / "tools_info.json").write_text(json.dumps(forms))
+    assert changed() == {"policy", "tools"}
+    before = TauBench().identity(tmp_path)
+    forms[0]["function"] = forms[0]["function"] | {"description": "Adds."}
+    (tmp_path / "tools_info.json").write_text(json.dumps(forms))
+    assert changed() == {"tools"}
 
 
 def test_a_record_that_stands_twice_is_told(tmp_path):

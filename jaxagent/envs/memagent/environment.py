@@ -16,7 +16,7 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from jaxagent.config.ranges import NonNegativeInt, PositiveInt
 from jaxagent.envs.base import Environment, Opening, Verdict
 from jaxagent.envs.cast import POLICY, Cast, Tokens
 from jaxagent.envs.memagent import chunks, documents, prompts
+from jaxagent.io import digests
 from jaxagent.rewards import boxed
 from jaxagent.types import StopReason, Task
 
@@ -94,15 +95,13 @@ class MemAgent(Environment):
 
     @contextlib.contextmanager
     def open(self, here: Opening) -> Iterator[Callable[[Task, Cast], MemAgentAttempt]]:  # type: ignore[override]
-        """Opens the documents that tasks name: held-out tasks from elsewhere have those that lie beside them."""
-        dataset, found = here.dataset or Path(), None
+        """Looks at all tasks, with the documents that they name: of held-out ones from elsewhere those beside them."""
+        dataset = documents.beside(here.dataset) if here.dataset else Path()
         beside = dataset if here.held_out is None else documents.beside(here.held_out)
-        if any("documents" in task.metadata for task in here.tasks):
-            found = documents.Documents(beside / documents.FILE)
-        for task in here.tasks:
-            documents.check(task, found, self.num_docs, self.length_tokens)
-        training = Contexts(self, found if beside == dataset else None, dataset)
-        heldout = Contexts(self, found, beside)
+        heldout = Contexts(self, beside)
+        training = heldout if beside == dataset else Contexts(self, dataset)
+        dataclasses.replace(here, train=()).check(heldout.check)
+        dataclasses.replace(here, tasks=()).check(training.check)
         own = {task.id: task for task in here.tasks} if beside != dataset else {}
 
         def attempt_at(task: Task, cast: Cast) -> MemAgentAttempt:
@@ -110,13 +109,50 @@ class MemAgent(Environment):
 
         yield attempt_at
 
+    def identity(self, dataset: Path) -> Mapping[str, str]:
+        """The documents' digest, of a data set that has some."""
+        return self._digest("documents", dataset)
+
+    def held_out_identity(self, place: Path) -> Mapping[str, str]:
+        """The digest of the documents beside held-out tasks."""
+        return self._digest("held_out_documents", place)
+
+    def _digest(self, name: str, place: Path) -> Mapping[str, str]:
+        path = documents.beside(place) / documents.FILE
+        return {name: digests.of_file(path)} if path.is_file() else {}
+
 
 class Contexts:
     """Tokens of tasks' contexts: each is made once for all attempts at the task, and the last ones are kept."""
 
-    def __init__(self, config: MemAgent, found: documents.Documents | None, dataset: Path | None):
-        self._config, self._documents, self._dataset = config, found, dataset
+    def __init__(self, config: MemAgent, folder: Path):
+        self._config, self._folder = config, folder
+        self._documents: documents.Documents | None = None  # opened when the first task names some
         self._kept: collections.OrderedDict[str, tuple[asyncio.Lock, list[np.ndarray]]] = collections.OrderedDict()
+
+    def check(self, task: Task) -> None:
+        """Raises ConfigError unless the task's context can be put together."""
+        if "documents" in task.metadata and self._documents is None:
+            self._documents = documents.Documents(self._folder / documents.FILE)
+        documents.check(self._cut(task), self._documents, self._config.num_docs, self._config.length_tokens)
+
+    def _cut(self, task: Task) -> Task:
+        """The task with a pool of no more numbers than its context takes: `documents.check` goes through all of them.
+
+        Of 100,000 tasks with a pool of 90,000 documents that would be minutes. A pool that is longer than what is
+        wanted is enough, however much longer it is; whatever is wrong otherwise stays as it is.
+        """
+        pool, own = task.metadata.get("pool"), task.metadata.get("documents")
+        wanted = self._config.num_docs or task.metadata.get("num_docs", 0)
+        numbers = [wanted, *pool] if isinstance(pool, Sequence) and isinstance(own, Sequence) else []
+        if self._config.length_tokens or len(numbers) != 3 or not all(type(number) is int for number in numbers):
+            return task
+        assert pool is not None and own is not None and self._documents is not None
+        first, end = pool
+        enough = first + max(wanted, 0) + len(own)
+        if not 0 <= first <= enough < end <= len(self._documents):
+            return task
+        return dataclasses.replace(task, metadata={**task.metadata, "pool": [first, enough]})
 
     async def ids(self, task: Task, cast: Cast) -> np.ndarray:
         """i32[T] of a context, before anything is cut. Encoding goes on in a thread: other episodes do not wait."""
@@ -131,9 +167,7 @@ class Contexts:
 
     def _encoded(self, task: Task, cast: Cast) -> np.ndarray:
         config = self._config
-        if "documents" in task.metadata and self._documents is None:  # held-out tasks come with texts, these do not
-            self._documents = documents.Documents((self._dataset or Path()) / documents.FILE)
-        documents.check(task, self._documents, config.num_docs, config.length_tokens)
+        self.check(task)  # again: where the training tasks are not known when the environment is opened
         if "documents" not in task.metadata or self._documents is None:
             context = task.metadata["context"]
         else:

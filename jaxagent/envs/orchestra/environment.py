@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from jaxagent.algorithms.group_rewards import PREFERENCES, weights_of
 from jaxagent.config import ConfigError, SandboxConfig, nearest
 from jaxagent.config.choice import Choice
 from jaxagent.config.ranges import NonNegativeFloat, PositiveInt, Seconds
@@ -32,6 +32,7 @@ from jaxagent.envs.orchestra.programs import Programs
 from jaxagent.envs.orchestra.tools import ANSWER, REASON, SEARCH
 from jaxagent.envs.search.retriever.backends import Bm25Config, RetrieverConfig
 from jaxagent.envs.search.retriever.base import Retriever, RetrieverError
+from jaxagent.io import digests
 from jaxagent.rewards import maths
 from jaxagent.rewards.text import exact_match, normalize_answer
 from jaxagent.types import StopReason, Task, TokenKind
@@ -72,6 +73,7 @@ class ToolOrchestra(Environment):
     score = SOLVED
     calls = "calls"
     cost = "cost"
+    counted = ("cost", "latency_s")
     needs_answers = True
 
     def __post_init__(self) -> None:
@@ -142,11 +144,7 @@ class ToolOrchestra(Environment):
     @contextlib.contextmanager
     def open(self, here: Opening) -> Iterator[Callable[[Task, Cast], OrchestraAttempt]]:  # type: ignore[override]
         """Opens the search engine and the sandboxes, each where a tool needs it."""
-        from jaxagent.algorithms.group_rewards import PREFERENCES, weights_of
-
-        for task in here.tasks:
-            if PREFERENCES in task.metadata:
-                self._check_weights(weights_of(task.metadata[PREFERENCES], task.id), task.id)
+        here.check(self._check_preferences)
         with contextlib.ExitStack() as opened:
             retriever, sandboxes = None, None
             if self.searchers:
@@ -167,12 +165,14 @@ class ToolOrchestra(Environment):
 
             yield attempt_at
 
-    def _check_weights(self, weights: Mapping[str, float], task: str) -> None:
-        """Raises ConfigError for a weight of what no attempt has."""
+    def _check_preferences(self, task: Task) -> None:
+        """Raises ConfigError for weights that are no numbers, or of what no attempt has."""
+        if PREFERENCES not in task.metadata:
+            return
         known = ("accuracy", "cost", "latency", *self.offers, *self.experts)
-        for name in weights:
+        for name in weights_of(task.metadata[PREFERENCES], task.id):
             if name not in known:
-                told = f"task '{task}': metadata.preferences: nothing is called '{name}'."
+                told = f"task '{task.id}': metadata.preferences: nothing is called '{name}'."
                 raise ConfigError(f"{told} {nearest(name, known)}")
 
     def corpus(self, dataset: Path) -> Path | None:
@@ -184,8 +184,7 @@ class ToolOrchestra(Environment):
         path = self.corpus(dataset) if self.searchers and self.retriever.local else None
         if path is None:
             return {}
-        with path.open("rb") as file:
-            return {"corpus": hashlib.file_digest(file, "blake2b").hexdigest()[:32]}
+        return {"corpus": digests.of_file(path)}
 
 
 async def _try_search(retriever: Retriever, config: RetrieverConfig, tasks: Sequence[Task]) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -31,6 +30,7 @@ from jaxagent.envs.search.protocols import Protocol
 from jaxagent.envs.search.retriever.backends import Bm25Config, RetrieverConfig
 from jaxagent.envs.search.retriever.base import Retriever, RetrieverError
 from jaxagent.envs.search.rewards import ExactMatch, ExactMatchAndFormat, Shaping, shaped
+from jaxagent.io import digests
 from jaxagent.rewards.view import Reward, ToolCall, View
 from jaxagent.types import StopReason, Task, TokenKind
 
@@ -225,8 +225,7 @@ class Search(Environment):
         path = self.corpus(dataset)
         if not self.retriever.local or path is None:
             return {}
-        with path.open("rb") as file:
-            return {"corpus": hashlib.file_digest(file, "blake2b").hexdigest()[:32]}
+        return {"corpus": digests.of_file(path)}
 
 
 class SearchAttempt:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from jaxagent.data import retail_rows
 from jaxagent.envs.base import Message, Observation, Step, Transcript, Verdict
 from jaxagent.envs.cast import Cast
 from jaxagent.envs.tau import toolbox
@@ -103,7 +104,8 @@ class TauAttempt:
     def goal(self) -> str:
         """The digest of what the task's actions make of fresh data."""
         shop = self._store.open()
-        toolbox.replay(shop, ((action["name"], action["kwargs"]) for action in self._task.metadata["actions"]))
+        actions = self._task.metadata["actions"]
+        toolbox.replay(shop, ((action["name"], retail_rows.given(action)) for action in actions))
         return shop.digest()
 
     async def close(self) -> None:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,10 +30,11 @@ from jaxagent.envs.tau.attempt import SOLVED, TauAttempt
 from jaxagent.envs.tau.customer import ROLE, Strategy
 from jaxagent.envs.tau.formats import FORMATS, Malformed, Style
 from jaxagent.envs.tau.store import Store
-from jaxagent.envs.tau.toolbox import TOOLS
+from jaxagent.envs.tau.toolbox import TOOLS, arguments_of
 from jaxagent.types import Task
 
 WIKI = "wiki.md"
+OURS = "ours"  # in place of a digest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,15 +66,14 @@ class TauBench(Environment):
 
     @contextlib.contextmanager
     def open(self, here: Opening) -> Iterator[Callable[[Task, Cast], TauAttempt]]:  # type: ignore[override]
-        """Reads the shop's data once, for all attempts, and looks at the held-out tasks."""
+        """Reads the shop's data once, for all attempts, and looks at all tasks."""
         folder = self._folder(here.dataset)
         store = Store.load(folder)
         prompt = self._prompt(folder)
-        for task in here.tasks:
-            self._check(task, store, folder)
+        here.check(lambda task: self._check(task, store, folder))
 
         def begin(task: Task, cast: Cast) -> TauAttempt:
-            _check_actions(task)  # of training tasks too: each when it is played
+            _check_actions(task)  # again: where the training tasks are not known when the environment is opened
             return TauAttempt(task, cast, self, store, prompt)
 
         yield begin
@@ -95,8 +97,17 @@ class TauBench(Environment):
         return Observation(((text, shown.parts[0][1]),), shown.role)
 
     def identity(self, dataset: Path) -> Mapping[str, str]:
-        """The digest of the shop's data."""
-        return {"shop": Store.load(self._folder(dataset)).digest}
+        """Digests of the shop's data, of its policy and of what the tools are said to be.
+
+        Our own short texts have none: they are a part of the code.
+        """
+        folder = self._folder(dataset)
+        policy, tools = self._policy_file(folder), folder / catalog.FILE
+        return {
+            "shop": Store.load(folder).digest,
+            "policy": _digest(self._written(policy)) if policy else OURS,
+            "tools": _digest(json.dumps(catalog.load(folder))) if tools.is_file() else OURS,
+        }
 
     def _folder(self, dataset: Path | None) -> Path:
         if self.store:
@@ -107,9 +118,12 @@ class TauBench(Environment):
 
     def _prompt(self, folder: Path) -> tuple[str, Sequence[Mapping[str, Any]]]:
         """The shop's policy, and its tools in OpenAI's form."""
+        return self._written(self._policy_file(folder)), catalog.load(folder)
+
+    def _policy_file(self, folder: Path) -> str:
+        """Where the shop's policy is written; "" = it is the short one of ours."""
         wiki = folder / WIKI
-        path = self.policy or (str(wiki) if wiki.is_file() else "")
-        return self._written(path), catalog.load(folder)
+        return self.policy or (str(wiki) if wiki.is_file() else "")
 
     def _written(self, path: str) -> str:
         if not path:
@@ -131,11 +145,23 @@ class TauBench(Environment):
             raise ConfigError(f"Task '{task.id}' is of the user '{user_id}', whom {folder}/users.json does not have.")
 
 
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _check_actions(task: Task) -> None:
-    """Raises ConfigError for an action that no tool makes: what it leaves undone would be no part of the reward."""
+    """Raises ConfigError for an action that no tool makes: what it leaves undone would be no part of the reward.
+
+    Published actions of which the shop refuses what they ask for are none of these: they do nothing, as published.
+    """
     for number, action in enumerate(task.metadata["actions"]):
-        if action["name"] not in TOOLS:
-            raise ConfigError(
-                f"Task '{task.id}': column 'metadata.actions[{number}].name': there is no tool "
-                f"'{action['name']}'. {nearest(action['name'], TOOLS)}"
-            )
+        place = f"Task '{task.id}': column 'metadata.actions[{number}]"
+        name, given = action["name"], retail_rows.given(action)
+        if name not in TOOLS:
+            raise ConfigError(f"{place}.name': there is no tool '{name}'. {nearest(name, TOOLS)}")
+        known = arguments_of(name)
+        if wrong := [argument for argument in given if argument not in known]:
+            told = nearest(wrong[0], known) if known else "It takes none."
+            raise ConfigError(f"{place}.kwargs': {name} has no argument '{wrong[0]}'. {told}")
+        if missing := [argument for argument in known if argument not in given]:
+            raise ConfigError(f"{place}.kwargs': {name} needs the argument '{missing[0]}'.")

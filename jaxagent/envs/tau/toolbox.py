@@ -6,6 +6,8 @@ What a tool's own exception says is shown, as published, with the published name
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,6 +38,12 @@ _TOOLS: tuple[Tool, ...] = (
 TOOLS: Mapping[str, Tool] = {tool.__name__: tool for tool in _TOOLS}
 for _name, _tool in TOOLS.items():  # what Python says of missing and of unknown arguments begins with this
     _tool.__qualname__ = f"{''.join(map(str.capitalize, _name.split('_')))}.invoke"
+
+
+@functools.cache
+def arguments_of(name: str) -> tuple[str, ...]:
+    """What a tool takes besides the shop. None of it has a default."""
+    return tuple(inspect.signature(TOOLS[name]).parameters)[1:]
 
 
 def call(shop: Shop, name: str, arguments: Mapping[str, Any]) -> str:

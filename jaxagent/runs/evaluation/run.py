@@ -11,7 +11,7 @@ import dataclasses
 import html
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from jaxagent.runs.parts import Parts, open_parts
 from jaxagent.types import Episode, Task
 
 EVALUATION_FILE = "evaluation.json"
+CONTENTS = "contents"  # in what is evaluated: digests of what the environment reads besides the tasks
 CURVE_FILE = "evaluation.html"
 HELD_OUT, TRAIN = SPLITS = ("held_out", "train")
 # Sections of the config that make an attempt what it is, less what does not: where files lie, how many tasks there are.
@@ -76,7 +77,7 @@ def run(cfg: Config, options: Options) -> dict[str, Any]:
         cfg = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, num_eval=options.tasks))
     check(cfg)
     devices.keep_compiled_programs()
-    with Progress() as progress, open_parts(cfg, progress.note) as parts:
+    with Progress() as progress, open_parts(cfg, progress.note, options.split == TRAIN) as parts:
         tasks = parts.heldout
         if options.split == TRAIN:
             tasks = balanced_sample(parts.train, options.tasks or cfg.data.num_eval, cfg.data.seed)
@@ -89,7 +90,7 @@ def run(cfg: Config, options: Options) -> dict[str, Any]:
             "asked": asked(options, tasks),
             "results": None,
         }
-        begin(out, record)
+        record["evaluated"] = begin(out, record, progress.note)
         progress.note(f"{source}: {len(tasks)} {options.split} tasks x {options.samples} attempts, in {out}")
         started = time.monotonic()
         of_environment = parts.environment
@@ -149,7 +150,11 @@ def completed(cfg: Config, options: Options) -> Options:
 
 
 def evaluated(parts: Parts, options: Options, source: policy.Source) -> dict[str, Any]:
-    """What every attempt in a folder has in common, as JSON values."""
+    """What every attempt in a folder has in common, as JSON values.
+
+    Among it is by content what the environment reads besides the tasks, which a path does not tell: a corpus,
+    documents, a shop. Of an environment that reads nothing else there is no such key.
+    """
     config = to_dict(parts.cfg)
     sections = {
         section: {name: value for name, value in config[section].items() if name not in apart}
@@ -167,6 +172,8 @@ def evaluated(parts: Parts, options: Options, source: policy.Source) -> dict[str
         "tokenizer": parts.tokenizer.digest(),
         "config": sections | {"numerics": parts.cfg.numerics},
     }
+    if contents := parts.contents():
+        found[CONTENTS] = contents
     return json.loads(json.dumps(found))  # as it is read back
 
 
@@ -186,8 +193,14 @@ def default_out(cfg: Config, options: Options, source: policy.Source) -> Path:
     return Path(cfg.workdir) / EVALUATIONS_FOLDER / name
 
 
-def begin(out: Path, record: Mapping[str, Any]) -> None:
+def begin(out: Path, record: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
     """Writes what is evaluated to a new folder, and makes sure that an older one is of the same.
+
+    A folder of an earlier version does not say what its environment read. Nobody can tell whether that was the same:
+    its attempts are taken, every call says that this was not compared, and the folder never claims that it was.
+
+    Returns:
+      what is evaluated, less the contents of which the folder does not say anything.
 
     Raises:
       ConfigError: the folder holds attempts of something else.
@@ -198,16 +211,29 @@ def begin(out: Path, record: Mapping[str, Any]) -> None:
             before = json.loads(path.read_text(encoding="utf-8"))["evaluated"]
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"'{path}' does not say what was evaluated: set another --out.") from error
-        if different := difference(before, record["evaluated"]):
+        now, unsaid = comparable(before, record["evaluated"])
+        if different := difference(before, now):
             name, there, here = different
             raise ConfigError(
                 f"'{out}' holds attempts with {name} = {there!r}, here it is {here!r}: set another --out."
             )
-        return
+        if unsaid:
+            note(f"'{out}' does not say with which {', '.join(unsaid)} its attempts were made: that is not compared")
+        return now
     if (out / ATTEMPTS_FILE).exists():
         raise ConfigError(f"'{out}' holds attempts, and no {EVALUATION_FILE} to say of what: set another --out.")
     out.mkdir(parents=True, exist_ok=True)
     files.replace_json(path, record)
+    return record["evaluated"]
+
+
+def comparable(before: Any, now: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What is evaluated now, less the contents that an older evaluation does not name; and the names of these."""
+    said = before.get(CONTENTS, {}) if isinstance(before, dict) else {}
+    contents = now.get(CONTENTS, {})
+    kept = {name: digest for name, digest in contents.items() if name in said}
+    rest = {name: value for name, value in now.items() if name != CONTENTS}
+    return rest | ({CONTENTS: kept} if kept else {}), [name for name in contents if name not in said]
 
 
 def difference(there: Any, here: Any, name: str = "") -> tuple[str, Any, Any] | None:
