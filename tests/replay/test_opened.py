@@ -122,3 +122,36 @@ def test_a_run_is_over_when_its_policy_is_exported_and_it_has_not_gone_on(tmp_pa
     (tmp_path / "policy/config.json").write_text("{}")
     (tmp_path / "policy/OUTDATED").touch()
     assert not reach.read(tmp_path, cfg, "rl", {}).over
+
+
+def test_who_goes_on_from_a_fleets_bundle_alone_samples_with_its_weights(tmp_path):
+    fleet, one = {"command": "join.py --role=trainer"}, {"command": "main.py"}
+    at = lambda step, stage="rl": {"resumed_at": {"stage": stage, "step": step}}  # noqa: E731
+
+    def alone(*starts, without=()):
+        return list(reach.begun_alone(list(starts), LAPTOP, "rl", dict(without)))
+
+    begin = fleet | {"resumed_at": None}
+    assert alone(begin, one | at(3)) == [3]
+    assert alone(begin, one | at(3), without={3: False}) == []  # the bundle holds the versions before it
+    assert alone(one | {"resumed_at": None}, one | at(3)) == [] == alone(begin, fleet | at(3))
+    assert alone(begin, one | at(3), one | at(3)) == [3] and alone(begin, one | at(3), one | at(6)) == [3]
+    assert alone(begin, one | at(3), fleet | at(6), one | at(8)) == [3, 8]
+    assert alone(begin, one | at(3), fleet | at(2)) == [] == alone(begin, one | at(3), fleet | at(9, "warm_start"))
+
+
+def test_what_a_process_alone_made_after_a_fleets_bundle_needs_that_bundle(tmp_path):
+    cfg = dataclasses.replace(LAPTOP, workdir=str(tmp_path), rl=dataclasses.replace(LAPTOP.rl, staleness=2))
+    headers = chain(range(8), begins=[0], cfg=provenance.config_digest(to_dict(cfg)))
+    made = opened.Workdir(cfg, "rl", tmp_path, headers, {0: 4, 2: 6, 4: 8}, {}, frozenset([2, 4]), (), ())
+    assert [made.bundle_for(step) for step in range(8)] == [0, 0, 0, 0, 2, 2, 4, 4]
+    made = dataclasses.replace(made, alone=frozenset([4]))
+    assert [made.bundle_for(step) for step in range(8)] == [0, 0, 0, 0, 4, 4, 4, 4]
+    made = dataclasses.replace(made, bundles={0: 4, 2: 6})
+    assert made.replayable == [0, 1, 2, 3, 6, 7] and made.bundle_for(6) == 2
+
+
+@pytest.mark.parametrize(("fleet", "past", "lacks"), [(None, False, False), ({}, False, True), ({}, True, False)])
+def test_a_bundle_says_itself_whether_a_fleet_made_it(tmp_path, fleet, past, lacks):
+    (tmp_path / "7" / "past" if past else tmp_path / "7").mkdir(parents=True)
+    assert opened._without_past(tmp_path, 7, {"stage": "rl", "step": 3, "config": {"fleet": fleet}}) == lacks

@@ -34,6 +34,7 @@ class Workdir:
     lagging: frozenset[int]  # steps whose bundle has not the earlier versions that the engines of a fleet had
     broken: tuple[Difference, ...]  # what the headers say against each other
     told: tuple[str, ...]  # what is another than it was: code, packages
+    alone: frozenset[int] = frozenset()  # steps at which one process went on from a lagging bundle
     final: int = 0  # the version that an ended stage came to; of one that is not over, that of the newest bundle
     over: bool = False  # the stage has ended
 
@@ -71,8 +72,11 @@ class Workdir:
         for at in range(step, -1, -1):
             if at not in self.headers or self.headers[at]["config"] != own:
                 return None
-            if at in self.bundles and (at not in self.lagging or at + self.cfg.rl.staleness <= step):
+            near = step < at + self.cfg.rl.staleness  # it was sampled with an earlier version, where there was one
+            if at in self.bundles and (at not in self.lagging or at in self.alone or not near):
                 return at
+            if at in self.alone and near:
+                return None  # it was sampled with the version of `at`, which from an older bundle it is not
         return None
 
     def _changed(self, step: int) -> str:
@@ -120,7 +124,7 @@ def open_workdir(cfg: Config, stage: str) -> Workdir:
     for differences, lines in (reach.begins_late(cfg, headers, hosts, numbers), reach.cut_off(came, headers, hosts)):
         broken += differences
         told += lines
-    fleet = cfg.fleet is not None and stage == RL
+    without = {step: _without_past(directory, number, host) for step, (number, host) in own.items()}
     return Workdir(
         cfg=cfg,
         stage=stage,
@@ -128,14 +132,19 @@ def open_workdir(cfg: Config, stage: str) -> Workdir:
         headers=headers,
         bundles=numbers,
         hosts=hosts,
-        lagging=frozenset(
-            step for step, number in numbers.items() if fleet and step and not checkpoint.has_past(directory, number)
-        ),
+        lagging=frozenset(step for step, lacks in without.items() if lacks),
         broken=tuple(broken),
         told=tuple(told),
+        alone=frozenset(reach.begun_alone(starts, cfg, stage, without)),
         final=came.steps,
         over=came.over,
     )
+
+
+def _without_past(directory: Path, number: int, host: Mapping[str, Any]) -> bool:
+    """Whether a bundle is a fleet's, whose engines had the versions before it; the run may have gone on without one."""
+    fleet = host["config"].get("fleet") is not None and host["stage"] == RL
+    return bool(fleet and host["step"]) and not checkpoint.has_past(directory, number)
 
 
 def _broken(headers: Mapping[int, Mapping[str, Any]]) -> list[Difference]:

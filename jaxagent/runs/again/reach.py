@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +112,30 @@ def _all_along(hosts: Hosts, numbers: Mapping[int, int]) -> bool:
 
 def _replay(host: Mapping[str, Any]) -> str:
     return host["config"].get("checkpoint", {}).get("replay", "")
+
+
+def begun_alone(starts: list[Mapping[str, Any]], cfg: Config, stage: str, without: Mapping[int, bool]) -> Iterator[int]:
+    """Steps at which one process went on from a bundle of a fleet's, without the versions before the bundle's.
+
+    Its engine sampled the steps that follow with the bundle's own weights, so that from an older bundle, where there
+    are older versions too, they come out differently.
+
+    Args:
+      starts: of run.json.
+      cfg: the run's.
+      stage: whose steps are meant.
+      without: by step, of the bundles that are left: whether it is a fleet's, and holds no earlier versions.
+    """
+    found: set[int] = set()
+    by_fleet = False  # what made the bundle that a start goes on from, where it is gone
+    for start in starts:
+        at = start.get("resumed_at") or {"stage": cfg.stages[0], "step": 0}
+        fleet = "--role=trainer" in start.get("command", "")
+        order = cfg.stages.index(at["stage"]) - cfg.stages.index(stage) if at["stage"] in cfg.stages else -1
+        lacks = without.get(at["step"], by_fleet or at["step"] in found)  # the second may go on from the same bundle
+        if order <= 0:  # it made what follows once more
+            found = {step for step in found if order == 0 and step < at["step"]}
+        if order == 0 and at["step"] and not fleet and lacks:
+            found.add(at["step"])
+        by_fleet = fleet
+    yield from sorted(found)
