@@ -8,6 +8,10 @@
     python -m launch.sweep ... --table_only                              # table and plot of what has finished
 
 The same command again goes on: finished runs are skipped, an interrupted one resumes from its checkpoint.
+
+Ctrl-C or SIGTERM ends the sweep with exit code 130 or 143: the run under way gets one SIGTERM, so that it saves, and is
+killed where it has not ended after --grace_s. So is a run that is longer under way than --run_timeout_s. A second
+Ctrl-C kills it at once. A sweep that is killed itself takes its run with it.
 """
 
 from __future__ import annotations
@@ -16,15 +20,19 @@ import argparse
 import pathlib
 import shlex
 import shutil
-import subprocess
+import signal
 import sys
+import threading
+import time
 from collections.abc import Sequence
+from types import FrameType
 
 from jaxagent.config import ConfigError, nearest
 from jaxagent.config.command import Parser, exit_code, number, seconds
+from jaxagent.config.errors import EXIT_CODES, Stopped
 from jaxagent.config.ranges import at_least
 from jaxagent.io import files
-from jaxagent.launch import grid, table
+from jaxagent.launch import grid, keep, table
 from jaxagent.observe.files import LOCK_FILE, REPORT_FILE, SUMMARY_FILE
 
 _ARRAY = """#!/bin/bash
@@ -39,7 +47,10 @@ exec bash -c "exec $(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {workdir}/commands.t
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0 all runs finished (or the array was written), 1 some failed, 2 a user's mistake."""
+    """Returns the exit code: 0 all runs finished (or the array was written), 1 some failed, 2 a user's mistake.
+
+    130 and 143: Ctrl-C or SIGTERM has ended it.
+    """
     return exit_code(lambda: sweep(*arguments(argv)))
 
 
@@ -61,6 +72,7 @@ def arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]
     parser.add_argument("--workdir", required=True, type=pathlib.Path, help="one folder per run is made in it")
     parser.add_argument("--share", default="", metavar="STAGE", help="do the stages up to this one once for all")
     parser.add_argument("--run_timeout_s", type=seconds, default=24 * 3600.0, help="deadline of one run")
+    parser.add_argument("--grace_s", type=seconds, default=120.0, help="for a run that is asked to end, to save")
     parser.add_argument("--slurm", default=None, metavar="OPTIONS", help="write a job array with these sbatch options")
     parser.add_argument("--table_only", action="store_true")
     args, fixed = parser.parse_known_args(argv)
@@ -85,33 +97,102 @@ def sweep(args: argparse.Namespace, fixed: Sequence[str]) -> int:
         return 0
     failed = []
     if not args.table_only:
-        with open(args.workdir / LOCK_FILE, "ab") as alone:
+        with open(args.workdir / LOCK_FILE, "ab") as alone, Ending() as ending:
             files.lock(alone.fileno(), args.workdir)
-            failed = [run for run in runs if not execute(run, args.run_timeout_s)]
+            failed = [run for run in runs if not execute(run, args.run_timeout_s, args.grace_s, ending)]
     print(table.write(runs, args.workdir))
     for run in failed:
         print(f"failed: {run.workdir} (see log.txt in it)", file=sys.stderr)
     return 1 if failed else 0
 
 
-def execute(run: grid.Run, timeout_s: float) -> bool:
-    """Runs one point to its end, unless it is finished already; True when it has a summary."""
+class Ending:
+    """Ctrl-C and SIGTERM while it is open, in the main thread; elsewhere it hears nothing.
+
+    Attributes:
+      asked: the signal that asked for the end of the run under way; None = none has.
+      running: whether a run is under way, which may save before the sweep ends.
+    """
+
+    def __init__(self) -> None:
+        self.asked: signal.Signals | None = None
+        self.running = False
+
+    def __enter__(self) -> Ending:
+        self._before = {}
+        if threading.current_thread() is threading.main_thread():
+            # A signal that our parent had us ignore (nohup, a shell's background job) stays ignored.
+            heard = [signum for signum in EXIT_CODES if signal.getsignal(signum) is not signal.SIG_IGN]
+            self._before = {signum: signal.signal(signum, self._on_signal) for signum in heard}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        signum = signal.Signals(number)
+        if not self.running:
+            raise Stopped(signum, " between two runs: the same command continues.")
+        if self.asked and signum == signal.SIGINT:
+            raise Stopped(signum, " again: the run was killed; the same command continues from its last checkpoint.")
+        self.asked = self.asked or signum
+
+
+def execute(run: grid.Run, timeout_s: float, grace_s: float, ending: Ending) -> bool:
+    """Runs one point to its end, unless it is finished already; True when it has a summary.
+
+    Args:
+      run: the point.
+      timeout_s: after which the run is asked to end.
+      grace_s: for which it may save then, until it is killed.
+      ending: hears what asks for the end of the sweep.
+
+    Raises:
+      Stopped: that was asked for, and the run has ended.
+    """
     if run.summary is not None:
         print(f"{run.workdir}: finished already", flush=True)
         return True
     if run.base is not None and not run.workdir.exists():
-        if not execute(run.base, timeout_s):
+        if not execute(run.base, timeout_s, grace_s, ending):
             print(f"{run.workdir}: cannot start, {run.base.workdir} failed", flush=True)
             return False
         take_over(run.base.workdir, run.workdir)
     run.workdir.mkdir(parents=True, exist_ok=True)
     print(f"{run.workdir}: running", flush=True)
-    with open(run.workdir / "log.txt", "ab") as log:
+    ending.running = True
+    try:
+        # In a session of its own, which Ctrl-C at a terminal does not reach: a run that hears it twice saves nothing.
+        child = keep.Child(run.command, run.workdir / "log.txt")
         try:
-            subprocess.run(run.command, stdout=log, stderr=subprocess.STDOUT, timeout=timeout_s, check=False)
-        except subprocess.TimeoutExpired:
-            print(f"{run.workdir}: stopped after {timeout_s:.0f} s", flush=True)
+            told = _watch(child, timeout_s, grace_s, ending)
+        finally:
+            child.kill()  # what it started, and itself where it has not ended
+    finally:
+        ending.running = False
+    if told:
+        print(f"{run.workdir}: {told}", flush=True)
+    if ending.asked:
+        raise Stopped(ending.asked, ": the same command continues.")
     return run.summary is not None
+
+
+def _watch(child: keep.Child, timeout_s: float, grace_s: float, ending: Ending) -> str:
+    """Waits for a run's end, and asks for it once where it must be; what is to be told of that, "" where nothing is."""
+    why, until = "", time.monotonic() + timeout_s
+    while (code := child.wait(0.2)) is None:
+        late = time.monotonic() > until
+        if why and late:
+            return f"{why}, and killed after {grace_s:g} s"
+        if not why and (ending.asked or late):
+            why, until = (
+                "asked to end" if ending.asked else f"stopped after {timeout_s:g} s",
+                time.monotonic() + grace_s,
+            )
+            print(f"asked to save and end within {grace_s:g} s; Ctrl-C kills it at once", file=sys.stderr, flush=True)
+            child.terminate()
+    return why and f"{why}, ended with {code}"
 
 
 def take_over(base: pathlib.Path, folder: pathlib.Path) -> None:
