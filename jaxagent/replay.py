@@ -12,7 +12,8 @@ Where the environment cannot be run again (it says so of itself, as roles behind
 is taken from the record, and the policy's tokens are sampled again in the recorded contexts.
 
 --verify checks steps that are drawn by chance, and writes WORKDIR/replay/verify-K-SEED.json and .txt. Exit codes: 0
-everything is equal, 1 something differs, 2 a mistake in the command, or nothing that could be made again.
+everything is equal, 1 something differs, 2 a mistake in the command, or nothing that could be made again, 3 what
+--verify made again is equal, and the trained policy is neither in a bundle nor in policy/ to be compared: INCOMPLETE.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from jaxagent.evaluate import stored_config
 from jaxagent.runs import devices
 
 WORKDIR = "config.workdir"
+VERDICTS = {"passed": 0, "failed": 1, "incomplete": 3}  # exit codes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,7 +60,7 @@ def _run(argv: Sequence[str]) -> int:
 
     found = run.run(config, run.Options(**vars(options)), loop.rl_stage)
     print(run.last_line(found))
-    return 0 if found["verdict"] == "passed" else 1
+    return VERDICTS[found["verdict"]]
 
 
 def read_config(argv: Sequence[str]) -> Config:

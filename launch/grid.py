@@ -8,7 +8,7 @@ import json
 import pathlib
 import sys
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxagent.algorithms import checks
@@ -63,8 +63,8 @@ def runs(
       share: the stage up to which runs that differ only in later stages' sections are one run; "" = none.
 
     Raises:
-      ConfigError: malformed grid, unknown field or stage, a value of the wrong type, a field that is set twice, or a
-        point that comes twice; a run of an earlier call with other fixed values.
+      ConfigError: malformed grid, unknown field or stage, a value of the wrong type, a field that is set twice or that
+        a sweep sets itself, or a point that comes twice; a run of an earlier call that had another config.
     """
     bases: dict[str, Run] = {}
     axes = [_axis(text) for text in grid]
@@ -74,9 +74,10 @@ def runs(
         if field in once:
             raise ConfigError(f"{field} is an axis of --grid twice: write all of its values into one.")
         once.append(field)
+    for flag, field in [("--grid=", each) for each in once] + [("--config.", each) for each in everywhere]:
+        if field in ("seed", "workdir"):  # as an axis it would be overridden, and one run be told as many
+            raise ConfigError(f"{flag}{field}: a sweep sets it itself, from --{field.replace('seed', 'seeds')}.")
     for field in everywhere:
-        if field in ("seed", "workdir"):
-            raise ConfigError(f"--config.{field}: a sweep sets it itself, from --{field.replace('seed', 'seeds')}.")
         if field.removesuffix(".name") in once:
             raise ConfigError(f"{field} is both an axis of --grid and fixed by --config.{field}.")
     source, _, base_preset = config.partition(":")
@@ -93,35 +94,61 @@ def runs(
             cfg = flags.parse_argv(["sweep", *args]).config
             checks.check(cfg.rl)
             base = _base(cfg, share, args, workdir, bases) if share else None
-            _check_earlier(folder, cfg, everywhere)
+            _check_earlier(folder, cfg)
             if base:
-                _check_earlier(base.workdir, cfg, [field for field in everywhere if field != "stages"])
+                _check_earlier(base.workdir, cfg, cfg.stages[: cfg.stages.index(share) + 1])
             if folder in [run.workdir for run in out]:
                 raise ConfigError(f"--grid and --seeds name {folder.name} twice: it would be one run, counted twice.")
             out.append(Run(point, seed, folder, (sys.executable, "-m", "jaxagent.main", *args), base))
     return out
 
 
-def _check_earlier(folder: pathlib.Path, cfg: Config, fields: Sequence[str]) -> None:
-    """Refuses a folder whose run was made with other values of `fields`, which its name does not tell."""
+def _check_earlier(folder: pathlib.Path, cfg: Config, shared: Sequence[str] = ()) -> None:
+    """Refuses a folder whose run was made with another config, which its name does not tell.
+
+    Args:
+      folder: of a run; there may be none yet.
+      cfg: that the run is to have.
+      shared: it is of these stages alone, for runs that share them: only what they read is compared.
+    """
     path = folder / CONFIG_FILE
-    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() and fields else None
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     if not isinstance(stored, dict):
         return
-    wanted = json.loads(json.dumps(to_dict(cfg)))
-    for field in fields:
-        was, now = _value(stored, field), _value(wanted, field)
-        if field == "stages" and not (folder / SUMMARY_FILE).exists():
-            continue  # taken over from a shared run, which has the first ones alone, and not gone on with yet
-        if was != now:
-            raise ConfigError(f"{folder} was made with {field}={was}, not {now}: use another --workdir.")
+    first = list(stored.get("stages", ()))
+    shorter = first == list(cfg.stages[: len(first)]) != list(cfg.stages)
+    if not shared and shorter and not (folder / SUMMARY_FILE).exists():
+        shared = first  # taken over from a shared run, which has these alone, and not gone on with yet
+    wanted = {**_read(cfg, shared), "stages": shared} if shared else {**to_dict(cfg), "workdir": stored.get("workdir")}
+    for field, was, now in _differences(stored, json.loads(json.dumps(wanted)), ""):
+        raise ConfigError(f"{folder} was made with {field}={was}, not {now}: use another --workdir.")
 
 
-def _value(config: Any, field: str) -> Any:
-    """A field of a stored config; {} of what is off, or what it does not know."""
-    for name in field.split("."):
-        config = config.get(name, {}) if isinstance(config, dict) else {}
-    return config
+def _differences(stored: dict[str, Any], wanted: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any, Any]]:
+    """(field, then, now) of what differs. Fields that another version of the code has or lacks are left out."""
+    for name in [name for name in wanted if name in stored]:
+        was, now = stored[name], wanted[name]
+        if f"{prefix}{name}" == "roles" and was and now and set(was) != set(now):  # their names are the user's
+            yield "roles", sorted(was), sorted(now)
+        elif isinstance(was, dict) and isinstance(now, dict) and was.get("name") == now.get("name"):
+            yield from _differences(was, now, f"{prefix}{name}.")
+        elif was != now:
+            yield f"{prefix}{name}", _in_short(was), _in_short(now)
+
+
+def _in_short(value: Any) -> Any:
+    """A choice's name, and "on" for a section."""
+    return value.get("name", "on") if isinstance(value, dict) else value
+
+
+def _read(cfg: Config, stages: Sequence[str]) -> dict[str, Any]:
+    """What of a config the first stages read, which runs that share them agree on."""
+    later = {*typing.get_args(Stage), *_OF_NO_STAGE} - set(stages)
+    values: dict[str, Any] = {name: value for name, value in to_dict(cfg).items() if name not in later}
+    if list(stages) != ["warm_start"]:
+        rl = to_dict(cfg.rl)
+        values["rl"] = rl if "opd" in stages else {name: rl[name] for name in _OF_RL}
+    return values
 
 
 def _base(cfg: Config, share: str, args: Sequence[str], workdir: pathlib.Path, bases: dict[str, Run]) -> Run:
@@ -133,11 +160,7 @@ def _base(cfg: Config, share: str, args: Sequence[str], workdir: pathlib.Path, b
         raise ConfigError(f"--share={share} is the last stage of the config: nothing would be left to compare.")
     later = {*typing.get_args(Stage), *_OF_NO_STAGE} - set(first)
     read = [arg for arg in args if _field(arg).partition(".")[0] not in later.intersection(STAGE_SECTIONS)]
-    values: dict[str, Any] = {name: value for name, value in to_dict(cfg).items() if name not in later}
-    if first != ("warm_start",):
-        rl = to_dict(cfg.rl)
-        values["rl"] = rl if "opd" in first else {name: rl[name] for name in _OF_RL}
-    key = json.dumps(values, sort_keys=True)
+    key = json.dumps(_read(cfg, first), sort_keys=True)
     if key not in bases:
         folder = workdir / f"{share}_{len(bases)}_seed={cfg.seed}"
         changes = [f"--config.stages={','.join(first)}", f"--config.workdir={folder}"]

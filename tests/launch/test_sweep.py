@@ -10,7 +10,7 @@ import xml.etree.ElementTree
 
 import pytest
 
-from jaxagent.config import ConfigError, flags
+from jaxagent.config import ConfigError, flags, to_dict
 from launch import grid, sweep, table
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -85,8 +85,57 @@ def test_a_finished_run_of_other_stages_is_not_taken_for_this_one(tmp_path, fake
     assert sweep.main([*args, "--config.stages=rl"]) == 0
     assert sweep.main([*args, "--config.stages=warm_start,rl"]) == 2
     assert "was made with stages=['rl'], not ['warm_start', 'rl']" in capsys.readouterr().err
+    (tmp_path / "seed=0" / "config.json").write_text('{"stages": ["warm_start"]}')
+    assert sweep.main([*args, "--config.stages=warm_start,rl"]) == 2
     (tmp_path / "seed=0" / "summary.json").unlink()  # as one that has taken over a shared run's stages
     assert sweep.main([*args, "--config.stages=warm_start,rl"]) == 0
+
+
+def store(command) -> None:
+    """The config.json that a run writes."""
+    cfg = flags.parse_argv(["main", *command[3:]]).config
+    path = pathlib.Path(cfg.workdir) / "config.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(to_dict(cfg)))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        ([":laptop", "--config.rl.steps=20"], [":laptop"], "was made with rl.steps=20, not "),
+        ([":laptop"], [":laptop+gspo"], "was made with rl.advantage.drop_zero_signal=True, not False"),
+        ([":laptop"], [":laptop", "--config.eval.every=9"], "was made with eval.every="),
+        ([":laptop", "--config.rl.kl=on", "--config.rl.kl.coefficient=0.1"], [":laptop"], "with rl.kl=on, not None"),
+    ],
+)
+def test_a_run_of_another_config_is_not_taken_for_this_one(tmp_path, fake_runs, capsys, first, second, told):
+    def call(args):
+        return sweep.main([f"--config={CONFIG}{args[0]}", "--grid=rl.group_size=4", f"--workdir={tmp_path}", *args[1:]])
+
+    assert call(first) == 0
+    store(fake_runs[0])
+    assert call(first) == 0 and len(fake_runs) == 1
+    assert call(second) == 2 and call([*second, "--table_only"]) == 2
+    error = capsys.readouterr().err
+    assert told in error and "use another --workdir" in error and len(fake_runs) == 1
+
+
+def test_a_shared_run_and_what_took_it_over_may_differ_in_what_its_stages_do_not_read(tmp_path):
+    def runs(*fixed):
+        return grid.runs(CONFIG, ["rl.advantage=group_mean"], [0], tmp_path, "warm_start", fixed)
+
+    (run,) = runs("--config.rl.steps=2")
+    store(run.base.command)
+    (tmp_path / "warm_start_0_seed=0/summary.json").write_text("{}")
+    sweep.take_over(run.base.workdir, run.workdir)
+    assert runs("--config.rl.steps=4", "--config.eval.every=9")
+    for fixed in ("--config.warm_start.max_steps=7", "--config.model.mlp_dim=64"):
+        with pytest.raises(ConfigError, match=r"was made with (warm_start\.max_steps|model\.mlp_dim)="):
+            runs(fixed)
+    store(run.command)
+    assert runs("--config.rl.steps=2")
+    with pytest.raises(ConfigError, match=r"was made with rl\.steps=2, not 4"):
+        runs("--config.rl.steps=4")
 
 
 @pytest.mark.parametrize(
@@ -97,6 +146,8 @@ def test_a_finished_run_of_other_stages_is_not_taken_for_this_one(tmp_path, fake
         (["--seeds=a"], "--seeds: must be a whole number, at least 0, got 'a'"),
         (["--seeds=0,0"], "name seed=0 twice"),
         (["--grid=rl.steps=1,1"], "name steps=1_seed=0 twice"),
+        (["--grid=seed=0,1"], "--grid=seed: a sweep sets it itself, from --seeds."),
+        (["--grid=config.workdir=a,b"], "--grid=workdir: a sweep sets it itself, from --workdir."),
         (["--config.seed=1"], "--config.seed: a sweep sets it itself, from --seeds."),
         (["--grid=rl.steps=1", "--config.rl.steps=2"], "rl.steps is both an axis of --grid and fixed"),
         (["--grid=rl.steps=1", "--grid=rl.steps=2"], "rl.steps is an axis of --grid twice"),
@@ -165,16 +216,16 @@ def fake_runs(monkeypatch):
     """Replaces the training command by one that writes a summary; returns the log of what was started."""
     started = []
 
-    def run(command, **options):
+    def run(command, log):
         started.append(command)
-        assert options["timeout"] > 0, "every run has a deadline"
         workdir = pathlib.Path([a for a in command if "workdir" in a][-1].partition("=")[2])
         seed = int(next(a for a in command if "config.seed" in a).partition("=")[2])
         if "--config.rl.advantage=gae" not in command:  # it dies without a summary
             summary = {"eval/em_before_rl": 0.5, "eval/em_after_rl": 0.8 + 0.1 * seed}
             (workdir / "summary.json").write_text(json.dumps(summary))
+        return types.SimpleNamespace(wait=lambda timeout_s: 0, kill=lambda: None)
 
-    monkeypatch.setattr("subprocess.run", run)
+    monkeypatch.setattr(sweep.keep, "Child", run)
     return started
 
 

@@ -1,6 +1,7 @@
 """What of a workdir can be made again, and what its record says against itself, by headers alone."""
 
 import dataclasses
+import json
 
 import pytest
 
@@ -8,7 +9,7 @@ from configs.search_r1 import get_config
 from jaxagent import config
 from jaxagent.config import ConfigError, to_dict
 from jaxagent.runs import provenance, record
-from jaxagent.runs.again import opened
+from jaxagent.runs.again import opened, reach
 
 
 def chain(steps, begins=(), cfg="c"):
@@ -40,8 +41,8 @@ def test_a_missing_step_in_the_middle_is_damage(headers, differences):
     assert [f"{d.place}: {d.field}" for d in opened._broken(headers)] == differences
 
 
-def test_where_a_record_begins_again_is_told(tmp_path):
-    told = opened._told(tmp_path, without(chain(range(6), begins=[0, 3]), 2))
+def test_where_a_record_begins_again_is_told():
+    told = opened._told([], without(chain(range(6), begins=[0, 3]), 2))
     assert told == ["steps were left out: the record begins again at 3, and its seals with it"]
 
 
@@ -60,3 +61,97 @@ def test_a_fleets_bundles_reach_the_steps_whose_weights_they_lead_to(tmp_path):
         made.bundle_for(4)
     other = {**headers, 4: headers[4] | {"config": "another"}}
     assert dataclasses.replace(made, bundles={0: 5, 3: 8}, headers=other).replayable == [0, 1, 2, 3]
+
+
+LAPTOP = config.parse(get_config("laptop"))
+
+
+def hosts(*steps, replay="all", pinned=(4,)):
+    return {step: {"step": step, "pinned": pinned, "config": {"checkpoint": {"replay": replay}}} for step in steps}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "logged", "bundled", "over", "damaged", "told"),
+    [
+        (5, 5, 5, True, False, False),
+        (3, 5, 5, True, True, False),
+        (3, 5, 3, True, True, False),  # the newest bundle was taken away too
+        (3, 0, 3, True, True, False),  # and metrics.jsonl
+        (3, 5, 5, False, True, False),  # a bundle comes after the files of its steps
+        (3, 5, 2, False, True, False),
+        (4, 5, 2, False, False, True),  # killed between the line of a step and its file
+        (5, 4, 2, False, False, False),  # killed before a power cut took the line
+        (2, 5, 2, False, False, True),  # killed again, when it had removed what it would write anew
+    ],
+)
+def test_a_record_that_ends_before_its_stage_is_damage_and_a_killed_run_is_none(
+    recorded, logged, bundled, over, damaged, told
+):
+    came = reach.Reach(logged, bundled, over, 5 if over else bundled)
+    differences, lines = reach.cut_off(came, chain(range(recorded), begins=[0]), hosts(0, bundled))
+    assert (bool(differences), bool(lines)) == (damaged, told)
+    off = {**hosts(0), **hosts(bundled, replay="none")}
+    differences, lines = reach.cut_off(came, chain(range(recorded), begins=[0]), off)
+    assert not differences and bool(lines) == (max(logged, bundled) > recorded)
+
+
+def test_a_record_without_its_first_steps_is_damage_where_all_were_to_be_kept():
+    cfg, late, numbers = LAPTOP, chain(range(2, 5)), {0: 4, 3: 7}
+    assert cfg.checkpoint.replay == "all"
+    ((found,), told) = reach.begins_late(cfg, late, hosts(0, 3), numbers)
+    assert str(found) == "step 1: the record's file is what is forgotte in the record, and not there now" and not told
+    newest = dataclasses.replace(cfg, checkpoint=dataclasses.replace(cfg.checkpoint, replay="newest"))
+    for one, of in ((newest, hosts(3, replay="newest")), (cfg, hosts(3, pinned=()))):  # the second was "newest" before
+        assert reach.begins_late(one, late, of, numbers) == (
+            [],
+            ["the record begins with step 2: the steps before it were forgotten, or not recorded"],
+        )
+    assert reach.begins_late(cfg, chain(range(3), begins=[0]), hosts(0, 3), numbers) == ([], [])
+
+
+def test_a_run_is_over_when_its_policy_is_exported_and_it_has_not_gone_on(tmp_path):
+    cfg = dataclasses.replace(LAPTOP, rl=dataclasses.replace(LAPTOP.rl, steps=5))
+    lines = [{"stage": "warm_start", "step": 9}, {"stage": "rl", "step": 3}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert reach.read(tmp_path, cfg, "rl", {0: 4, 2: 6}) == reach.Reach(3, 2, False, 2)
+    (tmp_path / "summary.json").write_text('{"steps": 3}')  # of a shorter run, which has gone on
+    assert not reach.read(tmp_path, cfg, "rl", {}).over
+    (tmp_path / "summary.json").write_text('{"steps": 5}')
+    assert reach.read(tmp_path, cfg, "rl", {0: 4}) == reach.Reach(3, 0, True, 5)
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy/config.json").write_text("{}")
+    (tmp_path / "policy/OUTDATED").touch()
+    assert not reach.read(tmp_path, cfg, "rl", {}).over
+
+
+def test_who_goes_on_from_a_fleets_bundle_alone_samples_with_its_weights(tmp_path):
+    fleet, one = {"command": "join.py --role=trainer"}, {"command": "main.py"}
+    at = lambda step, stage="rl": {"resumed_at": {"stage": stage, "step": step}}  # noqa: E731
+
+    def alone(*starts, without=()):
+        return list(reach.begun_alone(list(starts), LAPTOP, "rl", dict(without)))
+
+    begin = fleet | {"resumed_at": None}
+    assert alone(begin, one | at(3)) == [3]
+    assert alone(begin, one | at(3), without={3: False}) == []  # the bundle holds the versions before it
+    assert alone(one | {"resumed_at": None}, one | at(3)) == [] == alone(begin, fleet | at(3))
+    assert alone(begin, one | at(3), one | at(3)) == [3] and alone(begin, one | at(3), one | at(6)) == [3]
+    assert alone(begin, one | at(3), fleet | at(6), one | at(8)) == [3, 8]
+    assert alone(begin, one | at(3), fleet | at(2)) == [] == alone(begin, one | at(3), fleet | at(9, "warm_start"))
+
+
+def test_what_a_process_alone_made_after_a_fleets_bundle_needs_that_bundle(tmp_path):
+    cfg = dataclasses.replace(LAPTOP, workdir=str(tmp_path), rl=dataclasses.replace(LAPTOP.rl, staleness=2))
+    headers = chain(range(8), begins=[0], cfg=provenance.config_digest(to_dict(cfg)))
+    made = opened.Workdir(cfg, "rl", tmp_path, headers, {0: 4, 2: 6, 4: 8}, {}, frozenset([2, 4]), (), ())
+    assert [made.bundle_for(step) for step in range(8)] == [0, 0, 0, 0, 2, 2, 4, 4]
+    made = dataclasses.replace(made, alone=frozenset([4]))
+    assert [made.bundle_for(step) for step in range(8)] == [0, 0, 0, 0, 4, 4, 4, 4]
+    made = dataclasses.replace(made, bundles={0: 4, 2: 6})
+    assert made.replayable == [0, 1, 2, 3, 6, 7] and made.bundle_for(6) == 2
+
+
+@pytest.mark.parametrize(("fleet", "past", "lacks"), [(None, False, False), ({}, False, True), ({}, True, False)])
+def test_a_bundle_says_itself_whether_a_fleet_made_it(tmp_path, fleet, past, lacks):
+    (tmp_path / "7" / "past" if past else tmp_path / "7").mkdir(parents=True)
+    assert opened._without_past(tmp_path, 7, {"stage": "rl", "step": 3, "config": {"fleet": fleet}}) == lacks

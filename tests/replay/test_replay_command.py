@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from jaxagent import main as cli
 from jaxagent import replay
@@ -184,6 +185,44 @@ def test_a_damaged_bundle_and_a_damaged_file_are_named(run, capsys):
     assert command(run, "--step=1") == 1
     out = last(capsys)[1]
     assert "first difference: bundle 7 (step 0): files is" in out and "differs from its digest" in out
+
+
+def test_a_record_that_was_cut_short_fails(run, capsys, tmp_path):
+    shutil.move(run / "record/rl/00000003.step", tmp_path / "3.step")
+    assert command(run, "--verify=1", "--draw=7") == 1
+    assert "where the stage ends: steps is 3 in the record, and 4 in its newest bundle now" in last(capsys)[1]
+    shutil.move(run / "checkpoints/11", tmp_path / "11")  # nor is the trained policy's bundle there
+    assert command(run, "--verify=1", "--draw=7") == 1
+    assert "steps is 3 in the record, and 4 by metrics.jsonl and config now" in last(capsys)[1]
+    shutil.move(run / "policy", tmp_path / "policy")
+    (run / "summary.json").unlink()
+    assert command(run, "--verify=1", "--draw=7") == 0  # as it is where a run was killed, twice
+    out = last(capsys)[1]
+    assert "the record has 3 steps and metrics.jsonl 4, as where a run was killed" in out
+    assert "version 3, the newest bundle of a run that goes on: compared in a bundle" in out
+    (run / "record/rl/00000000.step").unlink()
+    assert command(run, "--step=2") == 2 and command(run, "--verify=1") == 2  # nothing is left to begin from
+    shutil.move(tmp_path / "3.step", run / "record/rl/00000003.step")
+    assert command(run, "--step=3") == 1
+    assert "first difference: step 0: the record's file is" in last(capsys)[1]
+
+
+def test_the_trained_policy_is_compared_or_the_certificate_says_that_it_is_not(run, capsys, tmp_path):
+    shutil.rmtree(run / "checkpoints/11")
+    assert command(run, "--verify=1", "--draw=7") == 0
+    assert "policy        version 4: compared in policy/" in last(capsys)[1]
+    weights = run / "policy/model.safetensors"
+    tensors = safetensors.numpy.load_file(weights)
+    next(iter(tensors.values())).reshape(-1).view(np.uint32)[5] ^= 1 << 20
+    safetensors.numpy.save_file(tensors, weights)
+    assert command(run, "--verify=1", "--draw=7") == 1
+    assert "first difference: version 4 (exported): weights is" in last(capsys)[1]
+    shutil.rmtree(run / "policy")
+    assert command(run, "--verify=1", "--draw=7") == 3
+    found, out = last(capsys)
+    assert found["verdict"] == "incomplete" and "INCOMPLETE" in out and "PASSED" not in out
+    assert "policy        version 4: NOT COMPARED" in out
+    assert command(run, "--step=1") == 0  # which says nothing of the policy
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxagent.config import to_dict
 from jaxagent.io import files
+from jaxagent.observe.files import POLICY_FOLDER
 from jaxagent.runs import provenance
 from jaxagent.runs.again.opened import Workdir
 from jaxagent.runs.again.rerun import Found
@@ -18,7 +19,9 @@ SHOWN = 20  # differences
 NO_PROMISE = "numerics='fast' promises no equal bits: what is sampled beside an episode, and how, changes its numbers"
 
 
-def certificate(workdir: Workdir, found: Found, asked: dict[str, Any], identity: dict[str, Any]) -> dict[str, Any]:
+def certificate(
+    workdir: Workdir, found: Found, asked: dict[str, Any], identity: dict[str, Any], verifies: bool
+) -> dict[str, Any]:
     """The certificate as JSON values.
 
     Args:
@@ -26,15 +29,19 @@ def certificate(workdir: Workdir, found: Found, asked: dict[str, Any], identity:
       found: by the replay.
       asked: what was asked for: steps, how they were drawn.
       identity: of the run's parts: model, data, tokenizer.
+      verifies: it is of the run, and not of a step alone: then it says "passed" only with the trained policy compared.
     """
     differences = found.differences
     exact = workdir.cfg.numerics == "exact"
     newest = workdir.headers[max(workdir.headers)]
+    policy = _policy(workdir, found) if verifies else {}
+    equal = "incomplete" if verifies and not policy["compared"] else "passed"
     return {
         "certificate": 1,
-        "verdict": "failed" if differences else "passed",
+        "verdict": "failed" if differences else equal,
         "promise": "every token and log-prob, bit for bit" if exact else f"none: {NO_PROMISE}",
-        "run": {"workdir": workdir.cfg.workdir, "stage": workdir.stage, "steps_recorded": len(workdir.headers)},
+        "run": {"workdir": workdir.cfg.workdir, "stage": workdir.stage, "steps_recorded": len(workdir.headers)}
+        | {"steps_reached": max(workdir.headers) + 1},
         "asked": asked,
         "digests": {
             "config": provenance.config_digest(to_dict(workdir.cfg)),
@@ -50,8 +57,10 @@ def certificate(workdir: Workdir, found: Found, asked: dict[str, Any], identity:
             "largest_logprob_difference": max((step.gap for step in found.steps), default=0.0),
             "versions_restored": [w.version for w in found.weights if w.origin == "restored"],
             "versions_stored": [w.version for w in found.weights if w.origin == "stored"],
+            "versions_exported": [w.version for w in found.weights if w.origin == "exported"],
             "versions_trained_again": [w.version for w in found.weights if w.origin == "trained"],
         },
+        "policy": policy,
         "steps": [
             {
                 name: getattr(step, name)
@@ -68,6 +77,28 @@ def certificate(workdir: Workdir, found: Found, asked: dict[str, Any], identity:
     }
 
 
+def _policy(workdir: Workdir, found: Found) -> dict[str, Any]:
+    """The newest weights that the run keeps, and with what of theirs the record was compared."""
+    origins = {"restored": "a bundle", "stored": "a bundle", "exported": f"{POLICY_FOLDER}/"}
+    of_it = [w.origin for w in found.weights if w.version == workdir.final and w.origin in origins]
+    return {
+        "version": workdir.final,
+        "ended": workdir.over,
+        "compared": list(dict.fromkeys(origins[origin] for origin in of_it)),
+    }
+
+
+def _told_of(policy: dict[str, Any], steps: int) -> str:
+    """The line of the page."""
+    what = f"version {policy['version']}" + ("" if policy["ended"] else ", the newest bundle of a run that goes on")
+    if policy["compared"]:
+        return f"{what}: compared in {' and '.join(policy['compared'])}"
+    why = (
+        f"the record has {steps} steps" if steps < policy["version"] else "no bundle and no exact export of it is there"
+    )
+    return f"{what}: NOT COMPARED, so that nothing is said of the trained policy ({why})"
+
+
 def page(content: dict[str, Any], differences: list[str]) -> str:
     """The same for people."""
     checked, digests = content["checked"], content["digests"]
@@ -82,9 +113,12 @@ def page(content: dict[str, Any], differences: list[str]) -> str:
         f"{checked['logprobs']} log-probs; the largest difference of a log-prob is "
         f"{checked['largest_logprob_difference']:g}",
         f"trained again {len(checked['versions_trained_again'])} versions of the weights, "
-        f"{len(checked['versions_restored'])} restored, {len(checked['versions_stored'])} in other bundles: "
+        f"{len(checked['versions_restored'])} restored, {len(checked['versions_stored'])} in other bundles, "
+        f"{len(checked['versions_exported'])} exported: "
         f"{equal} of {len(versions)} have the recorded digest",
     ]
+    if content["policy"]:
+        lines.append(f"policy        {_told_of(content['policy'], content['run']['steps_reached'])}")
     for step in content["steps"]:
         left = "".join(f", {count} {why} not compared" for why, count in step["not_compared"].items())
         verdict = "equal" if step["equal"] else "DIFFERENT"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from jaxagent.config import Config, ConfigError, to_dict
 from jaxagent.learner import checkpoint
 from jaxagent.observe.files import CHECKPOINTS_FOLDER, RECORD_FOLDER, RUN_FILE
 from jaxagent.runs import provenance, record, resume
+from jaxagent.runs.again import reach
 from jaxagent.runs.again.compare import Difference
 from jaxagent.runs.checks import OPD, RL
 
@@ -33,6 +34,9 @@ class Workdir:
     lagging: frozenset[int]  # steps whose bundle has not the earlier versions that the engines of a fleet had
     broken: tuple[Difference, ...]  # what the headers say against each other
     told: tuple[str, ...]  # what is another than it was: code, packages
+    alone: frozenset[int] = frozenset()  # steps at which one process went on from a lagging bundle
+    final: int = 0  # the version that an ended stage came to; of one that is not over, that of the newest bundle
+    over: bool = False  # the stage has ended
 
     def bundle_for(self, step: int) -> int:
         """The step of the nearest bundle at or before `step` from which the record reaches it.
@@ -68,8 +72,11 @@ class Workdir:
         for at in range(step, -1, -1):
             if at not in self.headers or self.headers[at]["config"] != own:
                 return None
-            if at in self.bundles and (at not in self.lagging or at + self.cfg.rl.staleness <= step):
+            near = step < at + self.cfg.rl.staleness  # it was sampled with an earlier version, where there was one
+            if at in self.bundles and (at not in self.lagging or at in self.alone or not near):
                 return at
+            if at in self.alone and near:
+                return None  # it was sampled with the version of `at`, which from an older bundle it is not
         return None
 
     def _changed(self, step: int) -> str:
@@ -103,29 +110,41 @@ def open_workdir(cfg: Config, stage: str) -> Workdir:
     if stage not in stages:
         raise ConfigError(f"--stage={stage}: the run has the stages {', '.join(cfg.stages)}.")
     folder = workdir / RECORD_FOLDER / stage
+    directory = workdir / CHECKPOINTS_FOLDER
+    found = [(number, checkpoint.read_host(directory, number)) for number in checkpoint.bundles(directory)]
+    own = {host["step"]: (number, host) for number, host in found if host["stage"] == stage}
+    came = reach.read(workdir, cfg, stage, own)  # before the record, which may grow meanwhile
     headers = record.headers(folder)
     if not headers:
         raise ConfigError(f"{workdir} has no record of the stage '{stage}'. {HOW_TO_RECORD}")
-    directory = workdir / CHECKPOINTS_FOLDER
-    told, broken = _told(workdir, headers), _broken(headers)
-    found = [(number, checkpoint.read_host(directory, number)) for number in checkpoint.bundles(directory)]
-    own = {host["step"]: (number, host) for number, host in found if host["stage"] == stage}
-    if own and max(own) > max(headers) + 1:
-        told.append(f"the bundles reach step {max(own)}, and the record ends with step {max(headers)}")
-    fleet = cfg.fleet is not None and stage == RL
+    numbers = {step: number for step, (number, _) in own.items()}
+    hosts = {step: host for step, (_, host) in own.items()}
+    starts = provenance.read(workdir / RUN_FILE)["starts"]
+    told, broken = _told(starts, headers), _broken(headers)
+    for differences, lines in (reach.begins_late(cfg, headers, hosts, numbers), reach.cut_off(came, headers, hosts)):
+        broken += differences
+        told += lines
+    without = {step: _without_past(directory, number, host) for step, (number, host) in own.items()}
     return Workdir(
         cfg=cfg,
         stage=stage,
         folder=folder,
         headers=headers,
-        bundles={step: number for step, (number, _) in own.items()},
-        hosts={step: host for step, (_, host) in own.items()},
-        lagging=frozenset(
-            step for step, (number, _) in own.items() if fleet and step and not checkpoint.has_past(directory, number)
-        ),
+        bundles=numbers,
+        hosts=hosts,
+        lagging=frozenset(step for step, lacks in without.items() if lacks),
         broken=tuple(broken),
         told=tuple(told),
+        alone=frozenset(reach.begun_alone(starts, cfg, stage, without)),
+        final=came.steps,
+        over=came.over,
     )
+
+
+def _without_past(directory: Path, number: int, host: Mapping[str, Any]) -> bool:
+    """Whether a bundle is a fleet's, whose engines had the versions before it; the run may have gone on without one."""
+    fleet = host["config"].get("fleet") is not None and host["stage"] == RL
+    return bool(fleet and host["step"]) and not checkpoint.has_past(directory, number)
 
 
 def _broken(headers: Mapping[int, Mapping[str, Any]]) -> list[Difference]:
@@ -145,7 +164,7 @@ def _broken(headers: Mapping[int, Mapping[str, Any]]) -> list[Difference]:
     return found
 
 
-def _told(workdir: Path, headers: Mapping[int, Mapping[str, Any]]) -> list[str]:
+def _told(starts: Sequence[Mapping[str, Any]], headers: Mapping[int, Mapping[str, Any]]) -> list[str]:
     told, code = [], provenance.code_digest()
     if others := [step for step, header in headers.items() if header["code"] != code]:
         told.append(
@@ -154,7 +173,6 @@ def _told(workdir: Path, headers: Mapping[int, Mapping[str, Any]]) -> list[str]:
         )
     if again := [step for step, header in headers.items() if not header["previous"] and step > min(headers)]:
         told.append(f"steps were left out: the record begins again at {_ranges(again)}, and its seals with it")
-    starts = provenance.read(workdir / RUN_FILE)["starts"]
     if starts:
         now = provenance.packages()
         for name, then in starts[-1].get("packages", {}).items():

@@ -54,7 +54,7 @@ class Weights:
     version: int
     logged: str
     again: str
-    origin: str  # "restored" of a bundle and gone on from, "stored" in another one, "trained" again
+    origin: str  # "restored" of a bundle and gone on from, "stored" in another one, "exported", "trained" again
 
 
 @dataclasses.dataclass

@@ -17,8 +17,10 @@ import jax
 from jaxagent.algorithms.opd import as_opd
 from jaxagent.config import Config, ConfigError
 from jaxagent.learner import checkpoint, weight_digest
-from jaxagent.models.params import Params
-from jaxagent.observe.files import CHECKPOINTS_FOLDER
+from jaxagent.models import hf
+from jaxagent.models.params import Params, shardings
+from jaxagent.models.sharding import TRAIN
+from jaxagent.observe.files import CHECKPOINTS_FOLDER, POLICY_FOLDER
 from jaxagent.observe.progress import Progress
 from jaxagent.runs import devices, resume
 from jaxagent.runs.again import certificate, rerun
@@ -84,10 +86,11 @@ def run(cfg: Config, options: Options, rl_stage: StageRun) -> dict[str, Any]:
                 gc.collect()  # the learner's state, where a cycle still holds it
             if options.verify is not None:
                 _compare_stored(workdir, parts, set(starts.values()), found)
+                _compare_exported(workdir, parts, found)
         if not found.differences and not any(step.episodes for step in found.steps):
             failed = sum(sum(step.not_compared.values()) for step in found.steps)
             raise ConfigError(f"Nothing of the steps {steps} can be made again: all {failed} episodes failed then.")
-        content = certificate.certificate(workdir, found, asked, parts.identity())
+        content = certificate.certificate(workdir, found, asked, parts.identity(), options.verify is not None)
     differences = list(map(str, found.differences))
     text = certificate.page(content, differences)
     print(text, end="")
@@ -173,6 +176,24 @@ def _compare_stored(workdir: Workdir, parts: Parts, begun: set[int], found: Foun
             continue
         with jax.set_mesh(parts.mesh):
             found.weights.append(Weights(step, logged, weight_digest.digest(params), "stored"))
+
+
+def _compare_exported(workdir: Workdir, parts: Parts, found: Found) -> None:
+    """Compares the exported policy with the record, where the folder holds the trained weights bit for bit."""
+    cfg, spec = workdir.cfg, parts.spec
+    folder, logged = Path(cfg.workdir) / POLICY_FOLDER, rerun.logged_digest(workdir.headers, workdir.final)
+    # An export has no padding rows, and adapters are multiplied out in it.
+    whole = spec.padded_vocab_size == spec.vocab_size and cfg.model.compute_dtype == cfg.model.param_dtype
+    theirs = workdir.over and workdir.stage == cfg.stages[-1] and folder.is_dir()
+    if logged is None or not theirs or not whole or cfg.model.lora.rank:
+        return
+    try:
+        params = hf.load(folder, spec, shardings(spec, parts.mesh, TRAIN))
+    except ConfigError as error:
+        found.record.append(Difference(f"{POLICY_FOLDER}/", "files", "a whole policy", str(error)))
+        return
+    with jax.set_mesh(parts.mesh):
+        found.weights.append(Weights(workdir.final, logged, weight_digest.digest(params), "exported"))
 
 
 def last_line(content: dict[str, Any]) -> str:
