@@ -71,7 +71,9 @@ def published(cfg, folder, *states):
     link, driver = Publications(), types.SimpleNamespace(update_params=lambda *of: None)
     folder.mkdir(exist_ok=True)
     nothing, missing = (lambda: None), (lambda version: None)
-    of = sink.Versions(cfg, driver, link, folder, "run", lambda version: {}, Vitals(), print, nothing, missing, lambda: 100)
+    of = sink.Versions(
+        cfg, driver, link, folder, "run", lambda version: {}, Vitals(), print, nothing, missing, lambda: 100
+    )
     for version, each in enumerate(states):
         of.publish(version, each)
     return link.digests

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxagent.config import Config
+from jaxagent.config import Config, ConfigError
 from jaxagent.engine.driver import Driver
 from jaxagent.fleet import settings
 from jaxagent.fleet.admission import UnknownWorkerError
@@ -76,8 +76,14 @@ class Trainer:
                 self._link.end("the trainer has ended")
 
     def connect(self, parts: Parts, saved: Run, driver: Driver, experience: Experience, steps_before: int) -> Seams:
-        """The seams of the RL stage (runs/seams.py). From now on the coordinator knows this process."""
+        """The seams of the RL stage (runs/seams.py). From now on the coordinator knows this process.
+
+        Raises:
+          ConfigError: the run would go on from a step that the coordinator has forgotten.
+        """
         self._signs.phase("begins RL", self._fleet.start_s)
+        # First of all: until the stage's first step the workdir is as the process found it.
+        check_known(self._cfg.workdir, saved.step_of(RL), self._link.status()["steps"]["kept_from"])
         plan = plan_of(self._cfg)
         versions = self._folder / settings.WEIGHTS
         versions.mkdir(parents=True, exist_ok=True)
@@ -170,6 +176,17 @@ class Trainer:
                 return
             except Exception as error:
                 logger.warning("The coordinator was not told that this trainer lives: %s", error)
+
+
+def check_known(workdir: str, step: int, kept: int) -> None:
+    """Raises ConfigError where the coordinator has forgotten what the steps from `step` to `kept` were trained on."""
+    if step < kept:
+        raise ConfigError(
+            f"'{workdir}' would go on from step {step}, and its coordinator has forgotten what the steps before {kept} "
+            f"were trained on: bundles of step {kept} and later ones were damaged or removed. Put one of them back "
+            f"from a copy, go on from step {step} without config.fleet, which plays those steps again, or use another "
+            "workdir. Nothing was changed."
+        )
 
 
 def tasks_of(experience: Experience, plan: Plan) -> Callable[[int], sink.Tasks]:
