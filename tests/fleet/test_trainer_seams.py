@@ -152,7 +152,7 @@ class Publications:
         self.kept.append(step)
 
 
-def published(tmp_path, link, said, cfg=CFG, bundled=100):
+def published(tmp_path, link, said, cfg=CFG, bundled=(100,)):
     driver = types.SimpleNamespace(update_params=lambda params, version: None)
     tasks, signs, gone = (lambda version: {version: []}), Vitals(), (lambda version: None)
     at = tmp_path / "w", "run", tasks, signs, said.append, (lambda: None), gone, (lambda: bundled)
@@ -186,9 +186,20 @@ def test_versions_are_on_disk_before_they_are_told_and_deleted_when_nobody_asks(
         of.publish(1, state(11))  # its folder is gone; the coordinator remembers
 
 
-@pytest.mark.parametrize(("staleness", "bundled", "kept"), [(1, 2, {1}), (1, 0, set()), (2, 3, {1, 2}), (2, 1, set())])
+@pytest.mark.parametrize(
+    ("staleness", "bundled", "kept"),
+    [
+        (1, {2}, {1}),
+        (1, {0}, set()),
+        (1, set(), set()),
+        (2, {3}, {1, 2}),
+        (2, {1}, set()),
+        (1, {2, 4}, {1, 3}),  # the newest may turn out damaged
+        (2, {0, 2, 4}, {1, 2, 3}),
+    ],
+)
 def test_versions_whose_tokens_a_killed_trainer_scores_again_stay(tmp_path, staleness, bundled, kept):
-    """It goes on from its newest bundle; without them its metrics would say less than those of a run without kills."""
+    """It goes on from a bundle; without them its metrics would say less than those of a run without kills."""
     (tmp_path / "w").mkdir()
     cfg = dataclasses.replace(CFG, rl=dataclasses.replace(CFG.rl, staleness=staleness))
     of = published(tmp_path, Publications(), [], cfg, bundled)
