@@ -621,6 +621,46 @@ def test_a_run_that_is_given_more_steps_plays_them_when_their_tasks_have_come(tm
         assert client.publish(4, "w4", "lineage", tasks_of(longer, 4)).outcome is Outcome.STORED
 
 
+@pytest.mark.parametrize("window", [1, 4])
+def test_a_run_that_is_given_fewer_steps_ends_earlier_and_forgets_nothing(tmp_path, window):
+    rule = "pinned" if window == 1 else "in_flight"
+    plan = Plan(steps=6, groups_per_step=2, attempts=2, staleness=1, rule=rule, window=window, lease_s=60)
+    with Served(tmp_path, dataclasses.replace(plan, steps=3)) as served:
+        began(served)
+    with Served(tmp_path, plan) as served:  # which had more in between: the ledger's first line has 3
+        client = served.client()
+        name = client.join("engine", FACTS).name
+        for step in range(3):
+            play(client, name)
+            assert client.batch(step, wait_s=20)
+            client.publish(step + 1, f"w{step + 1}", "lineage", tasks_of(plan, step + 1))
+        (begun, *_) = client.take(name, 2, [])  # of step 3
+        play(client, name)
+        before = client.status()["episodes"]["stored"]
+    with pytest.raises(ConfigError, match=r"has trained 3 steps, and the config gives it 2: .* Give it as many"):
+        Served(tmp_path, dataclasses.replace(plan, steps=2)).start()
+    shorter = dataclasses.replace(plan, steps=4)
+    with Served(tmp_path, shorter) as served:
+        client = served.client()
+        name = client.join("engine", FACTS).name
+        assert client.publish(3, "w3", "lineage", tasks_of(shorter, 3)).outcome is Outcome.DUPLICATE
+        play(client, name)
+        status = client.status()
+        assert status["episodes"]["waiting"] == 0 and status["episodes"]["stored"] == before
+        late = dataclasses.replace(begun.work, episode=EpisodeId(GroupId(4, 0, 0), 0), version=3)
+        assert client.put(late, 3, packed(late.episode, "w")).outcome is Outcome.LATE
+        batch = client.batch(3, wait_s=20)
+        assert {group.step for group in batch.groups} == {3} and len(batch.groups) == 2
+        assert client.publish(4, "w4", "lineage", {}).outcome is Outcome.STORED
+        assert client.status()["ended"] == "all steps are trained"
+    with Served(tmp_path, plan) as served:  # and more again: what was played is still there
+        client = served.client()
+        name = client.join("engine", FACTS).name
+        assert client.publish(4, "w4", "lineage", tasks_of(plan, 3) | tasks_of(plan, 4)).outcome is Outcome.DUPLICATE
+        assert {job.work.episode.group.step for job in play(client, name)} == {5}
+        assert {group.step for group in client.batch(4, wait_s=20).groups} == {4}
+
+
 def test_groups_that_nobody_judged_are_judged_after_a_restart(tmp_path):
     plan = Plan(steps=1, groups_per_step=1, attempts=1, rounds=2)
     begun, go = threading.Event(), threading.Event()
