@@ -249,6 +249,13 @@ class Book:
         found = group.results.get(episode.sample) if group is not None else None
         return found.digest if found is not None else None
 
+    def task(self, group: GroupId) -> str | None:
+        """The id of a group's task; None: it is not known, or not any more."""
+        rounds = self._tasks.get(group.step, ())
+        if group.round >= len(rounds) or group.number >= len(rounds[group.round]):
+            return None
+        return rounds[group.round][group.number].id
+
     def path(self, episode: EpisodeId, digest: str) -> pathlib.Path:
         """Of a stored result's file."""
         return episodes.path_of(self._folder / episodes.FOLDER, episode, digest)

@@ -50,6 +50,20 @@ def check(packed: Packed, where: str) -> None:
     _lines(packed.body, packed.digest, where)
 
 
+def whose(packed: Packed, where: str) -> tuple[str, int]:
+    """The task's id and the attempt's number that a result has, without the work of reading its trajectories.
+
+    Raises:
+      ConfigError: damaged, or no episode; names `where`.
+    """
+    first, _ = _lines(packed.body, packed.digest, where)
+    try:
+        row = json.loads(first.decode("utf-8", "surrogatepass"))
+        return str(row["task"]["id"]), int(row["sample"])
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{where}: not an episode ({type(error).__name__}: {error}).") from None
+
+
 def unpack(packed: Packed, where: str) -> Episode:
     """The episode.
 

@@ -3,16 +3,18 @@
 import contextlib
 import dataclasses
 import errno
+import hashlib
 import http.client
 import json
 import socket
 import threading
 import time
+import zlib
 
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.fleet import book, fence, intake, ledger, members, playing, server, wire
+from jaxagent.fleet import book, fence, intake, ledger, members, packing, playing, server, wire
 from jaxagent.fleet.admission import Outcome, UnknownWorkerError, Work
 from jaxagent.fleet.client import CallError, Client, CoordinatorGoneError, ReplacedError
 from jaxagent.fleet.ledger import Ledger
@@ -20,7 +22,8 @@ from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.whereabouts import WEIGHTS
 from jaxagent.io import connections
-from tests.fleet.served import FACTS, TOKEN, Served, packed, task_of, tasks_of
+from jaxagent.types import Task
+from tests.fleet.served import FACTS, TOKEN, Served, packed, played, task_of, tasks_of
 
 PLAN = Plan(steps=3, groups_per_step=1, attempts=2, staleness=1)
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
@@ -308,7 +311,21 @@ def test_results_that_nobody_may_hand_in(served):
         quick.put(job.work, 0, Packed("0" * 64, good.body))
     with pytest.raises(CoordinatorGoneError, match=r"422.*damaged"):
         quick.put(job.work, 0, Packed(good.digest, good.body[:-3]))
+    assert served.client().status()["conflicts"] == []
+    theirs = client.put(job.work, 0, packed(other.work.episode, "w"))
+    assert theirs.outcome is Outcome.REFUSED and "attempt 1 of the run, which is another one" in theirs.reason
+    elsewhere = packing.pack(dataclasses.replace(played(job.work.episode, "w"), task=Task("task-\ud83d", "?", ("x",))))
+    refused = client.put(job.work, 0, elsewhere)
+    assert refused.outcome is Outcome.REFUSED
+    assert refused.reason.endswith("it was played at task 'task-\\ud83d', and the group's is 'task-0'.")
+    nothing = b'{"no": "episode"}'
+    nothing = Packed(hashlib.sha256(nothing).hexdigest(), zlib.compress(nothing + b"\n{}"))
+    answer = client.put(job.work, 0, nothing)
+    assert answer.outcome is Outcome.REFUSED and "not an episode" in answer.reason
     assert client.put(job.work, 0, good).outcome is Outcome.STORED
+    with pytest.raises(CoordinatorGoneError, match=r"422.*digest"):  # a header that came in damaged is no conflict
+        quick.put(job.work, 0, Packed("0" * 64, good.body))
+    assert served.client().status()["conflicts"] == []
     conflict = client.put(job.work, 0, packed(job.work.episode, "v"))
     assert conflict.outcome is Outcome.CONFLICT and served.client().status()["conflicts"] == [conflict.reason]
     with pytest.raises(CallError, match="404"):

@@ -24,7 +24,7 @@ from jaxagent.fleet.plan_of import plan_of
 from jaxagent.fleet.server import LEDGER
 from jaxagent.fleet.vitals import Vitals
 from jaxagent.fleet.weight_server import WeightServer
-from jaxagent.fleet.wire import TaskRef
+from jaxagent.fleet.wire import Rounds, TaskRef
 from jaxagent.learner import peers
 from jaxagent.rollout.experience import Experience
 from jaxagent.runs.checks import RL
@@ -104,6 +104,7 @@ class Trainer:
         lender = None
         if self._fleet.lend:
             lender = Lender(parts, driver, self._own_engines_link(), versions, self._facts, note)
+        told: dict[int, Rounds] = {}
         batches = source.Batches(
             self._cfg.rl,
             self._fleet,
@@ -114,6 +115,7 @@ class Trainer:
             functools.partial(saved.end_between_steps, RL),
             lender,
             lambda step, tick: lacking(self._link, versions, plan.version(step), tick),
+            lambda group: told[group.step][group.round][group.number].id if group.step in told else None,
         )
         published = sink.Versions(
             self._cfg,
@@ -121,7 +123,7 @@ class Trainer:
             self._link,
             versions,
             joined.run,
-            tasks_of(experience, plan),
+            tasks_of(experience, plan, told),
             self._signs,
             note,
             functools.partial(probe.record, versions, parts, driver, self._facts),
@@ -189,23 +191,32 @@ def check_known(workdir: str, step: int, kept: int) -> None:
         )
 
 
-def tasks_of(experience: Experience, plan: Plan) -> Callable[[int], sink.Tasks]:
+def tasks_of(experience: Experience, plan: Plan, known: dict[int, Rounds]) -> Callable[[int], sink.Tasks]:
     """Version -> the tasks of the steps that it admits, of all their rounds.
 
     The first version of this process brings those of all steps that are not trained: some of them lay beyond the end of
     the run when their version was published, if `rl.steps` was raised since.
+
+    Args:
+      experience: knows the tasks of every step.
+      plan: the run's rules.
+      known: gets those that were told, by step, as long as a batch may still have groups of the step.
     """
     told: list[int] = []
 
     def tasks(version: int) -> sink.Tasks:
         first = plan.admitted(version - 1) if told else version
         told.append(version)
-        return {
-            step: [
-                [TaskRef(index, task.id) for index, task in zip(places, experience.tasks(places), strict=True)]
+        found = {
+            step: tuple(
+                tuple(TaskRef(index, task.id) for index, task in zip(places, experience.tasks(places), strict=True))
                 for places in experience.assign(step)
-            ]
+            )
             for step in range(first, plan.admitted(version))
         }
+        known.update(found)
+        for step in [step for step in known if step < version - plan.bound]:
+            del known[step]
+        return found
 
     return tasks
