@@ -59,8 +59,8 @@ class Playing:
         places = wire.whole(row, "places", most=100_000)
         begun = now = self.core.clock()
         end = now + min(wire.LONGEST_POLL_S, wire.number(row, "wait_s", 0))
-        mine = self._polls[name] = object()
         member, jobs = self.core.known(name, now), list[wire.Job]()
+        mine = self._polls[name] = object()
         held = frozenset(holding)
         try:
             while not self.core.closing and self._polls.get(name) is mine:

@@ -14,7 +14,7 @@ import zlib
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.fleet import book, fence, intake, ledger, members, packing, playing, server, wire
+from jaxagent.fleet import api, book, fence, intake, ledger, members, packing, playing, server, wire
 from jaxagent.fleet.admission import Outcome, UnknownWorkerError, Work
 from jaxagent.fleet.client import CallError, Client, CoordinatorGoneError, ReplacedError
 from jaxagent.fleet.ledger import Ledger
@@ -349,6 +349,12 @@ def test_results_that_nobody_may_hand_in(served):
         ("/v1/batch", {}, "step"),
         ("/v1/publish", {"version": 0, "digest": "a", "lineage": "b", "tasks": {"x": []}}, "tasks"),
         ("/v1/publish", {"version": 0, "digest": "a", "lineage": "b", "tasks": {"0": [[7]]}}, "task"),
+        ("/v1/publish", {"version": 0, "digest": "\ud83d", "lineage": "b", "tasks": {}}, "digest"),
+        ("/v1/publish", {"version": 0, "digest": "a", "lineage": "b", "tasks": {"0": [[[0, "\ud83d"]]]}}, "task"),
+        ("/v1/beat", {"name": "NAME", "numbers": {"sending": None}}, "'numbers' must hold numbers"),
+        ("/v1/beat", {"name": "NAME", "numbers": {"sending": [3]}}, "'numbers' must hold numbers"),
+        ("/v1/beat", {"name": "NAME", "numbers": {"versions": 0}}, "'numbers' must hold numbers"),
+        ("/v1/beat", {"name": "NAME", "numbers": {"tokens": float("nan")}}, "'numbers' must hold numbers"),
         ("/v1/keep", {"step": True}, "step"),
         ("/v1/end", {"reason": None}, "reason"),
     ],
@@ -358,6 +364,17 @@ def test_a_malformed_call_is_told_its_field(served, path, row, field):
     row = {key: name if value == "NAME" else value for key, value in row.items()}
     code, told = raw(served, "POST", path, json.dumps(row))
     assert code == 400 and told["kind"] == "malformed" and field in told["error"]
+    assert served.client().status()["run"]  # it goes on
+
+
+def test_strangers_that_ask_for_work_leave_nothing_behind(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(api, "Playing", lambda *of: made.append(playing.Playing(*of)) or made[-1])
+    with Served(tmp_path, PLAN) as served:
+        for name in ("9-1", "9-2"):
+            assert raw(served, "POST", "/v1/take", json.dumps({"name": name, "places": 1}))[0] == 410
+    (handlers,) = made
+    assert not handlers._polls
 
 
 def test_what_is_no_call_at_all(served):
