@@ -187,7 +187,7 @@ def check_known(workdir: str, step: int, kept: int) -> None:
             f"'{workdir}' would go on from step {step}, and its coordinator has forgotten what the steps before {kept} "
             f"were trained on: bundles of step {kept} and later ones were damaged or removed. Put one of them back "
             f"from a copy, go on from step {step} without config.fleet, which plays those steps again, or use another "
-            "workdir. Nothing was changed."
+            "workdir. Metrics, record and bundles are as they were."
         )
 
 
