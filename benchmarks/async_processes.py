@@ -182,7 +182,8 @@ class Sleeper:
 
 def packed(which: EpisodeId, version: int) -> Packed:
     """Bytes with an episode's form."""
-    first = json.dumps([*which.group, which.sample, version]).encode()
+    of = {"task": {"id": f"t{which.group.number}"}, "sample": which.sample, "group": which.group, "version": version}
+    first = json.dumps(of).encode()
     return Packed(hashlib.sha256(first).hexdigest(), zlib.compress(first + b"\n{}", 1))
 
 

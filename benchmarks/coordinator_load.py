@@ -46,7 +46,8 @@ NOISE = random.Random(0).randbytes(EPISODE_BYTES)
 
 def packed(which: EpisodeId) -> Packed:
     """Bytes that do not shrink, with an episode's form."""
-    first = json.dumps([*which.group, which.sample]).encode()
+    of = {"task": {"id": f"t{which.group.number}"}, "sample": which.sample, "group": which.group}
+    first = json.dumps(of).encode()
     content = first + b"\n" + NOISE[: EPISODE_BYTES - 200].replace(b"\n", b" ")
     return Packed(hashlib.sha256(first).hexdigest(), zlib.compress(content, 1))
 

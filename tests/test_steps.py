@@ -122,3 +122,14 @@ def test_what_the_oldest_bundle_holds_is_never_asked_for_again(tmp_path):
         (tmp_path / "checkpoints/12.orbax-checkpoint-tmp").mkdir()
         found.append(run.committed())
     assert found == [0, 1, 2]
+
+
+def test_a_run_may_go_on_from_each_bundle_of_the_stage_and_from_the_one_being_written(tmp_path):
+    run = Recorded(every=1)
+    run.workdir, run._first_bundle, run._last_bundle = tmp_path, 8, 7
+    assert run.bundled() == set(), "the stage begins"
+    for number in (7, 8, 10):  # 7 is the last one of the stage before
+        (tmp_path / f"checkpoints/{number}").mkdir(parents=True)
+    (tmp_path / "checkpoints/12.orbax-checkpoint-tmp").mkdir()
+    run._last_bundle = 12
+    assert run.bundled() == {0, 2, 4}

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from jaxagent.fleet.events import Closed, Damaged, Event, Formed, Kept, Published, Stored
 from jaxagent.fleet.leases import Leases, Worker, attempts
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
-from jaxagent.fleet.record import Record, Result
+from jaxagent.fleet.record import Result, replayed
 from jaxagent.fleet.repairs import Repairs
 
 
@@ -84,10 +84,8 @@ class Coordinator:
 
     def __init__(self, plan: Plan, initial: str = "", epoch: int = 0, past: Iterable[Event] = (), exact: bool = True):
         self.plan = plan
-        self.record = Record(plan, initial)
+        self.record = replayed(plan, initial, past)
         self.conflicts: list[str] = []
-        for event in past:
-            self.record.apply(event)
         self.repairs = Repairs(self.record, exact)
         self._leases = Leases(plan, self._done, epoch)
         self._events: list[Event] = []
@@ -230,6 +228,8 @@ class Coordinator:
             return Answer(Outcome.LATE)
         if group is None or not 0 <= episode.sample < self.plan.attempts:
             return Answer(Outcome.REFUSED, f"{_name(episode)} was given to nobody.")
+        if not self.record.wanted(episode.group):
+            return Answer(Outcome.LATE)
         if wrong := self._wrong_version(episode, version):
             return Answer(Outcome.REFUSED, wrong)
         there = group.results.get(episode.sample)
@@ -417,6 +417,8 @@ class Coordinator:
     def _done(self, episode: EpisodeId) -> bool:
         group = self.record.groups.get(episode.group)
         if group is None or not 0 <= episode.sample < self.plan.attempts or episode in self.repairs.lost:
+            return True
+        if not self.record.wanted(episode.group):
             return True
         return episode.sample in group.results and episode.sample not in group.damaged
 

@@ -61,7 +61,7 @@ class Book:
         what came of it.
 
     Raises:
-      ConfigError: the ledger is damaged, or is another run's.
+      ConfigError: the ledger is damaged, or is another run's, or the run has trained more steps than it is given.
       OSError: the disk is full, or failed.
     """
 
@@ -88,9 +88,11 @@ class Book:
                 except TimeoutError:
                     raise OSError(f"its first line was not on disk after {OPEN_S:g} s: the disk hangs.") from None
             self.rules = Coordinator(plan, "", self.epoch, past, exact)
+            self._check_steps(folder)
             self._forget_tasks()
             # Steps beyond the end that the run had when their versions were published.
-            self._without_tasks = {group.step for group in self.rules.record.groups} - self._tasks.keys()
+            wanted = filter(self.rules.record.wanted, self.rules.record.groups)
+            self._without_tasks = {group.step for group in wanted} - self._tasks.keys()
             known = dict(self._known())
             self._dead = sum(isinstance(event, events.Stored) for event in past) - len(known)
             self._files = EpisodeFiles(folder, known)
@@ -247,6 +249,13 @@ class Book:
         found = group.results.get(episode.sample) if group is not None else None
         return found.digest if found is not None else None
 
+    def task(self, group: GroupId) -> str | None:
+        """The id of a group's task; None: it is not known, or not any more."""
+        rounds = self._tasks.get(group.step, ())
+        if group.round >= len(rounds) or group.number >= len(rounds[group.round]):
+            return None
+        return rounds[group.round][group.number].id
+
     def path(self, episode: EpisodeId, digest: str) -> pathlib.Path:
         """Of a stored result's file."""
         return episodes.path_of(self._folder / episodes.FOLDER, episode, digest)
@@ -274,6 +283,15 @@ class Book:
                     f"'{folder}' holds a run with {name}={before.get(name)}; this one has {name}={now.get(name)}. Go "
                     f"on with the old value, or begin a new run in another folder."
                 )
+
+    def _check_steps(self, folder: pathlib.Path) -> None:
+        """Raises ConfigError where more steps are trained than the run has now."""
+        done = self.rules.record.published
+        if done > self.plan.steps:
+            raise ConfigError(
+                f"'{folder}' holds a run that has trained {done} steps, and the config gives it {self.plan.steps}: "
+                "what is trained cannot be taken back. Give it as many, which ends it there, or use another workdir."
+            )
 
     def _wrong_tasks(self, version: int, tasks: Tasks) -> str:
         """Why these are not the tasks that a version brings; "" where they are. It may bring others that are due."""

@@ -117,7 +117,7 @@ class Client:
           name: what `join` gave.
           holding: leases of all that it plays.
           phase, phase_s: what it does, and for how long.
-          numbers: JSON values for people; "versions": those that it serves from its "source"; "sending": how many
+          numbers: for people; "versions": the list of those that it serves from its "source"; "sending": how many
             processes fetch from it now.
 
         Raises:

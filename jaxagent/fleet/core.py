@@ -62,8 +62,10 @@ class Core:
     def ended(self) -> str:
         """Why the run is over; "": it goes on."""
         record = self.book.rules.record
-        if self.said or record.published < self.book.plan.steps or record.damaged():
+        if self.said or record.published < self.book.plan.steps:
             return self.said
+        if any(record.wanted(which.group) for which in record.damaged()):
+            return ""
         return "all steps are trained"
 
     def ring(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 import zlib
 
 from jaxagent.config import ConfigError
@@ -17,6 +18,7 @@ from jaxagent.data import codec
 from jaxagent.types import Episode
 
 REST = ("metrics", "text", "error", "heard")  # columns of an episode that are no part of its result
+_TASK, _SAMPLE = '{"task":', re.compile(r',"sample":(\d+)[,}]')  # how a result begins
 LEVEL = 1  # zlib's: level 6 takes several times as long for a tenth less
 MOST_BYTES = 1 << 28  # of one unpacked episode
 
@@ -48,6 +50,25 @@ def check(packed: Packed, where: str) -> None:
       ConfigError: names `where`.
     """
     _lines(packed.body, packed.digest, where)
+
+
+def whose(packed: Packed, where: str) -> tuple[str, int]:
+    """The task's id and the attempt's number that a result has, without the work of reading its trajectories.
+
+    Raises:
+      ConfigError: damaged, or no episode; names `where`.
+    """
+    first, _ = _lines(packed.body, packed.digest, where)
+    text = first.decode("utf-8", "surrogatepass")
+    try:
+        if text.startswith(_TASK):  # as `pack` writes it: trajectories come later, and are long
+            task, end = json.JSONDecoder().raw_decode(text, len(_TASK))
+            if sample := _SAMPLE.match(text, end):
+                return str(task["id"]), int(sample[1])
+        row = json.loads(text)
+        return str(row["task"]["id"]), int(row["sample"])
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{where}: not an episode ({type(error).__name__}: {error}).") from None
 
 
 def unpack(packed: Packed, where: str) -> Episode:

@@ -97,6 +97,15 @@ class Plan:
         """The version for a step's groups: exactly this with `pinned`, this or a newer one with `in_flight`."""
         return max(0, step - self.staleness)
 
+    def numbers(self, episode: EpisodeId, number: int) -> bool:
+        """Whether a result with this attempt's number can be the episode's.
+
+        Attempts are numbered over the run, steps of an earlier stage included (runs/attempts.py); one that failed
+        before it began is numbered within its group.
+        """
+        place = episode.group.round * self.attempts + episode.sample
+        return number == episode.sample or number % (self.rounds * self.attempts) == place
+
     def ordinal(self, group: GroupId) -> int:
         """A group's number in the stream of first rounds, by which windows are measured."""
         return group.step * self.first_round + group.number

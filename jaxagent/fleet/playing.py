@@ -15,13 +15,13 @@ from aiohttp import web
 
 from jaxagent.config import ConfigError
 from jaxagent.config.errors import failure_line
-from jaxagent.fleet import wire
+from jaxagent.fleet import packing, wire
 from jaxagent.fleet.admission import Answer, Outcome
 from jaxagent.fleet.core import Core
 from jaxagent.fleet.episodes import DamagedEpisodeError, name_of
 from jaxagent.fleet.intake import DamagedBodyError, FullDiskError, failure, reply
 from jaxagent.fleet.packing import Packed
-from jaxagent.fleet.plan import EpisodeId, GroupId
+from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.status import note_damaged
 from jaxagent.types import Episode
 
@@ -59,8 +59,8 @@ class Playing:
         places = wire.whole(row, "places", most=100_000)
         begun = now = self.core.clock()
         end = now + min(wire.LONGEST_POLL_S, wire.number(row, "wait_s", 0))
-        mine = self._polls[name] = object()
         member, jobs = self.core.known(name, now), list[wire.Job]()
+        mine = self._polls[name] = object()
         held = frozenset(holding)
         try:
             while not self.core.closing and self._polls.get(name) is mine:
@@ -99,11 +99,14 @@ class Playing:
         return reply(wire.answer_to(await asyncio.shield(task)))
 
     async def store(self, which: EpisodeId, lease: str, version: int, packed: Packed) -> Answer:
-        """First the file, then the line, then the word."""
+        """First a look at the body, since an outcome hangs on its digest; then the file, the line, and the word."""
         rules = self.core.book.rules
-        again = which in rules.record.damaged()
         try:
-            answer = rules.expected(which, lease, version, packed.digest)
+            task = self.core.book.task(which.group)
+            wrong = await self.core.in_thread(self.core.disk, _of_another, self.core.book.plan, which, task, packed)
+            again = which in rules.record.damaged()
+            answer = Answer(Outcome.REFUSED, wrong) if wrong else None
+            answer = answer or rules.expected(which, lease, version, packed.digest)
             if answer is None:
                 await self.core.in_thread(self.core.disk, self._write, which, packed)
                 answer = rules.put(which, lease, version, packed.digest)
@@ -205,6 +208,26 @@ class Playing:
         except OSError as error:  # no reason to ask again: the trainer tells of it as of any other damage
             return failure("missing", f"{request.path}: it cannot be read: {error.strerror or error}", 404)
         return web.Response(body=body, headers={wire.DIGEST: digest}, content_type="application/octet-stream")
+
+
+def _of_another(plan: Plan, which: EpisodeId, task: str | None, packed: Packed) -> str:
+    """Why a body is not the episode's that it is handed in as; "" where it may be. In a thread.
+
+    Raises:
+      DamagedBodyError: it is not what its digest says.
+    """
+    name = name_of(which)
+    try:
+        packing.check(packed, name)
+    except ConfigError as error:
+        raise DamagedBodyError(str(error)) from None
+    try:
+        found, number = packing.whose(packed, name)
+    except ConfigError as error:
+        return str(error)
+    if task is not None and found != task:
+        return f"{name}: it was played at task {found!r:.200}, and the group's is {task!r:.200}."
+    return "" if plan.numbers(which, number) else f"{name}: it is attempt {number} of the run, which is another one."
 
 
 def _episode(request: web.Request) -> EpisodeId:

@@ -65,7 +65,7 @@ class Presence:
             holding = wire.entries(row, "holding", wire.lease)
             fetching = member.phase == WEIGHTS and member.phase_s < self.core.book.plan.lease_s
             cancel = self.core.book.rules.beat(now, name, holding, fetching).cancel
-        member.numbers = wire.table(row, "numbers")
+        member.numbers = wire.numbers(row, "numbers")
         await self.core.written()
         rules = self.core.book.rules
         told = wire.Beat(rules.record.published, cancel, self.core.ended, member.drain, rules.soon(name))

@@ -43,10 +43,13 @@ class Record:
     Args:
       plan: the run's rules.
       initial: digest of version 0; "": it is published like the others, and until then nothing is admitted.
+      steps: that a log of before has episodes of. More than the plan's where the run had more: these groups stay known,
+        and are not wanted.
     """
 
-    def __init__(self, plan: Plan, initial: str = ""):
+    def __init__(self, plan: Plan, initial: str = "", steps: int = 0):
         self.plan = plan
+        self._ever = dataclasses.replace(plan, steps=max(plan.steps, steps))
         self.versions = [initial] if initial else []  # digests, by version
         self.groups: dict[GroupId, GroupRecord] = {}  # admitted, and not forgotten by `Kept`
         self.batches: dict[int, Formed] = {}  # by step, not forgotten
@@ -81,6 +84,10 @@ class Record:
     def damaged(self) -> list[EpisodeId]:
         """Stored episodes that can no longer be read, in order."""
         return sorted(EpisodeId(group, sample) for group, found in self.groups.items() for sample in found.damaged)
+
+    def wanted(self, group: GroupId) -> bool:
+        """Whether anybody needs a group's results: the run may have fewer steps than when it was admitted."""
+        return group.step < self.plan.steps or self.in_batch(group)
 
     def in_batch(self, group: GroupId) -> bool:
         """Whether a step's batch has the group, or left it out: a trainer may have read it."""
@@ -131,8 +138,9 @@ class Record:
         plan = self.plan
         if plan.window == 1:
             return self._form_in_order(step)
-        closed = sorted(group for group in self._untrained if self.groups[group].usable is not None)
-        unfinished = [plan.ordinal(group) for group in self._untrained if self.groups[group].usable is None]
+        untrained = [group for group in self._untrained if group.step < plan.steps]
+        closed = sorted(group for group in untrained if self.groups[group].usable is not None)
+        unfinished = [plan.ordinal(group) for group in untrained if self.groups[group].usable is None]
         # The anchor is the oldest group that is missing; what is not yet admitted is younger than all that is.
         end = min(unfinished, default=plan.steps * plan.groups_per_step) + plan.window
         ready = [group for group in closed if plan.ordinal(group) < end]
@@ -172,7 +180,7 @@ class Record:
 
     def _admit(self) -> None:
         """Opens the first rounds of the steps that the newest version allows."""
-        end = self.plan.admitted(self.published) if self.versions else 0
+        end = self._ever.admitted(self.published) if self.versions else 0
         for step in range(self._admitted, end):
             ids = [GroupId(step, 0, number) for number in range(self.plan.first_round)]
             self._rounds[step] = []
@@ -220,8 +228,10 @@ class Record:
 
 
 def replayed(plan: Plan, initial: str, events: Iterable[Event]) -> Record:
-    """The state after events that a log holds."""
-    record = Record(plan, initial)
-    for event in events:
+    """The state after events that a log holds. They may be of a run that had more steps than the plan has."""
+    past = list(events)
+    steps = (event.group.step + 1 for event in past if isinstance(event, Stored | Damaged | Closed))
+    record = Record(plan, initial, max(steps, default=0))
+    for event in past:
         record.apply(event)
     return record

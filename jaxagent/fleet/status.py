@@ -82,9 +82,11 @@ def status(book: Book, members: Members, watch: Watch, now: float, ended: str) -
     """Everything that a person asks first, as JSON."""
     rules, plan = book.rules, book.plan
     record, held = rules.record, rules.holding()
-    unfinished = sorted(group for group, found in record.groups.items() if found.usable is None)
+    wanted = {group: found for group, found in record.groups.items() if record.wanted(group)}
+    unfinished = sorted(group for group, found in wanted.items() if found.usable is None)
     damaged = len(record.damaged())
     stored = sum(len(found.results) for found in record.groups.values()) - damaged
+    to_play = sum(plan.attempts - len(found.results) + len(found.damaged) for found in wanted.values())
     playing = sum(map(len, held.values()))
     return {
         "run": book.run,
@@ -102,7 +104,7 @@ def status(book: Book, members: Members, watch: Watch, now: float, ended: str) -
         "episodes": {
             "playing": playing,
             "stored": stored,
-            "waiting": len(record.groups) * plan.attempts - stored - playing,
+            "waiting": to_play - playing,
             "damaged": damaged,
             "found_damaged": record.found_damaged,
         },

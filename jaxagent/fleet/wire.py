@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar
 
 from jaxagent.fleet.admission import Answer, Batch, Outcome, Work
 from jaxagent.fleet.plan import EpisodeId, GroupId
@@ -118,7 +118,7 @@ def number(row: Mapping[str, Any], name: str, default: float | None = None) -> f
 def text(row: Mapping[str, Any], name: str, default: str | None = None, most: int = 4096) -> str:
     """A text."""
     value = row.get(name, default)
-    if not isinstance(value, str) or len(value) > most:
+    if not _is_text(value) or len(value) > most:
         raise BadMessageError(f"'{name}' must be a text of {most} characters at most, got {_short(value)}")
     return value
 
@@ -129,6 +129,19 @@ def table(row: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadMessageError(f"'{name}' must be an object, got {_short(value)}")
     return value
+
+
+def numbers(row: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What a process counts: numbers, and under "versions" the list of those that it has."""
+    found = table(row, name)
+    for key, value in found.items():
+        if key == "versions":
+            fits = isinstance(value, list) and all(type(entry) is int for entry in value)
+        else:
+            fits = type(value) in (int, float) and abs(value) < 1e300  # not NaN either
+        if not fits:
+            raise BadMessageError(f"'{name}' must hold numbers, and a list as 'versions', got {_short({key: value})}")
+    return found
 
 
 def entries(row: Mapping[str, Any], name: str, read: Callable[[Any], T]) -> tuple[T, ...]:
@@ -145,6 +158,14 @@ def lease(value: Any) -> str:
     if not (epoch.isdigit() and count.isdigit() and value.isascii() and len(value) < 40):
         raise BadMessageError(f"{_short(value)} is no lease")
     return value
+
+
+def _is_text(value: Any) -> TypeGuard[str]:
+    """Half of a surrogate pair is none: the ledger could not hold it."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def _short(value: Any) -> str:
@@ -182,7 +203,7 @@ def held(value: Any) -> tuple[str, EpisodeId]:
 
 def task(value: Any) -> TaskRef:
     """[row, id]."""
-    if not isinstance(value, list) or len(value) != 2 or type(value[0]) is not int or not isinstance(value[1], str):
+    if not isinstance(value, list) or len(value) != 2 or type(value[0]) is not int or not _is_text(value[1]):
         raise BadMessageError(f"a task is [row, id], got {_short(value)}")
     return TaskRef(*value)
 

@@ -26,6 +26,7 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from jaxagent.config import ConfigError, disk
+from jaxagent.fleet import settings
 from jaxagent.learner import digests, peers
 from jaxagent.learner.state import TrainState
 
@@ -314,9 +315,36 @@ def _reading(directory: pathlib.Path, number: int) -> Iterator[None]:
 
 
 def _unreadable(directory: pathlib.Path, number: int, why: str) -> ConfigError:
+    return ConfigError(f"Checkpoint {directory / str(number)} cannot be read ({why}). {_advice(directory, number)}")
+
+
+def _advice(directory: pathlib.Path, number: int) -> str:
+    """What to do about a bundle that cannot be read."""
     older = [other for other in bundles(directory) if other < number]
-    advice = f"to go on from {older[-1]}" if older else "and metrics.jsonl to begin anew: there is no older one"
-    return ConfigError(f"Checkpoint {directory / str(number)} cannot be read ({why}). Delete that folder {advice}.")
+    fleet = (directory.parent / settings.FOLDER).is_dir()
+    if not older and fleet:
+        return "Put it back from a copy, or use another workdir: there is no older one."
+    if not older:
+        return "Delete that folder and metrics.jsonl to begin anew: there is no older one."
+    if fleet and set(older) <= _pinned(directory, older):
+        return (
+            f"Put it back from a copy. The coordinator has forgotten the steps since the older one, {older[-1]}: "
+            "without a copy delete that folder and go on from there without config.fleet, which plays them again, or "
+            "use another workdir."
+        )
+    return f"Delete that folder to go on from {older[-1]}."
+
+
+def _pinned(directory: pathlib.Path, numbers: Sequence[int]) -> set[int]:
+    """The bundles that stay whatever their age, as the newest of these that can be read tells it.
+
+    By itself, since another one may be damaged too, and orbax would have the other processes of a trainer take part.
+    """
+    for number in reversed(numbers):
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            host = json.loads((directory / str(number) / "host" / "_strings.json").read_bytes())["json"]
+            return set(json.loads(host).get("pinned", ()))
+    return set()
 
 
 @contextlib.contextmanager

@@ -303,10 +303,10 @@ class Run:
         found = set(checkpoint.bundles(self.workdir / CHECKPOINTS_FOLDER)) - self.checkpoints.pinned
         return max(0, min(found, default=0) - self._first_bundle)
 
-    def bundled(self) -> int:
-        """The step of the stage under way that the newest complete bundle holds: a run that is killed goes on there."""
-        found = checkpoint.bundles(self.workdir / CHECKPOINTS_FOLDER)
-        return max(0, max(found, default=0) - self._first_bundle)
+    def bundled(self) -> set[int]:
+        """The steps of the stage under way where a run may go on: of its bundles, and of the one being written."""
+        found = {*checkpoint.bundles(self.workdir / CHECKPOINTS_FOLDER), self._last_bundle}
+        return {number - self._first_bundle for number in found if number >= self._first_bundle}
 
     def end_between_steps(self, stage: str, step: int) -> None:
         """Ends the process, where `terminating`, before `step` has begun to train: what is done is saved."""

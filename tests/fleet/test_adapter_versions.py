@@ -72,7 +72,7 @@ def published(cfg, folder, *states):
     folder.mkdir(exist_ok=True)
     nothing, missing = (lambda: None), (lambda version: None)
     of = sink.Versions(
-        cfg, driver, link, folder, "run", lambda version: {}, Vitals(), print, nothing, missing, lambda: 100
+        cfg, driver, link, folder, "run", lambda version: {}, Vitals(), print, nothing, missing, lambda: {100}
     )
     for version, each in enumerate(states):
         of.publish(version, each)

@@ -3,16 +3,18 @@
 import contextlib
 import dataclasses
 import errno
+import hashlib
 import http.client
 import json
 import socket
 import threading
 import time
+import zlib
 
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.fleet import book, fence, intake, ledger, members, playing, server, wire
+from jaxagent.fleet import api, book, fence, intake, ledger, members, packing, playing, server, wire
 from jaxagent.fleet.admission import Outcome, UnknownWorkerError, Work
 from jaxagent.fleet.client import CallError, Client, CoordinatorGoneError, ReplacedError
 from jaxagent.fleet.ledger import Ledger
@@ -20,7 +22,8 @@ from jaxagent.fleet.packing import Packed
 from jaxagent.fleet.plan import EpisodeId, GroupId, Plan
 from jaxagent.fleet.whereabouts import WEIGHTS
 from jaxagent.io import connections
-from tests.fleet.served import FACTS, TOKEN, Served, packed, task_of, tasks_of
+from jaxagent.types import Task
+from tests.fleet.served import FACTS, TOKEN, Served, packed, played, task_of, tasks_of
 
 PLAN = Plan(steps=3, groups_per_step=1, attempts=2, staleness=1)
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
@@ -308,7 +311,21 @@ def test_results_that_nobody_may_hand_in(served):
         quick.put(job.work, 0, Packed("0" * 64, good.body))
     with pytest.raises(CoordinatorGoneError, match=r"422.*damaged"):
         quick.put(job.work, 0, Packed(good.digest, good.body[:-3]))
+    assert served.client().status()["conflicts"] == []
+    theirs = client.put(job.work, 0, packed(other.work.episode, "w"))
+    assert theirs.outcome is Outcome.REFUSED and "attempt 1 of the run, which is another one" in theirs.reason
+    elsewhere = packing.pack(dataclasses.replace(played(job.work.episode, "w"), task=Task("task-\ud83d", "?", ("x",))))
+    refused = client.put(job.work, 0, elsewhere)
+    assert refused.outcome is Outcome.REFUSED
+    assert refused.reason.endswith("it was played at task 'task-\\ud83d', and the group's is 'task-0'.")
+    nothing = b'{"no": "episode"}'
+    nothing = Packed(hashlib.sha256(nothing).hexdigest(), zlib.compress(nothing + b"\n{}"))
+    answer = client.put(job.work, 0, nothing)
+    assert answer.outcome is Outcome.REFUSED and "not an episode" in answer.reason
     assert client.put(job.work, 0, good).outcome is Outcome.STORED
+    with pytest.raises(CoordinatorGoneError, match=r"422.*digest"):  # a header that came in damaged is no conflict
+        quick.put(job.work, 0, Packed("0" * 64, good.body))
+    assert served.client().status()["conflicts"] == []
     conflict = client.put(job.work, 0, packed(job.work.episode, "v"))
     assert conflict.outcome is Outcome.CONFLICT and served.client().status()["conflicts"] == [conflict.reason]
     with pytest.raises(CallError, match="404"):
@@ -332,6 +349,12 @@ def test_results_that_nobody_may_hand_in(served):
         ("/v1/batch", {}, "step"),
         ("/v1/publish", {"version": 0, "digest": "a", "lineage": "b", "tasks": {"x": []}}, "tasks"),
         ("/v1/publish", {"version": 0, "digest": "a", "lineage": "b", "tasks": {"0": [[7]]}}, "task"),
+        ("/v1/publish", {"version": 0, "digest": "\ud83d", "lineage": "b", "tasks": {}}, "digest"),
+        ("/v1/publish", {"version": 0, "digest": "a", "lineage": "b", "tasks": {"0": [[[0, "\ud83d"]]]}}, "task"),
+        ("/v1/beat", {"name": "NAME", "numbers": {"sending": None}}, "'numbers' must hold numbers"),
+        ("/v1/beat", {"name": "NAME", "numbers": {"sending": [3]}}, "'numbers' must hold numbers"),
+        ("/v1/beat", {"name": "NAME", "numbers": {"versions": 0}}, "'numbers' must hold numbers"),
+        ("/v1/beat", {"name": "NAME", "numbers": {"tokens": float("nan")}}, "'numbers' must hold numbers"),
         ("/v1/keep", {"step": True}, "step"),
         ("/v1/end", {"reason": None}, "reason"),
     ],
@@ -341,6 +364,17 @@ def test_a_malformed_call_is_told_its_field(served, path, row, field):
     row = {key: name if value == "NAME" else value for key, value in row.items()}
     code, told = raw(served, "POST", path, json.dumps(row))
     assert code == 400 and told["kind"] == "malformed" and field in told["error"]
+    assert served.client().status()["run"]  # it goes on
+
+
+def test_strangers_that_ask_for_work_leave_nothing_behind(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(api, "Playing", lambda *of: made.append(playing.Playing(*of)) or made[-1])
+    with Served(tmp_path, PLAN) as served:
+        for name in ("9-1", "9-2"):
+            assert raw(served, "POST", "/v1/take", json.dumps({"name": name, "places": 1}))[0] == 410
+    (handlers,) = made
+    assert not handlers._polls
 
 
 def test_what_is_no_call_at_all(served):
@@ -619,6 +653,46 @@ def test_a_run_that_is_given_more_steps_plays_them_when_their_tasks_have_come(tm
         other = {**both, 4: [[wire.TaskRef(5, "x"), wire.TaskRef(6, "y")]]}
         assert client.publish(3, "w3", "lineage", other).outcome is Outcome.CONFLICT
         assert client.publish(4, "w4", "lineage", tasks_of(longer, 4)).outcome is Outcome.STORED
+
+
+@pytest.mark.parametrize("window", [1, 4])
+def test_a_run_that_is_given_fewer_steps_ends_earlier_and_forgets_nothing(tmp_path, window):
+    rule = "pinned" if window == 1 else "in_flight"
+    plan = Plan(steps=6, groups_per_step=2, attempts=2, staleness=1, rule=rule, window=window, lease_s=60)
+    with Served(tmp_path, dataclasses.replace(plan, steps=3)) as served:
+        began(served)
+    with Served(tmp_path, plan) as served:  # which had more in between: the ledger's first line has 3
+        client = served.client()
+        name = client.join("engine", FACTS).name
+        for step in range(3):
+            play(client, name)
+            assert client.batch(step, wait_s=20)
+            client.publish(step + 1, f"w{step + 1}", "lineage", tasks_of(plan, step + 1))
+        (begun, *_) = client.take(name, 2, [])  # of step 3
+        play(client, name)
+        before = client.status()["episodes"]["stored"]
+    with pytest.raises(ConfigError, match=r"has trained 3 steps, and the config gives it 2: .* Give it as many"):
+        Served(tmp_path, dataclasses.replace(plan, steps=2)).start()
+    shorter = dataclasses.replace(plan, steps=4)
+    with Served(tmp_path, shorter) as served:
+        client = served.client()
+        name = client.join("engine", FACTS).name
+        assert client.publish(3, "w3", "lineage", tasks_of(shorter, 3)).outcome is Outcome.DUPLICATE
+        play(client, name)
+        status = client.status()
+        assert status["episodes"]["waiting"] == 0 and status["episodes"]["stored"] == before
+        late = dataclasses.replace(begun.work, episode=EpisodeId(GroupId(4, 0, 0), 0), version=3)
+        assert client.put(late, 3, packed(late.episode, "w")).outcome is Outcome.LATE
+        batch = client.batch(3, wait_s=20)
+        assert {group.step for group in batch.groups} == {3} and len(batch.groups) == 2
+        assert client.publish(4, "w4", "lineage", {}).outcome is Outcome.STORED
+        assert client.status()["ended"] == "all steps are trained"
+    with Served(tmp_path, plan) as served:  # and more again: what was played is still there
+        client = served.client()
+        name = client.join("engine", FACTS).name
+        assert client.publish(4, "w4", "lineage", tasks_of(plan, 3) | tasks_of(plan, 4)).outcome is Outcome.DUPLICATE
+        assert {job.work.episode.group.step for job in play(client, name)} == {5}
+        assert {group.step for group in client.batch(4, wait_s=20).groups} == {4}
 
 
 def test_groups_that_nobody_judged_are_judged_after_a_restart(tmp_path):

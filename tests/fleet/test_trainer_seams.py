@@ -129,6 +129,33 @@ def test_a_limit_in_seconds_is_told_once(tmp_path):
     assert line.startswith("step 3: 6 episodes ended by a limit in seconds")
 
 
+def test_an_episode_that_is_another_one_ends_the_run_and_is_named(tmp_path):
+    """Its file is what its digest says: only the file's place says whose it must be."""
+    link, place = Coordinator(tmp_path), EpisodeId(GroupId(3, 0, 1), 0)
+    right = link.packed[place]
+
+    def batch(packed, task_of=lambda group: None):
+        link.packed[place] = packed
+        link.found.results[place] = Result(packed.digest, 2, "1-1")
+        of = source.Batches(CFG.rl, CFG.fleet, link, tmp_path / "elsewhere", Vitals(), print, task_of=task_of)
+        return of.batch(3)
+
+    assert batch(right) and batch(right, lambda group: f"task {group.round}-{group.number}")
+    in_the_run = dataclasses.replace(episode(place.group, 0, 0.0), sample=2 * (5 + 3))  # after five steps of "opd"
+    assert batch(packing.pack(in_the_run))
+    told = r"stored as episode 0 of group 1 .* step 3, of task .*, is attempt {} of the run, at task 'task 0-{}'"
+    with pytest.raises(ConfigError, match=told.format(1, 1)):
+        batch(packing.pack(episode(place.group, 1, 0.0)))
+    link.packed[EpisodeId(place.group, 1)] = packing.pack(episode(GroupId(3, 0, 0), 1, 0.0))
+    link.found.results[EpisodeId(place.group, 1)] = Result(link.packed[EpisodeId(place.group, 1)].digest, 2, "1-1")
+    with pytest.raises(
+        ConfigError, match=r"stored as episode 1 of group 1 .*, is attempt 1 of the run, at task 'task 0-0'"
+    ):
+        batch(right)
+    with pytest.raises(ConfigError, match=told.format(0, 0)):  # both attempts of the group
+        batch(packing.pack(episode(GroupId(3, 0, 0), 0, 0.0)), lambda group: f"task {group.round}-{group.number}")
+
+
 # ---------------------------------------------------------------- publishing
 
 
@@ -152,7 +179,7 @@ class Publications:
         self.kept.append(step)
 
 
-def published(tmp_path, link, said, cfg=CFG, bundled=100):
+def published(tmp_path, link, said, cfg=CFG, bundled=(100,)):
     driver = types.SimpleNamespace(update_params=lambda params, version: None)
     tasks, signs, gone = (lambda version: {version: []}), Vitals(), (lambda version: None)
     at = tmp_path / "w", "run", tasks, signs, said.append, (lambda: None), gone, (lambda: bundled)
@@ -186,9 +213,20 @@ def test_versions_are_on_disk_before_they_are_told_and_deleted_when_nobody_asks(
         of.publish(1, state(11))  # its folder is gone; the coordinator remembers
 
 
-@pytest.mark.parametrize(("staleness", "bundled", "kept"), [(1, 2, {1}), (1, 0, set()), (2, 3, {1, 2}), (2, 1, set())])
+@pytest.mark.parametrize(
+    ("staleness", "bundled", "kept"),
+    [
+        (1, {2}, {1}),
+        (1, {0}, set()),
+        (1, set(), set()),
+        (2, {3}, {1, 2}),
+        (2, {1}, set()),
+        (1, {2, 4}, {1, 3}),  # the newest may turn out damaged
+        (2, {0, 2, 4}, {1, 2, 3}),
+    ],
+)
 def test_versions_whose_tokens_a_killed_trainer_scores_again_stay(tmp_path, staleness, bundled, kept):
-    """It goes on from its newest bundle; without them its metrics would say less than those of a run without kills."""
+    """It goes on from a bundle; without them its metrics would say less than those of a run without kills."""
     (tmp_path / "w").mkdir()
     cfg = dataclasses.replace(CFG, rl=dataclasses.replace(CFG.rl, staleness=staleness))
     of = published(tmp_path, Publications(), [], cfg, bundled)
@@ -243,15 +281,25 @@ def test_a_version_brings_the_tasks_of_the_steps_that_it_admits():
     experience = types.SimpleNamespace(
         assign=lambda step: [[step, step + 1]], tasks=lambda places: [Task(f"t{i}", "?", ()) for i in places]
     )
-    tasks = trainer.tasks_of(experience, Plan(steps=5, groups_per_step=2, attempts=2, staleness=2))
+    known = {}
+    tasks = trainer.tasks_of(experience, Plan(steps=5, groups_per_step=2, attempts=2, staleness=2), known)
     assert sorted(tasks(0)) == [0, 1, 2] and sorted(tasks(1)) == [3]
-    assert tasks(2) == {4: [[TaskRef(4, "t4"), TaskRef(5, "t5")]]} and tasks(3) == {}
+    assert tasks(2) == {4: ((TaskRef(4, "t4"), TaskRef(5, "t5")),)} and tasks(3) == {}
+    assert sorted(known) == [1, 2, 3, 4], "as long as a batch may still have groups of a step"
     # A process that goes on says all that may be unknown: rl.steps may have been raised since.
-    assert sorted(trainer.tasks_of(experience, Plan(steps=9, groups_per_step=2, attempts=2, staleness=2))(5)) == [
-        5,
-        6,
-        7,
-    ]
+    longer = trainer.tasks_of(experience, Plan(steps=9, groups_per_step=2, attempts=2, staleness=2), {})
+    assert sorted(longer(5)) == [5, 6, 7]
+
+
+def test_a_trainer_that_would_go_on_from_what_is_forgotten_says_so_before_anything_else(tmp_path):
+    """Its newest bundle was damaged and removed, and the older one is a pinned one."""
+    cfg = dataclasses.replace(CFG, workdir=str(tmp_path))
+    link = types.SimpleNamespace(status=lambda: {"steps": {"kept_from": 4}})  # whatever else it asked would fail
+    saved = types.SimpleNamespace(step_of=lambda stage: 0)
+    with pytest.raises(ConfigError, match=r"go on from step 0, .* before 4 .* from a copy, .* are as they were"):
+        trainer.Trainer(cfg, link, "token", "trainer", "here", Vitals()).connect(None, saved, None, None, 0)
+    assert not list(tmp_path.iterdir())
+    trainer.check_known("run", 4, 4)
 
 
 # ---------------------------------------------------------------- settings

@@ -164,6 +164,31 @@ def test_a_bundle_without_digests_is_read(tmp_path, make_state, make_mesh):
         checkpointer.restore(state)
 
 
+def test_a_fleet_is_told_of_no_bundle_that_its_coordinator_has_forgotten(tmp_path, make_state, make_mesh):
+    """A pinned one stays whatever its age, and the ledger does not reach as far back."""
+    state, folder = make_state(make_mesh()), tmp_path / "checkpoints"
+    with Checkpointer(folder, keep=1) as checkpointer:
+        checkpointer.pinned.add(0)
+        for step in (0, 2):
+            checkpointer.save(step, state, {"pinned": [0]})
+    assert bundles(folder) == [0, 2]
+    (folder / "2" / "state" / "_METADATA").unlink()
+    with pytest.raises(ConfigError, match=r"Delete that folder to go on from 0\.$"):
+        check(folder, 2)
+    (tmp_path / "fleet").mkdir()
+    with pytest.raises(ConfigError, match=r"Put it back .* forgotten the steps since .*, 0: .* config\.fleet"):
+        check(folder, 2)
+    with Checkpointer(folder, keep=9) as checkpointer:
+        checkpointer.save(3, state, {"pinned": [0]})
+        checkpointer.save(4, state, {"pinned": [0]})
+    (folder / "4" / "state" / "_METADATA").unlink()
+    with pytest.raises(ConfigError, match=r"Delete that folder to go on from 3\.$"):
+        check(folder, 4)
+    (folder / "0" / "state" / "_METADATA").unlink()
+    with pytest.raises(ConfigError, match=r"Put it back from a copy, or use another workdir: there is no older one"):
+        check(folder, 0)
+
+
 KILLED = """
 import sys, jax, jax.numpy as jnp
 from jaxagent.learner.checkpoint import Checkpointer

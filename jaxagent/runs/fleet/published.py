@@ -41,11 +41,12 @@ class Published:
     link: Link
     folder: pathlib.Path  # of all versions
     note: Callable[[str], None]  # prints a line
+    _deleted: set[int] = dataclasses.field(default_factory=set)  # versions that were found so
 
     def trained(self, version: int) -> Params | None:
         """All weights of a version, or its adapters, in the dtypes in which they are trained; None: it is deleted.
 
-        A version that cannot be read for another reason is not held either, which is told: the run does not need it.
+        A version that cannot be read for another reason is not held either. Both are told: the run does not need it.
         """
         lora_config = self.parts.cfg.model.lora
         adapted = lora_config.rank > 0
@@ -57,6 +58,12 @@ class Published:
                 return None
             _, found = places.read(self.folder, sources, trees.paths(specs), None if adapted else "")
         except MissingError:
+            if not self._deleted:
+                self.note(
+                    f"the tokens of version {version} are not scored again: it is deleted. Said once; "
+                    "logprob_gap/scored_frac has the rest."
+                )
+            self._deleted.add(version)
             return None
         except WeightsError as failure:
             self.note(f"the tokens of version {version} are not scored again: {failure}")

@@ -3,7 +3,8 @@
 A version is on disk, every byte of it, before the coordinator hears of it; so a trainer that dies in between publishes
 it again. A trainer that goes back to a bundle trains the steps since then again, from the same batches, and publishes
 them again: with exact numerics they must come out equal, bit for bit. The first of those steps have tokens of versions
-before the bundle, which are scored again (runs/rescore.py): they stay until there is a newer bundle.
+before the bundle, which are scored again (runs/rescore.py): they stay as long as the bundle does, and for one that is
+still being written, since either may be the one that the trainer goes back to.
 
 Under LoRA a version is adapters alone. The frozen weights that they change are on disk once, before the first version.
 """
@@ -14,7 +15,7 @@ import contextlib
 import dataclasses
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -86,7 +87,7 @@ class Versions:
       note: prints a line.
       probe: called before version 0 is published, with the weights in the driver: what engines compare with.
       trained: gives what was trained of an earlier version; None where it is not to be had any more.
-      bundled: the step that the newest bundle holds: a trainer that is killed goes on from there.
+      bundled: the steps that bundles hold, the one being written too: a trainer goes on from one of them.
       keep: is given a version's weights on the devices when they are on disk, before anybody is told of them.
     """
 
@@ -102,7 +103,7 @@ class Versions:
         note: Callable[[str], None],
         probe: Callable[[], None],
         trained: Callable[[int], Params | None],
-        bundled: Callable[[], int],
+        bundled: Callable[[], Collection[int]],
         keep: Callable[[int, Params], None] = lambda version, policy: None,
     ):
         assert cfg.fleet is not None
@@ -158,9 +159,9 @@ class Versions:
                     f"({answer.reason}) They were done without config.fleet, or the ledger was removed: go on without "
                     "config.fleet, or use another workdir."
                 )
-        bundled = self._bundled()
-        before = range(max(0, bundled - self._cfg.rl.staleness), bundled)
-        weights.delete(self._folder, version - self._cfg.rl.staleness - 1, {weights.FIRST, *before})
+        staleness = self._cfg.rl.staleness
+        before = {earlier for step in self._bundled() for earlier in range(step - staleness, step)}
+        weights.delete(self._folder, version - staleness - 1, {weights.FIRST, *before})
 
     def past(self) -> Mapping[int, Params]:
         """None for bundles: versions are on disk until nobody asks for them any more."""

@@ -19,12 +19,13 @@ from jaxagent.fleet import episodes, packing
 from jaxagent.fleet.admission import Answer, Batch, Outcome
 from jaxagent.fleet.client import CallError
 from jaxagent.fleet.packing import Packed
-from jaxagent.fleet.plan import EpisodeId
+from jaxagent.fleet.plan import EpisodeId, GroupId
 from jaxagent.fleet.repairs import WHAT_TO_DO
 from jaxagent.fleet.vitals import Vitals
 from jaxagent.fleet.whereabouts import WEIGHTS
 from jaxagent.observe.text import duration
 from jaxagent.rollout.selection import Selection
+from jaxagent.runs import attempts
 from jaxagent.runs.collect import rollouts
 from jaxagent.runs.fleet.lend import Lender
 from jaxagent.runs.seams import Rollouts
@@ -70,6 +71,7 @@ class Batches:
       lender: has this process's engine play for the step that it waits for; None: the engine does nothing then.
       lacks: why nobody can play a step's episodes any more: the weights of their version cannot be had; "": they can.
         Calls its second argument again and again while it reads them.
+      task_of: the id of a group's task; None: this process has not told it.
     """
 
     def __init__(
@@ -83,10 +85,11 @@ class Batches:
         look: Callable[[int], None] = lambda step: None,
         lender: Lender | None = None,
         lacks: Callable[[int, Callable[[], None]], str] = lambda step, tick: "",
+        task_of: Callable[[GroupId], str | None] = lambda group: None,
     ):
         self._rl, self._fleet, self._link, self._folder = rl, fleet, link, folder
         self._signs, self._note, self._look, self._lender = signs, note, look, lender
-        self._lacks = lacks
+        self._lacks, self._task_of = lacks, task_of
         self._first = True
         self._timed_out = False
         self._before: dict[str, float] = {}  # seconds that each engine had been idle
@@ -98,7 +101,7 @@ class Batches:
         A stored episode that is damaged is played again, and waited for.
 
         Raises:
-          ConfigError: a stored episode is damaged, and cannot be had again; says why, and what to do.
+          ConfigError: a stored episode is damaged and cannot be had again, or is another one; says why, and what to do.
           CoordinatorGoneError: the coordinator was away for too long.
         """
         started = time.monotonic()
@@ -238,8 +241,10 @@ class Batches:
         ordered = sorted((*found.groups, *found.left_out))
         begun = {}
         for group in ordered:
-            attempts = [played[which] for which in sorted(played) if which.group == group]
-            begun[group] = Group(attempts[0].task, attempts)
+            of_group = {which: played[which] for which in sorted(played) if which.group == group}
+            self._check_whose(step, of_group)
+            own = list(of_group.values())
+            begun[group] = Group(own[0].task, own)
         self._complain_of_time(step, played.values())
         by_id = {group: shaped(whole, self._rl) for group, whole in begun.items()}
         chosen = Selection(
@@ -249,6 +254,27 @@ class Batches:
         )
         rounds = [[begun[group] for group in ordered if group.round == number] for number in range(chosen.rounds)]
         return rollouts(self._rl, step, chosen, rounds, numbers)
+
+    def _check_whose(self, step: int, of_group: Mapping[EpisodeId, Episode]) -> None:
+        """Raises ConfigError where an episode of a group is another one, whatever was said when it was handed in."""
+        first_task = next(iter(of_group.values())).task.id
+        for which, episode in of_group.items():
+            task = self._task_of(which.group) or first_task
+            if episode.task.id != task or not self._numbers_fit(which, episode.sample):
+                raise ConfigError(
+                    f"step {step}: what is stored as {name_of(which)}, of task {task!r}, is attempt {episode.sample} "
+                    f"of the run, at task {episode.task.id!r}: a process has handed in another episode's result. The "
+                    "run cannot go on from here: begin anew in another workdir."
+                )
+
+    def _numbers_fit(self, which: EpisodeId, number: int) -> bool:
+        """Whether an attempt's number in the run can be the episode's, however many steps sampled before the stage.
+
+        One that failed before it began is numbered within its group.
+        """
+        begin = attempts.first(self._rl, which.group.step, which.group.round, 0) + which.sample
+        of_a_step = attempts.first(self._rl, 1, 0, 0)
+        return number == which.sample or (number - begin) % of_a_step == 0
 
     def _complain_of_time(self, step: int, played: Any) -> None:
         """Limits in seconds are the one leak of `pinned`."""

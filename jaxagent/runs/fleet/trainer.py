@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxagent.config import Config
+from jaxagent.config import Config, ConfigError
 from jaxagent.engine.driver import Driver
 from jaxagent.fleet import settings
 from jaxagent.fleet.admission import UnknownWorkerError
@@ -24,7 +24,7 @@ from jaxagent.fleet.plan_of import plan_of
 from jaxagent.fleet.server import LEDGER
 from jaxagent.fleet.vitals import Vitals
 from jaxagent.fleet.weight_server import WeightServer
-from jaxagent.fleet.wire import TaskRef
+from jaxagent.fleet.wire import Rounds, TaskRef
 from jaxagent.learner import peers
 from jaxagent.rollout.experience import Experience
 from jaxagent.runs.checks import RL
@@ -76,8 +76,14 @@ class Trainer:
                 self._link.end("the trainer has ended")
 
     def connect(self, parts: Parts, saved: Run, driver: Driver, experience: Experience, steps_before: int) -> Seams:
-        """The seams of the RL stage (runs/seams.py). From now on the coordinator knows this process."""
+        """The seams of the RL stage (runs/seams.py). From now on the coordinator knows this process.
+
+        Raises:
+          ConfigError: the run would go on from a step that the coordinator has forgotten.
+        """
         self._signs.phase("begins RL", self._fleet.start_s)
+        # First of all: until the stage's first step the workdir is as the process found it.
+        check_known(self._cfg.workdir, saved.step_of(RL), self._link.status()["steps"]["kept_from"])
         plan = plan_of(self._cfg)
         versions = self._folder / settings.WEIGHTS
         versions.mkdir(parents=True, exist_ok=True)
@@ -98,6 +104,7 @@ class Trainer:
         lender = None
         if self._fleet.lend:
             lender = Lender(parts, driver, self._own_engines_link(), versions, self._facts, note)
+        told: dict[int, Rounds] = {}
         batches = source.Batches(
             self._cfg.rl,
             self._fleet,
@@ -108,6 +115,7 @@ class Trainer:
             functools.partial(saved.end_between_steps, RL),
             lender,
             lambda step, tick: lacking(self._link, versions, plan.version(step), tick),
+            lambda group: told[group.step][group.round][group.number].id if group.step in told else None,
         )
         published = sink.Versions(
             self._cfg,
@@ -115,7 +123,7 @@ class Trainer:
             self._link,
             versions,
             joined.run,
-            tasks_of(experience, plan),
+            tasks_of(experience, plan, told),
             self._signs,
             note,
             functools.partial(probe.record, versions, parts, driver, self._facts),
@@ -172,23 +180,43 @@ class Trainer:
                 logger.warning("The coordinator was not told that this trainer lives: %s", error)
 
 
-def tasks_of(experience: Experience, plan: Plan) -> Callable[[int], sink.Tasks]:
+def check_known(workdir: str, step: int, kept: int) -> None:
+    """Raises ConfigError where the coordinator has forgotten what the steps from `step` to `kept` were trained on."""
+    if step < kept:
+        raise ConfigError(
+            f"'{workdir}' would go on from step {step}, and its coordinator has forgotten what the steps before {kept} "
+            f"were trained on: bundles of step {kept} and later ones were damaged or removed. Put one of them back "
+            f"from a copy, go on from step {step} without config.fleet, which plays those steps again, or use another "
+            "workdir. Metrics, record and bundles are as they were."
+        )
+
+
+def tasks_of(experience: Experience, plan: Plan, known: dict[int, Rounds]) -> Callable[[int], sink.Tasks]:
     """Version -> the tasks of the steps that it admits, of all their rounds.
 
     The first version of this process brings those of all steps that are not trained: some of them lay beyond the end of
     the run when their version was published, if `rl.steps` was raised since.
+
+    Args:
+      experience: knows the tasks of every step.
+      plan: the run's rules.
+      known: gets those that were told, by step, as long as a batch may still have groups of the step.
     """
     told: list[int] = []
 
     def tasks(version: int) -> sink.Tasks:
         first = plan.admitted(version - 1) if told else version
         told.append(version)
-        return {
-            step: [
-                [TaskRef(index, task.id) for index, task in zip(places, experience.tasks(places), strict=True)]
+        found = {
+            step: tuple(
+                tuple(TaskRef(index, task.id) for index, task in zip(places, experience.tasks(places), strict=True))
                 for places in experience.assign(step)
-            ]
+            )
             for step in range(first, plan.admitted(version))
         }
+        known.update(found)
+        for step in [step for step in known if step < version - plan.bound]:
+            del known[step]
+        return found
 
     return tasks
