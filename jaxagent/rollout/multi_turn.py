@@ -21,6 +21,7 @@ import numpy as np
 from jaxagent.config import EnvConfig, SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Attempt, Verdict, check_texts
+from jaxagent.envs.cast import NoRoom
 from jaxagent.rollout.bookkeeping import checked, counted, one_line, seconds
 from jaxagent.rollout.cast import Company, EpisodeCast, Voice, policy_voice
 from jaxagent.rollout.conversation import Conversation
@@ -184,6 +185,8 @@ class _Attempt:
                 self._conversation.add_observation(step.observation)
                 if len(self._conversation) >= self._rollout.config.context_tokens:
                     return StopReason.TOKEN_LIMIT
+        except NoRoom:  # of a role's context, which the policy has filled
+            return StopReason.TOKEN_LIMIT
         finally:
             policy.close(session)
 
