@@ -42,7 +42,6 @@ def optimizer(learning_rate: float, **changes: object) -> ConfigDict:
     config.eps = 1e-8
     config.weight_decay = 0.01
     config.grad_clip = 1.0
-    config.decay_frac = 1.0
     config.update(changes)
     return config
 

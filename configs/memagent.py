@@ -83,7 +83,7 @@ def laptop() -> ConfigDict:
     config.warm_start.curriculum_steps = 0
     # At 3e-3 the lookup comes later, on one seed not at all. A rate that falls from the beginning leaves too little for
     # whole chunks.
-    config.warm_start.optimizer = parts.optimizer(1.5e-3, schedule="linear", decay_frac=0.2)
+    config.warm_start.optimizer = parts.optimizer(1.5e-3, schedule="wsd")
     config.warm_start.batch_sequences = 96
     config.warm_start.batch = parts.batch(row_tokens=288, micro_rows=4)
     # A policy that reads, and forgets, answers one question of eight: those whose fact stands in the last chunk. So

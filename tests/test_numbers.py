@@ -54,7 +54,7 @@ IMPOSSIBLE = {
         "entropy_coefficient": (-0.01,), "keep_groups_frac": (0.0, 1.5), "tool_epsilon": (1.5,),
         "sampling": {"temperature": (-1.0, NAN), "top_p": (0.0, 1.1), "top_k": (-1,), "min_p": (-0.1,)},
         "optimizer": {"learning_rate": (-1.0, NAN), "warmup_steps": (-1,), "weight_decay": (-0.01,),
-                      "grad_clip": (-1.0,), "decay_frac": (0.0, 1.5)},
+                      "grad_clip": (-1.0,)},
         "temperature": {"final": (0.0,)},
         "z_loss": {"coefficient": (0.0, -1.0)},
         "entropy_control": {"target": (0.0, -1.0), "step": (0.0,), "maximum": (0.0,)},

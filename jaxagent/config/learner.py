@@ -13,14 +13,13 @@ class OptimizerConfig:
     """AdamW on f32 masters."""
 
     learning_rate: NonNegativeFloat
-    schedule: Literal["constant", "cosine", "linear"]
+    schedule: Literal["constant", "cosine", "linear", "wsd"]  # wsd: constant, linear over the last fifth
     warmup_steps: NonNegativeInt
     b1: Annotated[float, between(0, 1, without="high")]
     b2: Annotated[float, between(0, 1, without="high")]
     eps: PositiveFloat
     weight_decay: NonNegativeFloat
     grad_clip: NonNegativeFloat  # of the global norm; 0 = off
-    decay_frac: Annotated[float, between(0, 1, without="low")] = 1.0  # last part of the updates, over which it falls
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,8 @@ import optax
 
 from jaxagent.config import OptimizerConfig
 
+_WSD_DECAY = 0.2  # the last part of the updates
+
 
 def make_optimizer(config: OptimizerConfig, total_updates: int) -> optax.GradientTransformation:
     """Clips the global gradient norm, then AdamW (decoupled decay, not on norms and biases)."""
@@ -34,21 +36,22 @@ def learning_rate(config: OptimizerConfig, total_updates: int) -> Callable[[jax.
     """Update index (0-based) -> learning rate.
 
     Linear warm-up over `warmup_steps` updates (the first one already moves: (i + 1) / warmup_steps), then constant,
-    or falling to 0 at `total_updates` along a cosine or a line, over the last `decay_frac` of the updates.
+    or falling to 0 at `total_updates` along a cosine or a line. "wsd" (warm-up, stable, decay: MiniCPM, arXiv
+    2404.06395) is constant until the last fifth of the updates, over which it falls along a line.
     """
     shapes = {
         "constant": lambda done: jnp.ones_like(done),
         "linear": lambda done: 1.0 - done,
         "cosine": lambda done: 0.5 * (1.0 + jnp.cos(jnp.pi * done)),
+        "wsd": lambda done: jnp.minimum((1.0 - done) / _WSD_DECAY, 1.0),
     }
     shape = shapes[config.schedule]
-    decay_updates = max(config.decay_frac * (total_updates - config.warmup_steps), 1)
-    begins = max(total_updates - decay_updates, config.warmup_steps)
+    decay_updates = max(total_updates - config.warmup_steps, 1)
 
     def schedule(count: jax.Array) -> jax.Array:
         count = jnp.asarray(count, jnp.float32)
         warm = jnp.minimum((count + 1.0) / max(config.warmup_steps, 1), 1.0)
-        done = jnp.clip((count - begins) / decay_updates, 0.0, 1.0)
+        done = jnp.clip((count - config.warmup_steps) / decay_updates, 0.0, 1.0)
         return config.learning_rate * warm * shape(done)
 
     return schedule

@@ -31,8 +31,8 @@ def test_warm_up_then_schedule(optimizer_config, schedule, late):
 
 
 def test_a_rate_that_falls_at_the_end_alone(optimizer_config):
-    rate = learning_rate(optimizer_config(schedule="linear", decay_frac=0.25), 12)  # the last two of eight updates
-    np.testing.assert_allclose([rate(i) for i in (3, 9, 10, 11, 12)], [0.1, 0.1, 0.1, 0.05, 0.0], atol=1e-8)
+    rate = learning_rate(optimizer_config(schedule="wsd"), 14)  # two of the ten updates after the warm-up
+    np.testing.assert_allclose([rate(i) for i in (1, 4, 11, 12, 13, 14)], [0.05, 0.1, 0.1, 0.1, 0.05, 0.0], atol=1e-7)
 
 
 def test_first_step_moves_by_the_rate_and_decays_only_matrices(optimizer_config):
