@@ -18,7 +18,7 @@ from jaxagent.data import codec
 from jaxagent.types import Episode
 
 REST = ("metrics", "text", "error", "heard")  # columns of an episode that are no part of its result
-_TASK, _SAMPLE = '{"task":', re.compile(r',"sample":(\d+)[,}]')  # how a result begins
+_TASK, _SAMPLE = '{"task":{', re.compile(r',"sample":(\d+)[,}]')  # how a result begins
 LEVEL = 1  # zlib's: level 6 takes several times as long for a tenth less
 MOST_BYTES = 1 << 28  # of one unpacked episode
 
@@ -62,7 +62,7 @@ def whose(packed: Packed, where: str) -> tuple[str, int]:
     text = first.decode("utf-8", "surrogatepass")
     try:
         if text.startswith(_TASK):  # as `pack` writes it: trajectories come later, and are long
-            task, end = json.JSONDecoder().raw_decode(text, len(_TASK))
+            task, end = json.JSONDecoder().raw_decode(text, len(_TASK) - 1)
             if sample := _SAMPLE.match(text, end):
                 return str(task["id"]), int(sample[1])
         row = json.loads(text)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import errno
+import hashlib
+import json
 import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -54,6 +56,15 @@ def test_an_episode_comes_back_with_every_field():
     packed = packing.pack(EPISODE)
     assert same(packing.unpack(packed, "here"), EPISODE)
     assert not same(packing.unpack(packed, "here"), dataclasses.replace(EPISODE, trajectories=(trajectory(-0.2),)))
+
+
+def test_whose_a_result_is_does_not_hang_on_how_its_json_is_written():
+    packed = packing.pack(EPISODE)
+    assert packing.whose(packed, "here") == (EPISODE.task.id, EPISODE.sample)
+    first, second = zlib.decompress(packed.body).split(b"\n")
+    for first in (json.dumps(json.loads(first)), json.dumps(dict(reversed(json.loads(first).items())))):
+        other = Packed(hashlib.sha256(first.encode()).hexdigest(), zlib.compress(first.encode() + b"\n" + second))
+        assert packing.whose(other, "here") == (EPISODE.task.id, EPISODE.sample)
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Episode)])

@@ -228,6 +228,6 @@ def test_a_published_version_is_kept_before_anybody_is_told(tmp_path):
     def keep(version, policy):
         order.append((version, policy is state.policy, weights.versions(tmp_path)))
 
-    of = sink.Versions(CFG, driver, link, tmp_path, "run", tasks, Vitals(), print, nothing, gone, lambda: 0, keep)
+    of = sink.Versions(CFG, driver, link, tmp_path, "run", tasks, Vitals(), print, nothing, gone, lambda: {0}, keep)
     of.publish(0, state)
     assert order == [(0, True, [0]), "told"]
