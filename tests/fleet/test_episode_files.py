@@ -62,8 +62,9 @@ def test_whose_a_result_is_does_not_hang_on_how_its_json_is_written():
     packed = packing.pack(EPISODE)
     assert packing.whose(packed, "here") == (EPISODE.task.id, EPISODE.sample)
     first, second = zlib.decompress(packed.body).split(b"\n")
-    for first in (json.dumps(json.loads(first)), json.dumps(dict(reversed(json.loads(first).items())))):
-        other = Packed(hashlib.sha256(first.encode()).hexdigest(), zlib.compress(first.encode() + b"\n" + second))
+    row = json.loads(first)
+    for written in (json.dumps(row).encode(), json.dumps(dict(reversed(row.items()))).encode()):
+        other = Packed(hashlib.sha256(written).hexdigest(), zlib.compress(written + b"\n" + second))
         assert packing.whose(other, "here") == (EPISODE.task.id, EPISODE.sample)
 
 
