@@ -134,9 +134,7 @@ class Opening:
     """What an environment gets when a run opens it."""
 
     dataset: Path | None  # file or folder of the run's tasks
-    tasks: Sequence[
-        Task
-    ]  # the held-out ones: refuse tasks of a wrong kind now, with `check`, not in the middle of training
+    tasks: Sequence[Task]  # the held-out ones: `check` refuses those of a wrong kind now, not in the middle of training
     run: Callable[[Coroutine[Any, Any, Any], float], Any]  # (coroutine, timeout_s): on the loop of the attempts
     note: Callable[[str], None]  # prints a line
     held_out: Path | None = None  # file or folder of `tasks`, where they are not in `dataset`
