@@ -1,7 +1,9 @@
 """The tail that all stages share, `Run.steps`: which steps are left, when a bundle is due, and how a stage ends."""
 
+import gc
 import signal
 import types
+import weakref
 
 import pytest
 
@@ -65,6 +67,27 @@ def test_the_bundle_of_another_stage_is_not_this_one_s():
     for step in run.steps("rl", 2, lambda: ("state", {"at": len(taken)})):
         taken.append(step)
     assert taken == [0, 1] and run._first_bundle == 8
+
+
+def test_the_collector_passes_over_what_existed_before_the_steps():
+    class Node:
+        pass
+
+    def cycle():
+        node = Node()
+        node.itself = node
+        return weakref.ref(node)
+
+    run, taken = Recorded(every=0), []
+    before = cycle()  # garbage when the steps begin
+    assert not gc.get_freeze_count()
+    for step in run.steps("rl", 2, lambda: ("state", {"at": len(taken)})):
+        taken.append(step)
+        assert before() is None and gc.get_freeze_count() > 1_000
+        inside = cycle()
+        gc.collect()
+        assert inside() is None
+    assert not gc.get_freeze_count()
 
 
 def test_a_stage_that_is_over_early_saves_its_last_step():

@@ -8,7 +8,6 @@ numbers, written so that they are read back bit for bit. Axis letters: T tokens 
 from __future__ import annotations
 
 import base64
-import dataclasses
 import sys
 import zlib
 from collections.abc import Mapping
@@ -23,8 +22,14 @@ LARGEST_LOGPROB = float(np.finfo(np.float32).max)
 
 
 def encode_task(task: Task) -> dict[str, Any]:
-    """A task as a JSON object."""
-    return dataclasses.asdict(task) | {"answers": list(task.answers), "metadata": dict(task.metadata)}
+    """A task as a JSON object, whose metadata is the task's own: `dataclasses.asdict` would copy all that is in it."""
+    return {
+        "id": task.id,
+        "prompt": task.prompt,
+        "answers": list(task.answers),
+        "kind": task.kind,
+        "metadata": dict(task.metadata),
+    }
 
 
 def encode_trajectory(trajectory: Trajectory) -> dict[str, list[Any]]:

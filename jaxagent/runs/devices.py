@@ -117,16 +117,18 @@ def keep_compiled_programs() -> None:
 
 
 def compiled_folder() -> Path:
-    """`jaxagent/compiled/PROCESSOR` in the user's cache folder.
+    """`jaxagent/compiled/PROCESSOR-THREADS` in the user's cache folder.
 
     Programs for a CPU use the instructions of the machine that compiled them, and a home folder may be shared by
-    different machines: each kind of processor has a folder of its own.
+    different machines: each kind of processor has a folder of its own. They also split their loops over the threads
+    that the compiler saw, which jax's own key leaves out: what a process on one core (`taskset`, a container) compiled
+    would run on one core for everybody after it.
 
     Raises:
       RuntimeError: the user has neither a home nor a cache folder.
     """
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return caches / "jaxagent" / "compiled" / processor()
+    return caches / "jaxagent" / "compiled" / f"{processor()}-{threads()}"
 
 
 def processor() -> str:
@@ -136,6 +138,14 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         features += next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return f"{platform.machine()}-{hashlib.sha256(features.encode()).hexdigest()[:12]}"
+
+
+def threads() -> int:
+    """The threads over which XLA's CPU back end splits its work in this process: what its two variables say, or all."""
+    for name in ("PJRT_NPROC", "NPROC"):
+        if (told := os.environ.get(name, "")).isdigit():
+            return int(told)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def use_virtual_cpus(mesh: MeshConfig) -> None:

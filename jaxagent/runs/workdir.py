@@ -34,7 +34,7 @@ from jaxagent.observe.files import (
     SUMMARY_FILE,
 )
 from jaxagent.observe.progress import Progress
-from jaxagent.runs import provenance, resume, together
+from jaxagent.runs import garbage, provenance, resume, together
 from jaxagent.runs.failed import FailedEpisodes, end
 from jaxagent.runs.found import find
 from jaxagent.runs.logs import Logs
@@ -177,7 +177,7 @@ class Run:
           OSError: the disk is full, or failed.
         """
         begins, done = not self.resumes(stage), self.step_of(stage)
-        with self._stage_open(stage, total, done):
+        with self._stage_open(stage, total, done), garbage.frozen():
             if begins and first is not None:
                 first()
                 if stage in self._recorded:

@@ -92,6 +92,7 @@ def through_json(value):
 @given(instances(Task), trajectories(), instances(Episode))
 def test_every_field_comes_back(task, trajectory, episode):
     assert set(COLUMNS) == {f.name for f in dataclasses.fields(Trajectory)}
+    assert set(codec.encode_task(task)) == {f.name for f in dataclasses.fields(Task)}
     assert same(codec.decode_task(through_json(codec.encode_task(task)), "here"), task)
     assert same(codec.decode_trajectory(through_json(codec.encode_trajectory(trajectory)), "here"), trajectory)
     assert same(codec.decode_episode(through_json(codec.encode_episode(episode)), "here"), episode)
