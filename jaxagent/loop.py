@@ -32,7 +32,7 @@ from jaxagent.learner.state import TrainState
 from jaxagent.learner.teacher import check_teacher, open_teacher
 from jaxagent.models.params import Params
 from jaxagent.observe import health
-from jaxagent.observe.files import POLICY_FOLDER
+from jaxagent.observe.files import OUTDATED_FILE, POLICY_FOLDER
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout.experience import Experience
 from jaxagent.rollout.staleness import ages
@@ -47,8 +47,6 @@ from jaxagent.runs.stages.stage import StageProgram, left, nothing_to_check
 from jaxagent.runs.stopping import Stopping
 from jaxagent.runs.workdir import Run, open_run
 from jaxagent.types import Group
-
-OUTDATED = "OUTDATED"  # a file in <workdir>/policy: the run has gone on since it was exported
 
 
 def run(
@@ -79,14 +77,12 @@ def run(
             parts = opened.enter_context(open_parts(cfg, progress.note))
         saved.begin(parts.identity(), parts.mesh)
         policy_folder = saved.workdir / POLICY_FOLDER
-        outdated = policy_folder / OUTDATED
+        outdated = policy_folder / OUTDATED_FILE
         if not stages and (policy_folder / "config.json").exists() and not outdated.exists():
             return saved.finish(summary(saved))  # the same command after the end; more steps would go on
         stages = stages or cfg.stages[-1:]  # killed while it was exporting
         for stage in stages:
             STAGES[stage].check(parts)
-        if policy_folder.is_dir():
-            outdated.touch()  # an export of fewer steps, until this one's
         # LoRA adapters that an earlier process began.
         adapting = cfg.model.lora.rank > 0 and (saved.resumes(OPD) or saved.resumes(RL))
         with contextlib.ExitStack() as engine:

@@ -19,8 +19,9 @@ from jaxagent.config import Stage, flags
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.models import hf
 from jaxagent.observe import jsonl
+from jaxagent.observe.files import OUTDATED_FILE
 from jaxagent.runs.evaluation import policy as policies
-from jaxagent.runs.parts import open_parts
+from jaxagent.runs.parts import Parts, open_parts
 from jaxagent.types import TokenKind
 from tests import tiny_run
 
@@ -119,13 +120,19 @@ def test_an_export_that_the_run_has_outgrown_is_made_again(finished, tmp_path, m
     def ended(*_, **__):
         raise SystemExit(143)
 
+    longer = flags.parse_argv(tiny_run.argv(run, "--config.rl.steps=5")).config
     with monkeypatch.context() as patched:
         patched.setattr(loop, "rl_stage", ended)
         with pytest.raises(SystemExit):
-            loop.run(flags.parse_argv(tiny_run.argv(run, "--config.rl.steps=5")).config)
-    assert (run / "policy" / loop.OUTDATED).exists()
-    assert cli.main(tiny_run.argv(run)) == 0  # every step is in the newest bundle
-    assert not (run / "policy" / loop.OUTDATED).exists()
+            loop.run(longer)
+    assert not (run / "policy" / OUTDATED_FILE).exists()  # nothing was trained, nor written
+    with monkeypatch.context() as patched:
+        patched.setattr(Parts, "export", ended)
+        with pytest.raises(SystemExit):
+            loop.run(longer)
+    assert (run / "policy" / OUTDATED_FILE).exists()
+    assert cli.main(tiny_run.argv(run, "--config.rl.steps=5")) == 0  # every step is in the newest bundle
+    assert not (run / "policy" / OUTDATED_FILE).exists()
     assert (run / "policy/config.json").stat().st_mtime_ns > exported
 
 

@@ -36,6 +36,7 @@ BEATS_PER_LEASE = 4
 LONG_POLL_S = 10.0
 SENDERS = 4
 LOOK_S = 0.5  # between two looks of a thread that waits for another one
+MOST_REFUSED = 16  # results in a row
 LEAST_PAUSE_S, MOST_PAUSE_S = 0.5, 30.0  # after a version that could not be had; doubled from time to time
 LEAVE_S = 5.0  # to say goodbye to a coordinator that may be away
 STOP_S = 5.0  # for threads to end
@@ -43,6 +44,10 @@ STOP_S = 5.0  # for threads to end
 ENDING, EMPTYING, JOINING = "ending", "emptying", "joining"
 PLAYING, ASKING, WAITING = "playing", "asking for episodes", "waiting for a place"
 PHASES = (ENDING, WEIGHTS, EMPTYING, JOINING, PLAYING, ASKING, WAITING)
+
+
+class RefusedError(RuntimeError):
+    """The coordinator takes nothing that this process plays."""
 
 
 @dataclasses.dataclass
@@ -89,6 +94,7 @@ class EngineWorker:
         self._counts = dict.fromkeys(
             ("episodes", "late", "refused", "conflicts", "cancelled", "given_back", "weights_failed", "joins"), 0.0
         )
+        self._in_vain = 0  # results in a row that were not taken
         self._seconds = {"idle_s": 0.0, "weights_s": 0.0}
         self._looked = time.monotonic()
         self._results: collections.deque[tuple[str, Packed, int]] = collections.deque()
@@ -101,6 +107,7 @@ class EngineWorker:
         """Works until the run has ended, or `end` was called. Returns why it ends.
 
         Raises:
+          RefusedError: it plays nothing that the coordinator takes.
           Exception: what a thread died of: the coordinator is away for longer than the link waits, or a defect.
         """
         self._join("")
@@ -222,11 +229,19 @@ class EngineWorker:
                 self._counts["late"] += answer.outcome is Outcome.LATE
                 self._counts["refused"] += answer.outcome is Outcome.REFUSED
                 self._counts["conflicts"] += answer.outcome is Outcome.CONFLICT
+                not_taken = answer.outcome in (Outcome.REFUSED, Outcome.CONFLICT)
+                self._in_vain = self._in_vain + 1 if not_taken else 0
+                in_vain = self._in_vain
                 del self._held[lease]
                 self._changed.notify_all()
             self._stands.sign(done=1)
-            if answer.outcome in (Outcome.REFUSED, Outcome.CONFLICT):
+            if not_taken:
                 logger.error("An episode was not taken (%s): %s", answer.outcome.value, answer.reason)
+            if in_vain >= MOST_REFUSED:  # a defect, or hardware that errs: a process that plays on hides it
+                raise RefusedError(
+                    f"The coordinator has taken none of the last {in_vain} episodes that this process has played. "
+                    f"The last one: {answer.outcome.value}, {answer.reason}"
+                )
 
     def _renewing(self) -> None:
         pause_s = LEAST_PAUSE_S

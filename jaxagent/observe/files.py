@@ -14,3 +14,4 @@ PLAN_FILE = "plan.json"  # what --dry_run printed
 RECORD_FOLDER = "record"  # what RL steps were made of; see runs/record.py
 CHECKPOINTS_FOLDER = "checkpoints"  # a bundle per folder; see learner/checkpoint.py
 POLICY_FOLDER = "policy"  # the exported model
+OUTDATED_FILE = "OUTDATED"  # in the policy's folder: the run has gone on since it was exported

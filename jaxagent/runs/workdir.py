@@ -29,6 +29,8 @@ from jaxagent.observe.files import (
     CONFIG_FILE,
     LOCK_FILE,
     METRICS_FILE,
+    OUTDATED_FILE,
+    POLICY_FOLDER,
     RECORD_FOLDER,
     RUN_FILE,
     SUMMARY_FILE,
@@ -129,6 +131,8 @@ class Run:
             self._starts["starts"].append(provenance.start(self._devices, resumed_at))
             files.replace_json(self.workdir / RUN_FILE, jsonl.plain(self._starts))
             files.replace_json(self.workdir / CONFIG_FILE, jsonl.plain(to_dict(self.cfg)))
+            if (policy := self.workdir / POLICY_FOLDER).is_dir():
+                (policy / OUTDATED_FILE).touch()  # an export of fewer steps, until this run's
         self._stack.callback(self._logs.close)
         self._logs.open()
 

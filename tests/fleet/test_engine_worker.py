@@ -402,6 +402,32 @@ def test_a_refused_result_is_dropped_and_counted():
         assert worker.numbers()["refused"] == 1 and len(player.begun) == 4
 
 
+def test_who_is_refused_all_the_time_ends(monkeypatch):
+    monkeypatch.setattr(worker_module, "MOST_REFUSED", 3)
+    monkeypatch.setattr(worker_module, "SENDERS", 1)  # so that answers come in their order
+    for outcomes, ends in (
+        ((Outcome.REFUSED, Outcome.CONFLICT, Outcome.REFUSED), True),
+        ((Outcome.REFUSED, Outcome.REFUSED, None, Outcome.CONFLICT, Outcome.REFUSED), False),
+    ):
+        hub = Hub(plan(steps=3, groups_per_step=1))
+        real, answers, lock = hub.put, list(outcomes), threading.Lock()
+
+        def put(*args, real=real, answers=answers, lock=lock):
+            with lock:
+                outcome = answers.pop(0) if answers else None
+                return real(*args) if outcome is None else Answer(outcome, "it has version 9")
+
+        hub.put = put
+        with working(hub, FakePlayer(hub)) as (_, reasons):
+            if ends:
+                until(lambda reasons=reasons: reasons[0] is not None)
+                assert isinstance(reasons[0], worker_module.RefusedError)
+                assert "none of the last 3 episodes" in str(reasons[0]) and "version 9" in str(reasons[0])
+            else:
+                hub.train()
+                assert reasons[0] is None or isinstance(reasons[0], str)
+
+
 def test_where_it_stands_is_told_with_the_time_since_the_last_progress():
     class Watch:
         phases, ticks = [], 0

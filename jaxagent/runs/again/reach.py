@@ -17,13 +17,12 @@ from typing import Any
 
 from jaxagent.config import Config
 from jaxagent.observe import jsonl
-from jaxagent.observe.files import METRICS_FILE, POLICY_FOLDER, SUMMARY_FILE
+from jaxagent.observe.files import METRICS_FILE, OUTDATED_FILE, POLICY_FOLDER, SUMMARY_FILE
 from jaxagent.runs.again.compare import Difference
 from jaxagent.runs.checks import OPD
 
 Headers = Mapping[int, Mapping[str, Any]]
 Hosts = Mapping[int, Mapping[str, Any]]  # by step: the host's side of the stage's bundles
-_OUTDATED = "OUTDATED"  # in the policy's folder: the run has gone on since it was exported (loop.py)
 _PLACE = "where the stage ends"
 
 
@@ -61,7 +60,7 @@ def read(workdir: Path, cfg: Config, stage: str, bundles: Mapping[int, Any]) -> 
 def _ended(workdir: Path, cfg: Config) -> bool:
     """Whether the run has come to its end, and has not gone on since."""
     policy, summary = workdir / POLICY_FOLDER, workdir / SUMMARY_FILE
-    if (policy / _OUTDATED).exists():
+    if (policy / OUTDATED_FILE).exists():
         return False
     if (policy / "config.json").exists():
         return True
