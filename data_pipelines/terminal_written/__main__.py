@@ -25,6 +25,7 @@ import os
 import shutil
 import sys
 import time
+import typing
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +40,7 @@ from jaxagent.data_pipelines.terminal_written import solve
 from jaxagent.data_pipelines.terminal_written.task import STAGES, Rejected, checked, written
 from jaxagent.observe import jsonl
 from jaxagent.rewards.chat_client import ChatClient, Endpoint
+from jaxagent.rewards.judge import LimitField
 from jaxagent.sandbox.images import bases
 
 LOG, PARTIAL = "written.jsonl", ".partial"
@@ -94,7 +96,7 @@ class Pipeline:
 async def run(args: argparse.Namespace, log: jsonl.JsonlLog, todo: Sequence[int]) -> None:
     """Works on the ideas, `args.jobs` at once; a record is on disk when its idea has ended."""
     key, solver_name = os.environ.get("CHAT_API_KEY", ""), args.solver or args.model
-    ends = [Endpoint(args.url, model, key, args.timeout_s, RETRIES) for model in (args.model, solver_name)]
+    ends = [endpoint(args, model, key) for model in (args.model, solver_name)]
     workspaces = ImageWorkspaces(args.images, args.base, args.network)
     rest, counts, started = iter(todo), Counter(), time.monotonic()
 
@@ -114,6 +116,12 @@ async def run(args: argparse.Namespace, log: jsonl.JsonlLog, todo: Sequence[int]
                 workers.create_task(work(pipeline))
     finally:
         workspaces.close()
+
+
+def endpoint(args: argparse.Namespace, model: str, key: str) -> Endpoint:
+    """Where a model is, and which fields its requests have."""
+    sends = {"send_seed": args.send_seed == "True", "send_temperature": args.send_temperature == "True"}
+    return Endpoint(args.url, model, key, args.timeout_s, RETRIES, limit_field=args.limit_field, **sends)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -161,6 +169,10 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--temperature", type=float, default=1.0, help="of the solver")
     out.add_argument("--max_tokens", type=int, default=8192, help="of one reply")
     out.add_argument("--timeout_s", type=float, default=300.0, help="of one request")
+    for name, who in (("send_seed", "Gemini's endpoint"), ("send_temperature", "models with one temperature")):
+        out.add_argument(f"--{name}", choices=("True", "False"), default="True", help=f"False for {who}")
+    limits = typing.get_args(LimitField)
+    out.add_argument("--limit_field", choices=limits, default=limits[0], help="by which name a reply's limit is sent")
     out.add_argument("--images", type=Path, required=True, help="folder of built images")
     out.add_argument("--base", action="append", default=[], metavar="NAME=SOURCE", help="what containers start from")
     out.add_argument("--network", action="store_true", help="build steps have this machine's network")

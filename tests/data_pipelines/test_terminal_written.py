@@ -13,6 +13,7 @@ from data_pipelines.terminal_written import prompts
 from data_pipelines.terminal_written.task import _seed
 from jaxagent.envs.terminal import folders
 from jaxagent.observe import jsonl
+from jaxagent.rewards.chat_client import REMEDIES
 
 # As much of pytest as the tests below need: the machine's own Python may have none.
 PYTEST = """\
@@ -161,6 +162,15 @@ def test_what_can_be_solved_is_kept_and_the_rest_is_named(tmp_path, images, serv
     assert pipeline.main([*flags, "--num=8"]) == 0 and len(server.requests) == asked
     made = harbor.main(["write", str(out), f"--out={tmp_path / 'dataset'}", "--heldout=1"])
     assert made == 2 and "less than the 1 tasks with a test" in capsys.readouterr().err
+
+
+def test_fields_that_an_endpoint_refuses_are_left_out():
+    start = ["--out=o", "--url=http://localhost:1/v1", "--model=m", "--images=i"]
+    plain = pipeline.endpoint(pipeline.parser().parse_args(start), "m", "")
+    assert (plain.send_seed, plain.send_temperature, plain.limit_field) == (True, True, "max_tokens")
+    flags = [f"--{remedy}" for remedy in (REMEDIES["seed"], REMEDIES["temperature"], REMEDIES["max_tokens"])]
+    other = pipeline.endpoint(pipeline.parser().parse_args(start + flags), "m", "")
+    assert (other.send_seed, other.send_temperature, other.limit_field) == (False, False, "max_completion_tokens")
 
 
 def test_ideas_differ_and_repeat():
