@@ -1,4 +1,4 @@
-"""Python's collector of cycles, kept away from what lasts as long as a stage does."""
+"""Python's collector of cycles, kept away from what lasts as long as a stage or an engine does."""
 
 from __future__ import annotations
 

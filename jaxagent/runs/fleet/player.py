@@ -31,7 +31,7 @@ from jaxagent.fleet.wire import Job
 from jaxagent.fleet.worker import EngineWorker
 from jaxagent.models.params import Params
 from jaxagent.rollout.workers import LATE, STOP_TIMEOUT_S, Rollout, guarded, no_episode
-from jaxagent.runs import attempts
+from jaxagent.runs import attempts, garbage
 from jaxagent.runs.checks import OPD
 from jaxagent.runs.fleet import held, probe
 from jaxagent.runs.fleet.held import HeldVersions, blank
@@ -355,6 +355,7 @@ def run(
         logger.info("%s is ready after %.1f s", name, time.monotonic() - started)
         worker = EngineWorker(link, player, told, fleet.rule, budget_s(cfg), watch)
         begun(worker)
+        opened.enter_context(garbage.frozen())
         return worker.run()
 
 
