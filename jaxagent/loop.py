@@ -107,7 +107,7 @@ def rl_stage(
     """Reinforcement learning; returns the trained policy. Logs and bundles go under the name `stage`."""
     cfg, rl = parts.cfg, parts.cfg.rl
     experience = Experience(parts.train, cfg)
-    entropy = EntropyControl.start(rl, saved.results)
+    entropy = EntropyControl.start(rl, saved.results if saved.resumes(stage) else {})
     before = cfg.opd.steps if stage == RL and OPD in cfg.stages else 0  # steps of the other stage that samples so
     with saved.compiles.warm_up():
         programs, state = make_programs(cfg, parts.spec, parts.mesh, params, open_teacher(cfg, parts.mesh))

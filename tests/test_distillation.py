@@ -76,10 +76,13 @@ def test_stages_chain_in_one_config(tmp_path, teacher):
     """SFT on the dataset's demonstrations, RL, distillation, export; each stage goes on from the one before."""
     flags = ["--config.sft.updates=12", "--config.sft.examples=8", "--config.sft.learning_rate=0.01",
              "--config.stages=sft,rl,opd", "--config.rl.steps=2",
-             "--config.opd.steps=2", "--config.rl.optimizer.learning_rate=0.01"]  # fmt: skip
+             "--config.opd.steps=2", "--config.rl.optimizer.learning_rate=0.01",
+             "--config.rl.entropy_control.target=100", "--config.rl.entropy_control.step=0.001"]  # fmt: skip
     assert cli.main(argv(tmp_path / "run", teacher, *flags)) == 0
     records = [r for r in jsonl.read(tmp_path / "run" / "metrics.jsonl") if r["step"] > 0]
     assert list(dict.fromkeys(r["stage"] for r in records)) == ["sft", "rl", "opd"]
+    for stage in ("rl", "opd"):  # each begins at rl.entropy_coefficient
+        assert [r["policy/entropy_coefficient"] for r in records if r["stage"] == stage] == [0.0, 0.001]
     losses = [r["loss/total"] for r in records if r["stage"] == "sft"]
     assert len(losses) == 12 and losses[-1] < 0.8 * losses[0], losses
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["compiles_after_warmup"] == 0

@@ -22,10 +22,13 @@ def as_opd(cfg: Config) -> Config:
         optimizer=dataclasses.replace(rl.optimizer, learning_rate=opd.learning_rate),
         advantage=NoReward(),
         kl=dataclasses.replace(rl.kl, where="advantage") if rl.kl and rl.kl_in("reward") else rl.kl,
+        group_reward=None,
+        shaping=None,
         echo=None,
         positive_nll=None,
         replay=None,
         refill=None,
+        oversample=None,
         keep_groups_frac=1.0,
         distill=opd.distill,
     )

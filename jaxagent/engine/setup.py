@@ -20,5 +20,5 @@ class EngineSetup:
     truncation: bool = False  # whether requests may use top-p, top-k or min-p: their programs are compiled only then
     seed: int = 0  # of the run; with task, sample, conversation, turn and position it fixes every random number
     # Turns that may be in hand beyond the number of slots; one more is refused with `BusyError`. None: the callers see
-    # to it themselves, as rollout workers do, which are no more than the slots.
+    # to it themselves, as rollout workers do, which are `concurrent_episodes` at most.
     max_waiting: int | None = None

@@ -46,7 +46,7 @@ def load(path: str | Path) -> list[dict[str, Any]]:
     """
     path = Path(path)
     if not path.is_file():
-        raise ConfigError(f"warm_start.demonstrations: no file '{path}'.")
+        raise ConfigError(f"There is no file '{path}' of demonstrations.")
     rows = []
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):

@@ -94,7 +94,7 @@ def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], cfg: Config
     """Compares the contents that a run works with.
 
     Args:
-      saved, now: what `build.Parts.identity` said then and says now.
+      saved, now: what `runs.parts.Parts.identity` said then and says now.
       cfg: the config now.
       host: of the bundle.
 

@@ -98,7 +98,7 @@ class Run:
         """Compares what the run works with, and opens the checkpoints. Leftovers of a killed save are removed.
 
         Args:
-          identity: of `build.Parts`.
+          identity: of `runs.parts.Parts`.
           mesh: that the run is on.
 
         Raises:

@@ -170,7 +170,7 @@ def test_a_judge_in_place_of_exact_match():
     class Judge:
         async def ask(self, rubric, material):
             self.asked = dict(material)
-            return Judgement(1.0, {"right": 1.0}, 3, ())
+            return Judgement(1.0, {"right": 1.0}, 2, ("cut off",))
 
     settings = JudgeSettings(url="http://x/v1", model="judge")
     cfg = dataclasses.replace(config(min_answers=1), reward=Judged(judge=settings), shaping=Shaping(Overlong(100, 0.4)))
@@ -179,13 +179,15 @@ def test_a_judge_in_place_of_exact_match():
     def judged(*turns):
         attempt = search.SearchAttempt(TASK, cfg, Found([]), judge)
         transcript = Transcript("", turns, action_tokens=(10,) * len(turns))
-        return asyncio.run(attempt.verify(transcript))
+        return asyncio.run(attempt.verify(transcript)), attempt.counters
 
-    found = judged(("<answer> the bard of Avon </answer>", ""))
+    found, counters = judged(("<answer> the bard of Avon </answer>", ""))
     assert found.reward == 1.0 and found.components["judged"] == 1.0 and found.components["em"] == 0.0
+    assert (counters["judge/valid"], counters["judge/failed"]) == (2, 1)
     assert judge.asked == {"question": TASK.prompt, "reference": "\n".join(TASK.answers), "answer": "the bard of Avon"}
     del judge.asked
-    assert judged(("I give up.", "")).reward == 0.0 and not hasattr(judge, "asked")
+    silent, counters = judged(("I give up.", ""))
+    assert silent.reward == 0.0 and not hasattr(judge, "asked") and "judge/failed" not in counters
 
 
 def test_what_was_only_read_is_no_answer():

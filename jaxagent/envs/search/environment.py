@@ -284,7 +284,8 @@ class SearchAttempt:
             ended=transcript.ended,
         )
         if self._judge is not None and isinstance(config.reward, Judged):
-            view = await config.reward.ask(self._judge, view)
+            view, counts = await config.reward.ask(self._judge, view)
+            self.counters |= counts
         given = reward(view)
         scores = dict(given) if isinstance(given, Mapping) else {"reward": given, config.score: given}
         scores = {name.removeprefix("outcome/"): value for name, value in scores.items()}

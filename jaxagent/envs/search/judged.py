@@ -36,17 +36,18 @@ class Judged(ExactMatch):
 
         return HttpJudge(self.judge)
 
-    async def ask(self, judge: Judge, view: View) -> View:
-        """The view with the judge's score; an attempt without an answer costs no call and has 0.
+    async def ask(self, judge: Judge, view: View) -> tuple[View, Mapping[str, float]]:
+        """The view with the judge's score, and what is counted; an attempt without an answer costs no call and has 0.
 
         Raises:
           JudgeError: too few usable replies: a failure of the episode, and no score.
         """
         answer = extract_answer(self.answer_text(view), self.min_answers)
         if answer is None:
-            return dataclasses.replace(view, judged=0.0)
+            return dataclasses.replace(view, judged=0.0), {}
         material = {"question": view.task.prompt, "reference": "\n".join(view.task.answers), "answer": answer}
-        return dataclasses.replace(view, judged=(await judge.ask(RUBRIC, material)).score)
+        judgement = await judge.ask(RUBRIC, material)
+        return dataclasses.replace(view, judged=judgement.score), judgement.metrics
 
     def __call__(self, view: View) -> dict[str, float]:
         """The judge's score and the components of exact match."""
