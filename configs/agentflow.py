@@ -189,6 +189,7 @@ def qwen2_5_7b() -> ConfigDict:
     config.mesh.fsdp = 4
     config.mesh.tensor = 2  # every device has a half of the engines' weights, the policy's and the frozen roles'
     config.numerics = "fast"
+    config.checkpoint.replay = "newest"
 
     # The shape of Qwen2.5-7B, so that --dry_run needs no checkpoint; a model.path must agree with it.
     config.model.family = "qwen2"

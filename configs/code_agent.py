@@ -58,6 +58,7 @@ def qwen2_5_3b() -> ConfigDict:
     config.workdir = "runs/code_agent_qwen2.5-3b"
     config.mesh.fsdp = 2
     config.numerics = "fast"
+    config.checkpoint.replay = "newest"
 
     # The shape of Qwen2.5-3B, so that --dry_run needs no checkpoint; a model.path must agree with it.
     config.model.family = "qwen2"

@@ -157,6 +157,7 @@ def published() -> ConfigDict:
 def agent_scale(config: ConfigDict) -> None:
     """What the large presets of both coding recipes have in common: long sessions of real agent programs."""
     config.numerics = "fast"
+    config.checkpoint.replay = "newest"
     config.model.rope_theta = 1_000_000.0
     config.model.embed_init_std = 0.02
     config.model.compute_dtype = "bfloat16"

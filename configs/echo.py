@@ -68,6 +68,7 @@ def qwen3_8b_grpo() -> ConfigDict:
     config.workdir = "runs/echo_grpo_qwen3-8b"
     config.mesh.fsdp = 8
     config.numerics = "fast"
+    config.checkpoint.replay = "newest"
 
     # The shape of Qwen3-8B, so that --dry_run needs no checkpoint; a model.path must agree with it.
     config.model.family = "qwen3"

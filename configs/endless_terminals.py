@@ -88,6 +88,7 @@ def qwen2_5_7b() -> ConfigDict:
     config.workdir = "runs/endless_terminals_qwen2.5-7b"
     config.mesh.fsdp = 8
     config.numerics = "fast"
+    config.checkpoint.replay = "newest"
 
     # The shape of Qwen2.5-7B, so that --dry_run needs no checkpoint; a model.path must agree with it.
     config.model.family = "qwen2"

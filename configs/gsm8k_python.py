@@ -122,6 +122,7 @@ def qwen2_5_1_5b() -> ConfigDict:
     config = laptop()
     config.workdir = "runs/gsm8k_python_qwen2.5-1.5b"
     config.numerics = "fast"
+    config.checkpoint.replay = "newest"
 
     # The shape of Qwen2.5-1.5B, so that --dry_run needs no checkpoint; a model.path must agree with it.
     config.model.family = "qwen2"

@@ -150,6 +150,7 @@ def qwen2_5_0_5b(world: str) -> ConfigDict:
     config = laptop_scale()
     config.workdir = f"runs/ragen_qwen2.5-0.5b_{world}"
     config.numerics = "fast"
+    config.checkpoint.replay = "newest"
 
     # The shape of Qwen2.5-0.5B, so that --dry_run needs no checkpoint; a model.path must agree with it.
     config.model.family = "qwen2"

@@ -199,7 +199,7 @@ def smollm2_scale(config: ConfigDict) -> None:
     config.rl.batch.update(row_tokens=640, micro_rows=1, share_prefix=True)
     config.eval.every = 0  # before and after
     # A bundle on its way to the disk would hold 1.6 GB beside what an update needs; a signal still saves.
-    config.checkpoint = ConfigDict({"every": 0, "keep": 1})
+    config.checkpoint = ConfigDict({"every": 0, "keep": 1, "replay": "newest"})
 
 
 def qwen2_5_3b() -> ConfigDict:
@@ -208,6 +208,7 @@ def qwen2_5_3b() -> ConfigDict:
     config.workdir = "runs/search_r1_qwen2.5-3b"
     config.mesh.fsdp = 4
     config.numerics = "fast"
+    config.checkpoint.replay = "newest"
 
     # The shape of Qwen2.5-3B, so that --dry_run needs no checkpoint; a model.path must agree with it.
     config.model.family = "qwen2"

@@ -101,6 +101,7 @@ def qwen3_4b() -> ConfigDict:
     config.workdir = "runs/tau_bench_qwen3-4b"
     config.mesh.fsdp = 4
     config.numerics = "fast"
+    config.checkpoint.replay = "newest"
 
     # The shape of Qwen3-4B-Instruct-2507, so that --dry_run needs no checkpoint; a model.path must agree with it.
     config.model.family = "qwen3"

@@ -157,6 +157,7 @@ def qwen3_8b() -> ConfigDict:
     config.mesh.fsdp = 4
     config.mesh.tensor = 2  # every device has a half of the engine's weights
     config.numerics = "fast"
+    config.checkpoint.replay = "newest"
 
     # The shape of Qwen3-8B, so that --dry_run needs no checkpoint; a model.path must agree with it.
     config.model.family = "qwen3"

@@ -245,6 +245,15 @@ def test_every_preset_keeps_to_the_ranges(name):
             relations.check(schema.parse(file.get_config(preset + algorithm)))
 
 
+@pytest.mark.parametrize("name", sorted(p.stem for p in (ROOT / "configs").glob("[!_]*.py")))
+def test_large_presets_keep_the_newest_steps_for_a_replay_and_laptops_all(name):
+    file = importlib.import_module(f"configs.{name}")
+    (table,) = re.findall(r'\{\s*("laptop": .*?)\}', (ROOT / "configs" / f"{name}.py").read_text(), re.DOTALL)
+    for preset in re.findall(r'"([\w.-]+)": ', table):
+        config = file.get_config(preset)
+        assert config.checkpoint.replay == ("newest" if config.numerics == "fast" else "all"), preset
+
+
 @pytest.mark.parametrize(
     ("allowed", "inside", "outside", "said"),
     [

@@ -6,8 +6,8 @@
     python -m data_pipelines.bugs check data/bugs                    # every oracle 1, nothing done 0
 
 A bug is put into a file of the sources (mutate.py), or a commit that changed sources and tests is taken back in the
-sources. It becomes a task if tests that passed now fail, the same ones twice, and pass again with the oracle's patch.
-Tests run in sandboxes only.
+sources. It becomes a task if tests that passed now fail, the same ones three times, and pass again with the oracle's
+patch. Tests run in sandboxes only.
 
     train.jsonl, heldout.jsonl   rows; modules, not tasks, are divided between them
     archives/                    the repositories, and what their tests need, as tar files

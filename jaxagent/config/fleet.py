@@ -31,4 +31,5 @@ class FleetConfig:
     patience_s: Seconds = 600.0  # for which a process waits for a coordinator that is away; then it ends
     start_s: Seconds = 3600.0  # budget of what happens once: opening data, restoring, compiling, the first step
     hang_s: Seconds = 900.0  # budget of any other phase: who shows no progress for so long is ended and started again
-    restarts: NonNegativeInt = 100  # of each process, by the command that started it; then the run ends
+    # Of each process, by the command that started it; then the run ends, or goes on with the other engines.
+    restarts: NonNegativeInt = 100

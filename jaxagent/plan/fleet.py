@@ -20,7 +20,7 @@ from jaxagent.plan.pace import Pace
 
 ASSUMED_WAITS_S = (0.0, 2.0, 10.0)  # of a turn's environment, where nobody has measured it
 SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4)  # of the parts for the trainer, that are tried beside the run's own
-# The model's step times were up to 9.4 % off those of real processes (docs/asynchronous.md, "What to expect").
+# The model's step times were up to 9.4 % off those of real processes on a loaded machine (docs/benchmarks.md).
 WORTH = 1.1  # times over synchronous, below which nothing is recommended
 TURNS = 200_000  # that all simulations of a forecast have together, about: two seconds of one core
 MOST_ENGINES = 12  # that are simulated; more are represented by these

@@ -4,9 +4,9 @@
 
 A session is one attempt at one task. A node takes it (INITIALIZING), reports the phases as they come, and sends the
 episode, which ends it: COMPLETED, ERROR or TIMEOUT. CANCELLED is the end of one that nobody wants any more. A session
-whose node is lost goes back to REGISTERED, for another node, at most `max_losses` times. An end is final: whatever
-comes afterwards is told that it is a duplicate. Names, order and the rule of acceptance are those of NVIDIA's Polar
-(NVIDIA-NeMo/ProRL-Agent-Server).
+whose node is lost goes back to REGISTERED, for another node; the loss number `max_losses` ends it. An end is final:
+whatever comes afterwards is told that it is a duplicate. Names, order and the rule of acceptance are those of NVIDIA's
+Polar (NVIDIA-NeMo/ProRL-Agent-Server).
 """
 
 from __future__ import annotations

@@ -151,6 +151,9 @@ class _Dockerfile:
         source = self._expand(start, self._alias(start)[0], globals_)
         if not source:
             raise self._wrong(start, "names no image: an ARG before FROM has no value")
+        if "platform" in start.flags:
+            told = f"--platform={start.flags['platform']} has no effect: an image is of this machine's processor"
+            self._notes.append(f"line {start.line}: {told}")
         if source.lower() in self._stages:
             built = self._stages[source.lower()]
         else:
