@@ -64,6 +64,7 @@ class Reader:
             for index in range(len(data)):
                 try:
                     task = rows.check(_named(data[index], source.data_source, split, index), data.place(index), True)
+                    row = rows.stored(task, data.place(index))
                 except ConfigError as error:
                     if not self._skip:
                         raise
@@ -72,7 +73,7 @@ class Reader:
                 if self._max and self.kept[task.kind] == self._max:
                     continue
                 self.kept[task.kind] += 1
-                yield rows.to_row(task)
+                yield row
 
 
 def build(

@@ -94,7 +94,10 @@ class ParquetRows(Rows):
         return self._table.num_rows
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self._table.slice(index, 1).to_pylist()[0]
+        try:
+            return self._table.slice(index, 1).to_pylist()[0]
+        except ValueError as error:  # Arrow's own, and bytes that are no UTF-8 in a column of texts
+            raise ConfigError(f"{self.place(index)} cannot be decoded: {_first_line(error)}") from None
 
 
 class ArrayRecordRows(Rows):
@@ -197,7 +200,7 @@ class ChainedRows(Rows):
 
 
 _FORMATS = {".jsonl": JsonlRows, ".parquet": ParquetRows, ".array_record": ArrayRecordRows}
-_SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}")
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})")
 _RETAIL = re.compile("retail_(train|dev|test)_tasks")  # tau-bench's splits; other files beside them are none
 
 
@@ -236,18 +239,48 @@ def splits(path: Path) -> dict[str, tuple[Path, ...]]:
     for split, parts in found.items():
         if len(parts) > 1 and not all(_SHARD.fullmatch(file.stem) for file in parts):
             raise ConfigError(f"{path}: {', '.join(file.name for file in parts)} all claim to be split '{split}'.")
+        _check_complete(path, split, parts)
     if not found:
         raise ConfigError(f"{path} holds no dataset: no dataset_info.json (TFDS), no <split>.jsonl or <split>.parquet.")
     return {split: tuple(parts) for split, parts in found.items()}
 
 
 def open_rows(path: Path, split: str) -> Rows:
-    """The rows of a split that `splits(path)` names."""
-    places = splits(path)[split]
+    """The rows of a split that `splits(path)` names.
+
+    Raises:
+      ConfigError: it names none such: a folder, say, where one file is meant.
+    """
+    found = splits(path)
+    if split not in found:
+        meant = f"has no split '{split}'. {nearest(split, found)}" if split else "is a folder: name one file of tasks."
+        raise ConfigError(f"{path} {meant}")
+    places = found[split]
     if places[0].is_dir():
         return TfdsRows(places[0], split) if is_tfds(places[0]) else ListedRows(places[0], split)
     parts = [_FORMATS[place.suffix](place) for place in places]
     return parts[0] if len(parts) == 1 else ChainedRows(parts)
+
+
+def _check_complete(path: Path, split: str, parts: Sequence[Path]) -> None:
+    """Raises ConfigError unless the files of a split that is cut are all of its pieces, each once."""
+    pieces = [shard for file in parts if (shard := _SHARD.fullmatch(file.stem))]
+    if not pieces:
+        return
+    counts = sorted({int(shard[3]) for shard in pieces})
+    if len(counts) > 1:
+        raise ConfigError(
+            f"{path}: split '{split}' is cut into {' and into '.join(map(str, counts))} files at once: remove the "
+            "files of an older cut."
+        )
+    numbers = [int(shard[2]) for shard in pieces]
+    if twice := [file.name for file in parts if numbers.count(int(_SHARD.fullmatch(file.stem)[2])) > 1]:
+        raise ConfigError(f"{path}: {', '.join(twice)} are the same piece of split '{split}'.")
+    if missing := sorted(set(range(counts[0])) - set(numbers)):
+        raise ConfigError(
+            f"{path}: split '{split}' is cut into {counts[0]} files, of which {len(missing)} are missing: the first is "
+            f"number {missing[0]:05d}."
+        )
 
 
 def _task_splits(folder: Path) -> dict[str, list[str]]:
@@ -278,7 +311,7 @@ def _from_json(record: bytes, place: str) -> Any:
         return value
     except UnicodeEncodeError:  # the log of an episode could not hold the task
         raise ConfigError(f"{place}: half of a surrogate pair (\\ud800 to \\udfff) in it: it is no text.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also no UTF-8, and a number of thousands of digits
         raise ConfigError(f"{place}: not JSON: {error}.") from None
 
 
