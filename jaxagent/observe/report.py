@@ -177,11 +177,11 @@ def _subtitle(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
 
 def _tiles(summary: Mapping[str, Any]) -> str:
     tiles = []
-    measured = [found[1] for name in summary if (found := re.match("(.*?)_(before|after)_", name))]
+    measured = [found[1] for name in summary if (found := re.match("(.*)_(before|after)_", name))]
     score = headline.score_of(measured)
     for metric in headline.held_out(measured, score):
         kind = metric.removeprefix(f"eval/{score}").strip("_") or "greedy"
-        title = f"held-out {score}, {kind.replace('_', ' ')}"
+        title = html.escape(f"held-out {score}, {kind.replace('_', ' ')}")
         before, after = f"{metric}_before_", f"{metric}_after_"
         # Before the first stage that evaluates, after the last one.
         values = [v for name, v in summary.items() if name.startswith(after)]

@@ -196,6 +196,14 @@ def test_a_chain_of_stages_is_measured_from_its_first_to_its_last():
     assert table._value(summary, "eval/em_sampled_gain") is None
 
 
+def test_a_kind_of_tasks_may_have_the_words_of_the_summary_in_its_name():
+    summary = {"eval/em_before_rl": 0.1, "eval/em_day_after_tomorrow_before_rl": 0.2, "eval/em_after_rl": 0.3}
+    summary["eval/em_day_after_tomorrow_after_rl"] = 0.4
+    columns = table.columns_of([summary])
+    assert columns[-1] == "eval/em_day_after_tomorrow_after" and "eval/em_day_after" not in columns
+    assert table._value(summary, columns[-1]) == 0.4
+
+
 def test_what_was_not_measured_is_no_number_of_the_table(tmp_path):
     failed = {"eval/em_before_rl": 0.5, "eval/em_after_sft": 0.6, "eval/em_after_rl": None}
     assert table._value(failed, "eval/em_after") is None  # not that of the stage before

@@ -199,6 +199,21 @@ def test_a_running_run_shows_what_it_has_measured(tmp_path):
     assert ">None<" not in text
 
 
+def test_the_kind_of_a_task_is_text_and_no_markup(tmp_path):
+    kind = "<img src=x onerror=alert(1)>"
+    scores = [{"eval/em": em, f"eval/em_{kind}": em, f"eval/em/{kind}/b": em} for em in (0.25, 0.75)]
+    _log(tmp_path / METRICS_FILE, *[{"stage": "rl", "step": step} | found for step, found in enumerate(scores)])
+    text = report.write_report(tmp_path).read_text()
+    assert "<img" not in text and f"held-out em, {html.escape(kind)} <span" in text
+
+
+def test_a_kind_of_tasks_may_have_the_words_of_the_summary_in_its_name(tmp_path):
+    scores = [{"eval/em": 0.25, "eval/em_day_after_tomorrow": 0.5}, {"eval/em": 0.25, "eval/em_day_after_tomorrow": 1}]
+    _log(tmp_path / METRICS_FILE, *[{"stage": "rl", "step": step} | found for step, found in enumerate(scores)])
+    text = report.write_report(tmp_path).read_text()
+    assert re.search("0.500 →</span> 1.000</b><span>held-out em, day after tomorrow", text)
+
+
 def test_the_score_is_drawn_against_what_a_task_costs(tmp_path):
     costs = ((0, 0.75, 8.0), (5, None, 4.0), (10, 0.875, 2.0))
     records = [{"stage": "rl", "step": step, "eval/em": em, "eval/cost": cost} for step, em, cost in costs]
