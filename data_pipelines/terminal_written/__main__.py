@@ -34,7 +34,7 @@ from typing import Any
 
 from jaxagent import config as schema
 from jaxagent.config import ConfigError
-from jaxagent.config.command import exit_code
+from jaxagent.config.command import count, exit_code, seconds
 from jaxagent.configs import endless_terminals
 from jaxagent.data_pipelines.sandbox_workspaces import ImageWorkspaces
 from jaxagent.data_pipelines.terminal_written import solve
@@ -167,15 +167,15 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     out.add_argument("--out", type=Path, required=True, help="folder of tasks")
-    out.add_argument("--num", type=int, default=100, help="ideas")
+    out.add_argument("--num", type=count, default=100, help="ideas")
     out.add_argument("--seed", type=int, default=0)
     out.add_argument("--url", required=True, help="of the chat endpoint, without /chat/completions")
     out.add_argument("--model", required=True, help="that writes")
     out.add_argument("--solver", default="", help="model that solves (default: --model)")
-    out.add_argument("--attempts", type=int, default=16, help="of the solver at each task")
+    out.add_argument("--attempts", type=count, default=16, help="of the solver at each task")
     out.add_argument("--temperature", type=float, default=1.0, help="of the solver")
-    out.add_argument("--max_tokens", type=int, default=8192, help="of one reply")
-    out.add_argument("--timeout_s", type=float, default=300.0, help="of one request")
+    out.add_argument("--max_tokens", type=count, default=8192, help="of one reply")
+    out.add_argument("--timeout_s", type=seconds, default=300.0, help="of one request")
     for name, who in (("send_seed", "Gemini's endpoint"), ("send_temperature", "models with one temperature")):
         out.add_argument(f"--{name}", choices=("True", "False"), default="True", help=f"False for {who}")
     limits = typing.get_args(LimitField)
@@ -183,7 +183,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--images", type=Path, required=True, help="folder of built images")
     out.add_argument("--base", action="append", default=[], metavar="NAME=SOURCE", help="what containers start from")
     out.add_argument("--network", action="store_true", help="build steps have this machine's network")
-    out.add_argument("--jobs", type=int, default=2, help="ideas at once, each with all of its attempts")
+    out.add_argument("--jobs", type=count, default=2, help="ideas at once, each with all of its attempts")
     return out
 
 

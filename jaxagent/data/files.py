@@ -70,7 +70,7 @@ class JsonlRows(Rows):
         offset, length = (int(v) for v in self._spans[index])
         with self._path.open("rb") as file:
             file.seek(offset)
-            return _from_json(file.read(length), self.place(index))
+            return from_json(file.read(length), self.place(index))
 
     def place(self, index: int) -> str:
         """File and line, from 1 as editors count."""
@@ -121,7 +121,7 @@ class ArrayRecordRows(Rows):
             record = self._source[index]
         except RuntimeError as error:
             raise ConfigError(f"{self.place(index)} cannot be read: {_first_line(error)}") from None
-        return _from_json(record, self.place(index))
+        return from_json(record, self.place(index))
 
 
 class TfdsRows(Rows):
@@ -150,7 +150,7 @@ class ListedRows(Rows):
 
     def __init__(self, folder: Path, split: str):
         path, wanted = folder / TASKS, _task_splits(folder)[split]
-        tasks = _from_json(path.read_bytes(), str(path))
+        tasks = from_json(path.read_bytes(), str(path))
         if not isinstance(tasks, list):
             raise ConfigError(f"{path} must be a list of tasks, got {type(tasks).__name__}.")
         ids = [task.get("id") if isinstance(task, Mapping) else None for task in tasks]
@@ -288,7 +288,7 @@ def _task_splits(folder: Path) -> dict[str, list[str]]:
     path = folder / TASK_SPLITS
     if not (folder / TASKS).is_file():
         raise ConfigError(f"{folder} has {TASK_SPLITS} and no {TASKS}.")
-    found = _from_json(path.read_bytes(), str(path))
+    found = from_json(path.read_bytes(), str(path))
     if not isinstance(found, dict) or not all(isinstance(ids, list) for ids in found.values()):
         raise ConfigError(f"{path} must be an object: the name of a split -> a list of ids.")
     return found
@@ -303,7 +303,8 @@ def _builder(folder: Path) -> Any:
         raise ConfigError(f"{folder} is not a readable TFDS dataset: {_first_line(error)}") from None
 
 
-def _from_json(record: bytes, place: str) -> Any:
+def from_json(record: bytes, place: str) -> Any:
+    """A JSON value whose texts can be written and made tokens of. Raises ConfigError, which names `place`."""
     try:
         value = json.loads(record)
         if b"\\ud" in record.lower():
