@@ -3,8 +3,11 @@
 import fcntl
 import json
 import math
+import os
 import pathlib
 import shlex
+import subprocess
+import sys
 import types
 import xml.etree.ElementTree
 
@@ -302,3 +305,17 @@ def test_slurm_array(tmp_path, fake_runs):
     assert [shlex.split(line)[-1] for line in commands][3].endswith("steps=6_seed=1")
     assert "#SBATCH --array=0-3" in script and "#SBATCH --gres=gpu:4\n#SBATCH --time=8:00:00" in script
     assert not fake_runs
+
+
+def test_a_task_of_a_slurm_array_runs_its_line_or_fails(tmp_path):
+    workdir = tmp_path / "my runs"
+    workdir.mkdir()
+    run = grid.Run((), 0, workdir / "seed=0", (sys.executable, "-c", "import sys; print(sys.argv)", "a b"))
+    script = sweep.write_array([run], workdir, [])
+
+    def task(number):
+        environment = {**os.environ, "SLURM_ARRAY_TASK_ID": str(number)}
+        return subprocess.run(["bash", script], env=environment, capture_output=True, text=True, timeout=60)
+
+    assert task(0).stdout == "['-c', 'a b']\n"
+    assert task(1).returncode != 0 and "command: is not in commands.txt" in task(1).stderr
