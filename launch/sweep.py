@@ -39,9 +39,10 @@ _ARRAY = """#!/bin/bash
 #SBATCH --job-name=sweep
 #SBATCH --array=0-{last}
 #SBATCH --output={output}
-#SBATCH --signal=TERM@120
+#SBATCH --signal=B:TERM@120
 {options}
-# One line of commands.txt per array task. SIGTERM comes 120 s before the limit: the run saves and exits.
+# One line of commands.txt per array task. SIGTERM comes 120 s before the limit: the run, which takes the place of the
+# batch shell (B:), saves and exits.
 command=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {commands})
 exec bash -c "exec ${{command:?is not in commands.txt}}"
 """

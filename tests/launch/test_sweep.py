@@ -319,3 +319,24 @@ def test_a_task_of_a_slurm_array_runs_its_line_or_fails(tmp_path):
 
     assert task(0).stdout == "['-c', 'a b']\n"
     assert task(1).returncode != 0 and "command: is not in commands.txt" in task(1).stderr
+
+
+@pytest.mark.parametrize("of_a_sweep", [False, True])
+def test_what_slurm_signals_before_the_time_limit_is_the_run(tmp_path, of_a_sweep):
+    """By default Slurm signals the steps of a job and not its batch shell, which is all that these jobs have."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\ntrap 'exit 143' TERM\necho $$\nwhile :; do sleep 0.05; done\n")
+    python.chmod(0o755)
+    script = ROOT / "launch" / "slurm.sh"
+    if of_a_sweep:
+        script = sweep.write_array([grid.Run((), 0, tmp_path / "seed=0", (str(python),))], tmp_path, [])
+    assert "\n#SBATCH --signal=B:TERM@120\n" in script.read_text()
+    environment = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": "0"}
+    with subprocess.Popen(["bash", script], env=environment, stdout=subprocess.PIPE, text=True) as batch_shell:
+        try:
+            assert int(batch_shell.stdout.readline()) == batch_shell.pid
+            batch_shell.terminate()
+            assert batch_shell.wait(timeout=60) == 143
+        finally:
+            batch_shell.kill()
