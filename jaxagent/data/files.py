@@ -200,7 +200,7 @@ class ChainedRows(Rows):
 
 
 _FORMATS = {".jsonl": JsonlRows, ".parquet": ParquetRows, ".array_record": ArrayRecordRows}
-_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})")
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(?:-[0-9a-f]{16})?")  # older ones end in a fingerprint
 _RETAIL = re.compile("retail_(train|dev|test)_tasks")  # tau-bench's splits; other files beside them are none
 
 

@@ -109,6 +109,14 @@ def test_a_split_in_several_files_is_one_sequence(tmp_path):
         sources.load_tasks(tmp_path)
 
 
+def test_files_named_as_hugging_face_named_them_with_a_fingerprint(tmp_path):
+    write_jsonl(tmp_path / "train-00000-of-00002-6ef3991c06080e14.jsonl", TRAIN[:3])
+    write_jsonl(tmp_path / "train-00001-of-00002-0a1b2c3d4e5f6789.jsonl", TRAIN[3:])
+    write_jsonl(tmp_path / "test-00000-of-00001-ffffffffffffffff.jsonl", TEST)
+    train, held_out = sources.open_train_and_held_out(tmp_path, config(""))
+    assert list(train) == as_tasks(TRAIN) and list(held_out) == as_tasks(TEST)
+
+
 def test_a_split_that_lacks_one_of_its_files_is_not_taken_for_a_whole_one(tmp_path):
     write_jsonl(tmp_path / "train-00000-of-00003.jsonl", TRAIN[:3])
     write_jsonl(tmp_path / "train-00002-of-00003.jsonl", TRAIN[4:])
