@@ -24,6 +24,8 @@ from jaxagent.observe import charts, headline, jsonl, report_episodes, report_lo
 from jaxagent.observe.files import CONFIG_FILE, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
 from jaxagent.observe.text import duration, number
 
+# What a page cannot be made of raises: a file that is not there, is no JSON, or holds something else.
+DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError)
 _EPISODES = 12  # tasks shown
 _STAGE_TITLES = {
     "warm_start": "Warm start",
@@ -315,5 +317,5 @@ if __name__ == "__main__":
         sys.exit("usage: python -m jaxagent.observe.report WORKDIR")
     try:
         print(write_report(sys.argv[1]))
-    except (OSError, ValueError, LookupError) as error:
+    except DAMAGED as error:
         sys.exit(f"error: {sys.argv[1]}: {type(error).__name__}: {error}")

@@ -261,6 +261,23 @@ def _points(svg: str, css: str) -> list[tuple[float, float]]:
     return [tuple(map(float, pair.split(","))) for pair in path.split("L")]
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        (SUMMARY_FILE, "[1]"),
+        (METRICS_FILE, '{"stage": null, "step": 0}\n'),
+        (EPISODES_FILE, "[]\n"),
+        (f"{EPISODES_FOLDER}/rl.jsonl", '{"task": 3}\n'),
+    ],
+)
+def test_a_damaged_workdir_is_told_in_one_line(tmp_path, name, content):
+    (tmp_path / EPISODES_FOLDER).mkdir()
+    (tmp_path / name).write_text(content)
+    command = [sys.executable, "-m", "jaxagent.observe.report", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and done.stderr.startswith(f"error: {tmp_path}: ") and done.stderr.count("\n") == 1
+
+
 def test_a_line_goes_through_its_points():
     svg = charts.line_chart("t <x>", {"a": [(0, 0.0), (10, 1.0), (20, 0.5)]}, unit=True)
     (x0, y0), (x1, y1), (x2, y2) = _points(svg, "line")
