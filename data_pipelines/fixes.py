@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
-from jaxagent.config.command import exit_code
+from jaxagent.config.command import amount, count, exit_code, part
 from jaxagent.data_pipelines import generated
 from jaxagent.data_pipelines.terminal_templates.words import WORDS
 from jaxagent.envs.terminal import dialogue
@@ -275,10 +275,10 @@ def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="what to write; must not exist")
-    parser.add_argument("--num", type=int, default=4000, help="tasks, all splits together")
+    parser.add_argument("--num", type=count, default=4000, help="tasks, all splits together")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--demonstrations", type=int, default=8000)
-    parser.add_argument("--guess_frac", type=float, default=0.0, help="demonstrations that mend without looking")
+    parser.add_argument("--demonstrations", type=amount, default=8000)
+    parser.add_argument("--guess_frac", type=part, default=0.0, help="demonstrations that mend without looking")
     args = parser.parse_args(argv)
     try:
         if args.out.exists():

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
+from jaxagent.config.command import amount, count, part
 from jaxagent.data_pipelines.write import write_tasks
 from jaxagent.envs.python import formats
 
@@ -75,11 +76,11 @@ def main(write: Write, description: str, num_demonstrations: int, early: str, ar
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="what to write; must not exist")
-    parser.add_argument("--num", type=int, default=4000, help="tasks, all splits together")
+    parser.add_argument("--num", type=count, default=4000, help="tasks, all splits together")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--demonstrations", type=int, default=num_demonstrations)
+    parser.add_argument("--demonstrations", type=amount, default=num_demonstrations)
     parser.add_argument("--style", choices=tuple(formats.PREFIXES), default="plain", help="of demonstrations")
-    parser.add_argument("--early_frac", type=float, default=0.0, help=early)
+    parser.add_argument("--early_frac", type=part, default=0.0, help=early)
     args = parser.parse_args(argv)
     try:
         if args.out.exists():

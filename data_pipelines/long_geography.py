@@ -33,7 +33,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxagent.config.command import exit_code
+from jaxagent.config.command import amount, count, exit_code, part
 from jaxagent.data_pipelines import generated, geography
 from jaxagent.data_pipelines import world as worlds
 from jaxagent.data_pipelines.long_demonstrations import ASKED, TOLD, Demonstrator, fact_of, text_of
@@ -169,11 +169,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder to write; must not exist")
     parser.add_argument("--seed", type=int, default=0, help="of the split and the templates")
     parser.add_argument(
-        "--forget_frac", type=float, default=0.6, help="demonstrations that lose a memory they should keep"
+        "--forget_frac", type=part, default=0.6, help="demonstrations that lose a memory they should keep"
     )
-    parser.add_argument("--chunk_tokens", type=int, default=64, help="about so long are the chunks of demonstrations")
-    parser.add_argument("--curriculum", type=int, default=16_000, help="demonstrations over a few facts")
-    parser.add_argument("--full", type=int, default=20_000, help="demonstrations over whole chunks")
+    parser.add_argument("--chunk_tokens", type=count, default=64, help="about so long are the chunks of demonstrations")
+    parser.add_argument("--curriculum", type=amount, default=16_000, help="demonstrations over a few facts")
+    parser.add_argument("--full", type=amount, default=20_000, help="demonstrations over whole chunks")
     args = parser.parse_args(argv)
     if args.out.exists():
         parser.error(f"{args.out} exists; remove it or choose another --out")

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
-from jaxagent.config.command import exit_code
+from jaxagent.config.command import amount, exit_code
 from jaxagent.data import files, rows
 
 # AgentFlow's copies of the test sets end every question with an instruction for its own agent, from here on.
@@ -64,6 +64,7 @@ class Reader:
             for index in range(len(data)):
                 try:
                     task = rows.check(_named(data[index], source.data_source, split, index), data.place(index), True)
+                    row = rows.stored(task, data.place(index))
                 except ConfigError as error:
                     if not self._skip:
                         raise
@@ -72,7 +73,7 @@ class Reader:
                 if self._max and self.kept[task.kind] == self._max:
                     continue
                 self.kept[task.kind] += 1
-                yield rows.to_row(task)
+                yield row
 
 
 def build(
@@ -149,7 +150,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--train", required=True, help="training questions; may be given again", **file)
     parser.add_argument("--test", default=[], help="held-out questions; may be given again", **file)
     parser.add_argument("--out", required=True, type=Path, help="folder of the dataset; an older one is replaced")
-    parser.add_argument("--max_test_rows_per_source", type=int, default=0, help="first rows of each test set; 0 = all")
+    parser.add_argument(
+        "--max_test_rows_per_source", type=amount, default=0, help="first rows of each test set; 0 = all"
+    )
     parser.add_argument("--skip_malformed", action="store_true", help="leave malformed rows out and count them")
     args = parser.parse_args(argv)
 

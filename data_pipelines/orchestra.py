@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
-from jaxagent.config.command import exit_code
+from jaxagent.config.command import amount, count, exit_code, part
 from jaxagent.data_pipelines import arithmetic, generated, geography
 from jaxagent.data_pipelines import world as worlds
 from jaxagent.envs.orchestra import experts, tools
@@ -192,12 +192,12 @@ def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder to write; must not exist")
-    parser.add_argument("--num", type=int, default=3_000, help="problems of arithmetic, both splits together")
+    parser.add_argument("--num", type=count, default=3_000, help="problems of arithmetic, both splits together")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--num_cities", type=int, default=300, help="of the facts' world")
-    parser.add_argument("--demonstrations", type=int, default=9_000)
-    parser.add_argument("--topk", type=int, default=2, help="documents per search in the demonstrations")
-    parser.add_argument("--expert_frac", type=float, default=0.0, help="conversations of experts, beside these")
+    parser.add_argument("--num_cities", type=count, default=300, help="of the facts' world")
+    parser.add_argument("--demonstrations", type=amount, default=9_000)
+    parser.add_argument("--topk", type=count, default=2, help="documents per search in the demonstrations")
+    parser.add_argument("--expert_frac", type=part, default=0.0, help="conversations of experts, beside these")
     args = parser.parse_args(argv)
     try:
         if args.out.exists():

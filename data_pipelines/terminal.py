@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
-from jaxagent.config.command import exit_code
+from jaxagent.config.command import amount, count, exit_code, part
 from jaxagent.data.files import splits
 from jaxagent.data.sources import load_tasks
 from jaxagent.data_pipelines import generated, terminal_check
@@ -151,17 +151,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("action", nargs="?", choices=("write", "check", "demonstrations"), default="write")
     parser.add_argument("folder", type=Path, nargs="?", help="a dataset (check, demonstrations)")
     parser.add_argument("--out", type=Path, help="what to write; must not exist")
-    parser.add_argument("--num", type=int, default=500, help="tasks, all splits together")
+    parser.add_argument("--num", type=count, default=500, help="tasks, all splits together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--laptop", action="store_true", help="short tasks over a small vocabulary")
-    parser.add_argument("--demonstrations", type=int, default=0, help="also write so many")
+    parser.add_argument("--demonstrations", type=amount, default=0, help="also write so many")
     parser.add_argument(
         "--style", choices=("plain", "endless", "qwen3_xml"), default="endless", help="of demonstrations"
     )
     parser.add_argument(
-        "--early_done_frac", type=float, default=0.0, help="demonstrations of two operations that stop after one"
+        "--early_done_frac", type=part, default=0.0, help="demonstrations of two operations that stop after one"
     )
-    parser.add_argument("--jobs", type=int, default=2, help="tasks at once (check)")
+    parser.add_argument("--jobs", type=count, default=2, help="tasks at once (check)")
     parser.add_argument(
         "--sandbox", default="auto", help="where check runs tasks: auto, names of back ends, or none (plain processes)"
     )

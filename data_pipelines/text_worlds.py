@@ -34,7 +34,7 @@ from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.config.choice import Choice
-from jaxagent.config.command import exit_code
+from jaxagent.config.command import amount, count, exit_code, part
 from jaxagent.data_pipelines import generated
 from jaxagent.envs.ragen import texts
 from jaxagent.envs.ragen.bandit import Bandit
@@ -200,10 +200,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="what to write; must not exist")
     parser.add_argument("--world", choices=tuple(WORLDS), default="sokoban", help="with its published settings")
-    parser.add_argument("--num", type=int, default=4000, help="tasks, all splits together")
+    parser.add_argument("--num", type=count, default=4000, help="tasks, all splits together")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--demonstrations", type=int, default=0)
-    parser.add_argument("--flawed_frac", type=float, default=0.0, help="demonstrations that do it wrong")
+    parser.add_argument("--demonstrations", type=amount, default=0)
+    parser.add_argument("--flawed_frac", type=part, default=0.0, help="demonstrations that do it wrong")
     args = parser.parse_args(argv)
     try:
         if args.out.exists():

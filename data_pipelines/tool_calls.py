@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
-from jaxagent.config.command import exit_code
+from jaxagent.config.command import amount, count, exit_code, part
 from jaxagent.data import toolcall_rows
 from jaxagent.data_pipelines import generated
 
@@ -141,8 +141,8 @@ def generate(seed: int) -> Iterator[Draft]:
     """Endless stream of drafts, no two prompts equal; the families in turn."""
     seen: set[str] = set()
     for number in itertools.count():
-        for family, count in FAMILIES.items():
-            drawn = draw(family, count, random.Random(f"{seed}/{family}/{number}"))
+        for family, calls in FAMILIES.items():
+            drawn = draw(family, calls, random.Random(f"{seed}/{family}/{number}"))
             if drawn.id not in seen:
                 seen.add(drawn.id)
                 yield drawn
@@ -213,10 +213,10 @@ def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="what to write; must not exist")
-    parser.add_argument("--num", type=int, default=4000, help="tasks, all splits together")
+    parser.add_argument("--num", type=count, default=4000, help="tasks, all splits together")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--demonstrations", type=int, default=8000)
-    parser.add_argument("--first_only_frac", type=float, default=0.0, help="two-call demonstrations with one call")
+    parser.add_argument("--demonstrations", type=amount, default=8000)
+    parser.add_argument("--first_only_frac", type=part, default=0.0, help="two-call demonstrations with one call")
     args = parser.parse_args(argv)
     try:
         if args.out.exists():

@@ -34,7 +34,7 @@ from jaxagent.models.params import Params
 from jaxagent.observe import health
 from jaxagent.observe.files import OUTDATED_FILE, POLICY_FOLDER
 from jaxagent.observe.progress import Progress
-from jaxagent.rollout.experience import Experience
+from jaxagent.rollout.experience import Experience, check_tasks
 from jaxagent.rollout.staleness import ages
 from jaxagent.runs import devices, local, rescore
 from jaxagent.runs.attempts import temperature
@@ -170,6 +170,12 @@ def rl_stage(
     return state.policy
 
 
+def check_rl(cfg: Config, parts: Parts) -> None:
+    """What a stage that samples and trains cannot work with, before any training. Raises ConfigError."""
+    check_teacher(cfg, parts.tokenizer)
+    check_tasks(parts.train, cfg.rl)
+
+
 def opd_stage(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
     """On-policy distillation: the RL stage with a teacher's judgement in place of the reward."""
     return rl_stage(dataclasses.replace(parts, cfg=as_opd(parts.cfg)), saved, driver, params, OPD)
@@ -212,8 +218,6 @@ STAGES: dict[Stage, StageProgram] = {
     "rft": StageProgram(rft.run, lambda cfg: cfg.rft.updates, rft.check),
     "dpo": StageProgram(dpo.run, lambda cfg: cfg.dpo.updates, dpo.check),
     "outcome_model": StageProgram(outcome_model.run, lambda cfg: cfg.outcome_model.updates, outcome_model.check),
-    "opd": StageProgram(
-        opd_stage, lambda cfg: cfg.opd.steps, lambda parts: check_teacher(as_opd(parts.cfg), parts.tokenizer)
-    ),
-    "rl": StageProgram(rl_stage, lambda cfg: cfg.rl.steps, lambda parts: check_teacher(parts.cfg, parts.tokenizer)),
+    "opd": StageProgram(opd_stage, lambda cfg: cfg.opd.steps, lambda parts: check_rl(as_opd(parts.cfg), parts)),
+    "rl": StageProgram(rl_stage, lambda cfg: cfg.rl.steps, lambda parts: check_rl(parts.cfg, parts)),
 }

@@ -144,7 +144,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", required=True, help="Hugging Face folder: weights, config.json, tokenizer")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=port, default=8001, help="port to listen on")
-    parser.add_argument("--stop", action="append", default=[], help="a string that ends generation; may be repeated")
+    parser.add_argument(
+        "--stop", action="append", type=_stop, default=[], help="a string that ends generation; may be repeated"
+    )
     parser.add_argument("--context", type=count, default=2048, help="tokens of the longest sequence")
     parser.add_argument("--slots", type=count, default=64, help="requests that generate at once")
     parser.add_argument(
@@ -166,6 +168,12 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tensor", type=count, default=1, help="devices over which heads are split")
     parser.add_argument("--timeout_s", type=seconds, default=600.0, help="longest time for one request")
     return parser.parse_args(argv)
+
+
+def _stop(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty")
+    return text
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -38,11 +38,13 @@ from jaxagent.observe.files import LOCK_FILE, REPORT_FILE, SUMMARY_FILE
 _ARRAY = """#!/bin/bash
 #SBATCH --job-name=sweep
 #SBATCH --array=0-{last}
-#SBATCH --output={workdir}/slurm-%A_%a.log
-#SBATCH --signal=TERM@120
+#SBATCH --output={output}
+#SBATCH --signal=B:TERM@120
 {options}
-# One line of commands.txt per array task. SIGTERM comes 120 s before the limit: the run saves and exits.
-exec bash -c "exec $(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {workdir}/commands.txt)"
+# One line of commands.txt per array task. SIGTERM comes 120 s before the limit: the run, which takes the place of the
+# batch shell (B:), saves and exits.
+command=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {commands})
+exec bash -c "exec ${{command:?is not in commands.txt}}"
 """
 
 
@@ -209,7 +211,9 @@ def write_array(runs: Sequence[grid.Run], workdir: pathlib.Path, options: Sequen
     (workdir / "commands.txt").write_text("".join(shlex.join(run.command) + "\n" for run in runs))
     script = workdir / "array.sbatch"
     lines = "\n".join(f"#SBATCH {option}" for option in options)
-    script.write_text(_ARRAY.format(last=len(runs) - 1, workdir=workdir.resolve(), options=lines))
+    place = workdir.resolve()
+    output, commands = (shlex.quote(str(place / name)) for name in ("slurm-%A_%a.log", "commands.txt"))
+    script.write_text(_ARRAY.format(last=len(runs) - 1, output=output, commands=commands, options=lines))
     return script
 
 

@@ -33,9 +33,7 @@ def columns_of(summaries: Iterable[Mapping[str, object]]) -> list[str]:
     "before" is before the first stage that evaluates, "after" after the last one: a summary has
     "eval/em_before_<stage>" of each. A gain is a run's own after - before.
     """
-    names = [
-        re.sub("_(before|after)_.*", "", name) for s in summaries for name in s if re.search("_(before|after)_", name)
-    ]
+    names = [found[1] for s in summaries for name in s if (found := re.match("(.*)_(before|after)_", name))]
     score = headline.score_of(names)
     columns = []
     for metric in headline.held_out(names, score):

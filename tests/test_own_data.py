@@ -73,7 +73,9 @@ def test_the_datasets_own_texts_are_the_only_ones(tmp_path):
     assert _texts(tmp_path, tmp_path / "corpus.jsonl") == ["t", "u"]
 
 
-@pytest.mark.parametrize("line", [b"{", b'{"txt": "t"}', b'{"text": 1}', b"[]", b'{"text": "\xff"}'])
+@pytest.mark.parametrize(
+    "line", [b"{", b'{"txt": "t"}', b'{"text": 1}', b"[]", b'{"text": "\xff"}', rb'{"text": "\ud800"}']
+)
 def test_a_malformed_text_is_named_by_its_row(tmp_path, line):
     (tmp_path / "texts.jsonl").write_bytes(b'{"text": "t"}\n' + line + b"\n")
     with pytest.raises(ConfigError, match=r"texts\.jsonl, row 2: "):

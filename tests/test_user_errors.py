@@ -125,6 +125,11 @@ def test_prompts_without_room_for_a_turn(tmp_path, capsys):
     assert "env.context_tokens=8 has no room" in line and "of 8 held-out prompts" in line
 
 
+def test_a_curriculum_over_too_few_tasks_is_told_before_the_warm_start(tmp_path, capsys):
+    flags = ("--config.rl.curriculum=failed", "--config.rl.tasks_per_step=100000")
+    assert "rl.curriculum draws 100000 different tasks" in refused(capsys, tmp_path / "run", *flags)
+
+
 @pytest.mark.parametrize(
     "flag", ["sampling.top_p=0.9", "sampling.temperature=0", "sampling.temperature=9e-7", "temperature.final=1e-9"]
 )

@@ -25,7 +25,7 @@ import sys
 from pathlib import Path
 
 from jaxagent.config import ConfigError
-from jaxagent.config.command import exit_code
+from jaxagent.config.command import count, exit_code, part, seconds
 from jaxagent.data_pipelines.bugs import make, tasks
 from jaxagent.sandbox import choose
 
@@ -40,14 +40,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--repository", action="append", default=[], type=Path, help="a folder with a git repository")
     parser.add_argument("--from", dest="source", choices=("mutations", "commits"), default="mutations")
     parser.add_argument("--needs", action="append", default=[], help="a further package that tests need")
-    parser.add_argument("--count", type=int, default=20, help="tasks of each package or repository")
+    parser.add_argument("--count", type=count, default=20, help="tasks of each package or repository")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=2, help="candidates at once")
-    parser.add_argument("--commits", type=int, default=500, help="that are looked at, newest first (--from=commits)")
-    parser.add_argument("--test_timeout_s", type=float, default=120.0, help="of one run of a repository's tests")
-    parser.add_argument("--file_timeout_s", type=float, default=20.0, help="test files that take longer are left out")
-    parser.add_argument("--max_failing", type=int, default=20, help="failing tests of a task, at most")
-    parser.add_argument("--heldout_frac", type=float, default=0.2, help="of modules")
+    parser.add_argument("--jobs", type=count, default=2, help="candidates at once")
+    parser.add_argument("--commits", type=count, default=500, help="that are looked at, newest first (--from=commits)")
+    parser.add_argument("--test_timeout_s", type=seconds, default=120.0, help="of one run of a repository's tests")
+    parser.add_argument("--file_timeout_s", type=seconds, default=20.0, help="test files that take longer are left out")
+    parser.add_argument("--max_failing", type=count, default=20, help="failing tests of a task, at most")
+    parser.add_argument("--heldout_frac", type=part, default=0.2, help="of modules")
     parser.add_argument("--sandbox", default="auto", help="auto, or names of back ends, best first")
     args = parser.parse_args(argv)
     if args.action == "check" and args.folder is None:

@@ -26,7 +26,7 @@ import sys
 from pathlib import Path
 
 from jaxagent.config import ConfigError
-from jaxagent.config.command import exit_code
+from jaxagent.config.command import amount, count, exit_code, part
 from jaxagent.data_pipelines.tau_store import make
 
 
@@ -34,13 +34,13 @@ def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="what to write; must not exist")
-    parser.add_argument("--num", type=int, default=2000, help="tasks, both splits together")
-    parser.add_argument("--users", type=int, default=300, help="of the store")
+    parser.add_argument("--num", type=count, default=2000, help="tasks, both splits together")
+    parser.add_argument("--users", type=count, default=300, help="of the store")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compact", action="store_true", help="short ids and small orders, for a small policy")
-    parser.add_argument("--demonstrations", type=int, default=12_000)
-    parser.add_argument("--curriculum", type=int, default=4_000, help="excerpts of demonstrations")
-    parser.add_argument("--flawed_frac", type=float, default=0.0, help="demonstrations that make a mistake")
+    parser.add_argument("--demonstrations", type=amount, default=12_000)
+    parser.add_argument("--curriculum", type=amount, default=4_000, help="excerpts of demonstrations")
+    parser.add_argument("--flawed_frac", type=part, default=0.0, help="demonstrations that make a mistake")
     args = parser.parse_args(argv)
     try:
         if args.out.exists():

@@ -13,7 +13,8 @@ a task with its truth, a test of the initial state, a test of the final state, a
 
 What models write runs in sandboxes only. Containers start from the first --base, which must have the command pytest.
 OUT gets a folder per kept task, and written.jsonl: what became of every idea, and why. The same command again goes on
-with the ideas that are missing. Ideas and seeds follow from --seed; the rest is the model's.
+with the ideas that are missing, and with those of which the endpoint answered nothing: it was away, or it refused a
+field (--send_seed=False and others mend that). Ideas and seeds follow from --seed; the rest is the model's.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from typing import Any
 
 from jaxagent import config as schema
 from jaxagent.config import ConfigError
-from jaxagent.config.command import exit_code
+from jaxagent.config.command import count, exit_code, seconds
 from jaxagent.configs import endless_terminals
 from jaxagent.data_pipelines.sandbox_workspaces import ImageWorkspaces
 from jaxagent.data_pipelines.terminal_written import solve
-from jaxagent.data_pipelines.terminal_written.task import STAGES, Rejected, checked, written
+from jaxagent.data_pipelines.terminal_written.task import MODEL, STAGES, Rejected, checked, written
 from jaxagent.observe import jsonl
-from jaxagent.rewards.chat_client import ChatClient, Endpoint
+from jaxagent.rewards.chat_client import CallError, ChatClient, Endpoint
 from jaxagent.rewards.judge import LimitField
 from jaxagent.sandbox.images import bases
 
@@ -83,7 +84,8 @@ class Pipeline:
             if not found["num_success"]:
                 most = Counter(attempt["ended"] for attempt in found["results"]).most_common(1)[0][0]
                 why = f"none of {found['num_runs']} attempts, {found['failed']} failed; most ended with: {most}"
-                raise Rejected("solve", why)
+                unanswered = all(attempt["ended"].startswith(CallError.__name__) for attempt in found["results"])
+                raise Rejected(MODEL if unanswered else "solve", why)
             solve.write_summary(partial, args.solver or args.model, found)
             for old in args.out.glob(f"task_{index:06d}_*"):  # of a call that was killed before it wrote the log
                 shutil.rmtree(old)
@@ -118,6 +120,11 @@ async def run(args: argparse.Namespace, log: jsonl.JsonlLog, todo: Sequence[int]
         workspaces.close()
 
 
+def newest(log: jsonl.JsonlLog) -> dict[int, dict[str, Any]]:
+    """What became of every idea, by its number: of one that was tried again, the last time."""
+    return {record["index"]: record for record in jsonl.read(log.path)}
+
+
 def endpoint(args: argparse.Namespace, model: str, key: str) -> Endpoint:
     """Where a model is, and which fields its requests have."""
     sends = {"send_seed": args.send_seed == "True", "send_temperature": args.send_temperature == "True"}
@@ -133,7 +140,7 @@ def main(argv: list[str] | None = None) -> int:
         args.image = bases.parse(args.base)[0].pattern
         args.out.mkdir(parents=True, exist_ok=True)
         with contextlib.closing(jsonl.JsonlLog(args.out / LOG, None)) as log:
-            known = {record["index"] for record in jsonl.read(log.path)}
+            known = {index for index, record in newest(log).items() if record["stage"] != MODEL}
             shutil.rmtree(args.out / PARTIAL, ignore_errors=True)
             (args.out / PARTIAL).mkdir()
             todo = [index for index in range(args.num) if index not in known]
@@ -143,7 +150,7 @@ def main(argv: list[str] | None = None) -> int:
             except* ConfigError as errors:  # no back end works here
                 raise errors.exceptions[0] from None
             shutil.rmtree(args.out / PARTIAL, ignore_errors=True)
-            counts = Counter(record["stage"] for record in jsonl.read(log.path))
+            counts = Counter(record["stage"] for record in newest(log).values())
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -160,15 +167,15 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     out.add_argument("--out", type=Path, required=True, help="folder of tasks")
-    out.add_argument("--num", type=int, default=100, help="ideas")
+    out.add_argument("--num", type=count, default=100, help="ideas")
     out.add_argument("--seed", type=int, default=0)
     out.add_argument("--url", required=True, help="of the chat endpoint, without /chat/completions")
     out.add_argument("--model", required=True, help="that writes")
     out.add_argument("--solver", default="", help="model that solves (default: --model)")
-    out.add_argument("--attempts", type=int, default=16, help="of the solver at each task")
+    out.add_argument("--attempts", type=count, default=16, help="of the solver at each task")
     out.add_argument("--temperature", type=float, default=1.0, help="of the solver")
-    out.add_argument("--max_tokens", type=int, default=8192, help="of one reply")
-    out.add_argument("--timeout_s", type=float, default=300.0, help="of one request")
+    out.add_argument("--max_tokens", type=count, default=8192, help="of one reply")
+    out.add_argument("--timeout_s", type=seconds, default=300.0, help="of one request")
     for name, who in (("send_seed", "Gemini's endpoint"), ("send_temperature", "models with one temperature")):
         out.add_argument(f"--{name}", choices=("True", "False"), default="True", help=f"False for {who}")
     limits = typing.get_args(LimitField)
@@ -176,7 +183,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--images", type=Path, required=True, help="folder of built images")
     out.add_argument("--base", action="append", default=[], metavar="NAME=SOURCE", help="what containers start from")
     out.add_argument("--network", action="store_true", help="build steps have this machine's network")
-    out.add_argument("--jobs", type=int, default=2, help="ideas at once, each with all of its attempts")
+    out.add_argument("--jobs", type=count, default=2, help="ideas at once, each with all of its attempts")
     return out
 
 

@@ -18,7 +18,8 @@ from jaxagent.sandbox.base import SandboxError
 TASK_TEMPERATURE, TEST_TEMPERATURE = 1.0, 0.6  # published
 BUILD_TIMEOUT_S = 180.0  # published
 # Where a task can be lost, in order. "model": no usable completion; "solve": the solver failed in every attempt.
-STAGES = ("model", "task", "initial test", "final test", "definition", "image", "idle agent", "solve")
+MODEL = "model"  # the stage of an idea of which the endpoint answered nothing: that says nothing of the idea
+STAGES = (MODEL, "task", "initial test", "final test", "definition", "image", "idle agent", "solve")
 
 
 class Rejected(Exception):
@@ -70,7 +71,7 @@ async def written(chat: ChatClient, seed: int, index: int, base: str, max_tokens
                 seed=_seed(seed, index),
             )
         except CallError as error:
-            raise Rejected("model", str(error)) from error
+            raise Rejected(MODEL, str(error)) from error
 
     stage = "task"
     try:

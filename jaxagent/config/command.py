@@ -39,6 +39,8 @@ def number(kind: type[int] | type[float], allowed: Range) -> Callable[[str], flo
 count = number(int, at_least(1))
 port = number(int, between(0, 65535))
 seconds = number(float, SECONDS)
+amount = number(int, at_least(0))
+part = number(float, between(0, 1))
 
 
 def exit_code(command: Callable[[], int | None]) -> int:

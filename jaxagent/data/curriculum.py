@@ -102,6 +102,12 @@ def draw(chances: np.ndarray, count: int, key: Sequence[int]) -> list[int]:
     return np.lexsort((-noise, -score))[:count].tolist()
 
 
+def check_enough(source: TaskSource, count: int) -> None:
+    """Raises ConfigError where a source has fewer tasks than a round draws."""
+    if count > len(source):
+        raise ConfigError(f"rl.curriculum draws {count} different tasks, {source.name} has {len(source)}.")
+
+
 class Curriculum:
     """The running success of every task, and the draw. Owned by the loop; not thread-safe.
 
@@ -126,10 +132,7 @@ class Curriculum:
         Raises:
           ConfigError: more tasks than the source has.
         """
-        if count > len(self._source):
-            raise ConfigError(
-                f"rl.curriculum draws {count} different tasks, {self._source.name} has {len(self._source)}."
-            )
+        check_enough(self._source, count)
         chances, key = weights(self.success, self._cfg), [self._seed, step, number]
         new = np.ones(len(chances), bool)
         new[list(used)] = False

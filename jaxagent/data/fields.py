@@ -69,7 +69,7 @@ def json_object(value: Any) -> Mapping[str, Any]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also a number of thousands of digits
             raise RowError("metadata", f"is not JSON: {error}") from None
     return mapping(value, "metadata")
 

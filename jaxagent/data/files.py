@@ -70,7 +70,7 @@ class JsonlRows(Rows):
         offset, length = (int(v) for v in self._spans[index])
         with self._path.open("rb") as file:
             file.seek(offset)
-            return _from_json(file.read(length), self.place(index))
+            return from_json(file.read(length), self.place(index))
 
     def place(self, index: int) -> str:
         """File and line, from 1 as editors count."""
@@ -94,7 +94,10 @@ class ParquetRows(Rows):
         return self._table.num_rows
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self._table.slice(index, 1).to_pylist()[0]
+        try:
+            return self._table.slice(index, 1).to_pylist()[0]
+        except ValueError as error:  # Arrow's own, and bytes that are no UTF-8 in a column of texts
+            raise ConfigError(f"{self.place(index)} cannot be decoded: {_first_line(error)}") from None
 
 
 class ArrayRecordRows(Rows):
@@ -118,7 +121,7 @@ class ArrayRecordRows(Rows):
             record = self._source[index]
         except RuntimeError as error:
             raise ConfigError(f"{self.place(index)} cannot be read: {_first_line(error)}") from None
-        return _from_json(record, self.place(index))
+        return from_json(record, self.place(index))
 
 
 class TfdsRows(Rows):
@@ -147,7 +150,7 @@ class ListedRows(Rows):
 
     def __init__(self, folder: Path, split: str):
         path, wanted = folder / TASKS, _task_splits(folder)[split]
-        tasks = _from_json(path.read_bytes(), str(path))
+        tasks = from_json(path.read_bytes(), str(path))
         if not isinstance(tasks, list):
             raise ConfigError(f"{path} must be a list of tasks, got {type(tasks).__name__}.")
         ids = [task.get("id") if isinstance(task, Mapping) else None for task in tasks]
@@ -197,7 +200,7 @@ class ChainedRows(Rows):
 
 
 _FORMATS = {".jsonl": JsonlRows, ".parquet": ParquetRows, ".array_record": ArrayRecordRows}
-_SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}")
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(?:-[0-9a-f]{16})?")  # older ones end in a fingerprint
 _RETAIL = re.compile("retail_(train|dev|test)_tasks")  # tau-bench's splits; other files beside them are none
 
 
@@ -236,18 +239,48 @@ def splits(path: Path) -> dict[str, tuple[Path, ...]]:
     for split, parts in found.items():
         if len(parts) > 1 and not all(_SHARD.fullmatch(file.stem) for file in parts):
             raise ConfigError(f"{path}: {', '.join(file.name for file in parts)} all claim to be split '{split}'.")
+        _check_complete(path, split, parts)
     if not found:
         raise ConfigError(f"{path} holds no dataset: no dataset_info.json (TFDS), no <split>.jsonl or <split>.parquet.")
     return {split: tuple(parts) for split, parts in found.items()}
 
 
 def open_rows(path: Path, split: str) -> Rows:
-    """The rows of a split that `splits(path)` names."""
-    places = splits(path)[split]
+    """The rows of a split that `splits(path)` names.
+
+    Raises:
+      ConfigError: it names none such: a folder, say, where one file is meant.
+    """
+    found = splits(path)
+    if split not in found:
+        meant = f"has no split '{split}'. {nearest(split, found)}" if split else "is a folder: name one file of tasks."
+        raise ConfigError(f"{path} {meant}")
+    places = found[split]
     if places[0].is_dir():
         return TfdsRows(places[0], split) if is_tfds(places[0]) else ListedRows(places[0], split)
     parts = [_FORMATS[place.suffix](place) for place in places]
     return parts[0] if len(parts) == 1 else ChainedRows(parts)
+
+
+def _check_complete(path: Path, split: str, parts: Sequence[Path]) -> None:
+    """Raises ConfigError unless the files of a split that is cut are all of its pieces, each once."""
+    pieces = [shard for file in parts if (shard := _SHARD.fullmatch(file.stem))]
+    if not pieces:
+        return
+    counts = sorted({int(shard[3]) for shard in pieces})
+    if len(counts) > 1:
+        raise ConfigError(
+            f"{path}: split '{split}' is cut into {' and into '.join(map(str, counts))} files at once: remove the "
+            "files of an older cut."
+        )
+    numbers = [int(shard[2]) for shard in pieces]
+    if twice := [file.name for file in parts if numbers.count(int(_SHARD.fullmatch(file.stem)[2])) > 1]:
+        raise ConfigError(f"{path}: {', '.join(twice)} are the same piece of split '{split}'.")
+    if missing := sorted(set(range(counts[0])) - set(numbers)):
+        raise ConfigError(
+            f"{path}: split '{split}' is cut into {counts[0]} files, of which {len(missing)} are missing: the first is "
+            f"number {missing[0]:05d}."
+        )
 
 
 def _task_splits(folder: Path) -> dict[str, list[str]]:
@@ -255,7 +288,7 @@ def _task_splits(folder: Path) -> dict[str, list[str]]:
     path = folder / TASK_SPLITS
     if not (folder / TASKS).is_file():
         raise ConfigError(f"{folder} has {TASK_SPLITS} and no {TASKS}.")
-    found = _from_json(path.read_bytes(), str(path))
+    found = from_json(path.read_bytes(), str(path))
     if not isinstance(found, dict) or not all(isinstance(ids, list) for ids in found.values()):
         raise ConfigError(f"{path} must be an object: the name of a split -> a list of ids.")
     return found
@@ -270,7 +303,8 @@ def _builder(folder: Path) -> Any:
         raise ConfigError(f"{folder} is not a readable TFDS dataset: {_first_line(error)}") from None
 
 
-def _from_json(record: bytes, place: str) -> Any:
+def from_json(record: bytes, place: str) -> Any:
+    """A JSON value whose texts can be written and made tokens of. Raises ConfigError, which names `place`."""
     try:
         value = json.loads(record)
         if b"\\ud" in record.lower():
@@ -278,7 +312,7 @@ def _from_json(record: bytes, place: str) -> Any:
         return value
     except UnicodeEncodeError:  # the log of an episode could not hold the task
         raise ConfigError(f"{place}: half of a surrogate pair (\\ud800 to \\udfff) in it: it is no text.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also no UTF-8, and a number of thousands of digits
         raise ConfigError(f"{place}: not JSON: {error}.") from None
 
 

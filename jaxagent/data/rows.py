@@ -60,13 +60,25 @@ def to_task(row: Mapping[str, Any], need_answers: bool) -> types.Task:
 
 
 def to_row(task: types.Task) -> dict[str, Any]:
-    """The inverse for our own layout: what `data_pipelines.write` stores. `metadata` becomes JSON text."""
+    """The inverse for our own layout: what `data_pipelines.write` stores. `metadata` becomes JSON text.
+
+    Raises:
+      RowError: the metadata hold what neither this text nor the log of an episode can hold: a date, bytes, NaN, half
+        of a surrogate pair.
+    """
+    try:
+        metadata = json.dumps(dict(task.metadata), ensure_ascii=False, sort_keys=True, allow_nan=False)
+        metadata.encode()
+    except UnicodeEncodeError:
+        raise RowError("metadata", "half of a surrogate pair (\\ud800 to \\udfff) in it: it is no text") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RowError("metadata", f"cannot be written as JSON: {error}") from None
     return {
         "id": task.id,
         "prompt": task.prompt,
         "answers": list(task.answers),
         "kind": task.kind,
-        "metadata": json.dumps(dict(task.metadata), ensure_ascii=False, sort_keys=True),
+        "metadata": metadata,
     }
 
 
@@ -154,5 +166,17 @@ def check(row: Any, place: str, need_answers: bool) -> types.Task:
     """
     try:
         return to_task(row, need_answers)
+    except RowError as error:
+        raise config.ConfigError(f"{place}: {error}.") from None
+
+
+def stored(task: types.Task, place: str) -> dict[str, Any]:
+    """`to_row`, which turns a failure into one line for the user.
+
+    Raises:
+      config.ConfigError: naming `place` (file and row) and the column.
+    """
+    try:
+        return to_row(task)
     except RowError as error:
         raise config.ConfigError(f"{place}: {error}.") from None

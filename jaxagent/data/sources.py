@@ -11,6 +11,7 @@ import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxagent.config import ConfigError, DataConfig, nearest
 from jaxagent.data import files, rows
@@ -39,7 +40,7 @@ class TaskSource(Sequence[Task]):
         self._need_answers = need_answers
         if len(data) == 0:
             raise ConfigError(f"{name} has no rows.")
-        self.fingerprint = fingerprint(self._distinct())
+        self.fingerprint = _digest(self._distinct())
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -57,15 +58,15 @@ class TaskSource(Sequence[Task]):
         """File and row of a task, for messages: looks through the rows. "" = it is none of these."""
         return next((self._rows.place(index) for index, one in enumerate(self) if one == task), "")
 
-    def _distinct(self) -> Iterator[Task]:
-        """All tasks; raises ConfigError where one has the id of an earlier one."""
+    def _distinct(self) -> Iterator[dict[str, Any]]:
+        """All tasks as rows; raises ConfigError where one has the id of an earlier one, or cannot be written."""
         seen: dict[str, int] = {}
         for index, task in enumerate(self):
             if task.id in seen:
                 place, first = self._rows.place(index), self._rows.place(seen[task.id])
                 raise ConfigError(f"{place}: column 'id': {task.id!r} is also the id of {first}.")
             seen[task.id] = index
-            yield task
+            yield rows.stored(task, self._rows.place(index))
 
     def __repr__(self) -> str:
         return f"TaskSource({self.name}, {len(self)} tasks)"
@@ -73,9 +74,13 @@ class TaskSource(Sequence[Task]):
 
 def fingerprint(tasks: Iterable[Task]) -> str:
     """A hex digest of tasks' contents, in order: equal data, equal fingerprint."""
+    return _digest(map(rows.to_row, tasks))
+
+
+def _digest(stored: Iterable[dict[str, Any]]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for task in tasks:
-        digest.update(repr(rows.to_row(task)).encode())
+    for row in stored:
+        digest.update(repr(row).encode())
     return digest.hexdigest()
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from jaxagent.config import ConfigError
+from jaxagent.data import files
 from jaxagent.types import Task
 
 TEXTS = "texts.jsonl"  # rows {"text": ...} in a dataset's folder
@@ -43,10 +43,7 @@ def _column(path: Path, name: str) -> Iterator[str]:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:  # not JSON, or not UTF-8
-                raise ConfigError(f"{path}, row {number}: not JSON ({error}).") from error
+            row = files.from_json(line, f"{path}, row {number}")
             text = row.get(name) if isinstance(row, dict) else None
             if not isinstance(text, str):
                 raise ConfigError(f'{path}, row {number}: must be an object with a text "{name}".')

@@ -79,8 +79,8 @@ class Tokenizer:
         for name in (name for name in CONFIG_FILES if (folder / name).is_file()):
             try:
                 files[name] = (folder / name).read_text("utf-8")
-                if name.endswith(".json"):
-                    json.loads(files[name])
+                if name.endswith(".json") and not isinstance(json.loads(files[name]), dict):
+                    raise ValueError("it is no object")
             except ValueError as error:  # not UTF-8, or not JSON
                 raise ConfigError(f"Cannot read '{folder / name}': {error}") from error
         return cls(backend, files)

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
@@ -143,7 +144,7 @@ class Progress:
         for name in (*self._headlines(self._history), *FAILURES):
             if name in self._history:
                 values = [math.nan if value is None else value for value in self._history[name]]
-                table.add_row(f"[dim]{name}", f"[bold]{self._latest(name)}", f"[cyan]{sparkline(values)}")
+                table.add_row(f"[dim]{escape(name)}", f"[bold]{self._latest(name)}", f"[cyan]{sparkline(values)}")
         return table
 
     def _headlines(self, names: Iterable[str]) -> list[str]:

@@ -24,6 +24,8 @@ from jaxagent.observe import charts, headline, jsonl, report_episodes, report_lo
 from jaxagent.observe.files import CONFIG_FILE, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
 from jaxagent.observe.text import duration, number
 
+# What a page cannot be made of raises: a file that is not there, is no JSON, or holds something else.
+DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError)
 _EPISODES = 12  # tasks shown
 _STAGE_TITLES = {
     "warm_start": "Warm start",
@@ -177,11 +179,11 @@ def _subtitle(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
 
 def _tiles(summary: Mapping[str, Any]) -> str:
     tiles = []
-    measured = [found[1] for name in summary if (found := re.match("(.*?)_(before|after)_", name))]
+    measured = [found[1] for name in summary if (found := re.match("(.*)_(before|after)_", name))]
     score = headline.score_of(measured)
     for metric in headline.held_out(measured, score):
         kind = metric.removeprefix(f"eval/{score}").strip("_") or "greedy"
-        title = f"held-out {score}, {kind.replace('_', ' ')}"
+        title = html.escape(f"held-out {score}, {kind.replace('_', ' ')}")
         before, after = f"{metric}_before_", f"{metric}_after_"
         # Before the first stage that evaluates, after the last one.
         values = [v for name, v in summary.items() if name.startswith(after)]
@@ -315,5 +317,5 @@ if __name__ == "__main__":
         sys.exit("usage: python -m jaxagent.observe.report WORKDIR")
     try:
         print(write_report(sys.argv[1]))
-    except (OSError, ValueError, LookupError) as error:
+    except DAMAGED as error:
         sys.exit(f"error: {sys.argv[1]}: {type(error).__name__}: {error}")

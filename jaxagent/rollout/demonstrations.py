@@ -6,7 +6,6 @@ other columns are ignored.
 
 from __future__ import annotations
 
-import json
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import grain
 
 from jaxagent.config import ConfigError
+from jaxagent.data import files
 from jaxagent.envs.base import Message, Observation
 from jaxagent.rollout.conversation import Conversation
 from jaxagent.types import Trajectory
@@ -50,10 +50,7 @@ def load(path: str | Path) -> list[dict[str, Any]]:
     rows = []
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            try:
-                row = json.loads(line)
-            except ValueError as error:  # not JSON, or not UTF-8
-                raise ConfigError(f"{path}, row {number}: not JSON ({error}).") from error
+            row = files.from_json(line, f"{path}, row {number}")
             if problem := _problem(row):
                 raise ConfigError(f"{path}, row {number}: {problem}")
             rows.append(row)

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxagent.config import Config
-from jaxagent.data.curriculum import Curriculum
+from jaxagent.config import Config, RLConfig
+from jaxagent.data.curriculum import Curriculum, check_enough
 from jaxagent.data.sources import TaskSource
 from jaxagent.data.tasks import TaskIterator, further
 from jaxagent.rollout.replay import ReplayBuffer
@@ -138,7 +138,20 @@ class Experience:
 
     @property
     def _size(self) -> int:
-        """Tasks of a round, at most."""
-        rl = self._rl
-        groups = (rl.refill.tasks_per_round if rl.refill else 0) or rl.tasks_per_step
-        return groups + (rl.oversample.extra_tasks if rl.oversample else 0)
+        return round_size(self._rl)
+
+
+def round_size(rl: RLConfig) -> int:
+    """Tasks of a round, at most."""
+    groups = (rl.refill.tasks_per_round if rl.refill else 0) or rl.tasks_per_step
+    return groups + (rl.oversample.extra_tasks if rl.oversample else 0)
+
+
+def check_tasks(source: TaskSource, rl: RLConfig) -> None:
+    """Refuses a curriculum over fewer tasks than a round has, which the stage's first step alone would tell.
+
+    Raises:
+      ConfigError: naming the field.
+    """
+    if rl.curriculum is not None:
+        check_enough(source, round_size(rl))

@@ -6,10 +6,11 @@ nothing is None, `null` in files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from jaxagent.config import ConfigError
 from jaxagent.types import Episode, Group, StopReason
 
 
@@ -40,7 +41,7 @@ def by_kind(episodes: Iterable[Episode], score: str) -> dict[str, float | None]:
     """
     episodes = list(episodes)
     valid = [e for e in episodes if not e.stop_reason.is_failure]
-    out = {score: mean(e.rewards[score] for e in valid), "failed": float(len(episodes) - len(valid))}
+    out = {score: mean(component(e.rewards, score) for e in valid), "failed": float(len(episodes) - len(valid))}
     families: dict[str, list[float]] = {}
     for episode in episodes:
         family, _, rest = episode.task.kind.partition("/")
@@ -48,8 +49,22 @@ def by_kind(episodes: Iterable[Episode], score: str) -> dict[str, float | None]:
         for name in names if family else []:
             values = families.setdefault(name, [])
             if not episode.stop_reason.is_failure:
-                values.append(episode.rewards[score])
+                values.append(component(episode.rewards, score))
     return out | {name: mean(values) for name, values in sorted(families.items())}
+
+
+def component(rewards: Mapping[str, float], score: str) -> float:
+    """The component of a verdict that is the environment's score.
+
+    Raises:
+      ConfigError: it has none of this name.
+    """
+    if score not in rewards:
+        raise ConfigError(
+            f"config.env has the score '{score}', and its verdicts have {', '.join(rewards) or 'no components'}: "
+            "verify() must give it, or the class name another one (score = ...)."
+        )
+    return rewards[score]
 
 
 def action_tokens(groups: Sequence[Group]) -> int:

@@ -368,7 +368,7 @@ class Run:
             return Path(self.cfg.workdir) / report.REPORT_FILE
         try:
             return report.write_report(self.cfg.workdir, self.results)
-        except (OSError, ValueError, LookupError, TypeError) as failure:
+        except report.DAMAGED as failure:
             self.progress.note(f"{report.REPORT_FILE} was not written: {type(failure).__name__}: {failure}")
             return Path(self.cfg.workdir) / report.REPORT_FILE
 

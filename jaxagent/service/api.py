@@ -205,8 +205,8 @@ class Api:
         row = json_object(await reading.body(request, reading.MAX_BODY_BYTES))
         node_id, process = reading.name(row.get("node_id"), "node_id"), reading.process(row)
         url = row.get("gateway_url", "")
-        if not isinstance(url, str) or len(url) > 2000:
-            raise BadRequest("'gateway_url' must be a text")
+        if not isinstance(url, str) or len(url) > 2000 or not url.isprintable():
+            raise BadRequest("'gateway_url' must be a text of one line")
         places = {phase: reading.whole(row, f"max_{phase}_workers", 1) for phase in reading.PHASES}
         await self._store.do(leases.register, self._rules, node_id, process, url, places)
         self.ring()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import sys
 
 from jaxagent.config import ConfigError
 from jaxagent.data import codec
@@ -42,8 +43,14 @@ def from_bytes(body: bytes, digest: str) -> Episode:
 
 
 def checked(body: bytes, digest: str) -> tuple[Episode, Result]:
-    """An episode that was received, and what the service needs to know of it. Raises: as `from_bytes`."""
+    """An episode that was received, and what the service needs to know of it.
+
+    Raises: as `from_bytes`; BadRequest, too, where a metric is no finite number: the trainer takes means of them.
+    """
     episode = from_bytes(body, digest)
+    for name, value in episode.metrics.items():
+        if not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
+            raise BadRequest(f"the episode: column 'metrics.{name}' must be a finite number, got {value!r:.40}")
     trainable = sum(int(trajectory.action_mask.sum()) for trajectory in episode.trajectories)
     error = " ".join(episode.error.split()).encode(errors="replace").decode()[:2000]
     return episode, Result(episode.stop_reason, episode.reward, trainable, error, digest.lower())

@@ -1,5 +1,7 @@
 """Every file format gives the same tasks; whatever is wrong is told in one line, at open."""
 
+import datetime
+import decimal
 import json
 import pickle
 import shutil
@@ -105,6 +107,85 @@ def test_a_split_in_several_files_is_one_sequence(tmp_path):
     write_jsonl(tmp_path / "train-00002-of-00003.jsonl", [TRAIN[4], TRAIN[5] | {"answers": []}])
     with pytest.raises(ConfigError, match=r"train-00002-of-00003\.jsonl, line 2: column 'answers'"):
         sources.load_tasks(tmp_path)
+
+
+def test_files_named_as_hugging_face_named_them_with_a_fingerprint(tmp_path):
+    write_jsonl(tmp_path / "train-00000-of-00002-6ef3991c06080e14.jsonl", TRAIN[:3])
+    write_jsonl(tmp_path / "train-00001-of-00002-0a1b2c3d4e5f6789.jsonl", TRAIN[3:])
+    write_jsonl(tmp_path / "test-00000-of-00001-ffffffffffffffff.jsonl", TEST)
+    train, held_out = sources.open_train_and_held_out(tmp_path, config(""))
+    assert list(train) == as_tasks(TRAIN) and list(held_out) == as_tasks(TEST)
+
+
+def test_a_split_that_lacks_one_of_its_files_is_not_taken_for_a_whole_one(tmp_path):
+    write_jsonl(tmp_path / "train-00000-of-00003.jsonl", TRAIN[:3])
+    write_jsonl(tmp_path / "train-00002-of-00003.jsonl", TRAIN[4:])
+    with pytest.raises(ConfigError, match="cut into 3 files, of which 1 are missing: the first is number 00001"):
+        sources.load_tasks(tmp_path, "train")
+    write_jsonl(tmp_path / "train-00001-of-00003.jsonl", TRAIN[3:4])
+    write_jsonl(tmp_path / "train-00000-of-00002.jsonl", TEST)
+    with pytest.raises(ConfigError, match="'train' is cut into 2 and into 3 files at once"):
+        sources.load_tasks(tmp_path, "train")
+    (tmp_path / "train-00000-of-00002.jsonl").rename(tmp_path / "train-00002-of-00003.parquet")
+    with pytest.raises(ConfigError, match=r"train-00002-of-00003\.jsonl, train-00002-of-00003\.parquet are the same"):
+        sources.load_tasks(tmp_path, "train")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (datetime.datetime(2024, 1, 1), "column 'metadata': cannot be written as JSON: .*datetime"),
+        (b"\xff", "column 'metadata': cannot be written as JSON: .*bytes"),
+        (decimal.Decimal("1.5"), "column 'metadata': cannot be written as JSON: .*Decimal"),
+        (float("nan"), "column 'metadata': cannot be written as JSON: Out of range float"),
+    ],
+)
+def test_what_no_log_can_hold_is_told_at_open(tmp_path, value, said):
+    row = {
+        "data_source": "nq",
+        "prompt": [{"role": "user", "content": "Question: x?"}],
+        "reward_model": {"ground_truth": {"target": ["a"]}},
+        "extra_info": {"split": "train", "index": 0, "more": value},
+    }
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "train.parquet")
+    with pytest.raises(ConfigError, match=rf"train\.parquet, row 0: {said}"):
+        sources.load_tasks(tmp_path, "train")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        (r'{"a": "\ud800"}', "half of a surrogate pair"),
+        ("[" * 100_000, "is not JSON: maximum recursion"),
+        ("1" * 5000, "is not JSON: Exceeds the limit"),
+    ],
+)
+def test_metadata_as_text_are_looked_at_like_the_row_around_them(tmp_path, metadata, said):
+    path = write_jsonl(tmp_path / "train.jsonl", [TRAIN[0] | {"metadata": metadata}])
+    with pytest.raises(ConfigError, match=rf"train\.jsonl, line 1: column 'metadata': {said}"):
+        sources.load_tasks(path)
+
+
+def test_bytes_that_are_no_text_in_a_parquet_file_are_named(tmp_path):
+    raw = pa.array([b"\xff\xfe"], pa.binary())
+    prompts = pa.Array.from_buffers(pa.string(), 1, raw.buffers())
+    pq.write_table(pa.table({"id": ["a"], "prompt": prompts, "answers": [["x"]]}), tmp_path / "train.parquet")
+    with pytest.raises(ConfigError, match=r"train\.parquet, row 0 cannot be decoded: 'utf-8' codec"):
+        sources.load_tasks(tmp_path, "train")
+
+
+def test_a_number_of_thousands_of_digits_is_told_in_one_line(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"id": ' + "1" * 5000 + "}\n")
+    with pytest.raises(ConfigError, match=r"train\.jsonl, line 1: not JSON: Exceeds the limit"):
+        sources.load_tasks(tmp_path, "train")
+
+
+def test_a_folder_where_one_file_is_meant_is_a_mistake_and_no_crash(tmp_path):
+    write_jsonl(tmp_path / "train.jsonl", TRAIN)
+    with pytest.raises(ConfigError, match="is a folder: name one file of tasks"):
+        files.open_rows(tmp_path, "")
+    with pytest.raises(ConfigError, match=r"has no split 'trian'.*train"):
+        files.open_rows(tmp_path, "trian")
 
 
 def test_reading_from_many_threads(dataset):

@@ -125,6 +125,13 @@ def test_generation_config_adds_eos_ids(trained, tmp_path):
     assert Tokenizer.load(tmp_path).eos_ids == (7, 9, trained.id_of(EOS))
 
 
+def test_a_config_beside_the_tokenizer_that_is_no_object_is_named(trained, tmp_path):
+    trained.save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"Cannot read '.*tokenizer_config\.json': it is no object"):
+        Tokenizer.load(tmp_path)
+
+
 def test_users_mistakes_are_one_line(trained, tmp_path):
     with pytest.raises(ConfigError, match=r"No tokenizer\.json"):
         Tokenizer.load(tmp_path)

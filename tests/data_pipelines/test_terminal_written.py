@@ -157,9 +157,15 @@ def test_what_can_be_solved_is_kept_and_the_rest_is_named(tmp_path, images, serv
     task = folders.read_task(folder)
     assert task.instruction == "Write twice the number in apples to twice." and task.metadata["truth"] == "6"
     assert "From: ubuntu:22.04\n" in (folder / "container.def").read_text()
-    # Nothing is asked twice, and what was made can be trained on.
+    # An idea of which the endpoint answered nothing is asked for again, and no other; what was made can be trained on.
     asked = len(server.requests)
-    assert pipeline.main([*flags, "--num=8"]) == 0 and len(server.requests) == asked
+    monkeypatch.setitem(IDEAS, 7, {"task": "<task>No truth.</task>"})
+    capsys.readouterr()
+    assert pipeline.main([*flags, "--num=8"]) == 0 and len(server.requests) == asked + 1
+    printed = capsys.readouterr().out
+    assert "1 ideas to write, 7 are done" in printed and "8 ideas: 1 kept" in printed
+    assert "lost at: 2 task, 2 initial test, 1 image, 1 idle agent, 1 solve" in printed
+    assert pipeline.main([*flags, "--num=8"]) == 0 and len(server.requests) == asked + 1
     made = harbor.main(["write", str(out), f"--out={tmp_path / 'dataset'}", "--heldout=1"])
     assert made == 2 and "less than the 1 tasks with a test" in capsys.readouterr().err
 

@@ -1,6 +1,7 @@
 """Attempts are played once, are on disk when they have ended, and are what they were when they are read again."""
 
 import asyncio
+import contextlib
 import dataclasses
 import errno
 import json
@@ -125,3 +126,13 @@ def test_a_line_that_is_no_attempt_is_named(tmp_path, line):
     path.write_text(path.read_text() + line + "\n")
     with pytest.raises(ConfigError, match=r"attempts\.jsonl, line 2"):
         AttemptLog(path, "em", "rl", 3)
+
+
+def test_a_verdict_without_the_environments_score_is_a_mistake_told_in_one_line(tmp_path):
+    async def rollout(task, sample):
+        return dataclasses.replace(episode(task, sample), rewards={"guessed": 1.0, "short": 0.0})
+
+    told = r"has the score 'solved', and its verdicts have guessed, short"
+    log = AttemptLog(tmp_path / "attempts.jsonl", "solved", "rl", 3)
+    with contextlib.closing(log), pytest.raises(ConfigError, match=told):
+        played(TODO, rollout, log.extend)

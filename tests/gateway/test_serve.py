@@ -198,6 +198,7 @@ def test_int8(folder, capsys):
         (["--model={tmp_path}", "--port=70000"], "--port: must be a whole number, at least 0 and at most 65,535"),
         (["--model={tmp_path}", "--slots=0"], "--slots: must be a whole number, at least 1, got '0'"),
         (["--model={tmp_path}", "--timeout_s=nan"], "--timeout_s: must be a number, more than 0"),
+        (["--model={tmp_path}", "--stop="], "--stop: must not be empty"),
         (["--model={tmp_path}", "--stops=a"], "Unrecognized arguments: --stops=a"),
         ([], "--model"),
         (["--model={tmp_path}", "--host=192.0.2.1"], "Cannot listen on 192.0.2.1, port 8001: "),

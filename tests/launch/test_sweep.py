@@ -3,8 +3,11 @@
 import fcntl
 import json
 import math
+import os
 import pathlib
 import shlex
+import subprocess
+import sys
 import types
 import xml.etree.ElementTree
 
@@ -196,6 +199,14 @@ def test_a_chain_of_stages_is_measured_from_its_first_to_its_last():
     assert table._value(summary, "eval/em_sampled_gain") is None
 
 
+def test_a_kind_of_tasks_may_have_the_words_of_the_summary_in_its_name():
+    summary = {"eval/em_before_rl": 0.1, "eval/em_day_after_tomorrow_before_rl": 0.2, "eval/em_after_rl": 0.3}
+    summary["eval/em_day_after_tomorrow_after_rl"] = 0.4
+    columns = table.columns_of([summary])
+    assert columns[-1] == "eval/em_day_after_tomorrow_after" and "eval/em_day_after" not in columns
+    assert table._value(summary, columns[-1]) == 0.4
+
+
 def test_what_was_not_measured_is_no_number_of_the_table(tmp_path):
     failed = {"eval/em_before_rl": 0.5, "eval/em_after_sft": 0.6, "eval/em_after_rl": None}
     assert table._value(failed, "eval/em_after") is None  # not that of the stage before
@@ -294,3 +305,38 @@ def test_slurm_array(tmp_path, fake_runs):
     assert [shlex.split(line)[-1] for line in commands][3].endswith("steps=6_seed=1")
     assert "#SBATCH --array=0-3" in script and "#SBATCH --gres=gpu:4\n#SBATCH --time=8:00:00" in script
     assert not fake_runs
+
+
+def test_a_task_of_a_slurm_array_runs_its_line_or_fails(tmp_path):
+    workdir = tmp_path / "my runs"
+    workdir.mkdir()
+    run = grid.Run((), 0, workdir / "seed=0", (sys.executable, "-c", "import sys; print(sys.argv)", "a b"))
+    script = sweep.write_array([run], workdir, [])
+
+    def task(number):
+        environment = {**os.environ, "SLURM_ARRAY_TASK_ID": str(number)}
+        return subprocess.run(["bash", script], env=environment, capture_output=True, text=True, timeout=60)
+
+    assert task(0).stdout == "['-c', 'a b']\n"
+    assert task(1).returncode != 0 and "command: is not in commands.txt" in task(1).stderr
+
+
+@pytest.mark.parametrize("of_a_sweep", [False, True])
+def test_what_slurm_signals_before_the_time_limit_is_the_run(tmp_path, of_a_sweep):
+    """By default Slurm signals the steps of a job and not its batch shell, which is all that these jobs have."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\ntrap 'exit 143' TERM\necho $$\nwhile :; do sleep 0.05; done\n")
+    python.chmod(0o755)
+    script = ROOT / "launch" / "slurm.sh"
+    if of_a_sweep:
+        script = sweep.write_array([grid.Run((), 0, tmp_path / "seed=0", (str(python),))], tmp_path, [])
+    assert "\n#SBATCH --signal=B:TERM@120\n" in script.read_text()
+    environment = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": "0"}
+    with subprocess.Popen(["bash", script], env=environment, stdout=subprocess.PIPE, text=True) as batch_shell:
+        try:
+            assert int(batch_shell.stdout.readline()) == batch_shell.pid
+            batch_shell.terminate()
+            assert batch_shell.wait(timeout=60) == 143
+        finally:
+            batch_shell.kill()

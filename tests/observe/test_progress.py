@@ -61,6 +61,14 @@ def test_failures_are_shown_once_there_are_some_and_nothing_measured_is_a_dash()
     assert "stop/timeout" in console.file.getvalue() and "nan" not in console.file.getvalue()
 
 
+def test_brackets_in_the_kind_of_a_task_are_text_and_no_markup():
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with Progress(console) as progress:
+        progress.stage("rl", total=3)
+        progress.update(1, {"eval/em": 0.5, "eval/em_[/INST]": 0.25, "eval/em_[red]": 0.25})
+    assert "em_[/INST]" in console.file.getvalue() and "em_[red]" in console.file.getvalue()
+
+
 def test_a_terminal_gets_a_table_and_a_bar():
     shown = _run(terminal=True)
     assert "reward/mean" in shown and "3/3" in shown and "█" in shown

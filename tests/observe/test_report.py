@@ -199,6 +199,21 @@ def test_a_running_run_shows_what_it_has_measured(tmp_path):
     assert ">None<" not in text
 
 
+def test_the_kind_of_a_task_is_text_and_no_markup(tmp_path):
+    kind = "<img src=x onerror=alert(1)>"
+    scores = [{"eval/em": em, f"eval/em_{kind}": em, f"eval/em/{kind}/b": em} for em in (0.25, 0.75)]
+    _log(tmp_path / METRICS_FILE, *[{"stage": "rl", "step": step} | found for step, found in enumerate(scores)])
+    text = report.write_report(tmp_path).read_text()
+    assert "<img" not in text and f"held-out em, {html.escape(kind)} <span" in text
+
+
+def test_a_kind_of_tasks_may_have_the_words_of_the_summary_in_its_name(tmp_path):
+    scores = [{"eval/em": 0.25, "eval/em_day_after_tomorrow": 0.5}, {"eval/em": 0.25, "eval/em_day_after_tomorrow": 1}]
+    _log(tmp_path / METRICS_FILE, *[{"stage": "rl", "step": step} | found for step, found in enumerate(scores)])
+    text = report.write_report(tmp_path).read_text()
+    assert re.search("0.500 →</span> 1.000</b><span>held-out em, day after tomorrow", text)
+
+
 def test_the_score_is_drawn_against_what_a_task_costs(tmp_path):
     costs = ((0, 0.75, 8.0), (5, None, 4.0), (10, 0.875, 2.0))
     records = [{"stage": "rl", "step": step, "eval/em": em, "eval/cost": cost} for step, em, cost in costs]
@@ -244,6 +259,23 @@ def test_as_a_command(tmp_path):
 def _points(svg: str, css: str) -> list[tuple[float, float]]:
     path = re.search(rf'<path d="M([^"]*?)Z?" class="{css}"', svg)[1]
     return [tuple(map(float, pair.split(","))) for pair in path.split("L")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        (SUMMARY_FILE, "[1]"),
+        (METRICS_FILE, '{"stage": null, "step": 0}\n'),
+        (EPISODES_FILE, "[]\n"),
+        (f"{EPISODES_FOLDER}/rl.jsonl", '{"task": 3}\n'),
+    ],
+)
+def test_a_damaged_workdir_is_told_in_one_line(tmp_path, name, content):
+    (tmp_path / EPISODES_FOLDER).mkdir()
+    (tmp_path / name).write_text(content)
+    command = [sys.executable, "-m", "jaxagent.observe.report", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and done.stderr.startswith(f"error: {tmp_path}: ") and done.stderr.count("\n") == 1
 
 
 def test_a_line_goes_through_its_points():

@@ -2,6 +2,7 @@
 
 import pytest
 
+from jaxagent.config import ConfigError
 from jaxagent.rollout.statistics import by_kind
 from jaxagent.runs.evaluation.held_out import summarised
 from jaxagent.types import Episode, StopReason, Task
@@ -34,6 +35,11 @@ def test_by_kind():
         "solved/level2/cp": 0.0,
     }
     assert by_kind([], "em") == {"em": None, "failed": 0.0}
+
+
+def test_a_verdict_without_the_environments_score_is_named():
+    with pytest.raises(ConfigError, match=r"config.env has the score 'guessed', and its verdicts have solved, em:"):
+        by_kind([episode("a", 1.0)], "guessed")
 
 
 def test_what_a_summary_holds():

@@ -306,6 +306,13 @@ def test_what_follows_an_ended_message_opens_a_new_one(template):
     assert chat.prompt([Message("user", "q")]) + "hm" + TEMPLATES[template][2] + tokenizer.decode(talk.pending) == whole
 
 
+def test_half_of_a_surrogate_pair_is_told_before_training_and_not_by_the_tokenizer(tmp_path):
+    path = tmp_path / "full.jsonl"
+    path.write_text(r'{"prompt": "q \ud800", "turns": [{"action": "a", "observation": ""}]}' + "\n")
+    with pytest.raises(ConfigError, match=r"full\.jsonl, row 1: half of a surrogate pair"):
+        demonstrations.load(path)
+
+
 def test_an_observation_may_be_missing_only_at_the_end(tmp_path):
     turns = [{"action": "a", "observation": ""}, {"action": "b", "observation": ""}]
     path = tmp_path / "full.jsonl"

@@ -1,5 +1,6 @@
 """Which tasks a step gets: a function of the seed, the step, the round, and of what is known S steps before."""
 
+import dataclasses
 import itertools
 import json
 
@@ -7,10 +8,10 @@ import pytest
 
 from configs.search_r1 import get_config
 from jaxagent import config
-from jaxagent.config import overrides
+from jaxagent.config import ConfigError, overrides
 from jaxagent.data import files, sources
 from jaxagent.data.tasks import TaskIterator
-from jaxagent.rollout.experience import Experience
+from jaxagent.rollout.experience import Experience, check_tasks
 from jaxagent.types import Episode, Group, StopReason
 
 
@@ -108,3 +109,21 @@ def test_other_settings_draw_anew_what_was_assigned():
     fewer = made(staleness=2, curriculum="failed", tasks_per_step=3)
     fewer.set_state(state, 0)
     assert [len(drawn) for drawn in fewer.assign(1)] == [3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "drawn"),
+    [
+        ({"tasks_per_step": 24}, 24),
+        ({"oversample": "on", "oversample__extra_tasks": 20}, 24),
+        ({"refill": "on", "refill__tasks_per_round": 30}, 30),
+    ],
+)
+def test_a_curriculum_needs_as_many_tasks_as_a_round_has(changes, drawn):
+    flags = {"curriculum": "failed", "tasks_per_step": 4, "steps": 20} | changes
+    rl = config.parse(
+        overrides.apply(get_config().to_dict(), [(f"rl.{n.replace('__', '.')}", str(v)) for n, v in flags.items()])
+    ).rl
+    with pytest.raises(ConfigError, match=f"rl.curriculum draws {drawn} different tasks, memory has 23"):
+        check_tasks(SOURCE, rl)
+    check_tasks(SOURCE, dataclasses.replace(rl, curriculum=None))

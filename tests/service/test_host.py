@@ -83,6 +83,8 @@ def test_how_a_play_fails_is_how_its_session_ends(tmp_path, monkeypatch):
                     cleaned.append(how)
         if how == "unsendable":
             return dataclasses.replace(episode(work.task, work.number), metrics={"x": math.nan})
+        if how == "unmeasured":
+            return dataclasses.replace(episode(work.task, work.number), metrics={"x": None})
         if how == "other":
             return episode(work.task, work.number + 1)
         if how == "malformed":
@@ -98,6 +100,7 @@ def test_how_a_play_fails_is_how_its_session_ends(tmp_path, monkeypatch):
                 "stubborn": ("TIMEOUT", "and it did not clean up in 0.2 s"),
                 "unsendable": ("ERROR", "the episode cannot be sent"),
                 "malformed": ("ERROR", "the server refused the episode"),
+                "unmeasured": ("ERROR", "column 'metrics.x' must be a finite number, got None"),
             }
             for how in ways:
                 await service.client.submit(group(how, timeout_seconds=0.3 if how in ("hangs", "stubborn") else 60))

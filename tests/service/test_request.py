@@ -66,6 +66,7 @@ def test_all_of_it():
         ({"metadata": []}, "metadata"),
         ({"metadata": {"agent_timeout": -1}}, "metadata.agent_timeout"),
         ({"min_complete_accept_fraction": 1.1}, "min_complete_accept_fraction"),
+        ({"min_complete_accept_fraction": 10**400}, "min_complete_accept_fraction"),
         ({"early_stop_min_usable_sessions": 2}, "early_stop_min_usable_sessions"),
         ({"num_samples": 8, "min_complete_accept_fraction": 0.5, "early_stop_min_usable_sessions": 3}, "needs 4"),
         ({"callback_url": "ftp://host/"}, "callback_url"),

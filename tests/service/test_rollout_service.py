@@ -117,6 +117,8 @@ def test_what_is_refused(tmp_path, monkeypatch):
                 await client.cancel("none")
             async with refused(404):
                 await client.take("none", "p", [], FREE, 0)
+            async with refused(400):  # half of a surrogate pair, which the store cannot hold
+                await client.register("n", "p", "\ud800", FREE)
             async with refused(400) as failure:
                 await client.submit(group(num_sample=2))
             assert "num_sample" in str(failure.value)

@@ -20,6 +20,7 @@ from jaxagent.config import ConfigError
 from jaxagent.data import codec, episode_log
 from jaxagent.engine.requests import EngineError
 from jaxagent.observe import jsonl
+from jaxagent.rollout.statistics import component
 from jaxagent.rollout.workers import Rollout, guarded
 from jaxagent.types import Episode, StopReason, Task
 
@@ -43,7 +44,7 @@ class Attempt:
     def of(cls, record: Mapping[str, Any], score: str, cost: str = "") -> Attempt:
         """From a record of the log; `score` names the component of the verdict, `cost` a counter ("" = none)."""
         failed = StopReason(record["stop_reason"]).is_failure
-        value = None if failed else float(record["rewards"][score])
+        value = None if failed else float(component(record["rewards"], score))
         tokens = int(record["metrics"].get("action_tokens", 0))
         error = str(record.get("error", ""))
         spent = float(record["metrics"].get(cost, 0.0)) if cost and not failed else None
