@@ -27,7 +27,7 @@ from jaxagent.config.errors import EXIT_CODES
 from jaxagent.config.ranges import at_least
 from jaxagent.fleet import local, server, settings
 from jaxagent.fleet.child import STACKS, VITALS
-from jaxagent.fleet.client import Client, CoordinatorGoneError, ReplacedError
+from jaxagent.fleet.client import Client, ReplacedError
 from jaxagent.fleet.plan_of import plan_of
 from jaxagent.fleet.supervise import CRASHED
 from jaxagent.fleet.vitals import Vitals, register_stacks
@@ -72,8 +72,6 @@ def _run(argv: Sequence[str]) -> None:
     link = Client(url, token, fleet.patience_s)
     try:
         (_train if options.role == "trainer" else _play)(cfg, options, link, token, signs)
-    except CoordinatorGoneError as error:
-        raise SystemExit(f"error: {error}. The same command goes on.") from error
     except ReplacedError as error:
         raise SystemExit(f"error: {error}") from error
 

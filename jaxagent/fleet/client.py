@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxagent.config import ConfigError
+from jaxagent.config.errors import WaitedInVainError
 from jaxagent.fleet import wire
 from jaxagent.fleet.admission import Answer, Batch, UnknownWorkerError, Work
 from jaxagent.fleet.line import Line, Reply
@@ -38,7 +39,7 @@ BYTES_PER_S = 1 << 20  # the slowest link on which an episode still arrives
 AGAIN = (408, 422, 429, 500, 502, 503, 504, 507)  # 422: the body came in damaged; 507: the disk is full
 
 
-class CoordinatorGoneError(RuntimeError):
+class CoordinatorGoneError(WaitedInVainError):
     """The coordinator has not taken a call for as long as the caller is ready to wait; names the last failure."""
 
 
@@ -277,7 +278,7 @@ class Client:
                 )  # fmt: skip
             if waited > self._patience_s:
                 raise CoordinatorGoneError(
-                    f"{self.url} has failed for {waited:.0f} s (fleet.patience_s={self._patience_s:g}): {failed}"
+                    f"{self.url} has failed for {waited:.0f} s (fleet.patience_s={self._patience_s:g}): {failed.rstrip('.')}."
                 )
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 

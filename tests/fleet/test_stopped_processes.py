@@ -157,7 +157,7 @@ def test_a_clients_patience_counts_no_time_in_which_it_was_stopped(monkeypatch, 
     assert Client("http://127.0.0.1:1", "token", patience_s=300.0).leave("1-1") and len(asked) == 2
 
 
-def test_a_clients_patience_ends_and_says_how_long_that_was(monkeypatch, caplog):
+def test_a_clients_patience_ends_and_says_how_long_that_was(monkeypatch, caplog, capsys):
     clock = Clock()
 
     def ask(self, *request):
@@ -166,10 +166,14 @@ def test_a_clients_patience_ends_and_says_how_long_that_was(monkeypatch, caplog)
 
     monkeypatch.setattr(Line, "ask", ask)
     monkeypatch.setattr(client_module, "time", clock)
-    with pytest.raises(CoordinatorGoneError, match=r"has failed for \d+ s \(fleet.patience_s=90\): timed out"):
+    with pytest.raises(CoordinatorGoneError, match=r"has failed for \d+ s \(fleet.patience_s=90\): timed out\.$"):
         Client("http://127.0.0.1:1", "token", patience_s=90.0).leave("1-1")
     assert 2 <= len(caplog.messages) <= 3  # it does not wait in silence
     assert "http://127.0.0.1:1 has not taken the call for" in caplog.text and "it is asked for 90 s" in caplog.text
+    # No launcher may take it for a mistake that another start would repeat: 1 and 2 are.
+    leave = Client("http://127.0.0.1:1", "token", patience_s=90.0).leave
+    assert command.exit_code(lambda: int(leave("1-1"))) == WAITED
+    assert capsys.readouterr().err.endswith("timed out. The same command goes on.\n")
 
 
 def test_a_signal_ends_an_engine_that_has_not_joined_at_once():
