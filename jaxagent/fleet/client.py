@@ -277,9 +277,8 @@ class Client:
                     self.url, waited, failed, self._patience_s,
                 )  # fmt: skip
             if waited > self._patience_s:
-                raise CoordinatorGoneError(
-                    f"{self.url} has failed for {waited:.0f} s (fleet.patience_s={self._patience_s:g}): {failed.rstrip('.')}."
-                )
+                known = f"(fleet.patience_s={self._patience_s:g})"
+                raise CoordinatorGoneError(f"{self.url} has failed for {waited:.0f} s {known}: {failed.rstrip('.')}.")
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     @staticmethod

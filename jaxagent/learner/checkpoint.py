@@ -233,8 +233,8 @@ class _Kept:
 def bundles(directory: str | pathlib.Path) -> list[int]:
     """Numbers of the complete bundles in a directory, oldest first; [] when there is none. Changes nothing on disk."""
     directory = pathlib.Path(directory)
-    found = [path for path in directory.iterdir() if path.name.isdigit()] if directory.is_dir() else []
-    return sorted(int(path.name) for path in found)
+    found = directory.iterdir() if directory.is_dir() else ()
+    return sorted(int(path.name) for path in found if path.name.isdigit() and path.is_dir())
 
 
 def read_host(directory: str | pathlib.Path, number: int) -> Host:

@@ -171,6 +171,7 @@ def test_a_fleet_is_told_of_no_bundle_that_its_coordinator_has_forgotten(tmp_pat
         checkpointer.pinned.add(0)
         for step in (0, 2):
             checkpointer.save(step, state, {"pinned": [0]})
+    (folder / "9").write_text("a file of somebody's")
     assert bundles(folder) == [0, 2]
     (folder / "2" / "state" / "_METADATA").unlink()
     with pytest.raises(ConfigError, match=r"Delete that folder to go on from 0\.$"):

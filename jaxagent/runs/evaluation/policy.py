@@ -55,7 +55,7 @@ def choose(cfg: Config, name: str) -> Source:
     Raises:
       ConfigError: there is no such policy, or the bundle's run had another shape or tokenizer than `cfg`.
     """
-    if name != LATEST and not name.isdigit():
+    if name != LATEST and not (name.isascii() and name.isdigit()):
         return _folder(Path(name))
     workdir, directory = Path(cfg.workdir), Path(cfg.workdir) / "checkpoints"
     if not workdir.is_dir():
