@@ -260,7 +260,7 @@ def test_what_cannot_be_distilled_is_refused(rl, changes, distillation, message)
 def test_the_stage_leaves_nothing_but_the_teacher(rl):
     mixed = rl(
         advantage="gae", echo=dict(coefficient=0.1), positive_nll=dict(coefficient=0.1),
-        replay=dict(per_step=2), refill=dict(max_rounds=3), keep_groups_frac=0.5, shaping="on", oversample="on",
+        replay=dict(per_step=2), refill=dict(max_rounds=3), keep_groups_frac=0.5, shaping={}, oversample={},
     )  # fmt: skip
     teacher = DistillConfig(Folder("./x"), coefficient=2.0)
     cfg = dataclasses.replace(schema.parse(get_config()), rl=mixed, opd=OPDConfig(7, 1e-3, teacher))
