@@ -104,7 +104,7 @@ def _search_r1(row: Mapping[str, Any]) -> types.Task:
         if extra.get(column) is None:
             raise RowError(f"extra_info.{column}", "missing; the task's id is made of it")
     truth = fields.get(fields.mapping(row["reward_model"], "reward_model"), "ground_truth", "reward_model.")
-    if isinstance(truth, Mapping):
+    if searched := isinstance(truth, Mapping):  # Search-R1's own; verl's others, such as its GSM8K, have a text
         column = "reward_model.ground_truth.target"
         truth = fields.get(truth, "target", "reward_model.ground_truth.")
     else:
@@ -113,7 +113,7 @@ def _search_r1(row: Mapping[str, Any]) -> types.Task:
     question = fields.text(row, "question") if row.get("question") else _question_of(fields.get(row, "prompt"))
     return types.Task(
         id=f"{source}/{extra['split']}/{extra['index']}",
-        prompt=as_question(question),
+        prompt=as_question(question) if searched else question.strip(),
         answers=answers,
         kind=source,
         metadata={k: v for k, v in extra.items() if v is not None},

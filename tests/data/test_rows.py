@@ -41,9 +41,9 @@ def test_search_r1_layout_prefers_the_question_column():
 
 
 def test_a_chat_row_without_search_r1s_template_keeps_its_whole_user_message():
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Add 1 and 2?"}]
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Add 1 and 2."}]
     row = SEARCH_R1 | {"prompt": messages, "reward_model": {"ground_truth": "3"}}
-    assert rows.to_task(row, True).prompt == "Add 1 and 2?"
+    assert rows.to_task(row, True).prompt == "Add 1 and 2."  # and gets no question mark: that is Search-R1's clean-up
     assert rows.to_task(row, True).answers == ("3",)
 
 
