@@ -78,8 +78,8 @@ def laptop() -> ConfigDict:
     config.env.episode_timeout_s = 120.0
 
     # 1,900 of the curriculum, which is the beginning of full.jsonl: to find a fact by its country is learnt suddenly,
-    # and some seeds need 600 updates of two facts before it, and 1,000 of four after it. With 2,600 one seed finds facts
-    # better, and learns to read whole chunks badly.
+    # and some seeds need 600 updates of two facts before it, and 1,000 of four after it. With 2,600 of them one seed
+    # finds facts better, and reads whole chunks badly.
     config.warm_start.max_steps = 2_800
     config.warm_start.curriculum_steps = 0
     # At 3e-3 the lookup comes later, on one seed not at all. A rate that falls from the beginning leaves too little for
