@@ -264,17 +264,17 @@ def open_rows(path: Path, split: str) -> Rows:
 
 def _check_complete(path: Path, split: str, parts: Sequence[Path]) -> None:
     """Raises ConfigError unless the files of a split that is cut are all of its pieces, each once."""
-    pieces = [shard for file in parts if (shard := _SHARD.fullmatch(file.stem))]
+    pieces = {file.name: shard for file in parts if (shard := _SHARD.fullmatch(file.stem))}
     if not pieces:
         return
-    counts = sorted({int(shard[3]) for shard in pieces})
+    counts = sorted({int(shard[3]) for shard in pieces.values()})
     if len(counts) > 1:
         raise ConfigError(
             f"{path}: split '{split}' is cut into {' and into '.join(map(str, counts))} files at once: remove the "
             "files of an older cut."
         )
-    numbers = [int(shard[2]) for shard in pieces]
-    if twice := [file.name for file in parts if numbers.count(int(_SHARD.fullmatch(file.stem)[2])) > 1]:
+    numbers = [int(shard[2]) for shard in pieces.values()]
+    if twice := [name for name, shard in pieces.items() if numbers.count(int(shard[2])) > 1]:
         raise ConfigError(f"{path}: {', '.join(twice)} are the same piece of split '{split}'.")
     if missing := sorted(set(range(counts[0])) - set(numbers)):
         raise ConfigError(
