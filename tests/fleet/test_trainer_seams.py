@@ -9,6 +9,7 @@ import pytest
 from configs.search_r1 import get_config
 from jaxagent import join
 from jaxagent.config import ConfigError, parse
+from jaxagent.config.errors import WAITED
 from jaxagent.config.fleet import FleetConfig
 from jaxagent.fleet import local, packing, settings, vitals, weights
 from jaxagent.fleet.admission import Answer, Batch, Outcome
@@ -358,12 +359,14 @@ def test_the_commands_small_files_may_be_lost(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("role", ["trainer", "engine"])
-def test_a_coordinator_that_stays_away_is_one_line(tmp_path, monkeypatch, role):
+def test_a_coordinator_that_stays_away_is_one_line(tmp_path, monkeypatch, capsys, role):
     def away(*of):
-        raise CoordinatorGoneError("http://127.0.0.1:9 has failed for 600 s: Connection refused")
+        raise CoordinatorGoneError("http://127.0.0.1:9 has failed for 600 s: Connection refused.")
 
     monkeypatch.setattr(join, {"trainer": "_train", "engine": "_play"}[role], away)
     monkeypatch.setenv(settings.TOKEN_VARIABLE, "a secret of the tests")
     own = [f"--role={role}", "--coordinator=http://127.0.0.1:9", "--config.fleet=on"]
-    with pytest.raises(SystemExit, match=r"error: http://127.0.0.1:9 has failed for 600 s"):
-        join.main(["join", *own, *tiny_run.argv(tmp_path)[1:]])
+    assert join.main(["join", *own, *tiny_run.argv(tmp_path)[1:]]) == WAITED  # which launchers start again
+    said = capsys.readouterr().err.splitlines()
+    away_for = "error: http://127.0.0.1:9 has failed for 600 s: Connection refused."
+    assert said == [f"{away_for} The same command goes on."]
