@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # What stands right may import what stands left; rooms of one level do not import each other.
 LEVELS = (
     ("config",),
-    ("types", "io"),
+    ("types", "io", "hidden"),
     ("sandbox", "rewards", "models", "algorithms", "data", "agents", "tools"),
     ("envs", "engine", "observe", "fleet"),
     ("roles",),
@@ -130,6 +130,26 @@ def test_types_config_rewards_envs_and_data_start_without_jax():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_run_starts_without_torch_where_that_is_installed():
+    """Two seconds of every process, for a library that wants it only because it is there."""
+    code = (
+        "import jaxagent.loop, jaxagent.join, jaxagent.runs.fleet.trainer, jaxagent.runs.fleet.player, sys\n"
+        "assert 'tensorboardX' in sys.modules and not {'torch', 'transformers'} & set(sys.modules)\n"
+        "from jaxagent.hidden import hidden\n"
+        "import json\n"
+        "with hidden('json', 'json.scanner', 'colorsys'):\n"
+        "    try: import colorsys\n"
+        "    except ImportError: print('hidden')\n"
+        "    try: import json.scanner\n"
+        "    except ImportError: print('hidden')\n"
+        "import colorsys\n"
+        "assert sys.modules['json'] is json and 'json.scanner' in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout == "hidden\n" * 2
 
 
 def test_the_folders_beside_the_package_are_its_subpackages():

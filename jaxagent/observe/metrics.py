@@ -14,12 +14,15 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event
-from tensorboardX.summary import scalar
-
+from jaxagent.hidden import hidden
 from jaxagent.observe import jsonl
 from jaxagent.observe.files import METRICS_FILE, TENSORBOARD_FOLDER
+
+# It loads torch where that is installed, two seconds of every process's start, and nothing here is a tensor of torch.
+with hidden("torch"):
+    from tensorboardX.event_file_writer import EventsWriter
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.summary import scalar
 
 _FLUSH_S = 30.0  # after which TensorBoard sees a record at the latest, when another one follows
 

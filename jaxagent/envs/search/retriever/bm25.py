@@ -11,39 +11,23 @@ import dataclasses
 import functools
 import logging
 import re
-import sys
 from collections.abc import Sequence
-from types import ModuleType
 
 import numpy as np
 
 from jaxagent.envs.search.retriever.base import Passage
+from jaxagent.hidden import hidden
+
+# It would compute something with JAX at once, and so claim the accelerator's memory. It falls back to NumPy when
+# `import jax.lax` fails, and what it would use JAX for is not used here.
+with hidden("jax", "jax.lax"):
+    import bm25s
+logging.getLogger("bm25s").setLevel(logging.WARNING)  # on import it asks for debug output
 
 WORD = re.compile(r"\w+")
 K1, B = 0.9, 0.4  # the values of Anserini / Pyserini, on which Search-R1's BM25 server is built
 CACHED_QUERIES = 65_536
 INLINE_PASSAGES = 200_000  # larger corpora are searched in a thread, so that the event loop keeps turning
-
-
-def _import_bm25s() -> ModuleType:
-    """Imports bm25s without JAX: it would compute something with JAX at once, and so claim the accelerator's memory.
-
-    (It falls back to NumPy when `import jax.lax` fails, and what it would use JAX for is not used here.)
-    """
-    names = ("jax", "jax.lax")
-    hidden = {name: sys.modules[name] for name in names if name in sys.modules}
-    sys.modules.update(dict.fromkeys(names))  # None makes an import fail
-    try:
-        import bm25s
-    finally:
-        for name in names:
-            del sys.modules[name]
-        sys.modules.update(hidden)
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # on import it asks for debug output
-    return bm25s
-
-
-bm25s = _import_bm25s()
 
 
 def words(text: str) -> list[str]:
