@@ -65,6 +65,7 @@ class Driver:
         self._thread: threading.Thread | None = None
         self._error: EngineError | None = EngineError("The engine is not started.")
         self._stats: collections.Counter[str] = collections.Counter()
+        self._idle_since: float | None = None  # as the scheduler said
 
     # ---------------------------------------------------------------- life
 
@@ -162,9 +163,15 @@ class Driver:
             self._check()
 
     def stats(self) -> dict[str, float]:
-        """Counters since construction: seconds per phase, tokens, dispatches, overshoots, compilations."""
+        """Counters since construction: seconds per phase, tokens, dispatches, overshoots, compilations.
+
+        "free_slot_s" grows while no turn is in hand; all others stand still then.
+        """
         with self._work:
-            return dict(self._stats)
+            stats = dict(self._stats)
+            if self._idle_since is not None:
+                stats["free_slot_s"] = stats.get("free_slot_s", 0.0) + time.monotonic() - self._idle_since
+            return stats
 
     # ---------------------------------------------------------------- coroutines
 
@@ -355,6 +362,9 @@ class Driver:
                 executor.set_stops(self._stops.table)
                 self._stops.changed = False
             self._held_requests = [*scheduler.requests, *arrived]  # first: an error below reaches them too
+            if arrived:
+                scheduler.count_idle(time.monotonic())
+                self._take_stats(scheduler)
             if self._weights is not None:
                 self._take_weights(executor)
                 scheduler.forget(self._setup.cfg.kv_on_update == "recompute")
@@ -370,10 +380,14 @@ class Driver:
                     request.session.request = None
                     outcomes[request.loop].append((request.future, generation))
             self._held_requests = scheduler.requests
-            self._stats.update(scheduler.stats)
-            scheduler.stats.clear()
+            self._take_stats(scheduler)
         for loop, settled in outcomes.items():  # one wake-up per event loop, however many turns ended
             deliver(loop, settled)
+
+    def _take_stats(self, scheduler: Scheduler) -> None:
+        self._stats.update(scheduler.stats)
+        scheduler.stats.clear()
+        self._idle_since = scheduler.idle_since
 
     def _has_work(self, scheduler: Scheduler) -> bool:
         return bool(self._stopping or self._queue or self._gone or self._weights is not None or scheduler.requests)
@@ -389,7 +403,7 @@ class Driver:
         """Ends every waiting turn with the error. The driver serves no turn until it is started again."""
         error.__cause__ = cause
         with self._work:
-            self._error = error
+            self._error, self._idle_since = error, None
             waiting = [(r.loop, r.future) for r in {*self._queue, *self._held_requests}]
             self._queue, self._gone, self._held_requests = [], [], []
             self._work.notify_all()

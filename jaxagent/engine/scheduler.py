@@ -56,7 +56,7 @@ class Scheduler:
         self._prefilling: list[Request] = []  # have slot and pages, their context is not cached yet
         self._holders: dict[Session, None] = {}  # sessions with pages
         self._slots = sizes.usable * sizes.shards
-        self._empty_since: float | None = None  # no turn is in hand
+        self.idle_since: float | None = None  # no turn is in hand
         self._again = 0  # tokens that are prefilled a second time in the round under way
 
     # ---------------------------------------------------------------- what the driver says
@@ -74,6 +74,14 @@ class Scheduler:
     def submit(self, requests: Iterable[Request]) -> None:
         """Puts new turns into the queue."""
         self._waiting += requests
+        if self._waiting:
+            self.count_idle(time.monotonic())
+
+    def count_idle(self, now: float) -> None:
+        """A turn has come: all slots were free until now."""
+        if self.idle_since is not None:
+            self.stats["free_slot_s"] += now - self.idle_since
+            self.idle_since = None
 
     def drop(self, sessions: Iterable[Session]) -> None:
         """Sessions that are closed or whose turn was abandoned: their slots and pages are free at once."""
@@ -110,9 +118,6 @@ class Scheduler:
     def admit(self) -> None:
         """Gives waiting turns slots and pages, prefills, and starts those whose context is cached."""
         room = [self._sizes.prefill_rows] * self._sizes.shards
-        if self._empty_since is not None and self._waiting:
-            self.stats["free_slot_s"] += time.monotonic() - self._empty_since
-            self._empty_since = None
         while True:
             began = time.monotonic()
             admitted = self._take(began)
@@ -313,8 +318,8 @@ class Scheduler:
 
     def _look(self, now: float) -> None:
         """Notes since when no turn is in hand: then all slots are free."""
-        if self._empty_since is None and not self.requests:
-            self._empty_since = now
+        if self.idle_since is None and not self.requests:
+            self.idle_since = now
 
     def _tell(self) -> None:
         """Calls `on_tokens` of the turns that have one with their new tokens."""

@@ -496,6 +496,30 @@ def test_what_the_thread_moves_to_the_device_beside_its_calls_fails(monkeypatch)
         asyncio.run(one_turn(driver))
 
 
+def test_time_without_a_turn_is_counted_as_it_passes():
+    """Whoever looks twice finds no more free time than has passed in between."""
+
+    async def one_turn(driver):
+        await turn(driver, await driver.open("t", 0), letters("hello"))
+
+    def free(driver):
+        return driver.stats().get("free_slot_s", 0.0)
+
+    with toys.running() as driver:
+        assert free(driver) == 0.0, "there was no turn yet"
+        asyncio.run(one_turn(driver))
+        others = {name: count for name, count in driver.stats().items() if name != "free_slot_s"}
+        time.sleep(0.3)
+        began, before = time.monotonic(), free(driver)
+        assert before > 0.25
+        time.sleep(0.1)
+        assert 0.1 <= free(driver) - before <= time.monotonic() - began
+        assert others == {name: count for name, count in driver.stats().items() if name != "free_slot_s"}
+        asyncio.run(one_turn(driver))
+        assert free(driver) - before <= time.monotonic() - began
+    assert free(driver) == free(driver), "a stopped engine has no free slots"
+
+
 def test_calls_move_little_and_never_weights(monkeypatch) -> None:
     moved, issue = [], executor._issue
 

@@ -223,12 +223,13 @@ class EnginePlayer:
         """
         self._driver.check()
         stats, of_weights = self._driver.stats(), self._versions.numbers()
+        moved = sum(count for name, count in stats.items() if name != "free_slot_s")  # which grows while nothing moves
         return {
             **self._counts,
             **of_weights,
             **self._served(),
             "tokens": stats.get("sampled_tokens", 0.0),
-            "progress": float(sum(stats.values()) + of_weights["weights_got_bytes"]),
+            "progress": float(moved + of_weights["weights_got_bytes"]),
         }
 
     async def _episode(self, job: Job, task: Task, attempt: Rollout, done: Done) -> None:
