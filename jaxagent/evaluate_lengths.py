@@ -11,8 +11,8 @@ the same tasks; documents are read to their end, whatever env.max_turns says, an
 all have --config.env.episode_timeout_s). All lengths and files are looked at before the first is played: a length that
 no task's documents reach is refused, and where some do not reach it, a line under the table says how many. Results go
 to WORKDIR/evaluations/lengths_<policy>..., or --out: a folder per length, lengths.json and lengths.html, the curve with
-95 % intervals; both are written after every length. The last line of stdout is one JSON object. The same command again
-plays only what is missing.
+95 % intervals; both are written after every length, and lengths of earlier commands stay in them. The last line of
+stdout is one JSON object. The same command again plays only what is missing.
 """
 
 from __future__ import annotations
@@ -133,6 +133,9 @@ def _run(argv: Sequence[str]) -> int:
     name = f"lengths_{run.default_out(config, done, source).name}"
     out = Path(options.out) if options.out else Path(config.workdir) / EVALUATIONS_FOLDER / name
     notes = [checked(one, done, length, source) for length, one in zip(lengths, configs, strict=True)]
+    about = {"policy": str(source), "split": done.split, "temperature": done.temperature, "seed": done.seed}
+    names = [length.name for length in lengths]
+    earlier = [point for point in played(out, about) if point["name"] not in names]
     points: list[dict[str, Any]] = []
     for length, one in zip(lengths, configs, strict=True):
         try:
@@ -142,14 +145,39 @@ def _run(argv: Sequence[str]) -> int:
             print(f"error: {error}{there}", file=sys.stderr)
             return 1
         points.append(curve.point(length.name, out / length.name))
-        text = "\n".join((curve.table(points), *filter(None, notes[: len(points)])))
-        to_play = [length.name for length in lengths[len(points) :]]
+        shown = curve.ordered([*earlier, *points])
+        text = "\n".join((curve.table(shown), *filter(None, notes[: len(points)])))
         # At once: whatever fails later, what was played for hours is there to be read.
-        files.replace(out / CURVE, _page(f"{config.workdir}: {source}", points, text, config.env.score))
-        files.replace_json(out / FILE, {"policy": str(source), "lengths": points, "to_play": to_play})
+        files.replace(out / CURVE, _page(f"{config.workdir}: {source}", shown, text, config.env.score))
+        files.replace_json(out / FILE, {**about, "lengths": shown, "to_play": names[len(points) :]})
     print(text)
     print(json.dumps({"checkpoint": str(source), "score": config.env.score, "lengths": points, "out": str(out)}))
     return 0
+
+
+def played(out: Path, about: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The points that earlier commands have written to a folder.
+
+    Args:
+      out: the folder.
+      about: what all its points have in common, as this command has it.
+
+    Raises:
+      ConfigError: they are of something else, or their file cannot be read.
+    """
+    path = out / FILE
+    if not path.is_file():
+        return []
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+        points, there = before["lengths"], {name: before.get(name, value) for name, value in about.items()}
+        names = [(point["name"], point["accuracy"], point["document_tokens"]) for point in points]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"'{path}' cannot be read: remove it, or set another --out.") from error
+    for name, value in about.items():
+        if names and there[name] != value:
+            raise ConfigError(f"'{path}' is of {name} = {there[name]!r}, here it is {value!r}: set another --out.")
+    return points
 
 
 def checked(config: Config, done: Any, length: Length, source: Any) -> str:

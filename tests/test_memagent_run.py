@@ -90,7 +90,7 @@ def test_every_memory_stands_in_the_next_prompt_as_it_was_sampled(finished):
 
 
 @pytest.mark.slow
-def test_lengths_in_one_command(finished, capsys):
+def test_lengths_in_one_command(finished, tmp_path, capsys):
     command = ["evaluate_lengths", f"--config.workdir={finished}", "--lengths=96,384", "--greedy", "--tasks=6"]
     assert evaluate_lengths.main(command) == 0
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -108,6 +108,18 @@ def test_lengths_in_one_command(finished, capsys):
     again = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert again == said
     assert evaluate_lengths.main([*command[:2], "--num_docs=1", "--greedy", "--tasks=2", "--k=2"]) == 2
+    one_more = [*command[:2], "--lengths=192", "--greedy", "--tasks=6", f"--out={out}"]
+    assert evaluate_lengths.main(one_more) == 0
+    (more,) = json.loads(capsys.readouterr().out.splitlines()[-1])["lengths"]
+    kept = json.loads((out / "lengths.json").read_text())
+    assert kept["lengths"] == [said["lengths"][0], more, said["lengths"][1]] and kept["to_play"] == []
+    assert "192_tokens" in (out / "lengths.html").read_text()
+    assert evaluate_lengths.main([*one_more, "--seed=7"]) == 2
+    assert "is of seed = 0, here it is 7: set another --out." in capsys.readouterr().err
+    assert json.loads((out / "lengths.json").read_text()) == kept
+    (tmp_path / "lengths.json").write_text('{"lengths": [7]}')
+    assert evaluate_lengths.main([*one_more[:-1], f"--out={tmp_path}"]) == 2
+    assert "lengths.json' cannot be read: remove it, or set another --out." in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,9 +53,14 @@ def point(name: str, folder: Path) -> dict[str, Any]:
     }
 
 
+def ordered(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Shortest documents first; those of which no attempt is known last."""
+    return sorted(points, key=lambda p: math.inf if p["document_tokens"] is None else p["document_tokens"])
+
+
 def series(points: Sequence[dict[str, Any]]) -> dict[str, list[tuple[float, float]]]:
     """(tokens, accuracy) and the bounds of the interval, shortest first; lengths without a number are left out."""
-    known = sorted((p for p in points if p["accuracy"] is not None), key=lambda p: p["document_tokens"])
+    known = ordered([p for p in points if p["accuracy"] is not None])
     names = {"accuracy": "accuracy", "low": "lower bound", "high": "upper bound"}
     return {label: [(p["document_tokens"], p[name]) for p in known] for name, label in names.items()}
 
