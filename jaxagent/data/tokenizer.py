@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 
@@ -28,6 +29,8 @@ EOS = "<eos>"  # the end-of-sequence token of a tokenizer trained here
 WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 NORMALISED = 4  # bytes of a text may become one when it is Unicode-normalised (composed characters: 3 at most)
+
+REMEMBERED, REMEMBERED_CHARS = 1024, 16_384  # texts whose tokens are not computed a second time; longer ones always are
 
 SPECIAL_STRINGS = ("bos_token", "eos_token", "pad_token", "unk_token")
 CONFIG_FILES = ("tokenizer_config.json", "generation_config.json", "chat_template.jinja")
@@ -56,6 +59,7 @@ class Tokenizer:
         self.eos_ids: tuple[int, ...] = self._find_eos(generation)
         self.prefix_ids: tuple[int, ...] = self._find_prefix(config)
         self.chat_template: str = _chat_template(config, files)
+        self._remembered = functools.lru_cache(maxsize=REMEMBERED)(self._encode)
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
@@ -125,7 +129,11 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, with nothing added. The literal text of an added token becomes its id."""
-        return self._backend.encode(text, add_special_tokens=False).ids
+        # A group's attempts have one prompt, and find the same passages.
+        return (self._remembered if len(text) <= REMEMBERED_CHARS else self._encode)(text).tolist()
+
+    def _encode(self, text: str) -> np.ndarray:
+        return np.asarray(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
 
     def least_tokens(self, text: str) -> int:
         """A lower bound of a text's number of tokens, without encoding it: far too long a text is never encoded.
@@ -167,6 +175,11 @@ class Tokenizer:
         for index, token in self._backend.get_added_tokens_decoder().items():
             table[index] = token.content.encode("utf-8")
         return table
+
+    @functools.cached_property
+    def byte_lengths(self) -> np.ndarray:
+        """Bytes of every id, int32 [vocab_size]: the lengths of `token_bytes`."""
+        return np.asarray([len(token) for token in self._token_bytes], np.int32)
 
     def digest(self) -> str:
         """Equal for tokenizers whose ids all stand for the same bytes: 32 hex digits."""

@@ -20,7 +20,7 @@ from grain import experimental as grain_experimental
 from jaxagent.algorithms.streams import Streams
 from jaxagent.config import BatchConfig, ConfigError
 from jaxagent.learner.batch import FLOATS, PER_TARGET, STREAMS, Batch
-from jaxagent.learner.prefixes import Sharing, shared_rows
+from jaxagent.learner.prefixes import Sharing, padded, shared_rows
 
 
 class Packer:
@@ -128,7 +128,7 @@ class Packer:
 
         def stack(name: str, width: int) -> np.ndarray:
             dtype = np.float32 if name in FLOATS else np.int32
-            padding = np.full((missing, width), -1 if name == "sequence" else 0, dtype)
+            padding = np.full((missing, width), _padding(name), dtype)
             return np.concatenate([np.stack([row[name] for row in rows]).astype(dtype), padding]) if rows else padding
 
         return Batch(**{name: stack(name, width) for name, width in widths.items()}, longest=longest)
@@ -157,25 +157,33 @@ def unpack(batches: Sequence[Batch], values: Sequence[np.ndarray], streams: Sequ
 
 def _pack_rows(elements: list[dict[str, np.ndarray]], row_tokens: int, row_targets: int):
     """Rows of whole sequences: yields dicts of [row_tokens] and [row_targets] arrays."""
-    names = [name for name in elements[0] if name != "tokens"]
-    source = grain.MapDataset.source(elements).to_iter_dataset(
+    # grain lays out tokens and says which sequences a row has: of a dozen columns each would cost it as much again.
+    slim = [{"tokens": e["tokens"], "member": np.full(len(e["targets"]), i)} for i, e in enumerate(elements)]
+    source = grain.MapDataset.source(slim).to_iter_dataset(
         grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)  # everything is in memory already
     )
     packed = grain_experimental.FirstFitPackIterDataset(
         source,
-        length_struct={"tokens": row_tokens} | dict.fromkeys(names, row_targets),
+        length_struct={"tokens": row_tokens, "member": row_targets},
         num_packing_bins=len(elements),
         shuffle_bins=False,
     )
     for row in packed:
-        segments = row["tokens_segment_ids"]
-        target_segments = row["targets_segment_ids"]
-        starts = np.searchsorted(segments[: np.count_nonzero(segments)], target_segments)
-        real = target_segments > 0
+        found = row["member"][row["member_segment_ids"] > 0]
+        members = [elements[i] for i in dict.fromkeys(found.tolist())]  # in their order in the row
+        starts = np.cumsum([0, *(len(member["tokens"]) for member in members)])
+        at = [member["head_positions"] + start for member, start in zip(members, starts, strict=False)]
         yield {
             "tokens": row["tokens"],
             "positions": row["tokens_positions"],
-            "segments": segments,
-            "head_positions": np.where(real, row["head_positions"] + starts, 0),
-            "sequence": np.where(real, row["sequence"], -1),
-        } | {name: row[name] for name in names if name not in ("head_positions", "sequence")}
+            "segments": row["tokens_segment_ids"],
+            "head_positions": padded(np.concatenate(at), row_targets, 0),
+        } | {
+            name: padded(np.concatenate([member[name] for member in members]), row_targets, _padding(name))
+            for name in elements[0]
+            if name not in ("tokens", "head_positions")
+        }
+
+
+def _padding(name: str) -> int:
+    return -1 if name == "sequence" else 0

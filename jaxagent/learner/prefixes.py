@@ -96,12 +96,13 @@ def _lay_out(members: list[Element], row_tokens: int, row_targets: int, multiple
         path, used = np.concatenate([path[:common], new]), used + len(new)
         targets.append(member | {"head_positions": path[member["head_positions"]]})
     ends[path] = used
-    padded = {name: _padded(np.concatenate([m[name] for m in targets]), row_targets, -1 if name == "sequence" else 0)
+    columns = {name: padded(np.concatenate([m[name] for m in targets]), row_targets, -1 if name == "sequence" else 0)
               for name in targets[0] if name != "tokens"}  # fmt: skip
-    return padded | {"tokens": tokens, "positions": positions, "segments": segments, "ends": ends}
+    return columns | {"tokens": tokens, "positions": positions, "segments": segments, "ends": ends}
 
 
-def _padded(values: np.ndarray, width: int, padding: int) -> np.ndarray:
+def padded(values: np.ndarray, width: int, padding: int) -> np.ndarray:
+    """The values, and `padding` up to a width."""
     out = np.full(width, padding, values.dtype)
     out[: len(values)] = values
     return out

@@ -134,8 +134,13 @@ def _record(line: bytes, path: str | os.PathLike[str], number: int) -> dict[str,
     return record
 
 
+_PLAIN = (int, str, bool, type(None))
+
+
 def plain(value: Any) -> Any:
     """What JSON can hold: scalars of NumPy and JAX as Python numbers, arrays as lists, what is not finite as None."""
+    if type(value) in _PLAIN:  # what most values are, and most are one of very many
+        return value
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if hasattr(value, "tolist"):

@@ -71,23 +71,31 @@ def encode_spans(tokenizer: Tokenizer, spans: Spans) -> tuple[list[int], list[in
     ids = tokenizer.encode("".join(text for text, _ in spans))
     if all(kind == TokenKind.PROMPT for _, kind in spans):
         return ids, [int(TokenKind.PROMPT)] * len(ids)
-    table = tokenizer.token_bytes()
-    return ids, span_kinds(spans, [len(table[i]) for i in ids])
+    return ids, span_kinds(spans, tokenizer.byte_lengths[ids])
 
 
-def span_kinds(spans: Spans, lengths: Sequence[int]) -> list[int]:
+def span_kinds(spans: Spans, lengths: Sequence[int] | np.ndarray) -> list[int]:
     """The kind of every token, given each token's length in bytes: the kind of the span it lies in.
 
     A token across spans of different kinds is PROMPT if template text is in it, else WARNING: an OBSERVATION token
     holds nothing but the environment's words, which is what makes it a fair target of ECHO.
     """
-    kind_of_byte = np.concatenate([np.full(len(t.encode()), k, np.uint8) for t, k in spans] or [np.zeros(0, np.uint8)])
-    kinds, end = [], 0
-    for length in lengths:
-        start, end = end, end + length
-        touched = set(kind_of_byte[start:end].tolist())
-        if len(touched) == 1:
-            kinds.append(touched.pop())
-        else:
-            kinds.append(TokenKind.WARNING if touched and TokenKind.PROMPT not in touched else TokenKind.PROMPT)
+    if not len(lengths):
+        return []
+    lengths = np.asarray(lengths)
+    ends = np.cumsum(lengths)
+    # Which spans each token touches: from the one with its first byte to the one with its last.
+    borders = np.cumsum([len(text.encode()) for text, _ in spans])
+    first = np.searchsorted(borders, ends - lengths, side="right")
+    last = np.searchsorted(borders, ends - 1, side="right")
+    of_span = [kind for _, kind in spans]
+    kinds = np.asarray([*of_span, TokenKind.PROMPT], np.uint8)[first].tolist()
+    for at in np.flatnonzero((first != last) | (lengths == 0)).tolist():
+        within = spans[first[at] : last[at] + 1] if lengths[at] else []
+        touched = {kind for text, kind in within if text}
+        kinds[at] = touched.pop() if len(touched) == 1 else _mixed(touched)
     return kinds
+
+
+def _mixed(touched: set[TokenKind]) -> TokenKind:
+    return TokenKind.WARNING if touched and TokenKind.PROMPT not in touched else TokenKind.PROMPT

@@ -170,3 +170,21 @@ def test_kinds_of_tokens_across_spans():
     assert span_kinds(spans, [3, 1, 3]) == [PROMPT, OBSERVATION, WARNING]
     assert span_kinds(spans, [1] * 7) == [PROMPT] * 2 + [OBSERVATION] * 2 + [WARNING] * 2 + [OBSERVATION]
     assert span_kinds([], []) == []
+
+
+def test_the_kind_of_a_token_is_told_by_its_bytes():
+    """The definition, byte by byte, beside random spans and tokens: empty ones, and some behind the end, too."""
+    rng = np.random.default_rng(0)
+    kinds = [PROMPT, ACTION, OBSERVATION, WARNING]
+    for _ in range(2000):
+        spans = [
+            ("é" * rng.integers(3) + "a" * rng.integers(6), kinds[rng.integers(4)]) for _ in range(rng.integers(6))
+        ]
+        of_byte = [kind for text, kind in spans for _ in text.encode()]
+        lengths = rng.integers(0, 5, rng.integers(1 + len(of_byte)) + 1)
+        expected = []
+        for end, length in zip(np.cumsum(lengths).tolist(), lengths.tolist(), strict=True):
+            touched = set(of_byte[end - length : end])
+            mixed = WARNING if touched and PROMPT not in touched else PROMPT
+            expected.append(touched.pop() if len(touched) == 1 else mixed)
+        assert span_kinds(spans, lengths) == expected

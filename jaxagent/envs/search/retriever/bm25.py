@@ -48,6 +48,7 @@ class Bm25:
         if self._word_ids:
             self._index.index((documents, self._word_ids), create_empty_token=False, show_progress=False)
         self.ranking = functools.lru_cache(maxsize=CACHED_QUERIES)(self._rank)
+        self._remembered = functools.lru_cache(maxsize=CACHED_QUERIES)(self._found)
 
     def __len__(self) -> int:
         return len(self._passages)
@@ -65,7 +66,10 @@ class Bm25:
 
     def lookup(self, query: str, topk: int) -> list[Passage]:
         """The synchronous search: at most `topk` passages, best first."""
-        return [dataclasses.replace(self._passages[i], score=score) for i, score in self.ranking(query, topk)]
+        return list(self._remembered(query, topk))
+
+    def _found(self, query: str, topk: int) -> tuple[Passage, ...]:
+        return tuple(dataclasses.replace(self._passages[i], score=score) for i, score in self.ranking(query, topk))
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
         """See `base.Retriever`."""
