@@ -128,7 +128,7 @@ class Packer:
 
         def stack(name: str, width: int) -> np.ndarray:
             dtype = np.float32 if name in FLOATS else np.int32
-            padding = np.full((missing, width), _padding(name), dtype)
+            padding = np.full((missing, width), -1 if name == "sequence" else 0, dtype)
             return np.concatenate([np.stack([row[name] for row in rows]).astype(dtype), padding]) if rows else padding
 
         return Batch(**{name: stack(name, width) for name, width in widths.items()}, longest=longest)
@@ -172,18 +172,9 @@ def _pack_rows(elements: list[dict[str, np.ndarray]], row_tokens: int, row_targe
         found = row["member"][row["member_segment_ids"] > 0]
         members = [elements[i] for i in dict.fromkeys(found.tolist())]  # in their order in the row
         starts = np.cumsum([0, *(len(member["tokens"]) for member in members)])
-        at = [member["head_positions"] + start for member, start in zip(members, starts, strict=False)]
-        yield {
-            "tokens": row["tokens"],
-            "positions": row["tokens_positions"],
-            "segments": row["tokens_segment_ids"],
-            "head_positions": padded(np.concatenate(at), row_targets, 0),
-        } | {
-            name: padded(np.concatenate([member[name] for member in members]), row_targets, _padding(name))
-            for name in elements[0]
-            if name not in ("tokens", "head_positions")
-        }
-
-
-def _padding(name: str) -> int:
-    return -1 if name == "sequence" else 0
+        # A sequence's targets are predicted where its tokens lie in the row.
+        moved = [m | {"head_positions": m["head_positions"] + at} for m, at in zip(members, starts, strict=False)]
+        yield {name: padded(np.concatenate([m[name] for m in moved]), row_targets, -1 if name == "sequence" else 0)
+               for name in elements[0] if name != "tokens"} | {
+            "tokens": row["tokens"], "positions": row["tokens_positions"], "segments": row["tokens_segment_ids"]
+        }  # fmt: skip
