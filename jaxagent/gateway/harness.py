@@ -36,14 +36,13 @@ from jaxagent.gateway.line import Line, LocalLine
 from jaxagent.gateway.renderer import Renderer
 from jaxagent.gateway.server import Gateway
 from jaxagent.gateway.session import Limits, Policy, Session
-from jaxagent.rollout.bookkeeping import checked, counted, one_line, seconds
-from jaxagent.rollout.ending import Failed, ended
+from jaxagent.rollout.bookkeeping import checked, judged, one_line, seconds, token_counts
+from jaxagent.rollout.ending import CLOSE_TIMEOUT_S, Failed, add_counters, close, ended
 from jaxagent.rollout.forced import NEVER, ForcedTools
-from jaxagent.rollout.multi_turn import CLOSE_TIMEOUT_S
 from jaxagent.rollout.templates import CHAT_DATE, Plain, Template
 from jaxagent.rollout.workers import Workers
 from jaxagent.sandbox.base import CommandResult, SandboxError
-from jaxagent.types import Episode, StopReason, Task, TokenKind, Trajectory
+from jaxagent.types import Episode, StopReason, Task, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -152,11 +151,8 @@ class _Attempt:
             stop_reason, error = await ended(self._play, self._rollout.config.episode_timeout_s)
         finally:
             await self._hang_up()
-            await self._close()
-        try:
-            self._metrics |= counted(self._attempt.counters if self._attempt else {})
-        except Exception as failure:  # environments are other people's code
-            stop_reason, error = (stop_reason, error) if error else (StopReason.ENV_ERROR, one_line(failure, ""))
+            await close(self._attempt, self._task)
+        stop_reason, error = add_counters(self._metrics, self._attempt, stop_reason, error)
         if error:
             logger.info("task %s, sample %d: %s: %s", self._task.id, self._sample, stop_reason, error)
         return self._episode(stop_reason, error, time.monotonic() - started)
@@ -236,15 +232,6 @@ class _Attempt:
         except Exception as failure:
             logger.warning("task %s: its session did not end: %s", self._task.id, one_line(failure, "timeout"))
 
-    async def _close(self) -> None:
-        if self._attempt is None:
-            return
-        try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self._attempt.close()
-        except Exception as failure:  # the verdict stands; a leak is the environment's to report
-            logger.warning("task %s: closing the environment failed: %s", self._task.id, one_line(failure, "timeout"))
-
     @property
     def _turns(self) -> int:
         """As `Episode.turn_rewards` counts them: trajectory after trajectory."""
@@ -252,28 +239,26 @@ class _Attempt:
 
     def _episode(self, stop_reason: StopReason, error: str, total_s: float) -> Episode:
         counters = self._line.counters if self._line is not None else {}
-        trajectories, failed = self._trajectories, stop_reason.is_failure
+        trajectories, verdict = self._trajectories, judged(self._verdict, stop_reason)
         metrics = {
             **{name: float(counters.get(name, 0.0)) for name in COUNTED},
             **self._metrics,
             "trajectories": float(len(trajectories)),
-            "action_tokens": float(sum(int(t.action_mask.sum()) for t in trajectories)),
-            "observation_tokens": float(sum(int((t.kinds >= TokenKind.OBSERVATION).sum()) for t in trajectories)),
-            "trajectory_tokens": float(sum(map(len, trajectories))),
+            **token_counts(trajectories),
             "total_s": total_s,
         }
         return Episode(
             task=self._task,
             sample=self._sample,
             trajectories=trajectories,
-            reward=0.0 if failed else self._verdict.reward,
-            rewards={} if failed else self._verdict.components,
+            reward=verdict.reward,
+            rewards=verdict.components,
             stop_reason=stop_reason,
             turns=self._turns,
             metrics=metrics,
             text=self._rollout.text(trajectories),
             error=error,
-            turn_rewards=() if failed else self._verdict.turn_rewards,
+            turn_rewards=verdict.turn_rewards,
         )
 
 

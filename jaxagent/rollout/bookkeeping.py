@@ -6,9 +6,10 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from jaxagent.envs.base import Verdict
+from jaxagent.types import StopReason, TokenKind, Trajectory
 
 
 def checked(verdict: Verdict, turns: int) -> Verdict:
@@ -41,6 +42,20 @@ def counted(counters: Mapping[str, float]) -> dict[str, float]:
     if wrong := next((name for name, value in numbers.items() if not math.isfinite(value)), ""):
         raise ValueError(f"the environment's counter '{wrong}' is {numbers[wrong]}")
     return numbers
+
+
+def judged(verdict: Verdict, stop_reason: StopReason) -> Verdict:
+    """What an episode keeps of its verdict: nothing where it failed, for a failure is no zero of the policy's."""
+    return Verdict(0.0) if stop_reason.is_failure else verdict
+
+
+def token_counts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """An episode's tokens over all of its trajectories: sampled, observed, and all of them."""
+    return {
+        "action_tokens": float(sum(int(t.action_mask.sum()) for t in trajectories)),
+        "observation_tokens": float(sum(int((t.kinds >= TokenKind.OBSERVATION).sum()) for t in trajectories)),
+        "trajectory_tokens": float(sum(map(len, trajectories))),
+    }
 
 
 @contextlib.contextmanager

@@ -4,10 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Protocol
 
-from jaxagent.rollout.bookkeeping import one_line
-from jaxagent.types import StopReason
+from jaxagent.rollout.bookkeeping import counted, one_line
+from jaxagent.types import StopReason, Task
+
+logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 10.0  # for an environment's close(), which also runs after the episode's own deadline has passed
+
+
+class Played(Protocol):
+    """What the end of every attempt needs of an environment's."""
+
+    @property
+    def counters(self) -> Mapping[str, float]:
+        """Its numbers, for the episode's metrics."""
+        ...
+
+    async def close(self) -> None:
+        """Frees what it holds."""
 
 
 class Failed(Exception):
@@ -32,6 +50,28 @@ async def ended(play: Callable[[], Awaitable[StopReason]], timeout_s: float) -> 
         return StopReason.TIMEOUT, one_line(failure, "the episode's deadline passed")
     except Exception as failure:  # environments are other people's code
         return StopReason.ENV_ERROR, one_line(failure, "")
+
+
+async def close(attempt: Played | None, task: Task) -> None:
+    """Closes an environment's attempt, if it was begun. What goes wrong is told and changes nothing of the verdict."""
+    if attempt is None:
+        return
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await attempt.close()
+    except Exception as failure:  # a leak is the environment's to report
+        logger.warning("task %s: closing the environment failed: %s", task.id, one_line(failure, "timeout"))
+
+
+def add_counters(
+    metrics: dict[str, float], attempt: Played | None, stop_reason: StopReason, error: str
+) -> tuple[StopReason, str]:
+    """Adds an attempt's counters to `metrics`. Bad ones fail an episode that has not failed before."""
+    try:
+        metrics |= counted(attempt.counters if attempt else {})
+    except Exception as failure:  # environments are other people's code
+        return (stop_reason, error) if error else (StopReason.ENV_ERROR, one_line(failure, ""))
+    return stop_reason, error
 
 
 @contextlib.contextmanager

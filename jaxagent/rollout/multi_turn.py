@@ -9,7 +9,6 @@ handed to the environment. The verifier judges the episode all the same.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
 import time
@@ -22,18 +21,17 @@ from jaxagent.config import EnvConfig, SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Attempt, Verdict, check_texts
 from jaxagent.envs.cast import NoRoom
-from jaxagent.rollout.bookkeeping import checked, counted, one_line, seconds
+from jaxagent.rollout.bookkeeping import checked, judged, seconds, token_counts
 from jaxagent.rollout.cast import Company, EpisodeCast, Voice, policy_voice
 from jaxagent.rollout.conversation import Conversation
-from jaxagent.rollout.ending import ended, engine_failures
+from jaxagent.rollout.ending import add_counters, close, ended, engine_failures
 from jaxagent.rollout.forced import NEVER, ForcedTools
 from jaxagent.rollout.templates import Template
-from jaxagent.types import Episode, Generation, StopReason, Task, TokenKind
+from jaxagent.types import Episode, Generation, StopReason, Task
 
 logger = logging.getLogger(__name__)
 
 OWN_CONVERSATION = 0  # the number of the policy's own; those that the environment begins follow
-CLOSE_TIMEOUT_S = 10.0  # for an environment's close(), which also runs after the episode's own deadline has passed
 
 
 class Policy(Protocol):
@@ -125,11 +123,8 @@ class _Attempt:
             stop_reason, error = await ended(self._attempt, self._rollout.config.episode_timeout_s)
         finally:
             self._cast.close()
-            await self._close_environment()
-        try:
-            self._metrics |= counted(self._environment.counters if self._environment else {})
-        except Exception as failure:  # environments are other people's code
-            stop_reason, error = (stop_reason, error) if error else (StopReason.ENV_ERROR, one_line(failure, ""))
+            await close(self._environment, self._task)
+        stop_reason, error = add_counters(self._metrics, self._environment, stop_reason, error)
         if error:
             logger.info("task %s, sample %d: %s: %s", self._task.id, self._sample, stop_reason, error)
         return self._episode(stop_reason, error, time.monotonic() - started)
@@ -219,39 +214,27 @@ class _Attempt:
         self._metrics["overshoots"] += generation.overshoot_bytes > 0
         return generation
 
-    async def _close_environment(self) -> None:
-        if self._environment is None:
-            return
-        try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self._environment.close()
-        except Exception as failure:  # the verdict stands; a leak is the environment's to report
-            logger.warning("task %s: closing the environment failed: %s", self._task.id, one_line(failure, "timeout"))
-
     def _episode(self, stop_reason: StopReason, error: str, total_s: float) -> Episode:
         trajectory = self._conversation.trajectory()
-        failed = stop_reason.is_failure
-        action_tokens = int(trajectory.action_mask.sum())
+        verdict = judged(self._verdict, stop_reason)
         metrics = {
             **self._cast.metrics,
             **self._metrics,
-            "action_tokens": float(action_tokens),
-            "observation_tokens": float((trajectory.kinds >= TokenKind.OBSERVATION).sum()),
-            "trajectory_tokens": float(len(trajectory)),
+            **token_counts((trajectory,)),
             "total_s": total_s,
         }
         transcript = self._conversation.transcript
         return Episode(
             task=self._task,
             sample=self._sample,
-            trajectories=(trajectory,) if action_tokens else (),
-            reward=0.0 if failed else self._verdict.reward,
-            rewards={} if failed else self._verdict.components,
+            trajectories=(trajectory,) if trajectory.action_mask.any() else (),
+            reward=verdict.reward,
+            rewards=verdict.components,
             stop_reason=stop_reason,
             turns=self._conversation.turns,
             metrics=metrics,
             text=transcript.prompt + transcript.response,
             error=error,
-            turn_rewards=() if failed else self._verdict.turn_rewards,
+            turn_rewards=verdict.turn_rewards,
             heard=self._cast.heard,
         )

@@ -6,7 +6,6 @@ conversation of the policy is one trajectory, exactly as the engine saw it.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
 import time
@@ -16,13 +15,12 @@ from jaxagent.config import ConfigError, EnvConfig, SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Verdict
 from jaxagent.envs.cast import Cast, NoRoom, PlayedAttempt
-from jaxagent.rollout.bookkeeping import checked, counted, one_line, seconds
+from jaxagent.rollout.bookkeeping import checked, judged, seconds, token_counts
 from jaxagent.rollout.cast import Company, Engine, EpisodeCast, Voice, policy_voice
-from jaxagent.rollout.ending import ended
+from jaxagent.rollout.ending import add_counters, close, ended
 from jaxagent.rollout.forced import NEVER, ForcedTools
-from jaxagent.rollout.multi_turn import CLOSE_TIMEOUT_S
 from jaxagent.rollout.templates import Template
-from jaxagent.types import Episode, StopReason, Task, TokenKind
+from jaxagent.types import Episode, StopReason, Task
 
 logger = logging.getLogger(__name__)
 
@@ -87,11 +85,8 @@ class _Attempt:
             stop_reason, error = await ended(self._play, self._rollout.config.episode_timeout_s)
         finally:
             self._cast.close()
-            await self._close()
-        try:
-            self._metrics |= counted(self._attempt.counters if self._attempt else {})
-        except Exception as failure:  # environments are other people's code
-            stop_reason, error = (stop_reason, error) if error else (StopReason.ENV_ERROR, one_line(failure, ""))
+            await close(self._attempt, self._task)
+        stop_reason, error = add_counters(self._metrics, self._attempt, stop_reason, error)
         if error:
             logger.info("task %s, sample %d: %s: %s", self._task.id, self._sample, stop_reason, error)
         return self._episode(stop_reason, error, time.monotonic() - started)
@@ -114,39 +109,28 @@ class _Attempt:
         if self._cast.failure is not None:
             raise self._cast.failure
 
-    async def _close(self) -> None:
-        if self._attempt is None:
-            return
-        try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self._attempt.close()
-        except Exception as failure:  # the verdict stands; a leak is the environment's to report
-            logger.warning("task %s: closing the environment failed: %s", self._task.id, one_line(failure, "timeout"))
-
     def _episode(self, stop_reason: StopReason, error: str, total_s: float) -> Episode:
-        cast, failed = self._cast, stop_reason.is_failure
+        cast, verdict = self._cast, judged(self._verdict, stop_reason)
         trajectories = cast.trajectories
         metrics = {
             **cast.policy_metrics,
             **cast.metrics,
             **self._metrics,
             "trajectories": float(len(trajectories)),
-            "action_tokens": float(sum(int(t.action_mask.sum()) for t in trajectories)),
-            "observation_tokens": float(sum(int((t.kinds >= TokenKind.OBSERVATION).sum()) for t in trajectories)),
-            "trajectory_tokens": float(sum(map(len, trajectories))),
+            **token_counts(trajectories),
             "total_s": total_s,
         }
         return Episode(
             task=self._task,
             sample=self._sample,
             trajectories=trajectories,
-            reward=0.0 if failed else self._verdict.reward,
-            rewards={} if failed else self._verdict.components,
+            reward=verdict.reward,
+            rewards=verdict.components,
             stop_reason=stop_reason,
             turns=cast.turns,
             metrics=metrics,
             text=cast.text,
             error=error,
-            turn_rewards=() if failed else self._verdict.turn_rewards,
+            turn_rewards=verdict.turn_rewards,
             heard=cast.heard,
         )
