@@ -279,16 +279,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--demonstrations", type=amount, default=8000)
     parser.add_argument("--guess_frac", type=part, default=0.0, help="demonstrations that mend without looking")
-    args = parser.parse_args(argv)
-    try:
-        if args.out.exists():
-            raise ConfigError(f"{args.out} exists; remove it or choose another --out")
-        write(args.out, args.num, args.seed, args.demonstrations, args.guess_frac)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(f"wrote {args.out}; train with --config.data.source={args.out}")
-    return 0
+    return generated.finish(
+        parser,
+        argv,
+        lambda args: write(args.out, args.num, args.seed, args.demonstrations, args.guess_frac),
+    )
 
 
 if __name__ == "__main__":

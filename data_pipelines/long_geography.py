@@ -174,12 +174,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--chunk_tokens", type=count, default=64, help="about so long are the chunks of demonstrations")
     parser.add_argument("--curriculum", type=amount, default=16_000, help="demonstrations over a few facts")
     parser.add_argument("--full", type=amount, default=20_000, help="demonstrations over whole chunks")
-    args = parser.parse_args(argv)
-    if args.out.exists():
-        parser.error(f"{args.out} exists; remove it or choose another --out")
-    write(args.out, args.seed, args.forget_frac, args.chunk_tokens, args.curriculum, args.full)
-    print(f"wrote {args.out}; train with --config.env.prompt=compact --config.data.source={args.out}")
-    return 0
+    return generated.finish(
+        parser,
+        argv,
+        lambda args: write(args.out, args.seed, args.forget_frac, args.chunk_tokens, args.curriculum, args.full),
+        "--config.env.prompt=compact ",
+    )
 
 
 if __name__ == "__main__":

@@ -198,16 +198,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--demonstrations", type=amount, default=9_000)
     parser.add_argument("--topk", type=count, default=2, help="documents per search in the demonstrations")
     parser.add_argument("--expert_frac", type=part, default=0.0, help="conversations of experts, beside these")
-    args = parser.parse_args(argv)
-    try:
-        if args.out.exists():
-            raise ConfigError(f"{args.out} exists; remove it or choose another --out")
-        write(args.out, args.num, args.seed, args.num_cities, args.demonstrations, args.topk, args.expert_frac)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(f"wrote {args.out}; train with --config.data.source={args.out}")
-    return 0
+    return generated.finish(
+        parser,
+        argv,
+        lambda args: write(
+            args.out, args.num, args.seed, args.num_cities, args.demonstrations, args.topk, args.expert_frac
+        ),
+    )
 
 
 if __name__ == "__main__":

@@ -204,17 +204,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--demonstrations", type=amount, default=0)
     parser.add_argument("--flawed_frac", type=part, default=0.0, help="demonstrations that do it wrong")
-    args = parser.parse_args(argv)
-    try:
-        if args.out.exists():
-            raise ConfigError(f"{args.out} exists; remove it or choose another --out")
+
+    def run(args: argparse.Namespace) -> None:
         environment = Ragen(world=WORLDS[args.world]())
         write(args.out, environment, args.num, args.seed, args.demonstrations, args.flawed_frac)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(f"wrote {args.out}; train with --config.data.source={args.out}")
-    return 0
+
+    return generated.finish(parser, argv, run)
 
 
 if __name__ == "__main__":

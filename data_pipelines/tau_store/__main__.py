@@ -25,8 +25,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from jaxagent.config import ConfigError
 from jaxagent.config.command import amount, count, exit_code, part
+from jaxagent.data_pipelines import generated
 from jaxagent.data_pipelines.tau_store import make
 
 
@@ -41,10 +41,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--demonstrations", type=amount, default=12_000)
     parser.add_argument("--curriculum", type=amount, default=4_000, help="excerpts of demonstrations")
     parser.add_argument("--flawed_frac", type=part, default=0.0, help="demonstrations that make a mistake")
-    args = parser.parse_args(argv)
-    try:
-        if args.out.exists():
-            raise ConfigError(f"{args.out} exists; remove it or choose another --out")
+
+    def run(args: argparse.Namespace) -> None:
         make.write(
             args.out,
             args.num,
@@ -55,11 +53,8 @@ def main(argv: list[str] | None = None) -> int:
             args.curriculum,
             args.flawed_frac,
         )
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(f"wrote {args.out}; train with --config.data.source={args.out}")
-    return 0
+
+    return generated.finish(parser, argv, run)
 
 
 if __name__ == "__main__":
