@@ -11,13 +11,15 @@ the same tasks; documents are read to their end, whatever env.max_turns says, an
 all have --config.env.episode_timeout_s). All lengths and files are looked at before the first is played: a length that
 no task's documents reach is refused, and where some do not reach it, a line under the table says how many. Results go
 to WORKDIR/evaluations/lengths_<policy>..., or --out: a folder per length, lengths.json and lengths.html, the curve with
-95 % intervals; both are written after every length, and lengths of earlier commands stay in them. The last line of
-stdout is one JSON object. The same command again plays only what is missing.
+95 % intervals; both are written after every length, and lengths of earlier commands stay in them, unless they are of
+other weights or counted otherwise: then the command is refused. The last line of stdout is one JSON object. The same
+command again plays only what is missing.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import html
 import json
@@ -37,6 +39,7 @@ from jaxagent.runs import devices
 NO_END = 1_000_000  # turns: a document is read to its end
 DOCUMENT_TOKENS = 256  # of one document, rather too many: only an episode's time follows from it
 FILE, CURVE = "lengths.json", "lengths.html"
+DIGEST = "policy_digest"  # in the file: of the weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,20 +136,24 @@ def _run(argv: Sequence[str]) -> int:
     name = f"lengths_{run.default_out(config, done, source).name}"
     out = Path(options.out) if options.out else Path(config.workdir) / EVALUATIONS_FOLDER / name
     notes = [checked(one, done, length, source) for length, one in zip(lengths, configs, strict=True)]
-    about = {"policy": str(source), "split": done.split, "temperature": done.temperature, "seed": done.seed}
+    about = {
+        "policy": str(source), DIGEST: source.digest, "split": done.split, "temperature": done.temperature,
+        "seed": done.seed, "score": config.env.score, "min_score": done.min_score,
+    }  # fmt: skip
     names = [length.name for length in lengths]
-    earlier = [point for point in played(out, about) if point["name"] not in names]
+    earlier = played(out, about, names)
     points: list[dict[str, Any]] = []
-    for length, one in zip(lengths, configs, strict=True):
+    for length, one, note in zip(lengths, configs, notes, strict=True):
         try:
             run.run(one, dataclasses.replace(asked, out=str(out / length.name)))
         except EngineError as error:
             there = f"; {len(points)} of {len(lengths)} lengths are in {out}" if points else ""
             print(f"error: {error}{there}", file=sys.stderr)
             return 1
-        points.append(curve.point(length.name, out / length.name))
+        points.append(curve.point(length.name, out / length.name) | {"note": note})
+        earlier = [point for point in earlier if point["name"] != length.name]
         shown = curve.ordered([*earlier, *points])
-        text = "\n".join((curve.table(shown), *filter(None, notes[: len(points)])))
+        text = "\n".join((curve.table(shown), *filter(None, (point.get("note") for point in shown))))
         # At once: whatever fails later, what was played for hours is there to be read.
         files.replace(out / CURVE, _page(f"{config.workdir}: {source}", shown, text, config.env.score))
         files.replace_json(out / FILE, {**about, "lengths": shown, "to_play": names[len(points) :]})
@@ -155,29 +162,53 @@ def _run(argv: Sequence[str]) -> int:
     return 0
 
 
-def played(out: Path, about: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The points that earlier commands have written to a folder.
+def played(out: Path, about: Mapping[str, Any], names: Sequence[str]) -> list[dict[str, Any]]:
+    """The points that earlier commands have written to a folder, less those that this one must count anew.
 
     Args:
       out: the folder.
       about: what all its points have in common, as this command has it.
+      names: of the lengths of this command.
 
     Raises:
       ConfigError: they are of something else, or their file cannot be read.
     """
+    from jaxagent.runs.evaluation import lengths as curve
+
     path = out / FILE
     if not path.is_file():
         return []
     try:
         before = json.loads(path.read_text(encoding="utf-8"))
-        points, there = before["lengths"], {name: before.get(name, value) for name, value in about.items()}
-        names = [(point["name"], point["accuracy"], point["document_tokens"]) for point in points]
+        points = curve.ordered(before["lengths"])
+        curve.table(points)  # all that is needed of them is there
+        curve.series(points)
+        known = {name: before[name] for name in about if name in before}
+        found = [(point, _said(out / point["name"]) | known) for point in points]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"'{path}' cannot be read: remove it, or set another --out.") from error
-    for name, value in about.items():
-        if names and there[name] != value:
-            raise ConfigError(f"'{path}' is of {name} = {there[name]!r}, here it is {value!r}: set another --out.")
-    return points
+    kept = []
+    for point, there in found:
+        named = [name for name in about if name != "policy" or DIGEST not in there]  # a folder may go by two names
+        name = next((name for name in named if there.get(name, about[name]) != about[name]), None)
+        if name is None:
+            kept.append(point)
+        elif name != "min_score" or point["name"] not in names:  # else the same attempts are counted by the new one
+            of = f"{name} = {there[name]!r}, here it is {about[name]!r}"
+            raise ConfigError(f"'{path}' is of {of}: set another --out.")
+    return kept
+
+
+def _said(folder: Path) -> dict[str, Any]:
+    """What the folder of a length says of it: files of lengths did not say all of it at first."""
+    from jaxagent.runs.evaluation.run import EVALUATION_FILE
+
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        record = json.loads((folder / EVALUATION_FILE).read_text(encoding="utf-8"))
+        same = {name: record["evaluated"][name] for name in ("split", "temperature", "seed", "score")}
+        digest, least = record["evaluated"]["checkpoint"]["digest"], record["asked"]["min_score"]
+        return {**same, DIGEST: digest, "min_score": least}
+    return {}
 
 
 def checked(config: Config, done: Any, length: Length, source: Any) -> str:

@@ -122,6 +122,68 @@ def test_lengths_in_one_command(finished, tmp_path, capsys):
     assert "lengths.json' cannot be read: remove it, or set another --out." in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_a_curve_keeps_its_lines_and_its_lengths_until_others_replace_them(unplayed, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "curve"
+    ends = "the documents of 1 task end before it, of 2 tasks"
+    monkeypatch.setattr(evaluate_lengths, "checked", lambda config, done, length, source: f"{length.name}: {ends}")
+    assert unplayed("--lengths=96,192", f"--out={out}")[0] == 0
+    before = json.loads((out / "lengths.json").read_text())
+    assert unplayed("--lengths=48", f"--out={out}")[0] == 0
+    page = (out / "lengths.html").read_text()
+    assert all(f"{name}_tokens: {ends}" in page for name in (48, 96, 192))
+    assert unplayed("--lengths=96,192", f"--out={out}", fails="192_tokens")[0] == 1
+    written = json.loads((out / "lengths.json").read_text())
+    assert written["lengths"][1:] == before["lengths"] and written["to_play"] == ["192_tokens"]
+    # What counts as solved may change where all lengths are counted again, and nowhere else.
+    capsys.readouterr()
+    assert unplayed("--lengths=48", "--min_score=0.5", f"--out={out}") == (2, [])
+    assert "is of min_score = 1.0, here it is 0.5: set another --out." in capsys.readouterr().err
+    assert unplayed("--lengths=48,96,192", "--min_score=0.5", f"--out={out}")[0] == 0
+    assert json.loads((out / "lengths.json").read_text())["min_score"] == 0.5
+
+
+POINT = {"name": "96_tokens", "document_tokens": 90.0, "chunks": 2.0, "dropped_tokens": 0.0, "replies_cut": 0.0,
+         "accuracy": 0.5, "low": 0.4, "high": 0.6, "tasks": 6, "attempts": 6, "failed": 0}  # fmt: skip
+ABOUT = {"policy": "rl step 4 (bundle 5)", "policy_digest": "ab", "split": "held_out", "temperature": 0.0, "seed": 0,
+         "score": "sub_em", "min_score": 1.0}  # fmt: skip
+
+
+def test_lengths_of_other_weights_are_refused_and_those_of_an_older_file_looked_up(tmp_path):
+    def said(**changes):
+        row = {name: value for name, value in (ABOUT | changes).items() if value is not None}
+        (tmp_path / "lengths.json").write_text(json.dumps(row | {"lengths": [POINT]}))
+
+    said()
+    assert evaluate_lengths.played(tmp_path, ABOUT, ["384_tokens"]) == [POINT]
+    assert evaluate_lengths.played(tmp_path, ABOUT | {"policy": "the same folder, by another path"}, []) == [POINT]
+    for name, value in (("policy_digest", "cd"), ("seed", 7), ("split", "train"), ("score", "em"), ("temperature", 1)):
+        said(**{name: value})
+        with pytest.raises(ConfigError, match=f"is of {name} = .*{value}.*: set another --out"):
+            evaluate_lengths.played(tmp_path, ABOUT, ["96_tokens"])
+    old = dict.fromkeys(name for name in ABOUT if name != "policy")
+    said(**old)
+    assert evaluate_lengths.played(tmp_path, ABOUT, []) == [POINT]
+    with pytest.raises(ConfigError, match="is of policy = 'rl step 4"):
+        evaluate_lengths.played(tmp_path, ABOUT | {"policy": "rl step 8 (bundle 9)"}, [])
+    evaluated = {"checkpoint": {"digest": "ab"}, "split": "held_out", "temperature": 0.0, "seed": 7, "score": "sub_em"}
+    (tmp_path / "96_tokens").mkdir()
+    (tmp_path / "96_tokens/evaluation.json").write_text(
+        json.dumps({"evaluated": evaluated, "asked": {"min_score": 1.0}})
+    )
+    with pytest.raises(ConfigError, match="is of seed = 7, here it is 0"):
+        evaluate_lengths.played(tmp_path, ABOUT, [])
+    assert evaluate_lengths.played(tmp_path, ABOUT | {"seed": 7}, []) == [POINT]
+
+
+@pytest.mark.parametrize("missing", [name for name in POINT if name != "name"])
+def test_a_damaged_file_of_lengths_is_told_before_anything_is_played(tmp_path, missing):
+    point = {name: value for name, value in POINT.items() if name != missing}
+    (tmp_path / "lengths.json").write_text(json.dumps(ABOUT | {"lengths": [point]}))
+    with pytest.raises(ConfigError, match=r"lengths.json' cannot be read: remove it, or set another --out"):
+        evaluate_lengths.played(tmp_path, ABOUT, [])
+
+
 @pytest.fixture
 def unplayed(finished, monkeypatch):
     """A function: the flags of a command -> (exit code, lengths that began to be played), with `fails` at one."""

@@ -61,6 +61,10 @@ class Tokenizer:
         self.chat_template: str = _chat_template(config, files)
         self._remembered = functools.lru_cache(maxsize=REMEMBERED)(self._encode)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, here or in another process, has a memory of its own."""
+        return type(self), (self._backend, self._files)
+
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
         """Reads tokenizer.json and what of CONFIG_FILES stands beside it.

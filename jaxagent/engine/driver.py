@@ -403,6 +403,7 @@ class Driver:
         """Ends every waiting turn with the error. The driver serves no turn until it is started again."""
         error.__cause__ = cause
         with self._work:
+            self._stats["free_slot_s"] = self.stats().get("free_slot_s", 0.0)  # what was told stays told
             self._error, self._idle_since = error, None
             waiting = [(r.loop, r.future) for r in {*self._queue, *self._held_requests}]
             self._queue, self._gone, self._held_requests = [], [], []

@@ -1,7 +1,9 @@
 """The tokenizer against the reference library's recorded outputs, against transformers, and by properties."""
 
+import copy
 import gzip
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,20 @@ def test_save_and_load(trained, tmp_path):
     text = "<answer> 233 naïve 🤖</answer>"
     assert loaded.encode(text) == trained.encode(text)
     assert loaded.eos_ids == trained.eos_ids and loaded.token_bytes() == trained.token_bytes()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_a_copy_encodes_alike_and_remembers_for_itself(trained, copied):
+    found = copied(trained)
+    assert found.encode(TEXTS[0]) == trained.encode(TEXTS[0]) and found.digest() == trained.digest()
+    assert found._remembered is not trained._remembered
+
+
+def test_what_a_caller_does_to_remembered_tokens_stays_with_the_caller(trained):
+    first = trained.encode(TEXTS[0])
+    expected = list(first)
+    first.append(7)
+    assert trained.encode(TEXTS[0]) == expected
 
 
 def test_transformers_reads_the_saved_folder(trained, tmp_path):
