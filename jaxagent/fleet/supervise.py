@@ -178,7 +178,8 @@ class Supervisor:
             return
         worked = done > 0 and not running.gang.leads  # by itself: such a process counts from its own start
         running.short = 0 if further or worked or lived > GOOD_S else running.short + 1
-        running.crashes = 0 if not crashed else 1 if further else running.crashes + 1
+        elsewhere = further or (worked and lived > GOOD_S)  # after hours of episodes it stands at no one place
+        running.crashes = 0 if not crashed else 1 if elsewhere else running.crashes + 1
         used = running.starts - 1
         hopeless = running.crashes >= CRASHES_AT_ONE_PLACE
         if hopeless or used >= self._restarts:

@@ -156,6 +156,17 @@ def test_a_trainer_that_fails_at_one_place_is_given_up(tmp_path, started, capfd)
     assert "3 times in a row at one place" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(("good_s", "starts"), [(0.0, 6), (60.0, supervise.CRASHES_AT_ONE_PLACE)])
+def test_an_engine_that_worked_for_long_before_every_crash_starts_again(tmp_path, started, monkeypatch, good_s, starts):
+    """Each of its lives counts episodes from its own start, and none of them comes further than the first."""
+    monkeypatch.setattr(supervise, "GOOD_S", good_s)
+    worker = f"signs.phase('plays', 60.0, done=9 - turn)\nif turn < 6: sys.exit({supervise.CRASHED})\n"
+    worker += "(folder / 'enough').touch()\n" + FOREVER
+    gangs = gang("engine", worker), gang("trainer", "until('enough')", leads=True)
+    assert supervisor(tmp_path, *gangs).run() == (0 if good_s == 0.0 else 1)
+    assert len(started("engine")) == starts
+
+
 def test_restarts_are_limited(tmp_path, started):
     killed = "os.kill(os.getpid(), signal.SIGKILL)"
     assert supervisor(tmp_path, gang("trainer", killed, leads=True), restarts=2).run() == 1
