@@ -21,20 +21,21 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
+from jaxagent.runs import devices
 
 PACKAGES = ("jaxagent", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers", "numpy")
 UNREAD = ("workdir", "eval", "checkpoint", "log_episodes", "fleet")  # no number of an RL step depends on these
 GIT_TIMEOUT_S = 10.0
 
 
-def start(devices: Sequence[Any], resumed_at: Mapping[str, Any] | None) -> dict[str, Any]:
+def start(used: Sequence[Any], resumed_at: Mapping[str, Any] | None) -> dict[str, Any]:
     """One entry of "starts".
 
     Args:
-      devices: `jax.Device`s that the run uses.
+      used: the `jax.Device`s that the run uses.
       resumed_at: {"stage", "step", "checkpoint"} that it goes on from; None for a run that begins.
     """
-    kinds = [device.device_kind for device in devices]
+    kinds = [device.device_kind for device in used]
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "resumed_at": resumed_at,
@@ -54,6 +55,9 @@ def machine() -> dict[str, Any]:
         "packages": packages(),
         "platform": platform.platform(),
         "processor": processor(),
+        "cpu_features": devices.processor(),
+        "threads": devices.threads(),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
     }
 
 

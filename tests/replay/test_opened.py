@@ -155,3 +155,13 @@ def test_what_a_process_alone_made_after_a_fleets_bundle_needs_that_bundle(tmp_p
 def test_a_bundle_says_itself_whether_a_fleet_made_it(tmp_path, fleet, past, lacks):
     (tmp_path / "7" / "past" if past else tmp_path / "7").mkdir(parents=True)
     assert opened._without_past(tmp_path, 7, {"stage": "rl", "step": 3, "config": {"fleet": fleet}}) == lacks
+
+
+def test_what_rounds_differently_is_told():
+    here = opened.provenance.machine()
+    assert opened._told([here], {}) == []
+    told = opened._told([here | {"threads": 1_000, "cpu_features": "an older one"}, here], {})
+    assert len(told) == 2 and told[0].endswith(f": an older one when the run was made, {here['cpu_features']} here")
+    assert "PJRT_NPROC" in told[1] and told[1].endswith(f": 1000 when the run was made, {here['threads']} here")
+    old = {name: value for name, value in here.items() if name not in opened._ROUNDING}
+    assert opened._told([old], {}) == []  # a run of before said nothing of them

@@ -164,6 +164,14 @@ def _broken(headers: Mapping[int, Mapping[str, Any]]) -> list[Difference]:
     return found
 
 
+# Of a process, by which XLA's programs for a CPU round differently.
+_ROUNDING = {
+    "cpu_features": "the instructions that the processor has",
+    "threads": "threads over which programs for a CPU split their work (PJRT_NPROC, NPROC, or the process's cores)",
+    "xla_flags": "XLA_FLAGS",
+}
+
+
 def _told(starts: Sequence[Mapping[str, Any]], headers: Mapping[int, Mapping[str, Any]]) -> list[str]:
     told, code = [], provenance.code_digest()
     if others := [step for step, header in headers.items() if header["code"] != code]:
@@ -180,6 +188,10 @@ def _told(starts: Sequence[Mapping[str, Any]], headers: Mapping[int, Mapping[str
                 told.append(f"{name} was {then} and is {now[name]}")
         if (then := starts[-1].get("processor")) and then != provenance.processor():
             told.append(f"the processor was {then} and is {provenance.processor()}")
+        for name, meaning in _ROUNDING.items():
+            here = provenance.machine()[name]
+            if others := sorted({str(start[name]) for start in starts if start.get(name, here) != here}):
+                told.append(f"{meaning}: {' and '.join(others) or 'none'} when the run was made, {here or 'none'} here")
     return told
 
 
