@@ -163,5 +163,7 @@ def test_what_rounds_differently_is_told():
     told = opened._told([here | {"threads": 1_000, "cpu_features": "an older one"}, here], {})
     assert len(told) == 2 and told[0].endswith(f": an older one when the run was made, {here['cpu_features']} here")
     assert "PJRT_NPROC" in told[1] and told[1].endswith(f": 1000 when the run was made, {here['threads']} here")
+    flags = opened._told([here | {"xla_flags": "--a"}, here | {"xla_flags": ""}], {})
+    assert len(flags) == 1 and flags[0].startswith("XLA_FLAGS: ") and "--a" in flags[0]
     old = {name: value for name, value in here.items() if name not in opened._ROUNDING}
     assert opened._told([old], {}) == []  # a run of before said nothing of them

@@ -164,7 +164,7 @@ def _broken(headers: Mapping[int, Mapping[str, Any]]) -> list[Difference]:
     return found
 
 
-# Of a process, by which XLA's programs for a CPU round differently.
+# Facts of a process, by which XLA's programs for a CPU may round differently.
 _ROUNDING = {
     "cpu_features": "the instructions that the processor has",
     "threads": "threads over which programs for a CPU split their work (PJRT_NPROC, NPROC, or the process's cores)",
@@ -188,10 +188,12 @@ def _told(starts: Sequence[Mapping[str, Any]], headers: Mapping[int, Mapping[str
                 told.append(f"{name} was {then} and is {now[name]}")
         if (then := starts[-1].get("processor")) and then != provenance.processor():
             told.append(f"the processor was {then} and is {provenance.processor()}")
+        here = provenance.machine()
         for name, meaning in _ROUNDING.items():
-            here = provenance.machine()[name]
-            if others := sorted({str(start[name]) for start in starts if start.get(name, here) != here}):
-                told.append(f"{meaning}: {' and '.join(others) or 'none'} when the run was made, {here or 'none'} here")
+            if others := sorted(
+                {str(start[name] or "none") for start in starts if start.get(name, here[name]) != here[name]}
+            ):
+                told.append(f"{meaning}: {' and '.join(others)} when the run was made, {here[name] or 'none'} here")
     return told
 
 
