@@ -1,9 +1,15 @@
-"""Tests run on 8 virtual CPU devices (unless JAX_PLATFORMS says otherwise) and keep compiled programs between runs."""
+"""Tests run on 8 virtual CPU devices (unless JAX_PLATFORMS says otherwise) and keep compiled programs between runs.
+
+Most of their time is XLA's. So tests of anything but the mathematics compile with few optimisations, which takes about
+half as long; those of COMPILED_AS_USERS_DO, the golden runs and the learning runs of .ci/run compile as users do.
+JAX_DISABLE_MOST_OPTIMIZATIONS=0 in the environment has all of them do so.
+"""
 
 import collections
 import os
 import pathlib
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -15,6 +21,25 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_p
 os.environ.setdefault("NPROC", "32")  # threads for waiting collectives: see jaxagent/runs/devices.py
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(tempfile.gettempdir()) / "jaxagent-test-cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+
+COMPILED_AS_USERS_DO = ("engine", "golden", "gpu")  # what claims that two programs agree to the last bit
+OPTIMISATIONS = "JAX_DISABLE_MOST_OPTIMIZATIONS"
+_said_by_user = OPTIMISATIONS in os.environ
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before fixtures are made: how this test's programs are compiled, in this process and in those that it starts."""
+    inside = item.path.relative_to(pathlib.Path(__file__).parent).parts[0]
+    wanted = str(int(inside not in COMPILED_AS_USERS_DO))
+    if _said_by_user or os.environ.get(OPTIMISATIONS) == wanted:
+        return
+    os.environ[OPTIMISATIONS] = wanted
+    if "jax" in sys.modules:
+        import jax
+
+        jax.config.update(OPTIMISATIONS.lower(), wanted == "1")
+        jax.clear_caches()  # what was compiled otherwise is not to be used again
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,13 +8,16 @@ and the import/export of `hf.py`. Arrays of all layers are stacked on a leading 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jaxagent.models.sharding import Rules, check_divisible
@@ -219,13 +222,27 @@ def init(spec: ModelSpec, key: jax.Array, where: Params | None = None) -> Params
 def init_of(specs: Any, key: jax.Array, where: Any = None) -> Any:
     """`init`, of any tree of ArraySpecs."""
 
-    def one(path, array: ArraySpec) -> jax.Array:
-        if array.std == 0.0:
-            return jnp.full(array.shape, array.mean, array.dtype)
+    arrays, tree = jax.tree_util.tree_flatten_with_path(specs)
+    places = [None] * len(arrays) if where is None else jax.tree.leaves(where)
+    made = []
+    for (path, array), place in zip(arrays, places, strict=True):
         own = jax.random.fold_in(key, zlib.crc32(jax.tree_util.keystr(path).encode()))
-        return (array.mean + array.std * jax.random.normal(own, array.shape, jnp.float32)).astype(array.dtype)
+        initialise = _initialiser(array.shape, jnp.dtype(array.dtype), array.mean, array.std, place)
+        # NumPy's, which every process of a mesh has alike.
+        made.append(initialise(np.asarray(jax.random.key_data(own))))
+    return jax.tree.unflatten(tree, made)
 
-    def make() -> Any:
-        return jax.tree_util.tree_map_with_path(one, specs)
 
-    return jax.jit(make, out_shardings=where)()
+@functools.lru_cache(maxsize=256)
+def _initialiser(
+    shape: tuple[int, ...], dtype: jnp.dtype, mean: float, std: float, where: NamedSharding | None
+) -> Callable[[np.ndarray], jax.Array]:
+    """The data of a key -> one array. A program of its own: arrays and models of one shape, and all seeds, share it."""
+
+    def initialise(data: jax.Array) -> jax.Array:
+        if std == 0.0:
+            return jnp.full(shape, mean, dtype)
+        normal = jax.random.normal(jax.random.wrap_key_data(data), shape, jnp.float32)
+        return (mean + std * normal).astype(dtype)
+
+    return jax.jit(initialise, out_shardings=where)

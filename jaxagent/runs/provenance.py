@@ -26,6 +26,7 @@ from jaxagent.runs import devices
 PACKAGES = ("jaxagent", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers", "numpy")
 UNREAD = ("workdir", "eval", "checkpoint", "log_episodes", "fleet")  # no number of an RL step depends on these
 GIT_TIMEOUT_S = 10.0
+_TRUE = ("1", "on", "t", "true", "y", "yes")  # as jax reads its variables
 
 
 def start(used: Sequence[Any], resumed_at: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -58,6 +59,7 @@ def machine() -> dict[str, Any]:
         "cpu_features": devices.processor(),
         "threads": devices.threads(),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "few_optimizations": "1" if os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS", "").lower() in _TRUE else "",
     }
 
 

@@ -46,8 +46,10 @@ def make_mesh():
 
 @pytest.fixture(scope="session")
 def make_params(spec):
+    made = jax.device_get(model_params.init(spec, jax.random.key(3)))
+
     def make(mesh):
-        return model_params.init(spec, jax.random.key(3), model_params.shardings(spec, mesh, sharding.TRAIN))
+        return jax.device_put(made, model_params.shardings(spec, mesh, sharding.TRAIN))
 
     return make
 

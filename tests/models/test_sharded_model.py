@@ -42,7 +42,7 @@ step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True), static_ar
 )
 def test_loss_and_gradients(mesh, changes):
     spec = tiny.spec(**changes)
-    weights = params.init(spec, jax.random.key(0))
+    weights = tiny.random_params(spec)
     head = jax.random.normal(jax.random.key(1), (spec.embed_dim,))
     batch = tiny.batch(b=8, t=12, r=7, vocab=spec.vocab_size)
     (total, outputs), grads = step(weights, head, spec, batch)
@@ -72,7 +72,7 @@ def test_compute_layout_equals_training_layout():
     with jax.set_mesh(mesh):
         names = ("tokens", "positions", "segments", "head_positions")
         args = jax.device_put([batch[name] for name in names], sharding.rows(mesh, 2))
-        train = params.init(spec, jax.random.key(0), params.shardings(spec, mesh, sharding.TRAIN))
+        train = jax.device_put(tiny.random_params(spec), params.shardings(spec, mesh, sharding.TRAIN))
         compute = jax.device_put(train, params.shardings(spec, mesh, sharding.COMPUTE))
         np.testing.assert_allclose(run(train, spec, *args), run(compute, spec, *args), rtol=1e-5, atol=1e-6)
 

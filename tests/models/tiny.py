@@ -75,7 +75,12 @@ def random_params(spec: ModelSpec, seed: int = 0):
             return np.ones(leaf.shape, leaf.dtype)
         return rng.normal(0, spec.embed_init_std, leaf.shape).astype(leaf.dtype)
 
-    return jax.tree_util.tree_map_with_path(one, jax.eval_shape(lambda: params.init(spec, jax.random.key(0))))
+    return jax.tree_util.tree_map_with_path(one, shapes(spec))
+
+
+def shapes(spec: ModelSpec):
+    """The abstract weights, on no mesh."""
+    return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), params.param_specs(spec))
 
 
 def batch(b: int, t: int, r: int, vocab: int, seed: int = 0) -> dict[str, np.ndarray]:

@@ -163,6 +163,8 @@ def test_what_rounds_differently_is_told():
     told = opened._told([here | {"threads": 1_000, "cpu_features": "an older one"}, here], {})
     assert len(told) == 2 and told[0].endswith(f": an older one when the run was made, {here['cpu_features']} here")
     assert "PJRT_NPROC" in told[1] and told[1].endswith(f": 1000 when the run was made, {here['threads']} here")
+    few = opened._told([here | {"few_optimizations": "1"}, here | {"few_optimizations": ""}], {})
+    assert len(few) == 1 and few[0].startswith("JAX_DISABLE_MOST_OPTIMIZATIONS: ")
     flags = opened._told([here | {"xla_flags": "--a"}, here | {"xla_flags": ""}], {})
     assert len(flags) == 1 and flags[0].startswith("XLA_FLAGS: ") and "--a" in flags[0]
     old = {name: value for name, value in here.items() if name not in opened._ROUNDING}

@@ -169,6 +169,7 @@ _ROUNDING = {
     "cpu_features": "the instructions that the processor has",
     "threads": "threads over which programs for a CPU split their work (PJRT_NPROC, NPROC, or the process's cores)",
     "xla_flags": "XLA_FLAGS",
+    "few_optimizations": "JAX_DISABLE_MOST_OPTIMIZATIONS",
 }
 
 
