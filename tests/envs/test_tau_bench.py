@@ -216,6 +216,14 @@ def test_every_style_gives_demonstrations_the_roles_of_an_episode():
         assert [m.role for m in environment.messages("hi")] == ["system", "user"]
 
 
+@pytest.mark.parametrize("strategy", ["llm", "react"])
+def test_what_the_customer_is_shown_first_is_known_before_an_episode(strategy, tmp_path):
+    lines = ["User Response:\nMy order?"] if strategy == "react" else ["My order?"]
+    *_, cast = play(opened(tmp_path, user_strategy=strategy), lines, [])
+    first = TauBench(user_strategy=strategy).role_messages(TASK.prompt)
+    assert first == {"user": tuple(cast.talks[0][:2])} and "SECRET" in first["user"][0].content
+
+
 def test_react_speaks_what_stands_behind_user_response(tmp_path):
     lines = ["Thought:\nI ask.\n\nUser Response:\nMy order?", f"Thought: over\nUser Response: {STOP} bye"]
     prompt, steps, _, _, cast = play(opened(tmp_path, user_strategy="react"), lines, ["Which?"])

@@ -27,7 +27,8 @@ APART = ("time/", "engine/", "fleet/", "tokens_per_s", "episode/cached_tokens")
 
 
 def start(module: str, workdir: pathlib.Path, *extra: str) -> subprocess.Popen:
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    # As a user starts it: on one device, and no more threads than it needs, each of which makes compiling dearer.
+    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "NPROC")}
     environment["PYTHONPATH"] = str(tiny_run.ROOT)
     with open(f"{workdir}.log", "ab") as log:
         command = [sys.executable, "-m", module, *tiny_run.argv(workdir, *FLAGS, *extra)[1:]]

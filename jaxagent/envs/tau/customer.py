@@ -31,14 +31,18 @@ Strategy = Literal["llm", "react", "verify", "reflection"]
 VERIFY_ATTEMPTS, REFLECT_ATTEMPTS = 3, 2
 
 
+def told(strategy: Strategy, instruction: str) -> Message:
+    """What the role is told before anybody speaks."""
+    rules = _REACT if strategy == "react" else _RULES
+    return Message("system", f"You are a user interacting with an agent.\n\nInstruction: {instruction}\n\nRules:\n{rules}")
+
+
 class Customer:
     """One customer in one episode."""
 
     def __init__(self, cast: Cast, strategy: Strategy, instruction: str) -> None:
         self._cast, self._strategy = cast, strategy
-        rules = _REACT if strategy == "react" else _RULES
-        system = f"You are a user interacting with an agent.\n\nInstruction: {instruction}\n\nRules:\n{rules}"
-        self._messages = [Message("system", system)]
+        self._messages = [told(strategy, instruction)]
         self._talk: Talk | None = None  # of a strategy that says what it says
 
     async def open(self) -> str:
