@@ -6,8 +6,7 @@ A question asks for a capital, a currency or a calling code. Its context holds t
 others of the same split: other facts of the country, and other countries' facts of the same kind. Training and held-out
 questions are about different countries, and their contexts hold passages of those countries alone. Training questions
 are asked of several worlds, in which all names are swapped: with one world a policy learns its names instead of
-reading. Names are words of one part ("Chad", not "Sierra Leone"). Of the training tasks, `wrong_frac` begin with a wrong
-memory, another country's value: documents of the trained length seldom bring one, and longer ones often do.
+reading. Names are words of one part ("Chad", not "Sierra Leone").
 
 Writes, all at once or not at all:
 
@@ -31,14 +30,13 @@ import itertools
 import json
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from jaxagent.config.command import amount, count, exit_code, part
 from jaxagent.data_pipelines import generated, geography
 from jaxagent.data_pipelines import world as worlds
-from jaxagent.data_pipelines.long_demonstrations import ASKED, KEPT, TOLD, Demonstrator, fact_of, text_of
+from jaxagent.data_pipelines.long_demonstrations import ASKED, TOLD, Demonstrator, fact_of, text_of
 from jaxagent.data_pipelines.world import Passage, Question, World
 from jaxagent.envs.memagent import documents
 
@@ -47,16 +45,13 @@ WORLDS = 16  # of the training questions: as many sets of names
 _CITIES = 300  # of the world, whose countries alone are asked for
 
 
-def write(
-    folder: Path, seed: int, forget_frac: float, wrong_frac: float, chunk_tokens: int, curriculum: int, full: int
-) -> None:
+def write(folder: Path, seed: int, forget_frac: float, chunk_tokens: int, curriculum: int, full: int) -> None:
     """Writes the dataset described in the module's docstring into `folder`, which must not exist yet.
 
     Args:
       folder: where.
       seed: of everything that is drawn.
       forget_frac: of demonstrations with a memory whose chunk does not say what is asked.
-      wrong_frac: of the training tasks.
       chunk_tokens: about so long are the chunks of whole demonstrations.
       curriculum, full: numbers of demonstrations.
     """
@@ -67,7 +62,7 @@ def write(
     heldout = [passage for passage in plain(world) if passage.title in secret]
     asked = [question for question in questions(world) if not question.heldout]
     demonstrator = Demonstrator(asked, passages, names, codes, forget_frac, chunk_tokens)
-    shown, train = _renamed(demonstrator, passages, heldout, asked, wrong_frac, seed)
+    shown, train = _renamed(demonstrator, passages, heldout, asked, random.Random(f"worlds/{seed}"))
     pool = (len(shown), len(shown) + len(heldout))
     shown += [text_of(passage, str) for passage in heldout]
     rows = enumerate(question for question in questions(world) if question.heldout)
@@ -87,15 +82,13 @@ def _renamed(
     passages: Sequence[Passage],
     heldout: Sequence[Passage],
     asked: Sequence[Question],
-    wrong_frac: float,
-    seed: int,
+    rng: random.Random,
 ) -> tuple[list[str], list[dict[str, object]]]:
     """The training countries as `WORLDS` worlds of other names: texts of all passages, and a task of each question.
 
     A policy that is trained on one world learns its names, and reads others worse. No sentence is one of `heldout`.
     Every world has each of `asked` once, in one of its `CONTEXTS` wordings.
     """
-    rng, misled = random.Random(f"worlds/{seed}"), random.Random(f"misled/{seed}")
     secret = {template.format(s=s, o=o) for passage in heldout for template, s, o in passage.sentences}
     texts: list[str] = []
     tasks: list[dict[str, object]] = []
@@ -111,22 +104,12 @@ def _renamed(
         for question in asked[number % CONTEXTS * each :][:each]:
             row = worlds.task_row(question, len(tasks))
             row |= {"prompt": question.render(name), "answers": [name(question.answer)]}
-            begun = {"memory": _wrong(question, asked, name, misled)} if misled.random() < wrong_frac else {}
-            tasks.append(_task(row, pool[0] + _own(passages, question), pool, begun))
+            tasks.append(_task(row, pool[0] + _own(passages, question), pool))
     return texts, tasks
 
 
-def _wrong(question: Question, asked: Sequence[Question], name: Callable[[str], str], rng: random.Random) -> str:
-    """A memory that has another country's value."""
-    relation, subject, value = question.hops[0]
-    values = sorted({o for other in asked for r, _, o in other.hops if r == relation and o != value})
-    return f" {KEPT[relation].format(s=name(subject), o=name(rng.choice(values)))}"
-
-
-def _task(
-    row: dict[str, object], own: int, pool: tuple[int, int], begun: Mapping[str, str] = MappingProxyType({})
-) -> dict[str, object]:
-    return row | {"metadata": json.dumps({"documents": [own], "pool": pool, **begun})}
+def _task(row: dict[str, object], own: int, pool: tuple[int, int]) -> dict[str, object]:
+    return row | {"metadata": json.dumps({"documents": [own], "pool": pool})}
 
 
 def _entities(world: World) -> tuple[list[str], list[str]]:
@@ -188,16 +171,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--forget_frac", type=part, default=0.6, help="demonstrations that lose a memory they should keep"
     )
-    parser.add_argument("--wrong_frac", type=part, default=0.0, help="training tasks that begin with a wrong memory")
     parser.add_argument("--chunk_tokens", type=count, default=64, help="about so long are the chunks of demonstrations")
     parser.add_argument("--curriculum", type=amount, default=16_000, help="demonstrations over a few facts")
     parser.add_argument("--full", type=amount, default=20_000, help="demonstrations over whole chunks")
     return generated.finish(
         parser,
         argv,
-        lambda args: write(
-            args.out, args.seed, args.forget_frac, args.wrong_frac, args.chunk_tokens, args.curriculum, args.full
-        ),
+        lambda args: write(args.out, args.seed, args.forget_frac, args.chunk_tokens, args.curriculum, args.full),
         "--config.env.prompt=compact ",
     )
 

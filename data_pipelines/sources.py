@@ -231,7 +231,6 @@ class LongGeography(Generated):
     num_curriculum: NonNegativeInt = 16_000  # demonstrations over a few facts
     num_demonstrations: NonNegativeInt = 20_000  # over whole chunks
     forget_frac: ZeroToOne = 0.6  # of those with a memory to keep, what loses it: what RL has to unlearn
-    wrong_frac: ZeroToOne = 0.0  # of the training tasks, those that begin with a wrong memory
 
     def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
         """Demonstrations show chunks as long as the environment's, in its compact style."""
@@ -242,7 +241,6 @@ class LongGeography(Generated):
         return dict(
             seed=seed,
             forget_frac=self.forget_frac,
-            wrong_frac=self.wrong_frac,
             chunk_tokens=_of(env, MemAgent, self).chunk_tokens,
             curriculum=self.num_curriculum,
             full=self.num_demonstrations,

@@ -303,7 +303,7 @@ def search():
 
 def test_demonstrations_have_the_tokens_of_episodes(tmp_path):
     """A demonstration's prompt is one text, an episode's is pieces: the seams of the compact style change no token."""
-    long_geography.write(tmp_path / "data", 0, 0.5, 0.0, 64, 0, 300)
+    long_geography.write(tmp_path / "data", 0, 0.5, 64, 0, 300)
     folder = tmp_path / "data"
     texts = [json.loads(line)["text"] for line in (folder / "texts.jsonl").read_text().splitlines()]
     tokenizer = Tokenizer.train(texts, 1500, ("\\boxed{",))

@@ -8,7 +8,7 @@ PIPELINES = {
     "arithmetic": ("--num=-5", "--demonstrations=-1", "--early_frac=80"),
     "fixes": ("--num=0", "--guess_frac=-0.1"),
     "geography": ("--num_cities=0", "--early_answer_frac=nan"),
-    "long_geography": ("--chunk_tokens=0", "--forget_frac=2", "--wrong_frac=-1"),
+    "long_geography": ("--chunk_tokens=0", "--forget_frac=2"),
     "orchestra": ("--num=-1", "--topk=0"),
     "python_tasks": ("--num=-5",),
     "tau_store.__main__": ("--users=0", "--curriculum=-1"),

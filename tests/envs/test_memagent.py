@@ -134,16 +134,6 @@ def test_a_memory_goes_on_as_the_ids_that_were_sampled():
     assert [i for i in final if i >= SAMPLED] == [SAMPLED + ord(c) for c in " z"]
 
 
-def test_a_task_may_begin_with_a_memory():
-    task = dataclasses.replace(task_with("abc"), metadata={"context": "abc", "memory": " xyz"})
-    cast = LetterCast([" m", "\\boxed{ab}"])
-    play(small(), task, cast)
-    assert [text.split("Memory:")[1].split("\n")[0] for text in cast.texts] == [" xyz", " m"]
-    assert cast.trained == [True, True]
-    with pytest.raises(ValueError, match=r"the task's first memory has 4 tokens, env\.turn_tokens=3"):
-        play(small(turn_tokens=3), task, LetterCast([]))
-
-
 def test_the_masks_of_both_published_variants():
     for train_answer in (True, False):
         cast = LetterCast([" m1", " m2", " m3", "\\boxed{c}"])
@@ -317,8 +307,6 @@ def test_held_out_tasks_are_looked_at_when_a_run_opens(folder):
         ({"documents": [3, 99], "pool": [0, 30]}, "'metadata.documents' must be different line numbers"),
         ({"document": [3, 17], "pool": [0, 30]}, "'metadata' must have a 'context' or 'documents'"),
         ({"documents": [3, 17], "pool": [0, 30], "num_docs": 99}, "metadata.num_docs=99 is not between"),
-        ({"documents": [3, 17], "pool": [0, 30], "memory": ""}, "'metadata.memory' must be text that is not empty"),
-        ({"documents": [3, 17], "pool": [0, 30], "memory": 3}, "that is not empty, got 3"),
     ],
 )
 @pytest.mark.parametrize("elsewhere", [False, True])

@@ -3,8 +3,7 @@ r"""MemAgent: the policy reads a long document chunk by chunk and keeps a memory
 Yu et al., "MemAgent" (arXiv 2507.02259). Task (a question with gold answers and a context) -> a conversation per chunk
 (question, memory so far, chunk -> new memory) and one for the answer (question, memory -> \boxed{answer}). Each is a
 prompt and a reply: the policy's window holds a chunk, however long the document is. The document is tokenised once and
-cut into ids; a memory goes into the next prompt as the ids that were sampled. A task whose metadata has a "memory"
-begins with that one.
+cut into ids; a memory goes into the next prompt as the ids that were sampled.
 
 Two codes are published. The original trains every conversation with the episode's whole advantage. The reproduction of
 LMIS-ORG does not train the answer and divides the advantage by the number of conversations: `train_answer=False` with
@@ -135,10 +134,6 @@ class Contexts:
         """Raises ConfigError unless the task's context can be put together."""
         if "documents" in task.metadata and self._documents is None:
             self._documents = documents.Documents(self._folder / documents.FILE)
-        if not isinstance(memory := task.metadata.get("memory", " "), str) or not memory:
-            raise ConfigError(
-                f"Task '{task.id}': column 'metadata.memory' must be text that is not empty, got {memory!r:.80}."
-            )
         documents.check(self._cut(task), self._documents, self._config.num_docs, self._config.length_tokens)
 
     def _cut(self, task: Task) -> Task:
@@ -209,12 +204,7 @@ class MemAgentAttempt:
             raise ValueError(
                 f"the question has {len(question.ids)} tokens, env.question_tokens={config.question_tokens}"
             )
-        begun = self._task.metadata.get("memory")
-        memory = cast.tokens(style.no_memory if begun is None else begun)
-        if begun is not None and len(memory.ids) > config.turn_tokens:
-            raise ValueError(
-                f"the task's first memory has {len(memory.ids)} tokens, env.turn_tokens={config.turn_tokens}"
-            )
+        memory = cast.tokens(style.no_memory)
         for ids in self._chunks(await self._contexts.ids(self._task, cast)):
             chunk = cast.decoded(ids.tolist())
             memory = await self._ask(style.update, True, prompt=question, memory=memory, chunk=chunk)
