@@ -12,7 +12,7 @@ engine without the link plays the same episodes, with swaps after the same dispa
 `s1` and `s2` have an engine per cohort. `s2_one_engine` has fewer engines than S: they play one step after another, and
 fetch the next version while they play (`_late`: they do not).
 
-`--quick`: fewer steps, and of pinned `s1` alone. The last line is JSON:
+`--quick`: fewer steps, a model of 9 MB, and of pinned `s1` alone. The last line is JSON:
 
   in_flight   pause_ms (and pause_most_ms, the worst): between two dispatches at a swap; copy_ms: what the device takes
               alone, the least of nine; over_copy_ms: the difference (goal: 50 ms at most); gap_ms: between any two
@@ -40,7 +40,8 @@ CASES = {
     "s2": Case(staleness=2, engines=3, play_s=0.3, megabytes=40),
     "s2_one_engine": Case(staleness=2, engines=1, play_s=2.2, megabytes=16),
 }
-STEPS, QUICK_STEPS = 10, 4  # of in_flight
+STEPS, LAYERS = 10, 4  # of in_flight
+QUICK = 4, 1  # the same
 
 
 def pinned(folder: pathlib.Path, quick: bool) -> dict[str, object]:
@@ -77,8 +78,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         if "in_flight" in parts:
-            steps = QUICK_STEPS if options.quick else STEPS
-            figures = slow_link_in_flight.run(folder / "in_flight", LINK, steps)
+            steps, layers = QUICK if options.quick else (STEPS, LAYERS)
+            figures = slow_link_in_flight.run(folder / "in_flight", LINK, steps, layers)
             found["in_flight"] = figures
             print(f"in_flight  {told(figures)}", flush=True)
         if "pinned" in parts:

@@ -49,7 +49,7 @@ from tests.fleet.served import TOKEN, Served
 FLAGS = (
     "--config.stages=rl", "--config.fleet=on", "--config.fleet.rule=in_flight", "--config.rl.staleness=2",
     "--config.numerics=fast", "--config.env.concurrent_episodes=1", "--config.engine.kv_on_update=keep",
-    "--config.model.num_layers=4", "--config.model.embed_dim=384", "--config.model.num_heads=6",
+    "--config.model.embed_dim=384", "--config.model.num_heads=6",
     "--config.model.num_kv_heads=2", "--config.model.head_dim=64", "--config.model.mlp_dim=1536",
     "--config.env.turn_tokens=240",
 )  # fmt: skip
@@ -112,10 +112,11 @@ class Player(EnginePlayer):
         super().play(job, over)
 
 
-def run(folder: pathlib.Path, link: Link, steps: int) -> dict[str, Any]:
-    """Plays `steps` steps, of which each publishes a version, and plays them again."""
+def run(folder: pathlib.Path, link: Link, steps: int, layers: int) -> dict[str, Any]:
+    """Plays `steps` steps, of which each publishes a version, and plays them again. 9 MB are a layer of the model."""
     folder.mkdir(parents=True)
-    cfg = flags.parse_argv(tiny_run.argv(folder / "run", *FLAGS, f"--config.rl.steps={steps}")).config
+    sizes = (f"--config.rl.steps={steps}", f"--config.model.num_layers={layers}")
+    cfg = flags.parse_argv(tiny_run.argv(folder / "run", *FLAGS, *sizes)).config
     published = folder / "weights"
     with open_parts(cfg, lambda line: None) as parts:
         with watched() as seen, contextlib.ExitStack() as opened:
