@@ -34,7 +34,9 @@ VERIFY_ATTEMPTS, REFLECT_ATTEMPTS = 3, 2
 def told(strategy: Strategy, instruction: str) -> Message:
     """What the role is told before anybody speaks."""
     rules = _REACT if strategy == "react" else _RULES
-    return Message("system", f"You are a user interacting with an agent.\n\nInstruction: {instruction}\n\nRules:\n{rules}")
+    return Message(
+        "system", f"You are a user interacting with an agent.\n\nInstruction: {instruction}\n\nRules:\n{rules}"
+    )
 
 
 class Customer:
