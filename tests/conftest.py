@@ -1,8 +1,7 @@
 """Tests run on 8 virtual CPU devices (unless JAX_PLATFORMS says otherwise) and keep compiled programs between runs.
 
-Most of their time is XLA's. So tests of anything but the mathematics compile with few optimisations, which takes about
-half as long; those of COMPILED_AS_USERS_DO, the golden runs and the learning runs of .ci/run compile as users do.
-JAX_DISABLE_MOST_OPTIMIZATIONS=0 in the environment has all of them do so.
+Most of the slow ones' time is XLA's. So tests compile with few optimisations, which takes about half as long, but for
+those of COMPILED_AS_USERS_DO. JAX_DISABLE_MOST_OPTIMIZATIONS=0 in the environment has all compile as users do.
 """
 
 import collections
@@ -22,7 +21,11 @@ os.environ.setdefault("NPROC", "32")  # threads for waiting collectives: see jax
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(tempfile.gettempdir()) / "jaxagent-test-cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
-COMPILED_AS_USERS_DO = ("engine", "golden", "gpu")  # what claims that two programs agree to the last bit
+# Below this folder: golden numbers, and what claims that two programs compute the same bits.
+COMPILED_AS_USERS_DO = (
+    "engine/", "golden/", "gpu/", "learner/test_context_update.py", "learner/test_lora_update.py",
+    "learner/test_prefixes.py", "models/test_kernels.py", "models/test_lora.py", "models/test_tpu_kernels.py",
+)  # fmt: skip
 OPTIMISATIONS = "JAX_DISABLE_MOST_OPTIMIZATIONS"
 _said_by_user = OPTIMISATIONS in os.environ
 
@@ -30,8 +33,8 @@ _said_by_user = OPTIMISATIONS in os.environ
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before fixtures are made: how this test's programs are compiled, in this process and in those that it starts."""
-    inside = item.path.relative_to(pathlib.Path(__file__).parent).parts[0]
-    wanted = str(int(inside not in COMPILED_AS_USERS_DO))
+    inside = item.path.relative_to(pathlib.Path(__file__).parent).as_posix()
+    wanted = str(int(not inside.startswith(COMPILED_AS_USERS_DO)))
     if _said_by_user or os.environ.get(OPTIMISATIONS) == wanted:
         return
     os.environ[OPTIMISATIONS] = wanted

@@ -95,7 +95,7 @@ def _check_engine_role(cfg: Config, name: str, role: FrozenRole | PolicyRole) ->
     if of_policy and role.context_tokens > cfg.env.context_tokens:
         raise ConfigError(
             f"config.roles.{name}.context_tokens={role.context_tokens} is more than env.context_tokens="
-            f"{cfg.env.context_tokens}, which the policy's engine is built for: raise that one, too."
+            f"{cfg.env.context_tokens}, which the policy's engine is built for: lower it, or raise that."
         )
     if role.reply_tokens >= role.context_tokens:
         raise ConfigError(

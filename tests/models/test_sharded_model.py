@@ -85,6 +85,15 @@ def test_init_does_not_depend_on_the_mesh():
     assert tiny.worst_relative(one, split) < 1e-6
 
 
+def test_another_seed_has_other_weights_and_no_other_program():
+    spec = tiny.spec()
+    one = params.init(spec, jax.random.key(0))
+    made = params._initialiser.cache_info().misses
+    other = params.init(spec, jax.random.key(1))
+    assert params._initialiser.cache_info().misses == made
+    assert not np.array_equal(one.embed, other.embed) and not np.array_equal(one.layers.wk, one.layers.wv)
+
+
 @pytest.mark.parametrize(
     ("mesh", "message"),
     [

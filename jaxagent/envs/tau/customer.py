@@ -31,7 +31,7 @@ Strategy = Literal["llm", "react", "verify", "reflection"]
 VERIFY_ATTEMPTS, REFLECT_ATTEMPTS = 3, 2
 
 
-def told(strategy: Strategy, instruction: str) -> Message:
+def instructions(strategy: Strategy, instruction: str) -> Message:
     """What the role is told before anybody speaks."""
     rules = _REACT if strategy == "react" else _RULES
     return Message(
@@ -44,7 +44,7 @@ class Customer:
 
     def __init__(self, cast: Cast, strategy: Strategy, instruction: str) -> None:
         self._cast, self._strategy = cast, strategy
-        self._messages = [told(strategy, instruction)]
+        self._messages = [instructions(strategy, instruction)]
         self._talk: Talk | None = None  # of a strategy that says what it says
 
     async def open(self) -> str:

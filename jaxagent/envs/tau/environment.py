@@ -27,7 +27,7 @@ from jaxagent.envs.base import Environment, Message, Observation, Opening
 from jaxagent.envs.cast import Cast
 from jaxagent.envs.tau import catalog, prompts
 from jaxagent.envs.tau.attempt import SOLVED, TauAttempt
-from jaxagent.envs.tau.customer import GREETING, ROLE, Strategy, told
+from jaxagent.envs.tau.customer import GREETING, ROLE, Strategy, instructions
 from jaxagent.envs.tau.formats import FORMATS, Malformed, Style
 from jaxagent.envs.tau.store import Store
 from jaxagent.envs.tau.toolbox import TOOLS, arguments_of
@@ -89,7 +89,7 @@ class TauBench(Environment):
 
     def role_messages(self, text: str) -> Mapping[str, Sequence[Message]]:
         """The least that the customer is shown: `text` is the instruction of a task."""
-        return {ROLE: (told(self.user_strategy, text), Message("user", GREETING))}
+        return {ROLE: (instructions(self.user_strategy, text), Message("user", GREETING))}
 
     def observation(self, action: str, text: str) -> Observation:
         """What follows an action of a demonstration: `text` as the policy is shown it, tags and all."""
