@@ -226,10 +226,10 @@ def init_of(specs: Any, key: jax.Array, where: Any = None) -> Any:
     places = [None] * len(arrays) if where is None else jax.tree.leaves(where)
     made = []
     for (path, array), place in zip(arrays, places, strict=True):
-        own = jax.random.fold_in(key, zlib.crc32(jax.tree_util.keystr(path).encode()))
+        own = jax.random.key_data(jax.random.fold_in(key, zlib.crc32(jax.tree_util.keystr(path).encode())))
         initialise = _initialiser(array.shape, jnp.dtype(array.dtype), array.mean, array.std, place)
-        # NumPy's, which every process of a mesh has alike.
-        made.append(initialise(np.asarray(jax.random.key_data(own))))
+        # NumPy's, which every process of a mesh has alike; inside a program of the caller's the key has no numbers yet.
+        made.append(initialise(own if isinstance(own, jax.core.Tracer) else np.asarray(own)))
     return jax.tree.unflatten(tree, made)
 
 
