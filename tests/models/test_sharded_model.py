@@ -94,6 +94,12 @@ def test_another_seed_has_other_weights_and_no_other_program():
     assert not np.array_equal(one.embed, other.embed) and not np.array_equal(one.layers.wk, one.layers.wv)
 
 
+def test_weights_made_inside_a_program_are_the_same():
+    spec = tiny.spec()
+    inside = jax.jit(lambda key: params.init(spec, key))(jax.random.key(0))
+    assert tiny.worst_relative(params.init(spec, jax.random.key(0)), inside) < 1e-6
+
+
 @pytest.mark.parametrize(
     ("mesh", "message"),
     [
