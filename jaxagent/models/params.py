@@ -18,6 +18,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
 from jaxagent.models.sharding import Rules, check_divisible
@@ -229,14 +230,14 @@ def init_of(specs: Any, key: jax.Array, where: Any = None) -> Any:
         own = jax.random.key_data(jax.random.fold_in(key, zlib.crc32(jax.tree_util.keystr(path).encode())))
         initialise = _initialiser(array.shape, jnp.dtype(array.dtype), array.mean, array.std, place)
         # NumPy's, which every process of a mesh has alike; inside a program of the caller's the key has no numbers yet.
-        made.append(initialise(own if isinstance(own, jax.core.Tracer) else np.asarray(own)))
+        made.append(initialise(own if isinstance(own, Tracer) else np.asarray(own)))
     return jax.tree.unflatten(tree, made)
 
 
 @functools.lru_cache(maxsize=256)
 def _initialiser(
     shape: tuple[int, ...], dtype: jnp.dtype, mean: float, std: float, where: NamedSharding | None
-) -> Callable[[np.ndarray], jax.Array]:
+) -> Callable[[np.ndarray | jax.Array], jax.Array]:
     """The data of a key -> one array. A program of its own: arrays and models of one shape, and all seeds, share it."""
 
     def initialise(data: jax.Array) -> jax.Array:
