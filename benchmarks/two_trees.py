@@ -7,7 +7,7 @@ Both run `configs/search_r1.py`, stage RL alone, from the same exported policy (
 one). The last line is JSON. `this_s`, `other_s`: seconds of a step, the median of a run without its first step, the
 mean over runs; `ratio`: of the two; `least_ratio`: of the means of each step's fastest run. `differs`: metrics with
 other values in the two trees and one value in all runs of each, so that neither clocks nor the order of arrival are
-the reason.
+the reason, and those that only one of the trees has.
 """
 
 from __future__ import annotations
@@ -69,13 +69,14 @@ def compare(this: Sequence[Rows], other: Sequence[Rows]) -> dict[str, object]:
 
 
 def differing(this: Sequence[Rows], other: Sequence[Rows]) -> list[str]:
-    """The metrics that differ between the trees and in no run of a tree; those that only one of them has, too."""
+    """The metrics that differ between the trees and not between a tree's runs; those that one tree alone has, too."""
     found = set()
     for step in range(min(map(len, (*this, *other)))):
         mine, others = ([run[step] for run in side] for side in (this, other))
         for name in {name for row in (*mine, *others) for name in row}:
-            a, b = ({json.dumps(row.get(name)) for row in side} for side in (mine, others))
-            if len(a) == len(b) == 1 and a != b:
+            a, b = ({json.dumps(row[name]) for row in side if name in row} for side in (mine, others))
+            in_all = [all(name in row for row in side) for side in (mine, others) if any(name in row for row in side)]
+            if all(in_all) and (len(in_all) == 1 or (len(a) == len(b) == 1 and a != b)):
                 found.add(name)
     return sorted(found)
 

@@ -28,4 +28,7 @@ def test_a_metric_differs_if_it_differs_between_the_trees_alone():
 
 
 def test_a_metric_of_one_tree_alone_differs():
-    assert two_trees.differing([run(1), run(1)], [run(1, new=1), run(1, new=1)]) == ["new"]
+    """Whatever its values: a clock that is new is new."""
+    for second in (1, 2):
+        assert two_trees.differing([run(1), run(1)], [run(1, new=1), run(1, new=second)]) == ["new"]
+        assert two_trees.differing([run(1, new=1), run(1, new=second)], [run(1), run(1)]) == ["new"]
