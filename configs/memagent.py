@@ -59,7 +59,7 @@ def laptop() -> ConfigDict:
     config.workdir = "runs/memagent"
 
     config.data.source = ConfigDict({"name": "long_geography"})
-    config.data.source.num_curriculum = 182_400
+    config.data.source.num_curriculum = 86_400
     config.data.source.num_demonstrations = 86_400
     config.data.source.forget_frac = 0.6
 
@@ -80,7 +80,7 @@ def laptop() -> ConfigDict:
     # 1,900 of the curriculum, which is the beginning of full.jsonl: to find a fact by its country is learnt suddenly,
     # and some seeds need 600 updates of two facts before it, and 1,000 of four after it. With 2,600 of them one seed
     # finds facts better, and reads whole chunks badly.
-    config.warm_start.max_steps = 2_800
+    config.warm_start.max_steps = 1_800
     config.warm_start.curriculum_steps = 0
     # At 3e-3 the lookup comes later, on one seed not at all. A rate that falls from the beginning leaves too little for
     # whole chunks.
@@ -89,7 +89,7 @@ def laptop() -> ConfigDict:
     config.warm_start.batch = parts.batch(row_tokens=288, micro_rows=4)
     # A policy that reads, and forgets, answers one question of eight: those whose fact stands in the last chunk. So
     # accuracy says little of reading, and the gate looks once, at the end: ended early, it reads too badly for RL.
-    config.warm_start.gate_every = 2_800
+    config.warm_start.gate_every = 1_800
     config.warm_start.gate_accuracy = 0.12
     config.warm_start.gate_questions = 24
 

@@ -29,8 +29,9 @@ KEPT = {
     "calling_code": "calling code of {s} {o}",
 }
 NOTHING = "nothing"  # in place of a value, and the memory before the first chunk
-_LOOKUPS = ((0.03, 1), (0.37, 2), (1.0, 4))  # how many facts a text has, up to which part of the curriculum
+_LOOKUPS = ((0.06, 1), (0.7, 2), (1.0, 4))  # how many facts a text has, up to which part of the curriculum
 _SMALL_FRAC = 0.3  # of the demonstrations behind the curriculum, from the first: a few documents instead of a chunk
+_RIVAL_FRAC = 0.5  # of the demonstrations, those all of whose passages say what is asked, of different countries
 _MORE = 2  # questions about the same chunk that it answers
 _AGAIN = prompts.STYLES["compact"].update.replace("Text:{chunk}\n", "")  # another question about the same chunk
 MOST_DOCUMENTS = 128  # whose numbers demonstrations show
@@ -64,11 +65,13 @@ class Demonstrator:
         self._passages, self._forget, self._chunk = passages, forget_frac, chunk_tokens
         self._names, self._codes = names, codes
         self._calling = [code for code in codes if code.isdigit()]
+        self._domains = [code for code in codes if not code.isdigit()]
         self._by_kind: dict[str, list[Question]] = {}
         for question in asked:
             self._by_kind.setdefault(question.kind, []).append(question)
         self._kinds = sorted(self._by_kind)
         self._facts = {r: [f for p in passages for f in p.sentences if _relation(f) == r] for r in ASKED}
+        self._saying = {r: [p for p in passages if any(_relation(f) == r for f in p.sentences)] for r in ASKED}
 
     def renaming(self, passages: Sequence[Passage], rng: random.Random) -> Callable[[str], str]:
         """Another name for every entity of all passages."""
@@ -76,14 +79,22 @@ class Demonstrator:
         return worlds.renaming(self._names, self._codes, list(used), rng).__getitem__
 
     def lookups(self, seed: int, index: int, rows: int) -> dict[str, object]:
-        """Row `index` of `rows` of the curriculum: facts, and all of them again; values alone are demonstrated."""
+        """Row `index` of `rows` of the curriculum: facts, and all of them again; values alone are demonstrated.
+
+        Between them is what is not asked for: where every fact has its place, some seeds learn the places of two facts
+        instead of looking for a name, and find neither more facts nor those of a chunk well.
+        """
         rng = random.Random(f"curriculum/{seed}/{index}")
         question = self._question(index, rng)
         count = next(number for end, number in _LOOKUPS if index < end * rows)
         # Of one kind: a policy that tells a name from a number would be content with that.
         facts = rng.sample(self._facts[question.hops[0][0]], count)
-        name, _ = self._renaming([Passage(facts[0][1], tuple(facts))], question, rng)
-        text = " ".join(template.format(s=name(s), o=name(o)) for template, s, o in facts)
+        name, free = self._renaming([Passage(facts[0][1], tuple(facts))], question, rng)
+        said = [template.format(s=name(s), o=name(o)) for template, s, o in facts]
+        titles = [name(subject) for _, subject, _ in facts]
+        others = [r for r in ASKED if r != question.hops[0][0]] if count == _LOOKUPS[-1][1] else []
+        between = [self._between(others, titles, free, rng) for _ in range(count + 1)]
+        text = (between[0] + "".join(map("".join, zip(said, between[1:], strict=True)))).strip()
         asked = rng.sample(facts, count)
         begins = [f"\n {KEPT[_relation(fact)].format(s=name(fact[1]), o='').rstrip()}" for fact in asked]
         turns = [
@@ -91,6 +102,24 @@ class Demonstrator:
             for fact, following in zip(asked, [*begins[1:], ""], strict=True)
         ]
         return {"kind": question.kind, "prompt": f"Text: {text}{begins[0]}", "turns": turns}
+
+    def _between(
+        self, others: Sequence[str], titles: Sequence[str], free: Callable[[], str], rng: random.Random
+    ) -> str:
+        """What stands before a fact, or behind the last: a space, a document's head, or what nothing is asked of.
+
+        That is a country's domain or, where there are `others`, one of these relations of one of the `titles`.
+        """
+        what = rng.choice(["space", "head", "domain", "relation"] if others else ["space", "head", "domain"])
+        if what == "space":
+            return " "
+        if what == "head":
+            return f"\n\nDocument {rng.randrange(1, MOST_DOCUMENTS)}:\n"
+        if what == "domain":
+            return f" {TOLD['domain'].format(s=free(), o=rng.choice(self._domains))} "
+        relation = rng.choice(others)
+        value = rng.choice(self._calling) if relation == "calling_code" else free()
+        return f" {TOLD[relation].format(s=rng.choice(titles), o=value)} "
 
     def full(self, seed: int, index: int, rows: int) -> dict[str, object]:
         """A chunk with several questions, of which the first is as in an episode, or an answer; kinds drawn evenly.
@@ -177,9 +206,10 @@ class Demonstrator:
         return f" {memory}", f" {empty if forgets else memory}"
 
     def _some(self, question: Question, told: bool, count: int, rng: random.Random) -> list[Passage]:
-        """Different passages in random order: with the one that answers, or without it."""
+        """Different passages in random order: with the one that answers, or without it; often all on what is asked."""
         own = [passage for passage in self._passages if fact_of(passage, question) is not None]
-        others = [passage for passage in rng.sample(self._passages, count + 1) if passage not in own]
+        among = self._saying[question.hops[0][0]] if rng.random() < _RIVAL_FRAC else self._passages
+        others = [passage for passage in rng.sample(among, count + 1) if passage not in own]
         shown = (own if told else []) + others[: count - told]
         rng.shuffle(shown)
         return shown
