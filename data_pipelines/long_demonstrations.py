@@ -94,7 +94,7 @@ class Demonstrator:
         titles = [name(subject) for _, subject, _ in facts]
         others = [r for r in ASKED if r != question.hops[0][0]] if count == _LOOKUPS[-1][1] else []
         between = [self._between(others, titles, free, rng) for _ in range(count + 1)]
-        text = (between[0] + "".join(map("".join, zip(said, between[1:], strict=True)))).strip()
+        text = "".join(before + sentence for before, sentence in zip(between, [*said, ""], strict=True)).strip()
         asked = rng.sample(facts, count)
         begins = [f"\n {KEPT[_relation(fact)].format(s=name(fact[1]), o='').rstrip()}" for fact in asked]
         turns = [
@@ -202,8 +202,11 @@ class Demonstrator:
         (memory,) = rng.choices((NOTHING, empty, wrong, right), _TOLD_MEMORIES if told else _MEMORIES)
         if told:
             return f" {memory}", f" {right}"
-        forgets = memory in (NOTHING, empty) or rng.random() < self._forget
-        return f" {memory}", f" {empty if forgets else memory}"
+        if memory in (NOTHING, empty):
+            return f" {memory}", f" {empty}"
+        # A memory is lost as a whole: were it the value alone, what stands in its place would be chance, and what RL
+        # does against losing would change how values are read.
+        return f" {memory}", f" {NOTHING if rng.random() < self._forget else memory}"
 
     def _some(self, question: Question, told: bool, count: int, rng: random.Random) -> list[Passage]:
         """Different passages in random order: with the one that answers, or without it; often all on what is asked."""

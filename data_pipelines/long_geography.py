@@ -18,8 +18,8 @@ Writes, all at once or not at all:
 A demonstration is one conversation: a chunk and a memory -> the new memory, or the last memory -> the answer. Names are
 swapped in each. Behind the first question follow others about the same chunk, which an episode never asks: so a
 sequence has several facts to find. It writes what the chunk says about the question, or else the memory as it was; but
-of the chunks that say nothing about it, `forget_frac` lose what the memory had. So a policy that imitates them forgets
-what it has read as soon as it reads on, and RL has to teach it to keep what it knows.
+of the chunks that say nothing about it, `forget_frac` write "nothing" over what the memory had. So a policy that
+imitates them forgets what it has read as soon as it reads on, and RL has to teach it to keep what it knows.
 """
 
 from __future__ import annotations
