@@ -205,7 +205,7 @@ class Demonstrator:
         if memory in (NOTHING, empty):
             return f" {memory}", f" {empty}"
         # A memory is lost as a whole: were it the value alone, what stands in its place would be chance, and what RL
-        # does against losing would change how values are read.
+        # does against losing could change how values are read.
         return f" {memory}", f" {NOTHING if rng.random() < self._forget else memory}"
 
     def _some(self, question: Question, told: bool, count: int, rng: random.Random) -> list[Passage]:
