@@ -5,11 +5,17 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
+from jaxagent.config import MeshConfig
 from jaxagent.runs import devices
 
 # Compiles one program under `keep_compiled_programs` and prints how many came from the folder.
 PROGRAM = """
 import jax, jax.numpy as jnp
+import pytest
+
+from jaxagent.config import MeshConfig
 from jaxagent.runs import devices
 hits = []
 jax.monitoring.register_event_listener(lambda event, **_: hits.append(event == "/jax/compilation_cache/cache_hits"))
@@ -80,3 +86,18 @@ def test_a_user_without_a_home_compiles_anew(monkeypatch):
         assert jax.config.jax_compilation_cache_dir is None
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("plugin", ["jax_cuda12_plugin", "jax_cuda13_plugin", None])
+def test_exact_numerics_fix_the_products_of_a_gpu(exact, plugin, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_one --xla_gpu_autotune_level=3")
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: name == plugin or None)
+    devices.provide(MeshConfig(1, 1, 1, 1), exact)
+    added = " --xla_gpu_enable_triton_gemm=false" if exact and plugin else ""
+    assert os.environ["XLA_FLAGS"] == "--xla_one --xla_gpu_autotune_level=3" + added  # the user's own flag wins
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("XLA_FLAGS", "")
+    devices.provide(MeshConfig(1, 1, 1, 1), exact)
+    assert os.environ["XLA_FLAGS"] == ""
