@@ -88,16 +88,23 @@ def test_a_user_without_a_home_compiles_anew(monkeypatch):
         jax.config.update("jax_compilation_cache_dir", before)
 
 
-@pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("plugin", ["jax_cuda12_plugin", "jax_cuda13_plugin", None])
-def test_exact_numerics_fix_the_products_of_a_gpu(exact, plugin, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_one --xla_gpu_autotune_level=3")
-    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+def test_exact_numerics_fix_the_products_of_a_gpu(plugin, monkeypatch):
     monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: name == plugin or None)
-    devices.provide(MeshConfig(1, 1, 1, 1), exact)
-    added = " --xla_gpu_enable_triton_gemm=false" if exact and plugin else ""
-    assert os.environ["XLA_FLAGS"] == "--xla_one --xla_gpu_autotune_level=3" + added  # the user's own flag wins
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    monkeypatch.setenv("XLA_FLAGS", "")
-    devices.provide(MeshConfig(1, 1, 1, 1), exact)
-    assert os.environ["XLA_FLAGS"] == ""
+    monkeypatch.setattr(devices, "_split_cpu", lambda *_: None)
+    for exact, platforms, user, wanted in [
+        (True, "", "", "--xla_gpu_enable_triton_gemm=false --xla_gpu_autotune_level=0"),
+        (
+            True,
+            "cuda,cpu",
+            "--xla_gpu_autotune_level=3",
+            "--xla_gpu_autotune_level=3 --xla_gpu_enable_triton_gemm=false",
+        ),
+        (True, "cpu", "--a", "--a"),
+        (False, "", "--a", "--a"),
+    ]:
+        monkeypatch.setenv("XLA_FLAGS", user)
+        monkeypatch.setenv("JAX_PLATFORMS", platforms)
+        monkeypatch.setattr("jax.devices", lambda: [None])
+        devices.provide(MeshConfig(1, 1, 1, 1), exact)
+        assert os.environ["XLA_FLAGS"] == (wanted if plugin else user)
