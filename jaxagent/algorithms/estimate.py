@@ -60,7 +60,7 @@ def signals(groups: Sequence[Group], samples: Sequence[Sample], rl: RLConfig) ->
         given = [s and s.plus(teacher_advantages(sample, rl)) for sample, s in zip(samples, given, strict=True)]
     given = _whitened(samples, given) if rl.whiten_advantages else given
     if rl.shaping is not None:
-        good = [sample.episode.reward >= rl.shaping.min_reward - REWARD_EPSILON for sample in samples]
+        good = [sample.episode.total_reward >= rl.shaping.min_reward - REWARD_EPSILON for sample in samples]
         more = [sample.mask * rl.shaping.correct_boost * is_good for sample, is_good in zip(samples, good, strict=True)]
         given = [signal and signal.plus(boost) for signal, boost in zip(given, more, strict=True)]
     return given
