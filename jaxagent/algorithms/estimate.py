@@ -146,15 +146,15 @@ def _over_turns(groups: Sequence[Group], samples: Sequence[Sample], rl: RLConfig
             of_trajectories, attempts[place] = by_turn(sample.episode)
             attempts[place][-1] += sample.episode.reward
             turns += of_trajectories
-    if rl.kl_in("reward"):
-        for sample, turn in zip(samples, turns, strict=True):
-            penalty = kl_penalty(sample, rl.kl)
-            np.subtract.at(attempts[sample.group, sample.attempt], turn[turn >= 0], penalty[turn >= 0])
     shape = (*counted.shape, max(map(len, attempts.values())))
     steps, live = np.zeros(shape), np.zeros(shape, bool)
     for place, given in attempts.items():
         steps[place][: len(given)], live[place][: len(given)] = given, counted[place]
     silent = zero_signal(*(x.reshape(len(counted), -1) for x in (steps, live))) | alone(live.any(axis=2))[:, 0]
+    if rl.kl_in("reward"):  # behind `silent`, as for groups: whether there is signal is asked of the rewards alone
+        for sample, turn in zip(samples, turns, strict=True):
+            penalty = kl_penalty(sample, rl.kl)
+            np.subtract.at(steps[sample.group, sample.attempt], turn[turn >= 0], penalty[turn >= 0])
     advantages = rl.advantage(steps, live)
     return [
         Signal(np.where(turn >= 0, advantages[sample.group, sample.attempt, turn], 0.0))

@@ -344,3 +344,52 @@ def test_kl_in_the_advantage_is_taken_token_by_token_after_the_baseline(rl, make
     ]
     np.testing.assert_allclose(first.advantages, [0, -0.5])
     np.testing.assert_allclose(second.advantages, [0, 0.5 - 0.2, 0, 0.5 - 0.05], rtol=1e-6)
+
+
+def scored(make_group, rewards, seed=0):
+    """A group of these rewards, with random log-probs of its sampler, a reference, and the learner before the step."""
+    rng, group = np.random.default_rng(seed), make_group(*(("paoa", reward) for reward in rewards))
+    episodes = [
+        dataclasses.replace(e, trajectories=[dataclasses.replace(t, logprobs=np.float32(rng.normal(-1, 0.3, 4)))])
+        for e in group.episodes
+        for t in e.trajectories
+    ]
+    group = dataclasses.replace(group, episodes=episodes)
+    reference, old = (rng.normal(-1, 0.3, (len(rewards), 4)).astype(np.float32) for _ in range(2))
+    sampler = np.array([e.trajectories[0].logprobs for e in episodes], np.float64)
+    return group, sampler[:, [1, 3]], ModelScores(reference=list(reference), old=list(old))
+
+
+@pytest.mark.parametrize("where", ["reward", "advantage"])
+def test_kl_is_taken_off_before_whitening_and_is_that_of_the_sampler(rl, make_group, where):
+    """slime's and verl's order: A = whiten(R - mean(R) - KL); k1 of the log-probs recorded when sampling, in NumPy.
+
+    Not of the learner's own, which a correction reads beside it and which differ from the sampler's here.
+    """
+    group, sampler, scores = scored(make_group, [1.0, 0.0, 0.5])
+    kl = 0.3 * (sampler - np.array(scores.reference)[:, [1, 3]])
+    rewards = np.array([1.0, 0.0, 0.5])
+    if where == "reward":
+        rewards = rewards - kl.sum(axis=1)
+    expected = np.repeat((rewards - rewards.mean())[:, None], 2, axis=1) - (kl if where == "advantage" else 0.0)
+    for whitened in (False, True):
+        config = rl(
+            advantage="group_mean", whiten_advantages=whitened, correction=dict(name="truncate"), epochs=2,
+            kl=dict(coefficient=0.3, estimator="k1", where=where),
+        )  # fmt: skip
+        got = np.array([s.advantages[[1, 3]] for s in compose.streams([group], config, 0.0, scores)[0]])
+        wanted = (expected - expected.mean()) / expected.std(ddof=1) if whitened else expected
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("advantage", ["group_mean_std", "turn_mean_std"])
+def test_whether_a_group_has_signal_is_asked_of_its_rewards_before_kl(rl, make_group, advantage):
+    """With KL in the reward no group of random log-probs has equal scores; ToolRL's recipe trains such groups."""
+    group, _, scores = scored(make_group, [1.0, 1.0, 1.0])
+    kl = dict(coefficient=0.001, estimator="k1", where="reward")
+    for drop, trained in ((True, 0), (False, 3)):
+        config = rl(advantage=dict(name=advantage, drop_zero_signal=drop), kl=kl)
+        streams, counts = compose.streams([group], config, 0.0, scores)
+        assert (len(streams), counts["groups/zero_signal"]) == (trained, 1.0)
+        # Divided by their own std, advantages made of KL alone are of full size.
+        assert not trained or max(abs(s.advantages).max() for s in streams) > 0.5

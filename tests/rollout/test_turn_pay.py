@@ -114,6 +114,7 @@ READERS = {
     "outcome, pairs": lambda g: [
         who([pair.chosen, pair.rejected]) for pair in outcome_model._examples(EPISODES(g), "bradley_terry", 1.0)
     ],
+    "outcome, both known": lambda g: len(outcome_model._examples(EPISODES(g), "binary", 1.0)),
     "positive nll": lambda g: trained(g, positive_nll=dict(coefficient=0.1)),
     "boost": lambda g: trained(g, shaping=dict(correct_boost=0.1)),
     "truncated attempts": lambda g: after_shaping(g, shaping=dict(truncated_factor=0.1)),
