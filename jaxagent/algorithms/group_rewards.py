@@ -73,6 +73,36 @@ class Preferences:
         return {"accuracy": self.accuracy, "cost": self.cost, "latency": self.latency}
 
 
+@dataclasses.dataclass(frozen=True)
+class Decoupled:
+    """GDPO's (arXiv 2601.05242): each component of the verdict compared in the group by itself, then added up.
+
+    R = sum over components of weight * (r - mean) / (unbiased std + 1e-6). With `rl.advantage=no_baseline` and
+    `rl.whiten_advantages` this is GDPO as verl has it: no component drowns in the noise of a larger one.
+    """
+
+    components: tuple[str, ...]  # of the verdict
+    weights: tuple[FiniteFloat, ...] = ()  # one of each; () = all 1
+
+    def __call__(self, group: Group) -> Sequence[float]:
+        """One reward per episode; 0 of an episode that failed.
+
+        Raises:
+          ConfigError: a verdict lacks a component.
+        """
+        import numpy as np
+
+        from jaxagent.algorithms.advantages import group_mean_std
+
+        mask = np.array([not episode.stop_reason.is_failure for episode in group.episodes], bool)
+        values = np.zeros((len(self.components), len(mask)))
+        for row in np.flatnonzero(mask).tolist():
+            verdict = group.episodes[row].rewards
+            values[:, row] = [_looked_up(verdict, name, "verdict", group.task.id) for name in self.components]
+        weights = np.array(self.weights or (1.0,) * len(self.components))
+        return (weights @ group_mean_std(values, np.broadcast_to(mask, values.shape))).tolist()
+
+
 def weights_of(given: Any, task: str) -> dict[str, float]:
     """A task's preferences, in the order of their names.
 
@@ -91,7 +121,7 @@ def weights_of(given: Any, task: str) -> dict[str, float]:
     return {name: float(given[name]) for name in sorted(given)}
 
 
-GROUP_REWARDS: dict[str, type] = {"preferences": Preferences}
+GROUP_REWARDS: dict[str, type] = {"preferences": Preferences, "gdpo": Decoupled}
 
 
 def shaped(group: Group, rl: RLConfig) -> Group:
@@ -124,7 +154,6 @@ def _scaled(episode: Episode, factor: float) -> Episode:
 def _looked_up(values: Mapping[str, float], name: str, where: str, task: str) -> float:
     if name not in values:
         raise ConfigError(
-            f"rl.group_reward='preferences', task '{task}': the environment's {where} have no '{name}', which a weight "
-            "is for."
+            f"rl.group_reward, task '{task}': the environment's {where} have no '{name}', which a weight is for."
         )
     return float(values[name])

@@ -149,7 +149,8 @@ def test_a_view_is_judged_by_its_last_box_or_by_the_answer_that_was_found():
 
 def test_hostile_text_costs_little():
     size = 100_000  # quadratic work would not end
-    cases = ["\\" * size + "boxed", "\\boxed{" * (size // 7), "{" * size, "\\boxed{" + "1," * size, "\\boxed{" + "9" * size + "}",
+    cases = ["\\" * size + "boxed", "\\boxed{" * (size // 7), "{" * size, "\\boxed{" + "1," * size,
+             "\\boxed{" + "9" * size + "}",
              "\\boxed{" + " " * size + "}", "\\boxed{" + "\\text{" * (size // 6) + "}", "\\boxed{1" + "^ " * size + "}",
              "\\boxed{(" + "(1," * size + ")}", "\\boxed{" + "1 " * size + "}"]  # fmt: skip
     task = Task("t", "q", ("1",))
