@@ -40,7 +40,8 @@ PUBLISHED = {
         "rl.tasks_per_step": 512, "rl.group_size": 4, "rl.updates_per_step": 4, "rl.optimizer.learning_rate": 1e-6,
         "rl.kl.coefficient": 0.001, "rl.kl.estimator": "k1", "rl.kl.where": "reward",
         "rl.advantage.drop_zero_signal": False, "rl.objective.clip_low": 0.2, "rl.objective.clip_high": 0.2,
-        "rl.entropy_coefficient": 0.001, "rl.advantage.name": "group_mean_std", "env.turn_tokens": 1024, "env.context_tokens": 2048 + 1024,
+        "rl.entropy_coefficient": 0.001, "rl.advantage.name": "group_mean_std",
+        "env.turn_tokens": 1024, "env.context_tokens": 2048 + 1024,
         "env.reward.bound": 3.0, "env.reward.detail": "parts", "env.reward.length_words": 0, "mesh.fsdp": 2,
     },
     "research:qwen2.5-7b": {

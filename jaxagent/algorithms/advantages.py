@@ -72,8 +72,9 @@ def group_mean_by_mean(rewards: Array, mask: Array) -> Array:
     centred = group_mean(rewards, mask)
     xp = rewards.__array_namespace__()
     rewards, count = xp.where(mask, rewards, 0.0), xp.sum(mask, axis=1, keepdims=True)
-    mean = xp.where(count < 2, 1.0, xp.sum(rewards, axis=1, keepdims=True) / xp.maximum(count, 1))
-    return xp.where(mean > 0, centred / xp.where(mean > 0, mean + xp.where(count < 2, 0.0, STD_EPSILON), 1.0), 0.0)
+    mean = xp.sum(rewards, axis=1, keepdims=True) / xp.maximum(count, 1)
+    scale = xp.where(count < 2, 1.0, mean + STD_EPSILON)
+    return xp.where(scale > STD_EPSILON, centred / xp.where(scale > STD_EPSILON, scale, 1.0), 0.0)
 
 
 def leave_one_out(rewards: Array, mask: Array) -> Array:

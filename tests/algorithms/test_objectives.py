@@ -107,7 +107,7 @@ class ByHand(chex.TestCase, parameterized.TestCase):
 
     @chex.variants(with_jit=True)
     def test_gmpo(self):
-        # Sequence 7, A = 1: log ratios 0.5 (at most 0.28) and -0.6, mean -0.16. Sequence 9, A = -2: -0.6, at least -0.2.
+        # Sequence 7, A = 1: log ratios 0.5 (at most 0.28) and -0.6, mean -0.16. Sequence 9, A = -2: -0.6 (-0.2).
         log_ratio = jnp.array([[0.5, -0.6, -0.6, 50.0, 0.0]])
         mask = jnp.array([[1, 1, 1, 0, 0]], bool)
         sequence, advantages = jnp.array([[7, 7, 9, 9, -1]]), jnp.array([[1.0, 1.0, -2.0, -2.0, 0.0]])
