@@ -16,6 +16,7 @@ from jaxagent.algorithms.estimators import (
     BilevelGAE,
     Comparison,
     GroupAdvantage,
+    MaxRL,
     NoReward,
     TokenAdvantage,
     TurnAdvantage,
@@ -43,6 +44,11 @@ def check(rl: RLConfig) -> None:
         raise ConfigError(
             "rl.kl.where='reward' would lose the KL of a turn's tokens for the turns before it with "
             "rl.advantage='gae_bilevel', which reads the rewards at ends of turns: use 'loss' or 'advantage'."
+        )
+    if in_reward and isinstance(advantage, MaxRL):
+        raise ConfigError(
+            "rl.kl.where='reward' would make rewards negative, of which rl.advantage='maxrl' makes nothing: use 'loss' "
+            "or 'advantage'."
         )
     if in_reward and isinstance(advantage, NoReward):
         raise ConfigError("rl.kl.where='reward' does nothing with rl.advantage='no_reward': use 'loss' or 'advantage'.")

@@ -268,15 +268,16 @@ TEACHER = dict(teacher="runs/x/policy")
 
 def test_the_stage_opd_keeps_the_pull_to_the_reference(rl, make_group):
     """KL in the reward, which the stage does not have, goes into the advantage: it is not lost."""
-    given = rl(kl=dict(coefficient=0.05, where="reward", estimator="k1"))
+    given = rl(kl=dict(coefficient=0.05, where="reward", estimator="k1"), mask_truncated=True)
     alone = as_opd(dataclasses.replace(config.parse(get_config("laptop-opd")), rl=given)).rl
     alone = dataclasses.replace(alone, distill=rl(distill=TEACHER).distill)
     checks.check(alone)
-    group = make_group(("pa", 1.0), ("pa", 0.0))  # behaviour log-prob -1
+    group = make_group(("pa", 1.0), ("pa", 0.0, StopReason.TOKEN_LIMIT))  # behaviour log-prob -1
     none = np.zeros((2, 1), np.float32)
     teacher = [Scores(np.array([0.0, -1.0], np.float32), none.astype(np.int32), none, none)] * 2
     reference = [np.array([0.0, -3.0], np.float32)] * 2
     made, _ = compose.streams([group], alone, 0.0, ModelScores(reference=reference, teacher=teacher))
+    assert len(made) == 2  # every attempt is used
     for s in made:  # the teacher agrees, the reference finds it less likely by 2 nats
         np.testing.assert_allclose(s.advantages, [0, -0.05 * 2], rtol=1e-6)
 
@@ -290,6 +291,8 @@ REFUSED = (  # changes of rl, and what is said of them
     (ONE_UPDATE | dict(objective="reinforce", staleness=4), "rl.staleness=4 steps old: set rl.correction to"),
     (dict(advantage="vtrace_turns", correction=TRUNCATE), "holds importance weights already"),
     (dict(objective="gspo", correction=TRUNCATE | dict(name="mask")), "take tokens out of the sequences"),
+    (dict(objective="gmpo", correction=TRUNCATE | dict(name="mask")), "sequences that rl.objective='gmpo'"),
+    (dict(advantage="maxrl", kl=IN_REWARD), "kl.where='reward' would make rewards negative"),
     (dict(advantage="no_reward", kl=IN_REWARD), "kl.where='reward' does nothing with rl.advantage='no_reward'"),
     (dict(objective="none"), "nothing would be learnt"),
     (dict(objective="none", echo=ECHO, kl=IN_REWARD), "kl.where='reward' does nothing with rl.objective='none'"),
