@@ -244,5 +244,6 @@ def test_a_sequences_mean_is_over_its_policy_tokens_whatever_targets_stand_besid
     weights = {name: np.where(action, getattr(batch, name), 0) for name in WEIGHTS}
     alone = dataclasses.replace(batch, **weights | dict(ce_weights=np.zeros_like(batch.ce_weights)))
     beside = dataclasses.replace(alone, ce_weights=np.where(action, 0, batch.ce_weights))
-    policy = [losses.policy_loss(logprobs, entropy, one, **choice)[1].sums["loss/policy"] for one in (alone, beside)]
+    of = jax.jit(lambda one: losses.policy_loss(logprobs, entropy, one, **choice)[1].sums["loss/policy"])
+    policy = [of(one) for one in (alone, beside)]
     assert policy[0] == policy[1] != 0
