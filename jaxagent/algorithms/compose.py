@@ -183,6 +183,6 @@ def _auxiliary(sample: Sample, rl: RLConfig, progress: float) -> dict[str, np.nd
         coefficient = echo.coefficient(rl.echo.coefficient, rl.echo.schedule, progress)
         kinds = sample.trajectory.kinds
         given["ce_weights"] = coefficient * echo.target_mask(kinds, rl.echo.targets, rl.echo.max_tokens)
-    if imitated and sample.episode.reward >= imitated.min_reward and not sample.episode.stop_reason.is_failure:
+    if imitated and sample.episode.total_reward >= imitated.min_reward and not sample.episode.stop_reason.is_failure:
         given["nll_weights"] = imitated.coefficient * sample.mask
     return given

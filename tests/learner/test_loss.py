@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from configs.search_r1 import get_config
 from jaxagent import config
 from jaxagent.algorithms.corrections import OPSM, Truncate
-from jaxagent.algorithms.objectives import PPOClip, SoftGate
+from jaxagent.algorithms.objectives import GSPO, PPOClip, SoftGate
 from jaxagent.algorithms.value_losses import Squared, TwoHot
 from jaxagent.learner import loss as losses
 from jaxagent.learner.batch import Batch
@@ -234,3 +234,16 @@ def test_the_loss_has_the_choices_of_the_stage():
     assert chosen == dict(objective=SoftGate(1.5, 2.5), kl_estimator="k2", opsm=OPSM(0.5))
     plain = losses.policy_loss_of(dataclasses.replace(base, correction=Truncate())).keywords
     assert plain == dict(objective=CLIPPED, kl_estimator="k3", opsm=None)
+
+
+@pytest.mark.parametrize("choice", [dict(objective=GSPO(0.2, 0.28)), dict(objective=CLIPPED, opsm=OPSM(0.05))])
+def test_a_sequences_mean_is_over_its_policy_tokens_whatever_targets_stand_beside_them(choice):
+    """ECHO's targets lie in the same sequences: GSPO's ratio and OPSM's drift must not see them."""
+    batch, logprobs, entropy = random_batch(np.random.default_rng(3), 2, 6, 1.0)
+    action = np.tile(np.array([1, 0, 1, 1, 0, 1], bool), (2, 1))
+    weights = {name: np.where(action, getattr(batch, name), 0) for name in WEIGHTS}
+    alone = dataclasses.replace(batch, **weights | dict(ce_weights=np.zeros_like(batch.ce_weights)))
+    beside = dataclasses.replace(alone, ce_weights=np.where(action, 0, batch.ce_weights))
+    of = jax.jit(lambda one: losses.policy_loss(logprobs, entropy, one, **choice)[1].sums["loss/policy"])
+    policy = [of(one) for one in (alone, beside)]
+    assert policy[0] == policy[1] != 0

@@ -73,9 +73,10 @@ def test_beside_on_eight_devices_equals_merged_on_one(family):
     jax.tree.map(same, split_grads, where)
 
 
-def test_a_merged_projection_by_hand():
+@pytest.mark.parametrize(("stabilised", "scale"), [(True, 6.0 / 2.0), (False, 6.0 / 4.0)])  # alpha / sqrt(r), alpha / r
+def test_a_merged_projection_by_hand(stabilised, scale):
     """Every head of every layer, in float64: q [E, H, D] and o [H, D, E] are matrices once their heads are joined."""
-    spec, config = tiny.spec(), LoraConfig(4, 6.0, True, "q_proj, o_proj")
+    spec, config = tiny.spec(), LoraConfig(4, 6.0, stabilised, "q_proj, o_proj")
     base, adapters = params.init(spec, jax.random.key(0)), random_adapters(spec, config)
     assert set(adapters) == {"wq", "wo"}
     merged = lora.merge(base, adapters, config, "float32")
@@ -83,7 +84,7 @@ def test_a_merged_projection_by_hand():
         w, a, b = (np.asarray(x, np.float64) for x in (getattr(base.layers, name), adapters[name].a, adapters[name].b))
         for layer in range(2):
             product = a[layer].reshape(inputs, 4) @ b[layer].reshape(4, -1)
-            expected = w[layer].reshape(inputs, -1) + 6.0 / 2.0 * product  # rank-stabilised: sqrt(4)
+            expected = w[layer].reshape(inputs, -1) + scale * product
             got = getattr(merged.layers, name)[layer].reshape(inputs, -1)
             np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
     for name in ("wk", "wv", "w_gate", "w_up", "w_down"):
