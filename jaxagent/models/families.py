@@ -39,7 +39,8 @@ _READ = """model_type vocab_size num_hidden_layers hidden_size num_attention_hea
     rope_theta rope_scaling rope_parameters original_max_position_embeddings"""
 # Special tokens, dropout, labels, what transformers takes for generation and training, and notes of the file's writer.
 _WITHOUT_EFFECT = """_name_or_path architectures transformers_version torch_dtype dtype use_cache attention_dropout
-    hidden_dropout bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id decoder_start_token_id tokenizer_class prefix
+    hidden_dropout bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id decoder_start_token_id prefix
+    tokenizer_class
     sliding_window max_window_layers pretraining_tp chunk_size_feed_forward gradient_checkpointing
     id2label label2id num_labels problem_type finetuning_task task_specific_params output_attentions
     output_hidden_states return_dict torchscript use_bfloat16 tf_legacy_loss is_decoder attn_implementation

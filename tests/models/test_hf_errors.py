@@ -169,7 +169,10 @@ def test_weights_of_eight_bits_are_refused_by_name(folder):
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:end])
     entry = header["model.norm.weight"]
-    header["model.norm.weight"] = entry | {"dtype": "F8_E4M3", "shape": [4 * size for size in entry["shape"]]}
+    header["model.norm.weight"] = entry | {
+        "dtype": "F8_E4M3",
+        "shape": [entry["data_offsets"][1] - entry["data_offsets"][0]],
+    }
     text = json.dumps(header).encode()
     (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
     with pytest.raises(ConfigError, match=r"tensor 'model\.norm\.weight' is stored as F8_E4M3"):
