@@ -192,7 +192,7 @@ def split_places(x: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def tile_at(tiles: jax.Array, i: jax.Array) -> jax.Array:
-    """tiles[i], split as the tiles' other axes are. From jax 0.11 on, indexing forgets that of an axis of length one."""
+    """tiles[i], split as the tiles' other axes are: from jax 0.11 on, indexing forgets it for an axis of length one."""
     return jax.reshard(tiles[i], P(*jax.typeof(tiles).sharding.spec[1:]))
 
 

@@ -194,7 +194,10 @@ def _compile(name: str, function: Any, *arguments: Any) -> Program:
     lowered = function.lower(*arguments)
     try:
         flops = (lowered.cost_analysis() or {}).get("flops")
-    except (jax.errors.JaxRuntimeError, NotImplementedError):  # from jax 0.11 on, a compiler without its chip counts none
+    except (
+        jax.errors.JaxRuntimeError,
+        NotImplementedError,
+    ):  # from jax 0.11 on, a compiler without its chip counts none
         flops = None
     memory = lowered.compile().memory_analysis()
     return Program(
