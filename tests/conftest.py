@@ -1,7 +1,9 @@
 """Tests run on 8 virtual CPU devices (unless JAX_PLATFORMS says otherwise) and keep compiled programs between runs.
 
 Most of the slow ones' time is XLA's. So tests compile with few optimisations, which takes about half as long, but for
-those of COMPILED_AS_USERS_DO. JAX_DISABLE_MOST_OPTIMIZATIONS=0 in the environment has all compile as users do.
+those of COMPILED_AS_USERS_DO. JAX_DISABLE_MOST_OPTIMIZATIONS=0 in the environment has all compile as users do. What
+the quick tests of a file compile is counted (tests/compilations.py): a file that asks for more than its share fails.
+Tests marked "nightly" are skipped unless `-m` names the marker.
 """
 
 import collections
@@ -13,6 +15,9 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
+
+from tests import compilations
+from tests.once import once
 
 # Before anything imports jax: it reads these once.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -35,6 +40,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before fixtures are made: how this test's programs are compiled, in this process and in those that it starts."""
     inside = item.path.relative_to(pathlib.Path(__file__).parent).as_posix()
     wanted = str(int(not inside.startswith(COMPILED_AS_USERS_DO)))
+    compilations.begin(item)
     if _said_by_user or os.environ.get(OPTIMISATIONS) == wanted:
         return
     os.environ[OPTIMISATIONS] = wanted
@@ -45,10 +51,26 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         jax.clear_caches()  # what was compiled otherwise is not to be used again
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first: one that a worker began last would be waited for by all others."""
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """After the test: whether its file still compiles no more than it may."""
+    compilations.check(item)
+
+
+# Files whose tests take longest, longest first: one that a worker began last would be waited for by all others.
+LONGEST = ("fleet/test_fleet_runs.py", "test_loop.py", "fleet/test_lend_runs.py", "replay/test_replay_command.py")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files with slow tests first; those of the night are skipped, unless -m asks for them."""
+    here = pathlib.Path(__file__).parent
     slow = collections.Counter(item.path for item in items if item.get_closest_marker("slow"))
+    slow |= {here / name: 1000 - i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: -slow[item.path])
+    if "nightly" not in config.getoption("markexpr"):
+        for item in items:
+            if item.get_closest_marker("nightly"):
+                item.add_marker(pytest.mark.skip(reason="takes long: `pytest -m nightly` runs it"))
 
 
 @pytest.fixture(scope="session")
@@ -56,9 +78,10 @@ def finished(tmp_path_factory) -> pathlib.Path:
     """The workdir of an uninterrupted tiny run in a process of its own. Only to be read."""
     from tests import tiny_run
 
-    workdir = tmp_path_factory.mktemp("finished") / "run"
-    assert tiny_run.start(workdir).wait(600) == 0, pathlib.Path(f"{workdir}.log").read_text()
-    return workdir
+    def make(folder: pathlib.Path) -> None:
+        assert tiny_run.start(folder / "run").wait(600) == 0, (folder / "run.log").read_text()
+
+    return once(tmp_path_factory, "finished", make) / "run"
 
 
 @pytest.fixture

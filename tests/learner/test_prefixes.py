@@ -21,7 +21,7 @@ PAGE = 4
 
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32), n=st.integers(1, 16))
-def test_a_row_holds_every_beginning_once(make_trees, make_packer, seed, n):
+def test_a_row_holds_every_beginning_once_and_targets_see_what_came_before_them(make_trees, make_packer, seed, n):
     streams = make_trees(n, seed)
     for batch in make_packer(share=1).pack(streams):
         for row, mine in enumerate(batch.sequence):
@@ -31,6 +31,11 @@ def test_a_row_holds_every_beginning_once(make_trees, make_packer, seed, n):
                 tokens = streams[i].trajectory.tokens[:kept].tolist()
                 paths |= {tuple(tokens[: k + 1]) for k in range(kept)}
             assert np.count_nonzero(batch.segments[row]) == len(paths)
+            column = np.arange(len(batch.tokens[row]))
+            for i, head, at in zip(mine, batch.head_positions[row], batch.offset[row], strict=True):
+                if i >= 0:  # a target is predicted from its own sequence's tokens, and from no sibling's
+                    seen = batch.tokens[row][(column <= head) & (head < batch.ends[row])]
+                    np.testing.assert_array_equal(seen, streams[i].trajectory.tokens[:at])
 
 
 def test_a_group_fits_one_row_and_a_sequence_alone_is_packed_as_ever(make_streams, make_packer):
