@@ -26,10 +26,12 @@ os.environ.setdefault("NPROC", "32")  # threads for waiting collectives: see jax
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(tempfile.gettempdir()) / "jaxagent-test-cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
-# Below this folder: golden numbers, and what claims that two programs compute the same bits.
+# Below this folder: golden numbers, what claims that two programs compute the same bits, and what measures memory.
 COMPILED_AS_USERS_DO = (
-    "engine/", "golden/", "gpu/", "learner/test_context_update.py", "learner/test_lora_update.py",
-    "learner/test_prefixes.py", "models/test_kernels.py", "models/test_lora.py", "models/test_tpu_kernels.py",
+    "engine/", "golden/", "gpu/", "learner/test_context_update.py::test_a_sequence_that_fits",
+    "learner/test_context_update.py::test_exact", "learner/test_lora_update.py::test_values",
+    "learner/test_prefixes.py::test_exact", "models/test_kernels.py", "models/test_lora.py::test_the_mesh_decides",
+    "models/test_tpu_kernels.py",
 )  # fmt: skip
 OPTIMISATIONS = "JAX_DISABLE_MOST_OPTIMIZATIONS"
 _said_by_user = OPTIMISATIONS in os.environ
@@ -38,7 +40,7 @@ _said_by_user = OPTIMISATIONS in os.environ
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before fixtures are made: how this test's programs are compiled, in this process and in those that it starts."""
-    inside = item.path.relative_to(pathlib.Path(__file__).parent).as_posix()
+    inside = f"{item.path.relative_to(pathlib.Path(__file__).parent).as_posix()}::{item.name}"
     wanted = str(int(not inside.startswith(COMPILED_AS_USERS_DO)))
     compilations.begin(item)
     if _said_by_user or os.environ.get(OPTIMISATIONS) == wanted:

@@ -19,6 +19,7 @@ from jaxagent.learner.prefixes import Sharing
 from jaxagent.models import exact, params, sharding
 from jaxagent.types import Trajectory
 from tests.engine.test_lm import COOL, SPEC, VOCAB, mesh_of
+from tests.models import tiny
 
 CONTEXT = 150
 # Wide enough that XLA has kernels to choose from; 64 rows, as in the laptop preset.
@@ -40,7 +41,7 @@ CONFIG = EngineConfig(
 
 def weights_of(spec, mesh):
     with jax.set_mesh(mesh):
-        return params.init(spec, jax.random.key(0), params.shardings(spec, mesh, sharding.TRAIN))
+        return tiny.init(spec, 0, params.shardings(spec, mesh, sharding.TRAIN))
 
 
 def play(spec, mesh, cfg: EngineConfig, order: list[int], concurrency: int, sampling: SamplingConfig = COOL) -> dict:

@@ -28,11 +28,14 @@ def expected(tmp_path_factory):
     """Runs of one process, by staleness and other flags; of all files and workers."""
 
     def of(staleness: int, *extra: str) -> pathlib.Path:
-        return once(
-            tmp_path_factory,
-            f"a run of one process {staleness} {extra}",
-            lambda folder: oracle_run(folder / "run", staleness, *extra),
-        ) / "run"
+        return (
+            once(
+                tmp_path_factory,
+                f"a run of one process {staleness} {extra}",
+                lambda folder: oracle_run(folder / "run", staleness, *extra),
+            )
+            / "run"
+        )
 
     return of
 

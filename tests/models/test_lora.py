@@ -52,7 +52,7 @@ step = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnames=("spec", 
 def test_beside_on_eight_devices_equals_merged_on_one(family):
     """The gradient through the sums W + s A B is the witness of the one that never makes them, and the other way."""
     spec = tiny.spec(**FAMILIES[family])
-    base, adapters = params.init(spec, jax.random.key(0)), random_adapters(spec)
+    base, adapters = tiny.init(spec), random_adapters(spec)
     batch = tiny.batch(b=8, t=12, r=7, vocab=spec.vocab_size)
     (total, made), grads = step(adapters, base, spec, batch, merged=True)
     (without, _), _ = step(jax.tree.map(jnp.zeros_like, adapters), base, spec, batch, merged=True)
@@ -76,7 +76,7 @@ def test_beside_on_eight_devices_equals_merged_on_one(family):
 def test_a_merged_projection_by_hand():
     """Every head of every layer, in float64: q [E, H, D] and o [H, D, E] are matrices once their heads are joined."""
     spec, config = tiny.spec(), LoraConfig(4, 6.0, True, "q_proj, o_proj")
-    base, adapters = params.init(spec, jax.random.key(0)), random_adapters(spec, config)
+    base, adapters = tiny.init(spec), random_adapters(spec, config)
     assert set(adapters) == {"wq", "wo"}
     merged = lora.merge(base, adapters, config, "float32")
     for name, inputs in (("wq", 16), ("wo", 32)):
@@ -94,7 +94,7 @@ def test_a_merged_projection_by_hand():
 def test_adapters_start_at_the_base_and_as_published():
     spec = tiny.spec(embed_dim=64, mlp_dim=96)
     config = LoraConfig(32, 64.0, False, "all-linear")
-    base, adapters = params.init(spec, jax.random.key(0)), params.init_of(
+    base, adapters = tiny.init(spec), params.init_of(
         lora.adapter_specs(spec, config), jax.random.key(0)
     )  # fmt: skip
     merged = lora.merge(base, adapters, config, "float32")
