@@ -64,11 +64,19 @@ def reference_loss(logprobs, entropy, batch: Batch) -> float:
     return total
 
 
+@functools.cache
+def graded(objective, delta):
+    """Log-probs, entropies, batch -> loss and its gradient; `delta` of OPSM, None without it."""
+    masking = None if delta is None else OPSM(delta)
+    loss = lambda lp, entropy, batch: LOSS(lp, entropy, batch, objective=objective, opsm=masking)[0]  # noqa: E731
+    return jax.jit(jax.value_and_grad(loss))
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.3, 1.0]))
 def test_equals_the_sum_written_out(seed, keep):
     batch, logprobs, entropy = random_batch(np.random.default_rng(seed), 3, 5, keep)
-    got, _ = LOSS(jnp.asarray(logprobs), jnp.asarray(entropy), batch)
+    got, _ = graded(CLIPPED, None)(logprobs, entropy, batch)
     np.testing.assert_allclose(got, reference_loss(logprobs, entropy, batch), rtol=1e-5, atol=1e-5)
 
 
@@ -202,14 +210,6 @@ def test_ratio_p99_is_the_quantile_to_a_bin(spread):
     exact = np.exp(np.quantile(gap, 0.99))
     got = policy_metrics(jax.device_get(tally))["policy/ratio_p99"]
     assert exact * 0.999 <= got <= exact * 1.05
-
-
-@functools.cache
-def graded(objective, delta):
-    """Log-probs, entropies, batch -> loss and its gradient; `delta` of OPSM, None without it."""
-    masking = None if delta is None else OPSM(delta)
-    loss = lambda lp, entropy, batch: LOSS(lp, entropy, batch, objective=objective, opsm=masking)[0]  # noqa: E731
-    return jax.jit(jax.value_and_grad(loss))
 
 
 def test_off_policy_sequence_masking_takes_out_bad_sequences_and_their_gradient():
