@@ -97,7 +97,7 @@ def test_loss_and_gradient_are_those_of_whole_sequences(
     assert abs(wrong - loss) > 1e-4 * abs(loss)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)])
+@pytest.mark.parametrize("shape", [(1, 1, 1), pytest.param((2, 2, 2), marks=pytest.mark.slow)])
 def test_exact_logprobs_are_the_same_bits(spec, make_params, make_packer, make_trees, make_mesh, shape):
     mesh = make_mesh(*shape)
     params, streams = make_params(mesh), make_trees(14, seed=5)
