@@ -55,7 +55,12 @@ def after_an_update(spec, mesh, params, batches, policy_loss, bins):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(  # data, fsdp, tensor, context
-    "sizes, remat", [((1, 2, 2, 2), "layer"), ((1, 1, 1, 8), "none")], ids=str
+    "sizes, remat",
+    [
+        ((1, 2, 2, 2), "layer"),
+        pytest.param((1, 1, 1, 8), "none", marks=pytest.mark.nightly),  # gradients: models/test_context_axis.py
+    ],
+    ids=str,
 )
 def test_an_update_is_that_of_one_device(spec, make_params, make_mesh, packed, sizes, remat):
     spec, bins = dataclasses.replace(spec, remat=remat), 8 if remat == "layer" else 0
