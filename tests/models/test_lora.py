@@ -23,11 +23,9 @@ FAMILIES = {
 
 def random_adapters(spec, config=CONFIG, seed=1) -> lora.Adapters:
     """Adapters as they are in the middle of training: B is not 0."""
-    made = params.init_of(lora.adapter_specs(spec, config), jax.random.key(seed))
-    keys = iter(jax.random.split(jax.random.key(seed + 1), len(made)))
-    return {
-        name: adapter.replace(b=0.3 * jax.random.normal(next(keys), adapter.b.shape)) for name, adapter in made.items()
-    }
+    made, rng = tiny.init_of(lora.adapter_specs(spec, config), seed), np.random.default_rng(seed + 1)
+    moved = {name: 0.3 * rng.normal(size=adapter.b.shape).astype(np.float32) for name, adapter in made.items()}
+    return {name: adapter.replace(b=jax.device_put(moved[name])) for name, adapter in made.items()}
 
 
 def outputs(weights, spec, batch):
@@ -73,9 +71,10 @@ def test_beside_on_eight_devices_equals_merged_on_one(family):
     jax.tree.map(same, split_grads, where)
 
 
-def test_a_merged_projection_by_hand():
+@pytest.mark.parametrize(("stabilised", "scale"), [(True, 6.0 / 2), (False, 6.0 / 4)])  # of the rank 4: its root
+def test_a_merged_projection_by_hand(stabilised, scale):
     """Every head of every layer, in float64: q [E, H, D] and o [H, D, E] are matrices once their heads are joined."""
-    spec, config = tiny.spec(), LoraConfig(4, 6.0, True, "q_proj, o_proj")
+    spec, config = tiny.spec(), LoraConfig(4, 6.0, stabilised, "q_proj, o_proj")
     base, adapters = tiny.init(spec), random_adapters(spec, config)
     assert set(adapters) == {"wq", "wo"}
     merged = lora.merge(base, adapters, config, "float32")
@@ -83,7 +82,7 @@ def test_a_merged_projection_by_hand():
         w, a, b = (np.asarray(x, np.float64) for x in (getattr(base.layers, name), adapters[name].a, adapters[name].b))
         for layer in range(2):
             product = a[layer].reshape(inputs, 4) @ b[layer].reshape(4, -1)
-            expected = w[layer].reshape(inputs, -1) + 6.0 / 2.0 * product  # rank-stabilised: sqrt(4)
+            expected = w[layer].reshape(inputs, -1) + scale * product
             got = getattr(merged.layers, name)[layer].reshape(inputs, -1)
             np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
     for name in ("wk", "wv", "w_gate", "w_up", "w_down"):

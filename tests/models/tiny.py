@@ -84,10 +84,15 @@ def init(spec: ModelSpec, seed: int = 0, where=None):
     Args:
       where: `params.shardings(...)`; None: the default device.
     """
+    return init_of(params.param_specs(spec), seed, where)
+
+
+def init_of(specs, seed: int = 0, where=None):
+    """`init`, of any tree of ArraySpecs."""
     rng = np.random.default_rng(seed)
     made = jax.tree.map(
         lambda array: (array.mean + array.std * rng.normal(size=array.shape)).astype(jax.numpy.dtype(array.dtype)),
-        params.param_specs(spec),
+        specs,
     )
     return jax.device_put(made, where)
 
