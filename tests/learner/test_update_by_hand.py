@@ -20,7 +20,7 @@ def feature(batch):
 
 @pytest.fixture(scope="module")
 def update(make_mesh):
-    """SGD on cross-entropy and, three times in its warm-up, on values; the weights decay too, in any update."""
+    """SGD on cross-entropy, with decaying weights, and on values, three times in their warm-up."""
 
     def forward(params, batch, temperature, frozen, teacher):
         logprobs = params["w"] * feature(batch)
@@ -28,7 +28,7 @@ def update(make_mesh):
 
     optimizer = optax.sgd(RATE)
     values = Critic(lambda critic, batch: critic["w"] * feature(batch), optimizer, Squared(0.0), warmup_epochs=3)
-    decaying = optax.chain(optax.add_decayed_weights(0.5), optimizer)
+    decaying = optax.chain(optax.add_decayed_weights(0.5), optax.sgd(RATE, momentum=0.5))  # which has a state
     return make_update(forward, decaying, make_mesh(), critic=values), decaying, optimizer
 
 
@@ -74,8 +74,10 @@ def test_one_step_on_the_sum_of_all_micro_batches(update, state, batches):
 def test_such_an_update_leaves_the_policy_as_it_was(update, state, batches, wrong):
     """Without targets the gradient is 0, and weight decay alone would move the weights."""
     broken = np.float32(0 if wrong == "no target" else np.nan)
+    before = jax.device_get(state.opt_state)
     new, metrics = update[0](state, [batches[0].replace(ce_weights=broken * batches[0].ce_weights)])
     assert float(new.params["w"]) == np.float32(START) and int(new.step) == 0
+    jax.tree.map(np.testing.assert_array_equal, new.opt_state, before)
     assert metrics["policy/update_applied"] == 0 and metrics["critic/update_applied"] == 1
 
 
@@ -90,3 +92,8 @@ def test_a_critics_warm_up_goes_over_the_data_so_often_and_measures_before_it(up
     errors = [START * feature(batch) - batch.returns for batch in batches]
     mean = np.concatenate([error[at] for error, at in zip(errors, live, strict=True)])
     np.testing.assert_allclose(metrics["critic/squared_error"], np.square(mean).mean(), rtol=1e-5)
+
+
+def test_weights_left_on_the_host_are_refused_and_not_moved_at_every_update(update, state, batches):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device transfer"):
+        update[0](state.replace(params=jax.device_get(state.params)), batches)
