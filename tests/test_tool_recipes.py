@@ -89,7 +89,7 @@ WORLDS = f"{SMALL} --config.data.source.num_tasks=120 --config.warm_start.gate_e
     ("config", "preset", "own"),
     [
         ("toolrl", "laptop", f"{SMALL} --config.data.source.num_tasks=120 --config.env.max_turns=1"),
-        ("ragen", "laptop", WORLDS),
+        pytest.param("ragen", "laptop", WORLDS, marks=pytest.mark.nightly),  # the two below are its world and its pay
         ("ragen", "laptop-bandit", f"{WORLDS} --config.env.max_turns=1"),
         ("ragen", "laptop", f"{WORLDS} --config.env.pay=turn --config.rl.advantage=gae_bilevel"),
         ("research", "laptop", f"{SMALL} {tiny_run.SEARCH_FLAGS}"),

@@ -23,11 +23,9 @@ FAMILIES = {
 
 def random_adapters(spec, config=CONFIG, seed=1) -> lora.Adapters:
     """Adapters as they are in the middle of training: B is not 0."""
-    made = params.init_of(lora.adapter_specs(spec, config), jax.random.key(seed))
-    keys = iter(jax.random.split(jax.random.key(seed + 1), len(made)))
-    return {
-        name: adapter.replace(b=0.3 * jax.random.normal(next(keys), adapter.b.shape)) for name, adapter in made.items()
-    }
+    made, rng = tiny.init_of(lora.adapter_specs(spec, config), seed), np.random.default_rng(seed + 1)
+    moved = {name: 0.3 * rng.normal(size=adapter.b.shape).astype(np.float32) for name, adapter in made.items()}
+    return {name: adapter.replace(b=jax.device_put(moved[name])) for name, adapter in made.items()}
 
 
 def outputs(weights, spec, batch):
@@ -48,11 +46,11 @@ step = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnames=("spec", 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["qwen2", "llama", pytest.param("qwen3", marks=pytest.mark.nightly)])
 def test_beside_on_eight_devices_equals_merged_on_one(family):
     """The gradient through the sums W + s A B is the witness of the one that never makes them, and the other way."""
     spec = tiny.spec(**FAMILIES[family])
-    base, adapters = params.init(spec, jax.random.key(0)), random_adapters(spec)
+    base, adapters = tiny.init(spec), random_adapters(spec)
     batch = tiny.batch(b=8, t=12, r=7, vocab=spec.vocab_size)
     (total, made), grads = step(adapters, base, spec, batch, merged=True)
     (without, _), _ = step(jax.tree.map(jnp.zeros_like, adapters), base, spec, batch, merged=True)
@@ -73,11 +71,11 @@ def test_beside_on_eight_devices_equals_merged_on_one(family):
     jax.tree.map(same, split_grads, where)
 
 
-@pytest.mark.parametrize(("stabilised", "scale"), [(True, 6.0 / 2.0), (False, 6.0 / 4.0)])  # alpha / sqrt(r), alpha / r
+@pytest.mark.parametrize(("stabilised", "scale"), [(True, 6.0 / 2), (False, 6.0 / 4)])  # alpha / sqrt(r), alpha / r
 def test_a_merged_projection_by_hand(stabilised, scale):
     """Every head of every layer, in float64: q [E, H, D] and o [H, D, E] are matrices once their heads are joined."""
     spec, config = tiny.spec(), LoraConfig(4, 6.0, stabilised, "q_proj, o_proj")
-    base, adapters = params.init(spec, jax.random.key(0)), random_adapters(spec, config)
+    base, adapters = tiny.init(spec), random_adapters(spec, config)
     assert set(adapters) == {"wq", "wo"}
     merged = lora.merge(base, adapters, config, "float32")
     for name, inputs in (("wq", 16), ("wo", 32)):
@@ -95,7 +93,7 @@ def test_a_merged_projection_by_hand(stabilised, scale):
 def test_adapters_start_at_the_base_and_as_published():
     spec = tiny.spec(embed_dim=64, mlp_dim=96)
     config = LoraConfig(32, 64.0, False, "all-linear")
-    base, adapters = params.init(spec, jax.random.key(0)), params.init_of(
+    base, adapters = tiny.init(spec), params.init_of(
         lora.adapter_specs(spec, config), jax.random.key(0)
     )  # fmt: skip
     merged = lora.merge(base, adapters, config, "float32")
