@@ -14,6 +14,8 @@ from jaxagent.gateway.forms.checks import Fields, Ignored
 
 BILLING = "x-anthropic-billing-header"
 TEXT_PARTS = {"text": "text"}
+SHOWN = "text, document, search_result, tool_reference"
+DOCUMENTS = {"text": "data", "content": "content"}  # kind of a document's source -> the field that has its text
 KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -41,11 +43,7 @@ def parse(raw: bytes) -> Ask:
     system = _system(body, "system")
     messages = ((ChatMessage("system", system),) if system else ()) + _messages(body, ignored)
     tools = _tools(body.take("tools", list, default=[]), ignored)
-    choice = Fields(body.take("tool_choice", dict, default={}), "tool_choice", ignored)
-    tools = checks.offered(choice.take("type", str), tools)
-    if choice.take("disable_parallel_tool_use", bool, default=False):
-        ignored.add("tool_choice.disable_parallel_tool_use")
-    choice.done()
+    tools = checks.offered(body, tools)
     metadata = Fields(body.take("metadata", dict, default={}), "metadata", ignored)
     user = metadata.take("user_id", str, default="")
     metadata.done()
@@ -125,19 +123,49 @@ def _user(message: Fields, names: dict[str, str]) -> list[ChatMessage]:
     for item, at in _items(data, message.path("content")):
         block = Fields(item, at, message.ignored)
         if (kind := block.need("type", str)) != "tool_result":
-            texts.append(parts.part_text(block, TEXT_PARTS, kind, "text and tool_result"))
+            texts.append(_shown(block, kind, f"{SHOWN} and tool_result"))
             continue
         if texts:
             found.append(ChatMessage("user", "\n".join(texts)))
             texts = []
         call = block.need("tool_use_id", str)
-        text = parts.content(block, TEXT_PARTS, "\n")
-        found.append(ChatMessage("tool", text, call_id=call, name=names.get(call, "")))
+        found.append(ChatMessage("tool", _texts(block, "content"), call_id=call, name=names.get(call, "")))
         if block.take("is_error", bool, default=False):
             block.ignored.add("tool_result: is_error")
         block.drop("cache_control")
         block.done()
     return [*found, ChatMessage("user", "\n".join(texts))] if texts or not found else found
+
+
+def _texts(block: Fields, name: str) -> str:
+    """The text of a field that is a text, or blocks of what can be shown as text."""
+    data = block.take(name, str, list, default="")
+    if isinstance(data, str):
+        return data
+    inner = [Fields(one, at, block.ignored) for one, at in _items(data, block.path(name))]
+    return "\n".join(_shown(one, one.take("type", str, default="text"), SHOWN) for one in inner)
+
+
+def _shown(block: Fields, kind: str, readable: str) -> str:
+    """The text of a block that shows the policy something. Raises BadRequest where that is no text, such as a PDF."""
+    if kind == "tool_reference":
+        lines = [block.need("tool_name", str)]
+    elif kind == "search_result":
+        lines = [block.take("title", str, default=""), block.take("source", str, default=""), _texts(block, "content")]
+    elif kind == "document":
+        source = Fields(block.need("source", dict), block.path("source"), block.ignored)
+        if (of := source.need("type", str)) not in DOCUMENTS:
+            told = f"'{source.at}' is of type '{of[:40]}'; this server reads documents of {' and '.join(DOCUMENTS)}"
+            raise BadRequest(told, source.at)
+        lines = [block.take(name, str, default="") for name in ("title", "context")]
+        lines.append(_texts(source, DOCUMENTS[of]))
+        source.drop("media_type")
+        source.done()
+    else:
+        return parts.part_text(block, TEXT_PARTS, kind, readable)
+    block.drop("cache_control", "citations")
+    block.done()
+    return "\n".join(filter(None, lines))
 
 
 def _assistant(message: Fields) -> ChatMessage:
@@ -177,7 +205,7 @@ def _tools(data: list, ignored: Ignored) -> tuple[Tool, ...]:
 # -------------------------------------------------------------------- the answer
 
 
-def body(ask: Ask, answer: Answer, ident: Ident) -> dict[str, Any]:
+def body(ask: Ask, answer: Answer, *, ident: Ident) -> dict[str, Any]:
     """The whole answer."""
     content: list[dict[str, Any]] = []
     if answer.reasoning:
