@@ -1,4 +1,4 @@
-"""What a session answered in Responses, by the ids that it gave: for clients that refer to it and do not send it again."""
+"""What a session answered in Responses, by the ids that it gave, for clients that refer to it instead of sending it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def serve(reply, scene, **more):
     async def whole():
         policy = Scripted(world.tokenizer(), reply)
         session = world.session(policy, **more)
-        async with world.serving(session) as (gateway, (token,), client):
+        async with world.serving(session) as (_, (token,), client):
             result = await scene(client, token, session)
         world.check(policy, session.close(), given_up=1)
         return result
@@ -72,7 +72,7 @@ def test_n_is_as_many_draws_each_in_a_trajectory(path, stream):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("how", ["item_reference", "previous_response_id"])
 def test_a_session_knows_what_it_answered(how, stream):
-    """The ai package's openai() sends item_reference from its second step on, OpenAI's examples previous_response_id."""
+    """The ai package's openai() sends item_reference, OpenAI's examples send previous_response_id."""
 
     async def scene(client, token, session):
         asked = {"tools": [TOOL], "stream": stream}

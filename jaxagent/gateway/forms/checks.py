@@ -293,7 +293,7 @@ def offered(body: Fields, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
     """
     choice = body.take("tool_choice", str, dict, default="auto")
     kind = choice if isinstance(choice, str) else choice.get("type")
-    if isinstance(choice, str) and choice not in CHOICES or not isinstance(kind, str):
+    if (isinstance(choice, str) and choice not in CHOICES) or not isinstance(kind, str):
         raise BadRequest(f"'tool_choice' must be one of {', '.join(CHOICES)}, or name a tool", "tool_choice")
     named = choice if isinstance(choice, str) else choice.get("function", choice)
     name = named.get("name") if isinstance(named, dict) else None

@@ -288,20 +288,27 @@ REFUSED = [
 
 DOCUMENT = {"type": "document", "title": "notes", "source": {"type": "text", "media_type": "text/plain", "data": "abc"}}
 FOUND = {"type": "search_result", "title": "t", "source": "s", "content": [{"type": "text", "text": "hit"}]}
+NAMED = {"type": "function", "function": {"name": "bash"}}
+ODD = {"top_p": 0, "max_tokens": 100.0, "stop": [str(i) for i in range(64)]}
+LAST = [*CHAT["messages"], {"role": "assistant", "content": "I"}]
+EMPTY = [{"role": "assistant", "content": "x", "reasoning": {}}, {"role": "user", "content": "y"}]
 TAKEN = [  # what real clients send, and what of it counts as a wish without effect
-    *((chat, {"tool_choice": choice}, ("tool_choice",)) for choice in ("required", {"type": "function", "function": {"name": "bash"}},
-        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}})),
-    *((responses, {"tool_choice": choice}, ("tool_choice",)) for choice in ("required", {"type": "function", "name": "bash"},
-        {"type": "web_search"})),
-    *((messages, {"tool_choice": choice}, ("tool_choice",)) for choice in ({"type": "any"}, {"type": "tool", "name": "bash"},
-        {"type": "auto", "disable_parallel_tool_use": True})),
-    *((form, {"top_p": 0, name: 100.0, stop: [str(i) for i in range(64)]}, ()) for form, name, stop in (
-        (chat, "max_tokens", "stop"), (responses, "max_output_tokens", "stop"), (messages, "max_tokens", "stop_sequences"))),
-    (chat, {"messages": [{"role": "assistant", "content": "x", "reasoning": {}}, {"role": "user", "content": "y"}]}, ()),
-    (chat, {"messages": [*CHAT["messages"], {"role": "assistant", "content": "I"}]},
-     ("messages: the last one is the assistant's, and another one follows it",)),
+    (chat, {"tool_choice": "required"}, ("tool_choice",)),
+    (chat, {"tool_choice": NAMED}, ("tool_choice",)),
+    (chat, {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}}, ("tool_choice",)),
+    (responses, {"tool_choice": "required"}, ("tool_choice",)),
+    (responses, {"tool_choice": {"type": "function", "name": "bash"}}, ("tool_choice",)),
+    (responses, {"tool_choice": {"type": "web_search"}}, ("tool_choice",)),
+    (messages, {"tool_choice": {"type": "any"}}, ("tool_choice",)),
+    (messages, {"tool_choice": {"type": "tool", "name": "bash"}}, ("tool_choice",)),
+    (messages, {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, ("tool_choice",)),
+    (chat, ODD, ()),
+    (responses, {"max_output_tokens": 100.0, **ODD}, ("max_tokens",)),
+    (messages, {"stop_sequences": ODD["stop"], **ODD}, ("stop",)),
+    (chat, {"messages": EMPTY}, ()),
+    (chat, {"messages": LAST}, ("messages: the last one is the assistant's, and another one follows it",)),
     (responses, {"reasoning": {}}, ("reasoning",)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("form", "change", "ignored"), TAKEN)
