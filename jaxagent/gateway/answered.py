@@ -1,4 +1,4 @@
-"""What a session answered in Responses, by the ids that it gave, for clients that refer to it instead of sending it."""
+"""What a session answered, by the ids that it gave: Responses' items and histories, and the threads of Messages."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Answered:
 
     def keep(self, response: str, asked: Sequence[Item], output: Sequence[Item]) -> None:
         """Notes an answer, and the items that were its input."""
-        self._items |= {item["id"]: item for item in output}
+        self._items |= {item["id"]: item for item in output if "id" in item}
         self._histories[response] = (*asked, *output)
         if len(self._histories) > KEPT_HISTORIES:
             del self._histories[next(iter(self._histories))]
 
-    def history(self, response: str) -> tuple[Item, ...]:
-        """All items up to the end of a response. Raises BadRequest where it is not known."""
+    def history(self, response: str, param: str, **refusal: Any) -> tuple[Item, ...]:
+        """All items up to the end of a response. Raises BadRequest, with the refusal's code, where it is not known."""
         if (items := self._histories.get(response)) is None:
-            told = f"'previous_response_id' is none of the last {KEPT_HISTORIES} responses of this session"
-            raise BadRequest(f"{told}; send the whole history as 'input'", "previous_response_id")
+            told = f"'{param}' is none of the last {KEPT_HISTORIES} responses of this session; send the whole history"
+            raise BadRequest(told, param, **refusal)
         return items
 
     def item(self, name: str, at: str) -> Item:

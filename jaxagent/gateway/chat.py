@@ -57,7 +57,7 @@ class Ask:
     return_token_ids: bool = False
     user: str = ""
     n: int = 1  # samples
-    items: tuple[Mapping[str, Any], ...] = dataclasses.field(default=(), compare=False, repr=False)  # of Responses
+    items: tuple[Mapping[str, Any], ...] = dataclasses.field(default=(), compare=False, repr=False)  # to be named later
     ignored: tuple[str, ...] = ()  # fields that were sent and have no effect here
     prompt: str | tuple[int, ...] | None = None  # of a completion: text or token ids, and no chat template
 
@@ -115,8 +115,8 @@ class EventWriter(Protocol):
 class Form(Protocol):
     """A dialect; the modules of `forms` are such."""
 
-    def parse(self, raw: bytes) -> Ask:
-        """Raises BadRequest."""
+    def parse(self, raw: bytes, *before: Any) -> Ask:
+        """Reads a body; `before` is what was answered, for a dialect whose requests may name it. Raises BadRequest."""
         ...
 
     def body(self, ask: Ask, *answers: Answer, ident: Ident) -> dict[str, Any]:

@@ -206,7 +206,7 @@ class Gateway:
 
     async def _count(self, request: web.Request) -> web.StreamResponse:
         entry = self._admitted(request)
-        ask, _ = await talk.parsed(request, messages, self._readers)
+        ask, _ = await talk.parsed(request, messages, self._readers, None if entry is None else entry.answered)
         with self._session(entry, ask) as session:
             return wire.reply(messages.count(await session.count(ask)))
 

@@ -7,7 +7,8 @@ import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from aiohttp import web
 
@@ -15,7 +16,7 @@ from jaxagent.engine.requests import EngineError
 from jaxagent.gateway import wire
 from jaxagent.gateway.answered import Answered, Item
 from jaxagent.gateway.chat import Answer, Ask, BadRequest, Form, Ident
-from jaxagent.gateway.forms import responses
+from jaxagent.gateway.forms import messages, responses
 from jaxagent.gateway.reading import Begun, Event
 from jaxagent.gateway.session import Session
 from jaxagent.gateway.threads import Canonical, canonical
@@ -23,6 +24,7 @@ from jaxagent.gateway.threads import Canonical, canonical
 logger = logging.getLogger(__name__)
 
 PING_S = 10.0  # of silence, after which the client of a stream hears that it is not forgotten: its head, then events
+REFERRING = (responses, messages)  # dialects whose requests may name what was answered before
 RETRY_HEADER = "x-stainless-retry-count"  # of the OpenAI and Anthropic SDKs
 
 
@@ -41,7 +43,7 @@ async def parsed(
     """
 
     def parse(raw: bytes) -> tuple[Ask, Canonical]:
-        ask = responses.parse(raw, before) if form is responses else form.parse(raw)
+        ask = form.parse(raw, before) if form in REFERRING else form.parse(raw)
         return ask, canonical(ask)
 
     raw = await wire.read_body(request)
@@ -68,7 +70,7 @@ async def answered(
         return await _streamed(request, form, session, ask, asked, ident, retry, before)
     answers = await _answers(session, ask, asked, retry)
     told = form.body(ask, *answers, ident=ident)
-    _keep(before, form, ask, ident, told.get("output", ()))
+    _keep(before, ask, told)
     response = wire.reply(told)
     try:
         async with asyncio.timeout(wire.WRITE_TIMEOUT_S):
@@ -99,9 +101,11 @@ async def _answers(
         await asyncio.gather(*works, return_exceptions=True)
 
 
-def _keep(before: Answered | None, form: Form, ask: Ask, ident: Ident, output: Sequence[Item]) -> None:
-    if before is not None and form is responses:
-        before.keep(f"resp_{ident.id}", ask.items, output)
+def _keep(before: Answered | None, ask: Ask, told: Mapping[str, Any], sent: Sequence[Item] = ()) -> None:
+    """Notes an answer; `sent` are its items as a stream had them."""
+    if before is not None and ask.items:
+        output = sent or told.get("output") or [{"role": "assistant", "content": told.get("content")}]
+        before.keep(told["id"], ask.items, output)
 
 
 async def _streamed(
@@ -134,7 +138,7 @@ async def _streamed(
                     if not (response.prepared or data):
                         data = writer.begin(len(answers[0].prompt_ids), answers[0].cached_tokens)
                     data += writer.end(*answers)
-                    _keep(before, form, ask, ident, getattr(writer, "output", ()))
+                    _keep(before, ask, form.body(ask, *answers, ident=ident), getattr(writer, "output", ()))
                 elif not response.prepared and not data:
                     raise failure  # what fails before the first token still has a status code
                 else:

@@ -1,7 +1,7 @@
 """Plays environments of the installed package verifiers twice, by the adapter and by the package itself, and compares.
 
-Started by test_verifiers_package.py in an environment of its own, which has the package and no JAX. The policy is a list
-of messages. Prints one JSON object: {case: what differs, "" for nothing}.
+Started by test_verifiers_package.py in an environment of its own, which has the package and no JAX. The policy is a
+list of messages. Prints one JSON object: {case: what differs, "" for nothing}.
 """
 
 import asyncio
@@ -132,7 +132,9 @@ def said(action):
 def response(action, number):
     """A message of the model's, in the form that the package has it from its client."""
     content, made = said(action)
-    made = [{"id": f"c{number}{i}", "name": m["name"], "arguments": json.dumps(m["arguments"])} for i, m in enumerate(made)]
+    made = [
+        {"id": f"c{number}{i}", "name": m["name"], "arguments": json.dumps(m["arguments"])} for i, m in enumerate(made)
+    ]
     if hasattr(vf.types, "ResponseMessage"):
         message = {"content": content, "tool_calls": made or None, "finish_reason": "stop", "is_truncated": False}
         return vf.types.Response.model_validate({"id": "r", "created": 0, "model": "m", "message": message})

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import urllib.request
 from unittest import mock
 
@@ -104,6 +105,36 @@ def test_a_session_knows_what_it_answered(how, stream):
 
 def last_response(text):
     return json.loads([line for line in text.splitlines() if line.startswith("data: ")][-1][6:])["response"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_session_holds_the_threads_of_messages(stream):
+    """The tool loop of Anthropic's SDK sends only what is new, and begins anew where its thread is not found."""
+
+    async def scene(client, token, session):
+        tool = {"name": "shell", "input_schema": {"type": "object"}}
+        asked = {"model": "m", "max_tokens": 99, "stream": stream}
+
+        async def post(**more):
+            head = {"Authorization": f"Bearer {token}"}
+            async with client.post("/v1/messages", json=asked | more, headers=head) as response:
+                return response.status, await response.text()
+
+        def ids(text):
+            return {name: re.search(rf'"({name}_[0-9a-f]+)"', text)[1] for name in ("msg", "toolu") if name in text}
+
+        system = [{"type": "text", "text": "Be brief."}]
+        _, first = await post(messages=[HI], tools=[tool], system=system, thread={"type": "create"})
+        out = {"type": "tool_result", "tool_use_id": ids(first)["toolu"], "content": "ok"}
+        on = {"type": "continue", "previous_message_id": ids(first)["msg"]}
+        _, second = await post(messages=[{"role": "user", "content": [out]}], thread=on)
+        third = await post(messages=[HI], thread=on | {"previous_message_id": ids(second)["msg"]})
+        lost = await post(messages=[HI], thread=on | {"previous_message_id": "msg_0"})
+        return third, lost, len(session.close())
+
+    third, lost, trajectories = serve(lambda c, t: "I look." + world.call("ls") if t == 0 else f"done {t}", scene)
+    assert third[0] == 200 and "done" in third[1] and trajectories == 1
+    assert lost[0] == 404 and json.loads(lost[1])["error"]["details"] == {"error_code": "thread_not_found"}
 
 
 def test_other_sessions_items_are_not_known():

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxagent.gateway.answered import Answered, Item
 from jaxagent.gateway.chat import Answer, Ask, BadRequest, Call, ChatMessage, Delta, Ident, Reasoning, Text, Tool
 from jaxagent.gateway.forms import checks, events, parts
 from jaxagent.gateway.forms.checks import Fields, Ignored
 
+THREADS = ("system", "tools", "tool_choice")  # fields that a thread has from its first request
+NO_THREAD = "thread_not_found"
 BILLING = "x-anthropic-billing-header"
 TEXT_PARTS = {"text": "text"}
 SHOWN = "text, document, search_result, tool_reference"
@@ -32,14 +35,20 @@ FINISH = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", 
 # -------------------------------------------------------------------- the request
 
 
-def parse(raw: bytes) -> Ask:
+def parse(raw: bytes, answered: Answered | None = None) -> Ask:
     """Reads the body of a request, or of one that only counts its tokens.
+
+    Args:
+      raw: the body.
+      answered: what its session answered before; None: nothing.
 
     Raises:
       BadRequest: a mistake of the client's, described in one line.
     """
     ignored = Ignored()
-    body = Fields(checks.parse_json(raw, mend=True), "", ignored)
+    data = checks.parse_json(raw, mend=True)
+    items = _threaded(data, answered or Answered()) if isinstance(data, dict) and data.get("thread") else ()
+    body = Fields(data, "", ignored)
     system = _system(body, "system")
     messages = ((ChatMessage("system", system),) if system else ()) + _messages(body, ignored)
     tools = _tools(body.take("tools", list, default=[]), ignored)
@@ -57,10 +66,27 @@ def parse(raw: bytes) -> Ask:
         stream_usage=True,
         return_token_ids=body.take("return_token_ids", bool, default=False),
         user=user,
+        items=items,
     )
     body.drop("cache_control")
     body.done()
     return Ask(**told, ignored=ignored.names())
+
+
+def _threaded(data: dict[str, Any], answered: Answered) -> tuple[Item, ...]:
+    """Puts what the server holds of a thread into a request that brings only what is new (`thread`, of a client's own
+    tool loop). Returns what is held from now on: the system and the tools, and each message."""
+    thread = Fields(data.pop("thread"), "thread", Ignored())
+    held: tuple[Item, ...] = ({name: data[name] for name in THREADS if name in data},)
+    if thread.need("type", str) == "continue":
+        name = thread.need("previous_message_id", str)
+        held = answered.history(name, "thread.previous_message_id", status=404, code=NO_THREAD)
+        data |= {name: value for name, value in held[0].items() if name not in data}
+    new = data.get("messages")
+    if isinstance(new, list):
+        data["messages"] = [*held[1:], *new]
+        held = (*held, *new)
+    return held
 
 
 def _system(message: Fields, name: str) -> str:
@@ -225,7 +251,8 @@ def count(tokens: int) -> dict[str, Any]:
 def error(message: str, status: int, param: str | None, code: str | None) -> dict[str, Any]:
     """An error as Anthropic's clients read it; its kinds have no place for a parameter or a code."""
     kind = KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    details = {"details": {"error_code": code}} if code == NO_THREAD else {}  # with which its client begins anew
+    return {"type": "error", "error": {"type": kind, "message": message} | details}
 
 
 class Writer:
