@@ -13,7 +13,7 @@ from jaxagent.gateway.chat import Answer, Ask, BadRequest, Call, ChatMessage, De
 from jaxagent.gateway.forms import checks, events, parts
 from jaxagent.gateway.forms.checks import Fields, Ignored
 
-THREADS = ("system", "tools", "tool_choice")  # fields that a thread has from its first request
+THREADS = ("system", "tools")  # fields that a thread has from its first request
 NO_THREAD = "thread_not_found"
 BILLING = "x-anthropic-billing-header"
 TEXT_PARTS = {"text": "text"}
