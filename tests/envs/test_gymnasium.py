@@ -165,15 +165,16 @@ def same(one, other):
     """Equal in types, shapes and values."""
     if isinstance(one, dict | tuple):
         pairs = zip(one.items(), other.items(), strict=True) if isinstance(one, dict) else zip(one, other, strict=True)
-        return type(one) is type(other) and all(map(same, *zip(*pairs, strict=True)))
-    return (
-        type(one) is type(other)
-        and np.array_equal(one, other)
-        and getattr(one, "dtype", 0) == getattr(other, "dtype", 0)
-    )
+        return type(one) is type(other) and all(same(*pair) for pair in pairs)
+    if isinstance(one, str):
+        return one == other
+    return np.array_equal(one, other) and (one.dtype, np.shape(one)) == (other.dtype, np.shape(other))
 
 
-@settings(max_examples=150, deadline=None)
+UNBOUNDED, WHOLE = spaces.Box(-np.inf, np.inf, (1,), np.float32), spaces.Box(0, 9, (2,), np.int64)
+
+
+@settings(max_examples=100, deadline=None)
 @given(SPACES, st.integers(0, 2**31))
 def test_what_a_space_samples_is_read_back(space, seed):
     space.seed(seed)
@@ -186,10 +187,9 @@ def test_what_a_space_samples_is_read_back(space, seed):
 @pytest.mark.parametrize(
     ("space", "word"),
     [
-        *((spaces.Box(-np.inf, np.inf, (1,), np.float32), word) for word in ("[1e999]", "[Infinity]", "[NaN]", "[1e300]")),
-        *((spaces.Box(0, 9, (2,), np.int64), word) for word in ("[1.7, 1]", "[1]", "[true, 1]", f"[{2**70}, 1]", '["1", 1]')),
+        *((UNBOUNDED, word) for word in ("[1e999]", "[Infinity]", "[NaN]", "[1e300]")),
+        *((WHOLE, word) for word in ("[1.7, 1]", "[1]", "[true, 1]", f"[{2**70}, 1]", '["1", 1]', "[-1, 1]")),
         (spaces.Box(0, 9, (2, 2), np.int64), "[[1, 2, 3], [4]]"),
-        (spaces.Box(0, 9, (), np.float32), "[1]"),
         *((spaces.Dict({"a": DISCRETE}), word) for word in ("{}", '{"a": 1, "b": 1}', '{"a": 0}', "[1]")),
         *((spaces.Tuple([DISCRETE, BOX]), word) for word in ("[1]", "[1, [0]]", "[1, [0, 9]]", '{"0": 1}')),
         (spaces.Dict({"a": spaces.Text(3)}), '{"a": 1}'),
