@@ -24,6 +24,14 @@ def python_with(name: str, *requirements: str) -> pathlib.Path:
     return folder / "bin/python"
 
 
+def beside(python: pathlib.Path, name: str, requirement: str) -> pathlib.Path:
+    """A folder for PYTHONPATH with one package in another version than the environment's, which has what it needs."""
+    folder = _folder() / name
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", f"--target={folder}", requirement]
+    _make(folder, (requirement,), [pip])
+    return folder
+
+
 def node_with(name: str, *packages: str) -> pathlib.Path:
     """A folder in which node finds these packages."""
     if shutil.which("npm") is None or shutil.which("node") is None:

@@ -8,8 +8,12 @@ import asyncio
 import json
 import sys
 
-import verifiers as vf
 from datasets import Dataset
+
+try:
+    import verifiers.legacy as vf  # in 0.2 and 0.3
+except ImportError:
+    import verifiers as vf
 
 from jaxagent.config import ConfigError
 from jaxagent.envs.base import Opening, Transcript
