@@ -120,7 +120,8 @@ def open_gateway(
     """The server of an engine: nothing is kept of a request, and each is sampled as it asks."""
     refused = ""
     try:
-        renderer = Renderer(tokenizer, tokenizer.chat_template, datetime.datetime.now())
+        now = datetime.datetime.now()
+        renderer = Renderer(tokenizer, tokenizer.chat_template, now, tokenizer.tool_template)
     except ConfigError as error:  # completions need none
         renderer, refused = None, f"this model's chat template cannot be used: {error}"
         print(refused, file=sys.stderr)
