@@ -92,13 +92,7 @@ async def _answers(
     if ask.n == 1:
         return [await session.answer(ask, watch, retry, asked)]
     draws = [dataclasses.replace(asked, digest=asked.digest + i.to_bytes(2)) for i in range(ask.n)]
-    works = [asyncio.create_task(session.answer(ask, None, retry, draw)) for draw in draws]
-    try:
-        return await asyncio.gather(*works)
-    finally:
-        for work in works:
-            work.cancel()
-        await asyncio.gather(*works, return_exceptions=True)
+    return await asyncio.gather(*(session.answer(ask, None, retry, draw) for draw in draws))
 
 
 def _keep(before: Answered | None, ask: Ask, told: Mapping[str, Any], sent: Sequence[Item] = ()) -> None:

@@ -78,53 +78,41 @@ def _typed(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
 
     Where a text and something else are allowed, what is written as the something else is it.
     """
-    for value in _choices(schema, root):
-        if {text, text.strip()} & {_written(value), str(value)}:
+    types, listed = _allowed(schema, root)
+    word = text.strip()
+    for value in listed:
+        if {text, word} & {_written(value), str(value)}:
             return value
-    types, word = _types(schema, root), text.strip().lower()
-    if "null" in types and word in ("null", "none"):
+    if "null" in types and word.lower() in ("null", "none"):
         return None
-    if "boolean" in types and word in ("true", "false"):  # templates write Python's True and False
-        return word == "true"
+    if "boolean" in types and word.lower() in ("true", "false"):  # templates write Python's True and False
+        return word.lower() == "true"
     try:
-        value = load_json(text.strip())
+        value = load_json(word)
     except ValueError:
         return text
     return value if "string" not in types or NAMES[type(value)] in types - {"string"} else text
 
 
-def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
-    """The JSON types that a schema allows; "integer" counts as "number" too."""
+def _allowed(schema: Any, root: Mapping[str, Any], depth: int = 0) -> tuple[set[str], list[Any]]:
+    """(the JSON types, the listed values) that a schema allows. An integer counts as a number, and the other way."""
     if schema is None or schema is False or depth > MAX_DEPTH:
-        return {"string"}  # what nobody describes stays a text
+        return {"string"}, []  # what nobody describes stays a text
     if not isinstance(schema, Mapping):
-        return set(TYPES)
-    allowed = set(TYPES)
+        return set(TYPES), []
+    allowed, listed = set(TYPES), [*(schema.get("enum") or ()), *([schema["const"]] if "const" in schema else ())]
     if "type" in schema:
-        names = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
-        allowed &= {*names, *(["integer"] if "number" in names else []), *(["number"] if "integer" in names else [])}
-    for values in ([schema["const"]] if "const" in schema else None, schema.get("enum")):
-        if values is not None:
-            allowed &= {NAMES[type(value)] for value in values}
-    if "$ref" in schema:
-        allowed &= _types(_referred(schema["$ref"], root), root, depth + 1)
-    for part in schema.get("allOf") or ():
-        allowed &= _types(part, root, depth + 1)
-    for union in ("anyOf", "oneOf"):
-        if schema.get(union):
-            allowed &= set().union(*(_types(part, root, depth + 1) for part in schema[union]))
-    return allowed | {"null"} if schema.get("nullable") is True else allowed
-
-
-def _choices(schema: Any, root: Mapping[str, Any], depth: int = 0) -> list[Any]:
-    """The values that a schema lists, as far as it does."""
-    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
-        return []
-    found = [*(schema.get("enum") or ()), *([schema["const"]] if "const" in schema else ())]
-    parts = [_referred(schema["$ref"], root)] if "$ref" in schema else []
-    for name in ("allOf", "anyOf", "oneOf"):
-        parts += schema.get(name) or ()
-    return [*found, *(value for part in parts for value in _choices(part, root, depth + 1))]
+        allowed = {schema["type"]} if isinstance(schema["type"], str) else set(schema["type"])
+        allowed |= {"integer", "number"} if allowed & {"integer", "number"} else set()
+    if listed:
+        allowed &= {NAMES[type(value)] for value in listed}
+    every = [*(schema.get("allOf") or ()), *([_referred(schema["$ref"], root)] if "$ref" in schema else ())]
+    for parts in (*([part] for part in every), schema.get("anyOf"), schema.get("oneOf")):
+        if parts:
+            found = [_allowed(part, root, depth + 1) for part in parts]
+            allowed &= set().union(*(types for types, _ in found))
+            listed += [value for _, values in found for value in values]
+    return allowed | {"null"} if schema.get("nullable") is True else allowed, listed
 
 
 def _referred(pointer: Any, root: Mapping[str, Any]) -> Any:
