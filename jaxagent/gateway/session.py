@@ -36,7 +36,7 @@ from jaxagent.gateway.waiting import Pending
 from jaxagent.tools import ToolParser
 from jaxagent.types import Generation, StopReason, TokenKind, Trajectory
 
-LINGER_S = 8.0  # from the last client's leaving to the end of its generation: a usual client's wait before it retries
+LINGER_S = 1.0  # from the last client's leaving to the end of its generation: a retry may come
 KEPT_TURNS = 16  # of a session: answers that can be given again
 LARGE_TEXT = 50_000  # characters: what is longer is rendered and tokenised in a thread, while others are served
 COUNTERS = ("requests", "forks", "side_requests", "retries_joined", "replayed", "cancelled", "malformed_calls")
@@ -103,7 +103,7 @@ class Session:
         self,
         ask: Ask,
         watch: Callable[[Event], None] | None = None,
-        retry: bool | None = False,
+        retry: bool = False,
         asked: Canonical | None = None,
     ) -> Answer:
         """The assistant's next message.

@@ -64,8 +64,7 @@ async def answered(
     What is answered in Responses is added to `before`.
     """
     ident = Ident(secrets.token_hex(12), ask.model or name, int(time.time()))
-    header = request.headers.get(RETRY_HEADER)
-    retry = None if header is None else header != "0"  # None: the client does not say
+    retry = None if (said := request.headers.get(RETRY_HEADER)) is None else said != "0"
     if ask.stream:
         return await _streamed(request, form, session, ask, asked, ident, retry, before)
     answers = await _answers(session, ask, asked, retry)
