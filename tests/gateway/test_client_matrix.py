@@ -60,8 +60,7 @@ PYTHON_CLIENTS = {  # name -> what the policy says, turn by turn
     "best_of_four": ["one", "two", "three", "four"],  # of one request
 }
 NODE_CLIENTS = ("ai_openai", "ai_openai_chat", "ai_anthropic", "openai", "anthropic")
-# Trajectories of a client that changes its history, or its tools, on the way.
-ANEW = {"smolagents_calls": 3, "smolagents_code": 2, "langchain": 2, "best_of_four": 4}
+ANEW = {"langchain": 2, "best_of_four": 4}  # trajectories of who changes the tools on the way, or asks for samples
 
 
 @dataclasses.dataclass(frozen=True)
