@@ -60,7 +60,7 @@ def parse(raw: bytes, answered: Answered | None = None) -> Ask:
         logprobs="message.output_text.logprobs" in included,
         return_token_ids=body.take("return_token_ids", bool, default=False),
         user=body.take("user", str, default=""),
-        items=items,
+        items=items if body.take("store", bool, default=True) else (),
     )
     body.done()
     return Ask(**told, ignored=ignored.names())

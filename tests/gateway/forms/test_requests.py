@@ -169,12 +169,7 @@ def test_one_history_is_one_conversation_in_every_dialect(name):
 
 def test_what_was_sent_for_nothing_is_listed():
     assert parsed(*FORMS["chat"]).ignored == ()
-    assert parsed(*FORMS["responses"]).ignored == (
-        "tools: web_search",
-        "tools: namespace",
-        "tools: local_shell",
-        "store",
-    )
+    assert parsed(*FORMS["responses"]).ignored == ("tools: web_search", "tools: namespace", "tools: local_shell")
     assert parsed(*FORMS["messages"]).ignored == (
         "system: x-anthropic-billing-header",
         "tool_result: is_error",
@@ -184,7 +179,7 @@ def test_what_was_sent_for_nothing_is_listed():
     assert parsed(chat, CHAT, **more).ignored == ("parallel_tool_calls", "response_format", "presence_penalty", "x")
     more = dict(include=["reasoning.encrypted_content"], prompt_cache_key="k", text={"verbosity": "low"})
     assert parsed(responses, RESPONSES, **more).ignored[3:] == (
-        "include: reasoning.encrypted_content", "store", "prompt_cache_key", "text",
+        "include: reasoning.encrypted_content", "prompt_cache_key", "text",
     )  # fmt: skip
     more = dict(thinking={"type": "disabled"}, context_management={}, metadata={"user_id": "u", "a": 1})
     ask = parsed(messages, MESSAGES, **more)
