@@ -49,6 +49,7 @@ from jaxagent.models.spec import Computing
 from jaxagent.runs import devices
 
 WARM_UP_TIMEOUT_S = 1800.0
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def open_engine(options: argparse.Namespace) -> tuple[Driver, Tokenizer, dict[str, float]]:
@@ -117,9 +118,10 @@ def open_gateway(
     name: str = "policy",
 ) -> Gateway:
     """The server of an engine: nothing is kept of a request, and each is sampled as it asks."""
-    limits, refused = Limits(turn_tokens=context, context_tokens=context, requests=1), ""
+    refused = ""
     try:
-        renderer = Renderer(tokenizer, tokenizer.chat_template, datetime.datetime.now())
+        now = datetime.datetime.now()
+        renderer = Renderer(tokenizer, tokenizer.chat_template, now, tokenizer.tool_template)
     except ConfigError as error:  # completions need none
         renderer, refused = None, f"this model's chat template cannot be used: {error}"
         print(refused, file=sys.stderr)
@@ -127,6 +129,7 @@ def open_gateway(
     def one_shot(ask: Ask) -> Session:
         if renderer is None:
             raise BadRequest(refused, status=501)
+        limits = Limits(turn_tokens=context, context_tokens=context, requests=ask.n)
         task = f"conversation/{ask.seed}"  # the context itself is in the key of a session's randomness
         return Session(driver, renderer, tokenizer, limits, None, task, 0, 1, ask.user, timeout_s, patient=False)
 
@@ -191,6 +194,8 @@ def serve(options: argparse.Namespace) -> None:
             driver.start(WARM_UP_TIMEOUT_S)
             scorer = open_scoring(driver, options.int8)
             gateway = open_gateway(driver, tokenizer, options.context, options.timeout_s, gauges, scorer, options.model)
+            if options.host not in LOOPBACK:
+                print(f"--host={options.host}: there is no token, so whoever reaches it may use it", file=sys.stderr)
             print(f"serving '{options.model}' on http://{options.host}:{options.port}", file=sys.stderr)
             connections.run(gateway.app(), address)
 

@@ -37,14 +37,19 @@ class Command(Agent):
 
 
 def client_variables(where: Where) -> dict[str, str]:
-    """The variables by which the official openai and anthropic clients find the gateway, and the model's name."""
+    """The variables by which clients of OpenAI's and Anthropic's interfaces find the gateway, and the model's name.
+
+    All names are set that clients read, so that no key and no address of the user's own stays in the place of one, and
+    no proxy of the user's is asked for this machine.
+    """
     return {
-        "OPENAI_BASE_URL": f"{where.url}/v1",
+        **dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_BASE"), f"{where.url}/v1"),
         "OPENAI_API_KEY": where.token,
         "OPENAI_MODEL": where.model,
-        "ANTHROPIC_BASE_URL": where.url,
-        "ANTHROPIC_AUTH_TOKEN": where.token,
+        **dict.fromkeys(("ANTHROPIC_BASE_URL", "ANTHROPIC_API_URL", "ANTHROPIC_API_BASE"), where.url),
+        **dict.fromkeys(("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"), where.token),
         "ANTHROPIC_MODEL": where.model,
+        **dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost"),
     }
 
 

@@ -35,6 +35,7 @@ REMEMBERED, REMEMBERED_CHARS = 1024, 16_384  # texts whose tokens are not comput
 SPECIAL_STRINGS = ("bos_token", "eos_token", "pad_token", "unk_token")
 GENERATION, VARIABLES = "generation_config.json", "template_variables.json"
 CONFIG_FILES = ("tokenizer_config.json", GENERATION, "chat_template.jinja", VARIABLES)
+MORE_TEMPLATES = "additional_chat_templates"  # a folder of named ones, NAME.jinja
 
 
 class Tokenizer:
@@ -45,6 +46,7 @@ class Tokenizer:
       eos_ids: ids that end a generation, from generation_config.json and tokenizer_config.json; may be empty.
       prefix_ids: what a *plain* prompt starts with (usually nothing or one BOS). Chat templates write their own.
       chat_template: jinja2 source, "" when there is none.
+      tool_template: of conversations in which tools are offered, where the folder has one of its own; else "".
       special_strings: {"bos_token": "...", "eos_token": "...", ...} as chat templates expect them.
       template_variables: what a chat template is given besides, {"enable_thinking": False}.
     """
@@ -60,7 +62,9 @@ class Tokenizer:
         self.special_strings = {name: _content(config[name]) for name in SPECIAL_STRINGS if config.get(name)}
         self.eos_ids: tuple[int, ...] = self._find_eos(generation)
         self.prefix_ids: tuple[int, ...] = self._find_prefix(config)
-        self.chat_template: str = _chat_template(config, files)
+        templates = _chat_templates(config, files)
+        self.chat_template: str = templates.get("default", "")
+        self.tool_template: str = templates.get("tool_use", "")
         self.template_variables: dict[str, Any] = json.loads(files.get(VARIABLES, "{}"))
         self._remembered = functools.lru_cache(maxsize=REMEMBERED)(self._encode)
 
@@ -87,7 +91,8 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         files = {}
-        for name in (name for name in CONFIG_FILES if (folder / name).is_file()):
+        more = [f"{MORE_TEMPLATES}/{path.name}" for path in sorted((folder / MORE_TEMPLATES).glob("*.jinja"))]
+        for name in (name for name in (*CONFIG_FILES, *more) if (folder / name).is_file()):
             try:
                 files[name] = (folder / name).read_text("utf-8")
                 if name.endswith(".json") and not isinstance(json.loads(files[name]), dict):
@@ -164,7 +169,12 @@ class Tokenizer:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self._backend.save(str(folder / "tokenizer.json"))
+        self.save_files(folder)
+
+    def save_files(self, folder: Path) -> None:
+        """Writes what stands beside tokenizer.json, with the settings that this tokenizer was given."""
         for name, text in self._files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(text, "utf-8")
 
     def encode(self, text: str) -> list[int]:
@@ -261,17 +271,21 @@ def _content(token: str | Mapping[str, Any]) -> str:
     return token if isinstance(token, str) else token["content"]
 
 
-def _chat_template(config: Mapping[str, Any], files: Mapping[str, str]) -> str:
-    """chat_template.jinja, or the config's "chat_template": a string, or a list of named ones."""
-    template = files.get("chat_template.jinja") or config.get("chat_template") or ""
+def _chat_templates(config: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, str]:
+    """Templates by name, as transformers finds them: those in files, or else the config's one or its named ones."""
+    names = {name: Path(name).stem for name in files if name.startswith(MORE_TEMPLATES)}
+    names |= {name: "default" for name in files if name == "chat_template.jinja"}
+    if found := {name: files[path] for path, name in names.items() if files[path]}:
+        return found
+    template = config.get("chat_template") or ""
     named = isinstance(template, list) and all(
         isinstance(one, dict) and {"name", "template"} <= set(one) for one in template
     )
     if not isinstance(template, str) and not named:
         raise ConfigError("tokenizer_config.json: chat_template must be a text, or a list of named ones.")
     if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default", "")
-    return template
+        return {entry["name"]: entry["template"] for entry in template}
+    return {"default": template}
 
 
 def _require_byte_level(backend: tokenizers.Tokenizer) -> None:

@@ -7,7 +7,7 @@ Nothing in here knows HTTP, tokens' meaning or an engine.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -56,6 +56,8 @@ class Ask:
     logprobs: bool = False
     return_token_ids: bool = False
     user: str = ""
+    n: int = 1  # samples
+    items: tuple[Mapping[str, Any], ...] = dataclasses.field(default=(), compare=False, repr=False)  # to be named later
     ignored: tuple[str, ...] = ()  # fields that were sent and have no effect here
     prompt: str | tuple[int, ...] | None = None  # of a completion: text or token ids, and no chat template
 
@@ -97,8 +99,8 @@ class EventWriter(Protocol):
         """Part of the answer."""
         ...
 
-    def end(self, answer: Answer) -> bytes:
-        """The last events."""
+    def end(self, *answers: Answer) -> bytes:
+        """The last events; of a request for several samples, all of them."""
         ...
 
     def ping(self) -> bytes:
@@ -113,11 +115,11 @@ class EventWriter(Protocol):
 class Form(Protocol):
     """A dialect; the modules of `forms` are such."""
 
-    def parse(self, raw: bytes) -> Ask:
-        """Raises BadRequest."""
+    def parse(self, raw: bytes, *before: Any) -> Ask:
+        """Reads a body; `before` is what was answered, for a dialect whose requests may name it. Raises BadRequest."""
         ...
 
-    def body(self, ask: Ask, answer: Answer, ident: Ident) -> dict[str, Any]:
+    def body(self, ask: Ask, *answers: Answer, ident: Ident) -> dict[str, Any]:
         """The whole answer."""
         ...
 

@@ -105,8 +105,9 @@ class HarnessRollout:
     @functools.cached_property
     def renderer(self) -> Renderer:
         """Conversations -> tokens, with the run's chat template."""
-        source = "" if isinstance(self.template, Plain) else self.tokenizer.chat_template
-        return Renderer(self.tokenizer, source, CHAT_DATE)
+        if isinstance(self.template, Plain):
+            return Renderer(self.tokenizer, "", CHAT_DATE)
+        return Renderer(self.tokenizer, self.tokenizer.chat_template, CHAT_DATE, self.tokenizer.tool_template)
 
     async def line(self, task: Task, sample: int) -> Line:
         """A session for one attempt."""

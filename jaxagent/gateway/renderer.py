@@ -53,13 +53,17 @@ class Renderer:
       template_source: the chat template; "" = plain: contents one after the other behind the tokenizer's prefix, no
         tools.
       date: what `strftime_now` in the template sees.
+      tool_source: the template of conversations in which tools are offered; "" = the same.
 
     Raises:
-      ConfigError: the template cannot be used.
+      ConfigError: a template cannot be used.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template_source: str, date: datetime.datetime) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template_source: str, date: datetime.datetime, tool_source: str = ""
+    ) -> None:
         self._tokenizer = tokenizer
+        self._with_tools = Renderer(tokenizer, tool_source, date) if tool_source else self
         self._chat: Chat | None = None
         if not template_source:
             return
@@ -73,6 +77,8 @@ class Renderer:
 
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
         """A new parser for one answer to a request with these tools, of the template's family."""
+        if tools and self._with_tools is not self:
+            return self._with_tools.parser(tools)
         if self._chat is None:
             return ToolParser()
         return self._family(tools, self._reasoning, self._headers["user"].opening.rstrip().endswith("<think>"))
@@ -88,6 +94,8 @@ class Renderer:
         Raises:
           BadRequest: the template refuses the conversation or does not show all of it.
         """
+        if tools and self._with_tools is not self:
+            return self._with_tools.prompt(messages, tools, stored)
         _check(messages, stored)
         if self._chat is None:
             rendered = self._encode(_plain(messages, tools, stored))
@@ -107,6 +115,8 @@ class Renderer:
         Raises:
           BadRequest: the template refuses the conversation or does not show all of it.
         """
+        if tools and self._with_tools is not self:
+            return self._with_tools.continuation(messages, tools, at, ended_by)
         _check(messages, [at])
         if self._chat is None:
             return self._encode(list(_plain(messages, tools, {}))[at + 1 :])

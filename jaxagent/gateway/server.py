@@ -27,6 +27,7 @@ from aiohttp import web
 from jaxagent.data import codec
 from jaxagent.engine.requests import BusyError, EngineError
 from jaxagent.gateway import talk, wire
+from jaxagent.gateway.answered import Answered
 from jaxagent.gateway.chat import Ask, BadRequest, Form
 from jaxagent.gateway.forms import chat, checks, completions, messages, models, prompts, responses
 from jaxagent.gateway.session import Session
@@ -64,6 +65,7 @@ class _Entry:
     id: str  # for the admin routes
     token: str
     session: Session
+    answered: Answered = dataclasses.field(default_factory=Answered)
 
 
 class Gateway:
@@ -124,14 +126,19 @@ class Gateway:
         offered += [bearer.strip()] if kind.lower() == "bearer" else []
         return next((self._by_token[token] for token in offered if token in self._by_token), None)
 
-    @contextlib.contextmanager
-    def _session(self, request: web.Request, ask: Ask):
+    def _admitted(self, request: web.Request) -> _Entry | None:
+        """Who asks, before anybody reads a body; None: somebody without a session, who is welcome."""
         entry = self._entry(request)
+        if entry is None and self._one_shot is None:
+            raise BadRequest("no session has this token", status=401, code="invalid_api_key")
+        return entry
+
+    @contextlib.contextmanager
+    def _session(self, entry: _Entry | None, ask: Ask):
         if entry is not None:
             yield entry.session
             return
-        if self._one_shot is None:
-            raise BadRequest("no session has this token", status=401, code="invalid_api_key")
+        assert self._one_shot is not None
         self._check_name(ask.model)
         session = self._one_shot(ask)
         try:
@@ -146,9 +153,12 @@ class Gateway:
         app = web.Application(client_max_size=wire.MAX_BODY_BYTES, middlewares=[self._errors])
         others = [] if self._also is None else list(self._also.routes())
         served = {route.path for route in others}  # an engine's completions are its own: many prompts, many choices
-        app.add_routes([*others, *(web.post(path, self._talk) for path in FORMS if path not in served)])
-        app.add_routes([web.post(COUNT, self._count), web.get("/", self._here)])
-        app.add_routes([web.get("/v1/models", self._models), web.get("/v1/models/{name:.+}", self._one_model)])
+        routes = [*others, *(web.post(path, self._talk) for path in FORMS if path not in served)]
+        routes += [web.post(COUNT, self._count), web.get("/v1/models", self._models)]
+        routes += [web.get("/v1/models/{name:.+}", self._one_model), web.get("/", self._here)]
+        # Some clients take the base URL of the other vendor's for the place of the routes themselves.
+        short = [(route, route.path.removeprefix("/v1")) for route in routes if route.path.startswith("/v1/")]
+        app.add_routes([*routes, *(web.route(route.method, path, route.handler) for route, path in short)])
         if self._make is not None and self._admin_token:
             app.add_routes([web.post("/sessions", self._open), web.get("/sessions/{id}", self._look)])
             app.add_routes([web.delete("/sessions/{id}", self._delete)])
@@ -188,18 +198,16 @@ class Gateway:
     # ---------------------------------------------------------------- requests
 
     async def _talk(self, request: web.Request) -> web.StreamResponse:
-        if self._one_shot is None and self._entry(request) is None:  # before anybody reads a body
-            raise BadRequest("no session has this token", status=401, code="invalid_api_key")
-        form = FORMS[request.path]
-        ask, asked = await talk.parsed(request, form, self._readers)
-        with self._session(request, ask) as session:
-            return await talk.answered(request, form, session, ask, asked, self._name)
+        entry, form = self._admitted(request), FORMS[_long(request.path)]
+        before = None if entry is None else entry.answered
+        ask, asked = await talk.parsed(request, form, self._readers, before)
+        with self._session(entry, ask) as session:
+            return await talk.answered(request, form, session, ask, asked, self._name, before)
 
     async def _count(self, request: web.Request) -> web.StreamResponse:
-        if self._one_shot is None and self._entry(request) is None:
-            raise BadRequest("no session has this token", status=401, code="invalid_api_key")
-        ask, _ = await talk.parsed(request, messages, self._readers)
-        with self._session(request, ask) as session:
+        entry = self._admitted(request)
+        ask, _ = await talk.parsed(request, messages, self._readers, None if entry is None else entry.answered)
+        with self._session(entry, ask) as session:
             return wire.reply(messages.count(await session.count(ask)))
 
     async def _here(self, request: web.Request) -> web.Response:
@@ -288,6 +296,12 @@ class Gateway:
         except Exception as failure:
             logger.exception("%s %s failed", request.method, request.path)
             told, status = f"the server failed: {type(failure).__name__}", 500
-        form = FORMS.get(request.path, messages if request.path == COUNT else None)
+        path = _long(request.path)
+        form = FORMS.get(path, messages if path == COUNT else None)
         body = completions.error_body if form is None else form.error
         return wire.reply(body(told, status, param, code), status, headers)
+
+
+def _long(path: str) -> str:
+    """The path of a route that was asked for with or without /v1."""
+    return path if path.startswith("/v1/") else f"/v1{path}"

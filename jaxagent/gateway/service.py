@@ -23,7 +23,7 @@ from jaxagent.engine import scoring
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.requests import BusyError, EngineError, Sampled
 from jaxagent.engine.scoring import ScoreRequest, Scoring
-from jaxagent.gateway import wire
+from jaxagent.gateway import talk, wire
 from jaxagent.gateway.chat import BadRequest
 from jaxagent.gateway.cut import Cut
 from jaxagent.gateway.forms import completions
@@ -77,7 +77,8 @@ class Completions:
         pieces: list[list[dict[str, Any]]] = [[] for _ in range(len(prompts) * ask.n)]
         async with contextlib.aclosing(self._pieces(ask, prompts)) as arriving:
             async for piece in arriving:
-                pieces[piece["index"]].append(piece)
+                if piece is not None:
+                    pieces[piece["index"]].append(piece)
         choices = [completions.merged(one) for one in pieces]
         used = _usage(ask, prompts, sum(len(c["token_ids"]) for c in choices), choices)
         flat = prompts if len(prompts) > 1 else prompts[0]
@@ -97,6 +98,7 @@ class Completions:
         async with contextlib.aclosing(self._pieces(ask, prompts)) as arriving:
             try:
                 async for piece in arriving:
+                    piece = piece or completions.piece(0, "", [], [], [], [])
                     event = dump(head | {"choices": [piece]} | blank)
                     if not response.prepared:  # what fails before the first token still has a status code
                         await response.prepare(request)
@@ -115,8 +117,11 @@ class Completions:
         await send(b"[DONE]")
         return response
 
-    async def _pieces(self, ask: Ask, prompts: list[list[int]]) -> AsyncGenerator[dict[str, Any], None]:
-        """Yields pieces of all choices as they are sampled. Closing the generator gives up all choices."""
+    async def _pieces(self, ask: Ask, prompts: list[list[int]]) -> AsyncGenerator[dict[str, Any] | None, None]:
+        """Yields pieces of all choices as they are sampled, and None where nothing was for a while.
+
+        Closing the generator gives up all choices.
+        """
         queue: asyncio.Queue[dict[str, Any] | asyncio.Task] = asyncio.Queue()
         tasks = [
             asyncio.create_task(self._choice(ask, prompt, i * ask.n + number, number, queue.put_nowait))
@@ -127,7 +132,7 @@ class Completions:
             task.add_done_callback(queue.put_nowait)
         try:
             for _ in tasks:
-                while not isinstance(item := await queue.get(), asyncio.Task):
+                while not isinstance(item := (await talk.upcoming(queue, talk.PING_S, 1) or [None])[0], asyncio.Task):
                     yield item
                 item.result()  # if one is refused, the others have no client to answer
         finally:

@@ -3,34 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import secrets
 import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from aiohttp import web
 
 from jaxagent.engine.requests import EngineError
 from jaxagent.gateway import wire
+from jaxagent.gateway.answered import Answered, Item
 from jaxagent.gateway.chat import Answer, Ask, BadRequest, Form, Ident
+from jaxagent.gateway.forms import messages, responses
 from jaxagent.gateway.reading import Begun, Event
 from jaxagent.gateway.session import Session
 from jaxagent.gateway.threads import Canonical, canonical
 
 logger = logging.getLogger(__name__)
 
-PING_S = 10.0  # of silence in a stream, after which a client hears that it is not forgotten
+PING_S = 10.0  # of silence, after which the client of a stream hears that it is not forgotten: its head, then events
+REFERRING = (responses, messages)  # dialects whose requests may name what was answered before
 RETRY_HEADER = "x-stainless-retry-count"  # of the OpenAI and Anthropic SDKs
 
 
-async def parsed(request: web.Request, form: Form, readers: wire.Readers) -> tuple[Ask, Canonical]:
+async def parsed(
+    request: web.Request, form: Form, readers: wire.Readers, before: Answered | None = None
+) -> tuple[Ask, Canonical]:
     """The body of a request, and its digests.
+
+    Args:
+      request, form: what is read, and in which dialect.
+      readers: threads for what takes long.
+      before: what its session answered, for the dialect whose requests refer to that; None: nothing.
 
     Raises:
       BadRequest: a mistake of the client's.
     """
 
     def parse(raw: bytes) -> tuple[Ask, Canonical]:
-        ask = form.parse(raw)
+        ask = form.parse(raw, before) if form in REFERRING else form.parse(raw)
         return ask, canonical(ask)
 
     raw = await wire.read_body(request)
@@ -38,15 +51,26 @@ async def parsed(request: web.Request, form: Form, readers: wire.Readers) -> tup
 
 
 async def answered(
-    request: web.Request, form: Form, session: Session, ask: Ask, asked: Canonical, name: str
+    request: web.Request,
+    form: Form,
+    session: Session,
+    ask: Ask,
+    asked: Canonical,
+    name: str,
+    before: Answered | None = None,
 ) -> web.StreamResponse:
-    """Answers a request of a session; the session hears when the client has taken all of it."""
+    """Answers a request of a session; the session hears when the client has taken all of it.
+
+    What is answered in Responses is added to `before`.
+    """
     ident = Ident(secrets.token_hex(12), ask.model or name, int(time.time()))
-    retry = request.headers.get(RETRY_HEADER, "0") != "0"
+    retry = None if (said := request.headers.get(RETRY_HEADER)) is None else said != "0"
     if ask.stream:
-        return await _streamed(request, form, session, ask, asked, ident, retry)
-    answer = await session.answer(ask, retry=retry, asked=asked)
-    response = wire.reply(form.body(ask, answer, ident))
+        return await _streamed(request, form, session, ask, asked, ident, retry, before)
+    answers = await _answers(session, ask, asked, retry)
+    told = form.body(ask, *answers, ident=ident)
+    _keep(before, ask, told)
+    response = wire.reply(told)
     try:
         async with asyncio.timeout(wire.WRITE_TIMEOUT_S):
             await response.prepare(request)
@@ -55,32 +79,59 @@ async def answered(
         if request.transport is not None:
             request.transport.abort()
         return response
-    session.delivered(answer)
+    for answer in answers:
+        session.delivered(answer)
     return response
 
 
+async def _answers(
+    session: Session, ask: Ask, asked: Canonical, retry: bool | None, watch: Callable[[Event], None] | None = None
+) -> Sequence[Answer]:
+    """The samples that a request asks for, each one drawn for itself. Several are not watched while they are drawn."""
+    if ask.n == 1:
+        return [await session.answer(ask, watch, retry, asked)]
+    draws = [dataclasses.replace(asked, digest=asked.digest + i.to_bytes(2)) for i in range(ask.n)]
+    return await asyncio.gather(*(session.answer(ask, None, retry, draw) for draw in draws))
+
+
+def _keep(before: Answered | None, ask: Ask, told: Mapping[str, Any], sent: Sequence[Item] = ()) -> None:
+    """Notes an answer; `sent` are its items as a stream had them."""
+    if before is not None and ask.items:
+        output = sent or told.get("output") or [{"role": "assistant", "content": told.get("content")}]
+        before.keep(told["id"], ask.items, output)
+
+
 async def _streamed(
-    request: web.Request, form: Form, session: Session, ask: Ask, asked: Canonical, ident: Ident, retry: bool
+    request: web.Request,
+    form: Form,
+    session: Session,
+    ask: Ask,
+    asked: Canonical,
+    ident: Ident,
+    retry: bool | None,
+    before: Answered | None,
 ) -> web.StreamResponse:
     response, writer = wire.event_stream(), form.writer(ask, ident)
-    queue: asyncio.Queue[Event | asyncio.Task[Answer]] = asyncio.Queue()
-    work = asyncio.create_task(session.answer(ask, queue.put_nowait, retry, asked))
+    queue: asyncio.Queue[Event | asyncio.Task[Sequence[Answer]]] = asyncio.Queue()
+    work = asyncio.create_task(_answers(session, ask, asked, retry, queue.put_nowait))
     work.add_done_callback(queue.put_nowait)
-    prompt_tokens, answer = 0, None
+    prompt_tokens, answers = 0, None
     try:
-        while answer is None:
+        while answers is None:
             data = b""
-            for item in await _next(queue, PING_S if response.prepared else None):
+            items = await upcoming(queue, PING_S)
+            for item in items:
                 if isinstance(item, Begun):
                     prompt_tokens = item.prompt_tokens
                 elif not isinstance(item, asyncio.Task):
                     data += b"" if response.prepared or data else writer.begin(prompt_tokens, None)
                     data += writer.delta(item)
                 elif (failure := item.exception()) is None:
-                    answer = item.result()
+                    answers = item.result()
                     if not (response.prepared or data):
-                        data = writer.begin(len(answer.prompt_ids), answer.cached_tokens)
-                    data += writer.end(answer)
+                        data = writer.begin(len(answers[0].prompt_ids), answers[0].cached_tokens)
+                    data += writer.end(*answers)
+                    _keep(before, ask, form.body(ask, *answers, ident=ident), getattr(writer, "output", ()))
                 elif not response.prepared and not data:
                     raise failure  # what fails before the first token still has a status code
                 else:
@@ -89,25 +140,28 @@ async def _streamed(
                     return response
             if not data and response.prepared:
                 data = writer.ping()
+            elif not items:  # some clients give up on a head that does not come, as others on a silent stream
+                data = writer.begin(prompt_tokens, None) or writer.ping()
             if data:
                 await _push(request, response, data)
         async with asyncio.timeout(wire.WRITE_TIMEOUT_S):
             await response.write_eof()
-        session.delivered(answer)
+        for answer in answers:
+            session.delivered(answer)
         return response
     finally:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
 
 
-async def _next(queue: asyncio.Queue, timeout_s: float | None) -> list:
-    """All that the queue holds, once it holds something; nothing after so many seconds."""
+async def upcoming(queue: asyncio.Queue, timeout_s: float, most: int = 2**31) -> list:
+    """All that the queue holds, once it holds something, or so many of it; nothing after so many seconds."""
     try:
         async with asyncio.timeout(timeout_s):
             items = [await queue.get()]
     except TimeoutError:
         return []
-    while not queue.empty():
+    while not queue.empty() and len(items) < most:
         items.append(queue.get_nowait())
     return items
 

@@ -28,7 +28,7 @@ from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.setup import EngineSetup
 from jaxagent.envs.base import Attempt, Environment, Opening
 from jaxagent.learner import peers
-from jaxagent.models import hf, kernels, lora, params, peft, sharding
+from jaxagent.models import global_arrays, hf, kernels, lora, params, peft, sharding
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.roles.engines import FrozenRole, PolicyRole
@@ -136,6 +136,8 @@ class Parts:
     def export(self, policy: Params, folder: Path) -> None:
         """Writes the policy and its tokenizer as a folder that transformers loads."""
         hf.save(folder, policy, self.spec, self.cfg.model.compute_dtype, self._assets)
+        if global_arrays.writes():
+            self.tokenizer.save_files(folder)
 
     def export_adapter(self, adapters: lora.Adapters, folder: Path) -> None:
         """Writes LoRA adapters as a folder that PEFT loads."""

@@ -110,8 +110,9 @@ class RemoteRollout:
     @functools.cached_property
     def renderer(self) -> Renderer:
         """Conversations -> tokens, with the run's chat template."""
-        source = "" if isinstance(self.template, Plain) else self.tokenizer.chat_template
-        return Renderer(self.tokenizer, source, CHAT_DATE)
+        if isinstance(self.template, Plain):
+            return Renderer(self.tokenizer, "", CHAT_DATE)
+        return Renderer(self.tokenizer, self.tokenizer.chat_template, CHAT_DATE, self.tokenizer.tool_template)
 
     async def __call__(self, task: Task, sample: int) -> Episode:
         """The attempt's episode, as its node played it. Only cancellation of the caller's own task passes through."""

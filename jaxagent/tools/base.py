@@ -158,11 +158,32 @@ def load_json(text: str) -> Any:
     return value
 
 
-def call_of(value: Any, *names: str) -> Call | None:
-    """The call in {"name": ..., NAME: {...}}, where NAME is one of `names`; without arguments there are none."""
+class Quotes:
+    """Reads JSON letter by letter and knows whether it is inside a string."""
+
+    def __init__(self) -> None:
+        self.inside = self._escaped = False
+
+    def take(self, letter: str) -> None:
+        """The next letter."""
+        if self._escaped:
+            self._escaped = False
+        elif letter == "\\":
+            self._escaped = self.inside
+        elif letter == '"':
+            self.inside = not self.inside
+
+
+def call_of(value: Any) -> Call | None:
+    """The call in {"name": ..., "arguments" or "parameters": {...}}: models and their data mix the two up.
+
+    An object with nothing but a name is a call without arguments. One whose arguments have yet another name is none.
+    """
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str) or not value["name"]:
         return None
-    arguments = next((value[name] for name in names if name in value), {})
+    arguments = next((value[name] for name in ("arguments", "parameters") if name in value), None)
+    if arguments is None and value.keys() <= {"name", "type", "id"}:
+        arguments = {}
     return Call(value["name"], arguments) if isinstance(arguments, Mapping) else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from jaxagent.tools.base import ToolParser, call_of, load_json, overlap
+from jaxagent.tools.base import Quotes, ToolParser, call_of, load_json, overlap
 from jaxagent.tools.calls import Call, Tool
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -18,7 +18,7 @@ class Hermes(ToolParser):
         super().__init__(tools, reasoning, opened)
         self._judged = len(OPEN)  # of the call that is being read: no closing tag in front of it ends the call
         self._first_end = 0  # where its first closing tag ends; 0: there was none
-        self._quoted = self._escaped = False  # at `_judged`: inside a JSON string, behind its backslash
+        self._quotes = Quotes()  # at `_judged`
 
     @classmethod
     def write(cls, text: str, calls: Sequence[Call]) -> str:
@@ -44,28 +44,20 @@ class Hermes(ToolParser):
 
     def _found(self, call: Call | None, length: int) -> tuple[Call | None, int]:
         """The result; what comes next is another call."""
-        self._judged, self._first_end, self._quoted, self._escaped = len(OPEN), 0, False, False
+        self._judged, self._first_end, self._quotes = len(OPEN), 0, Quotes()
         return call, length
 
     def _parse(self, body: str) -> Call | None:
         try:
-            return call_of(load_json(body.strip()), "arguments")
+            return call_of(load_json(body.strip()))
         except ValueError:
             return None
 
     def _within_value(self, text: str, at: int) -> bool:
         """Whether the call's text in front of the closing tag at `at` ends inside a JSON string."""
         for letter in text[self._judged : at]:
-            self._next_letter(letter)
-        inside = self._quoted
+            self._quotes.take(letter)
+        inside = self._quotes.inside
         for letter in CLOSE:
-            self._next_letter(letter)
+            self._quotes.take(letter)
         return inside
-
-    def _next_letter(self, letter: str) -> None:
-        if self._escaped:
-            self._escaped = False
-        elif letter == "\\":
-            self._escaped = self._quoted
-        elif letter == '"':
-            self._quoted = not self._quoted

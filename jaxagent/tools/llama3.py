@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from jaxagent.tools.base import ToolParser, call_of, load_json, overlap
-from jaxagent.tools.calls import Call
+from jaxagent.tools.base import Quotes, ToolParser, call_of, load_json, overlap
+from jaxagent.tools.calls import Call, Tool
 
 TAG = "<|python_tag|>"
 
@@ -15,6 +15,14 @@ class Llama3(ToolParser):
     """{"name": ..., "parameters": {...}}, at the beginning of the answer or behind <|python_tag|>."""
 
     SEPARATORS = ";"
+
+    def __init__(self, tools: Sequence[Tool] = (), reasoning: bool = False, opened: bool = False) -> None:
+        super().__init__(tools, reasoning, opened)
+        self._next_object()
+
+    def _next_object(self) -> None:
+        self._judged = self._first = self._depth = 0  # letters that were read; where the object begins; open brackets
+        self._quotes = Quotes()
 
     @classmethod
     def write(cls, text: str, calls: Sequence[Call]) -> str:
@@ -32,15 +40,32 @@ class Llama3(ToolParser):
         return (at, True) if at >= 0 else (len(text) - overlap(text, TAG), False)
 
     def _read(self, text: str, final: bool) -> tuple[Call | None, int]:
-        body = text.removeprefix(TAG).lstrip()
-        if body and not body.startswith("{"):
-            return None, len(TAG)
-        try:  # only a whole object is JSON, whatever follows it
-            _, end = json.JSONDecoder(strict=False).raw_decode(body)
-        except (ValueError, RecursionError):
-            return None, len(text) if final else 0
-        length = len(text) - len(body) + end
+        """Each letter is read once, however often more text comes: an object without end must not stop others."""
+        start = self._judged or (len(TAG) if text.startswith(TAG) else 0)
+        for at in range(start, len(text)):
+            letter = text[at]
+            if not self._depth and letter.isspace():
+                continue
+            if not self._depth and letter != "{":
+                self._next_object()
+                return None, len(TAG)
+            if not self._depth:
+                self._first = at
+            self._quotes.take(letter)
+            if not self._quotes.inside:
+                self._depth += (letter in "{[") - (letter in "}]")
+            if not self._depth:
+                return self._whole(text, at + 1)
+        self._judged = len(text)
+        if final:
+            self._next_object()
+        return None, len(text) if final else 0
+
+    def _whole(self, text: str, end: int) -> tuple[Call | None, int]:
+        """The call of the object that ends there."""
+        body = text[self._first : end]
+        self._next_object()
         try:
-            return call_of(load_json(body[:end]), "parameters", "arguments"), length
+            return call_of(load_json(body)), end
         except ValueError:
-            return None, length
+            return None, end

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import urllib.parse
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxagent.tools.base import load_json
@@ -14,6 +15,18 @@ from jaxagent.tools.hermes import CLOSE, OPEN, Hermes
 FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
 # A value may hold the closing tag itself: it ends at the tag that another parameter, or nothing, follows.
 PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(.*?)</parameter>(?=\s*(?:<parameter=|\Z))\s*", re.DOTALL)
+
+NAMES = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    dict: "object",
+    list: "array",
+    type(None): "null",
+}
+TYPES = frozenset(NAMES.values())
+MAX_DEPTH = 32  # of references to references
 
 
 class Qwen3Coder(Hermes):
@@ -35,14 +48,19 @@ class Qwen3Coder(Hermes):
             return None
         name, inner, at, arguments = function[1].strip(), function[2], 0, {}
         tool = self._tools.get(name)
-        properties = tool.parameters.get("properties") if tool else None
-        schemas = properties if isinstance(properties, Mapping) else {}
+        root = tool.parameters if tool else {}
+        outer = _referred(root["$ref"], root) if "$ref" in root else root
+        schemas = outer["properties"] if isinstance(outer.get("properties"), Mapping) else {}
         while at < len(inner.rstrip()):
             found = PARAMETER.match(inner, at)
             if found is None:
                 return None
             key, at = found[1].strip(), found.end()
-            arguments[key] = _typed(found[2].removeprefix("\n").removesuffix("\n"), schemas.get(key))
+            arguments[key] = _typed(
+                found[2].removeprefix("\n").removesuffix("\n"),
+                schemas.get(key, outer.get("additionalProperties")),
+                root,
+            )
         return Call(name, arguments)
 
     def _within_value(self, text: str, at: int) -> bool:
@@ -55,28 +73,55 @@ def _written(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _typed(text: str, schema: Any) -> Any:
-    """The value that the text stands for; the text itself where the schema does not say, or the text does not fit."""
-    types = set(_types(schema))
-    word = text.strip().lower()
-    if "null" in types and word in ("null", "none"):
+def _typed(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
+    """The value that the text stands for; the text itself where the schema does not know it, or does not allow it.
+
+    Where a text and something else are allowed, what is written as the something else is it.
+    """
+    types, listed = _allowed(schema, root)
+    word = text.strip()
+    for value in listed:
+        if {text, word} & {_written(value), str(value)}:
+            return value
+    if "null" in types and word.lower() in ("null", "none"):
         return None
-    if not types or "string" in types:
-        return text
-    if "boolean" in types and word in ("true", "false"):  # templates write Python's True and False
-        return word == "true"
+    if "boolean" in types and word.lower() in ("true", "false"):  # templates write Python's True and False
+        return word.lower() == "true"
     try:
-        return load_json(text.strip())
+        value = load_json(word)
     except ValueError:
         return text
+    return value if "string" not in types or NAMES[type(value)] in types - {"string"} else text
 
 
-def _types(schema: Any) -> Iterator[str]:
-    """The names of the JSON types that a schema allows, as far as it says."""
+def _allowed(schema: Any, root: Mapping[str, Any], depth: int = 0) -> tuple[set[str], list[Any]]:
+    """(the JSON types, the listed values) that a schema allows. An integer counts as a number, and the other way."""
+    if schema is None or schema is False or depth > MAX_DEPTH:
+        return {"string"}, []  # what nobody describes stays a text
     if not isinstance(schema, Mapping):
-        return
-    names = schema.get("type", ())
-    yield from [names] if isinstance(names, str) else [name for name in names if isinstance(name, str)]
-    for union in ("anyOf", "oneOf"):
-        for one in schema.get(union) or ():
-            yield from _types(one)
+        return set(TYPES), []
+    allowed, listed = set(TYPES), [*(schema.get("enum") or ()), *([schema["const"]] if "const" in schema else ())]
+    if "type" in schema:
+        allowed = {schema["type"]} if isinstance(schema["type"], str) else set(schema["type"])
+        allowed |= {"integer", "number"} if allowed & {"integer", "number"} else set()
+    if listed:
+        allowed &= {NAMES[type(value)] for value in listed}
+    every = [*(schema.get("allOf") or ()), *([_referred(schema["$ref"], root)] if "$ref" in schema else ())]
+    for parts in (*([part] for part in every), schema.get("anyOf"), schema.get("oneOf")):
+        if parts:
+            found = [_allowed(part, root, depth + 1) for part in parts]
+            allowed &= set().union(*(types for types, _ in found))
+            listed += [value for _, values in found for value in values]
+    return allowed | {"null"} if schema.get("nullable") is True else allowed, listed
+
+
+def _referred(pointer: Any, root: Mapping[str, Any]) -> Any:
+    """What a JSON pointer within the schema points to; {}, which allows everything, where it points nowhere."""
+    place: Any = root
+    for step in urllib.parse.unquote(str(pointer)).removeprefix("#").split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(place, Mapping) and step in place:
+            place = place[step]
+        else:
+            return {}
+    return place if str(pointer).startswith("#") else {}

@@ -126,6 +126,26 @@ def test_what_a_caller_does_to_remembered_tokens_stays_with_the_caller(trained):
     assert trained.encode(TEXTS[0]) == expected
 
 
+@pytest.mark.parametrize("layout", ["config", "files", "one", "one file", "files over config"])
+def test_named_templates_are_chosen_as_transformers_does(trained, tmp_path, layout):
+    transformers = pytest.importorskip("transformers")
+    files = {"tokenizer_config.json": json.loads(trained._files["tokenizer_config.json"])}
+    if layout in ("config", "files over config"):
+        named = [{"name": name, "template": f"{name} in the config"} for name in ("default", "tool_use", "rag")]
+        files["tokenizer_config.json"]["chat_template"] = named
+    if layout == "one":
+        files["tokenizer_config.json"]["chat_template"] = "the only one"
+    files = {"tokenizer_config.json": json.dumps(files["tokenizer_config.json"])}
+    if layout in ("files", "one file", "files over config"):
+        files["chat_template.jinja"] = "default in a file"
+    if layout == "files":
+        files |= {f"additional_chat_templates/{name}.jinja": f"{name} in a file" for name in ("tool_use", "rag")}
+    Tokenizer(trained._backend, files).save(tmp_path)
+    ours, theirs = Tokenizer.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert ours.chat_template == theirs.get_chat_template()
+    assert (ours.tool_template or ours.chat_template) == theirs.get_chat_template(tools=[{"type": "function"}])
+
+
 def test_transformers_reads_the_saved_folder(trained, tmp_path):
     transformers = pytest.importorskip("transformers")
     trained.save(tmp_path)

@@ -73,6 +73,15 @@ def flood(kind: str) -> str:
         os.write(2 if kind == "stderr" else STDOUT, b"x" * 65536 if kind != "lines" else b"not a message\n" * 4096)
 
 
+if mode in ("clock", "more"):
+
+    @server.tool(description=f"Says the time; now it is {time.time_ns()}.")
+    def clock(a: int) -> str:
+        return str(time.time_ns())
+
+
+if mode == "more":
+    server.tool(name="later")(clock)
 if mode == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if mode == "prints":

@@ -1,15 +1,20 @@
 """Gymnasium's environments as ours: beside the real thing; wrong actions, hanging ones, wrong settings."""
 
 import asyncio
+import json
 import time
 
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxagent.config import ConfigError
 from jaxagent.envs.base import Opening, Transcript
-from jaxagent.envs.gymnasium.environment import Gymnasium, InvalidAction, as_action, as_text, seed_of
+from jaxagent.envs.gymnasium.environment import Gymnasium, InvalidAction, as_action, seed_of
+from jaxagent.envs.gymnasium.spaces import as_text, check_writable
 from jaxagent.types import StopReason, Task, TokenKind
 
 
@@ -93,7 +98,7 @@ def test_one_that_hangs_is_a_timeout():
         play(environment, ["<action>hang</action>"])
 
 
-DISCRETE, BOX = gymnasium.spaces.Discrete(3, start=1), gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+DISCRETE, BOX = spaces.Discrete(3, start=1), spaces.Box(-1, 1, (2,), np.float32)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +107,7 @@ DISCRETE, BOX = gymnasium.spaces.Discrete(3, start=1), gymnasium.spaces.Box(-1, 
         (DISCRETE, (), "3", 3),
         (DISCRETE, ("left", "stay", "right"), "right", 3),
         (BOX, (), "[0.5, -1]", np.asarray([0.5, -1], np.float32)),
-        (gymnasium.spaces.MultiDiscrete([3, 3]), (), "[2, 0]", np.asarray([2, 0])),
+        (spaces.MultiDiscrete([3, 3]), (), "[2, 0]", np.asarray([2, 0])),
     ],
 )
 def test_actions(space, names, word, action):
@@ -125,8 +130,88 @@ def test_a_space_that_fails_is_no_mistake_of_the_policys():
     assert not isinstance(caught.value, InvalidAction)
 
 
+FLOATS = st.sampled_from([np.float16, np.float32, np.float64])
+INTEGERS = st.sampled_from([np.int8, np.uint8, np.int32, np.int64])
+SHAPES = st.lists(st.integers(1, 3), max_size=3).map(tuple)
+LEAVES = st.one_of(
+    st.builds(spaces.Discrete, st.integers(1, 9), start=st.integers(-5, 5)),
+    st.builds(lambda shape, dtype: spaces.Box(-2, 2, shape, dtype), SHAPES, FLOATS),
+    st.builds(lambda shape, dtype: spaces.Box(-np.inf, np.inf, shape, dtype), SHAPES, FLOATS),
+    st.builds(lambda shape, dtype: spaces.Box(0, 100, shape, dtype), SHAPES, INTEGERS),
+    st.builds(spaces.MultiDiscrete, st.lists(st.integers(1, 5), min_size=1, max_size=3)),
+    st.builds(spaces.MultiBinary, st.integers(1, 4) | st.lists(st.integers(1, 2), min_size=1, max_size=2)),
+    st.builds(spaces.Text, st.integers(1, 9)),
+)
+SPACES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.dictionaries(st.sampled_from(["a", "b c"]), inner, min_size=1).map(spaces.Dict),
+        st.lists(inner, min_size=1, max_size=3).map(spaces.Tuple),
+    ),
+    max_leaves=4,
+)
+
+
+def as_json(action):
+    """An action in JSON's types."""
+    if isinstance(action, dict):
+        return {name: as_json(one) for name, one in action.items()}
+    return (
+        [as_json(one) for one in action] if isinstance(action, tuple) else getattr(action, "tolist", lambda: action)()
+    )
+
+
+def same(one, other):
+    """Equal in types, shapes and values."""
+    if isinstance(one, dict | tuple):
+        pairs = zip(one.items(), other.items(), strict=True) if isinstance(one, dict) else zip(one, other, strict=True)
+        return type(one) is type(other) and all(same(*pair) for pair in pairs)
+    if isinstance(one, str):
+        return one == other
+    return np.array_equal(one, other) and (one.dtype, np.shape(one)) == (other.dtype, np.shape(other))
+
+
+UNBOUNDED, WHOLE = spaces.Box(-np.inf, np.inf, (1,), np.float32), spaces.Box(0, 9, (2,), np.int64)
+
+
+@settings(max_examples=100, deadline=None)
+@given(SPACES, st.integers(0, 2**31))
+def test_what_a_space_samples_is_read_back(space, seed):
+    space.seed(seed)
+    action = space.sample()
+    word = action if isinstance(space, spaces.Text) else json.dumps(as_json(action))
+    back = as_action(space, (), f"<action>{word}</action>")
+    assert space.contains(back) and same(action, back), (space, action, back)
+
+
+@pytest.mark.parametrize(
+    ("space", "word"),
+    [
+        *((UNBOUNDED, word) for word in ("[1e999]", "[Infinity]", "[NaN]", "[1e300]")),
+        *((WHOLE, word) for word in ("[1.7, 1]", "[1]", "[true, 1]", f"[{2**70}, 1]", '["1", 1]', "[-1, 1]")),
+        (spaces.Box(0, 9, (2, 2), np.int64), "[[1, 2, 3], [4]]"),
+        *((spaces.Dict({"a": DISCRETE}), word) for word in ("{}", '{"a": 1, "b": 1}', '{"a": 0}', "[1]")),
+        *((spaces.Tuple([DISCRETE, BOX]), word) for word in ("[1]", "[1, [0]]", "[1, [0, 9]]", '{"0": 1}')),
+        (spaces.Dict({"a": spaces.Text(3)}), '{"a": 1}'),
+    ],
+)  # fmt: skip
+def test_what_is_not_in_a_composed_space_is_told(space, word):
+    with pytest.raises(InvalidAction):
+        as_action(space, (), f"<action>{word}</action>")
+
+
+@pytest.mark.parametrize("space", [spaces.Sequence(DISCRETE), spaces.OneOf([DISCRETE]), spaces.Graph(BOX, None)])
+def test_a_space_that_no_text_expresses_is_refused_by_name(space):
+    for whole, at in ((space, "actions are"), (spaces.Dict({"a": spaces.Tuple([space])}), r"actions\['a'\]\[0\] are")):
+        with pytest.raises(ConfigError, match=f"{at} a {type(space).__name__}"):
+            check_writable(whole)
+
+
 def test_observations_as_text():
     assert as_text({"at": np.asarray([1, 2]), "says": "hello"}) == "at: [1, 2]\nsays: hello"
+    assert as_text(np.asarray([[0.1, 2]], np.float32)) == "[[0.1, 2.0]]" and as_text(np.float32(0.1)) == "0.1"
+    assert as_text((np.asarray([1, 2]), np.int64(3), "x", {"a": np.float64(0.5)})) == "([1, 2], 3, 'x', {'a': 0.5})"
+    assert as_text(np.asarray([True, False])) == "[True, False]" and as_text([np.float16(0.1)]) == "[0.1]"
 
 
 def test_seeds():
@@ -137,16 +222,16 @@ def test_seeds():
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("config", "told"),
     [
         ({"make": "NoSuchLake-v1"}, "NoSuchLake"),
         ({"make": "tests.envs.test_gymnasium:Missing"}, "Missing"),
         ({"make": "FrozenLake-v1", "actions": ("left", "right")}, "2 names"),
     ],
 )
-def test_what_cannot_be_made_is_refused_at_start(settings, told):
+def test_what_cannot_be_made_is_refused_at_start(config, told):
     with pytest.raises(ConfigError, match=told):
-        opened(Gymnasium(**settings))
+        opened(Gymnasium(**config))
 
 
 def test_an_environment_must_be_named():

@@ -290,3 +290,14 @@ def test_results_as_text():
     assert as_text(CallToolResult(content=[], structured_content={"a": [1]})) == '{"a": [1]}'
     assert as_text(CallToolResult(content=[text])).endswith("x\n[100000 more characters]")
     assert as_text(CallToolResult(content=[], is_error=True)) == "The call failed.\n(nothing)"
+
+
+def test_a_description_that_holds_the_time_is_no_other_tool():
+    with opened(dataclasses.replace(CONFIG, servers=(f"{SERVER} clock",))) as (attempt_at, run):
+        attempt = attempt_at(TASK)
+        run(attempt.start())
+        run(attempt.close())
+        attempt._connect = lambda: [Connection(f"{SERVER} more")]
+        with pytest.raises(ValueError, match="other tools"):
+            run(attempt.start())
+        run(attempt.close())

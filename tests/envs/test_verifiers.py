@@ -64,7 +64,7 @@ def test_attempts_share_nothing():
         one, two = attempt_at(row(0)), attempt_at(row(2))
         await one.start(), await two.start()
         shown = [await attempt.step("5") for attempt in (one, two)]
-        return [step.observation.text.strip() for step in shown], one._state["low"], two._state["low"]
+        return [step.observation.text.strip() for step in shown], one._dialogue.state["low"], two._dialogue.state["low"]
 
     assert asyncio.run(run()) == (["lower", "higher"], [False], [True])
 

@@ -46,7 +46,8 @@ class Tools:
 
     def __init__(self):
         row = {"prompt": [{"role": "user", "content": "How much is 6 x 7?"}], "answer": "42"}
-        self._rows = {"train": [row] * 3, "eval": [row]}
+        other = {**row, "prompt": [{"role": "user", "content": "How much is 7 x 6?"}]}
+        self._rows = {"train": [row] * 3, "eval": [other]}
         form = {"name": "multiply", "description": "Multiplies.", "parameters": {"type": "object", "properties": {}}}
         self.oai_tools = [{"type": "function", "function": form}]
         part = SimpleNamespace(get_reward_funcs=lambda: [self.right], get_reward_weights=lambda: [2.0])

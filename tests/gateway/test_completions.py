@@ -345,7 +345,6 @@ def test_whole_and_streamed_over_http():
                 assert (await post(client, token, PATH, **more))[1]["choices"][0]["text"] == "done"
             for wrong, param in (
                 (dict(prompt=["a", "b"]), "prompt"),
-                (dict(prompt="a", n=2), "n"),
                 (dict(prompt=[1, -1]), "prompt"),
                 (dict(prompt=[]), "prompt"),
                 (dict(prompt=[True]), "prompt"),

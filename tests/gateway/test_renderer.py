@@ -391,3 +391,20 @@ def test_tools_that_stand_behind_the_policys_messages():
     messages = [ChatMessage("user", "q"), ChatMessage("assistant", "x"), ChatMessage("user", "r")]
     text = tokenizer.decode(renderer.continuation(messages, [SHELL], 1, "").ids)
     assert text.startswith('<|im_end|>\n<tools>[{"type": "function"') and text.endswith("assistant\n")
+
+
+@pytest.mark.parametrize("name", ["llama3.1", "qwen3-coder"])
+def test_tools_may_have_a_template_of_their_own(name):
+    """Hermes's models bring two; a conversation with tools is the second one's, from its prompt to its calls."""
+    tokenizer, plain = make("chatml")
+    _, whole = make(name)
+    both = Renderer(tokenizer, TEMPLATES["chatml"][0], DATE, TEMPLATES[name][0])
+    asked = [
+        ChatMessage("user", "q"),
+        ChatMessage("assistant", "x", (Call("add", {"a": 1}),)),
+        ChatMessage("user", "r"),
+    ]
+    for tools, one in (((), plain), ((SHELL, ADD), whole)):
+        assert both.prompt(asked, tools, {}).ids == one.prompt(asked, tools, {}).ids
+        assert both.continuation(asked, tools, 1, "").ids == one.continuation(asked, tools, 1, "").ids
+        assert type(both.parser(tools)) is type(one.parser(tools))

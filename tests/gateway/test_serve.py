@@ -90,7 +90,10 @@ def test_text_ids_and_choices(service):
     assert all(c["text"].count("e") == 1 or c["stop_string"] is None for c in stopped)
 
 
-def test_streamed_pieces_are_the_answer(service):
+@pytest.mark.parametrize("ping_s", [10.0, 1e-4])
+def test_streamed_pieces_are_the_answer(service, monkeypatch, ping_s):
+    monkeypatch.setattr("jaxagent.gateway.talk.PING_S", ping_s)
+
     async def scene(client):
         _, whole = await post(client, prompt=TEXT[:20], max_tokens=30, seed=5, top_p=0.9)
         events = []
@@ -106,6 +109,7 @@ def test_streamed_pieces_are_the_answer(service):
     assert events[-1] == "[DONE]"
     pieces = [json.loads(e)["choices"][0] for e in events[:-1]]
     assert [x for p in pieces for x in p["token_ids"]] == whole["token_ids"]
+    assert (not pieces[0]["token_ids"]) == (ping_s < 1)  # who waits for the first token hears so
     for field in ("tokens", "token_logprobs", "text_offset"):
         assert [x for p in pieces for x in p["logprobs"][field]] == whole["logprobs"][field]
     assert "".join(p["text"] for p in pieces) == whole["text"]

@@ -71,11 +71,24 @@ def test_what_a_family_writes_it_reads(family, value):
 
 
 @pytest.mark.parametrize(
+    "text", ['{"name": "' + "a" * 5000, '{"name": {' * 2000, '{"name": "f", "parameters": ["{' * 500]
+)
+def test_a_call_without_end_is_parsed_once(text, monkeypatch):
+    """A policy that falls into a loop writes megabytes of it, token by token, and all requests share one event loop."""
+    parsed = []
+    decode = json.JSONDecoder.raw_decode
+    monkeypatch.setattr(json.JSONDecoder, "raw_decode", lambda *a, **k: parsed.append(1) or decode(*a, **k))
+    said, malformed = read(Llama3, [text[at : at + 5] for at in range(0, len(text), 5)])
+    assert said == [Text(text)] and malformed and len(parsed) <= 1
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ('<tool_call>{"name": "f", "arguments": {"s": "a"}}</tool_call>', [Call("f", {"s": "a"})]),
         ('hi\n\n<tool_call>\n{"arguments": {}, "name": "g"}\n</tool_call>\n', [Text("hi"), Call("g", {})]),
         ('<tool_call>{"name": "f"}</tool_call>  \n bye', [Call("f", {}), Text("bye")]),
+        ('<tool_call>{"name": "f", "parameters": {"i": 1}}</tool_call>', [Call("f", {"i": 1})]),
         ('<tool_call>{"name": "f", "arguments": {"s": "a\nb"}}</tool_call>', [Call("f", {"s": "a\nb"})]),
         ("a < b <tool> <tool_calls>", [Text("a < b <tool> <tool_calls>")]),
     ],
@@ -87,7 +100,8 @@ def test_hermes(text, expected):
 @pytest.mark.parametrize(
     "body",
     [
-        "ls", '{"name": "f", "arguments": {}', '{"name": "f", "arguments": [1]}', '{"name": "", "arguments": {}}', "[]",
+        "ls", '{"name": "f", "args": {"i": 1}}', '{"name": "f", "arguments": null}',
+        '{"name": "f", "arguments": {}', '{"name": "f", "arguments": [1]}', '{"name": "", "arguments": {}}', "[]",
         '{"arguments": {}}', '{"name": "f", "arguments": {"i": NaN}}', '{"name": "f", "arguments": {"s": "\\ud800"}}',
         '{"name": "f", "arguments": {"s": "open}}', '{"name": "f"} {"name": "f"}', "[" * 100_000, "9" * 9999,
     ],
@@ -156,6 +170,8 @@ def test_qwen3_coder_malformed(body):
         ('I call {"name": "f", "parameters": {}}', [Text('I call {"name": "f", "parameters": {}}')], 0),
         ('Look <|python_tag|>{"name": "f", "parameters": {}}', [Text("Look"), Call("f", {})], 0),
         ('{"answer": 3} indeed', [Text('{"answer": 3} indeed')], 1),
+        ('{"name": "f", "params": {}}', [Text('{"name": "f", "params": {}}')], 1),
+        ('{"name": "f", "parameters": [}}', [Text('{"name": "f", "parameters": [}}')], 1),
         ("<|python_tag|>print(1)", [Text("<|python_tag|>print(1)")], 1),
         ('{"name": "f", "parameters": {', [Text('{"name": "f", "parameters": {')], 1),
     ],

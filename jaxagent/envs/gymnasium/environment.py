@@ -5,7 +5,7 @@
 
 A task is a seed (`metadata["seed"]`), so a group's attempts begin alike; without one the task's id decides. The policy
 writes `<action>...</action>`: a text for a Text space, a number or one of `actions` for a Discrete one, JSON for every
-other. What is no action of the space is answered with a warning, and the environment does not move.
+other (see `spaces`). What is no action of the space is answered with a warning, and the environment does not move.
 
 Gymnasium's functions block: they run in a thread of their own, each within `step_timeout_s`. A thread cannot be
 killed, so an environment that hangs costs its attempt and a thread.
@@ -28,6 +28,7 @@ from jaxagent.config.errors import failure_line
 from jaxagent.config.ranges import FiniteFloat, Seconds
 from jaxagent.envs import tags
 from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
+from jaxagent.envs.gymnasium import spaces
 from jaxagent.types import StopReason, Task, TokenKind
 
 SOLVED = "solved"
@@ -71,6 +72,7 @@ class Gymnasium(Environment):
         try:
             trial = maker()
             check_actions(trial.action_space, self.actions)
+            spaces.check_writable(trial.action_space)
             trial.close()
         except ConfigError:
             raise
@@ -96,7 +98,7 @@ class GymnasiumAttempt:
         self._environment = await self._call(self._maker)
         shown, _ = await self._call(self._environment.reset, seed=seed_of(self._task))
         (prompt,) = self._config.messages(self._task.prompt)
-        return (dataclasses.replace(prompt, content=f"{prompt.content}{as_text(shown)}\n"),)
+        return (dataclasses.replace(prompt, content=f"{prompt.content}{spaces.as_text(shown)}\n"),)
 
     async def step(self, action: str) -> Step:
         """Takes the last action written."""
@@ -118,7 +120,7 @@ class GymnasiumAttempt:
             return Step(stop_reason=StopReason.ANSWER)
         if truncated or last:
             return Step(stop_reason=StopReason.TURN_LIMIT)
-        return Step(Observation(((f"\n{as_text(shown)}\n", TokenKind.OBSERVATION),), "user"))
+        return Step(Observation(((f"\n{spaces.as_text(shown)}\n", TokenKind.OBSERVATION),), "user"))
 
     async def verify(self, transcript: Transcript) -> Verdict:
         """The rewards that the environment gave."""
@@ -188,35 +190,10 @@ def as_action(space: Any, names: Sequence[str], text: str) -> Any:
         if word not in names:
             raise InvalidAction(f"Actions are: {', '.join(names)}.")
         return int(getattr(space, "start", 0)) + names.index(word)
-    if type(space).__name__ == "Text":
-        return _of(space, word)
     try:
-        value = json.loads(word)
-    except (ValueError, RecursionError):
+        action = spaces.read(space, word if spaces.kind_of(space) == "Text" else json.loads(word))
+    except (ValueError, OverflowError, RecursionError):
         raise InvalidAction(f"Actions are: {space}.") from None
-    import numpy as np
-
-    shape = getattr(space, "shape", None)
-    try:
-        if isinstance(value, bool):  # which Python takes for a number
-            raise ValueError
-        if shape and not isinstance(value, dict):
-            value = np.asarray(value, space.dtype).reshape(shape)
-        elif type(value) is int:
-            value = np.int64(value)
-    except (ValueError, TypeError, OverflowError):
-        raise InvalidAction(f"Actions are: {space}.") from None
-    return _of(space, value)
-
-
-def _of(space: Any, value: Any) -> Any:
-    if not space.contains(value):
+    if not space.contains(action):
         raise InvalidAction(f"Actions are: {space}.")
-    return value
-
-
-def as_text(shown: Any) -> str:
-    """An observation as text: texts as they are, arrays as nested lists, everything else as Python writes it."""
-    if isinstance(shown, dict):
-        return "\n".join(f"{name}: {as_text(value)}" for name, value in shown.items())
-    return shown if isinstance(shown, str) else str(shown.tolist() if hasattr(shown, "tolist") else shown)
+    return action

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 SOLVED = "solved"
 ANSWER = tags.pair("answer")
 CLOSE_S = 10.0  # longer than a connection takes to close
+WORDS = ("description", "title")  # of a schema: they change nothing that a call depends on
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,7 +156,7 @@ class MCPAttempt:
         self._connections = self._connect()
         if not self._config.shared:
             await open_all(self._connections, self._config.start_timeout_s)
-            if distinct(self._connections) != self._tools:
+            if _shape(distinct(self._connections)) != _shape(self._tools):
                 raise ValueError("an MCP server offers other tools than at the beginning of the run")
         return self._config.prompt(self._task.prompt, [tool for _, tool in self._tools.values()])
 
@@ -243,6 +244,17 @@ def distinct(connections: Sequence[Connection]) -> dict[str, tuple[int, Tool]]:
     if not tools:
         raise ConfigError("config.env.servers: no server offers a tool.")
     return tools
+
+
+def _shape(tools: Mapping[str, tuple[int, Tool]]) -> Any:
+    """What calls depend on: names and schemas. Words that describe them may hold the time of day."""
+
+    def without_words(schema: Any) -> Any:
+        if isinstance(schema, Mapping):
+            return {k: without_words(v) for k, v in schema.items() if not (k in WORDS and isinstance(v, str))}
+        return [without_words(one) for one in schema] if isinstance(schema, list) else schema
+
+    return {name: (number, without_words(tool.parameters)) for name, (number, tool) in tools.items()}
 
 
 def _shown(text: str, kind: TokenKind) -> Step:

@@ -24,6 +24,7 @@ from jaxagent.config import ConfigError
 from jaxagent.config.ranges import FiniteFloat, Seconds
 from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
 from jaxagent.envs.verifiers import rows
+from jaxagent.envs.verifiers.dialogue import open_dialogue
 from jaxagent.tools.hermes import CLOSE, OPEN
 from jaxagent.tools.reading import read_answer
 from jaxagent.types import StopReason, Task, TokenKind
@@ -59,12 +60,22 @@ class Verifiers(Environment):
           ConfigError: the environment cannot be made, or has too few rows.
         """
         environment = rows.load(self.make, self.arguments)
+        known, others = (rows.rows_of(environment, split) for split in ("train", "heldout"))
         train, heldout = (
-            [_task_row(environment, split, i, row) for i, row in enumerate(rows.rows_of(environment, split))]
-            for split in ("train", "heldout")
+            [_task_row(environment, split, i, row) for i, row in enumerate(of)]
+            for split, of in (("train", known), ("heldout", others))
         )
+        trained = [rows.asked(environment, row) for row in known]
+        asked = [rows.asked(environment, row) for row in others]
+        if sorted(asked) == sorted(trained):  # the package hands out the training rows where it has no others
+            heldout = []
+        elif shared := sum(one in set(trained) for one in asked):
+            told = (
+                f"{shared} of its {len(asked)} held-out rows are training rows, so its score would be that of training"
+            )
+            raise ConfigError(f"config.env.make='{self.make}': {told}.")
         if not heldout:
-            train, heldout = train[:-num_heldout], train[-num_heldout:]
+            train, heldout = train[: len(train) - num_heldout], train[len(train) - num_heldout :]
         if not train:
             raise ConfigError(f"config.env.make='{self.make}' has too few rows: {len(heldout)}, all of them held out.")
         return {"train": train, "heldout": heldout}
@@ -89,9 +100,8 @@ class VerifiersAttempt:
     def __init__(self, task: Task, config: Verifiers, environment: Any) -> None:
         self._task, self._config, self._environment = task, config, environment
         self._row = row_of(environment, task)
-        self._tools = rows.tools_of(environment)
-        self._messages: list[dict[str, Any]] = []
-        self._state: dict[str, Any] = {}
+        self._tools = rows.tools_of(lambda name: getattr(environment, name, None))
+        self._dialogue = open_dialogue(environment, self._call)
         self._turns = 0  # malformed ones too, which the environment does not see
         most = getattr(environment, "max_turns", -1)
         self._most_turns = min(config.max_turns, most) if type(most) is int and most > 0 else config.max_turns
@@ -100,21 +110,9 @@ class VerifiersAttempt:
 
     async def start(self) -> Sequence[Message]:
         """The row's prompt, and the tools."""
-        prompt = rows.prompt_of(self._environment, self._row)
-        self._messages = [dict(message) for message in prompt]
-        row = dict(self._row)
-        self._state = {
-            **{name: row.get(name, default) for name, default in (("answer", ""), ("task", "default"), ("info", {}))},
-            "id": self._task.id,
-            "input": row,
-            "prompt": prompt,
-            "completion": [],
-            "responses": [],
-            "trajectory": [],
-            "turn": 0,
-        }
-        if hasattr(self._environment, "setup_state"):
-            self._state = await self._call(self._environment.setup_state, self._state) or self._state
+        prompt = await self._dialogue.begin(dict(self._row), self._task.id)
+        self._tools = rows.tools_of(self._dialogue.state.get) or self._tools  # a row may have its own
+        self.stop_strings = (CLOSE,) if self._tools else ()
         return rows.shown(prompt, self._tools)
 
     async def step(self, action: str) -> Step:
@@ -125,6 +123,7 @@ class VerifiersAttempt:
         if self._tools and said.malformed:
             self.counters["invalid_actions"] += 1
             if last:
+                await self._dialogue.say({"role": "assistant", "content": action})
                 return Step(stop_reason=StopReason.TURN_LIMIT)
             told = f'\nWrite {OPEN}{{"name": ..., "arguments": {{...}}}}{CLOSE}.\n'
             return Step(Observation(((told, TokenKind.WARNING),), "user"))
@@ -139,21 +138,12 @@ class VerifiersAttempt:
                 )
                 for i, call in enumerate(said.calls)
             ]
-        state = self._state
-        state["trajectory"].append({"prompt": list(self._messages), "completion": [message]})
-        state["responses"].append(message)
-        self._say([message])
-        state["turn"] += 1
-        if await self._completed():
+        await self._dialogue.say(message)
+        if await self._dialogue.over():
             return Step(stop_reason=StopReason.ANSWER)
         if last:
             return Step(stop_reason=StopReason.TURN_LIMIT)
-        answer = await self._call(self._environment.env_response, self._messages, state)
-        if isinstance(answer, tuple):
-            answer, self._state = answer
-        new = [_user(answer)] if isinstance(answer, str) else [dict(one) for one in answer]
-        self._say(new)
-        if await self._completed():
+        if (new := await self._dialogue.answer()) is None:
             return Step(stop_reason=StopReason.ANSWER)
         texts = [rows.text_of(one) for one in new]
         if not any(texts):
@@ -162,15 +152,21 @@ class VerifiersAttempt:
         return Step(Observation(parts, "tool" if all(one.get("role") == "tool" for one in new) else "user"))
 
     async def verify(self, transcript: Transcript) -> Verdict:
-        """The rubric: the weighted sum of its functions; each one's value is a component."""
-        state = self._state
-        known = {name: state.get(name) for name in ("prompt", "completion", "answer", "task", "info")}
-        known |= {**{name: value for name, value in self._row.items() if name not in known}, "state": state}
+        """The rubric: the weighted sum of its functions; each one's value is a component.
+
+        A message that was cut, and that `step` never got, is the last of the completion all the same.
+        """
+        if len(transcript.turns) > self._turns:
+            self._turns += 1
+            await self._dialogue.say({"role": "assistant", "content": transcript.turns[-1][0]}, cut=True)
+        elif transcript.ended is StopReason.TOKEN_LIMIT:
+            await self._dialogue.fill()
+        await self._dialogue.finish()
         reward, scores = 0.0, dict[str, float]()
-        for function, weight, parser in rows.reward_functions(self._environment):
+        for function, weight, rubric in rows.reward_functions(self._environment):
             parameters = inspect.signature(function).parameters.values()
             everything = any(one.kind is one.VAR_KEYWORD for one in parameters)
-            given = {**known, "parser": parser}
+            given = rows.scored(self._environment, rubric, self._dialogue.state, self._row)
             named = given if everything else {one.name: given[one.name] for one in parameters if one.name in given}
             value = float(await self._call(function, **named))
             scores[name_of(function)] = value
@@ -179,15 +175,7 @@ class VerifiersAttempt:
 
     async def close(self) -> None:
         """The environment is shared; an attempt has nothing but its state."""
-
-    async def _completed(self) -> bool:
-        function = self._environment.is_completed
-        alone = len(inspect.signature(function).parameters) == 1
-        return bool(await self._call(function, *([self._state] if alone else [self._messages, self._state])))
-
-    def _say(self, messages: Sequence[dict[str, Any]]) -> None:
-        self._messages += messages
-        self._state["completion"] = [*self._state["completion"], *messages]
+        await self._dialogue.clean()
 
     async def _call(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
         """Calls what may be a coroutine function, or one that blocks and gets a thread."""
@@ -237,7 +225,3 @@ def row_of(environment: Any, task: Task) -> Mapping[str, Any]:
 def name_of(function: Callable[..., Any]) -> str:
     """The name of a reward function in reports."""
     return getattr(function, "__name__", type(function).__name__)
-
-
-def _user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}

@@ -5,7 +5,7 @@ forms or one.
 
     dataset, eval_dataset         sequences of rows, or get_dataset() and get_eval_dataset()
     rubric                        funcs and weights (or reward_funcs, get_reward_funcs(), ...), or a group of `rubrics`
-    oai_tools                     tools in OpenAI's form; may be missing
+    oai_tools or tool_defs        tools, in OpenAI's form or without its outer layer; may be missing
     setup_state, env_response, is_completed, max_turns
 """
 
@@ -90,10 +90,25 @@ def text_of(message: Mapping[str, Any]) -> str:
     return "".join(part["text"] for part in content)
 
 
-def tools_of(environment: Any) -> list[Tool]:
-    """The tools that an environment offers, from OpenAI's form."""
-    forms = [form.get("function", form) for form in getattr(environment, "oai_tools", None) or ()]
+def tools_of(get: Callable[[str], Any]) -> list[Tool]:
+    """The tools that an environment or an attempt's state offers, given a function that gets its parts by name."""
+    forms = [form.get("function") or form for form in get("oai_tools") or get("tool_defs") or ()]
     return [Tool(form["name"], form.get("description") or "", form.get("parameters") or {}) for form in forms]
+
+
+def asked(environment: Any, row: Mapping[str, Any]) -> str:
+    """A row's prompt, to be compared with others'."""
+    return json.dumps([(one.get("role"), text_of(one)) for one in prompt_of(environment, row)])
+
+
+def scored(environment: Any, rubric: Any, state: Any, row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a rubric's reward functions may ask for, by name."""
+    if hasattr(rubric, "score_objects"):
+        return rubric.score_objects(state)
+    known = {name: state.get(name) for name in ("prompt", "completion", "answer", "task", "info")}
+    known |= {**{name: value for name, value in row.items() if name not in known}, "state": state}
+    parser = getattr(rubric, "parser", getattr(environment, "parser", None))
+    return {**known, "parser": parser, **getattr(rubric, "class_objects", {})}
 
 
 def shown(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[Message]:
@@ -108,13 +123,17 @@ def shown(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[
 
 
 def reward_functions(environment: Any) -> list[tuple[Callable[..., Any], float, Any]]:
-    """(function, weight, its rubric's parser) of each reward function.
+    """(function, weight, its rubric) of each reward function.
 
     Raises:
       ConfigError: functions and weights are not equally many, or one judges whole groups.
     """
-    found = []
-    for rubric in getattr(environment.rubric, "rubrics", None) or [environment.rubric]:
+    found, rubrics = [], [environment.rubric]
+    while rubrics:
+        rubric = rubrics.pop(0)
+        if inner := getattr(rubric, "rubrics", None):  # a group, in which there may be groups
+            rubrics[:0] = inner
+            continue
         functions = list(_first(rubric, ("funcs", "reward_funcs")) or ())
         weights = list(_first(rubric, ("weights", "reward_weights")) or [1.0] * len(functions))
         if len(functions) != len(weights):
@@ -122,7 +141,7 @@ def reward_functions(environment: Any) -> list[tuple[Callable[..., Any], float, 
         for function, weight in zip(functions, weights, strict=True):
             if OF_A_GROUP & set(inspect.signature(function).parameters):
                 raise ConfigError(f"config.env.make: {function.__name__} judges whole groups; one episode is needed.")
-            found.append((function, float(weight), getattr(rubric, "parser", getattr(environment, "parser", None))))
+            found.append((function, float(weight), rubric))
     return found
 
 

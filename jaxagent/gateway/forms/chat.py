@@ -29,9 +29,9 @@ def parse(raw: bytes) -> Ask:
     body = Fields(checks.parse_json(raw, mend=True), "", ignored)
     messages = _messages(body.need("messages", list), ignored)
     tools = _tools(body.take("tools", list, default=[]), ignored)
-    body.refuse("n", "this server gives one choice; ask several times", 1)
     for name in ("functions", "function_call"):
         body.refuse(name, "OpenAI replaced it by 'tools' and 'tool_choice'; send these", [], "auto", "none")
+    body.refuse("continue_final_message", "this server does not continue a message", False)
     body.refuse("audio", "this server reads and writes text only")
     body.refuse("modalities", "this server reads and writes text only", ["text"])
     if not body.take("parallel_tool_calls", bool, default=True):
@@ -42,7 +42,8 @@ def parse(raw: bytes) -> Ask:
     newer, older = checks.take_positive(body, "max_completion_tokens"), checks.take_positive(body, "max_tokens")
     told: dict[str, Any] = checks.take_sampling(body) | dict(
         messages=messages,
-        tools=checks.offered(body.take("tool_choice", str, dict), tools),
+        tools=checks.offered(body, tools),
+        n=checks.take_choices(body),
         model=body.take("model", str),
         max_tokens=older if newer is None else newer,
         stops=checks.stops(body.take("stop", str, list, default=[])),
@@ -68,9 +69,12 @@ def _messages(data: list, ignored: Ignored) -> tuple[ChatMessage, ...]:
             message.refuse("audio", "this server reads and writes text only")
             calls = tuple(_calls(message))
             names |= {call.id: call.name for call in calls}
-            reasoning = message.take("reasoning_content", str, default="") or message.take("reasoning", str, default="")
+            reasonings = [
+                message.take(name, str, dict, list, default="") for name in ("reasoning_content", "reasoning")
+            ]
+            reasoning = next((one for one in reasonings if one and isinstance(one, str)), "")
             text = text or message.take("refusal", str, default="")
-            message.drop("reasoning", "refusal")
+            message.drop("refusal")
             found.append(ChatMessage("assistant", text, calls, reasoning=reasoning))
         elif role == "tool":
             call = message.take("tool_call_id", str, default="")
@@ -81,6 +85,8 @@ def _messages(data: list, ignored: Ignored) -> tuple[ChatMessage, ...]:
         message.done()
     if not found:
         raise BadRequest("'messages' must not be empty", "messages")
+    if found[-1].role == "assistant":
+        ignored.add("messages: the last one is the assistant's, and another one follows it")
     return tuple(found)
 
 
@@ -117,8 +123,14 @@ def _tools(data: list, ignored: Ignored) -> tuple[Tool, ...]:
 # -------------------------------------------------------------------- the answer
 
 
-def body(ask: Ask, answer: Answer, ident: Ident) -> dict[str, Any]:
-    """The whole answer."""
+def body(ask: Ask, *answers: Answer, ident: Ident) -> dict[str, Any]:
+    """The whole answer; each of several is a choice."""
+    choices = [{"index": i, "message": _said(a, ident)} | _end(ask, a) for i, a in enumerate(answers)]
+    told = _head(ident, "chat.completion") | {"choices": choices, "usage": completions.usage_of(answers)}
+    return told | _prompt(ask, answers[0])
+
+
+def _said(answer: Answer, ident: Ident) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.text or None, "refusal": None}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
@@ -126,8 +138,7 @@ def body(ask: Ask, answer: Answer, ident: Ident) -> dict[str, Any]:
         message["tool_calls"] = [_call(call, i, ident) for i, call in enumerate(answer.calls)]
     elif not answer.text:
         message["content"] = ""
-    told = _head(ident, "chat.completion") | {"choices": [{"index": 0, "message": message} | _end(ask, answer)]}
-    return told | {"usage": _usage(answer)} | _prompt(ask, answer)
+    return message
 
 
 def error(message: str, status: int, param: str | None, code: str | None) -> dict[str, Any]:
@@ -140,6 +151,7 @@ class Writer:
 
     def __init__(self, ask: Ask, ident: Ident) -> None:
         self._ask, self._ident, self._sent = ask, ident, events.Sent()
+        self._index = 0  # of the choice
 
     def begin(self, prompt_tokens: int, cached_tokens: int | None) -> bytes:
         """The chunk that says who speaks."""
@@ -155,13 +167,18 @@ class Writer:
             return self._chunk({"reasoning_content": delta.text})
         return self._chunk({"tool_calls": [{"index": number} | _call(delta, number, self._ident)]})
 
-    def end(self, answer: Answer) -> bytes:
-        """What has not been sent, the finish reason, usage where asked for, and [DONE]."""
-        rest = b"".join(map(self.delta, self._sent.rest(answer)))
-        rest += self._chunk({}, _prompt(self._ask, answer), **_end(self._ask, answer))
+    def end(self, *answers: Answer) -> bytes:
+        """What has not been sent, each choice's finish reason, usage where asked for, and [DONE]."""
+        rest = b""
+        for self._index, answer in enumerate(answers):
+            if self._index:
+                self._sent = events.Sent()
+                rest += self.begin(0, None)
+            rest += b"".join(map(self.delta, self._sent.rest(answer)))
+            rest += self._chunk({}, _prompt(self._ask, answer), **_end(self._ask, answer))
         if self._ask.stream_usage:
             head = _head(self._ident, "chat.completion.chunk")
-            rest += events.event(head | {"choices": [], "usage": _usage(answer)})
+            rest += events.event(head | {"choices": [], "usage": completions.usage_of(answers)})
         return rest + b"data: [DONE]\n\n"
 
     def ping(self) -> bytes:
@@ -173,7 +190,7 @@ class Writer:
         return events.event(completions.error_body(message, status, None, code))
 
     def _chunk(self, delta: dict[str, Any], more: dict[str, Any] | None = None, **choice: Any) -> bytes:
-        one = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None} | choice
+        one = {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None} | choice
         more = ({"usage": None} if self._ask.stream_usage else {}) | (more or {})
         return events.event(_head(self._ident, "chat.completion.chunk") | {"choices": [one]} | more)
 
@@ -201,7 +218,3 @@ def _end(ask: Ask, answer: Answer) -> dict[str, Any]:
 
 def _prompt(ask: Ask, answer: Answer) -> dict[str, Any]:
     return {"prompt_token_ids": list(answer.prompt_ids)} if ask.return_token_ids else {}
-
-
-def _usage(answer: Answer) -> dict[str, Any]:
-    return completions.usage(len(answer.prompt_ids), len(answer.tokens), answer.cached_tokens)

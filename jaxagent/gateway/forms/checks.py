@@ -8,16 +8,20 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from jaxagent.config import LEAST_TEMPERATURE, SamplingConfig
 from jaxagent.gateway.chat import BadRequest, Tool
 
 MAX_DEPTH = 128  # of the JSON
-MAX_STOPS, MAX_STOP_BYTES = 16, 256
+MAX_STOPS, MAX_STOP_BYTES = 128, 256
 MAX_TOOLS, MAX_MESSAGES = 1024, 16384
 MAX_IGNORED, MAX_IGNORED_CHARS = 64, 80
 MOST_TEMPERATURE = 1000.0
+MAX_CHOICES = 128  # of one request
+LEAST_TOP_P = 1e-6  # what a top_p of 0 means: the likeliest token alone
+CHOICES = {"auto": False, "none": False, "required": True, "any": True}  # of a tool -> whether that is a wish only
 NUMBER = (int, float)
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
@@ -146,6 +150,11 @@ class Ignored:
         return tuple(self._names)
 
 
+def whole(value: Any, *types: type) -> Any:
+    """The value, and 100 for 100.0 where a whole number is wanted: JSON knows one kind of numbers."""
+    return int(value) if type(value) is float and int in types and value.is_integer() else value
+
+
 class Fields:
     """An object whose fields are taken one by one, with their types; what is left over in the end is ignored."""
 
@@ -163,7 +172,7 @@ class Fields:
         """The field's value, or the default where it is absent. Raises BadRequest for another type."""
         if (value := self._left.pop(name, None)) is None:
             return default
-        if type(value) not in types:
+        if type(value := whole(value, *types)) not in types:
             told = " or ".join({"dict": "object"}.get(t.__name__, t.__name__) for t in types)
             raise BadRequest(f"'{self.path(name)}' must be {told}", self.path(name))
         return value
@@ -191,7 +200,7 @@ class Fields:
             self.ignored.add(self.path(name))
 
 
-def items(data: Any, at: str, most: int) -> list[tuple[Any, str]]:
+def items(data: Sequence[Any], at: str, most: int) -> list[tuple[Any, str]]:
     """The elements of a list that is not too long, each with its place in the body."""
     if len(data) > most:
         raise BadRequest(f"'{at}' has {len(data)} elements, it may have {most}", at)
@@ -208,9 +217,9 @@ def sampling(temperature: float, top_p: float, top_k: int, min_p: float, most_to
             f"'temperature' must be from 0 to {MOST_TEMPERATURE:g} (below {LEAST_TEMPERATURE:g} sampling is greedy)",
             "temperature",
         )
-    if not (0 < top_p <= 1 and 0 <= top_k <= most_top_k and 0 <= min_p <= 1):
-        raise BadRequest(f"0 < top_p <= 1, 0 <= top_k <= {most_top_k} and 0 <= min_p <= 1 must hold")
-    return SamplingConfig(float(temperature), float(top_p), top_k, float(min_p))
+    if not (0 <= top_p <= 1 and 0 <= top_k <= most_top_k and 0 <= min_p <= 1):
+        raise BadRequest(f"0 <= top_p <= 1, 0 <= top_k <= {most_top_k} and 0 <= min_p <= 1 must hold")
+    return SamplingConfig(float(temperature), max(float(top_p), LEAST_TOP_P), top_k, float(min_p))
 
 
 def take_sampling(body: Fields) -> dict[str, Any]:
@@ -233,6 +242,13 @@ def take_positive(body: Fields, name: str) -> int | None:
     if (value := body.take(name, int)) is not None and value < 1:
         raise BadRequest(f"'{name}' must be positive", name)
     return value
+
+
+def take_choices(body: Fields) -> int:
+    """The number of samples that a request asks for, `n`."""
+    if not 1 <= (n := body.take("n", int, default=1)) <= MAX_CHOICES:
+        raise BadRequest(f"'n' must be from 1 to {MAX_CHOICES}", "n")
+    return n
 
 
 def stops(stop: str | list, name: str = "stop") -> tuple[str, ...]:
@@ -266,16 +282,25 @@ def no_name_twice(tools: list[Tool]) -> tuple[Tool, ...]:
     return tuple(tools)
 
 
-def offered(choice: Any, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
-    """The tools that the policy may choose from: the dialects' `tool_choice`, an object's `type` or a text.
+def offered(body: Fields, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
+    """The tools that the policy may choose from, by the dialects' `tool_choice`: a text, or an object with a `type`.
+
+    A call that is demanded, of any tool or of one by name, is a wish: a policy that does not call is told so by its
+    program, and can learn it.
 
     Raises:
-      BadRequest: a call is demanded, which this server cannot promise.
+      BadRequest: the choice is none, or there is no such tool.
     """
-    kind = choice.get("type") if isinstance(choice, dict) else choice
-    if kind not in (None, "auto", "none"):
-        told = "it may be 'auto' or 'none': this server does not force calls"
-        raise BadRequest(f"'tool_choice': {told}", "tool_choice")
+    choice = body.take("tool_choice", str, dict, default="auto")
+    kind = choice if isinstance(choice, str) else choice.get("type")
+    if (isinstance(choice, str) and choice not in CHOICES) or not isinstance(kind, str):
+        raise BadRequest(f"'tool_choice' must be one of {', '.join(CHOICES)}, or name a tool", "tool_choice")
+    named = choice if isinstance(choice, str) else choice.get("function", choice)
+    name = named.get("name") if isinstance(named, dict) else None
+    if name is not None and kind in ("function", "tool", "custom") and all(tool.name != name for tool in tools):
+        raise BadRequest(f"'tool_choice' names the tool '{str(name)[:80]}', which is not among 'tools'", "tool_choice")
+    if CHOICES.get(kind, True) or (isinstance(choice, dict) and choice.get("disable_parallel_tool_use")):
+        body.ignored.add("tool_choice")
     return () if kind == "none" else tools
 
 

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxagent.config import SamplingConfig
-from jaxagent.gateway.chat import BadRequest
+from jaxagent.gateway.chat import Answer, BadRequest
 from jaxagent.gateway.forms import checks
-from jaxagent.gateway.forms.checks import NUMBER
+from jaxagent.gateway.forms.checks import MAX_CHOICES, NUMBER
 
-MAX_CHOICES = 128  # of one request, over all its prompts
 FIELDS: dict[str, tuple[type, ...]] = {
     "prompt": (str, list),
     "model": (str,),
@@ -67,7 +66,7 @@ def parse(raw: bytes, vocab_size: int) -> Ask:
     body = checks.parse_json(raw)
     if not isinstance(body, dict) or body.get("prompt") is None:
         raise BadRequest("the body must be an object with a 'prompt'", "prompt")
-    body = {name: value for name, value in body.items() if value is not None}
+    body = {name: checks.whole(value, *FIELDS.get(name, ())) for name, value in body.items() if value is not None}
     n = body.get("n", 1)
     for name, value in body.items():
         if name in OFF or name == "best_of":
@@ -145,6 +144,13 @@ def merged(pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "token_ids": [x for p in pieces for x in p["token_ids"]],
         "logprobs": lists | {"top_logprobs": None},
     }
+
+
+def usage_of(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Tokens of answers to one prompt; what was cached is what all of them found, None if one of them cannot tell."""
+    cached = [answer.cached_tokens for answer in answers]
+    least = None if None in cached else min(one for one in cached if one is not None)
+    return usage(len(answers[0].prompt_ids), sum(len(answer.tokens) for answer in answers), least)
 
 
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None) -> dict[str, Any]:

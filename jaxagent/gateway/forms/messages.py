@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxagent.gateway.answered import Answered, Item
 from jaxagent.gateway.chat import Answer, Ask, BadRequest, Call, ChatMessage, Delta, Ident, Reasoning, Text, Tool
 from jaxagent.gateway.forms import checks, events, parts
 from jaxagent.gateway.forms.checks import Fields, Ignored
 
+THREADS = ("system", "tools")  # fields that a thread has from its first request
+NO_THREAD = "thread_not_found"
 BILLING = "x-anthropic-billing-header"
 TEXT_PARTS = {"text": "text"}
+SHOWN = "text, document, search_result, tool_reference"
+DOCUMENTS = {"text": "data", "content": "content"}  # kind of a document's source -> the field that has its text
 KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -30,22 +35,24 @@ FINISH = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", 
 # -------------------------------------------------------------------- the request
 
 
-def parse(raw: bytes) -> Ask:
+def parse(raw: bytes, answered: Answered | None = None) -> Ask:
     """Reads the body of a request, or of one that only counts its tokens.
+
+    Args:
+      raw: the body.
+      answered: what its session answered before; None: nothing.
 
     Raises:
       BadRequest: a mistake of the client's, described in one line.
     """
     ignored = Ignored()
-    body = Fields(checks.parse_json(raw, mend=True), "", ignored)
+    data = checks.parse_json(raw, mend=True)
+    items = _threaded(data, answered or Answered()) if isinstance(data, dict) and data.get("thread") else ()
+    body = Fields(data, "", ignored)
     system = _system(body, "system")
     messages = ((ChatMessage("system", system),) if system else ()) + _messages(body, ignored)
     tools = _tools(body.take("tools", list, default=[]), ignored)
-    choice = Fields(body.take("tool_choice", dict, default={}), "tool_choice", ignored)
-    tools = checks.offered(choice.take("type", str), tools)
-    if choice.take("disable_parallel_tool_use", bool, default=False):
-        ignored.add("tool_choice.disable_parallel_tool_use")
-    choice.done()
+    tools = checks.offered(body, tools)
     metadata = Fields(body.take("metadata", dict, default={}), "metadata", ignored)
     user = metadata.take("user_id", str, default="")
     metadata.done()
@@ -59,10 +66,27 @@ def parse(raw: bytes) -> Ask:
         stream_usage=True,
         return_token_ids=body.take("return_token_ids", bool, default=False),
         user=user,
+        items=items,
     )
     body.drop("cache_control")
     body.done()
     return Ask(**told, ignored=ignored.names())
+
+
+def _threaded(data: dict[str, Any], answered: Answered) -> tuple[Item, ...]:
+    """Puts what the server holds of a thread into a request that brings only what is new (`thread`, of a client's own
+    tool loop). Returns what is held from now on: the system and the tools, and each message."""
+    thread = Fields(data.pop("thread"), "thread", Ignored())
+    held: tuple[Item, ...] = ({name: data[name] for name in THREADS if name in data},)
+    if thread.need("type", str) == "continue":
+        name = thread.need("previous_message_id", str)
+        held = answered.history(name, "thread.previous_message_id", status=404, code=NO_THREAD)
+        data |= {name: value for name, value in held[0].items() if name not in data}
+    new = data.get("messages")
+    if isinstance(new, list):
+        data["messages"] = [*held[1:], *new]
+        held = (*held, *new)
+    return held
 
 
 def _system(message: Fields, name: str) -> str:
@@ -125,19 +149,49 @@ def _user(message: Fields, names: dict[str, str]) -> list[ChatMessage]:
     for item, at in _items(data, message.path("content")):
         block = Fields(item, at, message.ignored)
         if (kind := block.need("type", str)) != "tool_result":
-            texts.append(parts.part_text(block, TEXT_PARTS, kind, "text and tool_result"))
+            texts.append(_shown(block, kind, f"{SHOWN} and tool_result"))
             continue
         if texts:
             found.append(ChatMessage("user", "\n".join(texts)))
             texts = []
         call = block.need("tool_use_id", str)
-        text = parts.content(block, TEXT_PARTS, "\n")
-        found.append(ChatMessage("tool", text, call_id=call, name=names.get(call, "")))
+        found.append(ChatMessage("tool", _texts(block, "content"), call_id=call, name=names.get(call, "")))
         if block.take("is_error", bool, default=False):
             block.ignored.add("tool_result: is_error")
         block.drop("cache_control")
         block.done()
     return [*found, ChatMessage("user", "\n".join(texts))] if texts or not found else found
+
+
+def _texts(block: Fields, name: str) -> str:
+    """The text of a field that is a text, or blocks of what can be shown as text."""
+    data = block.take(name, str, list, default="")
+    if isinstance(data, str):
+        return data
+    inner = [Fields(one, at, block.ignored) for one, at in _items(data, block.path(name))]
+    return "\n".join(_shown(one, one.take("type", str, default="text"), SHOWN) for one in inner)
+
+
+def _shown(block: Fields, kind: str, readable: str) -> str:
+    """The text of a block that shows the policy something. Raises BadRequest where that is no text, such as a PDF."""
+    if kind == "tool_reference":
+        lines = [block.need("tool_name", str)]
+    elif kind == "search_result":
+        lines = [block.take("title", str, default=""), block.take("source", str, default=""), _texts(block, "content")]
+    elif kind == "document":
+        source = Fields(block.need("source", dict), block.path("source"), block.ignored)
+        if (of := source.need("type", str)) not in DOCUMENTS:
+            told = f"'{source.at}' is of type '{of[:40]}'; this server reads documents of {' and '.join(DOCUMENTS)}"
+            raise BadRequest(told, source.at)
+        lines = [block.take(name, str, default="") for name in ("title", "context")]
+        lines.append(_texts(source, DOCUMENTS[of]))
+        source.drop("media_type")
+        source.done()
+    else:
+        return parts.part_text(block, TEXT_PARTS, kind, readable)
+    block.drop("cache_control", "citations")
+    block.done()
+    return "\n".join(filter(None, lines))
 
 
 def _assistant(message: Fields) -> ChatMessage:
@@ -177,7 +231,7 @@ def _tools(data: list, ignored: Ignored) -> tuple[Tool, ...]:
 # -------------------------------------------------------------------- the answer
 
 
-def body(ask: Ask, answer: Answer, ident: Ident) -> dict[str, Any]:
+def body(ask: Ask, answer: Answer, *, ident: Ident) -> dict[str, Any]:
     """The whole answer."""
     content: list[dict[str, Any]] = []
     if answer.reasoning:
@@ -197,7 +251,8 @@ def count(tokens: int) -> dict[str, Any]:
 def error(message: str, status: int, param: str | None, code: str | None) -> dict[str, Any]:
     """An error as Anthropic's clients read it; its kinds have no place for a parameter or a code."""
     kind = KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    details = {"details": {"error_code": code}} if code == NO_THREAD else {}  # with which its client begins anew
+    return {"type": "error", "error": {"type": kind, "message": message} | details}
 
 
 class Writer:

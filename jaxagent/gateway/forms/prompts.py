@@ -26,8 +26,6 @@ def parse(raw: bytes) -> Ask:
     asked = completions.parse(raw, MOST_ID)
     if len(asked.prompts) != 1:
         raise BadRequest("'prompt': a session takes one prompt in a request; send one request for each", "prompt")
-    if asked.n != 1:
-        raise BadRequest("'n': a session gives one choice; ask several times", "n")
     prompt = asked.prompts[0]
     if not isinstance(prompt, str) and not all(type(i) is int and 0 <= i <= MOST_ID for i in prompt):
         raise BadRequest("'prompt' must be text or token ids", "prompt")
@@ -41,14 +39,16 @@ def parse(raw: bytes) -> Ask:
         stops=asked.stops,
         stream=asked.stream,
         stream_usage=asked.stream_usage,
+        n=asked.n,
         user=asked.user,
     )
 
 
-def body(ask: Ask, answer: Answer, ident: Ident) -> dict[str, Any]:
-    """The whole answer."""
-    told = _head(ident) | {"choices": [_last(answer, answer.text)], "usage": _usage(answer)}
-    return told | {"prompt_token_ids": list(answer.prompt_ids)}
+def body(ask: Ask, *answers: Answer, ident: Ident) -> dict[str, Any]:
+    """The whole answer; each of several is a choice."""
+    choices = [_last(answer, answer.text, i) for i, answer in enumerate(answers)]
+    told = _head(ident) | {"choices": choices, "usage": completions.usage_of(answers)}
+    return told | {"prompt_token_ids": list(answers[0].prompt_ids)}
 
 
 def error(message: str, status: int, param: str | None, code: str | None) -> dict[str, Any]:
@@ -71,11 +71,13 @@ class Writer:
         self._sent.add(delta)
         return self._event([_text(delta.text)]) if isinstance(delta, Text) else b""
 
-    def end(self, answer: Answer) -> bytes:
+    def end(self, *answers: Answer) -> bytes:
         """The text that has not been sent, all tokens, the finish reason, usage where asked for, and [DONE]."""
-        data = self._event([_last(answer, answer.text[self._sent.texts :])])
+        data = b""
+        for i, answer in enumerate(answers):
+            data += self._event([_last(answer, answer.text[0 if i else self._sent.texts :], i)])
         if self._ask.stream_usage:
-            data += self._event([], _usage(answer))
+            data += self._event([], completions.usage_of(answers))
         return data + b"data: [DONE]\n\n"
 
     def ping(self) -> bytes:
@@ -104,13 +106,9 @@ def _text(text: str) -> dict[str, Any]:
     return completions.piece(0, text, [], [], [], [])
 
 
-def _last(answer: Answer, text: str) -> dict[str, Any]:
+def _last(answer: Answer, text: str, number: int) -> dict[str, Any]:
     """The choice, with this much of its text."""
     ids, logprobs = answer.tokens.tolist(), answer.logprobs.tolist()
-    told = completions.piece(0, text, ids, answer.token_texts, logprobs, answer.text_offsets)
+    told = completions.piece(number, text, ids, answer.token_texts, logprobs, answer.text_offsets)
     told |= {"finish_reason": FINISH[answer.finish], "stop_string": answer.stop_string}
     return told | {"cached_tokens": answer.cached_tokens}
-
-
-def _usage(answer: Answer) -> dict[str, Any]:
-    return completions.usage(len(answer.prompt_ids), len(answer.tokens), answer.cached_tokens)

@@ -1,4 +1,5 @@
-"""OpenAI's Responses: `POST /v1/responses`, what a request asks for. Nothing is stored: a request brings its history.
+"""OpenAI's Responses: `POST /v1/responses`, what a request asks for. It brings its history, or names what a session
+answered before.
 
 Neighbouring items of the assistant (reasoning, message, calls) are one message of it, as one answer of this server
 gives them. Codex's freeform tools (type `custom`) are functions with the whole text in the argument `input`.
@@ -7,8 +8,10 @@ gives them. Codex's freeform tools (type `custom`) are functions with the whole 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
+from jaxagent.gateway.answered import Answered, Item
 from jaxagent.gateway.chat import Ask, BadRequest, Call, ChatMessage, Tool
 from jaxagent.gateway.forms import checks, completions, parts
 from jaxagent.gateway.forms.checks import Fields, Ignored
@@ -18,22 +21,27 @@ from jaxagent.gateway.forms.responses_answer import writer as writer
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 REASONING_PARTS = {"reasoning_text": "text", "text": "text"}
-STORED = "this server stores nothing; send the whole history as 'input'"
+STORED = "this server stores nothing beyond a session's answers; send the whole history as 'input'"
 
 
-def parse(raw: bytes) -> Ask:
+def parse(raw: bytes, answered: Answered | None = None) -> Ask:
     """Reads the body of a request.
+
+    Args:
+      raw: the body.
+      answered: what its session answered before; None: nothing.
 
     Raises:
       BadRequest: a mistake of the client's, described in one line.
     """
     ignored = Ignored()
     body = Fields(checks.parse_json(raw, mend=True), "", ignored)
-    for name in ("previous_response_id", "conversation", "prompt"):
+    items = _items(body, answered or Answered())
+    for name in ("conversation", "prompt"):
         body.refuse(name, STORED)
     body.refuse("background", STORED, False)
     instructions = body.take("instructions", str, default="")
-    messages = ((ChatMessage("system", instructions),) if instructions else ()) + _messages(body, ignored)
+    messages = ((ChatMessage("system", instructions),) if instructions else ()) + _messages(items, ignored)
     tools = _tools(body.take("tools", list, default=[]), ignored)
     if not body.take("parallel_tool_calls", bool, default=True):
         ignored.add("parallel_tool_calls")
@@ -43,7 +51,7 @@ def parse(raw: bytes) -> Ask:
             ignored.add(f"include: {name}")
     told: dict[str, Any] = checks.take_sampling(body) | dict(
         messages=messages,
-        tools=checks.offered(body.take("tool_choice", str, dict), tools),
+        tools=checks.offered(body, tools),
         model=body.take("model", str),
         max_tokens=checks.take_positive(body, "max_output_tokens"),
         stops=checks.stops(body.take("stop", str, list, default=[])),
@@ -52,6 +60,7 @@ def parse(raw: bytes) -> Ask:
         logprobs="message.output_text.logprobs" in included,
         return_token_ids=body.take("return_token_ids", bool, default=False),
         user=body.take("user", str, default=""),
+        items=items if body.take("store", bool, default=True) else (),
     )
     body.done()
     return Ask(**told, ignored=ignored.names())
@@ -77,14 +86,23 @@ class _Turn:
         return ChatMessage("assistant", "".join(self.texts), tuple(self.calls), reasoning="".join(self.reasonings))
 
 
-def _messages(body: Fields, ignored: Ignored) -> tuple[ChatMessage, ...]:
+def _items(body: Fields, answered: Answered) -> tuple[Item, ...]:
+    """The request's items, with what it refers to in its place."""
+    before = answered.history(name, "previous_response_id") if (name := body.take("previous_response_id", str)) else ()
     data = body.need("input", str, list)
-    if isinstance(data, str):
-        return (ChatMessage("user", data),)
+    told = [{"type": "message", "role": "user", "content": data}] if isinstance(data, str) else data
+    checks.items(told, "input", checks.MAX_MESSAGES - len(before))
+    for i, item in enumerate(told):
+        if isinstance(item, dict) and (item.get("type") == "item_reference" or item.keys() == {"id"}):
+            told[i] = answered.item(str(item.get("id")), f"input[{i}]")
+    return (*before, *told)
+
+
+def _messages(items: Sequence[Item], ignored: Ignored) -> tuple[ChatMessage, ...]:
     found: list[ChatMessage] = []
     turn: _Turn | None = None
     names: dict[str, str] = {}  # of the tools called so far, by the call's id
-    for raw, at in checks.items(data, "input", checks.MAX_MESSAGES):
+    for raw, at in checks.items(items, "input", checks.MAX_MESSAGES):
         item = Fields(raw, at, ignored)
         item.drop("id", "status", "phase")
         kind = item.take("type", str, default="message")
@@ -100,6 +118,8 @@ def _messages(body: Fields, ignored: Ignored) -> tuple[ChatMessage, ...]:
     found += [turn.message()] if turn else []
     if not found:
         raise BadRequest("'input' must not be empty", "input")
+    if found[-1].role == "assistant":
+        ignored.add("input: the last item is the assistant's, and another message follows it")
     return tuple(found)
 
 
@@ -113,8 +133,6 @@ def _message(item: Fields, kind: str, names: dict[str, str]) -> ChatMessage | No
         call = item.need("call_id", str)
         text = parts.content(item, TEXT_PARTS, "\n", "output")
         return ChatMessage("tool", text, call_id=call, name=item.take("name", str, default="") or names.get(call, ""))
-    if kind == "item_reference":
-        raise BadRequest(f"'{item.at}' refers to a stored item: {STORED}", item.at)
     if kind not in ("reasoning", "function_call", "custom_tool_call"):
         told = "message, function_call, function_call_output, custom_tool_call, custom_tool_call_output, reasoning"
         raise BadRequest(f"'{item.at}' is of type '{kind[:40]}'; this server reads {told}", item.at)

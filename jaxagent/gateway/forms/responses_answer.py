@@ -6,15 +6,17 @@ The request is not repeated in the answer (`tools` is empty, `instructions` null
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from jaxagent.gateway.answered import Item
 from jaxagent.gateway.chat import Answer, Ask, Call, Delta, Ident, Reasoning, Text
 from jaxagent.gateway.forms import events, parts
 
 ERROR_CODES = {429: "rate_limit_exceeded"}  # the codes that OpenAI's clients know
 
 
-def body(ask: Ask, answer: Answer, ident: Ident) -> dict[str, Any]:
+def body(ask: Ask, answer: Answer, *, ident: Ident) -> dict[str, Any]:
     """The whole answer."""
     output = []
     if answer.reasoning:
@@ -63,6 +65,11 @@ class Writer:
         if isinstance(delta, Reasoning):
             return opened + self._inner("response.reasoning_text.delta", delta=text)
         return opened + self._inner("response.output_text.delta", delta=text, logprobs=[])
+
+    @property
+    def output(self) -> Sequence[Item]:
+        """The items that are done."""
+        return self._output
 
     def end(self, answer: Answer) -> bytes:
         """What has not been sent, the end of the last item, and the whole answer."""

@@ -61,7 +61,7 @@ class Played:
         deltas, more = self.play(ask)
         whole = answer(*deltas, **more)
         if not ask.stream:
-            return web.json_response(form.body(ask, whole, IDENT))
+            return web.json_response(form.body(ask, whole, ident=IDENT))
         reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await reply.prepare(request)
         events = form.writer(ask, IDENT)

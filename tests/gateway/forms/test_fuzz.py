@@ -95,7 +95,7 @@ def test_a_mutated_body_is_a_request_or_a_mistake(name):
                 text.encode()
             assert all(type(c.name) is str and isinstance(c.arguments, dict | str) for c in message.calls)
         assert ask.max_tokens is None or ask.max_tokens > 0
-        json.dumps(form.body(ask, whole, IDENT), allow_nan=False)
+        json.dumps(form.body(ask, whole, ident=IDENT), allow_nan=False)
         events = form.writer(ask, IDENT)
         assert all((events.begin(5, None), events.end(whole)))
     assert read > 300 and len(refused) > 30

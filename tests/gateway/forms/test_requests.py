@@ -169,12 +169,7 @@ def test_one_history_is_one_conversation_in_every_dialect(name):
 
 def test_what_was_sent_for_nothing_is_listed():
     assert parsed(*FORMS["chat"]).ignored == ()
-    assert parsed(*FORMS["responses"]).ignored == (
-        "tools: web_search",
-        "tools: namespace",
-        "tools: local_shell",
-        "store",
-    )
+    assert parsed(*FORMS["responses"]).ignored == ("tools: web_search", "tools: namespace", "tools: local_shell")
     assert parsed(*FORMS["messages"]).ignored == (
         "system: x-anthropic-billing-header",
         "tool_result: is_error",
@@ -184,7 +179,7 @@ def test_what_was_sent_for_nothing_is_listed():
     assert parsed(chat, CHAT, **more).ignored == ("parallel_tool_calls", "response_format", "presence_penalty", "x")
     more = dict(include=["reasoning.encrypted_content"], prompt_cache_key="k", text={"verbosity": "low"})
     assert parsed(responses, RESPONSES, **more).ignored[3:] == (
-        "include: reasoning.encrypted_content", "store", "prompt_cache_key", "text",
+        "include: reasoning.encrypted_content", "prompt_cache_key", "text",
     )  # fmt: skip
     more = dict(thinking={"type": "disabled"}, context_management={}, metadata={"user_id": "u", "a": 1})
     ask = parsed(messages, MESSAGES, **more)
@@ -251,9 +246,11 @@ REFUSED = [
     (chat, {"messages": "hi"}, "messages", "must be list"),
     (chat, {"messages": ["hi"]}, "messages[0]", "must be an object"),
     (chat, {"messages": [{"role": "function", "content": "x"}]}, "messages[0].role", "one of system"),
-    (chat, {"n": 2}, "n", "one choice"),
-    (chat, {"tool_choice": "required"}, "tool_choice", "does not force"),
-    (chat, {"tool_choice": {"type": "function", "function": {"name": "bash"}}}, "tool_choice", "does not force"),
+    (chat, {"n": 0}, "n", "from 1 to 128"),
+    (chat, {"tool_choice": "sometimes"}, "tool_choice", "one of auto"),
+    (chat, {"tool_choice": {"type": "function", "function": {"name": "dig"}}}, "tool_choice", "not among"),
+    (chat, {"continue_final_message": True}, "continue_final_message", "continue"),
+    (chat, {"max_tokens": 1.5}, "max_tokens", "must be int"),
     (chat, {"functions": [{"name": "x"}]}, "functions", "'tools'"),
     (chat, {"modalities": ["text", "audio"]}, "modalities", "text only"),
     (chat, {"temperature": True}, "temperature", "int or float"),
@@ -264,23 +261,75 @@ REFUSED = [
     (chat, {"stream": "yes"}, "stream", "bool"),
     (chat, {"tools": CHAT["tools"] * 2}, "tools", "two tools"),
     (chat, {"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "match"),
-    (responses, {"previous_response_id": "resp_1"}, "previous_response_id", "stores nothing"),
+    (responses, {"previous_response_id": "resp_1"}, "previous_response_id", "none of the last 16"),
     (responses, {"conversation": "c"}, "conversation", "stores nothing"),
     (responses, {"background": True}, "background", "stores nothing"),
-    (responses, {"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "stored item"),
+    (responses, {"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "did not answer"),
     (responses, {"input": [{"type": "computer_call"}]}, "input[0]", "computer_call"),
     (responses, {"input": user({"type": "input_image", "image_url": "x"})}, "input[0].content[0]", "input_image"),
     (responses, {"input": user({"type": "input_file"})}, "input[0].content[0]", "input_file"),
     (responses, {"input": []}, "input", "not be empty"),
-    (responses, {"tool_choice": {"type": "web_search"}}, "tool_choice", "does not force"),
-    (messages, {"messages": user({"type": "image", "source": {}})}, "messages[0].content[0]", "text and tool_result"),
-    (messages, {"messages": user({"type": "document", "source": {}})}, "messages[0].content[0]", "document"),
+    (responses, {"tool_choice": {"name": "x"}}, "tool_choice", "one of auto"),
+    (messages, {"messages": user({"type": "image", "source": {}})}, "messages[0].content[0]", "and tool_result"),
+    (messages, {"messages": user({"type": "document", "source": {"type": "base64", "data": "x"}})},
+     "messages[0].content[0].source", "text and content"),
     (messages, {"messages": user({"type": "tool_result", "tool_use_id": "x", "content": [{"type": "image"}]})},
      "messages[0].content[0].content[0]", "image"),
     (messages, {"messages": [*MESSAGES["messages"], {"role": "assistant", "content": "I"}]}, "messages", "continue"),
-    (messages, {"tool_choice": {"type": "any"}}, "tool_choice", "does not force"),
+    (messages, {"tool_choice": {"type": "tool", "name": "dig"}}, "tool_choice", "not among"),
     (messages, {"system": [{"type": "image"}]}, "system[0]", "image"),
 ]  # fmt: skip
+
+
+DOCUMENT = {"type": "document", "title": "notes", "source": {"type": "text", "media_type": "text/plain", "data": "abc"}}
+FOUND = {"type": "search_result", "title": "t", "source": "s", "content": [{"type": "text", "text": "hit"}]}
+NAMED = {"type": "function", "function": {"name": "bash"}}
+ODD = {"top_p": 0, "max_tokens": 100.0, "stop": [str(i) for i in range(64)]}
+LAST = [*CHAT["messages"], {"role": "assistant", "content": "I"}]
+EMPTY = [{"role": "assistant", "content": "x", "reasoning": {}}, {"role": "user", "content": "y"}]
+TAKEN = [  # what real clients send, and what of it counts as a wish without effect
+    (chat, {"tool_choice": "required"}, ("tool_choice",)),
+    (chat, {"tool_choice": NAMED}, ("tool_choice",)),
+    (chat, {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}}, ("tool_choice",)),
+    (responses, {"tool_choice": "required"}, ("tool_choice",)),
+    (responses, {"tool_choice": {"type": "function", "name": "bash"}}, ("tool_choice",)),
+    (responses, {"tool_choice": {"type": "web_search"}}, ("tool_choice",)),
+    (messages, {"tool_choice": {"type": "any"}}, ("tool_choice",)),
+    (messages, {"tool_choice": {"type": "tool", "name": "bash"}}, ("tool_choice",)),
+    (messages, {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, ("tool_choice",)),
+    (chat, ODD, ()),
+    (responses, {"max_output_tokens": 100.0, **ODD}, ("max_tokens",)),
+    (messages, {"stop_sequences": ODD["stop"], **ODD}, ("stop",)),
+    (chat, {"messages": EMPTY}, ()),
+    (chat, {"messages": LAST}, ("messages: the last one is the assistant's, and another one follows it",)),
+    (responses, {"reasoning": {}}, ("reasoning",)),
+]
+
+
+@pytest.mark.parametrize(("form", "change", "ignored"), TAKEN)
+def test_what_real_clients_send_is_taken_and_wishes_are_counted(form, change, ignored):
+    data = next(data for one, data in FORMS.values() if one is form)
+    ask = parsed(form, data, **change)
+    assert ask.tools == parsed(form, data).tools and set(ask.ignored) == {*ignored, *parsed(form, data).ignored}
+    if "top_p" in change:
+        assert 0 < ask.sampling.top_p < 1e-5 and ask.max_tokens == 100 and len(ask.stops) == 64
+
+
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        (DOCUMENT, "notes\nabc"),
+        ({"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "x"}]}}, "x"),
+        (FOUND, "t\ns\nhit"),
+        ({"type": "tool_reference", "tool_name": "bash"}, "bash"),
+    ],
+)
+def test_blocks_that_show_text_are_read_in_messages_and_in_results(block, text):
+    result = {"type": "tool_result", "tool_use_id": "id1", "content": [block]}
+    for content, role in (([block], "user"), ([result], "tool")):
+        ask = parsed(messages, MESSAGES, messages=[{"role": "user", "content": content}])
+        assert [(m.role, m.text) for m in ask.messages if m.role != "system"] == [(role, text)]
+        assert set(ask.ignored) <= set(parsed(messages, MESSAGES).ignored)
 
 
 @pytest.mark.parametrize(("form", "change", "param", "told"), REFUSED)

@@ -207,7 +207,7 @@ def test_errors_and_models_as_the_clients_read_them():
             with pytest.raises(openai.BadRequestError, match="image_url") as caught:
                 await client.chat.completions.create(model="toy", messages=[{"role": "user", "content": [image]}])
             assert caught.value.param == "messages[0].content[0]"
-            with pytest.raises(openai.BadRequestError, match="stores nothing"):
+            with pytest.raises(openai.BadRequestError, match="send the whole history"):
                 await client.responses.create(model="toy", input="x", previous_response_id="resp_1")
             with pytest.raises(anthropic.BadRequestError, match="image") as told:
                 block = {"type": "image", "source": {"type": "url", "url": "http://x"}}
