@@ -20,7 +20,7 @@ NAME = "Zwolfenbrixia"  # in no prompt and no answer: only the passages can teac
 def _row(split, index):
     return {
         "data_source": "nq",
-        "prompt": [{"role": "user", "content": f"Instructions. Question: where is tower {index}?\n"}],
+        "prompt": [{"role": "user", "content": f"Answer the given question. Question: where is tower {index}?\n"}],
         "reward_model": {"style": "rule", "ground_truth": {"target": [f"Town {index}"]}},
         "extra_info": {"split": split, "index": index},
     }

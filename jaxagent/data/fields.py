@@ -15,6 +15,10 @@ class RowError(ValueError):
         self.column = column
 
 
+class EmptyRow(RowError):
+    """A published row that asks nothing: a source leaves it out, and says how many."""
+
+
 def get(row: Mapping[str, Any], column: str, prefix: str = "") -> Any:
     """A column that must be there."""
     if column not in row:
@@ -68,7 +72,7 @@ def json_object(value: Any) -> Mapping[str, Any]:
         return {}
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = json.loads(value, object_pairs_hook=unique)
         except (ValueError, RecursionError) as error:  # also a number of thousands of digits
             raise RowError("metadata", f"is not JSON: {error}") from None
     return mapping(value, "metadata")

@@ -13,7 +13,7 @@ from jaxagent.types import Task
 OURS = {"id": "t/0", "prompt": "Where?", "answers": ["here"], "kind": "one_hop/place", "metadata": '{"hops": 1}'}
 SEARCH_R1 = {
     "data_source": "nq",
-    "prompt": [{"role": "user", "content": "Answer the given question. Question: an example? Question: who is it?\n"}],
+    "prompt": [{"role": "user", "content": "Answer the given question. You must think. Question: who is it?\n"}],
     "ability": "fact-reasoning",
     "reward_model": {"style": "rule", "ground_truth": {"target": ["A", "B"]}},
     "extra_info": {"split": "train", "index": 7},
@@ -76,7 +76,10 @@ def test_flashrag_layout():
         (SEARCH_R1 | {"reward_model": {"ground_truth": {"target": []}}}, "reward_model"),
         (SEARCH_R1 | {"prompt": "text"}, "prompt"),
         (SEARCH_R1 | {"prompt": [{"role": "system", "content": "x"}]}, "prompt"),
-        (SEARCH_R1 | {"prompt": [{"role": "user", "content": "Question: "}]}, "prompt[user].content"),
+        (
+            SEARCH_R1 | {"prompt": [{"role": "user", "content": "Answer the given question. Question: "}]},
+            "prompt[-1].content",
+        ),
         (FLASHRAG | {"golden_answers": None}, "golden_answers"),
         (without(FLASHRAG, "question"), "question"),
         ("text", "*"),
