@@ -164,6 +164,7 @@ def _saved(folder: Path) -> dict[str, tuple[Path, ...]]:
     path = folder / "state.json"
     state = from_json(path.read_bytes(), str(path))
     listed = state.get("_data_files") if isinstance(state, dict) else None
+    listed = [{"filename": file.name} for file in sorted(folder.glob("*.arrow"))] if listed is None else listed
     if not isinstance(listed, list) or not all(isinstance(one, dict) and "filename" in one for one in listed):
         raise ConfigError(f"{path} does not list data files, as that of datasets.save_to_disk does.")
     parts = [folder / str(one["filename"]) for one in listed]

@@ -13,7 +13,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from jaxagent.config import ConfigError, DataConfig, nearest
 from jaxagent.data import files, rows
