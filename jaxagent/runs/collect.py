@@ -40,7 +40,7 @@ def collect(parts: Parts, driver: Driver, experience: Experience, step: int, ste
         """Round `number` of the step; more than one with dynamic sampling."""
         tasks = [dataclasses.replace(task) for task in tasks]
         begin, each_step = first(rl, step, number, steps_before), first(rl, 1, 0, 0)
-        attempt = numbered_on(rollout, begin, tasks, len(parts.train), each_step)
+        attempt = numbered_on(rollout, begin, tasks, experience.num_tasks, each_step)
         if over is None:
             deadline = group_deadline_s(attempts, parts.cfg.concurrent_episodes, parts.cfg.env.episode_timeout_s)
             return parts.workers.collect(tasks, attempts, attempt, deadline)

@@ -112,7 +112,7 @@ def coding(**changes):
             "column 'metadata': needs one of swepro, eval_cmd",
         ),
         (coding(workdir="repo"), r"column 'metadata\.coding\.workdir': must be an absolute path, got 'repo'"),
-        (SWE_BENCH | {"problem_statement": ""}, "column 'problem_statement': must not be empty"),
+        (SWE_BENCH | {"problem_statement": ""}, "column 'problem_statement': is empty, of instance"),
         ({"metadata": {"instance": {"instance_id": "x"}}}, r"column 'metadata\.instance\.problem_statement': missing"),
         (R2E | {"expected_output_json": "["}, "column 'expected_output_json': is no JSON object"),
         (R2E | {"expected_output_json": {}}, "must map the names of tests"),
