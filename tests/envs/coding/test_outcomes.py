@@ -117,7 +117,7 @@ def test_unittests_log_says_what_its_result_objects_say(tmp_path, forged):
     assert not wrong, log
 
 
-# Of Django 5.2's runner (manage.py test --verbosity 2); and Python 3.8's unittest, where failed subtests have no status.
+# Django 5.2's runner (manage.py test --verbosity 2); and Python 3.8's unittest, where failed subtests have no status.
 _DJANGO = """\
 Applying sites.0002_alter_domain_unique... OK
 System check identified no issues (0 silenced).
