@@ -37,7 +37,7 @@ from jaxagent.config.errors import failure_line
 from jaxagent.data import proofs, sources
 from jaxagent.data.sources import TaskSource
 from jaxagent.envs.base import Environment, Opening, Transcript, Verdict
-from jaxagent.envs.coding import Coding
+from jaxagent.envs import Coding
 from jaxagent.types import StopReason, Task
 
 PROGRESS_S = 30.0  # between two lines that say how far it is
@@ -101,8 +101,8 @@ def run(config: Config, options: argparse.Namespace, note: Callable[[str], None]
     environment = config.env
     if not isinstance(environment, Environment) or environment.roles:
         raise ConfigError("config.env is played by several roles: its rows have no solution of one policy's.")
-    if isinstance(environment, Coding):  # the same judgement, and an attempt that needs no program
-        environment = dataclasses.replace(environment, play="built_in")
+    if isinstance(environment, Coding):  # the same judgement, by the tests also of nothing, and without a program
+        environment = dataclasses.replace(environment, play="built_in", verify_empty=True)
     needs = environment.needs_answers, environment.takes_messages
     dataset = config.data.source.folder(config.workdir, config.data.seed, environment, note)
     train, held_out = sources.open_train_and_held_out(dataset, config.data, *needs, note)
