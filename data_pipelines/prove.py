@@ -36,8 +36,8 @@ from jaxagent.config.command import Parser, count, exit_code
 from jaxagent.config.errors import failure_line
 from jaxagent.data import proofs, sources
 from jaxagent.data.sources import TaskSource
-from jaxagent.envs.base import Environment, Opening, Transcript, Verdict
 from jaxagent.envs import Coding
+from jaxagent.envs.base import Environment, Opening, Transcript, Verdict
 from jaxagent.types import StopReason, Task
 
 PROGRESS_S = 30.0  # between two lines that say how far it is

@@ -228,7 +228,7 @@ def test_processes_that_share_a_workdir_and_start_at_once_make_one_data_set(tmp_
             monkeypatch.setattr("fcntl.flock", mock.Mock(side_effect=OSError))
         workdir = tmp_path / str(locks)
         with ThreadPoolExecutor(4) as pool:
-            folders = set(pool.map(lambda _: Slow().folder(str(workdir), 0, None, lambda line: None), range(4)))
+            folders = set(pool.map(lambda place: Slow().folder(place, 0, None, lambda line: None), [str(workdir)] * 4))
         (folder,) = folders
         assert sorted(file.name for file in folder.iterdir()) == ["test.jsonl", "train.jsonl"]
         assert list(workdir.iterdir()) == [folder]

@@ -1,6 +1,7 @@
 """Rows and folders as other people have them: each gives the same tasks, or one sentence with file, row and column."""
 
 import csv
+import dataclasses
 import gzip
 import io
 import json
@@ -17,6 +18,9 @@ from jaxagent.config.data import Layout
 from jaxagent.data import files, rows, sources
 from jaxagent.data.dataset import Files
 from jaxagent.data.rows import Reading
+from jaxagent.envs import Environment, Search
+from jaxagent.envs import Python as PythonEnv
+from jaxagent.envs.base import Message
 from jaxagent.types import Task
 
 # ------------------------------------------------------------------ layouts of rows
@@ -324,6 +328,34 @@ def test_a_map_names_columns_that_must_be_there(tmp_path):
         ConfigError, match=r"column 'questions': missing, and data.columns.prompt names it. Did you mean 'question'"
     ):
         sources.load_tasks(tmp_path / "t.jsonl", how=Reading(columns=Columns(prompt="questions")))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Talk(Environment):
+    """An environment whose own prompt has a system message."""
+
+    takes_messages = True
+
+    def messages(self, text):
+        return (Message("system", "Own rules."), Message("user", f"Task: {text}"))
+
+    def attempt(self, task):
+        raise NotImplementedError
+
+
+def test_an_attempt_begins_with_what_its_row_has_before_the_question():
+    chat = [CHAT[0], _user("I am Bo."), {"role": "assistant", "content": "Hello."}, _user("Who am I?")]
+    task = rows.to_task({"id": "a", "prompt": chat, "answers": ["Bo"]}, True)
+    said = [(message.role, message.content) for message in Talk().prompt_messages(task)]
+    assert said == [
+        ("system", "Own rules.\n\nBe brief."),
+        ("user", "I am Bo."),
+        ("assistant", "Hello."),
+        ("user", "Task: Who am I?"),
+    ]
+    plain = rows.to_task(FLAT[0], True)
+    for environment in (Talk(), Search(), PythonEnv()):
+        assert tuple(environment.prompt_messages(plain)) == tuple(environment.messages(plain.prompt))
 
 
 # ------------------------------------------------------------------ folders that are none, or several
