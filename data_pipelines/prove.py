@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import json
 import sys
 import time
 from collections import Counter
@@ -149,7 +150,7 @@ async def _all(
             task = one.source[one.index]
             proof = {"task": one.source.digests[one.index], **await prove(environment, attempt_at, task)}
             with one.place.open("a", encoding="utf-8") as file:
-                file.write(proofs.dumps(proof))
+                file.write(json.dumps(proof, ensure_ascii=False) + "\n")
             counts[_what(proof)] += 1
             if not proofs.is_proven(proof):
                 note(f"{task.id}: {_what(proof)}: {proof['error'] or 'solution ' + _shown(proof)}")

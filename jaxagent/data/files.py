@@ -135,7 +135,7 @@ def _folders(path: Path) -> list[Path]:
 def _split_files(path: Path) -> dict[str, tuple[Path, ...]]:
     """The splits that a folder's files are, by their names; or its folders, where these are named as splits are."""
     usual = (TRAIN, *HELD_OUT)
-    files = [file for file in sorted(path.iterdir()) if file.is_file() and ending(file) in FORMATS]
+    files = [file for file in sorted(path.iterdir()) if not file.is_dir() and ending(file) in FORMATS]
     files = [file for file in files if file.name != CORPUS and not file.name.endswith(PROVEN)]
     if retail := {match[1]: (file,) for file in files if (match := _RETAIL.fullmatch(file.stem))}:
         return retail

@@ -6,7 +6,6 @@ or FILE.proven.jsonl: {"id", "task" (digest of the row), "oracle", "idle", "erro
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from typing import Any
 from jaxagent.config import ConfigError
 from jaxagent.data import files
 from jaxagent.data.sources import TaskSource
-
-_NAMED = 3  # tasks that a message names
 
 
 def place(dataset: Path) -> Path:
@@ -47,13 +44,7 @@ def is_proven(proof: Mapping[str, Any] | None) -> bool:
 
 
 def check(train: TaskSource, held_out: TaskSource, datasets: Sequence[Path], only_proven: bool) -> str:
-    """What to say of tasks that are not proven; "" = nothing: all are.
-
-    Args:
-      train: the training tasks.
-      held_out: the others.
-      datasets: files and folders beside which, or in which, proofs may lie.
-      only_proven: refuse tasks without one.
+    """What to say of tasks that no proof beside or in `datasets` proves; "" = nothing: all are proven.
 
     Raises:
       ConfigError: a task is not proven and `only_proven` is set.
@@ -61,25 +52,18 @@ def check(train: TaskSource, held_out: TaskSource, datasets: Sequence[Path], onl
     known: dict[str, Mapping[str, Any]] = {}
     for dataset in datasets:
         known |= read(place(dataset))
-    lacks = {
-        source: [i for i, d in enumerate(source.digests) if not is_proven(known.get(d))] for source in (train, held_out)
-    }
-    total = sum(map(len, lacks.values()))
-    if not total:
+    lacks = [
+        [(id, row) for id, row in zip(source.ids, source.digests, strict=True) if not is_proven(known.get(row))]
+        for source in (train, held_out)
+    ]
+    if not any(lacks):
         return ""
-    failed = sum(source.digests[i] in known for source, indices in lacks.items() for i in indices)
-    first = (
-        ", ".join([source.ids[i] for source, indices in lacks.items() for i in indices][:_NAMED]) if only_proven else ""
+    failed = sum(digest in known for _, digest in lacks[0] + lacks[1])
+    line = (
+        f"{len(lacks[0])} of {len(train)} training and {len(lacks[1])} of {len(held_out)} held-out tasks are not "
+        f"proven by their solutions ({failed} were tried and failed)"
     )
-    counts = (
-        f"{len(lacks[train])} of {len(train)} training and {len(lacks[held_out])} of {len(held_out)} held-out tasks"
-    )
-    line = f"{counts} are not proven by their solutions ({failed} were tried and failed)"
     if only_proven:
+        first = ", ".join(id for id, _ in (lacks[0] + lacks[1])[:3])
         raise ConfigError(f"data.only_proven: {line}, the first {first}. python -m data_pipelines.prove proves them.")
     return line
-
-
-def dumps(proof: Mapping[str, Any]) -> str:
-    """A proof as its line."""
-    return json.dumps(proof, ensure_ascii=False) + "\n"
