@@ -33,8 +33,13 @@ MESSAGES = "earlier_messages"  # of metadata: what stands before the prompt, as 
 _SEARCH_R1 = "Answer the given question"  # how Search-R1's rendered prompt begins
 _QUESTION_MARK = "Question:"  # what stands before the question in it
 _VERL = ("data_source", "prompt", "ability", "reward_model", "extra_info")  # no reward is given `ability`
-_KNOWN = {"toolrl": _VERL, "long_text": (*_VERL, "context", "input", "answers", "num_docs", "index")}
 _SEARCH_R1_TOO = ("id", "question", "golden_answers", "metadata")  # columns of FlashRAG's that its script leaves there
+_KNOWN = {  # columns that are read, or left out for good; of other layouts all are
+    "verl": _VERL,
+    "toolrl": _VERL,
+    "flashrag": (*_SEARCH_R1_TOO, "data_source"),
+    "long_text": (*_VERL, "context", "input", "answers", "num_docs", "index"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +85,10 @@ def to_task(row: Mapping[str, Any], need_answers: bool, how: Reading = AS_IT_IS,
         row = {"id": made_id, **row}
     layout = _layout_of(row) if layout == "auto" else layout
     task = LAYOUTS[layout][1](row)
-    if others := {name: row[name] for name in row if name not in _KNOWN.get(layout, row) and row[name] is not None}:
+    known = _KNOWN.get(layout, row)
+    if layout == "verl" and isinstance(row["reward_model"]["ground_truth"], Mapping):
+        known = (*known, *_SEARCH_R1_TOO)
+    if others := {name: value for name, value in row.items() if name not in known and value is not None}:
         task = dataclasses.replace(task, metadata=_joined(task.metadata, others))
     if need_answers and not task.answers:
         raise RowError(_answer_column(row, layout), "no gold answer")
@@ -226,15 +234,13 @@ def _verl(row: Mapping[str, Any]) -> types.Task:
         column = "reward_model.ground_truth"
     answers = (truth,) if isinstance(truth, str) and truth else fields.texts(truth, column)
     prompt, earlier = _question(row) if searched else _conversation(fields.get(row, "prompt"))
-    known = (*_VERL, *_SEARCH_R1_TOO) if searched else _VERL
-    others = {name: value for name, value in row.items() if name not in known and value is not None}
     metadata = {k: v for k, v in extra.items() if v is not None}
     return types.Task(
         id=f"{source}/{extra['split']}/{extra['index']}",
         prompt=prompt.strip(),
         answers=answers,
         kind=source,
-        metadata=_joined(metadata, others | earlier | ({"reward_model": rest} if rest else {})),
+        metadata=_joined(metadata, earlier | ({"reward_model": rest} if rest else {})),
     )
 
 
@@ -256,14 +262,12 @@ def _question(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 def _flashrag(row: Mapping[str, Any]) -> types.Task:
     source = fields.text(row, "data_source") if row.get("data_source") else ""
     name = fields.text(row, "id")
-    known = ("id", "question", "golden_answers", "data_source", "metadata")
-    others = {column: value for column, value in row.items() if column not in known and value is not None}
     return types.Task(
         id=f"{source}/{name}" if source else name,
         prompt=as_question(fields.text(row, "question")),
         answers=fields.texts(row["golden_answers"], "golden_answers"),
         kind=source,
-        metadata=_joined(fields.json_object(row.get("metadata")), others),
+        metadata=fields.json_object(row.get("metadata")),
     )
 
 
