@@ -222,7 +222,7 @@ def _verl(row: Mapping[str, Any]) -> types.Task:
     for column in ("split", "index"):
         if extra.get(column) is None:
             raise RowError(f"extra_info.{column}", "missing; the task's id is made of it")
-    model = fields.mapping(row["reward_model"], "reward_model")
+    model = fields.mapping(fields.get(row, "reward_model"), "reward_model")
     truth = fields.get(model, "ground_truth", "reward_model.")
     rest = {name: value for name, value in model.items() if name not in ("ground_truth", "style") and value is not None}
     if searched := isinstance(truth, Mapping):  # Search-R1's own; verl's others, such as its GSM8K, have a text
@@ -265,7 +265,7 @@ def _flashrag(row: Mapping[str, Any]) -> types.Task:
     return types.Task(
         id=f"{source}/{name}" if source else name,
         prompt=as_question(fields.text(row, "question")),
-        answers=fields.texts(row["golden_answers"], "golden_answers"),
+        answers=fields.texts(fields.get(row, "golden_answers"), "golden_answers"),
         kind=source,
         metadata=fields.json_object(row.get("metadata")),
     )
