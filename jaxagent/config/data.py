@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from jaxagent.config.choice import Choice
 from jaxagent.config.env import EnvConfig
+from jaxagent.config.errors import ConfigError
 from jaxagent.config.ranges import PositiveInt, between
 
 Seed = Annotated[int, between(0, 2**32 - 1)]  # what every generator of random numbers here takes
@@ -51,3 +52,8 @@ class DataConfig:
     layout: Layout = "auto"  # of the rows, see data/rows.py; "auto" = by their columns
     columns: Columns = dataclasses.field(default_factory=Columns)  # with one of them set, rows are read as our own
     only_proven: bool = False  # refuse tasks that `python -m data_pipelines.prove` has not proven
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for columns of another layout than ours."""
+        if self.layout not in ("auto", "ours") and self.columns != Columns():
+            raise ConfigError(f"data.columns are those of our own layout, and data.layout is '{self.layout}': set one.")
