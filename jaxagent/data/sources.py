@@ -147,9 +147,12 @@ def shared(train: TaskSource, held_out: TaskSource) -> list[int]:
 
 
 def _check_apart(train: TaskSource, held_out: TaskSource, note: Callable[[str], None]) -> None:
-    """Says how many held-out tasks training has; raises ConfigError where it has all."""
-    same = shared(train, held_out)
-    if len(same) == len(held_out):
+    """Says how many held-out tasks training has; raises ConfigError where it has all.
+
+    A world of so few tasks that training itself has some several times is not refused.
+    """
+    same, world = shared(train, held_out), len(set(train.contents))
+    if len(same) == len(held_out) and world == len(train):
         raise ConfigError(f"data.eval_source: {held_out.name} holds the same tasks as {train.name}.")
     own_ids = set(train.ids) - {f"{train.made}/{number}" for number in range(len(train))}
     of_others = sorted({index for index, id in enumerate(held_out.ids) if id in own_ids} - set(same))

@@ -423,6 +423,11 @@ def test_held_out_tasks_that_training_has_are_counted_or_refused(tmp_path):
     assert _opened(tmp_path / "seeds", seeds[:4], seeds[4:]) == []  # one prompt for all: metadata tell them apart
     (told,) = _opened(tmp_path / "seed", seeds[:4], [seeds[4], seeds[0] | {"id": "x"}])
     assert "1 of 2 held-out tasks are training tasks" in told
+    few = [
+        {"id": f"{i}", "prompt": "Guess.", "answers": [str(i % 3)]} for i in range(9)
+    ]  # three tasks are all there are
+    (told,) = _opened(tmp_path / "few", few[:6], few[6:])
+    assert "3 of 3 held-out tasks are training tasks" in told
     made = [{"prompt": r["prompt"], "answers": r["answers"]} for r in FLAT + new]
     assert _opened(tmp_path / "made", made[:4], made[4:]) == []
 
