@@ -142,10 +142,10 @@ async def _all(
     note: Callable[[str], None],
 ) -> None:
     left: Iterator[_Wanted] = iter(wanted)
-    said = time.monotonic()
+    last_line_s = time.monotonic()
 
     async def worker() -> None:
-        nonlocal said
+        nonlocal last_line_s
         for one in left:
             task = one.source[one.index]
             proof = {"task": one.source.digests[one.index], **await prove(environment, attempt_at, task)}
@@ -154,8 +154,8 @@ async def _all(
             counts[_what(proof)] += 1
             if not proofs.is_proven(proof):
                 note(f"{task.id}: {_what(proof)}: {proof['error'] or 'solution ' + _shown(proof)}")
-            if time.monotonic() - said > PROGRESS_S:
-                said = time.monotonic()
+            if time.monotonic() - last_line_s > PROGRESS_S:
+                last_line_s = time.monotonic()
                 note(_line(counts, len(wanted)))
 
     async with asyncio.TaskGroup() as group:

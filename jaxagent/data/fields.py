@@ -59,11 +59,11 @@ def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     Raises:
       ValueError: one does; the later would silently take the earlier's place.
     """
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique_keys = dict(pairs)
+    if len(unique_keys) < len(pairs):
         keys = [key for key, _ in pairs]
         raise ValueError(f"the key '{next(key for key in keys if keys.count(key) > 1)}' stands twice in one object")
-    return found
+    return unique_keys
 
 
 def json_object(value: Any) -> Mapping[str, Any]:

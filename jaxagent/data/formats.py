@@ -276,13 +276,13 @@ def _csv_rows(path: Path) -> list[dict[str, Any]]:
     names, *cells = lines or [[]]
     if len(set(names)) < len(names):
         raise ConfigError(f"{path} has two columns of one name in its first line: {', '.join(names)}.")
-    found = []
+    rows = []
     for number, line in enumerate(cells):
         if line and len(line) != len(names):
             raise ConfigError(f"{path}, row {number} has {len(line)} cells, and the first line names {len(names)}.")
         if line:
-            found.append({name: _cell(name, text) for name, text in zip(names, line, strict=True) if text})
-    return found
+            rows.append({name: _cell(name, text) for name, text in zip(names, line, strict=True) if text})
+    return rows
 
 
 def _cell(name: str, text: str) -> Any:

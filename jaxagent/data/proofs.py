@@ -26,7 +26,7 @@ def read(path: Path) -> dict[str, Mapping[str, Any]]:
     Raises:
       ConfigError: another line is none of a proof.
     """
-    found: dict[str, Mapping[str, Any]] = {}
+    latest: dict[str, Mapping[str, Any]] = {}
     for number, line in enumerate(path.read_bytes().splitlines(keepends=True) if path.is_file() else [], 1):
         if line.endswith(b"\n"):
             proof = files.from_json(line, f"{path}, line {number}")
@@ -34,8 +34,8 @@ def read(path: Path) -> dict[str, Mapping[str, Any]]:
                 raise ConfigError(
                     f"{path}, line {number} is no proof of a task: make it anew with data_pipelines.prove."
                 )
-            found[proof["task"]] = proof
-    return found
+            latest[proof["task"]] = proof
+    return latest
 
 
 def is_proven(proof: Mapping[str, Any] | None) -> bool:

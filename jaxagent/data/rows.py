@@ -116,14 +116,14 @@ def _renamed(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]
         if theirs not in row:
             known = nearest(theirs, list(map(str, row)))
             raise RowError(theirs, f"missing, and data.columns.{name} names it. {known.rstrip('.')}")
-    found = {ours: row[theirs] for ours, theirs in names.items()}
-    found |= {name: value for name, value in row.items() if name not in names.values() and name not in found}
-    if type(found.get("id")) is int:
-        found["id"] = str(found["id"])
-    answers = found.get("answers")
+    ours_row = {ours: row[theirs] for ours, theirs in names.items()}
+    ours_row |= {name: value for name, value in row.items() if name not in names.values() and name not in ours_row}
+    if type(ours_row.get("id")) is int:
+        ours_row["id"] = str(ours_row["id"])
+    answers = ours_row.get("answers")
     if isinstance(answers, str | int | float) and not isinstance(answers, bool):
-        found["answers"] = [str(answers)]
-    return found
+        ours_row["answers"] = [str(answers)]
+    return ours_row
 
 
 def to_row(task: types.Task) -> dict[str, Any]:
@@ -196,10 +196,10 @@ def _conversation(prompt: Any) -> tuple[str, dict[str, Any]]:
         return fields.text({"prompt": prompt}, "prompt"), {}
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes) or not prompt:
         raise RowError("prompt", f"must be text or a list of {{role, content}} messages, got {fields.show(prompt)}")
-    said = [_message(message, f"prompt[{number}]") for number, message in enumerate(prompt)]
-    if said[-1]["role"] != "user":
-        raise RowError("prompt", f"must end with a message of the user, ends with one of {said[-1]['role']!r}")
-    return said[-1]["content"], {MESSAGES: said[:-1]} if said[:-1] else {}
+    messages = [_message(message, f"prompt[{number}]") for number, message in enumerate(prompt)]
+    if messages[-1]["role"] != "user":
+        raise RowError("prompt", f"must end with a message of the user, ends with one of {messages[-1]['role']!r}")
+    return messages[-1]["content"], {MESSAGES: messages[:-1]} if messages[:-1] else {}
 
 
 def _message(message: Any, column: str) -> dict[str, str]:

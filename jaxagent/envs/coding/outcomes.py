@@ -18,10 +18,8 @@ _STATUS = r"(ok|OK|FAIL|ERROR|skipped\b.*|expected failure|unexpected success)"
 _ENDED = re.compile(rf" \.\.\. +{_STATUS}$")  # on the test's own line
 _ALONE = re.compile(rf"^{_STATUS}$")  # after what the test has written
 _BEHIND = re.compile(r"(ok|FAIL|ERROR|skipped ('.*'|\".*\")|expected failure|unexpected success)$")  # on its last line
-_TEST = re.compile(
-    r"\S.* \([^\s()]+(?:\.[^()]*)?\)(?: \[.*\])?(?: \(.*\))?"
-)  # as a test, or a subtest, describes itself
-_SUBTEST = re.compile(r"(\S.*? \([^\s()]+(?:\.[^()]*)?\)) [\[(].*[\])]$")
+_PLACE = re.compile(r"[^\s()]+(?:\.[^()]*)?")  # module.Class, or from Python 3.11 on module.Class.method
+_LINE_CHARS, _PARTS = 2_000, 6  # what is read of a line: a tested program may write any
 _BLOCK = re.compile(r"^(FAIL|ERROR|UNEXPECTED SUCCESS): (\S.*)$")  # how what went wrong is told at the end
 _WORDS = {"ok": "PASSED", "OK": "PASSED", "ERROR": "ERROR", "expected failure": "XFAIL"}  # others are "FAILED"
 
@@ -82,35 +80,37 @@ def of_unittest(log: str) -> dict[str, str]:
     outcomes: dict[str, str] = {}
     names: set[str] = set()  # of the test that began last
     skipped: set[str] = set()  # tests of which a subtest was skipped
-    before = last = told = ""  # the end of the line before; the last that the test has written; a block's status
+    before = last = of_block = ""  # the end of the line before; the last that the test has written; a block's status
 
     def end(status: str) -> None:
         for name in names:
             _add(outcomes, name, "SKIPPED" if status.startswith("skipped") else _WORDS.get(status, "FAILED"))
 
     for line in (line.strip() for line in _ANSI.sub("", log).splitlines()):
+        if len(line) > _LINE_CHARS:
+            line = line[: _LINE_CHARS // 2] + line[-_LINE_CHARS // 2 :]
         block = _BLOCK.match(line) if set(before) == {"="} or line.startswith("UNEXPECTED") else None
-        if told and not block:  # the docstring of the test of which the block tells, or a line of dashes
+        if of_block and not block:  # the docstring of the test of which the block tells, or a line of dashes
             names = {line} if set(line) != {"-"} else set()
-            end(told)
-            names, told = set(), ""
+            end(of_block)
+            names, of_block = set(), ""
             continue
         started = " ... " in line or line.endswith(" ...")
         ended = _ENDED.search(line)
-        said = line[: ended.start()] if ended else line.removesuffix(" ...")
-        begins = started and bool(_TEST.fullmatch(before) or any(map(_TEST.fullmatch, said.split(" ... "))))
-        if (block or begins or set(line) == {"="} or _TEST.fullmatch(line)) and (behind := _BEHIND.search(last)):
+        text = line[: ended.start()] if ended else line.removesuffix(" ...")
+        begins = started and any(map(_test_of, (before, *text.split(" ... "))))
+        if (block or begins or set(line) == {"="} or _test_of(line)) and (behind := _BEHIND.search(last)):
             end(behind[1])
             names, last = set(), ""
         if block:
-            names = {_without_subtest(block[2])}
+            names = {_test_of(block[2]) or block[2]}
             end(block[1])
-            told = block[1]
+            of_block = block[1]
         elif started and (begins or not names or ended):
-            texts = _names(said, before)
+            texts = _names(text, before)
             names = texts | (set() if begins else names)
-            last = "" if ended else said.rpartition(" ... ")[2]
-            if ended and ended[1].startswith("skipped") and any(map(_SUBTEST.match, texts)):
+            last = "" if ended else text.rpartition(" ... ")[2]
+            if ended and ended[1].startswith("skipped") and any(map(_is_subtest, texts)):
                 skipped |= names  # newer Pythons say of the test itself that it is ok
             elif ended:
                 skipped -= names
@@ -125,26 +125,34 @@ def of_unittest(log: str) -> dict[str, str]:
     return outcomes
 
 
-def _names(said: str, before: str) -> set[str]:
+def _names(text: str, before: str) -> set[str]:
     """What the test is called that stands before " ... ", in a line that may hold an earlier test or what was written.
 
     Args:
-      said: the line, without a status.
+      text: the line, without a status.
       before: what the line before ended with.
     """
-    parts = said.split(" ... ")
-    own = [place for place, part in enumerate(parts) if _TEST.fullmatch(part)]
+    parts = text.split(" ... ")
+    own = [place for place, part in enumerate(parts) if _test_of(part)]
     begin = own[-1] if own else 0
-    texts = {" ... ".join(parts[begin:end]) for end in range(begin + 1, len(parts) + 1)} | {said}
-    if begin == 0 and _TEST.fullmatch(before):  # the test's own name; this is its docstring
+    texts = {" ... ".join(parts[begin:end]) for end in range(begin + 1, len(parts) + 1)[:_PARTS]} | {text}
+    if begin == 0 and _test_of(before):  # the test's own name; this is its docstring
         texts.add(before)
-    return texts | {_without_subtest(text) for text in texts}
+    return texts | {_test_of(one) or one for one in texts}
 
 
-def _without_subtest(text: str) -> str:
-    """A test's description without the parameters of a subtest."""
-    subtest = _SUBTEST.match(text)
-    return subtest[1] if subtest else text
+def _test_of(text: str) -> str:
+    """The test that a text describes, or of which it describes a subtest, "test_a (m.C) [message] (i=1)"; "" = none."""
+    at = text.find(" (")
+    end = text.find(")", at) + 1
+    if at < 1 or not end or not _PLACE.fullmatch(text, at + 2, end - 1):
+        return ""
+    whole = end == len(text) or (text[end : end + 2] in (" [", " (") and text[-1] in "])")
+    return text[:end] if whole else ""
+
+
+def _is_subtest(text: str) -> bool:
+    return _test_of(text) not in ("", text)
 
 
 def of_r2e(log: str) -> dict[str, str]:

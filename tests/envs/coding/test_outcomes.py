@@ -6,6 +6,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -159,6 +160,22 @@ def test_logs_of_django():
     )
     assert [name for name in good if not outcomes.required_passed(found, [name])] == []
     assert [name for name in bad if outcomes.required_passed(found, [name])] == []
+
+
+def test_a_hostile_log_is_read_in_time_that_grows_with_its_length():
+    """Lines of which a search that goes back could not come to an end, among the framework's own."""
+    hostile = (
+        "a (" * 3 + "b.c) [" * 99_999,
+        " ... skipped '" * 99_999,
+        " ... x" * 99_999,
+        "x (a.b) (" * 99_999,
+        "(" * 999_999,
+    )
+    log = "".join(f"test_{i} (m.C) ... {line}\nok\n{line}\n" for i, line in enumerate(hostile * 3))
+    started = time.process_time()
+    found = outcomes.of_unittest(log)
+    assert outcomes.of_pytest(log) == {} and outcomes.required_passed(found, ["test_0 (m.C)", "test_14 (m.C)"])
+    assert time.process_time() - started < 3.0 and sum(map(len, found)) < 1_000_000
 
 
 _IDS = (
