@@ -132,6 +132,7 @@ def _named(row: Any, data_source: str, split: str, index: int) -> Any:
     if "answer" in row and "golden_answers" not in row:
         row["golden_answers"] = [row["answer"]] if isinstance(row["answer"], str) else row["answer"]
         row["id"] = row.get("_id") or f"{split}_{index}"
+        row = {name: row[name] for name in ("id", "question", "golden_answers") if name in row}  # without paragraphs
         if isinstance(row.get("question"), str):
             row["question"] = row["question"].partition(_APPENDED_INSTRUCTION)[0]
     if data_source:

@@ -44,7 +44,7 @@ class Names(Generated):
 
     def write(self, folder, seed, env):
         folder.mkdir(parents=True, exist_ok=True)
-        for split, first in (("train", 0), ("heldout", 1000)):
+        for split, first in (("train", 0), ("heldout", 500)):
             numbers = range(first, first + self.count)
             prompts = [" ".join(WORDS[i // 10**k % 10] for k in range(3)) + ": " for i in numbers]
             rows = [{"id": f"{split}-{i}", "prompt": text, "answers": ["x"]} for i, text in enumerate(prompts)]

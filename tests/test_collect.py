@@ -122,11 +122,14 @@ def test_without_strategies_attempts_are_numbered_as_ever():
 
 
 def test_a_task_that_comes_again_in_a_step_is_sampled_anew():
-    with Workers(8) as workers:
-        parts = Parts(workers, {"tasks_per_step": 1, "group_size": 2, "refill.max_rounds": 4})
-        experience = Experience(sources.TaskSource(MemoryRows(1), "memory", True), parts.cfg)
-        rounds = [collect(parts, DRIVER, experience, step).chosen.rounds for step in range(4)]
-    assert max(rounds) > 1 and len(set(parts.attempts)) == len(parts.attempts)
+    """In a further round, and in one round of more groups than there are tasks: no attempt is another one's copy."""
+    for tasks, changes in ((1, {"tasks_per_step": 1, "refill.max_rounds": 4}), (2, {"tasks_per_step": 5})):
+        with Workers(8) as workers:
+            parts = Parts(workers, {"group_size": 2} | changes)
+            experience = Experience(sources.TaskSource(MemoryRows(tasks), "memory", True), parts.cfg)
+            chosen = [collect(parts, DRIVER, experience, step).chosen for step in range(4)]
+        assert max(c.rounds for c in chosen) > 1 or len(chosen[0].groups) == 5
+        assert len(set(parts.attempts)) == len(parts.attempts)
 
 
 @dataclasses.dataclass(frozen=True)

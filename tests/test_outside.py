@@ -6,8 +6,13 @@ import os
 import pathlib
 import re
 import shlex
+import socket
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import pytest
 
@@ -198,8 +203,36 @@ def test_a_data_set_is_there_whole_or_not_at_all(tmp_path):
     folder = make(False)
     assert [file.name for file in folder.iterdir()] == ["train.jsonl"] and list(folder.parent.iterdir()) == [folder]
     assert make(True) == folder  # it is there: not written again
-    folder.rename(folder.with_name(f".{folder.name}.partial"))  # as a run leaves it that is killed while it writes
+    left = f".{folder.name}.partial-{socket.gethostname()}-"  # as a run leaves it that is killed while it writes
+    folder.rename(folder.with_name(f"{left}0"))
     assert make(False) == folder and list(folder.parent.iterdir()) == [folder]
+
+
+def test_processes_that_share_a_workdir_and_start_at_once_make_one_data_set(tmp_path, monkeypatch):
+    """With locks, and as on a file system without them, where each makes its own and the first one's is everybody's."""
+    made = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Slow(Generated):
+        def write(self, folder, seed, env):
+            made.append(folder)
+            folder.mkdir()
+            for name in ("train", "test"):
+                time.sleep(0.1)
+                (folder / f"{name}.jsonl").write_text("{}")
+
+    # Threads stand for processes: each has a number of its own under /proc, and locks of its own open files.
+    monkeypatch.setattr("os.getpid", threading.get_native_id)
+    for locks in (True, False):
+        if not locks:
+            monkeypatch.setattr("fcntl.flock", mock.Mock(side_effect=OSError))
+        workdir = tmp_path / str(locks)
+        with ThreadPoolExecutor(4) as pool:
+            folders = set(pool.map(lambda place: Slow().folder(place, 0, None, lambda line: None), [str(workdir)] * 4))
+        (folder,) = folders
+        assert sorted(file.name for file in folder.iterdir()) == ["test.jsonl", "train.jsonl"]
+        assert list(workdir.iterdir()) == [folder]
+        assert (len(made) == 1) == locks
 
 
 def test_a_reward_of_ones_own_is_the_search_environments(tmp_path, monkeypatch):

@@ -18,9 +18,10 @@ NAME = "Zwolfenbrixia"  # in no prompt and no answer: only the passages can teac
 
 
 def _row(split, index):
+    index += 100 * (split == "test")  # other questions than the training ones
     return {
         "data_source": "nq",
-        "prompt": [{"role": "user", "content": f"Instructions. Question: where is tower {index}?\n"}],
+        "prompt": [{"role": "user", "content": f"Answer the given question. Question: where is tower {index}?\n"}],
         "reward_model": {"style": "rule", "ground_truth": {"target": [f"Town {index}"]}},
         "extra_info": {"split": split, "index": index},
     }
@@ -41,17 +42,24 @@ def own(tmp_path):
     return [f"--config.data.source={out}", f"--config.env.retriever.corpus={tmp_path}/corpus.jsonl"]
 
 
-def _open(workdir, *extra):
+def _open(workdir, *extra, note=lambda line: None):
     cfg = flags.parse_argv(tiny_run.argv(workdir, *extra)).config
-    return open_parts(cfg, lambda line: None)
+    return open_parts(cfg, note)
 
 
 def test_a_tokenizer_is_trained_on_prompts_answers_and_passages(own, tmp_path):
-    with _open(tmp_path / "run", *own, "--config.stages=rl") as parts:
+    told = []
+    with _open(tmp_path / "run", *own, "--config.stages=rl", note=told.append) as parts:
         encode = parts.tokenizer.encode
         assert len(encode(f" {NAME}")) == 1
         assert len(encode(" tower")) == 1
         assert len(encode(" Town")) == 1
+    assert any(line.startswith("12 of 12 training and 4 of 4 held-out tasks are not proven") for line in told)
+    with (
+        pytest.raises(ConfigError, match=r"data\.only_proven: 12 of 12"),
+        _open(tmp_path / "run", *own, "--config.data.only_proven=True"),
+    ):
+        pass
 
 
 def test_without_demonstrations_the_error_says_what_to_do(own, tmp_path):

@@ -6,6 +6,7 @@ these frozen dataclasses *before any device work* and converts it once, so that 
 Imports nothing slow: `--help` and config errors answer at once.
 """
 
+from jaxagent.config.data import Columns as Columns
 from jaxagent.config.data import DataConfig as DataConfig
 from jaxagent.config.data import Seed as Seed
 from jaxagent.config.data import SourceConfig as SourceConfig

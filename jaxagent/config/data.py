@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Literal
 
 from jaxagent.config.choice import Choice
 from jaxagent.config.env import EnvConfig
+from jaxagent.config.errors import ConfigError
 from jaxagent.config.ranges import PositiveInt, between
 
 Seed = Annotated[int, between(0, 2**32 - 1)]  # what every generator of random numbers here takes
@@ -26,11 +27,33 @@ class SourceConfig:
 SOURCES = Choice("jaxagent.data_pipelines.sources:SOURCES", otherwise="files:path")
 
 
+Layout = Literal["auto", "ours", "verl", "toolrl", "flashrag", "long_text", "software", "tau_bench", "tau2"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """What other people's rows call the columns of our own layout; "" = as we do. One that is set must be there."""
+
+    id: str = ""
+    prompt: str = ""  # such as "question"
+    answers: str = ""  # such as "answer"; a text or a number is the one answer
+    kind: str = ""
+    metadata: str = ""
+
+
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
     """Task sources."""
 
-    source: Annotated[SourceConfig, SOURCES]  # a name, or a folder / file: array_record, parquet, jsonl
+    source: Annotated[SourceConfig, SOURCES]  # a name, or a folder / file of tasks: docs/bring_your_own.md
     eval_source: str  # a folder / file of held-out tasks; "" = the held-out split of `source`
     seed: Seed  # of the world, not of the run: the held-out questions are the same for every run
     num_eval: PositiveInt  # held-out tasks, spread evenly over families of kinds ("one_hop", "two_hop") and over kinds
+    layout: Layout = "auto"  # of the rows, see data/rows.py; "auto" = by their columns
+    columns: Columns = dataclasses.field(default_factory=Columns)  # with one of them set, rows are read as our own
+    only_proven: bool = False  # refuse tasks that `python -m data_pipelines.prove` has not proven
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for columns of another layout than ours."""
+        if self.layout not in ("auto", "ours") and self.columns != Columns():
+            raise ConfigError(f"data.columns are those of our own layout, and data.layout is '{self.layout}': set one.")

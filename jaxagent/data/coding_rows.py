@@ -44,6 +44,7 @@ _INSIDE = {  # of each check: texts, then lists of texts
     "check_status": (("command", "script"), ()),
     "check_map": (("command",), ()),
 }
+_SWE_SMITH = "swesmith/"  # how the repositories of SWE-smith's rows begin
 TESTBED = "/testbed"  # where the published images of SWE-bench, SWE-Gym and R2E have the repository
 SWE_BENCH_PYTHON = "/opt/miniconda3/envs/testbed/bin/python"  # in the published images
 _DJANGO = "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1"
@@ -135,8 +136,14 @@ def _check_inside(name: str, check: Any, column: str) -> None:
 
 def _swe_bench(row: Mapping[str, Any], prefix: str) -> tuple[str, str, str, dict[str, Any]]:
     """Names are in capitals, in SWE-bench Pro's rows in small letters."""
-    name, statement = fields.text(row, "instance_id", prefix), fields.text(row, "problem_statement", prefix)
+    name, statement = fields.text(row, "instance_id", prefix), _statement(row, prefix)
     repo = fields.text(row, "repo", prefix) if row.get("repo") else ""
+    if repo.startswith(_SWE_SMITH):
+        raise RowError(
+            f"{prefix}repo",
+            "is SWE-smith's: its `patch` puts the bug in and its image is without the bug, so that doing nothing would "
+            "solve it. Bring the bug in with `setup`, in our own form (metadata.coding), and reverse the patch",
+        )
     test_patch = fields.text(row, "test_patch", prefix, empty=True) if row.get("test_patch") else ""
     tests: dict[str, Any] = {}
     for key in ("FAIL_TO_PASS", "PASS_TO_PASS"):
@@ -149,7 +156,10 @@ def _swe_bench(row: Mapping[str, Any], prefix: str) -> tuple[str, str, str, dict
     elif repo == "django/django":  # its tests have a runner of their own, which takes modules
         tests |= {"framework": "unittest", "command": f"{_DJANGO} {' '.join(_django_modules(test_patch))}"}
     about: dict[str, Any] = {
-        "image": row.get("image") or row.get("image_name") or "",
+        "image": row.get("image")
+        or row.get("image_name")
+        or row.get("docker_image")
+        or "",  # the last is SWE-rebench's
         "workdir": row.get("workdir") or TESTBED,
         "python": row.get("python") or SWE_BENCH_PYTHON,
         "test_patch": test_patch,
@@ -181,7 +191,14 @@ def _r2e(row: Mapping[str, Any]) -> tuple[str, str, str, dict[str, Any]]:
     }
     repo = fields.text(row, "repo_name") if row.get("repo_name") else "r2e"
     name = fields.text(row, "instance_id") if row.get("instance_id") else f"{repo}/{row.get('commit_hash') or image}"
-    return name, fields.text(row, "problem_statement"), repo, about
+    return name, _statement(row, ""), repo, about
+
+
+def _statement(row: Mapping[str, Any], prefix: str) -> str:
+    statement = fields.text(row, "problem_statement", prefix, empty=True)
+    if not statement.strip():
+        raise fields.EmptyRow(f"{prefix}problem_statement", f"is empty, of instance '{row.get('instance_id')}'")
+    return statement
 
 
 def _slime(row: Mapping[str, Any], metadata: Mapping[str, Any]) -> tuple[str, str, str, dict[str, Any]]:

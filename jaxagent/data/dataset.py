@@ -17,14 +17,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import re
 import shutil
+import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError, EnvConfig, SourceConfig
 from jaxagent.config.errors import failure_line
+from jaxagent.io.files import one_at_a_time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,21 +81,31 @@ class Generated(SourceConfig):
         if not folder.exists():
             note(f"building the {name} dataset in {folder}")
             folder.parent.mkdir(parents=True, exist_ok=True)
-            self._write_whole(folder, seed, env)
+            with one_at_a_time(folder.with_name(f".{folder.name}.lock")):
+                if not folder.exists():  # else another process of the run was first
+                    self._write_whole(folder, seed, env)
         return folder
 
     def _write_whole(self, folder: Path, seed: int, env: EnvConfig) -> None:
         """Writes beside `folder` and moves there what is complete: half a data set would look like a whole one."""
-        partial = folder.with_name(f".{folder.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed; the workdir is this process's own
+        partial = folder.with_name(f".{folder.name}.partial-{socket.gethostname()}-{os.getpid()}")
+        shutil.rmtree(partial, ignore_errors=True)
         try:
             self.write(partial, seed, env)
             if not partial.is_dir():
                 raise ConfigError(f"data.source: {type(self).__qualname__}.write made no folder of tasks.")
-            partial.rename(folder)
+            try:
+                partial.rename(folder)
+            except OSError:
+                if not folder.is_dir():  # else a process of another host was first, whose lock is not seen here
+                    raise
         except (ConfigError, OSError):
             raise
         except Exception as error:  # whatever the user's own class raises
             raise ConfigError(f"data.source: {type(self).__qualname__}.write: {failure_line(error)}.") from error
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            for left in folder.parent.glob(f".{folder.name}.partial-{socket.gethostname()}-*"):
+                if (
+                    left == partial or not Path("/proc", left.name.rpartition("-")[2]).exists()
+                ):  # of a run that was killed
+                    shutil.rmtree(left, ignore_errors=True)

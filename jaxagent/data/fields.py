@@ -15,6 +15,10 @@ class RowError(ValueError):
         self.column = column
 
 
+class EmptyRow(RowError):
+    """A published row that asks nothing: a source leaves it out, and says how many."""
+
+
 def get(row: Mapping[str, Any], column: str, prefix: str = "") -> Any:
     """A column that must be there."""
     if column not in row:
@@ -55,11 +59,11 @@ def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     Raises:
       ValueError: one does; the later would silently take the earlier's place.
     """
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique_keys = dict(pairs)
+    if len(unique_keys) < len(pairs):
         keys = [key for key, _ in pairs]
         raise ValueError(f"the key '{next(key for key in keys if keys.count(key) > 1)}' stands twice in one object")
-    return found
+    return unique_keys
 
 
 def json_object(value: Any) -> Mapping[str, Any]:
@@ -68,7 +72,7 @@ def json_object(value: Any) -> Mapping[str, Any]:
         return {}
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = json.loads(value, object_pairs_hook=unique)
         except (ValueError, RecursionError) as error:  # also a number of thousands of digits
             raise RowError("metadata", f"is not JSON: {error}") from None
     return mapping(value, "metadata")

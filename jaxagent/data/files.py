@@ -1,148 +1,42 @@
-"""Data files by format -> raw rows by index: one small subclass of `Rows` per format.
+"""A path -> its splits, each of one or several data files, as people lay them out; and their raw rows.
 
-  array_record  a TFDS folder, through TFDS's own data source; or one bare file whose records are JSON objects
-  parquet       one file, read into Arrow memory
-  jsonl         one file, one JSON object per line; blank lines are skipped
-  tasks.json    tau2-bench's folder: one list of tasks, and split_tasks.json with the ids of each split
-A split may be cut into several files, named as Hugging Face names them: train-00000-of-00004.parquet, ...
-
-All are read-only, safe to use from several threads and picklable, as grain asks of a source. TensorFlow is not needed.
+a file             one split without a name, of any format of `formats`
+TFDS               dataset_info.json and features.json
+tau2-bench         tasks.json: one list of tasks, and split_tasks.json with the ids of each split
+save_to_disk       of `datasets`: state.json and *.arrow; dataset_dict.json and a folder per split
+files              train.jsonl, test.parquet, ...; cut as the hub cuts them: train-00000-of-00004.parquet, ...
+a hub's snapshot   the same inside `data/`, or inside the folder of the one configuration: main/, default/, ...;
+                   a split may be a folder of files (train/0000.parquet)
 """
 
 from __future__ import annotations
 
-import abc
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxagent.config import ConfigError, nearest
+from jaxagent.data.formats import (
+    FORMATS,
+    ChainedRows,
+    Rows,
+    TfdsRows,
+    builder,
+    ending,
+    from_json,
+)
+from jaxagent.data.formats import JsonlRows as JsonlRows
 
 TASKS, TASK_SPLITS = "tasks.json", "split_tasks.json"
 CORPUS = "corpus.jsonl"  # a dataset folder's own passages, not a split
-
-
-class Rows(abc.ABC):
-    """Raw rows of one split, by index from 0. `name` is the file or folder, for messages."""
-
-    name: str
-
-    @abc.abstractmethod
-    def __len__(self) -> int: ...
-
-    @abc.abstractmethod
-    def __getitem__(self, index: int) -> Any:
-        """One row as plain Python values.
-
-        Raises:
-          ConfigError: the file cannot be decoded there.
-        """
-
-    def place(self, index: int) -> str:
-        """Where row `index` stands, for messages."""
-        return f"{self.name}, row {index}"
-
-
-class JsonlRows(Rows):
-    """Rows of a jsonl file. Holds the byte offset of each line, not the text."""
-
-    def __init__(self, path: Path):
-        self.name, self._path = str(path), path
-        offsets, lines, offset = [], [], 0
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    offsets.append((offset, len(line)))
-                    lines.append(number)
-                offset += len(line)
-        self._spans = np.array(offsets, np.int64).reshape(-1, 2)  # i64[rows, 2] offset, length
-        self._lines = np.array(lines, np.int64)  # i64[rows] line number from 1
-
-    def __len__(self) -> int:
-        return len(self._lines)
-
-    def __getitem__(self, index: int) -> Any:
-        offset, length = (int(v) for v in self._spans[index])
-        with self._path.open("rb") as file:
-            file.seek(offset)
-            return from_json(file.read(length), self.place(index))
-
-    def place(self, index: int) -> str:
-        """File and line, from 1 as editors count."""
-        return f"{self._path}, line {self._lines[index]}"
-
-
-class ParquetRows(Rows):
-    """Rows of a parquet file."""
-
-    def __init__(self, path: Path):
-        import pyarrow
-        import pyarrow.parquet
-
-        self.name = str(path)
-        try:
-            self._table = pyarrow.parquet.read_table(path)
-        except (pyarrow.ArrowInvalid, OSError) as error:  # Arrow's own OSErrors do not say which file
-            raise ConfigError(f"{path} is not a readable parquet file: {_first_line(error)}") from None
-
-    def __len__(self) -> int:
-        return self._table.num_rows
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        try:
-            return self._table.slice(index, 1).to_pylist()[0]
-        except ValueError as error:  # Arrow's own, and bytes that are no UTF-8 in a column of texts
-            raise ConfigError(f"{self.place(index)} cannot be decoded: {_first_line(error)}") from None
-
-
-class ArrayRecordRows(Rows):
-    """Records of one bare array_record file, each a JSON object in UTF-8."""
-
-    def __init__(self, path: Path):
-        from array_record.python import array_record_data_source
-
-        self.name = str(path)
-        try:
-            self._source = array_record_data_source.ArrayRecordDataSource(os.fspath(path))
-            self._count = len(self._source)
-        except RuntimeError as error:
-            raise ConfigError(f"{path} is not a readable array_record file: {_first_line(error)}") from None
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> Any:
-        try:
-            record = self._source[index]
-        except RuntimeError as error:
-            raise ConfigError(f"{self.place(index)} cannot be read: {_first_line(error)}") from None
-        return from_json(record, self.place(index))
-
-
-class TfdsRows(Rows):
-    """Rows of one split of a TFDS folder that was written as array_record."""
-
-    def __init__(self, folder: Path, split: str):
-        self.name = f"{folder}, split '{split}'"
-        try:
-            self._source = _builder(folder).as_data_source(split=split)
-            self._count = len(self._source)
-        except (NotImplementedError, OSError, RuntimeError) as error:
-            raise ConfigError(f"{self.name} cannot be read: {_first_line(error)}") from None
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> Any:
-        try:
-            return _decode(self._source[index])
-        except Exception as error:  # a damaged record: Riegeli, protobuf, TFDS and UTF-8 each raise their own kind
-            raise ConfigError(f"{self.place(index)} cannot be decoded: {_first_line(error)}") from None
+PROVEN = "proven.jsonl"  # which of its tasks are proven; see `proofs`
+TRAIN = "train"
+HELD_OUT = ("heldout", "test", "validation", "dev", "val", "valid", "eval")  # in the order in which they are looked for
+_PLAIN = (".jsonl", ".parquet", ".array_record")  # what is a split under any name; others only under these names
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(?:-[0-9a-f]{16})?")  # older ones end in a fingerprint
+_RETAIL = re.compile("retail_(train|dev|test)_tasks")  # tau-bench's splits; other files beside them are none
 
 
 class ListedRows(Rows):
@@ -174,75 +68,121 @@ class ListedRows(Rows):
         return f"{self._path}, row {self._numbers[index]}"
 
 
-class ChainedRows(Rows):
-    """The rows of several files, one file after the other."""
-
-    def __init__(self, parts: Sequence[Rows]):
-        self.name = parts[0].name
-        self._parts = tuple(parts)
-        self._ends = np.cumsum([len(part) for part in parts])  # i64[files] rows up to and with each file
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def __getitem__(self, index: int) -> Any:
-        part, inside = self._find(index)
-        return part[inside]
-
-    def place(self, index: int) -> str:
-        """The place inside the file that holds the row."""
-        part, inside = self._find(index)
-        return part.place(inside)
-
-    def _find(self, index: int) -> tuple[Rows, int]:
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        return self._parts[number], index - (int(self._ends[number - 1]) if number else 0)
-
-
-_FORMATS = {".jsonl": JsonlRows, ".parquet": ParquetRows, ".array_record": ArrayRecordRows}
-_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(?:-[0-9a-f]{16})?")  # older ones end in a fingerprint
-_RETAIL = re.compile("retail_(train|dev|test)_tasks")  # tau-bench's splits; other files beside them are none
-
-
 def is_tfds(path: Path) -> bool:
-    """True for a folder with TFDS metadata."""
-    return (path / "dataset_info.json").is_file()
+    """True for a folder with TFDS metadata. `datasets` has a file of the same name, in which splits are an object."""
+    if not (path / "dataset_info.json").is_file() or (path / "state.json").is_file():
+        return False
+    try:
+        about = json.loads((path / "dataset_info.json").read_bytes())
+    except (ValueError, RecursionError):
+        return True  # damaged: TFDS says how
+    return not (isinstance(about, dict) and (isinstance(about.get("splits"), dict) or "features" in about))
 
 
 def splits(path: Path) -> dict[str, tuple[Path, ...]]:
     """Split name -> its files, or the TFDS folder that holds it. A single file is its own only split, named "".
 
-    A folder is either TFDS's or has the splits as file names: train.parquet, test.parquet, heldout.jsonl, ...; of
-    tau-bench's folder only retail_train_tasks.jsonl, retail_dev_tasks.jsonl and retail_test_tasks.jsonl are splits.
+    Of tau-bench's folder only retail_train_tasks.jsonl, retail_dev_tasks.jsonl and retail_test_tasks.jsonl are splits.
 
     Raises:
       ConfigError: nothing there, or nothing that can be read.
     """
     if path.is_file():
-        if path.suffix not in _FORMATS:
-            raise ConfigError(f"{path}: unknown data format '{path.suffix}'. Valid: {', '.join(_FORMATS)}.")
+        if ending(path) not in FORMATS:
+            raise ConfigError(f"{path}: unknown data format '{ending(path)}'. Valid: {', '.join(FORMATS)}.")
         return {"": (path,)}
     if not path.is_dir():
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise ConfigError(f"No data at {path}. {nearest(path.name, siblings) if siblings else ''}".strip())
+        raise ConfigError(f"No data at {path}. {_hub(path)}{nearest(path.name, siblings) if siblings else ''}".strip())
     if is_tfds(path):
-        return dict.fromkeys(_builder(path).info.splits, (path,))
+        return dict.fromkeys(builder(path).info.splits, (path,))
     if (path / TASK_SPLITS).is_file():
         return dict.fromkeys(_task_splits(path), (path,))
-    found: dict[str, list[Path]] = {}
-    files = [file for file in sorted(path.iterdir()) if file.suffix in _FORMATS and file.name != CORPUS]
+    if (path / "state.json").is_file():
+        return _saved(path)
+    if (path / "dataset_dict.json").is_file():
+        return _saved_splits(path)
+    if found := _split_files(path):
+        return found
+    inner = {p.name: found for p in _folders(path) if (found := _split_files(p))}
+    if len(inner) > 1 and "data" in inner:
+        inner = {"data": inner["data"]}
+    if len(inner) > 1:
+        names = ", ".join(sorted(inner))
+        raise ConfigError(f"{path} holds several data sets, {names}: name one of these folders.")
+    if not inner:
+        raise ConfigError(
+            f"{path} holds no dataset: no <split>.jsonl or <split>.parquet, here or in data/, no state.json "
+            "(datasets.save_to_disk) and no dataset_info.json (TFDS)."
+        )
+    return next(iter(inner.values()))
+
+
+def _hub(path: Path) -> str:
+    """How to get what is probably meant, if it reads like a name of the hub's."""
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(path)) or path.parent.is_dir():
+        return ""
+    return (
+        "A data set of the Hugging Face hub is downloaded first: "
+        f"hf download --repo-type=dataset {path} --local-dir {path}. "
+    )
+
+
+def _folders(path: Path) -> list[Path]:
+    return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _split_files(path: Path) -> dict[str, tuple[Path, ...]]:
+    """The splits that a folder's files are, by their names; or its folders, where these are named as splits are."""
+    usual = (TRAIN, *HELD_OUT)
+    files = [file for file in sorted(path.iterdir()) if not file.is_dir() and ending(file) in FORMATS]
+    files = [file for file in files if file.name != CORPUS and not file.name.endswith(PROVEN)]
     if retail := {match[1]: (file,) for file in files if (match := _RETAIL.fullmatch(file.stem))}:
         return retail
+    found: dict[str, list[Path]] = {}
     for file in files:
-        shard = _SHARD.fullmatch(file.stem)
-        found.setdefault(shard[1] if shard else file.stem, []).append(file)
+        stem = file.name.removesuffix(ending(file))
+        shard = _SHARD.fullmatch(stem)
+        split = shard[1] if shard else stem
+        if ending(file) == ".arrow":  # in the cache of `datasets` they are gsm8k-train.arrow
+            split = split.rpartition("-")[2]
+        if ending(file) in _PLAIN or split in usual:
+            found.setdefault(split, []).append(file)
     for split, parts in found.items():
-        if len(parts) > 1 and not all(_SHARD.fullmatch(file.stem) for file in parts):
+        if len(parts) > 1 and not all(_SHARD.fullmatch(f.name.removesuffix(ending(f))) for f in parts):
             raise ConfigError(f"{path}: {', '.join(file.name for file in parts)} all claim to be split '{split}'.")
         _check_complete(path, split, parts)
     if not found:
-        raise ConfigError(f"{path} holds no dataset: no dataset_info.json (TFDS), no <split>.jsonl or <split>.parquet.")
-    return {split: tuple(parts) for split, parts in found.items()}
+        for folder in _folders(path):
+            if folder.name in usual:
+                found[folder.name] = [f for f in sorted(folder.iterdir()) if f.is_file() and ending(f) in FORMATS]
+    return {split: tuple(parts) for split, parts in found.items() if parts}
+
+
+def _saved(folder: Path) -> dict[str, tuple[Path, ...]]:
+    """Of what `Dataset.save_to_disk` wrote."""
+    path = folder / "state.json"
+    state = from_json(path.read_bytes(), str(path))
+    listed = state.get("_data_files") if isinstance(state, dict) else None
+    listed = [{"filename": file.name} for file in sorted(folder.glob("*.arrow"))] if listed is None else listed
+    if not isinstance(listed, list) or not all(isinstance(one, dict) and "filename" in one for one in listed):
+        raise ConfigError(f"{path} does not list data files, as that of datasets.save_to_disk does.")
+    parts = [folder / str(one["filename"]) for one in listed]
+    if missing := [part.name for part in parts if not part.is_file()]:
+        raise ConfigError(f"{path} names {missing[0]}, which is missing.")
+    if not parts:
+        raise ConfigError(f"{path} lists no data file: the data set is empty.")
+    return {str(state.get("_split") or ""): tuple(parts)}
+
+
+def _saved_splits(folder: Path) -> dict[str, tuple[Path, ...]]:
+    """Of what `DatasetDict.save_to_disk` wrote."""
+    path = folder / "dataset_dict.json"
+    about = from_json(path.read_bytes(), str(path))
+    names = about.get("splits") if isinstance(about, dict) else None
+    if not isinstance(names, list) or not all((folder / str(name) / "state.json").is_file() for name in names):
+        raise ConfigError(f"{path} must name splits that lie beside it, each a folder with a state.json.")
+    return {str(name): next(iter(_saved(folder / str(name)).values())) for name in names}
 
 
 def open_rows(path: Path, split: str) -> Rows:
@@ -258,13 +198,13 @@ def open_rows(path: Path, split: str) -> Rows:
     places = found[split]
     if places[0].is_dir():
         return TfdsRows(places[0], split) if is_tfds(places[0]) else ListedRows(places[0], split)
-    parts = [_FORMATS[place.suffix](place) for place in places]
+    parts = [FORMATS[ending(place)](place) for place in places]
     return parts[0] if len(parts) == 1 else ChainedRows(parts)
 
 
 def _check_complete(path: Path, split: str, parts: Sequence[Path]) -> None:
     """Raises ConfigError unless the files of a split that is cut are all of its pieces, each once."""
-    pieces = {file.name: shard for file in parts if (shard := _SHARD.fullmatch(file.stem))}
+    pieces = {file.name: shard for file in parts if (shard := _SHARD.fullmatch(file.name.removesuffix(ending(file))))}
     if not pieces:
         return
     counts = sorted({int(shard[3]) for shard in pieces.values()})
@@ -292,42 +232,3 @@ def _task_splits(folder: Path) -> dict[str, list[str]]:
     if not isinstance(found, dict) or not all(isinstance(ids, list) for ids in found.values()):
         raise ConfigError(f"{path} must be an object: the name of a split -> a list of ids.")
     return found
-
-
-def _builder(folder: Path) -> Any:
-    import tensorflow_datasets as tfds  # 0.3 s: only when a dataset of this format is opened
-
-    try:
-        return tfds.builder_from_directory(os.fspath(folder))
-    except Exception as error:  # TFDS raises many kinds for damaged metadata
-        raise ConfigError(f"{folder} is not a readable TFDS dataset: {_first_line(error)}") from None
-
-
-def from_json(record: bytes, place: str) -> Any:
-    """A JSON value whose texts can be written and made tokens of. Raises ConfigError, which names `place`."""
-    try:
-        value = json.loads(record)
-        if b"\\ud" in record.lower():
-            json.dumps(value, ensure_ascii=False).encode()
-        return value
-    except UnicodeEncodeError:  # the log of an episode could not hold the task
-        raise ConfigError(f"{place}: half of a surrogate pair (\\ud800 to \\udfff) in it: it is no text.") from None
-    except (ValueError, RecursionError) as error:  # also no UTF-8, and a number of thousands of digits
-        raise ConfigError(f"{place}: not JSON: {error}.") from None
-
-
-def _decode(value: Any) -> Any:
-    """TFDS's bytes and arrays as text, lists and numbers."""
-    if isinstance(value, bytes):
-        return value.decode("utf-8")
-    if isinstance(value, Mapping):
-        return {key: _decode(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return _decode(value.tolist())
-    if isinstance(value, np.generic):
-        return value.item()
-    return [_decode(item) for item in value] if isinstance(value, list) else value
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

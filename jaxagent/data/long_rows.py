@@ -57,7 +57,7 @@ def _ruler(row: Mapping[str, Any]) -> types.Task:
     answers = fields.texts(fields.get(row, "answers"), "answers")
     name = row.get("index")
     if name is None:
-        digest = hashlib.blake2b(f"{question}\n{row['context']}".encode(), digest_size=8)
+        digest = hashlib.blake2b(f"{question}\n{fields.get(row, 'context')}".encode(), digest_size=8)
         name = digest.hexdigest()
     return _task(f"{_RULER_NAME}/{_index(name, 'index')}", question, answers, _RULER_NAME, row, row)
 

@@ -28,10 +28,10 @@ def to_task(row: Mapping[str, Any]) -> types.Task:
     Raises:
       RowError: naming the column.
     """
-    index = row["index"]
+    index = fields.get(row, "index")
     if isinstance(index, bool) or not isinstance(index, int):
         raise RowError("index", f"must be a whole number, got {fields.show(index)}")
-    metadata = row["metadata"]
+    metadata = fields.mapping(fields.get(row, "metadata"), "metadata")
     check(metadata, "metadata.")
     instruction = fields.text(metadata, "instruction", "metadata.")
     writes = sum(not action["name"].startswith(READING) for action in metadata["actions"])

@@ -1,62 +1,129 @@
 """One raw row of a data file -> one `types.Task`, or a `RowError` that names the column at fault.
 
-Eight layouts are understood, recognised by their columns:
-  ours:       id, prompt, answers [str], kind (optional), metadata (optional: a JSON object as text, or a mapping)
-  Search-R1:  data_source, prompt [{role, content}], reward_model {ground_truth {target [str]}},
-              extra_info {split, index}, often also `question`: the parquet that Search-R1's and verl's scripts write
-  ToolRL:     as Search-R1, with data_source "rlla": see `toolcall_rows`
-  FlashRAG:   id, question, golden_answers [str], optionally data_source: the raw question-answering sets
-  long text:  MemAgent's and RULER-HQA's, whose column `context` is a text: see `long_rows`
+The layouts, by the names that `data.layout` gives them, and the columns that they are known by:
+  ours:       prompt, answers [str], id, kind (optional), metadata (optional: a JSON object as text, or a mapping)
+  verl:       data_source, prompt [{role, content}], reward_model {ground_truth}, extra_info {split, index}: what
+              Search-R1's and verl's scripts write; Search-R1's has ground_truth {target [str]}
+  toolrl:     as verl's, with data_source "rlla": see `toolcall_rows`
+  flashrag:   id, question, golden_answers [str], optionally data_source: the raw question-answering sets
+  long_text:  MemAgent's and RULER-HQA's, whose column `context` is a text: see `long_rows`
   software:   SWE-bench, SWE-Gym, R2E, slime and Polar: see `coding_rows`
-  tau-bench:  index, metadata {user_id, instruction, actions, outputs}: see `retail_rows`
+  tau_bench:  index, metadata {user_id, instruction, actions, outputs}: see `retail_rows`
   tau2:       tau2-bench's tasks, with `user_scenario`: see `tau2_rows`
+
+A row with id, prompt and answers is ours, whatever else it has. Columns that a layout does not know go to the task's
+metadata under their own names, where a reward finds them. What stands before the last user message of a prompt goes to
+`metadata["earlier_messages"]`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxagent import config, types
+from jaxagent.config import Columns, nearest
 from jaxagent.data import coding_rows, fields, long_rows, retail_rows, tau2_rows, toolcall_rows
 from jaxagent.data.fields import RowError
 
 TASK_COLUMNS = ("id", "prompt", "answers", "kind", "metadata")
-_QUESTION_MARK = "Question:"  # what stands before the question in Search-R1's rendered prompt
+MESSAGES = "earlier_messages"  # of metadata: what stands before the prompt, as {"role", "content"}
+_SEARCH_R1 = "Answer the given question"  # how Search-R1's rendered prompt begins
+_QUESTION_MARK = "Question:"  # what stands before the question in it
+_VERL = ("data_source", "prompt", "ability", "reward_model", "extra_info")  # no reward is given `ability`
+_SEARCH_R1_TOO = ("id", "question", "golden_answers", "metadata")  # columns of FlashRAG's that its script leaves there
+_KNOWN = {  # columns that are read, or left out for good; of other layouts all are
+    "verl": _VERL,
+    "toolrl": _VERL,
+    "flashrag": (*_SEARCH_R1_TOO, "data_source"),
+    "long_text": (*_VERL, "context", "input", "answers", "num_docs", "index"),
+}
 
 
-def to_task(row: Mapping[str, Any], need_answers: bool) -> types.Task:
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How the rows of a source are read.
+
+    Attributes:
+      layout: a name of `LAYOUTS`, or "auto": the one whose columns a row has.
+      columns: what a source of other people's calls the columns of our layout; all "" = our own names.
+      messages: whether who plays begins with the messages before the last one; where not, such a row is refused.
+    """
+
+    layout: str = "auto"
+    columns: Columns = dataclasses.field(default_factory=Columns)
+    messages: bool = True
+
+
+AS_IT_IS = Reading()
+
+
+class LeftOut(config.ConfigError):
+    """A published row without a question: a source goes on without it, and says so."""
+
+
+def to_task(row: Mapping[str, Any], need_answers: bool, how: Reading = AS_IT_IS, made_id: str = "") -> types.Task:
     """Converts and checks one row.
 
     Args:
       row: plain Python values, strings decoded.
       need_answers: refuse a row without a gold answer: its reward could only ever be 0.
+      how: the layout, and other people's names of columns.
+      made_id: the id of a row of our layout that has none; "" refuses it.
 
     Raises:
-      RowError: a column is missing, empty or of the wrong type.
+      RowError: a column is missing, empty, of the wrong type or unknown; or the row has several layouts.
     """
     if not isinstance(row, Mapping):
         raise RowError("*", f"a row must be an object with columns, got {fields.show(row)}")
-    if long_rows.is_published(row):
-        task = long_rows.to_task(row)
-    elif toolcall_rows.is_published(row):
-        task = toolcall_rows.to_task(row)
-    elif "reward_model" in row:
-        task = _search_r1(row)
-    elif "golden_answers" in row:
-        task = _flashrag(row)
-    elif retail_rows.is_published(row):
-        task = retail_rows.to_task(row)
-    elif coding_rows.is_published(row):
-        task = coding_rows.to_task(row)
-    elif tau2_rows.is_published(row):
-        task = tau2_rows.to_task(row)
-    else:
-        task = _ours(row)
+    if renamed := {name: theirs for name, theirs in dataclasses.asdict(how.columns).items() if theirs}:
+        row = _renamed(row, renamed)
+    layout = "ours" if renamed else how.layout
+    if made_id and "id" not in row and (layout == "ours" or _is_ours(row)):
+        row = {"id": made_id, **row}
+    layout = _layout_of(row) if layout == "auto" else layout
+    task = LAYOUTS[layout][1](row)
+    known = _KNOWN.get(layout, row)
+    if layout == "verl" and isinstance(row["reward_model"]["ground_truth"], Mapping):
+        known = (*known, *_SEARCH_R1_TOO)
+    if others := {name: value for name, value in row.items() if name not in known and value is not None}:
+        task = dataclasses.replace(task, metadata=_joined(task.metadata, others))
     if need_answers and not task.answers:
-        raise RowError(_answer_column(row), "no gold answer")
+        raise RowError(_answer_column(row, layout), "no gold answer")
+    if not how.messages and (earlier := task.metadata.get(MESSAGES)):
+        roles = ", ".join(str(m.get("role")) for m in earlier) if isinstance(earlier, list) else "others"
+        raise RowError(
+            "prompt", f"this environment takes one question, and would lose the messages before it ({roles})"
+        )
     return task
+
+
+def _layout_of(row: Mapping[str, Any]) -> str:
+    """The one layout that a row has: ours where it is complete, or where it is no other."""
+    if "id" in row and _is_ours(row):
+        return "ours"
+    possible = [name for name, (is_one, _) in LAYOUTS.items() if is_one(row)]
+    if len(possible) > 1:
+        raise RowError("*", f"the row can be read as {' and as '.join(possible)}: say which with data.layout")
+    return possible[0] if possible else "ours"
+
+
+def _renamed(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """A row under our names. Other people's ids may be numbers, and their one answer is often no list."""
+    for name, theirs in names.items():
+        if theirs not in row:
+            known = nearest(theirs, list(map(str, row)))
+            raise RowError(theirs, f"missing, and data.columns.{name} names it. {known.rstrip('.')}")
+    ours_row = {ours: row[theirs] for ours, theirs in names.items()}
+    ours_row |= {name: value for name, value in row.items() if name not in names.values() and name not in ours_row}
+    if type(ours_row.get("id")) is int:
+        ours_row["id"] = str(ours_row["id"])
+    answers = ours_row.get("answers")
+    if isinstance(answers, str | int | float) and not isinstance(answers, bool):
+        ours_row["answers"] = [str(answers)]
+    return ours_row
 
 
 def to_row(task: types.Task) -> dict[str, Any]:
@@ -84,40 +151,112 @@ def to_row(task: types.Task) -> dict[str, Any]:
 
 def _ours(row: Mapping[str, Any]) -> types.Task:
     metadata = fields.json_object(row.get("metadata"))
+    others = {name: value for name, value in row.items() if name not in TASK_COLUMNS}
+    for name in others:
+        if meant := next((column for column in TASK_COLUMNS if column not in row and _looks_like(name, column)), ""):
+            raise RowError(str(name), f"unknown; did you mean '{meant}'? data.columns.{meant}={name} says so")
+    prompt, earlier = _conversation(fields.get(row, "prompt"))
+    metadata = _joined(metadata, others | earlier)
     if coding_rows.KEY in metadata:
         coding_rows.check(metadata[coding_rows.KEY], f"metadata.{coding_rows.KEY}")
     if tau2_rows.KEY in metadata:
         tau2_rows.parse(metadata[tau2_rows.KEY], f"metadata.{tau2_rows.KEY}.")
     return types.Task(
         id=fields.text(row, "id"),
-        prompt=fields.text(row, "prompt"),
+        prompt=prompt,
         answers=fields.texts(fields.get(row, "answers"), "answers"),
         kind=fields.text(row, "kind", empty=True) if row.get("kind") is not None else "",
         metadata=metadata,
     )
 
 
-def _search_r1(row: Mapping[str, Any]) -> types.Task:
+def _looks_like(name: Any, column: str) -> bool:
+    """Whether a name is probably a column's, written wrongly: other capitals, a beginning of it, or a letter off."""
+    name = str(name).casefold()
+    if name == column or len(column) < 4:
+        return name == column
+    if len(name) >= 4 and column.startswith(name):
+        return True
+    same = next((i for i, (a, b) in enumerate(zip(name, column, strict=False)) if a != b), min(len(name), len(column)))
+    rest, wanted = name[same:], column[same:]
+    return rest[1:] == wanted[1:] or rest[1:] == wanted or rest == wanted[1:]
+
+
+def _joined(metadata: Mapping[str, Any], others: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Metadata with further columns, none of which may have a name that is taken by something else."""
+    for name, value in others.items():
+        if name in metadata and metadata[name] != value:
+            raise RowError(str(name), "stands in the row's metadata, too, with another value: leave one out")
+    return {**metadata, **others} if others else metadata
+
+
+def _conversation(prompt: Any) -> tuple[str, dict[str, Any]]:
+    """The prompt as text: a text, or the last of chat messages; and the messages before it, as metadata."""
+    if isinstance(prompt, str):
+        return fields.text({"prompt": prompt}, "prompt"), {}
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes) or not prompt:
+        raise RowError("prompt", f"must be text or a list of {{role, content}} messages, got {fields.show(prompt)}")
+    messages = [_message(message, f"prompt[{number}]") for number, message in enumerate(prompt)]
+    if messages[-1]["role"] != "user":
+        raise RowError("prompt", f"must end with a message of the user, ends with one of {messages[-1]['role']!r}")
+    return messages[-1]["content"], {MESSAGES: messages[:-1]} if messages[:-1] else {}
+
+
+def _message(message: Any, column: str) -> dict[str, str]:
+    message = fields.mapping(message, column)
+    for name, value in message.items():
+        if name not in ("role", "content") and value not in (None, [], ""):
+            raise RowError(f"{column}.{name}", "is no text that could be kept: messages have a role and a content")
+    content = message.get("content")
+    if isinstance(content, Sequence) and not isinstance(content, str | bytes):  # parts, as OpenAI's clients write them
+        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        if not all(isinstance(part, str) for part in parts):
+            raise RowError(f"{column}.content", "has a part that is no text")
+        message = {**message, "content": "".join(map(str, parts))}
+    return {name: fields.text(message, name, f"{column}.") for name in ("role", "content")}
+
+
+def _verl(row: Mapping[str, Any]) -> types.Task:
     source = fields.text(row, "data_source")
     extra = fields.mapping(fields.get(row, "extra_info"), "extra_info")
     for column in ("split", "index"):
         if extra.get(column) is None:
             raise RowError(f"extra_info.{column}", "missing; the task's id is made of it")
-    truth = fields.get(fields.mapping(row["reward_model"], "reward_model"), "ground_truth", "reward_model.")
+    model = fields.mapping(fields.get(row, "reward_model"), "reward_model")
+    truth = fields.get(model, "ground_truth", "reward_model.")
+    rest = {name: value for name, value in model.items() if name not in ("ground_truth", "style") and value is not None}
     if searched := isinstance(truth, Mapping):  # Search-R1's own; verl's others, such as its GSM8K, have a text
         column = "reward_model.ground_truth.target"
+        if beside := {name: value for name, value in truth.items() if name != "target" and value is not None}:
+            rest["ground_truth"] = beside
         truth = fields.get(truth, "target", "reward_model.ground_truth.")
     else:
         column = "reward_model.ground_truth"
     answers = (truth,) if isinstance(truth, str) and truth else fields.texts(truth, column)
-    question = fields.text(row, "question") if row.get("question") else _question_of(fields.get(row, "prompt"))
+    prompt, earlier = _question(row) if searched else _conversation(fields.get(row, "prompt"))
+    metadata = {k: v for k, v in extra.items() if v is not None}
     return types.Task(
         id=f"{source}/{extra['split']}/{extra['index']}",
-        prompt=as_question(question) if searched else question.strip(),
+        prompt=prompt.strip(),
         answers=answers,
         kind=source,
-        metadata={k: v for k, v in extra.items() if v is not None},
+        metadata=_joined(metadata, earlier | ({"reward_model": rest} if rest else {})),
     )
+
+
+def _question(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Of Search-R1's rows: the column `question`, or what its template has behind its "Question:"."""
+    if row.get("question"):
+        return as_question(fields.text(row, "question")), {}
+    if isinstance(prompt := fields.get(row, "prompt"), str):
+        raise RowError("prompt", f"must be a list of {{role, content}} messages, got {fields.show(prompt)}")
+    text, earlier = _conversation(prompt)
+    if earlier or not text.lstrip().startswith(_SEARCH_R1) or _QUESTION_MARK not in text:
+        return text, earlier  # of somebody else, who means all of it
+    question = text.partition(_QUESTION_MARK)[2].strip()
+    if not question:
+        raise RowError("prompt[-1].content", f"nothing after '{_QUESTION_MARK}'")
+    return as_question(question), {}
 
 
 def _flashrag(row: Mapping[str, Any]) -> types.Task:
@@ -126,9 +265,9 @@ def _flashrag(row: Mapping[str, Any]) -> types.Task:
     return types.Task(
         id=f"{source}/{name}" if source else name,
         prompt=as_question(fields.text(row, "question")),
-        answers=fields.texts(row["golden_answers"], "golden_answers"),
+        answers=fields.texts(fields.get(row, "golden_answers"), "golden_answers"),
         kind=source,
-        metadata={},
+        metadata=fields.json_object(row.get("metadata")),
     )
 
 
@@ -138,36 +277,44 @@ def as_question(text: str) -> str:
     return text if text.endswith("?") else text + "?"
 
 
-def _question_of(messages: Any) -> str:
-    """The bare question inside a chat prompt: after the last "Question:" of the last user message, else all of it."""
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise RowError("prompt", f"must be a list of {{role, content}} messages, got {fields.show(messages)}")
-    users = [m for m in messages if isinstance(m, Mapping) and m.get("role") == "user"]
-    if not users:
-        raise RowError("prompt", "has no message with role 'user'")
-    content = fields.text(users[-1], "content", prefix="prompt[user].")
-    question = content.rpartition(_QUESTION_MARK)[2].strip()
-    if not question:
-        raise RowError("prompt[user].content", f"nothing after '{_QUESTION_MARK}'")
-    return question
+def _is_ours(row: Mapping[str, Any]) -> bool:
+    return "prompt" in row and "answers" in row
 
 
-def _answer_column(row: Mapping[str, Any]) -> str:
-    if long_rows.is_published(row):
+def _is_verl(row: Mapping[str, Any]) -> bool:
+    return "reward_model" in row and not long_rows.is_published(row) and not toolcall_rows.is_published(row)
+
+
+LAYOUTS: dict[str, tuple[Callable[[Mapping[str, Any]], bool], Callable[[Mapping[str, Any]], types.Task]]] = {
+    "ours": (_is_ours, _ours),
+    "verl": (_is_verl, _verl),
+    "toolrl": (toolcall_rows.is_published, toolcall_rows.to_task),
+    "flashrag": (lambda row: "golden_answers" in row and "reward_model" not in row, _flashrag),
+    "long_text": (long_rows.is_published, long_rows.to_task),
+    "software": (coding_rows.is_published, coding_rows.to_task),
+    "tau_bench": (retail_rows.is_published, retail_rows.to_task),
+    "tau2": (tau2_rows.is_published, tau2_rows.to_task),
+}
+
+
+def _answer_column(row: Mapping[str, Any], layout: str) -> str:
+    if layout == "long_text":
         return long_rows.answer_column(row)
-    return next((c for c in ("reward_model", "golden_answers") if c in row), "answers")
+    return {"verl": "reward_model", "flashrag": "golden_answers"}.get(layout, "answers")
 
 
-def check(row: Any, place: str, need_answers: bool) -> types.Task:
+def check(row: Any, place: str, need_answers: bool, how: Reading = AS_IT_IS, made_id: str = "") -> types.Task:
     """`to_task`, which turns a failure into one line for the user.
 
     Raises:
+      LeftOut: the row is one that its publisher left without a question.
       config.ConfigError: naming `place` (file and row) and the column.
     """
     try:
-        return to_task(row, need_answers)
+        return to_task(row, need_answers, how, made_id)
     except RowError as error:
-        raise config.ConfigError(f"{place}: {error}.") from None
+        kind = LeftOut if isinstance(error, fields.EmptyRow) else config.ConfigError
+        raise kind(f"{place}: {error}.") from None
 
 
 def stored(task: types.Task, place: str) -> dict[str, Any]:

@@ -7,18 +7,20 @@ after an hour of training. Tasks themselves stay on disk (or in Arrow memory) an
 from __future__ import annotations
 
 import hashlib
+import json
 import operator
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from jaxagent.config import ConfigError, DataConfig, nearest
 from jaxagent.data import files, rows
 from jaxagent.types import Task
 
-TRAIN = "train"
-HELD_OUT = ("heldout", "test", "validation", "dev")  # names of the held-out split, the first that exists is taken
+TRAIN, HELD_OUT = files.TRAIN, files.HELD_OUT
+_BOOKKEEPING = ("split", "index", "idx", "id", "row", "uid", "uuid")  # metadata that say where a row stood
+_NAMED = 3  # tasks that a message names
 
 
 class TaskSource(Sequence[Task]):
@@ -27,46 +29,83 @@ class TaskSource(Sequence[Task]):
     Attributes:
       name: where it came from, for messages.
       fingerprint: hex digest of every task's content, in order: equal data, equal fingerprint.
+      ids: of the tasks.
+      digests: hex digest of each task's content.
+      contents: of each task, a digest of what it asks (prompt and answers, without case and space), and one of that
+        with its metadata.
+      left_out: what is wrong with rows that are left out.
     """
 
-    def __init__(self, data: files.Rows, name: str, need_answers: bool):
+    def __init__(
+        self, data: files.Rows, name: str, need_answers: bool, how: rows.Reading = rows.AS_IT_IS, made: str = "row"
+    ):
         """Checks every row of `data`.
+
+        Args:
+          data: the rows.
+          name: of the source.
+          need_answers: refuse rows without a gold answer.
+          how: the rows' layout.
+          made: what the ids begin with that are made for rows without one: "train" -> "train/0", "train/1", ...
 
         Raises:
           ConfigError: no rows, a malformed row (file, row and column are named), or two rows with one id.
         """
         self.name = name
-        self._rows = data
-        self._need_answers = need_answers
+        self._rows, self._need_answers, self._how, self.made = data, need_answers, how, made
+        self._numbers = range(len(data))  # of the rows that are tasks
+        self.left_out: list[str] = []
         if len(data) == 0:
             raise ConfigError(f"{name} has no rows.")
+        self.ids: list[str] = []
+        self.digests: list[str] = []
+        self.contents: list[tuple[bytes, bytes]] = []
         self.fingerprint = _digest(self._distinct())
+        if not self.digests:
+            raise ConfigError(f"{name} has no row that is a task: {self.left_out[0]}")
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._numbers)
 
     def __getitem__(self, index: int) -> Task:  # type: ignore[override]  # slices are not offered
         index = operator.index(index)
         if not 0 <= index < len(self):
             raise IndexError(f"{self.name} has {len(self)} tasks, got index {index}.")
-        return rows.check(self._rows[index], self._rows.place(index), self._need_answers)
+        return self._task(self._numbers[index])
+
+    def _task(self, number: int) -> Task:
+        place = self._rows.place(number)
+        return rows.check(self._rows[number], place, self._need_answers, self._how, f"{self.made}/{number}")
 
     def __iter__(self) -> Iterator[Task]:
         return (self[i] for i in range(len(self)))
 
     def place(self, task: Task) -> str:
         """File and row of a task, for messages: looks through the rows. "" = it is none of these."""
-        return next((self._rows.place(index) for index, one in enumerate(self) if one == task), "")
+        return next((self._rows.place(self._numbers[i]) for i, one in enumerate(self) if one == task), "")
 
-    def _distinct(self) -> Iterator[dict[str, Any]]:
-        """All tasks as rows; raises ConfigError where one has the id of an earlier one, or cannot be written."""
+    def _distinct(self) -> Iterator[bytes]:
+        """All tasks as rows' bytes; raises ConfigError where one has the id of an earlier one, or cannot be written."""
         seen: dict[str, int] = {}
-        for index, task in enumerate(self):
+        numbers = []
+        for number in range(len(self._rows)):
+            try:
+                task = self._task(number)
+            except rows.LeftOut as error:
+                self.left_out.append(str(error))
+                continue
             if task.id in seen:
-                place, first = self._rows.place(index), self._rows.place(seen[task.id])
+                place, first = self._rows.place(number), self._rows.place(seen[task.id])
                 raise ConfigError(f"{place}: column 'id': {task.id!r} is also the id of {first}.")
-            seen[task.id] = index
-            yield rows.stored(task, self._rows.place(index))
+            seen[task.id] = number
+            numbers.append(number)
+            row = repr(rows.stored(task, self._rows.place(number))).encode()
+            self.ids.append(task.id)
+            self.digests.append(hashlib.blake2b(row, digest_size=8).hexdigest())
+            self.contents.append(_contents(task))
+            yield row
+        if self.left_out:
+            self._numbers = numbers
 
     def __repr__(self) -> str:
         return f"TaskSource({self.name}, {len(self)} tasks)"
@@ -74,23 +113,65 @@ class TaskSource(Sequence[Task]):
 
 def fingerprint(tasks: Iterable[Task]) -> str:
     """A hex digest of tasks' contents, in order: equal data, equal fingerprint."""
-    return _digest(map(rows.to_row, tasks))
+    return _digest(repr(rows.to_row(task)).encode() for task in tasks)
 
 
-def _digest(stored: Iterable[dict[str, Any]]) -> str:
+def _digest(stored: Iterable[bytes]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for row in stored:
-        digest.update(repr(row).encode())
+        digest.update(row)
     return digest.hexdigest()
 
 
-def load_tasks(path: str | os.PathLike[str], split: str = "", need_answers: bool = True) -> TaskSource:
+def _contents(task: Task) -> tuple[bytes, bytes]:
+    """See `TaskSource.contents`."""
+    asked = [" ".join(text.split()).casefold() for text in (task.prompt, *sorted(task.answers))]
+    rest = {name: value for name, value in task.metadata.items() if name not in _BOOKKEEPING}
+    both = (json.dumps(asked), json.dumps([asked, rest], sort_keys=True, default=str))
+    return tuple(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest() for text in both)  # type: ignore[return-value]
+
+
+def shared(train: TaskSource, held_out: TaskSource) -> list[int]:
+    """Indices of held-out tasks that training has.
+
+    Prompt and answers are the content where they tell the training tasks apart. Where several of these have the same
+    ones ("Begin.", without an answer), metadata count as well.
+    """
+    asked = Counter(asked for asked, _ in train.contents)
+    whole = {whole for _, whole in train.contents}
+    return [
+        index
+        for index, (one, with_metadata) in enumerate(held_out.contents)
+        if asked[one] == 1 or (asked[one] and with_metadata in whole)
+    ]
+
+
+def _check_apart(train: TaskSource, held_out: TaskSource, note: Callable[[str], None]) -> None:
+    """Says how many held-out tasks training has; raises ConfigError where it has all.
+
+    A world of so few tasks that training itself has some several times is not refused.
+    """
+    same, world = shared(train, held_out), len(set(train.contents))
+    if len(same) == len(held_out) and world == len(train):
+        raise ConfigError(f"data.eval_source: {held_out.name} holds the same tasks as {train.name}.")
+    own_ids = set(train.ids) - {f"{train.made}/{number}" for number in range(len(train))}
+    of_others = sorted({index for index, id in enumerate(held_out.ids) if id in own_ids} - set(same))
+    for indices, what in ((same, "are training tasks as well"), (of_others, "have the id of another training task")):
+        if indices:
+            first = ", ".join(held_out.ids[index] for index in indices[:_NAMED])
+            note(f"{held_out.name}: {len(indices)} of {len(held_out)} held-out tasks {what}, the first {first}")
+
+
+def load_tasks(
+    path: str | os.PathLike[str], split: str = "", need_answers: bool = True, how: rows.Reading = rows.AS_IT_IS
+) -> TaskSource:
     """Opens and checks one split.
 
     Args:
-      path: a TFDS folder; a folder of <split>.parquet / .jsonl / .array_record files; or one such file.
+      path: a file or folder as `files` describes them.
       split: its name; "" takes the only split there is.
       need_answers: refuse rows without a gold answer.
+      how: the rows' layout.
 
     Raises:
       ConfigError: one line, naming the path, and for a malformed row also row and column.
@@ -104,11 +185,16 @@ def load_tasks(path: str | os.PathLike[str], split: str = "", need_answers: bool
         if "" in found:
             raise ConfigError(f"{path} is one file without a split '{split}'.")
         raise ConfigError(f"{path} has no split '{split}'. {nearest(split, found)}")
-    return TaskSource(files.open_rows(path, name), f"{path}:{name}" if name else str(path), need_answers)
+    made = name or path.name.partition(".")[0]
+    return TaskSource(files.open_rows(path, name), f"{path}:{name}" if name else str(path), need_answers, how, made)
 
 
 def open_train_and_held_out(
-    path: str | os.PathLike[str], data: DataConfig, need_answers: bool = True
+    path: str | os.PathLike[str],
+    data: DataConfig,
+    need_answers: bool = True,
+    messages: bool = True,
+    note: Callable[[str], None] = lambda line: None,
 ) -> tuple[TaskSource, TaskSource]:
     """The two sources of a run.
 
@@ -116,12 +202,15 @@ def open_train_and_held_out(
       path: the dataset: `data.source`, or where a built-in one was written.
       data: its `eval_source` says where the held-out tasks are; "" = the held-out split of `path`.
       need_answers: see `load_tasks`.
+      messages: see `rows.Reading`.
+      note: told of rows that are left out, and of held-out tasks that are training tasks.
 
     Raises:
-      ConfigError: as `load_tasks`; also when there are no held-out tasks, or they are the training tasks.
+      ConfigError: as `load_tasks`; also when there are no held-out tasks, or all of them are training tasks.
     """
     path = Path(path)
-    train = load_tasks(path, TRAIN if TRAIN in files.splits(path) else "", need_answers)
+    how = rows.Reading(data.layout, data.columns, messages)
+    train = load_tasks(path, TRAIN if TRAIN in files.splits(path) else "", need_answers, how)
     place = Path(data.eval_source or path)
     found = files.splits(place)
     split = next((name for name in HELD_OUT if name in found), None)
@@ -131,9 +220,11 @@ def open_train_and_held_out(
         raise ConfigError(
             f"{place} has no held-out split ({', '.join(HELD_OUT)}): set data.eval_source to the held-out tasks."
         )
-    held_out = load_tasks(place, split, need_answers)
-    if held_out.fingerprint == train.fingerprint:
-        raise ConfigError(f"data.eval_source: {held_out.name} holds the same tasks as {train.name}.")
+    held_out = load_tasks(place, split, need_answers, how)
+    for source in (train, held_out):
+        if source.left_out:
+            note(f"{source.name}: {len(source.left_out)} rows are left out, the first: {source.left_out[0]}")
+    _check_apart(train, held_out, note)
     return train, held_out
 
 

@@ -42,14 +42,17 @@ class TaskIterator(Iterator[Task]):
     def take_indices(self, count: int) -> list[int]:
         """Where in the source the next `count` tasks are.
 
-        Where one epoch ends and the next begins a task could come twice; its second coming is left out, since equal
-        tasks of one step would share their randomness and be sampled alike.
+        Where one epoch ends and the next begins a task could come twice; its second coming is left out, so that as many
+        as there are tasks are all different. Where more are asked for, the same holds of every further so many.
         """
-        taken: dict[str, int] = {}
-        while len(taken) < min(count, len(self._source)):
-            index = int(next(self._places))
-            taken.setdefault(self._source[index].id, index)
-        return [*taken.values(), *(int(next(self._places)) for _ in range(count - len(taken)))]
+        taken: list[int] = []
+        while len(taken) < count:
+            distinct: dict[str, int] = {}
+            while len(distinct) < min(count - len(taken), len(self._source)):
+                index = int(next(self._places))
+                distinct.setdefault(self._source[index].id, index)
+            taken += distinct.values()
+        return taken
 
     def get_state(self) -> dict[str, Any]:
         """Position and identity, as JSON values."""

@@ -37,7 +37,8 @@ def to_task(row: Mapping[str, Any]) -> types.Task:
     for column in ("split", "index"):
         if extra.get(column) is None:
             raise RowError(f"extra_info.{column}", "missing; the task's id is made of it")
-    truth = fields.text(fields.mapping(row["reward_model"], "reward_model"), "ground_truth", "reward_model.")
+    model = fields.mapping(fields.get(row, "reward_model"), "reward_model")
+    truth = fields.text(model, "ground_truth", "reward_model.")
     check_truth(truth)
     return types.Task(
         id=f"{SOURCE}/{extra['split']}/{extra['index']}",

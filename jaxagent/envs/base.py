@@ -169,6 +169,8 @@ class Environment(EnvConfig):
       components: of the verdict, beside `score`, those that `rl.group_reward` may read.
       counted: the counters of every attempt that `rl.group_reward` may weigh: "cost" and "latency_s".
       needs_answers: whether a task without gold answers is a mistake.
+      takes_messages: whether attempts begin with the messages before a row's question, as `prompt_messages` has them;
+        where not, rows that have such are refused.
       stop_strings: what ends a generation, of demonstrations; an attempt has its own, which may differ.
       tokens: texts that a tokenizer trained for this run keeps whole.
       rollout: the class that plays episodes, "module:Class", with the fields of `rollout.multi_turn.MultiTurn`.
@@ -184,6 +186,7 @@ class Environment(EnvConfig):
     components: ClassVar[Sequence[str]] = ()
     counted: ClassVar[Sequence[str]] = ()
     needs_answers = False
+    takes_messages: ClassVar[bool] = False
     stop_strings: ClassVar[Sequence[str]] = ()
     tokens: ClassVar[Sequence[str]] = ()
     rollout = "jaxagent.rollout.multi_turn:MultiTurn"
@@ -213,6 +216,20 @@ class Environment(EnvConfig):
     def messages(self, text: str) -> Sequence[Message]:
         """The prompt of a task, for demonstrations: as `Attempt.start` gives it."""
         return (Message("user", text),)
+
+    def prompt_messages(self, task: Task) -> Sequence[Message]:
+        """The prompt of a task, with what its row has before the question; two system messages become one."""
+        *own, last = self.messages(task.prompt)
+        earlier = [Message(m["role"], m["content"]) for m in task.metadata.get("earlier_messages", ())]
+        if own and earlier and own[0].role == earlier[0].role == "system":
+            first = earlier.pop(0)
+            own[0] = Message("system", f"{own[0].content}\n\n{first.content}")
+        return (*own, *earlier, last)
+
+    def oracle(self, task: Task) -> Sequence[str] | None:
+        """What the policy writes, turn by turn, that solves the task by what its row says: `data_pipelines.prove` plays
+        it. None = the row does not say how."""
+        return None
 
     def observation(self, action: str, text: str) -> Observation:
         """What an attempt shows after an action, given only its text, for demonstrations."""

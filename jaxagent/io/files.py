@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import pathlib
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from jaxagent.config import ConfigError
@@ -82,3 +84,18 @@ def lock(fd: int, path: pathlib.Path) -> None:
         return
     if not locked:
         raise ConfigError(f"'{path}' is being written by another process: wait for it, end it, or use another folder.")
+
+
+@contextlib.contextmanager
+def one_at_a_time(path: pathlib.Path) -> Iterator[None]:
+    """Waits until no other process of this machine is inside, and removes the file `path` that says so.
+
+    Where the file system has no locks nobody waits.
+    """
+    with path.open("a") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)

@@ -36,6 +36,11 @@ class Experience:
         self.replay = ReplayBuffer(rl.replay, cfg.seed) if rl.replay else None
         self._begin(0)
 
+    @property
+    def num_tasks(self) -> int:
+        """That the source has."""
+        return len(self._source)
+
     def take(self, count: int, step: int, number: int) -> list[Task]:
         """The first `count` tasks of round `number` of a step: more than one round with dynamic sampling."""
         return self.tasks(self._round(step, number)[:count])

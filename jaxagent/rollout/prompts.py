@@ -15,7 +15,7 @@ SAMPLE = 256  # training tasks that are looked at, evenly spaced
 def check_prompts(
     name: str,
     tasks: Sequence[Task],
-    prompt: Callable[[str], Sequence[Message]],
+    prompt: Callable[[Task], Sequence[Message]],
     conversation: Callable[[], Conversation],
     env: EnvConfig,
     note: Callable[[str], None],
@@ -25,7 +25,7 @@ def check_prompts(
     Args:
       name: of the tasks, "held-out", for messages.
       tasks: all of them are looked at; see `some`.
-      prompt: the family's, a task's text -> its messages.
+      prompt: the environment's, a task -> its messages.
       conversation: an empty one.
       env: its `context_tokens` is the limit.
       note: called with a line about prompts that leave less than one full turn.
@@ -36,7 +36,7 @@ def check_prompts(
     tokens = []
     for task in tasks:
         rendered = conversation()
-        rendered.add_prompt(prompt(task.prompt))
+        rendered.add_prompt(prompt(task))
         tokens.append(len(rendered))
     limit = env.context_tokens
     if not tokens or max(tokens) + env.turn_tokens <= limit:

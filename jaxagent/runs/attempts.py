@@ -6,6 +6,7 @@ Whoever plays an attempt, in the training process or in another one, comes to th
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from jaxagent.config import RLConfig, SamplingConfig
 from jaxagent.engine.driver import Driver
@@ -49,10 +50,32 @@ def of_step(parts: Parts, driver: Driver, step: int) -> Rollout:
     return parts.rollout(driver, sampling(rl, step), of_a_group(rl), rl.tool_epsilon)
 
 
+def ahead(place: int, tasks: int, attempts: int) -> int:
+    """How much further the attempts of a round's group are numbered: where a round has more groups than there are
+    tasks, each task comes again after `tasks` places, and its attempts are no copies of the earlier ones.
+
+    Args:
+      place: of the group in its round.
+      tasks: that there are.
+      attempts: that a step begins at each.
+    """
+    return place // tasks * attempts * 2**32  # more than any run has
+
+
 def numbered(play: Rollout, first_attempt: int) -> Rollout:
     """Plays the attempts of a group, numbered from 0 within it."""
 
     async def attempt(task: Task, sample: int) -> Episode:
         return await play(task, first_attempt + sample)
+
+    return attempt
+
+
+def numbered_on(play: Rollout, first_attempt: int, groups: Sequence[Task], tasks: int, attempts: int) -> Rollout:
+    """The same for all groups of a round. `groups` must be different objects, also where they are equal."""
+    begins = {id(task): first_attempt + ahead(place, tasks, attempts) for place, task in enumerate(groups)}
+
+    async def attempt(task: Task, sample: int) -> Episode:
+        return await play(task, begins[id(task)] + sample)
 
     return attempt

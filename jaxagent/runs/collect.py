@@ -17,7 +17,7 @@ from jaxagent.rollout.experience import Experience
 from jaxagent.rollout.failures import Failures
 from jaxagent.rollout.statistics import action_tokens, episode_metrics
 from jaxagent.rollout.workers import STOP_TIMEOUT_S, group_deadline_s
-from jaxagent.runs.attempts import first, numbered, of_a_group, of_step, temperature
+from jaxagent.runs.attempts import first, numbered_on, of_a_group, of_step, temperature
 from jaxagent.runs.evaluation.held_out import deadline_s
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.seams import Rollouts
@@ -38,7 +38,9 @@ def collect(parts: Parts, driver: Driver, experience: Experience, step: int, ste
 
     def play(number: int, tasks: list[Task]) -> list[Group]:
         """Round `number` of the step; more than one with dynamic sampling."""
-        attempt = numbered(rollout, first(rl, step, number, steps_before))
+        tasks = [dataclasses.replace(task) for task in tasks]
+        begin, each_step = first(rl, step, number, steps_before), first(rl, 1, 0, 0)
+        attempt = numbered_on(rollout, begin, tasks, experience.num_tasks, each_step)
         if over is None:
             deadline = group_deadline_s(attempts, parts.cfg.concurrent_episodes, parts.cfg.env.episode_timeout_s)
             return parts.workers.collect(tasks, attempts, attempt, deadline)

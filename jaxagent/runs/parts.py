@@ -18,7 +18,8 @@ import jax
 from jaxagent.config import Config, ConfigError, SamplingConfig, check_folder
 from jaxagent.config.choice import imported
 from jaxagent.config.errors import failure_line
-from jaxagent.data import sources, texts
+from jaxagent.data import proofs, sources, texts
+from jaxagent.data.dataset import Generated
 from jaxagent.data.sources import TaskSource
 from jaxagent.data.tasks import balanced_sample
 from jaxagent.data.tokenizer import Tokenizer
@@ -26,7 +27,7 @@ from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.setup import EngineSetup
-from jaxagent.envs.base import Attempt, Environment, Opening
+from jaxagent.envs.base import Attempt, Environment, Message, Opening
 from jaxagent.learner import peers
 from jaxagent.models import global_arrays, hf, kernels, lora, params, peft, sharding
 from jaxagent.models.params import Params
@@ -204,12 +205,17 @@ def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = Tru
     plays_on = mesh if peers.count() == 1 else replica.own_mesh(mesh)
     with together.one_after_another("making the data and the tokenizer"):
         dataset = cfg.data.source.folder(cfg.workdir, cfg.data.seed, cfg.env, note)
-        train, held_out = sources.open_train_and_held_out(dataset, cfg.data, environment.needs_answers)
+        needs = environment.needs_answers, environment.takes_messages
+        train, held_out = sources.open_train_and_held_out(dataset, cfg.data, *needs, note)
         tokenizer = _tokenizer(cfg, dataset, train, environment, note)
     if cfg.tokenizer.template_variables:
         tokenizer = tokenizer.with_template_variables(cfg.tokenizer.template_variables)
     if cfg.tokenizer.end_token:
         tokenizer = tokenizer.with_end_token(cfg.tokenizer.end_token)
+    places = [Path(place) for place in (dataset, cfg.data.eval_source, cfg.workdir) if str(place)]
+    known = isinstance(cfg.data.source, Generated) and not cfg.data.only_proven  # made by code that is tested
+    if not known and (unproven := proofs.check(train, held_out, places, cfg.data.only_proven)):
+        note(unproven)
     for repeated in more_than_an_epoch(cfg, len(train)):
         note(repeated)
     heldout = balanced_sample(held_out, cfg.data.num_eval, cfg.data.seed)
@@ -231,8 +237,11 @@ def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = Tru
             dataset, heldout, run, note, place, played, lambda task: held_out.place(task) or train.place(task)
         )
 
+    def prompt(task: Task) -> Sequence[Message]:
+        return environment.prompt_messages(task) if environment.takes_messages else environment.messages(task.prompt)
+
     for name, tasks in (("held-out", heldout), ("training", some(train))):
-        check_prompts(name, tasks, environment.messages, conversation, cfg.env, note)
+        check_prompts(name, tasks, prompt, conversation, cfg.env, note)
         _check_roles(cfg, environment, tasks, conversation)
     with (
         (Workers if peers.count() == 1 else replica.PlayedByFirst)(cfg.concurrent_episodes) as workers,

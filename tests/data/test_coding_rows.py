@@ -112,7 +112,7 @@ def coding(**changes):
             "column 'metadata': needs one of swepro, eval_cmd",
         ),
         (coding(workdir="repo"), r"column 'metadata\.coding\.workdir': must be an absolute path, got 'repo'"),
-        (SWE_BENCH | {"problem_statement": ""}, "column 'problem_statement': must not be empty"),
+        (SWE_BENCH | {"repo": "swesmith/a__b.1fd5"}, "is SWE-smith's: its `patch` puts the bug in"),
         ({"metadata": {"instance": {"instance_id": "x"}}}, r"column 'metadata\.instance\.problem_statement': missing"),
         (R2E | {"expected_output_json": "["}, "column 'expected_output_json': is no JSON object"),
         (R2E | {"expected_output_json": {}}, "must map the names of tests"),
@@ -139,3 +139,19 @@ def test_a_mistake_is_one_line(row, told, tmp_path):
 def test_a_row_of_something_else_is_no_software_task():
     with pytest.raises(ConfigError, match="it is no software task"):
         tasks.from_task(Task("a", "b", ()))
+
+
+def test_a_published_row_that_asks_nothing_is_left_out_and_named(tmp_path):
+    file = tmp_path / "train.jsonl"
+    empty = SWE_BENCH | {"problem_statement": " ", "instance_id": "a__b-9"}
+    file.write_text(
+        "".join(json.dumps(row) + "\n" for row in (empty, OURS, SWE_BENCH | {"docker_image": "swerebench/x"}))
+    )
+    source = sources.load_tasks(file, need_answers=False)
+    assert len(source) == 2 and source[0].id == source.ids[0] == OURS["id"]
+    assert "line 3" in source.place(source[1]) and source[1].metadata["coding"]["image"] == "swerebench/x"
+    (left_out,) = source.left_out
+    assert left_out == f"{file}, line 1: column 'problem_statement': is empty, of instance 'a__b-9'."
+    file.write_text(json.dumps(empty) + "\n")
+    with pytest.raises(ConfigError, match=r"has no row that is a task: .*of instance 'a__b-9'"):
+        sources.load_tasks(file, need_answers=False)

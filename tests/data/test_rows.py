@@ -13,7 +13,7 @@ from jaxagent.types import Task
 OURS = {"id": "t/0", "prompt": "Where?", "answers": ["here"], "kind": "one_hop/place", "metadata": '{"hops": 1}'}
 SEARCH_R1 = {
     "data_source": "nq",
-    "prompt": [{"role": "user", "content": "Answer the given question. Question: an example? Question: who is it?\n"}],
+    "prompt": [{"role": "user", "content": "Answer the given question. You must think. Question: who is it?\n"}],
     "ability": "fact-reasoning",
     "reward_model": {"style": "rule", "ground_truth": {"target": ["A", "B"]}},
     "extra_info": {"split": "train", "index": 7},
@@ -76,7 +76,10 @@ def test_flashrag_layout():
         (SEARCH_R1 | {"reward_model": {"ground_truth": {"target": []}}}, "reward_model"),
         (SEARCH_R1 | {"prompt": "text"}, "prompt"),
         (SEARCH_R1 | {"prompt": [{"role": "system", "content": "x"}]}, "prompt"),
-        (SEARCH_R1 | {"prompt": [{"role": "user", "content": "Question: "}]}, "prompt[user].content"),
+        (
+            SEARCH_R1 | {"prompt": [{"role": "user", "content": "Answer the given question. Question: "}]},
+            "prompt[-1].content",
+        ),
         (FLASHRAG | {"golden_answers": None}, "golden_answers"),
         (without(FLASHRAG, "question"), "question"),
         ("text", "*"),
@@ -119,7 +122,44 @@ def test_to_row_and_back_is_the_same_task(id, prompt, answers, kind, metadata):
     assert rows.to_task(rows.to_row(task), True) == task
 
 
-@given(st.dictionaries(st.sampled_from(sorted({*OURS, *SEARCH_R1, *FLASHRAG})), json_values) | json_values)
-def test_no_row_of_json_values_fails_in_any_other_way(row):
+COLUMNS = sorted(
+    {*OURS, *SEARCH_R1, *FLASHRAG, "index", "context", "input", "instance_id", "problem_statement", "user_scenario"}
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(COLUMNS), json_values | st.sampled_from([SEARCH_R1["prompt"], {"ground_truth": "4"}])
+    )
+    | json_values,
+    st.sampled_from(["auto", *rows.LAYOUTS]),
+)
+def test_no_row_of_json_values_fails_in_any_other_way(row, layout):
+    """Neither as its columns say nor as a config says."""
     with contextlib.suppress(rows.RowError):
-        rows.to_task(row, True)
+        rows.to_task(row, True, rows.Reading(layout=layout))
+
+
+OF_LAYOUT = {
+    "verl": SEARCH_R1,
+    "flashrag": FLASHRAG,
+    "long_text": {"context": "c", "input": "q", "answers": ["a"]},
+    "tau_bench": {"index": 0, "metadata": {"user_id": "u", "instruction": "i", "actions": [], "outputs": []}},
+    "toolrl": SEARCH_R1 | {"data_source": "rlla", "reward_model": {"ground_truth": "<response>r"}},
+    "tau2": {"id": "a", "user_scenario": {"instructions": "i"}, "ticket": "t"},
+    "software": {"instance_id": "i", "problem_statement": "p", "FAIL_TO_PASS": ["t"], "PASS_TO_PASS": []},
+    "ours": OURS,
+}
+
+
+@pytest.mark.parametrize("layout", rows.LAYOUTS)
+def test_a_named_layout_tells_what_it_lacks(layout):
+    """The columns of every row, under every layout's name, whole and without one column."""
+    for row in OF_LAYOUT.values():
+        for column in (*row, None):
+            with contextlib.suppress(rows.RowError):
+                rows.to_task(without(row, column), False, rows.Reading(layout=layout))
+    if layout != "toolrl":
+        assert rows.to_task(OF_LAYOUT[layout], False) == rows.to_task(
+            OF_LAYOUT[layout], False, rows.Reading(layout=layout)
+        )

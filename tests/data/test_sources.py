@@ -81,7 +81,7 @@ def test_search_r1_parquet(tmp_path):
     rows = [
         {
             "data_source": "hotpotqa",
-            "prompt": [{"role": "user", "content": f"Instructions. Question: q{i}?\n"}],
+            "prompt": [{"role": "user", "content": f"Answer the given question. Question: q{i}?\n"}],
             "ability": "fact-reasoning",
             "reward_model": {"style": "rule", "ground_truth": {"target": [f"a{i}"]}},
             "extra_info": {"split": "train", "index": i},
@@ -264,9 +264,9 @@ def test_wrong_paths_and_splits_name_the_nearest(tmp_path, dataset):
         sources.load_tasks(dataset, "tran")
     with pytest.raises(ConfigError, match="several splits: train, test"):
         sources.load_tasks(dataset)
-    with pytest.raises(ConfigError, match=r"unknown data format '\.csv'"):
-        (tmp_path / "x.csv").write_text("a")
-        sources.load_tasks(tmp_path / "x.csv")
+    with pytest.raises(ConfigError, match=r"unknown data format '\.xls'"):
+        (tmp_path / "x.xls").write_text("a")
+        sources.load_tasks(tmp_path / "x.xls")
     with pytest.raises(ConfigError, match="holds no dataset"):
         (tmp_path / "empty").mkdir()
         sources.load_tasks(tmp_path / "empty")

@@ -77,7 +77,7 @@ def test_malformed_rows_stop_it_or_are_counted(tmp_path, capsys):
 def test_json_lists_as_hotpotqa_and_agentflow_have_them(tmp_path):
     lists = {
         "hotpotqa": [
-            {"_id": "5a", "question": "q one", "answer": "yes", "type": "bridge"},
+            {"_id": "5a", "question": "q one", "answer": "yes", "type": "bridge", "context": [["T", ["long"]]]},
             {"question": "q?", "answer": "no"},
         ],
         "agentflow": [
@@ -94,6 +94,7 @@ def test_json_lists_as_hotpotqa_and_agentflow_have_them(tmp_path):
         ("hotpotqa/train_1", "q?", ("no",)),
         ("agentflow/train_0", "q two?", ("a", "b")),
     ]
+    assert not any(task.metadata for task in tasks)  # paragraphs stay where they are
 
 
 @pytest.mark.parametrize(

@@ -262,3 +262,19 @@ def test_mistakes_in_rows(task, message):
     with pytest.raises(ConfigError) as error:
         rows.from_task(task)
     assert message in str(error.value) and "task 't1'" in str(error.value)
+
+
+def test_all_folders_that_cannot_be_read_are_named_at_once(tmp_path):
+    for name in ("a", "b", "c", "d"):
+        made.terminal_bench(tmp_path / name)
+    (tmp_path / "a/tests/test_outputs.py").unlink()  # the format does not ask for it
+    assert [task.id for task in folders.read_tasks(tmp_path)] == ["a", "b", "c", "d"]
+    (tmp_path / "b/tests/test_outputs.py").write_text("def test_a(:")
+    with pytest.raises(ConfigError, match=r"test_outputs\.py is not Python: ") as error:
+        folders.read_tasks(tmp_path)
+    assert "\n" not in str(error.value)
+    (tmp_path / "c/run-tests.sh").unlink()
+    with pytest.raises(ConfigError, match="2 of 4 task folders cannot be read:\n") as error:
+        folders.read_tasks(tmp_path)
+    assert "b/tests/test_outputs.py is not Python" in str(error.value) and "run-tests.sh is missing" in str(error.value)
+    assert "is not Python: " not in str(error.value).splitlines()[2]

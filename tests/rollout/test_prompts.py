@@ -25,7 +25,7 @@ def said(tokenizer, context, turn, *texts):
     check_prompts(
         "held-out",
         [Task(f"t{i}", text, ()) for i, text in enumerate(texts)],
-        lambda text: (Message("user", f"Q: {text}"),),
+        lambda task: (Message("user", f"Q: {task.prompt}"),),
         lambda: Conversation(tokenizer, Plain(), 9),
         config.parse(raw).env,
         notes.append,

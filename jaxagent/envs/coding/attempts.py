@@ -168,6 +168,19 @@ class BuiltInAttempt(_Attempt):
         self._ends_at = time.monotonic() + self.config.run_s
         return self.config.messages(self.task.statement)
 
+    async def solve(self) -> bool:
+        """Does what the row's own patch does, in place of an agent; False = the row has none.
+
+        Raises:
+          VerifierError: the patch cannot be applied.
+        """
+        if self._sandbox is None or not self.task.patch:
+            return False
+        ladder = patches.LADDERS[self.config.ladder]
+        if not await verify.apply_patch(self._sandbox, self.task, self.task.patch, ladder):
+            raise VerifierError(f"{self.task.id}: the row's patch cannot be applied.")
+        return True
+
     async def step(self, action: str) -> Step:
         """Runs a command, ends, or says that there is no command."""
         self._turns_left -= 1

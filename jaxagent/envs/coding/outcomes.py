@@ -14,21 +14,28 @@ _WORST = ("PASSED", "XFAIL", "SKIPPED", "XPASS", "FAILED", "ERROR")
 _ANSI = re.compile(r"\x1b\[[\d;]*m")
 _SUMMARY = re.compile(r"^=+ *short test summary info *=+ *$", re.MULTILINE)
 _PYTEST = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) (\S.*)$")
-_UNITTEST = re.compile(r"^(\S+ \([\w.]+\)) \.\.\. (ok|FAIL|ERROR|skipped\b.*|expected failure|unexpected success)$")
-_WORDS = {"ok": "PASSED", "FAIL": "FAILED", "ERROR": "ERROR", "expected failure": "XFAIL"}
+_STATUS = r"(ok|OK|FAIL|ERROR|skipped\b.*|expected failure|unexpected success)"
+_ENDED = re.compile(rf" \.\.\. +{_STATUS}$")  # on the test's own line
+_ALONE = re.compile(rf"^{_STATUS}$")  # after what the test has written
+_BEHIND = re.compile(r"(ok|FAIL|ERROR|skipped ('.*'|\".*\")|expected failure|unexpected success)$")  # on its last line
+_PLACE = re.compile(r"[^\s()]+(?:\.[^()]*)?")  # module.Class, or from Python 3.11 on module.Class.method
+_LINE_CHARS, _PARTS = 2_000, 6  # what is read of a line: a tested program may write any
+_BLOCK = re.compile(r"^(FAIL|ERROR|UNEXPECTED SUCCESS): (\S.*)$")  # how what went wrong is told at the end
+_WORDS = {"ok": "PASSED", "OK": "PASSED", "ERROR": "ERROR", "expected failure": "XFAIL"}  # others are "FAILED"
 
 
 def required_passed(outcomes: Mapping[str, str], required: Sequence[str]) -> bool:
     """Whether there are required tests and all of them passed. A name that published lists cut at its first blank
     stands for all tests whose names begin so. Newer Pythons print "test_a (module.Class.test_a)": that is the same test
     as "test_a (module.Class)"."""
-    outcomes = {_without_method(name): status for name, status in outcomes.items()}
+    whole: dict[str, str] = {}
     cut: dict[str, str] = {}
     for name, status in outcomes.items():
+        _add(whole, _without_method(name), status)
         if " " in name:
             _add(cut, name.partition(" ")[0], status)
     return bool(required) and all(
-        outcomes.get(name, cut.get(name, "")) in PASSING for name in map(_without_method, required)
+        whole.get(name, cut.get(name, "")) in PASSING for name in map(_without_method, required)
     )
 
 
@@ -38,24 +45,114 @@ def _without_method(name: str) -> str:
 
 
 def of_pytest(log: str) -> dict[str, str]:
-    """Of `pytest -rA`: its short summary, or where it has no headline every line that begins with a status."""
+    """Of `pytest -rA`: its short summary, or where it has no headline every line that begins with a status.
+
+    PASSED stands before an id and nothing else. Behind the other ids is a message, after " - ": an id with brackets
+    ends at the first "]" before it, others at the first " - " behind the path.
+    """
     log = _ANSI.sub("", log)
     found = _SUMMARY.search(log)
     outcomes: dict[str, str] = {}
     for line in log[found.end() if found else 0 :].splitlines():
         if (match := _PYTEST.match(line.strip())) is not None:
-            _add(outcomes, match[2].split(" - ")[0].strip(), match[1])
+            _add(outcomes, match[2] if match[1] == "PASSED" else _without_message(match[2]), match[1])
     return outcomes
+
+
+def _without_message(text: str) -> str:
+    path, colons, test = text.partition("::")
+    opened, dash = test.find("["), test.find(" - ")
+    if not colons or dash < 0:  # a file that could not be read, or no message
+        return text if colons else text.partition(" - ")[0]
+    if -1 < opened < dash:
+        closed = test.find("] - ", opened)
+        dash = closed + 1 if closed >= 0 else len(test) if test.endswith("]") else dash
+    return path + colons + test[:dash]
 
 
 def of_unittest(log: str) -> dict[str, str]:
-    """Of `unittest -v` and of Django's runner with verbosity 2; names as they print them, "test_a (module.Class)"."""
+    """Of `unittest -v` and of Django's runner with verbosity 2.
+
+    A test is named as it describes itself, "test_a (module.Class)", and by the first line of its docstring, which
+    stands on the next line. Between "..." and the status comes whatever was written meanwhile. Before Python 3.11 a
+    test whose subtests fail has no status, and the next one begins on its line: only the blocks at the end tell of it.
+    """
     outcomes: dict[str, str] = {}
-    for line in _ANSI.sub("", log).splitlines():
-        if (match := _UNITTEST.match(line.strip())) is not None:
-            status = "SKIPPED" if match[2].startswith("skipped") else _WORDS.get(match[2], "FAILED")
-            _add(outcomes, match[1], status)
+    names: set[str] = set()  # of the test that began last
+    skipped: set[str] = set()  # tests of which a subtest was skipped
+    before = last = of_block = ""  # the end of the line before; the last that the test has written; a block's status
+
+    def end(status: str) -> None:
+        for name in names:
+            _add(outcomes, name, "SKIPPED" if status.startswith("skipped") else _WORDS.get(status, "FAILED"))
+
+    for line in (line.strip() for line in _ANSI.sub("", log).splitlines()):
+        if len(line) > _LINE_CHARS:
+            line = line[: _LINE_CHARS // 2] + line[-_LINE_CHARS // 2 :]
+        block = _BLOCK.match(line) if set(before) == {"="} or line.startswith("UNEXPECTED") else None
+        if of_block and not block:  # the docstring of the test of which the block tells, or a line of dashes
+            names = {line} if set(line) != {"-"} else set()
+            end(of_block)
+            names, of_block = set(), ""
+            continue
+        started = " ... " in line or line.endswith(" ...")
+        ended = _ENDED.search(line)
+        text = line[: ended.start()] if ended else line.removesuffix(" ...")
+        begins = started and any(map(_test_of, (before, *text.split(" ... "))))
+        if (block or begins or set(line) == {"="} or _test_of(line)) and (behind := _BEHIND.search(last)):
+            end(behind[1])
+            names, last = set(), ""
+        if block:
+            names = {_test_of(block[2]) or block[2]}
+            end(block[1])
+            of_block = block[1]
+        elif started and (begins or not names or ended):
+            texts = _names(text, before)
+            names = texts | (set() if begins else names)
+            last = "" if ended else text.rpartition(" ... ")[2]
+            if ended and ended[1].startswith("skipped") and any(map(_is_subtest, texts)):
+                skipped |= names  # newer Pythons say of the test itself that it is ok
+            elif ended:
+                skipped -= names
+                end(ended[1])
+        elif names and (alone := _ALONE.match(line)):
+            end(alone[1])
+        elif names and line:
+            last = line
+        before = line.rpartition(" ... ")[2]
+    names = skipped
+    end("skipped")
     return outcomes
+
+
+def _names(text: str, before: str) -> set[str]:
+    """What the test is called that stands before " ... ", in a line that may hold an earlier test or what was written.
+
+    Args:
+      text: the line, without a status.
+      before: what the line before ended with.
+    """
+    parts = text.split(" ... ")
+    own = [place for place, part in enumerate(parts) if _test_of(part)]
+    begin = own[-1] if own else 0
+    texts = {" ... ".join(parts[begin:end]) for end in range(begin + 1, len(parts) + 1)[:_PARTS]} | {text}
+    if begin == 0 and _test_of(before):  # the test's own name; this is its docstring
+        texts.add(before)
+    return texts | {_test_of(one) or one for one in texts}
+
+
+def _test_of(text: str) -> str:
+    """The test that a text describes, or of which it describes a subtest, "test_a (m.C) [message] (i=1)"; "" = none."""
+    at = text.find(" (")
+    end = text.find(")", at) + 1
+    if at < 1 or not end or not _PLACE.fullmatch(text, at + 2, end - 1):
+        return ""
+    whole = end == len(text) or (text[end : end + 2] in (" [", " (") and text[-1] in "])")
+    return text[:end] if whole else ""
+
+
+def _is_subtest(text: str) -> bool:
+    return _test_of(text) not in ("", text)
 
 
 def of_r2e(log: str) -> dict[str, str]:
@@ -73,12 +170,15 @@ def of_r2e(log: str) -> dict[str, str]:
 
 
 def same_map(outcomes: Mapping[str, str], expected: Mapping[str, str]) -> bool:
-    """Exact equality, after R2E-Gym's clean-up of names: no colours, nothing behind " - ", no empty name."""
+    """Equality as R2E-Gym has it, after its clean-up of names: no colours, and nothing behind " - ".
+
+    A name that is empty, of a file that could not be read, counts for the number of tests and for nothing else.
+    """
     found, wanted = (
-        {clean: status for name, status in side.items() if (clean := _ANSI.sub("", name).split(" - ")[0])}
+        {_ANSI.sub("", name).split(" - ")[0]: status for name, status in sorted(side.items())}
         for side in (outcomes, expected)
     )
-    return found == wanted
+    return len(found) == len(wanted) and all(wanted.get(name) == status for name, status in found.items() if name)
 
 
 LOGS: dict[str, Callable[[str], dict[str, str]]] = {"pytest": of_pytest, "unittest": of_unittest}
@@ -87,7 +187,11 @@ LOGS: dict[str, Callable[[str], dict[str, str]]] = {"pytest": of_pytest, "unitte
 def forged(outcomes: Mapping[str, str], exit_status: int) -> bool:
     """Whether a log without a failure comes from a run that ended with one: the tested program has printed it and ended
     the framework."""
-    return exit_status != 0 and not any(status in ("FAILED", "ERROR", "XPASS") for status in outcomes.values())
+    return (
+        bool(outcomes)
+        and exit_status != 0
+        and not any(status in ("FAILED", "ERROR", "XPASS") for status in outcomes.values())
+    )
 
 
 def _add(outcomes: dict[str, str], name: str, status: str) -> None:

@@ -63,12 +63,12 @@ async def judge(sandbox: Sandbox, task: CodingTask, patch: str, rules: Rules) ->
       SandboxError: the sandbox failed for a reason of its own.
     """
     await repository.bring(sandbox, task)
-    if task.test_patch and not await _apply(sandbox, task, task.test_patch, _CAN_BE_APPLIED):
+    if task.test_patch and not await apply_patch(sandbox, task, task.test_patch, _CAN_BE_APPLIED):
         raise VerifierError(f"{task.id}: the test patch cannot be applied.")
     kept = patches.keep(patch, (*task.test_files, *task.hidden), rules.drop).text
-    if kept.strip() and not await _apply(sandbox, task, kept, patches.LADDERS[rules.ladder]):
+    if kept.strip() and not await apply_patch(sandbox, task, kept, patches.LADDERS[rules.ladder]):
         return Judgement(False, NOT_APPLIED)
-    if task.test_patch and not await _apply(sandbox, task, task.test_patch, patches.LADDERS["slime"][:2]):
+    if task.test_patch and not await apply_patch(sandbox, task, task.test_patch, patches.LADDERS["slime"][:2]):
         return Judgement(False, NOT_APPLIED)  # it could be, before the change
     before = await sandbox.oom_kills()
     try:
@@ -87,7 +87,7 @@ async def _memory_ran_out(sandbox: Sandbox, before: int | None) -> bool:
     return now is not None and before is not None and now > before
 
 
-async def _apply(sandbox: Sandbox, task: CodingTask, patch: str, ladder: Sequence[str]) -> bool:
+async def apply_patch(sandbox: Sandbox, task: CodingTask, patch: str, ladder: Sequence[str]) -> bool:
     """Applies a patch by the first command that can."""
     place = f"/tmp/.patch-{secrets.token_hex(8)}"
     await sandbox.write(place, patch.encode(*patches.BYTES))

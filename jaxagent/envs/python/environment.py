@@ -49,6 +49,7 @@ class Python(Environment):
     sandbox: SandboxConfig = dataclasses.field(default_factory=SandboxConfig)
 
     score = SOLVED
+    takes_messages = True
     calls = "programs"
 
     def __post_init__(self) -> None:
@@ -74,6 +75,13 @@ class Python(Environment):
     def tokens(self) -> Sequence[str]:  # type: ignore[override]
         """The tags of the format."""
         return formats.TAGS[self.format]
+
+    def oracle(self, task: Task) -> Sequence[str] | None:
+        """The gold answer; or the program in the row's `metadata["solution"]`."""
+        if self.judge == "answer":
+            return (formats.end(self.format, task.answers[0]),)
+        program = task.metadata.get("solution")
+        return (formats.program(self.format, program), formats.end(self.format, None)) if program else None
 
     def messages(self, text: str) -> tuple[Message, ...]:
         """The prompt of a task."""
@@ -138,7 +146,7 @@ class PythonAttempt:
 
     async def start(self) -> Sequence[Message]:
         """The task as one user message, after what the format needs to say."""
-        return self._config.messages(self._task.prompt)
+        return self._config.prompt_messages(self._task)
 
     async def step(self, action: str) -> Step:
         """Runs a program, ends, or says that there is neither. In the last turn nobody would see an output."""

@@ -127,6 +127,7 @@ class Search(Environment):
     score = "em"
     calls = "searches"
     needs_answers = True
+    takes_messages = True
 
     def __post_init__(self) -> None:
         """Refuses settings that would silently make every reward 0, or none."""
@@ -170,6 +171,10 @@ class Search(Environment):
     def most_turns(self) -> int:
         """Generations of one attempt, at most."""
         return self.max_turns + int(self.final_turn)
+
+    def oracle(self, task: Task) -> Sequence[str] | None:
+        """The gold answer, without a search."""
+        return (self.speech.write_answer(task.answers[0]),)
 
     def messages(self, text: str) -> tuple[Message, ...]:
         """The question as one user message, after what the prompt's style needs to say."""
@@ -249,7 +254,7 @@ class SearchAttempt:
 
     async def start(self) -> Sequence[Message]:
         """The question as one user message, after what the prompt's style needs to say."""
-        return self._config.messages(self._task.prompt)
+        return self._config.prompt_messages(self._task)
 
     async def step(self, action: str) -> Step:
         """Searches, ends, or says that the action is invalid."""

@@ -28,7 +28,7 @@ from jaxagent.config.ranges import PositiveFloat, PositiveInt, Seconds, SecondsO
 from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
 from jaxagent.envs.terminal import dialogue, replies, rows, sandbox_workspace
 from jaxagent.envs.terminal.task import TerminalTask
-from jaxagent.envs.terminal.verify import VerifierError, WorkspaceBroken, prepare, verify
+from jaxagent.envs.terminal.verify import VerifierError, WorkspaceBroken, prepare, solve, verify
 from jaxagent.envs.terminal_text import clean
 from jaxagent.sandbox.base import Sandbox
 from jaxagent.types import StopReason, Task, TokenKind
@@ -189,6 +189,13 @@ class TerminalAttempt:
         self._oom_kills = await self._sandbox.oom_kills()
         self._ends_at = time.monotonic() + self._task.limits.agent_timeout_s
         return self._config.messages(self._task.instruction)
+
+    async def solve(self) -> bool:
+        """Runs the task's own solution, in place of an agent; False = it has none."""
+        if self._workspace is None or self._task.oracle is None:
+            return False
+        await solve(self._workspace, self._task)
+        return True
 
     async def step(self, action: str) -> Step:
         """Runs a command, ends, or says that there is no command."""

@@ -122,15 +122,17 @@ def python_file(path: Path) -> Path:
     Raises:
       ConfigError: absent, empty, or with a syntax error (its line is named).
     """
+    text = read_text(path)
     try:
-        compile(read_text(path), str(path), "exec")
+        compile(text, str(path), "exec")
     except (SyntaxError, ValueError) as error:
         raise ConfigError(f"{path} is not Python: {error}.") from None
     return path
 
 
 def _parse(path: Path, parse: Callable[[str], Any], wrong: type[Exception], language: str) -> Any:
+    text = read_text(path)
     try:
-        return parse(read_text(path))
+        return parse(text)
     except wrong as error:
         raise ConfigError(f"{path} is not {language}: {' '.join(str(error).split())}.") from None

@@ -39,7 +39,7 @@ def read_tasks(path: Path) -> list[TerminalTask]:
     """All tasks below a path, by name: a task directory, a directory of them, or an Endless `tasks.json` list.
 
     Raises:
-      ConfigError: none there, or a malformed one.
+      ConfigError: none there, or malformed ones: all are named.
     """
     if path.is_file():
         return endless.read_list(path)
@@ -47,5 +47,16 @@ def read_tasks(path: Path) -> list[TerminalTask]:
         inner = [p for p in sorted(path.iterdir()) if p.is_dir() and any((p / name).is_file() for name in _READERS)]
         if not inner:
             raise ConfigError(f"{path} holds no task directories: no */{', no */'.join(_READERS)}.")
-        return [read_task(folder) for folder in inner]
+        tasks, wrong = [], []
+        for folder in inner:
+            try:
+                tasks.append(read_task(folder))
+            except ConfigError as error:
+                wrong.append(str(error))
+        if len(wrong) > 1:
+            listed = "\n".join(f"  {one}" for one in wrong)
+            raise ConfigError(f"{path}: {len(wrong)} of {len(inner)} task folders cannot be read:\n{listed}")
+        if wrong:
+            raise ConfigError(wrong[0])
+        return tasks
     return [read_task(path)]

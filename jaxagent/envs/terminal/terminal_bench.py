@@ -3,7 +3,7 @@
 task.yaml                 instruction, difficulty, category, tags, parser_name, max_agent_timeout_sec, ...
 Dockerfile, docker-compose.yaml
 run-tests.sh              run with TEST_DIR=/tests; prints pytest's short summary (`-rA`), which is the verdict
-tests/test_outputs.py     tests/ becomes /tests at verification
+tests/                    becomes /tests at verification; most have test_outputs.py there, and some no such folder
 solution.sh               the oracle (a solution.yaml of keystrokes is not supported and counts as none)
 """
 
@@ -45,8 +45,10 @@ def read(folder: Path) -> TerminalTask:
     if about.values.get("run_tests_in_same_shell"):
         # An agent's own shell can make any test pass; see docs/terminal_tasks.md.
         raise ConfigError(f"{path}: key 'run_tests_in_same_shell': tests run in a fresh process only.")
-    fields.python_file(folder / "tests" / "test_outputs.py")
+    if (folder / "tests" / "test_outputs.py").is_file():
+        fields.python_file(folder / "tests" / "test_outputs.py")
     fields.read_text(folder / "run-tests.sh")
+    tests = {TEST_DIR: folder / "tests"} if (folder / "tests").is_dir() else {}
     fields.read_text(folder / "Dockerfile")
     compose = next((p for p in (folder / "docker-compose.yaml", folder / "docker-compose.yml") if p.is_file()), None)
     solution = folder / "solution.sh"
@@ -63,7 +65,7 @@ def read(folder: Path) -> TerminalTask:
             STORAGE_MB,
         ),
         image=Image(dockerfile=folder / "Dockerfile", compose=compose, context=folder),
-        final_test=Script(f"bash {RUN_TESTS}", {TEST_DIR: folder / "tests", RUN_TESTS: folder / "run-tests.sh"}),
+        final_test=Script(f"bash {RUN_TESTS}", tests | {RUN_TESTS: folder / "run-tests.sh"}),
         oracle=Script("bash /oracle/solution.sh", {"/oracle/solution.sh": solution}) if solution.is_file() else None,
         reward_from="pytest_summary",
         verifier_env={"TEST_DIR": TEST_DIR},

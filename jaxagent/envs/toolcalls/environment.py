@@ -42,6 +42,10 @@ class ToolCalls(Environment):
         if self.max_turns != 1:
             raise ConfigError(f"env.max_turns={self.max_turns} must be 1: the environment 'toolrl' has one turn.")
 
+    def oracle(self, task: Task) -> Sequence[str] | None:
+        """The ground truth, which is written as the policy should write it."""
+        return task.answers[:1]
+
     def messages(self, text: str) -> tuple[Message, ...]:
         """The task's own messages."""
         return tuple(Message(role, content) for role, content in toolcall_rows.messages(text))

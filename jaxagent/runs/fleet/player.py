@@ -176,7 +176,9 @@ class EnginePlayer:
           ConfigError: this process has other data than the trainer.
         """
         task = self._task(job)
-        number = attempts.first(self._parts.cfg.rl, job.group.step, job.group.round, self._before)
+        rl, tasks = self._parts.cfg.rl, len(self._parts.train)
+        number = attempts.first(rl, job.group.step, job.group.round, self._before)
+        number += attempts.ahead(job.group.number, tasks, attempts.first(rl, 1, 0, 0))
         attempt = attempts.numbered(self._rollout(job.group.step), number)
         self._parts.workers.begin(self._episode(job, task, attempt, done))
 

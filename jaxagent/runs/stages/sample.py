@@ -14,9 +14,9 @@ from jaxagent.models.params import Params
 from jaxagent.rollout.failures import Failures
 from jaxagent.rollout.statistics import episode_metrics
 from jaxagent.rollout.workers import group_deadline_s
+from jaxagent.runs.attempts import numbered_on
 from jaxagent.runs.parts import Parts
 from jaxagent.runs.workdir import Run
-from jaxagent.types import Episode, Task
 
 SAMPLE = "sample"
 
@@ -34,12 +34,9 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
     deadline = group_deadline_s(cfg.attempts, parts.cfg.concurrent_episodes, parts.cfg.env.episode_timeout_s)
     play = parts.rollout(driver, parts.cfg.rl.sampling, cfg.attempts)
     for step in saved.steps(SAMPLE, cfg.steps, lambda: (state, tasks.get_state())):
-        started, first = time.monotonic(), step * cfg.attempts
-
-        async def attempt(task: Task, sample: int, first: int = first) -> Episode:
-            return await play(task, first + sample)  # numbered over the stage: no two share randomness
-
-        chosen = tasks.take(cfg.tasks_per_step)
+        started, chosen = time.monotonic(), tasks.take(cfg.tasks_per_step)
+        # Numbered over the stage: no two share randomness.
+        attempt = numbered_on(play, step * cfg.attempts, chosen, len(parts.train), cfg.attempts)
         groups = parts.workers.collect(chosen, cfg.attempts, attempt, deadline)
         driver.check()  # else every attempt of a dead engine would count as sampled
         played = [episode for group in groups for episode in group.episodes]

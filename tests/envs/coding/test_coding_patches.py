@@ -188,6 +188,8 @@ def test_logs_of_unittest():
 def test_maps_of_r2e():
     found = outcomes.of_r2e(LOG)
     assert found["C.test_c"] == "FAILED" and found["test_a"] == "PASSED" and "test_before" not in found
-    assert outcomes.same_map({"a - x": "PASSED", "": "ERROR"}, {"\x1b[1ma": "PASSED"})
+    assert outcomes.same_map({"a - x": "PASSED"}, {"\x1b[1ma": "PASSED"})
+    assert not outcomes.same_map({"a": "PASSED", "": "ERROR"}, {"a": "PASSED"})  # a file that could not be read counts
+    assert outcomes.same_map({"a": "PASSED", "": "ERROR"}, {"a": "PASSED", "": "FAILED"})  # its status does not
     assert not outcomes.same_map({"a": "PASSED"}, {"a": "PASSED", "b": "FAILED"})
     assert not outcomes.same_map({"a": "PASSED", "b": "PASSED"}, {"a": "PASSED", "b": "FAILED"})
