@@ -15,7 +15,7 @@ from jetstream.engine import engine_api
 
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import automaton
-from jaxagent.engine.jetstream import JetStreamEngine
+from examples.jetstream_engine import JetStreamEngine
 from jaxagent.engine.lm import LanguageModel
 from tests.engine import test_lm, toys
 from tests.engine.toy_model import Toy
