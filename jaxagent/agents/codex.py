@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from jaxagent.agents.base import PROGRAMS, Agent, Where
 
@@ -16,6 +17,7 @@ KEY = "RL_KEY"  # the environment variable that holds the token
 class Codex(Agent):
     """Codex as `codex exec`; what it may do is limited by the sandbox around it, not by itself."""
 
+    spawns: ClassVar[tuple[str, ...]] = ("spawn_agent",)
     program: str = f"{PROGRAMS}/codex"
     # Without these it offers nine tools, two of which (web search, foreign agents) work only at its maker's.
     disabled: tuple[str, ...] = (
@@ -42,6 +44,9 @@ base_url = {json.dumps(where.url + "/v1")}
 env_key = "{KEY}"
 wire_api = "responses"
 
+[shell_environment_policy]
+exclude = ["{KEY}"]
+
 [analytics]
 enabled = false
 """
@@ -53,5 +58,5 @@ enabled = false
         return (self.program, "exec", "--skip-git-repo-check", "--json", *disabled, "--", where.instruction)
 
     def env(self, where: Where) -> Mapping[str, str]:
-        """The token."""
+        """The token, which its commands are not given."""
         return {**super().env(where), KEY: where.token, "CODEX_HOME": f"{where.home}/.codex"}

@@ -40,6 +40,11 @@ class Line(Protocol):
         ...
 
     @property
+    def refusal(self) -> str:
+        """Likewise."""
+        ...
+
+    @property
     def failure(self) -> Exception | None:
         """Likewise."""
         ...
@@ -75,6 +80,11 @@ class LocalLine:
     def stop(self) -> StopReason | None:
         """See `Line`."""
         return self._session.stop
+
+    @property
+    def refusal(self) -> str:
+        """See `Line`."""
+        return self._session.refusal
 
     @property
     def failure(self) -> Exception | None:

@@ -42,7 +42,7 @@ async def answered(
 ) -> web.StreamResponse:
     """Answers a request of a session; the session hears when the client has taken all of it."""
     ident = Ident(secrets.token_hex(12), ask.model or name, int(time.time()))
-    retry = request.headers.get(RETRY_HEADER, "0") != "0"
+    retry = None if (said := request.headers.get(RETRY_HEADER)) is None else said != "0"
     if ask.stream:
         return await _streamed(request, form, session, ask, asked, ident, retry)
     answer = await session.answer(ask, retry=retry, asked=asked)
@@ -60,7 +60,7 @@ async def answered(
 
 
 async def _streamed(
-    request: web.Request, form: Form, session: Session, ask: Ask, asked: Canonical, ident: Ident, retry: bool
+    request: web.Request, form: Form, session: Session, ask: Ask, asked: Canonical, ident: Ident, retry: bool | None
 ) -> web.StreamResponse:
     response, writer = wire.event_stream(), form.writer(ask, ident)
     queue: asyncio.Queue[Event | asyncio.Task[Answer]] = asyncio.Queue()

@@ -21,6 +21,7 @@ from jaxagent.engine.requests import EngineError
 from jaxagent.envs.base import Environment, Opening
 from jaxagent.gateway.harness import HarnessRollout
 from jaxagent.gateway.line import Line
+from jaxagent.gateway.trained import Rules
 from jaxagent.io.http import HttpError
 from jaxagent.rollout.templates import Plain
 from jaxagent.service.gateway_client import GatewayClient, Opened, Sampled
@@ -53,6 +54,11 @@ class RemoteLine:
         return self._sampled.stop if self._sampled is not None else None
 
     @property
+    def refusal(self) -> str:
+        """See `Line`."""
+        return self._sampled.refusal if self._sampled is not None else ""
+
+    @property
     def failure(self) -> Exception | None:
         """See `Line`."""
         told = self._sampled.failure if self._sampled is not None else None
@@ -81,11 +87,11 @@ class RemoteHarness(HarnessRollout):
     phases: Phases | None = None
     gateway: GatewayClient | None = None
 
-    async def line(self, task: Task, sample: int) -> Line:
+    async def line(self, task: Task, sample: int, rules: Rules) -> Line:
         """A session at the trainer's gateway."""
         assert self.work is not None and self.phases is not None and self.gateway is not None
         domain = str(task.metadata.get("domain", ""))
-        opened = await self.gateway.open(task.id, sample, self.group_size, domain)
+        opened = await self.gateway.open(task.id, sample, self.group_size, domain, dataclasses.asdict(rules))
         return RemoteLine(self.gateway, opened, self.work, self.phases)
 
     def text(self, trajectories: Sequence[Trajectory]) -> str:
@@ -111,11 +117,12 @@ def player(here: Here) -> Iterator[Play]:
 def play_of(environment: Environment, begin: Any, gateway: GatewayClient) -> Play:
     """The play of an open environment's attempts."""
     nothing: Any = None
+    warned: set[str] = set()
 
     async def play(work: Work, phases: Phases) -> Episode:
         rollout = RemoteHarness(
             begin, nothing, nothing, Plain(), environment, nothing, work.timeout_s, nothing, work.group_size,
-            work=work, phases=phases, gateway=gateway,
+            work=work, phases=phases, gateway=gateway, warned=warned,
         )  # fmt: skip
         return await rollout(work.task, work.number)
 
