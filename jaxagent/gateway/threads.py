@@ -39,7 +39,8 @@ def canonical(ask: Ask) -> Canonical:
     for message in messages:
         chain.append(_hash(chain[-1] + message))
     sampling = dataclasses.astuple(ask.sampling)
-    wishes = _digest([ask.max_tokens, list(ask.stops), list(sampling), ask.seed, ask.user])
+    ids = [call.id for message in ask.messages for call in message.calls]  # of samples that say the same
+    wishes = _digest([ask.max_tokens, list(ask.stops), list(sampling), ask.seed, ask.user, ids])
     return Canonical(messages, tuple(chain), _hash(chain[-1] + wishes))
 
 

@@ -56,8 +56,8 @@ class Lines:
         system = "\n".join(message.text for message in ask.messages if message.role == "system")
         texts = [message.text for message in ask.messages if message.role == "user"]
         prompt = next((one for one in self._prompts if any(one in text for text in texts)), None)
-        if parents:
-            thread.line = parents[0].line
+        if (line := next((parent.line for parent in parents if parent.line is not None), None)) is not None:
+            thread.line = line
         elif prompt is not None:
             self._prompts.remove(prompt)
             thread.line = self._by_system[system] = thread
@@ -68,6 +68,8 @@ class Lines:
             thread.line = self._by_system[system]
         elif self._rules.instruction and any(self._rules.instruction in text for text in texts):
             thread.line = self._main
+        for parent in parents:  # a summary with which the program goes on is the program's, whatever it was asked as
+            parent.tools, parent.line = parent.tools or thread.tools, parent.line or thread.line
 
     def leave(self, thread: Thread) -> None:
         """A trajectory that has sampled nothing has begun no line."""
@@ -82,19 +84,20 @@ class Lines:
                 self._prompts += [text for text in [max(texts, key=len, default="")] if text]
 
     def sorted_out(self, threads: Sequence[Thread]) -> tuple[list[Thread], int, int]:
-        """(those that are trained, number of foreign ones, number of side requests among the others).
+        """(those that are trained, number of foreign ones, number of side requests that are not trained).
 
         Foreign is also what was asked in the middle of a line, which then went on as if nothing had been: a command
         has copied the program's words.
         """
-        ours = [
-            thread
-            for thread in threads
-            if self._rules.foreign == "train"
-            or (thread.line is not None and not any(_around(other, thread) for other in threads))
-        ]
-        trained = ours if self._rules.side_requests == "train" else [t for t in ours if t.tools] or ours
-        return trained, len(threads) - len(ours), len(ours) - len(trained)
+        side = [thread for thread in threads if not thread.tools] if any(thread.tools for thread in threads) else []
+        untrained = side if self._rules.side_requests == "drop" else []
+        trained = [thread for thread in threads if thread not in untrained]
+        ours = trained
+        if self._rules.foreign == "drop":
+            main = [thread for thread in trained if thread not in side]
+            copies = [thread for thread in main if any(_around(other, thread) for other in main)]
+            ours = [thread for thread in trained if thread.line is not None and thread not in copies]
+        return ours, len(trained) - len(ours), len(untrained)
 
 
 def _around(other: Thread, thread: Thread) -> bool:
