@@ -10,6 +10,9 @@ from typing import ClassVar
 from jaxagent.agents.base import PROGRAMS, Agent, Where, spaced
 from jaxagent.config.ranges import NonNegativeInt
 
+LEAST_WINDOW = 100_000  # that it takes; the context's own size counts where it is less
+RESERVE = 13_000  # tokens that it keeps free, beside an answer's
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClaudeCode(Agent):
@@ -33,7 +36,13 @@ class ClaudeCode(Agent):
         return (self.program, *words, spaced(where.instruction))
 
     def env(self, where: Where) -> Mapping[str, str]:
-        """The gateway for every kind of model; no title request, telemetry or update; no header that varies."""
+        """The gateway for every kind of model; no title request, telemetry or update; no header that varies.
+
+        It compacts its talk in time where it is told a window of its own, and where what it keeps free of that is not
+        most of it; else when a request is refused.
+        """
+        own = {"CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(max(LEAST_WINDOW, where.context_tokens))}
+        late = where.context_tokens < 2 * (where.turn_tokens + RESERVE)
         return {
             **super().env(where),
             "ANTHROPIC_BASE_URL": where.url,
@@ -48,4 +57,5 @@ class ClaudeCode(Agent):
             "DISABLE_AUTOUPDATER": "1",
             "DISABLE_TELEMETRY": "1",
             "MAX_THINKING_TOKENS": str(self.thinking_tokens),
+            **({} if late else own),
         }
