@@ -185,9 +185,9 @@ class _Attempt:
                 try:
                     verdict = await attempt.verify(ended)
                 except Exception as failure:
-                    if not line.refusal:
+                    if not line.told.refusal:
                         raise
-                    told = f"{one_line(failure, 'it took too long')}; {_refused(line)}"
+                    told = f"{_refused(line)}{one_line(failure, 'it took too long')}"
                     raise Failed(StopReason.ENV_ERROR, told) from failure
                 self._verdict = checked(verdict, self._turns)
         return ended
@@ -211,14 +211,14 @@ class _Attempt:
             await place.sandbox.write(path, data, 0o600)
         return where
 
-    def _ended(self, result: CommandResult, session: Line) -> StopReason:
+    def _ended(self, result: CommandResult, line: Line) -> StopReason:
         """How the program ended. Raises Failed where that says nothing about the policy."""
-        status = result.exit_code
+        status, session = result.exit_code, line.told
         self._metrics["exit_status"] = float(status)
         requests, sampled = session.counters["requests"], session.counters["sampled_tokens"]
         printed = " ".join(result.output.decode("utf-8", "replace").split())[-TAIL_CHARS:]
-        told = f"{_refused(session)}exit status {status}; it printed: {printed or 'nothing'}"
-        if result.timed_out and sampled and session.failure is None and session.url:
+        told = f"{_refused(line)}exit status {status}; it printed: {printed or 'nothing'}"
+        if result.timed_out and sampled and session.failure is None and line.url:
             return StopReason.TIME_LIMIT
         if result.timed_out and not sampled:
             raise Failed(StopReason.TIMEOUT, f"the agent program's time was over before it had an answer; {told}")
@@ -227,7 +227,7 @@ class _Attempt:
         if session.failure is not None:
             reason = StopReason.TIMEOUT if isinstance(session.failure, TimeoutError) else StopReason.ENGINE_ERROR
             raise Failed(reason, one_line(session.failure, "a generation's deadline passed"))
-        if not session.url:
+        if not line.url:
             raise Failed(StopReason.ENGINE_ERROR, f"the gateway no longer listens; agent program: {told}")
         if session.stop is StopReason.TOKEN_LIMIT and not sampled:
             limit = self._rollout.config.context_tokens
@@ -255,7 +255,7 @@ class _Attempt:
         return sum(int(trajectory.turns.max(initial=-1)) + 1 for trajectory in self._trajectories)
 
     def _episode(self, stop_reason: StopReason, error: str, total_s: float) -> Episode:
-        counters = self._line.counters if self._line is not None else {}
+        counters = self._line.told.counters if self._line is not None else {}
         trajectories, verdict = self._trajectories, judged(self._verdict, stop_reason)
         for name, told in TOLD_ONCE.items():
             if counters.get(name) and name not in self._rollout.warned:
@@ -284,7 +284,7 @@ class _Attempt:
 
 
 def _refused(line: Line) -> str:
-    return f"the gateway refused its last request: {line.refusal}; " if line.refusal else ""
+    return f"the gateway refused its last request: {line.told.refusal}; " if line.told.refusal else ""
 
 
 async def _run(place: Place, agent: Agent, where: Where, run_s: float) -> CommandResult:

@@ -38,13 +38,11 @@ class Recalled:
       ask: the request; what was added behind a sampled text is a message of its own with the role APPENDED.
       asked: its digests; a sampled turn has that of its answer.
       turns: by the number of the message in `ask`.
-      named: the trajectories of those that ids name, likewise.
     """
 
     ask: Ask
     asked: Canonical
     turns: Mapping[int, SampledTurn]
-    named: Mapping[int, Thread]
 
     def stored(self, start: int) -> dict[int, Stored]:
         """The ids of the sampled turns from a message on."""
@@ -70,10 +68,7 @@ class Recall:
     def add(
         self, thread: Thread, end: End, chain: bytes, digest: bytes, answer: Answer, sampled: Sequence[int], said: str
     ) -> None:
-        """Notes a turn.
-
-        `chain` is of the conversation in front of it, `digest` of its message, `said` the text of all its tokens.
-        """
+        """`chain`: of the conversation in front of the turn; `digest`: of its message; `said`: all its tokens' text."""
         calls = {own: call for call in answer.calls if (own := _own_id(call))}
         shown = {answer.text, answer.text.strip()} if answer.text.strip() else set()
         texts = shown | {text + answer.stop_string for text in shown if answer.stop_string}
@@ -88,9 +83,8 @@ class Recall:
         """A request with its sampled turns. `count`: what was changed is counted."""
         messages: list[ChatMessage] = []
         digests: list[bytes] = []
-        chain, turns, named, broken = [asked.chain[0]], {}, {}, False
+        chain, turns, broken = [asked.chain[0]], {}, False
         places: dict[SampledTurn, set[str]] = {}  # the calls of each that have been met
-        rewritten: set[str] = set()
 
         def put(message: ChatMessage, digest: bytes) -> None:
             messages.append(message)
@@ -106,26 +100,23 @@ class Recall:
                     self.retokenised_turns.add(chain[-1])
                 continue
             own = {one: call for call in message.calls if (one := _own_id(call)) in turn.calls}
-            rewritten |= {one for one, call in own.items() if not _same(call, turn.calls[one])}
+            if count:
+                self.rewritten_calls |= {one for one, call in own.items() if not _same(call, turn.calls[one])}
             if own and own.keys().isdisjoint(places.get(turn, own)):
                 places[turn] |= own.keys()  # a program may send each call of a turn in a message of its own
                 continue
             places[turn] = set(own)
             turns[len(messages)] = turn
-            named |= {len(messages): turn.thread} if own else {}
             put(message, turn.digest)
             if added.strip():
                 put(ChatMessage(APPENDED, added), message_digest(ChatMessage(APPENDED, added)))
-        if count:
-            self.rewritten_calls |= rewritten
         ask = dataclasses.replace(ask, messages=tuple(messages))
-        return Recalled(ask, Canonical(tuple(digests), tuple(chain), asked.digest), turns, named)
+        return Recalled(ask, Canonical(tuple(digests), tuple(chain), asked.digest), turns)
 
     def _turn(self, message: ChatMessage, digest: bytes, chain: bytes) -> tuple[SampledTurn | None, str]:
         """(turn, what the program added to its text)."""
         named = {self._by_call.get(_own_id(call)) for call in message.calls}
-        turn = named.pop() if len(named) == 1 else None
-        if turn is not None:
+        if len(named) == 1 and (turn := named.pop()) is not None:
             return turn, _rest(message.text, turn) or ""
         if (turn := self._by_digest.get(digest)) is not None:
             return next((one for one in self._behind.get(chain, ()) if one.digest == digest), turn), ""

@@ -253,23 +253,20 @@ class Session:
             self._give_up(turn, EngineError("The turn was cancelled."))
             raise
         except Exception as failure:
-            if not turn.done:
-                self._note(failure)
+            if isinstance(failure, BadRequest):
+                self.stop = StopReason.TOKEN_LIMIT if failure.code == NO_ROOM else self.stop
+            elif not turn.done:
+                self.failure = failure
             self._give_up(turn, failure)
         else:
             self.failure = None
             if not turn.done:
                 turn.settle(answer)
 
-    def _note(self, failure: Exception) -> None:
-        """Keeps why a request has no answer."""
-        if not isinstance(failure, BadRequest):
-            self.failure = failure
-        elif failure.code == NO_ROOM:
-            self.stop = StopReason.TOKEN_LIMIT
-
     async def _sampled(self, turn: Pending, ask: Ask, asked: Canonical, watched: bool) -> Answer:
-        recalled = self._recalled(ask, asked)
+        recalled = self._recall.read(ask, asked)
+        for name in ("rewritten_calls", "retokenised_turns"):
+            self.counters[name] = float(len(getattr(self._recall, name)))
         base = self._base(recalled)
         thread = None
         self._number += 1
@@ -340,17 +337,12 @@ class Session:
 
     # ---------------------------------------------------------------- contexts
 
-    def _recalled(self, ask: Ask, asked: Canonical) -> Recalled:
-        recalled = self._recall.read(ask, asked)
-        self.counters["rewritten_calls"] = float(len(self._recall.rewritten_calls))
-        self.counters["retokenised_turns"] = float(len(self._recall.retokenised_turns))
-        return recalled
-
     def _base(self, recalled: Recalled) -> tuple[Thread, End] | None:
         """Where a request goes on, or what it goes back to."""
         if recalled.ask.prompt is not None:
             return self._prompts.match(recalled.ask.prompt)
-        return self._threads.match(recalled.asked, recalled.named)
+        named = {number: turn.thread for number, turn in recalled.turns.items() if turn.calls}
+        return self._threads.match(recalled.asked, named)
 
     async def _prompt_context(self, prompt: str | tuple[int, ...], base: tuple[Thread, End] | None) -> Context:
         rest = prompts.behind(prompt, base)

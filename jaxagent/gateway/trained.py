@@ -92,13 +92,13 @@ class Lines:
         side = [thread for thread in threads if not thread.tools] if any(thread.tools for thread in threads) else []
         untrained = side if self._rules.side_requests == "drop" else []
         trained = [thread for thread in threads if thread not in untrained]
-        ours = trained
-        if self._rules.foreign == "drop":
-            main = [thread for thread in trained if thread not in side]
-            copies = [thread for thread in main if any(_around(other, thread) for other in main)]
-            ours = [thread for thread in trained if thread.line is not None and thread not in copies]
-        return ours, len(trained) - len(ours), len(untrained)
+        if self._rules.foreign == "train":
+            return trained, 0, len(untrained)
 
+        def ours(thread: Thread) -> bool:
+            talk = [other for other in threads if other.line is thread.line and other not in side]
+            around = thread not in side and any(other.opened < thread.opened < other.latest for other in talk)
+            return thread.line is not None and not around
 
-def _around(other: Thread, thread: Thread) -> bool:
-    return other.line is thread.line and other.opened < thread.opened < other.latest
+        kept = [thread for thread in trained if ours(thread)]
+        return kept, len(trained) - len(kept), len(untrained)

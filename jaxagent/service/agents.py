@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxagent.config import ConfigError
@@ -20,7 +20,7 @@ from jaxagent.config.choice import imported
 from jaxagent.engine.requests import EngineError
 from jaxagent.envs.base import Environment, Opening
 from jaxagent.gateway.harness import HarnessRollout
-from jaxagent.gateway.line import Line
+from jaxagent.gateway.line import Line, Told
 from jaxagent.gateway.trained import Rules
 from jaxagent.io.http import HttpError
 from jaxagent.rollout.templates import Plain
@@ -28,7 +28,7 @@ from jaxagent.service.gateway_client import GatewayClient, Opened, Sampled
 from jaxagent.service.play import Here, Phases, Play, Work
 from jaxagent.service.remote_rollout import RemoteRollout
 from jaxagent.service.states import State
-from jaxagent.types import Episode, StopReason, Task, Trajectory
+from jaxagent.types import Episode, Task, Trajectory
 
 logger = logging.getLogger(__name__)
 PHASE = {"run": State.RUNNING, "verify": State.EVALUATING}
@@ -44,27 +44,13 @@ class RemoteLine:
         self.url, self.token, self.run_s = gateway.url, opened.token, work.agent_timeout_s
 
     @property
-    def counters(self) -> Mapping[str, float]:
+    def told(self) -> Told:
         """See `Line`."""
-        return self._sampled.counters if self._sampled is not None else {}
-
-    @property
-    def stop(self) -> StopReason | None:
-        """See `Line`."""
-        return self._sampled.stop if self._sampled is not None else None
-
-    @property
-    def refusal(self) -> str:
-        """See `Line`."""
-        return self._sampled.refusal if self._sampled is not None else ""
-
-    @property
-    def failure(self) -> Exception | None:
-        """See `Line`."""
-        told = self._sampled.failure if self._sampled is not None else None
-        if told is None:
-            return None
-        return TimeoutError(told) if told.startswith("TimeoutError") else EngineError(told)
+        if (end := self._sampled) is None:
+            return Told()
+        late = end.failure is not None and end.failure.startswith("TimeoutError")
+        failure = None if end.failure is None else TimeoutError(end.failure) if late else EngineError(end.failure)
+        return Told(end.counters, end.stop, end.refusal, failure)
 
     async def phase(self, name: str) -> None:
         """Waits for the node's place."""
