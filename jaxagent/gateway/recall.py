@@ -122,6 +122,8 @@ class Recall:
             return next((one for one in self._behind.get(chain, ()) if one.digest == digest), turn), ""
         best: tuple[SampledTurn | None, str] = None, message.text
         for turn in self._behind.get(chain, ()) if not message.calls else ():
+            if any(own in message.text for own in turn.calls):  # smolagents writes calls, with their ids, as text
+                return turn, ""
             rest = _rest(message.text, turn)
             if rest is not None and not turn.calls and len(rest) < len(best[1]):
                 best = turn, rest
