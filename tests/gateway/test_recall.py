@@ -67,7 +67,7 @@ def written(template, said):
 
 
 @pytest.mark.parametrize("name", [name for name in chat_templates.TEMPLATES if name != "plain"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_calls_that_come_back_otherwise_are_the_same_turn(name, seed):
     template, _ = chat_templates.TEMPLATES[name]
     draw, one_only = random.Random(seed), name == "llama3.1"
@@ -121,12 +121,11 @@ def test_calls_that_come_back_otherwise_are_the_same_turn(name, seed):
 
 
 @pytest.mark.parametrize("name", chat_templates.TEMPLATES)
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("stop", ["</code>", ""])
-def test_a_text_with_words_of_the_programs_behind_it_is_the_same_turn(name, seed, stop):
+def test_a_text_with_words_of_the_programs_behind_it_is_the_same_turn(name, stop):
     """smolagents' CodeAgent writes the stop string and its own reading of the code behind what it was answered."""
     template, _ = chat_templates.TEMPLATES[name]
-    draw, thought = random.Random(seed), "hm</think>" if name == "thinker" else ""
+    draw, thought = random.Random(len(name)), "hm</think>" if name == "thinker" else ""
     policy = Scripted(
         world.tokenizer(), lambda context, turn: world.letters(f"{thought}<code>run({draw.random()}){stop}")
     )
