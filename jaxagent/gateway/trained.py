@@ -49,6 +49,7 @@ class Lines:
         self._by_system: dict[str, Thread] = {}  # the line whose conversations begin with this system text
         self._main: Thread | None = None
         self._prompts: list[str] = []  # of sampled calls that begin a sub-agent: each admits one conversation
+        self._spawned: dict[Thread, str] = {}  # these, with the prompt
 
     def admit(self, thread: Thread, ask: Ask, parents: Sequence[Thread]) -> None:
         """Gives a new trajectory its line, the first one's or none; `parents`: those with whose turns it begins."""
@@ -60,6 +61,7 @@ class Lines:
             thread.line = line
         elif prompt is not None:
             self._prompts.remove(prompt)
+            self._spawned[thread] = prompt
             thread.line = self._by_system[system] = thread
         elif self._main is None:
             thread.line = self._main = thread
@@ -75,6 +77,7 @@ class Lines:
         """A trajectory that has sampled nothing has begun no line."""
         self._by_system = {system: line for system, line in self._by_system.items() if line is not thread}
         self._main = None if self._main is thread else self._main
+        self._prompts += [self._spawned.pop(thread)] if thread in self._spawned else []
 
     def note(self, answer: Answer) -> None:
         """Looks for calls that begin a sub-agent: the longest of their texts is its task."""

@@ -1,5 +1,6 @@
 """Which conversations of a session are trained; and a policy that asks the gateway itself, from its sandbox."""
 
+import asyncio
 import dataclasses
 import json
 import random
@@ -7,6 +8,7 @@ import random
 import pytest
 
 from jaxagent.agents.shell import Shell
+from jaxagent.gateway import session as sessions
 from jaxagent.gateway.chat import ChatMessage
 from jaxagent.gateway.trained import Rules, read_rules
 from tests.gateway import world
@@ -57,12 +59,18 @@ def test_what_goes_on_with_a_trained_conversation_is_no_side_request(fate):
     assert session.counters["side_requests"] == (fate == "drop") and not session.counters["foreign_conversations"]
 
 
-def test_sub_agents_and_summed_up_talks_are_the_programs():
+def test_sub_agents_and_summed_up_talks_are_the_programs(monkeypatch):
     """One conversation per call that begins a sub-agent; the same words a second time are nobody's."""
+    monkeypatch.setattr(sessions, "LINGER_S", 0.0)
     replies = {0: spawning("count the files, all of them"), 1: "done"}
 
     async def scene(session):
         one = await say(session, SYSTEM, user("mend it"))
+        left = asyncio.create_task(say(session, SUB, user("context\ncount the files, all of them\n")))
+        await asyncio.sleep(0)
+        left.cancel()  # the sub-agent's connection is lost, and it asks again
+        while session.running:
+            await asyncio.sleep(0.01)
         for system in ([SUB], []):
             sub = await say(session, *system, user("context\ncount the files, all of them\n"))
             await say(session, *system, user("context\ncount the files, all of them\n"), sub, user("more"))
