@@ -39,9 +39,7 @@ from jaxagent.tools import ToolParser
 from jaxagent.types import Generation, StopReason, TokenKind, Trajectory
 
 NO_ROOM = "context_length_exceeded"
-LINGER_S = (
-    8.0  # from the last client's leaving to the end of its generation: usual clients come back after at most so long
-)
+LINGER_S = 8.0  # from the last client's leaving to the end of its generation: most come back within so long
 KEPT_TURNS = 16  # of a session: answers that can be given again
 LARGE_TEXT = 50_000  # characters: what is longer is rendered and tokenised in a thread, while others are served
 TAKING_S = 0.25  # from an answer to its client's having taken it; after that the client counts as lost
