@@ -59,6 +59,6 @@ class Agent:
         return {"HOME": where.home}
 
 
-def spaced(instruction: str) -> str:
+def with_blank(instruction: str) -> str:
     """An instruction for programs that take a slash at its beginning for a command of their own: a blank before it."""
     return f" {instruction}" if instruction.startswith("/") else instruction

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from jaxagent.agents.base import PROGRAMS, Agent, Where, spaced
+from jaxagent.agents.base import PROGRAMS, Agent, Where, with_blank
 from jaxagent.config.ranges import NonNegativeInt
 
 LEAST_WINDOW = 100_000  # that it takes; the context's own size counts where it is less
@@ -33,7 +33,7 @@ class ClaudeCode(Agent):
         """One task, without a terminal; none of its tools asks for permission."""
         tools = ",".join(self.tools)
         words = ("-p", "--tools", tools, "--allowedTools", tools, "--output-format", "json", "--")
-        return (self.program, *words, spaced(where.instruction))
+        return (self.program, *words, with_blank(where.instruction))
 
     def env(self, where: Where) -> Mapping[str, str]:
         """The gateway for every kind of model; no title request, telemetry or update; no header that varies.

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from jaxagent.agents.base import PROGRAMS, Agent, Where, spaced
+from jaxagent.agents.base import PROGRAMS, Agent, Where, with_blank
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class QwenCode(Agent):
 
     def argv(self, where: Where) -> Sequence[str]:
         """One task, without a terminal; no tool asks for permission."""
-        return (self.program, "--yolo", f"--prompt={spaced(where.instruction)}")
+        return (self.program, "--yolo", f"--prompt={with_blank(where.instruction)}")
 
     def env(self, where: Where) -> Mapping[str, str]:
         """The gateway."""

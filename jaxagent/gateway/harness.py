@@ -56,7 +56,7 @@ NOT_STARTED = (126, 127)  # exit statuses
 KILLED = 137
 MODEL = "policy"  # the name that programs ask for
 COUNTED = tuple(name for name in COUNTERS if name != "sampled_tokens")  # of the session
-TOLD_ONCE = {  # counter -> what a run is told when it first sees it
+WARNINGS = {  # counter -> what a run is told when it first sees it
     "retokenised_turns": "a program sent an answer back with other words and without our call ids: its text was "
     "tokenised again, in a trajectory of its own",
     "foreign_conversations": "somebody asked the gateway what the agent program did not ask: it is not trained",
@@ -77,7 +77,7 @@ class HarnessRollout:
       shared: the run's server, to which episodes add their sessions.
       group_size: attempts at a task that are wanted together, for the engine's order.
       forced: turns that begin with a random tool call: not here, the tools are the program's.
-      warned: of what the run has been told; see TOLD_ONCE.
+      warnings: of what the run has been told; see WARNINGS.
     """
 
     begin: Callable[[Task], AgentAttempt]
@@ -90,7 +90,7 @@ class HarnessRollout:
     shared: Gateway
     group_size: int = 1
     forced: ForcedTools = NEVER
-    warned: set[str] = dataclasses.field(default_factory=set, compare=False)
+    warnings: set[str] = dataclasses.field(default_factory=set, compare=False)
 
     def __post_init__(self) -> None:
         """Raises ConfigError for what an agent program cannot be made to do."""
@@ -185,7 +185,7 @@ class _Attempt:
                 try:
                     verdict = await attempt.verify(ended)
                 except Exception as failure:
-                    if not line.told.refusal:
+                    if not line.state.refusal:
                         raise
                     told = f"{_refused(line)}{one_line(failure, 'it took too long')}"
                     raise Failed(StopReason.ENV_ERROR, told) from failure
@@ -213,7 +213,7 @@ class _Attempt:
 
     def _ended(self, result: CommandResult, line: Line) -> StopReason:
         """How the program ended. Raises Failed where that says nothing about the policy."""
-        status, session = result.exit_code, line.told
+        status, session = result.exit_code, line.state
         self._metrics["exit_status"] = float(status)
         requests, sampled = session.counters["requests"], session.counters["sampled_tokens"]
         printed = " ".join(result.output.decode("utf-8", "replace").split())[-TAIL_CHARS:]
@@ -255,11 +255,11 @@ class _Attempt:
         return sum(int(trajectory.turns.max(initial=-1)) + 1 for trajectory in self._trajectories)
 
     def _episode(self, stop_reason: StopReason, error: str, total_s: float) -> Episode:
-        counters = self._line.told.counters if self._line is not None else {}
+        counters = self._line.state.counters if self._line is not None else {}
         trajectories, verdict = self._trajectories, judged(self._verdict, stop_reason)
-        for name, told in TOLD_ONCE.items():
-            if counters.get(name) and name not in self._rollout.warned:
-                self._rollout.warned.add(name)
+        for name, told in WARNINGS.items():
+            if counters.get(name) and name not in self._rollout.warnings:
+                self._rollout.warnings.add(name)
                 logger.warning("task %s: %s (counted as %s, told once).", self._task.id, told, name)
         metrics = {
             **{name: float(counters.get(name, 0.0)) for name in COUNTED},
@@ -284,7 +284,7 @@ class _Attempt:
 
 
 def _refused(line: Line) -> str:
-    return f"the gateway refused its last request: {line.told.refusal}; " if line.told.refusal else ""
+    return f"the gateway refused its last request: {line.state.refusal}; " if line.state.refusal else ""
 
 
 async def _run(place: Place, agent: Agent, where: Where, run_s: float) -> CommandResult:

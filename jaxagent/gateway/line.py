@@ -13,7 +13,7 @@ from jaxagent.types import StopReason, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
+class LineState:
     """What is known of what a session was asked; see `Session`. Of one that is far away: when it ended."""
 
     counters: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -41,7 +41,7 @@ class Line(Protocol):
         ...
 
     @property
-    def told(self) -> Told:
+    def state(self) -> LineState:
         """What was asked so far."""
         ...
 
@@ -68,10 +68,10 @@ class LocalLine:
         return self._gateway.url
 
     @property
-    def told(self) -> Told:
+    def state(self) -> LineState:
         """See `Line`."""
         session = self._session
-        return Told(session.counters, session.stop, session.refusal, session.failure)
+        return LineState(session.counters, session.stop, session.refusal, session.failure)
 
     async def phase(self, name: str) -> None:
         """Nobody else wants the place."""

@@ -31,7 +31,7 @@ class SampledTurn:
 
 
 @dataclasses.dataclass(frozen=True)
-class Recalled:
+class KnownRequest:
     """A request whose sampled turns are known.
 
     Attributes:
@@ -79,7 +79,7 @@ class Recall:
         self._by_digest.setdefault(digest, turn)
         self._behind.setdefault(chain, []).append(turn)
 
-    def read(self, ask: Ask, asked: Canonical, count: bool = True) -> Recalled:
+    def read(self, ask: Ask, asked: Canonical, count: bool = True) -> KnownRequest:
         """A request with its sampled turns. `count`: what was changed is counted."""
         messages: list[ChatMessage] = []
         digests: list[bytes] = []
@@ -111,7 +111,7 @@ class Recall:
             if added.strip():
                 put(ChatMessage(APPENDED, added), message_digest(ChatMessage(APPENDED, added)))
         ask = dataclasses.replace(ask, messages=tuple(messages))
-        return Recalled(ask, Canonical(tuple(digests), tuple(chain), asked.digest), turns)
+        return KnownRequest(ask, Canonical(tuple(digests), tuple(chain), asked.digest), turns)
 
     def _turn(self, message: ChatMessage, digest: bytes, chain: bytes) -> tuple[SampledTurn | None, str]:
         """(turn, what the program added to its text)."""

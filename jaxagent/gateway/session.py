@@ -19,7 +19,7 @@ from jaxagent.gateway import prompts
 from jaxagent.gateway.chat import Answer, Ask, BadRequest, ChatMessage
 from jaxagent.gateway.contexts import Context, build
 from jaxagent.gateway.reading import Begun, Event, Reading
-from jaxagent.gateway.recall import Recall, Recalled
+from jaxagent.gateway.recall import KnownRequest, Recall
 from jaxagent.gateway.renderer import Renderer
 from jaxagent.gateway.sampler import Attempt, Policy, Sampler
 from jaxagent.gateway.threads import (
@@ -166,8 +166,8 @@ class Session:
     async def count(self, ask: Ask) -> int:
         """The number of tokens of a request's context, as far as it is known before it is asked."""
         self._check_open()
-        recalled = self._recall.read(ask, canonical(ask), count=False)
-        return len(await self._context(recalled, self._base(recalled)))
+        request = self._recall.read(ask, canonical(ask), count=False)
+        return len(await self._context(request, self._base(request)))
 
     def close(self) -> tuple[Trajectory, ...]:
         """Ends the session: what runs is given up, and every later request is refused. May be called again."""
@@ -178,7 +178,7 @@ class Session:
                 self._sampler.shut(thread)
             # The order does not depend on arrival.
             threads = sorted(self._threads.all, key=lambda thread: (thread.began, thread.key))
-            trained, foreign, side_requests = self._lines.sorted_out(threads)
+            trained, foreign, side_requests = self._lines.select(threads)
             self._trajectories = tuple(thread.trajectory() for thread in trained)
             self.counters |= {"side_requests": float(side_requests), "foreign_conversations": float(foreign)}
         return self._trajectories
@@ -264,17 +264,17 @@ class Session:
                 turn.settle(answer)
 
     async def _sampled(self, turn: Pending, ask: Ask, asked: Canonical, watched: bool) -> Answer:
-        recalled = self._recall.read(ask, asked)
+        request = self._recall.read(ask, asked)
         for name in ("rewritten_calls", "retokenised_turns"):
             self.counters[name] = float(len(getattr(self._recall, name)))
-        base = self._base(recalled)
+        base = self._base(request)
         thread = None
         self._number += 1
         number = self._number
-        if base is not None and is_tip(*base) and not recalled.stored(base[1].taken):
+        if base is not None and is_tip(*base) and not request.stored(base[1].taken):
             turn.thread = thread = base[0]
             thread.busy = True
-        context = await self._context(recalled, base)
+        context = await self._context(request, base)
         count, ids, kinds = len(context), context.ids, context.kinds
         room = self._limits.context_tokens - count
         if room <= 0:
@@ -284,7 +284,7 @@ class Session:
             ids, kinds = [*context.copied, *ids], [int(TokenKind.PROMPT)] * len(context.copied) + kinds
             turn.thread = thread = self._threads.open(ids, number)
             thread.busy = True
-            parents = [known.thread for known in recalled.turns.values()]
+            parents = [known.thread for known in request.turns.values()]
             self._lines.admit(thread, ask, [base[0], *parents] if base is not None else parents)
         turn.tell(Begun(count))
         most = min(room, self._limits.turn_tokens, ask.max_tokens or room)
@@ -302,7 +302,7 @@ class Session:
         turn.tell(*reading.end())
         answer = reading.answer(Beginning(thread.tokens, count), generation, whole=thread.handle is not None)
         thread.latest = number
-        self._commit(thread, ids, kinds, generation, recalled, answer)
+        self._commit(thread, ids, kinds, generation, request, answer)
         self.counters["malformed_calls"] += parser.malformed
         return answer
 
@@ -312,37 +312,37 @@ class Session:
         ids: Sequence[int],
         kinds: Sequence[int],
         generation: Generation,
-        recalled: Recalled,
+        request: KnownRequest,
         answer: Answer,
     ) -> None:
         """The turn becomes part of the trajectory."""
-        sampled, asked = generation.tokens.tolist(), recalled.asked
+        sampled, asked = generation.tokens.tolist(), request.asked
         ended = sampled[-1] in self._tokenizer.eos_ids  # also where its text is a stop string
         ended_by = self._tokenizer.decode(sampled[-1:]) if ended else ""
         end = End(len(asked.messages) + 1, len(thread) + len(ids) + len(sampled), ended_by)
         thread.add(ids, kinds, generation, end)
         thread.busy = False
         self._threads.keep(thread)
-        if recalled.ask.prompt is None:
+        if request.ask.prompt is None:
             said, chain = message_digest(ChatMessage("assistant", answer.text, answer.calls)), asked.chain[-1]
             self._threads.add(thread, end, after(chain, said))
             whole = self._tokenizer.decode(sampled[: len(sampled) - ended])
             self._recall.add(thread, end, chain, said, answer, sampled, whole)
             self._lines.note(answer)
         else:
-            self._prompts.add(thread, end, recalled.ask.prompt, answer)
+            self._prompts.add(thread, end, request.ask.prompt, answer)
         self.counters["sampled_tokens"] += len(sampled)
         for name in ("cached_tokens", "queue_s", "prefill_s", "decode_s"):
             self.counters[name] += getattr(generation, name)
 
     # ---------------------------------------------------------------- contexts
 
-    def _base(self, recalled: Recalled) -> tuple[Thread, End] | None:
+    def _base(self, request: KnownRequest) -> tuple[Thread, End] | None:
         """Where a request goes on, or what it goes back to."""
-        if recalled.ask.prompt is not None:
-            return self._prompts.match(recalled.ask.prompt)
-        named = {number: turn.thread for number, turn in recalled.turns.items() if turn.calls}
-        return self._threads.match(recalled.asked, named)
+        if request.ask.prompt is not None:
+            return self._prompts.match(request.ask.prompt)
+        named = {number: turn.thread for number, turn in request.turns.items() if turn.calls}
+        return self._threads.match(request.asked, named)
 
     async def _prompt_context(self, prompt: str | tuple[int, ...], base: tuple[Thread, End] | None) -> Context:
         rest = prompts.behind(prompt, base)
@@ -353,17 +353,17 @@ class Session:
             return prompts.build(self._tokenizer, rest, base)
         return await asyncio.to_thread(prompts.build, self._tokenizer, rest, base)
 
-    async def _context(self, recalled: Recalled, base: tuple[Thread, End] | None) -> Context:
+    async def _context(self, request: KnownRequest, base: tuple[Thread, End] | None) -> Context:
         """The tokens of a request. Large ones are made in a thread, while other requests are served."""
-        if recalled.ask.prompt is not None:
-            return await self._prompt_context(recalled.ask.prompt, base)
-        new = recalled.ask.messages[base[1].taken if base else 0 :]
+        if request.ask.prompt is not None:
+            return await self._prompt_context(request.ask.prompt, base)
+        new = request.ask.messages[base[1].taken if base else 0 :]
         least = sum(self._tokenizer.least_tokens(m.text) for m in new if m.role != "assistant")
         if least >= self._limits.context_tokens:  # what cannot fit is not encoded
             raise self._no_room(least)
         if sum(len(message.text) + LARGE_TEXT // 1000 for message in new) < LARGE_TEXT:  # many are slow, too
-            return build(self._renderer, recalled, base)
-        return await asyncio.to_thread(build, self._renderer, recalled, base)
+            return build(self._renderer, request, base)
+        return await asyncio.to_thread(build, self._renderer, request, base)
 
     def _no_room(self, count: int) -> BadRequest:
         most = self._limits.context_tokens

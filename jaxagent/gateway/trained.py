@@ -86,7 +86,7 @@ class Lines:
                 texts = [value.strip() for value in call.arguments.values() if isinstance(value, str)]
                 self._prompts += [text for text in [max(texts, key=len, default="")] if text]
 
-    def sorted_out(self, threads: Sequence[Thread]) -> tuple[list[Thread], int, int]:
+    def select(self, threads: Sequence[Thread]) -> tuple[list[Thread], int, int]:
         """(those that are trained, number of foreign ones, number of side requests that are not trained).
 
         Foreign is also what was asked in the middle of a line, which then went on as if nothing had been: a command

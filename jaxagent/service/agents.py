@@ -20,7 +20,7 @@ from jaxagent.config.choice import imported
 from jaxagent.engine.requests import EngineError
 from jaxagent.envs.base import Environment, Opening
 from jaxagent.gateway.harness import HarnessRollout
-from jaxagent.gateway.line import Line, Told
+from jaxagent.gateway.line import Line, LineState
 from jaxagent.gateway.trained import Rules
 from jaxagent.io.http import HttpError
 from jaxagent.rollout.templates import Plain
@@ -44,13 +44,13 @@ class RemoteLine:
         self.url, self.token, self.run_s = gateway.url, opened.token, work.agent_timeout_s
 
     @property
-    def told(self) -> Told:
+    def state(self) -> LineState:
         """See `Line`."""
         if (end := self._sampled) is None:
-            return Told()
+            return LineState()
         late = end.failure is not None and end.failure.startswith("TimeoutError")
         failure = None if end.failure is None else TimeoutError(end.failure) if late else EngineError(end.failure)
-        return Told(end.counters, end.stop, end.refusal, failure)
+        return LineState(end.counters, end.stop, end.refusal, failure)
 
     async def phase(self, name: str) -> None:
         """Waits for the node's place."""
@@ -103,12 +103,12 @@ def player(here: Here) -> Iterator[Play]:
 def play_of(environment: Environment, begin: Any, gateway: GatewayClient) -> Play:
     """The play of an open environment's attempts."""
     nothing: Any = None
-    warned: set[str] = set()
+    warnings: set[str] = set()
 
     async def play(work: Work, phases: Phases) -> Episode:
         rollout = RemoteHarness(
             begin, nothing, nothing, Plain(), environment, nothing, work.timeout_s, nothing, work.group_size,
-            work=work, phases=phases, gateway=gateway, warned=warned,
+            work=work, phases=phases, gateway=gateway, warnings=warnings,
         )  # fmt: skip
         return await rollout(work.task, work.number)
 

@@ -135,8 +135,11 @@ def test_children_that_a_script_detaches_are_gone_when_it_has_ended(ends):
     word = f"987.{os.getpid()}{len(ends)}"
     code = f"""import os, subprocess, time
 def sleeping(pid):
-    with open(f"/proc/{{pid}}/cmdline") as line, open(f"/proc/{{pid}}/comm") as name:
-        return "{word}" in line.read() and "sleep" in name.read()
+    try:
+        with open(f"/proc/{{pid}}/cmdline") as line, open(f"/proc/{{pid}}/comm") as name:
+            return "{word}" in line.read() and "sleep" in name.read()
+    except OSError:
+        return False
 for how in ("setsid sleep N &", "setsid -f sleep N", "nohup sleep N &", "(setsid setsid sleep N &)"):
     how = how.replace("N", "{word}")
     subprocess.Popen(["sh", "-c", how], start_new_session=True)

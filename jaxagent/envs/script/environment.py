@@ -78,7 +78,7 @@ class Script(Environment):
         except ValueError:
             raise ValueError(f"the script's last line is its reward, and no number: {last[:TAIL_CHARS]!r}") from None
 
-    def told(self, task: Task) -> Mapping[str, Any]:
+    def script_task(self, task: Task) -> Mapping[str, Any]:
         """What the script is told of its task; of the metadata, what only the judge may know is left out."""
         metadata = {name: value for name, value in task.metadata.items() if name not in JUDGED}
         answers = {"answers": task.answers, "metadata": dict(task.metadata)} if self.task_answers else {}
@@ -121,7 +121,7 @@ class ScriptAttempt:
         self.counters: dict[str, float] = {}
 
     def _variables(self) -> dict[str, str]:
-        text = json.dumps(self._config.told(self._task), default=str)
+        text = json.dumps(self._config.script_task(self._task), default=str)
         if len(text) <= MOST_BYTES - len("TASK="):  # ASCII
             return {"TASK": text}
         handle, self._file = tempfile.mkstemp(suffix=".json", prefix="task-")
