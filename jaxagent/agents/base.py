@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
 
 PROGRAMS = "/opt/agents/bin"  # where the layer of `python -m data_pipelines.agent_programs` has them
 
@@ -35,7 +36,15 @@ class Where:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Agent:
-    """One agent program: `config.env.agent`. A subclass is a frozen dataclass whose fields are its settings."""
+    """One agent program: `config.env.agent`. A subclass is a frozen dataclass whose fields are its settings.
+
+    Attributes:
+      spawns: those of its tools whose calls begin a sub-agent.
+    """
+
+    spawns: ClassVar[tuple[str, ...]] = ()
+    side_requests: Literal["drop", "train"] = "drop"  # requests without tools beside others with tools: titles
+    foreign: Literal["drop", "train"] = "drop"  # conversations that are not the program's: see docs/gateway.md
 
     def files(self, where: Where) -> Mapping[str, bytes]:
         """Absolute paths in the sandbox, and what is written there before the program starts."""
@@ -48,3 +57,8 @@ class Agent:
     def env(self, where: Where) -> Mapping[str, str]:
         """Variables on top of those that every program of the sandbox has."""
         return {"HOME": where.home}
+
+
+def with_blank(instruction: str) -> str:
+    """An instruction for programs that take a slash at its beginning for a command of their own: a blank before it."""
+    return f" {instruction}" if instruction.startswith("/") else instruction

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from jaxagent.agents.base import Agent, Where
 from jaxagent.config import ConfigError
@@ -19,6 +20,7 @@ class Command(Agent):
     The official clients find the gateway by themselves: the variables that they read are set.
     """
 
+    foreign: Literal["drop", "train"] = "train"  # nobody knows how many conversations it means to hold
     words: tuple[str, ...] = ()  # ("python3", "/opt/agent.py", "{instruction}"); each stays one argument
 
     def argv(self, where: Where) -> Sequence[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from jaxagent.agents.base import PROGRAMS, Agent, Where
 
@@ -15,6 +16,7 @@ PROVIDER = "rl"
 class OpenCode(Agent):
     """opencode as `opencode run`."""
 
+    spawns: ClassVar[tuple[str, ...]] = ("task",)
     program: str = f"{PROGRAMS}/opencode"
 
     def files(self, where: Where) -> Mapping[str, bytes]:
@@ -40,8 +42,9 @@ class OpenCode(Agent):
         return {f"{where.home}/.config/opencode/opencode.json": json.dumps(config, indent=1).encode()}
 
     def argv(self, where: Where) -> Sequence[str]:
-        """One task, without a terminal."""
-        return (self.program, "run", "--title", "task", "--model", f"{PROVIDER}/{where.model}", "--", where.instruction)
+        """One task, without a terminal. It joins its words with blanks, and puts quotes around one that has blanks."""
+        words = ("run", "--title", "task", "--model", f"{PROVIDER}/{where.model}", "--")
+        return (self.program, *words, *where.instruction.split(" "))
 
     def env(self, where: Where) -> Mapping[str, str]:
         """No list of models, plug-ins, language servers or updates from elsewhere."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
-from jaxagent.agents.base import PROGRAMS, Agent, Where
+from jaxagent.agents.base import PROGRAMS, Agent, Where, with_blank
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QwenCode(Agent):
     """Qwen Code as `qwen -p`."""
 
+    spawns: ClassVar[tuple[str, ...]] = ("agent", "task")
     program: str = f"{PROGRAMS}/qwen"
 
     def files(self, where: Where) -> Mapping[str, bytes]:
@@ -27,7 +29,7 @@ class QwenCode(Agent):
 
     def argv(self, where: Where) -> Sequence[str]:
         """One task, without a terminal; no tool asks for permission."""
-        return (self.program, "--yolo", "-p", where.instruction)
+        return (self.program, "--yolo", f"--prompt={with_blank(where.instruction)}")
 
     def env(self, where: Where) -> Mapping[str, str]:
         """The gateway."""

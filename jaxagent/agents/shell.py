@@ -53,21 +53,18 @@ class Shell(Agent):
                 raise ConfigError(f"env.agent.{name} {told}.") from None
 
     def files(self, where: Where) -> Mapping[str, bytes]:
-        """The program and its settings; the token is not among them."""
+        """The program, its settings, and the token, in a file that it removes before it runs a command."""
         settings = dataclasses.asdict(self) | {
             "url": where.url,
             "model": where.model,
             "instruction": where.instruction,
         }
         return {
+            f"{where.settings}/shell_agent.key": where.token.encode(),
             f"{where.settings}/shell_agent.py": PROGRAM,
             f"{where.settings}/shell_agent.json": json.dumps(settings, indent=1).encode(),
         }
 
     def argv(self, where: Where) -> Sequence[str]:
         """The program with its settings. -I: nothing of the task's directory is imported."""
-        return (self.python, "-I", f"{where.settings}/shell_agent.py", f"{where.settings}/shell_agent.json")
-
-    def env(self, where: Where) -> Mapping[str, str]:
-        """The token."""
-        return {**super().env(where), "OPENAI_API_KEY": where.token}
+        return (self.python, "-I", *(f"{where.settings}/shell_agent.{end}" for end in ("py", "json", "key")))

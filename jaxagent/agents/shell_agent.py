@@ -1,10 +1,11 @@
 """A minimal shell agent that runs inside the sandbox: one file, the standard library, Chat Completions without tools.
 
-    python3 shell_agent.py settings.json
+    python3 shell_agent.py settings.json key
 
 System prompt, task, then turn after turn: the reply's command is run by `sh -c`, and what it printed goes back as the
 next user message. It ends when a reply says that it is done, or when the turns are used up. Nothing of the package is
-imported: the sandbox does not have it. The fields of the settings are those of `shell.Shell`.
+imported: the sandbox does not have it. The fields of the settings are those of `shell.Shell`. The file `key` holds the
+token and is removed: no command can read it there, in a variable, or in this program's memory.
 
 Exit status: 0 when it ended by itself, also where the gateway says that tokens or requests are used up; 1 where the
 gateway failed.
@@ -32,7 +33,10 @@ def main() -> int:
     """Plays the whole conversation; returns the exit status."""
     with open(sys.argv[1], encoding="utf-8") as file:
         settings = json.load(file)
-    token = os.environ.pop("OPENAI_API_KEY")  # commands are not given it
+    close_memory()
+    with open(sys.argv[2], encoding="utf-8") as file:
+        token = file.read()
+    os.remove(sys.argv[2])
     messages = [{"role": "system", "content": settings["system"]}] if settings["system"] else []
     messages.append({"role": "user", "content": settings["task"].format(instruction=settings["instruction"])})
     for turn in range(settings["max_turns"]):
@@ -51,6 +55,16 @@ def main() -> int:
         print(shown, flush=True)
         messages.append({"role": "user", "content": shown})
     return 0
+
+
+def close_memory() -> None:
+    """Keeps commands, which run as the same user, from reading this process: Linux's PR_SET_DUMPABLE = 4."""
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+    except (ImportError, OSError, AttributeError):  # some small Pythons come without it
+        print("the memory of this program can be read by its commands", file=sys.stderr)
 
 
 def found_command(reply: str, begin: str, end: str) -> str | None:

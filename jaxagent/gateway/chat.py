@@ -19,6 +19,8 @@ from jaxagent.tools.calls import Reasoning as Reasoning
 from jaxagent.tools.calls import Text as Text
 from jaxagent.tools.calls import Tool as Tool
 
+APPENDED = "appended"  # the role of what a program added to the text of a sampled message, right behind it
+
 
 class BadRequest(ValueError):
     """The client's mistake: answered with the message and the status."""
@@ -32,7 +34,7 @@ class BadRequest(ValueError):
 class ChatMessage:
     """One message, in canonical form: what a client adds for its own book-keeping is gone."""
 
-    role: str  # "system", "user", "assistant" or "tool"
+    role: str  # "system", "user", "assistant" or "tool"; within a session also APPENDED
     text: str
     calls: tuple[Call, ...] = ()  # of the assistant
     call_id: str = ""  # of a tool's result: which call it answers

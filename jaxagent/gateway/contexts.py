@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from jaxagent.gateway.chat import Ask
+from jaxagent.gateway.recall import KnownRequest
 from jaxagent.gateway.renderer import Renderer
-from jaxagent.gateway.threads import Canonical, End, Thread, Threads
+from jaxagent.gateway.threads import End, Thread
 from jaxagent.types import TokenKind
 
 
@@ -23,7 +23,7 @@ class Context:
         return len(self.copied) + len(self.ids)
 
 
-def build(renderer: Renderer, threads: Threads, ask: Ask, asked: Canonical, base: tuple[Thread, End] | None) -> Context:
+def build(renderer: Renderer, request: KnownRequest, base: tuple[Thread, End] | None) -> Context:
     """The context of a request that begins as `base` does, or as no trajectory does.
 
     Assistant messages that the session sampled are spliced with their ids, wherever they stand.
@@ -31,14 +31,15 @@ def build(renderer: Renderer, threads: Threads, ask: Ask, asked: Canonical, base
     Raises:
       BadRequest: the chat template refuses the conversation.
     """
+    ask = request.ask
     if base is None:
-        rendered = renderer.prompt(ask.messages, ask.tools, dict(threads.known(asked, 0)))
+        rendered = renderer.prompt(ask.messages, ask.tools, request.stored(0))
         return Context((), list(rendered.ids), list(rendered.kinds))
     thread, end = base
     at, ended_by = end.taken - 1, end.ended_by
     ids: list[int] = []
     kinds: list[int] = []
-    for number, stored in threads.known(asked, end.taken):
+    for number, stored in request.stored(end.taken).items():
         rendered = renderer.continuation(ask.messages[:number], ask.tools, at, ended_by)
         ids += [*rendered.ids, *stored.ids]
         kinds += [*rendered.kinds, *[int(TokenKind.PROMPT)] * len(stored.ids)]

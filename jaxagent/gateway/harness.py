@@ -35,7 +35,8 @@ from jaxagent.envs.base import Verdict
 from jaxagent.gateway.line import Line, LocalLine
 from jaxagent.gateway.renderer import Renderer
 from jaxagent.gateway.server import Gateway
-from jaxagent.gateway.session import Limits, Policy, Session
+from jaxagent.gateway.session import COUNTERS, Limits, Policy, Session
+from jaxagent.gateway.trained import Rules
 from jaxagent.rollout.bookkeeping import checked, judged, one_line, seconds, token_counts
 from jaxagent.rollout.ending import CLOSE_TIMEOUT_S, Failed, add_counters, close, ended
 from jaxagent.rollout.forced import NEVER, ForcedTools
@@ -54,8 +55,12 @@ STOP_TIMEOUT_S = 30.0  # to kill every process of a sandbox; then the sandbox is
 NOT_STARTED = (126, 127)  # exit statuses
 KILLED = 137
 MODEL = "policy"  # the name that programs ask for
-COUNTED = ("requests", "forks", "side_requests", "retries_joined", "replayed", "cancelled", "malformed_calls")
-COUNTED += ("ignored_fields", "queue_s", "prefill_s", "decode_s", "cached_tokens")  # of the session
+COUNTED = tuple(name for name in COUNTERS if name != "sampled_tokens")  # of the session
+WARNINGS = {  # counter -> what a run is told when it first sees it
+    "retokenised_turns": "a program sent an answer back with other words and without our call ids: its text was "
+    "tokenised again, in a trajectory of its own",
+    "foreign_conversations": "somebody asked the gateway what the agent program did not ask: it is not trained",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +77,7 @@ class HarnessRollout:
       shared: the run's server, to which episodes add their sessions.
       group_size: attempts at a task that are wanted together, for the engine's order.
       forced: turns that begin with a random tool call: not here, the tools are the program's.
+      warnings: of what the run has been told; see WARNINGS.
     """
 
     begin: Callable[[Task], AgentAttempt]
@@ -84,6 +90,7 @@ class HarnessRollout:
     shared: Gateway
     group_size: int = 1
     forced: ForcedTools = NEVER
+    warnings: set[str] = dataclasses.field(default_factory=set, compare=False)
 
     def __post_init__(self) -> None:
         """Raises ConfigError for what an agent program cannot be made to do."""
@@ -109,8 +116,8 @@ class HarnessRollout:
             return Renderer(self.tokenizer, "", CHAT_DATE)
         return Renderer(self.tokenizer, self.tokenizer.chat_template, CHAT_DATE, self.tokenizer.tool_template)
 
-    async def line(self, task: Task, sample: int) -> Line:
-        """A session for one attempt."""
+    async def line(self, task: Task, sample: int, rules: Rules) -> Line:
+        """A session for one attempt. `rules`: which of its conversations are trained."""
         config = self.config
         session = Session(
             self.policy,
@@ -123,6 +130,7 @@ class HarnessRollout:
             self.group_size,
             str(task.metadata.get("domain", "")),
             self.request_timeout_s,
+            rules=rules,
         )
         return LocalLine(self.shared, session)
 
@@ -163,7 +171,9 @@ class _Attempt:
         with seconds(self._metrics, "init_s"):
             async with _deadline(attempt.init_s, "the agent program's place was not ready"):
                 place = await attempt.start()
-                self._line = line = await self._rollout.line(self._task, self._sample)
+                agent = attempt.agent
+                rules = Rules(agent.side_requests, agent.foreign, place.instruction.strip(), agent.spawns)
+                self._line = line = await self._rollout.line(self._task, self._sample, rules)
                 where = await self._wire(place, attempt.agent, line)
         await line.phase("run")
         with seconds(self._metrics, "run_s"):
@@ -173,7 +183,14 @@ class _Attempt:
         await line.phase("verify")
         with seconds(self._metrics, "verify_s"):
             async with _deadline(attempt.verify_s, "the verifier did not end"):
-                self._verdict = checked(await attempt.verify(ended), self._turns)
+                try:
+                    verdict = await attempt.verify(ended)
+                except Exception as failure:
+                    if not line.state.refusal:
+                        raise
+                    told = f"{_refused(line)}{one_line(failure, 'it took too long')}"
+                    raise Failed(StopReason.ENV_ERROR, told) from failure
+                self._verdict = checked(verdict, self._turns)
         return ended
 
     async def _wire(self, place: Place, agent: Agent, line: Line) -> Where:
@@ -195,14 +212,14 @@ class _Attempt:
             await place.sandbox.write(path, data, 0o600)
         return where
 
-    def _ended(self, result: CommandResult, session: Line) -> StopReason:
+    def _ended(self, result: CommandResult, line: Line) -> StopReason:
         """How the program ended. Raises Failed where that says nothing about the policy."""
-        status = result.exit_code
+        status, session = result.exit_code, line.state
         self._metrics["exit_status"] = float(status)
         requests, sampled = session.counters["requests"], session.counters["sampled_tokens"]
         printed = " ".join(result.output.decode("utf-8", "replace").split())[-TAIL_CHARS:]
-        told = f"exit status {status}; it printed: {printed or 'nothing'}"
-        if result.timed_out and sampled and session.failure is None and session.url:
+        told = f"{_refused(line)}exit status {status}; it printed: {printed or 'nothing'}"
+        if result.timed_out and sampled and session.failure is None and line.url:
             return StopReason.TIME_LIMIT
         if result.timed_out and not sampled:
             raise Failed(StopReason.TIMEOUT, f"the agent program's time was over before it had an answer; {told}")
@@ -211,7 +228,7 @@ class _Attempt:
         if session.failure is not None:
             reason = StopReason.TIMEOUT if isinstance(session.failure, TimeoutError) else StopReason.ENGINE_ERROR
             raise Failed(reason, one_line(session.failure, "a generation's deadline passed"))
-        if not session.url:
+        if not line.url:
             raise Failed(StopReason.ENGINE_ERROR, f"the gateway no longer listens; agent program: {told}")
         if session.stop is StopReason.TOKEN_LIMIT and not sampled:
             limit = self._rollout.config.context_tokens
@@ -239,8 +256,12 @@ class _Attempt:
         return sum(int(trajectory.turns.max(initial=-1)) + 1 for trajectory in self._trajectories)
 
     def _episode(self, stop_reason: StopReason, error: str, total_s: float) -> Episode:
-        counters = self._line.counters if self._line is not None else {}
+        counters = self._line.state.counters if self._line is not None else {}
         trajectories, verdict = self._trajectories, judged(self._verdict, stop_reason)
+        for name, told in WARNINGS.items():
+            if counters.get(name) and name not in self._rollout.warnings:
+                self._rollout.warnings.add(name)
+                logger.warning("task %s: %s (counted as %s, told once).", self._task.id, told, name)
         metrics = {
             **{name: float(counters.get(name, 0.0)) for name in COUNTED},
             **self._metrics,
@@ -261,6 +282,10 @@ class _Attempt:
             error=error,
             turn_rewards=verdict.turn_rewards,
         )
+
+
+def _refused(line: Line) -> str:
+    return f"the gateway refused its last request: {line.state.refusal}; " if line.state.refusal else ""
 
 
 async def _run(place: Place, agent: Agent, where: Where, run_s: float) -> CommandResult:

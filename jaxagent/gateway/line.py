@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Protocol
@@ -9,6 +10,16 @@ from typing import Protocol
 from jaxagent.gateway.server import Gateway
 from jaxagent.gateway.session import Session
 from jaxagent.types import StopReason, Trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class LineState:
+    """What is known of what a session was asked; see `Session`. Of one that is far away: when it ended."""
+
+    counters: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    stop: StopReason | None = None
+    refusal: str = ""
+    failure: Exception | None = None
 
 
 class Line(Protocol):
@@ -30,18 +41,8 @@ class Line(Protocol):
         ...
 
     @property
-    def counters(self) -> Mapping[str, float]:
-        """As `Session` has them; where it is far away, as they were when it ended."""
-        ...
-
-    @property
-    def stop(self) -> StopReason | None:
-        """Likewise."""
-        ...
-
-    @property
-    def failure(self) -> Exception | None:
-        """Likewise."""
+    def state(self) -> LineState:
+        """What was asked so far."""
         ...
 
     async def phase(self, name: str) -> None:
@@ -67,19 +68,10 @@ class LocalLine:
         return self._gateway.url
 
     @property
-    def counters(self) -> Mapping[str, float]:
+    def state(self) -> LineState:
         """See `Line`."""
-        return self._session.counters
-
-    @property
-    def stop(self) -> StopReason | None:
-        """See `Line`."""
-        return self._session.stop
-
-    @property
-    def failure(self) -> Exception | None:
-        """See `Line`."""
-        return self._session.failure
+        session = self._session
+        return LineState(session.counters, session.stop, session.refusal, session.failure)
 
     async def phase(self, name: str) -> None:
         """Nobody else wants the place."""

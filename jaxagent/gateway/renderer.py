@@ -123,7 +123,7 @@ class Renderer:
         turns = self._fit(messages, (), [at])  # where tools stand in the system message, that is behind us
         rest = turns[1 + next(i for i, turn in enumerate(turns) if turn.index == at) :]
         before = Turn("user", (("question", TokenKind.PROMPT),))  # as `Chat` frames an observation
-        known = Turn("assistant", (), index=at)
+        known = next(turn for turn in turns if turn.index == at)
         shown = () if self._abilities.tools_before else tools
         pieces = list(self._pieces([before, known, *rest], shown, {at: Stored((), ended_by)}))
         return self._encode(pieces[1 + next(i for i, piece in enumerate(pieces) if isinstance(piece, Stored)) :])
@@ -138,7 +138,7 @@ class Renderer:
         """The template's text, cut at the stored turns."""
         mark = _unused_mark(turns, tools)
         marks = [f"{mark}-{i}-END" for i in range(len(turns))]
-        bodies = [m if turn.index is not None else turn.text for m, turn in zip(marks, turns, strict=True)]
+        bodies = [(m if turn.index is not None else "") + turn.text for m, turn in zip(marks, turns, strict=True)]
         marked = [m if body else "" for m, body in zip(marks, bodies, strict=True)]
         forms = [tool_form(tool) for tool in tools] if self._native and tools else None
         assert self._chat is not None
@@ -149,7 +149,7 @@ class Renderer:
             raise BadRequest(f"messages: {error}", "messages") from error
         at, spans, ended_by, role = 0, Spans(), "", "user"
         places = locate(text, frame, list(zip(bodies, marked, strict=True)))
-        for turn, (start, end) in zip(turns, places, strict=True):
+        for mark, turn, (start, end) in zip(marks, turns, places, strict=True):
             between = text[at:start].removeprefix(ended_by)
             at, ended_by = end, ""
             header = self._headers.get(role, self._headers["user"])
@@ -159,7 +159,8 @@ class Renderer:
                 continue
             yield [*spans, (header.opened(between), TokenKind.PROMPT)]
             yield stored[turn.index]
-            spans, ended_by = Spans(), stored[turn.index].ended_by
+            spans = Spans(body_spans(text[start + len(mark) : end], turn.parts) if turn.parts else ())
+            ended_by = "" if turn.parts else stored[turn.index].ended_by
         yield [*spans, (text[at:].removeprefix(ended_by), TokenKind.PROMPT)]
 
     def _encode(self, pieces: Iterator[Spans | Stored] | Sequence[Spans | Stored]) -> Rendered:

@@ -260,7 +260,7 @@ class Gateway:
         session = self._known(request).session
         trajectories = session.close()
         failure = None if session.failure is None else one_line(session.failure, "")
-        told = {"counters": session.counters, "stop": session.stop, "failure": failure}
+        told = {"counters": session.counters, "stop": session.stop, "failure": failure, "refusal": session.refusal}
         rows = await self._readers.run(lambda: [codec.encode_trajectory(t) for t in trajectories])
         return await self._readers.run(wire.reply, {"trajectories": rows} | told)
 
@@ -282,6 +282,8 @@ class Gateway:
             return await handler(request)
         except BadRequest as mistake:
             told, status, param, code = str(mistake), mistake.status, mistake.param, mistake.code
+            if (entry := self._entry(request)) is not None:
+                entry.session.refusal = told
         except BusyError as failure:
             told, status, headers = str(failure), 429, {"Retry-After": "1"}
         except TimeoutError:

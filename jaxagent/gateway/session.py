@@ -19,6 +19,7 @@ from jaxagent.gateway import prompts
 from jaxagent.gateway.chat import Answer, Ask, BadRequest, ChatMessage
 from jaxagent.gateway.contexts import Context, build
 from jaxagent.gateway.reading import Begun, Event, Reading
+from jaxagent.gateway.recall import KnownRequest, Recall
 from jaxagent.gateway.renderer import Renderer
 from jaxagent.gateway.sampler import Attempt, Policy, Sampler
 from jaxagent.gateway.threads import (
@@ -32,15 +33,19 @@ from jaxagent.gateway.threads import (
     is_tip,
     message_digest,
 )
+from jaxagent.gateway.trained import Lines, Rules
 from jaxagent.gateway.waiting import Pending
 from jaxagent.tools import ToolParser
 from jaxagent.types import Generation, StopReason, TokenKind, Trajectory
 
-LINGER_S = 1.0  # from the last client's leaving to the end of its generation: a retry may come
+NO_ROOM = "context_length_exceeded"
+LINGER_S = 8.0  # from the last client's leaving to the end of its generation: most come back within so long
 KEPT_TURNS = 16  # of a session: answers that can be given again
 LARGE_TEXT = 50_000  # characters: what is longer is rendered and tokenised in a thread, while others are served
-COUNTERS = ("requests", "forks", "side_requests", "retries_joined", "replayed", "cancelled", "malformed_calls")
-COUNTERS += ("ignored_fields", "sampled_tokens", "cached_tokens", "queue_s", "prefill_s", "decode_s")
+TAKING_S = 0.25  # from an answer to its client's having taken it; after that the client counts as lost
+COUNTERS = ("requests", "forks", "side_requests", "foreign_conversations", "rewritten_calls", "retokenised_turns")
+COUNTERS += ("retries_joined", "replayed", "cancelled", "malformed_calls", "ignored_fields")
+COUNTERS += ("sampled_tokens", "cached_tokens", "queue_s", "prefill_s", "decode_s")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,11 +67,13 @@ class Session:
       task_id, sample, group_size, domain: of the attempt, for the engine's randomness and order.
       request_timeout_s: longest wait for one generation.
       patient: waits while the engine's queue is full; else such a request is refused with a BusyError.
+      rules: which conversations are trained.
 
     Attributes:
       counters: see COUNTERS.
       stop: why the program's last request was refused: TOKEN_LIMIT (no room), TURN_LIMIT (too many requests); None if
         it was not.
+      refusal: what the program was told when its last request was refused as a mistake of its own; "" if it was not.
       failure: why generation failed for the last request that reached it; None if it did not.
     """
 
@@ -83,6 +90,7 @@ class Session:
         domain: str = "",
         request_timeout_s: float = 600.0,
         patient: bool = True,
+        rules: Rules = Rules(),  # noqa: B008, it is frozen
     ) -> None:
         self._renderer, self._tokenizer, self._limits, self._sampling = renderer, tokenizer, limits, sampling
         self._sampler = Sampler(
@@ -90,11 +98,13 @@ class Session:
         )
         self._call_key, self._timeout_s = f"{task_id}\0{sample}", request_timeout_s
         self._threads, self._prompts = Threads(), prompts.Prompts(tokenizer)
-        self._turns: dict[bytes, Pending] = {}  # the latest of each request
-        self._begun = 0
+        self._recall, self._lines = Recall(), Lines(rules)
+        self._turns: list[Pending] = []  # the latest ones, in the order in which they began
+        self._begun = self._number = 0
         self._trajectories: tuple[Trajectory, ...] | None = None  # when it is closed
         self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0.0)
         self.stop: StopReason | None = None
+        self.refusal = ""
         self.failure: Exception | None = None
 
     # ---------------------------------------------------------------- requests
@@ -103,7 +113,7 @@ class Session:
         self,
         ask: Ask,
         watch: Callable[[Event], None] | None = None,
-        retry: bool = False,
+        retry: bool | None = None,
         asked: Canonical | None = None,
     ) -> Answer:
         """The assistant's next message.
@@ -111,7 +121,7 @@ class Session:
         Args:
           ask: the request.
           watch: called with `Begun` and then every delta as soon as it is known.
-          retry: the client says that it has asked this before.
+          retry: whether the client says that it has asked this before; None: it does not say.
           asked: `canonical(ask)`, where the caller has it.
 
         Raises:
@@ -125,48 +135,58 @@ class Session:
         self.counters["requests"] += 1
         self.counters["ignored_fields"] += len(ask.ignored)
         self.counters["ignored_fields"] += self._sampling is not None and ask.sampling != self._sampling
-        turn = self._turns.get(asked.digest)
-        if turn is not None and not turn.done:
-            self.counters["retries_joined"] += 1
-        elif turn is not None and (retry or not turn.delivered):
-            self.counters["replayed"] += 1
-        else:
+        turn = self._earlier(asked.digest, retry)
+        if turn is None:
             turn = self._begin(ask, asked, watched=watch is not None)
+        else:
+            self.counters["replayed" if turn.done else "retries_joined"] += 1
         answer = await self._wait(turn, watch)
-        self.stop = None
+        self.stop, self.refusal = None, ""
         return answer
+
+    def _earlier(self, digest: bytes, retry: bool | None) -> Pending | None:
+        """The turn whose answer a request asks for again; None: it wants a sample of its own.
+
+        Who says that it asks for the first time only gets what nobody else waits for. Who says nothing shares what
+        runs. What was taken is only given again to who says that it has asked before.
+        """
+        same = [turn for turn in reversed(self._turns) if turn.digest == digest]
+        alone = [turn for turn in same if turn.lost(TAKING_S)]
+        if retry is False:
+            return next(iter(alone), None)
+        latest = next(iter(alone or same), None)
+        return latest if latest is not None and (retry or not latest.delivered) else None
 
     def delivered(self, answer: Answer) -> None:
         """Says that a client has taken the whole answer: when it asks the same again, it wants another."""
-        for turn in self._turns.values():
+        for turn in self._turns:
             if turn.gave(answer):
                 turn.delivered = True
 
     async def count(self, ask: Ask) -> int:
         """The number of tokens of a request's context, as far as it is known before it is asked."""
         self._check_open()
-        asked, stop = canonical(ask), self.stop
-        try:
-            return len(await self._context(ask, asked, self._base(ask, asked)))
-        finally:
-            self.stop = stop  # to be counted is not to be refused
+        request = self._recall.read(ask, canonical(ask), count=False)
+        return len(await self._context(request, self._base(request)))
 
     def close(self) -> tuple[Trajectory, ...]:
         """Ends the session: what runs is given up, and every later request is refused. May be called again."""
         if self._trajectories is None:
-            for turn in list(self._turns.values()):
+            for turn in list(self._turns):
                 self._give_up(turn, BadRequest("the session is closed", status=401, code="session_closed"))
             for thread in self._threads.all:
                 self._sampler.shut(thread)
-            trajectories, side_requests = self._threads.trajectories()
-            self._trajectories = tuple(trajectories)
-            self.counters["side_requests"] = float(side_requests)
+            # The order does not depend on arrival.
+            threads = sorted(self._threads.all, key=lambda thread: (thread.began, thread.key))
+            trained, foreign, side_requests = self._lines.select(threads)
+            self._trajectories = tuple(thread.trajectory() for thread in trained)
+            self.counters |= {"side_requests": float(side_requests), "foreign_conversations": float(foreign)}
         return self._trajectories
 
     @property
     def running(self) -> int:
         """Requests that generate now."""
-        return sum(not turn.done for turn in self._turns.values())
+        return sum(not turn.done for turn in self._turns)
 
     @property
     def closed(self) -> bool:
@@ -176,10 +196,6 @@ class Session:
     def _check_open(self) -> None:
         if self._trajectories is not None:
             raise BadRequest("the session is closed", status=401, code="session_closed")
-
-    def _refuse(self, reason: StopReason, mistake: BadRequest) -> BadRequest:
-        self.stop = reason
-        return mistake
 
     # ---------------------------------------------------------------- who waits
 
@@ -200,8 +216,8 @@ class Session:
         if turn.done:
             return
         turn.result.set_exception(reason)
-        if self._turns.get(turn.digest) is turn:
-            del self._turns[turn.digest]
+        if turn in self._turns:
+            self._turns.remove(turn)
         self._begun -= 1
         if turn.task is not None:
             turn.task.cancel()
@@ -209,20 +225,22 @@ class Session:
             self._sampler.shut(turn.thread)
             turn.thread.busy = False
             self._threads.forget(turn.thread)
+            if not turn.thread.turns:
+                self._lines.leave(turn.thread)
 
     # ---------------------------------------------------------------- a turn
 
     def _begin(self, ask: Ask, asked: Canonical, watched: bool) -> Pending:
         if self._begun >= self._limits.requests:
-            message = f"the session's {self._limits.requests} requests are used up"
-            raise self._refuse(StopReason.TURN_LIMIT, BadRequest(message, status=403, code="requests_used_up"))
+            self.stop, message = StopReason.TURN_LIMIT, f"the session's {self._limits.requests} requests are used up"
+            raise BadRequest(message, status=403, code="requests_used_up")
         self._begun += 1
         if len(self._turns) >= KEPT_TURNS:
-            old = next((turn for turn in self._turns.values() if turn.done), None)
+            old = next((turn for turn in self._turns if turn.done), None)
             if old is not None:
-                del self._turns[old.digest]
-        self._turns.pop(asked.digest, None)
-        turn = self._turns[asked.digest] = Pending(asked.digest)
+                self._turns.remove(old)
+        turn = Pending(asked.digest)
+        self._turns.append(turn)
         turn.task = asyncio.get_running_loop().create_task(self._run(turn, ask, asked, watched))
         return turn
 
@@ -235,7 +253,9 @@ class Session:
             self._give_up(turn, EngineError("The turn was cancelled."))
             raise
         except Exception as failure:
-            if not isinstance(failure, BadRequest) and not turn.done:
+            if isinstance(failure, BadRequest):
+                self.stop = StopReason.TOKEN_LIMIT if failure.code == NO_ROOM else self.stop
+            elif not turn.done:
                 self.failure = failure
             self._give_up(turn, failure)
         else:
@@ -244,14 +264,17 @@ class Session:
                 turn.settle(answer)
 
     async def _sampled(self, turn: Pending, ask: Ask, asked: Canonical, watched: bool) -> Answer:
-        base = self._base(ask, asked)
+        request = self._recall.read(ask, asked)
+        for name in ("rewritten_calls", "retokenised_turns"):
+            self.counters[name] = float(len(getattr(self._recall, name)))
+        base = self._base(request)
         thread = None
-        if base is not None and is_tip(*base):
-            rest = range(base[1].taken, len(ask.messages))
-            if not any(asked.messages[i] in self._threads.stored for i in rest):
-                turn.thread = thread = base[0]
-                thread.busy = True
-        context = await self._context(ask, asked, base)
+        self._number += 1
+        number = self._number
+        if base is not None and is_tip(*base) and not request.stored(base[1].taken):
+            turn.thread = thread = base[0]
+            thread.busy = True
+        context = await self._context(request, base)
         count, ids, kinds = len(context), context.ids, context.kinds
         room = self._limits.context_tokens - count
         if room <= 0:
@@ -259,8 +282,10 @@ class Session:
         if thread is None:
             self.counters["forks"] += base is not None
             ids, kinds = [*context.copied, *ids], [int(TokenKind.PROMPT)] * len(context.copied) + kinds
-            turn.thread = thread = self._threads.open(ids, bool(ask.tools))
+            turn.thread = thread = self._threads.open(ids, number)
             thread.busy = True
+            parents = [known.thread for known in request.turns.values()]
+            self._lines.admit(thread, ask, [base[0], *parents] if base is not None else parents)
         turn.tell(Begun(count))
         most = min(room, self._limits.turn_tokens, ask.max_tokens or room)
         parser = self._renderer.parser(ask.tools) if ask.prompt is None else ToolParser()  # a completion is all text
@@ -276,7 +301,8 @@ class Session:
             raise EngineError("The log-prob of a sampled token is not finite: are the weights?")
         turn.tell(*reading.end())
         answer = reading.answer(Beginning(thread.tokens, count), generation, whole=thread.handle is not None)
-        self._commit(thread, ids, kinds, generation, ask.prompt, asked, answer)
+        thread.latest = number
+        self._commit(thread, ids, kinds, generation, request, answer)
         self.counters["malformed_calls"] += parser.malformed
         return answer
 
@@ -286,32 +312,37 @@ class Session:
         ids: Sequence[int],
         kinds: Sequence[int],
         generation: Generation,
-        prompt: str | tuple[int, ...] | None,
-        asked: Canonical,
+        request: KnownRequest,
         answer: Answer,
     ) -> None:
         """The turn becomes part of the trajectory."""
-        sampled = generation.tokens.tolist()
+        sampled, asked = generation.tokens.tolist(), request.asked
         ended = sampled[-1] in self._tokenizer.eos_ids  # also where its text is a stop string
         ended_by = self._tokenizer.decode(sampled[-1:]) if ended else ""
         end = End(len(asked.messages) + 1, len(thread) + len(ids) + len(sampled), ended_by)
         thread.add(ids, kinds, generation, end)
         thread.busy = False
         self._threads.keep(thread)
-        if prompt is None:
-            said = message_digest(ChatMessage("assistant", answer.text, answer.calls))
-            self._threads.add(thread, end, after(asked.chain[-1], said), said, sampled)
+        if request.ask.prompt is None:
+            said, chain = message_digest(ChatMessage("assistant", answer.text, answer.calls)), asked.chain[-1]
+            self._threads.add(thread, end, after(chain, said))
+            whole = self._tokenizer.decode(sampled[: len(sampled) - ended])
+            self._recall.add(thread, end, chain, said, answer, sampled, whole)
+            self._lines.note(answer)
         else:
-            self._prompts.add(thread, end, prompt, answer)
+            self._prompts.add(thread, end, request.ask.prompt, answer)
         self.counters["sampled_tokens"] += len(sampled)
         for name in ("cached_tokens", "queue_s", "prefill_s", "decode_s"):
             self.counters[name] += getattr(generation, name)
 
     # ---------------------------------------------------------------- contexts
 
-    def _base(self, ask: Ask, asked: Canonical) -> tuple[Thread, End] | None:
+    def _base(self, request: KnownRequest) -> tuple[Thread, End] | None:
         """Where a request goes on, or what it goes back to."""
-        return self._threads.match(asked) if ask.prompt is None else self._prompts.match(ask.prompt)
+        if request.ask.prompt is not None:
+            return self._prompts.match(request.ask.prompt)
+        named = {number: turn.thread for number, turn in request.turns.items() if turn.calls}
+        return self._threads.match(request.asked, named)
 
     async def _prompt_context(self, prompt: str | tuple[int, ...], base: tuple[Thread, End] | None) -> Context:
         rest = prompts.behind(prompt, base)
@@ -322,19 +353,19 @@ class Session:
             return prompts.build(self._tokenizer, rest, base)
         return await asyncio.to_thread(prompts.build, self._tokenizer, rest, base)
 
-    async def _context(self, ask: Ask, asked: Canonical, base: tuple[Thread, End] | None) -> Context:
+    async def _context(self, request: KnownRequest, base: tuple[Thread, End] | None) -> Context:
         """The tokens of a request. Large ones are made in a thread, while other requests are served."""
-        if ask.prompt is not None:
-            return await self._prompt_context(ask.prompt, base)
-        new = ask.messages[base[1].taken if base else 0 :]
+        if request.ask.prompt is not None:
+            return await self._prompt_context(request.ask.prompt, base)
+        new = request.ask.messages[base[1].taken if base else 0 :]
         least = sum(self._tokenizer.least_tokens(m.text) for m in new if m.role != "assistant")
         if least >= self._limits.context_tokens:  # what cannot fit is not encoded
             raise self._no_room(least)
         if sum(len(message.text) + LARGE_TEXT // 1000 for message in new) < LARGE_TEXT:  # many are slow, too
-            return build(self._renderer, self._threads, ask, asked, base)
-        return await asyncio.to_thread(build, self._renderer, self._threads, ask, asked, base)
+            return build(self._renderer, request, base)
+        return await asyncio.to_thread(build, self._renderer, request, base)
 
     def _no_room(self, count: int) -> BadRequest:
         most = self._limits.context_tokens
         message = f"prompt is too long: {count} tokens > {most} maximum; this model's maximum context length is {most}"
-        return self._refuse(StopReason.TOKEN_LIMIT, BadRequest(message, code="context_length_exceeded"))
+        return BadRequest(message, code=NO_ROOM)

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from jaxagent.gateway.chat import Ask, ChatMessage
-from jaxagent.gateway.renderer import Stored
 from jaxagent.rollout.columns import Columns
 from jaxagent.types import Generation, Trajectory
 
@@ -40,7 +39,8 @@ def canonical(ask: Ask) -> Canonical:
     for message in messages:
         chain.append(_hash(chain[-1] + message))
     sampling = dataclasses.astuple(ask.sampling)
-    wishes = _digest([ask.max_tokens, list(ask.stops), list(sampling), ask.seed, ask.user])
+    ids = [call.id for message in ask.messages for call in message.calls]  # of samples that say the same
+    wishes = _digest([ask.max_tokens, list(ask.stops), list(sampling), ask.seed, ask.user, ids])
     return Canonical(messages, tuple(chain), _hash(chain[-1] + wishes))
 
 
@@ -107,14 +107,18 @@ class Thread:
 
     Attributes:
       key: `conversation` of its randomness.
-      tools: whether its program offered tools.
+      opened, latest: numbers of the session's turns: with which it began, and its latest own one.
+      tools: whether its program offered tools, or goes on with a trajectory where it did.
+      line: the first trajectory of its line; None: of no line of the program's. See `trained`.
       ends: of its own turns, oldest first.
       busy: a request continues it.
       handle: the policy's sequence; None: not open, and all tokens are to be sent.
     """
 
-    def __init__(self, key: int, tools: bool) -> None:
-        self.key, self.tools = key, tools
+    def __init__(self, key: int, opened: int) -> None:
+        self.key, self.opened, self.latest = key, opened, opened
+        self.tools = False
+        self.line: Thread | None = None
         self.ends: list[End] = []
         self.busy = False
         self.handle: Any = None
@@ -152,33 +156,28 @@ class Threads:
 
     def __init__(self) -> None:
         self.all: list[Thread] = []
-        self.stored: dict[bytes, Stored] = {}  # by the digest of an assistant message: its ids, as sampled first
         self._ends: dict[bytes, list[tuple[Thread, End]]] = {}  # by the digest of the conversation up to there
         self._keys: set[int] = set()
 
-    def match(self, asked: Canonical) -> tuple[Thread, End] | None:
+    def match(self, asked: Canonical, named: Mapping[int, Thread]) -> tuple[Thread, End] | None:
         """The longest beginning of a request that ends with an assistant message of a trajectory.
 
-        Of several trajectories, one that ends there and is idle comes first, and of these the youngest.
+        Of several trajectories, the one comes first that has sampled this very message (`named`, by the message's
+        number), then one that ends there and is idle, and of these the youngest.
         """
         for count in range(len(asked.messages), 0, -1):
             if found := self._ends.get(asked.chain[count]):
-                return next((one for one in reversed(found) if is_tip(*one)), found[0])
+                own = [one for one in found if one[0] is named.get(count - 1)] or found
+                return next((one for one in reversed(own) if is_tip(*one)), own[0])
         return None
 
-    def known(self, asked: Canonical, start: int) -> Iterator[tuple[int, Stored]]:
-        """(number of the message, ids) of the assistant messages from `start` on that this session sampled."""
-        for number in range(start, len(asked.messages)):
-            if (stored := self.stored.get(asked.messages[number])) is not None:
-                yield number, stored
-
-    def open(self, context: Sequence[int], tools: bool) -> Thread:
-        """A trajectory that begins with these tokens. Its key is taken until `forget`."""
+    def open(self, context: Sequence[int], opened: int) -> Thread:
+        """A trajectory that begins with these tokens, at this turn of the session. Its key is taken until `forget`."""
         occurrence = 0
         while (key := conversation_key(context, occurrence)) in self._keys:
             occurrence += 1
         self._keys.add(key)
-        return Thread(key, tools)
+        return Thread(key, opened)
 
     def forget(self, thread: Thread) -> None:
         """A trajectory that has not sampled anything is none."""
@@ -190,20 +189,9 @@ class Threads:
         if thread.turns == 1:
             self.all.append(thread)
 
-    def add(self, thread: Thread, end: End, chain: bytes, answer: bytes, sampled: Sequence[int]) -> None:
-        """Notes an assistant message: where it ends, and its ids."""
+    def add(self, thread: Thread, end: End, chain: bytes) -> None:
+        """Notes where an assistant message ends."""
         self._ends.setdefault(chain, []).append((thread, end))
-        self.stored.setdefault(answer, Stored(tuple(sampled), end.ended_by))
-
-    def trajectories(self) -> tuple[list[Trajectory], int]:
-        """(trajectories that are trained, number of untrained side requests).
-
-        Requests without tools beside others with tools (titles, summaries) are side requests. The order does not
-        depend on arrival.
-        """
-        sampled = sorted(self.all, key=lambda thread: (thread.began, thread.key))
-        kept = [thread for thread in sampled if thread.tools] or sampled
-        return [thread.trajectory() for thread in kept], len(sampled) - len(kept)
 
 
 def is_tip(thread: Thread, end: End) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from jaxagent.gateway.abilities import Abilities
-from jaxagent.gateway.chat import Call, ChatMessage
+from jaxagent.gateway.chat import APPENDED, Call, ChatMessage
 from jaxagent.tools import ToolParser
 from jaxagent.types import TokenKind
 
@@ -23,7 +23,8 @@ class Turn:
 
     Attributes:
       parts: its text, each part with its kind.
-      index: of an assistant message whose tokens are known: its number in the conversation; its text is not rendered.
+      index: of an assistant message whose tokens are known: its number in the conversation; its own text is not
+        rendered, and `parts` are what the program added behind it.
     """
 
     role: str
@@ -101,6 +102,8 @@ def fit(
                 turns[0] = dataclasses.replace(turns[0], parts=_joined([turns[0].parts, parts]))
             else:
                 notes.append((OPEN_REMINDER, *parts, CLOSE_REMINDER) if turns else parts)
+        elif message.role == APPENDED:
+            turns[-1] = dataclasses.replace(turns[-1], parts=(*turns[-1].parts, (message.text, TokenKind.PROMPT)))
         elif message.role == "tool":
             name = message.name or names.get(message.call_id, "tool")  # some templates refuse a result without one
             turns.append(Turn(abilities.tool_role, parts, name=name))

@@ -30,6 +30,7 @@ class Pending:
         self.thread: Thread | None = None
         self.waiters = 0
         self.delivered = False
+        self._settled: float | None = None  # when there was an answer, by the loop's clock
         self._events: list[Event] = []
         self._watchers: list[Callable[[Event], None]] = []
 
@@ -37,6 +38,11 @@ class Pending:
     def done(self) -> bool:
         """Whether there is a result."""
         return self.result.done()
+
+    def lost(self, taking_s: float) -> bool:
+        """Whether nobody waits for it and nobody has taken its answer within so many seconds."""
+        late = self._settled is not None and asyncio.get_running_loop().time() > self._settled + taking_s
+        return not self.waiters and not self.delivered and (late or not self.done)
 
     def gave(self, answer: Answer) -> bool:
         """Whether this is its answer."""
@@ -47,6 +53,7 @@ class Pending:
         told: list[Event] = [Begun(len(answer.prompt_ids))]
         told += [kind(text) for kind, text in ((Reasoning, answer.reasoning), (Text, answer.text)) if text]
         self._events = [*told, *answer.calls]
+        self._settled = asyncio.get_running_loop().time()
         self.result.set_result(answer)
 
     def tell(self, *events: Event) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxagent.config import ConfigError
@@ -20,14 +20,15 @@ from jaxagent.config.choice import imported
 from jaxagent.engine.requests import EngineError
 from jaxagent.envs.base import Environment, Opening
 from jaxagent.gateway.harness import HarnessRollout
-from jaxagent.gateway.line import Line
+from jaxagent.gateway.line import Line, LineState
+from jaxagent.gateway.trained import Rules
 from jaxagent.io.http import HttpError
 from jaxagent.rollout.templates import Plain
 from jaxagent.service.gateway_client import GatewayClient, Opened, Sampled
 from jaxagent.service.play import Here, Phases, Play, Work
 from jaxagent.service.remote_rollout import RemoteRollout
 from jaxagent.service.states import State
-from jaxagent.types import Episode, StopReason, Task, Trajectory
+from jaxagent.types import Episode, Task, Trajectory
 
 logger = logging.getLogger(__name__)
 PHASE = {"run": State.RUNNING, "verify": State.EVALUATING}
@@ -43,22 +44,13 @@ class RemoteLine:
         self.url, self.token, self.run_s = gateway.url, opened.token, work.agent_timeout_s
 
     @property
-    def counters(self) -> Mapping[str, float]:
+    def state(self) -> LineState:
         """See `Line`."""
-        return self._sampled.counters if self._sampled is not None else {}
-
-    @property
-    def stop(self) -> StopReason | None:
-        """See `Line`."""
-        return self._sampled.stop if self._sampled is not None else None
-
-    @property
-    def failure(self) -> Exception | None:
-        """See `Line`."""
-        told = self._sampled.failure if self._sampled is not None else None
-        if told is None:
-            return None
-        return TimeoutError(told) if told.startswith("TimeoutError") else EngineError(told)
+        if (end := self._sampled) is None:
+            return LineState()
+        late = end.failure is not None and end.failure.startswith("TimeoutError")
+        failure = None if end.failure is None else TimeoutError(end.failure) if late else EngineError(end.failure)
+        return LineState(end.counters, end.stop, end.refusal, failure)
 
     async def phase(self, name: str) -> None:
         """Waits for the node's place."""
@@ -81,11 +73,11 @@ class RemoteHarness(HarnessRollout):
     phases: Phases | None = None
     gateway: GatewayClient | None = None
 
-    async def line(self, task: Task, sample: int) -> Line:
+    async def line(self, task: Task, sample: int, rules: Rules) -> Line:
         """A session at the trainer's gateway."""
         assert self.work is not None and self.phases is not None and self.gateway is not None
         domain = str(task.metadata.get("domain", ""))
-        opened = await self.gateway.open(task.id, sample, self.group_size, domain)
+        opened = await self.gateway.open(task.id, sample, self.group_size, domain, dataclasses.asdict(rules))
         return RemoteLine(self.gateway, opened, self.work, self.phases)
 
     def text(self, trajectories: Sequence[Trajectory]) -> str:
@@ -111,11 +103,12 @@ def player(here: Here) -> Iterator[Play]:
 def play_of(environment: Environment, begin: Any, gateway: GatewayClient) -> Play:
     """The play of an open environment's attempts."""
     nothing: Any = None
+    warnings: set[str] = set()
 
     async def play(work: Work, phases: Phases) -> Episode:
         rollout = RemoteHarness(
             begin, nothing, nothing, Plain(), environment, nothing, work.timeout_s, nothing, work.group_size,
-            work=work, phases=phases, gateway=gateway,
+            work=work, phases=phases, gateway=gateway, warnings=warnings,
         )  # fmt: skip
         return await rollout(work.task, work.number)
 

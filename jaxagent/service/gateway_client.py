@@ -32,6 +32,7 @@ class Sampled:
     counters: Mapping[str, float]
     stop: StopReason | None  # why its last request was refused
     failure: str | None  # why generation failed for its last request, in one line
+    refusal: str = ""  # what the program was told where its last request was refused
 
 
 class GatewayClient:
@@ -50,9 +51,12 @@ class GatewayClient:
         """Closes the connections."""
         await self._http.close()
 
-    async def open(self, task_id: str, sample: int, group_size: int, domain: str) -> Opened:
+    async def open(
+        self, task_id: str, sample: int, group_size: int, domain: str, rules: Mapping[str, Any] | None = None
+    ) -> Opened:
         """A new session. Asked twice after a lost answer, it leaves one that is never used, until the gateway ends."""
         body = {"task_id": task_id, "sample": sample, "group_size": group_size, "domain": domain}
+        body |= {"rules": rules or {}}
         found = await self._ask("POST", "", json=body)
         try:
             return Opened(str(found["id"]), str(found["token"]))
@@ -69,7 +73,7 @@ class GatewayClient:
             counters = {str(name): float(value) for name, value in found["counters"].items()}
         except (ConfigError, KeyError, TypeError, ValueError, AttributeError) as failure:
             raise HttpError(f"{self.url}: session {session.id} cannot be read: {failure}") from failure
-        return Sampled(tuple(rows), counters, stop, failure)
+        return Sampled(tuple(rows), counters, stop, failure, str(found.get("refusal", "")))
 
     async def remove(self, session: Opened) -> None:
         """Ends the session, and has the gateway forget it. Twice is harmless."""

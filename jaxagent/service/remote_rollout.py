@@ -32,6 +32,7 @@ from jaxagent.gateway.chat import BadRequest
 from jaxagent.gateway.renderer import Renderer
 from jaxagent.gateway.server import Gateway
 from jaxagent.gateway.session import Limits, Policy, Session
+from jaxagent.gateway.trained import read_rules
 from jaxagent.io.http import HttpError, checked_url
 from jaxagent.rollout import early_stop
 from jaxagent.rollout.forced import NEVER, ForcedTools
@@ -196,6 +197,7 @@ class Shared:
             body["group_size"],
             body["domain"],
             rollout.request_timeout_s,
+            rules=read_rules(body.get("rules", {})),
         )
 
 

@@ -36,14 +36,14 @@ class Attempt:
     def __init__(self, backend, spec, agent, **more):
         self._backend, self._spec, self.agent, self.sandbox, self.closed = backend, spec, agent, None, 0
         self.counters = {"seen": 1.0}
-        self.ended = None
+        self.ended, self.instruction = None, TASK.prompt
         self.prepare, self.judge = hardly, has_hello
         self.__dict__.update(more)
 
     async def start(self):
         self.sandbox = await self._backend.start(self._spec)
         await self.prepare(self.sandbox)
-        return Place(self.sandbox, WORK, TASK.prompt)
+        return Place(self.sandbox, WORK, self.instruction)
 
     async def verify(self, ended):
         self.ended = ended

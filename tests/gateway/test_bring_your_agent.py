@@ -1,6 +1,7 @@
 """docs/bring_your_agent.md, run as it stands; and how scripts on this machine end."""
 
 import asyncio
+import contextlib
 import json
 import os
 import pathlib
@@ -90,9 +91,80 @@ TASK = Task("t", "how many?", ("3",), metadata={"level": 1})
 
 
 def test_the_last_line_is_the_reward_and_the_task_is_told():
-    code = "import json, os, sys; task = json.loads(os.environ['TASK']); print(sys.argv[1]); print(task['answers'][0])"
+    code = "import json, os, sys; task = json.loads(os.environ['TASK']); print(sys.argv[1]); "
+    code += (
+        "assert task == {'id': 't', 'prompt': 'how many?', 'metadata': {'level': 1}}; print(task['metadata']['level'])"
+    )
     verdict = played(Script(command=python(code, "{instruction}")).attempt(TASK))
-    assert (verdict.reward, verdict.components) == (3.0, {"score": 3.0})
+    assert (verdict.reward, verdict.components) == (1.0, {"score": 1.0})
+
+
+def test_a_script_is_told_no_answers_unless_somebody_says_so():
+    """A policy that may run commands reads its environment: nothing that the judge alone may know is there."""
+    task = Task("t", "?", ("SECRET-1",), metadata={"level": 1, "solution": "SECRET-2", "tests": ["SECRET-3"]})
+    code = "import os, glob; print(sum(str(dict(os.environ)).count(f'SECRET-{i}') > 0 for i in (1, 2, 3)))"
+    assert played(Script(command=python(code)).attempt(task)).reward == 0.0
+    assert played(Script(command=python(code), task_answers=True).attempt(task)).reward == 3.0
+
+
+@pytest.mark.parametrize("size", [131_000, 131_072, 10_000_000])
+def test_a_task_of_any_size_reaches_the_script(size):
+    """Linux takes 131,071 bytes for a variable: a larger task is in a file, which is gone afterwards."""
+    task = Task("t", "how many?", (), metadata={"text": "x" * size})
+    code = "import json, os; name = os.environ.get('TASK_FILE'); "
+    code += "text = open(name).read() if name else os.environ['TASK']; print(len(json.loads(text)['metadata']['text']))"
+    attempt = Script(command=python(code)).attempt(task)
+    assert played(attempt).reward == size
+    assert (attempt._file is None) == (size == 131_000) and not (attempt._file and os.path.exists(attempt._file))
+    with pytest.raises(ConfigError, match=r"leave \{instruction\} out and read the file that TASK_FILE names"):
+        played(Script(command=python("pass", "{instruction}")).attempt(Task("t", "y" * 131_072, ())))
+
+
+def alive(word):
+    """Processes of this machine whose command line has the word."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            found += [pid] if word.encode() in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes() else []
+    return found
+
+
+@pytest.mark.parametrize("ends", ["print(1)", "time.sleep(60)", "os.kill(os.getpid(), 9)", "os.killpg(0, 9)"])
+def test_children_that_a_script_detaches_are_gone_when_it_has_ended(ends):
+    """setsid, setsid -f, a double fork and nohup: looked for from outside, whatever the end of the script."""
+    word = f"987.{os.getpid()}{len(ends)}"
+    code = f"""import os, subprocess, time
+def sleeping(pid):
+    try:
+        with open(f"/proc/{{pid}}/cmdline") as line, open(f"/proc/{{pid}}/comm") as name:
+            return "{word}" in line.read() and "sleep" in name.read()
+    except OSError:
+        return False
+for how in ("setsid sleep N &", "setsid -f sleep N", "nohup sleep N &", "(setsid setsid sleep N &)"):
+    how = how.replace("N", "{word}")
+    subprocess.Popen(["sh", "-c", how], start_new_session=True)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execvp("sleep", ["sleep", "{word}"])
+    os._exit(0)
+time.sleep(0.7)
+print(sum(map(sleeping, filter(str.isdigit, os.listdir("/proc")))), flush=True)
+{ends}"""
+    host = Host()
+
+    async def scene():
+        result = await host.execute(python(code), 2.0, 1000)
+        await host.close()
+        return result
+
+    result = asyncio.run(asyncio.wait_for(scene(), 60))
+    assert int(result.output.split()[0]) >= 5 and alive(word) == []
+    assert result.timed_out == ("60" in ends) and result.exit_code == (0 if "print" in ends else 137)
+
+
+def test_a_crash_can_be_worth_nothing_instead_of_a_failure():
+    assert played(Script(command=python("print(1); 1 / 0"), crashes="zero").attempt(TASK)).reward == 0.0
 
 
 @pytest.mark.parametrize(
@@ -118,7 +190,7 @@ def test_a_script_and_its_children_are_killed_at_the_deadline(tmp_path):
     code = "import signal, subprocess, sys, time\nsignal.signal(15, signal.SIG_IGN)\n"
     code += "subprocess.Popen([sys.executable, '-c', sys.argv[1]])\nprint(5, flush=True)\ntime.sleep(60)"
     attempt = Script(command=python(code, child)).attempt(TASK)
-    assert played(attempt, run_s=3.0).reward == 0.0
+    assert played(attempt, run_s=1.5).reward == 0.0
     size = beat.stat().st_size
     assert size > 0 and asyncio.run(asyncio.sleep(0.2, beat.stat().st_size)) == size
 

@@ -316,3 +316,37 @@ async def one(sandbox):
 
 async def hangs(sandbox=None):
     await asyncio.Event().wait()
+
+
+# ---------------------------------------------------------------- what the run is told
+
+
+@pytest.mark.parametrize(("first", "turns"), [("ask(3)\n", 0), ("ask()\nask(3)\n", 1)])
+def test_the_gateways_reason_stands_in_the_error_of_a_program_that_it_refused(scene, first, turns):
+    async def judge(sandbox):
+        raise RuntimeError("the script failed")
+
+    episode = scene.play(says("hello"), script("", first), judge=judge)
+    fails(episode, StopReason.ENV_ERROR, "the gateway refused its last request: 'messages[0].content'")
+    assert episode.turns == turns
+
+
+def test_turns_that_are_tokenised_again_are_counted_and_the_run_is_warned_once(scene, caplog):
+    changed = """
+import json, os, urllib.request
+def post(*messages):
+    body = json.dumps({"messages": messages}).encode()
+    head = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    return json.load(urllib.request.urlopen(urllib.request.Request(url, body, head)))["choices"][0]["message"]
+first = {"role": "user", "content": "go"}
+post(first)
+post(first, {"role": "assistant", "content": "something else"}, first)
+"""
+
+    async def around(rollout):
+        return [await rollout(dataclasses.replace(TASK, id=name), 0) for name in "ab"]
+
+    episodes = scene.play(says("hello"), Command(words=("/usr/bin/python3", "-c", changed)), around=around, judge=one)
+    assert [episode.metrics["retokenised_turns"] for episode in episodes] == [1.0, 1.0], episodes
+    assert [record.getMessage().count("tokenised again") for record in caplog.records].count(1) == 1

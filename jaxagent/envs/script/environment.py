@@ -5,17 +5,20 @@ A task's prompt -> one process that asks the policy through OPENAI_BASE_URL -> a
     exit status 0                      `reward(task, output)`: by default the number in the last line that it printed
     another, after its last request    reward 0: no more tokens or requests were left, and it did not handle that
       was refused
-    another                            an exception: the script failed, which is no reward of 0
+    another                            an exception: the script failed, which is no reward of 0; `crashes="zero"`: 0
     its time is over                   reward 0
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from jaxagent.agents.base import Where
 from jaxagent.agents.command import Command
@@ -28,6 +31,10 @@ from jaxagent.types import StopReason, Task
 
 TAIL_CHARS = 500
 SCORE = "score"
+# What rows keep for their judge: published ones by these names, ours by that of their environment.
+JUDGED = {"answer", "answers", "solution", "solutions", "ground_truth", "gold", "target", "reference", "reward_model"}
+JUDGED |= {"tests", "test_cases", "test_list", "rubric", "rubrics", "checker", "verifier", "actions", "coding", "tau2"}
+MOST_BYTES = 128 * 1024 - 1  # of a variable or a word of a command line: Linux's MAX_ARG_STRLEN, with its end
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,13 +42,17 @@ class Script(Environment):
     """A command line for every attempt. A subclass of yours says the command and, mostly, the reward.
 
     The process gets the run's variables and OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL (the same for Anthropic's
-    client), and TASK: the task as JSON. The command may name {instruction}, the task's prompt, and {url}, {token},
-    {model}. Nothing protects this machine from the script, nor from what the policy makes it do.
+    client), and TASK: the task as JSON without its answers; what is larger than a variable may be stands in the file
+    that TASK_FILE names. The command may name {instruction}, the task's prompt, and {url}, {token}, {model}. Nothing
+    protects this machine from the script, nor from what the policy makes it do.
     """
 
     command: tuple[str, ...] = ()  # ("python", "my_agent.py", "{instruction}"), in the folder where the run starts
     run_s: Seconds = 300.0  # for one attempt; then it is killed, reward 0
     verify_s: Seconds = 60.0  # for `reward`
+    task_answers: bool = False  # TASK has the answers too; then the policy can read them wherever it can run a command
+    crashes: Literal["failure", "zero"] = "failure"  # an exit status that is not 0 is left out, or worth 0
+    side_requests: Literal["drop", "train"] = "drop"  # requests without tools beside others with tools
 
     score = SCORE
     rollout = "jaxagent.gateway.harness:HarnessRollout"
@@ -67,6 +78,12 @@ class Script(Environment):
         except ValueError:
             raise ValueError(f"the script's last line is its reward, and no number: {last[:TAIL_CHARS]!r}") from None
 
+    def script_task(self, task: Task) -> Mapping[str, Any]:
+        """What the script is told of its task; of the metadata, what only the judge may know is left out."""
+        metadata = {name: value for name, value in task.metadata.items() if name not in JUDGED}
+        answers = {"answers": task.answers, "metadata": dict(task.metadata)} if self.task_answers else {}
+        return {"id": task.id, "prompt": task.prompt, "metadata": metadata} | answers
+
     def attempt(self, task: Task) -> ScriptAttempt:  # type: ignore[override]
         """A fresh attempt."""
         return ScriptAttempt(task, self)
@@ -76,11 +93,21 @@ class Script(Environment):
 class _Told(Command):
     """The command, told its task."""
 
-    task: str
+    variables: Mapping[str, str]
+
+    def argv(self, where: Where) -> Sequence[str]:
+        """The words. Raises ConfigError: one is longer than a command line takes."""
+        words = super().argv(where)
+        if most := [word for word in words if len(word.encode()) > MOST_BYTES]:
+            raise ConfigError(
+                f"env.command: a word of {len(most[0].encode())} bytes, a command line takes {MOST_BYTES}; leave "
+                "{instruction} out and read the file that TASK_FILE names."
+            )
+        return words
 
     def env(self, where: Where) -> Mapping[str, str]:
         """The clients' variables and the task."""
-        return {**super().env(where), "TASK": self.task}
+        return {**super().env(where), **self.variables}
 
 
 class ScriptAttempt:
@@ -88,10 +115,19 @@ class ScriptAttempt:
 
     def __init__(self, task: Task, config: Script):
         self._task, self._config, self._host = task, config, Host()
-        told = {"id": task.id, "prompt": task.prompt, "answers": task.answers, "metadata": dict(task.metadata)}
-        self.agent = _Told(words=config.command, task=json.dumps(told, default=str))
+        self._file: str | None = None
+        self.agent = _Told(words=config.command, side_requests=config.side_requests, variables=self._variables())
         self.init_s, self.run_s, self.verify_s = 60.0, config.run_s, config.verify_s
         self.counters: dict[str, float] = {}
+
+    def _variables(self) -> dict[str, str]:
+        text = json.dumps(self._config.script_task(self._task), default=str)
+        if len(text) <= MOST_BYTES - len("TASK="):  # ASCII
+            return {"TASK": text}
+        handle, self._file = tempfile.mkstemp(suffix=".json", prefix="task-")
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        return {"TASK_FILE": self._file}
 
     async def start(self) -> Place:
         """This machine, this folder, this user."""
@@ -104,6 +140,8 @@ class ScriptAttempt:
         output = result.output.decode("utf-8", "replace")
         if ended is StopReason.TIME_LIMIT or (result.exit_code != 0 and ended is not StopReason.ANSWER):
             return Verdict(0.0, {SCORE: 0.0})
+        if result.exit_code != 0 and self._config.crashes == "zero":
+            return Verdict(0.0, {SCORE: 0.0})
         if result.exit_code != 0:
             raise RuntimeError(f"the script failed with exit status {result.exit_code}: {output[-TAIL_CHARS:].strip()}")
         reward = float(await asyncio.to_thread(self._config.reward, self._task, output))
@@ -112,3 +150,6 @@ class ScriptAttempt:
     async def close(self) -> None:
         """Kills what may still run."""
         await self._host.close()
+        if self._file is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(self._file)

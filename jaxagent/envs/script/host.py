@@ -1,17 +1,21 @@
-"""This machine as the place where an agent program runs: one process group, nothing that protects the host from it."""
+"""This machine as the place where an agent program runs: one tree of processes, nothing that protects the host."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from jaxagent.sandbox.base import CommandResult, SandboxError
+
+KEEPER = Path(__file__).with_name("keeper.py")
+STOP_S = 20.0  # for the keeper to kill what is left
 
 
 class Host:
@@ -43,14 +47,14 @@ class Host:
     ) -> CommandResult:
         """Runs the program with this process's variables and `env`; keeps the end of what it prints.
 
-        It leads a process group of its own, which is killed when it has ended, or at the deadline.
+        Everything that it has started, detached or not, is killed when it has ended, or at the deadline.
         """
         began = time.monotonic()
         with tempfile.TemporaryFile() as output:  # a pipe would stay open as long as a child that was left behind
             try:
                 self._process = await asyncio.create_subprocess_exec(
-                    *argv,
-                    stdin=subprocess.DEVNULL,
+                    *(sys.executable, "-I", "-S", str(KEEPER), *argv),
+                    stdin=subprocess.PIPE,
                     stdout=output,
                     stderr=output,
                     env={**os.environ, **(env or {})},
@@ -78,12 +82,18 @@ class Host:
         return self.result
 
     async def stop_processes(self) -> None:
-        """Kills the process group, also when its leader has ended."""
+        """Kills the program and all that it has started; see keeper.py."""
         if self._process is None:
             return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            async with asyncio.timeout(STOP_S):
+                await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
 
     async def close(self) -> None:
         """Kills what runs."""

@@ -1,0 +1,148 @@
+"""Which sampled turn of a session an assistant message is, whatever the program has made of it since.
+
+A message is named, in this order, by the ids of its calls, which the session gave out; by what it says; and by how it
+begins, where a turn was sampled at that place of the conversation and the program has added words of its own behind it.
+See docs/gateway.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+
+from jaxagent.gateway.chat import APPENDED, Answer, Ask, Call, ChatMessage
+from jaxagent.gateway.renderer import Stored
+from jaxagent.gateway.threads import Canonical, End, Thread, after, message_digest
+
+OWN_ID = re.compile("[0-9a-f]{24}")  # of a call, as `reading` makes it; dialects and programs put prefixes before it
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SampledTurn:
+    """What the policy sampled for one request, and how it was answered."""
+
+    thread: Thread
+    end: End
+    stored: Stored
+    digest: bytes  # of the message
+    calls: Mapping[str, Call]  # by the part of the id that is ours
+    texts: tuple[str, ...]  # what a message that holds it may begin with, the longest first
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownRequest:
+    """A request whose sampled turns are known.
+
+    Attributes:
+      ask: the request; what was added behind a sampled text is a message of its own with the role APPENDED.
+      asked: its digests; a sampled turn has that of its answer.
+      turns: by the number of the message in `ask`.
+    """
+
+    ask: Ask
+    asked: Canonical
+    turns: Mapping[int, SampledTurn]
+
+    def stored(self, start: int) -> dict[int, Stored]:
+        """The ids of the sampled turns from a message on."""
+        return {number: turn.stored for number, turn in self.turns.items() if number >= start}
+
+
+class Recall:
+    """The turns of a session, by everything that names them.
+
+    Attributes:
+      rewritten_calls: ids of calls that came back with another name or other arguments.
+      retokenised_turns: conversations that go on with an assistant message that is none of the turns sampled there:
+        its text is encoded anew, and with it every later one that is not known.
+    """
+
+    def __init__(self) -> None:
+        self.rewritten_calls: set[str] = set()
+        self.retokenised_turns: set[bytes] = set()
+        self._by_call: dict[str, SampledTurn] = {}
+        self._by_digest: dict[bytes, SampledTurn] = {}  # the first that said so
+        self._behind: dict[bytes, list[SampledTurn]] = {}  # by the digest of the conversation in front of them
+
+    def add(
+        self, thread: Thread, end: End, chain: bytes, digest: bytes, answer: Answer, sampled: Sequence[int], said: str
+    ) -> None:
+        """`chain`: of the conversation in front of the turn; `digest`: of its message; `said`: all its tokens' text."""
+        calls = {own: call for call in answer.calls if (own := _own_id(call))}
+        shown = {answer.text, answer.text.strip()} if answer.text.strip() else set()
+        texts = shown | {text + answer.stop_string for text in shown if answer.stop_string}
+        texts |= {said} if shown and not calls else set()
+        stored = Stored(tuple(sampled), end.ended_by)
+        turn = SampledTurn(thread, end, stored, digest, calls, tuple(sorted(texts, key=len, reverse=True)))
+        self._by_call |= dict.fromkeys(calls, turn)
+        self._by_digest.setdefault(digest, turn)
+        self._behind.setdefault(chain, []).append(turn)
+
+    def read(self, ask: Ask, asked: Canonical, count: bool = True) -> KnownRequest:
+        """A request with its sampled turns. `count`: what was changed is counted."""
+        messages: list[ChatMessage] = []
+        digests: list[bytes] = []
+        chain, turns, broken = [asked.chain[0]], {}, False
+        places: dict[SampledTurn, set[str]] = {}  # the calls of each that have been met
+
+        def put(message: ChatMessage, digest: bytes) -> None:
+            messages.append(message)
+            digests.append(digest)
+            chain.append(after(chain[-1], digest))
+
+        for message, digest in zip(ask.messages, asked.messages, strict=True):
+            turn, added = self._turn(message, digest, chain[-1]) if message.role == "assistant" else (None, "")
+            if turn is None:
+                broken = broken or (message.role == "assistant" and chain[-1] in self._behind)
+                put(message, digest)
+                if broken and message.role == "assistant" and count:
+                    self.retokenised_turns.add(chain[-1])
+                continue
+            own = {one: call for call in message.calls if (one := _own_id(call)) in turn.calls}
+            if count:
+                self.rewritten_calls |= {one for one, call in own.items() if not _same(call, turn.calls[one])}
+            if own and own.keys().isdisjoint(places.get(turn, own)):
+                places[turn] |= own.keys()  # a program may send each call of a turn in a message of its own
+                continue
+            places[turn] = set(own)
+            turns[len(messages)] = turn
+            put(message, turn.digest)
+            if added.strip():
+                put(ChatMessage(APPENDED, added), message_digest(ChatMessage(APPENDED, added)))
+        ask = dataclasses.replace(ask, messages=tuple(messages))
+        return KnownRequest(ask, Canonical(tuple(digests), tuple(chain), asked.digest), turns)
+
+    def _turn(self, message: ChatMessage, digest: bytes, chain: bytes) -> tuple[SampledTurn | None, str]:
+        """(turn, what the program added to its text)."""
+        named = {self._by_call.get(_own_id(call)) for call in message.calls}
+        if len(named) == 1 and (turn := named.pop()) is not None:
+            return turn, _rest(message.text, turn) or ""
+        if (turn := self._by_digest.get(digest)) is not None:
+            return next((one for one in self._behind.get(chain, ()) if one.digest == digest), turn), ""
+        best: tuple[SampledTurn | None, str] = None, message.text
+        for turn in self._behind.get(chain, ()) if not message.calls else ():
+            if any(own in message.text for own in turn.calls):  # smolagents writes calls, with their ids, as text
+                return turn, ""
+            rest = _rest(message.text, turn)
+            if rest is not None and not turn.calls and len(rest) < len(best[1]):
+                best = turn, rest
+        return best
+
+
+def _rest(text: str, turn: SampledTurn) -> str | None:
+    """What stands behind the turn's text; None: the message begins otherwise."""
+    for shown in (text, text.lstrip()):
+        for said in turn.texts:
+            if shown.startswith(said):
+                return shown[len(said) :]
+    return None
+
+
+def _own_id(call: Call) -> str:
+    found = OWN_ID.search(call.id)
+    return found[0] if found else ""
+
+
+def _same(one: Call, other: Call) -> bool:
+    return message_digest(ChatMessage("", "", (one,))) == message_digest(ChatMessage("", "", (other,)))

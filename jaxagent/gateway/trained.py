@@ -1,0 +1,107 @@
+"""Which of a session's conversations are trained: those of the agent program, not those of a command that it ran.
+
+A conversation belongs to a line: the program's own, or that of a sub-agent which a sampled call has begun. A line is
+one talk at a time: it goes on in a new trajectory when its history is summed up or rewritten. See docs/gateway.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from jaxagent.gateway.chat import Answer, Ask, BadRequest
+from jaxagent.gateway.threads import Thread
+
+Fate = Literal["drop", "train"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """What is done with conversations that are not the program's main one.
+
+    Attributes:
+      side_requests: requests without tools beside others with tools (titles), unless they go on with one of these.
+      foreign: conversations that do not descend from the program's first request.
+      instruction: the task as the program has it.
+      spawns: tools of the program whose calls begin a sub-agent.
+    """
+
+    side_requests: Fate = "drop"
+    foreign: Fate = "train"
+    instruction: str = ""
+    spawns: tuple[str, ...] = ()
+
+
+def read_rules(data: Any) -> Rules:
+    """`dataclasses.asdict(rules)` as it arrived. Raises BadRequest."""
+    try:
+        return Rules(**{**data, "spawns": tuple(data.get("spawns", ()))})
+    except (TypeError, AttributeError, ValueError) as error:
+        raise BadRequest(f"'rules' must have the fields of gateway.trained.Rules: {error}", "rules") from None
+
+
+class Lines:
+    """The lines of a session's trajectories, in the order in which these begin."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._by_system: dict[str, Thread] = {}  # the line whose conversations begin with this system text
+        self._main: Thread | None = None
+        self._prompts: list[str] = []  # of sampled calls that begin a sub-agent: each admits one conversation
+        self._spawned: dict[Thread, str] = {}  # these, with the prompt
+
+    def admit(self, thread: Thread, ask: Ask, parents: Sequence[Thread]) -> None:
+        """Gives a new trajectory its line, the first one's or none; `parents`: those with whose turns it begins."""
+        thread.tools = bool(ask.tools) or any(parent.tools for parent in parents)
+        system = "\n".join(message.text for message in ask.messages if message.role == "system")
+        texts = [message.text for message in ask.messages if message.role == "user"]
+        prompt = next((one for one in self._prompts if any(one in text for text in texts)), None)
+        if (line := next((parent.line for parent in parents if parent.line is not None), None)) is not None:
+            thread.line = line
+        elif prompt is not None:
+            self._prompts.remove(prompt)
+            self._spawned[thread] = prompt
+            thread.line = self._by_system[system] = thread
+        elif self._main is None:
+            thread.line = self._main = thread
+            self._by_system.setdefault(system, thread)
+        elif system and system in self._by_system:
+            thread.line = self._by_system[system]
+        elif self._rules.instruction and any(self._rules.instruction in text for text in texts):
+            thread.line = self._main
+        for parent in parents:  # a summary with which the program goes on is the program's, whatever it was asked as
+            parent.tools, parent.line = parent.tools or thread.tools, parent.line or thread.line
+
+    def leave(self, thread: Thread) -> None:
+        """A trajectory that has sampled nothing has begun no line."""
+        self._by_system = {system: line for system, line in self._by_system.items() if line is not thread}
+        self._main = None if self._main is thread else self._main
+        self._prompts += [self._spawned.pop(thread)] if thread in self._spawned else []
+
+    def note(self, answer: Answer) -> None:
+        """Looks for calls that begin a sub-agent: the longest of their texts is its task."""
+        for call in answer.calls:
+            if call.name in self._rules.spawns and not isinstance(call.arguments, str):
+                texts = [value.strip() for value in call.arguments.values() if isinstance(value, str)]
+                self._prompts += [text for text in [max(texts, key=len, default="")] if text]
+
+    def select(self, threads: Sequence[Thread]) -> tuple[list[Thread], int, int]:
+        """(those that are trained, number of foreign ones, number of side requests that are not trained).
+
+        Foreign is also what was asked in the middle of a line, which then went on as if nothing had been: a command
+        has copied the program's words.
+        """
+        side = [thread for thread in threads if not thread.tools] if any(thread.tools for thread in threads) else []
+        untrained = side if self._rules.side_requests == "drop" else []
+        trained = [thread for thread in threads if thread not in untrained]
+        if self._rules.foreign == "train":
+            return trained, 0, len(untrained)
+
+        def ours(thread: Thread) -> bool:
+            talk = [other for other in threads if other.line is thread.line and other not in side]
+            around = thread not in side and any(other.opened < thread.opened < other.latest for other in talk)
+            return thread.line is not None and not around
+
+        kept = [thread for thread in trained if ours(thread)]
+        return kept, len(trained) - len(kept), len(untrained)
