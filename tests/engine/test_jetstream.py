@@ -13,9 +13,9 @@ pytest.importorskip(
 
 from jetstream.engine import engine_api
 
+from examples.jetstream_engine import JetStreamEngine
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import automaton
-from examples.jetstream_engine import JetStreamEngine
 from jaxagent.engine.lm import LanguageModel
 from tests.engine import test_lm, toys
 from tests.engine.toy_model import Toy

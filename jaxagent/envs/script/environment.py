@@ -106,8 +106,11 @@ class _Told(Command):
         return words
 
     def env(self, where: Where) -> Mapping[str, str]:
-        """The clients' variables and the task."""
-        return {**super().env(where), **self.variables}
+        """The clients' variables, beside the user's own of what no proxy is asked for, and the task."""
+        variables = {**super().env(where), **self.variables}
+        for name in ("NO_PROXY", "no_proxy"):
+            variables[name] = ",".join(filter(None, (os.environ.get(name), variables[name])))
+        return variables
 
 
 class ScriptAttempt:
