@@ -17,6 +17,7 @@ from jaxagent.sandbox.init.terminals import OLD_CHANNELS, Terminals, count_termi
 
 TERMINAL_TIMEOUT_S, TERMINAL_POLL_S = 5.0, 0.05
 WATCH_S, IDLE_S = 0.05, 1.0
+SOCKETS = "/proc/net/sockstat"
 MOST_SOCKETS = 1024  # the kernel charges to nobody what connections hold that nobody has accepted
 NO_TERMINAL = "cannot start a shell, since the host is out of terminals (raise kernel.pty.max there)"
 SHELLS = (
@@ -36,6 +37,8 @@ class Session:
         self.last_status = 0  # of the last command, which `$?` shows to the next one
         self._config = config
         self._watched_at = 0.0
+        if os.getpid() == 1 and not config.host_network and not os.access(SOCKETS, os.R_OK):
+            config.gaps.append("the number of sockets is not limited: /proc/net/sockstat cannot be read")
         self.shell = 0  # process id of the shell; 0 before there was one
 
     def wait(self, fds: dict[int, int], end: float) -> dict[int, int]:
@@ -62,7 +65,7 @@ class Session:
         if os.getpid() != 1 or self._config.host_network or time.monotonic() - self._watched_at < WATCH_S:
             return
         self._watched_at = time.monotonic()
-        with contextlib.suppress(FileNotFoundError), open("/proc/net/sockstat", "rb") as file:
+        with contextlib.suppress(OSError), open(SOCKETS, "rb") as file:
             if int(file.readline().split()[2]) > MOST_SOCKETS:
                 self.kill_all()
 
