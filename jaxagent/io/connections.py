@@ -1,22 +1,27 @@
 """Serving a web application with a bound on connections: how many, and how long one may stay without a request.
 
-aiohttp itself waits for a request's head for ever. Here a client is cut off if it sends no whole head for `idle_s` (no
-byte, half a head, or nothing after an answer), or does not read its answer; beyond `most` connections the longest idle
-ones are closed first. A handler whose client has gone is cancelled.
+aiohttp itself waits for a request for ever. Here a client is cut off if it sends no whole head for `idle_s` (no byte,
+half a head, or nothing after an answer), or for so long no byte of its body; beyond `most` connections some are closed
+whatever they wait for, those that still send first. A handler whose client has gone is cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import logging
+import resource
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 
-MOST_CONNECTIONS = 1024
+logger = logging.getLogger(__name__)
+MOST_CONNECTIONS = 4096
 IDLE_S = 75.0
 FINISH_S = 60.0  # for requests in hand when the server ends
 SWEEP_S = 1.0
@@ -24,11 +29,25 @@ SWEEP_S = 1.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+@dataclasses.dataclass
+class _Seen:
+    """A connection: the request that is being answered, and since when nothing has come that it must still send."""
+
+    since: float
+    request: web.Request | None = None
+    arrived: int = 0  # bytes of the request's body
+
+    @property
+    def sends(self) -> bool:
+        """Whether it is the client's turn: no request, or not all of its body."""
+        return self.request is None or not self.request.content.is_eof()
+
+
 class _Watch:
     """Knows since when each connection has been idle."""
 
     def __init__(self) -> None:
-        self._since: dict[asyncio.BaseProtocol, tuple[bool, float]] = {}  # (a request is being answered, since when)
+        self._seen: dict[asyncio.BaseProtocol, _Seen] = {}
 
     def middleware(self) -> Middleware:
         """The middleware that notes when a request begins and ends."""
@@ -36,46 +55,84 @@ class _Watch:
         @web.middleware
         async def watch(request: web.Request, handler: Handler) -> web.StreamResponse:
             protocol = request.protocol
-            self._since[protocol] = (True, time.monotonic())
+            self._seen[protocol] = _Seen(time.monotonic(), request)
             try:
                 return await handler(request)
+            except ConnectionResetError as failure:
+                if request.transport is not None and not request.transport.is_closing():
+                    raise
+                logger.debug("%s %s: the client has left: %s", request.method, request.path, failure)
+                return web.Response()  # which goes nowhere
             finally:
-                self._since[protocol] = (False, time.monotonic())
+                self._seen[protocol] = _Seen(time.monotonic())
 
         return watch
 
     def sweep(self, server: web.Server, most: int, idle_s: float) -> None:
-        """Closes connections that have been idle too long, and the longest idle ones above the limit."""
+        """Closes connections that send nothing for too long, and those above the limit.
+
+        Of these first the ones that have still to send, the longest idle before others; then the newest requests.
+        """
         now, connections = time.monotonic(), server.connections
-        self._since = {c: self._since.get(c, (False, now)) for c in connections}
-        idle = sorted((c for c in connections if not self._since[c][0]), key=lambda c: self._since[c][1])
-        for rank, connection in enumerate(idle):
-            if rank < len(connections) - most or now - self._since[connection][1] > idle_s:
-                transport = connection.transport
-                connection.force_close()
-                if transport is not None:  # closing alone would wait until all that was written is read
-                    transport.abort()
+        self._seen = {c: self._seen.get(c) or _Seen(now) for c in connections}
+        for connection, seen in self._seen.items():
+            arrived = seen.request.content.total_bytes if seen.request is not None else 0
+            if arrived != seen.arrived or getattr(connection, "_reading_paused", False):  # it waits for the handler
+                seen.arrived, seen.since = arrived, now
+        senders = sorted((c for c in connections if self._seen[c].sends), key=lambda c: self._seen[c].since)
+        others = sorted((c for c in connections if not self._seen[c].sends), key=lambda c: -self._seen[c].since)
+        late = [c for c in senders if now - self._seen[c].since > idle_s]
+        for connection in {*late, *[*senders, *others][: max(0, len(connections) - most)]}:
+            transport = connection.transport
+            connection.force_close()
+            if transport is not None:  # closing alone would wait until all that was written is read
+                transport.abort()
+
+
+def raise_descriptors() -> int:
+    """Raises the soft limit of open files as far as it goes; returns how many connections leave others theirs."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # a system whose hard limit is more than it gives
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(16, min(MOST_CONNECTIONS, soft // 2))
+
+
+class _OneLine(logging.Filter):
+    """What a stranger sends that is no request is a line of the log, not a traceback."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        failure = record.exc_info[1] if record.exc_info else None
+        if isinstance(failure, HttpProcessingError):
+            record.msg, record.args, record.exc_info = f"{record.getMessage()}: {failure.message[:200]!r}", (), None
+        return True
+
+
+logger.addFilter(_OneLine())
 
 
 @contextlib.asynccontextmanager
 async def serving(
     app: web.Application,
     sock: socket.socket,
-    most: int = MOST_CONNECTIONS,
+    most: int | None = None,
     idle_s: float = IDLE_S,
     handle_signals: bool = False,
     finish_s: float = FINISH_S,
 ) -> AsyncIterator[None]:
     """Serves the application on a bound socket, until the block is left; then requests in hand have `finish_s` to end.
 
-    Signals: see `aiohttp.web.AppRunner`.
+    Args:
+      most: connections at once; None for half of the open files that this process may have, at most 4,096.
+      handle_signals: see `aiohttp.web.AppRunner`.
     """
-    watch = _Watch()
+    watch, most = _Watch(), raise_descriptors() if most is None else most
     app.middlewares.insert(0, watch.middleware())
     runner = web.AppRunner(
         app,
         handler_cancellation=True,
         handle_signals=handle_signals,
+        logger=logger,
         keepalive_timeout=idle_s,
         shutdown_timeout=finish_s,
         auto_decompress=False,  # a small body could become a large one before anyone has looked at it

@@ -14,6 +14,16 @@ from typing import Any
 from jaxagent.config import ConfigError
 
 
+def cache_directory() -> pathlib.Path:
+    """Where this user's compiled programs are kept: below $XDG_CACHE_HOME, unless that is relative, or ~/.cache.
+
+    Raises:
+      RuntimeError: the user has neither a home nor a cache folder.
+    """
+    given = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (given if given.is_absolute() else pathlib.Path.home() / ".cache") / "jaxagent"
+
+
 def replace(path: pathlib.Path, content: str | bytes | memoryview) -> None:
     """Writes a file as a whole: a full disk or a kill leaves the old one, and of two writers the later one wins.
 

@@ -295,7 +295,7 @@ def check(directory: str | pathlib.Path, number: int) -> bool:
     """
     directory = pathlib.Path(directory).absolute()
     try:
-        return digests.check(directory / str(number))
+        return digests.check(directory / str(number), _AFTER_DIGESTS)
     except ConfigError as error:
         raise _unreadable(directory, number, str(error)) from None
 

@@ -29,14 +29,17 @@ def write(folder: pathlib.Path, leave_out: Collection[str] = ()) -> None:
     (folder / FILE).write_text(json.dumps(found, indent=0, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def check(folder: pathlib.Path) -> bool:
+def check(folder: pathlib.Path, leave_out: Collection[str] = ()) -> bool:
     """Compares every file with its digest.
+
+    Args:
+      leave_out: see `write`.
 
     Returns:
       False where the folder has no digests, so that nothing could be compared.
 
     Raises:
-      ConfigError: says in a few words, without the folder's name, which file is missing or differs.
+      ConfigError: says in a few words, without the folder's name, which file is missing, differs or has no digest.
     """
     try:
         said = json.loads((folder / FILE).read_text(encoding="utf-8"))
@@ -49,6 +52,8 @@ def check(folder: pathlib.Path) -> bool:
     there = set(_files(folder))
     if missing := sorted(set(said) - there):
         raise ConfigError(f"{missing[0]} is missing")
+    if unknown := sorted(there - set(said) - set(leave_out)):
+        raise ConfigError(f"{unknown[0]} has no digest in {FILE}")
     found = _digests(folder, sorted(said))
     if different := [name for name in said if found[name] != said[name]]:
         raise ConfigError(f"{different[0]} differs from its digest")

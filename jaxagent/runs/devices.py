@@ -17,6 +17,7 @@ from pathlib import Path
 
 from jaxagent.config import ConfigError, MeshConfig
 from jaxagent.config.errors import Stopped
+from jaxagent.io.files import cache_directory
 from jaxagent.learner import peers
 
 MOST_COMPILED_BYTES = 4 * 2**30  # of the folder of compiled programs; the least recently used go first
@@ -146,8 +147,7 @@ def compiled_folder() -> Path:
     Raises:
       RuntimeError: the user has neither a home nor a cache folder.
     """
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return caches / "jaxagent" / "compiled" / f"{processor()}-{threads()}"
+    return cache_directory() / "compiled" / f"{processor()}-{threads()}"
 
 
 def processor() -> str:

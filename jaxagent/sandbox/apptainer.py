@@ -29,6 +29,7 @@ class Apptainer(LocalBackend):
             *self.common_gaps(),
             "what is written is limited by apptainer's own session size (sessiondir max size), not by the spec",
             "user ids inside are the host's; no snapshots",
+            "what sockets hold is limited in part only",
             NO_TERMINAL_LIMIT,
         )
 

@@ -216,6 +216,10 @@ class Sandbox(abc.ABC):
         """
         return None
 
+    async def lives(self) -> bool:
+        """False where it is known to be closed or dead."""
+        return True
+
     @abc.abstractmethod
     async def close(self) -> None:
         """Ends everything: processes, mounts, files. May be called twice."""

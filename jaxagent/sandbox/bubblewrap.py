@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+import threading
+from pathlib import Path
 
 from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
 from jaxagent.sandbox.connection import start_sandbox
 from jaxagent.sandbox.local import (
     ENTER,
+    NETWORK_SETTINGS,
     NO_TERMINAL_LIMIT,
     START_TIMEOUT_S,
     WRITABLE,
@@ -17,6 +21,34 @@ from jaxagent.sandbox.local import (
     enter_group,
 )
 from jaxagent.sandbox.owner import Owner
+
+NEW_NETWORK = 0x40000000
+
+
+def _set_network(pid: int) -> tuple[str, ...]:
+    """Makes the settings of the sandbox's network, which belongs to no process inside. Returns gaps, in words.
+
+    Args:
+      pid: of the outermost process; its child is inside.
+    """
+    gaps: list[str] = []
+
+    def enter() -> None:
+        try:
+            (inside,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            with open(f"/proc/{inside}/ns/net") as network:
+                libc = ctypes.CDLL(None, use_errno=True)
+                if libc.setns(network.fileno(), NEW_NETWORK):
+                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            for path, value in NETWORK_SETTINGS.items():
+                Path("/proc/sys", path).write_text(value)
+        except (OSError, ValueError) as failure:
+            gaps.append(f"{', '.join(NETWORK_SETTINGS)}: {getattr(failure, 'strerror', '') or failure}")
+
+    thread = threading.Thread(target=enter)  # one of its own: it stays in that network
+    thread.start()
+    thread.join()
+    return tuple(gaps)
 
 
 class Bubblewrap(LocalBackend):
@@ -51,13 +83,14 @@ class Bubblewrap(LocalBackend):
 
         try:
             group = self.make_group(spec.limits)
-            arguments, directives = self._arguments(spec), self.describe_inside(spec).encode()
+            arguments, directives = self._arguments(spec), self.describe_inside(spec)
+            self.describe_settings(directives, network=False)
         except BaseException:
             on_closed()
             raise
         sandbox = await start_sandbox(
             ["sh", "-c", ENTER, self._bwrap, *arguments],
-            directives,
+            directives.encode(),
             spec,
             START_TIMEOUT_S,
             on_closed=on_closed,
@@ -66,13 +99,16 @@ class Bubblewrap(LocalBackend):
             user=uid if os.geteuid() == 0 else None,
             enter=lambda pid: enter_group(group, pid),
         )
+        sandbox.gaps += _set_network(sandbox.pid)
         return self.keep(sandbox)
 
     def _arguments(self, spec: Spec) -> list[str]:
         isolation = (
             "--unshare-user --unshare-pid --unshare-net --unshare-ipc --unshare-uts --die-with-parent --as-pid-1"
         )
-        words = [*isolation.split(), "--clearenv", "--cap-drop", "ALL", "--disable-userns"]
+        words = [*isolation.split(), "--clearenv", "--cap-drop", "ALL"]
+        for capability in ("CAP_SYS_RESOURCE", "CAP_SETPCAP"):  # for the settings; process 1 then gives both up
+            words += ["--cap-add", capability]
         words += ["--uid", str(spec.uid), "--gid", str(spec.uid), "--hostname", spec.hostname]
         root = self.roots.root(spec.root, (), spec.uid)
         words += ["--ro-bind", root.layers[-1], "/"]

@@ -27,6 +27,9 @@ MAKE_TRIES = 1000
 MAX_USAGE = "memory.max_usage_in_bytes"
 NEARLY_BYTES = 2 * 2**20  # of the limit: what cannot be charged any more is larger than a page
 SWAP = ("memory.memsw.limit_in_bytes", "memory.swap.max")  # swap accounting may not be compiled in, or switched off
+SOCKETS = "memory.kmem.tcp.limit_in_bytes"  # TCP and UDP; version 2 counts them as memory, version 1 only by themselves
+SOCKET_BYTES = 16 * 2**20
+OPTIONAL = (*SWAP, SOCKETS)
 RUN_DIRECTORY = re.compile(r"jaxagent-([0-9a-f]{12})")
 
 
@@ -88,6 +91,8 @@ class Cgroups:
                 self.gaps += self.together.bound(directory, mine, usable, version)
                 if "memory" in usable and not any((mine / name).exists() for name in SWAP):
                     self.gaps += ("swap is not limited (control groups do not account for it here)",)
+                if "memory" in usable and version == 1 and not (mine / SOCKETS).exists():
+                    self.gaps += ("what sockets hold is not limited (control groups do not account for it here)",)
                 if version == 2:
                     break
 
@@ -125,7 +130,7 @@ class Cgroups:
                 directories.append(directory)
                 mine = {c for c, r in self._roots.items() if r == root}
                 for name, value in settings(limits, mine, self._version):
-                    if name not in SWAP or (directory / name).exists():
+                    if name not in OPTIONAL or (directory / name).exists():
                         (directory / name).write_text(value)
         except OSError:  # a number that the kernel does not take
             for directory in directories:
@@ -196,7 +201,11 @@ def settings(limits: Limits, controllers: set[str], version: int) -> list[tuple[
     memory = str(limits.memory_bytes + limits.disk_bytes)
     quota = str(max(1000, int(limits.cpus * PERIOD_US)))
     wanted = {
-        ("memory", 1): [("memory.limit_in_bytes", memory), ("memory.memsw.limit_in_bytes", memory)],
+        ("memory", 1): [
+            ("memory.limit_in_bytes", memory),
+            ("memory.memsw.limit_in_bytes", memory),
+            (SOCKETS, str(SOCKET_BYTES)),
+        ],
         ("memory", 2): [("memory.max", memory), ("memory.swap.max", "0")],
         ("pids", 1): [("pids.max", str(limits.processes + 2))],  # process 1 and the one outside
         ("pids", 2): [("pids.max", str(limits.processes + 2))],
@@ -290,7 +299,7 @@ def _make(mine: Path) -> int:
 
 def _files(controller: str, version: int) -> list[str]:
     """What a controller needs to limit anything: cpu quotas, for one, may not be compiled in."""
-    return [name for name, _ in settings(Limits(), {controller}, version) if name not in SWAP]
+    return [name for name, _ in settings(Limits(), {controller}, version) if name not in OPTIONAL]
 
 
 def _enable(directory: Path, controllers: set[str]) -> None:

@@ -14,6 +14,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from jaxagent.sandbox import snapshot, wire
 from jaxagent.sandbox.base import (
@@ -35,7 +36,8 @@ FILE_TIMEOUT_S = 60.0
 SNAPSHOT_TIMEOUT_S = 600.0
 END_TIMEOUT_S = 2.0  # for the inside to end by itself
 KILL_TIMEOUT_S = 20.0
-MAX_STDERR_BYTES = 4096
+MAX_STDERR_BYTES = MAX_GAPS_CHARS = 4096
+OOM_SCORE = 500  # of a sandbox's process 1; its programs' is higher still
 DIED, CLOSED = "the sandbox died", "the sandbox is closed"
 
 
@@ -95,6 +97,7 @@ class LocalSandbox(Sandbox):
         self._number = 0
         self._auxiliary: socket.socket | None = None
         self._upper = -1
+        self.gaps: tuple[str, ...] = ()  # protections that its start could not make, in words
 
     async def run(self, command: str, deadline_s: float, output_bytes: int) -> CommandResult:
         """See `base.Sandbox`."""
@@ -187,9 +190,18 @@ class LocalSandbox(Sandbox):
         return self._oom_kills
 
     @property
+    def pid(self) -> int:
+        """Of the outermost process."""
+        return self._process.pid
+
+    @property
     def closed(self) -> bool:
         """True once closing has begun."""
         return self._closing is not None
+
+    async def lives(self) -> bool:
+        """See `base.Sandbox`."""
+        return self._closing is None and not self._frames.lost
 
     async def close(self) -> None:
         """See `base.Sandbox`."""
@@ -313,6 +325,7 @@ async def start_sandbox(
         raise SandboxError(f"{executable or argv[0]} does not start: {failure}") from failure
     finally:
         theirs.close(), other_side.close()
+    mortal = _make_mortal(process.pid)  # before it has read a directive, so before any other process is there
     sandbox = LocalSandbox(spec, process, on_closed, remove, oom_kills, own_network)
     mine.setblocking(False)
     side.setblocking(False)
@@ -339,10 +352,21 @@ async def start_sandbox(
     if answer != "H":
         await sandbox.close()
         raise SandboxError(f"the sandbox did not start: {_error_text(body)}")
+    sandbox.gaps = (*mortal, *filter(None, body.decode("utf-8", "replace")[:MAX_GAPS_CHARS].split("; ")))
     if not auxiliary:
         sandbox._auxiliary = None
         side.close()
     return sandbox
+
+
+def _make_mortal(pid: int) -> tuple[str, ...]:
+    """Where the host's memory is full, a sandbox ends before the run does. Returns what cannot be done, in words."""
+    path = Path(f"/proc/{pid}/oom_score_adj")
+    try:
+        path.write_text(str(max(OOM_SCORE, int(path.read_text()))))
+    except OSError as failure:
+        return (f"sandboxes do not die for memory before the run does (oom_score_adj: {failure.strerror})",)
+    return ()
 
 
 def _stderr(side: socket.socket) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from jaxagent.config import ConfigError
 from jaxagent.sandbox.base import Sandbox, SandboxError, Spec
-from jaxagent.sandbox.connection import start_sandbox
+from jaxagent.sandbox.connection import OOM_SCORE, start_sandbox
 from jaxagent.sandbox.local import NO_TERMINAL_LIMIT, START_TIMEOUT_S, WRITABLE, LocalBackend
 from jaxagent.sandbox.owner import LABEL, Owner
 from jaxagent.sandbox.root import Roots
@@ -53,6 +53,7 @@ class ContainerEngine(LocalBackend):
         self.missing = (
             "no limit on what is written to the container's root, nor on the number of files (one file is limited)",
             *([] if self.own_users else ["no user namespace: user ids inside are the host's (0 is refused)"]),
+            "what sockets hold is limited in part only",
             f"{NO_TERMINAL_LIMIT}, and what the kernel counts per user (inotify, pipes, signals, queues)",
             "no snapshots",
         )
@@ -82,7 +83,16 @@ class ContainerEngine(LocalBackend):
         words = ["create", "--interactive", "--label", f"{LABEL}={self.owner.id}", "--network", "none"]
         words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", f"{spec.uid}:{spec.uid}"]
         words += ["--hostname", spec.hostname, "--workdir", "/", "--entrypoint", "", "--log-driver", "none"]
-        words += ["--memory", memory, "--memory-swap", memory, "--pids-limit", str(limits.processes + 1)]
+        words += [
+            "--oom-score-adj",
+            str(OOM_SCORE),
+            "--memory",
+            memory,
+            "--memory-swap",
+            memory,
+            "--pids-limit",
+            str(limits.processes + 1),
+        ]
         words += ["--cpus", f"{limits.cpus:g}", "--shm-size", str(limits.disk_bytes // WRITABLE["/dev/shm"])]
         words += ["--ulimit", f"nofile={limits.open_files}:{limits.open_files}", "--ulimit", f"core={cores}:{cores}"]
         # Counted over all containers of a user, so not a limit of one: that is --pids-limit. It must be named, since

@@ -9,24 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import resource
 import socket
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+from jaxagent.io.connections import MOST_CONNECTIONS
+
 HEAD_S = 10.0
-MOST = 4096  # connections
 BACKLOG = 128
 TOLD_EVERY_S = 60.0
-
-
-def raise_descriptors() -> int:
-    """Raises the soft limit of open files to the hard one; returns how many connections leave the sandboxes theirs."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return MOST if hard == resource.RLIM_INFINITY else max(16, min(MOST, hard // 2))
 
 
 class Door:
@@ -38,7 +31,7 @@ class Door:
       head_s: for the first byte, and from there to the first request that is let in.
     """
 
-    def __init__(self, inside: Callable[[], asyncio.Protocol], most: int = MOST, head_s: float = HEAD_S):
+    def __init__(self, inside: Callable[[], asyncio.Protocol], most: int = MOST_CONNECTIONS, head_s: float = HEAD_S):
         self.inside, self.most, self.head_s = inside, most, head_s
         self.open: set[_Guest] = set()
         self.waiting: dict[_Guest, None] = {}  # strangers, the oldest first
@@ -110,7 +103,7 @@ class _Guest(asyncio.Protocol):
         self._inside.resume_writing()
 
 
-async def listen(inside: Callable[[], Any], address: socket.socket, most: int = MOST) -> asyncio.Server:
+async def listen(inside: Callable[[], Any], address: socket.socket, most: int = MOST_CONNECTIONS) -> asyncio.Server:
     """Serves connections to a bound socket. That none can be accepted is said once a minute, not each time."""
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(functools.partial(_failed, [-TOLD_EVERY_S]))

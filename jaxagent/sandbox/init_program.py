@@ -16,17 +16,14 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from jaxagent.io.files import cache_directory
+
 SOURCE = Path(__file__).parent / "native"
 PYTHON_SOURCE = Path(__file__).parent / "init"
 PACKAGES = ("jaxagent", "jaxagent/sandbox", "jaxagent/sandbox/init")  # as in the source tree, so imports are the same
 START = b"from jaxagent.sandbox.init.main import main\n\nmain()\n"
 PYTHON_FLAGS = ("-I", "-S")  # neither the environment nor site-packages decide what is imported
 COMPILE_TIMEOUT_S = 300.0
-
-
-def cache_directory() -> Path:
-    """Where compiled programs are kept: under $XDG_CACHE_HOME or ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxagent"
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import shutil
@@ -17,11 +18,23 @@ from jaxagent.sandbox.connection import LocalSandbox
 from jaxagent.sandbox.owner import Owner, sandbox_uid
 from jaxagent.sandbox.root import Roots
 
+logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 60.0
 # The host puts the waiting shell into its control groups before it becomes the program.
 ENTER = 'read -r go || exit 70; exec "$0" "$@"'
 PYTHON = "/usr/bin/python3"  # inside, where there is no compiled program
 NO_TERMINAL_LIMIT = "one sandbox can take all terminals of the host"
+# Of a sandbox's own namespaces, below /proc/sys. The network's are about memory that is charged to no control group: of
+# connections that nobody has accepted yet, of options, and of copies of what was sent that wait with its time.
+SETTINGS = {"user/max_user_namespaces": "0", "user/max_inotify_instances": "8"}
+NETWORK_SETTINGS = {
+    "net/core/optmem_max": "20480",
+    "net/core/somaxconn": "128",
+    "net/core/tstamp_allow_data": "0",
+    "net/ipv4/tcp_max_tw_buckets": "4096",
+    "net/ipv4/tcp_rmem": "4096 32768 32768",
+    "net/ipv4/tcp_wmem": "4096 16384 65536",
+}
 WITHOUT = {
     "memory": "memory is limited per process only",
     "pids": "processes are limited by RLIMIT_NPROC",
@@ -85,6 +98,11 @@ class LocalBackend(Backend):
         directives.filter(self.filter if spec.uid else self.filter_of_root)
         return directives
 
+    def describe_settings(self, directives: wire.Directives, network: bool) -> None:
+        """Settings of the namespaces. `network`: the sandbox has one of its own."""
+        for path, value in (SETTINGS | (NETWORK_SETTINGS if network else {})).items():
+            directives.text("k", path, value)
+
     def public_program(self) -> Path:
         """A copy of the program that serves a sandbox, which the sandboxes' user can read and run."""
         path = self.owner.path / ("init" if self.program else "init.pyz")
@@ -112,7 +130,10 @@ class LocalBackend(Backend):
         return [*python, path, "serve", self.owner.process_name]
 
     def keep(self, sandbox: LocalSandbox) -> LocalSandbox:
-        """Remembers a sandbox until it is closed."""
+        """Remembers a sandbox until it is closed, and tells once what its start could not protect."""
+        if lacking := [gap for gap in sandbox.gaps if gap not in self.missing]:
+            self.missing = (*self.missing, *lacking)
+            logger.warning("%s", self.describe())
         self._running = {s for s in self._running if not s.closed} | {sandbox}
         return sandbox
 

@@ -34,6 +34,7 @@ class Namespaces(LocalBackend):
     """
 
     separates = True  # where it can be done, each sandbox has a host user id of its own
+    network = False  # the host's, which only steps of a build may have
     protects = True  # an agent that is not user 0 cannot change the root's programs and configuration
 
     def __init__(self, owner: Owner, compiled: bool = True):
@@ -99,7 +100,7 @@ class Namespaces(LocalBackend):
           uid: on the host.
         """
         limits, directives = spec.limits, self.describe_inside(spec)
-        root = self.roots.root(spec.root, spec.layers, spec.uid)
+        root = self.roots.named(self.roots.root(spec.root, spec.layers, spec.uid), spec.hostname)
         if self.protects and spec.uid != 0:
             root = self.roots.protected(root)
         directives.number("p", os.getpid())
@@ -120,4 +121,6 @@ class Namespaces(LocalBackend):
         for path in sorted(path for path in own if path.startswith(OPEN) and ".." not in path):
             directives.text("a", path)
         directives.text("h", spec.hostname)
+        directives.number("n", int(self.network))
+        self.describe_settings(directives, network=not self.network)
         return directives

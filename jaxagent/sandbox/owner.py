@@ -154,11 +154,11 @@ def _started(pid: int) -> str:
 def _remove_run(base: Path, run: str) -> bool:
     """Removes everything of a run that lives no more, or is about to end. False: the next sweep must go on."""
     directory = base / run
-    _kill_processes(PROCESS + run)
+    ended = _kill_processes(PROCESS + run)
     removed = [cgroups.remove_tree(Path(path)) for path in _lines(directory / "cgroups")]
     for engine in _lines(directory / "engines"):
         _remove_containers(engine, run)
-    if not all(removed):
+    if not ended or not all(removed):
         return False  # on a machine so busy that the kernel has not ended its processes yet
     remove_directory(directory)
     if directory.exists():
@@ -174,8 +174,8 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-def _kill_processes(name: str) -> None:
-    """Outermost processes by name; each takes its pid namespace along. Waits until they are gone."""
+def _kill_processes(name: str) -> bool:
+    """Outermost processes by name; each takes its pid namespace along. Waits until they are gone, or False."""
     ours, end = {os.getuid(), sandbox_uid()}, time.monotonic() + KILL_TIMEOUT_S
     while time.monotonic() < end:
         found = False
@@ -191,8 +191,9 @@ def _kill_processes(name: str) -> None:
                     found = True
                     os.kill(int(entry.name), signal.SIGKILL)
         if not found:
-            return
+            return True
         time.sleep(0.01)
+    return False
 
 
 def _remove_containers(engine: str, run: str) -> None:

@@ -28,23 +28,32 @@ class Pool:
             self._ready.append(asyncio.get_running_loop().create_task(self._backend.start(self._spec)))
 
     async def take(self) -> Sandbox:
-        """A running sandbox that nobody used.
+        """A running sandbox that nobody used. Those that died or did not start while they waited are passed over.
 
         Raises:
-          SandboxError: it could not be started, also when the pool is closed.
+          SandboxError: one cannot be started now, also when the pool is closed.
         """
-        if self._closed:
-            raise SandboxError("the pool of sandboxes is closed")
-        if not self._ready:
-            self._ready.append(asyncio.get_running_loop().create_task(self._backend.start(self._spec)))
-        ready = next((task for task in self._ready if task.done()), self._ready[0])
-        self._ready.remove(ready)
-        self.fill()
-        try:
-            return await asyncio.shield(ready)
-        except asyncio.CancelledError:
-            self._ready.appendleft(ready)  # whoever waited is gone; the next taker gets it, or close ends it
-            raise
+        warm = set(self._ready)
+        while not self._closed:
+            if not self._ready:
+                self._ready.append(asyncio.get_running_loop().create_task(self._backend.start(self._spec)))
+            ready = next((task for task in self._ready if task.done()), self._ready[0])
+            self._ready.remove(ready)
+            self.fill()
+            try:
+                sandbox = await asyncio.shield(ready)
+            except asyncio.CancelledError:
+                self._ready.appendleft(ready)  # whoever waited is gone; the next taker gets it, or close ends it
+                raise
+            except Exception:
+                if ready in warm:
+                    continue  # what it says is of then
+                raise
+            if ready not in warm or await sandbox.lives():
+                return sandbox
+            with contextlib.suppress(SandboxError):
+                await sandbox.close()
+        raise SandboxError("the pool of sandboxes is closed")
 
     async def close(self) -> None:
         """Closes the sandboxes that nobody took."""

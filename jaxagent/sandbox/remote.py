@@ -223,6 +223,16 @@ class RemoteSandbox(Sandbox):
         await self.close()
         return self._closing.result() if self._closing is not None else None
 
+    async def lives(self) -> bool:
+        """See `base.Sandbox`. Asks the worker: for a file that is none, since nothing else is there for sure."""
+        try:
+            await self.read("/", 1)
+        except FileError:
+            return True
+        except SandboxError:
+            return False
+        return True
+
     async def close(self) -> None:
         """See `base.Sandbox`."""
         if self._closing is None:

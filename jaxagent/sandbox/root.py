@@ -9,6 +9,8 @@ import stat
 import tempfile
 from pathlib import Path
 
+from jaxagent.sandbox.base import Spec
+
 FROM_HOST = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 SYSTEM = (*FROM_HOST, "etc", "opt")  # programs and what they load: an agent that is not user 0 cannot change them
 OPEN = ("/opt/", "/usr/src/")  # a working or home directory below one of these is the agent's nevertheless
@@ -68,7 +70,7 @@ def make_base(directory: Path, host_uid: int, uid: int) -> None:
         groups.insert(1, f"user:x:{uid}:")
     (etc / "passwd").write_text("\n".join(users) + "\n")
     (etc / "group").write_text("\n".join(groups) + "\n")
-    (etc / "hosts").write_text("127.0.0.1 localhost\n::1 localhost\n")
+    (etc / "hosts").write_text(f"127.0.0.1 localhost {Spec.hostname}\n::1 localhost\n")
     (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
     (etc / "resolv.conf").write_text("")
     for name in ETC:
@@ -110,6 +112,11 @@ def _copy_public(source: Path, target: Path) -> None:
         target.chmod(0o644)
 
 
+def _folders(root: Root, name: str) -> list[Path]:
+    """Where the layers may have it, the highest first."""
+    return [Path(layer, name) for layer in reversed(root.layers)]
+
+
 class Roots:
     """Base layers of one run, made once for each user id seen inside."""
 
@@ -118,6 +125,7 @@ class Roots:
         self._host_uid = host_uid
         self._made: dict[tuple[int, bool], Root] = {}  # by user id, and whether the programs are the host's
         self._protected: dict[Root, Root] = {}
+        self._named: dict[tuple[Root, str], Root] = {}
 
     def root(self, root: str, layers: tuple[str, ...], uid: int) -> Root:
         """The root for a spec: our base layer, then the given root (or the host's programs), then the layers."""
@@ -132,6 +140,26 @@ class Roots:
         made = self._made[key]
         return Root((*made.layers, *([root] if root else []), *layers), made.binds)
 
+    def named(self, root: Root, hostname: str) -> Root:
+        """The same with an address for the sandbox's own name, as containers have, where its /etc/hosts has none."""
+        if (root, hostname) not in self._named:
+            self._named[root, hostname] = root
+            etc, hosts = next((e, e / "hosts") for e in _folders(root, "etc") if os.path.lexists(e / "hosts"))
+            if etc.is_symlink() or hosts.is_symlink() or not hosts.is_file():  # the image's own doing
+                return root
+            text = hosts.read_text(encoding="utf-8", errors="surrogateescape")
+            if names := [name for name in ("localhost", hostname) if name not in text.split()]:
+                layer = Path(tempfile.mkdtemp(prefix="hosts-", dir=self._directory))
+                (layer / "etc").mkdir()
+                text = "\n".join(filter(None, [text.rstrip("\n"), f"127.0.0.1 {' '.join(names)}\n"]))
+                (layer / "etc/hosts").write_text(text, encoding="utf-8", errors="surrogateescape")
+                for path, mode in ((layer, 0o755), (layer / "etc", 0o755), (layer / "etc/hosts", 0o644)):
+                    path.chmod(mode)
+                    if os.geteuid() == 0:
+                        os.chown(path, self._host_uid, self._host_uid)
+                self._named[root, hostname] = Root((*root.layers, str(layer)), root.binds)
+        return self._named[root, hostname]
+
     def protected(self, root: Root) -> Root:
         """The same with everything of `SYSTEM` read-only, whoever owns it.
 
@@ -142,7 +170,7 @@ class Roots:
             layers, read_only, bound = root.layers, [], {target for _, target in root.binds}
             links = []
             for name in SYSTEM:
-                found = next((p for layer in reversed(root.layers) if os.path.lexists(p := f"{layer}/{name}")), "")
+                found = next((str(path) for path in _folders(root, name) if os.path.lexists(path)), "")
                 if f"/{name}" in bound or not found:
                     continue
                 if os.path.islink(found):

@@ -4,8 +4,10 @@ Refused calls fail with EPERM; clone3, whose flags a filter cannot see, calls of
 list fail with ENOSYS, so that libraries fall back to what can be checked. Numbers are those of the kernel's tables for
 the two architectures.
 
-Filters that a program installs itself, on sockets or for its own calls, are refused too: the memory for compiled
-filters is one number for the whole host (net.core.bpf_jit_limit), and when it is used up no sandbox can start.
+Sockets are of three families and two protocols, and have only the options of `OPTIONS`: the kernel charges to nobody
+what others make it keep (netlink's messages, keys of TCP, lists of multicast groups, errors that nobody reads). Filters
+that a program installs itself, on sockets or for its own calls, are refused too: the memory for compiled filters is
+one number for the whole host (net.core.bpf_jit_limit), and when it is used up no sandbox can start.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import errno
 import platform
 import struct
+from collections.abc import Sequence
 
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 CLONE = {"x86_64": 56, "aarch64": 220}
@@ -20,13 +23,23 @@ SOCKET = {"x86_64": 41, "aarch64": 198}
 SOCKETPAIR = {"x86_64": 53, "aarch64": 199}
 FIRST_UNKNOWN = 467  # of both tables; calls of x32 have larger numbers still
 NAMESPACES = 0x7E020080  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET} and, below 0x100, NEWTIME
-FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink; everything else (vsock, packet, alg, ...) is refused
+FAMILIES = (1, 2, 10)  # unix, inet, inet6; everything else (netlink, vsock, packet, alg, ...) is refused
+PROTOCOLS = (0, 6, 17)  # of inet and inet6: the type's own one, TCP, UDP; not MPTCP, SCTP, ICMP, ...
 
 PRCTL = {"x86_64": 157, "aarch64": 167}
 SET_SECCOMP = 22  # of prctl; a kernel without such filters says EINVAL
 SETSOCKOPT = {"x86_64": 54, "aarch64": 208}
-SOL_SOCKET = 1
-ATTACH = (26, 50, 51, 52)  # SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF, _REUSEPORT_EBPF
+# level: options that setsockopt grants; every other one of every level is ENOPROTOOPT, as on a kernel without it.
+OPTIONS = {
+    0: (1, 2, 8, 10, 12, 13, 15, 18, 20, 24, 32, 33, 34, 49, 51),  # TOS, TTL, PKTINFO, MTU_DISCOVER, ..., not groups
+    1: (*range(2, 7), 9, 10, 12, 13, 15, 16, *range(18, 22), 25, 29, 34, 35, 40, 42, 45, 47, 49, 63, 64, 66, 67, 76),
+    6: (*range(1, 11), 12, 13, 18, 23, 25, 30, 34, 36),  # NODELAY, ..., not MD5SIG, AO_ADD_KEY, ULP, REPAIR
+    17: (1, 103, 104),  # CORK, SEGMENT, GRO
+    41: (16, 17, 18, 19, 23, 26, 49, 51, 62, 66, 67, 70, 72, 78),  # UNICAST_HOPS, ..., V6ONLY, not groups
+}
+# Options that do nothing and say that they did: a request for larger buffers is only a wish, and the C library asks for
+# errors of datagrams, which it can do without. level: options.
+IGNORED = {0: (11,), 1: (7, 8), 41: (25,)}  # IP_RECVERR; SO_SNDBUF, SO_RCVBUF; IPV6_RECVERR
 
 # Calls that fail with ENOSYS, as on a kernel that was built without them. name: (x86_64, aarch64)
 ABSENT = {
@@ -159,20 +172,34 @@ def program(machine: str | None = None, pretend: bool = False, tracing: bool = F
     code += [(JUMP_EQ, 0, 4, PRCTL[machine]), (LOAD, 0, 0, ARGUMENT_0), (JUMP_EQ, 0, 1, SET_SECCOMP)]
     refuse(errno.EINVAL)
     code.append((RETURN, 0, 0, ALLOW))
-    code += [(JUMP_EQ, 0, 5 + len(ATTACH), SETSOCKOPT[machine]), (LOAD, 0, 0, ARGUMENT_1)]
-    code += [(JUMP_EQ, 0, 1 + len(ATTACH), SOL_SOCKET), (LOAD, 0, 0, ARGUMENT_2)]
-    for i, option in enumerate(ATTACH):
-        code.append((JUMP_EQ, len(ATTACH) - i, 0, option))
-    code.append((RETURN, 0, 0, ALLOW))
-    refuse(errno.EPERM)
+    code += _options(SETSOCKOPT[machine])
     code += [(JUMP_EQ, 0, 4, CLONE[machine]), (LOAD, 0, 0, ARGUMENT_0), (JUMP_SET, 0, 1, NAMESPACES & ~0xFF)]
     refuse(errno.EPERM)
     code.append((RETURN, 0, 0, ALLOW))
     for call in (SOCKET[machine], SOCKETPAIR[machine]):
-        code += [(JUMP_EQ, 0, 3 + len(FAMILIES), call), (LOAD, 0, 0, ARGUMENT_0)]
-        for i, family in enumerate(FAMILIES):
-            code.append((JUMP_EQ, len(FAMILIES) - i, 0, family))
-        refuse(errno.EAFNOSUPPORT)
-        code.append((RETURN, 0, 0, ALLOW))
+        code += [(JUMP_EQ, 0, 6 + len(FAMILIES) + len(PROTOCOLS), call), (LOAD, 0, 0, ARGUMENT_0)]
+        code += _one_of(FAMILIES, errno.EAFNOSUPPORT)
+        code += [(JUMP_EQ, 2 + len(PROTOCOLS), 0, FAMILIES[0]), (LOAD, 0, 0, ARGUMENT_2)]
+        code += [*_one_of(PROTOCOLS, errno.EPROTONOSUPPORT), (RETURN, 0, 0, ALLOW)]
     code.append((RETURN, 0, 0, ALLOW))
     return b"".join(struct.pack("<HBBI", *line) for line in code)
+
+
+def _one_of(values: Sequence[int], error: int) -> list[tuple[int, int, int, int]]:
+    """Goes on where what was loaded is one of these, else fails with the error."""
+    tests = [(JUMP_EQ, len(values) - i, 0, value) for i, value in enumerate(values)]
+    return [*tests, (RETURN, 0, 0, FAIL | error)]
+
+
+def _options(call: int) -> list[tuple[int, int, int, int]]:
+    """`setsockopt`, of this number."""
+    levels = []
+    for level, options in OPTIONS.items():
+        ignored = IGNORED.get(level, ())
+        body = [(LOAD, 0, 0, ARGUMENT_2)]
+        body += [(JUMP_EQ, len(ignored) - i, 0, option) for i, option in enumerate(ignored)]
+        body += [(JUMP_GE, 1, 1, 0), (RETURN, 0, 0, FAIL)] if ignored else []
+        body += [*_one_of(options, errno.ENOPROTOOPT), (RETURN, 0, 0, ALLOW)]
+        levels += [(JUMP_EQ, 0, len(body), level), *body]
+    levels.append((RETURN, 0, 0, FAIL | errno.ENOPROTOOPT))
+    return [(JUMP_EQ, 0, len(levels) + 1, call), (LOAD, 0, 0, ARGUMENT_1), *levels]

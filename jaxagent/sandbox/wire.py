@@ -9,8 +9,8 @@ Before "go" (z) the host sends directives, one per frame, that say what to make 
                                                 stopped: u32 pid, u64 start of each
   O  open a port: u16 number, 0 = any free one; the answer D has its number, and carries the listening socket
 
-and the inside answers H (ready), D (done, with data) or E (i32 errno, message). Whatever comes from inside is
-untrusted: sizes are bounded and contents are parsed as data.
+and the inside answers H (ready, with the protections that it could not make), D (done, with data) or E (i32 errno,
+message). Whatever comes from inside is untrusted: sizes are bounded and contents are parsed as data.
 """
 
 from __future__ import annotations
@@ -108,7 +108,10 @@ class Directives:
         self._frames.append(frame(kind, struct.pack("<I", value)))
 
     def text(self, kind: str, *values: str) -> None:
-        """g cgroup.procs, m mount point, t tmpfs options, l lower dirs, b bind, h hostname, e env, w directory."""
+        """g cgroup.procs, m mount point, t tmpfs options, l lower dirs, b bind, h hostname, e env, w directory.
+
+        k: a setting below /proc/sys, and its value.
+        """
         self._frames.append(frame(kind, b"".join(text(v) for v in values)))
 
     def limit(self, resource: int, value: int) -> None:

@@ -28,6 +28,7 @@ from aiohttp import web
 
 from jaxagent.config import ConfigError
 from jaxagent.config.command import Parser, bound, count, port, seconds
+from jaxagent.io import connections
 from jaxagent.sandbox import choose, door
 from jaxagent.sandbox.base import (
     MAX_FILE_BYTES,
@@ -311,12 +312,12 @@ async def serve(options: argparse.Namespace) -> None:
     backend: Backend | None = None
     runner: web.AppRunner | None = None
     server: asyncio.Server | None = None
-    most = door.raise_descriptors()
+    most = connections.raise_descriptors()
     try:
         backend = await choose.choose_backend(owner, unsafe=options.unsafe)
         token = Path(options.token_file).read_text().strip()
         worker = Worker(backend, token, options.max_sandboxes, options.lease_s, options.folder, options.relay_to)
-        runner = web.AppRunner(worker.app(), access_log=None)
+        runner = web.AppRunner(worker.app(), access_log=None, logger=connections.logger)
         await runner.setup()
         server = await door.listen(runner.server, address, most)
         print(f"{backend.describe()}\nserving on http://{options.host}:{address.getsockname()[1]}", flush=True)

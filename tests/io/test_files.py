@@ -59,3 +59,11 @@ def test_a_file_system_without_locks_is_written_all_the_same(tmp_path, monkeypat
         files.lock(log.fileno(), tmp_path / "log")
         with pytest.raises(OSError, match="No locks"):  # whoever must have it learns of that
             files.try_lock(log.fileno())
+
+
+def test_a_relative_cache_directory_is_ignored(monkeypatch, tmp_path):
+    """As its standard says: programs would be looked for below wherever a process happens to be."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for given, where in ((str(tmp_path / "c"), "c"), ("cache", ".cache"), ("./c", ".cache"), ("", ".cache")):
+        monkeypatch.setenv("XDG_CACHE_HOME", given)
+        assert files.cache_directory() == tmp_path / where / "jaxagent"

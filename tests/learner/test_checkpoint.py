@@ -1,6 +1,7 @@
 """Bundles: what was saved comes back bit for bit, on any mesh, after any kill; another shape is one clear line."""
 
 import errno
+import json
 import pathlib
 import signal
 import subprocess
@@ -151,11 +152,16 @@ def test_a_real_full_disk(small_disk, capfd, make_mesh):
 
 
 def test_a_bundle_without_digests_is_read(tmp_path, make_state, make_mesh):
-    """It is from before there were any."""
+    """It is from before there were any; one whose list leaves a file out is not."""
     state = make_state(make_mesh())
     with Checkpointer(tmp_path, keep=1) as checkpointer:
         checkpointer.save(1, state, {"a": 1})
     assert check(tmp_path, 1)
+    listed = json.loads((tmp_path / "1" / digests.FILE).read_text())
+    for left in ({}, dict(list(listed.items())[1:])):
+        (tmp_path / "1" / digests.FILE).write_text(json.dumps(left))
+        with pytest.raises(ConfigError, match=r"/1 cannot be read .* has no digest in digests.json"):
+            check(tmp_path, 1)
     (tmp_path / "1" / digests.FILE).unlink()
     assert not check(tmp_path, 1)
     with Checkpointer(tmp_path, keep=1) as checkpointer:

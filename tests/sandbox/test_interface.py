@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import functools
 import os
+import secrets
+import signal
 import time
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 
 from jaxagent.config import ConfigError
 from jaxagent.sandbox import __main__ as sandbox_command
-from jaxagent.sandbox import choose
+from jaxagent.sandbox import choose, local
 from jaxagent.sandbox.base import FileError, Limits, SandboxClosed, SandboxError, Spec
 from jaxagent.sandbox.namespaces import Namespaces
 from jaxagent.sandbox.owner import Owner, sandbox_uid
@@ -287,6 +289,109 @@ def test_pool(backends):
             await pool.take()
 
     backends.run(main(backends.backend("namespaces")))
+
+
+class Flaky:
+    """A back end whose starts fail while `works` is False."""
+
+    def __init__(self, backend):
+        self.backend, self.works = backend, True
+
+    async def start(self, spec):
+        if not self.works:
+            raise SandboxError("no room for a moment")
+        return await self.backend.start(spec)
+
+
+@pytest.mark.parametrize("happened", ["killed", "closed", "did not start"])
+def test_a_pool_hands_out_what_lives_now(backends, happened):
+    """What died or failed while it waited is no taker's; where nothing starts now, that is what is said."""
+
+    async def main(backend):
+        flaky = Flaky(backend)
+        flaky.works = happened != "did not start"
+        pool = Pool(flaky, Spec(), 3)
+        pool.fill()
+        warm = await asyncio.gather(*pool._ready, return_exceptions=True)
+        for sandbox in warm:
+            if happened == "killed":
+                os.kill(sandbox.pid, signal.SIGKILL)
+            elif happened == "closed":
+                await sandbox.close()
+        await asyncio.sleep(0.2)
+        flaky.works = False
+        with pytest.raises(SandboxError, match="no room for a moment"):
+            await pool.take()
+        flaky.works = True
+        for _ in range(4):
+            async with await pool.take() as sandbox:
+                assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
+        await pool.close()
+
+    backends.run(main(backends.backend("namespaces")))
+
+
+def test_programs_die_for_memory_before_process_1_and_that_before_the_run(isolated):
+    """As the host sees it: nobody inside is asked."""
+    mark = f"{secrets.randbelow(10**9)}"
+
+    async def check(sandbox):
+        await sandbox.run(f"sleep 100{mark} &", 10, 100)
+        await sandbox.execute(["sh", "-c", f"setsid sleep 200{mark} >/dev/null 2>&1 &"], 10, 100)
+        found, run = {}, int(Path("/proc/self/oom_score_adj").read_text())
+        for entry in filter(lambda path: path.name.isdigit(), Path("/proc").iterdir()):
+            with contextlib.suppress(OSError):
+                line = (entry / "cmdline").read_bytes().split(b"\0")
+                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                value = int((entry / "oom_score_adj").read_text())
+                if line[-2:-1] in ([f"100{mark}".encode()], [f"200{mark}".encode()]):
+                    found[line[-2]] = value
+                elif int(parent) == sandbox.pid:
+                    found["1"] = value
+        assert sorted(found.values())[1:] == [found["1"] + 100] * 2 and found["1"] >= 500 > run, found
+
+    isolated(check)
+
+
+def test_its_own_name_has_an_address(isolated, open_folder):
+    """Whatever the image says of others."""
+
+    async def check(sandbox):
+        names = "getent hosts $(hostname) | head -1; getent hosts localhost | head -1; cat /etc/hosts"
+        first, second, *rest = (await sandbox.execute(["sh", "-c", names], 10, 1000)).output.splitlines()
+        assert first.split()[0] in (b"127.0.0.1", b"::1") and second.split()[0] in (b"127.0.0.1", b"::1")
+        return rest
+
+    isolated(check)
+    if isolated.name.startswith("namespaces"):
+        isolated(check, Spec(hostname="other"))
+        for text in ("", "10.0.0.1 db\n127.0.0.1 localhost"):
+            layer = open_folder / isolated.name / str(len(text))
+            (layer / "etc").mkdir(parents=True)
+            (layer / "etc/hosts").write_text(text)
+            rest = isolated(check, Spec(layers=(str(layer),)))
+            assert (b"10.0.0.1 db" in rest) == bool(text), rest
+
+
+@pytest.mark.parametrize("name", ["namespaces", "namespaces-python", "bubblewrap"])
+def test_what_a_start_cannot_protect_is_told_once(backends, monkeypatch, caplog, name):
+    working = backends.backend(name)
+    for settings in ("SETTINGS", "NETWORK_SETTINGS"):
+        monkeypatch.setitem(getattr(local, settings), f"net/{settings}", "1")  # as on a kernel without it
+
+    async def main():
+        backend = type(working)(working.owner, compiled=name != "namespaces-python")
+        try:
+            for _ in range(2):
+                async with await backend.start(Spec()) as sandbox:
+                    assert (await sandbox.run("echo on", 10, 100)).output == b"on\n"
+            return backend.missing
+        finally:
+            await backend.close()
+
+    missing = "; ".join(backends.run(main()))
+    assert "net/SETTINGS: " in missing and "net/NETWORK_SETTINGS" in missing
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
 
 
 def test_specs_are_checked():

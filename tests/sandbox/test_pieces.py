@@ -4,6 +4,7 @@ import errno
 import os
 import random
 import shutil
+import socket
 import stat
 import struct
 import subprocess
@@ -61,15 +62,17 @@ def test_the_filter(machine, clone, unshare, socket, mount, read):
         assert ask(clone, flag | 17) == error(errno.EPERM)
     assert ask(435) == error(errno.ENOSYS)  # clone3
     for call in (socket, socket + (12 if machine == "x86_64" else 1)):  # and socketpair
-        assert [f for f in range(64) if ask(call, f) == ALLOW] == [1, 2, 10, 16]
-        assert ask(call, 40) == error(errno.EAFNOSUPPORT)
+        assert [f for f in range(64) if ask(call, f) == ALLOW] == [1, 2, 10]
+        assert [p for p in range(300) if verdict(program, call, 2, None, machine, 1, p) == ALLOW] == [0, 6, 17]
+        assert verdict(program, call, 10, None, machine, 1, 132) == error(errno.EPROTONOSUPPORT)  # SCTP
+        assert ask(call, 16) == ask(call, 40) == error(errno.EAFNOSUPPORT)
     assert ask(read, arch=0x40000003) == error(errno.ENOSYS)  # 32-bit calls
     assert ask(0x40000000 | read) == error(errno.ENOSYS)  # x32
     for number in (467, 500, 0x3FFFFFFF, 0xFFFFFFFF):  # newer than the list of calls
         assert ask(number) == error(errno.ENOSYS)
     refused = sum(ask(n) != ALLOW for n in range(467))
     tables = {**seccomp.REFUSED, **seccomp.ABSENT, **seccomp.TRACING}
-    sockets = 2  # of family 0
+    sockets = 3  # of family 0, and option 0
     assert refused == sum(n[list(seccomp.AUDIT).index(machine)] >= 0 for n in tables.values()) + sockets
     prlimit64, ptrace = {"x86_64": (302, 101), "aarch64": (261, 117)}[machine]
     assert ask(prlimit64, 0) == ALLOW and ask(prlimit64, 1) == error(errno.EPERM)  # of itself, of process 1
@@ -80,16 +83,33 @@ def test_the_filter(machine, clone, unshare, socket, mount, read):
 @pytest.mark.parametrize(
     ("machine", "setsockopt", "prctl", "call"), [("x86_64", 54, 157, 317), ("aarch64", 208, 167, 277)]
 )
-def test_agents_install_no_filters(machine, setsockopt, prctl, call):
-    """Compiled filters take memory of which the whole host has a fixed amount."""
+def test_options_of_sockets_and_no_filters(machine, setsockopt, prctl, call):
+    """What programs ask for, and nothing that makes the kernel keep what it charges to nobody."""
     program = seccomp.program(machine)
 
     def socket_option(level, name):
         return verdict(program, setsockopt, 3, None, machine, level, name)
 
-    refused = [name for name in range(100) if socket_option(1, name) != ALLOW]
-    assert refused == [26, 50, 51, 52] and socket_option(1, 26) == error(errno.EPERM)
-    assert all(socket_option(level, name) == ALLOW for level in (0, 2, 6, 41) for name in range(100))
+    absent = error(errno.ENOPROTOOPT)
+    for name in (26, 50, 51, 52, 37, 65, 73, 0, 1000):  # filters, TIMESTAMPING, RESERVE_MEM
+        assert socket_option(1, name) == absent
+    for level, names in (
+        (6, (14, 19, 31, 32, 33, 38)),
+        (0, (35, 39, 41, 42, 64)),
+        (41, (20, 32, 42, 46, 64)),
+        (282, (1,)),
+    ):
+        assert [socket_option(level, name) for name in names] == [absent] * len(names)
+    for level, name in ((1, 7), (1, 8), (0, 11), (41, 25)):  # buffers, errors of datagrams: as if
+        assert socket_option(level, name) == error(0)
+    wanted = (  # by the names of the standard library, which has them from the headers
+        (1, "SO_REUSEADDR SO_KEEPALIVE SO_BROADCAST SO_LINGER SO_REUSEPORT SO_RCVTIMEO SO_SNDTIMEO SO_PASSCRED"),
+        (6, "TCP_NODELAY TCP_CORK TCP_KEEPIDLE TCP_KEEPINTVL TCP_KEEPCNT TCP_USER_TIMEOUT TCP_QUICKACK TCP_MAXSEG"),
+        (0, "IP_TOS IP_TTL IP_MULTICAST_TTL IP_MULTICAST_LOOP"),
+        (41, "IPV6_V6ONLY IPV6_UNICAST_HOPS IPV6_RECVPKTINFO IPV6_TCLASS"),
+    )
+    for level, names in wanted:
+        assert {socket_option(level, getattr(socket, name)) for name in names.split()} == {ALLOW}
     assert verdict(program, call, 1, None, machine) == error(errno.ENOSYS)
     asked = [option for option in range(100) if verdict(program, prctl, option, None, machine) != ALLOW]
     assert asked == [22] and verdict(program, prctl, 22, None, machine) == error(errno.EINVAL)
@@ -167,7 +187,7 @@ def test_groups_without_anything_to_limit_are_not_made(tmp_path, monkeypatch):
     kernel_with(monkeypatch, "cgroup.procs", "memory.limit_in_bytes", "cpu.cfs_period_us", "cpu.shares")
     mounts = "".join(f"30 22 0:26 / {tmp_path}/{c} rw - cgroup cgroup rw,{c}\n" for c in ("memory", "cpu"))
     groups = cgroups.Cgroups("r1", mounts, "2:memory:/\n1:cpu:/\n")
-    assert groups.controllers == ("memory",) and len(groups.gaps) == 1
+    assert groups.controllers == ("memory",) and len(groups.gaps) == 2
     assert [d.parent for d in groups.make(Limits()).directories] == [tmp_path / "memory" / "jaxagent-r1"]
 
 

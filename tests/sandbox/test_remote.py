@@ -18,6 +18,7 @@ from aiohttp import web
 
 from jaxagent.config import ConfigError
 from jaxagent.config.command import bound
+from jaxagent.io import connections
 from jaxagent.sandbox import door
 from jaxagent.sandbox import worker as worker_module
 from jaxagent.sandbox.base import Backend, FileError, Limits, SandboxClosed, SandboxError, Spec
@@ -273,9 +274,11 @@ def test_a_worker_uses_all_descriptors_it_may_have():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-        most = door.raise_descriptors()
+        most = connections.raise_descriptors()
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
-        assert 16 <= most <= door.MOST and (hard == resource.RLIM_INFINITY or most <= max(16, hard // 2))
+        assert 16 <= most <= connections.MOST_CONNECTIONS and (
+            hard == resource.RLIM_INFINITY or most <= max(16, hard // 2)
+        )
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

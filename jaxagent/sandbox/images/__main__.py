@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 
 from jaxagent.config import ConfigError
+from jaxagent.io.files import cache_directory
 from jaxagent.sandbox import choose
 from jaxagent.sandbox.base import SandboxError
 from jaxagent.sandbox.container_engine import ContainerEngine
@@ -27,7 +28,6 @@ from jaxagent.sandbox.images.build_backend import BuildBackend
 from jaxagent.sandbox.images.built import BuildError, Built
 from jaxagent.sandbox.images.recipes import Builder
 from jaxagent.sandbox.images.store import Store
-from jaxagent.sandbox.init_program import cache_directory
 from jaxagent.sandbox.owner import Owner
 
 ENGINES = ("podman", "podman-cgroupfs", "docker")

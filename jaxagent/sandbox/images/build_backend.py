@@ -6,8 +6,8 @@ import os
 import tempfile
 from pathlib import Path
 
-from jaxagent.sandbox import seccomp, wire
-from jaxagent.sandbox.base import MIB, Limits, Spec
+from jaxagent.sandbox import seccomp
+from jaxagent.sandbox.base import MIB, Limits
 from jaxagent.sandbox.namespaces import Namespaces
 from jaxagent.sandbox.owner import Owner
 from jaxagent.sandbox.root import Roots
@@ -41,13 +41,6 @@ class BuildBackend(Namespaces):
         own.chmod(0o755)
         self.roots = roots or Roots(own, self.uid)
         self._network_layer = own / "network"
-
-    def describe_outside(self, spec: Spec, groups: list[str], uid: int) -> wire.Directives:
-        """See `namespaces.Namespaces`."""
-        directives = super().describe_outside(spec, groups, uid)
-        if self.network:
-            directives.number("n", 1)
-        return directives
 
     def network_layer(self) -> tuple[str, ...]:
         """What goes on top of the layers of a step that has the network, and is not kept: who knows names."""

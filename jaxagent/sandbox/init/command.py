@@ -12,6 +12,7 @@ import termios
 import time
 
 from jaxagent.sandbox.init.output import Output
+from jaxagent.sandbox.init.processes import KILLED
 from jaxagent.sandbox.init.session import Session
 from jaxagent.sandbox.init.terminals import set_modes
 
@@ -19,7 +20,6 @@ TIMED_OUT, SHELL_LOST, FLOODED = 1, 2, 4
 REQUEST = struct.Struct("<dQQ")  # deadline_s, bytes to keep, flood bytes
 NONCE_CHARACTERS = 16
 GRACE_S = 0.3  # between ^C, killing the foreground and killing everything
-KILLED = 137  # 128 + SIGKILL
 SHORT_PAUSE_S, LONG_PAUSE_S = 0.002, 0.05  # of a channel that nobody has opened
 RECENT_BYTES = 8192  # of what the shell says, in which its status is looked for
 
@@ -72,8 +72,7 @@ class Command:
                 self._take_output()
             if events & (select.POLLIN | select.POLLHUP):
                 self._look_for_status()
-            if happened.get(self._session.processes.wake):
-                self._look_at_shell()
+            self._look_at_shell()
             if self._status is None and self._is_step_due():
                 self._take_step()
         if self._terminals.channel >= 0 and self._output.read(self._terminals.channel):

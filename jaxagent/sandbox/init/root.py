@@ -28,7 +28,7 @@ from jaxagent.sandbox.init.system import (
     write_file,
 )
 
-TERMINALS, INOTIFY_INSTANCES = 24, 8  # of one sandbox
+TERMINALS = 24  # of one sandbox
 NEW_USER_NAMESPACE = 0x10000000
 MNT_DETACH = 2
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}  # numbers of system calls
@@ -104,16 +104,16 @@ def make_root(config: Config, host: Host, layers: list[int]) -> None:
     mount("overlay", root, "overlay", MS_NOSUID | MS_NODEV, options)
     _send_directory(host, base + "/upper")
     for source, target in config.binds:
-        _bind_read_only(source, root + target)
+        _bind_read_only(config, source, root + target)
     _make_devices(base, root)
-    _make_proc(root)
+    _make_proc(config, root)
     os.chdir(root)
     checked(libc.syscall(PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
     checked(libc.umount2(b".", MNT_DETACH), "umount")
     os.chdir("/")
     for source, target in config.read_only:  # only now, since an image's links must lead into the image
         if os.path.exists(source):
-            _bind_read_only(source, target)
+            _bind_read_only(config, source, target)
     for path in filter(os.path.exists, config.open):
         mount(path, path, None, MS_BIND)
         mount(None, path, None, MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV)
@@ -140,13 +140,14 @@ def _send_directory(host: Host, path: str) -> None:
     os.close(upper)
 
 
-def _bind_read_only(source: str, target: str) -> None:
+def _bind_read_only(config: Config, source: str, target: str) -> None:
     """Shows a directory at another path, read-only with everything below."""
     mount(source, target, None, MS_BIND | MS_REC)
     attributes = struct.pack("<QQQQ", MS_RDONLY | MS_NOSUID, 0, 0, 0)
     path = os.fsencode(target)
     if libc.syscall(MOUNT_SETATTR, AT_FDCWD, path, AT_RECURSIVE, attributes, len(attributes)) == 0:
         return
+    config.gaps.append("mounts below read-only directories are as they are on the host (mount_setattr)")
     try:
         mount(None, target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID)
     except OSError:
@@ -174,10 +175,17 @@ def _make_devices(base: str, root: str) -> None:
     mount(None, root + "/dev", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
 
 
-def _make_proc(root: str) -> None:
-    """/proc, with no further user namespaces, few inotify instances and read-only settings."""
+def _make_proc(config: Config, root: str) -> None:
+    """/proc, with settings of its own that are read-only then."""
     mount("proc", root + "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    write_file(root + "/proc/sys/user/max_user_namespaces", "0")
-    if os.path.exists(root + "/proc/sys/user/max_inotify_instances"):
-        write_file(root + "/proc/sys/user/max_inotify_instances", str(INOTIFY_INSTANCES))
-    _bind_read_only(root + "/proc/sys", root + "/proc/sys")
+    write_settings(config, root)
+    _bind_read_only(config, root + "/proc/sys", root + "/proc/sys")
+
+
+def write_settings(config: Config, root: str = "") -> None:
+    """Those of the new namespaces. Older kernels lack some, or have one for the whole host."""
+    for path, value in config.settings:
+        try:
+            write_file(f"{root}/proc/sys/{path}", value)
+        except OSError as failure:
+            config.gaps.append(f"{path}: {failure.strerror}")

@@ -22,8 +22,8 @@ def checked(result: int, what: str) -> int:
 
 
 def prctl(*arguments: int) -> int:
-    """prctl(2); the result is not checked."""
-    return libc.prctl(*(ctypes.c_ulong(a) for a in [*arguments, 0, 0, 0, 0][:5]))
+    """prctl(2). Raises OSError."""
+    return checked(libc.prctl(*(ctypes.c_ulong(a) for a in [*arguments, 0, 0, 0, 0][:5])), f"prctl {arguments[0]}")
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:

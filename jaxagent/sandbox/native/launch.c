@@ -25,12 +25,25 @@
 
 enum { NR_OPEN_TREE = 428, NR_MOVE_MOUNT = 429, NR_MOUNT_SETATTR = 442, MOUNT_IDMAP = 0x100000 }; /* old headers lack them */
 #define TERMINALS "24" /* of one sandbox: 2 and 16 old channels are ours; the host has about 3,000 for all */
-#define INOTIFY_INSTANCES "8" /* of one sandbox: the host's user has 128 for all */
+
+int mercy = -1;
 
 static void write_file(const char *path, const char *text) {
   int fd = open(path, O_WRONLY | O_CLOEXEC);
   if (fd < 0 || write(fd, text, strlen(text)) < 0) fail(path);
   close(fd);
+}
+
+/* Those of the new namespaces. Older kernels lack some, or have one for the whole host. */
+void write_settings(const char *root) {
+  for (int i = 0; i < config.n_settings; i++) {
+    char path[4352];
+    snprintf(path, sizeof path, "%s/proc/sys/%s", root, config.settings[i].source);
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    const char *value = config.settings[i].target;
+    if (fd < 0 || write(fd, value, strlen(value)) < 0) gap(config.settings[i].source);
+    if (fd >= 0) close(fd);
+  }
 }
 
 static void join(char *to, size_t size, const char *a, const char *b) {
@@ -64,6 +77,7 @@ static void bind_read_only(const char *source, const char *target) {
   } attributes = {MS_RDONLY | MS_NOSUID, 0, 0, 0}; /* MOUNT_ATTR_RDONLY and _NOSUID have the values of MS_ */
   if (!syscall(SYS_mount_setattr, AT_FDCWD, target, 0x8000 /* AT_RECURSIVE */, &attributes, sizeof attributes)) return;
 #endif
+  gap("mounts below read-only directories are as they are on the host (mount_setattr)");
   unsigned long locked = 0; /* flags of the host's mount that a user namespace may not clear */
   if (mount(NULL, target, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | locked, NULL) &&
       mount(NULL, target, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV, NULL))
@@ -195,10 +209,7 @@ static void make_root(void) {
   make_devices(base, root);
   join(target, sizeof target, root, "/proc");
   if (mount("proc", target, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL)) fail("proc");
-  join(target, sizeof target, root, "/proc/sys/user/max_user_namespaces");
-  write_file(target, "0"); /* no namespaces inside, even without seccomp */
-  join(target, sizeof target, root, "/proc/sys/user/max_inotify_instances");
-  if (!access(target, F_OK)) write_file(target, INOTIFY_INSTANCES); /* a kernel without inotify has none */
+  write_settings(root);
   join(target, sizeof target, root, "/proc/sys");
   bind_read_only(target, target);
   if (chdir(root) || syscall(SYS_pivot_root, ".", ".") || umount2(".", MNT_DETACH) || chdir("/")) fail("pivot_root");
@@ -220,7 +231,7 @@ static void raise_loopback(void) {
   int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return; /* a kernel without IPv4 */
   request.ifr_flags = IFF_UP;
-  ioctl(fd, SIOCSIFFLAGS, &request);
+  if (ioctl(fd, SIOCSIFFLAGS, &request)) fail("loopback");
   close(fd);
 }
 
@@ -248,7 +259,7 @@ void launch(void) {
   write_file("/proc/self/uid_map", text);
   snprintf(text, sizeof text, "%u %u 1", config.inner_uid, gid);
   write_file("/proc/self/gid_map", text);
-  prctl(PR_SET_DUMPABLE, 0);
+  if (prctl(PR_SET_DUMPABLE, 0)) fail("not PR_SET_DUMPABLE");
   pid_t child = fork();
   if (child < 0) fail("fork");
   if (child > 0) { /* outside: waits for the sandbox, so that this process ends after all of it has */
@@ -270,7 +281,7 @@ void launch(void) {
 static void drop_capabilities(void) {
   for (int cap = 0; cap <= 63; cap++)
     if (prctl(PR_CAPBSET_DROP, cap) && errno == EINVAL) break; /* EPERM: not ours to drop, no_new_privs covers it */
-  prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
+  if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) && errno != EINVAL) fail("ambient capabilities");
   struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
   struct __user_cap_data_struct none[2] = {{0}};
   if (syscall(SYS_capset, &header, none)) fail("capset");
@@ -286,7 +297,10 @@ void lock_down(void) {
   umask(022);
   if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) fail("no_new_privs");
   drop_capabilities();
-  prctl(PR_SET_DUMPABLE, 0); /* nobody inside reads or traces this process */
+  /* The file says root's where a process is not dumpable, and only process 1 is here to see that this one is. */
+  if (prctl(PR_SET_DUMPABLE, 1)) fail("PR_SET_DUMPABLE");
+  if ((mercy = open("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC)) < 0) gap("programs do not die before process 1");
+  if (prctl(PR_SET_DUMPABLE, 0)) fail("not PR_SET_DUMPABLE"); /* nobody inside reads or traces this process */
   if (config.filter_size) {
     struct sock_fprog program = {(unsigned short)(config.filter_size / sizeof(struct sock_filter)),
                                  (struct sock_filter *)config.filter};

@@ -17,7 +17,8 @@ static uint32_t number(const char *data) {
 static void directive(struct frame *frame) { /* keeps frame->data */
   char *data = frame->data;
   int full = config.n_cgroups == MAX_LISTED || config.n_binds == MAX_LISTED || config.n_limits == MAX_LISTED ||
-             config.n_environment == MAX_LISTED || config.n_read_only == MAX_LISTED || config.n_open == MAX_LISTED;
+             config.n_environment == MAX_LISTED || config.n_read_only == MAX_LISTED || config.n_open == MAX_LISTED ||
+             config.n_settings == MAX_LISTED;
   if (full) {
     write_error(0, 0, "too many directives of one kind");
     exit(71);
@@ -35,6 +36,7 @@ static void directive(struct frame *frame) { /* keeps frame->data */
     case 'b': config.binds[config.n_binds++] = (struct bind){data, data + strlen(data) + 1}; break;
     case 'o': config.read_only[config.n_read_only++] = (struct bind){data, data + strlen(data) + 1}; break;
     case 'a': config.open[config.n_open++] = data; break;
+    case 'k': config.settings[config.n_settings++] = (struct bind){data, data + strlen(data) + 1}; break;
     case 'h': config.hostname = data; break;
     case 'e': config.environment[config.n_environment++] = data; break;
     case 'w': config.directory = data; break;
@@ -61,7 +63,7 @@ int main(int argc, char **argv) {
   if (argc > 1 && !strcmp(argv[1], "launch"))
     launch();
   else
-    close(auxiliary);
+    close(auxiliary), write_settings("");
   lock_down();
   serve();
 }

@@ -34,9 +34,10 @@ struct config {
   struct bind binds[MAX_LISTED];
   struct bind read_only[MAX_LISTED]; /* both inside the new root */
   const char *open[MAX_LISTED];      /* directories below those that are writable nevertheless */
+  struct bind settings[MAX_LISTED];  /* path below /proc/sys, value */
   struct limit limits[MAX_LISTED];
   char *environment[MAX_LISTED + 1];
-  int n_cgroups, n_binds, n_read_only, n_open, n_limits, n_environment;
+  int n_cgroups, n_binds, n_read_only, n_open, n_settings, n_limits, n_environment;
   const char *mount_point, *tmpfs, *lower, *hostname, *directory;
   const char *filter;
   uint32_t filter_size;
@@ -51,6 +52,11 @@ int read_frame(struct frame *frame);         /* 0, or -1 when the host is gone *
 void write_frame(uint8_t type, uint32_t id, const void *a, size_t a_size, const void *b, size_t b_size);
 void write_error(uint32_t id, int error, const char *text);
 void fail(const char *what) __attribute__((noreturn)); /* reports errno to the host and ends the process */
+
+extern char gaps[2048]; /* protections that cannot be had here, for the host to tell; one may be told twice */
+void gap(const char *what); /* adds one, and errno */
+void write_settings(const char *root);
+extern int mercy; /* this process's own oom_score_adj, as a file that stays open */
 
 void launch(void);          /* namespaces and a new root; returns as process 1 of the new sandbox */
 void lock_down(void);       /* limits, no_new_privs, no capabilities, seccomp */

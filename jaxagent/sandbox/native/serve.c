@@ -27,7 +27,8 @@
 #include <unistd.h>
 
 enum { TIMED_OUT = 1, SHELL_LOST = 2, FLOODED = 4 };
-enum { OLD_CHANNELS = 16, DRAIN_BYTES = 1 << 16, DRAIN_MS = 50 };
+enum { OLD_CHANNELS = 16, DRAIN_BYTES = 1 << 16, DRAIN_MS = 50, IDLE_MS = 1000 };
+enum { MOST_SOCKETS = 1024 }; /* the kernel charges to nobody what connections hold that nobody has accepted */
 static const double TERMINAL_S = 5; /* for a terminal, where the host has none left */
 static const char NO_TERMINAL[] = "cannot start a shell, since the host is out of terminals (raise kernel.pty.max there)";
 static const double GRACE_S = 0.3; /* between ^C, killing the foreground and killing everything */
@@ -88,7 +89,8 @@ static void remove_system_v(void) {
   }
 }
 
-static void kill_all(void) {
+static int kill_all(void) { /* -1: there are some that do not end */
+  int left = 0;
   double end = now() + 5;
   for (;;) {
     if (getpid() == 1)
@@ -99,21 +101,23 @@ static void kill_all(void) {
     }
     reap();
     if (getpid() == 1 && waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD) break;
-    if (now() > end) break;
+    if (now() > end && (left = -1)) break;
     usleep(500);
   }
   reap();
   shell = fresh = 0;
   remove_system_v();
+  return left;
 }
 
-static void kill_everything(void) { /* and nobody writes to the terminals any more */
-  kill_all();
+static int kill_everything(void) { /* and nobody writes to the terminals any more */
+  int left = kill_all();
   for (int i = 0; i < n_old; i++) close(old_channels[i]);
   n_old = 0;
   if (terminal >= 0) close(terminal);
   if (channel >= 0) close(channel);
   terminal = channel = -1;
+  return left;
 }
 
 /* One signal to the processes below this one that are spared, or to those that are not; returns how many there are.
@@ -150,10 +154,11 @@ static int signal_some(const char *spared, uint32_t size, int keep, int number) 
 }
 
 /* Kills all but those, which are stopped: they show, and do nothing. */
-static void kill_others(const char *spared, uint32_t size) {
+static int kill_others(const char *spared, uint32_t size) {
+  int left = 0;
   for (double end = now() + 5; now() < end; usleep(500)) {
     if (getpid() == 1) kill(-1, SIGSTOP); /* so that none makes another meanwhile */
-    int left = signal_some(spared, size, 0, SIGKILL);
+    left = signal_some(spared, size, 0, SIGKILL);
     reap();
     if (!left) break;
   }
@@ -162,6 +167,7 @@ static void kill_others(const char *spared, uint32_t size) {
   shell = fresh = 0;
   if (terminal >= 0) close(terminal);
   terminal = -1;
+  return left;
 }
 
 static void in_child(void) {
@@ -169,14 +175,22 @@ static void in_child(void) {
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, NULL);
   for (int s = 1; s < 32; s++) signal(s, SIG_DFL);
-  int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC); /* die before process 1 does */
-  if (fd >= 0 && write(fd, "500", 3) < 0) errno = 0;
-  if (fd >= 0) close(fd);
 }
 
+/* A child dies for memory before this process does. It has the number from here, since its own file is root's, as this
+   process is not dumpable; and a moment in which it were would be one in which others could enter it. */
 static pid_t start(void) {
+  static char own[16], higher[16];
+  if (mercy >= 0 && !*own) {
+    if (pread(mercy, own, sizeof own - 1, 0) < 0) fail("oom_score_adj");
+    snprintf(higher, sizeof higher, "%d", atoi(own) + 100 < 1000 ? atoi(own) + 100 : 1000);
+  }
+  if (mercy >= 0 && pwrite(mercy, higher, strlen(higher), 0) < 0) fail("oom_score_adj");
   pid_t pid = fork();
   if (pid < 0 && errno == EAGAIN) kill_all(), pid = fork(); /* a fork bomb holds every process */
+  int error = errno;
+  if (pid && mercy >= 0 && pwrite(mercy, own, strlen(own), 0) < 0) fail("oom_score_adj");
+  errno = error;
   return pid;
 }
 
@@ -199,6 +213,19 @@ static int open_terminal(char *path, size_t size, int signals_on) {
   modes(fd, signals_on);
   ioctl(fd, TIOCSWINSZ, &window);
   return fd;
+}
+
+static const char SOCKETS[] = "/proc/net/sockstat";
+
+static void watch_sockets(void) { /* only where the network is surely the sandbox's own */
+  static double last;
+  if (getpid() != 1 || config.host_network || now() - last < DRAIN_MS / 1000.0) return;
+  last = now();
+  char text[64] = "";
+  int fd = open(SOCKETS, O_RDONLY | O_CLOEXEC), used = 0;
+  if (fd >= 0 && read(fd, text, sizeof text - 1) > 0) sscanf(text, "sockets: used %d", &used);
+  if (fd >= 0) close(fd);
+  if (used > MOST_SOCKETS) kill_everything();
 }
 
 static void drain_old(void) { /* a little of what background processes print, so that they are not blocked for ever */
@@ -314,8 +341,8 @@ static void run_in_shell(struct frame *frame) {
   double next = end, pause = 0.002, listen_at = 0;
   while (status < 0) {
     drain_old();
-    double t = now(), wake = first(next, listen_at > t ? listen_at : next);
-    if (n_old) wake = first(wake, t + DRAIN_MS / 1000.0);
+    watch_sockets();
+    double t = now(), wake = first(first(next, listen_at > t ? listen_at : next), t + DRAIN_MS / 1000.0);
     struct pollfd fds[4] = {{control_in, POLLRDHUP, 0},
                             {signals, POLLIN, 0},
                             {terminal, (short)(POLLIN | (sent < to_send ? POLLOUT : 0)), 0},
@@ -346,12 +373,10 @@ static void run_in_shell(struct frame *frame) {
         recent[0] = '\n', n_recent = 1;
       }
     }
-    if (fds[1].revents & POLLIN) {
-      reap();
-      if (!shell && status < 0) { /* exit, exec of something that ended, or killed */
-        status = shell_status, lost = 1;
-        break;
-      }
+    if (fds[1].revents & POLLIN) reap();
+    if (!shell && status < 0) { /* exit, exec of something that ended, or killed */
+      status = shell_status, lost = 1;
+      break;
     }
     if (status >= 0) break;
     if (!flags && out.total > request.flood) flags |= FLOODED, next = now();
@@ -433,8 +458,8 @@ static void run_fresh(struct frame *frame) {
   int open_end = 1;
   while (fresh) {
     drain_old();
-    double wait_s = end - now();
-    if (n_old) wait_s = first(wait_s, DRAIN_MS / 1000.0);
+    watch_sockets();
+    double wait_s = first(end - now(), DRAIN_MS / 1000.0);
     struct pollfd fds[3] = {{control_in, POLLRDHUP, 0}, {signals, POLLIN, 0}, {open_end ? pipes[0] : -1, POLLIN, 0}};
     if (poll(fds, 3, wait_s > 0 ? (int)(wait_s * 1000) + 1 : 0) < 0 && errno != EINTR) fail("poll");
     if (fds[0].revents) host_gone();
@@ -460,11 +485,13 @@ void serve(void) {
   signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
   if (signals < 0) fail("signalfd");
   if (getpid() != 1 && prctl(PR_SET_CHILD_SUBREAPER, 1)) fail("subreaper");
-  write_frame('H', 0, "", 0, "", 0);
+  if (getpid() == 1 && !config.host_network && access(SOCKETS, R_OK)) gap("the number of sockets is not limited");
+  write_frame('H', 0, gaps, strlen(gaps), "", 0);
   for (;;) {
     struct pollfd fds[2] = {{control_in, POLLIN | POLLRDHUP, 0}, {signals, POLLIN, 0}};
-    if (poll(fds, 2, n_old ? DRAIN_MS : -1) < 0 && errno != EINTR) fail("poll");
+    if (poll(fds, 2, n_old ? DRAIN_MS : IDLE_MS) < 0 && errno != EINTR) fail("poll");
     drain_old();
+    watch_sockets();
     if (fds[1].revents) reap();
     if (!fds[0].revents) continue;
     struct frame frame;
@@ -477,11 +504,10 @@ void serve(void) {
       case 'L': file_list(&frame); break;
       case 'O': port_open(&frame); break;
       case 'K':
-        if (frame.size)
-          kill_others(frame.data, frame.size);
+        if (frame.size ? kill_others(frame.data, frame.size) : kill_everything())
+          write_error(frame.id, 0, "processes that were killed do not end");
         else
-          kill_everything();
-        write_frame('D', frame.id, "", 0, "", 0);
+          write_frame('D', frame.id, "", 0, "", 0);
         break;
       default: write_error(frame.id, 0, "unknown request");
     }

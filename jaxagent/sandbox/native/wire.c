@@ -69,6 +69,13 @@ void write_error(uint32_t id, int error, const char *text) {
   write_frame('E', id, &number, 4, message, (size_t)(n < 511 ? n : 511));
 }
 
+char gaps[2048];
+
+void gap(const char *what) {
+  size_t n = strlen(gaps);
+  snprintf(gaps + n, sizeof gaps - n, "%s%s: %s", n ? "; " : "", what, strerror(errno));
+}
+
 void fail(const char *what) {
   write_error(0, errno, what);
   _exit(71);
