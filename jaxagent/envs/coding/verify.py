@@ -1,22 +1,26 @@
 """Judging a change: it is applied in a fresh sandbox, the task's own tests come on top, and they run.
 
 What decides is not what the tested code prints. Our own runner (`runner.py`) writes the statuses into a file whose name
-and secret the tested code is not told; a test that must fail runs among the others. Only a row that brings a command of
-its own is judged by that command's log or exit status, as published. Once the agent's change is in, everything that
-goes wrong is the change's doing and means not resolved: no results, the deadline, no memory left.
+and secret the tested code is not told; a test that must fail runs among the others. What has passed is run once more in
+another fresh sandbox, where the same tests expect something else (`altered.py`): who passes these, too, has changed
+what passing means. A script of nothing but comparisons with constants is not run at all: its calls are, and their
+values are compared here. Once the agent's change is in, everything that goes wrong is the change's doing and means not
+resolved: no results, the deadline, no memory left.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxagent.envs.coding import outcomes, patches, repository
+from jaxagent.envs.coding import altered, outcomes, patches, repository
 from jaxagent.envs.coding.task import CodingTask, Status, StatusMap, SwePro, Tests
+from jaxagent.envs.python import hidden_tests
 from jaxagent.envs.terminal.verify import VerifierError
 from jaxagent.sandbox.base import MAX_OUTPUT_BYTES, CommandResult, FileError, Sandbox, SandboxError
 
@@ -49,11 +53,11 @@ NOT_APPLIED, FAILED, NO_RESULTS, FORGED, LATE, MEMORY = (
 )
 
 
-async def judge(sandbox: Sandbox, task: CodingTask, patch: str, rules: Rules) -> Judgement:
+async def judge(take: Callable[[], Awaitable[Sandbox]], task: CodingTask, patch: str, rules: Rules) -> Judgement:
     """Judges a change.
 
     Args:
-      sandbox: one that nobody used.
+      take: gives a sandbox that nobody used.
       task: the task.
       patch: the change; files that decide the judgement are left out. Empty: the tests run all the same.
       rules: how.
@@ -62,24 +66,87 @@ async def judge(sandbox: Sandbox, task: CodingTask, patch: str, rules: Rules) ->
       VerifierError: the task's own machinery failed.
       SandboxError: the sandbox failed for a reason of its own.
     """
-    await repository.bring(sandbox, task)
-    if task.test_patch and not await _apply(sandbox, task, task.test_patch, _CAN_BE_APPLIED):
-        raise VerifierError(f"{task.id}: the test patch cannot be applied.")
-    kept = patches.keep(patch, (*task.test_files, *task.hidden), rules.drop).text
-    if kept.strip() and not await _apply(sandbox, task, kept, patches.LADDERS[rules.ladder]):
-        return Judgement(False, NOT_APPLIED)
-    if task.test_patch and not await _apply(sandbox, task, task.test_patch, patches.LADDERS["slime"][:2]):
-        return Judgement(False, NOT_APPLIED)  # it could be, before the change
-    before = await sandbox.oom_kills()
+    judged = await _judge(take, task, patch, rules, {})
+    if not judged.resolved or not isinstance(task.check, Tests):
+        return judged
+    names = task.check.fail_to_pass or task.check.pass_to_pass
+    must_fail = {name: _places(name) for name in names if _passed(judged, name)}
+    again = await _judge(take, task, patch, rules, must_fail)
+    forged = any(_passed(again, name) for name in must_fail)
+    return Judgement(False, FORGED, judged.outcomes) if forged else judged
+
+
+def _passed(judged: Judgement, name: str) -> bool:
+    """Whether a test has passed that its author does not expect to fail."""
+    return outcomes.required_passed({k: v for k, v in judged.outcomes.items() if v != "XFAIL"}, [name])
+
+
+def _places(name: str) -> tuple[str, str]:
+    """(file or module, "Class.test_a") of pytest's a.py::Class::test_a[x], unittest's a.Class.test_a, and what its log
+    makes of that: test_a (a.Class)."""
+    place, *path = name.partition("[")[0].split("::")
+    if not path and "(" in name:
+        place, _, last = name.rstrip(")").partition(" (")
+        name = f"{last.removesuffix(f'.{place}')}.{place}"
+    if not path:
+        place, *path = name.rsplit(".", 2)
+    return place, ".".join(path)
+
+
+async def _alter(sandbox: Sandbox, task: CodingTask, must_fail: dict[str, tuple[str, str]]) -> None:
+    """Alters tests in their files, and takes out of `must_fail` what is not altered."""
+    done: set[tuple[str, str]] = set()
+    for path in (path for path in task.test_files if path.endswith(".py")):
+        module = "." + path.removesuffix(".py").replace("/", ".")
+        mine = {test: place for place, test in must_fail.values() if place == path or module.endswith(f".{place}")}
+        try:
+            source = (await sandbox.read(f"{task.workdir}/{path}")).decode() if mine else ""
+        except (FileError, UnicodeDecodeError):
+            continue
+        if (found := altered.alter(source, mine, f"_{secrets.token_hex(4)}")) is not None:
+            await sandbox.write(f"{task.workdir}/{path}", found[0].encode())
+            done |= {(mine[test], test) for test in found[1]}
+    for name in [name for name, place in must_fail.items() if place not in done]:
+        del must_fail[name]
+
+
+async def _judge(
+    take: Callable[[], Awaitable[Sandbox]],
+    task: CodingTask,
+    patch: str,
+    rules: Rules,
+    must_fail: dict[str, tuple[str, str]],
+) -> Judgement:
+    """One run of the tests; where some must fail, of these."""
+    sandbox = await take()
     try:
-        judged = await _run(sandbox, task, rules.deadline_s)
-    except SandboxError:
-        if await _memory_ran_out(sandbox, before):
-            return Judgement(False, MEMORY)
-        raise
-    if not judged.resolved and await _memory_ran_out(sandbox, before):
-        return dataclasses.replace(judged, why=MEMORY)
-    return judged
+        await repository.bring(sandbox, task)
+        if task.test_patch and not await _apply(sandbox, task, task.test_patch, _CAN_BE_APPLIED):
+            raise VerifierError(f"{task.id}: the test patch cannot be applied.")
+        kept = patches.keep(patch, task.protected, rules.drop).text
+        if kept.strip() and not await _apply(sandbox, task, kept, patches.LADDERS[rules.ladder]):
+            return Judgement(False, NOT_APPLIED)
+        if task.test_patch and not await _apply(sandbox, task, task.test_patch, patches.LADDERS["slime"][:2]):
+            return Judgement(False, NOT_APPLIED)  # it could be, before the change
+        if must_fail:
+            await _alter(sandbox, task, must_fail)
+            if not must_fail:
+                return Judgement(False)
+            task = dataclasses.replace(
+                task, check=dataclasses.replace(task.check, fail_to_pass=tuple(must_fail), pass_to_pass=())
+            )
+        before = await sandbox.oom_kills()
+        try:
+            judged = await _run(sandbox, task, rules.deadline_s)
+        except SandboxError:
+            if await _memory_ran_out(sandbox, before):
+                return Judgement(False, MEMORY)
+            raise
+        if not judged.resolved and await _memory_ran_out(sandbox, before):
+            return dataclasses.replace(judged, why=MEMORY)
+        return judged
+    finally:
+        await sandbox.close()
 
 
 async def _memory_ran_out(sandbox: Sandbox, before: int | None) -> bool:
@@ -109,6 +176,8 @@ async def _run(sandbox: Sandbox, task: CodingTask, deadline_s: float) -> Judgeme
         return await _by_scripts(sandbox, task, check, deadline_s)
     if isinstance(check, Status):
         command = check.command
+        if (calls := calls_of(check.script)) is not None:
+            return await _by_calls(sandbox, task, *calls, deadline_s)
         if check.script:
             place = f"/tmp/.script-{secrets.token_hex(8)}.py"
             await sandbox.write(place, check.script.encode())
@@ -127,6 +196,40 @@ async def _run(sandbox: Sandbox, task: CodingTask, deadline_s: float) -> Judgeme
             return Judgement(False, FORGED, found)
         resolved = outcomes.required_passed(found, check.required) and not done.timed_out
     return Judgement(resolved, "" if resolved else _why(done, found), found)
+
+
+def calls_of(script: str) -> tuple[str, dict[str, Any]] | None:
+    """(its imports, call -> the value that it must have) of a script of `assert call == constant`; None of others."""
+    imports, calls = [], {}
+    try:
+        for node in ast.parse(script).body:
+            said = node.test if isinstance(node, ast.Assert) else None
+            if isinstance(said, ast.Compare) and [type(op) for op in said.ops] == [ast.Eq]:
+                call = ast.unparse(said.left)
+                if call in calls:
+                    return None
+                calls[call] = ast.literal_eval(said.comparators[0])
+            elif isinstance(node, ast.Import) or ast.unparse(node).startswith("sys.path."):
+                imports.append(ast.unparse(node))
+            else:
+                return None
+        return ("\n".join(imports), calls) if calls and json.loads(json.dumps(calls)) == calls else None
+    except (SyntaxError, ValueError, TypeError, RecursionError):
+        return None
+
+
+async def _by_calls(
+    sandbox: Sandbox, task: CodingTask, imports: str, calls: Mapping[str, Any], deadline_s: float
+) -> Judgement:
+    """The values of calls, compared here: the sandbox, where the judged code runs, never has those that are right."""
+    place = f"/tmp/.calls-{secrets.token_hex(8)}"
+    begin = f"import os, sys\nos.chdir({task.workdir!r})\nsys.path.insert(0, {task.workdir!r})\n{imports}\n"
+    await sandbox.write(f"{place}/{hidden_tests.MAIN}", begin.encode())
+    tests = [hidden_tests.HiddenTest(call, call, value) for call, value in calls.items()]
+    report = await hidden_tests.outcomes_of(sandbox, tests, deadline_s, place, task.python)
+    found = {call: "PASSED" if said == "passed" else "FAILED" for call, said in report.items()}
+    resolved = set(report.values()) == {"passed"}
+    return Judgement(resolved, "" if resolved else FAILED, found)
 
 
 def _why(done: CommandResult, found: Mapping[str, str]) -> str:

@@ -16,13 +16,14 @@ index 83db48f..f73504f 100644
 +With some changed lines
  End
 """
+TAB = "\t"  # what git writes behind a name with a blank
 TWO = ONE.replace("some changed lines", "some changed")
 THREE = TWO.replace("foo.txt", "bar.txt")
 
 
 def change(path, mode="100644", old="/dev/null"):
     return (
-        f"diff --git a/{path} b/{path}\nnew file mode {mode}\nindex 0000000..ce01362\n--- {old}\n+++ b/{path}\n"
+        f"diff --git a/{path} b/{path}\nnew file mode {mode}\nindex 0000000..ce01362\n--- {old}\n+++ b/{path}{TAB * (chr(32) in path)}\n"
         "@@ -0,0 +1 @@\n+diff --git a/x b/x\n"
     )
 
@@ -76,7 +77,7 @@ def test_what_git_prints_is_kept():
     bare = "diff --git a/x b/x\nindex 1..2 100644\n--- a/x\n+++ b/x\n"
     bare += f"@@ -1,2 +1 @@ f\n-\udce9\n-y\n{end}+@@ -1 +1 @@\n{end}"
     empty = "diff --git a/p/__init__.py b/p/__init__.py\nnew file mode 100755\nindex 0000000..e69de29\n"
-    edited = change("tests/__init__.py").replace("new file mode 100644\n", "")
+    edited = ONE.replace("foo.txt", "tests/__init__.py")
     kept = patches.keep(bare + empty + edited, ["tests.py", "tests/test_a.py"], patches.STEERS)
     assert kept == patches.Kept(bare + empty + edited, ())
 
