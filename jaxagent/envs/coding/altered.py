@@ -28,11 +28,11 @@ class P:
         if kind is bool: return not value
         if kind in (int, float): return 7919 - value
         if kind in (str, bytes, type(None)): return "~altered~"
-        if kind in (list, tuple, set): return kind(map(P.other, value or ["~"]))
-        return {key: P.other(value[key]) for key in value} or {"~": "~"} if kind is dict else object()
+        if kind in (list, tuple, set): return kind([P.other(v) for v in value][:30] or ["~"])
+        return {key: P.other(value[key]) for key in list(value)[:30]} or {"~": "~"} if kind is dict else object()
     def new(value):
-        if type(value) in (list, tuple) and value: return type(value)(map(P.new, value))
-        return {key: P.new(value[key]) for key in value} if type(value) is dict and value else object()
+        if type(value) not in (list, tuple, dict) or not 0 < len(value) < 30: return object()  # differences are slow
+        return {key: P.new(value[key]) for key in value} if type(value) is dict else type(value)(map(P.new, value))
     def probe(holds, a, b, ready):
         wrong = [(a, P.new(b)), (P.new(a), b)] if ready is False else [(a, [object()]), (object(), b)]
         for pair in [(a, b)] if ready else wrong:
@@ -183,7 +183,8 @@ class _Alter(ast.NodeTransformer):
         return note
 
     def _other(self, value: Any) -> ast.expr:
-        return ast.parse(repr(_HERE["P"].other(value)), mode="eval").body
+        text = repr(_HERE["P"].other(value))
+        return self.read("object()" if "<" in text else text)[0].value
 
 
 def _only_compared(node: ast.AST, given: Collection[str]) -> set[str]:

@@ -14,6 +14,7 @@ import ast
 import dataclasses
 import json
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from jaxagent.sandbox.base import MAX_OUTPUT_BYTES, CommandResult, FileError, Sa
 
 RUNNER = Path(__file__).with_name("runner.py")
 MAX_RESULTS_BYTES = 2**23
+RED = ("FAILED", "ERROR")
+ALTERED_S = 30.0  # for altered tests, on top of three times what the tests took
 _CAN_BE_APPLIED = ("git apply --check --3way {patch}", "git apply --check {patch}")
 
 
@@ -66,19 +69,24 @@ async def judge(take: Callable[[], Awaitable[Sandbox]], task: CodingTask, patch:
       VerifierError: the task's own machinery failed.
       SandboxError: the sandbox failed for a reason of its own.
     """
+    began = time.monotonic()
     judged = await _judge(take, task, patch, rules, {})
+    took_s = time.monotonic() - began
     if not judged.resolved or not isinstance(task.check, Tests):
         return judged
     names = task.check.fail_to_pass or task.check.pass_to_pass
-    must_fail = {name: _places(name) for name in names if _passed(judged, name)}
-    again = await _judge(take, task, patch, rules, must_fail)
-    forged = any(_passed(again, name) for name in must_fail)
+    must_fail = {name: _places(name) for name in names}
+    limit_s = min(rules.deadline_s, 3 * took_s + ALTERED_S)  # as many tests, or fewer
+    again = await _judge(take, task, patch, dataclasses.replace(rules, deadline_s=limit_s), must_fail)
+    # A test of which its author expects a failure goes on failing; one that the tested code says to fail does not.
+    forged = any(_is(again, name, *(("PASSED",) if _is(judged, name, "PASSED") else RED)) for name in must_fail)
     return Judgement(False, FORGED, judged.outcomes) if forged else judged
 
 
-def _passed(judged: Judgement, name: str) -> bool:
-    """Whether a test has passed that its author does not expect to fail."""
-    return outcomes.required_passed({k: v for k, v in judged.outcomes.items() if v != "XFAIL"}, [name])
+def _is(judged: Judgement, name: str, *statuses: str) -> bool:
+    """Whether a test, under any of the names that `outcomes` understands, has one of these statuses."""
+    found = {test: "PASSED" if status in statuses else "FAILED" for test, status in judged.outcomes.items()}
+    return outcomes.required_passed(found, [name])
 
 
 def _places(name: str) -> tuple[str, str]:
@@ -246,7 +254,7 @@ async def _by_runner(sandbox: Sandbox, task: CodingTask, check: Tests, deadline_
     done, found = await run_tests(sandbox, task, check.framework, check.files, names, deadline_s)
     if found is None:
         return Judgement(False, LATE if done.timed_out else NO_RESULTS)
-    if found["canary"] not in ("FAILED", "ERROR"):
+    if found["canary"] not in RED:
         return Judgement(False, FORGED, found["outcomes"])
     resolved = outcomes.required_passed(found["outcomes"], check.required)
     return Judgement(resolved, "" if resolved else FAILED, found["outcomes"], found["messages"])

@@ -23,7 +23,8 @@ THREE = TWO.replace("foo.txt", "bar.txt")
 
 def change(path, mode="100644", old="/dev/null"):
     return (
-        f"diff --git a/{path} b/{path}\nnew file mode {mode}\nindex 0000000..ce01362\n--- {old}\n+++ b/{path}{TAB * (chr(32) in path)}\n"
+        f"diff --git a/{path} b/{path}\nnew file mode {mode}\nindex 0000000..ce01362\n--- {old}\n"
+        f"+++ b/{path}{TAB if ' ' in path else ''}\n"
         "@@ -0,0 +1 @@\n+diff --git a/x b/x\n"
     )
 
