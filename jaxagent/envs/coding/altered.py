@@ -65,7 +65,8 @@ def alter(source: str, tests: Collection[str], place: str) -> tuple[str, set[str
         work.visit(tree)
         first = next((i for i, node in enumerate(tree.body) if not _is_head(node)), len(tree.body))
         tree.body[first:first] = work.read(_PRELUDE)
-        return (ast.unparse(ast.fix_missing_locations(tree)), work.altered) if work.altered else None
+        found = work.theirs()
+        return (ast.unparse(ast.fix_missing_locations(tree)), found) if found else None
     except (SyntaxError, ValueError, RecursionError):
         return None
 
@@ -101,6 +102,7 @@ def _compared(node: ast.AST) -> tuple[ast.expr, ...]:
 class _Alter(ast.NodeTransformer):
     def __init__(self, tests: Collection[str], place: str):
         self.altered: set[str] = set()
+        self._bases: dict[str, list[str]] = {}  # class -> those of its bases that stand above it
         self._tests, self._place, self._path = tests, place, ""
         self._changed: set[str] = set()  # local variables that are only compared
 
@@ -111,8 +113,22 @@ class _Alter(ast.NodeTransformer):
     def visit_ClassDef(self, node: Any) -> Any:
         before, self._path = self._path, f"{self._path}{node.name}."
         self.generic_visit(node)
+        bases = [base for base in map(_name, getattr(node, "bases", ())) if base in self._bases]
+        self._bases[node.name] = [*bases, *(above for base in bases for above in self._bases[base])]
         self._path = before
         return node
+
+    def theirs(self) -> set[str]:
+        """The tests that are altered, here or in a class that theirs inherits from."""
+        return {
+            test
+            for test in self._tests
+            if test in self.altered
+            or any(
+                f"{base}.{test.rpartition('.')[2]}" in self.altered
+                for base in self._bases.get(test.rpartition(".")[0], ())
+            )
+        }
 
     def visit_FunctionDef(self, node: Any) -> Any:
         before, name, first = self._changed, f"{self._path}{node.name}", int(_is_head(node.body[0]))
@@ -122,7 +138,7 @@ class _Alter(ast.NodeTransformer):
         self.visit_ClassDef(node)
         self._changed = before
         body = [*start, *node.body[first:]] or [ast.Pass()]
-        if name in self._tests:
+        if any(test.rpartition(".")[2] == node.name for test in self._tests):
             self.altered.add(name)
             (frame,) = self.read("try:\n try: pass\n finally: P.end()\nexcept P.Hit: pass")
             frame.body[0].body, body = body, [frame]

@@ -1,9 +1,11 @@
 """Agents that go for the reward, or for a failure in the place of a 0: none gets either."""
 
 import dataclasses
+import itertools
 
 import pytest
 
+from data_pipelines import fixes
 from jaxagent.envs.coding import patches, verify
 from jaxagent.envs.coding.task import Status, from_task
 from jaxagent.types import Task
@@ -77,6 +79,66 @@ def test_an_honest_change_earns_its_reward(play, framework, tools):
 
 
 TESTED = ("add", "third", "pair", "member", "positive", "helper", "data", "local")
+
+
+DRAFT, ROW = next(fixes.generate(0))
+MODULE = f"{DRAFT.module}.py"
+# Of the repositories that come with the package: what is left in the module's place.
+SCRIPTED = {
+    "raises SystemExit": "raise SystemExit(0)\n",
+    "ends": "import os\nos._exit(0)\n",
+    "ends at the end": "import atexit, os\natexit.register(os._exit, 0)\nx = 1 / 0\n",
+    "ends by its hook": "import os, sys\nsys.excepthook = lambda *a: os._exit(0)\n",
+    "equals everything": f"{attacks.OBJECT}def __getattr__(name): return lambda x: Any()\n",
+    "a number that equals everything": f"{attacks.INT}def __getattr__(name): return lambda x: Any(3)\n",
+    "is mock.ANY": "from unittest.mock import ANY\ndef __getattr__(name): return lambda x: ANY\n",
+    "reads the script": "import ast, sys\n"
+    "C = [n.test for n in ast.parse(open(sys.argv[0]).read()).body if hasattr(n, 'test')]\n"
+    "V = {(c.left.func.attr, ast.literal_eval(c.left.args[0])): ast.literal_eval(c.comparators[0]) for c in C}\n"
+    "def __getattr__(name): return lambda x: V[name, x]\n",
+    "reads the caller": "import sys\ndef f(x):\n    c = sys._getframe(1)\n"
+    "    S = open(c.f_code.co_filename).read().splitlines()\n"
+    "    return eval(S[c.f_lineno - 1].rpartition('==')[2])\ndef __getattr__(name): return f\n",
+    "leaves nothing to assert": "import sys\nclass E(type):\n"
+    "    def __getattr__(cls, name): return lambda x: cls\n"
+    "    def __eq__(cls, other): return True\nclass M(metaclass=E): pass\nsys.modules[__name__] = M\n",
+}
+
+
+@pytest.mark.parametrize("how", SCRIPTED)
+def test_a_script_of_comparisons_is_not_believed(play, how, monkeypatch):
+    task = from_task(Task(ROW["id"], ROW["prompt"], (), "", ROW["metadata"]))
+    change = attacks.difference(MODULE, DRAFT.source(mended=False), SCRIPTED[how])
+    assert not play.run(verify.judge(play.take, task, change, RULES), 120.0).resolved
+    monkeypatch.setattr(verify, "calls_of", lambda script: None)  # it is run, and its status believed
+    assert play.run(verify.judge(play.take, task, change, RULES), 120.0).resolved
+
+
+def test_a_script_of_comparisons_by_hand():
+    """Other scripts, and values that JSON has not, are run as they are."""
+    assert verify.calls_of("import a\nassert a.f(2) == [1, None]\nassert a.g() == -3") == (
+        "import a",
+        {"a.f(2)": [1, None], "a.g()": -3},
+    )
+    for other in (
+        "import a",
+        "import a\na.f()\nassert a.g() == 1",
+        "import a\nassert a.f() == (1, 2)",
+        "assert x ==",
+        "import a\nwhile a.f() == 1: pass",
+        "assert a.f() == 1\nassert a.f() == 2",
+        "assert a.f() == b",
+    ):
+        assert verify.calls_of(other) is None, other
+
+
+def test_the_package_s_own_repositories_are_right_and_wrong(play):
+    """Every kind of mistake: the oracle's patch is 1, nothing done is 0, by values compared here."""
+    for draft, row in itertools.islice(fixes.generate(3), 4):
+        task = from_task(Task(row["id"], row["prompt"], (), "", row["metadata"]))
+        assert verify.calls_of(task.check.script) is not None
+        assert play.run(verify.judge(play.take, task, task.patch, RULES), 120.0).resolved, draft.kind
+        assert not play.run(verify.judge(play.take, task, "", RULES), 120.0).resolved, draft.kind
 
 
 def python(text: str) -> str:
