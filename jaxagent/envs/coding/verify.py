@@ -200,10 +200,10 @@ async def _run(sandbox: Sandbox, task: CodingTask, deadline_s: float) -> Judgeme
         resolved = outcomes.same_map(found, check.expected) and not done.timed_out
     else:
         found = outcomes.LOGS[check.framework](log)
-        if outcomes.forged(found, done.exit_code) and not done.timed_out:
+        if found and outcomes.forged(found, done.exit_code) and not done.timed_out:
             return Judgement(False, FORGED, found)
         resolved = outcomes.required_passed(found, check.required) and not done.timed_out
-    return Judgement(resolved, "" if resolved else _why(done, found), found)
+    return Judgement(resolved, "" if resolved else _why(done, found) if found else NO_RESULTS, found)
 
 
 def calls_of(script: str) -> tuple[str, dict[str, Any]] | None:

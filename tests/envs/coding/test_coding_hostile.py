@@ -212,3 +212,10 @@ def test_a_forged_log_of_a_published_command_is_seen(play):
     command = python("import os\nprint('test_add (test_calc.Calc) ... ok', flush=True)\nos._exit(1)")
     verdict, attempt = play(tiny.make_config(), task, command)
     assert verdict.reward == 0.0 and attempt.counters["forged_runs"] == 1
+
+
+def test_a_command_that_does_not_exist_forges_nothing(play):
+    check = {"command": "no_such_program -v", "fail_to_pass": ["test_calc.py::test_add"]}
+    verdict, attempt = play(tiny.make_config(), tiny.unittest_task(check_tests=check), tiny.FIX)
+    counters = attempt.counters
+    assert (verdict.reward, counters["forged_runs"], counters["runs_without_results"]) == (0.0, 0.0, 1.0)
