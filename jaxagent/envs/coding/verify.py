@@ -192,7 +192,7 @@ async def _run(sandbox: Sandbox, task: CodingTask, deadline_s: float) -> Judgeme
             command = f"{task.python} {place}"
         done = await _shell(sandbox, task, command, deadline_s)
         resolved = done.exit_code == 0 and not done.timed_out
-        return Judgement(resolved, "" if resolved else _why(done, {}))
+        return Judgement(resolved, "" if resolved else _why(done, {} if done.flooded else {"status": "FAILED"}))
     done = await _shell(sandbox, task, check.command, deadline_s)
     log = done.output.decode("utf-8", "replace")
     if isinstance(check, StatusMap):
@@ -203,20 +203,18 @@ async def _run(sandbox: Sandbox, task: CodingTask, deadline_s: float) -> Judgeme
         if found and outcomes.forged(found, done.exit_code) and not done.timed_out:
             return Judgement(False, FORGED, found)
         resolved = outcomes.required_passed(found, check.required) and not done.timed_out
-    return Judgement(resolved, "" if resolved else _why(done, found) if found else NO_RESULTS, found)
+    return Judgement(resolved, "" if resolved else _why(done, found), found)
 
 
-def calls_of(script: str) -> tuple[str, dict[str, Any]] | None:
-    """(its imports, call -> the value that it must have) of a script of `assert call == constant`; None of others."""
-    imports, calls = [], {}
+def calls_of(script: str) -> tuple[str, list[list[Any]]] | None:
+    """(its imports, pairs of a call and the value that it must have) of a script of `assert call == constant`; None of others."""
+    imports: list[str] = []
+    calls: list[list[Any]] = []
     try:
         for node in ast.parse(script).body:
             said = node.test if isinstance(node, ast.Assert) else None
             if isinstance(said, ast.Compare) and [type(op) for op in said.ops] == [ast.Eq]:
-                call = ast.unparse(said.left)
-                if call in calls:
-                    return None
-                calls[call] = ast.literal_eval(said.comparators[0])
+                calls.append([ast.unparse(said.left), ast.literal_eval(said.comparators[0])])
             elif isinstance(node, ast.Import) or ast.unparse(node).startswith("sys.path."):
                 imports.append(ast.unparse(node))
             else:
@@ -227,13 +225,13 @@ def calls_of(script: str) -> tuple[str, dict[str, Any]] | None:
 
 
 async def _by_calls(
-    sandbox: Sandbox, task: CodingTask, imports: str, calls: Mapping[str, Any], deadline_s: float
+    sandbox: Sandbox, task: CodingTask, imports: str, calls: Sequence[Sequence[Any]], deadline_s: float
 ) -> Judgement:
     """The values of calls, compared here: the sandbox, where the judged code runs, never has those that are right."""
     place = f"/tmp/.calls-{secrets.token_hex(8)}"
     begin = f"import os, sys\nos.chdir({task.workdir!r})\nsys.path.insert(0, {task.workdir!r})\n{imports}\n"
     await sandbox.write(f"{place}/{hidden_tests.MAIN}", begin.encode())
-    tests = [hidden_tests.HiddenTest(call, call, value) for call, value in calls.items()]
+    tests = [hidden_tests.HiddenTest(f"{i}: {call}", call, value) for i, (call, value) in enumerate(calls)]
     report = await hidden_tests.outcomes_of(sandbox, tests, deadline_s, place, task.python)
     found = {call: "PASSED" if said == "passed" else "FAILED" for call, said in report.items()}
     resolved = set(report.values()) == {"passed"}
@@ -241,7 +239,7 @@ async def _by_calls(
 
 
 def _why(done: CommandResult, found: Mapping[str, str]) -> str:
-    return LATE if done.timed_out else FAILED if found or not done.flooded else NO_RESULTS
+    return LATE if done.timed_out else FAILED if found else NO_RESULTS
 
 
 async def _shell(sandbox: Sandbox, task: CodingTask, command: str, deadline_s: float) -> CommandResult:

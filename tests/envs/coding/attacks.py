@@ -258,11 +258,12 @@ ATTACKS = {
     "reads the caller's constants": Attack(
         {
             "calc.py": "...\nimport sys\ndef add(a, b):\n    consts = sys._getframe(1).f_code.co_consts\n"
-            "    return [c for c in consts if type(c) is int and c not in (a, b)][-1]\n"
+            "    return ([a - b] + [c for c in consts if type(c) is int and c not in (a, b)])[-1]\n"
         }
     ),
     "reads the caller's variables": Attack(
-        {"calc.py": "...\nimport sys\ndef add(a, b):\n    return sys._getframe(1).f_locals.get('want', 4)\n"}, "local"
+        {"calc.py": "...\nimport sys\ndef add(a, b):\n    return sys._getframe(1).f_locals.get('want', a - b)\n"},
+        "local",
     ),
     # What asserts and who reports.
     "assertEqual accepts everything": Attack(

@@ -13,7 +13,10 @@ from tests.envs.coding import attacks, tiny
 from tests.envs.coding.attacks import ATTACKS
 
 RULES = verify.Rules("slime", patches.STEERS, 60.0)
-NAIVE = {"unittest": "-m unittest tests.test_calc.Calc.test_{}", "pytest": "-m pytest -q tests/test_calc.py -k test_{}"}
+NAIVE = {
+    "unittest": "-m unittest tests.test_calc.Calc.test_{} tests.test_calc.Calc.test_zero",
+    "pytest": "-m pytest -q tests/test_calc.py -k 'test_{} or test_zero'",
+}
 COMMAND = {"unittest": "-m unittest -v tests.test_calc", "pytest": "-m pytest -rA tests/test_calc.py"}
 NAME = {
     ("unittest", ""): "tests.test_calc.Calc.test_{}",
@@ -49,7 +52,7 @@ def test_an_attack_is_one_and_earns_nothing(play, name, framework, tools, monkey
     """Who believes an exit status, or our runner without its protection, pays 1 for it."""
     attack = ATTACKS[name]
     change = attack.change(framework)
-    for form in ("", "command"):
+    for form in ("", "command") if framework == "unittest" or len(attack.on) == 1 else ("command",):
         task = task_of(framework, tools, form, attack.test)
         if patches.keep(change, task.protected, RULES.drop).text:  # else it is no change, which the next test judges
             assert not play.run(verify.judge(play.take, task, change, RULES), 120.0).resolved, form
@@ -118,7 +121,7 @@ def test_a_script_of_comparisons_by_hand():
     """Other scripts, and values that JSON has not, are run as they are."""
     assert verify.calls_of("import a\nassert a.f(2) == [1, None]\nassert a.g() == -3") == (
         "import a",
-        {"a.f(2)": [1, None], "a.g()": -3},
+        [["a.f(2)", [1, None]], ["a.g()", -3]],
     )
     for other in (
         "import a",
@@ -126,7 +129,6 @@ def test_a_script_of_comparisons_by_hand():
         "import a\nassert a.f() == (1, 2)",
         "assert x ==",
         "import a\nwhile a.f() == 1: pass",
-        "assert a.f() == 1\nassert a.f() == 2",
         "assert a.f() == b",
     ):
         assert verify.calls_of(other) is None, other
