@@ -189,9 +189,9 @@ def key(path: str) -> str:
 
 def _hides(path: str, guarded: Collection[str]) -> bool:
     """Whether a new file would be imported in the place of a guarded module, or of one that everybody can import."""
-    package, _, name = path.rpartition("/")
-    top = path.removeprefix("src/").partition("/")[0].partition(".")[0]
-    return (name == "__init__.py" and f"{package}.py" in guarded) or (top in _IMPORTABLE and name.endswith(".py"))
+    module = path.removesuffix(".py").removesuffix("/__init__")
+    of_all = path.endswith(".py") and module.removeprefix("src/") in _IMPORTABLE
+    return of_all or (path == f"{module}/__init__.py" and f"{module}.py" in guarded)
 
 
 def _is_gits(text: str) -> bool:

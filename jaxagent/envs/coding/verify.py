@@ -109,11 +109,12 @@ async def _alter(sandbox: Sandbox, task: CodingTask, must_fail: dict[str, tuple[
         mine = {test: place for place, test in must_fail.values() if place == path or module.endswith(f".{place}")}
         try:
             source = (await sandbox.read(f"{task.workdir}/{path}")).decode() if mine else ""
-        except (FileError, UnicodeDecodeError):
+            found = altered.alter(source, mine, f"_{secrets.token_hex(4)}")
+            if found is not None:
+                await sandbox.write(f"{task.workdir}/{path}", found[0].encode())
+                done |= {(mine[test], test) for test in found[1]}
+        except (FileError, UnicodeError):
             continue
-        if (found := altered.alter(source, mine, f"_{secrets.token_hex(4)}")) is not None:
-            await sandbox.write(f"{task.workdir}/{path}", found[0].encode())
-            done |= {(mine[test], test) for test in found[1]}
     for name in [name for name, place in must_fail.items() if place not in done]:
         del must_fail[name]
 
@@ -207,7 +208,7 @@ async def _run(sandbox: Sandbox, task: CodingTask, deadline_s: float) -> Judgeme
 
 
 def calls_of(script: str) -> tuple[str, list[list[Any]]] | None:
-    """(its imports, pairs of a call and the value that it must have) of a script of `assert call == constant`; None of others."""
+    """(imports, pairs of a call and the value that it must have) of a script of `assert call == constant`, else None."""
     imports: list[str] = []
     calls: list[list[Any]] = []
     try:

@@ -96,6 +96,7 @@ def test_what_git_prints_is_kept():
     bare = "diff --git a/x b/x\nindex 1..2 100644\n--- a/x\n+++ b/x\n"
     bare += f"@@ -1,2 +1 @@ f\n-\udce9\n-y\n{end}+@@ -1 +1 @@\n{end}"
     empty = "diff --git a/p/__init__.py b/p/__init__.py\nnew file mode 100755\nindex 0000000..e69de29\n"
+    empty += change("profile/models.py") + change("a/json.py")  # a package of this name is theirs, or is nobody's
     edited = ONE.replace("foo.txt", "tests/__init__.py")
     kept = patches.keep(bare + empty + edited, ["tests.py", "tests/test_a.py"], patches.STEERS)
     assert kept == patches.Kept(bare + empty + edited, ())
