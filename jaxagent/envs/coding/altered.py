@@ -16,6 +16,16 @@ from typing import Any
 
 _EQUAL = re.compile(r"assert(?!.*([Nn]ot|Regex))\w*([Ee]quals?|[Aa]llclose|[Aa]lmost\w*|Is|In)$")
 _RAISES = ("raises", "assertRaises", "assertRaisesRegex")
+# What each of unittest's other assertions must refuse, beside what the test says.
+_REFUSED = {
+    **dict.fromkeys(("assertTrue", "assertIsNotNone"), "None"),
+    **dict.fromkeys(("assertFalse", "assertIsNone"), "1"),
+    **dict.fromkeys(("assertNotEqual", "assertIsNot"), "0, 0"),
+    **dict.fromkeys(("assertGreater", "assertGreaterEqual"), "0, 1"),
+    **dict.fromkeys(("assertLess", "assertLessEqual", "assertEqual", "assertIs"), "1, 0"),
+    **{"assertNotIn": "0, [0]", "assertIn": "0, []", "assertIsInstance": "0, str", "assertNotIsInstance": "0, int"},
+    **{"assertRegex": "'', 'x'", "assertNotRegex": "'x', 'x'", "assertCountEqual": "[0], []", "fail": ""},
+}
 _COMPARED = (ast.Eq, ast.Is, ast.In)
 # What stands in an altered file, under a name that nobody knows for P.
 _PRELUDE = """
@@ -159,9 +169,13 @@ class _Alter(ast.NodeTransformer):
         call = node.value
         if isinstance(call, ast.Call) and _name(call) in _RAISES and len(call.args) > 1:
             return self._never(call, node)
-        if isinstance(call, ast.Call) and _name(call) == "assertTrue" and call.args:
-            call = call.args[0]
-        return self._probe(call) or node
+        refused = _REFUSED.get(_name(call)) if isinstance(call, ast.Call) else None
+        if refused is None or not isinstance(call.func, ast.Attribute):
+            return self._probe(call) or node
+        there = ast.unparse(call.func)
+        more = self.read(f"P.probe(lambda a, b: ({there}({refused}),), None, None, True)")
+        said = call.args[0] if _name(call) == "assertTrue" and call.args else call
+        return [*more, self._probe(said) or node]
 
     def visit_With(self, node: Any) -> Any:
         self.generic_visit(node)

@@ -208,7 +208,7 @@ async def _run(sandbox: Sandbox, task: CodingTask, deadline_s: float) -> Judgeme
 
 
 def calls_of(script: str) -> tuple[str, list[list[Any]]] | None:
-    """(imports, pairs of a call and the value that it must have) of a script of `assert call == constant`, else None."""
+    """(imports, pairs of a call and the value it must have) of a script of `assert call == constant`, or None."""
     imports: list[str] = []
     calls: list[list[Any]] = []
     try:

@@ -41,6 +41,12 @@ case.assertTrue(f(2) == 3)
 case.assertTrue(f(2))
 case.assertIn(f(2), (3, 4))
 case.assertIsNone(None)
+case.assertIsInstance(f(2), int)
+case.assertGreater(f(2), 2)
+case.assertNotIn(f(2), [2])
+case.assertRegex(str(f(2)), "3")
+case.assertCountEqual([f(2), 1], [1, 3])
+case.assertFalse(f(-1))
 case.assertRaises(TypeError, f, None)
 with case.assertRaises(TypeError) as caught: f(None)
 with pytest.raises(TypeError, match="None"): f(None)
@@ -80,6 +86,21 @@ def test_an_honest_change_fails_it(said):
     assert names == {"test_a"} and isinstance(outcome(SPACE, changed), Exception)
 
 
+PATCHED = {
+    "assertTrue": "case.assertTrue(f(2) == 4)",
+    "assertFalse": "case.assertFalse(f(2))",
+    "assertIsNone": "case.assertIsNone(f(2))",
+    "assertIsNotNone": "case.assertIsNotNone(None)",
+    "assertNotEqual": "case.assertNotEqual(f(2), 3)",
+    "assertGreater": "case.assertGreater(f(2), 3)",
+    "assertLessEqual": "case.assertLessEqual(f(2), 2)",
+    "assertIsInstance": "case.assertIsInstance(f(2), str)",
+    "assertNotIn": "case.assertNotIn(f(2), [3])",
+    "assertRegex": "case.assertRegex(str(f(2)), 'x')",
+    "assertCountEqual": "case.assertCountEqual([f(2)], [1])",
+    "assertAlmostEqual": "case.assertAlmostEqual(f(2), 1.0)",
+    "fail": "case.fail()",
+}
 FORGED = {
     "def f(x): return Anything()": [
         *("assert f(2) == 3", "assert f(2) in (3, 4)", "x = 3; assert f(2) == x", "assert f(2) == back(3)"),
@@ -95,6 +116,7 @@ FORGED = {
         "x = 3; assert x == f(2)",
     ],
     "case.assertEqual = lambda *a: None": ["case.assertEqual(f(2), 4)"],
+    **{f"case.{name} = lambda *a: None": [said] for name, said in PATCHED.items()},
     "import contextlib\ncase.assertRaises = lambda *a: contextlib.nullcontext()": [
         "with case.assertRaises(TypeError): f(1)",
         "case.assertRaises(TypeError, f, 1)",
