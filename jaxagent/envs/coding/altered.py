@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-_EQUAL = re.compile(r"assert(?!.*([Nn]ot|Regex))\w*([Ee]quals?|[Aa]llclose|[Aa]lmost\w*|Is|In)$")
+_EQUAL = re.compile(r"assert(?!.*([Nn]ot|Regex|[Ll]ess|[Gg]reater))\w*([Ee]quals?|[Aa]llclose|[Aa]lmost\w*|Is|In)$")
 _RAISES = ("raises", "assertRaises", "assertRaisesRegex")
 # What each of unittest's other assertions must refuse, beside what the test says.
 _REFUSED = {
@@ -71,7 +71,7 @@ def alter(source: str, tests: Collection[str], place: str) -> tuple[str, set[str
     """
     try:
         tree = ast.parse(source)
-        work = _Alter(tests, place)
+        work = _Alter(tests, place, {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)})
         work.visit(tree)
         first = next((i for i, node in enumerate(tree.body) if not _is_head(node)), len(tree.body))
         tree.body[first:first] = work.read(_PRELUDE)
@@ -110,7 +110,8 @@ def _compared(node: ast.AST) -> tuple[ast.expr, ...]:
 
 
 class _Alter(ast.NodeTransformer):
-    def __init__(self, tests: Collection[str], place: str):
+    def __init__(self, tests: Collection[str], place: str, defined: Collection[str]):
+        self._defined = defined  # functions of the file: what they assert is altered, so that they refuse nothing
         self.altered: set[str] = set()
         self._bases: dict[str, list[str]] = {}  # class -> those of its bases that stand above it
         self._tests, self._place, self._path = tests, place, ""
@@ -167,6 +168,8 @@ class _Alter(ast.NodeTransformer):
 
     def visit_Expr(self, node: ast.Expr) -> Any:
         call = node.value
+        if _name(call) in self._defined:
+            return node
         if isinstance(call, ast.Call) and _name(call) in _RAISES and len(call.args) > 1:
             return self._never(call, node)
         refused = _REFUSED.get(_name(call)) if isinstance(call, ast.Call) else None
@@ -180,7 +183,7 @@ class _Alter(ast.NodeTransformer):
     def visit_With(self, node: Any) -> Any:
         self.generic_visit(node)
         for call in (item.context_expr for item in node.items):
-            if isinstance(call, ast.Call) and _name(call) in _RAISES and call.args:
+            if isinstance(call, ast.Call) and _name(call) in _RAISES and call.args and _name(call) not in self._defined:
                 return self._never(call, node)
         return node
 

@@ -1,5 +1,5 @@
 """Altered tests: an honest change fails every one of them, whatever they assert; one that changes what passing means
-passes. (Of 335 tests of simplejson and mpmath, each passes as it is and fails when it is altered.)"""
+passes. (Of simplejson, mpmath and networkx 1,374 tests were altered: each passed before and failed then.)"""
 
 import textwrap
 
@@ -47,6 +47,8 @@ case.assertNotIn(f(2), [2])
 case.assertRegex(str(f(2)), "3")
 case.assertCountEqual([f(2), 1], [1, 3])
 case.assertFalse(f(-1))
+case.assertGreaterEqual(f(2), 3)
+case.assertLessEqual(f(2), 4)
 case.assertRaises(TypeError, f, None)
 with case.assertRaises(TypeError) as caught: f(None)
 with pytest.raises(TypeError, match="None"): f(None)
@@ -129,6 +131,13 @@ def test_what_changes_what_passing_means_passes_it(code, said):
     source = f"def test_a():\n    {said}\n"
     assert outcome(f"{SPACE}{code}\n", source) is True
     assert outcome(f"{SPACE}{code}\n", altered.alter(source, ["test_a"], "_p")[0]) is True
+
+
+def test_an_assertion_of_the_file_s_own_is_altered_inside(name="assertFineEqual"):
+    """And so refuses nothing, which says nothing about the code."""
+    source = f"def {name}(a, b):\n    assert a == b\ndef test_a():\n    {name}(f(2), 3)\n"
+    assert outcome(SPACE, source) is True
+    assert isinstance(outcome(SPACE, altered.alter(source, ["test_a"], "_p")[0]), Exception)
 
 
 def test_parameters_classes_and_what_comes_first():
