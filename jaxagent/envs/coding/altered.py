@@ -182,10 +182,9 @@ class _Alter(ast.NodeTransformer):
 
     def visit_With(self, node: Any) -> Any:
         self.generic_visit(node)
-        for call in (item.context_expr for item in node.items):
-            if isinstance(call, ast.Call) and _name(call) in _RAISES and call.args and _name(call) not in self._defined:
-                return self._never(call, node)
-        return node
+        call = node.items[0].context_expr
+        alone = len(node.items) == 1 and isinstance(call, ast.Call) and call.args  # others may swallow what it raises
+        return self._never(call, node) if alone and _name(call) in {*_RAISES} - {*self._defined} else node
 
     def _never(self, call: ast.Call, node: ast.stmt) -> ast.stmt:
         call.args[0] = self.read("P.Never")[0].value

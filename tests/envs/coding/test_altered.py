@@ -1,5 +1,5 @@
 """Altered tests: an honest change fails every one of them, whatever they assert; one that changes what passing means
-passes. (Of simplejson, mpmath and networkx 1,374 tests were altered: each passed before and failed then.)"""
+passes. (Of simplejson, mpmath, networkx and 14 files of Python's own tests 2,687 were altered: all failed then.)"""
 
 import textwrap
 
@@ -52,11 +52,13 @@ case.assertLessEqual(f(2), 4)
 case.assertRaises(TypeError, f, None)
 with case.assertRaises(TypeError) as caught: f(None)
 with pytest.raises(TypeError, match="None"): f(None)
+with contextlib.suppress(Exception), case.assertRaises(TypeError): f(None)
 with case.subTest(): case.assertEqual(f(2), 3)
 assert (lambda: f(2) == 3)()
 return
 """.strip().splitlines()
 SPACE = """
+import contextlib
 import unittest
 import pytest
 from unittest import mock
