@@ -111,7 +111,8 @@ class Draft:
         return [x for x in TESTED if self.value(self.right, x) != self.value(self.wrong, x)]
 
     def test(self) -> str:
-        """The hidden test: a program that ends with status 0 if all three functions are right."""
+        """The hidden test: a program that ends with status 0 if all three functions are right. It has nothing but
+        comparisons with constants, so that the judge need not run it: it compares the values outside the sandbox."""
         random_, shows = random.Random(self.issue), self.shows()
         arguments = random_.sample(shows, min(NUM_TESTS, len(shows))) + random_.sample(TESTED, NUM_TESTS)
         calls = [(self.name, self.right, x) for x in arguments]

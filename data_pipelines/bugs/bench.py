@@ -76,9 +76,5 @@ class Bench:
 
 
 async def check(take: Take, task: CodingTask, patch: str, timeout_s: float) -> verify.Judgement:
-    """A change's judgement in a fresh sandbox, by the verifier that a run uses."""
-    sandbox = await take()
-    try:
-        return await verify.judge(sandbox, task, patch, verify.Rules("slime", patches.STEERS, timeout_s))
-    finally:
-        await sandbox.close()
+    """A change's judgement in fresh sandboxes, by the verifier that a run uses."""
+    return await verify.judge(take, task, patch, verify.Rules("slime", patches.STEERS, timeout_s))

@@ -20,13 +20,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jaxagent.config import ConfigError
+from jaxagent.envs.coding.patches import is_test
 
 ARCHIVES = "archives"  # the folder beside the rows
 PYTEST = "pytest<8.4"  # the last without Pygments, which is larger than all the rest
 MAX_BYTES = 30_000_000  # of a repository
 TIMEOUT_S = 600.0
 _TEST_FILE = re.compile(r"(^|/)(test_[^/]*|[^/]*_test|tests)\.py$")
-_TEST_FOLDER = re.compile(r"(^|/)(tests?|testing)/")
 _NO_SOURCE = re.compile(
     r"(^|/)(docs?|examples?|benchmarks?|scripts|tools|build|setup\.py|conftest\.py|_version\.py|\.[^/]*)(/|$)"
 )
@@ -60,11 +60,6 @@ class Repository:
     def pack(self, folder: Path) -> str:
         """Writes the files as a tar below a data set's folder, unless they are there; returns the relative path."""
         return _pack(self.files, folder, f"{self.name}-{self.version}")
-
-
-def is_test(path: str) -> bool:
-    """Whether a file belongs to the tests."""
-    return bool(_TEST_FILE.search(path) or _TEST_FOLDER.search(path) or path.endswith("conftest.py"))
 
 
 def from_package(requirement: str) -> tuple[Repository, list[str]]:

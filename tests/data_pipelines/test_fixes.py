@@ -11,6 +11,7 @@ from data_pipelines import fixes
 from jaxagent.config import ConfigError
 from jaxagent.data import sources
 from jaxagent.data.tokenizer import Tokenizer
+from jaxagent.envs.coding import verify
 from jaxagent.envs.terminal import dialogue, replies
 from jaxagent.rollout import demonstrations
 
@@ -68,6 +69,7 @@ def test_the_test_is_red_before_and_green_after():
             checks = [line for line in draft.test().splitlines() if line.startswith("assert ")]
             passed = [eval(check.removeprefix(f"assert {draft.module}."), functions) for check in checks]
             assert len(checks) >= 7 and all(passed) == mended, row
+        assert len(verify.calls_of(draft.test())[1]) >= 5  # the judge compares them, and runs no script
         assert draft.source(mended=False).count(f"return {draft.wrong}\n") == 1  # sed changes one place
 
 

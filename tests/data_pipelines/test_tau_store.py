@@ -228,3 +228,10 @@ def test_too_small_a_store_says_so():
         store.draw(random.Random(0), 451, 16, True)
     with pytest.raises(ConfigError, match="2 products"):
         store.draw(random.Random(0), 4, 1, True)
+
+
+def test_doing_nothing_solves_what_must_be_refused_and_nothing_else():
+    """docs/recipes.md says how many tasks that is."""
+    by_kind = {row["kind"]: row["metadata"] for row in some_rows(drawn(), 60)}
+    idle = {kind for kind, about in by_kind.items() if not about["actions"] and not about["outputs"]}
+    assert len(by_kind) == 14 and idle == {"one/foreign", "one/late"}

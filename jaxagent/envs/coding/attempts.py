@@ -72,18 +72,14 @@ class _Attempt:
             self.counters["lost_changes"] += 1
             return self._worth(0.0)
         config = self.config
-        kept = patches.keep(change, (*self.task.test_files, *self.task.hidden), config.drop)
+        kept = patches.keep(change, self.task.protected, config.drop)
         self.counters["dropped_files"] += len(kept.dropped)
         if not kept.text.strip():
             self.counters["empty_changes"] += 1
             if not config.verify_empty:
                 return self._worth(0.0)
-        fresh = await self._take(self.task)
-        try:
-            rules = verify.Rules(config.ladder, config.drop, config.verify_s)
-            self.judgement = await verify.judge(fresh, self.task, kept.text, rules)
-        finally:
-            await fresh.close()
+        rules = verify.Rules(config.ladder, config.drop, config.verify_s)
+        self.judgement = await verify.judge(lambda: self._take(self.task), self.task, kept.text, rules)
         if (counter := COUNTERS.get(self.judgement.why)) is not None:
             self.counters[counter] += 1
         similarity = rewards.WRONG_FORMAT
@@ -132,7 +128,7 @@ class AgentCodingAttempt(_Attempt):
     def __init__(self, task: CodingTask, config: Coding, take: Take):
         super().__init__(task, config, take)
         self.agent = config.agent
-        self.init_s, self.run_s, self.verify_s = config.init_s, config.run_s, config.verify_s + GUARD_S
+        self.init_s, self.run_s, self.verify_s = config.init_s, config.run_s, 2 * config.verify_s + GUARD_S
 
     async def start(self) -> Place:
         """The repository in a sandbox, with the problem in a file beside it."""

@@ -6,7 +6,9 @@ import codecs
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+import sys
+import unicodedata
+from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -19,6 +21,7 @@ STEERS = (
     *("*/pytest.ini", "*/.pytest.ini", "*/tox.ini", "*/setup.cfg", "*/pyproject.toml"),
     *("*/pytest.toml", "*/.pytest.toml", "*.egg-info/*", "*.dist-info/*"),  # the latter name plugins of pytest's
     *("pytest.py", "pytest/*", "_pytest/*", "unittest.py", "unittest/*", "pluggy/*", ".gitattributes"),
+    *("*/usercustomize.py", "*.egg-link", "*/egg-info/*", "src/pytest.py", "src/unittest.py"),
     "*/.gitattributes",
 )
 # Not part of a change: what the harness itself puts beside the repository's files.
@@ -44,6 +47,29 @@ _HEADER = re.compile(
     r"(old|new|new file|deleted file) mode \d{6}|index [0-9a-f]+\.\.[0-9a-f]+( \d{6})?|(---|\+\+\+) .+|Binary files .+"
 )
 _SPECIAL_MODES = ("120000", "160000")  # links and submodules
+_QUOTED = {
+    "\\": "\\\\",
+    '"': '\\"',
+    "\a": "\\a",
+    "\b": "\\b",
+    "\t": "\\t",
+    "\n": "\\n",
+    "\v": "\\v",
+    "\f": "\\f",
+    "\r": "\\r",
+}
+_TEST_FILE = re.compile(r"(^|/)(test_[^/]*|[^/]*_test|tests|conftest)\.py$")
+_TEST_FOLDER = re.compile(r"(^|/)(tests?|testing)/")
+# What a new module of a repository would hide from the tests and what runs them, where the repository comes first.
+_IMPORTABLE = sys.stdlib_module_names | {
+    "pytest",
+    "_pytest",
+    "pluggy",
+    "iniconfig",
+    "packaging",
+    "pygments",
+    "exceptiongroup",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,37 +105,51 @@ def _change(text: str) -> FileChange:
     header = text.partition("\n@@ ")[0].rstrip("\n").split("\n")
     modes = [line.rpartition(" ")[2] for line in header if line.startswith(("new mode ", "new file mode "))]
     modes += [line.rpartition(" ")[2] for line in header if line.startswith("index ")]
-    named = {_unprefixed(line[4:]) for line in header if line.startswith(("--- ", "+++ "))} - {None}
-    title = _title(header[0][len(_BEGIN) :])
-    if title is not None:
-        named.add(title)
-    path = named.pop() if len(named) == 1 else ""  # several names: nothing that `git diff --no-renames` prints
+    names = [line[4:] for line in header if line.startswith(("--- ", "+++ "))]
+    path = _title(header[0][len(_BEGIN) :]) or ""
+    end = "\t" if " " in path else ""
+    if not {*names} <= {"/dev/null", *(_written(f"{side}/{path}") + end for side in "ab")}:
+        path = ""  # nothing that `git diff --no-renames` prints
     binary = "\0" in text or any(line.startswith(("Binary files ", "GIT binary patch")) for line in header)
-    is_new = any(line.startswith("new file mode ") for line in header)
-    return FileChange(path or "", text, binary, any(mode in _SPECIAL_MODES for mode in modes), is_new)
+    is_new = "/dev/null" in names[:1] or "\n@@ -0,0 " in text
+    is_new = is_new or any(line.startswith("new file mode ") for line in header)
+    return FileChange(path, text, binary, any(mode in _SPECIAL_MODES for mode in modes), is_new)
 
 
 def _title(names: str) -> str | None:
-    """X of `a/X b/X`; None for two names that differ, or cannot be told apart."""
-    if names.startswith('"'):
-        half = names[1 : (len(names) - 1) // 2 - 1]
-        return _unprefixed(f'"{half}"')
+    """X of `a/X b/X`; None where it is anything else, or written in another way than git's."""
     half = (len(names) - 1) // 2
-    first, second = names[:half], names[half + 1 :]
-    return first[2:] if first[:2] == "a/" and second == f"b/{first[2:]}" else None
+    first = names[:half]
+    path = _unquoted(first)[2:]
+    return path if names == f"{_written(f'a/{path}')} {_written(f'b/{path}')}" else None
 
 
-def _unprefixed(name: str) -> str | None:
-    """A name of a header line as a path; None for /dev/null."""
-    name = name.removesuffix("\t")
-    if name.startswith('"') and name.endswith('"'):  # as C writes it
-        try:
-            name = codecs.escape_decode(name[1:-1].encode(*BYTES))[0].decode(*BYTES)  # type: ignore[attr-defined]
-        except ValueError:
-            return ""
-    if name == "/dev/null":
-        return None
-    return name[2:] if name[:2] in ("a/", "b/") else ""
+def _written(name: str) -> str:
+    """As git writes it. Programs that apply patches disagree about every other way."""
+    quoted = "".join(_QUOTED.get(c, f"\\{ord(c):03o}" if c < " " or c == "\x7f" else c) for c in name)
+    return name if quoted == name else f'"{quoted}"'
+
+
+def _unquoted(name: str) -> str:
+    if name[:1] != '"':
+        return name
+    try:
+        return codecs.escape_decode(name[1:-1].encode(*BYTES))[0].decode(*BYTES)  # type: ignore[attr-defined]
+    except ValueError:
+        return ""
+
+
+def is_test(path: str) -> bool:
+    """Whether a file belongs to the tests, by its name or its folder's."""
+    return bool(_TEST_FILE.search(path) or _TEST_FOLDER.search(path))
+
+
+def test_folder(path: str) -> str:
+    """The outermost folder of tests above a file; "" where there is none."""
+    for pattern in (r"((.*?/)?tests?)/", r"((.*?/)?testing)/"):
+        if (found := re.match(pattern, path, re.IGNORECASE)) is not None:
+            return found[1]
+    return ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,19 +168,30 @@ def keep(patch: str, protected: Sequence[str], patterns: Iterable[str]) -> Kept:
       protected: paths that may not be changed, nor what is below them, nor the folders above them replaced.
       patterns: more such files, as fnmatch patterns (`*` also matches "/").
     """
-    guarded = {part for path in protected for part in _and_above(path)}
-    below = tuple(f"{path.rstrip('/')}/" for path in protected)
-    wanted = tuple(patterns)
+    guarded = {part for path in protected for part in _and_above(key(path))}
+    below = tuple(f"{key(path).rstrip('/')}/" for path in protected)
+    wanted = tuple(map(key, patterns))
     kept, dropped = [], []
     for change in split(patch):
-        bad = not change.path or _leads_out(change.path) or change.is_binary or change.is_special
-        bad = bad or not _is_gits(change.text) or change.path.startswith(below)
-        package, _, name = change.path.rpartition("/")
-        bad = bad or (change.is_new and name == "__init__.py" and f"{package}.py" in guarded)  # would hide the module
-        bad = bad or change.path in guarded or any(fnmatchcase(change.path, pattern) for pattern in wanted)
+        path = key(change.path)
+        bad = not path or _leads_out(path) or change.is_binary or change.is_special
+        bad = bad or not _is_gits(change.text) or path.startswith(below) or (change.is_new and _hides(path, guarded))
+        bad = bad or path in guarded or any(fnmatchcase(path, pattern) for pattern in wanted)
         (dropped if bad else kept).append(change)
     text = "".join(change.text if change.text.endswith("\n") else change.text + "\n" for change in kept)
     return Kept(text, tuple(change.path for change in dropped if not _is_harness(change.path)))
+
+
+def key(path: str) -> str:
+    """What paths are compared by: importlib.metadata, some file systems and Python's names take these for equal."""
+    return unicodedata.normalize("NFKC", path).casefold()
+
+
+def _hides(path: str, guarded: Collection[str]) -> bool:
+    """Whether a new file would be imported in the place of a guarded module, or of one that everybody can import."""
+    module = path.removesuffix(".py").removesuffix("/__init__")
+    of_all = path.endswith(".py") and module.removeprefix("src/") in _IMPORTABLE
+    return of_all or (path == f"{module}/__init__.py" and f"{module}.py" in guarded)
 
 
 def _is_gits(text: str) -> bool:
@@ -169,7 +220,7 @@ def _and_above(path: str) -> list[str]:
 
 def _leads_out(path: str) -> bool:
     parts = path.split("/")
-    return parts[0] == "" or ".." in parts or any(part.lower() == ".git" for part in parts)
+    return any(part in ("", ".", "..", ".git") for part in parts)
 
 
 def _is_harness(path: str) -> bool:

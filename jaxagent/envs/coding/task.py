@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
+import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 from jaxagent.config import ConfigError
 from jaxagent.data import coding_rows
 from jaxagent.data.fields import RowError
+from jaxagent.envs.coding import patches
 from jaxagent.types import Task
 
 WORKDIR = "/home/user/repo"  # of tasks without an image
@@ -94,9 +97,41 @@ class CodingTask:
 
     @property
     def test_files(self) -> tuple[str, ...]:
-        """What the agent's change may not touch: the files of the tests that count, and of the test patch."""
+        """The files of the tests that count, and of the test patch."""
         own = self.check.files if isinstance(self.check, Tests) else ()
         return tuple(dict.fromkeys((*own, *_IN_PATCH.findall(self.test_patch))))
+
+    @property
+    def protected(self) -> tuple[str, ...]:
+        """What the agent's change may not touch: the tests that count, their folders of tests, hidden paths. Where the
+        row brings its repository, also every file that can be no solution, since the oracle's patch needs none of its
+        kind: what is no Python source, and what lies in another package than that patch changes."""
+        oracle = {change.path for change in patches.split(self.patch)}
+        folders = {patches.test_folder(path) for path in self.test_files} - {""}
+        mine = [folder for folder in sorted(folders) if not any(path.startswith(f"{folder}/") for path in oracle)]
+        rest: list[str] = []
+        if oracle and not self.image and isinstance(self.check, Tests):
+            packages = tuple({_package(path) for path in oracle})
+            there = {*self.files, *(_paths(self.archive) if self.archive is not None else ())} - oracle
+            rest = [
+                path
+                for path in sorted(there)
+                if not path.endswith(".py") or patches.is_test(path) or not path.startswith(packages)
+            ]
+        return tuple(dict.fromkeys((*self.test_files, *mine, *self.hidden, *rest)))
+
+
+def _package(path: str) -> str:
+    """The outermost folder of a source, below src/; or the source itself."""
+    found = re.match(r"(src/)?[^/]+/", path)
+    return found[0] if found else path
+
+
+@functools.lru_cache(maxsize=64)
+def _paths(archive: Path) -> tuple[str, ...]:
+    """The files of a tar, which do not change during a run."""
+    with tarfile.open(archive) as file:
+        return tuple(member.name.removeprefix("./") for member in file if not member.isdir())
 
 
 def from_task(task: Task, folder: Path | None = None) -> CodingTask:

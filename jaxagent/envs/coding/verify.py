@@ -1,27 +1,34 @@
 """Judging a change: it is applied in a fresh sandbox, the task's own tests come on top, and they run.
 
 What decides is not what the tested code prints. Our own runner (`runner.py`) writes the statuses into a file whose name
-and secret the tested code is not told; a test that must fail runs among the others. Only a row that brings a command of
-its own is judged by that command's log or exit status, as published. Once the agent's change is in, everything that
-goes wrong is the change's doing and means not resolved: no results, the deadline, no memory left.
+and secret the tested code is not told; a test that must fail runs among the others. What has passed is run once more in
+another fresh sandbox, where the same tests expect something else (`altered.py`): who passes these, too, has changed
+what passing means. A script of nothing but comparisons with constants is not run at all: its calls are, and their
+values are compared here. Once the agent's change is in, everything that goes wrong is the change's doing and means not
+resolved: no results, the deadline, no memory left.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxagent.envs.coding import outcomes, patches, repository
+from jaxagent.envs.coding import altered, outcomes, patches, repository
 from jaxagent.envs.coding.task import CodingTask, Status, StatusMap, SwePro, Tests
+from jaxagent.envs.python import hidden_tests
 from jaxagent.envs.terminal.verify import VerifierError
 from jaxagent.sandbox.base import MAX_OUTPUT_BYTES, CommandResult, FileError, Sandbox, SandboxError
 
 RUNNER = Path(__file__).with_name("runner.py")
 MAX_RESULTS_BYTES = 2**23
+RED = ("FAILED", "ERROR")
+ALTERED_S = 30.0  # for altered tests, on top of three times what the tests took
 _CAN_BE_APPLIED = ("git apply --check --3way {patch}", "git apply --check {patch}")
 
 
@@ -49,11 +56,11 @@ NOT_APPLIED, FAILED, NO_RESULTS, FORGED, LATE, MEMORY = (
 )
 
 
-async def judge(sandbox: Sandbox, task: CodingTask, patch: str, rules: Rules) -> Judgement:
+async def judge(take: Callable[[], Awaitable[Sandbox]], task: CodingTask, patch: str, rules: Rules) -> Judgement:
     """Judges a change.
 
     Args:
-      sandbox: one that nobody used.
+      take: gives a sandbox that nobody used.
       task: the task.
       patch: the change; files that decide the judgement are left out. Empty: the tests run all the same.
       rules: how.
@@ -62,24 +69,93 @@ async def judge(sandbox: Sandbox, task: CodingTask, patch: str, rules: Rules) ->
       VerifierError: the task's own machinery failed.
       SandboxError: the sandbox failed for a reason of its own.
     """
-    await repository.bring(sandbox, task)
-    if task.test_patch and not await apply_patch(sandbox, task, task.test_patch, _CAN_BE_APPLIED):
-        raise VerifierError(f"{task.id}: the test patch cannot be applied.")
-    kept = patches.keep(patch, (*task.test_files, *task.hidden), rules.drop).text
-    if kept.strip() and not await apply_patch(sandbox, task, kept, patches.LADDERS[rules.ladder]):
-        return Judgement(False, NOT_APPLIED)
-    if task.test_patch and not await apply_patch(sandbox, task, task.test_patch, patches.LADDERS["slime"][:2]):
-        return Judgement(False, NOT_APPLIED)  # it could be, before the change
-    before = await sandbox.oom_kills()
+    began = time.monotonic()
+    judged = await _judge(take, task, patch, rules, {})
+    took_s = time.monotonic() - began
+    if not judged.resolved or not isinstance(task.check, Tests):
+        return judged
+    names = task.check.fail_to_pass or task.check.pass_to_pass
+    must_fail = {name: _places(name) for name in names}
+    limit_s = min(rules.deadline_s, 3 * took_s + ALTERED_S)  # as many tests, or fewer
+    again = await _judge(take, task, patch, dataclasses.replace(rules, deadline_s=limit_s), must_fail)
+    # A test of which its author expects a failure goes on failing; one that the tested code says to fail does not.
+    forged = any(_is(again, name, *(("PASSED",) if _is(judged, name, "PASSED") else RED)) for name in must_fail)
+    return Judgement(False, FORGED, judged.outcomes) if forged else judged
+
+
+def _is(judged: Judgement, name: str, *statuses: str) -> bool:
+    """Whether a test, under any of the names that `outcomes` understands, has one of these statuses."""
+    found = {test: "PASSED" if status in statuses else "FAILED" for test, status in judged.outcomes.items()}
+    return outcomes.required_passed(found, [name])
+
+
+def _places(name: str) -> tuple[str, str]:
+    """(file or module, "Class.test_a") of pytest's a.py::Class::test_a[x], unittest's a.Class.test_a, and what its log
+    makes of that: test_a (a.Class)."""
+    place, *path = name.partition("[")[0].split("::")
+    if not path and "(" in name:
+        place, _, last = name.rstrip(")").partition(" (")
+        name = f"{last.removesuffix(f'.{place}')}.{place}"
+    if not path:
+        place, *path = name.rsplit(".", 2)
+    return place, ".".join(path)
+
+
+async def _alter(sandbox: Sandbox, task: CodingTask, must_fail: dict[str, tuple[str, str]]) -> None:
+    """Alters tests in their files, and takes out of `must_fail` what is not altered."""
+    done: set[tuple[str, str]] = set()
+    for path in (path for path in task.test_files if path.endswith(".py")):
+        module = "." + path.removesuffix(".py").replace("/", ".")
+        mine = {test: place for place, test in must_fail.values() if place == path or module.endswith(f".{place}")}
+        try:
+            source = (await sandbox.read(f"{task.workdir}/{path}")).decode() if mine else ""
+            found = altered.alter(source, mine, f"_{secrets.token_hex(4)}")
+            if found is not None:
+                await sandbox.write(f"{task.workdir}/{path}", found[0].encode())
+                done |= {(mine[test], test) for test in found[1]}
+        except (FileError, UnicodeError):
+            continue
+    for name in [name for name, place in must_fail.items() if place not in done]:
+        del must_fail[name]
+
+
+async def _judge(
+    take: Callable[[], Awaitable[Sandbox]],
+    task: CodingTask,
+    patch: str,
+    rules: Rules,
+    must_fail: dict[str, tuple[str, str]],
+) -> Judgement:
+    """One run of the tests; where some must fail, of these."""
+    sandbox = await take()
     try:
-        judged = await _run(sandbox, task, rules.deadline_s)
-    except SandboxError:
-        if await _memory_ran_out(sandbox, before):
-            return Judgement(False, MEMORY)
-        raise
-    if not judged.resolved and await _memory_ran_out(sandbox, before):
-        return dataclasses.replace(judged, why=MEMORY)
-    return judged
+        await repository.bring(sandbox, task)
+        if task.test_patch and not await apply_patch(sandbox, task, task.test_patch, _CAN_BE_APPLIED):
+            raise VerifierError(f"{task.id}: the test patch cannot be applied.")
+        kept = patches.keep(patch, task.protected, rules.drop).text
+        if kept.strip() and not await apply_patch(sandbox, task, kept, patches.LADDERS[rules.ladder]):
+            return Judgement(False, NOT_APPLIED)
+        if task.test_patch and not await apply_patch(sandbox, task, task.test_patch, patches.LADDERS["slime"][:2]):
+            return Judgement(False, NOT_APPLIED)  # it could be, before the change
+        if must_fail:
+            await _alter(sandbox, task, must_fail)
+            if not must_fail:
+                return Judgement(False)
+            task = dataclasses.replace(
+                task, check=dataclasses.replace(task.check, fail_to_pass=tuple(must_fail), pass_to_pass=())
+            )
+        before = await sandbox.oom_kills()
+        try:
+            judged = await _run(sandbox, task, rules.deadline_s)
+        except SandboxError:
+            if await _memory_ran_out(sandbox, before):
+                return Judgement(False, MEMORY)
+            raise
+        if not judged.resolved and await _memory_ran_out(sandbox, before):
+            return dataclasses.replace(judged, why=MEMORY)
+        return judged
+    finally:
+        await sandbox.close()
 
 
 async def _memory_ran_out(sandbox: Sandbox, before: int | None) -> bool:
@@ -109,13 +185,15 @@ async def _run(sandbox: Sandbox, task: CodingTask, deadline_s: float) -> Judgeme
         return await _by_scripts(sandbox, task, check, deadline_s)
     if isinstance(check, Status):
         command = check.command
+        if (calls := calls_of(check.script)) is not None:
+            return await _by_calls(sandbox, task, *calls, deadline_s)
         if check.script:
             place = f"/tmp/.script-{secrets.token_hex(8)}.py"
             await sandbox.write(place, check.script.encode())
             command = f"{task.python} {place}"
         done = await _shell(sandbox, task, command, deadline_s)
         resolved = done.exit_code == 0 and not done.timed_out
-        return Judgement(resolved, "" if resolved else _why(done, {}))
+        return Judgement(resolved, "" if resolved else _why(done, {} if done.flooded else {"status": "FAILED"}))
     done = await _shell(sandbox, task, check.command, deadline_s)
     log = done.output.decode("utf-8", "replace")
     if isinstance(check, StatusMap):
@@ -123,14 +201,46 @@ async def _run(sandbox: Sandbox, task: CodingTask, deadline_s: float) -> Judgeme
         resolved = outcomes.same_map(found, check.expected) and not done.timed_out
     else:
         found = outcomes.LOGS[check.framework](log)
-        if outcomes.forged(found, done.exit_code) and not done.timed_out:
+        if found and outcomes.forged(found, done.exit_code) and not done.timed_out:
             return Judgement(False, FORGED, found)
         resolved = outcomes.required_passed(found, check.required) and not done.timed_out
     return Judgement(resolved, "" if resolved else _why(done, found), found)
 
 
+def calls_of(script: str) -> tuple[str, list[list[Any]]] | None:
+    """(imports, pairs of a call and the value it must have) of a script of `assert call == constant`, or None."""
+    imports: list[str] = []
+    calls: list[list[Any]] = []
+    try:
+        for node in ast.parse(script).body:
+            said = node.test if isinstance(node, ast.Assert) else None
+            if isinstance(said, ast.Compare) and [type(op) for op in said.ops] == [ast.Eq]:
+                calls.append([ast.unparse(said.left), ast.literal_eval(said.comparators[0])])
+            elif isinstance(node, ast.Import) or ast.unparse(node).startswith("sys.path."):
+                imports.append(ast.unparse(node))
+            else:
+                return None
+        return ("\n".join(imports), calls) if calls and json.loads(json.dumps(calls)) == calls else None
+    except (SyntaxError, ValueError, TypeError, RecursionError):
+        return None
+
+
+async def _by_calls(
+    sandbox: Sandbox, task: CodingTask, imports: str, calls: Sequence[Sequence[Any]], deadline_s: float
+) -> Judgement:
+    """The values of calls, compared here: the sandbox, where the judged code runs, never has those that are right."""
+    place = f"/tmp/.calls-{secrets.token_hex(8)}"
+    begin = f"import os, sys\nos.chdir({task.workdir!r})\nsys.path.insert(0, {task.workdir!r})\n{imports}\n"
+    await sandbox.write(f"{place}/{hidden_tests.MAIN}", begin.encode())
+    tests = [hidden_tests.HiddenTest(f"{i}: {call}", call, value) for i, (call, value) in enumerate(calls)]
+    report = await hidden_tests.outcomes_of(sandbox, tests, deadline_s, place, task.python)
+    found = {call: "PASSED" if said == "passed" else "FAILED" for call, said in report.items()}
+    resolved = set(report.values()) == {"passed"}
+    return Judgement(resolved, "" if resolved else FAILED, found)
+
+
 def _why(done: CommandResult, found: Mapping[str, str]) -> str:
-    return LATE if done.timed_out else FAILED if found or not done.flooded else NO_RESULTS
+    return LATE if done.timed_out else FAILED if found else NO_RESULTS
 
 
 async def _shell(sandbox: Sandbox, task: CodingTask, command: str, deadline_s: float) -> CommandResult:
@@ -143,7 +253,7 @@ async def _by_runner(sandbox: Sandbox, task: CodingTask, check: Tests, deadline_
     done, found = await run_tests(sandbox, task, check.framework, check.files, names, deadline_s)
     if found is None:
         return Judgement(False, LATE if done.timed_out else NO_RESULTS)
-    if found["canary"] not in ("FAILED", "ERROR"):
+    if found["canary"] not in RED:
         return Judgement(False, FORGED, found["outcomes"])
     resolved = outcomes.required_passed(found["outcomes"], check.required)
     return Judgement(resolved, "" if resolved else FAILED, found["outcomes"], found["messages"])

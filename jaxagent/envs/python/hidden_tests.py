@@ -120,9 +120,17 @@ async def run(
     written = await sandbox.execute(("sh", "-c", WRITE, "sh", *arguments(files)), WRITE_TIMEOUT_S, 1000)
     if written.timed_out or written.exit_code != 0:
         raise RuntimeError(f"the submission cannot be written: {written.output[:200]!r}")
+    return await outcomes_of(sandbox, tests, deadline_s)
+
+
+async def outcomes_of(
+    sandbox: Sandbox, tests: Sequence[HiddenTest], deadline_s: float, directory: str = "", python: str = "python3"
+) -> dict[str, str]:
+    """The same of a submission that is there, as `MAIN` in a directory ("" = the sandbox's own)."""
     calls = json.dumps([test.call for test in tests])
     try:
-        result = await sandbox.execute(("python3", "-I", "-B", "-c", CALL, calls), deadline_s, OUTPUT_BYTES)
+        argv = (python, "-I", "-B", "-c", CALL, calls)
+        result = await sandbox.execute(argv, deadline_s, OUTPUT_BYTES, None, directory)
     except RuntimeError:
         if not await sandbox.oom_kills():
             raise

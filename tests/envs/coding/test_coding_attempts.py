@@ -183,7 +183,7 @@ def test_by_an_agent_program(play):
     assert config.rollout.endswith(":HarnessRollout") and Coding(play="built_in").rollout.endswith(":MultiTurn")
     with config.open(Opening(None, [tiny.unittest_task()], play.run, lambda line: None)) as begin:
         attempt = begin(tiny.unittest_task())
-        assert (attempt.init_s, attempt.run_s, attempt.verify_s) == (600.0, 1800.0, 240.0)
+        assert (attempt.init_s, attempt.run_s, attempt.verify_s) == (600.0, 1800.0, 300.0)
         assert play.run(episode(attempt), tiny.TIMEOUT_S).reward == 1.0
     assert attempt.counters["dropped_files"] == 0 and attempt.judgement.resolved
     for tasks, settings, told in (

@@ -1,8 +1,12 @@
 """Patches cut into files, what is left out of them, SWE-RL's likeness, and logs of tests."""
 
+import tarfile
+
 import pytest
 
 from jaxagent.envs.coding import outcomes, patches, rewards
+from jaxagent.envs.coding.task import from_task
+from jaxagent.types import Task
 
 ONE = """diff --git a/foo.txt b/foo.txt
 index 83db48f..f73504f 100644
@@ -16,13 +20,15 @@ index 83db48f..f73504f 100644
 +With some changed lines
  End
 """
+TAB = "\t"  # what git writes behind a name with a blank
 TWO = ONE.replace("some changed lines", "some changed")
 THREE = TWO.replace("foo.txt", "bar.txt")
 
 
 def change(path, mode="100644", old="/dev/null"):
     return (
-        f"diff --git a/{path} b/{path}\nnew file mode {mode}\nindex 0000000..ce01362\n--- {old}\n+++ b/{path}\n"
+        f"diff --git a/{path} b/{path}\nnew file mode {mode}\nindex 0000000..ce01362\n--- {old}\n"
+        f"+++ b/{path}{TAB if ' ' in path else ''}\n"
         "@@ -0,0 +1 @@\n+diff --git a/x b/x\n"
     )
 
@@ -55,6 +61,20 @@ def test_a_patch_is_cut_at_its_files_only():
         change("tests/test_a/__init__.py"),
         change("a/x.egg-info/entry_points.txt"),
         change("a/.gitattributes"),
+        # As other readers compare names: importlib.metadata, `patch`, some file systems.
+        *map(change, ("./tests/test_a.py", "tests//test_a.py", "tests/./test_a.py", "tests/test_a.py/.", "./z.py")),
+        *map(
+            change,
+            ("Tests/Test_A.py", "tests/\uff54est_a.py", "X.EGG-INFO/entry_points.txt", "a/x-1.Dist-Info/METADATA"),
+        ),
+        *map(
+            change,
+            ("ConfTest.py", "a/PyTest.ini", "fractions.py", "src/json/__init__.py", "pluggy.py", "unittest/mock.py"),
+        ),
+        change("tests/test_a.py 2020-01-01 00:00:00").replace(TAB, ""),
+        *map(change, ("tests/test_a.py\r", "tests/test_a.py\tx", '"tests/test_a.py"')),
+        'diff --git "a/tests/test\\137a.py" "b/tests/test\\137a.py"\n--- "a/tests/test\\137a.py"\n'
+        '+++ "b/tests/test\\137a.py"\n@@ -1 +1 @@\n-x\n+y\n',
         change("a.pyc").replace("+diff", "+\0diff"),
         "diff --git a/x b/y\nrename from x\nrename to y\n",
         # What `git diff` never prints, and `git apply` obeys: who owns the sandbox can have replaced git.
@@ -76,9 +96,44 @@ def test_what_git_prints_is_kept():
     bare = "diff --git a/x b/x\nindex 1..2 100644\n--- a/x\n+++ b/x\n"
     bare += f"@@ -1,2 +1 @@ f\n-\udce9\n-y\n{end}+@@ -1 +1 @@\n{end}"
     empty = "diff --git a/p/__init__.py b/p/__init__.py\nnew file mode 100755\nindex 0000000..e69de29\n"
-    edited = change("tests/__init__.py").replace("new file mode 100644\n", "")
+    empty += change("profile/models.py") + change("a/json.py")  # a package of this name is theirs, or is nobody's
+    edited = ONE.replace("foo.txt", "tests/__init__.py")
     kept = patches.keep(bare + empty + edited, ["tests.py", "tests/test_a.py"], patches.STEERS)
     assert kept == patches.Kept(bare + empty + edited, ())
+
+
+def test_what_a_solution_may_change(tmp_path):
+    """In a row that brings its repository: the sources of the packages that the oracle's patch is in, and new files."""
+    files = (
+        "pkg/a.py",
+        "pkg/b.py",
+        "pkg/c.txt",
+        "other/a.py",
+        "x.ini",
+        "run.py",
+        "lib/Tests/b.py",
+        "lib/Tests/data.csv",
+    )
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name in files[:4]:
+            archive.addfile(tarfile.TarInfo(f"./{name}"))
+    about = {"files": dict.fromkeys(files[4:], ""), "archive": "a.tar", "patch": ONE.replace("foo.txt", "pkg/a.py")}
+    about["check_tests"] = {"fail_to_pass": ["lib/Tests/x/test_a.py::test_a"]}
+    tried = (*files, "pkg/new.py", "new.py", "pkg/tests.py", "lib/tests/new.py", "lib/new.py")
+
+    def left_out(about):
+        task = from_task(Task("t", "x", (), "", {"coding": about}), tmp_path)
+        text = "".join(change(name).replace("new file mode 100644\n", "") for name in tried)
+        return set(patches.keep(text, task.protected, patches.STEERS).dropped)
+
+    tests = {"lib/Tests/b.py", "lib/Tests/data.csv", "lib/tests/new.py"}
+    assert left_out(about) == tests | {"pkg/c.txt", "other/a.py", "x.ini", "run.py"}
+    # Of a published row the tests' folder; of one whose oracle changes that folder, the tests.
+    assert left_out(about | {"image": "i"}) == tests
+    assert left_out(about | {"image": "i", "patch": ONE.replace("foo.txt", "lib/Tests/b.py")}) == set()
+    assert patches.test_folder("a/testing/tests/test_a.py") == "a/testing/tests" and not patches.test_folder(
+        "test_a.py"
+    )
 
 
 def test_what_the_harness_brought_is_not_counted():

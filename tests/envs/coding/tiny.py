@@ -92,7 +92,7 @@ def packed_pytest() -> bytes:
         for name in ("pytest", "pluggy", "iniconfig", "packaging", "pygments"):
             for file in importlib.metadata.files(name) or ():
                 rare = file.parts[:2] == ("pygments", "lexers") and file.stem not in LEXERS
-                if ".." not in file.parts and file.suffix == ".py" and not rare:
+                if ".." not in file.parts and (file.suffix == ".py" or file.name == "METADATA") and not rare:
                     archive.add(str(file.locate()), str(file))
     return target.getvalue()
 
@@ -106,7 +106,7 @@ class Player:
     """Plays attempts in the sandboxes of one back end."""
 
     def __init__(self, workers: Workers, sandboxes: Sandboxes):
-        self.run, self._sandboxes = workers.run, sandboxes
+        self.run, self.take, self._sandboxes = workers.run, sandboxes.take, sandboxes
 
     def begin(self, config: Coding, task: Task) -> BuiltInAttempt | AgentCodingAttempt:
         kind = AgentCodingAttempt if config.play == "agent" else BuiltInAttempt
