@@ -24,9 +24,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxagent import contract
 from jaxagent.algorithms import aggregate, distill, echo, estimate
 from jaxagent.algorithms.advantages import zero_signal
-from jaxagent.algorithms.corrections import Importance
+from jaxagent.algorithms.corrections import Importance, factors_of, vetoes
 from jaxagent.algorithms.estimate import Signal
 from jaxagent.algorithms.streams import NO_SCORES, ModelScores, Sample, Streams, rewards, samples
 from jaxagent.config import RLConfig
@@ -59,7 +60,8 @@ def streams(
         if signal is not None:
             given |= _policy(sample, rl, signal, next(factor))
         if given:
-            sequences.append(Streams.of(sample.trajectory, sample.group * outcomes.shape[1] + sample.attempt, **given))
+            number, reward = sample.group * outcomes.shape[1] + sample.attempt, sample.episode.reward
+            sequences.append(Streams.of(sample.trajectory, number, reward=reward, **given))
     if scores.teacher is not None:
         counts |= distill.metrics([sample.trajectory for sample in batch], scores.teacher)
     silent = zero_signal(outcomes, counted)
@@ -107,7 +109,7 @@ def _normalise(sequences: list[Streams], rl: RLConfig) -> list[Streams]:
     if rl.echo is not None:
         targets = [np.count_nonzero(s.ce_weights) for s in sequences]
         observed = [np.count_nonzero(echo.target_mask(s.trajectory.kinds, "full_observation", 0)) for s in sequences]
-        scales = rl.echo.denominator(np.array(targets, np.float64), np.array(observed, np.float64))
+        scales = echo.factors_of(rl.echo.denominator, np.array(targets, np.float64), np.array(observed, np.float64))
     return [
         dataclasses.replace(
             s, ce_weights=(s.ce_weights * scale).astype(np.float32), policy_weights=s.policy_weights * s.corrections
@@ -161,15 +163,15 @@ def _corrections(learnt: Sequence[Sample], rl: RLConfig) -> tuple[list[_Factor],
     old = [sample.old[sample.mask > 0] for sample in learnt]
     behaviour = [sample.trajectory.logprobs[sample.mask > 0] for sample in learnt]
     pairs = list(zip(old, behaviour, strict=True))
-    vetoed = [choice.vetoes(*pair) for pair in pairs]
-    weights = [np.zeros(len(pair[0])) if veto else choice(*pair) for pair, veto in zip(pairs, vetoed, strict=True)]
+    vetoed = [vetoes(choice, *pair) for pair in pairs]
+    weights = [np.zeros(len(p[0])) if veto else factors_of(choice, *p) for p, veto in zip(pairs, vetoed, strict=True)]
     used = np.concatenate(weights) if weights else np.zeros(0)
     counts = {
         "correction/weight_mean": float(np.mean(used)) if len(used) else None,
         "correction/zero_frac": float(np.mean(used == 0)) if len(used) else None,
         "correction/vetoed": float(sum(vetoed)),
     }
-    mean = choice.mean(old, behaviour)
+    mean = contract.number(choice, contract.call(choice, old, behaviour, method="mean"), "a mean", "mean", above=0.0)
     factors = [np.ones(len(sample.mask)) for sample in learnt]
     for factor, sample, of_actions in zip(factors, learnt, weights, strict=True):
         factor[sample.mask > 0] = of_actions

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 
+from jaxagent import contract
 from jaxagent.config.ranges import NonNegativeFloat, ZeroToOne, at_least
 
 if TYPE_CHECKING:
@@ -139,6 +140,25 @@ class Importance:
         """What the weights of a batch are divided by: `batch_mean` where they are normalised, else 1."""
         bounds = (self.name, self.level, self.low, self.high)
         return batch_mean(old_logprobs, behaviour_logprobs, *bounds) if self.normalise else 1.0
+
+
+def factors_of(correction: Importance, old_logprobs: np.ndarray, behaviour_logprobs: np.ndarray) -> np.ndarray:
+    """What a correction gives for one trajectory, f64[T].
+
+    Raises:
+      ConfigError: no finite number of 0 or more for each token.
+    """
+    wanted = contract.Array("weights", "one number per sampled token, [T]", old_logprobs.shape)
+    given = old_logprobs, behaviour_logprobs
+    return contract.numbers(correction, contract.call(correction, *given), wanted, least=0.0, of=given)
+
+
+def vetoes(correction: Importance, old_logprobs: np.ndarray, behaviour_logprobs: np.ndarray) -> bool:
+    """Whether a correction takes a trajectory out. Raises ConfigError where it says neither yes nor no."""
+    answer = contract.call(correction, old_logprobs, behaviour_logprobs, method="vetoes")
+    if not isinstance(answer, (bool, np.bool_)):
+        raise contract.wrong(correction, f"a result {contract.described(answer)}", "True or False", "vetoes")
+    return bool(answer)
 
 
 class Truncate(Importance):

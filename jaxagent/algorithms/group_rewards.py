@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from jaxagent import contract
 from jaxagent.config import ConfigError, RLConfig
 from jaxagent.config.ranges import FiniteFloat
 from jaxagent.types import Group, StopReason
@@ -102,7 +103,7 @@ def shaped(group: Group, rl: RLConfig) -> Group:
     """
     given = [episode.reward for episode in group.episodes]
     if rl.group_reward is not None:
-        given = list(rl.group_reward(group))
+        given = _given(rl.group_reward, group)
     if rl.shaping is not None:
         cut = [episode.stop_reason is StopReason.TOKEN_LIMIT for episode in group.episodes]
         factor = rl.shaping.truncated_factor
@@ -112,6 +113,19 @@ def shaped(group: Group, rl: RLConfig) -> Group:
         for episode, reward in zip(group.episodes, given, strict=True)
     ]
     return dataclasses.replace(group, episodes=episodes)
+
+
+def _given(reward: Any, group: Group) -> list[float]:
+    """What a group reward says of each episode. Raises ConfigError where that is no finite number for each."""
+    answer = contract.call(reward, group)
+    listed = answer.tolist() if getattr(answer, "ndim", 0) == 1 else answer
+    if not isinstance(listed, (list, tuple)) or len(listed) != len(group.episodes):
+        came = (
+            f"{len(listed)} rewards" if isinstance(listed, (list, tuple)) else f"rewards {contract.described(answer)}"
+        )
+        raise contract.wrong(reward, came, f"a list of one per episode of the group, {len(group.episodes)},")
+    failed = [episode.stop_reason.is_failure for episode in group.episodes]
+    return [0.0 if no else contract.number(reward, r, "a reward") for r, no in zip(listed, failed, strict=True)]
 
 
 def _looked_up(values: Mapping[str, float], name: str, where: str, task: str) -> float:

@@ -36,7 +36,7 @@ from jaxagent.gateway.line import Line, LocalLine
 from jaxagent.gateway.renderer import Renderer
 from jaxagent.gateway.server import Gateway
 from jaxagent.gateway.session import Limits, Policy, Session
-from jaxagent.rollout.bookkeeping import checked, judged, one_line, seconds, token_counts
+from jaxagent.rollout.bookkeeping import judged, one_line, seconds, token_counts, verdict_of
 from jaxagent.rollout.ending import CLOSE_TIMEOUT_S, Failed, add_counters, close, ended
 from jaxagent.rollout.forced import NEVER, ForcedTools
 from jaxagent.rollout.templates import CHAT_DATE, Plain, Template
@@ -172,7 +172,7 @@ class _Attempt:
         await line.phase("verify")
         with seconds(self._metrics, "verify_s"):
             async with _deadline(attempt.verify_s, "the verifier did not end"):
-                self._verdict = checked(await attempt.verify(ended), self._turns)
+                self._verdict = await verdict_of(attempt, self._turns, ended)
         return ended
 
     async def _wire(self, place: Place, agent: Agent, line: Line) -> Where:

@@ -3,45 +3,48 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+from jaxagent import contract
 from jaxagent.envs.base import Verdict
 from jaxagent.types import StopReason, TokenKind, Trajectory
 
 
-def checked(verdict: Verdict, turns: int) -> Verdict:
-    """The verdict with Python's floats (NumPy's cannot be logged).
+async def verdict_of(attempt: Any, turns: int, *shown: Any) -> Verdict:
+    """What an attempt's `verify` says, with Python's floats (NumPy's cannot be logged).
 
     Args:
-      verdict: the environment's.
+      attempt: the environment's.
       turns: of the episode.
+      shown: what `verify` is called with.
 
     Raises:
-      ValueError: a number is not finite, or there are turn rewards for another number of turns.
+      ConfigError: no Verdict of finite numbers, or turn rewards for another number of turns; names the class.
     """
-    if len(verdict.turn_rewards) not in (0, turns):
-        raise ValueError(f"{len(verdict.turn_rewards)} turn rewards for {turns} turns")
-    rewards = {"reward": verdict.reward, **verdict.components}
-    rewards |= {f"turn_rewards[{turn}]": reward for turn, reward in enumerate(verdict.turn_rewards)}
-    if wrong := next((name for name, reward in rewards.items() if not math.isfinite(reward)), ""):
-        raise ValueError(f"the environment's {wrong} is {rewards[wrong]}, which is not a number to train on")
-    return dataclasses.replace(
-        verdict,
-        reward=float(verdict.reward),
-        components={name: float(value) for name, value in verdict.components.items()},
-        turn_rewards=tuple(map(float, verdict.turn_rewards)),
+    verdict = await contract.awaited(attempt, "verify", *shown, wanted=Verdict)
+    if not isinstance(paid := verdict.turn_rewards, (tuple, list)) or len(paid) not in (0, turns):
+        came = f"{len(paid)} turn rewards" if hasattr(paid, "__len__") else f"turn_rewards {contract.described(paid)}"
+        raise contract.wrong(
+            attempt, f"{came} for {turns} turns", "a tuple of one for each turn, or of none,", "verify"
+        )
+    return Verdict(
+        contract.number(attempt, verdict.reward, "a reward", "verify"),
+        _named(verdict.components, "components", attempt, "verify"),
+        tuple(contract.number(attempt, pay, f"turn_rewards[{turn}]", "verify") for turn, pay in enumerate(paid)),
     )
 
 
-def counted(counters: Mapping[str, float]) -> dict[str, float]:
-    """An environment's counters. Raises ValueError where one is not finite, and others where one is no number."""
-    numbers = {name: float(value) for name, value in counters.items()}
-    if wrong := next((name for name, value in numbers.items() if not math.isfinite(value)), ""):
-        raise ValueError(f"the environment's counter '{wrong}' is {numbers[wrong]}")
-    return numbers
+def counted(attempt: Any) -> dict[str, float]:
+    """An attempt's counters. Raises ConfigError where they are no finite numbers by name."""
+    return _named(attempt.counters, "counters", attempt, "counters")
+
+
+def _named(values: Any, what: str, attempt: Any, method: str) -> dict[str, float]:
+    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+        raise contract.wrong(attempt, f"{what} {contract.described(values)}", "a dict of numbers by name", method)
+    return {name: contract.number(attempt, value, f"'{name}'", method) for name, value in values.items()}
 
 
 def judged(verdict: Verdict, stop_reason: StopReason) -> Verdict:

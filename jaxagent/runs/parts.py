@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import jax
 
+from jaxagent import contract
 from jaxagent.config import Config, ConfigError, SamplingConfig, check_folder
 from jaxagent.config.choice import imported
 from jaxagent.config.errors import failure_line
@@ -26,7 +27,7 @@ from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.setup import EngineSetup
-from jaxagent.envs.base import Attempt, Environment, Opening
+from jaxagent.envs.base import Attempt, Environment, Message, Opening, check_messages
 from jaxagent.learner import peers
 from jaxagent.models import hf, kernels, lora, params, peft, sharding
 from jaxagent.models.params import Params
@@ -78,8 +79,8 @@ class Parts:
     def contents(self) -> dict[str, str]:
         """Digests of what episodes read besides their tasks."""
         place = self.cfg.data.eval_source
-        beside = self.environment.held_out_identity(Path(place)) if place else {}
-        return {**self.environment.identity(self.dataset), **beside}
+        beside = _digests(self.environment, "held_out_identity", Path(place)) if place else {}
+        return _digests(self.environment, "identity", self.dataset) | beside
 
     def rollout(self, driver: Driver, sampling: SamplingConfig, group_size: int, tool_epsilon: float = 0.0) -> Rollout:
         """Episodes of the environment, sampled by `driver`, in groups of `group_size`; see rollout/forced.py."""
@@ -180,6 +181,14 @@ class Parts:
             yield driver
 
 
+def _digests(environment: Environment, method: str, place: Path) -> dict[str, str]:
+    """What an environment says of its contents. Raises ConfigError where that is no mapping of texts."""
+    answer = contract.call(environment, place, method=method)
+    if not isinstance(answer, Mapping) or not all(isinstance(x, str) for pair in answer.items() for x in pair):
+        raise contract.wrong(environment, f"a result {contract.described(answer)}", "a dict of texts", method)
+    return dict(answer)
+
+
 @contextlib.contextmanager
 def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = True) -> Iterator[Parts]:
     """Opens and checks everything but the weights.
@@ -223,8 +232,13 @@ def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = Tru
             dataset, heldout, run, note, place, played, lambda task: held_out.place(task) or train.place(task)
         )
 
+    def prompt(text: str) -> Sequence[Message]:
+        messages = contract.call(environment, text, method="messages")
+        check_messages(environment, messages, "messages")
+        return messages
+
     for name, tasks in (("held-out", heldout), ("training", some(train))):
-        check_prompts(name, tasks, environment.messages, conversation, cfg.env, note)
+        check_prompts(name, tasks, prompt, conversation, cfg.env, note)
         _check_roles(cfg, environment, tasks, conversation)
     with (
         (Workers if peers.count() == 1 else replica.PlayedByFirst)(cfg.concurrent_episodes) as workers,
