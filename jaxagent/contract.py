@@ -196,7 +196,9 @@ async def awaited(attempt: Any, method: str, *arguments: Any, wanted: type = obj
     answer = getattr(attempt, method)(*arguments)
     if not inspect.isawaitable(answer):
         came = described(answer)
-        raise ConfigError(f"{name_of(attempt)}.{method} must be `async def`: it returned a result {came} to wait for.")
+        raise ConfigError(
+            f"{name_of(attempt)}.{method} must be `async def`: it returned a result {came}, and nothing to await."
+        )
     answer = await answer
     if not isinstance(answer, wanted):
         raise wrong(attempt, f"a result {described(answer)}", f"a {wanted.__name__}", method)

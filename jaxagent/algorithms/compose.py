@@ -24,10 +24,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxagent import contract
 from jaxagent.algorithms import aggregate, distill, echo, estimate
 from jaxagent.algorithms.advantages import zero_signal
-from jaxagent.algorithms.corrections import Importance, factors_of, vetoes
+from jaxagent.algorithms.corrections import Importance, factors_of, mean_of, vetoes
 from jaxagent.algorithms.estimate import Signal
 from jaxagent.algorithms.streams import NO_SCORES, ModelScores, Sample, Streams, rewards, samples
 from jaxagent.config import RLConfig
@@ -171,7 +170,7 @@ def _corrections(learnt: Sequence[Sample], rl: RLConfig) -> tuple[list[_Factor],
         "correction/zero_frac": float(np.mean(used == 0)) if len(used) else None,
         "correction/vetoed": float(sum(vetoed)),
     }
-    mean = contract.number(choice, contract.call(choice, old, behaviour, method="mean"), "a mean", "mean", above=0.0)
+    mean = mean_of(choice, old, behaviour)
     factors = [np.ones(len(sample.mask)) for sample in learnt]
     for factor, sample, of_actions in zip(factors, learnt, weights, strict=True):
         factor[sample.mask > 0] = of_actions

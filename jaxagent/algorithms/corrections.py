@@ -153,6 +153,11 @@ def factors_of(correction: Importance, old_logprobs: np.ndarray, behaviour_logpr
     return contract.numbers(correction, contract.call(correction, *given), wanted, least=0.0, of=given)
 
 
+def mean_of(correction: Importance, old: Sequence[np.ndarray], behaviour: Sequence[np.ndarray]) -> float:
+    """What a correction's weights are divided by. Raises ConfigError where that is no number of more than 0."""
+    return contract.number(correction, contract.call(correction, old, behaviour, method="mean"), "a mean", "mean", 0.0)
+
+
 def vetoes(correction: Importance, old_logprobs: np.ndarray, behaviour_logprobs: np.ndarray) -> bool:
     """Whether a correction takes a trajectory out. Raises ConfigError where it says neither yes nor no."""
     answer = contract.call(correction, old_logprobs, behaviour_logprobs, method="vetoes")

@@ -101,7 +101,7 @@ def _group_relative(groups: Sequence[Group], samples: Sequence[Sample], rl: RLCo
     if estimator.multi_trajectory == "statistics":
         advantages = _over_trajectories(estimator, scores, counted, places)
     else:
-        whole = compared(estimator, scores, counted)
+        whole = compared(estimator, scores, counted, live)
         share = collections.Counter(places if estimator.multi_trajectory == "divide" else set(places))
         advantages = [whole[place] / share[place] for place in places]
     return [
@@ -125,10 +125,11 @@ def _over_trajectories(
     values, mask = np.zeros(shape), np.zeros(shape, bool)
     for (g, s), c in zip(places, column, strict=True):
         values[g, c], mask[g, c] = scores[g, s], counted[g, s]
-    advantages = compared(estimator, values, mask)
+    read = mask & ~(zero_signal(values, mask)[:, None] & estimator.drop_zero_signal)
+    advantages = compared(estimator, values, mask, read)
     single = (mask.sum(axis=1) == 1) & (scores.shape[1] == 1)  # planned with one attempt: no other has failed
     if single.any():
-        advantages[single, :1] = compared(estimator, values[single, :1], mask[single, :1])
+        advantages[single, :1] = compared(estimator, values[single, :1], mask[single, :1], mask[single, :1])
     advantages = np.where(alone(counted), 0.0, advantages)  # of several trajectories or not
     return [advantages[g, c] for (g, _), c in zip(places, column, strict=True)]
 
@@ -155,7 +156,7 @@ def _over_turns(groups: Sequence[Group], samples: Sequence[Sample], rl: RLConfig
     for place, given in attempts.items():
         steps[place][: len(given)], live[place][: len(given)] = given, counted[place]
     silent = zero_signal(*(x.reshape(len(counted), -1) for x in (steps, live))) | alone(live.any(axis=2))[:, 0]
-    advantages = compared(rl.advantage, steps, live)
+    advantages = compared(rl.advantage, steps, live, live & ~(silent[:, None, None] & rl.advantage.drop_zero_signal))
     return [
         Signal(np.where(turn >= 0, advantages[sample.group, sample.attempt, turn], 0.0))
         if counted[sample.group, sample.attempt] and not (silent[sample.group] and rl.advantage.drop_zero_signal)

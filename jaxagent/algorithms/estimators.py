@@ -170,15 +170,15 @@ class TokenAdvantage:
         raise NotImplementedError
 
 
-def compared(advantage: GroupAdvantage | TurnAdvantage, rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """What an advantage that compares attempts says of them, float as `mask`.
+def compared(advantage: Comparison, rewards: np.ndarray, mask: np.ndarray, read: np.ndarray) -> np.ndarray:
+    """What an advantage that compares attempts says of them, float as `rewards`.
 
     Raises:
-      ConfigError: it says something else, or no finite number of an attempt that counts.
+      ConfigError: it says something else, or no finite number where bool `read` is set.
     """
     axes = "one number per attempt, [N, G]" if rewards.ndim == 2 else "one number per turn, [N, G, K]"
     wanted = contract.Array("advantages", axes, rewards.shape)
-    return contract.numbers(advantage, contract.call(advantage, rewards, mask), wanted, where=mask, of=[rewards])
+    return contract.numbers(advantage, contract.call(advantage, rewards, mask), wanted, where=read, of=[rewards])
 
 
 def estimated(advantage: TokenAdvantage, path: TokenPath) -> Estimate:

@@ -17,6 +17,7 @@ import optax
 from jaxagent.algorithms import token_advantages
 from jaxagent.algorithms.needs import most_targets
 from jaxagent.algorithms.streams import ModelScores, Streams
+from jaxagent.algorithms.trial import reads_of
 from jaxagent.config import BatchConfig, Config, RLConfig
 from jaxagent.learner import forward, loss, score
 from jaxagent.learner.batch import Batch
@@ -142,7 +143,7 @@ def describe(
     optimizer, critic_optimizer = optimizers(rl)
     with jax.set_mesh(mesh):
         share = sharing(cfg, rl.batch, spec, cfg.numerics == "exact")
-    shards, reads = cfg.mesh.data * cfg.mesh.fsdp, tuple(getattr(rl.objective, "reads", ()))
+    shards, reads = cfg.mesh.data * cfg.mesh.fsdp, reads_of(rl.objective)
     packer = Packer(rl.batch, longest_targets(cfg), shards, share, cfg.mesh.context, reads)
     logprobs = values = critic = None
     if rl.kl or rl.reads_old or rl.replay or rl.rescores:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxagent.algorithms.advantages import zero_signal
 from jaxagent.algorithms.corrections import Importance, factors_of, vetoes
 from jaxagent.algorithms.estimators import GroupAdvantage, compared
 from jaxagent.algorithms.streams import Streams, action_mask, rewards
@@ -68,7 +69,8 @@ class ReplayBuffer:
         """
         given = np.zeros((0, 0))
         if isinstance(advantage, GroupAdvantage) and groups:
-            given = compared(advantage, *rewards(groups))
+            scores, counted = rewards(groups)
+            given = compared(advantage, scores, counted, counted & ~zero_signal(scores, counted)[:, None])
         found = [
             (episode, float(given[g, s]) if given.size else 0.0)
             for g, group in enumerate(groups)

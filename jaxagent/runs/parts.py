@@ -34,6 +34,7 @@ from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.roles.engines import FrozenRole, PolicyRole
 from jaxagent.rollout.conversation import Conversation
+from jaxagent.rollout.ending import CLOSE_TIMEOUT_S
 from jaxagent.rollout.forced import ForcedTools
 from jaxagent.rollout.prompts import check_prompts, check_role_prompts, some
 from jaxagent.rollout.templates import CHAT_DATE, Template, open_template
@@ -246,6 +247,7 @@ def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = Tru
         opened(environment, here(workers.run)) as attempt,
         open_roles(cfg, Own(spec, tokenizer, template, plays_on), workers.run, note) as roles,
     ):
+        _try_attempt(environment, attempt, heldout, workers, note)
         yield Parts(
             cfg=cfg,
             mesh=mesh,
@@ -274,6 +276,31 @@ def _check_roles(
             check_role_prompts(
                 name, tasks, lambda text, name=name: shown(text)[name], conversation, role.context_tokens
             )
+
+
+def _try_attempt(
+    environment: Environment, attempt: Callable[..., Any], tasks: Sequence[Task], workers: Workers, note: Callable
+) -> None:
+    """Looks at an attempt of a user's own environment. What raises here fails episodes too, which tell it.
+
+    Raises:
+      ConfigError: it is no attempt.
+    """
+    if not contract.is_own(environment) or environment.roles or environment.rollout != Environment.rollout:
+        return
+    methods = ("start", "step", "verify", "close")
+    try:
+        begun = attempt(tasks[0])
+    except Exception:
+        return
+    if missing := [name for name in methods if not callable(getattr(begun, name, None))]:
+        came = f"an attempt {contract.described(begun)}, without a method {missing[0]},"
+        raise contract.wrong(environment, came, f"an object with {', '.join(methods)}", "attempt")
+    for name in contract.not_async(begun, *methods):
+        who = f"{contract.name_of(begun)}.{name}"
+        note(f"{who} is `def`, not `async def`: unless it returns something to await, episodes that call it fail")
+    with contextlib.suppress(Exception):
+        workers.run(contract.awaited(begun, "close"), CLOSE_TIMEOUT_S)
 
 
 @contextlib.contextmanager
