@@ -99,12 +99,6 @@ AGGREGATIONS: dict[str, type] = {
 }
 
 
-def factors_of(aggregation: Aggregation, counts: np.ndarray, episodes: np.ndarray) -> np.ndarray:
-    """What an aggregation gives; args as of its call. Raises ConfigError where that is no finite f64[n], 0 or more."""
-    wanted = contract.Array("factors", "one number per sequence, [n]", counts.shape)
-    return contract.numbers(aggregation, contract.call(aggregation, counts, episodes), wanted, least=0.0)
-
-
 def normalise(streams: Sequence[Streams], names: Sequence[str], aggregation: Aggregation) -> list[Streams]:
     """Scales relative weights to the factors of the loss.
 
@@ -121,6 +115,6 @@ def normalise(streams: Sequence[Streams], names: Sequence[str], aggregation: Agg
     scaled: list[dict[str, np.ndarray]] = [{} for _ in streams]
     for name in names:
         counts = np.array([np.count_nonzero(getattr(s, name)) for s in streams], np.float64)
-        for out, s, scale in zip(scaled, streams, factors_of(aggregation, counts, episodes), strict=True):
+        for out, s, scale in zip(scaled, streams, contract.factors(aggregation, counts, episodes), strict=True):
             out[name] = (getattr(s, name).astype(np.float64) * scale).astype(np.float32)
     return [dataclasses.replace(s, **changes) for s, changes in zip(streams, scaled, strict=True)]

@@ -24,9 +24,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxagent import contract
 from jaxagent.algorithms import aggregate, distill, echo, estimate
 from jaxagent.algorithms.advantages import zero_signal
-from jaxagent.algorithms.corrections import Importance, factors_of, mean_of, vetoes
+from jaxagent.algorithms.corrections import Importance, factors_of, mean_of
 from jaxagent.algorithms.estimate import Signal
 from jaxagent.algorithms.streams import NO_SCORES, ModelScores, Sample, Streams, rewards, samples
 from jaxagent.config import RLConfig
@@ -108,7 +109,7 @@ def _normalise(sequences: list[Streams], rl: RLConfig) -> list[Streams]:
     if rl.echo is not None:
         targets = [np.count_nonzero(s.ce_weights) for s in sequences]
         observed = [np.count_nonzero(echo.target_mask(s.trajectory.kinds, "full_observation", 0)) for s in sequences]
-        scales = echo.factors_of(rl.echo.denominator, np.array(targets, np.float64), np.array(observed, np.float64))
+        scales = contract.factors(rl.echo.denominator, np.array(targets, np.float64), np.array(observed, np.float64))
     return [
         dataclasses.replace(
             s, ce_weights=(s.ce_weights * scale).astype(np.float32), policy_weights=s.policy_weights * s.corrections
@@ -162,8 +163,9 @@ def _corrections(learnt: Sequence[Sample], rl: RLConfig) -> tuple[list[_Factor],
     old = [sample.old[sample.mask > 0] for sample in learnt]
     behaviour = [sample.trajectory.logprobs[sample.mask > 0] for sample in learnt]
     pairs = list(zip(old, behaviour, strict=True))
-    vetoed = [vetoes(choice, *pair) for pair in pairs]
-    weights = [np.zeros(len(p[0])) if veto else factors_of(choice, *p) for p, veto in zip(pairs, vetoed, strict=True)]
+    given = [factors_of(choice, *pair) for pair in pairs]
+    vetoed = [factors is None for factors in given]
+    weights = [np.zeros(len(at)) if factors is None else factors for factors, at in zip(given, old, strict=True)]
     used = np.concatenate(weights) if weights else np.zeros(0)
     counts = {
         "correction/weight_mean": float(np.mean(used)) if len(used) else None,

@@ -142,28 +142,16 @@ class Importance:
         return batch_mean(old_logprobs, behaviour_logprobs, *bounds) if self.normalise else 1.0
 
 
-def factors_of(correction: Importance, old_logprobs: np.ndarray, behaviour_logprobs: np.ndarray) -> np.ndarray:
-    """What a correction gives for one trajectory, f64[T].
-
-    Raises:
-      ConfigError: no finite number of 0 or more for each token.
-    """
-    wanted = contract.Array("weights", "one number per sampled token, [T]", old_logprobs.shape)
-    given = old_logprobs, behaviour_logprobs
-    return contract.numbers(correction, contract.call(correction, *given), wanted, least=0.0, of=given)
+def factors_of(correction: Importance, old_logprobs: np.ndarray, behaviour_logprobs: np.ndarray) -> np.ndarray | None:
+    """What a correction gives for one trajectory, finite f64[T] of 0 or more; None where that is vetoed."""
+    vetoed = contract.call(correction, old_logprobs, behaviour_logprobs, method="vetoes")
+    factors = contract.factors(correction, old_logprobs, behaviour_logprobs)
+    return None if contract.number(correction, vetoed, "a veto", "vetoes") else factors
 
 
 def mean_of(correction: Importance, old: Sequence[np.ndarray], behaviour: Sequence[np.ndarray]) -> float:
-    """What a correction's weights are divided by. Raises ConfigError where that is no number of more than 0."""
+    """What the weights of a correction are divided by, more than 0."""
     return contract.number(correction, contract.call(correction, old, behaviour, method="mean"), "a mean", "mean", 0.0)
-
-
-def vetoes(correction: Importance, old_logprobs: np.ndarray, behaviour_logprobs: np.ndarray) -> bool:
-    """Whether a correction takes a trajectory out. Raises ConfigError where it says neither yes nor no."""
-    answer = contract.call(correction, old_logprobs, behaviour_logprobs, method="vetoes")
-    if not isinstance(answer, (bool, np.bool_)):
-        raise contract.wrong(correction, f"a result {contract.described(answer)}", "True or False", "vetoes")
-    return bool(answer)
 
 
 class Truncate(Importance):

@@ -19,7 +19,6 @@ import dataclasses
 
 import numpy as np
 
-from jaxagent import contract
 from jaxagent.config.ranges import PositiveFloat
 from jaxagent.types import TokenKind
 
@@ -93,12 +92,6 @@ class Denominator:
     def divisor(self, targets: np.ndarray, observed: np.ndarray, sequences: int) -> np.ndarray:
         """f64[n], not 0 anywhere."""
         raise NotImplementedError
-
-
-def factors_of(denominator: Denominator, targets: np.ndarray, observed: np.ndarray) -> np.ndarray:
-    """What a denominator gives; args as of its call. Raises ConfigError where that is no finite f64[n], 0 or more."""
-    wanted = contract.Array("factors", "one number per sequence, [n]", targets.shape)
-    return contract.numbers(denominator, contract.call(denominator, targets, observed), wanted, least=0.0)
 
 
 class FullObservation(Denominator):

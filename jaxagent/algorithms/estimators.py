@@ -171,22 +171,14 @@ class TokenAdvantage:
 
 
 def compared(advantage: Comparison, rewards: np.ndarray, mask: np.ndarray, read: np.ndarray) -> np.ndarray:
-    """What an advantage that compares attempts says of them, float as `rewards`.
-
-    Raises:
-      ConfigError: it says something else, or no finite number where bool `read` is set.
-    """
+    """What an advantage that compares attempts says of them: float as `rewards`, finite where bool `read`."""
     axes = "one number per attempt, [N, G]" if rewards.ndim == 2 else "one number per turn, [N, G, K]"
     wanted = contract.Array("advantages", axes, rewards.shape)
-    return contract.numbers(advantage, contract.call(advantage, rewards, mask), wanted, where=read, of=[rewards])
+    return contract.numbers(advantage, contract.call(advantage, rewards, mask), wanted, read, of=[rewards])
 
 
 def estimated(advantage: TokenAdvantage, path: TokenPath) -> Estimate:
-    """What an advantage along tokens says of one trajectory.
-
-    Raises:
-      ConfigError: no three arrays [T].
-    """
+    """What an advantage along tokens says of one trajectory: three arrays [T]."""
     kinds = {"advantages": "f", "returns": "f", "learnt tokens": "bf"}
     wanted = [contract.Array(name, "one number per token, [T]", path.mask.shape, kinds[name]) for name in kinds]
     return Estimate(*contract.arrays(advantage, contract.call(advantage, path), *wanted))

@@ -8,13 +8,15 @@ that the ratio r = p / p_old is taken to: the one that sampled, or the learner's
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 
+from jaxagent import contract
 from jaxagent.algorithms.segments import sequence_mean, sequence_sum
+from jaxagent.config import ConfigError
 
 # exp(20) is far outside any clip range; the bound keeps values and gradients finite for tokens of weight 0.
 MAX_LOG_RATIO = 20.0
@@ -163,6 +165,14 @@ class Tokens(NamedTuple):
 
 
 READABLE = ("rewards", "ages")  # what `reads` of an objective may name
+
+
+def reads_of(objective: Any) -> tuple[str, ...]:
+    """What an objective reads of `READABLE`. Raises ConfigError where its `reads` has something else."""
+    reads = getattr(objective, "reads", ())
+    if not isinstance(reads, (tuple, list)) or not set(reads) <= set(READABLE):
+        raise ConfigError(f"{contract.name_of(objective)}.reads is {reads!r:.100}: a tuple of {', '.join(READABLE)}.")
+    return tuple(reads)
 
 
 def tokens_of(

@@ -57,5 +57,5 @@ def estimates(paths: list[TokenPath], rl: RLConfig) -> list[Estimate]:
                     getattr(out[-1], name),
                     contract.Array(name, "one number per token, [T]", path.mask.shape),
                 )
-                contract.numbers(rl.advantage, numbers, like, where=path.mask, of=[path.rewards, path.values])
+                contract.numbers(rl.advantage, numbers, like, path.mask, of=[path.rewards, path.values])
     return out

@@ -76,8 +76,7 @@ def weights(success: np.ndarray, cfg: BySuccess) -> np.ndarray:
     Returns:
       f64[N], sum 1. Even, where the curriculum gives no task any weight.
     """
-    wanted = contract.Array("chances", "one number per task, [N]", success.shape)
-    raw = contract.numbers(cfg, contract.call(cfg, success), wanted, least=0.0)
+    raw = contract.factors(cfg, success)
     total, even = raw.sum(), np.full(len(raw), 1.0 / len(raw))
     return even if total <= 0 else (1.0 - cfg.explore) * raw / total + cfg.explore * even
 

@@ -16,8 +16,8 @@ import optax
 
 from jaxagent.algorithms import token_advantages
 from jaxagent.algorithms.needs import most_targets
+from jaxagent.algorithms.policy_loss import reads_of
 from jaxagent.algorithms.streams import ModelScores, Streams
-from jaxagent.algorithms.trial import reads_of
 from jaxagent.config import BatchConfig, Config, RLConfig
 from jaxagent.learner import forward, loss, score
 from jaxagent.learner.batch import Batch

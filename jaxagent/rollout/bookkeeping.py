@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxagent import contract
@@ -13,12 +13,7 @@ from jaxagent.types import StopReason, TokenKind, Trajectory
 
 
 async def verdict_of(attempt: Any, turns: int, *shown: Any) -> Verdict:
-    """What an attempt's `verify` says, with Python's floats (NumPy's cannot be logged).
-
-    Args:
-      attempt: the environment's.
-      turns: of the episode.
-      shown: what `verify` is called with.
+    """What an attempt's `verify` says of an episode of so many turns, with Python's floats (NumPy's cannot be logged).
 
     Raises:
       ConfigError: no Verdict of finite numbers, or turn rewards for another number of turns; names the class.
@@ -31,20 +26,14 @@ async def verdict_of(attempt: Any, turns: int, *shown: Any) -> Verdict:
         )
     return Verdict(
         contract.number(attempt, verdict.reward, "a reward", "verify"),
-        _named(verdict.components, "components", attempt, "verify"),
+        contract.by_name(attempt, verdict.components, "components", "verify"),
         tuple(contract.number(attempt, pay, f"turn_rewards[{turn}]", "verify") for turn, pay in enumerate(paid)),
     )
 
 
 def counted(attempt: Any) -> dict[str, float]:
-    """An attempt's counters. Raises ConfigError where they are no finite numbers by name."""
-    return _named(attempt.counters, "counters", attempt, "counters")
-
-
-def _named(values: Any, what: str, attempt: Any, method: str) -> dict[str, float]:
-    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
-        raise contract.wrong(attempt, f"{what} {contract.described(values)}", "a dict of numbers by name", method)
-    return {name: contract.number(attempt, value, f"'{name}'", method) for name, value in values.items()}
+    """An attempt's counters."""
+    return contract.by_name(attempt, attempt.counters, "counters", "counters")
 
 
 def judged(verdict: Verdict, stop_reason: StopReason) -> Verdict:

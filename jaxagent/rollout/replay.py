@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxagent.algorithms.advantages import zero_signal
-from jaxagent.algorithms.corrections import Importance, factors_of, vetoes
+from jaxagent.algorithms.corrections import Importance, factors_of
 from jaxagent.algorithms.estimators import GroupAdvantage, compared
 from jaxagent.algorithms.streams import Streams, action_mask, rewards
 from jaxagent.config import ReplayConfig
@@ -182,10 +182,10 @@ def streams(
             at = np.flatnonzero(mask)
             behaviour = trajectory.logprobs[at]
             assert correction is not None  # strategies.check: "policy" needs one
-            if vetoes(correction, now[at], behaviour):
+            if (of_actions := factors_of(correction, now[at], behaviour)) is None:
                 continue
             factors = np.ones(len(mask))
-            factors[at] = factors_of(correction, now[at], behaviour)
+            factors[at] = of_actions
             # What the learner compares with what was sampled is about this step's samples: not about these.
             current = dataclasses.replace(trajectory, logprobs=np.where(mask > 0, now, 0.0).astype(np.float32))
             out.append(

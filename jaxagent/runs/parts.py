@@ -80,8 +80,14 @@ class Parts:
     def contents(self) -> dict[str, str]:
         """Digests of what episodes read besides their tasks."""
         place = self.cfg.data.eval_source
-        beside = _digests(self.environment, "held_out_identity", Path(place)) if place else {}
-        return _digests(self.environment, "identity", self.dataset) | beside
+        found: dict[str, str] = {}
+        asked = {"identity": self.dataset} | ({"held_out_identity": Path(place)} if place else {})
+        for method, path in asked.items():
+            answer = contract.call(self.environment, path, method=method)
+            if not isinstance(answer, Mapping):
+                raise contract.wrong(self.environment, f"a result {contract.described(answer)}", "a mapping", method)
+            found |= answer
+        return found
 
     def rollout(self, driver: Driver, sampling: SamplingConfig, group_size: int, tool_epsilon: float = 0.0) -> Rollout:
         """Episodes of the environment, sampled by `driver`, in groups of `group_size`; see rollout/forced.py."""
@@ -182,14 +188,6 @@ class Parts:
             yield driver
 
 
-def _digests(environment: Environment, method: str, place: Path) -> dict[str, str]:
-    """What an environment says of its contents. Raises ConfigError where that is no mapping of texts."""
-    answer = contract.call(environment, place, method=method)
-    if not isinstance(answer, Mapping) or not all(isinstance(x, str) for pair in answer.items() for x in pair):
-        raise contract.wrong(environment, f"a result {contract.described(answer)}", "a dict of texts", method)
-    return dict(answer)
-
-
 @contextlib.contextmanager
 def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = True) -> Iterator[Parts]:
     """Opens and checks everything but the weights.
@@ -278,25 +276,15 @@ def _check_roles(
             )
 
 
-def _try_attempt(
-    environment: Environment, attempt: Callable[..., Any], tasks: Sequence[Task], workers: Workers, note: Callable
-) -> None:
-    """Looks at an attempt of a user's own environment. What raises here fails episodes too, which tell it.
-
-    Raises:
-      ConfigError: it is no attempt.
-    """
+def _try_attempt(environment: Environment, attempt: Callable, tasks: Sequence[Task], workers: Workers, note: Callable):
+    """Looks at an attempt of a user's own environment. What raises here fails episodes too, which tell it."""
     if not contract.is_own(environment) or environment.roles or environment.rollout != Environment.rollout:
         return
-    methods = ("start", "step", "verify", "close")
     try:
         begun = attempt(tasks[0])
     except Exception:
         return
-    if missing := [name for name in methods if not callable(getattr(begun, name, None))]:
-        came = f"an attempt {contract.described(begun)}, without a method {missing[0]},"
-        raise contract.wrong(environment, came, f"an object with {', '.join(methods)}", "attempt")
-    for name in contract.not_async(begun, *methods):
+    for name in contract.check_methods(environment, begun, "attempt", "start", "step", "verify", "close"):
         who = f"{contract.name_of(begun)}.{name}"
         note(f"{who} is `def`, not `async def`: unless it returns something to await, episodes that call it fail")
     with contextlib.suppress(Exception):

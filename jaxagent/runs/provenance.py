@@ -103,67 +103,60 @@ def own_code(section: Any) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for module in dict.fromkeys(_named(section)):
-        file = None if module.partition(".")[0] == "jaxagent" else _file_of(module)
-        if file is None or not os.path.isfile(file):
+        top, path = module.partition(".")[0], _file_of(module)
+        if top == "jaxagent" or path is None or not path.is_file():
             continue
-        path = Path(file).resolve()
         root = path.parents[module.count(".") + (path.name == "__init__.py")]
-        own = module.partition(".")[0] if root.name in ("site-packages", "dist-packages") else ""
+        only = top if root.name in ("site-packages", "dist-packages") else ""
         pending = [path]
         while pending:
             path = pending.pop()
             name, content = path.relative_to(root).as_posix(), path.read_bytes()
             if name not in found:
                 found[name] = hashlib.sha256(content).hexdigest()
-                pending += _imported(content, path, root, own) if path.suffix == ".py" else ()
+                pending += _imported(content, path, root, only) if path.suffix == ".py" else ()
     return dict(sorted(found.items()))
 
 
 def code_changes(saved: Mapping[str, str] | None, now: Mapping[str, str]) -> list[str]:
     """ "code of game.nim (game/nim.py)" of every file that is not as it was; of a run that did not keep it nothing."""
-    files = sorted({*saved, *now}) if saved is not None else ()
-    return [
-        f"code of {re.sub('(/__init__)?[.][^.]*$', '', file).replace('/', '.')} ({file})"
-        for file in files
-        if saved.get(file) != now.get(file)
-    ]
+    changed = [] if saved is None else [file for file in sorted({*saved, *now}) if saved.get(file) != now.get(file)]
+    modules = (file.rpartition(".")[0].removesuffix("/__init__").replace("/", ".") for file in changed)
+    return [f"code of {module} ({file})" for module, file in zip(modules, changed, strict=True)]
 
 
 def _named(value: Any) -> Iterator[str]:
     """The modules of all classes of a config's choices, and those in texts like "my_package.my_module:name"."""
     if isinstance(value, str):
         yield from re.findall(r"^([A-Za-z_][\w.]*):[A-Za-z_][\w.]*$", value)
-    elif isinstance(value, (Mapping, tuple, list)):
+    elif isinstance(value, (Mapping, tuple)):
         for inner in value.values() if isinstance(value, Mapping) else value:
             yield from _named(inner)
     elif dataclasses.is_dataclass(value):
         yield type(value).__module__
-        yield from _named(getattr(value, "rollout", ""))  # a class of the environment's, which is no field
-        yield from _named([getattr(value, field.name) for field in dataclasses.fields(value)])
+        fields = [field.name for field in dataclasses.fields(value)]
+        yield from _named(tuple(getattr(value, name, "") for name in ("rollout", *fields)))  # an environment's is none
 
 
-def _file_of(module: str) -> str | None:
-    """Where a module lies, which need not be loaded yet; None where there is none."""
-    if module in sys.modules:
-        return getattr(sys.modules[module], "__file__", None)
+def _file_of(module: str) -> Path | None:
+    """Where a module lies, which need not be loaded yet."""
     with contextlib.suppress(ImportError, ValueError):
-        return getattr(importlib.util.find_spec(module), "origin", None)
+        spec = sys.modules[module].__spec__ if module in sys.modules else importlib.util.find_spec(module)
+        return Path(spec.origin).resolve() if spec and spec.origin else None
     return None
 
 
-def _imported(content: bytes, path: Path, root: Path, own: str) -> Iterator[Path]:
-    """The files under `root` that a Python file imports; only those of the package `own` where that is not ""."""
+def _imported(content: bytes, path: Path, root: Path, only: str) -> Iterator[Path]:
+    """The files under `root` that a Python file imports; of the package `only` where that is not ""."""
     here = path.relative_to(root).parts
     for node in ast.walk(ast.parse(content)):
-        names: list[tuple[str, ...]] = []
-        if isinstance(node, ast.Import):
-            names = [tuple(alias.name.split(".")) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = (*(here[: -node.level] if node.level else ()), *(node.module.split(".") if node.module else ()))
-            names = [(*base, alias.name) for alias in node.names]
-        for parts in names:
+        names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+        if isinstance(node, ast.ImportFrom):
+            base = ".".join((*(here[: -node.level] if node.level else ()), *filter(None, (node.module,))))
+            names = [f"{base}.{name}" for name in names]
+        for parts in (name.split(".") for name in names):
             for end in range(1, len(parts) + 1):  # to import a.b is to run a as well
-                if parts[0] != "jaxagent" and own in ("", parts[0]):
+                if parts[0] != "jaxagent" and only in ("", parts[0]):
                     module = root.joinpath(*parts[:end])
                     yield from filter(Path.is_file, (module.with_suffix(".py"), module / "__init__.py"))
 

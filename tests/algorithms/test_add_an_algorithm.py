@@ -92,7 +92,7 @@ def rows_of(rng, lengths, width):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_topr_of_a_users_own_is_that_of_the_paper(mine, seed):
-    """Value and gradient of its loss, sequence by sequence in float64: arXiv 2503.14286, eq. 8, with weights of tokens."""
+    """Value and gradient of its loss, sequence by sequence in float64 (arXiv 2503.14286), with weights of tokens."""
     from my_topr import TOPR
 
     rng = np.random.default_rng(seed)

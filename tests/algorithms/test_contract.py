@@ -317,7 +317,7 @@ def test_what_an_objective_reads_must_be_there():
 
     with pytest.raises(ConfigError, match=r"Greedy.reads is \('rewards', 'gold'\): a tuple of rewards, ages\."):
         trial.check_answers(dataclasses.replace(RL, objective=Greedy()))
-    assert trial.reads_of(objectives_.PPOClip()) == () and policy_loss.READABLE == ("rewards", "ages")
+    assert policy_loss.reads_of(objectives_.PPOClip()) == () and policy_loss.READABLE == ("rewards", "ages")
 
 
 @pytest.mark.parametrize("what", [*NUMBER, "too few", "a set"])
@@ -395,17 +395,20 @@ def test_what_must_be_async_is_told_by_name():
     for method in ("start", "step", "verify"):
         with pytest.raises(ConfigError, match=rf"Right.{method} must be `async def`: it returned a result that is a "):
             asyncio.run(contract.awaited(Right(), method, *([None] if method != "start" else [])))
-    assert contract.not_async(Right(), "start", "step", "verify", "close", "search") == ["start", "step", "verify"]
+    names = ("start", "step", "verify", "close", "search")
+    assert contract.check_methods(Right(), Right(), "open", *names) == ["start", "step", "verify"]
 
 
 def test_what_passes_is_what_the_class_gave():
     counts, episodes = np.array([3.0, 0.0, 1.0]), np.array([0, 0, 1])
-    np.testing.assert_allclose(aggregate.factors_of(aggregate.TokenMean(), counts, episodes), [0.25, 0.0, 0.25])
-    np.testing.assert_allclose(echo.factors_of(echo.ConstantSum(2.0), counts, counts), [0.5] * 3)
+    np.testing.assert_allclose(contract.factors(aggregate.TokenMean(), counts, episodes), [0.25, 0.0, 0.25])
+    np.testing.assert_allclose(contract.factors(echo.ConstantSum(2.0), counts, counts), [0.5] * 3)
     old, sampled = np.log([0.5, 0.5]), np.log([0.25, 0.0625])
     np.testing.assert_allclose(corrections.factors_of(corrections.Truncate(high=3.0), old, sampled), [2.0, 3.0])
     assert corrections.mean_of(corrections.Truncate(high=3.0, normalise=True), [old], [sampled]) == pytest.approx(2.5)
-    assert corrections.vetoes(corrections.Truncate(veto=0.5), sampled, old) is True
+    assert corrections.factors_of(corrections.Truncate(veto=0.75), sampled, old) is None
+    path = estimators.TokenPath(*(np.ones(2, dtype) for dtype in (np.float32, np.float32, bool, np.int32, np.float32)))
+    np.testing.assert_allclose(estimators.estimated(estimators.Return(), path).advantages, [2.0, 1.0])
 
 
 def test_divergences_are_one_number_per_target():

@@ -60,32 +60,19 @@ class Retriever(Protocol):
 
 
 def opened_by(config: Any, own: Path | None) -> Retriever:
-    """What `config`, a choice of `env.retriever`, opens over the passages `own`.
-
-    Raises:
-      ConfigError: it is no retriever.
-    """
+    """What `config`, a choice of `env.retriever`, opens over the passages `own`."""
     retriever = contract.call(config, own, method="open")
-    if missing := [name for name in ("search", "close") if not callable(getattr(retriever, name, None))]:
-        what = f"a result {contract.described(retriever)}, without the method {missing[0]},"
-        raise contract.wrong(config, what, "a Retriever", "open")
-    if plain := contract.not_async(retriever, "search", "close"):
-        raise ConfigError(f"{contract.name_of(retriever)}.{plain[0]} must be `async def`.")
+    contract.check_methods(config, retriever, "open", "search", "close")
     return retriever
 
 
 async def passages_of(retriever: Retriever, query: str, topk: int) -> list[Passage]:
-    """The passages of one query.
-
-    Raises:
-      RetrieverError: as `Retriever.search`.
-      ConfigError: the retriever gives back something else.
-    """
-    answer = await retriever.search([query], topk)
+    """The passages of one query, as `Retriever.search` gives them; ConfigError where it gives something else."""
+    answer = await contract.awaited(retriever, "search", [query], topk)
     lists = isinstance(answer, (list, tuple)) and len(answer) == 1 and isinstance(answer[0], (list, tuple))
     if not lists or len(answer[0]) > topk or not all(isinstance(passage, Passage) for passage in answer[0]):
-        what = f"{answer!r:.200}" if isinstance(answer, (list, tuple)) else f"a result {contract.described(answer)}"
-        raise contract.wrong(retriever, what, f"a list of one list of at most {topk} Passage, for one query,", "search")
+        came = f"{answer!r:.200}" if isinstance(answer, (list, tuple)) else f"a result {contract.described(answer)}"
+        raise contract.wrong(retriever, came, f"a list of one list of at most {topk} Passage, for one query,", "search")
     return list(answer[0])
 
 
