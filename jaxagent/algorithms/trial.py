@@ -25,7 +25,7 @@ from jaxagent.algorithms.teachers import Divergence
 from jaxagent.config import ConfigError, RLConfig
 
 _ROWS, _TARGETS, _LONGEST = 4, 32, 9
-Loss = Callable[..., tuple[jax.Array, jax.Array]]  # its sum, and the loss of each target
+Flow = Callable[..., tuple[jax.Array, jax.Array]]  # the gradient of the sum, and the loss of each target
 
 
 def check_answers(rl: RLConfig) -> None:
@@ -59,7 +59,7 @@ def check_answers(rl: RLConfig) -> None:
             found = distill.divergences(rl.distill.loss, *sides, support)
             return jnp.sum(found), found
 
-        _check_flow(rl.distill.loss, divergence, "the student's log-probs", student)
+        _check_flow(rl.distill.loss, _flow(divergence), "the student's log-probs", student)
 
 
 def _try_comparison(advantage: Any, group_size: int) -> None:
@@ -110,8 +110,9 @@ def _try_objective(objective: Any, opsm: corrections.OPSM | None) -> None:
     first = sequence == sequence[:, :1]
     changed = np.where(first & mask, np.float32(0.1), np.float32(0.0))
     other = {name: values - i * changed for i, (name, values) in enumerate(numbers.items(), 1)}
-    surrogate = _check_flow(objective, loss, "tokens.logprobs", numbers["logprobs"], numbers, mask=mask)
-    again = _check_flow(objective, loss, "tokens.logprobs", other["logprobs"], other, mask=mask)
+    flow = _flow(loss)
+    surrogate = _check_flow(objective, flow, "tokens.logprobs", numbers["logprobs"], numbers, mask=mask)
+    again = _check_flow(objective, flow, "tokens.logprobs", other["logprobs"], other, mask=mask)
     if not np.allclose(surrogate[~first], again[~first], rtol=1e-3, atol=1e-6):
         raise ConfigError(
             f"{contract.name_of(objective)} mixes sequences: its loss of one changes with the numbers of another, so "
@@ -132,12 +133,16 @@ def _try_critic(loss: Any, draw: np.random.Generator) -> None:
         return jnp.sum(per_token), per_token
 
     shape = (*returns.shape, loss.heads) if loss.heads else returns.shape
-    _check_flow(loss, total, "the outputs", draw.normal(size=shape).astype(np.float32))
+    _check_flow(loss, _flow(total), "the outputs", draw.normal(size=shape).astype(np.float32))
 
 
-def _check_flow(chosen: Any, loss: Loss, to: str, *at: Any, mask: np.ndarray | bool = True) -> np.ndarray:
+def _flow(loss: Callable[..., tuple[jax.Array, jax.Array]]) -> Flow:
+    return jax.jit(jax.grad(loss, has_aux=True))
+
+
+def _check_flow(chosen: Any, flow: Flow, to: str, *at: Any, mask: np.ndarray | bool = True) -> np.ndarray:
     """The loss of each target, where its sum has a gradient with respect to the first argument; else a ConfigError."""
-    gradient, values = map(np.asarray, jax.jit(jax.grad(loss, has_aux=True))(*at))
+    gradient, values = map(np.asarray, flow(*at))
     for what, found in (("a loss", values), ("a gradient", gradient)):
         if (bad := ~np.isfinite(found.astype(np.float32))).any():
             where = "for ordinary numbers" if (bad & mask).any() else "at targets without weight, where all is 0,"
