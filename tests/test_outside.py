@@ -9,9 +9,11 @@ import re
 import shlex
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from jaxagent import loop
 from jaxagent.config import ConfigError, flags
 from jaxagent.data.dataset import Generated
 from jaxagent.envs import Environment
@@ -328,3 +330,20 @@ def test_an_environment_that_does_not_open_is_one_line(body, message):
     exec(code, scope)
     with pytest.raises(ConfigError, match=message), parts.opened(scope["Mine"](), None):
         pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Scalar:
+    """The commonest habit: a mean in place of one number per token."""
+
+    def __call__(self, tokens):
+        return -(tokens.logprobs * tokens.advantages).mean(), tokens.mask
+
+
+def test_a_stage_that_samples_tries_its_choices_before_anything_is_trained():
+    cfg = flags.parse_argv(["main", "--config=search_r1"]).config
+    cfg = dataclasses.replace(cfg, rl=dataclasses.replace(cfg.rl, objective=Scalar()))
+    with pytest.raises(
+        ConfigError, match=r":Scalar returned a loss of shape \(\) and type float32 where one number per "
+    ):
+        loop.check_rl(cfg, SimpleNamespace(cfg=cfg, tokenizer=None, train=[]))
