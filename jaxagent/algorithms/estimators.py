@@ -174,6 +174,11 @@ def compared(advantage: Comparison, rewards: np.ndarray, mask: np.ndarray, read:
     """What an advantage that compares attempts says of them: float as `rewards`, finite where bool `read`."""
     axes = "one number per attempt, [N, G]" if rewards.ndim == 2 else "one number per turn, [N, G, K]"
     wanted = contract.Array("advantages", axes, rewards.shape)
+    if (
+        len(rewards) == rewards.shape[1] > 1
+    ):  # a forgotten `keepdims` would broadcast unseen: with a group more it fails
+        more = [np.concatenate([x, x[:1]]) for x in (rewards, mask)]
+        contract.array(advantage, contract.call(advantage, *more), wanted._replace(shape=more[0].shape))
     return contract.numbers(advantage, contract.call(advantage, rewards, mask), wanted, read, of=[rewards])
 
 

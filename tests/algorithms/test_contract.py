@@ -14,6 +14,7 @@ from configs.search_r1 import get_config
 from jaxagent import config, contract
 from jaxagent.algorithms import (
     aggregate,
+    compose,
     corrections,
     distill,
     echo,
@@ -249,6 +250,9 @@ def test_a_broadcast_advantage_is_told_although_the_batch_is_square(make_group):
     for size in (1, 2, 4, 8):
         with pytest.raises(ConfigError, match=r"^mine:Bad"):
             trial.check_answers(dataclasses.replace(HOST, advantage=forgotten, group_size=size))
+    square = [make_group(("pa", 1.0), ("pa", 0.0)), make_group(("pa", 0.0), ("pa", 0.5))]
+    with pytest.raises(ConfigError, match=r"^mine:Bad.__call__ raised ValueError: operands could not be broadcast"):
+        compose.streams(square, dataclasses.replace(RL, advantage=forgotten), 0.0)
 
 
 def test_numbers_are_not_the_class_fault_where_they_were_none_before():
