@@ -144,9 +144,9 @@ class Importance:
 
 def factors_of(correction: Importance, old_logprobs: np.ndarray, behaviour_logprobs: np.ndarray) -> np.ndarray | None:
     """What a correction gives for one trajectory, finite f64[T] of 0 or more; None where that is vetoed."""
-    vetoed = contract.call(correction, old_logprobs, behaviour_logprobs, method="vetoes")
-    factors = contract.factors(correction, old_logprobs, behaviour_logprobs)
-    return None if contract.number(correction, vetoed, "a veto", "vetoes") else factors
+    given = old_logprobs, behaviour_logprobs
+    vetoed = contract.call(correction, *given, method="vetoes")
+    return None if contract.number(correction, vetoed, "a veto", "vetoes") else contract.factors(correction, *given)
 
 
 def mean_of(correction: Importance, old: Sequence[np.ndarray], behaviour: Sequence[np.ndarray]) -> float:

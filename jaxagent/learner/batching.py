@@ -115,8 +115,10 @@ class Packer:
         trajectory = streams.trajectory
         versions = trajectory.policy_versions[at]
         facts = {"rewards": np.full(len(at), streams.reward), "ages": np.where(versions < 0, 0, step - versions)}
+        facts = {name: facts[name] for name in self.reads}
         return (
-            {
+            facts
+            | {
                 "tokens": np.asarray(trajectory.tokens[:length], np.int32),
                 "head_positions": (at - 1).astype(np.int32),
                 "targets": np.asarray(trajectory.tokens[at], np.int32),
@@ -125,7 +127,6 @@ class Packer:
                 "behaviour_logprobs": np.asarray(trajectory.logprobs[at], np.float32),
             }
             | {name: getattr(streams, name)[at] for name in STREAMS}
-            | {name: facts[name] for name in self.reads}
         )
 
     def _stack(self, rows: list[dict[str, np.ndarray]], row_targets: int, longest: int) -> Batch:
