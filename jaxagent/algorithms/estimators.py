@@ -170,16 +170,19 @@ class TokenAdvantage:
         raise NotImplementedError
 
 
-def compared(advantage: Comparison, rewards: np.ndarray, mask: np.ndarray, read: np.ndarray) -> np.ndarray:
-    """What an advantage that compares attempts says of them: float as `rewards`, finite where bool `read`."""
+def compared(
+    advantage: Comparison, rewards: np.ndarray, mask: np.ndarray, read: np.ndarray, *states: Any
+) -> np.ndarray:
+    """What an advantage that compares attempts says of them: float as `rewards`, finite where bool `read`.
+
+    `states`: those of turns, for one that reads them.
+    """
     axes = "one number per attempt, [N, G]" if rewards.ndim == 2 else "one number per turn, [N, G, K]"
-    wanted = contract.Array("advantages", axes, rewards.shape)
-    if (
-        len(rewards) == rewards.shape[1] > 1
-    ):  # a forgotten `keepdims` would broadcast unseen: with a group more it fails
-        more = [np.concatenate([x, x[:1]]) for x in (rewards, mask)]
+    wanted, given = contract.Array("advantages", axes, rewards.shape), (rewards, mask, *states)
+    if len(rewards) == rewards.shape[1] > 1:  # with a group more a forgotten `keepdims` does not broadcast unseen
+        more = [np.concatenate([x, x[:1]]) for x in given]
         contract.array(advantage, contract.call(advantage, *more), wanted._replace(shape=more[0].shape))
-    return contract.numbers(advantage, contract.call(advantage, rewards, mask), wanted, read, of=[rewards])
+    return contract.numbers(advantage, contract.call(advantage, *given), wanted, read, of=[rewards])
 
 
 def estimated(advantage: TokenAdvantage, path: TokenPath) -> Estimate:

@@ -70,7 +70,8 @@ def _try_comparison(advantage: Any, group_size: int) -> None:
     mask[1, 0], mask[2] = group_size < 2, False  # an attempt that failed, and a group of which all have
     rewards[3] = 1.0  # no signal
     silent = zero_signal(rewards.reshape(groups, -1), mask.reshape(groups, -1)) & advantage.drop_zero_signal
-    compared(advantage, rewards, mask, mask & ~silent.reshape(-1, *(1,) * (len(shape) - 1)))
+    states = [np.resize([0, 1, 0, 2], shape)] if getattr(advantage, "reads_states", False) else []
+    compared(advantage, rewards, mask, mask & ~silent.reshape(-1, *(1,) * (len(shape) - 1)), *states)
 
 
 def _try_objective(objective: Any, opsm: corrections.OPSM | None) -> None:
