@@ -7,6 +7,7 @@ import sys
 RECIPES = {
     "search_r1": {"score": "em", "n": 256, "before": 0.60, "after": 0.80, "gain": 0.25, "sampled_gain": 0.20},
     "gsm8k_python": {"score": "solved", "n": 96, "before": 0.60, "after": 0.80, "gain": 0.25, "sampled_gain": 0.10},
+    "bandit": {"score": "solved", "n": 96, "before": 0.60, "after": 0.80, "gain": 0.25, "sampled_gain": 0.20},
     "coding_agent": {"score": "resolved", "n": 96, "before": 0.60, "after": 0.80, "gain": 0.25, "sampled_gain": 0.10},
 }
 

@@ -143,7 +143,7 @@ def slime_agentic() -> ConfigDict:
     config.rl.updates_per_step = 4  # published: a global batch of 64 turns; an attempt has three to seven
     config.rl.advantage = parts.group_mean_std(drop_zero_signal=False)
     config.rl.objective = ConfigDict({"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.3})
-    config.rl.aggregation = ConfigDict({"name": "rollout_mean"})
+    config.rl.aggregation = ConfigDict({"name": "sequence_mean"})  # every turn is a sample, and counts the same
     config.rl.optimizer = parts.optimizer(1e-6, weight_decay=0.1, warmup_steps=0)
     config.eval.every = 20
     return config

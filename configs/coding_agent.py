@@ -182,7 +182,7 @@ def agent_scale(config: ConfigDict) -> None:
     config.stages = ("rl",)
 
     config.rl.rescore_every = 10
-    config.rl.steps = 200
+    config.rl.steps = 100
     config.rl.updates_per_step = 1
     config.rl.advantage.drop_zero_signal = False
     config.rl.aggregation = ConfigDict({"name": "rollout_mean"})

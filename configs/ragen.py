@@ -14,7 +14,7 @@ since StarPO-S keeps the groups whose rewards vary most.
 
 sokoban, frozen_lake, bandit: the published runs on Qwen2.5-0.5B-Instruct with all of StarPO-S: PPO with a critic,
 8 worlds x 16 attempts of which the 2 groups of largest standard deviation are trained on, the clip 0.8 to 1.28, no KL.
-Two levels of GAE, as the published code has them: `--config.rl.advantage=gae_bilevel
+Two levels of GAE, which the published code has, over rewards paid turn by turn: `--config.rl.advantage=gae_bilevel
 --config.rl.advantage.turn_gamma=0.95 --config.env.pay=turn`. Not run by us: `--dry_run` says what they need.
 """
 

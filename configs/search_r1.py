@@ -254,12 +254,12 @@ def qwen2_5_3b() -> ConfigDict:
     config.rl.steps = 1_005
     config.rl.tasks_per_step = 512
     config.rl.group_size = 5
-    config.rl.updates_per_step = 2  # mini-batches of 256 questions
+    config.rl.updates_per_step = 10  # mini-batches of 256 attempts: published, the size counts rows (rollout.n is 1)
     config.rl.objective.clip_high = 0.2
     config.rl.advantage.drop_zero_signal = False
     config.rl.entropy_coefficient = 0.001
     # Warm-up over 0.285 of the steps, in updates; betas of the published trainer.
-    config.rl.optimizer = parts.optimizer(1e-6, warmup_steps=573, b2=0.999)
+    config.rl.optimizer = parts.optimizer(1e-6, warmup_steps=2_864, b2=0.999)
     config.rl.batch.row_tokens = 8192
     config.rl.batch.micro_rows = 4
     config.rl.batch.targets_multiple = 256

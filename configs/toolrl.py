@@ -12,8 +12,8 @@ Held-out requests were never seen in training.
 About two minutes. Held-out requests that are answered in full, greedy: from 0.50 to 0.91.
 
 qwen2.5-3b: the published GRPO run on the published data, train.parquet and test.parquet of `dataset/rlla_4k` in
-qiancheng0/ToolRL: 512 rows x 4, four updates per rollout, learning rate 1e-6, no KL. Not run by us: `--dry_run` says
-what it needs.
+qiancheng0/ToolRL: 512 rows x 4, four updates per rollout, learning rate 1e-6, KL in the reward. Not run by us:
+`--dry_run` says what it needs.
 """
 
 from ml_collections import ConfigDict
@@ -119,6 +119,8 @@ def qwen2_5_3b() -> ConfigDict:
     config.rl.updates_per_step = 4  # mini-batches of 128 rows
     config.rl.objective.clip_high = 0.2
     config.rl.advantage.drop_zero_signal = False
+    # The trainer takes KL off the reward whenever it is not in the loss. It alone trains groups of equal rewards.
+    config.rl.kl = ConfigDict({"coefficient": 0.001, "estimator": "k1", "where": "reward"})
     config.rl.entropy_coefficient = 0.001  # the trainer's default
     config.rl.optimizer = parts.optimizer(1e-6, warmup_steps=0, b2=0.999)
     config.rl.batch.row_tokens = 4096

@@ -122,7 +122,7 @@ def _run(argv: Sequence[str]) -> int:
     lengths = wanted(options)
     config = evaluate.read_config([argv[0], *rest])
     quiet_libraries()
-    devices.provide(config.mesh)
+    devices.provide(config.mesh, config.numerics == "exact")
     configs = [configured(config, length) for length in lengths]
     # Late imports: what they name loads jax, which costs seconds.
     from jaxagent.engine.requests import EngineError

@@ -112,14 +112,14 @@ def _train(cfg: Config, options: argparse.Namespace, link: Client, token: str, s
     from jaxagent.runs.fleet.trainer import Trainer
 
     with devices.distributed(options.rank, options.processes, options.meet):
-        devices.provide(cfg.mesh)
+        devices.provide(cfg.mesh, cfg.numerics == "exact")
         with Trainer(cfg, link, token, options.name or "trainer", options.host, signs) as trainer:
             loop.run(cfg, trainer.connect, trainer.alive)
 
 
 def _play(cfg: Config, options: argparse.Namespace, link: Client, token: str, signs: Vitals) -> None:
     name = options.name or f"engine-{socket.gethostname()}-{os.getpid()}"
-    devices.provide(cfg.mesh)
+    devices.provide(cfg.mesh, cfg.numerics == "exact")
     from jaxagent.runs import checks
     from jaxagent.runs.fleet import player
     from jaxagent.runs.fleet.facts import facts

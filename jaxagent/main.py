@@ -83,7 +83,7 @@ def _run(invocation: flags.Invocation, argv: Sequence[str]) -> int | None:
 
         return local.run(invocation.config, argv)
     quiet_libraries()
-    devices.provide(invocation.config.mesh)
+    devices.provide(invocation.config.mesh, invocation.config.numerics == "exact")
     from jaxagent import loop
 
     loop.run(invocation.config)

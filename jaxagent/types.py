@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -118,7 +119,7 @@ class Episode:
     task: Task
     sample: int  # index of this attempt inside its group
     trajectories: Sequence[Trajectory]
-    reward: float  # the scalar that is trained
+    reward: float  # paid at its end
     rewards: Mapping[str, float]  # its named components, for reports ("em", "format", ...)
     stop_reason: StopReason
     turns: int
@@ -127,6 +128,14 @@ class Episode:
     error: str = ""  # one line, when stop_reason.is_failure
     turn_rewards: tuple[float, ...] = ()  # paid at the end of each turn, beside `reward`; () = no process rewards
     heard: Sequence[Heard] = ()  # conversations with roles that are not trained
+
+    @property
+    def total_reward(self) -> float:
+        """What the attempt earned, at its end and in its turns: what compares, chooses or counts attempts reads this.
+
+        The sum is rounded once, whatever the order: attempts that earned the same have the same number.
+        """
+        return math.fsum((self.reward, *self.turn_rewards)) if self.turn_rewards else self.reward
 
 
 @dataclasses.dataclass(frozen=True)

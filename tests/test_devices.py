@@ -5,11 +5,17 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
+from jaxagent.config import MeshConfig
 from jaxagent.runs import devices
 
 # Compiles one program under `keep_compiled_programs` and prints how many came from the folder.
 PROGRAM = """
 import jax, jax.numpy as jnp
+import pytest
+
+from jaxagent.config import MeshConfig
 from jaxagent.runs import devices
 hits = []
 jax.monitoring.register_event_listener(lambda event, **_: hits.append(event == "/jax/compilation_cache/cache_hits"))
@@ -80,3 +86,25 @@ def test_a_user_without_a_home_compiles_anew(monkeypatch):
         assert jax.config.jax_compilation_cache_dir is None
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
+
+
+@pytest.mark.parametrize("plugin", ["jax_cuda12_plugin", "jax_cuda13_plugin", None])
+def test_exact_numerics_fix_the_products_of_a_gpu(plugin, monkeypatch):
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: name == plugin or None)
+    monkeypatch.setattr(devices, "_split_cpu", lambda *_: None)
+    for exact, platforms, user, wanted in [
+        (True, "", "", "--xla_gpu_enable_triton_gemm=false --xla_gpu_autotune_level=0"),
+        (
+            True,
+            "cuda,cpu",
+            "--xla_gpu_autotune_level=3",
+            "--xla_gpu_autotune_level=3 --xla_gpu_enable_triton_gemm=false",
+        ),
+        (True, "cpu", "--a", "--a"),
+        (False, "", "--a", "--a"),
+    ]:
+        monkeypatch.setenv("XLA_FLAGS", user)
+        monkeypatch.setenv("JAX_PLATFORMS", platforms)
+        monkeypatch.setattr("jax.devices", lambda: [None])
+        devices.provide(MeshConfig(1, 1, 1, 1), exact)
+        assert os.environ["XLA_FLAGS"] == (wanted if plugin else user)

@@ -41,20 +41,13 @@ def argv(workdir, teacher, *extra):
     return tiny_run.argv(workdir, *flags, *extra)
 
 
-@pytest.mark.parametrize("loss", ["sampled", "reverse_kl"])
-def test_the_student_comes_nearer_to_its_teacher(tmp_path, teacher, loss):
-    assert cli.main(argv(tmp_path / "run", teacher, f"--config.opd.distill.loss={loss}")) == 0
+def test_the_student_comes_nearer_to_its_teacher(tmp_path, teacher):
+    assert cli.main(argv(tmp_path / "run", teacher, "--config.opd.distill.loss=reverse_kl")) == 0
     records = [r for r in jsonl.read(tmp_path / "run" / "metrics.jsonl") if r["stage"] == "opd" and r["step"] > 0]
     assert [r["step"] for r in records] == list(range(1, STEPS + 1))
     kl = [r["distill/reverse_kl"] for r in records]
-    assert np.isfinite(kl).all() and kl[0] > 1.0
-    # A dozen steps of so few samples over 512 tokens are too noisy for single-token advantages; what these are in
-    # expectation is tested over a whole vocabulary in algorithms/test_distill.py, and that a policy comes nearer to its
-    # teacher by them in learner/test_distillation_learns.py.
-    if loss != "sampled":
-        assert np.mean(kl[-2:]) < 0.9 * np.mean(kl[:2]), kl
-    assert all(0 <= r["distill/agreement"] <= 1 for r in records)
-    assert (records[0].get("loss/distill", 0.0) > 0) == (loss != "sampled")
+    assert np.isfinite(kl).all() and kl[0] > 1.0 and np.mean(kl[-2:]) < 0.9 * np.mean(kl[:2]), kl
+    assert all(0 <= r["distill/agreement"] <= 1 for r in records) and records[0]["loss/distill"] > 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["compiles_after_warmup"] == 0 and summary["logprob_gap_max"] < 1e-4
     assert "eval/em_after_opd" in summary
@@ -73,10 +66,15 @@ def test_a_teacher_that_is_missing_is_told_before_training(tmp_path, teacher, ca
 
 
 def test_stages_chain_in_one_config(tmp_path, teacher):
-    """SFT on the dataset's demonstrations, RL, distillation, export; each stage goes on from the one before."""
+    """SFT on the dataset's demonstrations, RL, distillation, export; each stage goes on from the one before.
+
+    Distillation is by single tokens' advantages here, of which a few steps are too noisy to come nearer. What these are
+    in expectation is tested over a whole vocabulary in algorithms/test_distill.py, and that a policy comes nearer to
+    its teacher by them in learner/test_distillation_learns.py.
+    """
     flags = ["--config.sft.updates=12", "--config.sft.examples=8", "--config.sft.learning_rate=0.01",
              "--config.stages=sft,rl,opd", "--config.rl.steps=2",
-             "--config.opd.steps=2", "--config.rl.optimizer.learning_rate=0.01",
+             "--config.opd.steps=2", "--config.opd.distill.loss=sampled", "--config.rl.optimizer.learning_rate=0.01",
              "--config.rl.entropy_control.target=100", "--config.rl.entropy_control.step=0.001",
              "--config.numerics=exact"]  # fmt: skip  # log-probs are compared to the last bit
     assert cli.main(argv(tmp_path / "run", teacher, *flags)) == 0
@@ -84,6 +82,9 @@ def test_stages_chain_in_one_config(tmp_path, teacher):
     assert list(dict.fromkeys(r["stage"] for r in records)) == ["sft", "rl", "opd"]
     for stage in ("rl", "opd"):  # each begins at rl.entropy_coefficient
         assert [r["policy/entropy_coefficient"] for r in records if r["stage"] == stage] == [0.0, 0.001]
+    distilled = [r for r in records if r["stage"] == "opd"]
+    assert np.isfinite([r["distill/reverse_kl"] for r in distilled]).all() and distilled[0]["distill/reverse_kl"] > 1.0
+    assert all(0 <= r["distill/agreement"] <= 1 and not r.get("loss/distill") for r in distilled)
     losses = [r["loss/total"] for r in records if r["stage"] == "sft"]
     assert len(losses) == 12 and losses[-1] < 0.8 * losses[0], losses
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["compiles_after_warmup"] == 0

@@ -25,7 +25,7 @@ def runs(monkeypatch):
     module.run = seen.append
     monkeypatch.setitem(sys.modules, "jaxagent.loop", module)
     monkeypatch.setattr("jaxagent.loop", module, raising=False)
-    monkeypatch.setattr("jaxagent.runs.devices.provide", lambda mesh: None)
+    monkeypatch.setattr("jaxagent.runs.devices.provide", lambda mesh, exact: None)
     return seen
 
 

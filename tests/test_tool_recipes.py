@@ -11,7 +11,9 @@ from jaxagent.observe import jsonl
 from jaxagent.runs import checks
 from tests import tiny_run
 
-# rlla's run_grpo.sh; ReSearch's train_multi_node.sh; RAGEN's config/base.yaml, _1_bandit.yaml to _3_frozen_lake.yaml.
+# Search-R1's train_grpo.sh (v0.2), whose mini-batches count rows; slime-agentic's agentflow_qwen25_7b_rl.sh, one sample
+# per turn; slime's coding_agent_rl script; rlla's run_grpo.sh and its trainer's KL; ReSearch's train_multi_node.sh;
+# RAGEN's config/base.yaml, _1_bandit.yaml to _3_frozen_lake.yaml.
 STARPO_S = {
     "rl.steps": 200, "rl.tasks_per_step": 8, "rl.group_size": 16, "rl.updates_per_step": 1, "rl.epochs": 1,
     "rl.keep_groups_frac": 0.25, "rl.kl": None, "rl.entropy_coefficient": 0.001, "rl.advantage.name": "gae",
@@ -22,10 +24,24 @@ STARPO_S = {
     "rl.sampling.temperature": 1.0, "data.num_eval": 256,
 }  # fmt: skip
 PUBLISHED = {
+    "search_r1:qwen2.5-3b": {
+        "rl.tasks_per_step": 512, "rl.group_size": 5, "rl.updates_per_step": 512 * 5 // 256, "rl.steps": 1005,
+        "rl.optimizer.learning_rate": 1e-6, "rl.optimizer.warmup_steps": int(0.285 * 1005 * 10), "rl.kl.where": "loss",
+        "rl.kl.coefficient": 0.001, "rl.kl.estimator": "k3", "rl.entropy_coefficient": 0.001, "env.retriever.topk": 3,
+    },
+    "agentflow:slime_agentic": {
+        "rl.tasks_per_step": 8, "rl.group_size": 8, "rl.updates_per_step": 4, "rl.optimizer.learning_rate": 1e-6,
+        "rl.aggregation.name": "sequence_mean", "rl.advantage.multi_trajectory": "full",
+        "rl.optimizer.weight_decay": 0.1, "rl.objective.clip_low": 0.2, "rl.objective.clip_high": 0.3,
+        "rl.kl.coefficient": 0.001,
+    },
+    "coding_agent:claude_code": {"rl.steps": 100, "rl.tasks_per_step": 8, "rl.group_size": 8, "rl.kl": None},
     "toolrl:qwen2.5-3b": {
         "rl.tasks_per_step": 512, "rl.group_size": 4, "rl.updates_per_step": 4, "rl.optimizer.learning_rate": 1e-6,
-        "rl.kl": None, "rl.objective.clip_low": 0.2, "rl.objective.clip_high": 0.2, "rl.entropy_coefficient": 0.001,
-        "rl.advantage.name": "group_mean_std", "env.turn_tokens": 1024, "env.context_tokens": 2048 + 1024,
+        "rl.kl.coefficient": 0.001, "rl.kl.estimator": "k1", "rl.kl.where": "reward",
+        "rl.advantage.drop_zero_signal": False, "rl.objective.clip_low": 0.2, "rl.objective.clip_high": 0.2,
+        "rl.entropy_coefficient": 0.001, "rl.advantage.name": "group_mean_std",
+        "env.turn_tokens": 1024, "env.context_tokens": 2048 + 1024,
         "env.reward.bound": 3.0, "env.reward.detail": "parts", "env.reward.length_words": 0, "mesh.fsdp": 2,
     },
     "research:qwen2.5-7b": {
@@ -73,7 +89,7 @@ WORLDS = f"{SMALL} --config.data.source.num_tasks=120 --config.warm_start.gate_e
     ("config", "preset", "own"),
     [
         ("toolrl", "laptop", f"{SMALL} --config.data.source.num_tasks=120 --config.env.max_turns=1"),
-        ("ragen", "laptop", WORLDS),
+        pytest.param("ragen", "laptop", WORLDS, marks=pytest.mark.nightly),  # the two below are its world and its pay
         ("ragen", "laptop-bandit", f"{WORLDS} --config.env.max_turns=1"),
         ("ragen", "laptop", f"{WORLDS} --config.env.pay=turn --config.rl.advantage=gae_bilevel"),
         ("research", "laptop", f"{SMALL} {tiny_run.SEARCH_FLAGS}"),

@@ -48,6 +48,35 @@ def group_mean(rewards: Array, mask: Array) -> Array:
     return xp.where(mask & ~alone(mask), rewards - mean, 0.0)
 
 
+def group_mean_batch_std(rewards: Array, mask: Array) -> Array:
+    """A = (R - mean(R)) / (std + 1e-6): the mean is the group's, the unbiased std that of all counted rewards at once.
+
+    Easy and hard groups keep their proportions: "Tricks or Traps?" (Liu et al., arXiv 2508.08221), section 4; TRL's
+    scale_rewards="batch" has 1e-4 for 1e-6. Of fewer than two counted rewards the scale is 1.
+    """
+    centred = group_mean(rewards, mask)
+    xp = rewards.__array_namespace__()
+    rewards, count = xp.where(mask, rewards, 0.0), xp.sum(mask)
+    off = xp.where(mask, rewards - xp.sum(rewards) / xp.maximum(count, 1), 0.0)
+    std = root(xp.sum(off * off) / xp.maximum(count - 1, 1))
+    return centred / xp.where(count < 2, 1.0, std + STD_EPSILON)
+
+
+def group_mean_by_mean(rewards: Array, mask: Array) -> Array:
+    """A = (R - mean(R)) / (mean(R) + 1e-6), for rewards from 0 on: the rarer a success, the more it weighs.
+
+    MaxRL: "Maximum Likelihood Reinforcement Learning" (Tajwar et al., 2026), as SkyRL has it: of rewards of 0 and 1
+    the gradient is that of log p(success). A group whose mean is not above 0 has A = 0; so negative rewards say nothing
+    of a group, where the formula would turn its signs.
+    """
+    centred = group_mean(rewards, mask)
+    xp = rewards.__array_namespace__()
+    rewards, count = xp.where(mask, rewards, 0.0), xp.sum(mask, axis=1, keepdims=True)
+    mean = xp.sum(rewards, axis=1, keepdims=True) / xp.maximum(count, 1)
+    scale = xp.where(count < 2, 1.0, mean + STD_EPSILON)
+    return xp.where(scale > STD_EPSILON, centred / xp.where(scale > STD_EPSILON, scale, 1.0), 0.0)
+
+
 def leave_one_out(rewards: Array, mask: Array) -> Array:
     """A = R - mean of the OTHERS' R = G / (G - 1) * (R - mean(R)).
 

@@ -16,11 +16,12 @@ from jaxagent.algorithms.estimators import (
     BilevelGAE,
     Comparison,
     GroupAdvantage,
+    MaxRL,
     NoReward,
     TokenAdvantage,
     TurnAdvantage,
 )
-from jaxagent.algorithms.objectives import GSPO, NoObjective, Reinforce
+from jaxagent.algorithms.objectives import GMPO, GSPO, NoObjective, Reinforce
 from jaxagent.algorithms.teachers import Divergence, Folder, Sampled, Server, Vocabulary
 from jaxagent.algorithms.value_losses import Categorical, Squared
 from jaxagent.config import ConfigError, RLConfig
@@ -44,6 +45,11 @@ def check(rl: RLConfig) -> None:
         raise ConfigError(
             "rl.kl.where='reward' would lose the KL of a turn's tokens for the turns before it with "
             "rl.advantage='gae_bilevel', which reads the rewards at ends of turns: use 'loss' or 'advantage'."
+        )
+    if in_reward and isinstance(advantage, MaxRL):
+        raise ConfigError(
+            "rl.kl.where='reward' would make rewards negative, of which rl.advantage='maxrl' makes nothing: use 'loss' "
+            "or 'advantage'."
         )
     if in_reward and isinstance(advantage, NoReward):
         raise ConfigError("rl.kl.where='reward' does nothing with rl.advantage='no_reward': use 'loss' or 'advantage'.")
@@ -72,6 +78,7 @@ def _check_own(rl: RLConfig) -> None:
     if rl.group_reward is not None:
         _takes(rl.group_reward, "rl.group_reward", "group")
     arguments = ("path",) if isinstance(rl.advantage, TokenAdvantage) else ("rewards", "mask")
+    arguments += ("states",) * getattr(rl.advantage, "reads_states", False)
     _takes(rl.advantage, "rl.advantage", *arguments)
 
 
@@ -118,10 +125,10 @@ def _check_correction(rl: RLConfig) -> None:
         )
     if own_weights and rl.correction:
         raise ConfigError("rl.advantage holds importance weights already: rl.correction must be none.")
-    if isinstance(rl.objective, GSPO) and isinstance(rl.correction, Mask):
+    if isinstance(rl.objective, (GSPO, GMPO)) and isinstance(rl.correction, Mask):
         raise ConfigError(
-            "rl.correction='mask' would take tokens out of the sequences that rl.objective='gspo' averages over: use "
-            "'truncate'."
+            "rl.correction='mask' would take tokens out of the sequences that rl.objective="
+            f"'{type(rl.objective).__name__.lower()}' averages over: use 'truncate'."
         )
 
 

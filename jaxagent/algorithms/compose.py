@@ -20,14 +20,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from jaxagent import contract
 from jaxagent.algorithms import aggregate, distill, echo, estimate
 from jaxagent.algorithms.advantages import zero_signal
-from jaxagent.algorithms.corrections import Importance, factors_of, mean_of
+from jaxagent.algorithms.corrections import Factor, factors_of_samples
 from jaxagent.algorithms.estimate import Signal
 from jaxagent.algorithms.streams import NO_SCORES, ModelScores, Sample, Streams, rewards, samples
 from jaxagent.config import RLConfig
@@ -53,14 +52,16 @@ def streams(
     outcomes, counted = rewards(groups)
     batch = samples(groups, scores)
     signals = estimate.signals(groups, batch, rl)
-    factors, counts = _corrections([sample for sample, signal in zip(batch, signals, strict=True) if signal], rl)
+    factors, counts = factors_of_samples(
+        [sample for sample, signal in zip(batch, signals, strict=True) if signal], rl.correction
+    )
     factor, sequences = iter(factors), []
     for sample, signal in zip(batch, signals, strict=True):
         given = _auxiliary(sample, rl, progress)
         if signal is not None:
             given |= _policy(sample, rl, signal, next(factor))
         if given:
-            number, reward = sample.group * outcomes.shape[1] + sample.attempt, sample.episode.reward
+            number, reward = sample.group * outcomes.shape[1] + sample.attempt, sample.episode.total_reward
             sequences.append(Streams.of(sample.trajectory, number, reward=reward, **given))
     if scores.teacher is not None:
         counts |= distill.metrics([sample.trajectory for sample in batch], scores.teacher)
@@ -118,14 +119,7 @@ def _normalise(sequences: list[Streams], rl: RLConfig) -> list[Streams]:
     ]
 
 
-class _Factor(NamedTuple):
-    """What a sample's policy weights are multiplied with, and whether `rl.correction.veto` takes it out altogether."""
-
-    weights: np.ndarray  # f64[T], all 0 where vetoed
-    vetoed: bool
-
-
-def _policy(sample: Sample, rl: RLConfig, signal: Signal, factor: _Factor) -> dict[str, np.ndarray]:
+def _policy(sample: Sample, rl: RLConfig, signal: Signal, factor: Factor) -> dict[str, np.ndarray]:
     """Policy, KL-in-loss, entropy, z-loss and critic streams of one sample, with relative weights.
 
     Of a vetoed one the policy's alone, whose factors are 0: it counts in the policy term's denominator.
@@ -155,30 +149,6 @@ def _policy(sample: Sample, rl: RLConfig, signal: Signal, factor: _Factor) -> di
     return given
 
 
-def _corrections(learnt: Sequence[Sample], rl: RLConfig) -> tuple[list[_Factor], dict[str, float | None]]:
-    """The factor of each sample that takes part, and counts for the metrics."""
-    choice = rl.correction
-    if not isinstance(choice, Importance):
-        return [_Factor(np.ones(len(sample.mask)), False) for sample in learnt], {}
-    old = [sample.old[sample.mask > 0] for sample in learnt]
-    behaviour = [sample.trajectory.logprobs[sample.mask > 0] for sample in learnt]
-    pairs = list(zip(old, behaviour, strict=True))
-    given = [factors_of(choice, *pair) for pair in pairs]
-    vetoed = [factors is None for factors in given]
-    weights = [np.zeros(len(at)) if factors is None else factors for factors, at in zip(given, old, strict=True)]
-    used = np.concatenate(weights) if weights else np.zeros(0)
-    counts = {
-        "correction/weight_mean": float(np.mean(used)) if len(used) else None,
-        "correction/zero_frac": float(np.mean(used == 0)) if len(used) else None,
-        "correction/vetoed": float(sum(vetoed)),
-    }
-    mean = mean_of(choice, old, behaviour)
-    factors = [np.ones(len(sample.mask)) for sample in learnt]
-    for factor, sample, of_actions in zip(factors, learnt, weights, strict=True):
-        factor[sample.mask > 0] = of_actions
-    return [_Factor(factor / mean, veto) for factor, veto in zip(factors, vetoed, strict=True)], counts
-
-
 def _auxiliary(sample: Sample, rl: RLConfig, progress: float) -> dict[str, np.ndarray]:
     """Streams of the auxiliary terms, also of attempts in groups without signal; ECHO's of failed ones too."""
     given, imitated = {}, rl.positive_nll
@@ -186,6 +156,6 @@ def _auxiliary(sample: Sample, rl: RLConfig, progress: float) -> dict[str, np.nd
         coefficient = echo.coefficient(rl.echo.coefficient, rl.echo.schedule, progress)
         kinds = sample.trajectory.kinds
         given["ce_weights"] = coefficient * echo.target_mask(kinds, rl.echo.targets, rl.echo.max_tokens)
-    if imitated and sample.episode.reward >= imitated.min_reward and not sample.episode.stop_reason.is_failure:
+    if imitated and sample.episode.total_reward >= imitated.min_reward and not sample.episode.stop_reason.is_failure:
         given["nll_weights"] = imitated.coefficient * sample.mask
     return given

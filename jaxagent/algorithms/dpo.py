@@ -59,10 +59,10 @@ def pairs(groups: Sequence[Group], per_task: int, min_gap: float) -> list[Pair]:
     """
     found = []
     for group in groups:
-        ranked = sorted(distinct(group.episodes), key=lambda e: -e.reward)  # stable: ties in the order of attempts
+        ranked = sorted(distinct(group.episodes), key=lambda e: -e.total_reward)  # stable: ties in attempts' order
         for i in range(min(per_task, len(ranked) // 2)):
             best, worst = ranked[i], ranked[-1 - i]
-            if best.reward > worst.reward and best.reward - worst.reward >= min_gap:
+            if (gap := best.total_reward - worst.total_reward) > 0 and gap >= min_gap:
                 found.append(Pair(best, worst))
     return found
 

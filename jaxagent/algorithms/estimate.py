@@ -26,11 +26,11 @@ from jaxagent.algorithms.advantages import alone, whiten, zero_signal
 from jaxagent.algorithms.distill import sampled_advantages
 from jaxagent.algorithms.estimators import GroupAdvantage, TokenAdvantage, TokenPath, TurnAdvantage, compared
 from jaxagent.algorithms.kl import kl_estimate
-from jaxagent.algorithms.process import by_turn, token_rewards
+from jaxagent.algorithms.process import by_turn, states, token_rewards
 from jaxagent.algorithms.streams import Sample, rewards
 from jaxagent.algorithms.token_advantages import estimates
 from jaxagent.config import KLConfig, RLConfig
-from jaxagent.types import Group
+from jaxagent.types import Group, StopReason
 
 REWARD_EPSILON = 1e-5  # by which a reward may miss `rl.shaping.min_reward`
 
@@ -58,9 +58,12 @@ def signals(groups: Sequence[Group], samples: Sequence[Sample], rl: RLConfig) ->
         given = [s and s.plus(-kl_penalty(sample, rl.kl)) for sample, s in zip(samples, given, strict=True)]
     if rl.distill is not None and rl.distill.in_advantage:
         given = [s and s.plus(teacher_advantages(sample, rl)) for sample, s in zip(samples, given, strict=True)]
+    if rl.mask_truncated:
+        cut = [sample.episode.stop_reason is StopReason.TOKEN_LIMIT for sample in samples]
+        given = [None if is_cut else signal for signal, is_cut in zip(given, cut, strict=True)]
     given = _whitened(samples, given) if rl.whiten_advantages else given
     if rl.shaping is not None:
-        good = [sample.episode.reward >= rl.shaping.min_reward - REWARD_EPSILON for sample in samples]
+        good = [sample.episode.total_reward >= rl.shaping.min_reward - REWARD_EPSILON for sample in samples]
         more = [sample.mask * rl.shaping.correct_boost * is_good for sample, is_good in zip(samples, good, strict=True)]
         given = [signal and signal.plus(boost) for signal, boost in zip(given, more, strict=True)]
     return given
@@ -141,22 +144,26 @@ def _over_turns(groups: Sequence[Group], samples: Sequence[Sample], rl: RLConfig
     _, counted = rewards(groups)
     turns: list[np.ndarray] = []  # i64[T] of each sample: the turn of its episode that an action token is in, or -1
     attempts: dict[tuple[int, int], np.ndarray] = {}
+    numbers: dict[bytes, int] = {}  # of states
     for sample in samples:
         place = sample.group, sample.attempt
         if place not in attempts:  # its first trajectory: all of them are numbered together
             of_trajectories, attempts[place] = by_turn(sample.episode)
             attempts[place][-1] += sample.episode.reward
             turns += of_trajectories
-    if rl.kl_in("reward"):
-        for sample, turn in zip(samples, turns, strict=True):
-            penalty = kl_penalty(sample, rl.kl)
-            np.subtract.at(attempts[sample.group, sample.attempt], turn[turn >= 0], penalty[turn >= 0])
     shape = (*counted.shape, max(map(len, attempts.values())))
-    steps, live = np.zeros(shape), np.zeros(shape, bool)
+    steps, live, began = np.zeros(shape), np.zeros(shape, bool), np.zeros(shape, np.int64)
     for place, given in attempts.items():
         steps[place][: len(given)], live[place][: len(given)] = given, counted[place]
+        seen = states(groups[place[0]].episodes[place[1]]) if rl.advantage.reads_states else ()
+        began[place][: len(seen)] = [numbers.setdefault(state, len(numbers)) for state in seen]
     silent = zero_signal(*(x.reshape(len(counted), -1) for x in (steps, live))) | alone(live.any(axis=2))[:, 0]
-    advantages = compared(rl.advantage, steps, live, live & ~(silent[:, None, None] & rl.advantage.drop_zero_signal))
+    if rl.kl_in("reward"):  # behind `silent`, as for groups: whether there is signal is asked of the rewards alone
+        for sample, turn in zip(samples, turns, strict=True):
+            penalty = kl_penalty(sample, rl.kl)
+            np.subtract.at(steps[sample.group, sample.attempt], turn[turn >= 0], penalty[turn >= 0])
+    read = live & ~(silent[:, None, None] & rl.advantage.drop_zero_signal)
+    advantages = compared(rl.advantage, steps, live, read, *([began] if rl.advantage.reads_states else ()))
     return [
         Signal(np.where(turn >= 0, advantages[sample.group, sample.attempt, turn], 0.0))
         if counted[sample.group, sample.attempt] and not (silent[sample.group] and rl.advantage.drop_zero_signal)

@@ -64,6 +64,24 @@ class GroupMean(GroupAdvantage):
         return group_mean(rewards, mask)
 
 
+class GroupMeanBatchStd(GroupAdvantage):
+    """Batch scaling (arXiv 2508.08221): the group's mean is taken off, and the rest divided by the batch's std."""
+
+    def __call__(self, rewards: Array, mask: Array) -> Array:
+        from jaxagent.algorithms.advantages import group_mean_batch_std
+
+        return group_mean_batch_std(rewards, mask)
+
+
+class MaxRL(GroupAdvantage):
+    """MaxRL (Tajwar et al., 2026): the group's mean is taken off, and the rest divided by it."""
+
+    def __call__(self, rewards: Array, mask: Array) -> Array:
+        from jaxagent.algorithms.advantages import group_mean_by_mean
+
+        return group_mean_by_mean(rewards, mask)
+
+
 class LeaveOneOut(GroupAdvantage):
     """RLOO (arXiv 2402.14740): the mean of the others is taken off."""
 
@@ -127,7 +145,12 @@ class PassAtK(BestOfK):
 
 @dataclasses.dataclass(frozen=True)
 class TurnAdvantage(Comparison):
-    """One number per turn: rewards float[N, G, K] and mask bool[N, G, K] -> float[N, G, K], 0 where masked out."""
+    """One number per turn: rewards float[N, G, K] and mask bool[N, G, K] -> float[N, G, K], 0 where masked out.
+
+    One that reads states is called with them too, i64[N, G, K]: turns of a group with equal numbers began in one state.
+    """
+
+    reads_states: ClassVar[bool] = False
 
     def __call__(self, rewards: Array, mask: Array) -> Array:
         raise NotImplementedError
@@ -140,6 +163,20 @@ class TurnMeanStd(TurnAdvantage):
         from jaxagent.algorithms.process import turn_mean_std
 
         return turn_mean_std(rewards, mask)
+
+
+@dataclasses.dataclass(frozen=True)
+class GiGPO(TurnAdvantage):
+    """Group-in-group (arXiv 2505.10978): the attempt among the group's, and the turn among those from its state."""
+
+    reads_states: ClassVar[bool] = True
+    gamma: ZeroToOne = 0.95  # discount per turn of the return that follows a turn
+    step_weight: NonNegativeFloat = 1.0  # of the turn's part
+
+    def __call__(self, rewards: Array, mask: Array, states: Array) -> Array:
+        from jaxagent.algorithms.process import group_in_group
+
+        return group_in_group(rewards, mask, states, self.gamma, self.step_weight)
 
 
 class TokenPath(NamedTuple):
@@ -327,6 +364,8 @@ class TurnVTrace(TokenAdvantage):
 ADVANTAGES: dict[str, type] = {
     "group_mean_std": GroupMeanStd,
     "group_mean": GroupMean,
+    "group_mean_batch_std": GroupMeanBatchStd,
+    "maxrl": MaxRL,
     "leave_one_out": LeaveOneOut,
     "leave_one_out_std": LeaveOneOutStd,
     "no_baseline": NoBaseline,
@@ -334,6 +373,7 @@ ADVANTAGES: dict[str, type] = {
     "max_at_k": MaxAtK,
     "pass_at_k": PassAtK,
     "turn_mean_std": TurnMeanStd,
+    "gigpo": GiGPO,
     "gae": GAE,
     "gae_adaptive": AdaptiveGAE,
     "gae_turns": TurnGAE,

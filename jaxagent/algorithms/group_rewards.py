@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from jaxagent import contract
 from jaxagent.config import ConfigError, RLConfig
 from jaxagent.config.ranges import FiniteFloat
-from jaxagent.types import Group, StopReason
+from jaxagent.types import Episode, Group, StopReason
 
 PREFERENCES = "preferences"  # of a task's metadata: feature -> weight
 
@@ -74,6 +74,36 @@ class Preferences:
         return {"accuracy": self.accuracy, "cost": self.cost, "latency": self.latency}
 
 
+@dataclasses.dataclass(frozen=True)
+class Decoupled:
+    """GDPO's (arXiv 2601.05242): each component of the verdict compared in the group by itself, then added up.
+
+    R = sum over components of weight * (r - mean) / (unbiased std + 1e-6). With `rl.advantage=no_baseline` and
+    `rl.whiten_advantages` this is GDPO as verl has it: no component drowns in the noise of a larger one.
+    """
+
+    components: tuple[str, ...]  # of the verdict
+    weights: tuple[FiniteFloat, ...] = ()  # one of each; () = all 1
+
+    def __call__(self, group: Group) -> Sequence[float]:
+        """One reward per episode; 0 of an episode that failed.
+
+        Raises:
+          ConfigError: a verdict lacks a component.
+        """
+        import numpy as np
+
+        from jaxagent.algorithms.advantages import group_mean_std
+
+        mask = np.array([not episode.stop_reason.is_failure for episode in group.episodes], bool)
+        values = np.zeros((len(self.components), len(mask)))
+        for row in np.flatnonzero(mask).tolist():
+            verdict = group.episodes[row].rewards
+            values[:, row] = [_looked_up(verdict, name, "verdict", group.task.id) for name in self.components]
+        weights = np.array(self.weights or (1.0,) * len(self.components))
+        return (weights @ group_mean_std(values, np.broadcast_to(mask, values.shape))).tolist()
+
+
 def weights_of(given: Any, task: str) -> dict[str, float]:
     """A task's preferences, in the order of their names.
 
@@ -92,27 +122,34 @@ def weights_of(given: Any, task: str) -> dict[str, float]:
     return {name: float(given[name]) for name in sorted(given)}
 
 
-GROUP_REWARDS: dict[str, type] = {"preferences": Preferences}
+GROUP_REWARDS: dict[str, type] = {"preferences": Preferences, "gdpo": Decoupled}
 
 
 def shaped(group: Group, rl: RLConfig) -> Group:
     """The group with the rewards that `rl.group_reward` gives, scaled where an attempt ran out of tokens.
 
-    `rl.shaping.truncated_factor` is ProRL's and ToolOrchestra's stop_properly_penalty. A negative reward stays as
-    it is: scaled, it would be a prize for running out of tokens.
+    What a group reward gives takes the place of all that an attempt earned, its turns' rewards included. A factor for
+    running out of tokens, `rl.shaping.truncated_factor`, is ProRL's and ToolOrchestra's stop_properly_penalty. It
+    scales the attempt's rewards unless their sum is negative: scaled, that would be a prize for running out of tokens.
     """
-    given = [episode.reward for episode in group.episodes]
+    episodes = list(group.episodes)
     if rl.group_reward is not None:
-        given = _given(rl.group_reward, group)
+        episodes = [
+            dataclasses.replace(episode, reward=reward, turn_rewards=())
+            for episode, reward in zip(episodes, _given(rl.group_reward, group), strict=True)
+        ]
     if rl.shaping is not None:
-        cut = [episode.stop_reason is StopReason.TOKEN_LIMIT for episode in group.episodes]
-        factor = rl.shaping.truncated_factor
-        given = [min(r, r * factor) if short else r for r, short in zip(given, cut, strict=True)]
-    episodes = [
-        episode if episode.stop_reason.is_failure else dataclasses.replace(episode, reward=float(reward))
-        for episode, reward in zip(group.episodes, given, strict=True)
-    ]
-    return dataclasses.replace(group, episodes=episodes)
+        episodes = [_scaled(episode, rl.shaping.truncated_factor) for episode in episodes]
+    failed = [episode.stop_reason.is_failure for episode in group.episodes]
+    chosen = zip(group.episodes, episodes, failed, strict=True)
+    return dataclasses.replace(group, episodes=[old if out else new for old, new, out in chosen])
+
+
+def _scaled(episode: Episode, factor: float) -> Episode:
+    if episode.stop_reason is not StopReason.TOKEN_LIMIT or episode.total_reward <= 0:
+        return episode
+    turns = tuple(reward * factor for reward in episode.turn_rewards)
+    return dataclasses.replace(episode, reward=episode.reward * factor, turn_rewards=turns)
 
 
 def _given(reward: Any, group: Group) -> list[float]:
@@ -131,7 +168,6 @@ def _given(reward: Any, group: Group) -> list[float]:
 def _looked_up(values: Mapping[str, float], name: str, where: str, task: str) -> float:
     if name not in values:
         raise ConfigError(
-            f"rl.group_reward='preferences', task '{task}': the environment's {where} have no '{name}', which a weight "
-            "is for."
+            f"rl.group_reward, task '{task}': the environment's {where} have no '{name}', which a weight is for."
         )
     return float(values[name])

@@ -56,6 +56,33 @@ class GSPO:
 
 
 @dataclasses.dataclass(frozen=True)
+class GMPO:
+    """The ratio is the geometric mean of a sequence's clipped ones (arXiv 2507.20673, section 4)."""
+
+    clip_low: NonNegativeFloat = 0.4  # the logarithm of a token's ratio is in [-clip_low, clip_high]
+    clip_high: NonNegativeFloat = 0.4
+
+    def __call__(self, tokens: Tokens) -> Losses:
+        from jaxagent.algorithms.policy_loss import geometric_mean_loss
+
+        return geometric_mean_loss(tokens, self.clip_low, self.clip_high)
+
+
+@dataclasses.dataclass(frozen=True)
+class DPPO:
+    """A token's trust region is its probability's, not its ratio's (binary TV, arXiv 2602.04879); verl's constants."""
+
+    low: ZeroToOne = 0.2  # by how much a token's probability may have fallen where A < 0
+    high: ZeroToOne = 0.2  # and risen where A > 0
+    cap: PositiveFloat = 20.0  # of the ratio, as a number
+
+    def __call__(self, tokens: Tokens) -> Losses:
+        from jaxagent.algorithms.policy_loss import probability_mask_loss
+
+        return probability_mask_loss(*tokens[:3], self.low, self.high, self.cap)
+
+
+@dataclasses.dataclass(frozen=True)
 class CISPO:
     """A clipped ratio keeps its gradient (arXiv 2506.13585): no lower bound; the paper does not give the upper one."""
 
@@ -115,6 +142,8 @@ OBJECTIVES: dict[str, type] = {
     "ppo_clip": PPOClip,
     "dual_clip": DualClip,
     "gspo": GSPO,
+    "gmpo": GMPO,
+    "dppo": DPPO,
     "cispo": CISPO,
     "sapo": SoftGate,
     "importance_sampling": ImportanceSampling,

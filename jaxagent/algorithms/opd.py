@@ -23,6 +23,7 @@ def as_opd(cfg: Config) -> Config:
         advantage=NoReward(),
         kl=dataclasses.replace(rl.kl, where="advantage") if rl.kl and rl.kl_in("reward") else rl.kl,
         group_reward=None,
+        mask_truncated=False,
         shaping=None,
         echo=None,
         positive_nll=None,

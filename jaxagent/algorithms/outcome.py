@@ -45,7 +45,7 @@ def ended(episode: Episode) -> Trajectory:
 
 def binary(episodes: Sequence[Episode], min_reward: float) -> list[Streams]:
     """Streams of one update: label 1 for a reward of `min_reward` or more, all episodes alike."""
-    return [_at_end(ended(e), 1.0 / len(episodes), float(e.reward >= min_reward)) for e in episodes]
+    return [_at_end(ended(e), 1.0 / len(episodes), float(e.total_reward >= min_reward)) for e in episodes]
 
 
 def bradley_terry(pairs: Sequence[Pair], scores: Sequence[tuple[float, float]]) -> list[Streams]:

@@ -194,6 +194,40 @@ def tokens_of(
     return Tokens(logprobs, old_logprobs, advantages, mean, total, mask, **more)
 
 
+def geometric_mean_loss(tokens: Tokens, clip_low: float, clip_high: float) -> Losses:
+    """GMPO: -s A, s = exp(mean over the sequence of the pessimistic log r): min(log r, clip_high) where A > 0, else
+    max(log r, -clip_low).
+
+    "Geometric-Mean Policy Optimization" (Zhao et al., arXiv 2507.20673), eq. 4, in its token form, as GSPO's: every
+    token's value is s, and its gradient s * grad log p of that token, none where it is clipped. Summed with equal
+    weights over a sequence of one advantage this is the sequence form, which verl has.
+    """
+    _check(tokens.logprobs, tokens.old_logprobs, tokens.advantages)
+    old_logprobs, advantages = jax.lax.stop_gradient((tokens.old_logprobs, tokens.advantages))
+    log_ratio = tokens.logprobs - old_logprobs
+    bounded = jnp.where(advantages > 0, jnp.minimum(log_ratio, clip_high), jnp.maximum(log_ratio, -clip_low))
+    mean = jnp.clip(jax.lax.stop_gradient(tokens.sequence_mean(bounded)), -MAX_LOG_RATIO, MAX_LOG_RATIO)
+    own = bounded - jax.lax.stop_gradient(bounded)  # 0, with the gradient of log p where it is not clipped
+    return -jnp.exp(mean + own) * advantages, (bounded != log_ratio).astype(jnp.float32)
+
+
+def probability_mask_loss(
+    logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Array, low: float, high: float, cap: float
+) -> Losses:
+    """DPPO with binary total variation: -sg(min(r, cap)) A log p, and 0 where p has gone too far in A's direction.
+
+    That is p - p_old > high where A > 0, else p - p_old < -low. A rare token, whose ratio moves fast, is not masked for
+    it. "Rethinking the Trust Region in LLM Reinforcement Learning" (arXiv 2602.04879), as verl has it.
+    Args as `clipped_policy_loss`; low, high: of probabilities; cap: of the ratio.
+    """
+    _check(logprobs, old_logprobs, advantages)
+    moved = jax.lax.stop_gradient(jnp.exp(logprobs) - jnp.exp(old_logprobs))
+    ratio = jax.lax.stop_gradient(jnp.minimum(_ratio(logprobs, old_logprobs), cap))
+    advantages = jax.lax.stop_gradient(advantages)
+    outside = jnp.where(advantages > 0, moved > high, moved < -low)
+    return jnp.where(outside, 0.0, -ratio * advantages * logprobs), outside.astype(jnp.float32)
+
+
 def opsm_factor(tokens: Tokens, delta: float) -> jax.Array:
     """Off-policy sequence masking: 0 where A < 0 and the sequence's mean of log p_old - log p exceeds delta, else 1.
 

@@ -56,6 +56,52 @@ def token_rewards(episode: Episode) -> list[np.ndarray]:
     return out
 
 
+def states(episode: Episode) -> list[bytes]:
+    """The state in which each turn of `by_turn` began: the tokens that the policy was shown since it last spoke.
+
+    Of a trajectory's first turn that is all before it. Two turns of a group began in the same state where these are
+    equal, which is what GiGPO calls an anchor state: an environment must show all that matters, and no more, each turn.
+    """
+    out: list[bytes] = []
+    for trajectory in episode.trajectories:
+        at = np.flatnonzero(action_mask(trajectory))
+        _, first = np.unique(trajectory.turns[at], return_index=True)
+        for index in first:
+            before = at[index - 1] + 1 if index else 0
+            out.append(trajectory.tokens[before : at[index]].tobytes())
+    return out
+
+
+def group_in_group(
+    rewards: np.ndarray, mask: np.ndarray, states: np.ndarray, gamma: float, weight: float
+) -> np.ndarray:
+    """A_k = A_attempt + weight * A_state, each (x - mean) / (unbiased std + 1e-6), on NumPy.
+
+    "Group-in-Group Policy Optimization" (Feng et al., arXiv 2505.10978), eqs. 3 to 8. Of the attempt, x is the sum of
+    its rewards among the group's attempts; of the state, x = sum over turns j >= k of gamma^(j - k) r_j among the turns
+    of the group that began in the same state, where one alone has 0.
+
+    Args:
+      rewards, mask: as `turn_mean_std`.
+      states: int[N, G, K], equal where turns of a group began in the same state.
+      gamma, weight: constants of `estimators.GiGPO`.
+    """
+    chex.assert_rank([rewards, mask, states], 3)
+    chex.assert_equal_shape([rewards, mask, states])
+    chex.assert_type([rewards, mask, states], [float, bool, int])
+    rewards, counted = np.where(mask, rewards, 0.0), mask.any(axis=2)
+    returns, steps = rewards.copy(), np.zeros_like(rewards)
+    for k in range(rewards.shape[2] - 2, -1, -1):
+        returns[:, :, k] += gamma * returns[:, :, k + 1]
+    for n in range(len(rewards)):
+        for state in np.unique(states[n][mask[n]]):
+            same = mask[n] & (states[n] == state)
+            if same.sum() > 1:
+                steps[n][same] = group_mean_std(returns[n][same][None], np.ones((1, same.sum()), bool))[0]
+    whole = group_mean_std(rewards.sum(axis=2), counted)[:, :, None]
+    return np.where(mask & ~alone(counted)[:, :, None], whole + weight * steps, 0.0)
+
+
 def turn_mean_std(rewards: Array, mask: Array) -> Array:
     """A_k = sum over turns j >= k of (r_j - mean) / (std + 1e-6): mean and unbiased std over ALL turns of the group.
 

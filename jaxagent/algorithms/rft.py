@@ -13,5 +13,5 @@ from jaxagent.types import Episode, Group
 
 def successes(groups: Sequence[Group], min_reward: float, per_task: int) -> list[Episode]:
     """At most `per_task` distinct attempts with a reward of `min_reward` or more, the first of each task."""
-    good = ([e for e in distinct(group.episodes) if e.reward >= min_reward] for group in groups)
+    good = ([e for e in distinct(group.episodes) if e.total_reward >= min_reward] for group in groups)
     return [episode for attempts in good for episode in attempts[:per_task]]

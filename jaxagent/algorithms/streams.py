@@ -96,12 +96,12 @@ def action_mask(trajectory: Trajectory) -> np.ndarray:
 
 
 def rewards(groups: Sequence[Group]) -> tuple[np.ndarray, np.ndarray]:
-    """Rewards f64[N, G] and the mask bool[N, G] of attempts that did not fail."""
+    """Total rewards f64[N, G] and the mask bool[N, G] of attempts that did not fail."""
     shape = (len(groups), max((len(group.episodes) for group in groups), default=0))
     values, counted = np.zeros(shape), np.zeros(shape, bool)
     for g, group in enumerate(groups):
         for s, episode in enumerate(group.episodes):
-            values[g, s], counted[g, s] = episode.reward, not episode.stop_reason.is_failure
+            values[g, s], counted[g, s] = episode.total_reward, not episode.stop_reason.is_failure
     return values, counted
 
 

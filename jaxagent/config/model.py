@@ -70,6 +70,8 @@ class TokenizerConfig:
     path: str  # folder with tokenizer.json; "" = model.path when set, else trained on the dataset
     vocab_size: PositiveInt  # when trained here
     use_chat_template: bool  # render prompts with the tokenizer's own chat template
+    template_variables: str = ""  # what the template is given besides, a JSON object: '{"enable_thinking": false}'
+    end_token: str = ""  # of a base model: one that ends a message, too, as its chat template writes it ("<|im_end|>")
 
 
 def check_folder(path: str | pathlib.Path) -> None:

@@ -173,6 +173,7 @@ class RLConfig:
     tool_epsilon: ZeroToOne  # chance per turn that it begins with a random tool call, not trained; 0 = never
     optimizer: OptimizerConfig
     batch: BatchConfig
+    mask_truncated: bool = False  # attempts out of tokens: in their group's statistics, in no term of policy and critic
     correction: Annotated[Any, CORRECTIONS] | None = None  # for samples of other numerics or older weights
     kl: KLConfig | None = None
     entropy_control: EntropyControlConfig | None = None

@@ -152,7 +152,7 @@ class Curriculum:
         for group in groups:
             index, valid = indices[group.task.id], group.valid
             if valid:
-                solved = sum(e.reward >= self._cfg.success_reward for e in valid)
+                solved = sum(e.total_reward >= self._cfg.success_reward for e in valid)
                 self._successes[index] = self._cfg.decay * self._successes[index] + solved
                 self._attempts[index] = self._cfg.decay * self._attempts[index] + len(valid)
 

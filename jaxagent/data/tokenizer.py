@@ -33,7 +33,8 @@ NORMALISED = 4  # bytes of a text may become one when it is Unicode-normalised (
 REMEMBERED, REMEMBERED_CHARS = 1024, 16_384  # texts whose tokens are not computed a second time; longer ones always are
 
 SPECIAL_STRINGS = ("bos_token", "eos_token", "pad_token", "unk_token")
-CONFIG_FILES = ("tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+GENERATION, VARIABLES = "generation_config.json", "template_variables.json"
+CONFIG_FILES = ("tokenizer_config.json", GENERATION, "chat_template.jinja", VARIABLES)
 
 
 class Tokenizer:
@@ -45,6 +46,7 @@ class Tokenizer:
       prefix_ids: what a *plain* prompt starts with (usually nothing or one BOS). Chat templates write their own.
       chat_template: jinja2 source, "" when there is none.
       special_strings: {"bos_token": "...", "eos_token": "...", ...} as chat templates expect them.
+      template_variables: what a chat template is given besides, {"enable_thinking": False}.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, files: Mapping[str, str]):
@@ -59,6 +61,7 @@ class Tokenizer:
         self.eos_ids: tuple[int, ...] = self._find_eos(generation)
         self.prefix_ids: tuple[int, ...] = self._find_prefix(config)
         self.chat_template: str = _chat_template(config, files)
+        self.template_variables: dict[str, Any] = json.loads(files.get(VARIABLES, "{}"))
         self._remembered = functools.lru_cache(maxsize=REMEMBERED)(self._encode)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -92,6 +95,39 @@ class Tokenizer:
             except ValueError as error:  # not UTF-8, or not JSON
                 raise ConfigError(f"Cannot read '{folder / name}': {error}") from error
         return cls(backend, files)
+
+    def with_template_variables(self, text: str) -> Tokenizer:
+        """The same tokenizer, whose template is given the variables of a JSON object, '{"enable_thinking": false}'.
+
+        Raises:
+          ConfigError: not a JSON object, or a name that the template does not mention.
+        """
+        try:
+            variables = json.loads(text)
+        except ValueError:
+            variables = None
+        if not isinstance(variables, dict):
+            raise ConfigError(
+                "tokenizer.template_variables must be a JSON object such as "
+                f"""'{{"enable_thinking": false}}', not {text[:80]!r}."""
+            )
+        for name in variables:
+            if not re.search(rf"\b{re.escape(name)}\b", self.chat_template):
+                raise ConfigError(f"tokenizer.template_variables: the chat template never mentions '{name}'.")
+        return type(self)(self._backend, self._files | {VARIABLES: json.dumps(variables, indent=2) + "\n"})
+
+    def with_end_token(self, token: str) -> Tokenizer:
+        """The same tokenizer, in which this token, too, ends what a policy writes.
+
+        Raises:
+          ConfigError: no token has this text.
+        """
+        added = self.id_of(token)
+        if added is None:
+            raise ConfigError(f"tokenizer.end_token: the tokenizer has no token {token!r}.")
+        generation = json.loads(self._files.get(GENERATION, "{}"))
+        generation["eos_token_id"] = sorted({*self.eos_ids, added})
+        return type(self)(self._backend, self._files | {GENERATION: json.dumps(generation, indent=2) + "\n"})
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str]) -> Tokenizer:
@@ -206,7 +242,9 @@ class Tokenizer:
 
     def _find_eos(self, generation: Mapping[str, Any]) -> tuple[int, ...]:
         ids = generation.get("eos_token_id")
-        ids = [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
+        ids = [] if ids is None else ids if isinstance(ids, list) else [ids]
+        if not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
+            raise ConfigError(f"{GENERATION}: eos_token_id must be a token id or a list of some, not {ids!r}.")
         literal = self.id_of(self.special_strings["eos_token"]) if "eos_token" in self.special_strings else None
         return tuple(sorted({*ids, *([] if literal is None else [literal])}))
 
@@ -226,6 +264,11 @@ def _content(token: str | Mapping[str, Any]) -> str:
 def _chat_template(config: Mapping[str, Any], files: Mapping[str, str]) -> str:
     """chat_template.jinja, or the config's "chat_template": a string, or a list of named ones."""
     template = files.get("chat_template.jinja") or config.get("chat_template") or ""
+    named = isinstance(template, list) and all(
+        isinstance(one, dict) and {"name", "template"} <= set(one) for one in template
+    )
+    if not isinstance(template, str) and not named:
+        raise ConfigError("tokenizer_config.json: chat_template must be a text, or a list of named ones.")
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}.get("default", "")
     return template

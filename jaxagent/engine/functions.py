@@ -24,6 +24,7 @@ import numpy as np
 
 from jaxagent.engine import sampling
 from jaxagent.engine.model import ROWS, Cache, Model, Params
+from jaxagent.models.sharding import tile_at
 
 Tree = Any  # a pytree of arrays
 
@@ -164,7 +165,7 @@ def prefill(
 
     def tile(i: jax.Array, cache: Cache) -> Cache:
         own = jax.shard_map(_tables_of, in_specs=(jax.P(*ROWS, None), ROWS), out_specs=jax.P(*ROWS, None))
-        _, cache = model.extend(params, cache, tokens[i], positions[i], own(tables, slot[i]))
+        _, cache = model.extend(params, cache, tile_at(tokens, i), tile_at(positions, i), own(tables, tile_at(slot, i)))
         return cache
 
     return state.replace(cache=jax.lax.fori_loop(0, tiles, tile, state.cache))
@@ -239,7 +240,8 @@ def generate(
 
     def tile(i: jax.Array, carry: tuple[DecodeState, jax.Array]) -> tuple[DecodeState, jax.Array]:
         state, results = carry
-        slots, pages = _cut((state.slots, tables), lanes[i])
+        own_lanes = tile_at(lanes, i)
+        slots, pages = _cut((state.slots, tables), own_lanes)
 
         def more(carry: tuple[jax.Array, Cache, Slots, _Result]) -> jax.Array:
             step, _, slots, _ = carry
@@ -254,7 +256,7 @@ def generate(
 
         blank = _Result.blank(lanes.shape[1], steps)
         _, cache, slots, result = jax.lax.while_loop(more, advance, (jnp.int32(0), state.cache, slots, blank))
-        new_slots, results = _paste((state.slots, results), (slots, result.packed()), lanes[i])
+        new_slots, results = _paste((state.slots, results), (slots, result.packed()), own_lanes)
         return DecodeState(cache, new_slots), results
 
     return jax.lax.fori_loop(0, tiles, tile, (state, results))

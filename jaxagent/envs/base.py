@@ -182,7 +182,7 @@ class Environment(EnvConfig):
       score: the component of the verdict that evaluation, reports and the warm start's gate look at, from 0 to 1.
       calls: the counter of tool calls that evaluation reports; "" = none.
       cost: the counter of what an attempt costs, which evaluation reports beside the score; "" = none.
-      components: of the verdict, beside `score`, those that `rl.group_reward` may take for the outcome.
+      components: of the verdict, beside `score`, those that `rl.group_reward` may read.
       counted: the counters of every attempt that `rl.group_reward` may weigh: "cost" and "latency_s".
       needs_answers: whether a task without gold answers is a mistake.
       stop_strings: what ends a generation, of demonstrations; an attempt has its own, which may differ.

@@ -63,7 +63,7 @@ class Renderer:
         self._chat: Chat | None = None
         if not template_source:
             return
-        self._chat = chat = Chat(template_source, tokenizer.special_strings, date)
+        self._chat = chat = Chat(template_source, tokenizer.special_strings | tokenizer.template_variables, date)
         self._abilities = find_abilities(chat)
         family = find_family(chat)
         self._native = family is not None and self._abilities.tools

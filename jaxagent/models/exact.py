@@ -83,7 +83,7 @@ def packed_logprobs(
     rows = [_to_tiles(a, tiling.tile_rows) for a in (x, targets, temperature)]
 
     def tile(i: jax.Array, out: jax.Array) -> jax.Array:
-        x, targets, temperature = (a[i] for a in rows)
+        x, targets, temperature = (sharding.tile_at(a, i) for a in rows)
         scores = jax.reshard(logits(params, spec, x), jax.P(sharding.ROWS, None))
         one = jax.shard_map(row_logprobs, in_specs=(jax.P(sharding.ROWS, None), _ROWS, _ROWS), out_specs=_ROWS)
         return out.at[i].set(one(scores, targets, jnp.where(temperature > 0, temperature, 1.0)))
@@ -159,12 +159,13 @@ def _hidden(
 
     def tile(i: jax.Array, carry: tuple[tuple[_RowCache, ...], jax.Array]) -> tuple[tuple[_RowCache, ...], jax.Array]:
         cache, x = carry
-        at, begins = all_positions[i], None if starts is None else all_starts[i]
+        at = sharding.tile_at(all_positions, i)
+        begins = None if starts is None else sharding.tile_at(all_starts, i)
 
         def attend(layer: _RowCache, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, _RowCache]:
             return _attend(layer, q, k, v, at, begins, i, t, tiling.page_tokens)
 
-        new, cache = transformer.hidden(params, spec, all_tokens[i], at, attend, cache, unroll=True)
+        new, cache = transformer.hidden(params, spec, sharding.tile_at(all_tokens, i), at, attend, cache, unroll=True)
         return cache, x.at[i].set(new)
 
     _, x = jax.lax.fori_loop(0, all_tokens.shape[0], tile, (cache, x))

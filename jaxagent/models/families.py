@@ -1,10 +1,14 @@
 """Hugging Face's config.json <-> `ModelSpec`, for Qwen2 / Qwen2.5, Qwen3 (dense) and Llama 3.
 
-A setting of config.json that this code does not compute is an error and never ignored, so a model that loads is right.
+A setting of config.json that this code does not compute is an error and never ignored, so a model that loads is right:
+every key is one that is read here, one whose value leaves a feature off, or one that is known not to change what is
+computed.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,10 +24,32 @@ UNSUPPORTED = {
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
     "use_sliding_window": (False, None),
-    "quantization_config": (None,),
+    "quantization_config": (None, {}),
     "num_experts": (0, None),
     "partial_rotary_factor": (1, None),
+    "is_causal": (True, None),
+    "is_encoder_decoder": (False, None),
+    "add_cross_attention": (False, None),
+    "pruned_heads": ({}, None),
+    "use_mrope": (False, None),
+    "auto_map": ({}, None),  # code of its own, which transformers runs only where it is trusted
 }
+_READ = """model_type vocab_size num_hidden_layers hidden_size num_attention_heads num_key_value_heads head_dim
+    intermediate_size tie_word_embeddings rms_norm_eps max_position_embeddings initializer_range layer_types
+    rope_theta rope_scaling rope_parameters original_max_position_embeddings"""
+# Special tokens, dropout, labels, what transformers takes for generation and training, and notes of the file's writer.
+_WITHOUT_EFFECT = """_name_or_path architectures transformers_version torch_dtype dtype use_cache attention_dropout
+    hidden_dropout bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id decoder_start_token_id prefix
+    tokenizer_class
+    sliding_window max_window_layers pretraining_tp chunk_size_feed_forward gradient_checkpointing
+    id2label label2id num_labels problem_type finetuning_task task_specific_params output_attentions
+    output_hidden_states return_dict torchscript use_bfloat16 tf_legacy_loss is_decoder attn_implementation
+    _attn_implementation _attn_implementation_autoset unsloth_version unsloth_fixed
+    do_sample temperature top_k top_p typical_p repetition_penalty length_penalty max_length min_length num_beams
+    num_beam_groups num_return_sequences no_repeat_ngram_size encoder_no_repeat_ngram_size early_stopping
+    diversity_penalty bad_words_ids begin_suppress_tokens suppress_tokens exponential_decay_length_penalty
+    forced_bos_token_id forced_eos_token_id remove_invalid_values output_scores return_dict_in_generate
+    cross_attention_hidden_size tie_encoder_decoder"""
 
 ORIGINAL = "original_max_position_embeddings"
 
@@ -46,41 +72,45 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: 
       ConfigError: another architecture, an unsupported feature, or a missing key, named with its file.
     """
 
-    def need(key: str) -> Any:
-        if hf.get(key) is None:
-            raise ConfigError(f"{source} has no '{key}'.")
-        return hf[key]
-
-    family = need("model_type")
-    if family not in FAMILY_FEATURES:
-        raise ConfigError(f"{source}: model_type '{family}' is not supported. Valid: {', '.join(FAMILY_FEATURES)}.")
+    family = _need(hf, "model_type", source)
+    if not isinstance(family, str) or family not in FAMILY_FEATURES:
+        raise ConfigError(f"{source}: model_type {family!r} is not supported. Valid: {', '.join(FAMILY_FEATURES)}.")
     for key, off in UNSUPPORTED.items():
         if key in hf and hf[key] not in off:
             raise ConfigError(f"{source}: {key}={hf[key]!r} is not supported.")
-    if "sliding_attention" in (hf.get("layer_types") or ()):
-        raise ConfigError(f"{source}: layer_types with sliding_attention is not supported.")
-
+    if unknown := sorted(set(hf).difference(_READ.split(), _WITHOUT_EFFECT.split(), UNSUPPORTED)):
+        raise ConfigError(
+            f"{source}: nothing is known here of {unknown[0]}={hf[unknown[0]]!r}, which may change what the model "
+            "computes. Delete the key if it does not."
+        )
     features = FAMILY_FEATURES[family]
-    heads = need("num_attention_heads")
+    size = functools.partial(_integer, hf, source=source)
+    layers, heads, embed_dim = size("num_hidden_layers"), size("num_attention_heads"), size("hidden_size")
+    types = hf.get("layer_types")
+    if types is not None and types != ["full_attention"] * layers:
+        raise ConfigError(
+            f"{source}: layer_types {str(types)[:80]} is not supported, only 'full_attention' for each of the {layers} "
+            "layers."
+        )
     theta, scaling, positions = _rope(hf, source)
     spec = ModelSpec(
         family=family,
-        vocab_size=need("vocab_size"),
-        padded_vocab_size=round_up(need("vocab_size"), model.vocab_multiple),
-        num_layers=need("num_hidden_layers"),
-        embed_dim=need("hidden_size"),
+        vocab_size=size("vocab_size"),
+        padded_vocab_size=round_up(size("vocab_size"), model.vocab_multiple),
+        num_layers=layers,
+        embed_dim=embed_dim,
         num_heads=heads,
-        num_kv_heads=hf.get("num_key_value_heads", KV_HEADS.get(family)) or heads,
-        head_dim=hf.get("head_dim") or HEAD_DIM.get(family) or need("hidden_size") // heads,
-        mlp_dim=need("intermediate_size"),
+        num_kv_heads=size("num_key_value_heads", heads if "num_key_value_heads" in hf else KV_HEADS.get(family, heads)),
+        head_dim=size("head_dim", HEAD_DIM.get(family) or max(1, embed_dim // heads)),
+        mlp_dim=size("intermediate_size"),
         qkv_bias=features.qkv_bias,
         qk_norm=features.qk_norm,
-        tie_embeddings=bool(hf.get("tie_word_embeddings", False)),
+        tie_embeddings=_flag(hf, "tie_word_embeddings", source),
         rope_theta=theta,
         rope_scaling=scaling,
-        norm_eps=NORM_EPS if hf.get("rms_norm_eps") is None else float(hf["rms_norm_eps"]),
+        norm_eps=_number(hf, "rms_norm_eps", source, NORM_EPS),
         max_position=positions,
-        embed_init_std=float(hf.get("initializer_range", 0.02)),
+        embed_init_std=_number(hf, "initializer_range", source, 0.02),
         compute_dtype=model.compute_dtype,
         param_dtype=model.param_dtype,
         remat=model.remat,
@@ -92,6 +122,37 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: 
         listed = ", ".join(f"{field} is {value!r} ({getattr(spec, field)!r} there)" for field, value in other.items())
         raise ConfigError(f"config.model is another model than {source}: {listed}. Say the same, or 0 or ''.")
     return spec
+
+
+def _need(hf: Mapping[str, Any], key: str, source: str) -> Any:
+    if hf.get(key) is None:
+        raise ConfigError(f"{source} has no '{key}'.")
+    return hf[key]
+
+
+def _integer(hf: Mapping[str, Any], key: str, default: int | None = None, *, source: str) -> int:
+    """A size: a whole number from 1 on. Without a default the key must be there."""
+    value = _need(hf, key, source) if default is None else hf.get(key)
+    value = default if value is None else value
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{source}: {key} must be a whole number from 1 on, not {value!r}.")
+    return value
+
+
+def _number(section: Mapping[str, Any], key: str, source: str, default: float | None = None) -> float:
+    """A positive, finite number. Without a default the key must be there."""
+    value = _need(section, key, source) if default is None else section.get(key)
+    value = default if value is None else value
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise ConfigError(f"{source}: {key} must be a positive number, not {value!r}.")
+    return float(value)
+
+
+def _flag(section: Mapping[str, Any], key: str, source: str, default: bool = False) -> bool:
+    value = section.get(key)
+    if not isinstance(value, bool | None):
+        raise ConfigError(f"{source}: {key} must be true or false, not {value!r}.")
+    return default if value is None else value
 
 
 def spec_to_hf(spec: ModelSpec, dtype: str) -> dict[str, Any]:
@@ -137,6 +198,9 @@ def spec_to_hf(spec: ModelSpec, dtype: str) -> dict[str, Any]:
 
 def _rope(hf: Mapping[str, Any], source: str) -> tuple[float, RopeScaling | None, int]:
     """(theta, scaling, usable positions). transformers 5 keeps all of it in `rope_parameters`."""
+    for key in ("rope_parameters", "rope_scaling"):
+        if not isinstance(hf.get(key), Mapping | None):
+            raise ConfigError(f"{source}: {key} must be an object, not {hf[key]!r}.")
     new, old = hf.get("rope_parameters") or {}, hf.get("rope_scaling") or {}
     found = _one_rope(hf, new or old, source)
     # transformers takes the old key, and then forgets the theta of the new one: rarely what was meant.
@@ -154,22 +218,26 @@ def _one_rope(hf: Mapping[str, Any], rope: Mapping[str, Any], source: str) -> tu
         raise ConfigError(f"{source}: RoPE of its own for layers of type '{nested[0]}' is not supported.")
     if rope.get("partial_rotary_factor") not in UNSUPPORTED["partial_rotary_factor"]:
         raise ConfigError(f"{source}: partial_rotary_factor={rope['partial_rotary_factor']!r} is not supported.")
-    theta = float(rope.get("rope_theta") or hf.get("rope_theta") or 10_000.0)
-    positions = int(hf.get("max_position_embeddings") or 0)
+    theta = _number(rope, "rope_theta", source, _number(hf, "rope_theta", source, 10_000.0))
+    positions = (
+        0 if hf.get("max_position_embeddings") is None else _integer(hf, "max_position_embeddings", source=source)
+    )
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return theta, None, positions
     original = positions
     if kind in ("llama3", "yarn"):  # as transformers: only these read it, and a length beside the section goes first
-        original = int(hf.get(ORIGINAL) or rope.get(ORIGINAL) or positions)
+        where = hf if hf.get(ORIGINAL) else rope
+        original = _integer(where, ORIGINAL, positions or None, source=source)
     if kind not in ("linear", "dynamic", "llama3", "yarn"):
         raise ConfigError(f"{source}: rope_type '{kind}' is not supported. Valid: linear, dynamic, llama3, yarn.")
     if not original:
         raise ConfigError(f"{source}: rope_type '{kind}' needs max_position_embeddings.")
-    factor = rope.get("factor") or (positions / original if kind == "yarn" else 0.0)
-    if not factor:
+    # YaRN's factor may follow from the two lengths, but only where both are given.
+    implied = positions / original if kind == "yarn" and (hf.get(ORIGINAL) or rope.get(ORIGINAL)) else None
+    if rope.get("factor") is None and not implied:
         raise ConfigError(f"{source}: rope_type '{kind}' has no 'factor'.")
-    base = RopeScaling(kind=kind, factor=float(factor), original_max_position=original)
+    base = RopeScaling(kind=kind, factor=_number(rope, "factor", source, implied), original_max_position=original)
     return theta, _details(base, rope, source), _usable(base, positions)
 
 
@@ -180,12 +248,15 @@ def _details(base: RopeScaling, rope: Mapping[str, Any], source: str) -> RopeSca
         for key in ("low_freq_factor", "high_freq_factor"):
             if rope.get(key) is None:
                 raise ConfigError(f"{source}: rope_type 'llama3' has no '{key}'.")
-            fields[key] = float(rope[key])
+            fields[key] = _number(rope, key, source)
     if base.kind == "yarn":
-        fields["beta_fast"] = float(rope.get("beta_fast") or 32)
-        fields["beta_slow"] = float(rope.get("beta_slow") or 1)
+        for key, usual in (("beta_fast", 32.0), ("beta_slow", 1.0)):
+            fields[key] = _number(rope, key, source, usual) if rope.get(key) else usual
+        for key in ("attention_factor", "mscale", "mscale_all_dim"):
+            if rope.get(key):
+                _number(rope, key, source)
         fields["attention_factor"] = yarn_attention_factor(base.factor, rope)
-        fields["truncate"] = bool(rope.get("truncate", True))
+        fields["truncate"] = _flag(rope, "truncate", source, "truncate" not in rope)
     return RopeScaling(**fields)
 
 

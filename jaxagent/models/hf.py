@@ -39,6 +39,7 @@ ASSETS = (
 )
 INDEX = "model.safetensors.index.json"
 HEAD, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}  # of stored weights
 ROWS_AT_ONCE = 8192  # of two tensors that are compared
 FILE_BYTES = 4_000_000_000  # an exported model larger than this is split into several files
 
@@ -141,39 +142,69 @@ def save_file(tensors: Mapping[str, np.ndarray], path: pathlib.Path) -> None:
 
 def _open(folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, tuple[str, Any]]:
     """Tensor name -> (file, lazy slice). Opens every weights file of the folder; reads headers only."""
-    if (folder / INDEX).exists():
-        names = sorted(set(_read_json(folder / INDEX)["weight_map"].values()))
-    else:
-        names = sorted(path.name for path in folder.glob("*.safetensors"))
-    if not names:
-        raise ConfigError(f"{folder} has no *.safetensors file.")
-    tensors = {}
-    for name in names:
-        if not (folder / name).exists():
-            raise ConfigError(f"{folder / name} is missing: {INDEX} names it.")
+    tensors: dict[str, tuple[str, Any]] = {}
+    for name in _weight_files(folder):
         (folder / name).open("rb").close()  # safetensors would say that an unreadable file is none
         try:
             file = stack.enter_context(safetensors.safe_open(folder / name, framework="numpy"))
         except safetensors.SafetensorError as error:
             raise ConfigError(f"{folder / name} is not a whole safetensors file: {error}") from error
-        tensors |= {key: (name, file.get_slice(key)) for key in file.keys()}  # noqa: SIM118 (not a mapping)
+        for key in file.keys():  # noqa: SIM118 (not a mapping)
+            if key in tensors:
+                raise ConfigError(
+                    f"{folder}: tensor '{key}' is in {tensors[key][0]} and in {name}. Delete the file of another model."
+                )
+            tensors[key] = name, file.get_slice(key)
     return tensors
 
 
+def _weight_files(folder: pathlib.Path) -> list[str]:
+    """Names of the files with the folder's weights: those that the index names, else all."""
+    single = "model.safetensors"
+    if not (folder / INDEX).exists():
+        names = sorted(path.name for path in folder.glob("*.safetensors"))
+        if not names:
+            raise ConfigError(f"{folder} has no *.safetensors file.")
+        return names
+    weight_map = _read_json(folder / INDEX).get("weight_map")
+    plain = isinstance(weight_map, dict) and all(
+        isinstance(name, str) and name == pathlib.PurePath(name).name for name in weight_map.values()
+    )
+    if not weight_map or not plain:
+        raise ConfigError(f"{folder / INDEX}: weight_map must say for each tensor in which file of the folder it is.")
+    names = sorted(set(weight_map.values()))
+    missing = [name for name in names if not (folder / name).exists()]
+    if single in names or not (folder / single).exists():
+        if missing:
+            raise ConfigError(f"{folder / missing[0]} is missing: {INDEX} names it.")
+        return names
+    if len(missing) == len(names):  # transformers leaves an old index beside the one file that it writes
+        return [single]
+    raise ConfigError(
+        f"{folder} holds {single} and, by {INDEX}, other weights files, too: two models. Delete the one, or the index."
+    )
+
+
 def _check(tensors: Mapping[str, tuple[str, Any]], spec: ModelSpec) -> None:
-    """Raises ConfigError unless the files hold exactly the tensors of the model, in the right shapes."""
-    expected = {}
+    """Raises ConfigError unless the files hold exactly the tensors of the model, in the right shapes and dtypes."""
+    expected = set()
     for array in jax.tree.leaves(param_specs(spec)):
         for layer in range(spec.num_layers if array.stacked else 1):
-            expected[array.hf.name.format(layer=layer)] = array.hf.shape
-    for name, shape in expected.items():
-        if name not in tensors:
-            raise ConfigError(f"Tensor '{name}' is missing from {', '.join(sorted({f for f, _ in tensors.values()}))}.")
-        file, stored = tensors[name]
-        if tuple(stored.get_shape()) != shape:
-            raise ConfigError(
-                f"{file}: tensor '{name}' has shape {tuple(stored.get_shape())}, config.json says {shape}."
-            )
+            name = array.hf.name.format(layer=layer)
+            if name not in tensors:
+                where = ", ".join(sorted({file for file, _ in tensors.values()}))
+                raise ConfigError(f"Tensor '{name}' is missing from {where}.")
+            file, stored = tensors[name]
+            if stored.get_dtype() not in DTYPES:
+                raise ConfigError(
+                    f"{file}: tensor '{name}' is stored as {stored.get_dtype()}; weights must be one of "
+                    f"{', '.join(DTYPES.values())}."
+                )
+            if tuple(stored.get_shape()) != array.hf.shape:
+                raise ConfigError(
+                    f"{file}: tensor '{name}' has shape {tuple(stored.get_shape())}, config.json says {array.hf.shape}."
+                )
+            expected.add(name)
     for name, (file, _) in tensors.items():
         ignored = name.endswith("rotary_emb.inv_freq") or (name == HEAD and spec.tie_embeddings)
         if name not in expected and not ignored:
@@ -267,9 +298,12 @@ def _stored_tensors(params: Params, spec: ModelSpec, dtype: np.dtype) -> Iterato
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except FileNotFoundError:
         check_folder(path.parent)
         raise ConfigError(f"{path} does not exist.") from None
-    except ValueError as error:  # not JSON, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or brackets without end
         raise ConfigError(f"{path} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold a JSON object, not {str(content)[:40]!r}.")
+    return content

@@ -37,7 +37,22 @@ UNSUPPORTED = {
     "layer_replication": (None, []),
     "target_parameters": (None, []),
     "exclude_modules": (None, []),
+    "trainable_token_indices": (None, [], {}),
+    "alora_invocation_tokens": (None, []),
+    "use_qalora": (False, None),
+    "use_bdlora": (None, False),
+    "arrow_config": (None,),
+    "monteclora_config": (None,),
+    "kasa_config": (None,),
+    "velora_config": (None, {}),
+    "ensure_weight_tying": (False, None),
+    # How the adapters began. Of those that are not listed some change the base's weights (PiSSA, OLoRA, LoftQ, CorDA).
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
 }
+_READ = "peft_type r lora_alpha use_rslora target_modules"
+_WITHOUT_EFFECT = """auto_mapping base_model_name_or_path revision task_type inference_mode peft_version lora_dropout
+    runtime_config layers_pattern megatron_config megatron_core loftq_config corda_config eva_config lora_ga_config
+    qalora_group_size"""
 
 
 def save(folder: str | pathlib.Path, adapters: lora.Adapters, spec: ModelSpec, config: LoraConfig, base: str) -> None:
@@ -89,13 +104,20 @@ def read_config(folder: str | pathlib.Path) -> LoraConfig:
         said = json.loads(path.read_text())
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist.") from None
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
+    if not isinstance(said, dict):
+        raise ConfigError(f"{path} must hold a JSON object, not {str(said)[:40]!r}.")
     if said.get("peft_type") != "LORA":
         raise ConfigError(f"{path}: peft_type {said.get('peft_type')!r} is not supported, only 'LORA'.")
     for key, off in UNSUPPORTED.items():
         if key in said and said[key] not in off:
             raise ConfigError(f"{path}: {key}={said[key]!r} is not supported.")
+    if unknown := sorted(set(said).difference(_READ.split(), _WITHOUT_EFFECT.split(), UNSUPPORTED)):
+        raise ConfigError(
+            f"{path}: nothing is known here of {unknown[0]}={said[unknown[0]]!r}, which may change what the adapter "
+            "computes. Delete the key if it does not."
+        )
     for key in ("r", "lora_alpha", "target_modules"):
         if key not in said:
             raise ConfigError(f"{path} has no '{key}'.")

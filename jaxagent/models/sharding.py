@@ -191,6 +191,11 @@ def split_places(x: jax.Array, like: jax.Array) -> jax.Array:
     return mapped(jax.reshard(x, P(FLAT, *rest)))
 
 
+def tile_at(tiles: jax.Array, i: jax.Array) -> jax.Array:
+    """tiles[i], split as the tiles' other axes are: from jax 0.11 on, indexing forgets it for an axis of length one."""
+    return jax.reshard(tiles[i], P(*jax.typeof(tiles).sharding.spec[1:]))
+
+
 def rows(mesh: Mesh, ndim: int) -> NamedSharding:
     """Sharding of an `ndim`-dimensional host array whose leading axis is rows."""
     return NamedSharding(mesh, P(ROWS, *(None,) * (ndim - 1)))

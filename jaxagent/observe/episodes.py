@@ -7,6 +7,7 @@ token that completes it.
 from __future__ import annotations
 
 import codecs
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,6 +49,7 @@ def shown(record: Record, token_bytes: Sequence[bytes] | None = None) -> Record:
         **record,
         **{key: task[key] for key in ("kind", "prompt", "answers")},
         "task": task["id"],
+        "reward": math.fsum((record["reward"], *record.get("turn_rewards", ()))),  # `Episode.total_reward`
         "trajectories": [_columns(t, token_bytes) for t in record["trajectories"]],
         "heard": [{key: heard[key] for key in ("role", "after", "turns")} for heard in record.get("heard", ())],
     }

@@ -43,7 +43,9 @@ UNIT = re.compile(
     r"|\\(?:(?:text|mbox)\s*\{\s+(?![ei]\s*\})[A-Za-z]|(?:text|mathrm|mbox)\s*\{\s*[A-Za-z]{2})[A-Za-z/ ]*\}"
     r"\s*\^\s*(?:-?[0-9]|\{\s*-?[0-9]\s*\})$"
 )
-PIECE = re.compile(r"\\boxed(?![A-Za-z])\s*(\{)?|\\.|[{}]", re.DOTALL)
+PIECES = {  # a box may be written with two backslashes, in texts out of JSON
+    name: re.compile(rf"(\\{{1,2}}){name}(?![A-Za-z])\s*(\{{)?|\\.|[{{}}]", re.DOTALL) for name in ("boxed", "fbox")
+}
 _PART = r"[^{}$\s\\]|\\\S|\{(?:[^{}$]|\{[^{}$]*\})*\}"
 # What \boxed without braces holds: all up to the next $ of the line, else all up to white space. Words and signs with
 # no number or command among them are none: they stand in sentences about boxes.
@@ -65,19 +67,22 @@ class Number:
 def last_boxed(text: str) -> str | None:
     r"""What the last \boxed{...} holds; None where there is none, or where it has no end, as in a text that was cut.
 
-    "\boxed {7}" and "\boxed 7" are boxes too. One pass; \{ and \} are characters, not braces.
+    "\boxed {7}" and "\boxed 7" are boxes too, and \fbox{7} where a text has no \boxed. With two backslashes before the
+    name, those inside count as one each. One pass; \{ and \} are characters, not braces.
     """
     last, start, opened = None, -1, []  # the last box and where it begins; where each open brace is a box, else -1
-    for piece in PIECE.finditer(text):
+    twice = False  # whether its name has two backslashes
+    for piece in PIECES["boxed" if "\\boxed" in text else "fbox"].finditer(text):
         if piece[0] == "{":
             opened.append(-1)
         elif piece[0] == "}":
             if opened and opened.pop() == start >= 0:
-                last = text[start : piece.start()].strip()
-        elif piece[1]:
-            last, start = None, piece.end()
+                inside = text[start : piece.start()].strip()
+                last = inside.replace("\\\\", "\\") if twice else inside
+        elif piece[2]:
+            last, start, twice = None, piece.end(), len(piece[1]) == 2
             opened.append(start)
-        elif piece[0].startswith("\\boxed"):
+        elif piece[1]:
             bare = BARE.match(text, piece.end(), piece.end() + MAX_BARE_CHARS)
             if bare and ANSWERS.search(bare[0]):
                 last, start = bare[0].strip().rstrip(",;:!?"), -1

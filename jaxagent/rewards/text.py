@@ -40,7 +40,8 @@ def token_f1(prediction: str, answers: Sequence[str]) -> float:
     """The best F1 over the gold answers, in [0, 1]: 2 P R / (P + R) of normalised words, counted with multiplicity.
 
     When no words are left of one side, it is 1 if none are left of the other and else 0 (SQuAD 2.0's rule; with
-    SQuAD 1.1's, an exact match of "A" with "the" had F1 0).
+    SQuAD 1.1's, an exact match of "A" with "the" had F1 0). HotpotQA's rule, by which a yes, no or noanswer on one side
+    alone has F1 0, is not in it: "no" and "no one" share a word. ReSearch's reward has that rule.
     """
     return max((_f1(prediction, answer) for answer in answers), default=0.0)
 

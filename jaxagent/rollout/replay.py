@@ -75,12 +75,12 @@ class ReplayBuffer:
             (episode, float(given[g, s]) if given.size else 0.0)
             for g, group in enumerate(groups)
             for s, episode in enumerate(group.episodes)
-            if not episode.stop_reason.is_failure and episode.reward >= self._cfg.min_reward
+            if not episode.stop_reason.is_failure and episode.total_reward >= self._cfg.min_reward
         ]
         for episode, worth in found:
             trajectories = tuple(t for t in episode.trajectories if action_mask(t).any())
             if trajectories and (worth or self._cfg.use == "nll"):
-                self._kept.append(Success(episode.task.id, step, float(episode.reward), worth, trajectories))
+                self._kept.append(Success(episode.task.id, step, float(episode.total_reward), worth, trajectories))
         self._kept = self._kept[-self._cfg.capacity :]
 
     def candidates(self, step: int) -> list[Success]:

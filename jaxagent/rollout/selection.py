@@ -74,7 +74,7 @@ def most_varied(groups: Sequence[Group], frac: float) -> list[Group]:
 
 def reward_std(group: Group) -> float:
     """Unbiased standard deviation of a group's counted rewards."""
-    values = [episode.reward for episode in group.valid]
+    values = [episode.total_reward for episode in group.valid]
     return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 

@@ -20,7 +20,7 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
     valid = [episode for episode in every if not episode.stop_reason.is_failure]
     metrics = {f"stop/{reason}": mean(e.stop_reason == reason for e in every) for reason in StopReason}
     metrics |= {
-        "reward/mean": mean(e.reward for e in valid),
+        "reward/mean": mean(e.total_reward for e in valid),
         "episode/turns": mean(e.turns for e in valid),
         "episode/tokens": mean(sum(map(len, e.trajectories)) for e in valid),
         "episode/count": float(len(every)),

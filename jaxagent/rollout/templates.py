@@ -167,7 +167,28 @@ def open_template(tokenizer: Tokenizer, use_chat_template: bool, date: datetime.
         return Plain()
     if not tokenizer.chat_template:
         raise ConfigError("tokenizer.use_chat_template is set, but the tokenizer has no chat template.")
-    return Chat(tokenizer.chat_template, tokenizer.special_strings, date)
+    return Chat(tokenizer.chat_template, tokenizer.special_strings | tokenizer.template_variables, date)
+
+
+def unended_messages(tokenizer: Tokenizer, date: datetime.datetime) -> str:
+    """What to tell where the chat template ends a message by a token that ends no generation; "" where all is well.
+
+    So it is in base models: their policy would write the token, and go on with the user's next message.
+    """
+    try:
+        after = open_template(tokenizer, True, date).after_message
+    except ConfigError:
+        return ""  # a template that cannot be used is told to whoever uses it
+    ids = tokenizer.encode(after.lstrip())
+    if not ids or not tokenizer.eos_ids or ids[0] in tokenizer.eos_ids:
+        return ""
+    token = tokenizer.decode(ids[:1])
+    if tokenizer.id_of(token) != ids[0] or not token.startswith("<"):
+        return ""  # text, and no mark
+    return (
+        f"The chat template ends a message with {token}, which does not end a generation here, as in base models: the "
+        f"policy would go on behind it. If it should not: --config.tokenizer.end_token='{token}'"
+    )
 
 
 def body_spans(body: str, parts: Sequence[tuple[str, TokenKind]]) -> Spans:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jaxagent.algorithms import checks as algorithm
-from jaxagent.algorithms.group_rewards import Preferences
+from jaxagent.algorithms.group_rewards import Decoupled, Preferences
 from jaxagent.algorithms.opd import as_opd
 from jaxagent.config import LEAST_TEMPERATURE, BatchConfig, Config, ConfigError, EnvConfig, nearest, relations
 from jaxagent.config.choice import imported
@@ -94,19 +96,31 @@ def _check_group_reward(cfg: Config) -> None:
     """Refuses preferences for what the environment's attempts do not have, which the first group alone would tell."""
     reward, env = cfg.rl.group_reward, cfg.env
     assert isinstance(env, Environment)
+    name, scores = type(env).__qualname__, (env.score, *env.components)
+    if isinstance(reward, Decoupled):
+        if not reward.components or len(reward.weights) not in (0, len(reward.components)):
+            raise ConfigError(
+                "rl.group_reward='gdpo' needs components, and a weight of each or none: got "
+                f"{len(reward.components)} components and {len(reward.weights)} weights."
+            )
+        for component in reward.components:
+            if env.components:  # else the first group tells
+                _check_component("components", component, scores, name)
     if not isinstance(reward, Preferences):
         return
-    name = type(env).__qualname__
     if missing := [counter for counter in reward.weighs if counter not in env.counted]:
         raise ConfigError(
             f"rl.group_reward='preferences' weighs '{missing[0]}', which attempts of config.env ({name}) do not count. "
             "An environment of your own names what its attempts count in `counted`."
         )
-    scores = (env.score, *env.components)
-    if reward.score not in scores:
+    _check_component("score", reward.score, scores, name)
+
+
+def _check_component(field: str, component: str, scores: Sequence[str], name: str) -> None:
+    if component not in scores:
         raise ConfigError(
-            f"rl.group_reward.score='{reward.score}': verdicts of config.env ({name}) have no such component. "
-            f"{nearest(reward.score, scores)} An environment of your own names its others in `components`."
+            f"rl.group_reward.{field}='{component}': verdicts of config.env ({name}) have no such component. "
+            f"{nearest(component, scores)} An environment of your own names its others in `components`."
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import os
 import platform
 import sys
@@ -27,10 +28,10 @@ def count(mesh: MeshConfig) -> int:
     return mesh.devices
 
 
-def provide(mesh: MeshConfig) -> None:
+def provide(mesh: MeshConfig, exact: bool = False) -> None:
     """Makes `count(mesh)` devices available, virtual ones where the machine has no accelerator.
 
-    Inside `distributed` they are those of all processes, of each equally many.
+    Inside `distributed` they are those of all processes, of each equally many. `exact`: for exact numerics.
 
     Raises:
       ConfigError: the machine has accelerators, but fewer than the mesh needs.
@@ -38,6 +39,8 @@ def provide(mesh: MeshConfig) -> None:
     import jax
 
     processes = peers.count()
+    if exact:
+        _fix_gpu_products()
     _split_cpu(-(-count(mesh) // processes), processes)
     found = jax.devices()
     if len(found) < count(mesh):
@@ -82,6 +85,22 @@ def distributed(process: int, processes: int, address: str) -> Iterator[None]:
             peers.abandon()
         raise
     peers.disconnect()
+
+
+def _fix_gpu_products() -> None:
+    """Has XLA compute a matrix product of one shape by one kernel on NVIDIA GPUs, in whatever program it stands.
+
+    Otherwise it fuses products with their surroundings and times several kernels, program by program: on an H200,
+    engine and trainer then differ in 1 to 5 % of bfloat16 log-probs and in half of the float32 ones, and in none with
+    these flags (docs/benchmarks.md). A flag that the user set wins. XLA reads them before it first touches a device.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    plugins = (f"jax_cuda{version}_plugin" for version in (12, 13))
+    if os.environ.get("JAX_PLATFORMS", "").startswith("cpu") or not any(map(importlib.util.find_spec, plugins)):
+        return
+    wanted = ("xla_gpu_enable_triton_gemm=false", "xla_gpu_autotune_level=0")
+    missing = [f"--{flag}" for flag in wanted if flag.partition("=")[0] not in flags]
+    os.environ["XLA_FLAGS"] = " ".join([*flags.split(), *missing])
 
 
 def use_huge_pages() -> None:

@@ -37,7 +37,7 @@ from jaxagent.rollout.conversation import Conversation
 from jaxagent.rollout.ending import CLOSE_TIMEOUT_S
 from jaxagent.rollout.forced import ForcedTools
 from jaxagent.rollout.prompts import check_prompts, check_role_prompts, some
-from jaxagent.rollout.templates import CHAT_DATE, Template, open_template
+from jaxagent.rollout.templates import CHAT_DATE, Template, open_template, unended_messages
 from jaxagent.rollout.workers import Rollout, Workers
 from jaxagent.runs import replica, resume, together
 from jaxagent.runs.roles import WARM_UP_TIMEOUT_S, Own, RunRoles, check_folders, open_roles
@@ -212,6 +212,10 @@ def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = Tru
         dataset = cfg.data.source.folder(cfg.workdir, cfg.data.seed, cfg.env, note)
         train, held_out = sources.open_train_and_held_out(dataset, cfg.data, environment.needs_answers)
         tokenizer = _tokenizer(cfg, dataset, train, environment, note)
+    if cfg.tokenizer.template_variables:
+        tokenizer = tokenizer.with_template_variables(cfg.tokenizer.template_variables)
+    if cfg.tokenizer.end_token:
+        tokenizer = tokenizer.with_end_token(cfg.tokenizer.end_token)
     for repeated in more_than_an_epoch(cfg, len(train)):
         note(repeated)
     heldout = balanced_sample(held_out, cfg.data.num_eval, cfg.data.seed)
@@ -221,6 +225,8 @@ def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = Tru
         batch, exact = cfg.rl.batch, cfg.numerics == "exact"
         note(kernels.report(spec, cfg.engine.page_tokens, batch.row_tokens, batch.share_prefix, exact))
     template = open_template(tokenizer, cfg.tokenizer.use_chat_template, CHAT_DATE)
+    if tokenizer.chat_template and (unended := unended_messages(tokenizer, CHAT_DATE)):
+        note(unended)
 
     def conversation() -> Conversation:
         return Conversation(tokenizer, template, cfg.env.observation_tokens)

@@ -30,7 +30,10 @@ REFUSED = {
     **{f"model.{name}": _WEIGHTS for name in (*_SHAPE, "rope_theta", "tie_embeddings")},
     **{f"model.lora.{name}": _WEIGHTS for name in _ADAPTERS},
     "tokenizer.vocab_size": "the weights know the tokenizer that the run has trained",
-    "tokenizer.use_chat_template": "the weights have learnt prompts that are written the other way",
+    **{
+        f"tokenizer.{name}": "the weights have learnt prompts that are written the other way"
+        for name in ("use_chat_template", "template_variables", "end_token")
+    },
     "seed": _STATE,
     "data.seed": _STATE,
     "env": _STATE,

@@ -53,4 +53,4 @@ def checked(body: bytes, digest: str) -> tuple[Episode, Result]:
             raise BadRequest(f"the episode: column 'metrics.{name}' must be a finite number, got {value!r:.40}")
     trainable = sum(int(trajectory.action_mask.sum()) for trajectory in episode.trajectories)
     error = " ".join(episode.error.split()).encode(errors="replace").decode()[:2000]
-    return episode, Result(episode.stop_reason, episode.reward, trainable, error, digest.lower())
+    return episode, Result(episode.stop_reason, episode.total_reward, trainable, error, digest.lower())

@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxagent.algorithms import compose
-from jaxagent.algorithms.advantages import group_mean, group_mean_std, whiten, zero_signal
+from jaxagent.algorithms.advantages import (
+    group_mean,
+    group_mean_batch_std,
+    group_mean_by_mean,
+    group_mean_std,
+    whiten,
+    zero_signal,
+)
 from jaxagent.types import StopReason
 from tests.algorithms.entries import BEST_OF_K, GROUP, TURN
 
@@ -59,18 +66,33 @@ class OtherBaselines(chex.TestCase):
             # and over the std of the three: variance (4/9 + 1/9 + 1/9) / 2 = 1/3
             "leave_one_out_std": [3**0.5, -0.5 * 3**0.5, -0.5 * 3**0.5, 0.0],
             "no_baseline": [1.0, 0.0, 0.0, 0.0],
+            # minus the mean and over it: (1 - 1/3) / (1/3)
+            "maxrl": [2.0, -1.0, -1.0, 0.0],
         }
         for name, expected in by_hand.items():
             np.testing.assert_allclose(self.variant(GROUP[name])(rewards, mask)[0], expected, rtol=1e-5)
 
 
+def test_a_rare_success_weighs_most_where_the_mean_divides_and_negative_rewards_say_nothing_there():
+    rewards = np.array([[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0], [0.0] * 4, [-1.0, -1.0, -1.0, 0.5]])
+    got = group_mean_by_mean(rewards, np.ones((4, 4), bool))
+    np.testing.assert_allclose(got[:2], [[3, -1, -1, -1], [1 / 3, 1 / 3, 1 / 3, -1]], rtol=1e-5)
+    assert not got[2:].any()
+    # Batch scaling keeps the proportions of groups: 4 ones of 12 rewards, whose unbiased variance is 8 / 33.
+    scaled = group_mean_batch_std(rewards[:3], np.ones((3, 4), bool))
+    np.testing.assert_allclose(scaled, group_mean(rewards[:3], np.ones((3, 4), bool)) / (8 / 33) ** 0.5, rtol=1e-5)
+
+
 COMPILED = {name: jax.jit(function) for name, function in GROUP.items()}
 
 
-def by_definition(name: str, kept: list[float], planned: int) -> list[float]:
-    """The counted rewards of one group of `planned` attempts, in plain Python."""
+def by_definition(name: str, kept: list[float], planned: int, batch: list[float]) -> list[float]:
+    """The counted rewards of one group of `planned` attempts, in plain Python; `batch` are those of all groups."""
     if name == "no_reward" or len(kept) < 2 <= planned:
         return [0.0] * len(kept)
+    batch_std = statistics.stdev(batch) + 1e-6 if len(batch) > 1 else 1.0
+    if len(kept) < 2 and name == "group_mean_batch_std":
+        return [r / batch_std for r in kept]
     if len(kept) < 2 or name == "no_baseline":
         return kept
     mean, std = statistics.mean(kept), statistics.stdev(kept) + 1e-6
@@ -78,6 +100,8 @@ def by_definition(name: str, kept: list[float], planned: int) -> list[float]:
     return {
         "group_mean_std": [(r - mean) / std for r in kept],
         "group_mean": [r - mean for r in kept],
+        "group_mean_batch_std": [(r - mean) / batch_std for r in kept],
+        "maxrl": [(r - mean) / (mean + 1e-6) if mean > 0 else 0.0 for r in kept],
         "leave_one_out": others,
         "leave_one_out_std": [a / std for a in others],
     }[name]
@@ -94,7 +118,8 @@ def test_masked_groups_equal_their_counted_attempts_alone(seed, size, name, equa
     single = COMPILED[name](rewards.astype(np.float32), mask)
     assert not got[~mask].any()
     for group, keep, row in zip(rewards, mask, got, strict=True):
-        np.testing.assert_allclose(row[keep], by_definition(name, [float(r) for r in group[keep]], size), atol=1e-9)
+        expected = by_definition(name, group[keep].tolist(), size, rewards[mask].tolist())
+        np.testing.assert_allclose(row[keep], expected, rtol=1e-9, atol=1e-9)
     if not equal:  # equal rewards of 0.3 give rounding over 1e-6
         np.testing.assert_allclose(single, got, rtol=1e-5, atol=1e-5)
 
@@ -112,7 +137,7 @@ def test_what_the_failures_of_others_leave_alone_has_no_advantage(rl, make_group
         assert trained and not any(s.advantages.any() for s in trained)
         assert all(s.policy_weights.any() for s in trained)  # they count in the means, as every group without signal
     planned = compose.streams([make_group(("paoa", 0.75)), make_group(("pa", 0.5))], config, 0.0)[0]
-    kept = 0.0 if name == "no_reward" else 1.0
+    kept = {"no_reward": 0.0, "group_mean_batch_std": 1 / (statistics.stdev([0.75, 0.5]) + 1e-6)}.get(name, 1.0)
     np.testing.assert_allclose(planned[0].advantages, np.array([0, 0.75, 0, 0.75]) * kept)
     np.testing.assert_allclose(planned[1].advantages, np.array([0, 0.5]) * kept)
 

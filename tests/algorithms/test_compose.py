@@ -268,15 +268,16 @@ TEACHER = dict(teacher="runs/x/policy")
 
 def test_the_stage_opd_keeps_the_pull_to_the_reference(rl, make_group):
     """KL in the reward, which the stage does not have, goes into the advantage: it is not lost."""
-    given = rl(kl=dict(coefficient=0.05, where="reward", estimator="k1"))
+    given = rl(kl=dict(coefficient=0.05, where="reward", estimator="k1"), mask_truncated=True)
     alone = as_opd(dataclasses.replace(config.parse(get_config("laptop-opd")), rl=given)).rl
     alone = dataclasses.replace(alone, distill=rl(distill=TEACHER).distill)
     checks.check(alone)
-    group = make_group(("pa", 1.0), ("pa", 0.0))  # behaviour log-prob -1
+    group = make_group(("pa", 1.0), ("pa", 0.0, StopReason.TOKEN_LIMIT))  # behaviour log-prob -1
     none = np.zeros((2, 1), np.float32)
     teacher = [Scores(np.array([0.0, -1.0], np.float32), none.astype(np.int32), none, none)] * 2
     reference = [np.array([0.0, -3.0], np.float32)] * 2
     made, _ = compose.streams([group], alone, 0.0, ModelScores(reference=reference, teacher=teacher))
+    assert len(made) == 2  # every attempt is used
     for s in made:  # the teacher agrees, the reference finds it less likely by 2 nats
         np.testing.assert_allclose(s.advantages, [0, -0.05 * 2], rtol=1e-6)
 
@@ -290,6 +291,8 @@ REFUSED = (  # changes of rl, and what is said of them
     (ONE_UPDATE | dict(objective="reinforce", staleness=4), "rl.staleness=4 steps old: set rl.correction to"),
     (dict(advantage="vtrace_turns", correction=TRUNCATE), "holds importance weights already"),
     (dict(objective="gspo", correction=TRUNCATE | dict(name="mask")), "take tokens out of the sequences"),
+    (dict(objective="gmpo", correction=TRUNCATE | dict(name="mask")), "sequences that rl.objective='gmpo'"),
+    (dict(advantage="maxrl", kl=IN_REWARD), "kl.where='reward' would make rewards negative"),
     (dict(advantage="no_reward", kl=IN_REWARD), "kl.where='reward' does nothing with rl.advantage='no_reward'"),
     (dict(objective="none"), "nothing would be learnt"),
     (dict(objective="none", echo=ECHO, kl=IN_REWARD), "kl.where='reward' does nothing with rl.objective='none'"),
@@ -344,3 +347,52 @@ def test_kl_in_the_advantage_is_taken_token_by_token_after_the_baseline(rl, make
     ]
     np.testing.assert_allclose(first.advantages, [0, -0.5])
     np.testing.assert_allclose(second.advantages, [0, 0.5 - 0.2, 0, 0.5 - 0.05], rtol=1e-6)
+
+
+def scored(make_group, rewards, seed=0):
+    """A group of these rewards, with random log-probs of its sampler, a reference, and the learner before the step."""
+    rng, group = np.random.default_rng(seed), make_group(*(("paoa", reward) for reward in rewards))
+    episodes = [
+        dataclasses.replace(e, trajectories=[dataclasses.replace(t, logprobs=np.float32(rng.normal(-1, 0.3, 4)))])
+        for e in group.episodes
+        for t in e.trajectories
+    ]
+    group = dataclasses.replace(group, episodes=episodes)
+    reference, old = (rng.normal(-1, 0.3, (len(rewards), 4)).astype(np.float32) for _ in range(2))
+    sampler = np.array([e.trajectories[0].logprobs for e in episodes], np.float64)
+    return group, sampler[:, [1, 3]], ModelScores(reference=list(reference), old=list(old))
+
+
+@pytest.mark.parametrize("where", ["reward", "advantage"])
+def test_kl_is_taken_off_before_whitening_and_is_that_of_the_sampler(rl, make_group, where):
+    """slime's and verl's order: A = whiten(R - mean(R) - KL); k1 of the log-probs recorded when sampling, in NumPy.
+
+    Not of the learner's own, which a correction reads beside it and which differ from the sampler's here.
+    """
+    group, sampler, scores = scored(make_group, [1.0, 0.0, 0.5])
+    kl = 0.3 * (sampler - np.array(scores.reference)[:, [1, 3]])
+    rewards = np.array([1.0, 0.0, 0.5])
+    if where == "reward":
+        rewards = rewards - kl.sum(axis=1)
+    expected = np.repeat((rewards - rewards.mean())[:, None], 2, axis=1) - (kl if where == "advantage" else 0.0)
+    for whitened in (False, True):
+        config = rl(
+            advantage="group_mean", whiten_advantages=whitened, correction=dict(name="truncate"), epochs=2,
+            kl=dict(coefficient=0.3, estimator="k1", where=where),
+        )  # fmt: skip
+        got = np.array([s.advantages[[1, 3]] for s in compose.streams([group], config, 0.0, scores)[0]])
+        wanted = (expected - expected.mean()) / expected.std(ddof=1) if whitened else expected
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("advantage", ["group_mean_std", "turn_mean_std"])
+def test_whether_a_group_has_signal_is_asked_of_its_rewards_before_kl(rl, make_group, advantage):
+    """With KL in the reward no group of random log-probs has equal scores; ToolRL's recipe trains such groups."""
+    group, _, scores = scored(make_group, [1.0, 1.0, 1.0])
+    kl = dict(coefficient=0.001, estimator="k1", where="reward")
+    for drop, trained in ((True, 0), (False, 3)):
+        config = rl(advantage=dict(name=advantage, drop_zero_signal=drop), kl=kl)
+        streams, counts = compose.streams([group], config, 0.0, scores)
+        assert (len(streams), counts["groups/zero_signal"]) == (trained, 1.0)
+        # Divided by their own std, advantages made of KL alone are of full size.
+        assert not trained or max(abs(s.advantages).max() for s in streams) > 0.5

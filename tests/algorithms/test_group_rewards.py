@@ -5,11 +5,15 @@ import dataclasses
 import chex
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
+from configs import toolrl
+from jaxagent import config
 from jaxagent.algorithms import compose
 from jaxagent.algorithms.group_rewards import Preferences, shaped, weights_of
 from jaxagent.algorithms.preferences import normalised, preferred
 from jaxagent.config import ConfigError
+from jaxagent.runs import checks as run_checks
 from jaxagent.types import StopReason
 
 YES, NO = True, False
@@ -118,3 +122,54 @@ def test_a_weight_for_what_nobody_counts_is_refused(make_group):
         Preferences()(played(make_group, OUTCOMES, {"serach": 1.0}))
     with pytest.raises(ConfigError, match="verdict have no 'em'"):
         Preferences(score="em")(played(make_group, OUTCOMES))
+
+
+def test_gdpo_compares_each_component_by_itself_and_whitens_their_sum(make_group, rl):
+    """verl's order, in NumPy: sum of w_k (r_k - mean) / (std + 1e-6) in each group, then whitened over all tokens."""
+    verdicts = [[(1, 0), (0, 30), (1, 10), (0, 0)], [(1, 5), (1, 5), (0, 5)]]  # one component is much larger
+    groups = []
+    for verdict in verdicts:
+        group = make_group(*[("ppaa" if form else "pa", 9.0) for form, _ in verdict], ("pa", 0.0, StopReason.TIMEOUT))
+        rewards = [dict(form=form, score=score) for form, score in verdict] + [{}]
+        episodes = [dataclasses.replace(e, rewards=r) for e, r in zip(group.episodes, rewards, strict=True)]
+        groups.append(dataclasses.replace(group, episodes=episodes))
+    choice = dict(name="gdpo", components=("form", "score"), weights=(1.0, 0.5))
+    cfg = rl(group_reward=choice, advantage="no_baseline", whiten_advantages=True)
+    got = np.concatenate([s.advantages[1:][s.policy_weights[1:] > 0]
+                          for s in compose.streams([shaped(g, cfg) for g in groups], cfg, 0.0)[0]])  # fmt: skip
+    expected = []
+    for verdict in verdicts:
+        parts = np.array(verdict, float)
+        total = ((parts - parts.mean(0)) / (parts.std(0, ddof=1) + 1e-6)) @ [1.0, 0.5]
+        expected += [a for a, (form, _) in zip(total, verdict, strict=True) for _ in range(1 + form)]
+    expected = (expected - np.mean(expected)) / np.std(expected, ddof=1)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+    with pytest.raises(ConfigError, match="verdict have no 'scroe'"):
+        shaped(groups[0], rl(group_reward=choice | dict(components=("scroe",), weights=())))
+
+
+@pytest.mark.parametrize(
+    ("components", "weights", "message"),
+    [((), (), "needs components"), (("format",), (1.0, 2.0), "1 components and 2"), (("from",), (), "such component")],
+)
+def test_gdpo_needs_components_that_there_are_and_a_weight_of_each(components, weights, message):
+    raw = toolrl.get_config()
+    raw.rl.group_reward = ConfigDict({"name": "gdpo", "components": ("format", "correctness"), "weights": (1.0, 0.5)})
+    run_checks.check(config.parse(raw))
+    raw.rl.group_reward.update(components=components, weights=weights)
+    with pytest.raises(ConfigError, match=message):
+        run_checks.check(config.parse(raw))
+
+
+@pytest.mark.parametrize("whitened", [False, True])
+def test_truncated_attempts_count_in_their_group_and_are_not_trained(make_group, rl, whitened):
+    """DAPO's overlong filter (TRL: mask_truncated_completions): the others' advantages are what they were."""
+    cut, ended = StopReason.TOKEN_LIMIT, StopReason.TURN_LIMIT
+    group = make_group(("paa", 1.0), ("poa", 0.5, cut), ("pa", 0.0), ("pa", 1.0, ended))
+    cfg = rl(advantage="group_mean", whiten_advantages=whitened, mask_truncated=True, echo=dict(coefficient=0.1))
+    streams, counts = compose.streams([group], cfg, 0.0)
+    assert [s.episode for s in streams if s.policy_weights.any()] == [0, 2, 3] and counts["groups/failed_episodes"] == 0
+    assert streams[1].ce_weights.any()  # ECHO still reads what it was shown
+    values = np.array([0.375, 0.375, -0.625, 0.375])  # R - 0.625, the mean of all four
+    wanted = (values - values.mean()) / values.std(ddof=1) if whitened else values
+    np.testing.assert_allclose(np.concatenate([s.advantages[s.policy_weights > 0] for s in streams]), wanted, rtol=1e-5)

@@ -268,6 +268,7 @@ REACHED = {
     "no_policy_loss": "none",
     "dual_clip_loss": "dual_clip",
     "sequence_ratio_loss": "gspo",
+    "geometric_mean_loss": "gmpo",
     "cispo_loss": "cispo",
     "soft_gate_loss": "sapo",
     "importance_sampling_loss": "importance_sampling",

@@ -56,6 +56,14 @@ class ByHand(chex.TestCase, parameterized.TestCase):
             [0] * 6,
             [-2.0, -1.4100223, 1.4012097, -0.4700074, 0.4670699, 0.6304446],
         ),
+        # p_old = 1/e: p may rise or fall by 0.2, which is a ratio of 0.456 to 1.544; 4 and A < 0 is no fault
+        (
+            "dppo",
+            [2.0, -1.5 * (np.log(1.5) - 1), 1.5 * (np.log(1.5) - 1), -0.5 * (np.log(0.5) - 1),
+             0.5 * (np.log(0.5) - 1), 4.0 * (np.log(4) - 1)],
+            [0] * 6,
+            [-2.0, -1.5, 1.5, -0.5, 0.5, 4.0],
+        ),
         ("importance_sampling", [-2.0, -1.5, 1.5, -0.5, 0.5, 4.0], [0] * 6, [-2.0, -1.5, 1.5, -0.5, 0.5, 4.0]),
         (
             "reinforce",
@@ -98,6 +106,36 @@ class ByHand(chex.TestCase, parameterized.TestCase):
         np.testing.assert_allclose(grad[0], [-s, -s, 0, 0, 0], rtol=1e-5)
 
     @chex.variants(with_jit=True)
+    def test_gmpo(self):
+        # Sequence 7, A = 1: log ratios 0.5 (at most 0.28) and -0.6, mean -0.16. Sequence 9, A = -2: -0.6 (-0.2).
+        log_ratio = jnp.array([[0.5, -0.6, -0.6, 50.0, 0.0]])
+        mask = jnp.array([[1, 1, 1, 0, 0]], bool)
+        sequence, advantages = jnp.array([[7, 7, 9, 9, -1]]), jnp.array([[1.0, 1.0, -2.0, -2.0, 0.0]])
+
+        def run(logprobs):
+            loss, flags = losses("gmpo", logprobs, jnp.full((1, 5), -2.0), advantages, mask, sequence)
+            return jnp.sum(loss * mask), (loss, flags)
+
+        grad, (loss, flags) = self.variant(jax.grad(run, has_aux=True))(log_ratio - 2.0)
+        s = np.exp(-0.16)
+        np.testing.assert_allclose(loss[0, :3], [-s, -s, 2 * np.exp(-0.2)], rtol=1e-5)
+        np.testing.assert_array_equal(flags[0, :3], [1, 0, 1])
+        np.testing.assert_allclose(grad[0], [0, -s, 0, 0, 0], rtol=1e-5)
+
+    @chex.variants(with_jit=True)  # a program of its own: the constants differ
+    def test_a_probability_that_went_too_far_in_the_advantages_direction_has_no_gradient(self):
+        p, old = np.array([[0.5, 0.5, 0.9, 0.9, 1e-5, 0.2]]), np.array([[0.8, 0.8, 0.6, 0.6, 1e-7, 0.2]])
+        a = np.array([[1.0, -1.0, 1.0, -1.0, 1.0, 0.0]])
+        tokens = lambda lp: Tokens(lp, jnp.log(old), jnp.asarray(a), lambda x: x)  # noqa: E731
+        run = lambda lp: (OBJECTIVES["dppo"]()(tokens(lp))[0].sum(), OBJECTIVES["dppo"]()(tokens(lp)))  # noqa: E731
+        grad, (loss, flags) = self.variant(jax.grad(run, has_aux=True))(jnp.log(p))
+        np.testing.assert_array_equal(flags[0], [0, 1, 1, 0, 0, 0])
+        # The ratio as it is, but for the rare token's, which is 100 and capped at 20.
+        expected = np.array([-0.625, 0, 0, 1.5, -20.0, 0])
+        np.testing.assert_allclose(grad[0], expected, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(loss[0], expected * np.log(p[0]), rtol=1e-4, atol=1e-5)
+
+    @chex.variants(with_jit=True)
     def test_sequence_mean(self):
         values = jnp.array([[1.0, 2.0, 6.0, 5.0, jnp.nan, 9.0], [4.0, jnp.inf, 8.0, 1.0, 1.0, 1.0]])
         mask = jnp.array([[1, 1, 1, 1, 0, 0], [1, 0, 1, 0, 0, 0]], bool)
@@ -106,7 +144,7 @@ class ByHand(chex.TestCase, parameterized.TestCase):
         np.testing.assert_allclose(self.variant(sequence_mean)(values, mask, sequence), expected, rtol=1e-6)
 
 
-NAMES = ("ppo_clip", "dual_clip", "gspo", "cispo", "sapo", "importance_sampling", "reinforce")
+NAMES = ("ppo_clip", "dual_clip", "gspo", "gmpo", "dppo", "cispo", "sapo", "importance_sampling", "reinforce")
 T = 9  # one shape: a program per objective
 
 
@@ -133,9 +171,14 @@ def numpy_loss(name, logprobs, old, advantages, mask, sequence, row, at):
     lp, a = float(logprobs[row, at]), float(advantages[row, at])
     bound = lambda x: float(np.clip(x, -20, 20))  # noqa: E731
     r = np.exp(bound(lp - float(old[row, at])))
+    own = mask[row] & (sequence[row] == sequence[row, at])
+    log_ratio = logprobs[row].astype(float) - old[row].astype(float)
     if name == "gspo":
-        own = mask[row] & (sequence[row] == sequence[row, at])
-        r = np.exp(bound(np.mean((logprobs[row].astype(float) - old[row].astype(float))[own])))
+        r = np.exp(bound(np.mean(log_ratio[own])))
+    # verl's geo_mean: the smaller of both surrogates, in logarithms, each with its own token's sign
+    signs = np.sign(advantages[row].astype(float))
+    smaller = signs * np.minimum(signs * log_ratio, signs * np.clip(log_ratio, -0.2, 0.28))
+    rise = np.exp(lp) - np.exp(float(old[row, at]))
     clipped = min(max(r, 0.8), 1.28)
     ppo = max(-r * a, -clipped * a)
     tau = 1.0 if a > 0 else 1.05
@@ -143,6 +186,8 @@ def numpy_loss(name, logprobs, old, advantages, mask, sequence, row, at):
         "ppo_clip": ppo,
         "gspo": ppo,
         "dual_clip": min(ppo, -3 * a) if a < 0 else ppo,
+        "gmpo": -np.exp(bound(np.mean(smaller[own]))) * a,
+        "dppo": 0.0 if (rise > 0.2 if a > 0 else rise < -0.2) else -min(r, 20.0) * a * lp,
         "cispo": -clipped * a * lp,
         "sapo": -4 / tau / (1 + np.exp(-min(tau * (r - 1), 700))) * a,
         "importance_sampling": -r * a,
@@ -179,11 +224,16 @@ def torch_loss(torch, name, lp, old, a, mask, sequence):
     r = torch.exp(torch.clamp(lp - old, -20, 20))
     clip = torch.clamp(r, 0.8, 1.28)
     ppo = torch.maximum(-r * a, -clip * a)
-    if name == "gspo":
+    if name in ("gspo", "gmpo"):
         total = lp.new_zeros(())
         for row in range(len(lp)):
             for i in set(sequence[row][mask[row]].tolist()):
                 own = torch.from_numpy(mask[row] & (sequence[row] == i))
+                if name == "gmpo":
+                    log_ratio, sign = (lp - old)[row][own], torch.sign(a[row][own][0])
+                    smaller = sign * torch.minimum(sign * log_ratio, sign * torch.clamp(log_ratio, -0.2, 0.28))
+                    total = total - own.sum() * torch.exp(smaller.mean()) * a[row][own][0]
+                    continue
                 s = torch.exp(torch.clamp((lp - old)[row][own].mean(), -20, 20))
                 total = total + own.sum() * torch.maximum(
                     -s * a[row][own][0], -torch.clamp(s, 0.8, 1.28) * a[row][own][0]
@@ -195,6 +245,10 @@ def torch_loss(torch, name, lp, old, a, mask, sequence):
         "ppo_clip": ppo,
         "dual_clip": torch.where(a < 0, torch.minimum(ppo, -3 * a), ppo),
         "cispo": -clip.detach() * a * lp,
+        "dppo": -torch.clamp(r, max=20).detach()
+        * a
+        * lp
+        * torch.where(a > 0, lp.exp() - old.exp() <= 0.2, lp.exp() - old.exp() >= -0.2),
         "importance_sampling": -r * a,
         "reinforce": -a * lp,
     }[name]
@@ -206,7 +260,7 @@ def test_gradient_equals_torch_autograd(name):
     torch = pytest.importorskip("torch")
     for seed in range(5):
         logprobs, old, advantages, mask, sequence = random_rows(np.random.default_rng(seed), False)
-        if name == "gspo":  # one advantage per sequence: where token form and sequence form agree
+        if name in ("gspo", "gmpo"):  # one advantage per sequence: where token form and sequence form agree
             advantages = np.take_along_axis(advantages, sequence.clip(0) % advantages.shape[1], 1)
         rest = old, advantages, mask, sequence
         _, grad = masked_losses(name, logprobs, *rest)

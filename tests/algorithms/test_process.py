@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxagent.algorithms import checks, compose
-from jaxagent.algorithms.process import by_turn, token_rewards, turn_mean_std
+from jaxagent.algorithms.estimators import GiGPO
+from jaxagent.algorithms.process import by_turn, group_in_group, states, token_rewards, turn_mean_std
 from jaxagent.algorithms.streams import ModelScores
 from jaxagent.types import Group, StopReason
 
@@ -116,3 +117,55 @@ def test_advantages_along_tokens_read_them(rl, make_group):
     config = rl(advantage="return")
     (got,) = compose.streams([Group(one.task, [one])], config, 0.0)[0]
     np.testing.assert_allclose(got.advantages, [0, 1.75, 1.75, 0, 1.25], rtol=1e-6)
+
+
+def test_the_state_of_a_turn_is_what_was_shown_since_the_policy_spoke(make_group):
+    # Tokens are 0, 1, 2, ... Two trajectories: turns 0, 2 (1 was not sampled) and, in the second, turn 0.
+    one = episode(make_group, "ppaaoowa ppa", "00001112 000", 0.0, ())
+    assert states(one) == [np.array(t, np.int32).tobytes() for t in ([0, 1], [4, 5, 6], [0, 1])]
+    assert len(states(one)) == len(by_turn(one)[1])
+    assert states(episode(make_group, "pa po", "00 00", 0.0, ())) == [np.array([0], np.int32).tobytes()]
+    back_to_back = episode(make_group, "paa", "001", 0.0, ())  # nothing was shown between two turns
+    assert states(back_to_back) == [np.array([0], np.int32).tobytes(), b""]
+
+
+def test_gigpo_by_hand(rl, make_group):
+    """Two attempts, gamma 0.5: both begin in one state; the first comes back to it, which the second never does."""
+    one = episode(make_group, "paoapa", "000122", 1.0, (0.0, 0.5, 0.0))
+    two = episode(make_group, "paowa", "00011", 0.0, (0.0, 0.0))
+    tokens = np.array([0, 9, 5, 9, 0, 9], np.int32)  # turn 2 is shown what turn 0 was
+    one = dataclasses.replace(one, trajectories=[dataclasses.replace(one.trajectories[0], tokens=tokens)])
+    config = rl(advantage=dict(name="gigpo", gamma=0.5, step_weight=2.0))
+    checks.check(config)
+    first, second = compose.streams([Group(one.task, [one, two])], config, 0.0)[0]
+    attempt = 0.75 / (1.5 * 0.5**0.5 + 1e-6)  # of 1.5 and 0
+    returns = [0.0 + 0.5 * (0.5 + 0.5 * 1.0), 1.0, 0.0]  # from the common state: turns 0 and 2 of one, turn 0 of two
+    step = [(r - statistics.mean(returns)) / (statistics.stdev(returns) + 1e-6) for r in returns]
+    expected = [0, attempt + 2 * step[0], 0, attempt, 0, attempt + 2 * step[1]]  # turn 1: a state of its own
+    np.testing.assert_allclose(first.advantages, expected, rtol=1e-5)
+    np.testing.assert_allclose(second.advantages, [0, 2 * step[2] - attempt, 0, 0, -attempt], rtol=1e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([0.2, 0.7, 1.0]))
+def test_gigpo_equals_the_papers_formula_turn_by_turn(seed, keep):
+    """arXiv 2505.10978: eq. 3 over attempts, eq. 7 over the turns of a group that began in one state."""
+    rng, entry = np.random.default_rng(seed), GiGPO(gamma=0.9, step_weight=0.7)
+    lengths = rng.integers(0, 5, (2, 3)) * (rng.random((2, 3)) < keep)
+    mask = np.arange(4) < lengths[:, :, None]
+    rewards, began = rng.normal(size=mask.shape), rng.integers(0, 3, mask.shape)
+    rewards[~mask] = np.nan  # never read
+
+    def normal(x, among):
+        return (x - statistics.mean(among)) / (statistics.stdev(among) + 1e-6) if len(among) > 1 else 0.0
+
+    expected = np.zeros(mask.shape)
+    for n in range(2):
+        follow = lambda s, k: sum(0.9 ** (j - k) * rewards[n, s, j] for j in range(k, lengths[n, s]))  # noqa: B023, E731
+        sums = {s: float(rewards[n, s, : lengths[n, s]].sum()) for s in range(3) if lengths[n, s]}
+        turns = [(s, k) for s in sums for k in range(lengths[n, s])]
+        for s, k in turns if len(sums) > 1 else ():  # an attempt left alone has none
+            among = [float(follow(*turn)) for turn in turns if began[n][turn] == began[n, s, k]]
+            expected[n, s, k] = normal(sums[s], list(sums.values())) + 0.7 * normal(float(follow(s, k)), among)
+    np.testing.assert_allclose(entry(rewards, mask, began), expected, rtol=1e-9, atol=1e-9)
+    assert group_in_group(rewards, mask, began, 0.9, 0.0).shape == mask.shape

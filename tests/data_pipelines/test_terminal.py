@@ -48,7 +48,7 @@ async def attempt(row, *commands):
         await workspace.close()
 
 
-def attempts(cases, jobs=2):
+def attempts(cases, jobs=4):
     """Rewards of many (row, commands)."""
 
     async def all_of_them():
@@ -96,7 +96,7 @@ def test_splits_do_not_depend_on_the_seed_and_never_mix():
 def test_every_template_is_solved_by_its_oracle_and_not_by_an_idle_agent():
     tasks = [to_task(row) for row in take(len(TEMPLATES), seed=7)]
     assert {task.template for task in tasks} == set(TEMPLATES)
-    findings = asyncio.run(terminal_check.check_all(tasks, terminal._open_home, jobs=2))
+    findings = asyncio.run(terminal_check.check_all(tasks, terminal._open_home, jobs=6))
     assert [str(finding) for finding in findings if not finding.good] == []
 
 

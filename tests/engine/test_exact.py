@@ -19,6 +19,7 @@ from jaxagent.learner.prefixes import Sharing
 from jaxagent.models import exact, params, sharding
 from jaxagent.types import Trajectory
 from tests.engine.test_lm import COOL, SPEC, VOCAB, mesh_of
+from tests.models import tiny
 
 CONTEXT = 150
 # Wide enough that XLA has kernels to choose from; 64 rows, as in the laptop preset.
@@ -40,7 +41,7 @@ CONFIG = EngineConfig(
 
 def weights_of(spec, mesh):
     with jax.set_mesh(mesh):
-        return params.init(spec, jax.random.key(0), params.shardings(spec, mesh, sharding.TRAIN))
+        return tiny.init(spec, 0, params.shardings(spec, mesh, sharding.TRAIN))
 
 
 def play(spec, mesh, cfg: EngineConfig, order: list[int], concurrency: int, sampling: SamplingConfig = COOL) -> dict:
@@ -120,17 +121,22 @@ def assert_bits_equal(episodes: dict, scored: dict) -> None:
     assert count > 300
 
 
-@pytest.mark.parametrize("remat", ["none", "layer"])
-def test_recorded_logprobs_are_the_trainers_to_the_bit(remat: str) -> None:
+@pytest.fixture(scope="module")
+def crowd() -> dict:
+    """Episodes that were played all at once."""
+    return play(WIDE, mesh_of(), CONFIG, list(reversed(range(24))), 24)
+
+
+@pytest.mark.parametrize("remat", ["none", pytest.param("layer", marks=pytest.mark.slow)])
+def test_recorded_logprobs_are_the_trainers_to_the_bit(crowd, remat: str) -> None:
     spec, mesh = dataclasses.replace(WIDE, remat=remat), mesh_of()
-    episodes = play(spec, mesh, CONFIG, list(range(24)), 24)
+    episodes = crowd if remat == "none" else play(spec, mesh, CONFIG, list(range(24)), 24)
     assert_bits_equal(episodes, scores(spec, mesh, CONFIG, episodes, 0.7, 4, 256, 1))
     assert_bits_equal(episodes, scores(spec, mesh, CONFIG, episodes, 0.7, 3, 200, 2))
 
 
-def test_rows_that_share_pages_of_their_beginnings_score_the_same_bits() -> None:
-    mesh = mesh_of()
-    episodes = play(WIDE, mesh, CONFIG, list(range(24)), 24)
+def test_rows_that_share_pages_of_their_beginnings_score_the_same_bits(crowd) -> None:
+    mesh, episodes = mesh_of(), crowd
     streams = []
     for tokens, at, _ in episodes.values():
         zeros, mask = np.zeros(len(tokens), np.int32), np.isin(np.arange(len(tokens)), at)
@@ -150,10 +156,9 @@ def test_rows_that_share_pages_of_their_beginnings_score_the_same_bits() -> None
     assert_bits_equal(episodes, {i: found[1:] for i, found in zip(episodes, scored, strict=True)})
 
 
-def test_an_episode_does_not_know_who_else_is_there() -> None:
+def test_an_episode_does_not_know_who_else_is_there(crowd) -> None:
     mesh = mesh_of()
     alone = play(WIDE, mesh, CONFIG, list(range(24)), 1)
-    crowd = play(WIDE, mesh, CONFIG, list(reversed(range(24))), 24)
     few_pages = dataclasses.replace(CONFIG, slots=7, steps_per_dispatch=3, prefill_tokens=64, pages=22)
     tight = play(WIDE, mesh, few_pages, list(np.random.default_rng(0).permutation(24)), 24)
     for i in alone:
@@ -162,6 +167,7 @@ def test_an_episode_does_not_know_who_else_is_there() -> None:
                 np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_bfloat16_is_exact_too() -> None:
     spec = dataclasses.replace(WIDE, compute_dtype="bfloat16")
     cfg, mesh = dataclasses.replace(CONFIG, cache_dtype="bfloat16"), mesh_of()

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +15,17 @@ from jaxagent.models import logprobs, params, sharding, transformer
 from jaxagent.models.int8 import Int8Array, quantise
 from tests.engine import test_lm
 from tests.engine.test_lm import SPEC
+from tests.models import tiny
 
 WIDE = dataclasses.replace(SPEC, num_layers=4, embed_dim=64, mlp_dim=256, tie_embeddings=False, embed_init_std=0.1)
 BOTH = [dataclasses.replace(WIDE, tie_embeddings=True), WIDE]
 
 
-def placed(spec, model):
+@functools.cache
+def placed(spec, kind):
+    """The weights as a model of this kind serves them."""
     with jax.set_mesh(test_lm.mesh_of()):
-        return jax.jit(model.place)(params.init(spec, jax.random.key(0)))
+        return jax.jit(kind(spec, "float32").place)(tiny.init(spec))
 
 
 def test_rounding_by_hand() -> None:
@@ -38,7 +42,7 @@ def test_rounding_by_hand() -> None:
 
 
 def test_a_scale_per_output_channel() -> None:
-    layer = placed(WIDE, int8.Int8LanguageModel(WIDE, "float32")).layers[1]
+    layer = placed(WIDE, int8.Int8LanguageModel).layers[1]
     e, h, k, d, f = 64, 4, 2, 8, 256
     shapes = {"wq": (1, h, d), "wk": (1, k, d), "wv": (1, k, d), "wo": (1, 1, e)}
     shapes |= {"w_gate": (1, f), "w_up": (1, f), "w_down": (1, e)}
@@ -54,8 +58,8 @@ def test_a_quarter_of_the_memory(spec) -> None:
     def size(tree) -> int:
         return sum(x.nbytes for x in jax.tree.leaves(tree))
 
-    plain, model = LanguageModel(spec, "float32"), int8.Int8LanguageModel(spec, "float32")
-    whole, quantised = placed(spec, plain), placed(spec, model)
+    model = int8.Int8LanguageModel(spec, "float32")
+    whole, quantised = placed(spec, LanguageModel), placed(spec, int8.Int8LanguageModel)
     looked_up = 0 if spec.tie_embeddings else whole.embed.nbytes
     assert 0.25 < (size(quantised) - looked_up) / (size(whole) - looked_up) < 0.29
     assert model.place(quantised) is quantised  # what is served already is taken as it is
@@ -72,8 +76,8 @@ def test_a_quarter_of_the_memory(spec) -> None:
 
 @pytest.mark.parametrize("spec", BOTH, ids=["tied", "untied"])
 def test_the_mismatch_is_measured(spec) -> None:
-    plain, model = LanguageModel(spec, "float32"), int8.Int8LanguageModel(spec, "float32")
-    whole, quantised = placed(spec, plain), placed(spec, model)
+    plain = LanguageModel(spec, "float32")
+    whole, quantised = placed(spec, LanguageModel), placed(spec, int8.Int8LanguageModel)
     texts = [np.random.default_rng(i).integers(0, test_lm.VOCAB, n) for i, n in enumerate((2, 30, 200))]
     with jax.set_mesh(test_lm.mesh_of()):
         got = int8.measure(plain, whole, quantised, texts)
@@ -114,7 +118,7 @@ def test_the_driver_serves_it() -> None:
         assert driver.stats()["compiles"] > 4
         compiled = driver.stats()["compiles"]
         with jax.set_mesh(mesh):
-            other = params.init(WIDE, jax.random.key(1), params.shardings(WIDE, mesh, sharding.TRAIN))
+            other = tiny.init(WIDE, 1, params.shardings(WIDE, mesh, sharding.TRAIN))
         driver.update_params(other, 1)
         again = asyncio.run(ask(driver))
         assert driver.stats()["compiles"] == compiled

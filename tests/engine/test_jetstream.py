@@ -17,9 +17,9 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.engine import automaton
 from jaxagent.engine.jetstream import JetStreamEngine
 from jaxagent.engine.lm import LanguageModel
-from jaxagent.models import params
 from tests.engine import test_lm, toys
 from tests.engine.toy_model import Toy
+from tests.models import tiny
 
 PROMPTS = [np.random.default_rng(i).integers(0, toys.VOCAB, n) for i, n in enumerate([5, 1, 12, 9, 17])]
 
@@ -67,7 +67,7 @@ def test_the_drivers_greedy_tokens() -> None:
         want = asyncio.run(expected(driver))
     engine = engine_for(LanguageModel(test_lm.SPEC, "float32"))
     with jax.set_mesh(engine.mesh):
-        weights = params.init(test_lm.SPEC, jax.random.key(0), None)
+        weights = tiny.init(test_lm.SPEC, 0, None)
     weights = engine.load_params(weights)
     prefixes = [engine.prefill(params=weights, **padded(prompt)) for prompt in PROMPTS]
     # As an orchestrator does it: to where the generating engine wants it.

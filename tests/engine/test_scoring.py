@@ -19,7 +19,7 @@ VOCAB = 48
 def score():
     spec, mesh = tiny.spec(vocab_size=VOCAB), mesh_of(1)
     with jax.set_mesh(mesh):
-        weights = params.init(spec, jax.random.key(0), params.shardings(spec, mesh, sharding.COMPUTE))
+        weights = tiny.init(spec, 0, params.shardings(spec, mesh, sharding.COMPUTE))
     scorer = scoring.Scoring(spec, mesh)
 
     def score(given_up=None, **body):

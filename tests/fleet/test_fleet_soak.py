@@ -8,6 +8,7 @@ from benchmarks import fleet_soak
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # test_coordinator_kills.py, test_ledger_kills.py and test_supervise.py kill and stop each alone
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_kills_and_stops_change_nothing(tmp_path):
     found = fleet_soak.run(tmp_path, kills=12, stops=2, steps=6, seed=1)

@@ -53,7 +53,7 @@ def let_the_engine_be_ready(process, workdir):
         os.kill(sign_of(workdir, "trainer").pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize(("staleness", "engines"), [(0, 1), (1, 1), (1, 0)])
+@pytest.mark.parametrize(("staleness", "engines"), [(0, 1), pytest.param(1, 1, marks=pytest.mark.nightly), (1, 0)])
 def test_a_trainer_that_plays_while_it_waits_changes_nothing(tmp_path, expected, staleness, engines):  # noqa: F811
     """Without engines it plays everything, with staleness under a version that its driver has to take back."""
     workdir = tmp_path / "run"

@@ -76,6 +76,7 @@ def test_some_random_schedules():
 
 
 @pytest.mark.slow
-def test_ten_thousand_random_schedules():
-    seen = run(range(1000, 11_000))
-    assert seen["restarts"] > 1000 and seen["kills"] > 1000 and seen["replays"] > 1000, seen
+@pytest.mark.parametrize("number", [1500, pytest.param(10_000, marks=pytest.mark.nightly)])
+def test_thousands_of_random_schedules(number):
+    seen = run(range(1000, 1000 + number))
+    assert min(seen["restarts"], seen["kills"], seen["replays"]) > number / 10, seen

@@ -17,6 +17,8 @@ from tests.fleet import oracle
 DEADLINE_S = 900
 FLAGS = [
     "--config.warm_start.max_steps=3",
+    "--config.warm_start.curriculum_steps=0",  # a program less to compile in every process
+    "--config.warm_start.gate_every=9",
     "--config.rl.steps=5",
     "--config.eval.every=0",
     "--config.checkpoint.every=2",

@@ -46,7 +46,7 @@ def make_mesh():
 
 @pytest.fixture(scope="session")
 def make_params(spec):
-    made = jax.device_get(model_params.init(spec, jax.random.key(3)))
+    made = jax.device_get(tiny.init(spec, 3))
 
     def make(mesh):
         return jax.device_put(made, model_params.shardings(spec, mesh, sharding.TRAIN))

@@ -19,6 +19,7 @@ from jaxagent.learner.checkpoint import Checkpointer, bundles, check, has_past, 
 from jaxagent.learner.state import TrainState, init_state
 from jaxagent.models import params as model_params
 from jaxagent.models import sharding
+from tests.models import tiny
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OPTIMIZER = optax.adamw(1e-2)
@@ -52,7 +53,8 @@ def test_round_trip_onto_another_mesh(tmp_path, make_state, make_mesh):
 
 def test_earlier_versions_lie_beside_the_state(tmp_path, make_state, make_mesh):
     state = make_state(make_mesh())
-    older = {version: jax.tree.map(lambda x, v=version: x + v, state.params) for version in (9, 10)}
+    add = jax.jit(lambda tree, by: jax.tree.map(lambda x: x + by, tree))
+    older = {version: add(state.params, version) for version in (9, 10)}
     with Checkpointer(tmp_path, keep=2) as checkpointer:
         checkpointer.save(0, state, {})
         checkpointer.save(1, state, {}, older)
@@ -103,7 +105,7 @@ def test_a_checkpoint_of_another_shape_names_the_array(tmp_path, spec, make_stat
         checkpointer.save(1, make_state(mesh), {})
         checkpointer.wait()
         other = dataclasses.replace(spec, mlp_dim=48)
-        params = model_params.init(other, jax.random.key(0), model_params.shardings(other, mesh, sharding.TRAIN))
+        params = tiny.init(other, 0, model_params.shardings(other, mesh, sharding.TRAIN))
         with jax.set_mesh(mesh):
             wrong = init_state(params, OPTIMIZER, keep_reference=True)
         with pytest.raises(ConfigError, match=r"array 'params\.layers\.w_\w+' is float32\[2, \d+, \d+\] there"):

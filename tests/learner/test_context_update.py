@@ -25,6 +25,7 @@ from jaxagent.models import sharding
 from jaxagent.models.exact import Tiling
 from jaxagent.types import TokenKind, Trajectory
 from tests.learner.test_update import LOSS, assert_trees_close, critic_of
+from tests.models import tiny
 
 LONG = 4096  # tokens of the long sequence
 BUDGET = 48 * 2**20  # bytes of a device for what is alive only while a program runs
@@ -54,7 +55,12 @@ def after_an_update(spec, mesh, params, batches, policy_loss, bins):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(  # data, fsdp, tensor, context
-    "sizes, remat", [((1, 2, 2, 2), "layer"), ((1, 1, 1, 8), "none")], ids=str
+    "sizes, remat",
+    [
+        ((1, 2, 2, 2), "layer"),
+        pytest.param((1, 1, 1, 8), "none", marks=pytest.mark.nightly),  # gradients: models/test_context_axis.py
+    ],
+    ids=str,
 )
 def test_an_update_is_that_of_one_device(spec, make_params, make_mesh, packed, sizes, remat):
     spec, bins = dataclasses.replace(spec, remat=remat), 8 if remat == "layer" else 0
@@ -108,7 +114,7 @@ def long_update(spec, mesh, row_shards, context, make_packer):
     packer = make_packer(LONG, row_shards, LONG // 8, row_shards, context=context)
     where = model_params.shardings(spec, mesh, sharding.TRAIN)
     with jax.set_mesh(mesh):
-        state = init_state(model_params.init(spec, jax.random.key(0), where), optax.sgd(0.1))
+        state = init_state(tiny.init(spec, 0, where), optax.sgd(0.1))
     update = make_update(policy_forward(spec), optax.sgd(0.1), mesh, losses.policy_loss)
     return state, update, packer
 

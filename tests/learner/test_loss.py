@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from configs.search_r1 import get_config
 from jaxagent import config
 from jaxagent.algorithms.corrections import OPSM, Truncate
-from jaxagent.algorithms.objectives import PPOClip, SoftGate
+from jaxagent.algorithms.objectives import GSPO, PPOClip, SoftGate
 from jaxagent.algorithms.value_losses import Squared, TwoHot
 from jaxagent.learner import loss as losses
 from jaxagent.learner.batch import Batch
@@ -64,11 +64,19 @@ def reference_loss(logprobs, entropy, batch: Batch) -> float:
     return total
 
 
+@functools.cache
+def graded(objective, delta):
+    """Log-probs, entropies, batch -> loss and its gradient; `delta` of OPSM, None without it."""
+    masking = None if delta is None else OPSM(delta)
+    loss = lambda lp, entropy, batch: LOSS(lp, entropy, batch, objective=objective, opsm=masking)[0]  # noqa: E731
+    return jax.jit(jax.value_and_grad(loss))
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.3, 1.0]))
 def test_equals_the_sum_written_out(seed, keep):
     batch, logprobs, entropy = random_batch(np.random.default_rng(seed), 3, 5, keep)
-    got, _ = LOSS(jnp.asarray(logprobs), jnp.asarray(entropy), batch)
+    got, _ = graded(CLIPPED, None)(logprobs, entropy, batch)
     np.testing.assert_allclose(got, reference_loss(logprobs, entropy, batch), rtol=1e-5, atol=1e-5)
 
 
@@ -204,7 +212,6 @@ def test_ratio_p99_is_the_quantile_to_a_bin(spread):
     assert exact * 0.999 <= got <= exact * 1.05
 
 
-@pytest.mark.slow
 def test_off_policy_sequence_masking_takes_out_bad_sequences_and_their_gradient():
     batch, _, entropy = random_batch(np.random.default_rng(6), 1, 4, 1.0)
     zero = np.zeros((1, 4), np.float32)
@@ -213,17 +220,29 @@ def test_off_policy_sequence_masking_takes_out_bad_sequences_and_their_gradient(
         advantages=np.array([[-1, -1, -1, -1]], np.float32),
         kl_weights=zero, ce_weights=zero, nll_weights=zero, entropy_weights=zero,
     )  # fmt: skip
-    logprobs = jnp.asarray(batch.old_logprobs + np.array([[-0.3, 0.1, 0.1, 0.0]], np.float32))  # drifts 0.1 and -0.05
-    loss = jax.jit(lambda lp: LOSS(lp, entropy, batch, opsm=OPSM(0.05))[0])
+    logprobs = batch.old_logprobs + np.array([[-0.3, 0.1, 0.1, 0.0]], np.float32)  # drifts 0.1 and -0.05
     masked = batch.replace(policy_weights=batch.policy_weights * np.array([[0, 0, 1, 1]], np.float32))
-    expected = jax.jit(lambda lp: LOSS(lp, entropy, masked)[0])
-    np.testing.assert_allclose(loss(logprobs), expected(logprobs), rtol=1e-6)
-    grad = jax.grad(loss)(logprobs)
+    loss, grad = graded(CLIPPED, 0.05)(logprobs, entropy, batch)
+    np.testing.assert_allclose(loss, graded(CLIPPED, None)(logprobs, entropy, masked)[0], rtol=1e-6)
     assert not np.any(grad[0, :2]) and np.all(np.asarray(grad[0, 2:]) != 0)
-    # A sequence's mean is over its policy tokens: without its second one the first sequence drifts by 0.3.
-    one = batch.replace(policy_weights=batch.policy_weights * np.array([[1, 0, 1, 1]], np.float32))
-    masked, whole = (LOSS(logprobs, entropy, one, opsm=OPSM(delta))[0] for delta in (0.2, 0.4))
-    np.testing.assert_allclose(whole - masked, 0.8 * batch.policy_weights[0, 0], rtol=1e-4)  # exp(-0.3), clipped
+
+
+@pytest.mark.parametrize("objective", [CLIPPED, GSPO(0.2, 0.28)])
+def test_a_sequences_mean_is_over_its_policy_targets_and_not_over_those_of_echo(objective):
+    """OPSM and GSPO, beside targets of cross-entropy whose log-probs are far from anything."""
+    batch, _, entropy = random_batch(np.random.default_rng(6), 1, 5, 1.0)
+    ours, zero = np.array([[1, 0, 1, 1, 0]], np.float32), np.zeros((1, 5), np.float32)
+    batch = batch.replace(
+        sequence=np.array([[0, 0, 0, 1, 1]], np.int32), advantages=np.full((1, 5), -1, np.float32), kl_weights=zero,
+        nll_weights=zero, entropy_weights=zero, policy_weights=ours, ce_weights=1 - ours,
+    )  # fmt: skip
+    drift = np.array([[-0.3, 4.0, -0.1, 0.1, -4.0]], np.float32)  # of the policy's targets: -0.2 and 0.1 per sequence
+    loss, _ = graded(objective, 0.15)(batch.old_logprobs + drift, entropy, batch)  # OPSM masks the first sequence
+    ce = -(batch.old_logprobs + drift)[ours == 0].sum()
+    np.testing.assert_allclose(loss - ce, np.exp(0.1), rtol=1e-4)
+    loss, _ = graded(objective, 0.25)(batch.old_logprobs + drift, entropy, batch)  # and now none
+    whole = np.exp([-0.2, -0.2] if isinstance(objective, GSPO) else [-0.3, -0.1]).clip(0.8)
+    np.testing.assert_allclose(loss - ce, whole.sum() + np.exp(0.1), rtol=1e-4)
 
 
 def test_the_loss_has_the_choices_of_the_stage():
@@ -234,3 +253,16 @@ def test_the_loss_has_the_choices_of_the_stage():
     assert chosen == dict(objective=SoftGate(1.5, 2.5), kl_estimator="k2", opsm=OPSM(0.5))
     plain = losses.policy_loss_of(dataclasses.replace(base, correction=Truncate())).keywords
     assert plain == dict(objective=CLIPPED, kl_estimator="k3", opsm=None)
+
+
+@pytest.mark.parametrize("choice", [dict(objective=GSPO(0.2, 0.28)), dict(objective=CLIPPED, opsm=OPSM(0.05))])
+def test_a_sequences_mean_is_over_its_policy_tokens_whatever_targets_stand_beside_them(choice):
+    """ECHO's targets lie in the same sequences: GSPO's ratio and OPSM's drift must not see them."""
+    batch, logprobs, entropy = random_batch(np.random.default_rng(3), 2, 6, 1.0)
+    action = np.tile(np.array([1, 0, 1, 1, 0, 1], bool), (2, 1))
+    weights = {name: np.where(action, getattr(batch, name), 0) for name in WEIGHTS}
+    alone = dataclasses.replace(batch, **weights | dict(ce_weights=np.zeros_like(batch.ce_weights)))
+    beside = dataclasses.replace(alone, ce_weights=np.where(action, 0, batch.ce_weights))
+    of = jax.jit(lambda one: losses.policy_loss(logprobs, entropy, one, **choice)[1].sums["loss/policy"])
+    policy = [of(one) for one in (alone, beside)]
+    assert policy[0] == policy[1] != 0

@@ -23,6 +23,7 @@ from jaxagent.models import sharding
 from jaxagent.models.attention import packed
 from jaxagent.models.logprobs import logits
 from jaxagent.models.transformer import hidden
+from tests.models import tiny
 
 TEMPERATURE, K = 0.7, 3
 
@@ -58,7 +59,7 @@ def both(spec, make_mesh, make_params):
     mesh = make_mesh()
     large = dataclasses.replace(spec, embed_dim=32, num_layers=1, padded_vocab_size=72)
     where = model_params.shardings(large, mesh, sharding.TRAIN)
-    return (spec, make_params(mesh)), (large, model_params.init(large, jax.random.key(4), where)), mesh
+    return (spec, make_params(mesh)), (large, tiny.init(large, 4, where)), mesh
 
 
 def test_scores_equal_the_unpacked_model(both, make_packer, make_streams):

@@ -59,11 +59,6 @@ class Trainer:
         return "".join(pathlib.Path(f"{self.log}.{i}").read_text() for i in range(len(self.processes)))
 
 
-def train(processes: int, *jobs: str, log: pathlib.Path) -> None:
-    with Trainer(processes, ["-m", "tests.learner.trainer_process"], *jobs, log=log) as trainer:
-        assert trainer.wait() == [0] * processes, trainer.said()[-4000:]
-
-
 def records(folder: pathlib.Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
 
@@ -92,9 +87,13 @@ def assert_same(one: pathlib.Path, other: pathlib.Path, steps: range) -> None:
 @pytest.mark.slow
 def test_two_processes_of_four_devices_equal_one_of_eight_and_read_each_others_bundles(tmp_path):
     two, one, one_after_two, two_after_one = (tmp_path / name for name in ("2", "1", "1after2", "2after1"))
-    train(2, f"{two}:3", log=tmp_path / "log")
-    train(1, f"{one}:3", f"{one_after_two}:3:{two}:1", log=tmp_path / "log1")
-    train(2, f"{two_after_one}:3:{one}:1", log=tmp_path / "log2")
+    code = ["-m", "tests.learner.trainer_process"]
+    with (
+        Trainer(2, code, f"{two}:3", f"{two_after_one}:3:{one}:1", log=tmp_path / "log2") as of_two,
+        Trainer(1, code, f"{one}:3", f"{one_after_two}:3:{two}:1", log=tmp_path / "log1") as of_one,
+    ):
+        for trainer in (of_two, of_one):
+            assert not any(trainer.wait()), trainer.said()[-4000:]
     assert_same(one, two, range(1, 4))
     assert_same(one, one_after_two, range(2, 4))
     assert_same(one, two_after_one, range(2, 4))

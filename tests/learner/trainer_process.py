@@ -3,7 +3,8 @@
     python -m tests.learner.trainer_process PROCESS PROCESSES HOST:PORT JOB [JOB ...]
 
 A JOB is OUT:LAST or OUT:LAST:FROM:STEP: trains steps up to LAST, of a new state or of FROM's bundle of STEP, with a
-bundle in OUT after every step; OUT/steps.jsonl says what each step gave. Both kinds of run have 8 virtual devices.
+bundle in OUT after every step; OUT/steps.jsonl says what each step gave. FROM may be the job of another trainer, which
+is waited for. Both kinds of run have 8 virtual devices.
 """
 
 import dataclasses
@@ -11,10 +12,13 @@ import json
 import os
 import pathlib
 import sys
+import time
 import types
 
 DEVICES = 8
 VOCAB = 61
+WAIT_S = 600
+LAST_FILE = "params.npz"  # what a job writes at its end
 
 
 def main(process: int, processes: int, address: str, jobs: list[str]) -> None:
@@ -73,6 +77,9 @@ class World:
 
         state = jax.tree.map(lambda x: x.copy(), self.first)  # its optimiser states are donated
         if origin:
+            until = time.monotonic() + WAIT_S
+            while not pathlib.Path(origin, LAST_FILE).exists() and time.monotonic() < until:
+                time.sleep(0.1)
             with Checkpointer(origin, keep=99) as checkpointer:
                 state, host = checkpointer.restore(state, int(begin))
                 assert host == {"step": int(begin)}
@@ -91,7 +98,7 @@ class World:
             import numpy as np
 
             leaves = jax.tree_util.tree_flatten_with_path(whole)[0]
-            np.savez(out / "params.npz", **{jax.tree_util.keystr(path): leaf for path, leaf in leaves})
+            np.savez(out / LAST_FILE, **{jax.tree_util.keystr(path): leaf for path, leaf in leaves})
 
 
 def _size(tree):

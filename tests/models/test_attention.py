@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxagent.models import attention, params, transformer
+from jaxagent.models import attention, transformer
 from tests.models import tiny
 
 attend_dense = jax.jit(attention.attend_dense)
@@ -56,7 +56,7 @@ def test_packed_against_dense(t):
 def test_packed_row_equals_sequences_alone():
     """Sequences of a row do not see each other, and padding changes nothing."""
     spec = tiny.spec()
-    weights = params.init(spec, jax.random.key(0))
+    weights = tiny.init(spec)
     rng = np.random.default_rng(0)
     first, second = rng.integers(0, 61, 9), rng.integers(0, 61, 6)
 

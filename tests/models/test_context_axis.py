@@ -46,7 +46,7 @@ step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True), static_ar
 )
 def test_loss_and_gradients_are_those_of_one_device(sizes, changes):
     spec = tiny.spec(**changes)
-    weights = params.init(spec, jax.random.key(0))
+    weights = tiny.init(spec)
     head = jax.random.normal(jax.random.key(1), (spec.embed_dim,))
     batch = tiny.batch(b=4, t=48, r=16, vocab=spec.vocab_size)
     (total, outputs), grads = step(weights, head, spec, batch)

@@ -61,6 +61,12 @@ def test_saved_files_can_be_read_by_others_as_far_as_the_umask_says(folder):
         (dict(hidden_act="gelu"), "hidden_act='gelu'"),
         (dict(use_sliding_window=True), "use_sliding_window"),
         (dict(layer_types=["full_attention", "sliding_attention"]), "sliding_attention"),
+        (dict(layer_types=["full_attention"]), "only 'full_attention' for each of the 2 layers"),
+        (dict(layer_types=["full_attention", "chunked_attention"]), "chunked_attention"),
+        (dict(layer_types="full_attention"), "layer_types full_attention is not supported"),
+        (dict(is_causal=False), "is_causal=False is not supported"),
+        (dict(auto_map={"AutoModel": "x.Y"}), "auto_map"),
+        (dict(logit_softcapping=30.0), "nothing is known here of logit_softcapping=30.0"),
         (dict(attention_bias=True), "attention_bias"),
         (dict(quantization_config={"bits": 4}), "quantization_config"),
         (dict(hidden_size=None), "has no 'hidden_size'"),
@@ -73,8 +79,11 @@ def test_saved_files_can_be_read_by_others_as_far_as_the_umask_says(folder):
         (dict(partial_rotary_factor=0.25), "partial_rotary_factor=0.25"),
         (dict(tie_word_embeddings=True), "'lm_head.weight' differs from 'model.embed_tokens.weight'"),
         (dict(num_attention_heads=3), "num_heads=3 is not a multiple"),
-        (dict(num_hidden_layers=3), "'model.layers.2.input_layernorm.weight' is missing from model.safetensors"),
-        (dict(num_hidden_layers=1), "'model.layers.1.* is not part of a qwen2 of 1 layers"),
+        (
+            dict(num_hidden_layers=3, layer_types=None),
+            "'model.layers.2.input_layernorm.weight' is missing from model.safetensors",
+        ),
+        (dict(num_hidden_layers=1, layer_types=None), "'model.layers.1.* is not part of a qwen2 of 1 layers"),
         (dict(intermediate_size=32), r"'model.layers.0.mlp.gate_proj.weight' has shape \(24, 16\).* says \(32, 16\)"),
         (dict(tie_word_embeddings=False, vocab_size=49), "'model.embed_tokens.weight' has shape"),
     ],
@@ -84,6 +93,90 @@ def test_config_json(folder, changes, message):
     with pytest.raises(ConfigError, match=message) as error:
         read(folder)
     assert "\n" not in str(error.value)
+
+
+WRONG = ("x", "32", "1e-5", [1], {}, 64.0, 0, -1, True, float("nan"))
+SIZES = "vocab_size num_hidden_layers hidden_size num_attention_heads num_key_value_heads head_dim intermediate_size"
+
+
+@pytest.mark.parametrize("value", WRONG, ids=repr)
+def test_every_key_is_read_as_what_it_is(folder, value):
+    path = folder / "config.json"
+    whole = json.loads(path.read_text())
+
+    def refused(key, **changes):
+        path.write_text(json.dumps(whole | changes))
+        with pytest.raises(ConfigError) as error:
+            read(folder)
+        assert key in str(error.value) and "\n" not in str(error.value)
+
+    for key in (*SIZES.split(), "max_position_embeddings"):
+        refused(key, **{key: value})
+    if value is not True:
+        refused("tie_word_embeddings", tie_word_embeddings=value)
+    refused("model_type", model_type=value)
+    if value != 64.0:
+        for key in ("rms_norm_eps", "initializer_range", "rope_theta"):
+            refused(key, **{"rope_parameters": None, key: value})
+        refused("factor", rope_parameters={"rope_type": "linear", "factor": value})
+    if not isinstance(value, dict):
+        refused("rope_parameters", rope_parameters=value)
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "null", "5", '"x"', "[" * 100_000, "{", "\ufeff", b"\xff"], ids=lambda c: c[:5]
+)
+def test_a_file_that_holds_no_object(folder, content):
+    for name in ("config.json", hf.INDEX):
+        content = content if isinstance(content, bytes) else content.encode()
+        (folder / name).write_bytes(content)
+        with pytest.raises(ConfigError, match=r"is not JSON|must hold a JSON object") as error:
+            hf.read_spec(folder, tiny.model_config()) if name == "config.json" else hf._weight_files(folder)
+        assert name in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("weight_map", [None, {}, [], 5, {"a": 1}, {"a": "../model.safetensors"}], ids=repr)
+def test_an_index_that_names_no_files(folder, weight_map):
+    (folder / hf.INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ConfigError, match=f"{hf.INDEX}: weight_map must say"):
+        read(folder)
+
+
+def test_two_models_in_one_folder(folder):
+    shards = {"model-1.safetensors": "lm_head.weight"}
+    index = {"weight_map": {name: file for file, name in shards.items()}}
+    (folder / hf.INDEX).write_text(json.dumps(index))
+    read(folder)  # save_pretrained leaves the index of shards that it removed: the one file is the model
+    shutil.copyfile(folder / "model.safetensors", folder / "model-1.safetensors")
+    with pytest.raises(ConfigError, match="two models"):
+        read(folder)
+    (folder / hf.INDEX).unlink()
+    with pytest.raises(ConfigError, match=r"is in model-1\.safetensors and in model\.safetensors"):
+        read(folder)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.int64, np.bool_, np.complex64])
+def test_only_floats_are_weights(folder, dtype):
+    change_tensors(folder, lambda t: t.update({"model.norm.weight": t["model.norm.weight"].astype(dtype)}))
+    with pytest.raises(
+        ConfigError, match=r"tensor 'model.norm.weight' is stored as \w+; weights must be one of float32"
+    ):
+        read(folder)
+
+
+def test_weights_of_eight_bits_are_refused_by_name(folder):
+    data = (folder / "model.safetensors").read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    entry = header["model.norm.weight"]
+    header["model.norm.weight"] = entry | {
+        "dtype": "F8_E4M3",
+        "shape": [entry["data_offsets"][1] - entry["data_offsets"][0]],
+    }
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
+    with pytest.raises(ConfigError, match=r"tensor 'model\.norm\.weight' is stored as F8_E4M3"):
+        read(folder)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxagent.models import logprobs, params
+from jaxagent.models import logprobs
 from tests.models import tiny
 
 
@@ -25,7 +25,7 @@ def reference(weights, spec, x, targets, temperature):
 @pytest.mark.parametrize("changes", [dict(), dict(vocab_size=64, tie_embeddings=False)], ids=["padded", "untied"])
 def test_against_numpy(chunk, temperature, changes):
     spec = tiny.spec(logprob_chunk_tokens=chunk, **changes)
-    weights = params.init(spec, jax.random.key(0))
+    weights = tiny.init(spec)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(23, spec.embed_dim)).astype(np.float32)
     targets = rng.integers(0, spec.vocab_size, 23).astype(np.int32)
@@ -37,7 +37,7 @@ def test_against_numpy(chunk, temperature, changes):
 def test_hand_numbers():
     """Two tokens with logits (0, ln 3): probabilities 1/4 and 3/4."""
     spec = tiny.spec(vocab_size=2, padded_vocab_size=64, embed_dim=1)
-    weights = params.init(spec, jax.random.key(0)).replace(embed=jnp.zeros((64, 1)).at[1, 0].set(1.0))
+    weights = tiny.init(spec).replace(embed=jnp.zeros((64, 1)).at[1, 0].set(1.0))
     x = jnp.full((2, 1), np.log(3.0), jnp.float32)
     scores, entropy = logprobs.token_logprobs(weights, spec, x, jnp.array([0, 1]), 1.0)
     np.testing.assert_allclose(scores, [np.log(0.25), np.log(0.75)], rtol=1e-6)
@@ -53,7 +53,7 @@ def test_chunks_do_not_change_gradients():
         scores, entropy = logprobs.token_logprobs(weights, spec, x, targets, 0.9)
         return (scores * jnp.arange(23)).sum() + entropy.sum()
 
-    weights = params.init(tiny.spec(), jax.random.key(0))
+    weights = tiny.init(tiny.spec())
     grads = [
         jax.jit(jax.grad(loss, (0, 1)), static_argnums=2)(weights, x, tiny.spec(logprob_chunk_tokens=c))
         for c in (1000, 7)
@@ -65,7 +65,7 @@ def test_chunks_do_not_change_gradients():
 def test_log_z_and_the_gradient_of_its_square(chunk):
     """d (log Z)^2 / dx = 2 log Z / temperature * sum over v of p_v * row v, beside the gradients of the other two."""
     spec, temperature = tiny.spec(logprob_chunk_tokens=chunk), 0.7
-    weights = params.init(spec, jax.random.key(0))
+    weights = tiny.init(spec)
     rng = np.random.default_rng(1)
     x = rng.normal(size=(23, spec.embed_dim)).astype(np.float32)
     targets = rng.integers(0, 61, 23).astype(np.int32)
@@ -87,7 +87,7 @@ def test_log_z_and_the_gradient_of_its_square(chunk):
 
 def test_padded_rows_are_never_predicted_and_get_no_gradient():
     spec = tiny.spec()
-    weights = params.init(spec, jax.random.key(0))
+    weights = tiny.init(spec)
     x = np.random.default_rng(0).normal(size=(4, 16)).astype(np.float32)
     scores = logprobs.logits(weights, spec, x)
     assert scores.shape == (4, 64) and (np.asarray(jax.nn.softmax(scores))[:, 61:] == 0).all()
@@ -111,7 +111,7 @@ def test_chunks_in_which_no_target_counts_are_not_computed():
     x = rng.normal(size=(23, 16)).astype(np.float32)
     targets, live = rng.integers(0, 61, 23).astype(np.int32), rng.random(23) < 0.4
     spec = tiny.spec(logprob_chunk_tokens=5)
-    weights = params.init(spec, jax.random.key(0))
+    weights = tiny.init(spec)
 
     def loss(weights, x, live):
         scores = logprobs.token_scores(weights, spec, x, targets, 0.9, live)

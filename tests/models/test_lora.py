@@ -23,11 +23,9 @@ FAMILIES = {
 
 def random_adapters(spec, config=CONFIG, seed=1) -> lora.Adapters:
     """Adapters as they are in the middle of training: B is not 0."""
-    made = params.init_of(lora.adapter_specs(spec, config), jax.random.key(seed))
-    keys = iter(jax.random.split(jax.random.key(seed + 1), len(made)))
-    return {
-        name: adapter.replace(b=0.3 * jax.random.normal(next(keys), adapter.b.shape)) for name, adapter in made.items()
-    }
+    made, rng = tiny.init_of(lora.adapter_specs(spec, config), seed), np.random.default_rng(seed + 1)
+    moved = {name: 0.3 * rng.normal(size=adapter.b.shape).astype(np.float32) for name, adapter in made.items()}
+    return {name: adapter.replace(b=jax.device_put(moved[name])) for name, adapter in made.items()}
 
 
 def outputs(weights, spec, batch):
@@ -48,11 +46,11 @@ step = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnames=("spec", 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["qwen2", "llama", pytest.param("qwen3", marks=pytest.mark.nightly)])
 def test_beside_on_eight_devices_equals_merged_on_one(family):
     """The gradient through the sums W + s A B is the witness of the one that never makes them, and the other way."""
     spec = tiny.spec(**FAMILIES[family])
-    base, adapters = params.init(spec, jax.random.key(0)), random_adapters(spec)
+    base, adapters = tiny.init(spec), random_adapters(spec)
     batch = tiny.batch(b=8, t=12, r=7, vocab=spec.vocab_size)
     (total, made), grads = step(adapters, base, spec, batch, merged=True)
     (without, _), _ = step(jax.tree.map(jnp.zeros_like, adapters), base, spec, batch, merged=True)
@@ -73,17 +71,18 @@ def test_beside_on_eight_devices_equals_merged_on_one(family):
     jax.tree.map(same, split_grads, where)
 
 
-def test_a_merged_projection_by_hand():
+@pytest.mark.parametrize(("stabilised", "scale"), [(True, 6.0 / 2), (False, 6.0 / 4)])  # alpha / sqrt(r), alpha / r
+def test_a_merged_projection_by_hand(stabilised, scale):
     """Every head of every layer, in float64: q [E, H, D] and o [H, D, E] are matrices once their heads are joined."""
-    spec, config = tiny.spec(), LoraConfig(4, 6.0, True, "q_proj, o_proj")
-    base, adapters = params.init(spec, jax.random.key(0)), random_adapters(spec, config)
+    spec, config = tiny.spec(), LoraConfig(4, 6.0, stabilised, "q_proj, o_proj")
+    base, adapters = tiny.init(spec), random_adapters(spec, config)
     assert set(adapters) == {"wq", "wo"}
     merged = lora.merge(base, adapters, config, "float32")
     for name, inputs in (("wq", 16), ("wo", 32)):
         w, a, b = (np.asarray(x, np.float64) for x in (getattr(base.layers, name), adapters[name].a, adapters[name].b))
         for layer in range(2):
             product = a[layer].reshape(inputs, 4) @ b[layer].reshape(4, -1)
-            expected = w[layer].reshape(inputs, -1) + 6.0 / 2.0 * product  # rank-stabilised: sqrt(4)
+            expected = w[layer].reshape(inputs, -1) + scale * product
             got = getattr(merged.layers, name)[layer].reshape(inputs, -1)
             np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
     for name in ("wk", "wv", "w_gate", "w_up", "w_down"):
@@ -94,7 +93,7 @@ def test_a_merged_projection_by_hand():
 def test_adapters_start_at_the_base_and_as_published():
     spec = tiny.spec(embed_dim=64, mlp_dim=96)
     config = LoraConfig(32, 64.0, False, "all-linear")
-    base, adapters = params.init(spec, jax.random.key(0)), params.init_of(
+    base, adapters = tiny.init(spec), params.init_of(
         lora.adapter_specs(spec, config), jax.random.key(0)
     )  # fmt: skip
     merged = lora.merge(base, adapters, config, "float32")

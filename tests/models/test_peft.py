@@ -83,6 +83,11 @@ def saved(tmp_path, **changes):
     [
         (dict(peft_type="IA3"), "adapter_config.json: peft_type 'IA3' is not supported"),
         (dict(use_dora=True), "adapter_config.json: use_dora=True is not supported"),
+        (dict(init_lora_weights="pissa"), "init_lora_weights='pissa' is not supported"),
+        (dict(init_lora_weights="olora"), "init_lora_weights='olora' is not supported"),
+        (dict(trainable_token_indices=[3]), "trainable_token_indices"),
+        (dict(alora_invocation_tokens=[1, 2]), "alora_invocation_tokens"),
+        (dict(new_method=True), "nothing is known here of new_method=True"),
         (dict(target_modules=["q_prjo"]), "no projection 'q_prjo'. Did you mean 'q_proj'"),
         (dict(target_modules=["q_proj", "v_proj"]), r"layers.0.self_attn.v_proj.lora_A.weight' is missing"),
         (dict(r=4), r"q_proj.lora_A.weight' has shape \(2, 16\), not \(4, 16\)"),

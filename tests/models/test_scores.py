@@ -32,11 +32,11 @@ def test_top_logprobs_against_numpy(chunk, sizes):
     x, targets, candidates = inputs(spec)
     score = jax.jit(scores.top_logprobs, static_argnames=("spec", "k"))
     if sizes is None:
-        weights = params.init(spec, jax.random.key(0))
+        weights = tiny.init(spec)
         got = score(weights, spec, x, targets, candidates, k=K, temperature=0.7)
     else:
         mesh = sharding.make_mesh(MeshConfig(*sizes, 1))
-        weights = params.init(spec, jax.random.key(0), params.shardings(spec, mesh, sharding.TRAIN))
+        weights = tiny.init(spec, 0, params.shardings(spec, mesh, sharding.TRAIN))
         with jax.set_mesh(mesh):
             rows = [jax.device_put(a, sharding.rows(mesh, a.ndim)) for a in (x, targets, candidates)]
             got = score(weights, spec, *rows, k=K, temperature=0.7)
@@ -66,14 +66,11 @@ def test_two_models_of_other_widths_and_their_gradient(sizes):
 
     grad = jax.jit(jax.value_and_grad(loss, (0, 2)))
     if sizes is None:
-        a, b = params.init(one, jax.random.key(0)), params.init(two, jax.random.key(1))
+        a, b = tiny.init(one), tiny.init(two, 1)
         value, (to_a, to_x) = grad(a, b, x, y)
     else:
         mesh = sharding.make_mesh(MeshConfig(*sizes, 1))
-        a, b = (
-            params.init(s, jax.random.key(i), params.shardings(s, mesh, sharding.TRAIN))
-            for i, s in enumerate((one, two))
-        )
+        a, b = (tiny.init(s, i, params.shardings(s, mesh, sharding.TRAIN)) for i, s in enumerate((one, two)))
         with jax.set_mesh(mesh):
             value, (to_a, to_x) = grad(a, b, *(jax.device_put(z, sharding.rows(mesh, 2)) for z in (x, y)))
     host = [np.asarray(z) for z in (a.embed, b.embed, x, y)]

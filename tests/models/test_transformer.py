@@ -28,7 +28,7 @@ forward_packed = jax.jit(transformer.forward_packed, static_argnames="spec")
 
 def test_scan_unrolled_and_unstacked_layers_agree():
     spec = tiny.spec(num_layers=3)
-    weights = params.init(spec, jax.random.key(0))
+    weights = tiny.init(spec)
     tokens = np.arange(10, dtype=np.int32)
     scanned, _ = hidden(weights, spec, tokens)
     for variant in (weights, weights.replace(layers=transformer.unstack(weights.layers))):
@@ -40,7 +40,7 @@ def test_scan_unrolled_and_unstacked_layers_agree():
 @pytest.mark.parametrize("unroll", [False, True])
 def test_rematerialisation_changes_no_number(remat, unroll):
     tokens = np.arange(10, dtype=np.int32)
-    weights = params.init(tiny.spec(), jax.random.key(0))
+    weights = tiny.init(tiny.spec())
 
     def loss(weights, spec):
         return jnp.square(hidden(weights, spec, tokens, unroll)[0]).sum()
@@ -68,7 +68,7 @@ def test_a_deep_models_program_does_not_grow_with_depth(remat):
 @pytest.mark.parametrize("unroll", [False, True])
 def test_each_layer_gets_its_own_cache_and_returns_a_new_one(unroll):
     spec = tiny.spec(num_layers=3)
-    weights = params.init(spec, jax.random.key(0))
+    weights = tiny.init(spec)
 
     def attend(cache, q, k, v):
         return q, cache + 1
@@ -81,7 +81,7 @@ def test_each_layer_gets_its_own_cache_and_returns_a_new_one(unroll):
 
 def test_later_tokens_do_not_change_earlier_states():
     spec = tiny.spec()
-    weights = params.init(spec, jax.random.key(0))
+    weights = tiny.init(spec)
     a, b = np.arange(12, dtype=np.int32), np.arange(12, dtype=np.int32)
     b[7:] = 50
     xa, xb = hidden(weights, spec, a)[0], hidden(weights, spec, b)[0]
@@ -91,7 +91,7 @@ def test_later_tokens_do_not_change_earlier_states():
 
 def test_head_positions_pick_states():
     spec = tiny.spec()
-    weights = params.init(spec, jax.random.key(0))
+    weights = tiny.init(spec)
     batch = tiny.batch(b=3, t=12, r=4, vocab=61)
     inputs = batch["tokens"], batch["positions"], batch["segments"]
     everywhere = np.tile(np.arange(12, dtype=np.int32), (3, 1))
@@ -103,7 +103,7 @@ def test_head_positions_pick_states():
 
 def test_bfloat16_compute_keeps_float32_masters():
     spec = tiny.spec(compute_dtype="bfloat16")
-    weights = params.init(spec, jax.random.key(0))
+    weights = tiny.init(spec)
     tokens = np.arange(10, dtype=np.int32)
     grads = jax.grad(lambda w: jnp.square(hidden(w, spec, tokens)[0].astype(jnp.float32)).mean())(weights)
     assert hidden(weights, spec, tokens)[0].dtype == jnp.bfloat16
@@ -122,7 +122,7 @@ def test_first_logits_are_small():
 
 def test_critic_starts_at_zero_and_owns_its_arrays():
     spec = tiny.spec(tie_embeddings=False)
-    weights = params.init(spec, jax.random.key(0))
+    weights = tiny.init(spec)
     made = critic.from_policy(weights)
     x, _ = hidden(made.backbone, spec, np.arange(6, dtype=np.int32))
     np.testing.assert_array_equal(critic.values(made, x), np.zeros(6))

@@ -78,6 +78,25 @@ def random_params(spec: ModelSpec, seed: int = 0):
     return jax.tree_util.tree_map_with_path(one, shapes(spec))
 
 
+def init(spec: ModelSpec, seed: int = 0, where=None):
+    """Weights as `params.init` draws them, but NumPy's: its dozen initialisers need not be compiled.
+
+    Args:
+      where: `params.shardings(...)`; None: the default device.
+    """
+    return init_of(params.param_specs(spec), seed, where)
+
+
+def init_of(specs, seed: int = 0, where=None):
+    """`init`, of any tree of ArraySpecs."""
+    rng = np.random.default_rng(seed)
+    made = jax.tree.map(
+        lambda array: (array.mean + array.std * rng.normal(size=array.shape)).astype(jax.numpy.dtype(array.dtype)),
+        specs,
+    )
+    return jax.device_put(made, where)
+
+
 def shapes(spec: ModelSpec):
     """The abstract weights, on no mesh."""
     return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), params.param_specs(spec))

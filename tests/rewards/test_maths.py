@@ -37,7 +37,11 @@ SHARED = Path(__file__).resolve().parents[2].parent / "shared/data"
         (r"\boxed{6}. The \boxed. is one", "6"), (r"\boxed{6}, \boxed (as above) or \boxed -like", "6"),
         (r"\boxed{6} with \boxed \{ and \}", "6"),
         (r"\boxed{6}, which is a \boxed answer", "6"), (r"\boxed", None), (r"\boxed{5} in \boxed{", None),
-        (r"\\boxed{7}", None),  # a line break, then text
+        # Two backslashes, as in a text out of JSON; three are a line break and a box.
+        (r"\\boxed{7}", "7"), (r"so \\boxed{\\frac{1}{2}}", r"\frac{1}{2}"), (r"\\boxed 7", "7"), (r"\\boxed{7", None),
+        (r"\\boxed{1} \boxed{a\\b}", r"a\\b"), (r"1 \\\boxed{7}", "7"), (r"\\boxed{a \\\\ b}", r"a \\ b"),
+        # \fbox where there is no \boxed, as verl has it.
+        (r"\fbox{5}", "5"), (r"\boxed{6}, not \fbox{5}", "6"), (r"\fbox{5} and \boxed{6", None), (r"\fboxes{5}", None),
         ("7", None),
     ],
 )  # fmt: skip
@@ -145,7 +149,8 @@ def test_a_view_is_judged_by_its_last_box_or_by_the_answer_that_was_found():
 
 def test_hostile_text_costs_little():
     size = 100_000  # quadratic work would not end
-    cases = ["\\boxed{" * (size // 7), "{" * size, "\\boxed{" + "1," * size, "\\boxed{" + "9" * size + "}",
+    cases = ["\\" * size + "boxed", "\\boxed{" * (size // 7), "{" * size, "\\boxed{" + "1," * size,
+             "\\boxed{" + "9" * size + "}",
              "\\boxed{" + " " * size + "}", "\\boxed{" + "\\text{" * (size // 6) + "}", "\\boxed{1" + "^ " * size + "}",
              "\\boxed{(" + "(1," * size + ")}", "\\boxed{" + "1 " * size + "}"]  # fmt: skip
     task = Task("t", "q", ("1",))

@@ -1,6 +1,7 @@
 """Chat templates applied turn by turn equal the template applied to the whole conversation, where it keeps texts."""
 
 import datetime
+import pickle
 
 import jinja2
 import numpy as np
@@ -9,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxagent.config import ConfigError
+from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Message, Observation
+from jaxagent.gateway.chat import ChatMessage
+from jaxagent.gateway.renderer import Renderer
 from jaxagent.rollout.conversation import Conversation
-from jaxagent.rollout.templates import Chat, Plain, open_template
+from jaxagent.rollout.templates import Chat, Plain, open_template, unended_messages
 from jaxagent.types import Generation, TokenKind
 
 CHATML = (
@@ -133,3 +137,55 @@ def test_opening_the_tokenizers_template(tokenizer):
 def test_marks_of_what_the_assistant_wrote_change_nothing():
     marked = CHATML.replace("{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}")
     assert chat(marked).prompt([Message("user", "hi")]) == chat(CHATML).prompt([Message("user", "hi")])
+
+
+THINKS = CHATML.replace(
+    "assistant\n{% endif %}", "assistant\n{% if enable_thinking is false %}<think></think>{% endif %}{% endif %}"
+)
+
+
+def tokenizer_of(template):
+    trained = Tokenizer.train(["some text"], 320, ["<|im_start|>", "<|im_end|>"])
+    files = trained._files | {"chat_template.jinja": template}
+    return Tokenizer(trained._backend, files)
+
+
+def test_variables_of_the_template_reach_prompts_and_the_exported_folder(tmp_path):
+    tokenizer = tokenizer_of(THINKS)
+    assert not open_template(tokenizer, True, DATE).prompt([Message("user", "hi")]).endswith("<think></think>")
+    tokenizer.with_template_variables('{"enable_thinking": false}').save(tmp_path)
+    loaded = pickle.loads(pickle.dumps(Tokenizer.load(tmp_path)))
+    assert open_template(loaded, True, DATE).prompt([Message("user", "hi")]).endswith("<think></think>")
+    assert (
+        Renderer(loaded, THINKS, DATE).prompt([ChatMessage("user", "hi")], [], {}).ids[-3:]
+        == loaded.encode("ink>")[-3:]
+    )
+
+
+@pytest.mark.parametrize("text", ['{"enable_thinkin": true}', "[1]", "x", "null"])
+def test_variables_that_no_template_reads_are_refused(text):
+    with pytest.raises(ConfigError, match=r"never mentions 'enable_thinkin'|must be a JSON object such as"):
+        tokenizer_of(THINKS).with_template_variables(text)
+
+
+def test_a_message_whose_end_ends_no_generation_is_told():
+    tokenizer = tokenizer_of(CHATML)
+    assert "ends a message with <|im_end|>, which does not end" in unended_messages(tokenizer, DATE)
+    mended = tokenizer.with_end_token("<|im_end|>")
+    assert unended_messages(mended, DATE) == ""
+    assert set(mended.eos_ids) == {*tokenizer.eos_ids, tokenizer.id_of("<|im_end|>")}
+    with pytest.raises(ConfigError, match="no token '<end>'"):
+        tokenizer.with_end_token("<end>")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"generation_config.json": '{"eos_token_id": 1.5}'},
+        {"generation_config.json": '{"eos_token_id": ["a"]}'},
+        {"tokenizer_config.json": '{"chat_template": [1]}'},
+    ],
+)
+def test_files_of_another_type_are_one_line(files):
+    with pytest.raises(ConfigError, match="must be a"):
+        Tokenizer(tokenizer_of("")._backend, files)

@@ -8,8 +8,8 @@ r"""What is read out of the texts of a planner, an executor, a verifier, a coder
     planner, final output \boxed{...}, or <answer>...</answer>              the last one counts
 
 The published codes read with regular expressions that look through the rest of a text once for every word "Context:" in
-it. These functions find what those find, in time that grows with the text and no faster: a planner that has come to
-repeat one word must not stop the loop that all episodes share.
+it. Of texts of the published form these functions find what those find, in time that grows with the text and no faster:
+a planner that has come to repeat one word must not stop the loop that all episodes share.
 """
 
 from __future__ import annotations

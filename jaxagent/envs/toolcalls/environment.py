@@ -32,6 +32,7 @@ class ToolCalls(Environment):
     reward: toolrl.ToolRL = dataclasses.field(default_factory=toolrl.ToolRL)
 
     score = "solved"
+    components = ("format", "correctness")
     calls = "tool_calls"
     needs_answers = True
     tokens = TAGS

@@ -27,7 +27,7 @@ LATEST = "latest"
 # What a bundle's config must share with the one it is evaluated with: the shape, and how text becomes tokens.
 _SHAPE = ("family", "num_layers", "embed_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim", "vocab_multiple")
 _MODEL = (*_SHAPE, "rope_theta", "tie_embeddings", "lora")
-_TOKENIZER = ("vocab_size", "use_chat_template")
+_TOKENIZER = ("vocab_size", "use_chat_template", "template_variables", "end_token")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -95,7 +95,7 @@ def _examples(training: Sequence[Episode], loss: str, min_reward: float) -> Sequ
             groups.setdefault(episode.task.id, []).append(episode)
         found: Sequence[Any] = dpo.pairs([Group(e[0].task, e) for e in groups.values()], len(training), 0.0)
     else:
-        found = training if len({e.reward >= min_reward for e in training}) == 2 else ()
+        found = training if len({e.total_reward >= min_reward for e in training}) == 2 else ()
     if not found:
         raise ConfigError("outcome_model: the logged training episodes all have the same outcome.")
     return found
@@ -117,10 +117,10 @@ def _scores(score: Scorer, critic: Any, episodes: Sequence[Episode]) -> np.ndarr
 def _held_out(
     score: Scorer, critic: Any, training: Sequence[Episode], held_out: Sequence[Episode], loss: str, min_reward: float
 ) -> dict[str, float]:
-    labels = np.array([e.reward >= min_reward for e in held_out])
+    labels = np.array([e.total_reward >= min_reward for e in held_out])
     threshold = 0.0
     if loss == "bradley_terry":
-        known = np.array([e.reward >= min_reward for e in training])
+        known = np.array([e.total_reward >= min_reward for e in training])
         threshold = outcome.best_threshold(_scores(score, critic, training), known)
     z = _scores(score, critic, held_out)
     return {

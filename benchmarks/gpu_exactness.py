@@ -1,0 +1,189 @@
+"""Where do the engine's numbers and the trainer's part on a GPU? First whole log-probs, then layer by layer.
+
+    python -m benchmarks.gpu_exactness [--dtype=bfloat16] [--barriers=products] [--episodes=32]
+
+The laptop preset's shape with random weights, on whatever device JAX finds. Part one lets three engines sample the
+same episodes and scores them in two packings, as `benchmarks.exactness` does; nothing is added to either program. Part
+two feeds the same tokens to one program of decode tiles and one of scoring tiles that also return what each layer
+computed on its way, and compares those bits (what a program returns can change how it is compiled, so part one has the
+last word). `--barriers` keeps XLA from fusing anything into matrix products: `products` in both programs, `weights`
+only the scoring program's weights. Set XLA_FLAGS for everything else. The last line is JSON:
+
+  equal         of sampled tokens: log-prob bit-equal to the trainer's
+  same          of episodes: tokens and log-probs equal those of the first engine
+  largest       the largest difference of a log-prob, in nats
+  first         the first step of a layer at which part two's programs differ; null if they never do
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import exactness, workloads
+from jaxagent.config import Config, parse
+from jaxagent.configs import search_r1
+from jaxagent.engine import cache as kv
+from jaxagent.engine.lm import LanguageModel
+from jaxagent.engine.model import ROWS
+from jaxagent.models import exact, layers, logprobs, params, sharding, transformer
+from jaxagent.models.spec import ModelSpec
+
+ENGINES = ("64 slots, all at once", "7 slots, 7 at once", "K = 16, few pages")
+PACKINGS = ((4, 640), (1, 1300))
+STEPS = ("q", "k", "v", "attention")  # of each layer
+TOKENS = 96  # of each sequence of part two
+
+
+def add_barriers(kind: str) -> None:
+    """Puts optimisation barriers around what XLA may otherwise fuse into a matrix product."""
+    if kind == "products":
+        plain = layers.contract
+
+        def contract(equation: str, x: jax.Array, w: jax.Array, *rest: Any, **more: Any) -> jax.Array:
+            x, w = jax.lax.optimization_barrier((x, w))
+            return jax.lax.optimization_barrier(plain(equation, x, w, *rest, **more))
+
+        layers.contract = transformer.contract = logprobs.contract = contract
+    if kind in ("products", "weights"):
+        as_generation = exact._as_generation
+        exact._as_generation = lambda *arguments: jax.lax.optimization_barrier(as_generation(*arguments))
+
+
+def whole(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, weights: params.Params, count: int) -> dict[str, Any]:
+    """Part one: equal, same, largest and how many log-probs were compared."""
+    rng = np.random.default_rng(0)
+    episodes = workloads.ragged(0, count, exactness.PROMPT, spec.vocab_size, max_turns=3)
+    first: list[exactness.Played] = []
+    differences, same = [], []
+    for name in ENGINES:
+        changes, concurrency = exactness.ENGINES[name]
+        engine = dataclasses.replace(cfg.engine, **changes)
+        played, _ = exactness.play(
+            spec, mesh, weights, engine, concurrency, episodes, cfg.rl.sampling, np.arange(count)
+        )
+        first = first or played
+        same += [
+            np.array_equal(a.tokens, b.tokens) and np.array_equal(a.logprobs, b.logprobs)
+            for a, b in zip(played, first, strict=True)
+        ]
+        for shape in PACKINGS:
+            scores = exactness.score(spec, mesh, weights, engine, played, cfg.rl.sampling.temperature, shape, rng)
+            differences += [p.logprobs - s for p, s in zip(played, scores, strict=True)]
+    apart = np.abs(np.concatenate(differences))
+    return {
+        "tokens": len(apart),
+        "equal": float(np.mean(apart == 0)),
+        "same": float(np.mean(same)),
+        "largest": float(apart.max()),
+        "median_of_unequal": float(np.median(apart[apart > 0])) if np.any(apart > 0) else 0.0,
+    }
+
+
+def _decoded(spec: ModelSpec, cfg: Config, weights: params.Params, tokens: jax.Array) -> dict[str, jax.Array]:
+    """What each step of each layer computes when tokens i32[N, T] are fed one column after the other."""
+    rows, length = tokens.shape
+    model = LanguageModel(spec, cfg.engine.cache_dtype)
+    page = cfg.engine.page_tokens
+    each = -(-length // page)
+    tables = jax.reshard(jnp.arange(1, 1 + rows * each, dtype=jnp.int32).reshape(rows, each), jax.P(*ROWS, None))
+    tokens = jax.reshard(tokens, jax.P(*ROWS, None))
+
+    def step(cache: Any, t: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+        at = jax.reshard(jnp.full((rows,), t, jnp.int32), ROWS)
+
+        def attend(layer: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:
+            out, new = kv.attend(layer, q, k, v, tables, at)
+            return out, (new, (q, k, v, out))
+
+        x, pairs = transformer.hidden(weights, spec, tokens[:, t], at, attend, cache, unroll=True)
+        scores = model.logits(weights, x)
+        return tuple(new for new, _ in pairs), _named([seen for _, seen in pairs], x, scores)
+
+    _, seen = jax.lax.scan(step, model.init_cache(1 + rows * each, page), jnp.arange(length))
+    return {name: jnp.swapaxes(a, 0, 1) for name, a in seen.items()}
+
+
+def _scored(spec: ModelSpec, cfg: Config, weights: params.Params, tokens: jax.Array) -> dict[str, jax.Array]:
+    """The same for rows [N, T] that are scored tile after tile, as `models.exact` does it."""
+    b, t = tokens.shape
+    tiling = exact.Tiling(cfg.engine.tile_rows, cfg.engine.page_tokens, cfg.engine.cache_dtype)
+    weights = exact._as_generation(weights, spec)
+    batch = jax.P(sharding.ROWS, None)
+    tokens = jax.reshard(tokens, batch)
+    positions = jax.reshard(jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32), (b, t)), batch)
+    tiles, places = (exact._to_tiles(a, tiling.tile_rows) for a in (tokens, positions))
+    blank = lambda *shape: jnp.zeros((b, *shape), tiling.cache_dtype, out_sharding=exact._KEYS)  # noqa: E731
+    depth = t + tiling.page_tokens
+    cache = tuple(
+        exact._RowCache(blank(spec.num_kv_heads, spec.head_dim, depth), blank(spec.num_kv_heads, depth, spec.head_dim))
+        for _ in range(spec.num_layers)
+    )
+
+    def step(cache: Any, i: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+        at = sharding.tile_at(places, i)
+
+        def attend(layer: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:
+            out, new = exact._attend(layer, q, k, v, at, None, i, t, tiling.page_tokens)
+            return out, (new, (q, k, v, out))
+
+        x, pairs = transformer.hidden(weights, spec, sharding.tile_at(tiles, i), at, attend, cache, unroll=True)
+        scores = logprobs.logits(weights, spec, x)
+        return tuple(new for new, _ in pairs), _named([seen for _, seen in pairs], x, scores)
+
+    _, seen = jax.lax.scan(step, cache, jnp.arange(len(tiles)))
+    return seen  # [tiles, N, ...]
+
+
+def _named(per_layer: list[tuple[jax.Array, ...]], x: jax.Array, scores: jax.Array) -> dict[str, jax.Array]:
+    named = {f"{i} {step}": a for i, seen in enumerate(per_layer) for step, a in zip(STEPS, seen, strict=True)}
+    return named | {"final norm": x, "logits": scores}
+
+
+def by_layer(cfg: Config, spec: ModelSpec, mesh: jax.sharding.Mesh, weights: params.Params) -> str | None:
+    """Part two: prints a line for each step of each layer; the first that differs."""
+    rows = cfg.engine.tile_rows
+    tokens = np.random.default_rng(1).integers(1, spec.vocab_size, (rows, TOKENS)).astype(np.int32)
+    with jax.set_mesh(mesh):
+        placed = LanguageModel(spec, cfg.engine.cache_dtype).place(weights)
+        decoded = jax.jit(lambda w, t: _decoded(spec, cfg, w, t))(placed, tokens)
+        scored = jax.jit(lambda w, t: _scored(spec, cfg, w, t))(weights, tokens)
+    first = None
+    order = [f"{i} {step}" for i in range(spec.num_layers) for step in STEPS] + ["final norm", "logits"]
+    for name in order:
+        a, b = (np.asarray(seen[name].astype(jnp.float32)) for seen in (decoded, scored))
+        b = b.reshape(-1, *b.shape[2:])[: rows * TOKENS].reshape(a.shape)
+        unequal = a != b
+        first = first or (name if unequal.any() else None)
+        print(f"{name:<14} {unequal.mean():9.6f} unequal, largest difference {np.abs(a - b).max():.3g}", flush=True)
+    return first
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--barriers", choices=("none", "weights", "products"), default="none")
+    parser.add_argument("--episodes", type=int, default=32)
+    args = parser.parse_args()
+    add_barriers(args.barriers)
+    raw = search_r1.get_config()
+    raw.model.compute_dtype = raw.engine.cache_dtype = args.dtype
+    cfg = parse(raw)
+    spec = ModelSpec.from_config(cfg.model, cfg.tokenizer.vocab_size)
+    mesh = sharding.make_mesh(cfg.mesh)
+    with jax.set_mesh(mesh):
+        weights = params.init(spec, jax.random.key(0), params.shardings(spec, mesh, sharding.TRAIN))
+    first = by_layer(cfg, spec, mesh, weights)
+    result = {"device": jax.devices()[0].device_kind, "dtype": args.dtype, "barriers": args.barriers, "first": first}
+    print(json.dumps(result | whole(cfg, spec, mesh, weights, args.episodes)))
+
+
+if __name__ == "__main__":
+    main()

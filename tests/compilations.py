@@ -1,0 +1,61 @@
+"""What the quick tests of a file may have XLA compile, in programs, wherever compiled programs are kept.
+
+Compiling is most of the quick tests' time, and unlike seconds it is the same on every machine. jax tells of every
+program that it asks its back end for, also of one that it then finds among those kept between runs. What fixtures
+compile counts for the file whose test asked first. Before raising a number: compile one function instead of its
+operations one by one (`jax.jit`), share shapes and fixtures, or mark the test "slow".
+"""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+import sys
+
+import pytest
+
+EVENT = "/jax/core/compile/backend_compile_duration"
+MOST = 120  # of a file that is not named below
+# Of files that need more: they look at code operation by operation, or compile it in two ways.
+MORE = {"algorithms/test_advantages.py": 160, "engine/test_int8.py": 160, "learner/test_loss.py": 240}
+
+_counts: collections.Counter[str] = collections.Counter()
+_now = ""  # the file whose quick test runs; "" while a slow one does
+_listening = False
+
+
+def begin(item: pytest.Item) -> None:
+    """Before a test and its fixtures: from now on compilations are its file's."""
+    global _now
+    _listen()
+    _now = "" if item.get_closest_marker("slow") else _name(item)
+
+
+def check(item: pytest.Item) -> None:
+    """After a test. Fails it if the quick tests of its file have by now compiled more than they may."""
+    global _now
+    _listen()  # from the next test on, where this one was the first to import jax
+    name, _now = _now, ""
+    most = MORE.get(name, MOST)
+    if name and _counts[name] > most:
+        pytest.fail(f"The quick tests of tests/{name} have compiled {_counts[name]} programs by now; their share is "
+                    f"{most}. See tests/compilations.py.", pytrace=False)  # fmt: skip
+
+
+def _name(item: pytest.Item) -> str:
+    return item.path.relative_to(pathlib.Path(__file__).parent).as_posix()
+
+
+def _listen() -> None:
+    """As soon as jax is there; most test files do without it."""
+    global _listening
+    if not _listening and "jax" in sys.modules:
+        import jax.monitoring
+
+        jax.monitoring.register_event_duration_secs_listener(_count)
+        _listening = True
+
+
+def _count(event: str, *_, **__) -> None:
+    if event == EVENT and _now:
+        _counts[_now] += 1
