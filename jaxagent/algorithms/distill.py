@@ -112,7 +112,9 @@ def jsd(student: jax.Array, teacher: jax.Array, support: jax.Array, beta: float)
 def divergences(divergence: Any, student: jax.Array, teacher: jax.Array, support: jax.Array) -> jax.Array:
     """What one of `teachers.LOSSES` says of log-probs [..., V] of both. Raises ConfigError unless it is f32[...]."""
     answer = contract.call(divergence, student, teacher, support)
-    return contract.array(divergence, answer, contract.per_target(student[..., 0], "divergences"))
+    return contract.array(
+        divergence, answer, contract.Array("divergences", "one number per target, [B, R]", student.shape[:-1])
+    )
 
 
 def support_of(which: str, teacher: Scores, student_ids: np.ndarray) -> Support:

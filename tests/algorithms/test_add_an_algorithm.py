@@ -1,6 +1,7 @@
 """docs/add_an_algorithm.md is true: its files stand outside the package, and an import path names what is in them."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import re
@@ -90,48 +91,50 @@ def rows_of(rng, lengths, width):
     return sequence, (sequence >= 0) & (rng.random(sequence.shape) < 0.8)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_topr_of_a_users_own_is_that_of_the_paper(mine, seed):
+def test_topr_of_a_users_own_is_that_of_the_paper(mine):
     """Value and gradient of its loss, sequence by sequence in float64 (arXiv 2503.14286), with weights of tokens."""
     from my_topr import TOPR
 
-    rng = np.random.default_rng(seed)
-    sequence, mask = rows_of(rng, [3, 1, 5, 2, 4], 18)
-    batch, logprobs, entropy = random_batch(rng, 1, 18, 1.0)
-    of_sequences = np.array([1.5, -2.0, -0.5, 0.5, -1.0, 0.0])
-    weights = {name: np.zeros((1, 18), np.float32) for name in WEIGHTS}
-    weights["policy_weights"] = np.where(mask, rng.uniform(0.1, 1, (1, 18)), 0).astype(np.float32)
-    ages = rng.integers(0, 3, (1, 18)).astype(np.float32)
-    batch = batch.replace(sequence=sequence, advantages=of_sequences[sequence].astype(np.float32), ages=ages, **weights)
-    value, gradient = jax.value_and_grad(lambda x: loss.policy_loss(x, entropy, batch, objective=TOPR(oldest=2.0))[0])(
-        jnp.asarray(logprobs)
-    )
+    def of(logprobs, entropy, batch):
+        return loss.policy_loss(logprobs, entropy, batch, objective=TOPR(oldest=2.0))[0]
 
-    total, expected = 0.0, np.zeros((1, 18))
-    for s, advantage in enumerate(of_sequences[:-1]):
-        own = (sequence == s) & mask
-        difference = logprobs.astype(np.float64) - batch.behaviour_logprobs.astype(np.float64)
-        factor = 1.0 if advantage > 0 else min(np.exp(difference[own].sum()), 1.0)
-        w = np.where(own & (ages < 2), batch.policy_weights.astype(np.float64) * factor * advantage, 0.0)
-        total -= (w * logprobs).sum()
-        expected -= w
-    np.testing.assert_allclose(value, total, rtol=1e-5)
-    np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-7)
+    rng, function = np.random.default_rng(0), jax.jit(jax.value_and_grad(of))
+    for _ in range(3):
+        sequence, mask = rows_of(rng, [3, 1, 5, 2, 4], 18)
+        batch, logprobs, entropy = random_batch(rng, 1, 18, 1.0)
+        of_sequences = np.array([1.5, -2.0, -0.5, 0.5, -1.0, 0.0])
+        weights = {name: np.zeros((1, 18), np.float32) for name in WEIGHTS}
+        weights["policy_weights"] = np.where(mask, rng.uniform(0.1, 1, (1, 18)), 0).astype(np.float32)
+        advantages, ages = of_sequences[sequence].astype(np.float32), rng.integers(0, 3, (1, 18)).astype(np.float32)
+        batch = batch.replace(sequence=sequence, advantages=advantages, ages=ages, **weights)
+        value, gradient = function(logprobs, entropy, batch)
+        total, expected = 0.0, np.zeros((1, 18))
+        for s, advantage in enumerate(of_sequences[:-1]):
+            own = (sequence == s) & mask
+            difference = logprobs.astype(np.float64) - batch.behaviour_logprobs.astype(np.float64)
+            factor = 1.0 if advantage > 0 else min(np.exp(difference[own].sum()), 1.0)
+            w = np.where(own & (ages < 2), batch.policy_weights.astype(np.float64) * factor * advantage, 0.0)
+            total -= (w * logprobs).sum()
+            expected -= w
+        np.testing.assert_allclose(value, total, rtol=1e-5)
+        np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_sums_of_sequences_have_the_gradient_of_the_sum(seed):
-    rng = np.random.default_rng(seed)
-    sequence, mask = rows_of(rng, [1, 6, 2, 1, 3], 16)
-    x, up = rng.normal(size=(2, 1, 16))
-    same = (sequence[0][:, None] == sequence[0]) & mask  # [at, from]
-    got, pull = jax.vjp(
-        lambda x: sequence_sum(x, jnp.asarray(mask), jnp.asarray(sequence)), jnp.asarray(x, jnp.float32)
-    )
-    np.testing.assert_allclose(got, x @ same.T, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(pull(jnp.asarray(up, jnp.float32))[0], up @ same, rtol=1e-5, atol=1e-5)
-    tokens = tokens_of(got, got, got, jnp.asarray(mask), jnp.asarray(sequence))
-    np.testing.assert_array_equal(tokens.lengths[0], same.sum(axis=1))
+def test_sums_of_sequences_have_the_gradient_of_the_sum():
+    @jax.jit
+    def function(x, up, mask, sequence):
+        got, pull = jax.vjp(lambda x: sequence_sum(x, mask, sequence), x)
+        return got, pull(up)[0], tokens_of(got, got, got, mask, sequence).lengths
+
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        sequence, mask = rows_of(rng, [1, 6, 2, 1, 3], 16)
+        x, up = rng.normal(size=(2, 1, 16))
+        same = (sequence[0][:, None] == sequence[0]) & mask  # [at, from]
+        got, gradient, lengths = function(x.astype(np.float32), up.astype(np.float32), mask, sequence)
+        np.testing.assert_allclose(got, x @ same.T, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(gradient, up @ same, rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(lengths[0], same.sum(axis=1))
 
 
 def test_rewards_and_ages_reach_an_objective_that_reads_them_and_no_other(make_group):
@@ -159,7 +162,7 @@ def test_rewards_and_ages_reach_an_objective_that_reads_them_and_no_other(make_g
         def __call__(self, tokens):
             return -tokens.logprobs * (tokens.rewards - tokens.ages), tokens.mask
 
-    logprobs = jnp.full(batch.targets.shape, -2.0)
-    value, _ = loss.policy_loss(logprobs, jnp.zeros_like(logprobs), batch, objective=Reads())
+    logprobs, entropy = np.full((2, *batch.targets.shape), -2.0, np.float32)
+    value, _ = jax.jit(functools.partial(loss.policy_loss, objective=Reads()))(logprobs, entropy, batch)
     expected = 2.0 * batch.policy_weights * (batch.rewards - batch.ages)
     np.testing.assert_allclose(value, expected.sum(), rtol=1e-6)
