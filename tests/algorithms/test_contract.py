@@ -411,6 +411,7 @@ def test_what_passes_is_what_the_class_gave():
     np.testing.assert_allclose(corrections.factors_of(corrections.Truncate(high=3.0), old, sampled), [2.0, 3.0])
     assert corrections.mean_of(corrections.Truncate(high=3.0, normalise=True), [old], [sampled]) == pytest.approx(2.5)
     assert corrections.factors_of(corrections.Truncate(veto=0.75), sampled, old) is None
+    assert corrections.factors_of_samples([], corrections.OPSM()) == ([], {})  # of others compose's tests say what
     path = estimators.TokenPath(*(np.ones(2, dtype) for dtype in (np.float32, np.float32, bool, np.int32, np.float32)))
     np.testing.assert_allclose(estimators.estimated(estimators.Return(), path).advantages, [2.0, 1.0])
 
