@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jaxagent.algorithms import compose
+from jaxagent.algorithms import compose, trial
 from jaxagent.algorithms.entropy import EntropyControl
 from jaxagent.algorithms.needs import refresh_due
 from jaxagent.algorithms.opd import as_opd
@@ -81,8 +81,9 @@ def run(
         if not stages and (policy_folder / "config.json").exists() and not outdated.exists():
             return saved.finish(summary(saved))  # the same command after the end; more steps would go on
         stages = stages or cfg.stages[-1:]  # killed while it was exporting
-        for stage in stages:
-            STAGES[stage].check(parts)
+        with saved.compiles.warm_up():  # of small programs that try out the choices
+            for stage in stages:
+                STAGES[stage].check(parts)
         # LoRA adapters that an earlier process began.
         adapting = cfg.model.lora.rank > 0 and (saved.resumes(OPD) or saved.resumes(RL))
         with contextlib.ExitStack() as engine:
@@ -174,6 +175,7 @@ def check_rl(cfg: Config, parts: Parts) -> None:
     """What a stage that samples and trains cannot work with, before any training. Raises ConfigError."""
     check_teacher(cfg, parts.tokenizer)
     check_tasks(parts.train, cfg.rl)
+    trial.check_answers(cfg.rl)
 
 
 def opd_stage(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:

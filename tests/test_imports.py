@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # What stands right may import what stands left; rooms of one level do not import each other.
 LEVELS = (
     ("config",),
-    ("types", "io", "hidden"),
+    ("types", "io", "hidden", "contract"),
     ("sandbox", "rewards", "models", "algorithms", "data", "agents", "tools"),
     ("envs", "engine", "observe", "fleet"),
     ("roles",),
@@ -30,7 +30,9 @@ LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 SELF_CONTAINED = {"sandbox": {"config", "io"}}
 # May import the rooms, never the other way. Subpackages by name (jaxagent.launch), folders beside the rooms.
 TOP = ("configs", "launch", "data_pipelines", "tests", "benchmarks")
-NO_JAX_ROOMS = ("config", "types", "io", "rewards", "envs", "sandbox", "data", "agents", "tools", "roles", "fleet")
+NO_JAX_ROOMS = (
+    "config", "types", "io", "contract", "rewards", "envs", "sandbox", "data", "agents", "tools", "roles", "fleet",
+)  # fmt: skip
 NO_JAX = ("jax", "flax", "optax", "orbax", "jaxlib")
 
 

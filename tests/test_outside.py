@@ -1,6 +1,7 @@
 """Classes of another package, named by import path: docs/add_an_environment.md, run as it stands."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
@@ -12,15 +13,19 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 
+from jaxagent import loop
 from jaxagent.config import ConfigError, flags
 from jaxagent.data.dataset import Generated
 from jaxagent.envs import Environment
 from jaxagent.observe import jsonl
-from jaxagent.runs import checks, parts
+from jaxagent.rollout.workers import Workers
+from jaxagent.runs import checks, parts, provenance
+from jaxagent.types import Task
 from tests import tiny_run
 from tests.algorithms.test_add_an_algorithm import write_files
 
@@ -85,6 +90,22 @@ def test_the_pages_own_command_trains_an_environment_an_advantage_and_an_objecti
     assert "held-out guessed, greedy" in (workdir / "report.html").read_text()
     (folder,) = workdir.glob("numbers-*")
     assert len(list(jsonl.read(folder / "train.jsonl"))) == 60
+
+    # Their code is part of the run: what has changed since the checkpoint is told, and changes nothing else.
+    files = ["my_advantage.py", "my_objective.py", "my_package/guess.py"]
+    kept = json.loads((workdir / "run.json").read_text())["starts"][-1]["own_code"]
+    assert kept == {name: hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in files}
+    with (tmp_path / "my_package/guess.py").open("a") as file:
+        file.write("# the reward is halved\n")
+    more = ("--config.env.max_turns=2", "--config.rl.advantage=my_advantage:GroupQuantile", "--config.rl.steps=4",
+            "--config.rl.objective=my_objective:Quadratic", "--config.rl.objective.epsilon=0.3")  # fmt: skip
+    done = run(tmp_path, *more)
+    assert done.returncode == 0, done.stderr[-3000:]
+    code = "code of my_package.guess (my_package/guess.py)"
+    assert f"changed since the checkpoint: rl.steps 3 -> 4, {code}" in " ".join((done.stdout + done.stderr).split())
+    assert json.loads((workdir / "summary.json").read_text())["code_changed"] == [f"rl, step 3: {code}"]
+    starts = json.loads((workdir / "run.json").read_text())["starts"]
+    assert [start["own_code"] == kept for start in starts] == [True, False]
 
 
 BROKEN = {
@@ -178,6 +199,86 @@ def test_what_an_environment_of_ones_own_says_of_itself_is_checked(body, message
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
+def own_package(folder: pathlib.Path, monkeypatch) -> None:
+    files = {
+        "own_game/__init__.py": "",
+        "own_game/nim.py": HEAD + "from . import rules\nimport own_shared.tables as t, json\n"
+        "@dataclass(frozen=True)\nclass Nim(Environment):\n    def attempt(self, task):\n"
+        "        from own_late import x\n        return task\n",
+        "own_game/rules.py": "import numpy, jaxagent.types\nfrom .deep.more import y\n",
+        "own_game/deep/more.py": "y = 1\n",
+        "own_game/unread.py": "",
+        "own_shared/tables.py": "from own_game import rules, nim\n",
+        "own_late.py": "x = 1\n",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    monkeypatch.syspath_prepend(folder)
+
+
+def test_code_of_ones_own_is_its_file_and_what_that_imports(tmp_path, monkeypatch):
+    own_package(tmp_path, monkeypatch)
+    cfg = flags.parse_argv(["main", "--config=search_r1", "--config.env=own_game.nim:Nim"]).config
+    found = provenance.own_code(cfg)
+    wanted = ("own_game/__init__.py", "own_game/deep/more.py", "own_game/nim.py", "own_game/rules.py", "own_late.py",
+              "own_shared/tables.py")  # fmt: skip
+    assert found == {name: hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in wanted}
+    assert provenance.own_code(flags.parse_argv(["main", "--config=search_r1"]).config) == {}
+    assert provenance.own_code(("own_late:x", "localhost:8000", "python:3.11", {"a": "own_late:x"})).keys() == {
+        "own_late.py"
+    }
+    (tmp_path / "own_game/deep/more.py").write_text("y = 2\n")
+    (tmp_path / "own_game/unread.py").write_text("z = 2\n")
+    assert provenance.code_changes(found, provenance.own_code(cfg)) == [
+        "code of own_game.deep.more (own_game/deep/more.py)"
+    ]
+    assert provenance.code_changes(None, found) == []  # of a bundle that did not keep it
+    assert provenance.code_changes({}, {"a/__init__.py": ""}) == ["code of a (a/__init__.py)"]
+
+
+def test_of_an_installed_package_its_own_files_count(tmp_path, monkeypatch):
+    (tmp_path / "site-packages/own_kit").mkdir(parents=True)
+    (tmp_path / "site-packages/own_kit/__init__.py").write_text("import own_other, own_kit.part\n")
+    (tmp_path / "site-packages/own_kit/part.py").write_text("")
+    (tmp_path / "site-packages/own_other.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    assert list(provenance.own_code("own_kit:Thing")) == ["own_kit/__init__.py", "own_kit/part.py"]
+
+
+@pytest.mark.parametrize(
+    ("attempt", "told"),
+    [
+        (
+            "return None",
+            "Mine.attempt returned an object that is None (is a `return` missing?) without start where one ",
+        ),
+        ("return Half()", "Mine.attempt returned an object that is a Half without verify where one with the methods "),
+        ("return Plain()", "Plain.step is `def`, not `async def`: unless it returns something to await, episodes "),
+        ("return Whole()", ""),
+        ("raise KeyError(task.id)", ""),  # perhaps of this task alone: its episodes tell it
+    ],
+)
+def test_an_attempt_of_ones_own_is_looked_at_when_a_run_begins(attempt, told):
+    scope = {"Environment": Environment, "dataclass": dataclasses.dataclass, "__name__": __name__, "closed": []}
+    exec(
+        "class Half:\n    async def start(self): ...\n    async def step(self, action): ...\n"
+        "class Whole(Half):\n    async def verify(self, transcript): ...\n"
+        "    async def close(self): closed.append(self)\n"
+        "class Plain(Whole):\n    def step(self, action): ...\n"
+        f"@dataclass(frozen=True)\nclass Mine(Environment):\n    def attempt(self, task):\n        {attempt}",
+        scope,
+    )
+    notes, environment = [], scope["Mine"]()
+    with Workers(1) as workers:
+        try:
+            parts._try_attempt(environment, environment.attempt, [Task("t", "p", ())], workers, notes.append)
+        except ConfigError as error:
+            notes.append(str(error))
+    assert len(notes) == bool(told) and all(told in note and "\n" not in note for note in notes), notes
+    assert len(scope["closed"]) == (attempt in ("return Plain()", "return Whole()"))
+
+
 def test_a_data_set_is_there_whole_or_not_at_all(tmp_path):
     """A source that fails half-way leaves nothing that the next run would take for its tasks."""
 
@@ -262,3 +363,20 @@ def test_an_environment_that_does_not_open_is_one_line(body, message):
     exec(code, scope)
     with pytest.raises(ConfigError, match=message), parts.opened(scope["Mine"](), None):
         pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Scalar:
+    """The commonest habit: a mean in place of one number per token."""
+
+    def __call__(self, tokens):
+        return -(tokens.logprobs * tokens.advantages).mean(), tokens.mask
+
+
+def test_a_stage_that_samples_tries_its_choices_before_anything_is_trained():
+    cfg = flags.parse_argv(["main", "--config=search_r1"]).config
+    cfg = dataclasses.replace(cfg, rl=dataclasses.replace(cfg.rl, objective=Scalar()))
+    with pytest.raises(
+        ConfigError, match=r":Scalar returned a loss of shape \(\) and type float32 where one number per "
+    ):
+        loop.check_rl(cfg, SimpleNamespace(cfg=cfg, tokenizer=None, train=[]))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxagent import contract
 from jaxagent.config.ranges import PositiveFloat
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ class Aggregation:
             chex.assert_equal_shape([counts, episodes])
         xp = counts.__array_namespace__()
         sequences = xp.maximum(xp.sum(counts > 0), 1)
-        return xp.where(counts > 0, 1.0 / self.divisor(counts, sequences, episodes), 0.0)
+        divisor = contract.call(self, counts, sequences, episodes, method="divisor")
+        wanted = contract.Array("a divisor", "one number per sequence, [n]", counts.shape, "fiu")
+        return xp.where(counts > 0, 1.0 / contract.array(self, divisor, wanted, "divisor"), 0.0)
 
     def divisor(self, counts: Array, sequences: Array, episodes: Array | None) -> Array:
         """float[n], not 0 anywhere; `sequences` is their number. Other arguments as above."""
@@ -112,6 +115,6 @@ def normalise(streams: Sequence[Streams], names: Sequence[str], aggregation: Agg
     scaled: list[dict[str, np.ndarray]] = [{} for _ in streams]
     for name in names:
         counts = np.array([np.count_nonzero(getattr(s, name)) for s in streams], np.float64)
-        for out, s, scale in zip(scaled, streams, aggregation(counts, episodes), strict=True):
+        for out, s, scale in zip(scaled, streams, contract.factors(aggregation, counts, episodes), strict=True):
             out[name] = (getattr(s, name).astype(np.float64) * scale).astype(np.float32)
     return [dataclasses.replace(s, **changes) for s, changes in zip(streams, scaled, strict=True)]

@@ -25,6 +25,7 @@ from jaxagent.algorithms.objectives import GMPO, GSPO, NoObjective, Reinforce
 from jaxagent.algorithms.teachers import Divergence, Folder, Sampled, Server, Vocabulary
 from jaxagent.algorithms.value_losses import Categorical, Squared
 from jaxagent.config import ConfigError, RLConfig
+from jaxagent.contract import name_of
 
 
 def check(rl: RLConfig) -> None:
@@ -90,7 +91,7 @@ def extend(chosen: Any, field: str, *bases: type) -> None:
     if not isinstance(chosen, bases):
         *others, last = [base.__qualname__ for base in bases]
         names = f"{', '.join(others)} or {last}" if others else last
-        raise ConfigError(f"{field}='{_name(chosen)}' must extend {names} of {bases[0].__module__}.")
+        raise ConfigError(f"{field}='{name_of(chosen)}' must extend {names} of {bases[0].__module__}.")
 
 
 def _takes(chosen: Any, field: str, *arguments: str) -> None:
@@ -100,11 +101,7 @@ def _takes(chosen: Any, field: str, *arguments: str) -> None:
     except (TypeError, ValueError):  # it is not callable, or by other arguments
         there = False
     if not there:
-        raise ConfigError(f"{field}='{_name(chosen)}' needs a method __call__(self, {', '.join(arguments)}).")
-
-
-def _name(chosen: Any) -> str:
-    return f"{type(chosen).__module__}:{type(chosen).__qualname__}"
+        raise ConfigError(f"{field}='{name_of(chosen)}' needs a method __call__(self, {', '.join(arguments)}).")
 
 
 def _check_auxiliary(rl: RLConfig) -> None:

@@ -20,13 +20,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
+from jaxagent import contract
 from jaxagent.algorithms import aggregate, distill, echo, estimate
 from jaxagent.algorithms.advantages import zero_signal
-from jaxagent.algorithms.corrections import Importance
+from jaxagent.algorithms.corrections import Factor, factors_of_samples
 from jaxagent.algorithms.estimate import Signal
 from jaxagent.algorithms.streams import NO_SCORES, ModelScores, Sample, Streams, rewards, samples
 from jaxagent.config import RLConfig
@@ -52,14 +52,17 @@ def streams(
     outcomes, counted = rewards(groups)
     batch = samples(groups, scores)
     signals = estimate.signals(groups, batch, rl)
-    factors, counts = _corrections([sample for sample, signal in zip(batch, signals, strict=True) if signal], rl)
+    factors, counts = factors_of_samples(
+        [sample for sample, signal in zip(batch, signals, strict=True) if signal], rl.correction
+    )
     factor, sequences = iter(factors), []
     for sample, signal in zip(batch, signals, strict=True):
         given = _auxiliary(sample, rl, progress)
         if signal is not None:
             given |= _policy(sample, rl, signal, next(factor))
         if given:
-            sequences.append(Streams.of(sample.trajectory, sample.group * outcomes.shape[1] + sample.attempt, **given))
+            number, reward = sample.group * outcomes.shape[1] + sample.attempt, sample.episode.total_reward
+            sequences.append(Streams.of(sample.trajectory, number, reward=reward, **given))
     if scores.teacher is not None:
         counts |= distill.metrics([sample.trajectory for sample in batch], scores.teacher)
     silent = zero_signal(outcomes, counted)
@@ -107,7 +110,7 @@ def _normalise(sequences: list[Streams], rl: RLConfig) -> list[Streams]:
     if rl.echo is not None:
         targets = [np.count_nonzero(s.ce_weights) for s in sequences]
         observed = [np.count_nonzero(echo.target_mask(s.trajectory.kinds, "full_observation", 0)) for s in sequences]
-        scales = rl.echo.denominator(np.array(targets, np.float64), np.array(observed, np.float64))
+        scales = contract.factors(rl.echo.denominator, np.array(targets, np.float64), np.array(observed, np.float64))
     return [
         dataclasses.replace(
             s, ce_weights=(s.ce_weights * scale).astype(np.float32), policy_weights=s.policy_weights * s.corrections
@@ -116,14 +119,7 @@ def _normalise(sequences: list[Streams], rl: RLConfig) -> list[Streams]:
     ]
 
 
-class _Factor(NamedTuple):
-    """What a sample's policy weights are multiplied with, and whether `rl.correction.veto` takes it out altogether."""
-
-    weights: np.ndarray  # f64[T], all 0 where vetoed
-    vetoed: bool
-
-
-def _policy(sample: Sample, rl: RLConfig, signal: Signal, factor: _Factor) -> dict[str, np.ndarray]:
+def _policy(sample: Sample, rl: RLConfig, signal: Signal, factor: Factor) -> dict[str, np.ndarray]:
     """Policy, KL-in-loss, entropy, z-loss and critic streams of one sample, with relative weights.
 
     Of a vetoed one the policy's alone, whose factors are 0: it counts in the policy term's denominator.
@@ -151,29 +147,6 @@ def _policy(sample: Sample, rl: RLConfig, signal: Signal, factor: _Factor) -> di
             value_weights=signal.learnt * np.float32(rl.critic.value_coefficient),
         )
     return given
-
-
-def _corrections(learnt: Sequence[Sample], rl: RLConfig) -> tuple[list[_Factor], dict[str, float | None]]:
-    """The factor of each sample that takes part, and counts for the metrics."""
-    choice = rl.correction
-    if not isinstance(choice, Importance):
-        return [_Factor(np.ones(len(sample.mask)), False) for sample in learnt], {}
-    old = [sample.old[sample.mask > 0] for sample in learnt]
-    behaviour = [sample.trajectory.logprobs[sample.mask > 0] for sample in learnt]
-    pairs = list(zip(old, behaviour, strict=True))
-    vetoed = [choice.vetoes(*pair) for pair in pairs]
-    weights = [np.zeros(len(pair[0])) if veto else choice(*pair) for pair, veto in zip(pairs, vetoed, strict=True)]
-    used = np.concatenate(weights) if weights else np.zeros(0)
-    counts = {
-        "correction/weight_mean": float(np.mean(used)) if len(used) else None,
-        "correction/zero_frac": float(np.mean(used == 0)) if len(used) else None,
-        "correction/vetoed": float(sum(vetoed)),
-    }
-    mean = choice.mean(old, behaviour)
-    factors = [np.ones(len(sample.mask)) for sample in learnt]
-    for factor, sample, of_actions in zip(factors, learnt, weights, strict=True):
-        factor[sample.mask > 0] = of_actions
-    return [_Factor(factor / mean, veto) for factor, veto in zip(factors, vetoed, strict=True)], counts
 
 
 def _auxiliary(sample: Sample, rl: RLConfig, progress: float) -> dict[str, np.ndarray]:

@@ -16,16 +16,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
+from jaxagent import contract
 from jaxagent.config.ranges import NonNegativeFloat, ZeroToOne, at_least
 
 if TYPE_CHECKING:
     import jax
 
     from jaxagent.algorithms.policy_loss import Tokens
+    from jaxagent.algorithms.streams import Sample
 
 _MAX_LOG_RATIO = 20.0  # of a ratio, before exp
 _SMALLEST_MEAN = 1e-8  # slime's: nothing is divided by less
@@ -139,6 +141,48 @@ class Importance:
         """What the weights of a batch are divided by: `batch_mean` where they are normalised, else 1."""
         bounds = (self.name, self.level, self.low, self.high)
         return batch_mean(old_logprobs, behaviour_logprobs, *bounds) if self.normalise else 1.0
+
+
+def factors_of(correction: Importance, old_logprobs: np.ndarray, behaviour_logprobs: np.ndarray) -> np.ndarray | None:
+    """What a correction gives for one trajectory, finite f64[T] of 0 or more; None where that is vetoed."""
+    given = old_logprobs, behaviour_logprobs
+    vetoed = contract.call(correction, *given, method="vetoes")
+    return None if contract.number(correction, vetoed, "a veto", "vetoes") else contract.factors(correction, *given)
+
+
+def mean_of(correction: Importance, old: Sequence[np.ndarray], behaviour: Sequence[np.ndarray]) -> float:
+    """What the weights of a correction are divided by, more than 0."""
+    return contract.number(correction, contract.call(correction, old, behaviour, method="mean"), "a mean", "mean", 0.0)
+
+
+class Factor(NamedTuple):
+    """What a sample's policy weights are multiplied with, and whether `rl.correction.veto` takes it out altogether."""
+
+    weights: np.ndarray  # f64[T], all 0 where vetoed
+    vetoed: bool
+
+
+def factors_of_samples(learnt: Sequence[Sample], choice: Any) -> tuple[list[Factor], dict[str, float | None]]:
+    """The factor of each sample that takes part, and counts for the metrics."""
+    if not isinstance(choice, Importance):
+        return [Factor(np.ones(len(sample.mask)), False) for sample in learnt], {}
+    old = [sample.old[sample.mask > 0] for sample in learnt]
+    behaviour = [sample.trajectory.logprobs[sample.mask > 0] for sample in learnt]
+    pairs = list(zip(old, behaviour, strict=True))
+    given = [factors_of(choice, *pair) for pair in pairs]
+    vetoed = [factors is None for factors in given]
+    weights = [np.zeros(len(at)) if factors is None else factors for factors, at in zip(given, old, strict=True)]
+    used = np.concatenate(weights) if weights else np.zeros(0)
+    counts = {
+        "correction/weight_mean": float(np.mean(used)) if len(used) else None,
+        "correction/zero_frac": float(np.mean(used == 0)) if len(used) else None,
+        "correction/vetoed": float(sum(vetoed)),
+    }
+    mean = mean_of(choice, old, behaviour)
+    factors = [np.ones(len(sample.mask)) for sample in learnt]
+    for factor, sample, of_actions in zip(factors, learnt, weights, strict=True):
+        factor[sample.mask > 0] = of_actions
+    return [Factor(factor / mean, veto) for factor, veto in zip(factors, vetoed, strict=True)], counts
 
 
 class Truncate(Importance):

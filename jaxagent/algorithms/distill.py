@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxagent import contract
 from jaxagent.types import Trajectory
 
 Array = Any  # numpy.ndarray or jax.Array
@@ -106,6 +107,14 @@ def jsd(student: jax.Array, teacher: jax.Array, support: jax.Array, beta: float)
     teacher = jax.lax.stop_gradient(teacher)
     mixture = jnp.logaddexp(teacher + np.log(beta), student + np.log1p(-beta))
     return beta * _kl(teacher, mixture, support) + (1.0 - beta) * _kl(student, mixture, support)
+
+
+def divergences(divergence: Any, student: jax.Array, teacher: jax.Array, support: jax.Array) -> jax.Array:
+    """What one of `teachers.LOSSES` says of log-probs [..., V] of both. Raises ConfigError unless it is f32[...]."""
+    answer = contract.call(divergence, student, teacher, support)
+    return contract.array(
+        divergence, answer, contract.Array("divergences", "one number per target, [B, R]", student.shape[:-1])
+    )
 
 
 def support_of(which: str, teacher: Scores, student_ids: np.ndarray) -> Support:

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from jaxagent.algorithms.advantages import alone, whiten, zero_signal
 from jaxagent.algorithms.distill import sampled_advantages
-from jaxagent.algorithms.estimators import GroupAdvantage, TokenAdvantage, TokenPath, TurnAdvantage
+from jaxagent.algorithms.estimators import GroupAdvantage, TokenAdvantage, TokenPath, TurnAdvantage, compared
 from jaxagent.algorithms.kl import kl_estimate
 from jaxagent.algorithms.process import by_turn, states, token_rewards
 from jaxagent.algorithms.streams import Sample, rewards
@@ -104,7 +104,7 @@ def _group_relative(groups: Sequence[Group], samples: Sequence[Sample], rl: RLCo
     if estimator.multi_trajectory == "statistics":
         advantages = _over_trajectories(estimator, scores, counted, places)
     else:
-        whole = estimator(scores, counted)
+        whole = compared(estimator, scores, counted, live)
         share = collections.Counter(places if estimator.multi_trajectory == "divide" else set(places))
         advantages = [whole[place] / share[place] for place in places]
     return [
@@ -114,7 +114,7 @@ def _group_relative(groups: Sequence[Group], samples: Sequence[Sample], rl: RLCo
 
 
 def _over_trajectories(
-    estimator: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    estimator: GroupAdvantage,
     scores: np.ndarray,
     counted: np.ndarray,
     places: list[tuple[int, int]],
@@ -128,10 +128,11 @@ def _over_trajectories(
     values, mask = np.zeros(shape), np.zeros(shape, bool)
     for (g, s), c in zip(places, column, strict=True):
         values[g, c], mask[g, c] = scores[g, s], counted[g, s]
-    advantages = estimator(values, mask)
+    read = mask & ~(zero_signal(values, mask)[:, None] & estimator.drop_zero_signal)
+    advantages = compared(estimator, values, mask, read)
     single = (mask.sum(axis=1) == 1) & (scores.shape[1] == 1)  # planned with one attempt: no other has failed
     if single.any():
-        advantages[single, :1] = estimator(values[single, :1], mask[single, :1])
+        advantages[single, :1] = compared(estimator, values[single, :1], mask[single, :1], mask[single, :1])
     advantages = np.where(alone(counted), 0.0, advantages)  # of several trajectories or not
     return [advantages[g, c] for (g, _), c in zip(places, column, strict=True)]
 
@@ -161,7 +162,8 @@ def _over_turns(groups: Sequence[Group], samples: Sequence[Sample], rl: RLConfig
         for sample, turn in zip(samples, turns, strict=True):
             penalty = kl_penalty(sample, rl.kl)
             np.subtract.at(steps[sample.group, sample.attempt], turn[turn >= 0], penalty[turn >= 0])
-    advantages = rl.advantage(steps, live, began) if rl.advantage.reads_states else rl.advantage(steps, live)
+    read = live & ~(silent[:, None, None] & rl.advantage.drop_zero_signal)
+    advantages = compared(rl.advantage, steps, live, read, *([began] if rl.advantage.reads_states else ()))
     return [
         Signal(np.where(turn >= 0, advantages[sample.group, sample.attempt, turn], 0.0))
         if counted[sample.group, sample.attempt] and not (silent[sample.group] and rl.advantage.drop_zero_signal)

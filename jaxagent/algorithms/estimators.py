@@ -13,15 +13,15 @@ Axis letters: N tasks, G attempts per group, K turns, T tokens.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
+
+from jaxagent import contract
 from jaxagent.algorithms.value_losses import Squared
 from jaxagent.config.choice import Choice
 from jaxagent.config.learner import OptimizerConfig
 from jaxagent.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ZeroToOne
-
-if TYPE_CHECKING:
-    pass
 
 Array = Any  # numpy.ndarray or jax.Array
 
@@ -205,6 +205,28 @@ class TokenAdvantage:
 
     def __call__(self, path: TokenPath) -> Estimate:
         raise NotImplementedError
+
+
+def compared(
+    advantage: Comparison, rewards: np.ndarray, mask: np.ndarray, read: np.ndarray, *states: Any
+) -> np.ndarray:
+    """What an advantage that compares attempts says of them: float as `rewards`, finite where bool `read`.
+
+    `states`: those of turns, for one that reads them.
+    """
+    axes = "one number per attempt, [N, G]" if rewards.ndim == 2 else "one number per turn, [N, G, K]"
+    wanted, given = contract.Array("advantages", axes, rewards.shape), (rewards, mask, *states)
+    if len(rewards) == rewards.shape[1] > 1:  # with a group more a forgotten `keepdims` does not broadcast unseen
+        more = [np.concatenate([x, x[:1]]) for x in given]
+        contract.array(advantage, contract.call(advantage, *more), wanted._replace(shape=more[0].shape))
+    return contract.numbers(advantage, contract.call(advantage, *given), wanted, read, of=[rewards])
+
+
+def estimated(advantage: TokenAdvantage, path: TokenPath) -> Estimate:
+    """What an advantage along tokens says of one trajectory: three arrays [T]."""
+    kinds = {"advantages": "f", "returns": "f", "learnt tokens": "bf"}
+    wanted = [contract.Array(name, "one number per token, [T]", path.mask.shape, kinds[name]) for name in kinds]
+    return Estimate(*contract.arrays(advantage, contract.call(advantage, path), *wanted))
 
 
 _ADAMW = OptimizerConfig(

@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from jaxagent import contract
 from jaxagent.config import ConfigError, RLConfig
 from jaxagent.config.ranges import FiniteFloat
 from jaxagent.types import Episode, Group, StopReason
@@ -134,8 +135,8 @@ def shaped(group: Group, rl: RLConfig) -> Group:
     episodes = list(group.episodes)
     if rl.group_reward is not None:
         episodes = [
-            dataclasses.replace(episode, reward=float(reward), turn_rewards=())
-            for episode, reward in zip(episodes, rl.group_reward(group), strict=True)
+            dataclasses.replace(episode, reward=reward, turn_rewards=())
+            for episode, reward in zip(episodes, _given(rl.group_reward, group), strict=True)
         ]
     if rl.shaping is not None:
         episodes = [_scaled(episode, rl.shaping.truncated_factor) for episode in episodes]
@@ -149,6 +150,19 @@ def _scaled(episode: Episode, factor: float) -> Episode:
         return episode
     turns = tuple(reward * factor for reward in episode.turn_rewards)
     return dataclasses.replace(episode, reward=episode.reward * factor, turn_rewards=turns)
+
+
+def _given(reward: Any, group: Group) -> list[float]:
+    """What a group reward says of each episode. Raises ConfigError where that is no finite number for each."""
+    answer = contract.call(reward, group)
+    listed = answer.tolist() if getattr(answer, "ndim", 0) == 1 else answer
+    if not isinstance(listed, (list, tuple)) or len(listed) != len(group.episodes):
+        came = (
+            f"{len(listed)} rewards" if isinstance(listed, (list, tuple)) else f"rewards {contract.described(answer)}"
+        )
+        raise contract.wrong(reward, came, f"a list of one per episode of the group, {len(group.episodes)},")
+    failed = [episode.stop_reason.is_failure for episode in group.episodes]
+    return [0.0 if no else contract.number(reward, r, "a reward") for r, no in zip(listed, failed, strict=True)]
 
 
 def _looked_up(values: Mapping[str, float], name: str, where: str, task: str) -> float:

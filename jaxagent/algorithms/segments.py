@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -9,8 +11,6 @@ import jax.numpy as jnp
 
 def sequence_mean(values: jax.Array, mask: jax.Array, sequence: jax.Array) -> jax.Array:
     """The mean over the masked targets of each target's own sequence, at every target of it.
-
-    By scans along R, which no mesh splits: the result does not depend on what else is in the row.
 
     Args:
       values: f32[B, R]; what stands outside the mask is never read.
@@ -20,9 +20,26 @@ def sequence_mean(values: jax.Array, mask: jax.Array, sequence: jax.Array) -> ja
     Returns:
       f32[B, R]; 0 for a sequence without masked targets.
     """
+    _check(values, mask, sequence)
+    total = _total(sequence)
+    count = total(mask.astype(jnp.float32))
+    return total(jnp.where(mask, values, 0.0)) / jnp.maximum(count, 1.0)
+
+
+def sequence_sum(values: jax.Array, mask: jax.Array, sequence: jax.Array) -> jax.Array:
+    """The sum over the masked targets of each target's own sequence, at every target of it; args as above."""
+    _check(values, mask, sequence)
+    return _total(sequence)(jnp.where(mask, values, 0.0))
+
+
+def _check(values: jax.Array, mask: jax.Array, sequence: jax.Array) -> None:
     chex.assert_rank([values, mask, sequence], 2)
     chex.assert_equal_shape([values, mask, sequence])
     chex.assert_type([values, mask, sequence], [float, bool, int])
+
+
+def _total(sequence: jax.Array) -> Callable[[jax.Array], jax.Array]:
+    """Sums f32[B, R] over sequences by scans along R, which no mesh splits: no sum depends on what else is in a row."""
     first = jnp.ones_like(sequence[:, :1], bool)
     change = sequence[:, 1:] != sequence[:, :-1]
     starts, ends = jnp.concatenate([first, change], 1), jnp.concatenate([change, first], 1)
@@ -37,5 +54,4 @@ def sequence_mean(values: jax.Array, mask: jax.Array, sequence: jax.Array) -> ja
         running, _ = jax.lax.associative_scan(add, (x, starts), axis=1)
         return jax.lax.associative_scan(latest, (running, ends), axis=1, reverse=True)[0]
 
-    count = total(mask.astype(jnp.float32))
-    return total(jnp.where(mask, values, 0.0)) / jnp.maximum(count, 1.0)
+    return total

@@ -136,11 +136,13 @@ class Streams:
     distill_weights: np.ndarray  # f32[T]
     value_weights: np.ndarray  # f32[T]
     support: Support | None = None  # where the teacher is compared, unless that is the whole vocabulary
+    reward: float = 0.0  # the episode's, for objectives that read it
 
     @classmethod
     def of(
-        cls, trajectory: Trajectory, episode: int = -1, support: Support | None = None, **streams: np.ndarray
-    ) -> Streams:
+        cls, trajectory: Trajectory, episode: int = -1, support: Support | None = None, reward: float = 0.0,
+        **streams: np.ndarray,
+    ) -> Streams:  # fmt: skip
         """Streams of a trajectory; those not named are 0, corrections 1, old log-probs those recorded when sampled.
 
         Raises:
@@ -151,11 +153,11 @@ class Streams:
             if np.shape(stream) != (length,):
                 raise ValueError(f"stream '{name}' has shape {np.shape(stream)}, the trajectory has {length} tokens")
         zero = np.zeros(length, np.float32)
-        apart = ("trajectory", "episode", "support")
+        apart = ("trajectory", "episode", "support", "reward")
         names = [field.name for field in dataclasses.fields(cls) if field.name not in apart]
         given = {name: np.asarray(stream, np.float32) for name, stream in streams.items()}
         given = dict(old_logprobs=trajectory.logprobs, corrections=zero + 1) | given
-        return cls(trajectory, episode, support=support, **({name: zero for name in names} | given))
+        return cls(trajectory, episode, support=support, reward=reward, **({name: zero for name in names} | given))
 
     @property
     def targets(self) -> np.ndarray:

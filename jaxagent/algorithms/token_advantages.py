@@ -11,7 +11,8 @@ import chex
 import jax
 import numpy as np
 
-from jaxagent.algorithms.estimators import Estimate, TokenAdvantage, TokenPath
+from jaxagent import contract
+from jaxagent.algorithms.estimators import Estimate, TokenAdvantage, TokenPath, estimated
 from jaxagent.config import RLConfig
 
 _DTYPES = TokenPath(np.float32, np.float32, bool, np.int32, np.float32)
@@ -27,7 +28,7 @@ def warm_up(rl: RLConfig) -> None:
 
 @functools.partial(jax.jit, static_argnames="advantage")
 def _estimate_rows(rows: TokenPath, advantage: TokenAdvantage) -> Estimate:
-    return jax.vmap(advantage)(rows)
+    return jax.vmap(functools.partial(estimated, advantage))(rows)
 
 
 def estimates(paths: list[TokenPath], rl: RLConfig) -> list[Estimate]:
@@ -51,4 +52,10 @@ def estimates(paths: list[TokenPath], rl: RLConfig) -> list[Estimate]:
             for target, row_of in zip(full, rows, strict=True):
                 target[:used] = row_of[row, :used]
             out.append(Estimate(*full))
+            for name in ("advantages", "returns"):
+                numbers, like = (
+                    getattr(out[-1], name),
+                    contract.Array(name, "one number per token, [T]", path.mask.shape),
+                )
+                contract.numbers(rl.advantage, numbers, like, path.mask, of=[path.rewards, path.values])
     return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import signal
+import textwrap
 import traceback
 import typing
 
@@ -35,8 +36,9 @@ def failure_line(error: BaseException) -> str:
     """One line of what code of the user's raised, with the last line of it that was on the way there."""
     ours = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(os.__file__) + os.sep, "<")
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+    frames = [f for f in frames if f"{os.sep}site-packages{os.sep}" not in f.filename] or frames
     place = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
+    return f"{type(error).__name__}: {textwrap.shorten(str(error), 400, placeholder=' ...')}{place}"
 
 
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}  # as the shell has them

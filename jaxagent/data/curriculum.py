@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from jaxagent import contract
 from jaxagent.config.errors import ConfigError
 from jaxagent.config.ranges import FiniteFloat, PositiveFloat, ZeroToOne, between
 from jaxagent.data.sources import TaskSource
@@ -75,7 +76,7 @@ def weights(success: np.ndarray, cfg: BySuccess) -> np.ndarray:
     Returns:
       f64[N], sum 1. Even, where the curriculum gives no task any weight.
     """
-    raw = cfg(success)
+    raw = contract.factors(cfg, success)
     total, even = raw.sum(), np.full(len(raw), 1.0 / len(raw))
     return even if total <= 0 else (1.0 - cfg.explore) * raw / total + cfg.explore * even
 

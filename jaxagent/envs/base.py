@@ -21,6 +21,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from jaxagent import contract
 from jaxagent.config import ConfigError, EnvConfig
 from jaxagent.types import StopReason, Task, TokenKind
 
@@ -44,6 +45,12 @@ class Observation:
 
     parts: tuple[tuple[str, TokenKind], ...]  # text with its kind: OBSERVATION, or WARNING for harness feedback
     role: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for parts of another form, such as one text alone."""
+        pairs = isinstance(self.parts, (tuple, list)) and all(isinstance(part, tuple) for part in self.parts)
+        if not pairs or not all(len(part) == 2 and isinstance(part[0], str) for part in self.parts):
+            raise ValueError(f"an Observation has pairs of (text, TokenKind), got {self.parts!r:.200}")
 
     @property
     def text(self) -> str:
@@ -127,6 +134,15 @@ def check_texts(name: str, texts: Any) -> None:
     """
     if isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
         raise ValueError(f"the environment's {name} must be a tuple of texts that are not empty, got {texts!r:.200}")
+
+
+def check_messages(chosen: Any, messages: Any, method: str) -> None:
+    """Raises ConfigError unless what a method gave back is several messages, each a text with its role."""
+    several = isinstance(messages, (tuple, list)) and bool(messages)
+    for message in messages if several else (messages,):
+        texts = (getattr(message, name, None) for name in ("role", "content"))
+        if not several or not all(isinstance(text, str) for text in texts):
+            raise contract.wrong(chosen, f"a result {contract.described(message)}", "a list of Message", method)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,7 +37,7 @@ from jaxagent.gateway.renderer import Renderer
 from jaxagent.gateway.server import Gateway
 from jaxagent.gateway.session import COUNTERS, Limits, Policy, Session
 from jaxagent.gateway.trained import Rules
-from jaxagent.rollout.bookkeeping import checked, judged, one_line, seconds, token_counts
+from jaxagent.rollout.bookkeeping import judged, one_line, seconds, token_counts, verdict_of
 from jaxagent.rollout.ending import CLOSE_TIMEOUT_S, Failed, add_counters, close, ended
 from jaxagent.rollout.forced import NEVER, ForcedTools
 from jaxagent.rollout.templates import CHAT_DATE, Plain, Template
@@ -184,13 +184,12 @@ class _Attempt:
         with seconds(self._metrics, "verify_s"):
             async with _deadline(attempt.verify_s, "the verifier did not end"):
                 try:
-                    verdict = await attempt.verify(ended)
+                    self._verdict = await verdict_of(attempt, self._turns, ended)
                 except Exception as failure:
                     if not line.state.refusal:
                         raise
                     told = f"{_refused(line)}{one_line(failure, 'it took too long')}"
                     raise Failed(StopReason.ENV_ERROR, told) from failure
-                self._verdict = checked(verdict, self._turns)
         return ended
 
     async def _wire(self, place: Place, agent: Agent, line: Line) -> Where:

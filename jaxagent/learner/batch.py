@@ -10,6 +10,8 @@ from typing import Any
 import chex
 import flax.struct
 
+from jaxagent.algorithms.policy_loss import READABLE
+
 Array = Any  # numpy.ndarray on the host, jax.Array on the mesh (B sharded over data and fsdp)
 
 STREAMS = (
@@ -48,6 +50,8 @@ class Batch:
     offset: Array  # i32[B, R]  the target's index in that sequence
     support: Array | None = None  # i32[B, R, K]  tokens in which a teacher is compared, where it is in top-k's
     teacher_logprobs: Array | None = None  # f32[B, R, K]  -inf: an entry that does not count
+    rewards: Array | None = None  # f32[B, R]  the episode's, where the objective reads it
+    ages: Array | None = None  # f32[B, R]  versions behind the step's policy, where the objective reads it
     ends: Array | None = None  # i32[B, T]  where beginnings are shared: the column behind the last that may see a token
     # With `ends`: no sequence has more tokens in its row.
     longest: int = flax.struct.field(pytree_node=False, default=0)
@@ -56,10 +60,12 @@ class Batch:
 def check(batch: Batch) -> None:
     """Refuses with an AssertionError a batch of other shapes or types than above: some would broadcast."""
     per_token = [a for a in (batch.tokens, batch.positions, batch.segments, batch.ends) if a is not None]
-    per_target = [getattr(batch, name) for name in PER_TARGET]
+    read = [name for name in READABLE if getattr(batch, name) is not None]
+    names = [*PER_TARGET, *read]
+    per_target = [getattr(batch, name) for name in names]
     chex.assert_rank([batch.tokens, batch.targets], 2)
     chex.assert_equal_shape(per_token)
     chex.assert_equal_shape(per_target)
     chex.assert_equal_shape_prefix([batch.tokens, batch.targets], 1)
     chex.assert_type(per_token, int)
-    chex.assert_type(per_target, [float if name in FLOATS else int for name in PER_TARGET])
+    chex.assert_type(per_target, [float if name in (*FLOATS, *read) else int for name in names])

@@ -37,6 +37,7 @@ class Packer:
         row_shards: int = 1,
         sharing: Sharing | None = None,
         context: int = 1,
+        reads: Sequence[str] = (),
     ):
         """Fixes the shapes.
 
@@ -45,6 +46,7 @@ class Packer:
           longest_targets: most targets one sequence can have (from the config's turn limits). Where nearly every token
             is a target (ECHO, SFT on observations) give `row_tokens`, or targets run out before a row is full.
           row_shards: devices over which rows are split (data * fsdp).
+          reads: what of `policy_loss.READABLE` the objective wants beside the streams.
           context: devices over which the targets of a row are split, and its tokens (models/context.py).
           sharing: the common beginning of sequences is stored once per row; None = every sequence is stored whole.
 
@@ -59,15 +61,15 @@ class Packer:
             )
         self.row_tokens = config.row_tokens
         self.micro_rows = config.micro_rows
-        self.sharing = sharing
+        self.sharing, self.reads = sharing, reads
         # A quarter of the row, so that several short sequences fit beside each other before targets run out; more where
         # the prompts that fill most of a row stand there once.
         wanted = max(longest_targets, 3 * config.row_tokens // 4 if sharing else config.row_tokens // 4)
         multiple = math.lcm(config.targets_multiple, context)
         self.row_targets = min(-(-wanted // multiple) * multiple, config.row_tokens)
 
-    def pack(self, streams: Sequence[Streams]) -> list[Batch]:
-        """Micro-batches of one optimiser update.
+    def pack(self, streams: Sequence[Streams], step: int = 0) -> list[Batch]:
+        """Micro-batches of one optimiser update of an RL step.
 
         Sequences without any weight are left out. Order: longest first (first-fit decreasing); the loss is a sum, so
         order has no meaning beyond rounding. `Batch.sequence` indexes `streams`.
@@ -76,7 +78,7 @@ class Packer:
           ConfigError: a sequence that needs more than `row_tokens` tokens.
           ValueError: a target at position 0, which nothing predicts.
         """
-        elements = [element for i, s in enumerate(streams) if (element := self._element(i, s)) is not None]
+        elements = [element for i, s in enumerate(streams) if (element := self._element(i, s, step)) is not None]
         if not elements:
             return []
         elements.sort(key=lambda element: -len(element["tokens"]))
@@ -99,7 +101,7 @@ class Packer:
         """A micro-batch of padding only: what `warm_up` compiles with."""
         return self._stack([], self.row_targets, self.sharing.longest if self.sharing else 0)
 
-    def _element(self, index: int, streams: Streams) -> dict[str, np.ndarray] | None:
+    def _element(self, index: int, streams: Streams, step: int) -> dict[str, np.ndarray] | None:
         (at,) = np.nonzero(streams.targets)
         if not len(at):
             return None
@@ -111,23 +113,30 @@ class Packer:
                 f"A trajectory needs {length} tokens of one packed row, batch.row_tokens is {self.row_tokens}."
             )
         trajectory = streams.trajectory
-        return {
-            "tokens": np.asarray(trajectory.tokens[:length], np.int32),
-            "head_positions": (at - 1).astype(np.int32),
-            "targets": np.asarray(trajectory.tokens[at], np.int32),
-            "sequence": np.full(len(at), index, np.int32),
-            "offset": at.astype(np.int32),
-            "behaviour_logprobs": np.asarray(trajectory.logprobs[at], np.float32),
-        } | {name: getattr(streams, name)[at] for name in STREAMS}
+        versions = trajectory.policy_versions[at]
+        facts = {"rewards": np.full(len(at), streams.reward), "ages": np.where(versions < 0, 0, step - versions)}
+        facts = {name: facts[name] for name in self.reads}
+        return (
+            facts
+            | {
+                "tokens": np.asarray(trajectory.tokens[:length], np.int32),
+                "head_positions": (at - 1).astype(np.int32),
+                "targets": np.asarray(trajectory.tokens[at], np.int32),
+                "sequence": np.full(len(at), index, np.int32),
+                "offset": at.astype(np.int32),
+                "behaviour_logprobs": np.asarray(trajectory.logprobs[at], np.float32),
+            }
+            | {name: getattr(streams, name)[at] for name in STREAMS}
+        )
 
     def _stack(self, rows: list[dict[str, np.ndarray]], row_targets: int, longest: int) -> Batch:
         missing = self.micro_rows - len(rows)
         widths = dict.fromkeys(("tokens", "positions", "segments"), self.row_tokens)
         widths |= {"ends": self.row_tokens} if self.sharing else {}
-        widths |= dict.fromkeys(PER_TARGET, row_targets)
+        widths |= dict.fromkeys((*PER_TARGET, *self.reads), row_targets)
 
         def stack(name: str, width: int) -> np.ndarray:
-            dtype = np.float32 if name in FLOATS else np.int32
+            dtype = np.float32 if name in (*FLOATS, *self.reads) else np.int32
             padding = np.full((missing, width), -1 if name == "sequence" else 0, dtype)
             return np.concatenate([np.stack([row[name] for row in rows]).astype(dtype), padding]) if rows else padding
 

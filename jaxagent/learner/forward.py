@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxagent.algorithms.distill import renormalise
+from jaxagent.algorithms.distill import divergences, renormalise
 from jaxagent.algorithms.teachers import Divergence
 from jaxagent.config import LoraConfig
 from jaxagent.learner.batch import Batch, check
@@ -135,14 +135,16 @@ def top_forward(spec: ModelSpec, k: int) -> Callable[[Params, Batch, jax.Array],
 def _compare_whole(divergence: Callable, temperature: jax.Array, student, teacher, live) -> jax.Array:
     """f32[...] for logits [..., V] of both."""
     live = live[..., None]
-    return divergence(renormalise(student, live, temperature), renormalise(teacher, live, temperature), live)
+    sides = renormalise(student, live, temperature), renormalise(teacher, live, temperature)
+    return divergences(divergence, *sides, live)
 
 
 def _compare_top_k(divergence: Callable, temperature: jax.Array, student, live, ids, teacher) -> jax.Array:
     """f32[...] for the student's logits [..., V] and the teacher's log-probs [..., K] of tokens ids."""
     support = jnp.isfinite(teacher) & live[..., None]
     picked = jnp.take_along_axis(student, ids, axis=-1)
-    return divergence(renormalise(picked, support, temperature), renormalise(teacher, support, 1.0), support)
+    sides = renormalise(picked, support, temperature), renormalise(teacher, support, 1.0)
+    return divergences(divergence, *sides, support)
 
 
 def value_forward(spec: ModelSpec) -> Callable[[critic_model.Critic, Batch], jax.Array]:

@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxagent import contract
 from jaxagent.algorithms.corrections import OPSM
 from jaxagent.algorithms.kl import kl_estimate, kl_loss
 from jaxagent.algorithms.objectives import NoObjective
-from jaxagent.algorithms.policy_loss import Losses, Tokens
-from jaxagent.algorithms.segments import sequence_mean
+from jaxagent.algorithms.policy_loss import Losses, Tokens, tokens_of
 from jaxagent.algorithms.value_losses import Categorical, Squared
 from jaxagent.config import RLConfig
 from jaxagent.learner.batch import Batch, check
@@ -100,15 +100,13 @@ def policy_loss(
     behaviour = jnp.where(policy, batch.behaviour_logprobs, 0.0)
     old = jnp.where(policy, batch.old_logprobs, 0.0)
     on_policy = jnp.where(policy, logprobs, 0.0)
-
-    def mean_over_sequence(values: jax.Array) -> jax.Array:
-        return sequence_mean(jax.lax.stop_gradient(values), policy, batch.sequence)
-
-    tokens = Tokens(on_policy, old, batch.advantages, mean_over_sequence)
+    tokens = tokens_of(on_policy, old, batch.advantages, policy, batch.sequence, behaviour_logprobs=behaviour,
+                       entropy=entropy, rewards=batch.rewards, ages=batch.ages)  # fmt: skip
     with jax.named_scope(type(objective).__name__):
-        surrogate, clipped = objective(tokens)
+        surrogate, clipped = contract.loss_and_clipped(objective, tokens, like=logprobs)
     if opsm is not None:
-        surrogate = opsm(tokens) * surrogate
+        factor = contract.array(opsm, contract.call(opsm, tokens), contract.per_target(logprobs, "a factor"))
+        surrogate = factor * surrogate
     reference = batch.reference_logprobs
     divergence = kl_loss(jnp.where(kl, logprobs, reference), reference, kl_estimator)
     losses = {
@@ -160,8 +158,10 @@ def value_loss(outputs: jax.Array, batch: Batch, loss_of: Squared | Categorical)
     live = batch.value_weights != 0
     old, returns = jnp.where(live, batch.old_values, 0.0), jnp.where(live, batch.returns, 0.0)
     outputs = jnp.where(live[..., None] if loss_of.heads else live, outputs, 0.0)
-    per_token, clipped = loss_of(outputs, old, returns)
-    values = jnp.where(live, loss_of.values(outputs), 0.0)
+    per_token, clipped = contract.loss_and_clipped(loss_of, outputs, old, returns, like=returns)
+    values = contract.call(loss_of, outputs, method="values")
+    values = contract.array(loss_of, values, contract.per_target(returns, "values"), "values")
+    values = jnp.where(live, values, 0.0)
     loss = jnp.sum(batch.value_weights * per_token)
     sums = {
         "loss/value": loss,

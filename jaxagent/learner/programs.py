@@ -16,6 +16,7 @@ import optax
 
 from jaxagent.algorithms import token_advantages
 from jaxagent.algorithms.needs import most_targets
+from jaxagent.algorithms.policy_loss import reads_of
 from jaxagent.algorithms.streams import ModelScores, Streams
 from jaxagent.config import BatchConfig, Config, RLConfig
 from jaxagent.learner import forward, loss, score
@@ -70,7 +71,7 @@ class Programs:
         self, state: TrainState, streams: Sequence[Streams], temperature: float, step: int
     ) -> tuple[TrainState, dict[str, float]]:
         """One optimiser update of an RL step; the state as it was and no metrics where nothing has a weight."""
-        if not (batches := self.batches(self.packer.pack(streams), streams)):
+        if not (batches := self.batches(self.packer.pack(streams, step), streams)):
             return state, {}
         updates = step * self.rl.updates_per_step * self.rl.epochs
         train_policy = self.rl.critic is None or updates >= self.rl.critic.warmup_updates
@@ -142,7 +143,8 @@ def describe(
     optimizer, critic_optimizer = optimizers(rl)
     with jax.set_mesh(mesh):
         share = sharing(cfg, rl.batch, spec, cfg.numerics == "exact")
-    packer = Packer(rl.batch, longest_targets(cfg), cfg.mesh.data * cfg.mesh.fsdp, share, cfg.mesh.context)
+    shards, reads = cfg.mesh.data * cfg.mesh.fsdp, reads_of(rl.objective)
+    packer = Packer(rl.batch, longest_targets(cfg), shards, share, cfg.mesh.context, reads)
     logprobs = values = critic = None
     if rl.kl or rl.reads_old or rl.replay or rl.rescores:
         score_policy = forward.policy_forward(spec, tiling(cfg), config)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+_NEARLY_ALL = 0.95
 _UPDATES = {"policy/grad_norm": "policy/update_applied", "critic/grad_norm": "critic/update_applied"}
 
 
@@ -24,6 +25,12 @@ def complaints(metrics: Mapping[str, Any]) -> dict[str, str]:
             found[name] = f"{name} is {value}"
             if name in _UPDATES:
                 found[name] += ": an update with such a gradient is left out, the weights stay as they were"
+    cut, turns = metrics.get("stop/token_limit"), metrics.get("episode/turns")
+    if cut is not None and turns is not None and cut >= _NEARLY_ALL and turns <= 2 - _NEARLY_ALL:
+        found["stop/token_limit"] = (
+            f"{cut:.0%} of episodes ended in their first turn because its tokens ran out (env.turn_tokens, "
+            "env.context_tokens), so that the environment's step was hardly ever called"
+        )
     for norm, applied in _UPDATES.items():
         share = metrics.get(applied)
         if norm not in found and share is not None and share < 1.0:

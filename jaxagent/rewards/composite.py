@@ -18,10 +18,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Mapping
 
+from jaxagent import contract
 from jaxagent.config import ConfigError
-from jaxagent.rewards.view import Reward, View, scalar
+from jaxagent.rewards.view import Reward, View
 
 logger = logging.getLogger(__name__)
 
@@ -100,14 +100,13 @@ class Composite:
         report: dict[str, float] = {}
         sums = {False: 0.0, True: 0.0}
         for part in self.parts:
-            result = part.reward(view)
-            value = scalar(result)
-            if not part.low - ROUNDING <= value <= part.high + ROUNDING:  # false for NaN too
+            scores = contract.scores(part.reward, view)
+            value = scores.pop("reward")
+            if not part.low - ROUNDING <= value <= part.high + ROUNDING:
                 raise ValueError(f"reward part '{part.name}' is {value}, outside of {part.low:g}..{part.high:g}")
             sums[part.shaping] += part.weight * value
             report[part.name] = value
-            if isinstance(result, Mapping):
-                report |= {f"{part.name}/{key}": float(v) for key, v in result.items() if key != "reward"}
+            report |= {f"{part.name}/{key}": v for key, v in scores.items()}
         shaping = self._clip(sums[True])
         return {"reward": sums[False] + shaping, **report, "shaping": shaping}
 

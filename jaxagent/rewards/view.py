@@ -53,8 +53,3 @@ class View:
 
 # One number, or named numbers of which "reward" is the one that counts and the others are reported beside it.
 Reward = Callable[[View], float | Mapping[str, float]]
-
-
-def scalar(result: float | Mapping[str, float]) -> float:
-    """The number that counts in what a reward returned."""
-    return float(result["reward"] if isinstance(result, Mapping) else result)

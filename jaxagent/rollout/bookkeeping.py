@@ -3,45 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+from jaxagent import contract
 from jaxagent.envs.base import Verdict
 from jaxagent.types import StopReason, TokenKind, Trajectory
 
 
-def checked(verdict: Verdict, turns: int) -> Verdict:
-    """The verdict with Python's floats (NumPy's cannot be logged).
-
-    Args:
-      verdict: the environment's.
-      turns: of the episode.
+async def verdict_of(attempt: Any, turns: int, *shown: Any) -> Verdict:
+    """What an attempt's `verify` says of an episode of so many turns, with Python's floats (NumPy's cannot be logged).
 
     Raises:
-      ValueError: a number is not finite, or there are turn rewards for another number of turns.
+      ConfigError: no Verdict of finite numbers, or turn rewards for another number of turns; names the class.
     """
-    if len(verdict.turn_rewards) not in (0, turns):
-        raise ValueError(f"{len(verdict.turn_rewards)} turn rewards for {turns} turns")
-    rewards = {"reward": verdict.reward, **verdict.components}
-    rewards |= {f"turn_rewards[{turn}]": reward for turn, reward in enumerate(verdict.turn_rewards)}
-    if wrong := next((name for name, reward in rewards.items() if not math.isfinite(reward)), ""):
-        raise ValueError(f"the environment's {wrong} is {rewards[wrong]}, which is not a number to train on")
-    return dataclasses.replace(
-        verdict,
-        reward=float(verdict.reward),
-        components={name: float(value) for name, value in verdict.components.items()},
-        turn_rewards=tuple(map(float, verdict.turn_rewards)),
+    verdict = await contract.awaited(attempt, "verify", *shown, wanted=Verdict)
+    if not isinstance(paid := verdict.turn_rewards, (tuple, list)) or len(paid) not in (0, turns):
+        came = f"{len(paid)} turn rewards" if hasattr(paid, "__len__") else f"turn_rewards {contract.described(paid)}"
+        raise contract.wrong(
+            attempt, f"{came} for {turns} turns", "a tuple of one for each turn, or of none,", "verify"
+        )
+    return Verdict(
+        contract.number(attempt, verdict.reward, "a reward", "verify"),
+        contract.by_name(attempt, verdict.components, "components", "verify"),
+        tuple(contract.number(attempt, pay, f"turn_rewards[{turn}]", "verify") for turn, pay in enumerate(paid)),
     )
 
 
-def counted(counters: Mapping[str, float]) -> dict[str, float]:
-    """An environment's counters. Raises ValueError where one is not finite, and others where one is no number."""
-    numbers = {name: float(value) for name, value in counters.items()}
-    if wrong := next((name for name, value in numbers.items() if not math.isfinite(value)), ""):
-        raise ValueError(f"the environment's counter '{wrong}' is {numbers[wrong]}")
-    return numbers
+def counted(attempt: Any) -> dict[str, float]:
+    """An attempt's counters."""
+    return contract.by_name(attempt, attempt.counters, "counters", "counters")
 
 
 def judged(verdict: Verdict, stop_reason: StopReason) -> Verdict:

@@ -68,7 +68,7 @@ def add_counters(
 ) -> tuple[StopReason, str]:
     """Adds an attempt's counters to `metrics`. Bad ones fail an episode that has not failed before."""
     try:
-        metrics |= counted(attempt.counters if attempt else {})
+        metrics |= counted(attempt) if attempt else {}
     except Exception as failure:  # environments are other people's code
         return (stop_reason, error) if error else (StopReason.ENV_ERROR, one_line(failure, ""))
     return stop_reason, error

@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxagent.config import Config, RLConfig
-from jaxagent.data.curriculum import Curriculum, check_enough
+from jaxagent.data.curriculum import Curriculum, check_enough, weights
 from jaxagent.data.sources import TaskSource
 from jaxagent.data.tasks import TaskIterator, further
 from jaxagent.rollout.replay import ReplayBuffer
@@ -153,10 +155,11 @@ def round_size(rl: RLConfig) -> int:
 
 
 def check_tasks(source: TaskSource, rl: RLConfig) -> None:
-    """Refuses a curriculum over fewer tasks than a round has, which the stage's first step alone would tell.
+    """Refuses a curriculum over too few tasks for a round, or without chances, which a step alone would tell.
 
     Raises:
       ConfigError: naming the field.
     """
     if rl.curriculum is not None:
         check_enough(source, round_size(rl))
+        weights(np.linspace(0.0, 1.0, 7), rl.curriculum)

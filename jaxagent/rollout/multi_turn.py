@@ -17,11 +17,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from jaxagent import contract
 from jaxagent.config import EnvConfig, SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
-from jaxagent.envs.base import Attempt, Verdict, check_texts
+from jaxagent.envs.base import Attempt, Step, Verdict, check_messages, check_texts
 from jaxagent.envs.cast import NoRoom
-from jaxagent.rollout.bookkeeping import checked, judged, seconds, token_counts
+from jaxagent.rollout.bookkeeping import judged, seconds, token_counts, verdict_of
 from jaxagent.rollout.cast import Company, EpisodeCast, Voice, policy_voice
 from jaxagent.rollout.conversation import Conversation
 from jaxagent.rollout.ending import add_counters, close, ended, engine_failures
@@ -133,7 +134,8 @@ class _Attempt:
         """Plays the attempt: every step of it may fail."""
         with seconds(self._metrics, "env_s"):
             self._environment = self._begin()
-            messages = await self._environment.start()
+            messages = await contract.awaited(self._environment, "start")
+            check_messages(self._environment, messages, "start")
         self._check()
         self._conversation.add_prompt(messages)
         length, limit = len(self._conversation), self._rollout.config.context_tokens
@@ -142,9 +144,8 @@ class _Attempt:
         stop_reason = await self._converse(self._environment)
         with seconds(self._metrics, "env_s"):
             transcript = dataclasses.replace(self._conversation.transcript, ended=stop_reason)
-            verdict = await self._environment.verify(transcript)
+            self._verdict = await verdict_of(self._environment, self._conversation.turns, transcript)
         self._check()
-        self._verdict = checked(verdict, self._conversation.turns)
         return stop_reason
 
     def _begin(self) -> Attempt:
@@ -171,12 +172,10 @@ class _Attempt:
                 if generation.finish == "length":
                     return StopReason.TOKEN_LIMIT
                 with seconds(self._metrics, "env_s"):
-                    step = await environment.step(action)
+                    step = await contract.awaited(environment, "step", action, wanted=Step)
                 self._check()
                 if step.stop_reason is not None:
                     return StopReason(step.stop_reason)
-                if step.observation is None:
-                    raise ValueError("the environment's step has neither an observation nor a stop reason")
                 self._conversation.add_observation(step.observation)
                 if len(self._conversation) >= self._rollout.config.context_tokens:
                     return StopReason.TOKEN_LIMIT

@@ -11,11 +11,12 @@ import logging
 import time
 from collections.abc import Callable
 
+from jaxagent import contract
 from jaxagent.config import ConfigError, EnvConfig, SamplingConfig
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Verdict
 from jaxagent.envs.cast import Cast, NoRoom, PlayedAttempt
-from jaxagent.rollout.bookkeeping import checked, judged, seconds, token_counts
+from jaxagent.rollout.bookkeeping import judged, seconds, token_counts, verdict_of
 from jaxagent.rollout.cast import Company, Engine, EpisodeCast, Voice, policy_voice
 from jaxagent.rollout.ending import add_counters, close, ended
 from jaxagent.rollout.forced import NEVER, ForcedTools
@@ -94,14 +95,13 @@ class _Attempt:
     async def _play(self) -> StopReason:
         self._attempt = self._rollout.begin(self._task, self._cast)
         try:
-            stop_reason = StopReason(await self._attempt.play())
+            stop_reason = StopReason(await contract.awaited(self._attempt, "play"))
         except NoRoom:  # of a role's context: the policy's doing, or else the cast remembers it as a failure
             stop_reason = StopReason.TOKEN_LIMIT
         self._check()
         with seconds(self._metrics, "verify_s"):
-            verdict = await self._attempt.verify(stop_reason)
+            self._verdict = await verdict_of(self._attempt, self._cast.turns, stop_reason)
         self._check()
-        self._verdict = checked(verdict, self._cast.turns)
         return stop_reason
 
     def _check(self) -> None:

@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxagent.algorithms.corrections import Importance
-from jaxagent.algorithms.estimators import GroupAdvantage
+from jaxagent.algorithms.advantages import zero_signal
+from jaxagent.algorithms.corrections import Importance, factors_of
+from jaxagent.algorithms.estimators import GroupAdvantage, compared
 from jaxagent.algorithms.streams import Streams, action_mask, rewards
 from jaxagent.config import ReplayConfig
 from jaxagent.data import codec
@@ -68,7 +69,8 @@ class ReplayBuffer:
         """
         given = np.zeros((0, 0))
         if isinstance(advantage, GroupAdvantage) and groups:
-            given = advantage(*rewards(groups))
+            scores, counted = rewards(groups)
+            given = compared(advantage, scores, counted, counted & ~zero_signal(scores, counted)[:, None])
         found = [
             (episode, float(given[g, s]) if given.size else 0.0)
             for g, group in enumerate(groups)
@@ -180,16 +182,17 @@ def streams(
             at = np.flatnonzero(mask)
             behaviour = trajectory.logprobs[at]
             assert correction is not None  # strategies.check: "policy" needs one
-            if correction.vetoes(now[at], behaviour):
+            if (of_actions := factors_of(correction, now[at], behaviour)) is None:
                 continue
             factors = np.ones(len(mask))
-            factors[at] = correction(now[at], behaviour)
+            factors[at] = of_actions
             # What the learner compares with what was sampled is about this step's samples: not about these.
             current = dataclasses.replace(trajectory, logprobs=np.where(mask > 0, now, 0.0).astype(np.float32))
             out.append(
                 Streams.of(
                     current,
                     first_episode + number,
+                    reward=success.reward,
                     policy_weights=mask,
                     advantages=mask * success.advantage * cfg.coefficient,
                     corrections=factors,

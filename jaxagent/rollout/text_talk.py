@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from jaxagent import contract
 from jaxagent.envs.base import Message
 from jaxagent.envs.cast import Said, Spliced
 from jaxagent.roles.base import Reply, Speaker
@@ -50,7 +51,8 @@ class TextTalk:
         self._turns.append(("\n".join(message.content for message in messages), ""))
         try:
             async with asyncio.timeout(limits.timeout_s):
-                reply = await self._speaker.reply(tuple(self._messages), stop_strings, budget)
+                shown = tuple(self._messages), stop_strings, budget
+                reply = await contract.awaited(self._speaker, "reply", *shown, wanted=Reply)
             text, finish, prompt, said = self._read(reply, stop_strings)
         except Exception as failure:
             raise cast.failed(role, failure) from failure

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import jax
 
+from jaxagent import contract
 from jaxagent.config import Config, ConfigError, SamplingConfig, check_folder
 from jaxagent.config.choice import imported
 from jaxagent.config.errors import failure_line
@@ -27,13 +28,14 @@ from jaxagent.engine import automaton
 from jaxagent.engine.driver import Driver
 from jaxagent.engine.lm import LanguageModel
 from jaxagent.engine.setup import EngineSetup
-from jaxagent.envs.base import Attempt, Environment, Message, Opening
+from jaxagent.envs.base import Attempt, Environment, Message, Opening, check_messages
 from jaxagent.learner import peers
 from jaxagent.models import global_arrays, hf, kernels, lora, params, peft, sharding
 from jaxagent.models.params import Params
 from jaxagent.models.spec import ModelSpec
 from jaxagent.roles.engines import FrozenRole, PolicyRole
 from jaxagent.rollout.conversation import Conversation
+from jaxagent.rollout.ending import CLOSE_TIMEOUT_S
 from jaxagent.rollout.forced import ForcedTools
 from jaxagent.rollout.prompts import check_prompts, check_role_prompts, some
 from jaxagent.rollout.templates import CHAT_DATE, Template, open_template, unended_messages
@@ -79,8 +81,14 @@ class Parts:
     def contents(self) -> dict[str, str]:
         """Digests of what episodes read besides their tasks."""
         place = self.cfg.data.eval_source
-        beside = self.environment.held_out_identity(Path(place)) if place else {}
-        return {**self.environment.identity(self.dataset), **beside}
+        found: dict[str, str] = {}
+        asked = {"identity": self.dataset} | ({"held_out_identity": Path(place)} if place else {})
+        for method, path in asked.items():
+            answer = contract.call(self.environment, path, method=method)
+            if not isinstance(answer, Mapping):
+                raise contract.wrong(self.environment, f"a result {contract.described(answer)}", "a mapping", method)
+            found |= answer
+        return found
 
     def rollout(self, driver: Driver, sampling: SamplingConfig, group_size: int, tool_epsilon: float = 0.0) -> Rollout:
         """Episodes of the environment, sampled by `driver`, in groups of `group_size`; see rollout/forced.py."""
@@ -238,7 +246,10 @@ def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = Tru
         )
 
     def prompt(task: Task) -> Sequence[Message]:
-        return environment.prompt_messages(task) if environment.takes_messages else environment.messages(task.prompt)
+        method, asked = ("prompt_messages", task) if environment.takes_messages else ("messages", task.prompt)
+        messages = contract.call(environment, asked, method=method)
+        check_messages(environment, messages, method)
+        return messages
 
     for name, tasks in (("held-out", heldout), ("training", some(train))):
         check_prompts(name, tasks, prompt, conversation, cfg.env, note)
@@ -249,6 +260,7 @@ def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = Tru
         opened(environment, here(workers.run)) as attempt,
         open_roles(cfg, Own(spec, tokenizer, template, plays_on), workers.run, note) as roles,
     ):
+        _try_attempt(environment, attempt, heldout, workers, note)
         yield Parts(
             cfg=cfg,
             mesh=mesh,
@@ -277,6 +289,21 @@ def _check_roles(
             check_role_prompts(
                 name, tasks, lambda text, name=name: shown(text)[name], conversation, role.context_tokens
             )
+
+
+def _try_attempt(environment: Environment, attempt: Callable, tasks: Sequence[Task], workers: Workers, note: Callable):
+    """Looks at an attempt of a user's own environment. What raises here fails episodes too, which tell it."""
+    if not contract.is_own(environment) or environment.roles or environment.rollout != Environment.rollout:
+        return
+    try:
+        begun = attempt(tasks[0])
+    except Exception:
+        return
+    for name in contract.check_methods(environment, begun, "attempt", "start", "step", "verify", "close"):
+        who = f"{contract.name_of(begun)}.{name}"
+        note(f"{who} is `def`, not `async def`: unless it returns something to await, episodes that call it fail")
+    with contextlib.suppress(Exception):
+        workers.run(contract.awaited(begun, "close"), CLOSE_TIMEOUT_S)
 
 
 @contextlib.contextmanager

@@ -5,18 +5,22 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import dataclasses
 import datetime
 import functools
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +33,13 @@ GIT_TIMEOUT_S = 10.0
 _TRUE = ("1", "on", "t", "true", "y", "yes")  # as jax reads its variables
 
 
-def start(used: Sequence[Any], resumed_at: Mapping[str, Any] | None) -> dict[str, Any]:
+def start(used: Sequence[Any], resumed_at: Mapping[str, Any] | None, own: Mapping[str, str]) -> dict[str, Any]:
     """One entry of "starts".
 
     Args:
       used: the `jax.Device`s that the run uses.
       resumed_at: {"stage", "step", "checkpoint"} that it goes on from; None for a run that begins.
+      own: `own_code` of its config.
     """
     kinds = [device.device_kind for device in used]
     return {
@@ -43,6 +48,7 @@ def start(used: Sequence[Any], resumed_at: Mapping[str, Any] | None) -> dict[str
         "command": shlex.join([sys.executable, *sys.argv]),
         **commit(Path(__file__).parent),
         "code": code_digest(),
+        "own_code": dict(own),
         **machine(),
         "host": platform.node(),
         "devices": [f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)],
@@ -85,6 +91,74 @@ def code_digest() -> str:
         name, content = path.relative_to(package).as_posix().encode(), path.read_bytes()
         digest.update(b"%d %s %d " % (len(name), name, len(content)) + content)
     return digest.hexdigest()
+
+
+def own_code(section: Any) -> dict[str, str]:
+    """Digests of the code of a user's own that a config, or a part of it, names by import paths: SHA-256 by file.
+
+    Of every class and function that it names outside of this package: its file, and from there on every Python file
+    that an import statement names, wherever in the code, and that lies under the same folder of Python's path, as
+    modules beside it and in its package do. Of a package that is installed, the files of that package alone. Files are
+    named from that folder on, "game/nim.py". What is read in other ways is part of nothing here.
+    """
+    found: dict[str, str] = {}
+    for module in dict.fromkeys(_named(section)):
+        top, path = module.partition(".")[0], _file_of(module)
+        if top == "jaxagent" or path is None or not path.is_file():
+            continue
+        root = path.parents[module.count(".") + (path.name == "__init__.py")]
+        only = top if root.name in ("site-packages", "dist-packages") else ""
+        pending = [path]
+        while pending:
+            path = pending.pop()
+            name, content = path.relative_to(root).as_posix(), path.read_bytes()
+            if name not in found:
+                found[name] = hashlib.sha256(content).hexdigest()
+                pending += _imported(content, path, root, only) if path.suffix == ".py" else ()
+    return dict(sorted(found.items()))
+
+
+def code_changes(saved: Mapping[str, str] | None, now: Mapping[str, str]) -> list[str]:
+    """ "code of game.nim (game/nim.py)" of every file that is not as it was; of a run that did not keep it nothing."""
+    changed = [] if saved is None else [file for file in sorted({*saved, *now}) if saved.get(file) != now.get(file)]
+    modules = (file.rpartition(".")[0].removesuffix("/__init__").replace("/", ".") for file in changed)
+    return [f"code of {module} ({file})" for module, file in zip(modules, changed, strict=True)]
+
+
+def _named(value: Any) -> Iterator[str]:
+    """The modules of all classes of a config's choices, and those in texts like "my_package.my_module:name"."""
+    if isinstance(value, str):
+        yield from re.findall(r"^([A-Za-z_][\w.]*):[A-Za-z_][\w.]*$", value)
+    elif isinstance(value, (Mapping, tuple)):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _named(inner)
+    elif dataclasses.is_dataclass(value):
+        yield type(value).__module__
+        fields = [field.name for field in dataclasses.fields(value)]
+        yield from _named(tuple(getattr(value, name, "") for name in ("rollout", *fields)))  # an environment's is none
+
+
+def _file_of(module: str) -> Path | None:
+    """Where a module lies, which need not be loaded yet."""
+    with contextlib.suppress(ImportError, ValueError):
+        spec = sys.modules[module].__spec__ if module in sys.modules else importlib.util.find_spec(module)
+        return Path(spec.origin).resolve() if spec and spec.origin else None
+    return None
+
+
+def _imported(content: bytes, path: Path, root: Path, only: str) -> Iterator[Path]:
+    """The files under `root` that a Python file imports; of the package `only` where that is not ""."""
+    here = path.relative_to(root).parts
+    for node in ast.walk(ast.parse(content)):
+        names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+        if isinstance(node, ast.ImportFrom):
+            base = ".".join((*(here[: -node.level] if node.level else ()), *filter(None, (node.module,))))
+            names = [f"{base}.{name}" for name in names]
+        for parts in (name.split(".") for name in names):
+            for end in range(1, len(parts) + 1):  # to import a.b is to run a as well
+                if parts[0] != "jaxagent" and only in ("", parts[0]):
+                    module = root.joinpath(*parts[:end])
+                    yield from filter(Path.is_file, (module.with_suffix(".py"), module / "__init__.py"))
 
 
 def config_digest(config: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,8 +58,9 @@ class Recorder:
     """
 
     def __init__(
-        self, folder: Path, first: int, keep: Literal["all", "newest", "none"], config: str, writes: bool = True
-    ):
+        self, folder: Path, first: int, keep: Literal["all", "newest", "none"], config: str, writes: bool = True,
+        own_code: Mapping[str, str] | None = None,
+    ):  # fmt: skip
         """Goes on with step `first`; what an earlier process recorded from there on is written anew.
 
         Args:
@@ -67,9 +68,11 @@ class Recorder:
           first: the next step.
           keep: `checkpoint.replay`.
           config: the digest of what in the config decides the numbers of a step.
+          own_code: `provenance.own_code` of the config.
           writes: False in a process that only takes part in the digests of weights that all hold together.
         """
         self._folder, self._keep, self._config, self._writes = folder, keep, config, writes
+        self._own_code = dict(own_code or {})
         if keep != "none" and writes:
             folder.mkdir(parents=True, exist_ok=True)
         path = path_of(folder, first - 1)
@@ -114,7 +117,7 @@ class Recorder:
             self._seal = _write(
                 self._folder,
                 {"record": FORMAT, "step": version - 1, "config": self._config, "code": provenance.code_digest()}
-                | {"before": before, "after": after, "previous": self._seal},
+                | {"before": before, "after": after, "previous": self._seal, "own_code": self._own_code},
                 rounds,
                 packed.result(),
             )

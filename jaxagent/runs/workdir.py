@@ -78,6 +78,7 @@ class Run:
         self.results: dict[str, Any] = self.host.get("results", {})
         self.stage_seconds: dict[str, float] = self.host.get("stage_seconds", {})
         self._identity: dict[str, Any] = {}
+        self._own_code: dict[str, str] = {}
         self._devices: list[jax.Device] = []
         self._opened = False
         self._compiles_before = self.host.get("compiles_after_warmup", 0)
@@ -106,7 +107,8 @@ class Run:
         """
         if self.host:
             resume.check_identity(self.host.get("identity", {}), identity, self.cfg, self.host)
-        together.start(self._bundle, identity, self.cfg)
+        self._own_code = provenance.own_code(self.cfg)
+        together.start(self._bundle, {**identity, "code of one's own": self._own_code}, self.cfg)
         self._identity, self._devices = dict(identity), list(mesh.devices.flat)
         checked = () if self._bundle is None else (self._bundle,)
         self.checkpoints = self._stack.enter_context(
@@ -119,7 +121,11 @@ class Run:
         self._opened = True
         resumed_at = None
         if self.host:
-            told = resume.told(self.changed)
+            code = provenance.code_changes(self.host.get("own_code"), self._own_code)
+            where = f"{self.host['stage']}, step {self.host['step']}: "
+            if code:
+                self.results["code_changed"] = [*self.results.get("code_changed", ()), where + ", ".join(code)]
+            told = ", ".join(filter(None, (resume.told(self.changed), *code)))
             self.progress.note(
                 f"resuming {self.host['stage']} at step {self.host['step']}"
                 + (f"; changed since the checkpoint: {told}" if told else "")
@@ -128,7 +134,7 @@ class Run:
         else:
             self._starts = {"checkpointed": False, "starts": []}
         if peers.is_first():  # process 0 writes what all have in common
-            self._starts["starts"].append(provenance.start(self._devices, resumed_at))
+            self._starts["starts"].append(provenance.start(self._devices, resumed_at, self._own_code))
             files.replace_json(self.workdir / RUN_FILE, jsonl.plain(self._starts))
             files.replace_json(self.workdir / CONFIG_FILE, jsonl.plain(to_dict(self.cfg)))
             if (policy := self.workdir / POLICY_FOLDER).is_dir():
@@ -251,7 +257,7 @@ class Run:
         """Keeps what the steps of a stage are made of, from where it goes on, as far as `checkpoint.replay` says."""
         keep, folder = self.cfg.checkpoint.replay, self.workdir / RECORD_FOLDER / stage
         config = provenance.config_digest(to_dict(self.cfg))
-        recorder = Recorder(folder, self.step_of(stage), keep, config, peers.is_first())
+        recorder = Recorder(folder, self.step_of(stage), keep, config, peers.is_first(), self._own_code)
         self._stack.callback(recorder.close)
         if keep == "all":
             self._recorded.add(stage)
@@ -282,6 +288,7 @@ class Run:
             "compiles_after_warmup": self.compiles_after_warmup,
             "config": to_dict(self.cfg),
             "identity": self._identity,
+            "own_code": self._own_code,
             "pinned": sorted(self.checkpoints.pinned),
         }
         self._last_bundle = self._first_bundle + step

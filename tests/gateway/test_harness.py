@@ -222,7 +222,7 @@ def test_a_verdict_that_is_no_number(scene):
     async def judge(sandbox):
         return float("nan")
 
-    fails(scene.play(says(*SOLVES), judge=judge), StopReason.ENV_ERROR, "the environment's reward is nan")
+    fails(scene.play(says(*SOLVES), judge=judge), StopReason.ENV_ERROR, "Attempt.verify returned a reward of nan")
 
 
 @pytest.mark.parametrize(

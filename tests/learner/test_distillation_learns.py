@@ -53,7 +53,8 @@ def scores(logprobs: np.ndarray, tokens: np.ndarray) -> np.ndarray:
 
 def batch_of(update) -> Batch:
     """One sequence per row, every token after the first a target."""
-    names = [f.name for f in dataclasses.fields(update[0]) if f.name not in ("trajectory", "episode", "support")]
+    apart = ("trajectory", "episode", "support", "reward")
+    names = [f.name for f in dataclasses.fields(update[0]) if f.name not in apart]
     given = {name: np.stack([getattr(s, name)[1:] for s in update]) for name in names if name != "corrections"}
     zero = np.zeros((len(update), ACTIONS), np.int32)
     return Batch(

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import os
+import re
 from functools import partial
 
 import numpy as np
@@ -204,9 +205,10 @@ def test_faulty_environments(trained, place, hang, monkeypatch):
     [
         ({"stop_strings": "</answer>"}, "stop_strings must be a tuple of texts"),  # its letters would be nine
         ({"stop_strings": ("</answer>", "")}, "stop_strings must be a tuple of texts"),
-        ({"counters": {"searches": "many"}}, "could not convert string to float: 'many'"),
-        ({"counters": {"searches": float("nan")}}, "the environment's counter 'searches' is nan"),
-        ({"counters": None}, "'NoneType' object has no attribute 'items'"),
+        ({"counters": {"searches": "many"}}, "Wrong.counters returned 'searches' that is the str 'many'"),
+        ({"counters": {"searches": float("nan")}}, "Wrong.counters returned 'searches' of nan"),
+        ({"counters": None}, "Wrong.counters returned counters that is None"),
+        ({"step": "look"}, "Wrong.step returned a result that is the str 'look' where a Step is wanted"),
         ({"step": Step(stop_reason="over")}, "'over' is not a valid StopReason"),
     ],
 )
@@ -332,22 +334,39 @@ def test_turn_rewards_must_fit_the_turns(trained):
     assert play(trained, [ANSWER])[0].turn_rewards == ()  # most environments give none
 
 
-@pytest.mark.parametrize(
-    ("verdict", "named"),
-    [
-        (Verdict(float("nan")), "reward is nan"),
-        (Verdict(1.0, {"em": float("-inf")}), "em is -inf"),
-        (Verdict(1.0, {}, (float("inf"),)), "turn_rewards[0] is inf"),
-    ],
-)
-def test_a_reward_that_is_no_number_fails_the_attempt(trained, verdict, named):
+def test_a_reward_that_is_no_number_fails_the_attempt(trained):
     class Judged(SearchAttempt):
         async def verify(self, transcript):
-            return verdict
+            return Verdict(1.0, {"em": float("-inf")})
 
     episode, _ = play(trained, [ANSWER], make=lambda task: Judged(task, config(), RETRIEVER))
-    assert episode.stop_reason == StopReason.ENV_ERROR and f"the environment's {named}" in episode.error
+    assert episode.stop_reason == StopReason.ENV_ERROR and "Judged.verify returned 'em' of -inf" in episode.error
     assert (episode.reward, episode.rewards, episode.turn_rewards) == (0.0, {}, ())
+
+
+@pytest.mark.parametrize(
+    ("messages", "came"),
+    [
+        ("hello", "that is the str 'hello'"),
+        (None, "that is None"),
+        ([], "that is a list"),
+        ([{"role": "user"}], "a dict"),
+    ],
+)
+def test_a_prompt_that_is_no_message_is_told_with_the_class(trained, messages, came):
+    class Begun(SearchAttempt):
+        async def start(self):
+            return messages
+
+    episode, _ = play(trained, [ANSWER], make=lambda task: Begun(task, config(), RETRIEVER))
+    assert re.search(rf"Begun.start returned a result .*{came}.* where a list of Message is wanted", episode.error)
+
+
+@pytest.mark.parametrize("method", ["start", "step", "verify"])
+def test_a_method_without_async_is_told_by_name(trained, method):
+    plain = type("Plain", (SearchAttempt,), {method: lambda self, *arguments: None})
+    episode, _ = play(trained, [ANSWER], make=lambda task: plain(task, config(), RETRIEVER))
+    assert f"Plain.{method} must be `async def`: it returned a result that is None" in episode.error
 
 
 def test_a_logprob_that_is_no_number_is_the_engine_s_failure(trained, monkeypatch):

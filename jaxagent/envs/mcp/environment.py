@@ -21,6 +21,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
+from jaxagent import contract
 from jaxagent.config import ConfigError
 from jaxagent.config.choice import Choice
 from jaxagent.config.errors import failure_line
@@ -191,9 +192,8 @@ class MCPAttempt:
             action_tokens=transcript.action_tokens,
             prompt=transcript.prompt,
         )
-        given = self._config.reward(view)
-        scores = dict(given) if isinstance(given, Mapping) else {"reward": given}
-        reward = float(scores.pop("reward"))
+        scores = contract.scores(self._config.reward, view)
+        reward = scores.pop("reward")
         return Verdict(reward, {SOLVED: reward, **scores})
 
     async def close(self) -> None:

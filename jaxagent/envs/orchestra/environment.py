@@ -31,7 +31,7 @@ from jaxagent.envs.orchestra.latency import FromTokens
 from jaxagent.envs.orchestra.programs import Programs
 from jaxagent.envs.orchestra.tools import ANSWER, REASON, SEARCH
 from jaxagent.envs.search.retriever.backends import Bm25Config, RetrieverConfig
-from jaxagent.envs.search.retriever.base import Retriever, RetrieverError
+from jaxagent.envs.search.retriever.base import Retriever, RetrieverError, opened_by, passages_of
 from jaxagent.io import digests
 from jaxagent.rewards import maths
 from jaxagent.rewards.text import exact_match, normalize_answer
@@ -148,7 +148,7 @@ class ToolOrchestra(Environment):
         with contextlib.ExitStack() as opened:
             retriever, sandboxes = None, None
             if self.searchers:
-                retriever = self.retriever.open(self.corpus(here.dataset) if here.dataset else None)
+                retriever = opened_by(self.retriever, self.corpus(here.dataset) if here.dataset else None)
                 opened.callback(lambda: here.run(retriever.close(), _CLOSE_TIMEOUT_S))
                 here.run(_try_search(retriever, self.retriever, here.tasks), 2 * _TRY_TIMEOUT_S)
             if self.reasoners:
@@ -189,7 +189,7 @@ class ToolOrchestra(Environment):
 
 async def _try_search(retriever: Retriever, config: RetrieverConfig, tasks: Sequence[Task]) -> None:
     try:
-        await retriever.search([tasks[0].prompt if tasks else "?"], config.topk)
+        await passages_of(retriever, tasks[0].prompt if tasks else "?", config.topk)
     except RetrieverError as failure:
         raise ConfigError(f"env.retriever: the search engine {config} does not work: {failure}.") from failure
 
@@ -320,7 +320,7 @@ class OrchestraAttempt:
         assert self._retriever is not None
         query = experts.query_of(reply)
         self.counters["no_query"] += query is None
-        (documents,) = await self._retriever.search([query or self._task.prompt], self._config.retriever.topk)
+        documents = await passages_of(self._retriever, query or self._task.prompt, self._config.retriever.topk)
         self._found = self._found.with_documents(documents, self._config.max_documents)
         return experts.shown(documents) or "Nothing was found."
 

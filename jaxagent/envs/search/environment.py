@@ -16,10 +16,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
+from jaxagent import contract
 from jaxagent.config import ConfigError
 from jaxagent.config.choice import Choice
 from jaxagent.envs import tags
@@ -28,7 +29,7 @@ from jaxagent.envs.search import research
 from jaxagent.envs.search.judged import Judge, Judged
 from jaxagent.envs.search.protocols import Protocol
 from jaxagent.envs.search.retriever.backends import Bm25Config, RetrieverConfig
-from jaxagent.envs.search.retriever.base import Retriever, RetrieverError
+from jaxagent.envs.search.retriever.base import Retriever, RetrieverError, opened_by, passages_of
 from jaxagent.envs.search.rewards import ExactMatch, ExactMatchAndFormat, Shaping, shaped
 from jaxagent.io import digests
 from jaxagent.rewards.view import Reward, ToolCall, View
@@ -205,7 +206,7 @@ class Search(Environment):
             if isinstance(self.reward, Judged):
                 judge = self.reward.open()
                 opened.callback(lambda: here.run(judge.close(), _CLOSE_TIMEOUT_S))
-            retriever = self.retriever.open(self.corpus(here.dataset) if here.dataset else None)
+            retriever = opened_by(self.retriever, self.corpus(here.dataset) if here.dataset else None)
             opened.callback(lambda: here.run(retriever.close(), _CLOSE_TIMEOUT_S))
             here.run(self._try(retriever, here.tasks[0].prompt if here.tasks else "?"), 2 * _TRY_TIMEOUT_S)
             yield lambda task: SearchAttempt(task, self, retriever, judge)
@@ -214,7 +215,7 @@ class Search(Environment):
         """Nothing found is an answer; a search engine that is down, or is another program, is a mistake."""
         try:
             async with asyncio.timeout(_TRY_TIMEOUT_S):
-                await retriever.search([question], self.retriever.topk)
+                await passages_of(retriever, question, self.retriever.topk)
         except (RetrieverError, TimeoutError) as failure:
             reason = str(failure) or f"no answer in {_TRY_TIMEOUT_S:g} s"
             raise ConfigError(
@@ -271,7 +272,7 @@ class SearchAttempt:
             return Step(self._config.observed(False, invalid_query or INVALID_ACTION))
         self.counters["searches"] += 1
         self._queries.append(parsed[1])
-        (passages,) = await self._retriever.search([parsed[1]], self._config.retriever.topk)
+        passages = await passages_of(self._retriever, parsed[1], self._config.retriever.topk)
         self.counters["empty_searches"] += not passages
         text = self._protocol.render((p.title, p.text) for p in passages)
         return Step(self._config.observed(True, text))
@@ -291,8 +292,7 @@ class SearchAttempt:
         if self._judge is not None and isinstance(config.reward, Judged):
             view, counts = await config.reward.ask(self._judge, view)
             self.counters |= counts
-        given = reward(view)
-        scores = dict(given) if isinstance(given, Mapping) else {"reward": given, config.score: given}
+        scores = contract.scores(reward, view, config.score)
         scores = {name.removeprefix("outcome/"): value for name, value in scores.items()}
         return Verdict(scores.pop("reward"), scores)
 

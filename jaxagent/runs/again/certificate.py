@@ -45,7 +45,8 @@ def certificate(
         "asked": asked,
         "digests": {
             "config": provenance.config_digest(to_dict(workdir.cfg)),
-            "code": {"package": provenance.code_digest(), **provenance.commit(Path(__file__).parent)},
+            "code": {"package": provenance.code_digest(), **provenance.commit(Path(__file__).parent)}
+            | {"own": provenance.own_code(workdir.cfg)},
             "data": identity,
             "record": newest["seal"],  # stands for all steps up to the newest
         },
@@ -134,6 +135,7 @@ def page(content: dict[str, Any], differences: list[str]) -> str:
         f"config        {digests['config']}",
         f"code          {digests['code']['package']}",
         f"              commit {digests['code']['commit']}{', changed since' if digests['code']['dirty'] else ''}",
+        *(f"own code      {digest} {file}" for file, digest in digests["code"]["own"].items()),
         f"record        {digests['record']}",
     ]
     for name, value in digests["data"].items():

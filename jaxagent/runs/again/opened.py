@@ -120,7 +120,7 @@ def open_workdir(cfg: Config, stage: str) -> Workdir:
     numbers = {step: number for step, (number, _) in own.items()}
     hosts = {step: host for step, (_, host) in own.items()}
     starts = provenance.read(workdir / RUN_FILE)["starts"]
-    told, broken = _told(starts, headers), _broken(headers)
+    told, broken = _told(starts, headers, provenance.own_code(cfg)), _broken(headers)
     for differences, lines in (reach.begins_late(cfg, headers, hosts, numbers), reach.cut_off(came, headers, hosts)):
         broken += differences
         told += lines
@@ -173,8 +173,15 @@ _ROUNDING = {
 }
 
 
-def _told(starts: Sequence[Mapping[str, Any]], headers: Mapping[int, Mapping[str, Any]]) -> list[str]:
+def _told(
+    starts: Sequence[Mapping[str, Any]], headers: Mapping[int, Mapping[str, Any]], own: Mapping[str, str]
+) -> list[str]:
     told, code = [], provenance.code_digest()
+    changed: dict[str, list[int]] = {}
+    for step, header in headers.items():
+        for what in provenance.code_changes(header.get("own_code"), own):
+            changed.setdefault(what, []).append(step)
+    told += [f"steps {_ranges(steps)} were made by another version of the {what}" for what, steps in changed.items()]
     if others := [step for step, header in headers.items() if header["code"] != code]:
         told.append(
             f"steps {_ranges(others)} were made by another version of this code "

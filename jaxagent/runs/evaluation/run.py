@@ -24,7 +24,7 @@ from jaxagent.observe.files import EVALUATIONS_FOLDER
 from jaxagent.observe.progress import Progress
 from jaxagent.observe.text import duration, number
 from jaxagent.rollout.workers import STOP_TIMEOUT_S
-from jaxagent.runs import devices
+from jaxagent.runs import devices, provenance
 from jaxagent.runs.checks import check
 from jaxagent.runs.evaluation import policy
 from jaxagent.runs.evaluation.attempts import ATTEMPTS_FILE, AttemptLog, Key, play
@@ -172,7 +172,8 @@ def evaluated(parts: Parts, options: Options, source: policy.Source) -> dict[str
         "tokenizer": parts.tokenizer.digest(),
         "config": sections | {"numerics": parts.cfg.numerics},
     }
-    if contents := parts.contents():
+    code = provenance.own_code((parts.cfg.env, parts.cfg.roles))
+    if contents := parts.contents() | {f"code of {file}": digest for file, digest in code.items()}:
         found[CONTENTS] = contents
     return json.loads(json.dumps(found))  # as it is read back
 

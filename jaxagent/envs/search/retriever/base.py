@@ -10,8 +10,9 @@ import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from jaxagent import contract
 from jaxagent.config import ConfigError
 
 
@@ -56,6 +57,23 @@ class Retriever(Protocol):
 
     async def close(self) -> None:
         """Releases connections. The retriever may not be used afterwards."""
+
+
+def opened_by(config: Any, own: Path | None) -> Retriever:
+    """What `config`, a choice of `env.retriever`, opens over the passages `own`."""
+    retriever = contract.call(config, own, method="open")
+    contract.check_methods(config, retriever, "open", "search", "close")
+    return retriever
+
+
+async def passages_of(retriever: Retriever, query: str, topk: int) -> list[Passage]:
+    """The passages of one query, as `Retriever.search` gives them; ConfigError where it gives something else."""
+    answer = await contract.awaited(retriever, "search", [query], topk)
+    lists = isinstance(answer, (list, tuple)) and len(answer) == 1 and isinstance(answer[0], (list, tuple))
+    if not lists or len(answer[0]) > topk or not all(isinstance(passage, Passage) for passage in answer[0]):
+        came = f"{answer!r:.200}" if isinstance(answer, (list, tuple)) else f"a result {contract.described(answer)}"
+        raise contract.wrong(retriever, came, f"a list of one list of at most {topk} Passage, for one query,", "search")
+    return list(answer[0])
 
 
 def passages_from_rows(rows: Iterable[dict], origin: str = "corpus") -> list[Passage]:
