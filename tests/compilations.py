@@ -2,7 +2,8 @@
 
 Compiling is most of the quick tests' time, and unlike seconds it is the same on every machine. jax tells of every
 program that it asks its back end for, also of one that it then finds among those kept between runs. What fixtures
-compile counts for the file whose test asked first. Before raising a number: compile one function instead of its
+compile counts for the file whose test asked first. Other versions of jax cut the same work into other programs, so it is
+held under the one that the shares were counted with. Before raising a number: compile one function instead of its
 operations one by one (`jax.jit`), share shapes and fixtures, or mark the test "slow".
 """
 
@@ -14,6 +15,7 @@ import sys
 
 import pytest
 
+JAX = "0.10."  # of the shares
 EVENT = "/jax/core/compile/backend_compile_duration"
 MOST = 400  # of a file of functions that are looked at operation by operation
 MOST_MODELS = 150  # of a file in these folders, whose programs are models
@@ -41,7 +43,7 @@ def check(item: pytest.Item) -> None:
     _listen()  # from the next test on, where this one was the first to import jax
     name, _now = _now, ""
     most = MORE.get(name, MOST_MODELS if name.startswith(MODELS) else MOST)
-    if name and _counts[name] > most:
+    if name and _counts[name] > most and sys.modules["jax"].__version__.startswith(JAX):
         pytest.fail(f"The quick tests of tests/{name} have compiled {_counts[name]} programs by now; their share is "
                     f"{most}. See tests/compilations.py.", pytrace=False)  # fmt: skip
 
