@@ -208,12 +208,14 @@ def take_over(base: pathlib.Path, folder: pathlib.Path) -> None:
 
 def write_array(runs: Sequence[grid.Run], workdir: pathlib.Path, options: Sequence[str]) -> pathlib.Path:
     """Writes commands.txt and array.sbatch; returns the latter's path."""
-    (workdir / "commands.txt").write_text("".join(shlex.join(run.command) + "\n" for run in runs))
+    (workdir / "commands.txt").write_text("".join(shlex.join(run.command) + "\n" for run in runs), encoding="utf-8")
     script = workdir / "array.sbatch"
     lines = "\n".join(f"#SBATCH {option}" for option in options)
     place = workdir.resolve()
     output, commands = (shlex.quote(str(place / name)) for name in ("slurm-%A_%a.log", "commands.txt"))
-    script.write_text(_ARRAY.format(last=len(runs) - 1, output=output, commands=commands, options=lines))
+    script.write_text(
+        _ARRAY.format(last=len(runs) - 1, output=output, commands=commands, options=lines), encoding="utf-8"
+    )
     return script
 
 

@@ -155,8 +155,8 @@ def document(title: str, body: str) -> str:
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<style>{(here / 'report.css').read_text()}</style><main>{body}</main>"
-        f'<div id="tip"></div><script>{(here / "report.js").read_text()}</script></html>'
+        f"<style>{(here / 'report.css').read_text(encoding='utf-8')}</style><main>{body}</main>"
+        f'<div id="tip"></div><script>{(here / "report.js").read_text(encoding="utf-8")}</script></html>'
     )
 
 
@@ -309,7 +309,7 @@ def _summary_table(summary: Mapping[str, Any]) -> str:
 
 
 def _load(path: pathlib.Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.exists() else {}
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 if __name__ == "__main__":

@@ -314,7 +314,7 @@ async def serve(options: argparse.Namespace) -> None:
     most = door.raise_descriptors()
     try:
         backend = await choose.choose_backend(owner, unsafe=options.unsafe)
-        token = Path(options.token_file).read_text().strip()
+        token = Path(options.token_file).read_text(encoding="utf-8").strip()
         worker = Worker(backend, token, options.max_sandboxes, options.lease_s, options.folder, options.relay_to)
         runner = web.AppRunner(worker.app(), access_log=None)
         await runner.setup()
