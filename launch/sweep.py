@@ -29,7 +29,7 @@ from types import FrameType
 
 from jaxagent.config import ConfigError, nearest
 from jaxagent.config.command import Parser, exit_code, number, seconds
-from jaxagent.config.errors import EXIT_CODES, Stopped
+from jaxagent.config.errors import Stopped, ending_signals
 from jaxagent.config.ranges import at_least
 from jaxagent.io import files
 from jaxagent.launch import grid, keep, table
@@ -123,9 +123,7 @@ class Ending:
     def __enter__(self) -> Ending:
         self._before = {}
         if threading.current_thread() is threading.main_thread():
-            # A signal that our parent had us ignore (nohup, a shell's background job) stays ignored.
-            heard = [signum for signum in EXIT_CODES if signal.getsignal(signum) is not signal.SIG_IGN]
-            self._before = {signum: signal.signal(signum, self._on_signal) for signum in heard}
+            self._before = {signum: signal.signal(signum, self._on_signal) for signum in ending_signals()}
         return self
 
     def __exit__(self, *_: object) -> None:

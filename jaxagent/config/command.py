@@ -9,7 +9,7 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO
 
 from jaxagent.config import disk
 from jaxagent.config.errors import WAITED, ConfigError, Stopped, WaitedInVainError
@@ -43,8 +43,58 @@ amount = number(int, at_least(0))
 part = number(float, between(0, 1))
 
 
+class Display:
+    """A stream for people, whose end ends nothing: a closed pipe, a killed `tee`, a terminal whose connection is gone.
+
+    What can no longer be written is dropped, and what its encoding lacks is shown as "?".
+
+    Attributes:
+      gone: why nothing is written any more; "" while it is.
+    """
+
+    def __init__(self, stream: TextIO | None):
+        """None: the process was started without such a stream."""
+        self._stream, self.gone = stream, "" if stream else "closed"
+
+    def write(self, text: str) -> int:
+        """Writes what can be written; returns the length of the text."""
+        try:
+            if self._stream and not self.gone:
+                coding = getattr(self._stream, "encoding", None) or "utf-8"
+                self._stream.write(text.encode(coding, "replace").decode(coding))
+        except (OSError, ValueError) as error:
+            self._drop(error)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flushes, as long as there is somebody to read."""
+        try:
+            if self._stream and not self.gone:
+                self._stream.flush()
+        except (OSError, ValueError) as error:
+            self._drop(error)
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        return self._stream is not None and not self._stream.closed and self._stream.isatty()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _drop(self, error: Exception) -> None:
+        self.gone = getattr(error, "strerror", None) or str(error)
+        # Else the interpreter tries once more when it ends, and makes an exit code of its own of that.
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), self._stream.fileno())
+
+
 def exit_code(command: Callable[[], int | None]) -> int:
     """Runs a command; what a user or an operator can mend becomes one line on stderr and an exit code."""
+    with contextlib.redirect_stdout(Display(sys.stdout)), contextlib.redirect_stderr(Display(sys.stderr)):
+        return _exit_code(command)
+
+
+def _exit_code(command: Callable[[], int | None]) -> int:
     try:
         return command() or 0
     except ConfigError as error:
