@@ -87,8 +87,7 @@ def run(
         adapting = cfg.model.lora.rank > 0 and (saved.resumes(OPD) or saved.resumes(RL))
         with contextlib.ExitStack() as engine:
             progress.note(
-                f"compiling, then {', '.join(stages)}: the first step of a stage waits for its programs, minutes for a "
-                "large model; programs that this machine compiled before take seconds"
+                f"compiling for {', '.join(stages)}: minutes for a large model, seconds from the second start on"
             )
             with saved.compiles.warm_up():
                 params = parts.base_params() if adapting else parts.init_params()

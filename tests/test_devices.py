@@ -115,7 +115,11 @@ def test_exact_numerics_fix_the_products_of_a_gpu(plugin, monkeypatch):
     ("asked", "error", "remedy"),
     [
         ("cuda", AssertionError(), "pip install 'jaxagent[cuda]'"),
-        ("tpu,cpu", RuntimeError("Failed to open libtpu.so"), "(Failed to open libtpu.so): install what it needs"),
+        (
+            "tpu,cpu",
+            RuntimeError("Failed to open libtpu.so"),
+            "(Failed to open libtpu.so): pip install 'jaxagent[tpu]'",
+        ),
         ("rocm", RuntimeError("unknown"), "name another, or unset the variable"),
     ],
 )

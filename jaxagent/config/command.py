@@ -58,21 +58,13 @@ class Display:
 
     def write(self, text: str) -> int:
         """Writes what can be written; returns the length of the text."""
-        try:
-            if self._stream and not self.gone:
-                coding = getattr(self._stream, "encoding", None) or "utf-8"
-                self._stream.write(text.encode(coding, "replace").decode(coding))
-        except (OSError, ValueError) as error:
-            self._drop(error)
+        coding = getattr(self._stream, "encoding", None) or "utf-8"
+        self._try(lambda stream: stream.write(text.encode(coding, "replace").decode(coding)))
         return len(text)
 
     def flush(self) -> None:
         """Flushes, as long as there is somebody to read."""
-        try:
-            if self._stream and not self.gone:
-                self._stream.flush()
-        except (OSError, ValueError) as error:
-            self._drop(error)
+        self._try(lambda stream: stream.flush())
 
     def isatty(self) -> bool:
         """Whether it is a terminal."""
@@ -81,11 +73,16 @@ class Display:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def _drop(self, error: Exception) -> None:
-        self.gone = getattr(error, "strerror", None) or str(error)
-        # Else the interpreter tries once more when it ends, and makes an exit code of its own of that.
-        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), self._stream.fileno())
+    def _try(self, action: Callable[[TextIO], object]) -> None:
+        if self._stream is None or self.gone:
+            return
+        try:
+            action(self._stream)
+        except (OSError, ValueError) as error:
+            self.gone = getattr(error, "strerror", None) or str(error)
+            # Else the interpreter tries once more when it ends, and makes an exit code of its own of that.
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
 
 
 def exit_code(command: Callable[[], int | None]) -> int:

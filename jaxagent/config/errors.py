@@ -31,45 +31,32 @@ def nearest(name: str, valid: typing.Iterable[str]) -> str:
     return f"Did you mean '{close[0]}'?" if close else f"Valid: {', '.join(valid)}."
 
 
-# What TRL, verl and other trainers call a field of ours.
-SYNONYMS = {
-    "lr": "rl.optimizer.learning_rate",
-    "learning_rate": "rl.optimizer.learning_rate",
-    "max_grad_norm": "rl.optimizer.grad_clip",
-    "warmup_steps": "rl.optimizer.warmup_steps",
-    "beta": "rl.kl.coefficient",
-    "kl_coef": "rl.kl.coefficient",
-    "kl_loss_coef": "rl.kl.coefficient",
-    "entropy_coeff": "rl.entropy_coefficient",
-    "epsilon": "rl.objective.clip_low",
-    "clip_ratio": "rl.objective.clip_low",
-    "epsilon_high": "rl.objective.clip_high",
-    "clip_ratio_high": "rl.objective.clip_high",
-    "num_generations": "rl.group_size",
-    "rollout_n": "rl.group_size",
-    "n": "rl.group_size",
-    "batch_size": "rl.tasks_per_step",
-    "train_batch_size": "rl.tasks_per_step",
-    "num_iterations": "rl.epochs",
-    "ppo_epochs": "rl.epochs",
-    "max_steps": "rl.steps",
-    "total_training_steps": "rl.steps",
-    "temperature": "rl.sampling.temperature",
-    "max_completion_length": "env.turn_tokens",
-    "max_response_length": "env.turn_tokens",
-    "max_prompt_length": "env.context_tokens",
-    "output_dir": "workdir",
-    "save_steps": "checkpoint.every",
-    "eval_steps": "eval.every",
+# Our field: what TRL, verl and other trainers call it.
+_ELSEWHERE = {
+    "rl.optimizer.learning_rate": "lr learning_rate actor_lr",
+    "rl.optimizer.grad_clip": "max_grad_norm gradient_clipping",
+    "rl.kl.coefficient": "beta kl_coef kl_loss_coef",
+    "rl.objective.clip_low": "epsilon clip_ratio clip_range",
+    "rl.objective.clip_high": "epsilon_high clip_ratio_high",
+    "rl.group_size": "num_generations rollout_n n",
+    "rl.tasks_per_step": "batch_size train_batch_size per_device_train_batch_size",
+    "rl.epochs": "num_iterations ppo_epochs",
+    "rl.steps": "max_steps total_training_steps",
+    "rl.sampling.temperature": "temperature",
+    "env.turn_tokens": "max_completion_length max_response_length max_new_tokens",
+    "env.context_tokens": "max_prompt_length max_model_len",
+    "workdir": "output_dir",
 }
+_OURS = {name: ours for ours, names in _ELSEWHERE.items() for name in names.split()}
 
 
 def unknown_field(path: str, name: str, valid: typing.Iterable[str]) -> ConfigError:
     """What to say of a field that the section at `path` does not have: what we call it, or the nearest name."""
     valid = list(valid)
-    ours = SYNONYMS.get(name)
-    here = difflib.get_close_matches(name, valid, n=1, cutoff=0.8)
-    advice = nearest(name, valid) if here or not ours else f"It is called 'config.{ours}' here."
+    ours = "" if difflib.get_close_matches(name, valid, n=1, cutoff=0.8) else _OURS.get(name, "")
+    own = ours.rpartition(".")[2]  # of another stage's section, perhaps
+    advice = nearest(name, valid) if not ours else f"It is called 'config.{ours}' here."
+    advice = f"Did you mean '{own}'?" if own in valid else advice
     return ConfigError(f"Unknown config field '{path}.{name}'. {advice}")
 
 

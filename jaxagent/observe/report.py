@@ -19,9 +19,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from jaxagent.config import ConfigError
+from jaxagent.config.command import exit_code
 from jaxagent.io import files
 from jaxagent.observe import charts, headline, jsonl, report_episodes, report_logs
-from jaxagent.observe.files import CONFIG_FILE, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
+from jaxagent.observe.files import CONFIG_FILE, EPISODES_FILE, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
 from jaxagent.observe.text import duration, number
 
 # What a page cannot be made of raises: a file that is not there, is no JSON, or holds something else.
@@ -312,10 +314,23 @@ def _load(path: pathlib.Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-if __name__ == "__main__":
-    if len(sys.argv) != 2 or not pathlib.Path(sys.argv[1]).is_dir():
-        sys.exit("usage: python -m jaxagent.observe.report WORKDIR")
+def main(argv: Sequence[str]) -> int:
+    """Writes the report of the run in `argv[1]`; returns the exit code, 2 where there is no run."""
+    return exit_code(lambda: _main(argv))
+
+
+def _main(argv: Sequence[str]) -> None:
+    if len(argv) != 2 or argv[1] in ("-h", "--help"):
+        raise ConfigError("Say which run: python -m jaxagent.observe.report WORKDIR")
+    workdir = pathlib.Path(argv[1])
+    if not any((workdir / name).exists() for name in (CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, EPISODES_FILE)):
+        why = f"it has neither {CONFIG_FILE} nor {METRICS_FILE}" if workdir.is_dir() else "no such folder"
+        raise ConfigError(f"There is no run in '{workdir}': {why}.")
     try:
-        print(write_report(sys.argv[1]))
+        print(write_report(workdir))
     except DAMAGED as error:
-        sys.exit(f"error: {sys.argv[1]}: {type(error).__name__}: {error}")
+        sys.exit(f"error: {workdir}: {type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -14,14 +14,11 @@ import platform
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from jaxagent.config import ConfigError, MeshConfig
 from jaxagent.config.errors import Stopped
 from jaxagent.learner import peers
-
-if TYPE_CHECKING:
-    import jax
 
 MOST_COMPILED_BYTES = 4 * 2**30  # of the folder of compiled programs; the least recently used go first
 LEAST_COMPILE_S = 0.2  # what compiles faster is not worth a file
@@ -53,8 +50,8 @@ def provide(mesh: MeshConfig, exact: bool = False) -> None:
         )
 
 
-def available() -> list[jax.Device]:
-    """The devices that jax uses, of all processes.
+def available() -> list[Any]:
+    """The `jax.Device`s of all processes.
 
     Raises:
       ConfigError: those that JAX_PLATFORMS asks for cannot be started; says what to install.
@@ -68,12 +65,10 @@ def available() -> list[jax.Device]:
         if not asked:
             raise
         extra = {"cuda": "cuda", "gpu": "cuda", "tpu": "tpu"}.get(asked.partition(",")[0])
-        remedy = f"install what it needs (pip install 'jaxagent[{extra}]')" if extra else "name another"
+        remedy = f"pip install 'jaxagent[{extra}]'" if extra else "name another"
         because = f" ({' '.join(str(error).split())})" if str(error) else ""
-        raise ConfigError(
-            f"JAX_PLATFORMS is '{asked}', and jax cannot start that here{because}: {remedy}, or unset the variable to "
-            "use what this machine has."
-        ) from error
+        told = f"JAX_PLATFORMS is '{asked}', and jax cannot start that here{because}"
+        raise ConfigError(f"{told}: {remedy}, or unset the variable to use what this machine has.") from error
 
 
 @contextlib.contextmanager

@@ -320,17 +320,14 @@ def _memory_events(directories: tuple[Path, ...]) -> tuple[int, int] | None:
                 said = _numbers(directory / "memory.events")
                 return said["oom"], said["oom_kill"]
             killed = _numbers(directory / "memory.oom_control")["oom_kill"]
-            limit, most = (
-                int((directory / name).read_text(encoding="utf-8")) for name in ("memory.limit_in_bytes", MAX_USAGE)
-            )
+            limit, most = (int((directory / name).read_bytes()) for name in ("memory.limit_in_bytes", MAX_USAGE))
             return int(most + NEARLY_BYTES >= limit), killed
     return None
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    return {
-        name: int(value) for name, value in (line.split() for line in path.read_text(encoding="utf-8").splitlines())
-    }
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return {name: int(value) for name, value in map(str.split, lines)}
 
 
 def _pids(directory: Path) -> list[int]:

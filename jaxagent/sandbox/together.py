@@ -74,9 +74,7 @@ def host_has(controller: str, own: Path, name: str) -> int:
     if controller == "memory":
         most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     else:
-        most = min(
-            int(Path("/proc/sys/kernel", limit).read_text(encoding="utf-8")) for limit in ("pid_max", "threads-max")
-        )
+        most = min(int(Path("/proc/sys/kernel", limit).read_bytes()) for limit in ("pid_max", "threads-max"))
     for directory in (own, *own.parents):
         with contextlib.suppress(OSError, ValueError):  # "max" is no number
             most = min(most, int((directory / name).read_text(encoding="utf-8")))
