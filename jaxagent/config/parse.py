@@ -19,7 +19,6 @@ from jaxagent.config.errors import ConfigError, failure_line, unknown_field
 from jaxagent.config.ranges import Range
 from jaxagent.config.run import STAGE_SECTIONS, Config
 
-
 # Fields that name a file or folder of this machine.
 _PATHS = (
     *("workdir", "path", "eval_source", "demonstrations", "negatives", "episodes", "corpus", "index", "store"),
