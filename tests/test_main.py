@@ -13,8 +13,10 @@ import types
 import pytest
 
 import jaxagent
+from jaxagent import evaluate
 from jaxagent import main as cli
 from jaxagent.config import MODEL_SHAPE, Config, ConfigError, errors, flags
+from jaxagent.config.command import Parser
 from jaxagent.runs.stopping import Stopped
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -322,3 +324,14 @@ def test_the_package_says_its_commands_and_its_version():
     named = re.findall(r"python -m ([\w.]+)", done.stdout)
     assert len(named) > 6 and all(importlib.util.find_spec(module) for module in named)
     assert f'version="{jaxagent.__version__}"' in (ROOT / "setup.py").read_text(encoding="utf-8")
+
+
+def test_a_path_from_home_is_found_by_every_command(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    parser = Parser("x")
+    parser.add_argument("--out")
+    parser.add_argument("--text")
+    read = parser.parse_args(["--out=~/a", "--text=a ~/b"])
+    assert (read.out, read.text) == (f"{tmp_path}/a", "a ~/b")
+    assert evaluate.main(["evaluate", "--config.workdir=~/run"]) == 2
+    assert f"There is no run in '{tmp_path}/run'" in capsys.readouterr().err

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -22,6 +23,12 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises ConfigError."""
         raise ConfigError(f"{message[:1].upper()}{message[1:]}.")
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        """Its parent's, with "~" as a person means it, which bash leaves as it is behind "="."""
+        args, home = sys.argv[1:] if args is None else args, os.path.expanduser("~")
+        args = [re.sub(r"^(--\w+=)~(?=/|$)", lambda match: match[1] + home, arg) for arg in args]
+        return super().parse_known_args(args, namespace)
 
 
 def number(kind: type[int] | type[float], allowed: Range) -> Callable[[str], float]:

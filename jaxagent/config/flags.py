@@ -105,7 +105,7 @@ def parse_config(
     if len(rest) > 1:
         raise ConfigError(f"Unexpected argument '{rest[1]}': fields are set as --config.section.field=value.")
     if source is None and stored is not None:
-        config = dict(stored(dict(changes).get("workdir", "")))
+        config = dict(stored(os.path.expanduser(dict(changes).get("workdir", ""))))
     elif isinstance(values.config, ConfigDict):
         config = values.config.to_dict()
     else:
