@@ -61,7 +61,8 @@ class Display:
 
     def __init__(self, stream: TextIO | None):
         """None: the process was started without such a stream."""
-        self._stream, self.gone = stream, "" if stream else "closed"
+        self._stream = stream or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  as long as the process
+        self.gone = ""
 
     def write(self, text: str) -> int:
         """Writes what can be written; returns the length of the text."""
@@ -73,18 +74,13 @@ class Display:
         """Flushes, as long as there is somebody to read."""
         self._try(lambda stream: stream.flush())
 
-    def isatty(self) -> bool:
-        """Whether it is a terminal."""
-        return self._stream is not None and not self._stream.closed and self._stream.isatty()
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def _try(self, action: Callable[[TextIO], object]) -> None:
-        if self._stream is None or self.gone:
-            return
         try:
-            action(self._stream)
+            if not self.gone:
+                action(self._stream)
         except (OSError, ValueError) as error:
             self.gone = getattr(error, "strerror", None) or str(error)
             # Else the interpreter tries once more when it ends, and makes an exit code of its own of that.

@@ -314,12 +314,8 @@ def _load(path: pathlib.Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def main(argv: Sequence[str]) -> int:
-    """Writes the report of the run in `argv[1]`; returns the exit code, 2 where there is no run."""
-    return exit_code(lambda: _main(argv))
-
-
-def _main(argv: Sequence[str]) -> None:
+def main(argv: Sequence[str]) -> None:
+    """Writes the report of the run in `argv[1]`. Raises ConfigError where there is none."""
     if len(argv) != 2 or argv[1] in ("-h", "--help"):
         raise ConfigError("Say which run: python -m jaxagent.observe.report WORKDIR")
     workdir = pathlib.Path(argv[1])
@@ -333,4 +329,4 @@ def _main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    sys.exit(exit_code(lambda: main(sys.argv)))

@@ -14,7 +14,7 @@ import pytest
 
 from configs import search_r1
 from jaxagent import types
-from jaxagent.config import parse, to_dict
+from jaxagent.config import ConfigError, parse, to_dict
 from jaxagent.data import episode_log
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.observe import charts, jsonl, report, report_episodes, report_logs
@@ -249,10 +249,10 @@ def test_an_empty_or_killed_run_has_a_page_too(tmp_path):
     assert "Training reward" in report.write_report(tmp_path).read_text()
 
 
-def test_as_a_command(tmp_path, capsys):
+def test_as_a_command(tmp_path):
     for folder, why in ((tmp_path / "nope", "no such folder."), (tmp_path, "it has neither config.json nor")):
-        assert report.main(["report", str(folder)]) == 2
-        assert f"There is no run in '{folder}': {why}" in capsys.readouterr().err
+        with pytest.raises(ConfigError, match=re.escape(f"There is no run in '{folder}': {why}")):
+            report.main(["report", str(folder)])
     (tmp_path / METRICS_FILE).write_text('{"stage":"rl","step":1}\n')
     command = [sys.executable, "-m", "jaxagent.observe.report", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
