@@ -18,6 +18,7 @@ TEST = [
     "gymnasium",
     "mcp",
     "kubernetes-validate",
+    "pydantic",
     TORCH,
 ]
 TEST += ["anthropic", "openai-agents", "transformers>=5", *DENSE, *GGUF]
@@ -48,6 +49,7 @@ setup(
             for package in find_namespace_packages(include=[folder, f"{folder}.*"], exclude=["*.__pycache__"])
         ),
     ],
+    entry_points={"console_scripts": ["jaxagent=jaxagent.__main__:main"]},
     package_dir={f"jaxagent.{folder}": folder for folder in BESIDE},
     package_data={
         "jaxagent": ["py.typed"],

@@ -111,7 +111,7 @@ def started(command: Sequence[str], log: pathlib.Path) -> Iterator[subprocess.Po
 def sleeping(folder: pathlib.Path, setup: Setup) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
     """A fleet of async_processes.py."""
     folder.mkdir(parents=True)
-    (folder / processes.SETUP).write_text(json.dumps(dataclasses.asdict(setup)))
+    (folder / processes.SETUP).write_text(json.dumps(dataclasses.asdict(setup)), encoding="utf-8")
     return started(processes.program("fleet", folder), folder / "console.log")
 
 
@@ -129,7 +129,9 @@ def ended(process: subprocess.Popen[bytes], log: pathlib.Path, limit_s: float) -
     except subprocess.TimeoutExpired:
         code = -1
     if code:
-        raise SystemExit(f"the run did not end well within {limit_s:.0f} s ({code}): {log.read_text()[-3000:]}")
+        raise SystemExit(
+            f"the run did not end well within {limit_s:.0f} s ({code}): {log.read_text(encoding='utf-8')[-3000:]}"
+        )
 
 
 # -------------------------------------------------------------------- recovery
@@ -208,7 +210,7 @@ def wait_for(what: Callable[[], bool], process: subprocess.Popen[bytes], log: pa
     until = time.monotonic() + limit_s
     while not what():
         if process.poll() is not None or time.monotonic() > until:
-            raise SystemExit(f"the run did not come so far: {log.read_text()[-3000:]}")
+            raise SystemExit(f"the run did not come so far: {log.read_text(encoding='utf-8')[-3000:]}")
         time.sleep(0.1)
 
 

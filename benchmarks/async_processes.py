@@ -87,7 +87,9 @@ def supervise(folder: pathlib.Path, setup: Setup) -> int:
     address = folder / local.ADDRESS_FILE
 
     def coordinator(start: int) -> list[Program]:
-        listen = json.loads(address.read_text())["url"].removeprefix("http://") if start else "127.0.0.1:0"
+        listen = (
+            json.loads(address.read_text(encoding="utf-8"))["url"].removeprefix("http://") if start else "127.0.0.1:0"
+        )
         return [Program("coordinator", (*program("coordinator", folder), listen))]
 
     def gone(name: str) -> None:
@@ -117,9 +119,9 @@ def _leave(client: Client, process: str) -> None:
 
 def client_of(folder: pathlib.Path, patience_s: float = PATIENCE_S) -> Client:
     """Of the coordinator that writes there, with its token."""
-    url = json.loads((folder / local.ADDRESS_FILE).read_text())["url"]
+    url = json.loads((folder / local.ADDRESS_FILE).read_text(encoding="utf-8"))["url"]
     secret = folder / settings.TOKEN_FILE
-    return Client(url, secret.read_text().strip() if secret.exists() else TOKEN, patience_s)
+    return Client(url, secret.read_text(encoding="utf-8").strip() if secret.exists() else TOKEN, patience_s)
 
 
 # -------------------------------------------------------------------- an engine
@@ -203,7 +205,11 @@ def train(folder: pathlib.Path, setup: Setup) -> None:
     signs, client, plan = signs_of(), client_of(folder), setup.plan
     signs.phase("starts", BUDGET_S)
     client.join("trainer", {"process": "trainer", "host": "127.0.0.1"})
-    saved = json.loads((folder / SAVED).read_text()) if (folder / SAVED).exists() else {"version": 0, "digest": ""}
+    saved = (
+        json.loads((folder / SAVED).read_text(encoding="utf-8"))
+        if (folder / SAVED).exists()
+        else {"version": 0, "digest": ""}
+    )
     if not saved["version"]:
         _wait_for_engines(client, setup.engines)
     version, digest = saved["version"], saved["digest"]
@@ -250,7 +256,7 @@ def _mark(folder: pathlib.Path, what: str, number: int, batch: Batch | None = No
 def marks(folder: pathlib.Path) -> list[dict[str, Any]]:
     """What the trainer did. A line that is not whole is left out."""
     path = folder / MARKS
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
@@ -266,7 +272,7 @@ def main() -> None:
     """One process."""
     role, folder, name, *more = sys.argv[1:]
     path = pathlib.Path(folder)
-    setup = Setup(**json.loads((path / SETUP).read_text()))
+    setup = Setup(**json.loads((path / SETUP).read_text(encoding="utf-8")))
     if role == "coordinator":
         from jaxagent.fleet import server  # late: the other processes need no web server
 

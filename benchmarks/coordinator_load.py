@@ -119,7 +119,7 @@ def train(client: Client, plan: Plan, over: threading.Event) -> None:
 
 def rss_mib(pid: int) -> float:
     """Of a process."""
-    pages = int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1])
+    pages = int(pathlib.Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
@@ -137,7 +137,7 @@ def measure(folder: pathlib.Path, engines: int, rate: float, seconds: float) -> 
             if process.poll() is not None:
                 raise SystemExit("the coordinator did not start")
             time.sleep(0.02)
-        url = json.loads(address.read_text())["url"]
+        url = json.loads(address.read_text(encoding="utf-8"))["url"]
         client, over = Client(url, TOKEN, 60.0), threading.Event()
         trainer = threading.Thread(target=train, args=(client, plan, over), daemon=True)
         trainer.start()

@@ -58,7 +58,7 @@ def run(
 ) -> dict[str, Any]:
     """Runs everything once. Returns what the last line says."""
     workdir.mkdir(parents=True, exist_ok=True)
-    (workdir / process.PACE).write_text("2")
+    (workdir / process.PACE).write_text("2", encoding="utf-8")
     command = [sys.executable, "-m", process.MODULE, "--role=command", *config(workdir, steps)]
     began = time.monotonic()
     with open(workdir / "console.log", "wb") as log:
@@ -66,7 +66,7 @@ def run(
         try:
             soak = Soak(workdir, running, random.Random(seed), steps)
             soak.disturb(kills, stops, seconds)
-            (workdir / process.PACE).write_text(str(steps))
+            (workdir / process.PACE).write_text(str(steps), encoding="utf-8")
             soak.shrink_until(lambda: running.poll() is not None, 60.0 + 60.0 * steps)
             code = running.wait(1)
         finally:
@@ -137,7 +137,7 @@ class Soak:
             if part > 2 / 3:
                 self.engines = [0]
             pace = min(2 + int(part * self.steps), self.steps - 1)  # with its last step the run would end
-            (self.workdir / process.PACE).write_text(str(pace))
+            (self.workdir / process.PACE).write_text(str(pace), encoding="utf-8")
             self.shrink()
             stops_left, kills_left = stops - sum(self.stops.values()), kills - sum(self.kills.values())
             stop = self.chance.random() * (stops_left + max(0, kills_left)) < stops_left
@@ -292,8 +292,8 @@ class Soak:
 
     def _ask(self, path: str, row: dict[str, Any] | None = None) -> dict[str, Any] | None:
         with contextlib.suppress(OSError, ValueError, urllib.error.URLError):
-            url = json.loads((self.folder / ADDRESS).read_text())["url"]
-            token = (self.folder / settings.TOKEN_FILE).read_text().strip()
+            url = json.loads((self.folder / ADDRESS).read_text(encoding="utf-8"))["url"]
+            token = (self.folder / settings.TOKEN_FILE).read_text(encoding="utf-8").strip()
             headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
             request = urllib.request.Request(url + path, None if row is None else json.dumps(row).encode(), headers)
             with urllib.request.urlopen(request, timeout=1.0) as answer:
@@ -381,7 +381,7 @@ def records(workdir: pathlib.Path, name: str) -> list[dict[str, Any]]:
 
 def _rows(path: pathlib.Path) -> list[dict[str, Any]]:
     with contextlib.suppress(FileNotFoundError):
-        return [json.loads(line) for line in path.read_text().splitlines()]
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return []
 
 
@@ -400,13 +400,13 @@ def _alive(pid: int) -> bool:
 def _state(pid: int) -> str:
     """A letter of /proc: T is stopped, X not there."""
     try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except OSError:
         return "X"
 
 
 def _tail(path: pathlib.Path) -> str:
-    return path.read_text(errors="replace")[-3000:]
+    return path.read_text(encoding="utf-8", errors="replace")[-3000:]
 
 
 def main() -> None:

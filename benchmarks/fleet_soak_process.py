@@ -253,7 +253,7 @@ def train(cfg: Config, name: str, url: str, token: str, signs: Vitals) -> None:
     signs.phase("begins", fleet.start_s)
     saved = {"step": 0, "chain": INITIAL}
     with contextlib.suppress(FileNotFoundError):
-        saved = json.loads((workdir / SAVED).read_text())
+        saved = json.loads((workdir / SAVED).read_text(encoding="utf-8"))
     chain = saved["chain"]
     with WeightServer([versions], token, LOCAL, address=LOCAL) as server:
         mine = facts(cfg, name, server.url)
@@ -278,7 +278,7 @@ def train(cfg: Config, name: str, url: str, token: str, signs: Vitals) -> None:
             for which, digest in results.items():
                 body = link.episode(which)
                 assert body.digest == digest and packing.unpack(body, "here").sample == which.sample
-            while step >= int((workdir / PACE).read_text() or 0):
+            while step >= int((workdir / PACE).read_text(encoding="utf-8") or 0):
                 time.sleep(0.1)
                 signs.tick()
             time.sleep(TRAIN_S)

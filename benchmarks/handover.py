@@ -49,7 +49,7 @@ def spec_of(layers: int) -> ModelSpec:
 
 def resident_mib() -> float:
     """Of this process."""
-    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+    return int(pathlib.Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * 4096 / 2**20
 
 
 def trainer(folder: pathlib.Path, layers: int) -> None:
@@ -112,7 +112,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         command = [sys.executable, "-m", "benchmarks.handover", f"--trainer={folder / 'w'}", f"--layers={args.layers}"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8", errors="replace"
+        ) as process:
             try:
                 assert process.stdin is not None and process.stdout is not None
                 told = json.loads(process.stdout.readline())

@@ -334,7 +334,9 @@ def main() -> None:
 def shared_prefix_ratio(repetitions: int) -> float:
     """Of `benchmarks.shared_prefix`, at this model's shape and with random weights, in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.shared_prefix", "--smollm2", f"--repetitions={repetitions}"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=ANSWER_TIMEOUT_S)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, encoding="utf-8", errors="replace", check=True, timeout=ANSWER_TIMEOUT_S
+    )
     return json.loads(done.stdout.splitlines()[-1])["shared_prefix_ratio"]
 
 

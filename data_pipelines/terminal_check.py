@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -121,3 +122,7 @@ async def _attempt(task: TerminalTask, open_workspace: Open, works: bool) -> tup
         return await verify(workspace, task), said
     finally:
         await workspace.close()
+
+
+if __name__ == "__main__":
+    sys.exit("error: Say python -m data_pipelines.terminal check, or python -m data_pipelines.harbor check.")

@@ -18,6 +18,9 @@ from jaxagent.learner.programs import make_programs
 from jaxagent.runs.parts import open_parts
 from jaxagent.types import Group, TokenKind
 
+if {"-h", "--help"} & set(sys.argv[1:]):
+    print(__doc__)
+    raise SystemExit
 MINE = ["--config.workdir=runs/one_episode", "--config.rl.updates_per_step=1", "--config.rl.optimizer.warmup_steps=0"]
 given = [argument for argument in sys.argv[1:] if argument.startswith("--config.")]
 cfg = flags.parse_argv(["", "--config=search_r1", *MINE, *given]).config

@@ -21,9 +21,9 @@ import dataclasses
 import logging
 from collections.abc import Iterator
 
-import openai
 from ml_collections import ConfigDict
 
+from jaxagent.config import ConfigError
 from jaxagent.configs import search_r1
 from jaxagent.envs.base import Opening, Transcript
 from jaxagent.envs.search.environment import Search
@@ -58,6 +58,10 @@ def get_config(preset: str = "laptop") -> ConfigDict:
 @contextlib.contextmanager
 def player(here: Here) -> Iterator[Play]:
     """Opens the search engine and one HTTP client; yields the function that plays a session."""
+    try:
+        import openai  # the trainer, which reads this file as its config, needs none
+    except ImportError as error:
+        raise ConfigError("The player speaks with the openai package: pip install openai") from error
     assert here.config is not None, "--config=examples/search_over_http.py"
     environment = here.config.env
     assert isinstance(environment, RemoteSearch)
@@ -107,3 +111,7 @@ def player(here: Here) -> Iterator[Play]:
         yield play
     here.run(model.close(), CLOSE_TIMEOUT_S)
     here.run(gateway.close(), CLOSE_TIMEOUT_S)
+
+
+if __name__ == "__main__":
+    print(__doc__)

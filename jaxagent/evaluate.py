@@ -97,6 +97,8 @@ def stored_config(workdir: str) -> Mapping[str, Any]:
     try:
         parse(stored)
     except ConfigError as error:
+        if isinstance(error.__cause__, ImportError):  # a module of the user's own
+            raise ConfigError(f"{path}: {error}") from error
         lacks = f" and lacks {', '.join(missing)}" if (missing := absent(stored)) else ""
         raise ConfigError(
             f"{path} was written by another version of this code{lacks}: {error} Say --config=FILE[:PRESET] and what "

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from jaxagent.config import Config, ConfigError, flags
 from jaxagent.config.command import Parser, count, exit_code, number, quiet_libraries
-from jaxagent.config.errors import EXIT_CODES
+from jaxagent.config.errors import EXIT_CODES, ending_signals
 from jaxagent.config.ranges import at_least
 from jaxagent.fleet import local, server, settings
 from jaxagent.fleet.child import STACKS, VITALS
@@ -129,7 +129,7 @@ def _play(cfg: Config, options: argparse.Namespace, link: Client, token: str, si
     asked: list[int] = []
 
     def listen(worker: EngineWorker) -> None:
-        for signum in EXIT_CODES:
+        for signum in ending_signals():
             signal.signal(signum, lambda number, frame: _told_to_end(worker, number, asked))
 
     player.run(cfg, link, token, name, options.host, lambda mesh: facts(cfg, name, options.host, mesh), signs, listen)

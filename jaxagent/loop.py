@@ -61,7 +61,7 @@ def run(
 
     Raises:
       ConfigError: a mistake in the config or the data it names, before any training; nothing in the workdir is changed.
-      Stopped: 143 after SIGTERM, 130 after Ctrl-C, when everything is saved.
+      Stopped: 143 after SIGTERM, 129 after SIGHUP, 130 after Ctrl-C, when everything is saved.
       OSError: the disk is full, or failed.
     """
     check(cfg)
@@ -87,6 +87,9 @@ def run(
         # LoRA adapters that an earlier process began.
         adapting = cfg.model.lora.rank > 0 and (saved.resumes(OPD) or saved.resumes(RL))
         with contextlib.ExitStack() as engine:
+            progress.note(
+                f"compiling for {', '.join(stages)}: minutes for a large model, seconds from the second start on"
+            )
             with saved.compiles.warm_up():
                 params = parts.base_params() if adapting else parts.init_params()
                 driver = engine.enter_context(parts.engine(params, 0))

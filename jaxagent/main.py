@@ -6,8 +6,9 @@
 
 The same command run again resumes from the last checkpoint in the workdir. Exit codes: 0 done, 2 a mistake in
 the command or config, or a path that cannot be used (one line on stderr), 1 a full disk or nothing but failed episodes,
-75 it waited in vain for something that should have come (one line; the same command goes on), 130 Ctrl-C, 143 SIGTERM.
-The last two save after the step that is under way, and say so; a second Ctrl-C ends at once.
+75 it waited in vain for something that should have come (one line; the same command goes on), 130 Ctrl-C, 143 SIGTERM,
+129 SIGHUP (the terminal is gone). The last three save after the step that is under way, and say so; a second Ctrl-C
+ends at once.
 """
 
 from __future__ import annotations

@@ -188,9 +188,10 @@ def serve(options: argparse.Namespace) -> None:
     """Serves until interrupted, from an address taken before anything slow begins."""
     devices.keep_compiled_programs()
     with bound(options.host, options.port) as address:
+        platform = devices.available()[0].platform
         driver, tokenizer, gauges = open_engine(options)
         with driver:
-            print(f"compiling for {jax.devices()[0].platform} ...", file=sys.stderr)
+            print(f"compiling for {platform} ...", file=sys.stderr)
             driver.start(WARM_UP_TIMEOUT_S)
             scorer = open_scoring(driver, options.int8)
             gateway = open_gateway(driver, tokenizer, options.context, options.timeout_s, gauges, scorer, options.model)

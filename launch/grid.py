@@ -39,7 +39,7 @@ class Run:
     def summary(self) -> dict | None:
         """The finished run's summary; None while there is none."""
         path = self.workdir / SUMMARY_FILE
-        return json.loads(path.read_text()) if path.exists() else None
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def runs(

@@ -27,6 +27,7 @@ from collections.abc import Sequence
 
 from jaxagent.config import ConfigError
 from jaxagent.config.command import Parser, exit_code, number, seconds
+from jaxagent.config.errors import ending_signals
 from jaxagent.config.ranges import at_least
 from jaxagent.fleet.child import STACKS, VITALS
 from jaxagent.io import files
@@ -161,7 +162,7 @@ def run(args: argparse.Namespace, command: Sequence[str]) -> int:
         print(f"watched by {args.vitals or 'its exit alone'}, started again {args.restarts} times at most")
         return 0
     asked: list[int] = []  # signals that came
-    for signum in (signal.SIGTERM, signal.SIGINT):
+    for signum in ending_signals():
         signal.signal(signum, lambda number, _: asked.append(number))
     backoff = Backoff(args.restarts)
     while True:

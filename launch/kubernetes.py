@@ -46,7 +46,7 @@ def _write(objects: dict[str, Any], out: pathlib.Path | None) -> None:
         return
     out.touch(mode=0o600)  # a secret is in it
     out.chmod(0o600)
-    out.write_text(text)
+    out.write_text(text, encoding="utf-8")
 
 
 def listing(argv: Sequence[str] | None) -> tuple[dict[str, Any], pathlib.Path | None]:

@@ -18,7 +18,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from jaxagent.config import ConfigError
-from jaxagent.config.errors import EXIT_CODES
+from jaxagent.config.errors import EXIT_CODES, ending_signals
 from jaxagent.launch.keep import Backoff
 from jaxagent.launch.processes import TOKEN, Run
 from jaxagent.launch.ray_process import HOST, Process
@@ -317,9 +317,10 @@ def _room() -> dict[str, float]:
 
 @contextlib.contextmanager
 def _listening(fleet: Fleet) -> Iterator[None]:
-    """Ctrl-C and SIGTERM are asked for, and answered by the loop."""
+    """Ctrl-C, SIGTERM and SIGHUP are asked for, and answered by the loop."""
     before = [
-        (number, signal.signal(number, lambda n, _: fleet.asked.append(signal.Signals(n)))) for number in EXIT_CODES
+        (number, signal.signal(number, lambda n, _: fleet.asked.append(signal.Signals(n))))
+        for number in ending_signals()
     ]
     try:
         yield

@@ -90,6 +90,6 @@ class Process:
     def last_line(self) -> str:
         """Of its log, for a message."""
         with contextlib.suppress(OSError, AttributeError):
-            lines = self._log.read_text(errors="replace")[-4000:].strip().splitlines()  # type: ignore[union-attr]
+            lines = self._log.read_text(errors="replace", encoding="utf-8")[-4000:].strip().splitlines()  # type: ignore[union-attr]
             return lines[-1] if lines else ""
         return ""

@@ -29,7 +29,7 @@ from types import FrameType
 
 from jaxagent.config import ConfigError, nearest
 from jaxagent.config.command import Parser, exit_code, number, seconds
-from jaxagent.config.errors import EXIT_CODES, Stopped
+from jaxagent.config.errors import Stopped, ending_signals
 from jaxagent.config.ranges import at_least
 from jaxagent.io import files
 from jaxagent.launch import grid, keep, table
@@ -123,9 +123,7 @@ class Ending:
     def __enter__(self) -> Ending:
         self._before = {}
         if threading.current_thread() is threading.main_thread():
-            # A signal that our parent had us ignore (nohup, a shell's background job) stays ignored.
-            heard = [signum for signum in EXIT_CODES if signal.getsignal(signum) is not signal.SIG_IGN]
-            self._before = {signum: signal.signal(signum, self._on_signal) for signum in heard}
+            self._before = {signum: signal.signal(signum, self._on_signal) for signum in ending_signals()}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -208,12 +206,14 @@ def take_over(base: pathlib.Path, folder: pathlib.Path) -> None:
 
 def write_array(runs: Sequence[grid.Run], workdir: pathlib.Path, options: Sequence[str]) -> pathlib.Path:
     """Writes commands.txt and array.sbatch; returns the latter's path."""
-    (workdir / "commands.txt").write_text("".join(shlex.join(run.command) + "\n" for run in runs))
+    (workdir / "commands.txt").write_text("".join(shlex.join(run.command) + "\n" for run in runs), encoding="utf-8")
     script = workdir / "array.sbatch"
     lines = "\n".join(f"#SBATCH {option}" for option in options)
     place = workdir.resolve()
     output, commands = (shlex.quote(str(place / name)) for name in ("slurm-%A_%a.log", "commands.txt"))
-    script.write_text(_ARRAY.format(last=len(runs) - 1, output=output, commands=commands, options=lines))
+    script.write_text(
+        _ARRAY.format(last=len(runs) - 1, output=output, commands=commands, options=lines), encoding="utf-8"
+    )
     return script
 
 

@@ -74,7 +74,7 @@ def _measured(values: Sequence[float | None]) -> list[float]:
 def write(runs: Sequence[Run], workdir: pathlib.Path) -> str:
     """Writes sweep.csv, sweep.md and sweep.svg; returns the Markdown table."""
     table = collect(runs)
-    with open(workdir / "sweep.csv", "w", newline="") as file:
+    with open(workdir / "sweep.csv", "w", encoding="utf-8", newline="") as file:
         out = csv.writer(file)
         out.writerow(["run", "column", "seeds", "mean", "half_width_95"])
         for name, row in table.items():

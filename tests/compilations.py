@@ -2,8 +2,8 @@
 
 Compiling is most of the quick tests' time, and unlike seconds it is the same on every machine. jax tells of every
 program that it asks its back end for, also of one that it then finds among those kept between runs. What fixtures
-compile counts for the file whose test asked first. Other versions of jax cut the same work into other programs, so it is
-held under the one that the shares were counted with. Before raising a number: compile one function instead of its
+compile counts for the file whose test asked first. Other versions of jax cut the same work into other programs, so the
+shares hold under the one that they were counted with. Before raising a number: compile one function instead of its
 operations one by one (`jax.jit`), share shapes and fixtures, or mark the test "slow".
 """
 

@@ -94,7 +94,10 @@ def test_a_command_line_chooses_by_name_and_opens_and_closes_sections(changes, f
         ([("objective", "gate"), ("objective.low", "0")], "Unknown config field 'config.objective.low'."),
         ([("objective", "gate"), ("objective.tau", "0")], "config.objective.tau must be more than 0, got 0.0."),
         ([("correction.tau", "1")], "config.correction is off: name a choice first, --config.correction=clip."),
-        ([("extra", "5")], "'config.extra' is a section: set one of its fields, coefficient."),
+        (
+            [("extra", "5")],
+            "'config.extra' is a section: say --config.extra=on for its defaults, or set one of its fields, coeff",
+        ),
         ([("objective.low", "much")], "config.objective.low must be float, got 'much'."),
         ([("objective.low.x", "1")], "'config.objective.low' is a value: it has no field 'x'."),
         ([("objective", "no_such_module:Mine")], "Python finds no module 'no_such_module'."),

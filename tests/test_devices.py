@@ -5,9 +5,10 @@ import pathlib
 import subprocess
 import sys
 
+import jax
 import pytest
 
-from jaxagent.config import MeshConfig
+from jaxagent.config import ConfigError, MeshConfig
 from jaxagent.runs import devices
 
 # Compiles one program under `keep_compiled_programs` and prints how many came from the folder.
@@ -108,3 +109,32 @@ def test_exact_numerics_fix_the_products_of_a_gpu(plugin, monkeypatch):
         monkeypatch.setattr("jax.devices", lambda: [None])
         devices.provide(MeshConfig(1, 1, 1, 1), exact)
         assert os.environ["XLA_FLAGS"] == (wanted if plugin else user)
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "remedy"),
+    [
+        ("cuda", AssertionError(), "pip install 'jaxagent[cuda]'"),
+        (
+            "tpu,cpu",
+            RuntimeError("Failed to open libtpu.so"),
+            "(Failed to open libtpu.so): pip install 'jaxagent[tpu]'",
+        ),
+        ("rocm", RuntimeError("unknown"), "name another, or unset the variable"),
+    ],
+)
+def test_a_platform_that_cannot_be_started_is_told_in_one_sentence(monkeypatch, asked, error, remedy):
+    """What jax 0.10 raises; with JAX_PLATFORMS=cuda and no plug-in it is an AssertionError without a word."""
+
+    def devices_of_jax():
+        raise error
+
+    monkeypatch.setattr(jax, "devices", devices_of_jax)
+    before = jax.config.jax_platforms
+    jax.config.update("jax_platforms", asked)
+    try:
+        with pytest.raises(ConfigError) as told:
+            devices.provide(MeshConfig(1, 1, 1, 1))
+    finally:
+        jax.config.update("jax_platforms", before)
+    assert f"JAX_PLATFORMS is '{asked}'" in str(told.value) and remedy in str(told.value)

@@ -7,6 +7,8 @@ by the tests of what they describe.
 """
 
 import argparse
+import ast
+import contextlib
 import importlib.util
 import os
 import pathlib
@@ -220,6 +222,19 @@ def test_the_example_plays_a_group_and_takes_a_step(tmp_path, monkeypatch, capsy
     assert names["metrics"]["policy/logprob_gap_max"] == 0.0 and names["metrics"]["policy/grad_norm"] > 0
     assert names["again"]["loss/policy"] < names["metrics"]["loss/policy"]
     assert names["state"].step == 1
+
+
+@pytest.mark.parametrize("name", ["one_episode", "search_over_http"])
+def test_an_example_says_what_it_is(monkeypatch, capsys, name):
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
+    monkeypatch.setitem(sys.modules, "openai", None)  # not installed
+    with contextlib.suppress(SystemExit):
+        runpy.run_path(str(ROOT / f"examples/{name}.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    assert (
+        out.strip()
+        == ast.get_docstring(ast.parse((ROOT / f"examples/{name}.py").read_text(encoding="utf-8")), False).strip()
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

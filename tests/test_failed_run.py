@@ -26,6 +26,7 @@ from jaxagent.observe import jsonl
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout.failures import Failures
 from jaxagent.rollout.workers import Workers
+from jaxagent.runs import workdir as workdir_module
 from jaxagent.runs.evaluation import held_out
 from jaxagent.runs.stages import warm_start
 from jaxagent.runs.stopping import Stopping
@@ -71,6 +72,17 @@ def parts(cfg, episodes):
         rollout=lambda *arguments: None,
         workers=types.SimpleNamespace(collect=lambda *arguments: groups),
     )
+
+
+def test_the_last_line_names_no_report_that_was_not_written(tmp_path, monkeypatch):
+    def broken(*arguments):
+        raise UnicodeDecodeError("ascii", b"x", 0, 1, "ordinal not in range(128)")
+
+    with opened(tmp_path) as (saved, out):
+        monkeypatch.setattr(workdir_module.report, "write_report", broken)
+        saved.finish({})
+    last = out.getvalue().splitlines()[-1]
+    assert "summary.json" in last and "report" not in last and "report.html was not written" in out.getvalue()
 
 
 def test_steps_without_an_episode_that_counts_end_the_run(tmp_path):

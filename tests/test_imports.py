@@ -22,7 +22,7 @@ LEVELS = (
     ("runs",),
     ("plan", "service"),
     ("loop",),
-    ("main", "join", "evaluate", "serve"),
+    ("main", "join", "evaluate", "serve", "__main__"),
     ("evaluate_lengths", "replay"),
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}

@@ -258,3 +258,14 @@ def test_a_mesh_of_eight_devices_by_flags_alone(tmp_path):
     result = summary(tmp_path / "run")
     assert result["compiles_after_warmup"] == 0
     assert result["logprob_gap_max"] <= 1e-5
+
+
+def test_the_console_says_what_it_does_and_its_lines_are_kept(finished):
+    lines = [line[20:] for line in (finished / "console.txt").read_text().splitlines()]
+    places = [
+        next(i for i, line in enumerate(lines) if words in line)
+        for words in (" M parameters on 1 x cpu", "attention: ", "compiling for warm_start, rl:")
+    ]
+    assert places == sorted(places) and "warm_start: 6 steps" in lines[places[-1] :]
+    assert any(line.startswith("warm_start: the gate stayed closed at step 6 of 6: worst kind 0.") for line in lines)
+    assert any(line.startswith("rl 4/4 ") for line in lines) and "report.html" in lines[-1]

@@ -1,7 +1,10 @@
 """The command line: what is asked for is what runs, and every mistake is one line and exit code 2."""
 
 import errno
+import importlib.util
+import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -9,8 +12,11 @@ import types
 
 import pytest
 
+import jaxagent
+from jaxagent import evaluate
 from jaxagent import main as cli
-from jaxagent.config import MODEL_SHAPE, Config, ConfigError
+from jaxagent.config import MODEL_SHAPE, Config, ConfigError, errors, flags
+from jaxagent.config.command import Parser
 from jaxagent.runs.stopping import Stopped
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -66,6 +72,28 @@ def test_a_given_model_brings_its_own_shape(runs):
     assert not any(getattr(runs[3].model, field) for field in MODEL_SHAPE)
 
 
+def test_every_name_of_another_trainer_s_is_a_field_of_ours():
+    known = {field.path for field in flags.fields()}
+    assert {f"config.{ours}" for ours in errors._OURS.values()} <= known
+
+
+@pytest.mark.parametrize("spelled", ["~/x", "~"])
+def test_a_path_from_home_is_found(runs, monkeypatch, tmp_path, spelled):
+    """bash leaves "~" behind "=" as it is."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    home = spelled.replace("~", str(tmp_path))
+    paths = ("workdir", "model.path", "data.source", "data.eval_source", "warm_start.demonstrations")
+    assert (
+        cli.main(["main", CONFIG, *(f"--config.{field}={spelled}" for field in paths), "--config.stages=warm_start"])
+        == 0
+    )
+    (config,) = runs
+    assert {config.workdir, config.model.path, config.data.source.path, config.data.eval_source} == {home}
+    assert config.warm_start.demonstrations == home
+    (tmp_path / "mine.py").write_text((ROOT / "configs/search_r1.py").read_text(encoding="utf-8"))
+    assert cli.main(["main", "--config=~/mine.py:laptop"]) == 0
+
+
 def test_config_path_after_a_space(runs):
     assert cli.main(["main", "--config", CONFIG.removeprefix("--config=")]) == 0
     assert len(runs) == 1
@@ -95,6 +123,18 @@ def test_config_path_after_a_space(runs):
         ([CONFIG, "--config.=3"], "'--config.=3' names no field: fields are set as --config.section.field=value."),
         ([CONFIG, "--config.rl=3"], "'config.rl' is a section"),
         ([CONFIG, "--config.rl.steps.x=3"], "'config.rl.steps' is a value"),
+        ([CONFIG, "--config.rl.lr=1"], "'config.rl.lr'. It is called 'config.rl.optimizer.learning_rate' here."),
+        ([CONFIG, "--config.beta=1"], "'config.beta'. It is called 'config.rl.kl.coefficient' here."),
+        ([CONFIG, "--config.num_generations=8"], "It is called 'config.rl.group_size' here."),
+        ([CONFIG, "--config.rl.max_completion_length=8"], "It is called 'config.env.turn_tokens' here."),
+        ([CONFIG, "--config.warm_start.optimizer.lr=1"], "Did you mean 'learning_rate'?"),
+        (
+            [CONFIG, "--config.fleet=true"],
+            "'config.fleet' is a section: say --config.fleet=on for its defaults, or set",
+        ),
+        ([CONFIG, "--config.env=my_env.MyAgent"], "A class of yours is written 'my_env:MyAgent'."),
+        ([CONFIG, CONFIG], "--config is given 2 times"),
+        ([CONFIG, "--config", "configs/toolrl.py"], "--config is given 2 times"),
         ([CONFIG, "--dry_runn"], "Unknown command line flag 'dry_runn'. Did you mean: dry_run"),
         ([CONFIG, "rl.steps=3"], "Unexpected argument 'rl.steps=3'"),
         ([CONFIG, "--dry_run", "--dry_run_chip=h20"], "Unknown chip 'h20'. Did you mean 'h200'?"),
@@ -260,3 +300,38 @@ def test_a_stopped_run_says_so_and_has_the_signal_s_exit_code(runs, monkeypatch,
     monkeypatch.setattr("jaxagent.loop.run", stop)
     assert cli.main(["main", CONFIG]) == 130
     assert capsys.readouterr().err == "interrupted: saved at step 37; the same command continues.\n"
+
+
+def test_ctrl_c_while_a_command_is_loaded_is_one_line(tmp_path):
+    """Python's own answer is a traceback of its imports. The module that is loaded here waits to be interrupted."""
+    (tmp_path / "absl").mkdir()  # among the first that a command imports
+    waits = "import sys, time\nprint('loading', flush=True)\ntime.sleep(60)\n"
+    (tmp_path / "absl" / "__init__.py").write_text(waits)
+    command = [sys.executable, "-m", "jaxagent.main", CONFIG]
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+    with subprocess.Popen(
+        command, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout.readline() == "loading\n"
+        child.send_signal(signal.SIGINT)
+        _, error = child.communicate(timeout=60)
+    assert (child.returncode, error) == (130, "interrupted\n")
+
+
+def test_the_package_says_its_commands_and_its_version():
+    done = subprocess.run([sys.executable, "-m", "jaxagent"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "search_r1" in done.stdout.splitlines()[-1]
+    named = re.findall(r"python -m ([\w.]+)", done.stdout)
+    assert len(named) > 6 and all(importlib.util.find_spec(module) for module in named)
+    assert f'version="{jaxagent.__version__}"' in (ROOT / "setup.py").read_text(encoding="utf-8")
+
+
+def test_a_path_from_home_is_found_by_every_command(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    parser = Parser("x")
+    parser.add_argument("--out")
+    parser.add_argument("--text")
+    read = parser.parse_args(["--out=~/a", "--text=a ~/b"])
+    assert (read.out, read.text) == (f"{tmp_path}/a", "a ~/b")
+    assert evaluate.main(["evaluate", "--config.workdir=~/run"]) == 2
+    assert f"There is no run in '{tmp_path}/run'" in capsys.readouterr().err

@@ -32,8 +32,16 @@ def start(training: bool, body: str) -> subprocess.Popen:
     return child
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("body", [DEAF, COMPILING], ids=["python", "compiling"])
+@pytest.mark.parametrize(
+    ("signum", "code", "body"),
+    [
+        (signal.SIGINT, 130, DEAF),
+        (signal.SIGTERM, 143, DEAF),
+        (signal.SIGINT, 130, COMPILING),
+        (signal.SIGTERM, 143, COMPILING),
+        (signal.SIGHUP, 129, COMPILING),
+    ],
+)
 def test_outside_a_stage_the_first_ends_the_run(signum, code, body):
     child = start(False, body)
     child.send_signal(signum)
@@ -43,7 +51,12 @@ def test_outside_a_stage_the_first_ends_the_run(signum, code, body):
 
 
 @pytest.mark.parametrize(
-    ("signum", "code", "said"), [(signal.SIGINT, 130, "interrupted: saved"), (signal.SIGTERM, 143, "SIGTERM: saved")]
+    ("signum", "code", "said"),
+    [
+        (signal.SIGINT, 130, "interrupted: saved"),
+        (signal.SIGTERM, 143, "SIGTERM: saved"),
+        (signal.SIGHUP, 129, "SIGHUP: saved"),
+    ],
 )
 def test_in_a_stage_the_run_is_asked_to_save(signum, code, said):
     child = start(True, WAITING)
@@ -51,6 +64,17 @@ def test_in_a_stage_the_run_is_asked_to_save(signum, code, said):
     _, error = child.communicate(timeout=60)
     assert child.returncode == code and f"{said} at step 37; the same command continues." in error
     assert "Traceback" not in error
+
+
+def test_under_nohup_the_end_of_the_terminal_is_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # children inherit what is ignored
+    try:
+        child = start(True, WAITING)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    child.send_signal(signal.SIGHUP)
+    child.send_signal(signal.SIGTERM)
+    assert "SIGTERM: saved" in child.communicate(timeout=60)[1] and child.returncode == 143
 
 
 def test_a_second_interrupt_ends_at_once():

@@ -210,7 +210,7 @@ def compose(out: Path) -> None:
     splits: dict[str, dict[str, dict[str, Any]]] = {"train": {}, "heldout": {}}
     manifest: dict[str, Any] = {"repositories": {}}
     for about in sorted((out / "progress").glob("*.json")):
-        settings = json.loads(about.read_text())
+        settings = json.loads(about.read_text(encoding="utf-8"))
         results = _read_log(about.with_suffix(".jsonl"))
         rows = [results[i]["row"] for i in sorted(results) if not results[i]["why"]][: settings["count"]]
         for row in rows:

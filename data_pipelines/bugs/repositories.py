@@ -125,7 +125,9 @@ def pack_tools(folder: Path, needs: Sequence[str]) -> str:
 def _pip(*arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired:
         raise ConfigError(f"pip {arguments[0]} {arguments[-1]} does not end in {TIMEOUT_S:g} s.") from None
     if done.returncode != 0:

@@ -244,7 +244,7 @@ def repository_copy(repository, place):
             formats[name.lower()] = value
     lines = ["[core]", f"repositoryformatversion = {int(bool(formats))}", "bare = false", "untrackedCache = false"]
     lines += ["multiPackIndex = false", "bigFileThreshold = 1m", "[extensions]"]  # larger files are read in pieces
-    with open(os.path.join(place, "config"), "w") as file:
+    with open(os.path.join(place, "config"), "w", encoding="utf-8") as file:
         file.write("\n".join([*lines, *(f"{name} = {value}" for name, value in formats.items())]) + "\n")
 
 

@@ -52,7 +52,10 @@ class Choice:
             return entries[name]
         if not isinstance(name, str) or ":" not in name:
             nor = f", and '{name}' is no file or folder" if self.otherwise else ""
-            raise ConfigError(f"{path} has no choice {name!r}{nor}. {nearest(str(name), entries)}")
+            module, _, cls = str(name).rpartition(".")
+            own = cls.isidentifier() and all(map(str.isidentifier, module.split(".")))
+            advice = f"A class of yours is written '{module}:{cls}'." if own else nearest(str(name), entries)
+            raise ConfigError(f"{path} has no choice {name!r}{nor}. {advice}")
         return imported(name, path)
 
     def name_of(self, chosen: Any) -> str:

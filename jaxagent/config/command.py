@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO
 
 from jaxagent.config import disk
 from jaxagent.config.errors import WAITED, ConfigError, Stopped, WaitedInVainError
@@ -22,6 +23,12 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises ConfigError."""
         raise ConfigError(f"{message[:1].upper()}{message[1:]}.")
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        """Its parent's, with "~" as a person means it, which bash leaves as it is behind "="."""
+        args, home = sys.argv[1:] if args is None else args, os.path.expanduser("~")
+        args = [re.sub(r"^(--\w+=)~(?=/|$)", lambda match: match[1] + home, arg) for arg in args]
+        return super().parse_known_args(args, namespace)
 
 
 def number(kind: type[int] | type[float], allowed: Range) -> Callable[[str], float]:
@@ -43,8 +50,51 @@ amount = number(int, at_least(0))
 part = number(float, between(0, 1))
 
 
+class Display:
+    """A stream for people, whose end ends nothing: a closed pipe, a killed `tee`, a terminal whose connection is gone.
+
+    What can no longer be written is dropped, and what its encoding lacks is shown as "?".
+
+    Attributes:
+      gone: why nothing is written any more; "" while it is.
+    """
+
+    def __init__(self, stream: TextIO | None):
+        """None: the process was started without such a stream."""
+        self._stream = stream or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  as long as the process
+        self.gone = ""
+
+    def write(self, text: str) -> int:
+        """Writes what can be written; returns the length of the text."""
+        coding = getattr(self._stream, "encoding", None) or "utf-8"
+        self._try(lambda stream: stream.write(text.encode(coding, "replace").decode(coding)))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flushes, as long as there is somebody to read."""
+        self._try(lambda stream: stream.flush())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _try(self, action: Callable[[TextIO], object]) -> None:
+        try:
+            if not self.gone:
+                action(self._stream)
+        except (OSError, ValueError) as error:
+            self.gone = getattr(error, "strerror", None) or str(error)
+            # Else the interpreter tries once more when it ends, and makes an exit code of its own of that.
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
+
+
 def exit_code(command: Callable[[], int | None]) -> int:
     """Runs a command; what a user or an operator can mend becomes one line on stderr and an exit code."""
+    with contextlib.redirect_stdout(Display(sys.stdout)), contextlib.redirect_stderr(Display(sys.stderr)):
+        return _exit_code(command)
+
+
+def _exit_code(command: Callable[[], int | None]) -> int:
     try:
         return command() or 0
     except ConfigError as error:

@@ -32,6 +32,35 @@ def nearest(name: str, valid: typing.Iterable[str]) -> str:
     return f"Did you mean '{close[0]}'?" if close else f"Valid: {', '.join(valid)}."
 
 
+# Our field: what TRL, verl and other trainers call it.
+_ELSEWHERE = {
+    "rl.optimizer.learning_rate": "lr learning_rate actor_lr",
+    "rl.optimizer.grad_clip": "max_grad_norm gradient_clipping",
+    "rl.kl.coefficient": "beta kl_coef kl_loss_coef",
+    "rl.objective.clip_low": "epsilon clip_ratio clip_range",
+    "rl.objective.clip_high": "epsilon_high clip_ratio_high",
+    "rl.group_size": "num_generations rollout_n n",
+    "rl.tasks_per_step": "batch_size train_batch_size per_device_train_batch_size",
+    "rl.epochs": "num_iterations ppo_epochs",
+    "rl.steps": "max_steps total_training_steps",
+    "rl.sampling.temperature": "temperature",
+    "env.turn_tokens": "max_completion_length max_response_length max_new_tokens",
+    "env.context_tokens": "max_prompt_length max_model_len",
+    "workdir": "output_dir",
+}
+_OURS = {name: ours for ours, names in _ELSEWHERE.items() for name in names.split()}
+
+
+def unknown_field(path: str, name: str, valid: typing.Iterable[str]) -> ConfigError:
+    """What to say of a field that the section at `path` does not have: what we call it, or the nearest name."""
+    valid = list(valid)
+    ours = "" if difflib.get_close_matches(name, valid, n=1, cutoff=0.8) else _OURS.get(name, "")
+    own = ours.rpartition(".")[2]  # of another stage's section, perhaps
+    advice = nearest(name, valid) if not ours else f"It is called 'config.{ours}' here."
+    advice = f"Did you mean '{own}'?" if own in valid else advice
+    return ConfigError(f"Unknown config field '{path}.{name}'. {advice}")
+
+
 def failure_line(error: BaseException) -> str:
     """One line of what code of the user's raised, with the last line of it that was on the way there."""
     ours = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(os.__file__) + os.sep, "<")
@@ -41,8 +70,13 @@ def failure_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {textwrap.shorten(str(error), 400, placeholder=' ...')}{place}"
 
 
-EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}  # as the shell has them
-NAMES = {signal.SIGINT: "interrupted", signal.SIGTERM: "SIGTERM"}
+EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}  # as the shell has them
+NAMES = {signal.SIGINT: "interrupted", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
+
+
+def ending_signals() -> list[signal.Signals]:
+    """Those of `EXIT_CODES` that our parent (nohup, a shell's background job) has not had us ignore."""
+    return [signum for signum in EXIT_CODES if signal.getsignal(signum) is not signal.SIG_IGN]
 
 
 class Stopped(SystemExit):

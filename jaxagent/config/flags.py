@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import importlib.util
 import inspect
+import os
 import pathlib
 import re
 import traceback
@@ -84,7 +85,10 @@ def parse_config(
       ConfigError: as `parse_argv`.
     """
     argv, changes = _split([_with_preset_file(arg) for arg in _joined(argv)])
-    source = next((m[1] for m in map(_FILE.fullmatch, argv[1:]) if m), None)
+    sources = [m[1] for m in map(_FILE.fullmatch, argv[1:]) if m]
+    if len(sources) > 1:
+        raise ConfigError(f"--config is given {len(sources)} times, {' and '.join(map(repr, sources))}: leave one.")
+    source = next(iter(sources), None)
     if source is not None:
         _check_file(source.split(":")[0])
         config_flags.DEFINE_config_file("config", None, "FILE[:PRESET]", flag_values=values, sys_argv=argv)
@@ -101,7 +105,7 @@ def parse_config(
     if len(rest) > 1:
         raise ConfigError(f"Unexpected argument '{rest[1]}': fields are set as --config.section.field=value.")
     if source is None and stored is not None:
-        config = dict(stored(dict(changes).get("workdir", "")))
+        config = dict(stored(os.path.expanduser(dict(changes).get("workdir", ""))))
     elif isinstance(values.config, ConfigDict):
         config = values.config.to_dict()
     else:
@@ -207,6 +211,8 @@ def _joined(argv: Sequence[str]) -> list[str]:
 def _with_preset_file(arg: str) -> str:
     """`--config=search_r1:laptop` with the path of the package's own file; any other argument as it is."""
     match = _FILE.fullmatch(arg)
+    if match and match[1].startswith("~"):
+        return f"--config={os.path.expanduser(match[1])}"
     name, colon, preset = match[1].partition(":") if match else ("", "", "")
     if not name.isidentifier() or pathlib.Path(name).is_file():
         return arg

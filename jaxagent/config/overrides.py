@@ -12,8 +12,8 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from jaxagent.config.errors import ConfigError, nearest
-from jaxagent.config.parse import Kind, default, hints, kind
+from jaxagent.config.errors import ConfigError, unknown_field
+from jaxagent.config.parse import Kind, absent, default, hints, kind
 from jaxagent.config.parse import entry as entry_of
 from jaxagent.config.run import Config
 
@@ -73,7 +73,7 @@ def _set(wanted: Kind, value: Any, parts: list[str], text: str, path: str) -> An
         raise ConfigError(f"'{path}' is a value: it has no field '{parts[0]}'.")
     fields = hints(cls)
     if parts[0] not in fields:
-        raise ConfigError(f"Unknown config field '{path}.{parts[0]}'. {nearest(parts[0], fields)}")
+        raise unknown_field(path, parts[0], fields)
     value = dict(value or {})
     first, *rest = parts
     given = value[first] if first in value else default(cls, first)
@@ -92,7 +92,8 @@ def _whole(wanted: Kind, value: Any, text: str, path: str) -> Any:
     if wanted.is_section:
         if wanted.optional and text == ON:
             return value or {}
-        raise ConfigError(f"'{path}' is a section: set one of its fields, {', '.join(hints(wanted.value))}.")
+        on = f"say --{path}={ON} for its defaults, or " if wanted.optional and not absent({}, wanted.value) else ""
+        raise ConfigError(f"'{path}' is a section: {on}set one of its fields, {', '.join(hints(wanted.value))}.")
     if wanted.of_names is not None:
         raise ConfigError(f"'{path}' holds sections under names: set one of them, --{path}.NAME=CHOICE.")
     return read(wanted.value, text, path)

@@ -8,15 +8,22 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import os
 import types
 import typing
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from jaxagent.config.choice import Choice
-from jaxagent.config.errors import ConfigError, failure_line, nearest
+from jaxagent.config.errors import ConfigError, failure_line, unknown_field
 from jaxagent.config.ranges import Range
 from jaxagent.config.run import STAGE_SECTIONS, Config
+
+# Fields that name a file or folder of this machine.
+_PATHS = (
+    *("workdir", "path", "eval_source", "demonstrations", "negatives", "episodes", "corpus", "index", "store"),
+    *("token_file", "root", "layers", "images"),
+)
 
 
 class Kind(NamedTuple):
@@ -143,7 +150,7 @@ def build(cls: type, value: Any, path: str) -> Any:
     fields = hints(cls)
     for name in value:
         if name not in fields:
-            raise ConfigError(f"Unknown config field '{path}.{name}'. {nearest(name, fields)}")
+            raise unknown_field(path, name, fields)
     given = {name: convert(fields[name], v, f"{path}.{name}") for name, v in value.items()}
     for name in fields:
         if name not in value and not _has_default(cls, name):
@@ -203,6 +210,8 @@ def convert(hint: Any, value: Any, path: str) -> Any:
     if wanted.of_names is not None:
         return {name: convert(wanted.of_names, v, f"{path}.{name}") for name, v in _as_mapping(value, path).items()}
     value = _plain_value(wanted.value, value, path)
+    if isinstance(value, str) and value.startswith("~") and path.rpartition(".")[2] in _PATHS:
+        value = os.path.expanduser(value)  # bash leaves it as it is behind "="
     if wanted.allowed is not None and value not in wanted.allowed:
         need = "finite" if isinstance(value, float) and not math.isfinite(value) else wanted.allowed
         raise ConfigError(f"{path} must be {need}, got {value!r}.")

@@ -181,6 +181,8 @@ def load_tasks(
     if not split and len(found) > 1:
         raise ConfigError(f"{path} has several splits: {', '.join(found)}. Name one.")
     name = split or next(iter(found), "")
+    if "" in found and path.name.partition(".")[0] == name:  # of the one file "train.jsonl" the split is "train"
+        name = ""
     if name not in found:
         if "" in found:
             raise ConfigError(f"{path} is one file without a split '{split}'.")

@@ -133,7 +133,7 @@ class Child:
     def state(self) -> str:
         """For people: what the system says that it does."""
         with contextlib.suppress(OSError, IndexError):
-            letter = pathlib.Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            letter = pathlib.Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
             return f"the system says that it {STATES.get(letter, f'is in state {letter}')}"
         return "the system says nothing of it"
 

@@ -79,7 +79,7 @@ class _Here:
         if self._fleet.coordinator:
             return self._fleet.coordinator
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # somebody removed or changed the file
-            self._url = json.loads(self._address.read_text())["url"]
+            self._url = json.loads(self._address.read_text(encoding="utf-8"))["url"]
         return self._url
 
     def coordinator(self, start: int) -> list[Program]:
@@ -179,9 +179,9 @@ def token_of(folder: pathlib.Path) -> str:
     path = folder / settings.TOKEN_FILE
     with contextlib.suppress(FileExistsError):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(fd, "w") as file:
+        with open(fd, "w", encoding="utf-8") as file:
             file.write(secrets.token_hex(32))
-    if not (token := path.read_text().strip()):
+    if not (token := path.read_text(encoding="utf-8").strip()):
         raise ConfigError(f"'{path}' is empty: remove it, and the command makes another secret.")
     return token
 
@@ -206,5 +206,5 @@ def _add_to_summary(path: pathlib.Path, folder: pathlib.Path) -> None:
         told = restarts(folder)
         if (again := played_again(folder)) is not None:
             told["damaged_episodes"] = again
-        summary = json.loads(path.read_text()) | {"fleet": told}
+        summary = json.loads(path.read_text(encoding="utf-8")) | {"fleet": told}
         files.replace_json(path, summary)

@@ -16,13 +16,13 @@ import os
 import pathlib
 import queue
 import resource
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
 
 from jaxagent.config import ConfigError
 from jaxagent.config.command import bound
+from jaxagent.config.errors import ending_signals
 from jaxagent.fleet.api import FINISH_S, Api, Judge
 from jaxagent.fleet.book import Book
 from jaxagent.fleet.core import CoordinatorError, Core, logger
@@ -47,7 +47,7 @@ def run(
     judge: Judge | None = None,
     alive: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serves until SIGTERM or SIGINT.
+    """Serves until SIGTERM, SIGHUP or SIGINT.
 
     Args:
       folder: of the run's fleet; made where there is none.
@@ -91,7 +91,7 @@ async def serve(
     """Serves until `stop` is set, or a signal comes. Else as `run`."""
     stop = asyncio.Event() if stop is None else stop
     if signals:
-        for signum in (signal.SIGTERM, signal.SIGINT):
+        for signum in ending_signals():
             asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     try:
         book = Book(folder / LEDGER, plan, exact)

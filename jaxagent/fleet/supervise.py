@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from jaxagent.config.errors import EXIT_CODES, WAITED
+from jaxagent.config.errors import EXIT_CODES, WAITED, ending_signals
 from jaxagent.fleet.child import LOGS, Child, Program
 
 RESTARTS_FILE = "restarts.jsonl"
@@ -236,8 +236,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
-        heard = [s for s in EXIT_CODES if signal.getsignal(s) is not signal.SIG_IGN]
-        before = [(s, signal.signal(s, self._on_signal)) for s in heard]
+        before = [(s, signal.signal(s, self._on_signal)) for s in ending_signals()]
         try:
             yield
         finally:

@@ -79,14 +79,14 @@ class Vitals:
             return
         sign = Sign(os.getpid(), self._phase, self._budget_s, self._written, self._done)
         temporary = self._path.with_name(f".{self._path.name}")
-        temporary.write_text(json.dumps(dataclasses.asdict(sign)))
+        temporary.write_text(json.dumps(dataclasses.asdict(sign)), encoding="utf-8")
         os.replace(temporary, self._path)  # no fsync: it is of no use after a power cut
 
 
 def read(path: pathlib.Path) -> Sign | None:
     """The newest sign; None before the first one, and where a power cut has left an empty file."""
     try:
-        return Sign(**json.loads(path.read_text()))
+        return Sign(**json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, ValueError, TypeError):
         return None
 
@@ -94,5 +94,5 @@ def read(path: pathlib.Path) -> Sign | None:
 def register_stacks(path: pathlib.Path) -> None:
     """From now on SIGUSR1 adds the stacks of all threads to a file, and does nothing else."""
     if hasattr(faulthandler, "register"):
-        file = open(path, "a")  # noqa: SIM115  open for as long as the process lives
+        file = open(path, "a", encoding="utf-8")  # noqa: SIM115  open for as long as the process lives
         faulthandler.register(signal.SIGUSR1, file, all_threads=True)

@@ -102,7 +102,7 @@ def one_at_a_time(path: pathlib.Path) -> Iterator[None]:
 
     Where the file system has no locks nobody waits.
     """
-    with path.open("a") as file:
+    with path.open("a", encoding="utf-8") as file:
         with contextlib.suppress(OSError):
             fcntl.flock(file.fileno(), fcntl.LOCK_EX)
         try:

@@ -129,7 +129,7 @@ def save(
         if (pathlib.Path(assets) / "config.json").exists():
             kept = _read_json(pathlib.Path(assets) / "config.json")
             config = {k: v for k, v in kept.items() if k not in ("rope_parameters", "dtype")} | config
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def save_file(tensors: Mapping[str, np.ndarray], path: pathlib.Path) -> None:
@@ -284,7 +284,7 @@ def _save_weights(folder: pathlib.Path, params: Params, spec: ModelSpec, dtype: 
         (folder / f"model-{i}.safetensors").rename(folder / final)
         weight_map |= dict.fromkeys(names, final)
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def _stored_tensors(params: Params, spec: ModelSpec, dtype: np.dtype) -> Iterator[tuple[str, np.ndarray]]:

@@ -90,7 +90,7 @@ def save(folder: str | pathlib.Path, adapters: lora.Adapters, spec: ModelSpec, c
         "init_lora_weights": True,
         "modules_to_save": None,
     }
-    (folder / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n")
+    (folder / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def read_config(folder: str | pathlib.Path) -> LoraConfig:
@@ -101,7 +101,7 @@ def read_config(folder: str | pathlib.Path) -> LoraConfig:
     """
     path = pathlib.Path(folder) / CONFIG_FILE
     try:
-        said = json.loads(path.read_text())
+        said = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist.") from None
     except (ValueError, RecursionError) as error:

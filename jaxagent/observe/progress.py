@@ -1,4 +1,4 @@
-"""Live progress for a person: a bar and the numbers that matter on a terminal, plain lines in a log file.
+"""Live progress for a person: a bar and the numbers that matter on a terminal, plain lines elsewhere and in a file.
 
 Records in (the same dicts that go to metrics.jsonl) -> text. Knows nothing of what the numbers mean beyond
 which to show first.
@@ -6,12 +6,16 @@ which to show first.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import pathlib
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self, cast
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -20,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from jaxagent.config.command import Display
 from jaxagent.observe import headline
 from jaxagent.observe.text import duration, number, sparkline
 
@@ -45,10 +50,13 @@ _AFTER_SCORE = (
 # Shown once they are not 0.
 FAILURES = ("stop/env_error", "stop/timeout", "stop/engine_error", "eval/failed", "eval/failed_sampled", "failed")
 _HISTORY = 40  # points of a sparkline
+MOST_BYTES = 8 * 2**20  # of the file of lines and of the one before it
 
 
 class Progress:
     """A context manager. On a terminal it redraws in place; elsewhere it prints a line per `log_every_s`.
+
+    Nothing depends on it: when its display is gone (the reader of a pipe, a terminal), the run goes on without.
 
     Args:
       console: where to.
@@ -63,7 +71,10 @@ class Progress:
         alive: Callable[[str], None] = lambda stage: None,
     ):
         self._alive = alive
-        self._console = console or Console()
+        self._display = sys.stdout if isinstance(sys.stdout, Display) else Display(sys.stdout)
+        self._console = console or Console(file=cast(IO[str], self._display))
+        self._file: pathlib.Path | None = None
+        self._unwritten: deque[str] = deque(maxlen=100)  # lines, until there is a file
         self._log_every_s = log_every_s
         self._last_line_s = -math.inf
         self._stage, self._total, self._started_s, self._first_step = "", 0, time.monotonic(), 0
@@ -103,8 +114,7 @@ class Progress:
         if self._task is not None:
             self._bars.update(self._task, visible=False)
         self._task = self._bars.add_task(name, total=total, completed=step)
-        if not self._live:
-            self.note(f"{name}: {total} steps" + (f", going on from step {step}" if step else ""))
+        self._line(f"{name}: {total} steps" + (f", going on from step {step}" if step else ""), not self._live)
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Shows the record of a finished step. Lines with an evaluation are always printed."""
@@ -119,15 +129,39 @@ class Progress:
         if self._live:
             self._bars.update(self._task, completed=step)
             self._live.update(Group(self._table(), self._bars))
-        elif self._is_due(step, metrics):
+        if self._is_due(step, metrics):
             self._last_line_s = time.monotonic()
             shown = "  ".join(f"{name} {self._latest(name)}" for name in numbers)
-            self.note(f"{self._stage} {step}/{self._total}  {shown}  left {self._left(step)}")
+            self._line(f"{self._stage} {step}/{self._total}  {shown}  left {self._left(step)}", not self._live)
 
     def note(self, text: str) -> None:
         """Prints one line above the bar."""
         self._alive(self._stage)
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._line(text)
+
+    def keep(self, path: pathlib.Path) -> None:
+        """Appends all lines to a file, too, those before this call included."""
+        self._file = path
+        self._write()
+
+    def _line(self, text: str, show: bool = True) -> None:
+        lost = self._display.gone
+        if show:
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._unwritten.append(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        if self._display.gone != lost:
+            self._unwritten.append(f"The display is gone ({self._display.gone}): the run goes on without it.\n")
+        self._write()
+
+    def _write(self) -> None:
+        if self._file is None:
+            return
+        with contextlib.suppress(OSError):  # of a full disk the run's own files tell
+            if self._file.exists() and self._file.stat().st_size > MOST_BYTES:
+                os.replace(self._file, self._file.with_suffix(".old.txt"))
+            with open(self._file, "a", encoding="utf-8", errors="replace") as file:
+                file.writelines(self._unwritten)
+        self._unwritten.clear()
 
     def _is_due(self, step: int, metrics: Mapping[str, Any]) -> bool:
         waited = time.monotonic() - self._last_line_s >= self._log_every_s

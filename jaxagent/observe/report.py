@@ -19,9 +19,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from jaxagent.config import ConfigError
+from jaxagent.config.command import exit_code
 from jaxagent.io import files
 from jaxagent.observe import charts, headline, jsonl, report_episodes, report_logs
-from jaxagent.observe.files import CONFIG_FILE, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
+from jaxagent.observe.files import CONFIG_FILE, EPISODES_FILE, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
 from jaxagent.observe.text import duration, number
 
 # What a page cannot be made of raises: a file that is not there, is no JSON, or holds something else.
@@ -155,8 +157,8 @@ def document(title: str, body: str) -> str:
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<style>{(here / 'report.css').read_text()}</style><main>{body}</main>"
-        f'<div id="tip"></div><script>{(here / "report.js").read_text()}</script></html>'
+        f"<style>{(here / 'report.css').read_text(encoding='utf-8')}</style><main>{body}</main>"
+        f'<div id="tip"></div><script>{(here / "report.js").read_text(encoding="utf-8")}</script></html>'
     )
 
 
@@ -309,13 +311,22 @@ def _summary_table(summary: Mapping[str, Any]) -> str:
 
 
 def _load(path: pathlib.Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.exists() else {}
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def main(argv: Sequence[str]) -> None:
+    """Writes the report of the run in `argv[1]`. Raises ConfigError where there is none."""
+    if len(argv) != 2 or argv[1] in ("-h", "--help"):
+        raise ConfigError("Say which run: python -m jaxagent.observe.report WORKDIR")
+    workdir = pathlib.Path(argv[1])
+    if not any((workdir / name).exists() for name in (CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, EPISODES_FILE)):
+        why = f"it has neither {CONFIG_FILE} nor {METRICS_FILE}" if workdir.is_dir() else "no such folder"
+        raise ConfigError(f"There is no run in '{workdir}': {why}.")
+    try:
+        print(write_report(workdir))
+    except DAMAGED as error:
+        sys.exit(f"error: {workdir}: {type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or not pathlib.Path(sys.argv[1]).is_dir():
-        sys.exit("usage: python -m jaxagent.observe.report WORKDIR")
-    try:
-        print(write_report(sys.argv[1]))
-    except DAMAGED as error:
-        sys.exit(f"error: {sys.argv[1]}: {type(error).__name__}: {error}")
+    sys.exit(exit_code(lambda: main(sys.argv)))

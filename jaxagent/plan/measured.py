@@ -45,8 +45,8 @@ def measured(cfg: Config, by_formula: Pace) -> Pace:
         rows = rows[1:][-NEWEST:]  # the first step compiles
         if not rows:
             raise NotMeasuredError(f"{workdir} has no metrics of two trained steps of the stage '{RL}'.")
-        was = json.loads((workdir / CONFIG_FILE).read_text())
-        on = json.loads((workdir / RUN_FILE).read_text())["starts"][-1]["devices"]
+        was = json.loads((workdir / CONFIG_FILE).read_text(encoding="utf-8"))
+        on = json.loads((workdir / RUN_FILE).read_text(encoding="utf-8"))["starts"][-1]["devices"]
         episodes, said = _episodes(workdir, rows)
         factor = statistics.median(slower(row, cfg.engine.steps_per_dispatch, by_formula) for row in rows)
     except (ConfigError, OSError, ValueError, TypeError, LookupError) as error:

@@ -16,6 +16,7 @@ import numpy as np
 
 LEVEL = 0.95  # of the intervals
 RESAMPLES = 10_000
+LEAST_TASKS = 5  # of a bootstrap: of one or two, the draws are all alike, and the interval is far too short
 BOOTSTRAP_SEED = 0  # fixed: equal counts give equal intervals
 _CHUNK = 2**22  # numbers drawn at once
 
@@ -27,7 +28,7 @@ class Estimate:
     mean: float
     low: float
     high: float
-    interval: str  # "bootstrap" over tasks; "wilson" where every task's own estimate is 0 or 1
+    interval: str  # "bootstrap" over tasks; "wilson" where that says nothing
     tasks: int  # T, in the mean
     too_few: int  # tasks left out of it, since fewer than k of their attempts count
 
@@ -55,20 +56,22 @@ def estimate(counts: Sequence[tuple[int, int]], k: int) -> Estimate | None:
 
     The interval is over tasks: another draw of tasks from where these come from. Where every task's estimate is 0 or 1
     (always so with one attempt per task) the mean is a proportion, and Wilson's interval is right also at its ends,
-    where a bootstrap has width 0.
+    where a bootstrap has width 0. Fewer than `LEAST_TASKS` tasks, and tasks with all the same estimate, get Wilson's
+    interval, too: estimates in [0, 1] vary no more than a proportion of the same mean, so it is wide enough.
     """
     values = [pass_at_k(n, c, k) for n, c in counts if n >= k]
     if not values:
         return None
     mean = math.fsum(values) / len(values)
-    if all(value in (0.0, 1.0) for value in values):
-        name, (low, high) = "wilson", wilson_interval(int(sum(values)), len(values))
+    proportion = all(value in (0.0, 1.0) for value in values)
+    if proportion or len(values) < LEAST_TASKS or len(set(values)) == 1:
+        name, (low, high) = "wilson", wilson_interval(math.fsum(values), len(values))
     else:
         name, (low, high) = "bootstrap", bootstrap_interval(np.array(values))
     return Estimate(mean, low, high, name, len(values), len(counts) - len(values))
 
 
-def wilson_interval(passed: int, n: int) -> tuple[float, float]:
+def wilson_interval(passed: float, n: int) -> tuple[float, float]:
     """The score interval of a proportion: all p with |passed/n - p| <= z sqrt(p(1-p)/n) (Wilson, JASA 22, 1927)."""
     z = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2)
     share, width = passed / n, z * z / n

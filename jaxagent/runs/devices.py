@@ -14,6 +14,7 @@ import platform
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from jaxagent.config import ConfigError, MeshConfig
 from jaxagent.config.errors import Stopped
@@ -35,21 +36,40 @@ def provide(mesh: MeshConfig, exact: bool = False) -> None:
     Inside `distributed` they are those of all processes, of each equally many. `exact`: for exact numerics.
 
     Raises:
-      ConfigError: the machine has accelerators, but fewer than the mesh needs.
+      ConfigError: the machine has accelerators, but fewer than the mesh needs; or as `available`.
     """
-    import jax
-
     processes = peers.count()
     if exact:
         _fix_gpu_products()
     _split_cpu(-(-count(mesh) // processes), processes)
-    found = jax.devices()
+    found = available()
     if len(found) < count(mesh):
         where = "this machine has" if processes == 1 else f"the {processes} trainer processes have"
         raise ConfigError(
             f"config.mesh needs {count(mesh)} devices (data {mesh.data} x fsdp {mesh.fsdp} x context "
             f"{mesh.context} x tensor {mesh.tensor}), {where} {len(found)} ({found[0].platform})."
         )
+
+
+def available() -> list[Any]:
+    """The `jax.Device`s of all processes.
+
+    Raises:
+      ConfigError: those that JAX_PLATFORMS asks for cannot be started; says what to install.
+    """
+    import jax
+
+    try:
+        return jax.devices()
+    except (RuntimeError, AssertionError) as error:  # the latter, without a word, where a plug-in is not installed
+        asked = jax.config.jax_platforms
+        if not asked:
+            raise
+        extra = {"cuda": "cuda", "gpu": "cuda", "tpu": "tpu"}.get(asked.partition(",")[0])
+        remedy = f"pip install 'jaxagent[{extra}]'" if extra else "name another"
+        because = f" ({' '.join(str(error).split())})" if str(error) else ""
+        told = f"JAX_PLATFORMS is '{asked}', and jax cannot start that here{because}"
+        raise ConfigError(f"{told}: {remedy}, or unset the variable to use what this machine has.") from error
 
 
 @contextlib.contextmanager

@@ -210,8 +210,8 @@ def _git(folder: Path, *words: str) -> str | None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=GIT_TIMEOUT_S, env=environment
+            ["git", "-C", folder, *words], capture_output=True, encoding="utf-8", timeout=GIT_TIMEOUT_S, env=environment
         )
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, UnicodeError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: while a stage trains, the first asks for a save after the step; else it ends the run.
+"""SIGTERM, SIGHUP and Ctrl-C: while a stage trains, the first asks for a save after the step; else it ends the run.
 
 Outside a stage (opening data, compiling) there is nothing to save: every bundle that was begun is complete by then. A
 second Ctrl-C ends the process at once, whatever it does. Python runs handlers in the main thread between two bytecodes,
@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from jaxagent.config.errors import EXIT_CODES, Stopped
+from jaxagent.config.errors import EXIT_CODES, Stopped, ending_signals
 
 ANSWER_S = 2.0  # for the main thread to run the handler
 NOTHING_LOST = " while no step was under way: nothing is lost, and the same command continues."
@@ -52,11 +52,9 @@ class Stopping:
 
     @contextlib.contextmanager
     def _listen(self) -> Iterator[None]:
-        # A signal that our parent had us ignore (nohup, a shell's background job) stays ignored.
-        heard = [s for s in EXIT_CODES if signal.getsignal(s) is not signal.SIG_IGN]
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
-        before = [(s, signal.signal(s, self._on_signal)) for s in heard]
+        before = [(s, signal.signal(s, self._on_signal)) for s in ending_signals()]
         wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         watcher = threading.Thread(target=self._watch, args=(reading,), name="signals", daemon=True)
         watcher.start()

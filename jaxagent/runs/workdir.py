@@ -27,6 +27,7 @@ from jaxagent.observe.compiles import CompileCounter
 from jaxagent.observe.files import (
     CHECKPOINTS_FOLDER,
     CONFIG_FILE,
+    CONSOLE_FILE,
     LOCK_FILE,
     METRICS_FILE,
     OUTDATED_FILE,
@@ -134,6 +135,7 @@ class Run:
         else:
             self._starts = {"checkpointed": False, "starts": []}
         if peers.is_first():  # process 0 writes what all have in common
+            self.progress.keep(self.workdir / CONSOLE_FILE)
             self._starts["starts"].append(provenance.start(self._devices, resumed_at, self._own_code))
             files.replace_json(self.workdir / RUN_FILE, jsonl.plain(self._starts))
             files.replace_json(self.workdir / CONFIG_FILE, jsonl.plain(to_dict(self.cfg)))
@@ -366,18 +368,19 @@ class Run:
             self.progress.note(f"the run has ended, and does not take: {resume.told(self.changed)}")
         if unexpected := self.compiles.names_after_warm_up:
             self.progress.note(f"compiled after warm-up: {', '.join(unexpected)}")
-        self.progress.note(f"summary: {self.workdir / SUMMARY_FILE}   report: {self.write_report()}")
+        page = self.write_report()
+        self.progress.note(f"summary: {self.workdir / SUMMARY_FILE}" + (f"   report: {page}" if page else ""))
         return summary
 
-    def write_report(self) -> Path:
-        """Writes report.html of what the run has logged so far. One that cannot be written ends no training."""
+    def write_report(self) -> Path | None:
+        """Writes report.html of what the run has logged so far. None: it was not written, which ends no training."""
         if not peers.is_first():
-            return Path(self.cfg.workdir) / report.REPORT_FILE
+            return None
         try:
             return report.write_report(self.cfg.workdir, self.results)
         except report.DAMAGED as failure:
             self.progress.note(f"{report.REPORT_FILE} was not written: {type(failure).__name__}: {failure}")
-            return Path(self.cfg.workdir) / report.REPORT_FILE
+            return None
 
     def close(self) -> None:
         """Closes the logs, and waits for a bundle that is being written."""

@@ -35,13 +35,13 @@ def _set_network(pid: int) -> tuple[str, ...]:
 
     def enter() -> None:
         try:
-            (inside,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            with open(f"/proc/{inside}/ns/net") as network:
+            (inside,) = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()
+            with open(f"/proc/{inside}/ns/net", "rb") as network:
                 libc = ctypes.CDLL(None, use_errno=True)
                 if libc.setns(network.fileno(), NEW_NETWORK):
                     raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
             for path, value in NETWORK_SETTINGS.items():
-                Path("/proc/sys", path).write_text(value)
+                Path("/proc/sys", path).write_text(value, encoding="utf-8")
         except (OSError, ValueError) as failure:
             gaps.append(f"{', '.join(NETWORK_SETTINGS)}: {getattr(failure, 'strerror', '') or failure}")
 

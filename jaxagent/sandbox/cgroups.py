@@ -119,7 +119,7 @@ class Cgroups:
                 del self._free[i]
                 for directory in group.directories:
                     if (directory / MAX_USAGE).exists():
-                        (directory / MAX_USAGE).write_text("0")
+                        (directory / MAX_USAGE).write_text("0", encoding="utf-8")
                 return dataclasses.replace(group, before=_memory_events(group.directories) or (0, 0))
         self._made += 1
         directories = []
@@ -131,7 +131,7 @@ class Cgroups:
                 mine = {c for c, r in self._roots.items() if r == root}
                 for name, value in settings(limits, mine, self._version):
                     if name not in OPTIONAL or (directory / name).exists():
-                        (directory / name).write_text(value)
+                        (directory / name).write_text(value, encoding="utf-8")
         except OSError:  # a number that the kernel does not take
             for directory in directories:
                 directory.rmdir()
@@ -229,7 +229,7 @@ def own_groups(mountinfo: str, membership: str) -> list[tuple[int, set[str], Pat
         if kind == "cgroup2" and "" in paths:
             directory = _below(mount, root, paths[""])
             listed = directory / "cgroup.controllers"
-            controllers = set(listed.read_text().split()) if listed.exists() else set()
+            controllers = set(listed.read_text(encoding="utf-8").split()) if listed.exists() else set()
             found.append((2, controllers & set(CONTROLLERS), directory))
         elif kind == "cgroup":
             for names, path in paths.items():
@@ -241,8 +241,8 @@ def own_groups(mountinfo: str, membership: str) -> list[tuple[int, set[str], Pat
 def _texts(mountinfo: str | None, membership: str | None) -> tuple[str, str]:
     """This process's own where none are given."""
     return (
-        Path("/proc/self/mountinfo").read_text() if mountinfo is None else mountinfo,
-        Path("/proc/self/cgroup").read_text() if membership is None else membership,
+        Path("/proc/self/mountinfo").read_text(encoding="utf-8") if mountinfo is None else mountinfo,
+        Path("/proc/self/cgroup").read_text(encoding="utf-8") if membership is None else membership,
     )
 
 
@@ -305,7 +305,7 @@ def _files(controller: str, version: int) -> list[str]:
 def _enable(directory: Path, controllers: set[str]) -> None:
     switch, on = directory / "cgroup.subtree_control", " ".join(f"+{c}" for c in sorted(controllers))
     try:
-        switch.write_text(on)
+        switch.write_text(on, encoding="utf-8")
     except OSError:
         # A group with processes has no controlled children. Where only this process is inside (a delegated scope),
         # it moves one level down first.
@@ -313,8 +313,8 @@ def _enable(directory: Path, controllers: set[str]) -> None:
             raise
         leaf = directory / "jaxagent-owner"
         leaf.mkdir(exist_ok=True)
-        (leaf / "cgroup.procs").write_text(str(os.getpid()))
-        switch.write_text(on)
+        (leaf / "cgroup.procs").write_text(str(os.getpid()), encoding="utf-8")
+        switch.write_text(on, encoding="utf-8")
 
 
 def _memory_events(directories: tuple[Path, ...]) -> tuple[int, int] | None:
@@ -329,18 +329,19 @@ def _memory_events(directories: tuple[Path, ...]) -> tuple[int, int] | None:
                 said = _numbers(directory / "memory.events")
                 return said["oom"], said["oom_kill"]
             killed = _numbers(directory / "memory.oom_control")["oom_kill"]
-            limit, most = (int((directory / name).read_text()) for name in ("memory.limit_in_bytes", MAX_USAGE))
+            limit, most = (int((directory / name).read_bytes()) for name in ("memory.limit_in_bytes", MAX_USAGE))
             return int(most + NEARLY_BYTES >= limit), killed
     return None
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    return {name: int(value) for name, value in (line.split() for line in path.read_text().splitlines())}
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return {name: int(value) for name, value in map(str.split, lines)}
 
 
 def _pids(directory: Path) -> list[int]:
     try:
-        pids = [int(word) for word in (directory / "cgroup.procs").read_text().split()]
+        pids = [int(word) for word in (directory / "cgroup.procs").read_text(encoding="utf-8").split()]
     except OSError:
         return []
     return [pid for pid in pids if pid > 0]  # 0 stands for one of another pid namespace; to kill(2) it is oneself

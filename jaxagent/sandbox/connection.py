@@ -363,7 +363,7 @@ def _make_mortal(pid: int) -> tuple[str, ...]:
     """Where the host's memory is full, a sandbox ends before the run does. Returns what cannot be done, in words."""
     path = Path(f"/proc/{pid}/oom_score_adj")
     try:
-        path.write_text(str(max(OOM_SCORE, int(path.read_text()))))
+        path.write_text(str(max(OOM_SCORE, int(path.read_text(encoding="utf-8")))), encoding="utf-8")
     except OSError as failure:
         return (f"sandboxes do not die for memory before the run does (oom_score_adj: {failure.strerror})",)
     return ()

@@ -66,7 +66,12 @@ class ContainerEngine(LocalBackend):
         """
         try:
             done = subprocess.run(
-                [*self._command, *words], capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
+                [*self._command, *words],
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=timeout_s,
+                stdin=subprocess.DEVNULL,
             )
         except (OSError, subprocess.SubprocessError) as failure:
             raise SandboxError(f"{' '.join(self._command)} {words[0]}: {failure}") from failure

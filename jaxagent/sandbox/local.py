@@ -151,7 +151,7 @@ WRITABLE = {"/home/user": 2, "/tmp": 4, "/var/tmp": 8, "/dev/shm": 16, "/run": 1
 def _cores_are_piped() -> bool:
     """Whether the kernel hands core dumps to a program, as root and outside of every limit."""
     try:
-        return Path("/proc/sys/kernel/core_pattern").read_text().startswith("|")
+        return Path("/proc/sys/kernel/core_pattern").read_text(encoding="utf-8").startswith("|")
     except OSError:
         return False
 
@@ -159,7 +159,7 @@ def _cores_are_piped() -> bool:
 def enter_group(group: Group | None, pid: int) -> None:
     """Puts a process into a control group. Raises OSError."""
     for procs in group.procs() if group else []:
-        Path(procs).write_text(str(pid))
+        Path(procs).write_text(str(pid), encoding="utf-8")
 
 
 def resource_limits(limits: Limits, memory: bool) -> dict[int, int]:

@@ -76,7 +76,7 @@ class Owner:
 
     def note(self, name: str, lines: list[str]) -> None:
         """Writes down something outside the directory that a sweep must remove: "cgroups" or "engines"; or "uids"."""
-        (self.path / name).write_text("".join(f"{line}\n" for line in lines))
+        (self.path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
     def close(self) -> None:
         """Removes everything of this run."""
@@ -145,7 +145,7 @@ def _is_dead(fd: int) -> bool:
 def _started(pid: int) -> str:
     """When a process began, in the kernel's ticks; "" when it has ended, reaped or not."""
     try:
-        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        state, *rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return ""
     return "" if state in "ZX" else rest[18]
@@ -169,7 +169,7 @@ def _remove_run(base: Path, run: str) -> bool:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text().splitlines()
+        return path.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
 
@@ -185,8 +185,8 @@ def _kill_processes(name: str) -> bool:
             with contextlib.suppress(OSError):
                 if name.encode() not in Path(entry.path, "cmdline").read_bytes().split(b"\0"):
                     continue
-                state = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[0]
-                owner = int(Path(entry.path, "status").read_text().partition("Uid:")[2].split()[0])
+                state = Path(entry.path, "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+                owner = int(Path(entry.path, "status").read_text(encoding="utf-8").partition("Uid:")[2].split()[0])
                 if state != "Z" and uids.stored(owner) in ours:
                     found = True
                     os.kill(int(entry.name), signal.SIGKILL)

@@ -68,11 +68,11 @@ def make_base(directory: Path, host_uid: int, uid: int) -> None:
     if uid not in (0, 65534):
         users.insert(1, f"user:x:{uid}:{uid}:user:/home/user:/bin/bash")
         groups.insert(1, f"user:x:{uid}:")
-    (etc / "passwd").write_text("\n".join(users) + "\n")
-    (etc / "group").write_text("\n".join(groups) + "\n")
-    (etc / "hosts").write_text(f"127.0.0.1 localhost {Spec.hostname}\n::1 localhost\n")
-    (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
-    (etc / "resolv.conf").write_text("")
+    (etc / "passwd").write_text("\n".join(users) + "\n", encoding="utf-8")
+    (etc / "group").write_text("\n".join(groups) + "\n", encoding="utf-8")
+    (etc / "hosts").write_text(f"127.0.0.1 localhost {Spec.hostname}\n::1 localhost\n", encoding="utf-8")
+    (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n", encoding="utf-8")
+    (etc / "resolv.conf").write_text("", encoding="utf-8")
     for name in ETC:
         _copy_public(Path("/etc") / name, etc / name)
     if os.geteuid() == 0:

@@ -41,10 +41,10 @@ class Together:
                 continue
             most = int(host_has(controller, own, name) * SHARE)
             try:
-                (group / name).write_text(str(most))
+                (group / name).write_text(str(most), encoding="utf-8")
                 for path in (group / other for other in more):
                     if path.exists():
-                        path.write_text(str(most))
+                        path.write_text(str(most), encoding="utf-8")
             except OSError as failure:
                 return (f"the sandboxes together are not limited ({controller}: {failure.strerror})",)
             self.most[controller] = most
@@ -74,8 +74,8 @@ def host_has(controller: str, own: Path, name: str) -> int:
     if controller == "memory":
         most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     else:
-        most = min(int(Path("/proc/sys/kernel", limit).read_text()) for limit in ("pid_max", "threads-max"))
+        most = min(int(Path("/proc/sys/kernel", limit).read_bytes()) for limit in ("pid_max", "threads-max"))
     for directory in (own, *own.parents):
         with contextlib.suppress(OSError, ValueError):  # "max" is no number
-            most = min(most, int((directory / name).read_text()))
+            most = min(most, int((directory / name).read_text(encoding="utf-8")))
     return most

@@ -315,7 +315,7 @@ async def serve(options: argparse.Namespace) -> None:
     most = connections.raise_descriptors()
     try:
         backend = await choose.choose_backend(owner, unsafe=options.unsafe)
-        token = Path(options.token_file).read_text().strip()
+        token = Path(options.token_file).read_text(encoding="utf-8").strip()
         worker = Worker(backend, token, options.max_sandboxes, options.lease_s, options.folder, options.relay_to)
         runner = web.AppRunner(worker.app(), access_log=None, logger=connections.logger)
         await runner.setup()

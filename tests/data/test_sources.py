@@ -68,6 +68,7 @@ def test_every_format_gives_the_same_tasks(tmp_path, dataset):
     write_array_record(tmp_path / "train.array_record", [json.dumps(row).encode() for row in TRAIN])
     opened = [sources.load_tasks(tmp_path / f"train.{end}") for end in ("parquet", "jsonl", "array_record")]
     opened.append(sources.load_tasks(dataset, "train"))
+    opened.append(sources.load_tasks(tmp_path / "train.jsonl", "train"))  # the split that its name says
     for source in opened:
         assert list(source) == as_tasks(TRAIN)
         assert source[len(source) - 1] == as_tasks(TRAIN)[-1]

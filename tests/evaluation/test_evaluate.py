@@ -148,6 +148,16 @@ def test_a_config_of_another_version_names_all_that_it_lacks(tmp_path, capsys):
     assert error.count("\n") == 1 and "--config=FILE" in error
 
 
+def test_a_module_of_the_user_s_that_is_not_there_is_told_as_such(tmp_path, capsys):
+    stored = search_r1.get_config().to_dict()
+    stored["env"] = {"name": "my_own_game_of_yesterday:Nim"}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    assert evaluate.main(command(tmp_path)) == 2
+    error = capsys.readouterr().err
+    assert "Python finds no module 'my_own_game_of_yesterday'" in error and "PYTHONPATH" in error
+    assert "another version" not in error and error.count("\n") == 1
+
+
 def test_a_config_from_before_choices_had_constants_is_one_line(tmp_path, capsys):
     stored = search_r1.get_config().to_dict()
     stored["rl"] |= {"objective": "ppo_clip", "clip_low": 0.2}

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import statistics
 from fractions import Fraction
 
 import numpy as np
@@ -55,9 +56,22 @@ def test_refused(n, c, k):
 def test_mean_over_tasks_leaves_out_those_with_too_few_attempts():
     found = estimate([(4, 1), (4, 2), (1, 1), (0, 0)], 2)
     assert found.mean == pytest.approx((0.5 + 5 / 6) / 2)
-    assert (found.tasks, found.too_few, found.interval) == (2, 2, "bootstrap")
-    assert (found.low, found.high) == pytest.approx((0.5, 5 / 6))  # of two tasks drawn with putting back, both alike
+    assert (found.tasks, found.too_few, found.interval) == (2, 2, "wilson")
     assert estimate([(1, 1)], 2) is None and estimate([], 1) is None
+
+
+@pytest.mark.parametrize("counts", [[(4, 3)], [(4, 2)], [(4, 1), (4, 2)], [(4, 3)] * 4, [(4, 2)] * 40, [(1, 1)] * 3])
+def test_an_interval_has_a_width_and_few_tasks_a_large_one(counts):
+    """It is the score interval of a proportion of the same mean, whose variance no other in [0, 1] exceeds."""
+    found, share = estimate(counts, 1), sum(c / n for n, c in counts) / len(counts)
+    assert found.high - found.low > 0.2 and found.low <= found.mean <= found.high
+    z, n = statistics.NormalDist().inv_cdf(0.975), len(counts)
+    roots = np.roots([1 + z**2 / n, -2 * share - z**2 / n, share**2])  # (share - p)^2 = z^2 p (1 - p) / n
+    assert (found.low, found.high) == pytest.approx(sorted(roots.real), abs=1e-7)
+
+
+def test_five_different_tasks_are_drawn_anew():
+    assert estimate([(4, 1), (4, 2), (4, 3), (4, 3), (4, 4)], 1).interval == "bootstrap"
 
 
 def test_all_or_nothing_is_a_proportion():

@@ -2,10 +2,14 @@
 
 import io
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
 
+from jaxagent.observe import progress as progress_module
 from jaxagent.observe import text
 from jaxagent.observe.progress import Progress
 
@@ -92,3 +96,64 @@ def test_sparkline():
     assert text.sparkline([2.0, 2.0]) == "▁▁"
     assert text.sparkline([0.0, math.nan, 1.0]) == "▁ █"
     assert text.sparkline([math.nan]) == ""
+
+
+RUN = r"""
+import pathlib, sys
+from jaxagent.config.command import exit_code
+from jaxagent.observe.progress import Progress
+def run():
+    with Progress(log_every_s=0.0) as progress:
+        progress.note("the model\u2019s first line")
+        progress.keep(pathlib.Path(sys.argv[1]))
+        progress.stage("rl", total=2)
+        sys.stdin.readline()  # until the display is gone
+        for step in (1, 2):
+            progress.update(step, {"reward/mean": 0.5 * step})
+    print("at last")
+    print("and an error", file=sys.stderr)
+    return 7
+sys.exit(exit_code(run))
+"""
+
+
+def _without(display: str, path) -> tuple[int, str]:
+    """Runs it with a display that goes away after the first output; (exit code, what is left of stderr)."""
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"} if display == "ascii" else {}
+    ours, theirs = os.openpty() if display == "terminal" else os.pipe()
+    command = [sys.executable, "-c", RUN, str(path)]
+    if display == "closed":
+        command = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+    both = theirs if display == "both streams" else subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=theirs, stderr=both, env=os.environ | ascii_only
+    ) as child:
+        os.close(theirs)
+        assert display == "closed" or os.read(ours, 1)
+        if display != "ascii":
+            os.close(ours)
+        _, error = child.communicate(b"\n", timeout=60)
+    return child.returncode, (error or b"").decode()
+
+
+@pytest.mark.parametrize("display", ["pipe", "both streams", "terminal", "closed", "ascii"])
+def test_a_run_does_not_end_with_its_display(display, tmp_path):
+    code, error = _without(display, tmp_path / "console.txt")
+    assert code == 7 and error == ("" if display == "both streams" else "and an error\n")
+    lines = (tmp_path / "console.txt").read_text(encoding="utf-8").splitlines()
+    shown = [line[20:] for line in lines if line[:2] == "20"]  # each behind its time
+    assert shown[:2] == ["the model\u2019s first line", "rl: 2 steps"]
+    assert [line.split("  ")[0] for line in shown[2:]] == ["rl 1/2", "rl 2/2"]
+    told = [line for line in lines if line.startswith("The display is gone")]
+    assert len(told) == (display in ("pipe", "both streams", "terminal"))
+
+
+def test_the_file_of_lines_is_bounded_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress_module, "MOST_BYTES", 200)
+    for part in range(2):
+        with Progress(Console(file=io.StringIO()), 0.0) as progress:
+            progress.keep(tmp_path / "console.txt")
+            for number in range(10):
+                progress.note(f"line {10 * part + number}")
+    lines = "".join((tmp_path / f"console{old}.txt").read_text() for old in (".old", ""))
+    assert len(lines) < 500 and lines.splitlines()[-1].endswith("line 19") and len(list(tmp_path.iterdir())) == 2

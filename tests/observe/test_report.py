@@ -14,7 +14,7 @@ import pytest
 
 from configs import search_r1
 from jaxagent import types
-from jaxagent.config import parse, to_dict
+from jaxagent.config import ConfigError, parse, to_dict
 from jaxagent.data import episode_log
 from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.observe import charts, jsonl, report, report_episodes, report_logs
@@ -250,6 +250,10 @@ def test_an_empty_or_killed_run_has_a_page_too(tmp_path):
 
 
 def test_as_a_command(tmp_path):
+    for folder, why in ((tmp_path / "nope", "no such folder."), (tmp_path, "it has neither config.json nor")):
+        with pytest.raises(ConfigError, match=re.escape(f"There is no run in '{folder}': {why}")):
+            report.main(["report", str(folder)])
+    (tmp_path / METRICS_FILE).write_text('{"stage":"rl","step":1}\n')
     command = [sys.executable, "-m", "jaxagent.observe.report", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == str(tmp_path / REPORT_FILE), done.stderr
@@ -272,10 +276,10 @@ def _points(svg: str, css: str) -> list[tuple[float, float]]:
 )
 def test_a_damaged_workdir_is_told_in_one_line(tmp_path, name, content):
     (tmp_path / EPISODES_FOLDER).mkdir()
+    (tmp_path / SUMMARY_FILE).write_text("{}")
     (tmp_path / name).write_text(content)
-    command = [sys.executable, "-m", "jaxagent.observe.report", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1 and done.stderr.startswith(f"error: {tmp_path}: ") and done.stderr.count("\n") == 1
+    with pytest.raises(SystemExit, match=f"^error: {tmp_path}: [^\n]*$"):
+        report.main(["report", str(tmp_path)])
 
 
 def test_a_line_goes_through_its_points():

@@ -14,7 +14,7 @@ import unittest
 
 def main():
     """Runs what the settings name."""
-    with open(sys.argv[1]) as file:
+    with open(sys.argv[1], encoding="utf-8") as file:
         settings = json.load(file)
     os.unlink(sys.argv[1])
     os.unlink(sys.argv[0])
@@ -23,7 +23,7 @@ def main():
     sys.path[:] = sys.path[1:] + settings["packages"]
     run = run_pytest if settings["framework"] == "pytest" else run_unittest
     outcomes, messages, canary = run(settings, [folder, folder + "/src"])
-    with open(place, "w") as file:
+    with open(place, "w", encoding="utf-8") as file:
         json.dump({"secret": secret, "outcomes": outcomes, "messages": messages, "canary": canary}, file)
     sys.stdout.flush()
     os._exit(0)  # threads that a test has left would wait for ever
@@ -42,7 +42,7 @@ def run_pytest(settings, folders):
     name = settings["canary"]
     first = (settings["files"] or ["."])[0]
     canary = os.path.join(os.path.dirname(first), name + ".py")
-    with open(canary, "w") as file:
+    with open(canary, "w", encoding="utf-8") as file:
         file.write("def " + name + "():\n    raise AssertionError()\n")
     make_importable(folders, settings["packages"])
     recorder = Recorder()

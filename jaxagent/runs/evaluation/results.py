@@ -75,7 +75,9 @@ def table(results: Mapping[str, Any]) -> str:
         rows.append([f"  {kind}" if kind else family, str(of_kind[name]), *(_cell(estimates[k]) for k in ks)])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines.append("[95 % interval over tasks: bootstrap; w: Wilson, where every task's estimate is 0 or 1]")
+    lines.append(
+        "[95 % interval over tasks: bootstrap; w: Wilson, of few tasks, equal ones, or ones all right or all wrong]"
+    )
     for k in ks:
         found = groups[ALL][k]
         left_out = of_kind[ALL] if found is None else found["too_few"]

@@ -81,6 +81,9 @@ def run(parts: Parts, saved: Run, driver: Driver, params: Params) -> Params:
             saved.results["warm_start/gate_open"] = worst is not None and worst >= cfg.gate_accuracy
             saved.failed.tell_step("warm_start.gate", done, failures)
             saved.results["warm_start/steps"] = done
+            if (is_open := saved.results["warm_start/gate_open"]) or done + cfg.gate_every > cfg.max_steps:
+                gate_is = f"the gate {'opened' if is_open else 'stayed closed'} at step {done} of {cfg.max_steps}"
+                saved.progress.note(f"{WARM_START}: {gate_is}: worst kind {worst}, wanted {cfg.gate_accuracy}")
         saved.record(WARM_START, done, metrics)
     return state.params
 

@@ -57,7 +57,7 @@ async def make(
         target = work / TREE
         for path, text in DPKG.items():
             (target / path).parent.mkdir(parents=True, exist_ok=True)
-            (target / path).write_text(text)
+            (target / path).write_text(text, encoding="utf-8")
         command += [str(target), *([mirror] if mirror else [])]
         seconds = await _run(name, command, work / "log", timeout_s, progress)
         (work / "log").unlink()

@@ -141,7 +141,7 @@ def _kill_children() -> bool:
     Grandchildren come to this process, the subreaper, when their parents end.
     """
     try:
-        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="utf-8") as file:
             pids = [int(word) for word in file.read().split()]
     except OSError:
         return False
@@ -171,6 +171,9 @@ def _remove_system_v() -> None:
         ("msg", lambda number: libc.msgctl(number, 0, None)),
         ("sem", lambda number: libc.semctl(number, 0, 0)),
     ):
-        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/sysvipc/{name}") as file:
+        with (
+            contextlib.suppress(OSError, ValueError, IndexError),
+            open(f"/proc/sysvipc/{name}", encoding="utf-8") as file,
+        ):
             for line in file.readlines()[1:] if os.getpid() == 1 else ():
                 remove(int(line.split()[1]))

@@ -34,7 +34,7 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, options
 
 def write_file(path: str, text: str) -> None:
     """Writes a file of /proc or of a control group. Raises OSError."""
-    with open(path, "w") as file:
+    with open(path, "w", encoding="utf-8") as file:
         file.write(text)
 
 

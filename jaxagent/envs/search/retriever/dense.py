@@ -50,7 +50,7 @@ class Dense:
         """
         folder = Path(folder)
         try:
-            facts = json.loads((folder / "index.json").read_text())
+            facts = json.loads((folder / "index.json").read_text(encoding="utf-8"))
             vectors = np.load(folder / "vectors.npy", mmap_mode="r")
             encoder, written = facts["encoder"], facts["corpus"]
         except (OSError, ValueError, KeyError, TypeError) as error:
