@@ -16,11 +16,11 @@ from jaxagent.agents import Agent, Shell
 from jaxagent.config import ConfigError, SandboxConfig
 from jaxagent.config.choice import Choice
 from jaxagent.config.ranges import PositiveInt, Seconds
-from jaxagent.envs.base import Environment, Message, Observation, Opening
+from jaxagent.envs.base import Environment, Opening
 from jaxagent.envs.coding import patches
 from jaxagent.envs.coding.task import CodingTask, from_task
-from jaxagent.envs.terminal import dialogue, replies
-from jaxagent.envs.terminal.environment import observed
+from jaxagent.envs.terminal import dialogue
+from jaxagent.envs.terminal.commands import CommandSettings
 from jaxagent.types import Task
 
 SOLVED = "resolved"  # the verdict's component
@@ -33,7 +33,7 @@ INSTRUCTION = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Coding(Environment):
+class Coding(CommandSettings, Environment):
     """Software tasks: a repository, a problem, and tests that show whether it is solved."""
 
     play: Literal["agent", "built_in"] = "agent"  # an agent program through the gateway, or the policy's own commands
@@ -90,22 +90,7 @@ class Coding(Environment):
     @property
     def stop_strings(self) -> Sequence[str]:  # type: ignore[override]
         """What ends a command."""
-        return dialogue.STOP_STRINGS[self.tools] if self.play == "built_in" else ()
-
-    @property
-    def tokens(self) -> Sequence[str]:  # type: ignore[override]
-        """The tags of the dialogue."""
-        return dialogue.TAGS[self.tools]
-
-    def messages(self, text: str) -> tuple[Message, ...]:
-        """The prompt of a task in the built-in dialogue."""
-        if self.tools == "plain":
-            return (Message("user", f"{text}\n"),)
-        return (Message("system", dialogue.SYSTEM[self.tools]), Message("user", text))
-
-    def observation(self, action: str, text: str) -> Observation:
-        """A command's output, as the terminal environment shows it."""
-        return observed(self.tools, replies.parse(self.tools, action), text)
+        return super().stop_strings if self.play == "built_in" else ()
 
     @contextlib.contextmanager
     def open(self, here: Opening) -> Iterator[Callable[[Task], Any]]:
