@@ -12,7 +12,7 @@ class RowError(ValueError):
 
     def __init__(self, column: str, problem: str):
         super().__init__(f"column '{column}': {problem}")
-        self.column = column
+        self.column, self.problem = column, problem
 
 
 class EmptyRow(RowError):

@@ -8,13 +8,14 @@ import pytest
 
 from configs import agentflow
 from jaxagent.config import ConfigError
-from jaxagent.envs.agentflow import memory, prompts, reading
+from jaxagent.envs.agentflow import memory, programs, prompts, reading
 from jaxagent.envs.agentflow.attempt import NO_COMMAND, NO_RESULT, AgentFlowAttempt
 from jaxagent.envs.agentflow.environment import AgentFlow
 from jaxagent.envs.agentflow.memory import Action
-from jaxagent.envs.agentflow.programs import NO_OUTPUT, OUT_OF_MEMORY, Limits, Programs
+from jaxagent.envs.agentflow.programs import NO_OUTPUT, OUT_OF_MEMORY
 from jaxagent.envs.agentflow.reading import GENERATOR, PYTHON, Step
 from jaxagent.envs.cast import RoleError, Said, Tokens
+from jaxagent.envs.python.programs import Programs
 from jaxagent.sandbox.base import CommandResult
 from jaxagent.types import StopReason, Task
 
@@ -418,13 +419,13 @@ def test_a_role_that_fails_fails_the_episode(role):
 def run_programs(*outputs, oom=False, chars=40):
     sandbox, counters = Sandbox(list(outputs)), dict(failed_programs=0.0, timed_out_programs=0.0)
     sandbox.oom = oom
-    programs = Programs(sandbox.take, Limits(2.0, chars, "message"), counters)
+    runner = Programs(sandbox.take, 2.0, chars, "message")
 
     async def run():
         try:
-            return [await programs.run(f"print({i})") for i in range(len(outputs))]
+            return [await programs.run(runner, f"print({i})", 2.0, counters) for i in range(len(outputs))]
         finally:
-            await programs.close()
+            await runner.close()
 
     return asyncio.run(run()), counters, sandbox
 

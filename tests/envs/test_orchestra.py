@@ -15,7 +15,7 @@ from jaxagent.envs.cast import RoleError, Said, Tokens
 from jaxagent.envs.orchestra import experts, judge, tools
 from jaxagent.envs.orchestra.environment import OrchestraAttempt, right
 from jaxagent.envs.orchestra.latency import FromTokens, Measured
-from jaxagent.envs.orchestra.programs import Programs
+from jaxagent.envs.python.programs import Programs
 from jaxagent.envs.search.retriever.base import Passage
 from jaxagent.runs import roles
 from jaxagent.sandbox.base import CommandResult

@@ -15,8 +15,8 @@ from jaxagent.envs import TauBench
 from jaxagent.envs.base import Message, Opening, Transcript
 from jaxagent.envs.cast import RoleError, Said
 from jaxagent.envs.tau import catalog, prompts
-from jaxagent.envs.tau.attempt import outputs_said
 from jaxagent.envs.tau.formats import FORMATS, Malformed
+from jaxagent.envs.tau2.rewards import communicated
 from jaxagent.tools import Hermes, Llama3, Qwen3Coder
 from jaxagent.tools.calls import Call
 from jaxagent.types import StopReason, Task, TokenKind
@@ -122,9 +122,9 @@ def test_every_part_of_the_reward_is_needed(tmp_path, lines, actions, components
 
 
 def test_outputs_lose_their_case_and_only_the_policy_loses_its_commas():
-    assert outputs_said(["1234.5", "Red"], ["that is 1,234.50", "a red one"])
-    assert not outputs_said(["1,234.5"], ["1,234.5"])  # as published: gold keeps its commas
-    assert not outputs_said(["1234", "blue"], ["1234"]) and outputs_said([], [])
+    assert communicated(["1234.5", "Red"], ["that is 1,234.50", "a red one"])
+    assert not communicated(["1,234.5"], ["1,234.5"])  # as published: gold keeps its commas
+    assert not communicated(["1234", "blue"], ["1234"]) and communicated([], [])
 
 
 def test_the_last_turn_is_played_and_then_it_is_over(tmp_path):

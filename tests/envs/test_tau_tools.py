@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from jaxagent.config import ConfigError
-from jaxagent.envs.tau import arithmetic, catalog, toolbox
-from jaxagent.envs.tau.store import Store, copied, digest
+from jaxagent.envs.tau import catalog, toolbox
+from jaxagent.envs.tau.store import Store, digest
+from jaxagent.envs.tau2 import arithmetic
+from jaxagent.envs.tau2.tables import copied
 
 FOLDER = Path(__file__).resolve().parents[2] / "../shared/data/tau-bench-retail"
 needs_data = pytest.mark.skipif(not FOLDER.is_dir(), reason="needs tau-bench's retail files in ../shared/data")

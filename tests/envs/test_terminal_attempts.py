@@ -17,7 +17,8 @@ from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Opening, Transcript
 from jaxagent.envs.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes
 from jaxagent.envs.terminal import dialogue
-from jaxagent.envs.terminal.environment import TerminalAttempt, own_image, shown
+from jaxagent.envs.terminal.commands import shown
+from jaxagent.envs.terminal.environment import TerminalAttempt, own_image
 from jaxagent.envs.terminal.verify import VerifierError
 from jaxagent.envs.terminal_text import clean
 from jaxagent.rollout.multi_turn import MultiTurn

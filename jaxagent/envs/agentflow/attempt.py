@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from jaxagent.envs.agentflow import prompts, reading
+from jaxagent.envs.agentflow import programs, prompts, reading
 from jaxagent.envs.agentflow.memory import Action, brief, cut
-from jaxagent.envs.agentflow.programs import Limits, Programs
 from jaxagent.envs.base import Message, Verdict
 from jaxagent.envs.cast import POLICY, Cast, NoRoom, RoleError, Said
-from jaxagent.envs.python.environment import Take
+from jaxagent.envs.python.programs import Programs, Take
 from jaxagent.rewards import maths
 from jaxagent.rewards.text import exact_match, normalize_answer
 from jaxagent.types import StopReason, Task
@@ -41,8 +40,7 @@ class AgentFlowAttempt:
     def __init__(self, task: Task, cast: Cast, config: AgentFlow, take: Take):
         self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0.0)
         self._task, self._cast, self._config = task, cast, config
-        limits = Limits(config.run_timeout_s, config.output_chars, config.traceback)
-        self._programs = Programs(take, limits, self.counters)
+        self._programs = Programs(take, config.run_timeout_s, config.output_chars, config.traceback)
         self._memory: tuple[Action, ...] = ()
         self._planned_tokens = 0  # shown to the planner and said by it, of all its calls so far
         self._final = ""
@@ -152,7 +150,7 @@ class AgentFlowAttempt:
         if config.coder:
             system = prompts.CODER.format(seconds=config.run_timeout_s)
             query = reading.program((await self._ask("coder", query, system)).text)
-        return await self._programs.run(query)
+        return await programs.run(self._programs, query, config.run_timeout_s, self.counters)
 
     def _remember(self, tool: str, sub_goal: str, command: str, result: str) -> None:
         self._memory += (Action(tool, sub_goal, command, cut(result.strip(), self._config.result_chars)),)

@@ -16,12 +16,11 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from jaxagent.envs.agent_attempt import Place
-from jaxagent.envs.base import Message, Step, Transcript, Verdict
+from jaxagent.envs.base import Message, Transcript, Verdict
 from jaxagent.envs.coding import patches, repository, rewards, verify
 from jaxagent.envs.coding.environment import GUARD_S, SOLVED, Coding, statement_file
 from jaxagent.envs.coding.task import CodingTask
-from jaxagent.envs.terminal import dialogue, replies
-from jaxagent.envs.terminal.environment import observed, shown, warnings_text
+from jaxagent.envs.terminal.commands import COMMAND_COUNTERS, ENTER_TIMEOUT_S, CommandAttempt, SandboxAttempt
 from jaxagent.envs.terminal.verify import VerifierError
 from jaxagent.sandbox.base import Sandbox
 from jaxagent.types import StopReason
@@ -35,11 +34,9 @@ COUNTERS = {  # of judgements that are no honest failure of tests: why -> counte
     verify.MEMORY: "runs_out_of_memory",
 }
 _NAMES = ("empty_changes", "lost_changes", "dropped_files", "unverified", *COUNTERS.values())
-_ENTER_TIMEOUT_S = 30.0
-_CLEANED_BYTES = 1000  # room for escape sequences and line ends that are not shown
 
 
-class _Attempt:
+class _Attempt(SandboxAttempt):
     """What both kinds have in common.
 
     Args:
@@ -52,10 +49,7 @@ class _Attempt:
         self.task, self.config, self._take = task, config, take
         self.counters: dict[str, float] = dict.fromkeys(_NAMES, 0.0)
         self.judgement: verify.Judgement | None = None  # for whoever wants more than a number
-        self._sandbox: Sandbox | None = None
         self._base: repository.Base | None = None
-        self._oom_kills: int | None = None
-        self._lost = False  # the sandbox died for want of memory
 
     async def _begin(self) -> Sandbox:
         self._sandbox = await self._take(self.task)
@@ -105,21 +99,11 @@ class _Attempt:
         except repository.ChangeLost:
             return None
         except RuntimeError:
-            if not await self._memory_ran_out():
+            if not await self._memory_ran_out(self._oom_kills):
                 raise
             return None
         await self._sandbox.close()
         return found
-
-    async def _memory_ran_out(self) -> bool:
-        """Whether something was killed for memory since the agent came; False where nobody counts."""
-        now = await self._sandbox.oom_kills() if self._sandbox is not None else None
-        return now is not None and self._oom_kills is not None and now > self._oom_kills
-
-    async def close(self) -> None:
-        """Ends the sandbox."""
-        if self._sandbox is not None:
-            await self._sandbox.close()
 
 
 class AgentCodingAttempt(_Attempt):
@@ -142,23 +126,19 @@ class AgentCodingAttempt(_Attempt):
         return await self._verdict(ended)
 
 
-class BuiltInAttempt(_Attempt):
+class BuiltInAttempt(_Attempt, CommandAttempt):
     """One attempt by the policy's own commands. See `envs.base.Attempt`."""
 
     def __init__(self, task: CodingTask, config: Coding, take: Take):
-        super().__init__(task, config, take)
-        self._turns_left = config.max_turns
-        self._ends_at = 0.0  # of time.monotonic()
-        self.stop_strings: Sequence[str] = config.stop_strings
-        self.tool_prefixes: Sequence[str] = dialogue.PREFIXES[config.tools]
-        names = ("commands", "failed_commands", "timed_out_commands", "invalid_actions", "warnings")
-        self.counters |= dict.fromkeys(names, 0.0)
+        _Attempt.__init__(self, task, config, take)
+        CommandAttempt.__init__(self, config)
+        self.counters |= dict.fromkeys(COMMAND_COUNTERS, 0.0)
 
     async def start(self) -> Sequence[Message]:
         """The repository in a sandbox; the shell starts there. The attempt's time begins when that is done."""
         async with asyncio.timeout(self.config.init_s):
             sandbox = await self._begin()
-            entered = await sandbox.run(f"cd -- {shlex.quote(self.task.workdir)}", _ENTER_TIMEOUT_S, 1000)
+            entered = await sandbox.run(f"cd -- {shlex.quote(self.task.workdir)}", ENTER_TIMEOUT_S, 1000)
         if entered.exit_code != 0:
             raise VerifierError(f"{self.task.id}: the shell cannot start in {self.task.workdir!r}")
         self._ends_at = time.monotonic() + self.config.run_s
@@ -177,47 +157,6 @@ class BuiltInAttempt(_Attempt):
             raise VerifierError(f"{self.task.id}: the row's patch cannot be applied.")
         return True
 
-    async def step(self, action: str) -> Step:
-        """Runs a command, ends, or says that there is no command."""
-        self._turns_left -= 1
-        left_s = self._ends_at - time.monotonic()
-        if left_s <= 0:
-            return Step(stop_reason=StopReason.TIME_LIMIT)
-        reply = replies.parse(self.config.tools, action)
-        self.counters["warnings"] += len(reply.warnings)
-        if reply.done:
-            return Step(stop_reason=StopReason.ANSWER)
-        text = reply.error
-        if reply.command:
-            try:
-                text = await self._run(reply.command, left_s)
-            except RuntimeError:
-                if not await self._memory_ran_out():
-                    raise
-                self._lost = True
-                return Step(stop_reason=StopReason.TURN_LIMIT)  # there can be no other turn
-            if time.monotonic() >= self._ends_at:
-                return Step(stop_reason=StopReason.TIME_LIMIT)
-        else:
-            self.counters["invalid_actions"] += 1
-        if self._turns_left <= 0:
-            return Step(stop_reason=StopReason.TURN_LIMIT)
-        return Step(observed(self.config.tools, reply, warnings_text(reply) + text))
-
     async def verify(self, transcript: Transcript) -> Verdict:
         """Judges what the commands left."""
         return await self._verdict(transcript.ended)
-
-    async def _run(self, command: str, left_s: float) -> str:
-        config, sandbox = self.config, self._sandbox
-        if sandbox is None:
-            raise VerifierError(f"{self.task.id}: the attempt has not begun.")
-        self.counters["commands"] += 1
-        keep = config.output_chars + _CLEANED_BYTES
-        result = await sandbox.run(command, min(config.command_timeout_s, left_s), 2 * keep)
-        output = shown(result.output, result.truncated, config.output_chars, at_end=config.tools == "qwen3_xml")
-        if result.timed_out:
-            self.counters["timed_out_commands"] += 1
-            return dialogue.timed_out(config.tools, command, output, config.command_timeout_s)
-        self.counters["failed_commands"] += result.exit_code != 0
-        return dialogue.observation(config.tools, command, output, result.exit_code)

@@ -16,11 +16,11 @@ from jaxagent.agents import Agent, Shell
 from jaxagent.config import ConfigError, SandboxConfig
 from jaxagent.config.choice import Choice
 from jaxagent.config.ranges import PositiveInt, Seconds
-from jaxagent.envs.base import Environment, Message, Observation, Opening
+from jaxagent.envs.base import Environment, Opening
 from jaxagent.envs.coding import patches
 from jaxagent.envs.coding.task import CodingTask, from_task
-from jaxagent.envs.terminal import dialogue, replies
-from jaxagent.envs.terminal.environment import observed
+from jaxagent.envs.terminal import dialogue
+from jaxagent.envs.terminal.commands import CommandSettings
 from jaxagent.types import Task
 
 SOLVED = "resolved"  # the verdict's component
@@ -33,7 +33,7 @@ INSTRUCTION = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Coding(Environment):
+class Coding(CommandSettings, Environment):
     """Software tasks: a repository, a problem, and tests that show whether it is solved."""
 
     play: Literal["agent", "built_in"] = "agent"  # an agent program through the gateway, or the policy's own commands
@@ -90,28 +90,13 @@ class Coding(Environment):
     @property
     def stop_strings(self) -> Sequence[str]:  # type: ignore[override]
         """What ends a command."""
-        return dialogue.STOP_STRINGS[self.tools] if self.play == "built_in" else ()
-
-    @property
-    def tokens(self) -> Sequence[str]:  # type: ignore[override]
-        """The tags of the dialogue."""
-        return dialogue.TAGS[self.tools]
-
-    def messages(self, text: str) -> tuple[Message, ...]:
-        """The prompt of a task in the built-in dialogue."""
-        if self.tools == "plain":
-            return (Message("user", f"{text}\n"),)
-        return (Message("system", dialogue.SYSTEM[self.tools]), Message("user", text))
-
-    def observation(self, action: str, text: str) -> Observation:
-        """A command's output, as the terminal environment shows it."""
-        return observed(self.tools, replies.parse(self.tools, action), text)
+        return super().stop_strings if self.play == "built_in" else ()
 
     @contextlib.contextmanager
     def open(self, here: Opening) -> Iterator[Callable[[Task], Any]]:
         """Finds a back end that works, builds the tasks' own images and begins to fill the pool."""
         from jaxagent.envs.coding.attempts import AgentCodingAttempt, BuiltInAttempt  # late: with every back end
-        from jaxagent.envs.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes
+        from jaxagent.envs.sandboxes import build_ahead, open_sandboxes
         from jaxagent.sandbox.images.many import Wanted
 
         folder = here.dataset if here.dataset is None or here.dataset.is_dir() else here.dataset.parent
@@ -133,18 +118,12 @@ class Coding(Environment):
         def image(task: CodingTask) -> Wanted | None:
             return Wanted(id=task.id, name=task.image, directory=task.workdir) if task.image else None
 
-        sandboxes = Sandboxes(self.sandbox, "env.sandbox")
         known = [read(task) for task in here.tasks]
-        try:
-            here.note(here.run(sandboxes.open(here.note), OPEN_TIMEOUT_S))
-            wanted = {task.id: found for task in known if (found := image(task)) is not None}
-            if wanted and self.sandbox.images:
-                timeout_s = OPEN_TIMEOUT_S + sum(found.timeout_s for found in wanted.values())
-                here.note(here.run(sandboxes.build(list(wanted.values())), timeout_s))
+        with open_sandboxes(here, self.sandbox) as sandboxes:
+            if self.sandbox.images:
+                build_ahead(here, sandboxes, map(image, known))
             kind = AgentCodingAttempt if self.play == "agent" else BuiltInAttempt
             yield lambda task: kind(read(task), self, lambda own: sandboxes.take(image(own)))
-        finally:
-            here.run(sandboxes.close(), CLOSE_TIMEOUT_S)
 
 
 def statement_file(task: CodingTask) -> Path:

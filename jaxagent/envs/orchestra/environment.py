@@ -28,8 +28,9 @@ from jaxagent.envs.base import Environment, Message, Observation, Opening, Step,
 from jaxagent.envs.cast import POLICY, Cast, RoleError
 from jaxagent.envs.orchestra import experts, judge, tools
 from jaxagent.envs.orchestra.latency import FromTokens
-from jaxagent.envs.orchestra.programs import Programs
 from jaxagent.envs.orchestra.tools import ANSWER, REASON, SEARCH
+from jaxagent.envs.python.environment import TRY_TIMEOUT_S, check_python
+from jaxagent.envs.python.programs import Programs
 from jaxagent.envs.search.retriever.backends import Bm25Config, RetrieverConfig
 from jaxagent.envs.search.retriever.base import Retriever, RetrieverError, opened_by, passages_of
 from jaxagent.io import digests
@@ -40,7 +41,6 @@ from jaxagent.types import StopReason, Task, TokenKind
 SOLVED = "solved"  # the verdict's component
 SYSTEM = "You solve problems with the help of experts. They differ in skill, price and speed."
 RESULT = ("<result>", "</result>")  # around what the policy sees, in the plain format
-_TRY_TIMEOUT_S = 60.0
 _CLOSE_TIMEOUT_S = 10.0
 
 
@@ -150,14 +150,12 @@ class ToolOrchestra(Environment):
             if self.searchers:
                 retriever = opened_by(self.retriever, self.corpus(here.dataset) if here.dataset else None)
                 opened.callback(lambda: here.run(retriever.close(), _CLOSE_TIMEOUT_S))
-                here.run(_try_search(retriever, self.retriever, here.tasks), 2 * _TRY_TIMEOUT_S)
+                here.run(_try_search(retriever, self.retriever, here.tasks), 2 * TRY_TIMEOUT_S)
             if self.reasoners:
-                from jaxagent.envs.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes  # late: loads back ends
+                from jaxagent.envs.sandboxes import open_sandboxes  # late: loads every back end
 
-                sandboxes = Sandboxes(self.sandbox, "env.sandbox")
-                opened.callback(lambda: here.run(sandboxes.close(), CLOSE_TIMEOUT_S))
-                here.note(here.run(sandboxes.open(), OPEN_TIMEOUT_S))
-                here.run(_try_program(Programs(sandboxes.take, _TRY_TIMEOUT_S, 80)), 2 * _TRY_TIMEOUT_S)
+                sandboxes = opened.enter_context(open_sandboxes(here, self.sandbox))
+                here.run(check_python(sandboxes.take), 2 * TRY_TIMEOUT_S)
 
             def attempt_at(task: Task, cast: Cast) -> OrchestraAttempt:
                 programs = sandboxes and Programs(sandboxes.take, self.run_timeout_s, self.output_chars)
@@ -192,17 +190,6 @@ async def _try_search(retriever: Retriever, config: RetrieverConfig, tasks: Sequ
         await passages_of(retriever, tasks[0].prompt if tasks else "?", config.topk)
     except RetrieverError as failure:
         raise ConfigError(f"env.retriever: the search engine {config} does not work: {failure}.") from failure
-
-
-async def _try_program(programs: Programs) -> None:
-    try:
-        ran = await programs.run("print(6 * 7)")
-    except RuntimeError as failure:
-        raise ConfigError(f"env.sandbox: {failure}") from failure
-    finally:
-        await programs.close()
-    if ran.output != "42":
-        raise ConfigError(f"env.sandbox: python3 does not run there: {ran.output[-200:]!r}.")
 
 
 class OrchestraAttempt:
@@ -333,11 +320,13 @@ class OrchestraAttempt:
             return "The expert wrote no program."
         ran = await self._programs.run(code)
         seconds = self._config.latency.of_program(ran.seconds)
-        self.counters["failed_programs"] += ran.failed
+        self.counters["failed_programs"] += ran.exit_code != 0 or ran.timed_out
         self.counters["latency_s"] += seconds
         self.counters["cost"] += self._config.code_interpreter_per_second * seconds
-        self._found = self._found.with_program(code, ran.output)
-        return ran.output or "The program printed nothing."
+        output = "(out of memory)" if ran.out_of_memory else ran.output.rstrip("\n")
+        output = f"{output}\n(timed out)".lstrip("\n") if ran.timed_out else output
+        self._found = self._found.with_program(code, output)
+        return output or "The program printed nothing."
 
 
 def right(answer: str, golds: Sequence[str]) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from jaxagent.config import ConfigError, SandboxConfig
@@ -22,17 +22,14 @@ from jaxagent.config.ranges import PositiveInt, Seconds
 from jaxagent.envs import tags
 from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
 from jaxagent.envs.python import formats, hidden_tests
+from jaxagent.envs.python.programs import Programs, Take
 from jaxagent.rewards import maths, unit_tests
 from jaxagent.rewards.view import View
-from jaxagent.sandbox.base import Sandbox, SandboxError
+from jaxagent.sandbox.base import SandboxError
 from jaxagent.types import StopReason, Task
 
 SOLVED = "solved"  # the verdict's component
-RUN = f"{hidden_tests.WRITE}; exec python3 -u -B {hidden_tests.MAIN}"
 TRY_TIMEOUT_S = 60.0
-
-
-Take = Callable[[], Awaitable[Sandbox]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,15 +95,11 @@ class Python(Environment):
             hidden_tests.files_of(task)
             if self.judge == "tests":
                 hidden_tests.of_task(task)
-        from jaxagent.envs.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes  # late: loads every back end
+        from jaxagent.envs.sandboxes import open_sandboxes  # late: loads every back end
 
-        sandboxes = Sandboxes(self.sandbox, "env.sandbox")
-        try:
-            here.note(here.run(sandboxes.open(), OPEN_TIMEOUT_S))
+        with open_sandboxes(here, self.sandbox) as sandboxes:
             here.run(check_python(sandboxes.take), 2 * TRY_TIMEOUT_S)
             yield lambda task: PythonAttempt(task, self, sandboxes.take)
-        finally:
-            here.run(sandboxes.close(), CLOSE_TIMEOUT_S)
 
 
 async def check_python(take: Take) -> None:
@@ -135,7 +128,7 @@ class PythonAttempt:
         self._tests = hidden_tests.of_task(task) if self._config.judge == "tests" else None
         self._files: Mapping[str, str] = hidden_tests.files_of(task)
         self._take = take
-        self._sandbox: Sandbox | None = None
+        self._programs = Programs(take, config.run_timeout_s, config.output_chars, config.traceback)
         self._turns_left = config.max_turns
         self._program: str | None = None  # the last that was written
         self._answer: str | None = None
@@ -164,14 +157,16 @@ class PythonAttempt:
         self.counters["invalid_actions"] += code is None
         if self._turns_left <= 0:
             return Step(stop_reason=StopReason.TURN_LIMIT)
-        try:
-            text = formats.INVALID[style] if code is None else formats.observation(style, await self._run(code))
-        except RuntimeError:
-            if self._sandbox is None or not await self._sandbox.oom_kills():
-                raise
-            self.counters["failed_programs"] += 1
-            return Step(stop_reason=StopReason.TURN_LIMIT)  # its programs used up the memory, and the sandbox is gone
-        return Step(formats.observed(style, code, text))
+        if code is None:
+            return Step(formats.observed(style, code, formats.INVALID[style]))
+        self.counters["programs"] += 1
+        ran = await self._programs.run(code, self._files)
+        self.counters["failed_programs"] += ran.exit_code != 0
+        if ran.out_of_memory:
+            return Step(stop_reason=StopReason.TURN_LIMIT)  # the sandbox is gone, with the files of earlier programs
+        self.counters["timed_out_programs"] += ran.timed_out
+        output = f"{ran.output}\n(timed out)".lstrip("\n") if ran.timed_out else ran.output
+        return Step(formats.observed(style, code, formats.observation(style, output)))
 
     async def verify(self, transcript: Transcript) -> Verdict:
         """Compares the answer, or runs the hidden tests on the submission in a sandbox that the policy never used.
@@ -200,20 +195,4 @@ class PythonAttempt:
 
     async def close(self) -> None:
         """Ends the sandbox, if one was needed."""
-        if self._sandbox is not None:
-            await self._sandbox.close()
-
-    async def _run(self, code: str) -> str:
-        config = self._config
-        if self._sandbox is None:
-            self._sandbox = await self._take()
-        else:
-            await self._sandbox.stop_processes()  # what an earlier program left running
-        self.counters["programs"] += 1
-        argv = ("sh", "-c", RUN, "sh", *hidden_tests.arguments({**self._files, hidden_tests.MAIN: code}))
-        # A character has up to four bytes, and frames that are not shown come on top.
-        result = await self._sandbox.execute(argv, config.run_timeout_s, 8 * config.output_chars + 4000)
-        output = formats.shown(result.output, result.truncated, config.output_chars, config.traceback)
-        self.counters["failed_programs"] += result.exit_code != 0
-        self.counters["timed_out_programs"] += result.timed_out
-        return f"{output}\n(timed out)".lstrip("\n") if result.timed_out else output
+        await self._programs.close()

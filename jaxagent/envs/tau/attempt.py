@@ -8,7 +8,7 @@ A conversation that the last turn does not end has reward 0 and counts as TURN_L
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxagent.data import retail_rows
@@ -18,6 +18,7 @@ from jaxagent.envs.tau import toolbox
 from jaxagent.envs.tau.customer import STOP, Customer
 from jaxagent.envs.tau.formats import CONTENT, FORMATS, RESPOND, Malformed
 from jaxagent.envs.tau.store import Store
+from jaxagent.envs.tau2.rewards import communicated
 from jaxagent.types import StopReason, Task
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class TauAttempt:
         """The published reward; the components tell what of it there is."""
         metadata = self._task.metadata
         data = float(self._shop.digest() == self.goal())
-        told = float(outputs_said(metadata["outputs"], self._said))
+        told = float(communicated(metadata["outputs"], self._said))
         solved = float(self._over and data and told)
         return Verdict(solved, {SOLVED: solved, "data": data, "outputs": told, "ended": float(self._over)})
 
@@ -110,9 +111,3 @@ class TauAttempt:
 
     async def close(self) -> None:
         """Nothing is open: conversations with roles are the cast's."""
-
-
-def outputs_said(outputs: Iterable[str], said: Sequence[str]) -> bool:
-    """Whether each output occurs in one of the texts, in lower case; only the texts lose their commas."""
-    texts = [text.lower().replace(",", "") for text in said]
-    return all(any(output.lower() in text for text in texts) for output in outputs)

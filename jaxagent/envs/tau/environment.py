@@ -30,7 +30,8 @@ from jaxagent.envs.tau.attempt import SOLVED, TauAttempt
 from jaxagent.envs.tau.customer import GREETING, ROLE, Strategy, instructions
 from jaxagent.envs.tau.formats import FORMATS, Malformed, Style
 from jaxagent.envs.tau.store import Store
-from jaxagent.envs.tau.toolbox import TOOLS, arguments_of
+from jaxagent.envs.tau.toolbox import TOOLS
+from jaxagent.envs.tau2.toolkit import arguments_of
 from jaxagent.types import Task
 
 WIKI = "wiki.md"
@@ -163,7 +164,7 @@ def _check_actions(task: Task) -> None:
         name, given = action["name"], retail_rows.given(action)
         if name not in TOOLS:
             raise ConfigError(f"{place}.name': there is no tool '{name}'. {nearest(name, TOOLS)}")
-        known = arguments_of(name)
+        known = list(arguments_of(TOOLS[name]))
         if wrong := [argument for argument in given if argument not in known]:
             told = nearest(wrong[0], known) if known else "It takes none."
             raise ConfigError(f"{place}.kwargs': {name} has no argument '{wrong[0]}'. {told}")

@@ -14,16 +14,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.data.fields import unique
 from jaxagent.envs.tau import records
+from jaxagent.envs.tau2 import shop
+from jaxagent.envs.tau2.tables import Record
 
 TABLES = ("orders", "products", "users")
-Record = dict[str, Any]
 
 
 def to_hashable(value: Any) -> Any:
@@ -40,59 +41,46 @@ def digest(data: Mapping[str, Any]) -> str:
     return hashlib.sha256(str(to_hashable(dict(data))).encode()).hexdigest()
 
 
-def copied(value: Any) -> Any:
-    """A JSON value of one's own."""
-    if isinstance(value, dict):
-        return {key: copied(inner) for key, inner in value.items()}
-    return [copied(inner) for inner in value] if isinstance(value, list) else value
+class Shop(shop.Shop):
+    """The shop of one attempt, with tau-bench's rules."""
 
-
-class Table(Mapping[str, Record]):
-    """One table as an attempt sees it: shared records, and copies of those that it changes.
-
-    Attributes:
-      changed: the attempt's own records.
-    """
-
-    def __init__(self, original: Mapping[str, Record]) -> None:
-        self._original = original
-        self.changed: dict[str, Record] = {}
-
-    def __getitem__(self, key: str) -> Record:
-        """A record to read; who writes into it writes into every attempt's."""
-        return self.changed[key] if key in self.changed else self._original[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._original
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._original)
-
-    def __len__(self) -> int:
-        return len(self._original)
-
-    def change(self, key: str) -> Record:
-        """A record to write into."""
-        if key not in self.changed:
-            self.changed[key] = copied(self._original[key])
-        return self.changed[key]
-
-
-class Shop:
-    """The shop of one attempt."""
+    address_fields = ("address1", "address2", "city", "state", "country", "zip")
+    distinct = False
 
     def __init__(self, store: Store) -> None:
+        super().__init__(store.tables)
         self._store = store
-        self.orders, self.products, self.users = (Table(store.tables[name]) for name in TABLES)
+        self.orders, self.products, self.users = (self[name] for name in TABLES)
 
     def digest(self) -> str:
         """The digest of everything that the attempt sees."""
-        changed = {
-            (name, key): record
-            for name, table in zip(TABLES, (self.orders, self.products, self.users), strict=True)
-            for key, record in table.changed.items()
-        }
+        changed = {(name, key): record for name in TABLES for key, record in self[name].changed.items()}
         return self._store.digest_with(changed)
+
+    def is_pending(self, order: Record) -> bool:
+        """An order whose items were changed is not."""
+        return order["status"] == "pending"
+
+    def is_gift_card(self, method: Record) -> bool:
+        """Its id says it."""
+        return "gift_card" in method["id"]
+
+    def charge(self, difference: float) -> float:
+        """Neither rounded nor made a float: its digits are part of the digest."""
+        return abs(difference)
+
+    def refund(self, user_id: str, method_id: str, amount: float) -> None:
+        """Asks the id alone, so that the user need not have any other method that was paid with."""
+        if "gift_card" in method_id:
+            method = self.users.change(user_id)["payment_methods"][method_id]
+            method["balance"] = round(method["balance"] + amount, 2)
+
+    def replace(self, order: Record, item_ids: Sequence[str], new_item_ids: Sequence[str]) -> None:
+        """Puts new items in the place of an order's, each with its own price and options."""
+        for item_id, new_item_id in zip(item_ids, new_item_ids, strict=True):
+            item = shop.item_of(order, item_id)  # looked for again: it may be one that was changed just now
+            variant = self.products[item["product_id"]]["variants"][new_item_id]
+            item |= {"item_id": new_item_id, "price": variant["price"], "options": variant["options"]}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,61 +1,57 @@
 """The 16 tools by name, and the call of one: whatever a policy writes, the answer is a text.
 
-What a tool's own exception says is shown, as published, with the published names in it:
+The tools are those of tau2-bench's shop (`envs.tau2.retail`), which refuse here in tau-bench's words. What Python says
+of a wrong call is shown, as published, with the published names in it:
 "Error: CancelPendingOrder.invoke() missing 1 required positional argument: 'reason'".
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxagent.envs.tau import delivered, pending, reading
 from jaxagent.envs.tau.store import Shop
+from jaxagent.envs.tau2 import retail
+from jaxagent.envs.tau2.toolkit import Refused, as_text
 
-Tool = Callable[..., str]
 TERMINATING = ("transfer_to_human_agents",)  # they end the conversation, and are left out of replays
-
-_TOOLS: tuple[Tool, ...] = (
-    reading.calculate,
-    pending.cancel_pending_order,
-    delivered.exchange_delivered_order_items,
-    reading.find_user_id_by_email,
-    reading.find_user_id_by_name_zip,
-    reading.get_order_details,
-    reading.get_product_details,
-    reading.get_user_details,
-    reading.list_all_product_types,
-    pending.modify_pending_order_address,
-    pending.modify_pending_order_items,
-    pending.modify_pending_order_payment,
-    pending.modify_user_address,
-    delivered.return_delivered_order_items,
-    reading.think,
-    reading.transfer_to_human_agents,
-)
-TOOLS: Mapping[str, Tool] = {tool.__name__: tool for tool in _TOOLS}
-for _name, _tool in TOOLS.items():  # what Python says of missing and of unknown arguments begins with this
-    _tool.__qualname__ = f"{''.join(map(str.capitalize, _name.split('_')))}.invoke"
+_WORDS = {  # where a refusal is not tau2-bench's with a small letter
+    "Number of {} not found.": "{} not found",
+    "Payment method should be the original payment method": (
+        "payment method should be either the original payment method or a gift card"
+    ),
+    "The number of items to be exchanged should match.": "the number of items to be exchanged should match",
+    "Variant not found": "new item {} not found or available",
+}
 
 
-@functools.cache
-def arguments_of(name: str) -> tuple[str, ...]:
-    """What a tool takes besides the shop. None of it has a default."""
-    return tuple(inspect.signature(TOOLS[name]).parameters)[1:]
+def think(data: Shop, thought: str) -> str:
+    """Nothing: the thought stands in the conversation."""
+    return ""
+
+
+TOOLS: Mapping[str, Callable[..., Any]] = {
+    tool.__name__: tool
+    for tool in sorted((*retail.AGENT.tools, think), key=lambda tool: tool.__name__)
+    if tool is not retail.get_item_details
+}
 
 
 def call(shop: Shop, name: str, arguments: Mapping[str, Any]) -> str:
     """Calls a tool; its answer, or why there is none."""
     if name not in TOOLS:
         return f"Unknown action {name}"
+    published = f"{''.join(map(str.capitalize, name.split('_')))}.invoke()"
     try:
         if "data" in arguments:  # the name of the argument that is the shop
-            raise TypeError(f"{TOOLS[name].__qualname__}() got multiple values for keyword argument 'data'")
-        return TOOLS[name](shop, **arguments)
+            raise TypeError(f"{published} got multiple values for keyword argument 'data'")
+        return as_text(TOOLS[name](shop, **arguments))
+    except Refused as error:
+        words = _WORDS.get(error.text, error.text[:1].lower() + error.text[1:])
+        return f"Error: {words.format(*error.values)}"
     except Exception as error:
-        return f"Error: {error}"
+        text, called = str(error), f"{name}()"
+        return f"Error: {published}{text.removeprefix(called)}" if text.startswith(called) else f"Error: {text}"
 
 
 def replay(shop: Shop, actions: Any) -> list[str | None]:

@@ -1,9 +1,10 @@
 """tau2-bench's retail domain: tau-bench's shop, with tools that refuse in other words and differ in some rules.
 
-What differs from `envs.tau`: there is `get_item_details` and no `think`; a transfer to a human does not end the
-conversation; records have all of their fields (null where nothing was done), and prices are floats; an order whose
-items were changed may still get another address or payment method; and of several changed items every one takes the
-price and the options of the last new one, a mistake that is kept because the published scores have it.
+`envs.tau` calls the same functions; where its rules are others, they ask the `shop.Shop`. What differs: there is
+`get_item_details` and no `think`; a transfer to a human does not end the conversation; records have all of their fields
+(null where nothing was done), and prices are floats; an order whose items were changed may still get another address or
+payment method; and of several changed items every one takes the price and the options of the last new one, a mistake
+that is kept because the published scores have it.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from __future__ import annotations
 import json
 from typing import Annotated
 
-from jaxagent.envs.tau.arithmetic import evaluate
+from jaxagent.envs.tau2.arithmetic import evaluate
 from jaxagent.envs.tau2.shop import (
     ORDER,
     PRODUCT,
     USER,
+    Shop,
     add_money,
-    item_of,
     method_of,
     must_have,
     new_address,
@@ -27,13 +28,12 @@ from jaxagent.envs.tau2.shop import (
     product_of,
     transaction,
     user_of,
-    variant_of,
 )
-from jaxagent.envs.tau2.tables import Record, Tables
+from jaxagent.envs.tau2.tables import Record
 from jaxagent.envs.tau2.toolkit import Refused, Toolkit
 
 REASONS = ("no longer needed", "ordered by mistake")
-_ARITHMETIC = frozenset("0123456789+-*/(). ")
+_ARITHMETIC = "0123456789+-*/(). "
 
 OrderId = Annotated[str, "The order's id, with its '#', such as '#W0000000'."]
 UserId = Annotated[str, "The user's id, such as 'sara_doe_496'."]
@@ -48,7 +48,7 @@ Country = Annotated[str, "The country, such as 'USA'."]
 Zip = Annotated[str, "The zip code, such as '12345'."]
 
 
-def calculate(data: Tables, expression: Annotated[str, "Numbers, + - * /, parentheses and blanks."]) -> str:
+def calculate(data: Shop, expression: Annotated[str, "Numbers, + - * /, parentheses and blanks."]) -> str:
     """Computes an expression, rounded to two digits."""
     if not all(char in _ARITHMETIC for char in expression):
         raise Refused("Invalid characters in expression")
@@ -56,7 +56,7 @@ def calculate(data: Tables, expression: Annotated[str, "Numbers, + - * /, parent
 
 
 def cancel_pending_order(
-    data: Tables,
+    data: Shop,
     order_id: OrderId,
     reason: Annotated[str, "Either 'no longer needed' or 'ordered by mistake'."],
 ) -> Record:
@@ -70,14 +70,14 @@ def cancel_pending_order(
     order, refunds = data["orders"].change(order_id), []
     for paid in order["payment_history"]:
         refunds.append(transaction("refund", paid["amount"], paid["payment_method_id"]))
-        add_money(data, order["user_id"], paid["payment_method_id"], paid["amount"])
+        data.refund(order["user_id"], paid["payment_method_id"], paid["amount"])
     order |= {"status": "cancelled", "cancel_reason": reason}
     order["payment_history"].extend(refunds)
     return order
 
 
 def exchange_delivered_order_items(
-    data: Tables, order_id: OrderId, item_ids: ItemIds, new_item_ids: NewItemIds, payment_method_id: MethodId
+    data: Shop, order_id: OrderId, item_ids: ItemIds, new_item_ids: NewItemIds, payment_method_id: MethodId
 ) -> Record:
     """Exchanges items of a delivered order for other items of the same products. A delivered order can be returned or
     exchanged once. Explain what will happen and have the user confirm it (yes) first."""
@@ -99,21 +99,21 @@ def exchange_delivered_order_items(
 
 
 def find_user_id_by_name_zip(
-    data: Tables,
+    data: Shop,
     first_name: Annotated[str, "Such as 'John'."],
     last_name: Annotated[str, "Such as 'Doe'."],
     zip: Zip,
 ) -> str:
     """Finds a user's id by name and zip code, where the email is not known or finds nobody."""
-    wanted = (first_name.lower(), last_name.lower(), zip)
     for user_id, user in data["users"].items():
         name = user["name"]
-        if (name["first_name"].lower(), name["last_name"].lower(), user["address"]["zip"]) == wanted:
+        named = name["first_name"].lower() == first_name.lower() and name["last_name"].lower() == last_name.lower()
+        if named and user["address"]["zip"] == zip:
             return user_id
     raise Refused("User not found")
 
 
-def find_user_id_by_email(data: Tables, email: Annotated[str, "Such as 'someone@example.com'."]) -> str:
+def find_user_id_by_email(data: Shop, email: Annotated[str, "Such as 'someone@example.com'."]) -> str:
     """Finds a user's id by the email."""
     for user_id, user in data["users"].items():
         if user["email"].lower() == email.lower():
@@ -121,20 +121,20 @@ def find_user_id_by_email(data: Tables, email: Annotated[str, "Such as 'someone@
     raise Refused("User not found")
 
 
-def get_order_details(data: Tables, order_id: OrderId) -> Record:
+def get_order_details(data: Shop, order_id: OrderId) -> Record:
     """Shows an order and its status."""
     return order_of(data, order_id)
 
 
 def get_product_details(
-    data: Tables, product_id: Annotated[str, "The product's id, such as '6086499569'; an item's id is another one."]
+    data: Shop, product_id: Annotated[str, "The product's id, such as '6086499569'; an item's id is another one."]
 ) -> Record:
     """Shows a product and all of its items."""
     return product_of(data, product_id)
 
 
 def get_item_details(
-    data: Tables, item_id: Annotated[str, "The item's id, such as '1008292230'; a product's id is another one."]
+    data: Shop, item_id: Annotated[str, "The item's id, such as '1008292230'; a product's id is another one."]
 ) -> Record:
     """Shows an item: its options, its price, and whether it is available."""
     for product in data["products"].values():
@@ -143,18 +143,18 @@ def get_item_details(
     raise Refused("Item not found")
 
 
-def get_user_details(data: Tables, user_id: UserId) -> Record:
+def get_user_details(data: Shop, user_id: UserId) -> Record:
     """Shows a user, with the ids of all orders."""
     return user_of(data, user_id)
 
 
-def list_all_product_types(data: Tables) -> str:
+def list_all_product_types(data: Shop) -> str:
     """Lists the names and ids of all products."""
     return json.dumps({one["name"]: one["product_id"] for one in data["products"].values()}, sort_keys=True)
 
 
 def modify_pending_order_address(
-    data: Tables,
+    data: Shop,
     order_id: OrderId,
     address1: Address1,
     address2: Address2,
@@ -166,12 +166,12 @@ def modify_pending_order_address(
     """Gives a pending order another address. Explain it and have the user confirm it (yes) first."""
     pending(data, order_id)
     order = data["orders"].change(order_id)
-    order["address"] = new_address(address1, address2, city, country, state, zip)
+    order["address"] = new_address(data, address1, address2, city, state, country, zip)
     return order
 
 
 def modify_pending_order_items(
-    data: Tables, order_id: OrderId, item_ids: ItemIds, new_item_ids: NewItemIds, payment_method_id: MethodId
+    data: Shop, order_id: OrderId, item_ids: ItemIds, new_item_ids: NewItemIds, payment_method_id: MethodId
 ) -> Record:
     """Replaces items of a pending order by other items of the same products; can be done once for an order. Explain
     what will happen and have the user confirm it (yes) first."""
@@ -181,23 +181,20 @@ def modify_pending_order_items(
     must_have(order, item_ids, "{} not found")
     if len(item_ids) != len(new_item_ids):
         raise Refused("The number of items to be exchanged should match")
-    difference = price_difference(data, order, item_ids, new_item_ids, distinct=True)
+    difference = price_difference(data, order, item_ids, new_item_ids, distinct=data.distinct)
     method = method_of(data, order["user_id"], payment_method_id)
     if method["source"] == "gift_card" and method["balance"] < difference:
         raise Refused("Insufficient gift card balance to pay for the new item")
     order = data["orders"].change(order_id)
     kind = "payment" if difference > 0 else "refund"
-    order["payment_history"].append(transaction(kind, float(abs(difference)), payment_method_id))
+    order["payment_history"].append(transaction(kind, data.charge(difference), payment_method_id))
     add_money(data, order["user_id"], payment_method_id, -difference)
-    last = variant_of(data, item_of(order, item_ids[-1])["product_id"], new_item_ids[-1]) if item_ids else {}
-    for item_id, new_item_id in zip(item_ids, new_item_ids, strict=True):
-        item = item_of(order, item_id)  # looked for again: an item that was changed just now may be the next one
-        item |= {"item_id": new_item_id, "price": last["price"], "options": last["options"]}
+    data.replace(order, item_ids, new_item_ids)
     order["status"] = "pending (item modified)"
     return order
 
 
-def modify_pending_order_payment(data: Tables, order_id: OrderId, payment_method_id: MethodId) -> Record:
+def modify_pending_order_payment(data: Shop, order_id: OrderId, payment_method_id: MethodId) -> Record:
     """Has a pending order paid in another way: pays anew, and refunds the first payment. Explain it and have the user
     confirm it (yes) first."""
     order = pending(data, order_id)
@@ -215,12 +212,12 @@ def modify_pending_order_payment(data: Tables, order_id: OrderId, payment_method
     pays, refunds = transaction("payment", amount, payment_method_id), transaction("refund", amount, old_id)
     order["payment_history"] += [pays, refunds]
     add_money(data, order["user_id"], payment_method_id, -amount)
-    add_money(data, order["user_id"], old_id, amount)
+    data.refund(order["user_id"], old_id, amount)
     return order
 
 
 def modify_user_address(
-    data: Tables,
+    data: Shop,
     user_id: UserId,
     address1: Address1,
     address2: Address2,
@@ -232,12 +229,12 @@ def modify_user_address(
     """Gives a user another default address. Explain it and have the user confirm it (yes) first."""
     user_of(data, user_id)
     user = data["users"].change(user_id)
-    user["address"] = new_address(address1, address2, city, country, state, zip)
+    user["address"] = new_address(data, address1, address2, city, state, country, zip)
     return user
 
 
 def return_delivered_order_items(
-    data: Tables, order_id: OrderId, item_ids: ItemIds, payment_method_id: MethodId
+    data: Shop, order_id: OrderId, item_ids: ItemIds, payment_method_id: MethodId
 ) -> Record:
     """Returns items of a delivered order; the money goes where it came from, or to a gift card. The user is told by
     email how to send them back. Explain it and have the user confirm it (yes) first."""
@@ -245,7 +242,7 @@ def return_delivered_order_items(
     if order["status"] != "delivered":
         raise Refused("Non-delivered order cannot be returned")
     method = method_of(data, order["user_id"], payment_method_id)
-    if method["source"] != "gift_card" and payment_method_id != order["payment_history"][0]["payment_method_id"]:
+    if not data.is_gift_card(method) and payment_method_id != order["payment_history"][0]["payment_method_id"]:
         raise Refused("Payment method should be the original payment method")
     must_have(order, item_ids, "Some item not found")
     order = data["orders"].change(order_id)
@@ -254,13 +251,14 @@ def return_delivered_order_items(
     return order
 
 
-def transfer_to_human_agents(data: Tables, summary: Annotated[str, "What the user needs, in short."]) -> str:
+def transfer_to_human_agents(data: Shop, summary: Annotated[str, "What the user needs, in short."]) -> str:
     """Hands the user over to a human agent: only where the user asks for one, or the tools and the policy do not
     allow what the user needs."""
     return "Transfer successful"
 
 
 AGENT = Toolkit(
+    open=Shop,
     forms={"orders": ORDER, "products": PRODUCT, "users": USER},
     tools=(
         calculate,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from jaxagent.envs.tau2.tables import EACH, Record, Tables
+from jaxagent.envs.tau2.tables import EACH, Originals, Record, Table, opened
 from jaxagent.envs.tau2.toolkit import Refused
 
 ADDRESS = dict.fromkeys(("address1", "address2", "city", "country", "state", "zip"), str)
@@ -41,8 +41,46 @@ USER = {
 }
 
 
-def _found(table: str, thing: str) -> Callable[[Tables, str], Record]:
-    def find(data: Tables, key: str) -> Record:
+class Shop(dict[str, Table]):
+    """The tables of one attempt, with the rules in which tau-bench's shop (`envs.tau.store.Shop`) is another.
+
+    Attributes:
+      address_fields: of a new address, in the order in which they are written.
+      distinct: whether an item of a pending order can be replaced by another item alone.
+    """
+
+    address_fields: Sequence[str] = tuple(ADDRESS)
+    distinct = True
+
+    def __init__(self, originals: Originals) -> None:
+        super().__init__(opened(originals))
+
+    def is_pending(self, order: Record) -> bool:
+        """Whether an order may get another address or payment method: even if its items were changed."""
+        return "pending" in order["status"]
+
+    def is_gift_card(self, method: Record) -> bool:
+        """Whether a payment method gets the money of any return."""
+        return method["source"] == "gift_card"
+
+    def charge(self, difference: float) -> float:
+        """What is written down where other items cost more or less."""
+        return float(abs(difference))
+
+    def refund(self, user_id: str, method_id: str, amount: float) -> None:
+        """Gives money back at once, if the method is a gift card."""
+        add_money(self, user_id, method_id, amount)
+
+    def replace(self, order: Record, item_ids: Sequence[str], new_item_ids: Sequence[str]) -> None:
+        """Puts new items in the place of an order's: all with the price and the options of the last new one."""
+        last = variant_of(self, item_of(order, item_ids[-1])["product_id"], new_item_ids[-1]) if item_ids else {}
+        for item_id, new_item_id in zip(item_ids, new_item_ids, strict=True):
+            item = item_of(order, item_id)  # looked for again: an item that was changed just now may be the next one
+            item |= {"item_id": new_item_id, "price": last["price"], "options": last["options"]}
+
+
+def _found(table: str, thing: str) -> Callable[[Shop, str], Record]:
+    def find(data: Shop, key: str) -> Record:
         if key not in data[table]:
             raise Refused(f"{thing} not found")
         return data[table][key]
@@ -53,15 +91,15 @@ def _found(table: str, thing: str) -> Callable[[Tables, str], Record]:
 order_of, user_of, product_of = (_found(f"{thing.lower()}s", thing) for thing in ("Order", "User", "Product"))
 
 
-def pending(data: Tables, order_id: str) -> Record:
-    """An order that is pending, even if its items were changed."""
+def pending(data: Shop, order_id: str) -> Record:
+    """An order that may get another address or payment method."""
     order = order_of(data, order_id)
-    if "pending" not in order["status"]:
+    if not data.is_pending(order):
         raise Refused("Non-pending order cannot be modified")
     return order
 
 
-def method_of(data: Tables, user_id: str, method_id: str) -> Record:
+def method_of(data: Shop, user_id: str, method_id: str) -> Record:
     """One of a user's payment methods."""
     methods = user_of(data, user_id)["payment_methods"]
     if method_id not in methods:
@@ -69,11 +107,11 @@ def method_of(data: Tables, user_id: str, method_id: str) -> Record:
     return methods[method_id]
 
 
-def variant_of(data: Tables, product_id: str, item_id: str) -> Record:
+def variant_of(data: Shop, product_id: str, item_id: str) -> Record:
     """One of a product's items."""
     variants = product_of(data, product_id)["variants"]
     if item_id not in variants:
-        raise Refused("Variant not found")
+        raise Refused("Variant not found", item_id)
     return variants[item_id]
 
 
@@ -81,7 +119,7 @@ def item_of(order: Record, item_id: str) -> Record:
     """The order's first item with this id."""
     found = next((item for item in order["items"] if item["item_id"] == item_id), None)
     if found is None:
-        raise Refused(f"Item {item_id} not found")
+        raise Refused("Item {} not found", item_id)
     return found
 
 
@@ -90,11 +128,11 @@ def must_have(order: Record, item_ids: Sequence[str], words: str) -> None:
     there = [item["item_id"] for item in order["items"]]
     for item_id in item_ids:
         if item_ids.count(item_id) > there.count(item_id):
-            raise Refused(words.format(item_id))
+            raise Refused(words, item_id)
 
 
 def price_difference(
-    data: Tables, order: Record, item_ids: Sequence[str], new_item_ids: Sequence[str], distinct: bool = False
+    data: Shop, order: Record, item_ids: Sequence[str], new_item_ids: Sequence[str], distinct: bool = False
 ) -> float:
     """What the new items cost more, not rounded; the integer 0 where there are none."""
     difference = 0
@@ -104,7 +142,7 @@ def price_difference(
         item = item_of(order, item_id)
         variant = variant_of(data, item["product_id"], new_item_id)
         if not variant["available"]:
-            raise Refused(f"New item {new_item_id} not found or available")
+            raise Refused("New item {} not found or available", new_item_id)
         difference += variant["price"] - item["price"]
     return difference
 
@@ -114,13 +152,14 @@ def transaction(kind: str, amount: float, method_id: str) -> Record:
     return {"transaction_type": kind, "amount": amount, "payment_method_id": method_id}
 
 
-def add_money(data: Tables, user_id: str, method_id: str, amount: float) -> None:
+def add_money(data: Shop, user_id: str, method_id: str, amount: float) -> None:
     """Money to, or with a minus from, a gift card; for other methods nothing is kept here."""
     if method_of(data, user_id, method_id)["source"] == "gift_card":
         method = data["users"].change(user_id)["payment_methods"][method_id]
         method["balance"] = round(method["balance"] + amount, 2)
 
 
-def new_address(address1: str, address2: str, city: str, country: str, state: str, zip: str) -> Record:
+def new_address(data: Shop, address1: str, address2: str, city: str, state: str, country: str, zip: str) -> Record:
     """An address in the form of the records."""
-    return {"address1": address1, "address2": address2, "city": city, "country": country, "state": state, "zip": zip}
+    fields = {"address1": address1, "address2": address2, "city": city, "state": state, "country": country, "zip": zip}
+    return {name: fields[name] for name in data.address_fields}

@@ -19,27 +19,51 @@ from typing import Any
 
 from jaxagent.config import nearest
 from jaxagent.data.fields import RowError, show
-from jaxagent.envs.tau import store
 
 EACH = "*"
-Record = store.Record
+Record = dict[str, Any]
 Originals = Mapping[str, Mapping[str, Record]]  # table -> key -> record
 Forms = Mapping[str, Any]  # table -> the form of its records
 _NAMES = {str: "text", bool: "true or false", float: "a number"}
 
 
-class Table(store.Table):
-    """A table that an attempt may also add records to."""
+def copied(value: Any) -> Any:
+    """A JSON value of one's own."""
+    if isinstance(value, dict):
+        return {key: copied(inner) for key, inner in value.items()}
+    return [copied(inner) for inner in value] if isinstance(value, list) else value
+
+
+class Table(Mapping[str, Record]):
+    """One table as an attempt sees it: shared records, copies of those that it changes, and those that it adds.
+
+    Attributes:
+      changed: the attempt's own records.
+    """
+
+    def __init__(self, original: Mapping[str, Record]) -> None:
+        self._original = original
+        self.changed: dict[str, Record] = {}
+
+    def __getitem__(self, key: str) -> Record:
+        """A record to read; who writes into it writes into every attempt's."""
+        return self.changed[key] if key in self.changed else self._original[key]
 
     def __contains__(self, key: object) -> bool:
-        return key in self.changed or super().__contains__(key)
+        return key in self.changed or key in self._original
 
     def __iter__(self) -> Iterator[str]:
-        yield from super().__iter__()
-        yield from (key for key in self.changed if not super(Table, self).__contains__(key))
+        yield from self._original
+        yield from (key for key in self.changed if key not in self._original)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+    def change(self, key: str) -> Record:
+        """A record to write into."""
+        if key not in self.changed:
+            self.changed[key] = copied(self._original[key])
+        return self.changed[key]
 
     def add(self, key: str, record: Record) -> None:
         """A new record, or another one in the place of what is there."""
@@ -48,8 +72,8 @@ class Table(store.Table):
     def differences(self) -> dict[str, str]:
         """Key -> the record as text, of every record that is not what it was. Tells 1 from 1.0, as hashes do."""
         texts = {key: _text(record) for key, record in self.changed.items()}
-        untouched = super().__contains__
-        return {k: text for k, text in texts.items() if not untouched(k) or text != _text(self._original[k])}
+        before = self._original
+        return {key: text for key, text in texts.items() if key not in before or text != _text(before[key])}
 
 
 Tables = Mapping[str, Table]
@@ -66,8 +90,14 @@ def digest(tables: Tables) -> str:
     return hashlib.sha256(_text(whole).encode()).hexdigest()
 
 
-def shaped(value: Any, form: Any, column: str) -> Any:
+def shaped(value: Any, form: Any, column: str, strict: bool = True) -> Any:
     """A value in its form: whole numbers become floats, missing fields null, fields take the form's order.
+
+    Args:
+      value: JSON.
+      form: see the module.
+      column: what the value is called in messages.
+      strict: whether other fields than the form's are a mistake; else they are left out.
 
     Raises:
       RowError: it does not fit; names the field.
@@ -83,23 +113,23 @@ def shaped(value: Any, form: Any, column: str) -> Any:
     if isinstance(form, list):
         if not isinstance(value, list):
             raise RowError(column, f"must be a list, got {show(value)}")
-        return [shaped(inner, form[0], f"{column}[{i}]") for i, inner in enumerate(value)]
+        return [shaped(inner, form[0], f"{column}[{i}]", strict) for i, inner in enumerate(value)]
     if not isinstance(value, Mapping):
         raise RowError(column, f"must be an object, got {show(value)}")
     if EACH in form:
-        return {key: shaped(inner, form[EACH], f"{column}.{key}") for key, inner in value.items()}
-    return _record(value, form, column)
+        return {key: shaped(inner, form[EACH], f"{column}.{key}", strict) for key, inner in value.items()}
+    return _record(value, form, column, strict)
 
 
-def _record(value: Mapping[str, Any], form: Mapping[str, Any], column: str) -> Record:
+def _record(value: Mapping[str, Any], form: Mapping[str, Any], column: str, strict: bool) -> Record:
     fields = {name.rstrip("?~"): (name[-1], inner) for name, inner in form.items()}
     for key in value:
-        if key not in fields:
+        if strict and key not in fields:
             raise RowError(f"{column}.{key}", f"unknown field. {nearest(str(key), fields)}")
     record: Record = {}
     for key, (mark, inner) in fields.items():
-        if value.get(key) is not None:
-            record[key] = shaped(value[key], inner, f"{column}.{key}")
+        if value.get(key) is not None or (key in value and mark not in "?~"):
+            record[key] = shaped(value[key], inner, f"{column}.{key}", strict)
         elif mark == "?":
             record[key] = None
         elif mark != "~":

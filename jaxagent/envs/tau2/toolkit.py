@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxagent.envs.tau2.tables import Forms, Tables
+from jaxagent.envs.tau2.tables import Forms, Originals, Tables, opened
 from jaxagent.tools.calls import Tool
 
 _TYPES: Mapping[Any, tuple[dict[str, Any], str]] = {  # annotation -> (JSON schema, in words)
@@ -24,7 +24,15 @@ _TYPES: Mapping[Any, tuple[dict[str, Any], str]] = {  # annotation -> (JSON sche
 
 
 class Refused(ValueError):
-    """A tool cannot do what was asked. The message is shown to whoever called it."""
+    """A tool cannot do what was asked. The message is shown to whoever called it.
+
+    Args:
+      text: the message; with `values`, a format for them.
+    """
+
+    def __init__(self, text: str, *values: Any) -> None:
+        super().__init__(text.format(*values) if values else text)
+        self.text, self.values = text, values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +51,13 @@ class Toolkit:
       forms: its tables, and what their records hold.
       tools: functions that the side's model may call.
       helpers: functions that only tasks call, to prepare the tables and to judge them.
+      open: gives an attempt the tables, which are the functions' first argument.
     """
 
     forms: Forms
     tools: tuple[Callable[..., Any], ...]
     helpers: tuple[Callable[..., Any], ...] = ()
+    open: Callable[[Originals], Tables] = opened
 
     @functools.cached_property
     def by_name(self) -> Mapping[str, Callable[..., Any]]:

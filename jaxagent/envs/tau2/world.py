@@ -19,7 +19,7 @@ from jaxagent.config import nearest
 from jaxagent.data.fields import RowError, show
 from jaxagent.data.tau2_rows import AGENT, USER, Function, Tau2Task, ToolUse
 from jaxagent.envs.tau2 import mock, retail
-from jaxagent.envs.tau2.tables import Originals, Tables, digest, laid_over, opened, shaped
+from jaxagent.envs.tau2.tables import Originals, Tables, digest, laid_over, shaped
 from jaxagent.envs.tau2.toolkit import Refused, Result, Toolkit, arguments_of
 
 Differences = Mapping[tuple[str, str, str], str]  # (side, table, key) -> the record as text
@@ -55,7 +55,7 @@ class World:
 
     def __init__(self, domain: Domain, stock: Stock) -> None:
         self._domain = domain
-        self._tables: dict[str, Tables] = {AGENT: opened(stock.agent), USER: opened(stock.user)}
+        self._tables: dict[str, Tables] = {AGENT: domain.agent.open(stock.agent), USER: domain.user.open(stock.user)}
 
     def call(self, use: ToolUse) -> Result:
         """A call by the agent or by the user, each of its own tools. Errors are results, too."""

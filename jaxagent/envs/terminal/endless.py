@@ -27,11 +27,6 @@ BUILD_TIMEOUT_S = 600.0
 CPUS, MEMORY_MB, STORAGE_MB = 1.0, 2048, 10240
 
 
-def is_task(folder: Path) -> bool:
-    """True for a task directory of this format."""
-    return (folder / "task.json").is_file()
-
-
 def read(folder: Path) -> TerminalTask:
     """One task directory.
 

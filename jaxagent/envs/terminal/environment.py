@@ -25,41 +25,24 @@ from typing import TYPE_CHECKING, Literal
 
 from jaxagent.config import ConfigError, SandboxConfig
 from jaxagent.config.ranges import PositiveFloat, PositiveInt, Seconds, SecondsOrZero
-from jaxagent.envs.base import Environment, Message, Observation, Opening, Step, Transcript, Verdict
-from jaxagent.envs.terminal import dialogue, replies, rows, sandbox_workspace
+from jaxagent.envs.base import Environment, Message, Opening, Transcript, Verdict
+from jaxagent.envs.terminal import rows, sandbox_workspace
+from jaxagent.envs.terminal.commands import COMMAND_COUNTERS, ENTER_TIMEOUT_S, CommandAttempt, CommandSettings
 from jaxagent.envs.terminal.task import TerminalTask
 from jaxagent.envs.terminal.verify import VerifierError, WorkspaceBroken, prepare, solve, verify
-from jaxagent.envs.terminal_text import clean
 from jaxagent.sandbox.base import Sandbox
-from jaxagent.types import StopReason, Task, TokenKind
+from jaxagent.types import StopReason, Task
 
 if TYPE_CHECKING:
     from jaxagent.sandbox.images.many import Wanted
 
 SOLVED = "solved"  # the verdict's component
-_ENTER_TIMEOUT_S = 30.0
-_CLEANED_BYTES = 1000  # room for escape sequences and line ends that are not shown
-
 
 Take = Callable[[TerminalTask], Awaitable[Sandbox]]
 
 
-def observed(style: dialogue.Style, reply: replies.Reply, text: str) -> Observation:
-    """A text that the policy is shown after its reply, with the warnings before it that the reply has earned."""
-    # ECHO counts the errors of its parser as the environment's words, and only the list before as warnings.
-    kind = TokenKind.OBSERVATION if reply.command or style == "qwen3_xml" else TokenKind.WARNING
-    warnings = warnings_text(reply)
-    parts = [(warnings, TokenKind.WARNING)] if warnings and text.startswith(warnings) else []
-    return Observation((*parts, (text[len(warnings) if parts else 0 :], kind)), dialogue.ROLES[style])
-
-
-def warnings_text(reply: replies.Reply) -> str:
-    """What stands before an output; "" without warnings."""
-    return "WARNINGS:\n" + "".join(f"- {line}\n" for line in reply.warnings) + "\n" if reply.warnings else ""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Terminal(Environment):
+class Terminal(CommandSettings, Environment):
     """Terminal tasks: every attempt has a shell in a sandbox of its own."""
 
     tools: Literal["plain", "endless", "qwen3_xml"] = "endless"  # how commands are written; see dialogue.py
@@ -83,51 +66,20 @@ class Terminal(Environment):
                 f"{self.episode_timeout_s:g}, which makes an episode a failure and also covers start and verification."
             )
 
-    @property
-    def stop_strings(self) -> Sequence[str]:  # type: ignore[override]
-        """What ends a command."""
-        return dialogue.STOP_STRINGS[self.tools]
-
-    @property
-    def tokens(self) -> Sequence[str]:  # type: ignore[override]
-        """The tags of the dialogue."""
-        return dialogue.TAGS[self.tools]
-
-    def messages(self, text: str) -> tuple[Message, ...]:
-        """The prompt of a task. The plain format has no system prompt: its policy learns it from examples."""
-        if self.tools == "plain":
-            return (Message("user", f"{text}\n"),)
-        return (Message("system", dialogue.SYSTEM[self.tools]), Message("user", text))
-
-    def observation(self, action: str, text: str) -> Observation:
-        """An output, with the warnings before it that the action has earned."""
-        return observed(self.tools, replies.parse(self.tools, action), text)
-
     @contextlib.contextmanager
     def open(self, here: Opening) -> Iterator[Callable[[Task], TerminalAttempt]]:
         """Finds a back end that works, builds the tasks' own images and begins to fill the pool."""
         known = [rows.from_task(task) for task in here.tasks]
         from jaxagent.data import files, sources
-        from jaxagent.envs.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes  # late: loads every back end
+        from jaxagent.envs.sandboxes import build_ahead, open_sandboxes  # late: loads every back end
 
-        sandboxes = Sandboxes(self.sandbox, "env.sandbox")
-
-        async def take(task: TerminalTask) -> Sandbox:
-            return await sandboxes.take(own_image(task))
-
-        try:
-            here.note(here.run(sandboxes.open(here.note), OPEN_TIMEOUT_S))
+        with open_sandboxes(here, self.sandbox) as sandboxes:
             if self.sandbox.images:
                 if here.dataset is not None and sources.TRAIN in files.splits(here.dataset):
                     train = sources.load_tasks(here.dataset, sources.TRAIN, need_answers=False)
                     known += map(rows.from_task, train)  # before their attempts count
-                wanted = {task.id: image for task in known if (image := own_image(task)) is not None}
-                timeout_s = OPEN_TIMEOUT_S + sum(image.timeout_s for image in wanted.values())
-                if wanted:
-                    here.note(here.run(sandboxes.build(list(wanted.values())), timeout_s))
-            yield lambda task: TerminalAttempt(task, self, take)
-        finally:
-            here.run(sandboxes.close(), CLOSE_TIMEOUT_S)
+                build_ahead(here, sandboxes, map(own_image, known))
+            yield lambda task: TerminalAttempt(task, self, lambda own: sandboxes.take(own_image(own)))
 
 
 def own_image(task: TerminalTask) -> Wanted | None:
@@ -148,7 +100,7 @@ def own_image(task: TerminalTask) -> Wanted | None:
     )
 
 
-class TerminalAttempt:
+class TerminalAttempt(CommandAttempt):
     """One attempt at one task. See `envs.base.Attempt`.
 
     Args:
@@ -158,20 +110,11 @@ class TerminalAttempt:
     """
 
     def __init__(self, task: Task, config: Terminal, take: Take):
-        self._config = config
+        super().__init__(config)
         self._task = _with_limits(rows.from_task(task), config)
         self._take = take
-        self._sandbox: Sandbox | None = None
         self._workspace: sandbox_workspace.SandboxWorkspace | None = None
-        self._turns_left = config.max_turns
-        self._oom_kills: int | None = None  # before the agent came
-        self._lost = False  # the sandbox died for want of memory
-        self._ends_at = 0.0  # of time.monotonic()
-        self.stop_strings: Sequence[str] = config.stop_strings
-        self.tool_prefixes: Sequence[str] = dialogue.PREFIXES[config.tools]
-        names = ("commands", "failed_commands", "timed_out_commands", "invalid_actions", "warnings", "unverified")
-        names += ("broken_places",)
-        self.counters: dict[str, float] = dict.fromkeys(names, 0.0)
+        self.counters: dict[str, float] = dict.fromkeys((*COMMAND_COUNTERS, "unverified", "broken_places"), 0.0)
 
     async def start(self) -> Sequence[Message]:
         """Brings the initial state about; the attempt's time begins when that is done."""
@@ -179,11 +122,11 @@ class TerminalAttempt:
         self._workspace = sandbox_workspace.SandboxWorkspace(self._sandbox)
         await prepare(self._workspace, self._task)
         if self._task.setup is None:  # else one has run; an image without a shell would look like the agent's work
-            began = await self._workspace.run(":", timeout_s=_ENTER_TIMEOUT_S, cwd="/")
+            began = await self._workspace.run(":", timeout_s=ENTER_TIMEOUT_S, cwd="/")
             if began.exit_status != 0 or began.timed_out:
                 raise VerifierError(f"{self._task.id}: no shell starts in its image: {began.output.strip()[:200]}")
         if enter := _enter(self._task.workdir, self._task.env):
-            result = await self._sandbox.run(enter, _ENTER_TIMEOUT_S, 1000)
+            result = await self._sandbox.run(enter, ENTER_TIMEOUT_S, 1000)
             if result.exit_code != 0:
                 raise VerifierError(f"{self._task.id}: the shell cannot start in {self._task.workdir!r}")
         self._oom_kills = await self._sandbox.oom_kills()
@@ -196,33 +139,6 @@ class TerminalAttempt:
             return False
         await solve(self._workspace, self._task)
         return True
-
-    async def step(self, action: str) -> Step:
-        """Runs a command, ends, or says that there is no command."""
-        self._turns_left -= 1
-        left_s = self._ends_at - time.monotonic()
-        if left_s <= 0:
-            return Step(stop_reason=StopReason.TIME_LIMIT)
-        reply = replies.parse(self._config.tools, action)
-        self.counters["warnings"] += len(reply.warnings)
-        if reply.done:
-            return Step(stop_reason=StopReason.ANSWER)
-        if reply.command:
-            try:
-                text = await self._run(reply.command, left_s)
-            except RuntimeError:
-                if not await self._memory_ran_out(self._oom_kills):
-                    raise
-                self._lost = True
-                return Step(stop_reason=StopReason.TURN_LIMIT)  # there can be no other turn
-            if time.monotonic() >= self._ends_at:
-                return Step(stop_reason=StopReason.TIME_LIMIT)
-        else:
-            self.counters["invalid_actions"] += 1
-            text = reply.error
-        if self._turns_left <= 0:
-            return Step(stop_reason=StopReason.TURN_LIMIT)
-        return Step(observed(self._config.tools, reply, warnings_text(reply) + text))
 
     async def verify(self, transcript: Transcript) -> Verdict:
         """Judges the final state, or gives 0 to an attempt that was too long; see the module."""
@@ -254,45 +170,9 @@ class TerminalAttempt:
         except RuntimeError:
             return await self._memory_ran_out(self._oom_kills)
 
-    async def _memory_ran_out(self, before: int | None) -> bool:
-        """Whether something was killed for memory since `before` was counted; False where nobody counts."""
-        now = await self._sandbox.oom_kills()
-        return now is not None and before is not None and now > before
-
     def _broken(self) -> Verdict:
         self.counters["broken_places"] += 1
         return Verdict(0.0, {SOLVED: 0.0})
-
-    async def close(self) -> None:
-        """Ends the sandbox."""
-        if self._sandbox is not None:
-            await self._sandbox.close()
-
-    async def _run(self, command: str, left_s: float) -> str:
-        config = self._config
-        self.counters["commands"] += 1
-        keep = config.output_chars + _CLEANED_BYTES
-        result = await self._sandbox.run(command, min(config.command_timeout_s, left_s), 2 * keep)
-        output = shown(result.output, result.truncated, config.output_chars, at_end=config.tools == "qwen3_xml")
-        if result.timed_out:
-            self.counters["timed_out_commands"] += 1
-            return dialogue.timed_out(config.tools, command, output, config.command_timeout_s)
-        self.counters["failed_commands"] += result.exit_code != 0
-        return dialogue.observation(config.tools, command, output, result.exit_code)
-
-
-def shown(output: bytes, truncated: bool, chars: int, at_end: bool) -> str:
-    """What the policy sees of an output: its beginning as Endless Terminals has it, or its end as ECHO has it.
-
-    Args:
-      output: as the sandbox kept it: of a truncated one the first and the last half of what it was asked for.
-      truncated: whether there was more.
-      chars: how much is shown, at most.
-      at_end: show the end.
-    """
-    half = len(output) // 2 if truncated else 0
-    text = clean(output[half:] if at_end else output[: len(output) - half])
-    return text[-chars:] if at_end else text[:chars]
 
 
 def _with_limits(task: TerminalTask, config: Terminal) -> TerminalTask:

@@ -36,11 +36,6 @@ _ENVIRONMENT = (
 _UNITS_MB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024.0}
 
 
-def is_task(folder: Path) -> bool:
-    """True for a task directory of this format."""
-    return (folder / "task.toml").is_file()
-
-
 def read(folder: Path) -> TerminalTask:
     """One task directory.
 

@@ -27,11 +27,6 @@ _KEYS = (
 )
 
 
-def is_task(folder: Path) -> bool:
-    """True for a task directory of this format."""
-    return (folder / "task.yaml").is_file()
-
-
 def read(folder: Path) -> TerminalTask:
     """One task directory.
 
