@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from jaxagent.config import ConfigError, SandboxConfig
+from jaxagent.envs.base import Opening
 from jaxagent.sandbox import choose
 from jaxagent.sandbox.base import MIB, Backend, Limits, Sandbox, SandboxError, Spec
 from jaxagent.sandbox.images import bases
@@ -101,6 +102,24 @@ class Sandboxes:
             for part in (self._backend, self._pool, self._images):
                 if part is not None:
                     opened.push_async_callback(part.close)
+
+
+@contextlib.contextmanager
+def open_sandboxes(here: Opening, config: SandboxConfig) -> Iterator[Sandboxes]:
+    """The sandboxes of an environment that is opened. Finds a back end that works and begins to fill the pool."""
+    sandboxes = Sandboxes(config, "env.sandbox")
+    try:
+        here.note(here.run(sandboxes.open(here.note), OPEN_TIMEOUT_S))
+        yield sandboxes
+    finally:
+        here.run(sandboxes.close(), CLOSE_TIMEOUT_S)
+
+
+def build_ahead(here: Opening, sandboxes: Sandboxes, images: Iterable[Wanted | None]) -> None:
+    """Builds the images that tasks have of their own, each once, before attempts count."""
+    wanted = list({image.id: image for image in images if image is not None}.values())
+    if wanted:
+        here.note(here.run(sandboxes.build(wanted), OPEN_TIMEOUT_S + sum(image.timeout_s for image in wanted)))
 
 
 def make_spec(config: SandboxConfig, layers: tuple[str, ...] = ()) -> Spec:

@@ -104,12 +104,8 @@ class AgentFlow(Environment):
     @contextlib.contextmanager
     def open(self, here: Opening) -> Iterator[Callable[[Task, Cast], AgentFlowAttempt]]:  # type: ignore[override]
         """Finds a sandbox that works, begins to fill the pool and runs one program."""
-        from jaxagent.envs.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes  # late: loads every back end
+        from jaxagent.envs.sandboxes import open_sandboxes  # late: loads every back end
 
-        sandboxes = Sandboxes(self.sandbox, "env.sandbox")
-        try:
-            here.note(here.run(sandboxes.open(), OPEN_TIMEOUT_S))
+        with open_sandboxes(here, self.sandbox) as sandboxes:
             here.run(check_python(sandboxes.take), 2 * TRY_TIMEOUT_S)
             yield lambda task, cast: AgentFlowAttempt(task, cast, self, sandboxes.take)
-        finally:
-            here.run(sandboxes.close(), CLOSE_TIMEOUT_S)

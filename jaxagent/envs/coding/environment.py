@@ -96,7 +96,7 @@ class Coding(CommandSettings, Environment):
     def open(self, here: Opening) -> Iterator[Callable[[Task], Any]]:
         """Finds a back end that works, builds the tasks' own images and begins to fill the pool."""
         from jaxagent.envs.coding.attempts import AgentCodingAttempt, BuiltInAttempt  # late: with every back end
-        from jaxagent.envs.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes
+        from jaxagent.envs.sandboxes import build_ahead, open_sandboxes
         from jaxagent.sandbox.images.many import Wanted
 
         folder = here.dataset if here.dataset is None or here.dataset.is_dir() else here.dataset.parent
@@ -118,18 +118,12 @@ class Coding(CommandSettings, Environment):
         def image(task: CodingTask) -> Wanted | None:
             return Wanted(id=task.id, name=task.image, directory=task.workdir) if task.image else None
 
-        sandboxes = Sandboxes(self.sandbox, "env.sandbox")
         known = [read(task) for task in here.tasks]
-        try:
-            here.note(here.run(sandboxes.open(here.note), OPEN_TIMEOUT_S))
-            wanted = {task.id: found for task in known if (found := image(task)) is not None}
-            if wanted and self.sandbox.images:
-                timeout_s = OPEN_TIMEOUT_S + sum(found.timeout_s for found in wanted.values())
-                here.note(here.run(sandboxes.build(list(wanted.values())), timeout_s))
+        with open_sandboxes(here, self.sandbox) as sandboxes:
+            if self.sandbox.images:
+                build_ahead(here, sandboxes, map(image, known))
             kind = AgentCodingAttempt if self.play == "agent" else BuiltInAttempt
             yield lambda task: kind(read(task), self, lambda own: sandboxes.take(image(own)))
-        finally:
-            here.run(sandboxes.close(), CLOSE_TIMEOUT_S)
 
 
 def statement_file(task: CodingTask) -> Path:

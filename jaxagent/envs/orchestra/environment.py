@@ -152,11 +152,9 @@ class ToolOrchestra(Environment):
                 opened.callback(lambda: here.run(retriever.close(), _CLOSE_TIMEOUT_S))
                 here.run(_try_search(retriever, self.retriever, here.tasks), 2 * TRY_TIMEOUT_S)
             if self.reasoners:
-                from jaxagent.envs.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes  # late: loads back ends
+                from jaxagent.envs.sandboxes import open_sandboxes  # late: loads every back end
 
-                sandboxes = Sandboxes(self.sandbox, "env.sandbox")
-                opened.callback(lambda: here.run(sandboxes.close(), CLOSE_TIMEOUT_S))
-                here.note(here.run(sandboxes.open(), OPEN_TIMEOUT_S))
+                sandboxes = opened.enter_context(open_sandboxes(here, self.sandbox))
                 here.run(check_python(sandboxes.take), 2 * TRY_TIMEOUT_S)
 
             def attempt_at(task: Task, cast: Cast) -> OrchestraAttempt:

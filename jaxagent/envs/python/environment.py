@@ -95,15 +95,11 @@ class Python(Environment):
             hidden_tests.files_of(task)
             if self.judge == "tests":
                 hidden_tests.of_task(task)
-        from jaxagent.envs.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes  # late: loads every back end
+        from jaxagent.envs.sandboxes import open_sandboxes  # late: loads every back end
 
-        sandboxes = Sandboxes(self.sandbox, "env.sandbox")
-        try:
-            here.note(here.run(sandboxes.open(), OPEN_TIMEOUT_S))
+        with open_sandboxes(here, self.sandbox) as sandboxes:
             here.run(check_python(sandboxes.take), 2 * TRY_TIMEOUT_S)
             yield lambda task: PythonAttempt(task, self, sandboxes.take)
-        finally:
-            here.run(sandboxes.close(), CLOSE_TIMEOUT_S)
 
 
 async def check_python(take: Take) -> None:

@@ -3,54 +3,47 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.data.fields import show
 from jaxagent.envs.tau.toolbox import TOOLS
+from jaxagent.envs.tau2.toolkit import arguments_of
 from jaxagent.tools.calls import Tool
 from jaxagent.tools.prompt import tool_form
 
 FILE = "tools_info.json"
-_ADDRESS = ("address1", "address2", "city", "state", "country", "zip")
-_ORDER, _ITEMS = ("order_id",), ("item_ids", "new_item_ids")
-_SHORT: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "calculate": ("Computes an arithmetic expression.", ("expression",)),
-    "cancel_pending_order": (
-        "Cancels a pending order. The reason is 'no longer needed' or 'ordered by mistake'.",
-        (*_ORDER, "reason"),
-    ),
+_SHORT: Mapping[str, str] = {
+    "calculate": "Computes an arithmetic expression.",
+    "cancel_pending_order": "Cancels a pending order. The reason is 'no longer needed' or 'ordered by mistake'.",
     "exchange_delivered_order_items": (
-        "Exchanges items of a delivered order for other items of the same products. Once for an order.",
-        (*_ORDER, *_ITEMS, "payment_method_id"),
+        "Exchanges items of a delivered order for other items of the same products. Once for an order."
     ),
-    "find_user_id_by_email": ("Finds a user by e-mail.", ("email",)),
-    "find_user_id_by_name_zip": ("Finds a user by name and zip code.", ("first_name", "last_name", "zip")),
-    "get_order_details": ("Shows an order.", _ORDER),
-    "get_product_details": ("Shows all items of a product.", ("product_id",)),
-    "get_user_details": ("Shows a user and the ids of the user's orders.", ("user_id",)),
-    "list_all_product_types": ("Lists products by name and id.", ()),
-    "modify_pending_order_address": ("Changes where a pending order is sent.", (*_ORDER, *_ADDRESS)),
+    "find_user_id_by_email": "Finds a user by e-mail.",
+    "find_user_id_by_name_zip": "Finds a user by name and zip code.",
+    "get_order_details": "Shows an order.",
+    "get_product_details": "Shows all items of a product.",
+    "get_user_details": "Shows a user and the ids of the user's orders.",
+    "list_all_product_types": "Lists products by name and id.",
+    "modify_pending_order_address": "Changes where a pending order is sent.",
     "modify_pending_order_items": (
-        "Changes items of a pending order to other items of the same products. Once for an order.",
-        (*_ORDER, *_ITEMS, "payment_method_id"),
+        "Changes items of a pending order to other items of the same products. Once for an order."
     ),
-    "modify_pending_order_payment": ("Changes how a pending order is paid.", (*_ORDER, "payment_method_id")),
-    "modify_user_address": ("Changes a user's default address.", ("user_id", *_ADDRESS)),
+    "modify_pending_order_payment": "Changes how a pending order is paid.",
+    "modify_user_address": "Changes a user's default address.",
     "return_delivered_order_items": (
-        "Returns items of a delivered order, to the original payment method or a gift card.",
-        (*_ORDER, "item_ids", "payment_method_id"),
+        "Returns items of a delivered order, to the original payment method or a gift card."
     ),
-    "think": ("Writes a thought down; changes nothing.", ("thought",)),
-    "transfer_to_human_agents": ("Hands the user over to a human, who is told the summary.", ("summary",)),
+    "think": "Writes a thought down; changes nothing.",
+    "transfer_to_human_agents": "Hands the user over to a human, who is told the summary.",
 }
 
 
 def short() -> list[dict[str, Any]]:
     """Our own descriptions, in OpenAI's form."""
-    return [tool_form(Tool(name, text, _schema(arguments))) for name, (text, arguments) in _SHORT.items()]
+    return [tool_form(Tool(name, text, _schema(arguments_of(TOOLS[name])))) for name, text in _SHORT.items()]
 
 
 def load(folder: Path) -> list[dict[str, Any]]:
@@ -69,7 +62,8 @@ def load(folder: Path) -> list[dict[str, Any]]:
         raise ConfigError(
             f"{path} must be a list of tools in OpenAI's form: {type(error).__name__}: {error}."
         ) from None
-    for name, (_, arguments) in _SHORT.items():
+    for name, tool in TOOLS.items():
+        arguments = arguments_of(tool)
         if found.pop(name, None) != sorted(arguments):
             raise ConfigError(f"{path}: the tool {name} must be there, with the arguments {list(arguments)}.")
     if found:
@@ -83,9 +77,9 @@ def tools_of(forms: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
     return tuple(Tool(f["name"], f.get("description", ""), f["parameters"]) for f in functions)
 
 
-def _schema(arguments: Sequence[str]) -> dict[str, Any]:
+def _schema(arguments: Iterable[str]) -> dict[str, Any]:
     lists = {"type": "array", "items": {"type": "string"}}
-    properties = {name: lists if name in _ITEMS else {"type": "string"} for name in arguments}
+    properties = {name: lists if name in ("item_ids", "new_item_ids") else {"type": "string"} for name in arguments}
     return {"type": "object", "properties": properties, "required": list(arguments)}
 
 

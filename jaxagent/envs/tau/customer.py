@@ -23,10 +23,9 @@ from typing import Literal
 
 from jaxagent.envs.base import Message
 from jaxagent.envs.cast import Cast, RoleError, Talk
+from jaxagent.envs.tau2.words import GREETING, STOP
 
 ROLE = "user"
-STOP = "###STOP###"
-GREETING = "Hi! How can I help you today?"
 Strategy = Literal["llm", "react", "verify", "reflection"]
 VERIFY_ATTEMPTS, REFLECT_ATTEMPTS = 3, 2
 

@@ -20,10 +20,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from jaxagent.envs.base import Message, Observation
 from jaxagent.envs.tau import catalog, plain, prompts
+from jaxagent.envs.tau.plain import Malformed
 from jaxagent.tools import Hermes, Llama3, Qwen3Coder, ToolParser
 from jaxagent.tools.base import load_json
 from jaxagent.tools.calls import Call
@@ -34,10 +35,6 @@ from jaxagent.types import TokenKind
 RESPOND, CONTENT = "respond", "content"
 Style = Literal["native", "qwen3_coder", "llama3", "react", "act", "plain"]
 MOST_DEPTH = 32  # of arguments: lists in lists
-
-
-class Malformed(ValueError):
-    """A message that does nothing; says what it should have been."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +50,7 @@ class Action:
     ignored: int = 0
 
 
-class Format(Protocol):
+class Format:
     """One style.
 
     Attributes:
@@ -62,13 +59,13 @@ class Format(Protocol):
       tokens: texts that a tokenizer trained for the run keeps whole.
     """
 
-    stop_strings: Sequence[str]
-    prefixes: Sequence[str]
-    tokens: Sequence[str]
+    stop_strings: Sequence[str] = ()
+    prefixes: Sequence[str] = ()
+    tokens: Sequence[str] = ()
 
     def messages(self, opening: str, policy: str, tools: Sequence[Mapping[str, Any]]) -> Sequence[Message]:
         """The prompt: the shop's policy and tools (OpenAI's form), and the customer's first words."""
-        ...
+        raise NotImplementedError
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Action:
         """What a message does.
@@ -76,18 +73,18 @@ class Format(Protocol):
         Raises:
           Malformed: nothing.
         """
-        ...
+        raise NotImplementedError
 
     def after(self, action: Action, text: str) -> Observation:
         """What comes of an action: the customer's words after speech, else the tool's answer."""
-        ...
+        raise NotImplementedError
 
     def refused(self, reason: str) -> Observation:
         """Why a message does nothing."""
-        ...
+        return Observation(((reason, TokenKind.WARNING),), "user")
 
 
-class Native:
+class Native(Format):
     """Calls as a family of models writes them."""
 
     def __init__(self, family: type[ToolParser]) -> None:
@@ -119,15 +116,10 @@ class Native:
         """See `Format`."""
         return Observation(((text, TokenKind.OBSERVATION),), "user" if action.name == RESPOND else "tool")
 
-    def refused(self, reason: str) -> Observation:
-        """See `Format`."""
-        return Observation(((reason, TokenKind.WARNING),), "user")
 
-
-class Written:
+class Written(Format):
     """tau-bench's text agents: "react" with a thought before every action, "act" without."""
 
-    stop_strings: Sequence[str] = ()
     prefixes: Sequence[str] = ('Action:\n{"name": "',)
     tokens: Sequence[str] = ("Thought:", "Action:")
 
@@ -157,12 +149,8 @@ class Written:
         shown = text if action.name == RESPOND else f"API output: {text}"
         return Observation(((shown, TokenKind.OBSERVATION),), "user")
 
-    def refused(self, reason: str) -> Observation:
-        """See `Format`."""
-        return Observation(((reason, TokenKind.WARNING),), "user")
 
-
-class Plain:
+class Plain(Format):
     """The format of plain.py, which has a policy of its own."""
 
     stop_strings: Sequence[str] = plain.STOP_STRINGS
@@ -175,10 +163,7 @@ class Plain:
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Action:
         """See `Format`."""
-        try:
-            return _checked(*plain.parse(text))
-        except plain.Malformed as error:
-            raise Malformed(str(error)) from None
+        return _checked(*plain.parse(text))
 
     def after(self, action: Action, text: str) -> Observation:
         """See `Format`."""

@@ -48,7 +48,7 @@ TOKENS: tuple[str, ...] = (*_TAGS, *_NAMES, *_TEXTS, *_JSON)
 
 
 class Malformed(ValueError):
-    """An action that is neither speech nor a call."""
+    """A message that does nothing; says what it should have been."""
 
 
 def say(text: str) -> str:

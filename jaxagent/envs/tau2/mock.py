@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from jaxagent.envs.tau2.retail import transfer_to_human_agents
 from jaxagent.envs.tau2.tables import Record, Tables
 from jaxagent.envs.tau2.toolkit import Refused, Toolkit
 
@@ -21,8 +22,7 @@ def create_task(
     description: Annotated[str | None, "What the task is about; may be left out."] = None,
 ) -> Record:
     """Makes a new task for a user."""
-    if user_id not in data["users"]:
-        raise Refused(f"User {user_id} not found")
+    _record(data, "users", user_id)
     task_id = f"task_{len(data['tasks']) + 1}"
     task = {"task_id": task_id, "title": title, "description": description, "status": "pending"}
     data["tasks"].add(task_id, task)
@@ -40,29 +40,19 @@ def update_task_status(
 ) -> Record:
     """Gives a task another status."""
     # As published, the tool takes any word for a status; the policy text says which there are.
-    task = _task(data, task_id)
+    task = _record(data, "tasks", task_id, change=True)
     task["status"] = status
     return task
 
 
-def transfer_to_human_agents(data: Tables, summary: Annotated[str, "What the user needs, in short."]) -> str:
-    """Hands the user over to a human agent: only where the user asks for one, or the tools and the policy do not
-    allow what the user needs."""
-    return "Transfer successful"
-
-
 def assert_number_of_tasks(data: Tables, user_id: str, expected_number: int) -> bool:
     """Whether a user has so many tasks."""
-    if user_id not in data["users"]:
-        raise Refused(f"User {user_id} not found")
-    return len(data["users"][user_id]["tasks"]) == expected_number
+    return len(_record(data, "users", user_id)["tasks"]) == expected_number
 
 
 def assert_task_status(data: Tables, task_id: str, expected_status: str) -> bool:
     """Whether a task has this status."""
-    if task_id not in data["tasks"]:
-        raise Refused(f"Task {task_id} not found")
-    return data["tasks"][task_id]["status"] == expected_status
+    return _record(data, "tasks", task_id)["status"] == expected_status
 
 
 def check_notifications(data: Tables) -> list[Record]:
@@ -72,9 +62,7 @@ def check_notifications(data: Tables) -> list[Record]:
 
 def dismiss_notification(data: Tables, notification_id: NotificationId) -> str:
     """Marks one of your notifications as read."""
-    if notification_id not in data["notifications"]:
-        raise Refused(f"Notification {notification_id} not found")
-    data["notifications"].change(notification_id)["status"] = "read"
+    _record(data, "notifications", notification_id, change=True)["status"] = "read"
     return f"Notification {notification_id} dismissed"
 
 
@@ -87,15 +75,13 @@ def add_notification(data: Tables, notification_id: str, message: str, task_id: 
 
 def assert_notification_status(data: Tables, notification_id: str, expected_status: str) -> bool:
     """Whether a notification has this status."""
-    if notification_id not in data["notifications"]:
-        raise Refused(f"Notification {notification_id} not found")
-    return data["notifications"][notification_id]["status"] == expected_status
+    return _record(data, "notifications", notification_id)["status"] == expected_status
 
 
-def _task(data: Tables, task_id: str) -> Record:
-    if task_id not in data["tasks"]:
-        raise Refused(f"Task {task_id} not found")
-    return data["tasks"].change(task_id)
+def _record(data: Tables, table: str, key: str, change: bool = False) -> Record:
+    if key not in data[table]:
+        raise Refused(f"{table[:-1].capitalize()} {key} not found")
+    return data[table].change(key) if change else data[table][key]
 
 
 AGENT = Toolkit(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxagent.data.tau2_rows import AGENT, USER, Past
 from jaxagent.envs.base import Message
@@ -81,25 +81,21 @@ def past_text(past: Past) -> str:
 
 def for_agent(history: Sequence[Past]) -> list[Message]:
     """The history as the agent saw it: without the user's calls and their results."""
-    shown = []
-    for past in history:
-        if past.role == AGENT:
-            shown.append(Message("assistant", past_text(past)))
-        elif past.role == USER and not past.calls:
-            shown.append(Message("user", past.content))
-        elif past.role == "tool" and past.requestor == AGENT:
-            shown.append(Message("tool", past.content))
-    return shown
+    return _seen_by(AGENT, history, lambda text: Message("tool", text))
 
 
 def for_user(history: Sequence[Past]) -> list[Message]:
     """The history as the user saw it: what the agent said, and everything of its own, as its own words."""
+    return _seen_by(USER, history, lambda text: Message("user", result_text([text])))
+
+
+def _seen_by(side: str, history: Sequence[Past], result: Callable[[str], Message]) -> list[Message]:
     shown = []
     for past in history:
-        if past.role == USER:
+        if past.role == side:
             shown.append(Message("assistant", past_text(past)))
-        elif past.role == AGENT and not past.calls:
+        elif past.role == "tool" and past.requestor == side:
+            shown.append(result(past.content))
+        elif past.role != "tool" and not past.calls:
             shown.append(Message("user", past.content))
-        elif past.role == "tool" and past.requestor == USER:
-            shown.append(Message("user", result_text([past.content])))
     return shown

@@ -71,26 +71,15 @@ class Terminal(CommandSettings, Environment):
         """Finds a back end that works, builds the tasks' own images and begins to fill the pool."""
         known = [rows.from_task(task) for task in here.tasks]
         from jaxagent.data import files, sources
-        from jaxagent.envs.sandboxes import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Sandboxes  # late: loads every back end
+        from jaxagent.envs.sandboxes import build_ahead, open_sandboxes  # late: loads every back end
 
-        sandboxes = Sandboxes(self.sandbox, "env.sandbox")
-
-        async def take(task: TerminalTask) -> Sandbox:
-            return await sandboxes.take(own_image(task))
-
-        try:
-            here.note(here.run(sandboxes.open(here.note), OPEN_TIMEOUT_S))
+        with open_sandboxes(here, self.sandbox) as sandboxes:
             if self.sandbox.images:
                 if here.dataset is not None and sources.TRAIN in files.splits(here.dataset):
                     train = sources.load_tasks(here.dataset, sources.TRAIN, need_answers=False)
                     known += map(rows.from_task, train)  # before their attempts count
-                wanted = {task.id: image for task in known if (image := own_image(task)) is not None}
-                timeout_s = OPEN_TIMEOUT_S + sum(image.timeout_s for image in wanted.values())
-                if wanted:
-                    here.note(here.run(sandboxes.build(list(wanted.values())), timeout_s))
-            yield lambda task: TerminalAttempt(task, self, take)
-        finally:
-            here.run(sandboxes.close(), CLOSE_TIMEOUT_S)
+                build_ahead(here, sandboxes, map(own_image, known))
+            yield lambda task: TerminalAttempt(task, self, lambda own: sandboxes.take(own_image(own)))
 
 
 def own_image(task: TerminalTask) -> Wanted | None:
