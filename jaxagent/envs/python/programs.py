@@ -58,18 +58,18 @@ class Programs:
         Raises:
           RuntimeError: the sandbox does not start, or died of something else than the program's memory.
         """
-        fresh = self._sandbox is None
-        if self._sandbox is None:
-            self._sandbox = await self._take()
         argv = ("sh", "-c", RUN, "sh", *hidden_tests.arguments({**(files or {}), hidden_tests.MAIN: code}))
         started = time.monotonic()
         try:
-            if not fresh:
+            if self._sandbox is None:
+                self._sandbox = await self._take()
+            else:
                 await self._sandbox.stop_processes()  # what an earlier program left running
+            started = time.monotonic()
             # A character has up to four bytes, and frames that are not shown come on top.
             result = await self._sandbox.execute(argv, self._timeout_s, 8 * self._output_chars + 4000)
         except RuntimeError:
-            if not await self._sandbox.oom_kills():
+            if self._sandbox is None or not await self._sandbox.oom_kills():
                 raise
             await self.close()
             return Ran("", time.monotonic() - started, exit_code=1, out_of_memory=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from jaxagent.envs.tau2.retail import transfer_to_human_agents
 from jaxagent.envs.tau2.tables import Record, Tables
 from jaxagent.envs.tau2.toolkit import Refused, Toolkit
 
@@ -39,16 +40,9 @@ def update_task_status(
 ) -> Record:
     """Gives a task another status."""
     # As published, the tool takes any word for a status; the policy text says which there are.
-    _record(data, "tasks", task_id)
-    task = data["tasks"].change(task_id)
+    task = _record(data, "tasks", task_id, change=True)
     task["status"] = status
     return task
-
-
-def transfer_to_human_agents(data: Tables, summary: Annotated[str, "What the user needs, in short."]) -> str:
-    """Hands the user over to a human agent: only where the user asks for one, or the tools and the policy do not
-    allow what the user needs."""
-    return "Transfer successful"
 
 
 def assert_number_of_tasks(data: Tables, user_id: str, expected_number: int) -> bool:
@@ -68,8 +62,7 @@ def check_notifications(data: Tables) -> list[Record]:
 
 def dismiss_notification(data: Tables, notification_id: NotificationId) -> str:
     """Marks one of your notifications as read."""
-    _record(data, "notifications", notification_id)
-    data["notifications"].change(notification_id)["status"] = "read"
+    _record(data, "notifications", notification_id, change=True)["status"] = "read"
     return f"Notification {notification_id} dismissed"
 
 
@@ -85,10 +78,10 @@ def assert_notification_status(data: Tables, notification_id: str, expected_stat
     return _record(data, "notifications", notification_id)["status"] == expected_status
 
 
-def _record(data: Tables, table: str, key: str) -> Record:
+def _record(data: Tables, table: str, key: str, change: bool = False) -> Record:
     if key not in data[table]:
         raise Refused(f"{table[:-1].capitalize()} {key} not found")
-    return data[table][key]
+    return data[table].change(key) if change else data[table][key]
 
 
 AGENT = Toolkit(

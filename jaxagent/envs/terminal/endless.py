@@ -23,8 +23,6 @@ from jaxagent.envs.terminal.task import HOME, Image, Limits, Script, TerminalTas
 FINAL_TEST = f"{HOME}/test_final.py"  # where the published environment writes the final test
 AGENT_TIMEOUT_S = 300.0  # `max_time` of the published rows
 VERIFIER_TIMEOUT_S = 300.0
-BUILD_TIMEOUT_S = 600.0
-CPUS, MEMORY_MB, STORAGE_MB = 1.0, 2048, 10240
 
 
 def read(folder: Path) -> TerminalTask:
@@ -43,7 +41,7 @@ def read(folder: Path) -> TerminalTask:
         id=folder.name,
         instruction=about.text("description"),
         format="endless",
-        limits=Limits(AGENT_TIMEOUT_S, VERIFIER_TIMEOUT_S, BUILD_TIMEOUT_S, CPUS, MEMORY_MB, STORAGE_MB),
+        limits=Limits(AGENT_TIMEOUT_S, VERIFIER_TIMEOUT_S),
         image=Image(definition=definition, context=folder),
         workdir=HOME,
         initial_test=_pytest(initial, f"{HOME}/test_initial.py"),
@@ -121,10 +119,10 @@ def _row(row: Any, path: Path, place: str) -> TerminalTask:
         limits=Limits(
             config.number("agent_timeout_sec", AGENT_TIMEOUT_S),
             config.number("verifier_timeout_sec", VERIFIER_TIMEOUT_S),
-            environment.number("build_timeout_sec", BUILD_TIMEOUT_S),
-            environment.number("cpus", CPUS),
-            int(environment.number("memory_mb", MEMORY_MB)),
-            int(environment.number("storage_mb", STORAGE_MB)),
+            environment.number("build_timeout_sec", Limits.build_timeout_s),
+            environment.number("cpus", Limits.cpus),
+            int(environment.number("memory_mb", Limits.memory_mb)),
+            int(environment.number("storage_mb", Limits.storage_mb)),
         ),
         workdir=HOME,
         level=level_of(metadata.text("difficulty", "unknown")),

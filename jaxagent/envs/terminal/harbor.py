@@ -24,8 +24,7 @@ from jaxagent.envs.terminal import fields
 from jaxagent.envs.terminal.fields import Fields
 from jaxagent.envs.terminal.task import Image, Limits, Script, TerminalTask, level_of
 
-TIMEOUT_S = 600.0  # Harbor's own defaults, for agent, verifier and build
-CPUS, MEMORY_MB, STORAGE_MB = 1.0, 2048, 10240
+TIMEOUT_S = 600.0  # Harbor's own default, for agent and verifier
 NETWORK_MODES = ("public", "no-network", "allowlist")
 
 _TOP = ("version", "schema_version", "task", "metadata", "verifier", "agent", "environment", "solution", "artifacts")
@@ -65,10 +64,10 @@ def read(folder: Path) -> TerminalTask:
         limits=Limits(
             agent_timeout_s=agent.number("timeout_sec", TIMEOUT_S),
             verifier_timeout_s=verifier.number("timeout_sec", TIMEOUT_S),
-            build_timeout_s=environment.number("build_timeout_sec", TIMEOUT_S),
-            cpus=environment.number("cpus", CPUS),
-            memory_mb=_size_mb(environment, "memory", MEMORY_MB),
-            storage_mb=_size_mb(environment, "storage", STORAGE_MB),
+            build_timeout_s=environment.number("build_timeout_sec", Limits.build_timeout_s),
+            cpus=environment.number("cpus", Limits.cpus),
+            memory_mb=_size_mb(environment, "memory", Limits.memory_mb),
+            storage_mb=_size_mb(environment, "storage", Limits.storage_mb),
             network=_network(environment),
         ),
         image=_image(folder, environment),

@@ -41,14 +41,14 @@ class Image:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What the task's author allows. Seconds are wall-clock."""
+    """What the task's author allows; where nothing is said, Harbor's defaults. Seconds are wall-clock."""
 
     agent_timeout_s: float
     verifier_timeout_s: float
-    build_timeout_s: float
-    cpus: float
-    memory_mb: int
-    storage_mb: int
+    build_timeout_s: float = 600.0
+    cpus: float = 1.0
+    memory_mb: int = 2048
+    storage_mb: int = 10240
     network: str = ""  # "public", "no-network", "allowlist"; "" = the author does not say
 
 

@@ -16,8 +16,7 @@ from jaxagent.envs.terminal import fields
 from jaxagent.envs.terminal.fields import Fields
 from jaxagent.envs.terminal.task import Image, Limits, Script, TerminalTask, level_of
 
-AGENT_TIMEOUT_S, TEST_TIMEOUT_S, BUILD_TIMEOUT_S = 360.0, 60.0, 600.0
-CPUS, MEMORY_MB, STORAGE_MB = 1.0, 2048, 10240  # the layout has no such fields: Harbor's defaults
+AGENT_TIMEOUT_S, TEST_TIMEOUT_S = 360.0, 60.0
 TEST_DIR = "/tests"
 RUN_TESTS = f"{TEST_DIR}/run-tests.sh"
 
@@ -54,10 +53,6 @@ def read(folder: Path) -> TerminalTask:
         limits=Limits(
             about.number("max_agent_timeout_sec", AGENT_TIMEOUT_S),
             about.number("max_test_timeout_sec", TEST_TIMEOUT_S),
-            BUILD_TIMEOUT_S,
-            CPUS,
-            MEMORY_MB,
-            STORAGE_MB,
         ),
         image=Image(dockerfile=folder / "Dockerfile", compose=compose, context=folder),
         final_test=Script(f"bash {RUN_TESTS}", tests | {RUN_TESTS: folder / "run-tests.sh"}),
