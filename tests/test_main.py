@@ -212,7 +212,8 @@ def test_help_says_of_which_choice_a_field_is_and_its_default_there(capsys):
     assert cli.main(["main", f"{CONFIG}:laptop-ppo", "--help"]) == 0
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.startswith("  --config.")]
     high = [text for name, text in lines if name.startswith("--config.rl.objective.clip_high")]
-    assert "float, at least 0, default 0.0004, of gspo" in high and len(high) == 4  # ppo_clip and dual_clip, cispo, gmpo
+    assert "float, at least 0, default 0.0004, of gspo" in high
+    assert len(high) == 4  # of ppo_clip and dual_clip, gspo, cispo, gmpo
     (clip,) = [text for name, text in lines if name == "--config.rl.advantage.critic.loss.value_clip=0.5"]
     assert clip.startswith("float, at least 0, default 0.5, of gae|gae_adaptive|") and " / squared: in units" in clip
 

@@ -8,7 +8,6 @@ computed.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,6 +31,7 @@ UNSUPPORTED = {
     "add_cross_attention": (False, None),
     "pruned_heads": ({}, None),
     "use_mrope": (False, None),
+    "rope_interleaved": (False, None),
     "auto_map": ({}, None),  # code of its own, which transformers runs only where it is trusted
 }
 _READ = """model_type vocab_size num_hidden_layers hidden_size num_attention_heads num_key_value_heads head_dim
@@ -45,6 +45,8 @@ _WITHOUT_EFFECT = """_name_or_path architectures transformers_version torch_dtyp
     id2label label2id num_labels problem_type finetuning_task task_specific_params output_attentions
     output_hidden_states return_dict torchscript use_bfloat16 tf_legacy_loss is_decoder attn_implementation
     _attn_implementation _attn_implementation_autoset unsloth_version unsloth_fixed
+    unsloth_training is_llama_config transformers.js_config max_sequence_length seq_length kv_cache_dtype _commit_hash
+    summary_type _flash_attn_2_enabled use_flash_attention use_flash_attn liger_kernel
     do_sample temperature top_k top_p typical_p repetition_penalty length_penalty max_length min_length num_beams
     num_beam_groups num_return_sequences no_repeat_ngram_size encoder_no_repeat_ngram_size early_stopping
     diversity_penalty bad_words_ids begin_suppress_tokens suppress_tokens exponential_decay_length_penalty
@@ -78,13 +80,14 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: 
     for key, off in UNSUPPORTED.items():
         if key in hf and hf[key] not in off:
             raise ConfigError(f"{source}: {key}={hf[key]!r} is not supported.")
-    if unknown := sorted(set(hf).difference(_READ.split(), _WITHOUT_EFFECT.split(), UNSUPPORTED)):
+    given = {key for key, value in hf.items() if value is not None}  # null is as good as no key
+    if unknown := sorted(given.difference(_READ.split(), _WITHOUT_EFFECT.split(), UNSUPPORTED)):
         raise ConfigError(
             f"{source}: nothing is known here of {unknown[0]}={hf[unknown[0]]!r}, which may change what the model "
             "computes. Delete the key if it does not."
         )
     features = FAMILY_FEATURES[family]
-    size = functools.partial(_integer, hf, source=source)
+    size = functools.partial(integer, hf, source=source)
     layers, heads, embed_dim = size("num_hidden_layers"), size("num_attention_heads"), size("hidden_size")
     types = hf.get("layer_types")
     if types is not None and types != ["full_attention"] * layers:
@@ -105,12 +108,12 @@ def spec_from_hf(hf: Mapping[str, Any], model: ModelConfig | Computing, source: 
         mlp_dim=size("intermediate_size"),
         qkv_bias=features.qkv_bias,
         qk_norm=features.qk_norm,
-        tie_embeddings=_flag(hf, "tie_word_embeddings", source),
+        tie_embeddings=flag(hf, "tie_word_embeddings", source),
         rope_theta=theta,
         rope_scaling=scaling,
-        norm_eps=_number(hf, "rms_norm_eps", source, NORM_EPS),
+        norm_eps=number(hf, "rms_norm_eps", source, NORM_EPS),
         max_position=positions,
-        embed_init_std=_number(hf, "initializer_range", source, 0.02),
+        embed_init_std=number(hf, "initializer_range", source, 0.02),
         compute_dtype=model.compute_dtype,
         param_dtype=model.param_dtype,
         remat=model.remat,
@@ -130,25 +133,26 @@ def _need(hf: Mapping[str, Any], key: str, source: str) -> Any:
     return hf[key]
 
 
-def _integer(hf: Mapping[str, Any], key: str, default: int | None = None, *, source: str) -> int:
+def integer(hf: Mapping[str, Any], key: str, default: int | None = None, *, source: str) -> int:
     """A size: a whole number from 1 on. Without a default the key must be there."""
     value = _need(hf, key, source) if default is None else hf.get(key)
     value = default if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
         raise ConfigError(f"{source}: {key} must be a whole number from 1 on, not {value!r}.")
     return value
 
 
-def _number(section: Mapping[str, Any], key: str, source: str, default: float | None = None) -> float:
-    """A positive, finite number. Without a default the key must be there."""
+def number(section: Mapping[str, Any], key: str, source: str, default: float | None = None) -> float:
+    """A positive number. Without a default the key must be there."""
     value = _need(section, key, source) if default is None else section.get(key)
     value = default if value is None else value
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e30:
         raise ConfigError(f"{source}: {key} must be a positive number, not {value!r}.")
     return float(value)
 
 
-def _flag(section: Mapping[str, Any], key: str, source: str, default: bool = False) -> bool:
+def flag(section: Mapping[str, Any], key: str, source: str, default: bool = False) -> bool:
+    """True or false; null as if the key were not there."""
     value = section.get(key)
     if not isinstance(value, bool | None):
         raise ConfigError(f"{source}: {key} must be true or false, not {value!r}.")
@@ -218,9 +222,9 @@ def _one_rope(hf: Mapping[str, Any], rope: Mapping[str, Any], source: str) -> tu
         raise ConfigError(f"{source}: RoPE of its own for layers of type '{nested[0]}' is not supported.")
     if rope.get("partial_rotary_factor") not in UNSUPPORTED["partial_rotary_factor"]:
         raise ConfigError(f"{source}: partial_rotary_factor={rope['partial_rotary_factor']!r} is not supported.")
-    theta = _number(rope, "rope_theta", source, _number(hf, "rope_theta", source, 10_000.0))
+    theta = number(rope, "rope_theta", source, number(hf, "rope_theta", source, 10_000.0))
     positions = (
-        0 if hf.get("max_position_embeddings") is None else _integer(hf, "max_position_embeddings", source=source)
+        0 if hf.get("max_position_embeddings") is None else integer(hf, "max_position_embeddings", source=source)
     )
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
@@ -228,7 +232,7 @@ def _one_rope(hf: Mapping[str, Any], rope: Mapping[str, Any], source: str) -> tu
     original = positions
     if kind in ("llama3", "yarn"):  # as transformers: only these read it, and a length beside the section goes first
         where = hf if hf.get(ORIGINAL) else rope
-        original = _integer(where, ORIGINAL, positions or None, source=source)
+        original = integer(where, ORIGINAL, positions or None, source=source)
     if kind not in ("linear", "dynamic", "llama3", "yarn"):
         raise ConfigError(f"{source}: rope_type '{kind}' is not supported. Valid: linear, dynamic, llama3, yarn.")
     if not original:
@@ -237,7 +241,7 @@ def _one_rope(hf: Mapping[str, Any], rope: Mapping[str, Any], source: str) -> tu
     implied = positions / original if kind == "yarn" and (hf.get(ORIGINAL) or rope.get(ORIGINAL)) else None
     if rope.get("factor") is None and not implied:
         raise ConfigError(f"{source}: rope_type '{kind}' has no 'factor'.")
-    base = RopeScaling(kind=kind, factor=_number(rope, "factor", source, implied), original_max_position=original)
+    base = RopeScaling(kind=kind, factor=number(rope, "factor", source, implied), original_max_position=original)
     return theta, _details(base, rope, source), _usable(base, positions)
 
 
@@ -248,15 +252,15 @@ def _details(base: RopeScaling, rope: Mapping[str, Any], source: str) -> RopeSca
         for key in ("low_freq_factor", "high_freq_factor"):
             if rope.get(key) is None:
                 raise ConfigError(f"{source}: rope_type 'llama3' has no '{key}'.")
-            fields[key] = _number(rope, key, source)
+            fields[key] = number(rope, key, source)
     if base.kind == "yarn":
         for key, usual in (("beta_fast", 32.0), ("beta_slow", 1.0)):
-            fields[key] = _number(rope, key, source, usual) if rope.get(key) else usual
+            fields[key] = number(rope, key, source, usual) if rope.get(key) else usual
         for key in ("attention_factor", "mscale", "mscale_all_dim"):
-            if rope.get(key):
-                _number(rope, key, source)
+            if rope.get(key) not in (None, 0):
+                number(rope, key, source)
         fields["attention_factor"] = yarn_attention_factor(base.factor, rope)
-        fields["truncate"] = _flag(rope, "truncate", source, "truncate" not in rope)
+        fields["truncate"] = flag(rope, "truncate", source, "truncate" not in rope)
     return RopeScaling(**fields)
 
 

@@ -17,6 +17,7 @@ import safetensors.numpy
 
 from jaxagent.config import ConfigError, LoraConfig
 from jaxagent.models import global_arrays, lora
+from jaxagent.models.families import flag, integer, number
 from jaxagent.models.hf import save_file
 from jaxagent.models.hf_layout import from_stored, to_stored
 from jaxagent.models.params import ArraySpec
@@ -113,19 +114,24 @@ def read_config(folder: str | pathlib.Path) -> LoraConfig:
     for key, off in UNSUPPORTED.items():
         if key in said and said[key] not in off:
             raise ConfigError(f"{path}: {key}={said[key]!r} is not supported.")
-    if unknown := sorted(set(said).difference(_READ.split(), _WITHOUT_EFFECT.split(), UNSUPPORTED)):
+    if unknown := sorted(
+        {key for key, value in said.items() if value is not None}.difference(
+            _READ.split(), _WITHOUT_EFFECT.split(), UNSUPPORTED
+        )
+    ):
         raise ConfigError(
             f"{path}: nothing is known here of {unknown[0]}={said[unknown[0]]!r}, which may change what the adapter "
             "computes. Delete the key if it does not."
         )
-    for key in ("r", "lora_alpha", "target_modules"):
-        if key not in said:
-            raise ConfigError(f"{path} has no '{key}'.")
+    if "target_modules" not in said:
+        raise ConfigError(f"{path} has no 'target_modules'.")
     names = said["target_modules"]
+    if not isinstance(names, str) and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ConfigError(f"{path}: target_modules must be a text or a list of texts, not {names!r}.")
     config = LoraConfig(
-        rank=said["r"],
-        alpha=float(said["lora_alpha"]),
-        rank_stabilised=bool(said.get("use_rslora")),
+        rank=integer(said, "r", source=str(path)),
+        alpha=number(said, "lora_alpha", str(path)),
+        rank_stabilised=flag(said, "use_rslora", str(path)),
         targets=names if isinstance(names, str) else ",".join(names),
     )
     try:

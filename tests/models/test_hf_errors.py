@@ -95,7 +95,16 @@ def test_config_json(folder, changes, message):
     assert "\n" not in str(error.value)
 
 
-WRONG = ("x", "32", "1e-5", [1], {}, 64.0, 0, -1, True, float("nan"))
+def test_keys_of_published_folders_that_change_nothing_are_taken(folder):
+    """SmolLM2's own, Unsloth's, vLLM's, Llama 1's; and a key that is null is as good as none."""
+    change_config(
+        folder, is_llama_config=True, rope_interleaved=False, unsloth_fixed=True, kv_cache_dtype="auto",
+        max_sequence_length=2048, base_model_tp_plan=None, **{"transformers.js_config": {"kv_cache_dtype": {}}},
+    )  # fmt: skip
+    read(folder)
+
+
+WRONG = ("x", "32", "1e-5", [1], {}, 64.0, 0, -1, True, float("nan"), 10**400)
 SIZES = "vocab_size num_hidden_layers hidden_size num_attention_heads num_key_value_heads head_dim intermediate_size"
 
 
