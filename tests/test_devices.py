@@ -102,6 +102,8 @@ def test_exact_numerics_fix_the_products_of_a_gpu(plugin, monkeypatch):
             "--xla_gpu_autotune_level=3 --xla_gpu_enable_triton_gemm=false",
         ),
         (True, "cpu", "--a", "--a"),
+        (True, "tpu,cpu", "--a", "--a"),
+        (True, "", "/home/me/xla.flags", "/home/me/xla.flags"),
         (False, "", "--a", "--a"),
     ]:
         monkeypatch.setenv("XLA_FLAGS", user)

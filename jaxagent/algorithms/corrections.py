@@ -167,7 +167,7 @@ def factors_of_samples(learnt: Sequence[Sample], choice: Any) -> tuple[list[Fact
     if not isinstance(choice, Importance):
         return [Factor(np.ones(len(sample.mask)), False) for sample in learnt], {}
     old = [sample.old[sample.mask > 0] for sample in learnt]
-    behaviour = [sample.trajectory.logprobs[sample.mask > 0] for sample in learnt]
+    behaviour = [np.asarray(sample.trajectory.logprobs)[sample.mask > 0] for sample in learnt]
     pairs = list(zip(old, behaviour, strict=True))
     given = [factors_of(choice, *pair) for pair in pairs]
     vetoed = [factors is None for factors in given]

@@ -173,7 +173,7 @@ class GiGPO(TurnAdvantage):
     gamma: ZeroToOne = 0.95  # discount per turn of the return that follows a turn
     step_weight: NonNegativeFloat = 1.0  # of the turn's part
 
-    def __call__(self, rewards: Array, mask: Array, states: Array) -> Array:
+    def __call__(self, rewards: Array, mask: Array, states: Array) -> Array:  # pyright: ignore[reportIncompatibleMethodOverride]
         from jaxagent.algorithms.process import group_in_group
 
         return group_in_group(rewards, mask, states, self.gamma, self.step_weight)

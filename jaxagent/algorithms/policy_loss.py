@@ -161,6 +161,7 @@ class Tokens(NamedTuple):
     @property
     def lengths(self) -> jax.Array:
         """f32[...]: how many such tokens the sequence of each has."""
+        assert self.sequence_sum is not None, "only tokens made by hand have none"
         return self.sequence_sum(jnp.ones_like(self.logprobs))
 
 

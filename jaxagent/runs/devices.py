@@ -113,15 +113,20 @@ def _fix_gpu_products() -> None:
 
     Otherwise it fuses products with their surroundings and times several kernels, program by program: on an H200,
     engine and trainer then differ in 1 to 5 % of bfloat16 log-probs and in half of the float32 ones, and in none with
-    these flags (docs/benchmarks.md). A flag that the user set wins. XLA reads them before it first touches a device.
+    these flags (docs/benchmarks.md). A flag that the user set wins, and so does a
+    file of flags (its name in XLA_FLAGS). XLA reads them before it first touches a device.
     """
-    flags = os.environ.get("XLA_FLAGS", "")
+    flags, platforms = os.environ.get("XLA_FLAGS", "").strip(), os.environ.get("JAX_PLATFORMS", "").strip().lower()
     plugins = (f"jax_cuda{version}_plugin" for version in (12, 13))
-    if os.environ.get("JAX_PLATFORMS", "").startswith("cpu") or not any(map(importlib.util.find_spec, plugins)):
+    if (platforms and "cuda" not in platforms and "gpu" not in platforms) or not any(
+        map(importlib.util.find_spec, plugins)
+    ):
         return
+    if flags and not flags.startswith("-"):
+        return  # the name of a user's file of flags, which holds all there are
     wanted = ("xla_gpu_enable_triton_gemm=false", "xla_gpu_autotune_level=0")
     missing = [f"--{flag}" for flag in wanted if flag.partition("=")[0] not in flags]
-    os.environ["XLA_FLAGS"] = " ".join([*flags.split(), *missing])
+    os.environ["XLA_FLAGS"] = " ".join(filter(None, (flags, *missing)))
 
 
 def use_huge_pages() -> None:
