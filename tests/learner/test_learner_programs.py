@@ -32,7 +32,7 @@ def ppo(**changes: int) -> config.RLConfig:
 )
 def test_the_policy_moves_from_the_step_on_at_which_the_warm_ups_updates_are_made(warmup, epochs, moves):
     rl = ppo(steps=4, per_step=2, epochs=epochs, warmup=warmup)
-    packer = types.SimpleNamespace(pack=lambda streams: ["a batch"])
+    packer = types.SimpleNamespace(pack=lambda streams, step: ["a batch"])
     made = Programs(rl, packer, lambda state, batches, train_policy, temperature, teacher: (state, train_policy))
     assert [made.train(None, [], 1.0, step)[1] for step in range(4)] == moves
 
