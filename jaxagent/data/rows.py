@@ -11,7 +11,7 @@ The layouts, by the names that `data.layout` gives them, and the columns that th
   tau_bench:  index, metadata {user_id, instruction, actions, outputs}: see `retail_rows`
   tau2:       tau2-bench's tasks, with `user_scenario`: see `tau2_rows`
 
-A row with id, prompt and answers is ours, whatever else it has. Columns that a layout does not know go to the task's
+A row with an id of its own, prompt and answers is ours, whatever else it has. Columns that a layout does not know go to the task's
 metadata under their own names, where a reward finds them. What stands before the last user message of a prompt goes to
 `metadata["earlier_messages"]`.
 """
@@ -81,10 +81,8 @@ def to_task(row: Mapping[str, Any], need_answers: bool, how: Reading = AS_IT_IS,
     if renamed := {name: theirs for name, theirs in dataclasses.asdict(how.columns).items() if theirs}:
         row = _renamed(row, renamed)
     layout = "ours" if renamed else how.layout
-    if made_id and "id" not in row and (layout == "ours" or _is_ours(row)):
-        row = {"id": made_id, **row}
     layout = _layout_of(row) if layout == "auto" else layout
-    task = LAYOUTS[layout][1](row)
+    task = _ours(row, made_id) if layout == "ours" else LAYOUTS[layout][1](row)
     known = _KNOWN.get(layout, row)
     if layout == "verl" and isinstance(row["reward_model"]["ground_truth"], Mapping):
         known = (*known, *_SEARCH_R1_TOO)
@@ -101,8 +99,8 @@ def to_task(row: Mapping[str, Any], need_answers: bool, how: Reading = AS_IT_IS,
 
 
 def _layout_of(row: Mapping[str, Any]) -> str:
-    """The one layout that a row has: ours where it is complete, or where it is no other."""
-    if "id" in row and _is_ours(row):
+    """The one layout that a row has: ours where it has an id of its own and is complete, or where it is no other."""
+    if row.get("id") is not None and _is_ours(row):
         return "ours"
     possible = [name for name, (is_one, _) in LAYOUTS.items() if is_one(row)]
     if len(possible) > 1:
@@ -149,22 +147,23 @@ def to_row(task: types.Task) -> dict[str, Any]:
     }
 
 
-def _ours(row: Mapping[str, Any]) -> types.Task:
+def _ours(row: Mapping[str, Any], made_id: str = "") -> types.Task:
     metadata = fields.json_object(row.get("metadata"))
     others = {name: value for name, value in row.items() if name not in TASK_COLUMNS}
     for name in others:
         if meant := next((column for column in TASK_COLUMNS if column not in row and _looks_like(name, column)), ""):
             raise RowError(str(name), f"unknown; did you mean '{meant}'? data.columns.{meant}={name} says so")
     prompt, earlier = _conversation(fields.get(row, "prompt"))
+    answers = fields.texts(fields.get(row, "answers"), "answers")
     metadata = _joined(metadata, others | earlier)
     if coding_rows.KEY in metadata:
         coding_rows.check(metadata[coding_rows.KEY], f"metadata.{coding_rows.KEY}")
     if tau2_rows.KEY in metadata:
         tau2_rows.parse(metadata[tau2_rows.KEY], f"metadata.{tau2_rows.KEY}.")
     return types.Task(
-        id=fields.text(row, "id"),
+        id=made_id if made_id and row.get("id") is None else fields.text(row, "id"),
         prompt=prompt,
-        answers=fields.texts(fields.get(row, "answers"), "answers"),
+        answers=answers,
         kind=fields.text(row, "kind", empty=True) if row.get("kind") is not None else "",
         metadata=metadata,
     )

@@ -241,8 +241,20 @@ def test_a_row_of_several_layouts_is_refused_unless_its_layout_is_named():
         rows.to_task(both, False)
     assert rows.to_task(both, True, Reading(layout="verl")).answers == ("4",)
     assert "coding" in rows.to_task(both, False, Reading(layout="software")).metadata
-    with pytest.raises(rows.RowError, match="ours and as verl"):
-        rows.to_task(verl | {"answers": ["2"]}, True)
+    memagent = verl | {"ability": "memory", "context": "c"}
+    ruler = {"context": "c", "input": "q", "prompt": "p"}
+    software = {name: both[name] for name in ("instance_id", "problem_statement", "FAIL_TO_PASS", "PASS_TO_PASS")}
+    published = {
+        "verl": verl, "toolrl": verl | {"data_source": "rlla"}, "long_text": memagent, "long_text ": ruler,
+        "flashrag": {"question": "q", "golden_answers": ["g"], "prompt": "p"}, "software": software | {"prompt": "p"},
+    }  # fmt: skip
+    for layout, row in published.items():  # an id that is made makes none of them ours
+        for more in ({"answers": ["2"]}, {"answers": ["2"], "id": None}):
+            with pytest.raises(rows.RowError, match=rf"as ours and as {layout.strip()}: say which with data\.layout"):
+                rows.to_task(row | more, False, made_id="train/0")
+            mine = rows.to_task(row | more, False, Reading(layout="ours"), made_id="train/0")
+            assert (mine.id, mine.answers) == ("train/0", ("2",))
+    assert rows.to_task(verl, True, made_id="train/0").id == "math/train/0"
     assert set(rows.LAYOUTS) | {"auto"} == set(Layout.__args__)
 
 
