@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import json
+import math
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -76,6 +80,36 @@ def json_object(value: Any) -> Mapping[str, Any]:
         except (ValueError, RecursionError) as error:  # also a number of thousands of digits
             raise RowError("metadata", f"is not JSON: {error}") from None
     return mapping(value, "metadata")
+
+
+def missing(value: Any) -> bool:
+    """Whether a value is NaN, by which tables of pandas say that there is none."""
+    return isinstance(value, float) and value != value
+
+
+def plain(value: Any, left_out: dict[str, str], name: str = "") -> Any:
+    """A value as JSON can hold it: dates and times as ISO text, Decimals and durations as text, no NaN.
+
+    `left_out` gets the names of what JSON cannot hold (bytes, infinity), with a value; objects are without it, and a
+    list that holds some is left out whole.
+    """
+    if isinstance(value, Mapping):
+        names = {key: f"{name}.{key}" if name else str(key) for key in value}
+        items = {key: plain(item, left_out, names[key]) for key, item in value.items() if not missing(item)}
+        return {key: item for key, item in items.items() if item is not None or value[key] is None}
+    if isinstance(value, list | tuple):
+        items = [plain(item, left_out, name) for item in value]
+        none = [item is None or missing(item) for item in value]
+        return items if none == [item is None for item in items] else None
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal | datetime.timedelta | uuid.UUID):
+        return str(value)
+    if value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    if not missing(value):
+        left_out.setdefault(name, show(value))
+    return None
 
 
 def show(value: Any) -> str:

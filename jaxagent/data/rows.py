@@ -78,6 +78,7 @@ def to_task(row: Mapping[str, Any], need_answers: bool, how: Reading = AS_IT_IS,
     """
     if not isinstance(row, Mapping):
         raise RowError("*", f"a row must be an object with columns, got {fields.show(row)}")
+    row = {name: value for name, value in row.items() if not fields.missing(value)}
     if renamed := {name: theirs for name, theirs in dataclasses.asdict(how.columns).items() if theirs}:
         row = _renamed(row, renamed)
     layout = "ours" if renamed else how.layout
@@ -302,15 +303,27 @@ def _answer_column(row: Mapping[str, Any], layout: str) -> str:
     return {"verl": "reward_model", "flashrag": "golden_answers"}.get(layout, "answers")
 
 
-def check(row: Any, place: str, need_answers: bool, how: Reading = AS_IT_IS, made_id: str = "") -> types.Task:
+def check(
+    row: Any,
+    place: str,
+    need_answers: bool,
+    how: Reading = AS_IT_IS,
+    made_id: str = "",
+    left_out: dict[str, str] | None = None,
+) -> types.Task:
     """`to_task`, which turns a failure into one line for the user.
+
+    With `left_out` the metadata are made what JSON can hold, and it gets the names of what they are without.
 
     Raises:
       LeftOut: the row is one that its publisher left without a question.
       config.ConfigError: naming `place` (file and row) and the column.
     """
     try:
-        return to_task(row, need_answers, how, made_id)
+        task = to_task(row, need_answers, how, made_id)
+        return task if left_out is None else dataclasses.replace(task, metadata=fields.plain(task.metadata, left_out))
+    except RecursionError:
+        raise config.ConfigError(f"{place}: column 'metadata': is nested too deeply to be written as JSON.") from None
     except RowError as error:
         kind = LeftOut if isinstance(error, fields.EmptyRow) else config.ConfigError
         raise kind(f"{place}: {error}.") from None

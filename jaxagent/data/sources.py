@@ -34,6 +34,7 @@ class TaskSource(Sequence[Task]):
       contents: of each task, a digest of what it asks (prompt and answers, without case and space), and one of that
         with its metadata.
       left_out: what is wrong with rows that are left out.
+      not_json: what metadata are without because JSON cannot hold it (bytes): name -> one of its values.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class TaskSource(Sequence[Task]):
         self._rows, self._need_answers, self._how, self.made = data, need_answers, how, made
         self._numbers = range(len(data))  # of the rows that are tasks
         self.left_out: list[str] = []
+        self.not_json: dict[str, str] = {}
         if len(data) == 0:
             raise ConfigError(f"{name} has no rows.")
         self.ids: list[str] = []
@@ -75,7 +77,8 @@ class TaskSource(Sequence[Task]):
 
     def _task(self, number: int) -> Task:
         place = self._rows.place(number)
-        return rows.check(self._rows[number], place, self._need_answers, self._how, f"{self.made}/{number}")
+        made = f"{self.made}/{number}"
+        return rows.check(self._rows[number], place, self._need_answers, self._how, made, self.not_json)
 
     def __iter__(self) -> Iterator[Task]:
         return (self[i] for i in range(len(self)))
@@ -205,7 +208,7 @@ def open_train_and_held_out(
       data: its `eval_source` says where the held-out tasks are; "" = the held-out split of `path`.
       need_answers: see `load_tasks`.
       messages: see `rows.Reading`.
-      note: told of rows that are left out, and of held-out tasks that are training tasks.
+      note: told of rows and columns that are left out, and of held-out tasks that are training tasks.
 
     Raises:
       ConfigError: as `load_tasks`; also when there are no held-out tasks, or all of them are training tasks.
@@ -226,6 +229,8 @@ def open_train_and_held_out(
     for source in (train, held_out):
         if source.left_out:
             note(f"{source.name}: {len(source.left_out)} rows are left out, the first: {source.left_out[0]}")
+        for column, value in source.not_json.items():
+            note(f"{source.name}: column '{column}' is left out of the metadata, as JSON cannot hold {value}")
     _check_apart(train, held_out, note)
     return train, held_out
 

@@ -133,24 +133,40 @@ def test_a_split_that_lacks_one_of_its_files_is_not_taken_for_a_whole_one(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "kept", "left_out"),
     [
-        (datetime.datetime(2024, 1, 1), "column 'metadata': cannot be written as JSON: .*datetime"),
-        (b"\xff", "column 'metadata': cannot be written as JSON: .*bytes"),
-        (decimal.Decimal("1.5"), "column 'metadata': cannot be written as JSON: .*Decimal"),
-        (float("nan"), "column 'metadata': cannot be written as JSON: Out of range float"),
+        (datetime.datetime(2024, 1, 1, 12), "2024-01-01T12:00:00", ""),
+        (datetime.date(2024, 1, 1), "2024-01-01", ""),
+        (datetime.time(12), "12:00:00", ""),
+        (datetime.timedelta(1), "1 day, 0:00:00", ""),
+        (decimal.Decimal("1.5"), "1.5", ""),
+        (float("nan"), None, ""),
+        ([1.0, float("nan")], [1.0, None], ""),
+        (float("inf"), None, "more"),
+        (b"\xff", None, "more"),
+        ([[b"\xff"]], None, "more"),
+        ({"bytes": b"\xff", "path": "a.png"}, {"path": "a.png"}, "more.bytes"),
+        ([{"bytes": b"\xff", "path": "a.png"}], [{"path": "a.png"}], "more.bytes"),
     ],
 )
-def test_what_no_log_can_hold_is_told_at_open(tmp_path, value, said):
-    row = {
-        "data_source": "nq",
-        "prompt": [{"role": "user", "content": "Question: x?"}],
-        "reward_model": {"ground_truth": {"target": ["a"]}},
-        "extra_info": {"split": "train", "index": 0, "more": value},
-    }
-    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "train.parquet")
-    with pytest.raises(ConfigError, match=rf"train\.parquet, row 0: {said}"):
-        sources.load_tasks(tmp_path, "train")
+def test_what_a_table_holds_beside_texts_and_numbers(tmp_path, value, kept, left_out):
+    """Among further columns and inside extra_info; what JSON cannot hold is left out and named once."""
+    chat = [{"role": "user", "content": "Question: x?"}]
+    verl = {"data_source": "nq", "prompt": chat, "reward_model": {"ground_truth": {"target": ["a"]}}}
+    for layout in (
+        lambda name: TRAIN[0] | {"id": name, "more": value, "metadata": {"level": 1}},
+        lambda name: verl | {"extra_info": {"split": name, "index": 0, "level": 1, "more": value}},
+    ):
+        for split in ("train", "test"):
+            data = [layout(f"{split}{number}") for number in range(2)]
+            pq.write_table(pa.Table.from_pylist(data), tmp_path / f"{split}.parquet")
+        told = []
+        for source in sources.open_train_and_held_out(tmp_path, config(""), note=told.append):
+            for task in source:
+                assert task.metadata["level"] == 1
+                assert task.metadata.get("more") == kept and ("more" in task.metadata) == (kept is not None)
+        named = [line for line in told if f"'{left_out}' is left out of the metadata, as JSON cannot hold" in line]
+        assert len(named) == (2 if left_out else 0)
 
 
 @pytest.mark.parametrize(
