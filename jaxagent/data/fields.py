@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import datetime
 import decimal
 import json
 import math
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+_STRING = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+_STRINGS = re.compile(rf"\[\s*(?:{_STRING}\s*(?:,\s*{_STRING}\s*)*,?\s*)?\]", re.DOTALL)
+_BRACKETS = re.compile(r"\[\s*['\"].*\]|\[.*['\"]\s*\]|\[\s*-?\d[-+\d.,eE\s]*\]", re.DOTALL)  # also NumPy's ['a' 'b']
 
 
 class RowError(ValueError):
@@ -55,6 +62,36 @@ def texts(value: Any, column: str) -> tuple[str, ...]:
         if not isinstance(item, str) or not item.strip():
             raise RowError(f"{column}[{i}]", f"must be non-empty text, got {show(item)}")
     return tuple(value)
+
+
+def answers(value: Any, column: str) -> tuple[str, ...]:
+    """Gold answers: a list of texts and numbers, one of these alone, or the text of a list of texts, as in CSV."""
+    if isinstance(value := as_text(value), str):
+        read = listed(value, column)
+        value = [value] if read is None else read
+    return texts([as_text(item) for item in value] if isinstance(value, list | tuple) else value, column)
+
+
+def as_text(value: Any) -> Any:
+    """A number as its text; of True and of all else it is the value."""
+    number = isinstance(value, int | float | decimal.Decimal) and not isinstance(value, bool)
+    return str(value) if number else value
+
+
+def listed(text: str, column: str) -> list[str] | None:
+    """The texts of a list that is written as JSON or as Python writes it; None for a text that is no list.
+
+    Raises:
+      RowError: who wrote the text may have meant a list, or a text in brackets.
+    """
+    if _STRINGS.fullmatch(text.strip()):
+        for read in (json.loads, ast.literal_eval):
+            with contextlib.suppress(ValueError, SyntaxError):
+                return read(text.strip())
+    if _BRACKETS.fullmatch(text.strip()):
+        rule = 'a list of quoted texts, ["a", "b"]; one text in brackets, such as an interval, is ["[0, 1]"]'
+        raise RowError(column, f"may be a list or a text in brackets, got {show(text)}: write {rule}")
+    return None
 
 
 def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,7 @@
   parquet, arrow  one table, in Arrow's memory; .arrow as `datasets` writes it (a stream), or an IPC file
   jsonl           one JSON object per line; blank lines are skipped
   json            one list of objects, read whole; a file of lines under that name, too
-  csv             texts under the names of the first line; a cell of `answers` may be a list
+  csv             texts under the names of the first line
 
 .jsonl, .json and .csv may be packed (.gz); then they are unpacked in memory. All are read-only, safe to use from
 several threads and picklable, as grain asks of a source. TensorFlow is not needed.
@@ -13,8 +13,6 @@ several threads and picklable, as grain asks of a source. TensorFlow is not need
 from __future__ import annotations
 
 import abc
-import ast
-import contextlib
 import csv
 import gzip
 import io
@@ -281,17 +279,8 @@ def _csv_rows(path: Path) -> list[dict[str, Any]]:
         if line and len(line) != len(names):
             raise ConfigError(f"{path}, row {number} has {len(line)} cells, and the first line names {len(names)}.")
         if line:
-            rows.append({name: _cell(name, text) for name, text in zip(names, line, strict=True) if text})
+            rows.append({name: text for name, text in zip(names, line, strict=True) if text})
     return rows
-
-
-def _cell(name: str, text: str) -> Any:
-    """A text; of `answers` also a list, as JSON or as Python writes it."""
-    if name == "answers" and text.startswith("["):
-        for read in (json.loads, ast.literal_eval):
-            with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-                return read(text)
-    return [text] if name == "answers" else text
 
 
 def from_json(record: bytes, place: str) -> Any:

@@ -49,12 +49,12 @@ def _memagent(row: Mapping[str, Any]) -> types.Task:
     index = _index(extra["index"], "extra_info.index")
     truth = fields.get(fields.mapping(row[MEMAGENT], MEMAGENT), "ground_truth", f"{MEMAGENT}.")
     question = fields.text(extra, "question", "extra_info.") if extra.get("question") else _content(row)
-    return _task(f"{source}/{index}", question, fields.texts(truth, answer_column(row)), source, row, extra)
+    return _task(f"{source}/{index}", question, fields.answers(truth, answer_column(row)), source, row, extra)
 
 
 def _ruler(row: Mapping[str, Any]) -> types.Task:
     question = fields.text(row, RULER)
-    answers = fields.texts(fields.get(row, "answers"), "answers")
+    answers = fields.answers(fields.get(row, "answers"), "answers")
     name = row.get("index")
     if name is None:
         digest = hashlib.blake2b(f"{question}\n{fields.get(row, 'context')}".encode(), digest_size=8)

@@ -1,7 +1,7 @@
 """One raw row of a data file -> one `types.Task`, or a `RowError` that names the column at fault.
 
 The layouts, by the names that `data.layout` gives them, and the columns that they are known by:
-  ours:       prompt, answers [str], id, kind (optional), metadata (optional: a JSON object as text, or a mapping)
+  ours:       prompt, answers [str], id and kind (optional), metadata (optional: an object, or the JSON text of one)
   verl:       data_source, prompt [{role, content}], reward_model {ground_truth}, extra_info {split, index}: what
               Search-R1's and verl's scripts write; Search-R1's has ground_truth {target [str]}
   toolrl:     as verl's, with data_source "rlla": see `toolcall_rows`
@@ -11,9 +11,9 @@ The layouts, by the names that `data.layout` gives them, and the columns that th
   tau_bench:  index, metadata {user_id, instruction, actions, outputs}: see `retail_rows`
   tau2:       tau2-bench's tasks, with `user_scenario`: see `tau2_rows`
 
-A row with an id of its own, prompt and answers is ours, whatever else it has. Columns that a layout does not know go to the task's
-metadata under their own names, where a reward finds them. What stands before the last user message of a prompt goes to
-`metadata["earlier_messages"]`.
+A row with an id of its own, prompt and answers is ours, whatever else it has. Columns that a layout does not know go
+to the task's metadata under their own names, where a reward finds them. What stands before the last user message of a
+prompt goes to `metadata["earlier_messages"]`.
 """
 
 from __future__ import annotations
@@ -110,18 +110,13 @@ def _layout_of(row: Mapping[str, Any]) -> str:
 
 
 def _renamed(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """A row under our names. Other people's ids may be numbers, and their one answer is often no list."""
+    """A row under our names."""
     for name, theirs in names.items():
         if theirs not in row:
             known = nearest(theirs, list(map(str, row)))
             raise RowError(theirs, f"missing, and data.columns.{name} names it. {known.rstrip('.')}")
     ours_row = {ours: row[theirs] for ours, theirs in names.items()}
     ours_row |= {name: value for name, value in row.items() if name not in names.values() and name not in ours_row}
-    if type(ours_row.get("id")) is int:
-        ours_row["id"] = str(ours_row["id"])
-    answers = ours_row.get("answers")
-    if isinstance(answers, str | int | float) and not isinstance(answers, bool):
-        ours_row["answers"] = [str(answers)]
     return ours_row
 
 
@@ -155,19 +150,24 @@ def _ours(row: Mapping[str, Any], made_id: str = "") -> types.Task:
         if meant := next((column for column in TASK_COLUMNS if column not in row and _looks_like(name, column)), ""):
             raise RowError(str(name), f"unknown; did you mean '{meant}'? data.columns.{meant}={name} says so")
     prompt, earlier = _conversation(fields.get(row, "prompt"))
-    answers = fields.texts(fields.get(row, "answers"), "answers")
+    answers = fields.answers(fields.get(row, "answers"), "answers")
     metadata = _joined(metadata, others | earlier)
     if coding_rows.KEY in metadata:
         coding_rows.check(metadata[coding_rows.KEY], f"metadata.{coding_rows.KEY}")
     if tau2_rows.KEY in metadata:
         tau2_rows.parse(metadata[tau2_rows.KEY], f"metadata.{tau2_rows.KEY}.")
     return types.Task(
-        id=made_id if made_id and row.get("id") is None else fields.text(row, "id"),
+        id=made_id if made_id and row.get("id") is None else _label(row, "id"),
         prompt=prompt,
         answers=answers,
-        kind=fields.text(row, "kind", empty=True) if row.get("kind") is not None else "",
+        kind=_label(row, "kind", empty=True) if row.get("kind") is not None else "",
         metadata=metadata,
     )
+
+
+def _label(row: Mapping[str, Any], column: str, empty: bool = False) -> str:
+    """A column that is a text, or a number."""
+    return fields.text({column: fields.as_text(fields.get(row, column))}, column, empty=empty)
 
 
 def _looks_like(name: Any, column: str) -> bool:
@@ -232,7 +232,7 @@ def _verl(row: Mapping[str, Any]) -> types.Task:
         truth = fields.get(truth, "target", "reward_model.ground_truth.")
     else:
         column = "reward_model.ground_truth"
-    answers = (truth,) if isinstance(truth, str) and truth else fields.texts(truth, column)
+    answers = (truth,) if isinstance(truth, str) and truth else fields.answers(truth, column)
     prompt, earlier = _question(row) if searched else _conversation(fields.get(row, "prompt"))
     metadata = {k: v for k, v in extra.items() if v is not None}
     return types.Task(
@@ -261,11 +261,11 @@ def _question(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def _flashrag(row: Mapping[str, Any]) -> types.Task:
     source = fields.text(row, "data_source") if row.get("data_source") else ""
-    name = fields.text(row, "id")
+    name = _label(row, "id")
     return types.Task(
         id=f"{source}/{name}" if source else name,
         prompt=as_question(fields.text(row, "question")),
-        answers=fields.texts(fields.get(row, "golden_answers"), "golden_answers"),
+        answers=fields.answers(fields.get(row, "golden_answers"), "golden_answers"),
         kind=source,
         metadata=fields.json_object(row.get("metadata")),
     )

@@ -200,7 +200,7 @@ WRONG = [
     ({"meta": "x"}, "meta", "did you mean 'metadata'"),
     ({"metdata": "x"}, "metdata", "did you mean 'metadata'"),
     ({"kinds": "x"}, "kinds", "did you mean 'kind'"),
-    ({"answers": "2", "prompt": "p"}, "answers", "must be a list of texts"),
+    ({"answers": "['a' 'b']"}, "answers", "may be a list or a text in brackets"),
     ({"prompt": [*CHAT, {"role": "assistant", "content": "a"}]}, "prompt", "must end with a message of the user"),
     ({"prompt": [{"role": "user", "content": "q", "images": ["x.png"]}]}, "prompt[0].images", "is no text"),
 ]  # fmt: skip
