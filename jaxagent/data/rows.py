@@ -30,6 +30,8 @@ from jaxagent.data.fields import RowError
 
 TASK_COLUMNS = ("id", "prompt", "answers", "kind", "metadata")
 MESSAGES = "earlier_messages"  # of metadata: what stands before the prompt, as {"role", "content"}
+_EMPTY = {"role": "system", "content": ""}  # a message that says nothing, and is left out
+_UNSHOWN = ("name", "weight")  # keys of messages that are shown to no model
 _SEARCH_R1 = "Answer the given question"  # how Search-R1's rendered prompt begins
 _QUESTION_MARK = "Question:"  # what stands before the question in it
 _VERL = ("data_source", "prompt", "ability", "reward_model", "extra_info")  # no reward is given `ability`
@@ -197,6 +199,7 @@ def _conversation(prompt: Any) -> tuple[str, dict[str, Any]]:
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes) or not prompt:
         raise RowError("prompt", f"must be text or a list of {{role, content}} messages, got {fields.show(prompt)}")
     messages = [_message(message, f"prompt[{number}]") for number, message in enumerate(prompt)]
+    messages = [one for one in messages[:-1] if one != _EMPTY] + messages[-1:]
     if messages[-1]["role"] != "user":
         raise RowError("prompt", f"must end with a message of the user, ends with one of {messages[-1]['role']!r}")
     return messages[-1]["content"], {MESSAGES: messages[:-1]} if messages[:-1] else {}
@@ -205,7 +208,7 @@ def _conversation(prompt: Any) -> tuple[str, dict[str, Any]]:
 def _message(message: Any, column: str) -> dict[str, str]:
     message = fields.mapping(message, column)
     for name, value in message.items():
-        if name not in ("role", "content") and value not in (None, [], ""):
+        if name not in ("role", "content", *_UNSHOWN) and value not in (None, [], ""):
             raise RowError(f"{column}.{name}", "is no text that could be kept: messages have a role and a content")
     content = message.get("content")
     if isinstance(content, Sequence) and not isinstance(content, str | bytes):  # parts, as OpenAI's clients write them
@@ -213,7 +216,8 @@ def _message(message: Any, column: str) -> dict[str, str]:
         if not all(isinstance(part, str) for part in parts):
             raise RowError(f"{column}.content", "has a part that is no text")
         message = {**message, "content": "".join(map(str, parts))}
-    return {name: fields.text(message, name, f"{column}.") for name in ("role", "content")}
+    empty = message.get("role") == _EMPTY["role"]
+    return {name: fields.text(message, name, f"{column}.", empty) for name in ("role", "content")}
 
 
 def _verl(row: Mapping[str, Any]) -> types.Task:

@@ -203,6 +203,7 @@ WRONG = [
     ({"answers": "['a' 'b']"}, "answers", "may be a list or a text in brackets"),
     ({"prompt": [*CHAT, {"role": "assistant", "content": "a"}]}, "prompt", "must end with a message of the user"),
     ({"prompt": [{"role": "user", "content": "q", "images": ["x.png"]}]}, "prompt[0].images", "is no text"),
+    ({"prompt": [{"role": "user", "content": ""}, {"role": "user", "content": "q"}]}, "prompt[0].content", "be empty"),
 ]  # fmt: skip
 
 
@@ -293,6 +294,8 @@ TARGET = {"style": "rule", "ground_truth": {"target": ["4"]}}
         (_verl([CHAT[0], _user(f"{TEMPLATE} Question: b")], reward_model=TARGET), f"{TEMPLATE} Question: b", CHAT[:1]),
         (_verl([_user("x")], reward_model=TARGET, question=" what is it "), "what is it?", []),
         (_verl([_user("x")], question="other"), "x", []),
+        (_verl([{"role": "system", "content": ""}, _user("x")]), "x", []),
+        (_verl([CHAT[0] | {"name": "rules", "weight": 0}, _user("x") | {"name": "Bo", "weight": 1}]), "x", CHAT[:1]),
     ],
 )  # fmt: skip
 def test_what_stands_before_a_question_is_kept_or_refused(row, prompt, before):
