@@ -173,11 +173,15 @@ def _label(row: Mapping[str, Any], column: str, empty: bool = False) -> str:
 
 
 def _looks_like(name: Any, column: str) -> bool:
-    """Whether a name is probably a column's, written wrongly: other capitals, a beginning of it, or a letter off."""
+    """Whether a name is probably a column's, written wrongly: other capitals, a beginning of it, or a letter off.
+
+    Other words are a letter off from short ones ("find" from "kind"): there a plural and two letters swapped count.
+    """
     name = str(name).casefold()
-    if name == column or len(column) < 4:
-        return name == column
-    if len(name) >= 4 and column.startswith(name):
+    swapped = [column[:i] + column[i + 1] + column[i] + column[i + 2 :] for i in range(len(column) - 1)]
+    if name == column or len(column) < 5:
+        return name == column or (len(column) > 2 and name in (f"{column}s", *swapped))
+    if name in swapped or (len(name) >= 4 and column.startswith(name)):
         return True
     same = next((i for i, (a, b) in enumerate(zip(name, column, strict=False)) if a != b), min(len(name), len(column)))
     rest, wanted = name[same:], column[same:]

@@ -200,6 +200,8 @@ WRONG = [
     ({"meta": "x"}, "meta", "did you mean 'metadata'"),
     ({"metdata": "x"}, "metdata", "did you mean 'metadata'"),
     ({"kinds": "x"}, "kinds", "did you mean 'kind'"),
+    ({"knid": "x"}, "knid", "did you mean 'kind'"),
+    ({"metadaat": "x"}, "metadaat", "did you mean 'metadata'"),
     ({"answers": "['a' 'b']"}, "answers", "may be a list or a text in brackets"),
     ({"prompt": [*CHAT, {"role": "assistant", "content": "a"}]}, "prompt", "must end with a message of the user"),
     ({"prompt": [{"role": "user", "content": "q", "images": ["x.png"]}]}, "prompt[0].images", "is no text"),
@@ -225,7 +227,7 @@ def test_a_row_that_has_our_columns_is_ours_whatever_else_it_has():
         "context": "X is 42.", "data_source": "rlla", "repo": "me/x", "instance_id": "i", "user_scenario": "a story",
         "index": 3, "golden_answers": ["7"], "reward_model": {"style": "rule"}, "problem_statement": "p",
         "question": "raw q", "input": "x", "ability": "memory", "extra_info": {"split": "train", "index": 1},
-        "expected_output_json": "{}", "answer": "7",
+        "expected_output_json": "{}", "answer": "7", "find": "f", "kin": "k", "mind": "m", "king": "k", "ids": "i",
     }  # fmt: skip
     for one in marks:
         for other in marks:
