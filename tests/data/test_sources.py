@@ -110,6 +110,42 @@ def test_a_split_in_several_files_is_one_sequence(tmp_path):
         sources.load_tasks(tmp_path)
 
 
+def test_a_folder_of_a_split_is_whole_and_of_one_format(tmp_path):
+    wrong = {
+        "piece": (
+            ["train-00000-of-00004.jsonl"],
+            "cut into 4 files, of which 3 are missing: the first is number 00001",
+        ),
+        "format": (["0000.jsonl", "0000.json"], r"train must hold .* of one format, got \.json, \.jsonl: 0000\.json, "),
+        "packed": (["0.jsonl", "0.jsonl.gz"], r"of one format, got \.jsonl, \.jsonl\.gz"),
+        "both": (["0000.jsonl", "train-00000-of-00001.jsonl"], "cut in one way"),
+        "older": (["train-00000-of-00001.jsonl", "train-00000-of-00002.jsonl"], "cut into 1 and into 2 files at once"),
+    }
+    for name, (names, said) in wrong.items():
+        (tmp_path / name / "train").mkdir(parents=True)
+        for file in names:
+            write_jsonl(tmp_path / name / "train" / file, TRAIN)
+        with pytest.raises(ConfigError, match=said):
+            files.splits(tmp_path / name)
+    (tmp_path / "whole/test").mkdir(parents=True)
+    for number in range(2):
+        write_jsonl(tmp_path / f"whole/test/test-0000{number}-of-00002.jsonl", TRAIN[number : number + 1])
+    write_jsonl(tmp_path / "whole/test/corpus.jsonl", [{"id": "0", "contents": "no task"}])
+    assert list(sources.load_tasks(tmp_path / "whole", "test")) == as_tasks(TRAIN[:2])
+
+
+def test_a_stray_file_does_not_hide_the_folder_data(tmp_path):
+    (tmp_path / "data").mkdir()
+    write_jsonl(tmp_path / "preview.jsonl", TEST)
+    assert set(files.splits(tmp_path)) == {"preview"}
+    write_jsonl(tmp_path / "data/meta.jsonl", TRAIN)
+    assert set(files.splits(tmp_path)) == {"preview"}
+    write_jsonl(tmp_path / "data/train.jsonl", TRAIN)
+    assert list(sources.load_tasks(tmp_path, "train")) == as_tasks(TRAIN)
+    write_jsonl(tmp_path / "train.jsonl", TEST)  # splits here go before splits in data/
+    assert list(sources.load_tasks(tmp_path, "train")) == as_tasks(TEST)
+
+
 def test_files_named_as_hugging_face_named_them_with_a_fingerprint(tmp_path):
     write_jsonl(tmp_path / "train-00000-of-00002-6ef3991c06080e14.jsonl", TRAIN[:3])
     write_jsonl(tmp_path / "train-00001-of-00002-0a1b2c3d4e5f6789.jsonl", TRAIN[3:])
