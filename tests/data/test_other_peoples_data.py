@@ -434,6 +434,19 @@ def test_held_out_tasks_that_training_has_are_counted_or_refused(tmp_path):
         f"{tmp_path}/some:val: 2 of 6 held-out tasks are training tasks as well, the first tq1, tq2"
     ]
     assert _opened(tmp_path / "none", FLAT, new) == []
+    otherwise = [FLAT[0] | {"id": "a", "answers": ["author, 0."]}, FLAT[1] | {"id": "b", "answers": ["Nobody"]}]
+    assert _opened(tmp_path / "otherwise", FLAT, otherwise) == [
+        f"{tmp_path}/otherwise:val: 1 of 2 held-out tasks are training tasks as well, the first a",
+        f"{tmp_path}/otherwise:val: 1 of 2 held-out tasks have the prompt of a training task, with another answer or "
+        "other metadata, the first b",
+    ]
+    twice = [{**r, "id": f"{level}{r['id']}", "level": level} for level in range(2) for r in FLAT]
+    (told,) = _opened(tmp_path / "twice", twice, [FLAT[0] | {"id": "c", "level": 2}])
+    assert "1 of 1 held-out tasks have the prompt of a training task" in told
+    for number, (one, other) in enumerate((("-1", "1"), ("1.5", "15"), ("a+b", "a-b"), ("?", "!"))):
+        (told,) = _opened(tmp_path / f"{number}", [FLAT[1], FLAT[0] | {"answers": [one]}], [
+            FLAT[0] | {"id": "d", "answers": [other]}])  # fmt: skip
+        assert "with another answer" in told
     (told,) = _opened(tmp_path / "ids", FLAT, [{**r, "id": r["id"][1:]} for r in new])
     assert "4 of 4 held-out tasks have the id of another training task, the first q0, q1, q2" in told
     seeds = [{"id": f"s{i}", "prompt": "Begin.", "answers": [], "metadata": {"seed": i}} for i in range(6)]
