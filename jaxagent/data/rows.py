@@ -73,7 +73,7 @@ def to_task(row: Mapping[str, Any], need_answers: bool, how: Reading = AS_IT_IS,
       row: plain Python values, strings decoded.
       need_answers: refuse a row without a gold answer: its reward could only ever be 0.
       how: the layout, and other people's names of columns.
-      made_id: the id of a row of our layout that has none; "" refuses it.
+      made_id: "split/number", the id of a row that has none, of verl's for what extra_info lacks; "" refuses it.
 
     Raises:
       RowError: a column is missing, empty, of the wrong type or unknown; or the row has several layouts.
@@ -85,7 +85,8 @@ def to_task(row: Mapping[str, Any], need_answers: bool, how: Reading = AS_IT_IS,
         row = _renamed(row, renamed)
     layout = "ours" if renamed else how.layout
     layout = _layout_of(row) if layout == "auto" else layout
-    task = _ours(row, made_id) if layout == "ours" else LAYOUTS[layout][1](row)
+    read = LAYOUTS[layout][1]
+    task = read(row, made_id) if read in (_ours, _verl) else read(row)
     known = _KNOWN.get(layout, row)
     if layout == "verl" and isinstance(row["reward_model"]["ground_truth"], Mapping):
         known = (*known, *_SEARCH_R1_TOO)
@@ -224,11 +225,13 @@ def _message(message: Any, column: str) -> dict[str, str]:
     return {name: fields.text(message, name, f"{column}.", empty) for name in ("role", "content")}
 
 
-def _verl(row: Mapping[str, Any]) -> types.Task:
+def _verl(row: Mapping[str, Any], made_id: str = "") -> types.Task:
     source = fields.text(row, "data_source")
-    extra = fields.mapping(fields.get(row, "extra_info"), "extra_info")
+    extra = fields.mapping({} if row.get("extra_info") is None else row["extra_info"], "extra_info")
+    extra = {name: value for name, value in extra.items() if value is not None}
+    place = dict(zip(("split", "index"), made_id.rsplit("/", 1), strict=False) if made_id else ()) | extra
     for column in ("split", "index"):
-        if extra.get(column) is None:
+        if column not in place:
             raise RowError(f"extra_info.{column}", "missing; the task's id is made of it")
     model = fields.mapping(fields.get(row, "reward_model"), "reward_model")
     truth = fields.get(model, "ground_truth", "reward_model.")
@@ -242,13 +245,12 @@ def _verl(row: Mapping[str, Any]) -> types.Task:
         column = "reward_model.ground_truth"
     answers = (truth,) if isinstance(truth, str) and truth else fields.answers(truth, column)
     prompt, earlier = _question(row) if searched else _conversation(fields.get(row, "prompt"))
-    metadata = {k: v for k, v in extra.items() if v is not None}
     return types.Task(
-        id=f"{source}/{extra['split']}/{extra['index']}",
+        id=f"{source}/{place['split']}/{place['index']}",
         prompt=prompt.strip(),
         answers=answers,
         kind=source,
-        metadata=_joined(metadata, earlier | ({"reward_model": rest} if rest else {})),
+        metadata=_joined(extra, earlier | ({"reward_model": rest} if rest else {})),
     )
 
 
@@ -293,7 +295,7 @@ def _is_verl(row: Mapping[str, Any]) -> bool:
     return "reward_model" in row and not long_rows.is_published(row) and not toolcall_rows.is_published(row)
 
 
-LAYOUTS: dict[str, tuple[Callable[[Mapping[str, Any]], bool], Callable[[Mapping[str, Any]], types.Task]]] = {
+LAYOUTS: dict[str, tuple[Callable[[Mapping[str, Any]], bool], Callable[..., types.Task]]] = {
     "ours": (_is_ours, _ours),
     "verl": (_is_verl, _verl),
     "toolrl": (toolcall_rows.is_published, toolcall_rows.to_task),

@@ -47,6 +47,22 @@ def test_a_chat_row_without_search_r1s_template_keeps_its_whole_user_message():
     assert rows.to_task(row, True).answers == ("3",)
 
 
+def test_verls_rows_without_a_place_are_called_by_the_files():
+    for extra, id in (
+        ({"split": "dev", "index": 3}, "nq/dev/3"),
+        ({"split": "dev"}, "nq/dev/7"),
+        ({"index": "9a9b"}, "nq/train/9a9b"),
+        ({"split": None, "index": None}, "nq/train/7"),
+        (None, "nq/train/7"),
+    ):
+        row = SEARCH_R1 | {"extra_info": extra}
+        for one in (row, without(row, "extra_info") if extra is None else row):
+            assert rows.to_task(one, True, made_id="train/7").id == id
+    for truth, answers in ((3, ("3",)), ([3, "4"], ("3", "4")), ("[0, 1]", ("[0, 1]",)), ({"target": 3}, ("3",))):
+        row = SEARCH_R1 | {"reward_model": {"ground_truth": truth}}
+        assert rows.to_task(row, True).answers == answers
+
+
 def test_flashrag_layout():
     assert rows.to_task(FLASHRAG, True) == Task("test_3", "who wrote it?", ("X",), "")
     assert rows.to_task(FLASHRAG | {"data_source": "nq"}, True).id == "nq/test_3"
@@ -71,7 +87,9 @@ def test_flashrag_layout():
         (OURS | {"metadata": "[1]"}, "metadata"),
         (OURS | {"kind": ["a"]}, "kind"),
         (without(SEARCH_R1, "data_source"), "data_source"),
-        (without(SEARCH_R1, "extra_info"), "extra_info"),
+        (without(SEARCH_R1, "extra_info"), "extra_info.split"),
+        (SEARCH_R1 | {"extra_info": 3}, "extra_info"),
+        (SEARCH_R1 | {"reward_model": {"ground_truth": True}}, "reward_model.ground_truth"),
         (SEARCH_R1 | {"extra_info": {"split": "train"}}, "extra_info.index"),
         (SEARCH_R1 | {"reward_model": {}}, "reward_model.ground_truth"),
         (SEARCH_R1 | {"reward_model": {"ground_truth": {}}}, "reward_model.ground_truth.target"),
