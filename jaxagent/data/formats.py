@@ -266,12 +266,14 @@ def _unpadded(value: Any) -> Any:
 
 def _csv_rows(path: Path) -> list[dict[str, Any]]:
     """All cells are texts; an empty one is no column of its row."""
+    csv.field_size_limit(2**31 - 1)  # of the process; without it a cell ends at 128 KiB
     try:
         reader = csv.reader(io.StringIO(whole(path).decode("utf-8-sig"), newline=""), strict=True)
         lines = list(reader)
     except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path} is not a readable csv file: {_first_line(error)}.") from None
     names, *cells = lines or [[]]
+    names = [name.strip() for name in names]
     if len(set(names)) < len(names):
         raise ConfigError(f"{path} has two columns of one name in its first line: {', '.join(names)}.")
     rows = []

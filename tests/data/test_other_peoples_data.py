@@ -347,6 +347,14 @@ def test_a_map_names_columns_that_must_be_there(tmp_path):
         sources.load_tasks(tmp_path / "t.jsonl", how=Reading(columns=Columns(prompt="questions")))
 
 
+def test_long_cells_and_blanks_in_the_first_line_of_csv(tmp_path):
+    (tmp_path / "t.csv").write_text(f"id, prompt ,answers,context\n1,q,\"['a', 'b']\",{'x' * 200_000}\n")
+    assert list(sources.load_tasks(tmp_path / "t.csv")) == [Task("1", "q", ("a", "b"), "", {"context": "x" * 200_000})]
+    (tmp_path / "t.csv").write_text("prompt, prompt\nq,r\n")
+    with pytest.raises(ConfigError, match="has two columns of one name"):
+        sources.load_tasks(tmp_path / "t.csv")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Talk(Environment):
     """An environment whose own prompt has a system message."""
