@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ _EMPTY = {"role": "system", "content": ""}  # a message that says nothing, and i
 _UNSHOWN = ("name", "weight")  # keys of messages that are shown to no model
 _SEARCH_R1 = "Answer the given question"  # how Search-R1's rendered prompt begins
 _QUESTION_MARK = "Question:"  # what stands before the question in it
+_GSM8K = re.compile(r"(?:.*\n)?#### *([-+$]?[\d.,/%]*\d%?)\s*", re.DOTALL)  # a solution that ends with its number
 _VERL = ("data_source", "prompt", "ability", "reward_model", "extra_info")  # no reward is given `ability`
 _SEARCH_R1_TOO = ("id", "question", "golden_answers", "metadata")  # columns of FlashRAG's that its script leaves there
 _KNOWN = {  # columns that are read, or left out for good; of other layouts all are
@@ -113,13 +115,15 @@ def _layout_of(row: Mapping[str, Any]) -> str:
 
 
 def _renamed(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """A row under our names."""
+    """A row under our names. Of a solution as GSM8K writes it the answer is the number behind "####"."""
     for name, theirs in names.items():
         if theirs not in row:
             known = nearest(theirs, list(map(str, row)))
             raise RowError(theirs, f"missing, and data.columns.{name} names it. {known.rstrip('.')}")
     ours_row = {ours: row[theirs] for ours, theirs in names.items()}
     ours_row |= {name: value for name, value in row.items() if name not in names.values() and name not in ours_row}
+    if "answers" in names and (match := _GSM8K.fullmatch(str(ours_row["answers"]))):
+        ours_row["answers"] = re.sub(r"(?<=\d),(?=\d{3})", "", match[1])
     return ours_row
 
 

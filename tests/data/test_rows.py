@@ -142,6 +142,18 @@ def test_numbers_and_texts_of_lists_as_answers(value, wanted):
             rows.to_task(OF_LAYOUT["software"] | {"FAIL_TO_PASS": value}, False)
 
 
+def test_of_a_solution_as_gsm8k_writes_it_the_number_is_the_gold_answer():
+    how = rows.Reading(columns=Columns(prompt="question", answers="answer", id="id"))
+    for gold, number in (
+        ("48/2 = <<48/2=24>>24 clips.\n#### 72", "72"),
+        ("a\n#### 1,234,567\n", "1234567"),
+        ("#### -3.5", "-3.5"),
+        ("#### Step 2\nso x\n", "#### Step 2\nso x\n"),
+        ("see #### 72", "see #### 72"),
+    ):
+        assert rows.to_task({"id": "a", "question": "q", "answer": gold}, True, how).answers == (number,)
+
+
 def test_a_number_is_a_kind_as_its_text():
     assert rows.to_task(OURS | {"kind": 3, "id": 1.5}, True) == Task("1.5", "Where?", ("here",), "3", {"hops": 1})
 
