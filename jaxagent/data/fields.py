@@ -54,6 +54,11 @@ def text(row: Mapping[str, Any], column: str, prefix: str = "", empty: bool = Fa
     return value
 
 
+def label(row: Mapping[str, Any], column: str, prefix: str = "", empty: bool = False) -> str:
+    """A column that must be text or a number, as text."""
+    return text({column: as_text(get(row, column, prefix))}, column, prefix, empty)
+
+
 def texts(value: Any, column: str) -> tuple[str, ...]:
     """A value that must be a list of texts that are not blank."""
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
@@ -131,8 +136,8 @@ def plain(value: Any, left_out: dict[str, str], name: str = "") -> Any:
     list that holds some is left out whole.
     """
     if isinstance(value, Mapping):
-        names = {key: f"{name}.{key}" if name else str(key) for key in value}
-        items = {key: plain(item, left_out, names[key]) for key, item in value.items() if not missing(item)}
+        inside = f"{name}." if name else ""
+        items = {key: plain(item, left_out, f"{inside}{key}") for key, item in value.items() if not missing(item)}
         return {key: item for key, item in items.items() if item is not None or value[key] is None}
     if isinstance(value, list | tuple):
         items = [plain(item, left_out, name) for item in value]

@@ -37,7 +37,6 @@ PROVEN = "proven.jsonl"  # which of its tasks are proven; see `proofs`
 TRAIN = "train"
 HELD_OUT = ("heldout", "test", "validation", "dev", "val", "valid", "eval")  # in the order in which they are looked for
 _PLAIN = (".jsonl", ".parquet", ".array_record")  # what is a split under any name; others only under these names
-_NAMED = 3  # files that a message names
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(?:-[0-9a-f]{16})?")  # older ones end in a fingerprint
 _RETAIL = re.compile("retail_(train|dev|test)_tasks")  # tau-bench's splits; other files beside them are none
 
@@ -150,20 +149,13 @@ def _split_files(path: Path) -> dict[str, tuple[Path, ...]]:
             split = split.rpartition("-")[2]
         if ending(file) in _PLAIN or _usual([split]):
             found.setdefault(split, []).append(file)
-    for split, parts in found.items():
-        if len(parts) > 1 and len(_pieces(parts)) < len(parts):
-            raise ConfigError(f"{path}: {', '.join(file.name for file in parts)} all claim to be split '{split}'.")
-    if not found:
+    in_folders = not found
+    if in_folders:
         found = {folder.name: _data_files(folder) for folder in _folders(path) if _usual([folder.name])}
-        for split, parts in found.items():
-            formats = sorted({ending(file) for file in parts})
-            if len(formats) > 1 or 0 < len(_pieces(parts)) < len(parts):
-                names = ", ".join(file.name for file in parts[:_NAMED])
-                raise ConfigError(
-                    f"{path / split} must hold the files of one split, cut in one way and of one format, got "
-                    f"{', '.join(formats)}: {names}."
-                )
     for split, parts in found.items():
+        alike = len({(ending(file), file.name in _pieces(parts)) for file in parts}) <= 1
+        if not alike if in_folders else len(parts) > max(1, len(_pieces(parts))):
+            raise ConfigError(f"{path}: {', '.join(file.name for file in parts)} all claim to be split '{split}'.")
         _check_complete(path, split, parts)
     return {split: tuple(parts) for split, parts in found.items() if parts}
 

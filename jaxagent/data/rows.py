@@ -33,6 +33,7 @@ TASK_COLUMNS = ("id", "prompt", "answers", "kind", "metadata")
 MESSAGES = "earlier_messages"  # of metadata: what stands before the prompt, as {"role", "content"}
 _EMPTY = {"role": "system", "content": ""}  # a message that says nothing, and is left out
 _UNSHOWN = ("name", "weight")  # keys of messages that are shown to no model
+_NEAR = {"kind": ("kinds", "iknd", "knid", "kidn")}  # of short names not all that is a letter off: "find" is a word
 _SEARCH_R1 = "Answer the given question"  # how Search-R1's rendered prompt begins
 _QUESTION_MARK = "Question:"  # what stands before the question in it
 _GSM8K = re.compile(r"(?:.*\n)?#### *([-+$]?[\d.,/%]*\d%?)\s*", re.DOTALL)  # a solution that ends with its number
@@ -164,29 +165,20 @@ def _ours(row: Mapping[str, Any], made_id: str = "") -> types.Task:
     if tau2_rows.KEY in metadata:
         tau2_rows.parse(metadata[tau2_rows.KEY], f"metadata.{tau2_rows.KEY}.")
     return types.Task(
-        id=made_id if made_id and row.get("id") is None else _label(row, "id"),
+        id=made_id if made_id and row.get("id") is None else fields.label(row, "id"),
         prompt=prompt,
         answers=answers,
-        kind=_label(row, "kind", empty=True) if row.get("kind") is not None else "",
+        kind=fields.label(row, "kind", empty=True) if row.get("kind") is not None else "",
         metadata=metadata,
     )
 
 
-def _label(row: Mapping[str, Any], column: str, empty: bool = False) -> str:
-    """A column that is a text, or a number."""
-    return fields.text({column: fields.as_text(fields.get(row, column))}, column, empty=empty)
-
-
 def _looks_like(name: Any, column: str) -> bool:
-    """Whether a name is probably a column's, written wrongly: other capitals, a beginning of it, or a letter off.
-
-    Other words are a letter off from short ones ("find" from "kind"): there a plural and two letters swapped count.
-    """
+    """Whether a name is probably a column's, written wrongly: other capitals, a beginning of it, or a letter off."""
     name = str(name).casefold()
-    swapped = [column[:i] + column[i + 1] + column[i] + column[i + 2 :] for i in range(len(column) - 1)]
     if name == column or len(column) < 5:
-        return name == column or (len(column) > 2 and name in (f"{column}s", *swapped))
-    if name in swapped or (len(name) >= 4 and column.startswith(name)):
+        return name == column or name in _NEAR.get(column, ())
+    if len(name) >= 4 and column.startswith(name):
         return True
     same = next((i for i, (a, b) in enumerate(zip(name, column, strict=False)) if a != b), min(len(name), len(column)))
     rest, wanted = name[same:], column[same:]
@@ -275,7 +267,7 @@ def _question(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def _flashrag(row: Mapping[str, Any]) -> types.Task:
     source = fields.text(row, "data_source") if row.get("data_source") else ""
-    name = _label(row, "id")
+    name = fields.label(row, "id")
     return types.Task(
         id=f"{source}/{name}" if source else name,
         prompt=as_question(fields.text(row, "question")),
@@ -318,16 +310,9 @@ def _answer_column(row: Mapping[str, Any], layout: str) -> str:
 
 
 def check(
-    row: Any,
-    place: str,
-    need_answers: bool,
-    how: Reading = AS_IT_IS,
-    made_id: str = "",
-    left_out: dict[str, str] | None = None,
+    row: Any, place: str, need_answers: bool, how: Reading = AS_IT_IS, made_id: str = "", lost: Any = None
 ) -> types.Task:
-    """`to_task`, which turns a failure into one line for the user.
-
-    With `left_out` the metadata are made what JSON can hold, and it gets the names of what they are without.
+    """`to_task`, which turns a failure into one line for the user. With `lost` the metadata are made `fields.plain`.
 
     Raises:
       LeftOut: the row is one that its publisher left without a question.
@@ -335,7 +320,7 @@ def check(
     """
     try:
         task = to_task(row, need_answers, how, made_id)
-        return task if left_out is None else dataclasses.replace(task, metadata=fields.plain(task.metadata, left_out))
+        return task if lost is None else dataclasses.replace(task, metadata=fields.plain(task.metadata, lost))
     except RecursionError:
         raise config.ConfigError(f"{place}: column 'metadata': is nested too deeply to be written as JSON.") from None
     except RowError as error:

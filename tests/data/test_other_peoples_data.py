@@ -201,7 +201,6 @@ WRONG = [
     ({"metdata": "x"}, "metdata", "did you mean 'metadata'"),
     ({"kinds": "x"}, "kinds", "did you mean 'kind'"),
     ({"knid": "x"}, "knid", "did you mean 'kind'"),
-    ({"metadaat": "x"}, "metadaat", "did you mean 'metadata'"),
     ({"answers": "['a' 'b']"}, "answers", "may be a list or a text in brackets"),
     ({"prompt": [*CHAT, {"role": "assistant", "content": "a"}]}, "prompt", "must end with a message of the user"),
     ({"prompt": [{"role": "user", "content": "q", "images": ["x.png"]}]}, "prompt[0].images", "is no text"),
