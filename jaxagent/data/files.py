@@ -36,6 +36,7 @@ CORPUS = "corpus.jsonl"  # a dataset folder's own passages, not a split
 PROVEN = "proven.jsonl"  # which of its tasks are proven; see `proofs`
 TRAIN = "train"
 HELD_OUT = ("heldout", "test", "validation", "dev", "val", "valid", "eval")  # in the order in which they are looked for
+_USUAL = {TRAIN, *HELD_OUT}
 _PLAIN = (".jsonl", ".parquet", ".array_record")  # what is a split under any name; others only under these names
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(?:-[0-9a-f]{16})?")  # older ones end in a fingerprint
 _RETAIL = re.compile("retail_(train|dev|test)_tasks")  # tau-bench's splits; other files beside them are none
@@ -105,7 +106,9 @@ def splits(path: Path) -> dict[str, tuple[Path, ...]]:
     if (path / "dataset_dict.json").is_file():
         return _saved_splits(path)
     found = _split_files(path)
-    if found and (_usual(found) or not ((path / "data").is_dir() and _usual(_split_files(path / "data")))):
+    if found and (
+        _USUAL & found.keys() or not (path / "data").is_dir() or not _USUAL & _split_files(path / "data").keys()
+    ):
         return found
     inner = {p.name: found for p in _folders(path) if (found := _split_files(p))}
     if len(inner) > 1 and "data" in inner:
@@ -147,22 +150,16 @@ def _split_files(path: Path) -> dict[str, tuple[Path, ...]]:
         split = shard[1] if shard else stem
         if ending(file) == ".arrow":  # in the cache of `datasets` they are gsm8k-train.arrow
             split = split.rpartition("-")[2]
-        if ending(file) in _PLAIN or _usual([split]):
+        if ending(file) in _PLAIN or split in _USUAL:
             found.setdefault(split, []).append(file)
-    in_folders = not found
-    if in_folders:
-        found = {folder.name: _data_files(folder) for folder in _folders(path) if _usual([folder.name])}
-    for split, parts in found.items():
-        alike = len({(ending(file), file.name in _pieces(parts)) for file in parts}) <= 1
-        if not alike if in_folders else len(parts) > max(1, len(_pieces(parts))):
+    folders = {} if found else {p.name: _data_files(p) for p in _folders(path) if p.name in _USUAL}
+    for split, parts in (found := found or folders).items():
+        pieces = _pieces(parts)
+        mixed = len({(ending(file), file.name in pieces) for file in parts}) > 1
+        if mixed if folders else len(parts) > max(1, len(pieces)):
             raise ConfigError(f"{path}: {', '.join(file.name for file in parts)} all claim to be split '{split}'.")
         _check_complete(path, split, parts)
     return {split: tuple(parts) for split, parts in found.items() if parts}
-
-
-def _usual(names: Iterable[str]) -> bool:
-    """Whether one of some names is one that splits have."""
-    return not {TRAIN, *HELD_OUT}.isdisjoint(names)
 
 
 def _data_files(folder: Path) -> list[Path]:

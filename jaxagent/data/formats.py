@@ -107,10 +107,7 @@ class TableRows(Rows):
     def __getitem__(self, index: int) -> dict[str, Any]:
         try:
             return _unpadded(self._table.slice(index, 1).to_pylist(maps_as_pydicts="strict")[0])
-        except (
-            ValueError,
-            KeyError,
-        ) as error:  # Arrow's own, bytes that are no UTF-8, a key twice
+        except (ValueError, KeyError) as error:  # Arrow's own, bytes that are no UTF-8, a key twice
             raise ConfigError(f"{self.place(index)} cannot be decoded: {_first_line(error)}") from None
 
 

@@ -31,7 +31,6 @@ from jaxagent.data.fields import RowError
 
 TASK_COLUMNS = ("id", "prompt", "answers", "kind", "metadata")
 MESSAGES = "earlier_messages"  # of metadata: what stands before the prompt, as {"role", "content"}
-_EMPTY = {"role": "system", "content": ""}  # a message that says nothing, and is left out
 _UNSHOWN = ("name", "weight")  # keys of messages that are shown to no model
 _NEAR = {"kind": ("kinds", "iknd", "knid", "kidn")}  # of short names not all that is a letter off: "find" is a word
 _SEARCH_R1 = "Answer the given question"  # how Search-R1's rendered prompt begins
@@ -158,16 +157,15 @@ def _ours(row: Mapping[str, Any], made_id: str = "") -> types.Task:
         if meant := next((column for column in TASK_COLUMNS if column not in row and _looks_like(name, column)), ""):
             raise RowError(str(name), f"unknown; did you mean '{meant}'? data.columns.{meant}={name} says so")
     prompt, earlier = _conversation(fields.get(row, "prompt"))
-    answers = fields.answers(fields.get(row, "answers"), "answers")
     metadata = _joined(metadata, others | earlier)
     if coding_rows.KEY in metadata:
         coding_rows.check(metadata[coding_rows.KEY], f"metadata.{coding_rows.KEY}")
     if tau2_rows.KEY in metadata:
         tau2_rows.parse(metadata[tau2_rows.KEY], f"metadata.{tau2_rows.KEY}.")
     return types.Task(
-        id=made_id if made_id and row.get("id") is None else fields.label(row, "id"),
         prompt=prompt,
-        answers=answers,
+        answers=fields.answers(fields.get(row, "answers"), "answers"),
+        id=made_id if made_id and row.get("id") is None else fields.label(row, "id"),
         kind=fields.label(row, "kind", empty=True) if row.get("kind") is not None else "",
         metadata=metadata,
     )
@@ -200,7 +198,7 @@ def _conversation(prompt: Any) -> tuple[str, dict[str, Any]]:
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes) or not prompt:
         raise RowError("prompt", f"must be text or a list of {{role, content}} messages, got {fields.show(prompt)}")
     messages = [_message(message, f"prompt[{number}]") for number, message in enumerate(prompt)]
-    messages = [one for one in messages[:-1] if one != _EMPTY] + messages[-1:]
+    messages = [one for one in messages[:-1] if one["content"].strip()] + messages[-1:]
     if messages[-1]["role"] != "user":
         raise RowError("prompt", f"must end with a message of the user, ends with one of {messages[-1]['role']!r}")
     return messages[-1]["content"], {MESSAGES: messages[:-1]} if messages[:-1] else {}
@@ -217,7 +215,7 @@ def _message(message: Any, column: str) -> dict[str, str]:
         if not all(isinstance(part, str) for part in parts):
             raise RowError(f"{column}.content", "has a part that is no text")
         message = {**message, "content": "".join(map(str, parts))}
-    empty = message.get("role") == _EMPTY["role"]
+    empty = message.get("role") == "system"  # it says nothing, and is left out
     return {name: fields.text(message, name, f"{column}.", empty) for name in ("role", "content")}
 
 
