@@ -143,8 +143,10 @@ def plain(value: Any, left_out: dict[str, str], name: str = "") -> Any:
         items = [plain(item, left_out, name) for item in value]
         none = [item is None or missing(item) for item in value]
         return items if none == [item is None for item in items] else None
-    if isinstance(value, datetime.date | datetime.time | datetime.timedelta | decimal.Decimal | uuid.UUID):
-        return value.isoformat() if hasattr(value, "isoformat") else str(value)
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, datetime.timedelta | decimal.Decimal | uuid.UUID):
+        return str(value)
     if value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if not missing(value):
