@@ -13,6 +13,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+MESSAGES = "earlier_messages"  # of metadata: what stands before the prompt, as {"role", "content"}
+_UNSHOWN = ("name", "weight")  # keys of messages that are shown to no model
 _STRING = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _STRINGS = re.compile(rf"\[\s*(?:{_STRING}\s*(?:,\s*{_STRING}\s*)*,?\s*)?\]", re.DOTALL)
 _BRACKETS = re.compile(r"\[\s*['\"].*\]|\[.*['\"]\s*\]|\[\s*-?\d[-+\d.,eE\s]*\]", re.DOTALL)  # also NumPy's ['a' 'b']
@@ -122,6 +124,34 @@ def json_object(value: Any) -> Mapping[str, Any]:
         except (ValueError, RecursionError) as error:  # also a number of thousands of digits
             raise RowError("metadata", f"is not JSON: {error}") from None
     return mapping(value, "metadata")
+
+
+def conversation(prompt: Any) -> tuple[str, dict[str, Any]]:
+    """The prompt as text: a text, or the last of chat messages; and the messages before it, as metadata."""
+    if isinstance(prompt, str):
+        return text({"prompt": prompt}, "prompt"), {}
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes) or not prompt:
+        raise RowError("prompt", f"must be text or a list of {{role, content}} messages, got {show(prompt)}")
+    messages = [_message(message, f"prompt[{number}]") for number, message in enumerate(prompt)]
+    messages = [one for one in messages[:-1] if one["content"].strip()] + messages[-1:]
+    if messages[-1]["role"] != "user":
+        raise RowError("prompt", f"must end with a message of the user, ends with one of {messages[-1]['role']!r}")
+    return messages[-1]["content"], {MESSAGES: messages[:-1]} if messages[:-1] else {}
+
+
+def _message(message: Any, column: str) -> dict[str, str]:
+    message = mapping(message, column)
+    for name, value in message.items():
+        if name not in ("role", "content", *_UNSHOWN) and value not in (None, [], ""):
+            raise RowError(f"{column}.{name}", "is no text that could be kept: messages have a role and a content")
+    content = message.get("content")
+    if isinstance(content, Sequence) and not isinstance(content, str | bytes):  # parts, as OpenAI's clients write them
+        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        if not all(isinstance(part, str) for part in parts):
+            raise RowError(f"{column}.content", "has a part that is no text")
+        message = {**message, "content": "".join(map(str, parts))}
+    empty = message.get("role") == "system"  # it says nothing, and is left out
+    return {name: text(message, name, f"{column}.", empty) for name in ("role", "content")}
 
 
 def missing(value: Any) -> bool:

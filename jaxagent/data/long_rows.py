@@ -46,7 +46,11 @@ def _memagent(row: Mapping[str, Any]) -> types.Task:
     extra = fields.mapping(fields.get(row, "extra_info"), "extra_info")
     index = fields.label(extra, "index", "extra_info.")
     truth = fields.get(fields.mapping(row[MEMAGENT], MEMAGENT), "ground_truth", f"{MEMAGENT}.")
-    question = fields.text(extra, "question", "extra_info.") if extra.get("question") else _content(row)
+    question = (
+        fields.text(extra, "question", "extra_info.")
+        if extra.get("question")
+        else fields.conversation(fields.get(row, "prompt"))[0]
+    )
     return _task(f"{source}/{index}", question, fields.answers(truth, answer_column(row)), source, row, extra)
 
 
@@ -68,11 +72,3 @@ def _task(
         )
     metadata = {"context": fields.text(row, "context")}
     return types.Task(id, question.strip(), answers, kind, metadata | ({} if count is None else {"num_docs": count}))
-
-
-def _content(row: Mapping[str, Any]) -> str:
-    """The question, which is the whole of the last message."""
-    messages = fields.get(row, "prompt")
-    if not isinstance(messages, list) or not messages or not isinstance(messages[-1], Mapping):
-        raise RowError("prompt", f"must be a list of {{role, content}} messages, got {fields.show(messages)}")
-    return fields.text(messages[-1], "content", prefix="prompt[-1].")

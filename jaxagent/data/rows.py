@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxagent import config, types
@@ -30,8 +30,6 @@ from jaxagent.data import coding_rows, fields, long_rows, retail_rows, tau2_rows
 from jaxagent.data.fields import RowError
 
 TASK_COLUMNS = ("id", "prompt", "answers", "kind", "metadata")
-MESSAGES = "earlier_messages"  # of metadata: what stands before the prompt, as {"role", "content"}
-_UNSHOWN = ("name", "weight")  # keys of messages that are shown to no model
 _NEAR = {"kind": ("kinds", "iknd", "knid", "kidn")}  # of short names not all that is a letter off: "find" is a word
 _SEARCH_R1 = "Answer the given question"  # how Search-R1's rendered prompt begins
 _QUESTION_MARK = "Question:"  # what stands before the question in it
@@ -96,7 +94,7 @@ def to_task(row: Mapping[str, Any], need_answers: bool, how: Reading = AS_IT_IS,
         task = dataclasses.replace(task, metadata=_joined(task.metadata, others))
     if need_answers and not task.answers:
         raise RowError(_answer_column(row, layout), "no gold answer")
-    if not how.messages and (earlier := task.metadata.get(MESSAGES)):
+    if not how.messages and (earlier := task.metadata.get(fields.MESSAGES)):
         roles = ", ".join(str(m.get("role")) for m in earlier) if isinstance(earlier, list) else "others"
         raise RowError(
             "prompt", f"this environment takes one question, and would lose the messages before it ({roles})"
@@ -156,7 +154,7 @@ def _ours(row: Mapping[str, Any], made_id: str = "") -> types.Task:
     for name in others:
         if meant := next((column for column in TASK_COLUMNS if column not in row and _looks_like(name, column)), ""):
             raise RowError(str(name), f"unknown; did you mean '{meant}'? data.columns.{meant}={name} says so")
-    prompt, earlier = _conversation(fields.get(row, "prompt"))
+    prompt, earlier = fields.conversation(fields.get(row, "prompt"))
     metadata = _joined(metadata, others | earlier)
     if coding_rows.KEY in metadata:
         coding_rows.check(metadata[coding_rows.KEY], f"metadata.{coding_rows.KEY}")
@@ -191,34 +189,6 @@ def _joined(metadata: Mapping[str, Any], others: Mapping[str, Any]) -> Mapping[s
     return {**metadata, **others} if others else metadata
 
 
-def _conversation(prompt: Any) -> tuple[str, dict[str, Any]]:
-    """The prompt as text: a text, or the last of chat messages; and the messages before it, as metadata."""
-    if isinstance(prompt, str):
-        return fields.text({"prompt": prompt}, "prompt"), {}
-    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes) or not prompt:
-        raise RowError("prompt", f"must be text or a list of {{role, content}} messages, got {fields.show(prompt)}")
-    messages = [_message(message, f"prompt[{number}]") for number, message in enumerate(prompt)]
-    messages = [one for one in messages[:-1] if one["content"].strip()] + messages[-1:]
-    if messages[-1]["role"] != "user":
-        raise RowError("prompt", f"must end with a message of the user, ends with one of {messages[-1]['role']!r}")
-    return messages[-1]["content"], {MESSAGES: messages[:-1]} if messages[:-1] else {}
-
-
-def _message(message: Any, column: str) -> dict[str, str]:
-    message = fields.mapping(message, column)
-    for name, value in message.items():
-        if name not in ("role", "content", *_UNSHOWN) and value not in (None, [], ""):
-            raise RowError(f"{column}.{name}", "is no text that could be kept: messages have a role and a content")
-    content = message.get("content")
-    if isinstance(content, Sequence) and not isinstance(content, str | bytes):  # parts, as OpenAI's clients write them
-        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-        if not all(isinstance(part, str) for part in parts):
-            raise RowError(f"{column}.content", "has a part that is no text")
-        message = {**message, "content": "".join(map(str, parts))}
-    empty = message.get("role") == "system"  # it says nothing, and is left out
-    return {name: fields.text(message, name, f"{column}.", empty) for name in ("role", "content")}
-
-
 def _verl(row: Mapping[str, Any], made_id: str = "") -> types.Task:
     source = fields.text(row, "data_source")
     extra = fields.mapping({} if row.get("extra_info") is None else row["extra_info"], "extra_info")
@@ -238,7 +208,7 @@ def _verl(row: Mapping[str, Any], made_id: str = "") -> types.Task:
     else:
         column = "reward_model.ground_truth"
     answers = (truth,) if isinstance(truth, str) and truth else fields.answers(truth, column)
-    prompt, earlier = _question(row) if searched else _conversation(fields.get(row, "prompt"))
+    prompt, earlier = _question(row) if searched else fields.conversation(fields.get(row, "prompt"))
     return types.Task(
         id=f"{source}/{place['split']}/{place['index']}",
         prompt=prompt.strip(),
@@ -254,7 +224,7 @@ def _question(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         return as_question(fields.text(row, "question")), {}
     if isinstance(prompt := fields.get(row, "prompt"), str):
         raise RowError("prompt", f"must be a list of {{role, content}} messages, got {fields.show(prompt)}")
-    text, earlier = _conversation(prompt)
+    text, earlier = fields.conversation(prompt)
     if earlier or not text.lstrip().startswith(_SEARCH_R1) or _QUESTION_MARK not in text:
         return text, earlier  # of somebody else, who means all of it
     question = text.partition(_QUESTION_MARK)[2].strip()

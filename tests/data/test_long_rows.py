@@ -59,7 +59,7 @@ def test_rows_without_a_number_have_different_ids():
         (RULER | {"index": {"a": 1}}, "index"),
         (RULER | {"num_docs": "50"}, "num_docs"),
         (MEMAGENT | {"extra_info": {"index": 1}, "prompt": []}, "prompt"),
-        (MEMAGENT | {"extra_info": {"index": 1}, "prompt": [{"role": "user"}]}, "prompt[-1].content"),
+        (MEMAGENT | {"extra_info": {"index": 1}, "prompt": [{"role": "user"}]}, "prompt[0].content"),
         (RULER | {"answers": {"text": "X"}}, "answers"),
         (RULER | {"answers": []}, "answers"),
         (RULER | {"input": ""}, "input"),
