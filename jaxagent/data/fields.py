@@ -80,8 +80,8 @@ def answers(value: Any, column: str) -> tuple[str, ...]:
 
 
 def as_text(value: Any) -> Any:
-    """A number as its text; of True and of all else it is the value."""
-    number = isinstance(value, int | float | decimal.Decimal) and not isinstance(value, bool)
+    """A number as its text; True, NaN and all else as they are."""
+    number = isinstance(value, int | float | decimal.Decimal) and not isinstance(value, bool) and value == value
     return str(value) if number else value
 
 
